@@ -1,0 +1,115 @@
+"""Choose: the target's token at each row, by argmax or by Gumbel noise of (seed, position)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.choose.body import body
+from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+PHILOX_ROUNDS = 10
+PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+PHILOX_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_WORD = 0xFFFFFFFF
+
+
+def philox(counter: list[torch.Tensor], key: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Philox4x32-10 (Salmon et al., SC 2011): four int64 words of 32 bits in, four out."""
+    c, k = list(counter), list(key)
+    for _ in range(PHILOX_ROUNDS):
+        # A product of two 32-bit words overflows int64, so the multiplier goes in halves.
+        high, low = [], []
+        for word, multiplier in zip((c[0], c[2]), PHILOX_MULTIPLIERS, strict=True):
+            upper, lower = word * (multiplier >> 16), word * (multiplier & 0xFFFF)
+            high.append((upper + (lower >> 16)) >> 16)
+            low.append((((upper & 0xFFFF) << 16) + lower) & _WORD)
+        c = [high[1] ^ c[1] ^ k[0], low[1], high[0] ^ c[3] ^ k[1], low[0]]
+        k = [(word + step) & _WORD for word, step in zip(k, PHILOX_KEY_STEPS, strict=True)]
+    return c
+
+
+def gumbel_noise(seed: torch.Tensor, position: torch.Tensor, vocab: int) -> torch.Tensor:
+    """Noise [R, vocab]: key (seed, 0), counter (position, v // 4, 0, 0), word v % 4.
+
+    u = ((x >> 9) + ½)·2⁻²³ and the noise is −log(−log u), in fp32.
+    """
+    import torch
+
+    block = torch.arange((vocab + 3) // 4, device=seed.device).expand(len(seed), -1)
+    zero = torch.zeros_like(block)
+    counter = [position.long().unsqueeze(1).expand_as(block), block, zero, zero]
+    words = philox(counter, [seed.long().unsqueeze(1).expand_as(block), zero])
+    bits = torch.stack(words, dim=-1).flatten(1)[:, :vocab]
+    u = ((bits >> 9).float() + 0.5) * 2.0**-23
+    return -torch.log(-torch.log(u))
+
+
+def kept_tokens(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Which tokens top-k and then top-p leave: bool [R, V].
+
+    ``scaled`` are the logits after temperature; ties go to the lower id. top-k 0 keeps all;
+    top-p keeps the smallest head of the (renormalised) distribution that reaches p, and at
+    least one token.
+    """
+    import torch
+
+    ordered = torch.sort(scaled, dim=-1, descending=True, stable=True)
+    rank = torch.arange(scaled.shape[1], device=scaled.device)
+    limit = top_k.long().where(top_k > 0, scaled.shape[1]).unsqueeze(1)
+    in_top_k = rank < limit
+    p = ordered.values.masked_fill(~in_top_k, -torch.inf).softmax(dim=-1)
+    before = p.cumsum(dim=-1) - p
+    in_top_p = (before < top_p.unsqueeze(1)) | (top_p.unsqueeze(1) >= 1)
+    keep = in_top_k & (in_top_p | (rank == 0))
+    return torch.zeros_like(keep).scatter(1, ordered.indices, keep)
+
+
+def reference(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The chosen token [R] of ``logits`` [R, V], and its log-probability under the raw logits.
+
+    Temperature 0: the argmax, lowest id on ties. Otherwise the Gumbel-max sample
+    ``argmax_v (logit_v / temperature + gumbel(seed, position, v))`` over the kept tokens.
+    ``temperature``, ``top_p`` fp32 [R]; ``top_k``, ``seed`` (>= 0), ``position`` int32 [R].
+    """
+    import torch
+
+    raw = logits.float()
+    greedy = temperature == 0
+    scaled = raw / torch.where(greedy, 1.0, temperature).unsqueeze(1)
+    noisy = scaled + gumbel_noise(seed, position, raw.shape[1])
+    noisy = noisy.masked_fill(~kept_tokens(scaled, top_k, top_p), -torch.inf)
+    score = torch.where(greedy.unsqueeze(1), raw, noisy)
+    choice = score.argmax(dim=-1)
+    logprob = raw.log_softmax(dim=-1).gather(1, choice.unsqueeze(1)).squeeze(1)
+    return choice.int(), logprob
+
+
+OP = OpSpec(
+    name="Choose",
+    doc="Logits to the target's token at each row: argmax, or sampled with positional noise.",
+    inputs=(
+        TensorSpec("logits", "float32", ("R", "vocab")),
+        TensorSpec("temperature", "float32", ("R",)),
+        TensorSpec("top_k", "int32", ("R",)),
+        TensorSpec("top_p", "float32", ("R",)),
+        TensorSpec("seed", "int32", ("R",)),
+        TensorSpec("position", "int32", ("R",)),
+    ),
+    outputs=(
+        TensorSpec("choice", "int32", ("R",)),
+        TensorSpec("logprob", "float32", ("R",)),
+    ),
+    attributes=(),
+    reference=reference,
+    body=body,
+)

@@ -1,0 +1,44 @@
+"""KvCommit: the accepted nodes' keys or values move to the committed positions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.kv_commit.body import body
+from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
+from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+def reference(pool: torch.Tensor, from_slot: torch.Tensor, to_slot: torch.Tensor) -> torch.Tensor:
+    """``pool`` with the entry of slot ``from_slot[b, i]`` copied to ``to_slot[b, i]``.
+
+    All reads come before all writes. A pair of which one side is negative (padding) or whose
+    sides are equal does nothing.
+    """
+    page_size = pool.shape[2]
+    moved = (from_slot >= 0) & (to_slot >= 0) & (from_slot != to_slot)
+    source, target = from_slot[moved].long(), to_slot[moved].long()
+    out = pool.clone()
+    out[target // page_size, :, target % page_size] = pool[
+        source // page_size, :, source % page_size
+    ]
+    return out
+
+
+OP = OpSpec(
+    name="KvCommit",
+    doc="Moves the accepted nodes' cache entries to the committed positions.",
+    inputs=(
+        TensorSpec("pool", "T", POOL_AXES, body_axes=POOL_BODY_AXES),
+        TensorSpec("from_slot", "int32", ("B", "D1")),
+        TensorSpec("to_slot", "int32", ("B", "D1")),
+    ),
+    outputs=(TensorSpec("pool_out", "T", POOL_AXES, body_axes=POOL_BODY_AXES),),
+    attributes=(),
+    aliases=(("pool_out", "pool"),),
+    reference=reference,
+    body=body,
+)

@@ -1,0 +1,43 @@
+"""KvWrite: the new tokens' keys or values go into their slots of a paged pool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.kv_write.body import body
+from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+POOL_AXES = ("pages", "kv_heads", "page_size", "width")
+POOL_BODY_AXES = ("kv_heads", "pages", "page_size", "width")
+
+
+def reference(pool: torch.Tensor, new: torch.Tensor, write_slot: torch.Tensor) -> torch.Tensor:
+    """``pool`` [pages, kv_heads, page_size, width] with ``new`` [T, kv_heads, width] at the slots.
+
+    Slot s is offset ``s % page_size`` of page ``s // page_size``. Padding rows name a slot of
+    page 0, which nobody reads.
+    """
+    page_size = pool.shape[2]
+    slot = write_slot.long()
+    out = pool.clone()
+    out[slot // page_size, :, slot % page_size] = new
+    return out
+
+
+OP = OpSpec(
+    name="KvWrite",
+    doc="Writes the new tokens' keys, values or latents into their page slots.",
+    inputs=(
+        TensorSpec("pool", "T", POOL_AXES, body_axes=POOL_BODY_AXES),
+        TensorSpec("new", "T", ("T", "kv_heads", "width")),
+        TensorSpec("write_slot", "int32", ("T",)),
+    ),
+    outputs=(TensorSpec("pool_out", "T", POOL_AXES, body_axes=POOL_BODY_AXES),),
+    attributes=(),
+    aliases=(("pool_out", "pool"),),
+    reference=reference,
+    body=body,
+)

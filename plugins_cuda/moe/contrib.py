@@ -1,0 +1,94 @@
+"""Moe as ONNX Runtime's ``com.microsoft.MoE``, which computes only the chosen experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import onnx_ir as ir
+
+from specbuild.plugins_cuda.body import CONTRIB_DOMAIN, BodyBuilder
+
+if TYPE_CHECKING:
+    import torch
+
+# Above this many inner columns over all experts, computing only the chosen ones is faster.
+DENSE_COLUMNS = 512
+
+UNCHOSEN = -1e30
+
+
+def cpu_form(
+    experts: int, inner: int, gating: str = "softmax_selected"
+) -> Literal["dense", "contrib"]:
+    """Which form runs faster on a CPU; ``contrib`` knows only GPT-OSS's gating."""
+    few = experts * inner <= DENSE_COLUMNS
+    return "dense" if few or gating != "softmax_selected" else "contrib"
+
+
+def contrib_weights(
+    gate_up: torch.Tensor,
+    gate_up_scales: torch.Tensor | None,
+    gate_up_bias: torch.Tensor | None,
+    down: torch.Tensor,
+    down_scales: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+) -> dict[str, torch.Tensor]:
+    """The op's weights in fp32 as :func:`contrib_body` wants them.
+
+    ``w1`` [E, 2·I, H] (gate and up interleaved), ``b1`` [E, 2·I], ``w2`` [E, H, I], ``b2`` [E, H].
+    """
+    import torch
+
+    from specbuild.plugins_cuda.moe.op import expert_weight
+
+    w1, w2 = expert_weight(gate_up, gate_up_scales), expert_weight(down, down_scales)
+    experts, _, two_inner = w1.shape
+    b1 = torch.zeros(experts, two_inner) if gate_up_bias is None else gate_up_bias.float()
+    b2 = torch.zeros(experts, w2.shape[2]) if down_bias is None else down_bias.float()
+    return {
+        "w1": w1.transpose(1, 2).contiguous(),
+        "b1": b1.contiguous(),
+        "w2": w2.transpose(1, 2).contiguous(),
+        "b2": b2.contiguous(),
+    }
+
+
+def without_ties(b: BodyBuilder, logits: ir.Value, top_k: int) -> ir.Value:
+    """The logits with all but the chosen ones far down: the op breaks ties its own way."""
+    picked, chosen = b.topk(logits, b.i64(top_k))
+    low = b.ConstantOfShape(b.Shape(logits), value=ir.tensor([UNCHOSEN], dtype=ir.DataType.FLOAT))
+    return b.ScatterElements(low, chosen, picked, axis=1)
+
+
+def contrib_body(
+    b: BodyBuilder,
+    x: ir.Value,
+    router_logits: ir.Value,
+    weights: Mapping[str, ir.Value],
+    attributes: Mapping[str, Any],
+    *,
+    experts: int,
+) -> ir.Value:
+    """``x`` [T, H] and ``router_logits`` [T, E] → [T, H] over :func:`contrib_weights`."""
+    if attributes["gating"] != "softmax_selected":
+        raise ValueError(f"com.microsoft.MoE has no gating {attributes['gating']!r}")
+    top_k = int(attributes["top_k"])
+    if top_k < experts:
+        router_logits = without_ties(b, router_logits, top_k)
+    return b.MoE(
+        x,
+        router_logits,
+        weights["w1"],
+        weights["b1"],
+        weights["w2"],
+        weights["b2"],
+        domain=CONTRIB_DOMAIN,
+        k=top_k,
+        activation_type="swiglu",
+        swiglu_fusion=1,
+        activation_alpha=float(attributes["alpha"]),
+        activation_beta=1.0,
+        swiglu_limit=float(attributes["limit"]),
+        normalize_routing_weights=1,
+    )

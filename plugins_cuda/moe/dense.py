@@ -1,0 +1,75 @@
+"""Moe as two Gemms over all experts at once, with constants folded into the weights.
+
+For few or narrow experts the CPU is faster when it computes all of them and weights the
+unchosen ones with 0. With the gate scaled by alpha before the activation and 1/alpha after it,
+``g · sigmoid(alpha · g)`` is QuickGelu at alpha 1, and the +1 of ``up + 1`` moves into its bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from specbuild.plugins_cuda.body import CONTRIB_DOMAIN, BodyBuilder
+from specbuild.plugins_cuda.moe.body import routing
+
+if TYPE_CHECKING:
+    import torch
+
+
+def dense_weights(
+    gate_up: torch.Tensor,
+    gate_up_scales: torch.Tensor | None,
+    gate_up_bias: torch.Tensor | None,
+    down: torch.Tensor,
+    down_scales: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    *,
+    alpha: float,
+) -> dict[str, torch.Tensor]:
+    """The op's weights as fp32 matrices for :func:`dense_body`.
+
+    ``w1`` [H, 2·E·I] and ``b1`` [2·E·I]: all gates, times alpha, then all ups, plus 1 in the
+    bias. ``w2`` [E·I, H], divided by alpha. ``b2`` [E, H]. ``spread`` [E, E·I] repeats a row's
+    expert weight over that expert's inner columns.
+    """
+    import torch
+
+    from specbuild.plugins_cuda.moe.op import expert_weight
+
+    w1, w2 = expert_weight(gate_up, gate_up_scales), expert_weight(down, down_scales)
+    experts, hidden, two_inner = w1.shape
+    inner = two_inner // 2
+    b1 = torch.zeros(experts, two_inner) if gate_up_bias is None else gate_up_bias.float()
+    gates = w1[..., 0::2].permute(1, 0, 2).reshape(hidden, -1) * alpha
+    ups = w1[..., 1::2].permute(1, 0, 2).reshape(hidden, -1)
+    return {
+        "w1": torch.cat([gates, ups], dim=1),
+        "b1": torch.cat([b1[:, 0::2].flatten() * alpha, b1[:, 1::2].flatten() + 1]),
+        "w2": w2.reshape(experts * inner, hidden) / alpha,
+        "b2": torch.zeros(experts, hidden) if down_bias is None else down_bias.float().clone(),
+        "spread": torch.eye(experts).repeat_interleave(inner, dim=1),
+    }
+
+
+def dense_body(
+    b: BodyBuilder,
+    x: ir.Value,
+    router_logits: ir.Value,
+    weights: Mapping[str, ir.Value],
+    attributes: Mapping[str, Any],
+    *,
+    experts: int,
+) -> ir.Value:
+    """``x`` [T, H] and ``router_logits`` [T, E] → [T, H] over :func:`dense_weights`."""
+    alpha, limit = float(attributes["alpha"]), float(attributes["limit"])
+    top_k, gating = int(attributes["top_k"]), str(attributes["gating"])
+    chosen = routing(b, router_logits, experts=experts, top_k=top_k, gating=gating)
+    y = b.Gemm(x, weights["w1"], weights["b1"])
+    gate, up = b.Split(y, outputs=2, axis=1, num_outputs=2)
+    gate = b.QuickGelu(b.Min(gate, b.scalar(alpha * limit)), domain=CONTRIB_DOMAIN, alpha=1.0)
+    up = b.Clip(up, b.scalar(1 - limit), b.scalar(1 + limit))
+    h = b.Mul(b.Mul(gate, up), b.MatMul(chosen, weights["spread"]))
+    return b.Gemm(h, weights["w2"], b.MatMul(chosen, weights["b2"]))

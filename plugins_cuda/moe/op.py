@@ -1,0 +1,124 @@
+"""Moe: router logits to top-k experts, their gated feed-forward, and the weighted sum."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.moe.body import body
+from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def expert_weight(weight: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+    """An expert weight as fp32 [E, in, out].
+
+    ``mxfp4``: blocks u8 [E, out, in/32, 16] (low nibble = even element, e2m1) and scales u8
+    [E, out, in/32], value = e2m1 · 2^(scale − 127). Otherwise the weight is [E, in, out] itself.
+    """
+    import torch
+
+    if scales is None:
+        return weight.float()
+    table = torch.tensor(_E2M1 + tuple(-v for v in _E2M1), device=weight.device)
+    nibbles = torch.stack([weight & 15, weight >> 4], dim=-1).flatten(-2)
+    values = table[nibbles.long()] * torch.exp2(scales.float() - 127.0).unsqueeze(-1)
+    return values.flatten(-2).transpose(1, 2)
+
+
+def route(router_logits: torch.Tensor, top_k: int, gating: str) -> torch.Tensor:
+    """Weights of all experts [T, E], zero for those that a row did not choose.
+
+    ``softmax_selected``: softmax over the chosen logits (GPT-OSS). ``softmax_topk``: softmax
+    over all, the chosen ones kept as they are. ``sigmoid_norm``: sigmoids, normalised to sum 1
+    over the chosen. Ties go to the lower id.
+    """
+    import torch
+
+    logits = router_logits.float()
+    chosen = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :top_k]
+    picked = logits.gather(1, chosen)
+    if gating == "softmax_selected":
+        weights = picked.softmax(dim=-1)
+    elif gating == "softmax_topk":
+        weights = logits.softmax(dim=-1).gather(1, chosen)
+    elif gating == "sigmoid_norm":
+        weights = picked.sigmoid() / picked.sigmoid().sum(dim=-1, keepdim=True)
+    else:
+        raise ValueError(f"Moe: unknown gating {gating!r}")
+    return torch.zeros_like(logits).scatter(1, chosen, weights)
+
+
+def clamped_swiglu(y: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """GPT-OSS's activation of [..., 2·I] with gate and up interleaved → [..., I]."""
+    gate = y[..., 0::2].clamp(max=limit)
+    up = y[..., 1::2].clamp(min=-limit, max=limit)
+    return gate * (alpha * gate).sigmoid() * (up + 1)
+
+
+def reference(
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    gate_up_scales: torch.Tensor | None,
+    gate_up_bias: torch.Tensor | None,
+    down: torch.Tensor,
+    down_scales: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    *,
+    top_k: int,
+    gating: str,
+    activation: str,
+    alpha: float,
+    limit: float,
+) -> torch.Tensor:
+    """Mixture of experts on ``x`` [T, H] → [T, H]; fp32 inside, experts summed by rising id.
+
+    A row's expert e gives ``W2 · act(W1 x + b1) + b2``; the router's weight multiplies the
+    bias too. ``activation``: ``swiglu_clamped`` (interleaved gate and up).
+    """
+    import torch
+
+    if activation != "swiglu_clamped":
+        raise ValueError(f"Moe: unknown activation {activation!r}")
+    weights = route(router_logits, top_k, gating)
+    w1, w2 = expert_weight(gate_up, gate_up_scales), expert_weight(down, down_scales)
+    out = torch.zeros_like(x, dtype=torch.float32)
+    for expert in range(w1.shape[0]):
+        y = x.float() @ w1[expert]
+        if gate_up_bias is not None:
+            y = y + gate_up_bias[expert].float()
+        z = clamped_swiglu(y, alpha, limit) @ w2[expert]
+        if down_bias is not None:
+            z = z + down_bias[expert].float()
+        out = out + weights[:, expert : expert + 1] * z
+    return out.to(x.dtype)
+
+
+OP = OpSpec(
+    name="Moe",
+    doc="Top-k mixture of gated experts; MXFP4 blocks with scales, or plain weights.",
+    inputs=(
+        TensorSpec("x", "T", ("T", "hidden")),
+        TensorSpec("router_logits", "float32", ("T", "experts")),
+        TensorSpec("gate_up", "W", rank_free=True),
+        TensorSpec("gate_up_scales", "W", ("experts", "two_inner", "blocks_in"), optional=True),
+        TensorSpec("gate_up_bias", "W", ("experts", "two_inner"), optional=True),
+        TensorSpec("down", "W", rank_free=True),
+        TensorSpec("down_scales", "W", ("experts", "hidden", "blocks_inner"), optional=True),
+        TensorSpec("down_bias", "W", ("experts", "hidden"), optional=True),
+    ),
+    outputs=(TensorSpec("y", "T", ("T", "hidden")),),
+    attributes=(
+        AttributeSpec("top_k", int),
+        AttributeSpec("gating", str, "softmax_selected"),
+        AttributeSpec("activation", str, "swiglu_clamped"),
+        AttributeSpec("alpha", float, 1.702),
+        AttributeSpec("limit", float, 7.0),
+    ),
+    reference=reference,
+    body=body,
+)

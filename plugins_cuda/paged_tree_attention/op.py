@@ -1,0 +1,146 @@
+"""PagedTreeAttention: one visibility rule for prefill, decode, verification and drafting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
+from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.paged_tree_attention.body import body
+
+if TYPE_CHECKING:
+    import torch
+
+
+def unpack_bits(words: torch.Tensor, count: int) -> torch.Tensor:
+    """Packed int32 words [..., W] to bools [..., count]; bit j is bit ``j % 32`` of word j // 32.
+
+    ``count`` may exceed 32·W: what no word holds is False.
+    """
+    import torch
+
+    shifts = torch.arange(32, device=words.device)
+    bits = (words.long().unsqueeze(-1) >> shifts) & 1
+    bits = bits.flatten(-2).bool()[..., :count]
+    return torch.nn.functional.pad(bits, (0, count - bits.shape[-1]))
+
+
+def visibility(
+    row_slot: torch.Tensor, tree_start: int, ancestor_bits: torch.Tensor, keys: int, window: int
+) -> torch.Tensor:
+    """Which of the view slots 0..keys-1 each row of one sequence sees: bool [rows, keys].
+
+    Below ``tree_start`` a slot is visible when it is not behind the row (``slot <= row_slot``);
+    from there on when its bit stands in the row's ancestors. A window counts positions: a
+    committed slot is its own position, a tree slot stands as many places after ``tree_start``
+    as the row has ancestors before it, so siblings share a position.
+    """
+    import torch
+
+    slot = torch.arange(keys, device=row_slot.device)
+    tree_bits = unpack_bits(ancestor_bits, max(keys - tree_start, 0))
+    chain = slot[:tree_start].unsqueeze(0) <= row_slot.unsqueeze(1)
+    visible = torch.cat([chain, tree_bits], dim=1)[:, :keys]
+    if window > 0:
+        before = tree_bits.long().cumsum(1) - tree_bits.long()
+        key_position = torch.cat(
+            [slot[:tree_start].expand(len(row_slot), -1), tree_start + before], dim=1
+        )[:, :keys]
+        in_tree = row_slot >= tree_start
+        own = (row_slot - tree_start).clamp(min=0).long().unsqueeze(1)
+        # A row below tree_start has no bits, and so no entry in `before` to look up.
+        own_depth = before.gather(1, own) if before.shape[1] else torch.zeros_like(own)
+        position = torch.where(in_tree, tree_start + own_depth.squeeze(1), row_slot)
+        visible &= position.unsqueeze(1) - key_position < window
+    return visible
+
+
+def reference(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    row_start: torch.Tensor,
+    row_slot: torch.Tensor,
+    tree_start: torch.Tensor,
+    ancestor_bits: torch.Tensor,
+    sinks: torch.Tensor | None,
+    selected: torch.Tensor | None,
+    *,
+    scale: float,
+    window: int,
+) -> torch.Tensor:
+    """Attention of ``q`` [T, Hq, D] over each sequence's pages → [T, Hq, Dv], fp32 inside.
+
+    Row i of sequence b (``row_start[b] <= i < row_start[b+1]``) sees the slots of
+    :func:`visibility`. ``page_table`` [B, G, P] has one view (G = 1) or one per KV head. The
+    sink of head h joins every row's softmax as a logit without a value (GPT-OSS). ``selected``
+    [T, S] narrows a row to those view slots (-1 pads). Rows of no sequence give zeros.
+    """
+    import torch
+
+    rows, q_heads, _ = q.shape
+    kv_heads, page_size = k_pool.shape[1:3]
+    out = [q.new_zeros(0, q_heads, v_pool.shape[3])]
+    for sequence in range(page_table.shape[0]):
+        first, last = int(row_start[sequence]), int(row_start[sequence + 1])
+        keys = page_table.shape[2] * page_size
+        mask = visibility(
+            row_slot[first:last].long(),
+            int(tree_start[sequence]),
+            ancestor_bits[first:last],
+            keys,
+            window,
+        )
+        if selected is not None:
+            chosen = torch.zeros(last - first, keys + 1, dtype=torch.bool, device=q.device)
+            picks = selected[first:last].long()
+            mask &= chosen.scatter(1, picks.where(picks >= 0, keys), True)[:, :keys]
+        # "h" KV heads, "p" pages, "o" offset in the page, "d" width
+        table = page_table[sequence].long().expand(kv_heads, -1)
+        heads = torch.arange(kv_heads, device=q.device).unsqueeze(1)
+        k = k_pool[table, heads].flatten(1, 2).float()
+        v = v_pool[table, heads].flatten(1, 2).float()
+        # What no row sees may hold anything, NaN included: 0 · NaN must not enter the sum.
+        seen = mask.any(0)[:, None]
+        k, v = k.where(seen, 0.0), v.where(seen, 0.0)
+        group = q_heads // kv_heads
+        queries = q[first:last].float().reshape(last - first, kv_heads, group, q.shape[2])
+        logits = torch.einsum("thgd,hsd->thgs", queries, k) * scale
+        logits = logits.masked_fill(~mask[:, None, None, :], -torch.inf)
+        if sinks is not None:
+            sink = sinks.float().view(1, kv_heads, group, 1).expand(last - first, -1, -1, 1)
+            logits = torch.cat([logits, sink], dim=-1)
+        weights = logits.softmax(dim=-1)[..., :keys]
+        attended = torch.einsum("thgs,hsd->thgd", weights, v)
+        out.append(attended.flatten(1, 2).to(q.dtype))
+    joined = torch.cat(out)
+    padding = q.new_zeros(rows - len(joined), *joined.shape[1:])
+    return torch.cat([joined, padding])
+
+
+OP = OpSpec(
+    name="PagedTreeAttention",
+    doc="Attends over a sequence's pages: committed tokens, the causal chain, and tree ancestors.",
+    inputs=(
+        TensorSpec("q", "T", ("T", "q_heads", "width")),
+        TensorSpec("k_pool", "T", POOL_AXES, body_axes=POOL_BODY_AXES),
+        TensorSpec(
+            "v_pool",
+            "T",
+            ("pages", "kv_heads", "page_size", "v_width"),
+            body_axes=("kv_heads", "pages", "page_size", "v_width"),
+        ),
+        TensorSpec("page_table", "int32", ("B", "G", "P")),
+        TensorSpec("row_start", "int32", ("B1",)),
+        TensorSpec("row_slot", "int32", ("T",)),
+        TensorSpec("tree_start", "int32", ("B",)),
+        TensorSpec("ancestor_bits", "int32", ("T", "W")),
+        TensorSpec("sinks", "float32", ("q_heads",), optional=True),
+        TensorSpec("selected", "int32", ("T", "S"), optional=True),
+    ),
+    outputs=(TensorSpec("attended", "T", ("T", "q_heads", "v_width")),),
+    attributes=(AttributeSpec("scale", float), AttributeSpec("window", int, 0)),
+    reference=reference,
+    body=body,
+)

@@ -1,0 +1,194 @@
+"""What ``manifest.json`` of an engine directory says, as frozen dataclasses.
+
+The manifest holds no absolute path and no time stamp: the same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specbuild.runtime import FORMAT_VERSION
+
+MANIFEST_FILE = "manifest.json"
+MANIFEST_HASH_FILE = "manifest.sha256"
+WEIGHTS_FILE = "weights.safetensors"
+CHUNK_BYTES = 16 << 20  # one checksum per this many bytes of a chunked file
+
+ROLES = ("target", "draft_fuse", "draft", "expand", "select", "choose", "accept", "commit")
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding of a model: as its own config gives it."""
+
+    theta: float
+    scaling: Literal["none", "yarn"] = "none"
+    factor: float = 1.0
+    original_max_positions: int | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = False
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class TargetGeometry:
+    """Shape of the target model."""
+
+    model_type: str
+    layers: int
+    hidden: int
+    vocab: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    experts: int
+    experts_per_token: int
+    expert_inner: int
+    expert_format: Literal["mxfp4", "bf16"]
+    layer_types: tuple[str, ...]
+    sliding_window: int
+    max_positions: int
+    rms_eps: float
+    swiglu_limit: float
+    rope: Rope
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DraftGeometry:
+    """Shape of the EAGLE3 draft; ``taps`` are target layers whose outputs it reads (0-based).
+
+    ``d2t_form`` is what the checkpoint's ``d2t`` holds; the engine's always holds offsets.
+    ``norm_before_fc`` is one norm over the concatenated states, ``fc_norm`` one for each of them.
+    """
+
+    architecture: str
+    hidden: int
+    vocab: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    rms_eps: float
+    rope: Rope
+    taps: tuple[int, ...]
+    max_positions: int | None
+    d2t_form: Literal["offsets", "identity", "map"]
+    sliding_window: int
+    own_embedding: bool
+    own_head: bool
+    norm_before_fc: bool
+    input_width: Literal["embedding_and_hidden", "hidden"]
+    norm_before_residual: bool
+    norm_output: bool
+    fc_norm: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the engine was built for. ``max_rows`` bounds the rows of one target launch."""
+
+    max_seq_len: int
+    max_batch_size: int
+    max_rows: int
+    draft_top_k: int
+    draft_depth: int
+    draft_tokens: int
+
+
+@dataclass(frozen=True)
+class DraftShape:
+    """A draft tree: children per node, levels below the root, nodes kept."""
+
+    draft_top_k: int
+    draft_depth: int
+    draft_tokens: int
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers whose caches share geometry and life.
+
+    ``pages`` counts page 0, which is never allocated. ``window`` 0 keeps every position.
+    ``pool_axes`` is the order in which this engine's graphs want a pool.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    kv_heads: int
+    k_width: int
+    v_width: int
+    page_size: int
+    pages: int
+    window: int
+    dtype: str
+    pool_axes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Port:
+    """A graph input or output; a string in ``shape`` names a dynamic axis."""
+
+    name: str
+    dtype: str
+    shape: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Role:
+    """One graph of the engine: its file, its ports, the tensors that it names, its op counts."""
+
+    file: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    tensors: tuple[str, ...]
+    ops: dict[str, int]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of ``weights.safetensors`` and the checkpoint tensors that it was made of."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of the directory: size, XXH3-128 of its bytes, and of each chunk if it is chunked."""
+
+    bytes: int
+    xxh3_128: str
+    chunk_bytes: int | None = None
+    chunks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything the runtime and ``inspect`` know of an engine before a graph is loaded."""
+
+    format_version: int
+    specbuild_version: str
+    backend: Literal["cpu"]
+    device: str
+    target: TargetGeometry
+    draft: DraftGeometry | None
+    limits: Limits
+    draft_default: DraftShape | None
+    cache_groups: tuple[CacheGroup, ...]
+    roles: dict[str, Role]
+    tensors: dict[str, StoredTensor]
+    options: dict[str, Any]
+    warnings: tuple[str, ...]
+    files: dict[str, StoredFile]
+
+    def __post_init__(self) -> None:
+        if self.format_version != FORMAT_VERSION:
+            raise ValueError(f"format version {self.format_version}, expected {FORMAT_VERSION}")
+
+    def group(self, name: str) -> CacheGroup:
+        """The cache group of this name."""
+        return next(group for group in self.cache_groups if group.name == name)

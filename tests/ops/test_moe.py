@@ -1,0 +1,103 @@
+"""Moe against transformers' GPT-OSS experts, and its parts against loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from forms import moe_contrib, moe_dense, portable
+from transformers import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssTopKRouter
+
+from specbuild.plugins_cuda.moe.contrib import cpu_form
+from specbuild.plugins_cuda.moe.op import expert_weight, route
+from specbuild.plugins_cuda.opspec import OpSpec
+from specbuild.plugins_cuda.registry import op_named
+
+OP = op_named("Moe")
+Run = Callable[[OpSpec, list[np.ndarray | None], dict[str, int]], list[np.ndarray]]
+
+
+def by_reference(
+    op: OpSpec, arrays: list[np.ndarray | None], attributes: dict[str, int]
+) -> list[np.ndarray]:
+    tensors = [None if a is None else torch.from_numpy(a) for a in arrays]
+    return [op.reference(*tensors, **op.complete(attributes)).numpy()]
+
+
+@pytest.mark.parametrize("run", [by_reference, portable, moe_dense, moe_contrib])
+@pytest.mark.parametrize(("rows", "top_k", "x_scale"), [(1, 2, 1.0), (9, 3, 1.0), (5, 5, 30.0)])
+def test_equals_transformers(run: Run, rows: int, top_k: int, x_scale: float) -> None:
+    torch.manual_seed(rows)
+    config = GptOssConfig(
+        hidden_size=48, intermediate_size=32, num_local_experts=5, num_experts_per_tok=top_k
+    )
+    router, experts = GptOssTopKRouter(config), GptOssExperts(config)
+    with torch.no_grad():
+        for parameter in (*router.parameters(), *experts.parameters()):
+            parameter.normal_(std=0.3)
+        x = torch.randn(rows, 48) * x_scale
+        logits, weights, chosen = router(x)
+        wanted = experts(x, chosen, weights).numpy()
+    bf = {name: p.detach().numpy() for name, p in experts.named_parameters()}
+    arrays = [
+        x.numpy(),
+        logits.numpy(),
+        bf["gate_up_proj"],
+        None,
+        bf["gate_up_proj_bias"],
+        bf["down_proj"],
+        None,
+        bf["down_proj_bias"],
+    ]
+    got = run(OP, arrays, {"top_k": top_k})[0]
+    np.testing.assert_allclose(got, wanted, atol=1e-4 * x_scale, rtol=1e-5)
+
+
+def test_mxfp4_is_read_nibble_by_nibble() -> None:
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (2, 3, 2, 16)).astype(np.uint8)
+    scales = rng.integers(100, 140, (2, 3, 2)).astype(np.uint8)
+    got = expert_weight(torch.from_numpy(blocks), torch.from_numpy(scales))
+    magnitudes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert got.shape == (2, 64, 3)
+    for expert in range(2):
+        for column in range(3):
+            for element in range(64):
+                block, place = divmod(element, 32)
+                byte = int(blocks[expert, column, block, place // 2])
+                nibble = byte >> 4 if place % 2 else byte & 15
+                value = magnitudes[nibble % 8] * (-1) ** (nibble // 8)
+                wanted = math.ldexp(value, int(scales[expert, column, block]) - 127)
+                assert got[expert, element, column] == wanted
+
+
+def test_ties_in_the_router_go_to_the_lower_expert() -> None:
+    weights = route(
+        torch.tensor([[1.0, 2.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]), 2, "softmax_selected"
+    )
+    assert weights.bool().tolist() == [[True, True, False, False], [True, True, False, False]]
+
+
+@pytest.mark.parametrize("gating", ["softmax_selected", "softmax_topk", "sigmoid_norm"])
+def test_gating_by_hand(gating: str) -> None:
+    row = [0.4, -1.2, 2.2, 0.9]
+    chosen = [2, 3]
+    raw = {
+        "softmax_selected": [math.exp(row[e]) for e in chosen],
+        "sigmoid_norm": [1 / (1 + math.exp(-row[e])) for e in chosen],
+        "softmax_topk": [math.exp(row[e]) for e in chosen],
+    }[gating]
+    total = sum(map(math.exp, row)) if gating == "softmax_topk" else sum(raw)
+    wanted = [0.0, 0.0, raw[0] / total, raw[1] / total]
+    assert route(torch.tensor([row]), 2, gating)[0].tolist() == pytest.approx(wanted)
+
+
+def test_wide_layers_leave_unchosen_experts_out() -> None:
+    assert cpu_form(8, 32) == "dense"
+    assert cpu_form(8, 64) == "dense"
+    assert cpu_form(8, 128) == "contrib"
+    assert cpu_form(32, 2880, gating="sigmoid_norm") == "dense"
