@@ -1,0 +1,146 @@
+"""The configuration of an EAGLE3 draft: flat, with an ``eagle_config``, or that of speculators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbuild.builder.checkpoint.config_fields import (
+    DRAFT_DECODER,
+    DRAFT_TOP,
+    EAGLE,
+    check_fields,
+)
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import TargetGeometry
+
+ARCHITECTURES = (
+    "LlamaForCausalLMEagle3",
+    "LlamaForCausalLM",
+    "Eagle3Speculator",
+    "Eagle3LlamaForCausalLM",
+    "Eagle3DraftModel",
+)
+TAPS = "eagle_aux_hidden_state_layer_ids"
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """What a draft's configuration says; ``decoder`` holds the fields of its one layer.
+
+    ``taps`` are layer outputs (0-based), None where no list is given; ``vocab`` is None where the
+    configuration names no draft vocabulary.
+    """
+
+    architecture: str
+    top: Config
+    decoder: Config
+    taps: tuple[int, ...] | None
+    vocab: int | None
+    target_hidden: int | None
+    norm_before_fc: bool
+    fc_norm: bool
+    norm_before_residual: bool
+    norm_output: bool
+    sliding_window: int
+    warnings: tuple[str, ...]
+
+
+def read_draft_config(top: Config, target: TargetGeometry, strict: bool) -> DraftConfig:
+    """Read any of the three forms.
+
+    Raises SpecbuildError for an architecture or a value that is not implemented, for
+    contradictions, and, if ``strict``, for unknown fields.
+    """
+    architectures = top.texts("architectures")
+    known = [name for name in architectures if name in ARCHITECTURES]
+    if not known:
+        raise SpecbuildError(
+            f"{top.where}: architectures {list(architectures)!r} is no EAGLE3 draft that specbuild "
+            f"knows (supported: {', '.join(ARCHITECTURES)})"
+        )
+    nested = top.get("transformer_layer_config") is not None
+    decoder = top.section("transformer_layer_config") if nested else top
+    eagle = top.section("eagle_config")
+    warnings = check_fields(eagle, EAGLE, strict=strict)
+    if nested:
+        warnings += check_fields(top, DRAFT_TOP, strict=strict)
+        warnings += check_fields(decoder, DRAFT_DECODER, strict=strict)
+    else:
+        # Of a field that both tables know, the decoder's values bind: they are the narrower ones.
+        warnings += check_fields(top, DRAFT_TOP, DRAFT_DECODER, strict=strict)
+    if top.get("speculators_model_type") not in (None, "eagle3"):
+        raise top.wrong("speculators_model_type", "'eagle3'")
+    taps, note = _read_taps(top, eagle, target)
+    return DraftConfig(
+        architecture=known[0],
+        top=top,
+        decoder=decoder,
+        taps=taps,
+        vocab=top.optional_integer("draft_vocab_size"),
+        target_hidden=top.optional_integer("target_hidden_size"),
+        norm_before_fc=_flag(top, eagle, "norm_before_fc"),
+        fc_norm=_flag(top, eagle, "fc_norm"),
+        norm_before_residual=_norm_before_residual(top, eagle, nested),
+        norm_output=_flag(top, eagle, "norm_output"),
+        sliding_window=_sliding_window(decoder),
+        warnings=warnings + note,
+    )
+
+
+def _flag(top: Config, eagle: Config, name: str) -> bool:
+    """A flag that may stand in either place, false where it stands in none."""
+    values = {part.boolean(name, False) for part in (top, eagle) if part.get(name) is not None}
+    if len(values) > 1:
+        raise eagle.wrong(name, f"the value outside of eagle_config, {top.get(name)!r}")
+    return values == {True}
+
+
+def _norm_before_residual(top: Config, eagle: Config, nested: bool) -> bool:
+    name = "norm_before_residual"
+    if nested and top.get(name) is None:
+        raise SpecbuildError(
+            f"{top.where}: {name} is missing; readers of this format disagree on its default, so "
+            "add the value that the draft was trained with"
+        )
+    return _flag(top, eagle, name)
+
+
+def _read_taps(
+    top: Config, eagle: Config, target: TargetGeometry
+) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
+    """``eagle_config`` counts layer outputs, a list outside of it boundaries (0: the embedding)."""
+    layers, boundaries = eagle.integers(TAPS) or None, top.integers(TAPS) or None  # []: none named
+    if boundaries is None:
+        return layers, ()
+    from_boundaries = tuple(boundary - 1 for boundary in boundaries)
+    if layers is not None:
+        if layers not in (boundaries, from_boundaries):
+            raise eagle.wrong(TAPS, f"the layers of the list outside of eagle_config, {boundaries}")
+        return layers, ()
+    if min(boundaries, default=1) < 1 or max(boundaries, default=1) > target.layers:
+        raise top.wrong(TAPS, f"layer boundaries from 1 to {target.layers} (0 is the embedding)")
+    note = (
+        f"{top.label}: {TAPS} {list(boundaries)} was read as layer boundaries: the draft reads the "
+        f"outputs of layers {list(from_boundaries)}, counted from 0"
+    )
+    return from_boundaries, (note,)
+
+
+def _sliding_window(decoder: Config) -> int:
+    """The window of the draft's own attention, 0 for none."""
+    window = decoder.optional_integer("sliding_window")
+    enabled = decoder.get("use_sliding_window")
+    layer_types = decoder.get("layer_types")
+    if layer_types is not None:
+        if layer_types not in (["full_attention"], ["sliding_attention"]):
+            raise decoder.wrong("layer_types", "one of full_attention or sliding_attention")
+        enabled = layer_types == ["sliding_attention"]
+    if window is None and enabled:
+        raise decoder.wrong("sliding_window", "the width of the window that is switched on")
+    if window is not None and enabled is None:
+        raise SpecbuildError(
+            f"{decoder.where}: sliding_window {window} is given without use_sliding_window or "
+            "layer_types; add use_sliding_window true or false"
+        )
+    return window if window is not None and enabled else 0

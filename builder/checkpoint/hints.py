@@ -1,0 +1,65 @@
+"""Known ways in which a configuration and its shards do not belong together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.runtime.manifest import TargetGeometry
+
+LAYER = re.compile(r"(?:model\.layers|block)\.(\d+)\.")
+DRAFT_NAMES = ("midlayer.", "fc.weight", "d2t", "t2d")
+DRAFT_HINT = "the shards hold an EAGLE3 draft; give it with --draft, and its target as --model"
+
+
+def looks_like_draft(names: Iterable[str]) -> bool:
+    """Whether the tensor names are those of an EAGLE3 draft."""
+    return any(name.startswith(DRAFT_NAMES) for name in names)
+
+
+def wrong_model_hints(config: Config, names: Iterable[str]) -> list[str]:
+    """Why a configuration that is not GPT-OSS's may lie over these tensors."""
+    names = list(names)
+    hints = [DRAFT_HINT] if looks_like_draft(names) else []
+    if any(".mlp.experts." in name for name in names) and _is_dense(config):
+        hints.append(
+            f"the config describes {', '.join(config.texts('architectures')) or 'a model'} with a "
+            "dense MLP, but the shards hold mlp.experts.* and mlp.router.*: the config does not "
+            "belong to these weights, and every MLP would be left without its own"
+        )
+    return hints + _attention_hints(names)
+
+
+def mismatch_hints(g: TargetGeometry, names: Iterable[str]) -> list[str]:
+    """What may explain that the tensors are not those of the geometry."""
+    names = list(names)
+    hints = [DRAFT_HINT] if looks_like_draft(names) else []
+    packed = any(name.endswith("_proj_blocks") for name in names)
+    if packed and g.expert_format == "bf16":
+        hints.append("the shards hold MXFP4 experts, but config.json has no quantization_config")
+    if g.expert_format == "mxfp4" and any(
+        name.endswith(("experts.gate_up_proj", "experts.down_proj")) for name in names
+    ):
+        hints.append(
+            "config.json says MXFP4, but the shards hold dense experts; "
+            "remove its quantization_config"
+        )
+    numbers = {int(match[1]) for match in map(LAYER.match, names) if match}
+    if numbers and max(numbers) + 1 != g.layers:
+        hints.append(f"the shards hold {max(numbers) + 1} layers, config.json says {g.layers}")
+    if any(".mlp.gate_proj." in name for name in names):
+        hints.append("the shards hold a dense MLP, GPT-OSS has experts")
+    return hints + _attention_hints(names)
+
+
+def _is_dense(config: Config) -> bool:
+    """Whether the configuration describes a model without experts, stray fields aside."""
+    dense_family = any(name.startswith("Llama") for name in config.texts("architectures"))
+    return dense_family or not any("experts" in field for field in config.fields)
+
+
+def _attention_hints(names: list[str]) -> list[str]:
+    if any("kv_a_proj" in name or "kv_b_proj" in name for name in names):
+        return ["the shards hold MLA attention, which this version does not build"]
+    return []

@@ -1,0 +1,122 @@
+"""OpenAI's "original" layout of GPT-OSS: its configuration and its tensor names.
+
+The bytes are those of the Hugging Face layout; only q, k and v lie in one tensor, their rows one
+below the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import torch
+
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.rope import yarn_attention_factor
+from specbuild.builder.checkpoint.source import DTYPE_BITS, SourceTensor
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import Rope
+
+RMS_EPS = 1e-5  # the layout's configuration does not name it
+RELEASE_VOCAB = 201088
+RELEASE_EOS = (200002, 199999, 200012)
+
+OUTER_NAMES = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "unembedding.weight": "lm_head.weight",
+    "norm.scale": "model.norm.weight",
+}
+BLOCK_NAMES = {
+    "attn.norm.scale": "input_layernorm.weight",
+    "attn.sinks": "self_attn.sinks",
+    "attn.out.weight": "self_attn.o_proj.weight",
+    "attn.out.bias": "self_attn.o_proj.bias",
+    "mlp.norm.scale": "post_attention_layernorm.weight",
+    "mlp.gate.weight": "mlp.router.weight",
+    "mlp.gate.bias": "mlp.router.bias",
+    "mlp.mlp1_weight.blocks": "mlp.experts.gate_up_proj_blocks",
+    "mlp.mlp1_weight.scales": "mlp.experts.gate_up_proj_scales",
+    "mlp.mlp1_bias": "mlp.experts.gate_up_proj_bias",
+    "mlp.mlp2_weight.blocks": "mlp.experts.down_proj_blocks",
+    "mlp.mlp2_weight.scales": "mlp.experts.down_proj_scales",
+    "mlp.mlp2_bias": "mlp.experts.down_proj_bias",
+}
+BLOCK = re.compile(r"block\.(\d+)\.(.+)")
+
+
+def is_original(fields: dict[str, Any]) -> bool:
+    """Whether these are the fields of the layout's ``config.json``."""
+    return "model_type" not in fields and "rope_scaling_factor" in fields
+
+
+def read_rope(config: Config) -> Rope:
+    """YaRN as the layout's configuration spells it; its correction range is never truncated."""
+    factor = config.number("rope_scaling_factor")
+    theta = config.number("rope_theta")
+    if factor <= 1:
+        return Rope(theta=theta)
+    return Rope(
+        theta=theta,
+        scaling="yarn",
+        factor=factor,
+        original_max_positions=config.integer("initial_context_length"),
+        beta_fast=config.number("rope_ntk_beta", 32.0),
+        beta_slow=config.number("rope_ntk_alpha", 1.0),
+        truncate=False,
+        attention_factor=yarn_attention_factor(factor),
+    )
+
+
+def to_canonical(
+    tensors: dict[str, SourceTensor], *, q_rows: int, kv_rows: int
+) -> dict[str, SourceTensor]:
+    """The tensors under their Hugging Face names, q, k and v apart; unknown names stay."""
+    canonical: dict[str, SourceTensor] = {}
+    for name, tensor in tensors.items():
+        block = BLOCK.fullmatch(name)
+        layer = f"model.layers.{block[1]}." if block else ""
+        inner = block[2] if block else name
+        if block and inner in ("attn.qkv.weight", "attn.qkv.bias"):
+            kind = inner.rpartition(".")[2]
+            canonical |= _split_qkv(tensor, f"{layer}self_attn.", kind, q_rows, kv_rows)
+            continue
+        known = BLOCK_NAMES if block else OUTER_NAMES
+        new = f"{layer}{known[inner]}" if inner in known else name
+        canonical[new] = dataclasses.replace(tensor, name=new)
+    return canonical
+
+
+def _split_qkv(
+    tensor: SourceTensor, attention: str, kind: str, q_rows: int, kv_rows: int
+) -> dict[str, SourceTensor]:
+    rows = q_rows + 2 * kv_rows
+    if not tensor.shape or tensor.shape[0] != rows:
+        raise SpecbuildError(
+            f"{tensor.file}: {tensor.name} has shape {list(tensor.shape)}, expected {rows} rows "
+            f"({q_rows} of q, {kv_rows} each of k and v)"
+        )
+    parts = {}
+    first = 0
+    for part, count in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
+        name = f"{attention}{part}_proj.{kind}"
+        parts[name] = _row_slice(tensor, name, first, count)
+        first += count
+    return parts
+
+
+def _row_slice(tensor: SourceTensor, name: str, first: int, count: int) -> SourceTensor:
+    row_bytes = DTYPE_BITS[tensor.dtype] // 8
+    for axis in tensor.shape[1:]:
+        row_bytes *= axis
+
+    def load() -> torch.Tensor:
+        return tensor.load().narrow(0, first, count)
+
+    return dataclasses.replace(
+        tensor,
+        name=name,
+        shape=(count, *tensor.shape[1:]),
+        load=load,
+        offset=None if tensor.offset is None else tensor.offset + first * row_bytes,
+    )

@@ -1,0 +1,75 @@
+"""Rotary embedding from a configuration, in both of its spellings, with every default resolved."""
+
+from __future__ import annotations
+
+import math
+
+from specbuild.builder.checkpoint.config_fields import ROPE, check_fields
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import Rope
+
+NESTED = ("rope_parameters", "rope_scaling")
+
+
+def read_rope(config: Config, *, default_theta: float) -> Rope:
+    """``rope_parameters`` (transformers 5) or ``rope_theta`` with ``rope_scaling`` (before).
+
+    Raises SpecbuildError for a scaling other than none and YaRN, for a key that is not implemented,
+    and where both spellings are present and differ.
+    """
+    present = [name for name in NESTED if config.get(name) is not None]
+    readings = {_read(config, name, default_theta) for name in present or [NESTED[0]]}
+    if len(readings) > 1:
+        raise SpecbuildError(
+            f"{config.where}: rope_parameters and rope_scaling differ; keep the right one"
+        )
+    return readings.pop()
+
+
+def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
+    """What cos and sin are multiplied by where a configuration gives no value of its own."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def describe(rope: Rope) -> str:
+    """One phrase for reports."""
+    if rope.scaling == "none":
+        return f"theta {rope.theta:g} without scaling"
+    return f"theta {rope.theta:g} with YaRN × {rope.factor:g} over {rope.original_max_positions}"
+
+
+def _read(config: Config, name: str, default_theta: float) -> Rope:
+    nested = config.section(name)
+    check_fields(nested, ROPE, strict=True)
+    theta = nested.number("rope_theta", config.number("rope_theta", default_theta))
+    kind = nested.text("rope_type") or nested.text("type") or "default"
+    if kind == "default":
+        return Rope(theta=theta)
+    if kind != "yarn":
+        raise SpecbuildError(
+            f"{nested.where}: rope_type {kind!r} is not implemented (supported: 'default', 'yarn')"
+        )
+    factor = nested.number("factor")
+    original = nested.optional_integer("original_max_position_embeddings")
+    if original is None:
+        original = config.integer("max_position_embeddings")
+    return Rope(
+        theta=theta,
+        scaling="yarn",
+        factor=factor,
+        original_max_positions=original,
+        beta_fast=nested.number("beta_fast", 32.0),
+        beta_slow=nested.number("beta_slow", 1.0),
+        truncate=nested.boolean("truncate", True),
+        attention_factor=_attention_factor(nested, factor),
+    )
+
+
+def _attention_factor(nested: Config, factor: float) -> float:
+    if nested.get("attention_factor") is not None:
+        return nested.number("attention_factor")
+    if nested.get("mscale") and nested.get("mscale_all_dim"):
+        over = yarn_attention_factor(factor, nested.number("mscale"))
+        return over / yarn_attention_factor(factor, nested.number("mscale_all_dim"))
+    return yarn_attention_factor(factor)

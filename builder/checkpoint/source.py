@@ -1,0 +1,239 @@
+"""Safetensors directories: one file, or shards with an index; read lazily through memory maps."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from specbuild.runtime.errors import SpecbuildError
+
+INDEX_SUFFIX = ".safetensors.index.json"
+LARGEST_HEADER_BYTES = 100 << 20
+DTYPE_BITS = {
+    "F4": 4,
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "I64": 64,
+    "U64": 64,
+    "F64": 64,
+}
+FLOAT_DTYPES = ("BF16", "F16", "F32")
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    """A tensor of a checkpoint, not yet read.
+
+    ``name`` is canonical; ``sources`` are the names on disk. ``dtype`` is spelled as in
+    safetensors. ``load`` maps the file and returns the tensor, which the caller must not write to.
+    ``file`` and ``offset`` (bytes) are None where the tensor is no verbatim slice of one file.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    sources: tuple[str, ...]
+    load: Callable[[], torch.Tensor]
+    file: Path | None
+    offset: int | None
+
+
+def open_directory(path: Path) -> dict[str, SourceTensor]:
+    """All tensors of a safetensors directory by their names on disk; reads headers only.
+
+    Raises SpecbuildError if the directory holds no safetensors, a file is damaged, or the index and
+    the shards disagree.
+    """
+    index = _find_index(path)
+    if index is not None:
+        return _open_indexed(index)
+    single = path / "model.safetensors"
+    files = [single] if single.is_file() else sorted(path.glob("*.safetensors"))
+    if not files:
+        raise SpecbuildError(_no_safetensors(path))
+    tensors: dict[str, SourceTensor] = {}
+    for file in files:
+        found = read_header(file)
+        twice = sorted(set(found) & set(tensors))
+        if twice:
+            raise SpecbuildError(
+                f"{file}: {shorten(twice)} also in {_file_of(tensors[twice[0]])}; "
+                "a tensor may stand in one shard only"
+            )
+        tensors |= found
+    return tensors
+
+
+def read_header(file: Path) -> dict[str, SourceTensor]:
+    """The tensors of one safetensors file; checks that the file holds all of their bytes."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            prefix = stream.read(8)
+            header_bytes = int.from_bytes(prefix, "little")
+            whole = len(prefix) == 8 and header_bytes <= min(size - 8, LARGEST_HEADER_BYTES)
+            raw = stream.read(header_bytes) if whole else b""
+    except OSError as error:
+        raise SpecbuildError(f"{file}: cannot be read ({error.strerror})") from None
+    if not whole:
+        raise SpecbuildError(
+            f"{file}: not a whole safetensors file ({size} bytes); download it again"
+        )
+    try:
+        header = json.loads(raw)
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    except (ValueError, AttributeError) as error:
+        raise SpecbuildError(f"{file}: the safetensors header is damaged ({error})") from None
+    checked = {name: _check_entry(file, name, entry) for name, entry in entries.items()}
+    start = 8 + header_bytes
+    _check_extent(file, size - start, [(begin, stop) for _, _, begin, stop in checked.values()])
+    return {
+        name: SourceTensor(
+            name, dtype, shape, (name,), partial(_load, file, name), file, start + begin
+        )
+        for name, (dtype, shape, begin, _) in checked.items()
+    }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; SpecbuildError if it is none."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpecbuildError(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(data, dict):
+        raise SpecbuildError(f"{path}: got {type(data).__name__}, expected a JSON object")
+    return data
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """``config.json`` of a checkpoint directory; SpecbuildError says what ``path`` is instead."""
+    if not path.exists():
+        raise SpecbuildError(f"{path}: no such directory")
+    if not path.is_dir():
+        raise SpecbuildError(f"{path}: is a file; give the directory that holds config.json")
+    config = path / "config.json"
+    if not config.is_file():
+        raise SpecbuildError(f"{path}: not a checkpoint directory, it has no config.json")
+    return read_json(config)
+
+
+def shorten(names: list[str], shown: int = 3) -> str:
+    """The first few names, and how many more there are."""
+    rest = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _find_index(path: Path) -> Path | None:
+    named = path / f"model{INDEX_SUFFIX}"
+    indexes = [named] if named.is_file() else sorted(path.glob(f"*{INDEX_SUFFIX}"))
+    if len(indexes) > 1:
+        raise SpecbuildError(
+            f"{path}: several indexes ({shorten([i.name for i in indexes])}); keep the right one"
+        )
+    return indexes[0] if indexes else None
+
+
+def _open_indexed(index: Path) -> dict[str, SourceTensor]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise SpecbuildError(f"{index}: has no weight_map from tensor names to shard files")
+    wanted: dict[str, list[str]] = {}
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise SpecbuildError(
+                f"{index}: {name} names {file!r}, expected a file beside the index"
+            )
+        wanted.setdefault(file, []).append(name)
+    absent = sorted(file for file in wanted if not (index.parent / file).is_file())
+    if absent:
+        raise SpecbuildError(
+            f"{index}: names {shorten(absent)}, not in {index.parent}; download the missing shards"
+        )
+    tensors: dict[str, SourceTensor] = {}
+    for file, names in sorted(wanted.items()):
+        found = read_header(index.parent / file)
+        lacking = sorted(set(names) - set(found))
+        if lacking:
+            raise SpecbuildError(f"{index}: {shorten(lacking)} should be in {file}, but is not")
+        extra = sorted(set(found) - set(names))
+        if extra:
+            elsewhere = weight_map.get(extra[0], "no shard")
+            raise SpecbuildError(
+                f"{index.parent / file}: holds {shorten(extra)}, which the index places in "
+                f"{elsewhere}; index and shards do not belong together"
+            )
+        tensors |= found
+    return tensors
+
+
+def _check_entry(file: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+    try:
+        dtype, shape = entry["dtype"], tuple(entry["shape"])
+        begin, stop = entry["data_offsets"]
+        bits = DTYPE_BITS[dtype] * math.prod(shape)
+        sound = 0 <= begin <= stop and (stop - begin) * 8 == bits
+        sound = sound and all(isinstance(axis, int) and axis >= 0 for axis in shape)
+    except (KeyError, TypeError, ValueError):
+        sound = False
+    if not sound:
+        raise SpecbuildError(f"{file}: the header's entry for {name} is damaged: {entry}")
+    return dtype, shape, begin, stop
+
+
+def _check_extent(file: Path, size: int, extents: list[tuple[int, int]]) -> None:
+    """The tensors must fill the data part without gap or overlap."""
+    end = 0
+    for begin, stop in sorted(extents):
+        if begin != end:
+            raise SpecbuildError(f"{file}: tensors overlap or leave a gap at data byte {end}")
+        end = stop
+    if end != size:
+        raise SpecbuildError(
+            f"{file}: holds {size} bytes of tensors, but its header describes {end}; the file is "
+            "truncated or damaged, download it again"
+        )
+
+
+def _load(file: Path, name: str) -> torch.Tensor:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            tensor: torch.Tensor = opened.get_tensor(name)
+            return tensor
+    except (OSError, SafetensorError) as error:
+        raise SpecbuildError(f"{file}: {name} cannot be read ({error})") from None
+
+
+def _no_safetensors(path: Path) -> str:
+    kinds = {".bin": "pickle", ".pt": "pickle", ".pth": "pickle", ".gguf": "GGUF"}
+    others = sorted(f.name for f in path.iterdir() if f.suffix in kinds)
+    if not others:
+        return f"{path}: not a checkpoint, it holds no *.safetensors"
+    kind = kinds[Path(others[0]).suffix]
+    return (
+        f"{path}: holds no *.safetensors, only {kind} weights ({shorten(others)}), which specbuild "
+        "does not read; convert them to safetensors"
+    )
+
+
+def _file_of(tensor: SourceTensor) -> str:
+    return tensor.file.name if tensor.file else "another file"

@@ -1,0 +1,159 @@
+"""Random weights of GPT-OSS targets and EAGLE3 drafts.
+
+Seeded, and scaled so that activations and logits stay near unit size; no bias, sink or norm is
+trivial.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+E2M1_RMS = 2.93  # of uniformly drawn e2m1 codes
+
+Tensors = dict[str, torch.Tensor]
+
+
+def target_tensors(
+    generator: torch.Generator,
+    *,
+    layers: int,
+    hidden: int,
+    q_width: int,
+    kv_width: int,
+    q_heads: int,
+    experts: int,
+    inner: int,
+    vocab: int,
+    mxfp4: bool,
+    dtype: torch.dtype,
+) -> Tensors:
+    """A GPT-OSS under the names of the "hf" layout."""
+    draw = Draw(generator, dtype)
+    tensors = {
+        "model.embed_tokens.weight": draw.normal(vocab, hidden, std=1.0),
+        "lm_head.weight": draw.normal(vocab, hidden, std=3 / math.sqrt(hidden)),
+        "model.norm.weight": draw.norm(hidden),
+    }
+    for index in range(layers):
+        layer = f"model.layers.{index}."
+        tensors[f"{layer}input_layernorm.weight"] = draw.norm(hidden)
+        tensors[f"{layer}post_attention_layernorm.weight"] = draw.norm(hidden)
+        attention, mlp = f"{layer}self_attn.", f"{layer}mlp."
+        for name, outputs, inputs in (
+            ("q_proj", q_width, hidden),
+            ("k_proj", kv_width, hidden),
+            ("v_proj", kv_width, hidden),
+            ("o_proj", hidden, q_width),
+        ):
+            tensors[f"{attention}{name}.weight"] = draw.linear(outputs, inputs)
+            tensors[f"{attention}{name}.bias"] = draw.normal(outputs, std=0.2)
+        tensors[f"{attention}sinks"] = draw.normal(q_heads, std=1.0)
+        tensors[f"{mlp}router.weight"] = draw.normal(experts, hidden, std=2 / math.sqrt(hidden))
+        tensors[f"{mlp}router.bias"] = draw.normal(experts, std=0.2)
+        for name, outputs, inputs in (
+            ("gate_up_proj", 2 * inner, hidden),
+            ("down_proj", hidden, inner),
+        ):
+            weight = f"{mlp}experts.{name}"
+            tensors[f"{weight}_bias"] = draw.normal(experts, outputs, std=0.2)
+            if mxfp4:
+                blocks, scales = draw.mxfp4(experts, outputs, inputs)
+                tensors[f"{weight}_blocks"], tensors[f"{weight}_scales"] = blocks, scales
+            else:
+                tensors[weight] = draw.normal(experts, inputs, outputs, std=1 / math.sqrt(inputs))
+    return tensors
+
+
+def draft_tensors(
+    generator: torch.Generator,
+    *,
+    hidden: int,
+    inner: int,
+    q_width: int,
+    kv_width: int,
+    input_size: int,
+    target_hidden: int,
+    taps: int,
+    draft_vocab: int | None,
+    norm_before_fc: bool,
+    fc_norm: bool,
+    dtype: torch.dtype,
+) -> Tensors:
+    """An EAGLE3 draft under its ``midlayer.`` names, without embedding, ``d2t`` and ``t2d``."""
+    draw = Draw(generator, dtype)
+    tensors = {
+        "fc.weight": draw.linear(hidden, taps * target_hidden),
+        "norm.weight": draw.norm(hidden),
+        "midlayer.hidden_norm.weight": draw.norm(hidden),
+        "midlayer.post_attention_layernorm.weight": draw.norm(hidden),
+        "midlayer.self_attn.q_proj.weight": draw.linear(q_width, input_size),
+        "midlayer.self_attn.k_proj.weight": draw.linear(kv_width, input_size),
+        "midlayer.self_attn.v_proj.weight": draw.linear(kv_width, input_size),
+        "midlayer.self_attn.o_proj.weight": draw.linear(hidden, q_width),
+        "midlayer.mlp.gate_proj.weight": draw.linear(inner, hidden),
+        "midlayer.mlp.up_proj.weight": draw.linear(inner, hidden),
+        "midlayer.mlp.down_proj.weight": draw.linear(hidden, inner),
+    }
+    if input_size == 2 * hidden:
+        tensors["midlayer.input_layernorm.weight"] = draw.norm(hidden)
+    if norm_before_fc:
+        tensors["input_norm.weight"] = draw.norm(taps * target_hidden)
+    if fc_norm:
+        for tap in range(taps):
+            tensors[f"fc_norm.{tap}.weight"] = draw.norm(target_hidden)
+    if draft_vocab is not None:
+        tensors["lm_head.weight"] = draw.normal(draft_vocab, hidden, std=3 / math.sqrt(hidden))
+    return tensors
+
+
+class Draw:
+    """Seeded random tensors of one dtype."""
+
+    def __init__(self, generator: torch.Generator, dtype: torch.dtype) -> None:
+        self.generator = generator
+        self.dtype = dtype
+
+    def normal(self, *shape: int, std: float) -> torch.Tensor:
+        return (torch.randn(*shape, generator=self.generator) * std).to(self.dtype)
+
+    def linear(self, outputs: int, inputs: int) -> torch.Tensor:
+        return self.normal(outputs, inputs, std=1 / math.sqrt(inputs))
+
+    def norm(self, width: int) -> torch.Tensor:
+        return (1 + 0.2 * torch.randn(width, generator=self.generator)).to(self.dtype)
+
+    def mxfp4(self, experts: int, outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Random blocks [E, O, I/32, 16] and scales [E, O, I/32], the weight near 1/sqrt(I)."""
+        shape = (experts, outputs, inputs // 32)
+        centre = round(127 - math.log2(E2M1_RMS * math.sqrt(inputs)))
+        blocks = torch.randint(0, 256, (*shape, 16), generator=self.generator, dtype=torch.uint8)
+        spread = torch.randint(-1, 2, shape, generator=self.generator)
+        return blocks, (centre + spread).to(torch.uint8)
+
+
+def original_names(tensors: Tensors, layers: int) -> Tensors:
+    """The tensors under the names of OpenAI's "original" layout."""
+    renamed = {
+        "embedding.weight": tensors["model.embed_tokens.weight"],
+        "unembedding.weight": tensors["lm_head.weight"],
+        "norm.scale": tensors["model.norm.weight"],
+    }
+    for index in range(layers):
+        old, new = f"model.layers.{index}.", f"block.{index}."
+        attention, experts = f"{old}self_attn.", f"{old}mlp.experts."
+        for kind in ("weight", "bias"):
+            parts = [tensors[f"{attention}{part}_proj.{kind}"] for part in "qkv"]
+            renamed[f"{new}attn.qkv.{kind}"] = torch.cat(parts)
+            renamed[f"{new}attn.out.{kind}"] = tensors[f"{attention}o_proj.{kind}"]
+            renamed[f"{new}mlp.gate.{kind}"] = tensors[f"{old}mlp.router.{kind}"]
+        renamed[f"{new}attn.norm.scale"] = tensors[f"{old}input_layernorm.weight"]
+        renamed[f"{new}attn.sinks"] = tensors[f"{attention}sinks"]
+        renamed[f"{new}mlp.norm.scale"] = tensors[f"{old}post_attention_layernorm.weight"]
+        for number, name in ((1, "gate_up_proj"), (2, "down_proj")):
+            renamed[f"{new}mlp.mlp{number}_bias"] = tensors[f"{experts}{name}_bias"]
+            for part in ("blocks", "scales"):
+                packed = tensors[f"{experts}{name}_{part}"]
+                renamed[f"{new}mlp.mlp{number}_weight.{part}"] = packed
+    return renamed

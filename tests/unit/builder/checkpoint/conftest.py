@@ -1,0 +1,40 @@
+"""A target's geometry, and a draft that fits it and may be edited."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from checkpoints import write_draft
+
+from specbuild.builder.checkpoint.target import read_target
+from specbuild.runtime.manifest import TargetGeometry
+
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 128,
+}
+
+
+@pytest.fixture(scope="session")
+def like_target() -> dict[str, object]:
+    """Arguments of ``write_draft`` that give the draft the target's RoPE, so that nothing warns."""
+    return {"rope_theta": 150000.0, "rope_scaling": YARN}
+
+
+@pytest.fixture(scope="session")
+def geometry(target_path: Path) -> TargetGeometry:
+    """Geometry of the shared target."""
+    return read_target(target_path, strict=True).geometry
+
+
+@pytest.fixture
+def draft(tmp_path: Path, like_target: dict[str, object]) -> Path:
+    """A draft of one file that fits the shared target."""
+    path = tmp_path / "draft"
+    write_draft(path, **like_target)
+    return path

@@ -1,0 +1,86 @@
+"""Whatever a ``config.json`` holds, the answer is a checkpoint or a sentence, no traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_files import write_json
+from checkpoints import write_draft, write_target
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbuild.builder.checkpoint.config_fields import (
+    DRAFT_DECODER,
+    DRAFT_TOP,
+    EAGLE,
+    GPT_OSS,
+    GPT_OSS_ORIGINAL,
+    ROPE,
+)
+from specbuild.builder.checkpoint.draft import read_draft
+from specbuild.builder.checkpoint.target import read_target
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import TargetGeometry
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 70),
+    st.floats(allow_nan=True),
+    st.sampled_from(["", "x", "yarn", "default", "mxfp4", "sliding_attention", "gpt_oss", "llama"]),
+)
+KEYS = sorted(
+    {
+        name
+        for table in (GPT_OSS, GPT_OSS_ORIGINAL, DRAFT_TOP, DRAFT_DECODER, EAGLE, ROPE)
+        for name in (*table.read, *table.only)
+    }
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)
+    ),
+    max_leaves=6,
+)
+CHANGES = st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=3)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    write_target(folder / "hf", layers=2)
+    write_target(folder / "openai", layers=2, layout="original")
+    write_draft(folder / "draft")
+    write_draft(folder / "speculators", architecture="Eagle3Speculator")
+    return {path.name: path for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("kind", ["hf", "openai", "draft", "speculators"])
+@settings(max_examples=150, deadline=None)
+@given(change=st.tuples(CHANGES, st.booleans(), st.booleans()))
+def test_no_traceback(
+    paths: dict[str, Path],
+    geometry: TargetGeometry,
+    kind: str,
+    change: tuple[dict[str, Any], bool, bool],
+) -> None:
+    changes, nested, strict = change
+    file = paths[kind] / "config.json"
+    original = file.read_text()
+    config = json.loads(original)
+    inner = config.get("transformer_layer_config") if nested else None
+    (inner if inner is not None else config).update(changes)
+    write_json(file, config)
+    try:
+        if kind in ("hf", "openai"):
+            read_target(paths[kind], strict=strict)
+        else:
+            read_draft(paths[kind], geometry, strict=strict)
+    except SpecbuildError as error:
+        assert len(str(error)) > 20
+    finally:
+        file.write_text(original)

@@ -1,0 +1,194 @@
+"""Every way in which an EAGLE3 draft is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_files import edit_config, edit_tensors
+from checkpoints import write_draft, write_target
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbuild.builder.checkpoint.draft import read_draft
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import TargetGeometry
+
+
+def refusal(path: Path, geometry: TargetGeometry, *, strict: bool = False) -> str:
+    with pytest.raises(SpecbuildError) as caught:
+        read_draft(path, geometry, strict=strict)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 300}, "its vocab_size is 300, the target's 256"),
+        ({"target_hidden_size": 128}, "its target_hidden_size is 128, the target's hidden size 64"),
+        ({"num_key_value_heads": 3}, "4 query heads do not divide among 3 KV heads"),
+        ({"head_dim": 33}, "head_dim 33 is odd"),
+        ({"hidden_size": 48}, "shares the target's embedding, but its hidden size is 48"),
+        ({"draft_vocab_size": 300}, "its draft vocabulary is 300, the target's only 256"),
+    ],
+)
+def test_drafts_that_do_not_fit(
+    draft: Path, geometry: TargetGeometry, changes: dict, message: str
+) -> None:
+    edit_config(draft, **changes)
+    text = refusal(draft, geometry)
+    assert "does not fit the target: " in text
+    assert message in text
+
+
+def test_every_misfit_is_listed(tmp_path: Path, geometry: TargetGeometry) -> None:
+    write_draft(tmp_path, hidden=32, draft_vocab=None, taps=(7, 8, 9))
+    edit_config(tmp_path, vocab_size=99)
+    message = refusal(tmp_path, geometry)
+    for part in (
+        "its vocab_size is 99",
+        "it reads layers [7, 8, 9]",
+        "it shares the target's embedding and head, but its hidden size is 32",
+    ):
+        assert part in message
+
+
+def test_draft_of_a_wider_target(tmp_path: Path, geometry: TargetGeometry) -> None:
+    write_draft(tmp_path, target_hidden=80)
+    assert "fc.weight is 240 wide, no multiple of the target's hidden size 64" in refusal(
+        tmp_path, geometry
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_bias": True}, "attention_bias True is not implemented (supported: False)"),
+        ({"mlp_bias": True}, "mlp_bias True is not implemented"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not implemented"),
+        ({"model_type": "qwen3"}, "model_type 'qwen3' is not implemented (supported: 'llama')"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers 2 is not implemented"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings True is not implemented"),
+        (
+            {"quantization_config": {"bits": 4}},
+            "quantization_config {'bits': 4} is not implemented",
+        ),
+        ({"architectures": ["MedusaModel"]}, "['MedusaModel'] is no EAGLE3 draft"),
+        ({"architectures": None}, "architectures [] is no EAGLE3 draft"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state False is not"),
+        ({"eagle_config": {"use_last_layernorm": False}}, "use_last_layernorm False is not"),
+        ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm True is not"),
+        ({"eagle_config": [1]}, "eagle_config: got [1], expected an object"),
+        ({"norm_output": "yes"}, "norm_output: got 'yes', expected true or false"),
+        ({"sliding_window": 9}, "sliding_window 9 is given without use_sliding_window"),
+        ({"use_sliding_window": True}, "sliding_window: got None, expected the width"),
+        ({"layer_types": ["chunked_attention"]}, "layer_types: got ['chunked_attention']"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "rope_type 'llama3' is not implemented"),
+        ({"model_type": "gpt_oss"}, "is a GPT-OSS target, not a draft; give it with --model"),
+    ],
+)
+def test_refused_configurations(
+    draft: Path, geometry: TargetGeometry, changes: dict, message: str
+) -> None:
+    edit_config(draft, **changes)
+    assert message in refusal(draft, geometry)
+
+
+def test_unknown_fields(draft: Path, geometry: TargetGeometry) -> None:
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, 2, 3]}
+    edit_config(draft, softcap=30.0, eagle_config=layers | {"gate": 1})
+    assert read_draft(draft, geometry, strict=False).warnings == (
+        "draft config.json: eagle_config: the field gate (1) is unknown and was ignored",
+        "draft config.json: the field softcap (30.0) is unknown and was ignored",
+    )
+    assert "unknown fields gate" in refusal(draft, geometry, strict=True)
+
+
+EXTRAS = {
+    "midlayer.self_attn.q_proj.bias": "biases in the draft are not implemented",
+    "midlayer.self_attn.q_norm.weight": "norms on q and k are not implemented",
+    "layers.1.self_attn.q_proj.weight": "the draft has several layers; one is implemented",
+    "midlayer.mlp.experts.0.up_proj.weight": "only a dense MLP is implemented",
+    "input_norm.weight": "norms before fc are present",
+    "fc.bias": "",
+}
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_tensors_that_nobody_consumes(draft: Path, geometry: TargetGeometry, name: str) -> None:
+    edit_tensors(draft, lambda t: t.update({name: torch.rand(4)}))
+    message = refusal(draft, geometry)
+    assert f"left over: {name}, shape [4] F32" in message
+    assert EXTRAS[name] in message
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_tensor_that_is_missing_or_misshapen_is_named(
+    tmp_path_factory, geometry: TargetGeometry, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("draft")
+    written = write_draft(path, own_embedding=True, fc_norm=True)
+    # Without fc, or with another width of it, there is no draft to hold the rest against.
+    names = sorted(set(written) - {"fc.weight"})
+    name = data.draw(st.sampled_from(names))
+    gone = data.draw(st.booleans())
+    rows = 0 if gone else data.draw(st.integers(1, len(written[name]) - 1))
+
+    def breaking(tensors: dict[str, torch.Tensor]) -> None:
+        whole = tensors.pop(name)
+        if not gone:
+            tensors[name] = whole[:rows].clone()
+
+    edit_tensors(path, breaking)
+    optional = {"embed_tokens.weight", "t2d"}
+    if gone and name in optional:
+        read_draft(path, geometry, strict=True)
+        return
+    message = refusal(path, geometry)
+    assert f"{'missing' if gone else 'wrong shape'}: {name}" in message
+
+
+def test_missing_tensors_are_listed_together(draft: Path, geometry: TargetGeometry) -> None:
+    edit_tensors(draft, lambda t: [t.pop("norm.weight"), t.pop("d2t"), t.pop("lm_head.weight")])
+    message = refusal(draft, geometry)
+    for line in (
+        "3 tensors do not fit",
+        "missing: norm.weight, shape [64]",
+        "missing: lm_head.weight, shape [128, 64]",
+        "missing: d2t, shape [128]",
+    ):
+        assert line in message
+
+
+def test_without_fc(draft: Path, geometry: TargetGeometry) -> None:
+    edit_tensors(draft, lambda t: t.pop("fc.weight"))
+    assert "drafts that read the target's final state only are not" in refusal(draft, geometry)
+    edit_tensors(draft, lambda t: [t.pop(n) for n in list(t) if n.startswith("midlayer")])
+    assert "not an EAGLE3 draft, it has neither fc.weight nor midlayer.*" in refusal(
+        draft, geometry
+    )
+
+
+def test_both_spellings_of_a_layer(draft: Path, geometry: TargetGeometry) -> None:
+    name = "self_attn.q_proj.weight"
+    edit_tensors(draft, lambda t: t.update({f"layers.0.{name}": torch.rand(2, 2)}))
+    assert f"layers.0.{name} and midlayer.{name} are the same tensor" in refusal(draft, geometry)
+
+
+def test_own_embedding_of_a_draft_without_embedding_half(
+    tmp_path: Path, geometry: TargetGeometry
+) -> None:
+    write_draft(tmp_path, input_width="hidden", own_embedding=True)
+    assert "left over: embed_tokens.weight" in refusal(tmp_path, geometry)
+
+
+def test_target_given_as_draft(tmp_path: Path, geometry: TargetGeometry) -> None:
+    write_target(tmp_path)
+    assert "is a GPT-OSS target, not a draft" in refusal(tmp_path, geometry)
+
+
+def test_paths(tmp_path: Path, geometry: TargetGeometry) -> None:
+    assert "no such directory" in refusal(tmp_path / "absent", geometry)
+    assert "it has no config.json" in refusal(tmp_path, geometry)

@@ -1,0 +1,110 @@
+"""RoPE of configurations, held against what transformers makes of the same fields."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.rope import describe, read_rope
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import Rope
+
+RELEASE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def read(fields: dict[str, Any], default_theta: float = 10000.0) -> Rope:
+    return read_rope(Config("dir/config.json", "config.json", fields), default_theta=default_theta)
+
+
+def test_release_values() -> None:
+    rope = read({"rope_theta": 150000, "rope_scaling": RELEASE})
+    assert rope.attention_factor == pytest.approx(1.34657, abs=1e-5)
+    assert (rope.theta, rope.factor, rope.original_max_positions) == (150000.0, 32.0, 4096)
+    assert rope.truncate is False
+    assert read({"rope_parameters": RELEASE | {"rope_theta": 150000.0}}) == rope
+    both = {"rope_parameters": RELEASE | {"rope_theta": 150000.0}, "rope_scaling": RELEASE}
+    assert read(both | {"rope_theta": 150000.0}) == rope
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"factor": 4.0},
+        {"truncate": None},
+        {"truncate": True, "beta_fast": 16.0, "beta_slow": 2.0},
+        {"attention_factor": 1.25},
+        {"mscale": 0.7, "mscale_all_dim": 1.2},
+        {"mscale": 0.7},
+    ],
+)
+def test_frequencies_and_factor_are_those_of_transformers(changes: dict[str, Any]) -> None:
+    from transformers import GptOssConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    nested = {k: v for k, v in (RELEASE | changes).items() if v is not None}
+    config = GptOssConfig(rope_parameters=nested | {"rope_theta": 150000.0})
+    wanted, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
+    rope = read({"rope_theta": 150000.0, "rope_scaling": nested})
+    assert rope.attention_factor == pytest.approx(attention_factor, rel=1e-12)
+    torch.testing.assert_close(frequencies(rope, 64), wanted.double(), rtol=1e-5, atol=0)
+
+
+def frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
+    """YaRN by the formula of the paper, from the fields that were read."""
+    half = head_dim // 2
+    freq = rope.theta ** (torch.arange(half).double() / half)
+    bounds = [
+        half * math.log(rope.original_max_positions / (beta * 2 * math.pi)) / math.log(rope.theta)
+        for beta in (rope.beta_fast, rope.beta_slow)
+    ]
+    if rope.truncate:
+        bounds = [math.floor(bounds[0]), math.ceil(bounds[1])]
+    mask = 1 - ((torch.arange(half).double() - bounds[0]) / (bounds[1] - bounds[0])).clamp(0, 1)
+    return mask / freq + (1 - mask) / (rope.factor * freq)
+
+
+def test_defaults() -> None:
+    assert read({}) == Rope(theta=10000.0)
+    assert read({"rope_scaling": None, "rope_parameters": None}, 5.0) == Rope(theta=5.0)
+    assert read({"rope_parameters": {"rope_type": "default", "rope_theta": 7}}) == Rope(theta=7.0)
+    yarn = read({"rope_scaling": {"type": "yarn", "factor": 2}, "max_position_embeddings": 99})
+    assert (yarn.original_max_positions, yarn.truncate) == (99, True)
+    assert yarn.attention_factor == pytest.approx(1 + 0.1 * math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rope_scaling": {"rope_type": "llama3"}}, "rope_type 'llama3' is not implemented"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_type 'linear' is not impl"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "the field factor is missing"),
+        ({"rope_scaling": RELEASE | {"mrope_section": [1]}}, "unknown fields mrope_section"),
+        ({"rope_scaling": RELEASE | {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+        ({"rope_theta": -1}, "rope_theta: got -1, expected a positive number"),
+        (
+            {"rope_scaling": RELEASE, "rope_parameters": {"rope_theta": 3.0}},
+            "rope_parameters and rope_scaling differ",
+        ),
+    ],
+)
+def test_refusals(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecbuildError, match=message):
+        read(fields)
+
+
+def test_description() -> None:
+    assert describe(Rope(theta=10000.0)) == "theta 10000 without scaling"
+    rope = read({"rope_theta": 150000, "rope_scaling": RELEASE})
+    assert describe(rope) == "theta 150000 with YaRN × 32 over 4096"

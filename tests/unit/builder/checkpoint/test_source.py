@@ -1,0 +1,221 @@
+"""Safetensors directories: what is read, and that no damage goes unnoticed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_files import write_json, write_shards
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from specbuild.builder.checkpoint.source import open_directory, read_config, read_header
+from specbuild.runtime.errors import SpecbuildError
+
+
+def some_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "a.weight": torch.randn(4, 6, generator=generator).bfloat16(),
+        "b.weight": torch.randn(3, generator=generator),
+        "c.blocks": torch.randint(0, 256, (2, 5, 3), generator=generator, dtype=torch.uint8),
+        "d.ids": torch.randint(-9, 9, (7,), generator=generator),
+        "e.mask": torch.rand(5, generator=generator) > 0.5,
+    }
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5])
+def test_tensors_read_as_written(tmp_path: Path, shards: int) -> None:
+    written = some_tensors()
+    write_shards(tmp_path, written, shards)
+    found = open_directory(tmp_path)
+    assert set(found) == set(written)
+    for name, tensor in written.items():
+        source = found[name]
+        assert source.sources == (name,)
+        assert source.shape == tuple(tensor.shape)
+        assert source.load().dtype == tensor.dtype
+        assert torch.equal(source.load(), tensor)
+    assert found["a.weight"].dtype == "BF16"
+    assert found["e.mask"].dtype == "BOOL"
+
+
+def test_offset_is_where_the_bytes_lie(tmp_path: Path) -> None:
+    written = some_tensors()
+    write_shards(tmp_path, written, 2)
+    for name, source in open_directory(tmp_path).items():
+        raw = written[name].view(torch.uint8).numpy().tobytes()
+        assert source.file is not None
+        stored = np.memmap(source.file, np.uint8, mode="r", offset=source.offset, shape=len(raw))
+        assert stored.tobytes() == raw
+
+
+def test_files_without_index_are_read_together(tmp_path: Path) -> None:
+    written = some_tensors()
+    save_file({"a.weight": written["a.weight"]}, tmp_path / "one.safetensors")
+    save_file({"b.weight": written["b.weight"]}, tmp_path / "two.safetensors")
+    assert set(open_directory(tmp_path)) == {"a.weight", "b.weight"}
+
+
+def test_tensor_in_two_files(tmp_path: Path) -> None:
+    for file in ("one", "two"):
+        save_file({"a.weight": torch.rand(2)}, tmp_path / f"{file}.safetensors")
+    with pytest.raises(SpecbuildError, match=r"two\.safetensors: a\.weight also in one\.safe"):
+        open_directory(tmp_path)
+
+
+def edit_index(path: Path, edit) -> None:
+    file = path / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    edit(index["weight_map"])
+    write_json(file, index)
+
+
+def test_index_names_a_missing_file(tmp_path: Path) -> None:
+    write_shards(tmp_path, some_tensors(), 2)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(SpecbuildError, match=r"names model-00002-of-00002\.safetensors, not in"):
+        open_directory(tmp_path)
+
+
+def test_index_names_a_tensor_that_its_shard_lacks(tmp_path: Path) -> None:
+    write_shards(tmp_path, some_tensors(), 2)
+    edit_index(tmp_path, lambda m: m.update({"f.weight": "model-00001-of-00002.safetensors"}))
+    with pytest.raises(SpecbuildError, match=r"f\.weight should be in model-00001"):
+        open_directory(tmp_path)
+
+
+def test_shard_holds_a_tensor_that_the_index_places_elsewhere(tmp_path: Path) -> None:
+    tensors = some_tensors()
+    write_shards(tmp_path, tensors, 2)
+    second = tmp_path / "model-00002-of-00002.safetensors"
+    save_file({n: tensors[n] for n in ("a.weight", "b.weight", "d.ids")}, second)
+    with pytest.raises(
+        SpecbuildError, match=r"holds a\.weight, which the index places in model-00001"
+    ):
+        open_directory(tmp_path)
+
+
+def test_shard_holds_a_tensor_that_the_index_forgot(tmp_path: Path) -> None:
+    write_shards(tmp_path, some_tensors(), 2)
+    edit_index(tmp_path, lambda m: m.pop("a.weight"))
+    with pytest.raises(
+        SpecbuildError, match=r"holds a\.weight, which the index places in no shard"
+    ):
+        open_directory(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", 3, None])
+def test_index_may_name_files_beside_it_only(tmp_path: Path, file: object) -> None:
+    write_shards(tmp_path, some_tensors(), 2)
+    edit_index(tmp_path, lambda m: m.update({"a.weight": file}))
+    with pytest.raises(SpecbuildError, match="expected a file beside the index"):
+        open_directory(tmp_path)
+
+
+def test_index_without_a_map(tmp_path: Path) -> None:
+    write_shards(tmp_path, some_tensors(), 2)
+    write_json(tmp_path / "model.safetensors.index.json", {"metadata": {}})
+    with pytest.raises(SpecbuildError, match="has no weight_map"):
+        open_directory(tmp_path)
+
+
+def test_several_indexes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_json(tmp_path / f"{name}.safetensors.index.json", {"weight_map": {"x": "y"}})
+    with pytest.raises(SpecbuildError, match="several indexes"):
+        open_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"), [("pytorch_model.bin", "pickle"), ("m.pth", "pickle"), ("m.gguf", "GGUF")]
+)
+def test_other_formats_are_refused(tmp_path: Path, file: str, kind: str) -> None:
+    (tmp_path / file).write_bytes(b"\x80\x02")
+    with pytest.raises(SpecbuildError, match=f"only {kind} weights .*convert them to safetensors"):
+        open_directory(tmp_path)
+
+
+def test_no_weights_at_all(tmp_path: Path) -> None:
+    with pytest.raises(SpecbuildError, match=r"not a checkpoint, it holds no \*\.safetensors"):
+        open_directory(tmp_path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(kept=st.floats(0, 1, exclude_max=True))
+def test_a_file_cut_anywhere_is_refused(tmp_path_factory, kept: float) -> None:
+    file = tmp_path_factory.mktemp("cut") / "model.safetensors"
+    save_file(some_tensors(), file)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(len(whole) * kept)])
+    with pytest.raises(SpecbuildError, match=r"model\.safetensors: .*download it again"):
+        read_header(file)
+
+
+def test_bytes_after_the_last_tensor(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file(some_tensors(), file)
+    file.write_bytes(file.read_bytes() + b"x")
+    with pytest.raises(SpecbuildError, match="truncated or damaged"):
+        read_header(file)
+
+
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (ENTRY | {"dtype": "F33"}, "entry for a is damaged"),
+        (ENTRY | {"shape": [3]}, "entry for a is damaged"),
+        (ENTRY | {"shape": [-2]}, "entry for a is damaged"),
+        (ENTRY | {"shape": "x"}, "entry for a is damaged"),
+        (ENTRY | {"data_offsets": [8, 0]}, "entry for a is damaged"),
+        (ENTRY | {"data_offsets": [4, 12]}, "overlap or leave a gap"),
+        ({"dtype": "F32"}, "entry for a is damaged"),
+        ([1], "entry for a is damaged"),
+    ],
+)
+def test_damaged_header_entries(tmp_path: Path, entry: object, message: str) -> None:
+    header = json.dumps({"a": entry}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(SpecbuildError, match=message):
+        read_header(file)
+
+
+@pytest.mark.parametrize("header", [b"{", b"[]", b"\xff\xff"])
+def test_damaged_headers(tmp_path: Path, header: bytes) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(SpecbuildError, match="header is damaged"):
+        read_header(file)
+
+
+def test_file_that_vanishes_before_it_is_loaded(tmp_path: Path) -> None:
+    write_shards(tmp_path, some_tensors(), 1)
+    source = open_directory(tmp_path)["a.weight"]
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(SpecbuildError, match=r"a\.weight cannot be read"):
+        source.load()
+
+
+def test_paths_that_are_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(SpecbuildError, match="absent: no such directory"):
+        read_config(tmp_path / "absent")
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(
+        SpecbuildError, match=r"is a file; give the directory that holds config\.json"
+    ):
+        read_config(file)
+    with pytest.raises(SpecbuildError, match=r"not a checkpoint directory, it has no config\.json"):
+        read_config(tmp_path)
+    for text in ("{", "[1]", "\x00"):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(SpecbuildError, match=r"config\.json: (cannot be read as|got list)"):
+            read_config(tmp_path)

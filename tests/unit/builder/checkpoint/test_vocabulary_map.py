@@ -1,0 +1,59 @@
+"""``d2t`` in both of its forms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbuild.builder.checkpoint.vocabulary_map import read_offsets
+from specbuild.runtime.errors import SpecbuildError
+
+VOCAB = 50
+TARGETS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=VOCAB, unique=True)
+
+
+def members(targets: list[int]) -> torch.Tensor:
+    t2d = torch.zeros(VOCAB, dtype=torch.bool)
+    t2d[targets] = True
+    return t2d
+
+
+@given(targets=TARGETS, with_t2d=st.booleans())
+def test_offsets(targets: list[int], with_t2d: bool) -> None:
+    d2t = torch.tensor([target - draft for draft, target in enumerate(targets)])
+    form, offsets = read_offsets("d", d2t, members(targets) if with_t2d else None, VOCAB)
+    assert form == "offsets"
+    assert [j + int(o) for j, o in enumerate(offsets)] == targets
+
+
+@given(targets=TARGETS)
+def test_map_is_told_by_t2d(targets: list[int]) -> None:
+    d2t = torch.tensor(targets, dtype=torch.int32)
+    shifted = [j + t for j, t in enumerate(targets)]
+    form, offsets = read_offsets("d", d2t, members(targets), VOCAB)
+    assert form == ("offsets" if sorted(shifted) == sorted(targets) else "map")
+    if form == "map":
+        assert offsets.dtype == torch.int64
+        assert [j + int(o) for j, o in enumerate(offsets)] == targets
+
+
+def test_map_is_told_by_the_vocabulary() -> None:
+    form, offsets = read_offsets("d", torch.tensor([3, 10, 48, 49]), None, VOCAB)
+    assert (form, offsets.tolist()) == ("map", [3, 9, 46, 46])
+
+
+@pytest.mark.parametrize(
+    ("d2t", "t2d", "message"),
+    [
+        ([0, 49, 0], None, "sends draft token 1 to target token 50, outside .* vocabulary of 50"),
+        ([-1, -1], None, "sends draft token 0 to target token -1"),
+        ([5, 4, 4], None, "sends several draft tokens to target token 5"),
+        ([0, 0], [0, 2], "d2t and t2d disagree: 2 target tokens by d2t, 2 by t2d"),
+        ([0, 0], [0], "2 target tokens by d2t, 1 by t2d"),
+    ],
+)
+def test_refusals(d2t: list[int], t2d: list[int] | None, message: str) -> None:
+    with pytest.raises(SpecbuildError, match=f"draft: d2t.*{message.removeprefix('d2t')}"):
+        read_offsets("draft", torch.tensor(d2t), None if t2d is None else members(t2d), VOCAB)
