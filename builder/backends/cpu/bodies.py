@@ -1,0 +1,56 @@
+"""Every ``specbuild::`` node becomes standard ops, or ONNX Runtime contrib ops, by its body."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from specbuild.builder.backends.cpu.experts import lower_experts
+from specbuild.builder.passes.rewriting import replace
+from specbuild.plugins_cuda.body import BodyBuilder
+from specbuild.plugins_cuda.opspec import DOMAIN
+from specbuild.plugins_cuda.registry import op_named
+
+
+def lower_ops(model: ir.Model) -> int:
+    """Inlines the bodies; the experts take the form that is fastest on a CPU."""
+    changed = 0
+    for node in list(model.graph):
+        if node.domain != DOMAIN:
+            continue
+        if node.op_type == "Moe":
+            lower_experts(model.graph, node)
+        else:
+            _inline(model.graph, node)
+        changed += 1
+    model.graph.opset_imports.pop(DOMAIN, None)
+    model.graph.opset_imports["com.microsoft"] = 1
+    return changed
+
+
+def _inline(graph: ir.Graph, node: ir.Node) -> None:
+    op = op_named(node.op_type)
+    assert op.body is not None
+    given = {name: attribute.value for name, attribute in node.attributes.items()}
+    inputs = [*node.inputs, *[None] * (len(op.inputs) - len(node.inputs))]
+    b = BodyBuilder()
+    replace(node, b, op.body(b, inputs, op.complete(given)), graph)
+
+
+def reorder_pools(model: ir.Model) -> int:
+    """Pools take the axis order that the bodies want, from graph input to graph output."""
+    changed = 0
+    for node in model.graph:
+        if node.domain != DOMAIN:
+            continue
+        op = op_named(node.op_type)
+        ports = zip(node.inputs, op.inputs, strict=False)
+        results = zip(node.outputs, op.outputs, strict=True)
+        for value, spec in (*ports, *results):
+            permutation = spec.body_permutation
+            if value is None or permutation is None or value.meta.get("pool_reordered"):
+                continue
+            assert value.shape is not None
+            value.shape = ir.Shape([value.shape[axis] for axis in permutation])
+            value.meta["pool_reordered"] = True
+            changed += 1
+    return changed

@@ -1,0 +1,220 @@
+"""The graphs of an engine, by role, in portable form: exported modules and single ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from specbuild.builder.export import GraphDeclaration, export_module, single_op_model
+from specbuild.builder.limits import EnginePlan
+from specbuild.builder.models.eagle3 import DraftFuse, Eagle3
+from specbuild.builder.models.gpt_oss import GptOss
+from specbuild.builder.models.graph_io import (
+    LAUNCH_PORTS,
+    GroupView,
+    InputPort,
+    Launch,
+    LayerPools,
+    output_name,
+    pool_ports,
+    view_ports,
+)
+from specbuild.builder.passes.weights import weight_value
+from specbuild.builder.weight_sources import WeightSources
+from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
+from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
+
+ACTIVATIONS = torch.bfloat16
+_VIEW = len(GroupView._fields)
+_HEAD = 1 + len(LAUNCH_PORTS)
+
+
+def target_graph(g: TargetGeometry, plan: EnginePlan, taps: tuple[int, ...]) -> ir.Model:
+    """The role ``target``."""
+    with torch.device("meta"):
+        module = GptOss(g, taps, plan.limits.max_seq_len + plan.limits.draft_tokens + 1)
+    module.to(ACTIVATIONS)
+    group_of_layer = plan.group_of_layer(g)
+    groups = plan.target_groups
+    pools = [
+        port
+        for layer, group in enumerate(group_of_layer)
+        for port in pool_ports(groups[group], layer, ACTIVATIONS)
+    ]
+    views = [port for group in groups for port in view_ports(group, batch_axis(plan))]
+    captured = len(taps) * g.hidden
+    declaration = GraphDeclaration(
+        role="target",
+        inputs=(InputPort("token_ids", torch.int32, ("T",)), *launch_ports(plan), *views, *pools),
+        outputs=("logits", *(["captured"] if taps else []), *[output_name(p.name) for p in pools]),
+        output_shapes=(
+            ("R", g.vocab),
+            *([("T", captured)] if taps else []),
+            *[port.shape for port in pools],
+        ),
+        stages=(*[f"stage.layer.{i}" for i in range(g.layers)], "stage.pre_head"),
+    )
+
+    def pack(values: Sequence[Any]) -> tuple[Any, ...]:
+        first_pool = _HEAD + _VIEW * len(groups)
+        split = [values[_HEAD + _VIEW * i :][:_VIEW] for i in range(len(groups))]
+        pairs = [values[first_pool + 2 * i :][:2] for i in range(g.layers)]
+        return (
+            values[0],
+            Launch(*values[1:_HEAD]),
+            tuple(GroupView(*part) for part in split),
+            tuple(LayerPools(*pair) for pair in pairs),
+        )
+
+    module.forward = partial(module.forward, group_of_layer=group_of_layer)  # type: ignore[method-assign]
+    return export_module(module, declaration, pack)
+
+
+def draft_fuse_graph(d: DraftGeometry, g: TargetGeometry) -> ir.Model:
+    """The role ``draft_fuse``."""
+    with torch.device("meta"):
+        module = DraftFuse(d, g)
+    module.to(ACTIVATIONS)
+    declaration = GraphDeclaration(
+        role="draft_fuse",
+        inputs=(InputPort("captured", ACTIVATIONS, ("T", len(d.taps) * g.hidden)),),
+        outputs=("hidden",),
+        output_shapes=(("T", d.hidden),),
+    )
+    return export_module(module, declaration, tuple)
+
+
+def draft_graph(d: DraftGeometry, g: TargetGeometry, plan: EnginePlan) -> ir.Model:
+    """The role ``draft``."""
+    group = plan.groups[-1]
+    limits = plan.limits
+    with torch.device("meta"):
+        module = Eagle3(d, g, limits.max_seq_len + limits.draft_depth)
+    module.to(ACTIVATIONS)
+    pools = pool_ports(group, 0, ACTIVATIONS)
+    declaration = GraphDeclaration(
+        role="draft",
+        inputs=(
+            InputPort("token_ids", torch.int32, ("T",)),
+            InputPort("hidden", ACTIVATIONS, ("T", d.hidden)),
+            *launch_ports(plan),
+            *view_ports(group, batch_axis(plan)),
+            *pools,
+        ),
+        outputs=("draft_logits", "hidden_out", *[output_name(p.name) for p in pools]),
+        output_shapes=(("R", d.vocab), ("T", d.hidden), *[p.shape for p in pools]),
+        stages=("stage.attention", "stage.ffn", "stage.pre_head"),
+    )
+
+    def pack(values: Sequence[Any]) -> tuple[Any, ...]:
+        tail = values[1 + _HEAD :]
+        return (
+            *values[:2],
+            Launch(*values[2 : 1 + _HEAD]),
+            GroupView(*tail[:_VIEW]),
+            LayerPools(*tail[_VIEW:]),
+        )
+
+    return export_module(module, declaration, pack)
+
+
+def expand_graph(d: DraftGeometry, sources: WeightSources) -> ir.Model:
+    """The role ``expand``; the draft vocabulary's offsets are a weight of it."""
+    ports = (
+        InputPort("logits", torch.float32, ("BF", d.vocab)),
+        InputPort("score", torch.float32, ("B", "F")),
+        InputPort("top_k", torch.int32, ()),
+    )
+    return single_op_model("expand", "TreeExpand", ports, {}, [weight_value("d2t", sources.d2t())])
+
+
+def tree_graphs(vocab: int, depth: int, with_draft: bool) -> dict[str, ir.Model]:
+    """The roles ``choose``, and with a draft ``select`` and ``accept``."""
+
+    def ints(name: str, *shape: str) -> InputPort:
+        return InputPort(name, torch.int32, shape)
+
+    def floats(name: str, *shape: int | str) -> InputPort:
+        return InputPort(name, torch.float32, shape)
+
+    choose = (
+        floats("logits", "R", vocab),
+        floats("temperature", "R"),
+        ints("top_k", "R"),
+        floats("top_p", "R"),
+        ints("seed", "R"),
+        ints("position", "R"),
+    )
+    graphs = {"choose": single_op_model("choose", "Choose", choose, {})}
+    if with_draft:
+        select = (
+            ints("tokens", "B", "M"),
+            floats("scores", "B", "M"),
+            ints("parents", "B", "M"),
+            ints("draft_tokens"),
+        )
+        accept = (
+            ints("tokens", "B", "N1"),
+            ints("parents", "B", "N1"),
+            ints("ancestor_bits", "B", "N1", "W"),
+            ints("count", "B"),
+            ints("choice", "B", "N1"),
+        )
+        graphs["select"] = single_op_model("select", "TreeSelect", select, {"depth": depth})
+        graphs["accept"] = single_op_model("accept", "TreeAccept", accept, {"depth": depth})
+    return graphs
+
+
+def commit_graph(plan: EnginePlan) -> ir.Model:
+    """The role ``commit``: one KvCommit per pool of the target."""
+    dtype = ir.DataType.FLOAT
+    inputs, nodes, outputs = [], [], []
+    for group in plan.target_groups:
+        slots = [
+            ir.Value(
+                name=f"{group.name}.{side}_slot",
+                shape=ir.Shape(["B", "D1"]),
+                type=ir.TensorType(ir.DataType.INT32),
+            )
+            for side in ("from", "to")
+        ]
+        inputs.extend(slots)
+        for layer in group.layers:
+            for port in pool_ports(group, layer, torch.float32):
+                pool = ir.Value(
+                    name=port.name, shape=ir.Shape(port.shape), type=ir.TensorType(dtype)
+                )
+                node = ir.Node(DOMAIN, "KvCommit", [pool, *slots], num_outputs=1)
+                written = node.outputs[0]
+                written.name = output_name(port.name)
+                written.shape, written.type = ir.Shape(port.shape), ir.TensorType(dtype)
+                inputs.append(pool)
+                nodes.append(node)
+                outputs.append(written)
+    graph = ir.Graph(
+        inputs,
+        outputs,
+        nodes=nodes,
+        opset_imports={"": 23, DOMAIN: OPSET_VERSION},
+        name="commit",
+    )
+    return ir.Model(graph, ir_version=11)
+
+
+def batch_axis(plan: EnginePlan) -> int | str:
+    """The batch axis of a launch: static where there is only ever one sequence."""
+    return 1 if plan.limits.max_batch_size == 1 else "B"
+
+
+def launch_ports(plan: EnginePlan) -> tuple[InputPort, ...]:
+    """The launch's ports; ``row_start`` has two entries where there is one sequence."""
+    if plan.limits.max_batch_size > 1:
+        return LAUNCH_PORTS
+    return tuple(
+        InputPort(port.name, port.dtype, (2,)) if port.name == "row_start" else port
+        for port in LAUNCH_PORTS
+    )

@@ -1,0 +1,47 @@
+"""Rotary tables: plain and YaRN (arXiv 2309.00071), half-split, attention factor included."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from specbuild.runtime.manifest import Rope
+
+
+def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
+    """Angles per position, fp64 [head_dim / 2].
+
+    YaRN mixes ``1/freq`` (fast channels) with ``1/(factor·freq)`` (slow ones) by a ramp between
+    the channels that turn ``beta_fast`` and ``beta_slow`` times over the original context.
+    """
+    half = head_dim // 2
+    freq = rope.theta ** (torch.arange(half, dtype=torch.float64) * 2 / head_dim)
+    if rope.scaling == "none":
+        return 1.0 / freq
+    original = rope.original_max_positions
+    assert original is not None
+
+    def channel(turns: float) -> float:
+        wavelength = original / (turns * 2 * math.pi)
+        return half * math.log(wavelength) / math.log(rope.theta)
+
+    low, high = channel(rope.beta_fast), channel(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    # Equal bounds would divide by zero; the ramp then becomes a step.
+    ramp = (torch.arange(half, dtype=torch.float64) - low) / max(high - low, 1e-3)
+    fast = 1.0 - ramp.clamp(0, 1)
+    return fast / freq + (1.0 - fast) / (rope.factor * freq)
+
+
+def rope_tables(rope: Rope, head_dim: int, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine tables, fp32 [positions, head_dim / 2], times the attention factor."""
+    angle = torch.outer(
+        torch.arange(positions, dtype=torch.float64), inverse_frequencies(rope, head_dim)
+    )
+    return (
+        (angle.cos() * rope.attention_factor).float(),
+        (angle.sin() * rope.attention_factor).float(),
+    )

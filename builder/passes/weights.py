@@ -1,0 +1,107 @@
+"""Weights of a graph as recipes: a shape, a type, where it comes from, and how to make it.
+
+No weight is held in memory: an initialiser carries a function that loads it, and a pass that
+wants it in another form replaces it by one that carries the composed function (law 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import torch
+
+_RECIPE = "specbuild.recipe"
+ONNX_DTYPES = {
+    torch.float32: ir.DataType.FLOAT,
+    torch.float16: ir.DataType.FLOAT16,
+    torch.bfloat16: ir.DataType.BFLOAT16,
+    torch.uint8: ir.DataType.UINT8,
+    torch.int32: ir.DataType.INT32,
+    torch.int64: ir.DataType.INT64,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a stored tensor is made: ``load`` gives it, from the checkpoint tensors ``sources``."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    sources: tuple[str, ...]
+    load: Callable[[], torch.Tensor]
+
+    def checked(self) -> torch.Tensor:
+        """The tensor; AssertionError where the recipe made another shape or type than it said."""
+        tensor = self.load()
+        if (tuple(tensor.shape), tensor.dtype) != (self.shape, self.dtype):
+            raise AssertionError(f"{self.sources}: recipe gave {tensor.shape} {tensor.dtype}")
+        return tensor
+
+
+def weight_value(name: str, recipe: Recipe) -> ir.Value:
+    """An initialiser that carries a recipe."""
+    value = ir.Value(
+        name=name,
+        shape=ir.Shape(recipe.shape),
+        type=ir.TensorType(ONNX_DTYPES[recipe.dtype]),
+        const_value=_lazy(name, recipe),
+    )
+    value.meta[_RECIPE] = recipe
+    return value
+
+
+def set_recipe(value: ir.Value, recipe: Recipe) -> None:
+    """Makes an exported initialiser carry a recipe, its type and shape included."""
+    assert value.name is not None
+    value.const_value = _lazy(value.name, recipe)
+    value.type = ir.TensorType(ONNX_DTYPES[recipe.dtype])
+    value.shape = ir.Shape(recipe.shape)
+    value.meta[_RECIPE] = recipe
+
+
+def recipe_of(value: ir.Value | None) -> Recipe | None:
+    """The recipe of an initialiser, or None where the value is not a weight."""
+    return None if value is None else value.meta.get(_RECIPE)
+
+
+def derive(
+    graph: ir.Graph,
+    name: str,
+    parents: Sequence[ir.Value | None],
+    make: Callable[..., torch.Tensor],
+) -> ir.Value:
+    """A new weight ``make(*parents)``; an absent parent is passed as None.
+
+    The shape is found on the meta device, so ``make`` must be plain torch. The same name
+    gives the weight that is there already.
+    """
+    if name in graph.initializers:
+        return graph.initializers[name]
+    recipes = [recipe_of(parent) for parent in parents]
+
+    def meta(recipe: Recipe | None) -> torch.Tensor | None:
+        if recipe is None:
+            return None
+        return torch.empty(recipe.shape, dtype=recipe.dtype, device="meta")
+
+    shape = make(*map(meta, recipes))
+    derived = Recipe(
+        shape=tuple(shape.shape),
+        dtype=shape.dtype,
+        sources=tuple(dict.fromkeys(s for r in recipes if r is not None for s in r.sources)),
+        load=lambda: make(*(None if r is None else r.load() for r in recipes)).contiguous(),
+    )
+    value = weight_value(name, derived)
+    graph.register_initializer(value)
+    return value
+
+
+def _lazy(name: str, recipe: Recipe) -> ir.LazyTensor:
+    return ir.LazyTensor(
+        lambda: ir.tensor(recipe.checked().float().numpy()),
+        dtype=ONNX_DTYPES[recipe.dtype],
+        shape=ir.Shape(recipe.shape),
+        name=name,
+    )

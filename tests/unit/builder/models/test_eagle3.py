@@ -1,0 +1,100 @@
+"""The EAGLE3 module, run with the ops' references, against the independent dense draft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import write_draft, write_target
+
+from specbuild.builder.checkpoint.draft import DraftCheckpoint, read_draft
+from specbuild.builder.checkpoint.target import read_target
+from specbuild.builder.models.eagle3 import DraftFuse, Eagle3
+from specbuild.builder.models.graph_io import GroupView, Launch, LayerPools
+from specbuild.builder.models.rope import rope_tables
+from specbuild.builder.verify.reference_draft import load_reference_draft
+
+PAGE, PAGES = 4, 12
+COMMITTED = 9
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "layers.0": {"prefix": "layers.0"},
+    "own embedding": {"own_embedding": True},
+    "target's head": {"draft_vocab": None},
+    "no embedding half": {"input_width": "hidden"},
+    "norm before fc": {"norm_before_fc": True},
+    "norm per state": {"fc_norm": True},
+    "normed residual": {"norm_before_residual": True},
+    "normed output": {"norm_output": True},
+    "two taps": {"taps": (0, 2)},
+    "one tap thrice": {"taps": (1, 1, 1)},
+    "windowed": {"sliding_window": 5},
+}
+
+
+def load(module: torch.nn.Module, draft: DraftCheckpoint, shared: dict[str, torch.Tensor]) -> Any:
+    own = {f"draft.{name}": tensor.load().float() for name, tensor in draft.tensors.items()}
+    missing, _ = module.load_state_dict({**own, **shared}, strict=False)
+    assert missing == []
+    return module.eval()
+
+
+def level(first: int, rows: int) -> tuple[Launch, GroupView]:
+    """Rows at positions first, first + 1, …; the page table is in falling order."""
+    positions = torch.arange(first, first + rows, dtype=torch.int32)
+    table = torch.arange(PAGES - 1, 0, -1, dtype=torch.int32).view(1, 1, 1, -1)
+    slots = table.flatten()[positions // PAGE] * PAGE + positions % PAGE
+    launch = Launch(
+        positions,
+        torch.tensor([0, rows], dtype=torch.int32),
+        torch.zeros(rows, 1, dtype=torch.int32),
+        torch.tensor([rows - 1], dtype=torch.int32),
+    )
+    return launch, GroupView(
+        table, positions, torch.tensor([first + rows], dtype=torch.int32), slots
+    )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_chain_matches_the_reference(tmp_path: Path, variant: str) -> None:
+    write_target(tmp_path / "t")
+    write_draft(tmp_path / "d", **VARIANTS[variant])
+    target = read_target(tmp_path / "t", strict=True)
+    g = target.geometry
+    draft = read_draft(tmp_path / "d", g, strict=False)
+    d = draft.geometry
+    embedding = target.tensors["model.embed_tokens.weight"].load().float()
+    head = target.tensors["lm_head.weight"].load().float()
+    reference = load_reference_draft(tmp_path / "d", embedding=embedding, head=head)
+    cos, sin = rope_tables(d.rope, d.head_dim, PAGE * PAGES)
+    shared = {
+        "model.embed_tokens.weight": embedding,
+        "lm_head.weight": head,
+        "draft_rope_cos": cos,
+        "draft_rope_sin": sin,
+    }
+    fuse = load(DraftFuse(d, g), draft, {})
+    module = load(Eagle3(d, g, PAGE * PAGES), draft, shared)
+    generator = torch.Generator().manual_seed(3)
+    captured = torch.randn(COMMITTED, len(d.taps) * g.hidden, generator=generator)
+    ids = torch.randint(0, g.vocab, (COMMITTED + 3,), generator=generator)
+    pools = LayerPools(
+        *(torch.full((PAGES, d.kv_heads, PAGE, d.head_dim), float("nan")) for _ in "kv")
+    )
+    with torch.no_grad():
+        expected = reference.follow(captured, ids[:COMMITTED], ids[COMMITTED:])
+        hidden, first, logits, pre_heads = fuse(captured), 0, [], []
+        torch.testing.assert_close(hidden, reference.fuse(captured), atol=1e-5, rtol=1e-5)
+        for count in (COMMITTED, 1, 1, 1):
+            launch, view = level(first, count)
+            part, hidden, pools, _, _, pre_head = module(
+                ids[first : first + count].int(), hidden, launch, view, pools
+            )
+            hidden, first = hidden[-1:], first + count
+            logits.append(part)
+            pre_heads.append(pre_head)
+    torch.testing.assert_close(torch.cat(logits), expected.logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.cat(pre_heads), expected.pre_head, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,56 @@
+"""Rotary tables against transformers' own YaRN, and against GPT-OSS's published constants."""
+
+from __future__ import annotations
+
+import torch
+
+from specbuild.builder.models.rope import inverse_frequencies, rope_tables
+from specbuild.runtime.manifest import Rope
+
+YARN = Rope(
+    theta=150000.0,
+    scaling="yarn",
+    factor=32.0,
+    original_max_positions=4096,
+    attention_factor=1.3465735902799727,
+)
+
+
+def test_yarn_equals_transformers() -> None:
+    from transformers import GptOssConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = GptOssConfig(
+        head_dim=64,
+        hidden_size=64 * 4,
+        num_attention_heads=4,
+        max_position_embeddings=131072,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    )
+    expected, factor = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    torch.testing.assert_close(inverse_frequencies(YARN, 64).float(), expected, rtol=1e-6, atol=0)
+    assert abs(factor - YARN.attention_factor) < 1e-6
+
+
+def test_gpt_oss_ramp_bounds() -> None:
+    """Channels up to 8 keep their frequency, those from 18 on are slowed 32 times."""
+    plain = inverse_frequencies(Rope(theta=150000.0), 64)
+    ratio = plain / inverse_frequencies(YARN, 64)
+    torch.testing.assert_close(ratio[:9], torch.ones(9, dtype=torch.float64))
+    torch.testing.assert_close(ratio[18:], torch.full((14,), 32.0, dtype=torch.float64))
+    assert (ratio[9:18].diff() > 0).all()
+
+
+def test_tables_carry_the_attention_factor() -> None:
+    cos, sin = rope_tables(YARN, 64, 100)
+    torch.testing.assert_close(
+        cos**2 + sin**2, torch.full((100, 32), YARN.attention_factor**2), rtol=1e-5, atol=0
+    )

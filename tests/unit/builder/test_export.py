@@ -1,0 +1,86 @@
+"""Export on the meta device: the portable graph, its names, and its cost at real geometry."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+from checkpoints import write_draft, write_target
+
+from specbuild.builder.build import build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.progress import SilentProgress
+
+GEOMETRY_20B = """
+import json, resource, time
+from pathlib import Path
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.graphs import target_graph
+from specbuild.builder.limits import plan_engine
+from specbuild.runtime.manifest import Rope, TargetGeometry
+layers = 24
+g = TargetGeometry(
+    model_type="gpt_oss", layers=layers, hidden=2880, vocab=201088, q_heads=64, kv_heads=8,
+    head_dim=64, experts=32, experts_per_token=4, expert_inner=2880, expert_format="mxfp4",
+    layer_types=("sliding_attention", "full_attention") * (layers // 2), sliding_window=128,
+    max_positions=131072, rms_eps=1e-5, swiglu_limit=7.0, rope=Rope(theta=150000.0),
+    eos_token_ids=(200002,),
+)
+plan = plan_engine(BuildOptions(model=Path("m"), output=Path("o")), g, None)
+start = time.perf_counter()
+model = target_graph(g, plan, (1, 11, 21))
+print(json.dumps({
+    "seconds": time.perf_counter() - start,
+    "gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+    "attentions": sum(node.op_type == "PagedTreeAttention" for node in model.graph),
+}))
+"""
+
+
+def test_exports_the_20b_geometry_within_its_budget() -> None:
+    import json
+
+    done = subprocess.run(
+        [sys.executable, "-c", GEOMETRY_20B], capture_output=True, text=True, check=True
+    )
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["attentions"] == 24
+    assert result["seconds"] < 60
+    assert result["gigabytes"] < 2
+
+
+def test_portable_graph_names_tensors_as_the_checkpoint(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    write_target(tmp_path / "t")
+    write_draft(tmp_path / "d")
+    options = BuildOptions(
+        model=tmp_path / "t", draft=tmp_path / "d", output=tmp_path / "e", keep_onnx=True
+    )
+    build(options, SilentProgress())
+    with safe_open(tmp_path / "t" / "model.safetensors", "pt") as file:
+        stored = set(file.keys())
+    model = onnx.load(tmp_path / "e" / "onnx" / "target.onnx", load_external_data=False)
+    named = {initializer.name for initializer in model.graph.initializer}
+    assert stored <= named
+    assert named - stored == {"rope_cos", "rope_sin"}
+    ops = {node.op_type for node in model.graph.node if node.domain == "specbuild"}
+    assert ops == {"KvWrite", "PagedTreeAttention", "Moe"}
+    text = (tmp_path / "e" / "onnx" / "target.onnx").read_bytes()
+    for leak in (str(tmp_path).encode(), b"site-packages", b".py"):
+        assert leak not in text
+
+
+def test_dump_passes_writes_the_graph_after_each(tmp_path: Path) -> None:
+    write_target(tmp_path / "t")
+    options = BuildOptions(
+        model=tmp_path / "t", output=tmp_path / "e", dump_passes=tmp_path / "passes"
+    )
+    report = build(options, SilentProgress())
+    names = sorted(path.name for path in (tmp_path / "passes").glob("target.*.onnx"))
+    assert names[0] == "target.00-exported.onnx"
+    assert len(names) == 1 + sum(result.role == "target" for result in report.passes)
+    last = onnx.load(tmp_path / "passes" / names[-1], load_external_data=False)
+    assert all(node.domain != "specbuild" for node in last.graph.node)

@@ -1,0 +1,90 @@
+"""Sizes of an engine: defaults, limits, and refusals with their numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from checkpoints import write_draft, write_target
+
+from specbuild.builder.checkpoint.draft import read_draft
+from specbuild.builder.checkpoint.target import read_target
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.limits import candidate_pool, plan_engine
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import DraftGeometry, DraftShape, TargetGeometry
+
+Geometries = tuple[TargetGeometry, DraftGeometry]
+
+
+@pytest.fixture(scope="module")
+def geometries(tmp_path_factory: pytest.TempPathFactory) -> Geometries:
+    path = tmp_path_factory.mktemp("limits")
+    write_target(path / "t")
+    write_draft(path / "d")
+    target = read_target(path / "t", strict=True).geometry
+    return target, read_draft(path / "d", target, strict=False).geometry
+
+
+OPTIONS = BuildOptions(model=Path("m"), output=Path("o"))
+
+
+def test_limits_without_options(geometries: Geometries) -> None:
+    plan = plan_engine(OPTIONS, *geometries)
+    shape = (plan.limits.draft_top_k, plan.limits.draft_depth, plan.limits.draft_tokens)
+    assert shape == (8, 8, 60)
+    assert plan.draft_default == DraftShape(1, 3, 3)
+
+
+def test_given_shape_is_limit_and_default(geometries: Geometries) -> None:
+    options = replace(OPTIONS, draft_top_k=2, draft_depth=3, draft_tokens=6)
+    plan = plan_engine(options, *geometries)
+    assert plan.draft_default == DraftShape(2, 3, 6)
+    assert plan.limits.draft_tokens == 6
+
+
+def test_groups_cover_every_layer_once(geometries: Geometries) -> None:
+    plan = plan_engine(OPTIONS, *geometries)
+    layers = sorted(layer for group in plan.target_groups for layer in group.layers)
+    assert layers == list(range(geometries[0].layers))
+    assert [plan.groups[i].name for i in plan.group_of_layer(geometries[0])] == [
+        "sliding" if kind == "sliding_attention" else "full" for kind in geometries[0].layer_types
+    ]
+
+
+def test_window_layers_do_not_reserve_the_context(geometries: Geometries) -> None:
+    """traps.md: KV of window layers reserved for the full context costs twice the memory."""
+    target = replace(geometries[0], max_positions=131072)
+    options = replace(OPTIONS, max_seq_len=131072, max_batch_size=1)
+    pages = {group.name: group.pages for group in plan_engine(options, target, None).groups}
+    assert pages["sliding"] * 100 < pages["full"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_seq_len": 0}, "--max-seq-len is 0"),
+        ({"max_batch_size": -1}, "--max-batch-size is -1"),
+        ({"page_size": 0}, "--page-size is 0"),
+        ({"draft_depth": 0}, "--draft-depth is 0"),
+        ({"max_seq_len": 513}, "exceeds the model's 512 positions"),
+        ({"draft_top_k": 2, "draft_depth": 2, "draft_tokens": 7}, "candidate pool of 6"),
+        ({"draft_tokens": 60, "max_seq_len": 32}, "does not fit a sequence of 32"),
+    ],
+)
+def test_refusals(geometries: Geometries, changes: dict[str, int], message: str) -> None:
+    with pytest.raises(SpecbuildError, match=message):
+        plan_engine(replace(OPTIONS, **changes), *geometries)
+
+
+def test_draft_options_need_a_draft(geometries: Geometries) -> None:
+    with pytest.raises(SpecbuildError, match="--draft-depth needs a draft"):
+        plan_engine(replace(OPTIONS, draft_depth=2), geometries[0], None)
+
+
+def test_candidate_pool_counts_levels() -> None:
+    for k in range(1, 5):
+        for depth in range(1, 5):
+            levels = [k] + [k * k] * (depth - 1)
+            assert candidate_pool(DraftShape(k, depth, 1)) == sum(levels)
