@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,9 +30,13 @@ class Executor(Protocol):
         """What this executor can do."""
         ...
 
+    def prepare(self, roles: Sequence[str]) -> None:
+        """Loads what these roles need, so that their first run is as fast as any."""
+        ...
+
     def run(self, role: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The outputs of one role by name. ``feeds`` holds every input but the pools.
 
-        The arrays returned stay valid until the same role runs again.
+        The arrays returned stay valid until the same role runs again, and may be fed to it.
         """
         ...

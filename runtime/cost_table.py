@@ -1,0 +1,204 @@
+"""What a step costs on this machine: measured on first use, kept in a cache directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from specbuild.runtime.draft_tree import chain_trees
+from specbuild.runtime.drafting import Eagle3Drafter
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.executor import Executor
+from specbuild.runtime.kv_pool import KvPools
+from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds, groups_of
+from specbuild.runtime.manifest import DraftShape, Manifest
+from specbuild.runtime.request import GenerateParams, Request, SequenceState
+from specbuild.runtime.statistics import RunTally
+from specbuild.runtime.strict_json import from_json, to_json
+
+MEASURING_BUDGET_S = 0.2
+MAX_MEASURED_ROWS = 8
+MEASURED_CONTEXT = 128
+_ROUNDS = 9
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Median seconds of a target step by rows, and of drafting a chain by its depth.
+
+    ``target_s[i]`` belongs to ``target_rows[i]`` (rising); ``draft_s[d − 1]`` to a chain of d.
+    """
+
+    target_rows: tuple[int, ...]
+    target_s: tuple[float, ...]
+    draft_s: tuple[float, ...]
+
+    def step_s(self, rows: int) -> float:
+        """A target step's time: interpolated, and past the table along its last slope."""
+        known = self.target_rows
+        if len(known) == 1 or rows <= known[0]:
+            return self.target_s[0] * max(1.0, rows / known[0])
+        right = min(max(bisect_left(known, rows), 1), len(known) - 1)
+        left = right - 1
+        slope = (self.target_s[right] - self.target_s[left]) / (known[right] - known[left])
+        return self.target_s[left] + max(slope, 0.0) * (rows - known[left])
+
+    def chain_s(self, depth: int) -> float:
+        """Time to draft a chain."""
+        return self.draft_s[min(depth, len(self.draft_s)) - 1] if depth else 0.0
+
+
+def load_or_measure(path: Path | None, measure: Callable[[], CostTable]) -> tuple[CostTable, str]:
+    """The table kept at ``path``, else a fresh one that is then kept; and where it came from.
+
+    A file that does not hold a table is measured anew. A directory that cannot be written
+    costs the next start the same measurement, nothing else.
+    """
+    kept = None if path is None else _read(path)
+    if kept is not None:
+        return kept, "kept from an earlier run"
+    table = measure()
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(to_json(table)))
+            temporary.replace(path)
+        except OSError:
+            return table, f"measured now; {path.parent} cannot be written"
+    return table, "measured now"
+
+
+def cache_path(directory: Path | None, *key: object) -> Path | None:
+    """The file for a manifest, machine, thread count and library version."""
+    if directory is None:
+        return None
+    digest = hashlib.sha256("\n".join(map(str, key)).encode()).hexdigest()
+    return directory / f"cost-{digest[:32]}.json"
+
+
+def _read(path: Path) -> CostTable | None:
+    try:
+        table = from_json(CostTable, json.loads(path.read_bytes()), path.name)
+    except (OSError, ValueError, SpecbuildError, RecursionError):
+        return None
+    rows, times = table.target_rows, (*table.target_s, *table.draft_s)
+    sound = (
+        len(rows) == len(table.target_s) > 0
+        and len(table.draft_s) > 0
+        and rows == tuple(sorted(set(rows)))
+        and rows[0] >= 1
+        and all(0 < t < 3600 for t in times)
+    )
+    return table if sound else None
+
+
+class CostMeasurement:
+    """Times target steps and draft chains on a scratch sequence of random tokens."""
+
+    def __init__(self, executor: Executor, manifest: Manifest, kv: KvPools) -> None:
+        self._executor = executor
+        self._manifest = manifest
+        self._kv = kv
+        limits = manifest.limits
+        self._depth = min(limits.draft_depth, limits.draft_tokens, MAX_MEASURED_ROWS - 1)
+        self._context = max(1, min(MEASURED_CONTEXT, limits.max_seq_len // 2))
+        # Every draft extends the draft's cache by one token.
+        self._drafts = min(_ROUNDS * self._depth, limits.max_seq_len - self._context - 2)
+        self._counter = SlotCounter(limits.max_seq_len + limits.draft_tokens + limits.max_rows)
+        self._random = np.random.default_rng(0)
+
+    def run(self) -> CostTable:
+        """The table; stops early where the time for measuring is used up."""
+        deadline_s = perf_counter() + MEASURING_BUDGET_S
+        rows = [n for n in (1, 2, 3, 4, 5, 6, 8) if n <= self._depth + 1]
+        target_s: list[list[float]] = [[] for _ in rows]
+        chain_s: list[list[float]] = [[] for _ in range(self._depth)]
+        sequence = self._scratch()
+        drafter = Eagle3Drafter(self._executor, self._manifest, self._counter)
+        try:
+            captured = self._fill(sequence, drafter)
+            for round_number in range(max(1, self._drafts // self._depth)):
+                for depth in range(1, self._depth + 1):
+                    shape = DraftShape(1, depth, depth)
+                    chain_s[depth - 1].append(_timed(drafter.propose, [sequence], shape))
+                    drafter.observe(sequence, captured)
+                for i, n in enumerate(rows):
+                    target_s[i].append(_timed(self._step, sequence, n))
+                if perf_counter() > deadline_s and round_number > 0:
+                    break
+        finally:
+            self._kv.release(sequence.pages, sequence.pages_reserved)
+        return CostTable(tuple(rows), tuple(map(_settled, target_s)), tuple(map(_settled, chain_s)))
+
+    def _scratch(self) -> SequenceState:
+        vocab, tokens = self._manifest.target.vocab, self._context + self._drafts + 2
+        wanted = self._kv.pages_wanted(tokens)
+        return SequenceState(
+            request=Request("cost", (0,), GenerateParams(), 1),
+            index=-1,
+            ids=self._random.integers(0, vocab, tokens, dtype=np.int32),
+            pages=self._kv.admit(wanted),
+            pages_reserved=wanted,
+            tally=RunTally(0),
+            text=None,
+            known=self._context + self._drafts + 2,
+        )
+
+    def _fill(self, sequence: SequenceState, drafter: Eagle3Drafter) -> np.ndarray:
+        """Enters the context in launches of the allowed size; the last row's captured features."""
+        while sequence.length < self._context:
+            count = min(self._context - sequence.length, self._manifest.limits.max_rows)
+            captured = self._launch(sequence, count, tree=False)["captured"]
+            sequence.length += count
+            for group in groups_of(self._manifest.roles["target"]):
+                sequence.pages[group].commit(sequence.length)
+            drafter.observe(sequence, captured)
+        return captured[-1:].copy()
+
+    def _step(self, sequence: SequenceState, rows: int) -> None:
+        logits = self._launch(sequence, rows, tree=True)["logits"]
+        zeros = np.zeros(rows, np.int32)
+        position = self._counter.range(sequence.length, rows)
+        sampling = {"temperature": zeros.astype(np.float32), "top_k": zeros, "seed": zeros}
+        top_p = np.ones(rows, np.float32)
+        self._executor.run(
+            "choose", {"logits": logits, "position": position, "top_p": top_p, **sampling}
+        )
+
+    def _launch(self, sequence: SequenceState, rows: int, *, tree: bool) -> dict[str, np.ndarray]:
+        length = sequence.length
+        plan = RowPlan([length], [rows], [length if tree else length + rows])
+        bits = chain_trees([0], np.zeros((1, rows - 1), np.int32)).ancestor_bits[0]
+        vocab = self._manifest.target.vocab
+        feeds = {
+            "token_ids": self._random.integers(0, vocab, rows, dtype=np.int32),
+            "positions": self._counter.range(length, rows),
+            "row_start": plan.row_start(),
+            "ancestor_bits": bits if tree else np.zeros((rows, 1), np.int32),
+            "logit_rows": self._counter.range(0, rows),
+        }
+        for group in groups_of(self._manifest.roles["target"]):
+            holder = sequence.pages[group]
+            holder.append(rows)
+            feeds |= cache_feeds(group, [holder], plan, self._counter)
+        return self._executor.run("target", feeds)
+
+
+def _timed(call: Callable[..., object], *arguments: object) -> float:
+    started_s = perf_counter()
+    call(*arguments)
+    return perf_counter() - started_s
+
+
+def _settled(times_s: Sequence[float]) -> float:
+    """The median without the first, which pays for allocations."""
+    return statistics.median(times_s[1:] or times_s)

@@ -1,0 +1,205 @@
+"""Runs an engine's graphs with ONNX Runtime on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
+from specbuild.runtime.executor import ExecutorCapabilities
+from specbuild.runtime.manifest import CacheGroup, Manifest, Role
+
+_POOL_SUFFIXES = (".k_pool", ".v_pool")
+_OUT = ".out"
+# Element types as the manifest spells them (ONNX's names, and numpy's for pools).
+_ELEMENTS: Mapping[str, np.dtype[Any]] = {
+    "float": np.dtype(np.float32),
+    "float32": np.dtype(np.float32),
+    "int32": np.dtype(np.int32),
+}
+
+
+class CpuExecutor:
+    """One session per role, made when the role first runs; pools shared between them in place.
+
+    ``read_graph`` gives the checked bytes of a file of the engine, ``weights`` the
+    memory-mapped tensors, which every session shares as external initialisers.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        read_graph: Callable[[str], bytes],
+        weights: Mapping[str, np.ndarray],
+        *,
+        threads: int = 1,
+    ) -> None:
+        self._manifest = manifest
+        self._read_graph = read_graph
+        self._weights = weights
+        self._threads = threads
+        self._pools: dict[str, Any] = {}
+        self._sessions: dict[str, _RoleSession] = {}
+
+    @property
+    def capabilities(self) -> ExecutorCapabilities:
+        """ONNX Runtime's kernels differ by 1e-6 with the number of rows."""
+        return ExecutorCapabilities("cpu", batch_invariant=False, device_resident_step=False)
+
+    @property
+    def loaded_roles(self) -> tuple[str, ...]:
+        """Roles whose sessions exist."""
+        return tuple(self._sessions)
+
+    def prepare(self, roles: Sequence[str]) -> None:
+        """Makes the sessions of these roles."""
+        for role in roles:
+            if role not in self._sessions:
+                self._sessions[role] = self._load(role)
+
+    def run(self, role: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The outputs of a role; they are valid until it runs again (and may be fed to it)."""
+        session = self._sessions.get(role)
+        if session is None:
+            session = self._sessions[role] = self._load(role)
+        return session.run(feeds)
+
+    def _load(self, name: str) -> _RoleSession:
+        import onnxruntime as ort
+
+        role = self._manifest.roles[name]
+        options = session_options(self._threads)
+        values = [ort.OrtValue.ortvalue_from_numpy(self._weights[t]) for t in role.tensors]
+        if values:
+            options.add_external_initializers(list(role.tensors), values)
+        graph = self._read_graph(role.file)
+        try:
+            session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # the library's exceptions have no common base of their own
+            line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise EngineFileError(
+                f"{role.file}: ONNX Runtime {ort.__version__} refuses it ({line}); rebuild the "
+                "engine, or install the version that it was built with"
+            ) from error
+        pools = {
+            port.name: self._pool(port.name)
+            for port in role.inputs
+            if port.name.endswith(_POOL_SUFFIXES)
+        }
+        return _RoleSession(session, role, pools)
+
+    def _pool(self, name: str) -> Any:
+        """The pool of an input's name, allocated once: ``{group}.{layer}.k_pool``."""
+        if name not in self._pools:
+            import onnxruntime as ort
+
+            group = self._manifest.group(name.partition(".")[0])
+            width = group.k_width if name.endswith(".k_pool") else group.v_width
+            self._pools[name] = ort.OrtValue.ortvalue_from_numpy(_new_pool(group, width))
+        return self._pools[name]
+
+
+def session_options(threads: int) -> Any:
+    """Options of every session: prepacked weights, no idle threads that spin.
+
+    The memory pattern is off because a ragged launch's shapes change from step to step.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.enable_cpu_mem_arena = True
+    options.enable_mem_pattern = False
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.disable_prepacking", "0")
+    if threads > 1:
+        # Each session has threads of its own: those of an idle one must not take the cores.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options
+
+
+class _RoleSession:
+    """A session with the pools bound for good; a call binds only what changed."""
+
+    def __init__(self, session: Any, role: Role, pools: Mapping[str, Any]) -> None:
+        self._session = session
+        self._binding = session.io_binding()
+        # The wrapper's own methods look the device up anew for every output, which takes longer
+        # than the binding: bind on the native object.
+        self._native = self._binding._iobinding
+        self._cpu = _cpu_device()
+        self._inputs = {
+            port.name: _element(port.dtype, port.name)
+            for port in role.inputs
+            if port.name not in pools
+        }
+        for name, pool in pools.items():
+            self._binding.bind_ortvalue_input(name, pool)
+        self._outputs = []
+        for port in role.outputs:
+            source = port.name.removesuffix(_OUT)
+            if port.name.endswith(_OUT) and source in pools:
+                self._binding.bind_ortvalue_output(port.name, pools[source])
+            else:
+                self._outputs.append(port.name)
+        # Outputs come in the order in which they were bound: the pools first.
+        self._first_output = len(role.outputs) - len(self._outputs)
+        self._bound: dict[str, np.ndarray] = {}
+        self._alive: Any = None
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        native, bound = self._native, self._bound
+        for name, dtype in self._inputs.items():
+            array = feeds[name]
+            # A binding holds the array's memory, so the same array need not be bound again.
+            if bound.get(name) is array:
+                continue
+            if array.dtype != dtype or not array.flags.c_contiguous:
+                array = np.ascontiguousarray(array, dtype)
+            native.bind_input(name, array)
+            bound[name] = array
+        for name in self._outputs:
+            native.bind_output(name, self._cpu)
+        self._session.run_with_iobinding(self._binding)
+        values = native.get_outputs()
+        self._alive = values
+        first = self._first_output
+        return {name: values[first + i].numpy() for i, name in enumerate(self._outputs)}
+
+
+def _cpu_device() -> Any:
+    import onnxruntime as ort
+
+    return ort.OrtDevice.make("cpu", 0)._get_c_device()
+
+
+def _new_pool(group: CacheGroup, width: int) -> np.ndarray:
+    """Zeros, because page 0 is read by padding and must be finite."""
+    sizes = {
+        "pages": group.pages,
+        "kv_heads": group.kv_heads,
+        "page_size": group.page_size,
+        "width": width,
+    }
+    element = _element(group.dtype, f"cache group {group.name}")
+    try:
+        return np.zeros([sizes[axis] for axis in group.pool_axes], element)
+    except (MemoryError, ValueError) as error:
+        raise UnsupportedHereError(
+            f"the caches of group {group.name} do not fit into memory; build the engine with a "
+            "smaller --max-seq-len or --max-batch-size"
+        ) from error
+
+
+def _element(name: str, where: str) -> np.dtype[Any]:
+    if name not in _ELEMENTS:
+        raise EngineFileError(
+            f"{where} has element type {name!r}, a CPU engine has {', '.join(_ELEMENTS)}; "
+            "rebuild the engine"
+        )
+    return _ELEMENTS[name]

@@ -1,0 +1,317 @@
+"""The decoding loop: schedule, draft, verify, accept, commit, emit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from specbuild.runtime.draft_tree import DraftTrees, chain_trees, shallower
+from specbuild.runtime.drafting import Drafter
+from specbuild.runtime.executor import Executor
+from specbuild.runtime.kv_pool import KvPools, SequencePages
+from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds, groups_of
+from specbuild.runtime.manifest import Manifest
+from specbuild.runtime.policy import DraftPolicy
+from specbuild.runtime.records import FinishReason
+from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState, TokenEvent
+from specbuild.runtime.sampling import sampling_feeds
+from specbuild.runtime.scheduler import Chunk, Scheduler
+from specbuild.runtime.statistics import RunTally
+from specbuild.runtime.text import TextStream
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the target says of every slot [B, N+1], and its captured features [T, taps·H]."""
+
+    choice: np.ndarray
+    logprob: np.ndarray
+    captured: np.ndarray | None
+    row_start: np.ndarray
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Accepted slots ``path`` [B, D+1] (-1 padded) and how many drafts are among them, [B]."""
+
+    path: np.ndarray
+    accepted: list[int]
+
+
+class Generation:
+    """One call of ``Engine.generate``."""
+
+    def __init__(
+        self,
+        *,
+        executor: Executor,
+        manifest: Manifest,
+        kv: KvPools,
+        counter: SlotCounter,
+        requests: Sequence[Request],
+        drafter: Drafter | None,
+        policy: DraftPolicy,
+        text_stream: Callable[[Request], TextStream | None],
+    ) -> None:
+        self._executor = executor
+        self._manifest = manifest
+        self._counter = counter
+        self._drafter = drafter
+        self._policy = policy
+        self._text_stream = text_stream
+        self._groups = groups_of(manifest.roles["target"])
+        self._scheduler = Scheduler(requests, manifest.limits, kv, self._admitted)
+
+    def events(self) -> Iterator[Event]:
+        """Runs until every request is done."""
+        after_prefill = False
+        try:
+            while not self._scheduler.finished:
+                batch = self._scheduler.schedule()
+                if batch.chunks:
+                    yield from self._prefill(batch.chunks)
+                    after_prefill = True
+                    continue
+                started_s = perf_counter()
+                trees = self._draft(batch.sequences)
+                verified = self._verify(batch.sequences, trees)
+                paths = self._accept(trees, verified)
+                self._commit(batch.sequences, trees, paths)
+                step_s = None if after_prefill else perf_counter() - started_s
+                self._policy.observe(trees, paths.accepted, step_s)
+                after_prefill = False
+                yield from self._emit(batch.sequences, verified, paths)
+        finally:
+            self._scheduler.close()
+
+    def _admitted(
+        self,
+        index: int,
+        request: Request,
+        pages: dict[str, SequencePages],
+        reserved: dict[str, int],
+    ) -> SequenceState:
+        ids = np.zeros(len(request.prompt_ids) + request.token_budget, np.int32)
+        ids[: len(request.prompt_ids)] = request.prompt_ids
+        return SequenceState(
+            request=request,
+            index=index,
+            ids=ids,
+            pages=pages,
+            pages_reserved=reserved,
+            tally=RunTally(self._policy.max_depth),
+            text=self._text_stream(request),
+            known=len(request.prompt_ids),
+        )
+
+    def _prefill(self, chunks: Sequence[Chunk]) -> list[Event]:
+        sequences = [chunk.sequence for chunk in chunks]
+        first, count = [c.start for c in chunks], [c.count for c in chunks]
+        plan = RowPlan(first, count, [f + n for f, n in zip(first, count, strict=True)])
+        ending = [i for i, chunk in enumerate(chunks) if chunk.is_last]
+        row_start = plan.row_start()
+        # A launch wants one row of logits at least; nobody looks at it if no prompt ends here.
+        rows = [int(row_start[i + 1]) - 1 for i in ending] or [0]
+        ids = [s.ids[f : f + n] for s, f, n in zip(sequences, first, count, strict=True)]
+        outputs = self._target(
+            sequences,
+            plan,
+            token_ids=np.concatenate(ids),
+            positions=self._counter.ranges(first, count),
+            ancestor_bits=np.zeros((plan.rows, 1), np.int32),
+            logit_rows=np.array(rows, np.int32),
+        )
+        for chunk in chunks:
+            self._advance(chunk.sequence, chunk.count)
+        if ending:
+            done = [sequences[i] for i in ending]
+            position = np.array([s.length - 1 for s in done], np.int32)
+            choice, logprob = self._choose(done, [1] * len(done), position, outputs["logits"])
+            for sequence in done:
+                sequence.tally.first_token()
+            tokens = [[(int(t), float(p))] for t, p in zip(choice, logprob, strict=True)]
+        captured = outputs.get("captured")
+        fresh = dict(zip(ending, tokens, strict=True)) if ending else {}
+        events: list[Event] = []
+        for i, chunk in enumerate(chunks):
+            events += self._take(chunk.sequence, fresh.get(i, []), accepted=0)
+            self._observe(chunk.sequence, captured, slice(int(row_start[i]), int(row_start[i + 1])))
+        return events
+
+    def _draft(self, sequences: Sequence[SequenceState]) -> DraftTrees:
+        shape = self._policy.shape(len(sequences))
+        deepest = [min(s.wanted - 1, self._policy.max_depth) for s in sequences]
+        if shape is None or self._drafter is None or max(deepest) < 1:
+            return chain_trees([s.root for s in sequences])
+        trees = self._drafter.propose(sequences, shallower(shape, max(deepest)))
+        # No slot is verified whose token could not be emitted any more.
+        return trees.cut(deepest) if min(deepest) < self._policy.max_depth else trees
+
+    def _verify(self, sequences: Sequence[SequenceState], trees: DraftTrees) -> Verified:
+        """One target pass over every tree; slot i of sequence b is cache slot L + i."""
+        count: list[int] = trees.count.tolist()
+        length = [s.length for s in sequences]
+        plan = RowPlan(length, count, length)
+        shape, row_start = trees.tokens.shape, plan.row_start()
+        # Which slots are rows; where all are, reshaping does without copies.
+        used = None if trees.full else np.arange(shape[1]) < trees.count[:, None]
+
+        def rows_of(slots: np.ndarray) -> np.ndarray:
+            return slots.reshape(-1, *slots.shape[2:]) if used is None else slots[used]
+
+        positions = rows_of(trees.depths + np.array(length, np.int32)[:, None])
+        outputs = self._target(
+            sequences,
+            plan,
+            token_ids=rows_of(trees.tokens),
+            positions=positions,
+            ancestor_bits=rows_of(trees.ancestor_bits),
+            logit_rows=self._counter.range(0, plan.rows),
+        )
+        row_choice, row_logprob = self._choose(sequences, count, positions, outputs["logits"])
+        captured = outputs.get("captured")
+        if used is None:
+            choice, logprob = row_choice.reshape(shape), row_logprob.reshape(shape)
+            return Verified(choice, logprob, captured, row_start)
+        choice, logprob = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
+        choice[used], logprob[used] = row_choice, row_logprob
+        return Verified(choice, logprob, captured, row_start)
+
+    def _accept(self, trees: DraftTrees, verified: Verified) -> Accepted:
+        """The longest path of each tree that the target's choices confirm."""
+        if trees.nodes == 0:
+            return Accepted(np.zeros((len(trees.count), 1), np.int32), [0] * len(trees.count))
+        outputs = self._executor.run(
+            "accept",
+            {
+                "tokens": trees.tokens,
+                "parents": trees.parents,
+                "ancestor_bits": trees.ancestor_bits,
+                "count": trees.count,
+                "choice": verified.choice,
+            },
+        )
+        return Accepted(outputs["path"], outputs["accepted"].tolist())
+
+    def _commit(
+        self, sequences: Sequence[SequenceState], trees: DraftTrees, paths: Accepted
+    ) -> None:
+        """The path's cache entries move to the committed slots; the other nodes are forgotten."""
+        if not trees.contiguous:
+            self._move(sequences, paths.path)
+        for sequence, accepted in zip(sequences, paths.accepted, strict=True):
+            self._advance(sequence, accepted + 1)
+
+    def _move(self, sequences: Sequence[SequenceState], path: np.ndarray) -> None:
+        places = np.arange(path.shape[1])
+        moved = (path >= 0) & (path != places)
+        if not moved.any():
+            return
+        feeds = {}
+        for group in self._groups:
+            source = np.full(path.shape, -1, np.int32)
+            target = np.full(path.shape, -1, np.int32)
+            for b, sequence in enumerate(sequences):
+                slots = sequence.pages[group].slots
+                source[b, moved[b]] = slots[sequence.length + path[b, moved[b]]]
+                target[b, moved[b]] = slots[sequence.length + places[moved[b]]]
+            feeds[f"{group}.from_slot"], feeds[f"{group}.to_slot"] = source, target
+        self._executor.run("commit", feeds)
+
+    def _emit(
+        self, sequences: Sequence[SequenceState], verified: Verified, paths: Accepted
+    ) -> list[Event]:
+        """The target's choices along the path are the new tokens; all but the last were drafts."""
+        events: list[Event] = []
+        for b, sequence in enumerate(sequences):
+            accepted = paths.accepted[b]
+            slots = paths.path[b, : accepted + 1]
+            choices = verified.choice[b, slots].tolist()
+            logprobs = verified.logprob[b, slots].tolist()
+            tokens = list(zip(choices, logprobs, strict=True))
+            events += self._take(sequence, tokens, accepted=accepted)
+            self._observe(sequence, verified.captured, verified.row_start[b] + slots)
+        return events
+
+    def _target(
+        self, sequences: Sequence[SequenceState], plan: RowPlan, **feeds: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        feeds["row_start"] = plan.row_start()
+        for group in self._groups:
+            holders = [s.pages[group] for s in sequences]
+            for holder, count in zip(holders, plan.count, strict=True):
+                holder.append(count)
+            feeds |= cache_feeds(group, holders, plan, self._counter)
+        return self._executor.run("target", feeds)
+
+    def _choose(
+        self,
+        sequences: Sequence[SequenceState],
+        count: Sequence[int],
+        position: np.ndarray,
+        logits: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The target's token at each row and its log-probability, both [R]."""
+        params = tuple(s.request.params.sampling for s in sequences)
+        feeds = {
+            "logits": logits,
+            "position": position,
+            **sampling_feeds(params, tuple(count)),
+        }
+        outputs = self._executor.run("choose", feeds)
+        return outputs["choice"], outputs["logprob"]
+
+    def _advance(self, sequence: SequenceState, count: int) -> None:
+        """``count`` more tokens stand in the target's cache."""
+        sequence.length += count
+        for group in self._groups:
+            sequence.pages[group].commit(sequence.length)
+
+    def _take(
+        self, sequence: SequenceState, tokens: Sequence[tuple[int, float]], *, accepted: int
+    ) -> list[Event]:
+        """Appends new tokens until one ends the request; events in order."""
+        events: list[Event] = []
+        decoding = sequence.emitted > 0
+        for i, (token, logprob) in enumerate(tokens):
+            sequence.ids[sequence.known] = token
+            sequence.known += 1
+            sequence.logprobs.append(logprob)
+            reason, text = self._end_of(sequence, token)
+            if reason is not None and sequence.text is not None:
+                text += sequence.text.finish()
+                reason = "stop" if sequence.text.stopped else reason
+            events.append(TokenEvent(sequence.index, token, text, i < accepted, logprob))
+            if reason is not None:
+                sequence.finish_reason = reason
+                break
+        if decoding and tokens:
+            sequence.tally.step(accepted=min(accepted, len(events)), emitted=len(events))
+        if sequence.finish_reason is not None:
+            self._scheduler.retire(sequence)
+            if self._drafter is not None:
+                self._drafter.release(sequence)
+            events.append(FinishEvent(sequence.index, sequence.record()))
+        return events
+
+    def _end_of(self, sequence: SequenceState, token: int) -> tuple[FinishReason | None, str]:
+        """Why the request ends with this token, if it does, and the text it gives."""
+        params = sequence.request.params
+        if not params.ignore_eos and token in self._manifest.target.eos_token_ids:
+            return "eos", ""
+        text = "" if sequence.text is None else sequence.text.push(token)
+        if sequence.text is not None and sequence.text.stopped:
+            return "stop", text
+        return ("length" if sequence.wanted == 0 else None), text
+
+    def _observe(
+        self, sequence: SequenceState, captured: np.ndarray | None, rows: slice | np.ndarray
+    ) -> None:
+        """Tells the drafter of the tokens just committed."""
+        if self._drafter is None or sequence.finish_reason is not None:
+            return
+        wanted = self._drafter.capabilities.reads_captured
+        self._drafter.observe(sequence, captured[rows] if wanted and captured is not None else None)

@@ -1,0 +1,124 @@
+"""What is asked of the engine, what comes back, and the state of a sequence in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.kv_pool import SequencePages
+from specbuild.runtime.records import FinishReason, RunRecord
+from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.statistics import RunTally
+from specbuild.runtime.text import TextStream
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt of token ids or of text: exactly one of the two."""
+
+    id: str
+    ids: tuple[int, ...] | None = None
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class GenerateParams:
+    """What to generate. ``stop`` strings end the output; ``raw`` skips the chat template."""
+
+    max_new_tokens: int = 128
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    raw: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens is {self.max_new_tokens}, must be 1 or above")
+        if not all(self.stop):
+            raise RequestError("a stop string is empty; leave it out")
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One emitted token; ``text`` is what became complete with it (possibly nothing)."""
+
+    request: int
+    token_id: int
+    text: str
+    from_draft: bool
+    logprob: float
+
+
+@dataclass(frozen=True)
+class FinishEvent:
+    """A request is done."""
+
+    request: int
+    record: RunRecord
+
+
+Event = TokenEvent | FinishEvent
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked prompt: ids within the vocabulary, and room for at least one token."""
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    params: GenerateParams
+    token_budget: int
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """A running request.
+
+    ``ids[:known]`` are the prompt and the emitted tokens; the first ``length`` of them are in
+    the target's cache. While decoding ``known = length + 1``: the last token is the root of the
+    next step.
+    """
+
+    request: Request
+    index: int
+    ids: np.ndarray
+    pages: dict[str, SequencePages]
+    pages_reserved: Mapping[str, int]
+    tally: RunTally
+    text: TextStream | None
+    known: int = 0
+    length: int = 0
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    @property
+    def emitted(self) -> int:
+        """Output tokens so far."""
+        return self.known - len(self.request.prompt_ids)
+
+    @property
+    def wanted(self) -> int:
+        """Output tokens still to come at most."""
+        return self.request.token_budget - self.emitted
+
+    @property
+    def root(self) -> int:
+        """The newest token: known, not yet in the cache."""
+        return int(self.ids[self.known - 1])
+
+    def record(self) -> RunRecord:
+        """The result line of a finished request."""
+        assert self.finish_reason is not None
+        prompt = len(self.request.prompt_ids)
+        return RunRecord(
+            id=self.request.id,
+            prompt_ids=self.request.prompt_ids,
+            output_ids=tuple(self.ids[prompt : self.known].tolist()),
+            text=None if self.text is None else self.text.emitted,
+            finish_reason=self.finish_reason,
+            stats=self.tally.stats(prompt),
+            logprobs=tuple(self.logprobs),
+        )

@@ -1,0 +1,59 @@
+"""How a request's tokens are chosen from the target's logits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from specbuild.runtime.errors import RequestError
+
+MAX_SEED = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Temperature 0 is greedy; ``top_k`` 0 and ``top_p`` 1 keep every token.
+
+    The noise of a sampled token belongs to ``seed`` and its position (eagle3.md, Accepting).
+    Raises RequestError where a value is out of range.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise RequestError(f"temperature is {self.temperature}, must be 0 or above")
+        if not 0 < self.top_p <= 1:
+            raise RequestError(f"top_p is {self.top_p}, must be above 0 and at most 1")
+        if not 0 <= self.top_k < 2**31:
+            raise RequestError(f"top_k is {self.top_k}, must be 0 (keep all) or above")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise RequestError(f"seed is {self.seed}, must lie between 0 and {MAX_SEED}")
+
+
+@lru_cache(maxsize=256)
+def sampling_feeds(
+    params: tuple[SamplingParams, ...], rows: tuple[int, ...]
+) -> dict[str, np.ndarray]:
+    """Choose's temperature, top_k, top_p and seed [R], where sequence b has ``rows[b]`` rows.
+
+    The arrays are read-only and the same ones for the same arguments.
+    """
+
+    def per_row(values: list[float], dtype: type[np.generic]) -> np.ndarray:
+        array = np.repeat(np.array(values, dtype), rows)
+        array.setflags(write=False)
+        return array
+
+    return {
+        "temperature": per_row([p.temperature for p in params], np.float32),
+        "top_k": per_row([p.top_k for p in params], np.int32),
+        "top_p": per_row([p.top_p for p in params], np.float32),
+        "seed": per_row([p.seed for p in params], np.int32),
+    }

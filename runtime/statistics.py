@@ -1,0 +1,52 @@
+"""Counts one request's steps and times."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from specbuild.runtime.records import RunStats
+
+
+class RunTally:
+    """Counts while a request runs. Its clock starts when the request is admitted.
+
+    An accepted draft counts when its token was emitted: drafts behind an end of sequence or a
+    stop string do not.
+    """
+
+    def __init__(self, max_depth: int) -> None:
+        self._histogram = [0] * (max_depth + 1)
+        self._started_s = perf_counter()
+        self._first_s = self._last_s = self._started_s
+        self._tokens = 0
+        self._step_tokens = 0
+
+    def first_token(self) -> None:
+        """The prefill gave its token."""
+        self._tokens = 1
+        self._first_s = self._last_s = perf_counter()
+
+    def step(self, *, accepted: int, emitted: int) -> None:
+        """One target pass emitted ``emitted`` tokens, ``accepted`` of them drafts."""
+        self._histogram[accepted] += 1
+        self._step_tokens += emitted
+        self._tokens += emitted
+        self._last_s = perf_counter()
+
+    def stats(self, prompt_tokens: int) -> RunStats:
+        """The statistics so far."""
+        steps = sum(self._histogram)
+        more_than = [sum(self._histogram[i + 1 :]) for i in range(len(self._histogram) - 1)]
+        total_s = self._last_s - self._started_s
+        gaps = self._tokens - 1
+        return RunStats(
+            prompt_tokens=prompt_tokens,
+            output_tokens=self._tokens,
+            steps=steps,
+            mean_acceptance_length=self._step_tokens / steps if steps else 1.0,
+            acceptance_histogram=tuple(self._histogram),
+            acceptance_per_position=tuple(n / steps if steps else 0.0 for n in more_than),
+            ttft_s=self._first_s - self._started_s,
+            tpot_s=(self._last_s - self._first_s) / gaps if gaps > 0 else None,
+            output_tokens_per_s=self._tokens / total_s if total_s > 0 else 0.0,
+        )

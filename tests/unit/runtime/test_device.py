@@ -1,0 +1,87 @@
+"""What the machine is, what runs on it, and that the runtime stays light."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+from toy_model import toy_manifest
+
+from specbuild.runtime.device import Device, cache_bytes, check_here, this_device
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.manifest import StoredFile
+from specbuild.runtime.request import GenerateParams
+from specbuild.runtime.sampling import SamplingParams
+
+HERE = Device("a cpu", 2, 1 << 30, "1.31.1")
+
+
+def test_this_machine_runs_the_toy() -> None:
+    here = this_device()
+    assert here.cpu_name
+    assert here.cores >= 1
+    assert here.onnxruntime is not None
+    assert check_here(toy_manifest()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"onnxruntime": None}, "not installed"),
+        ({"onnxruntime": "1.9.0"}, "1.9.0, 1.23 or later"),
+        ({"available_bytes": 100}, "GiB of memory are free"),
+    ],
+)
+def test_each_lack_is_a_reason(change: dict, message: str) -> None:
+    (reason,) = check_here(toy_manifest(), dataclasses.replace(HERE, **change))
+    assert message in reason
+
+
+def test_memory_counts_every_layer_of_every_group_and_the_files() -> None:
+    manifest = toy_manifest()
+    expected = sum(2 * 4 * g.pages * g.page_size for g in manifest.cache_groups)
+    assert cache_bytes(manifest) == expected
+    full = dataclasses.replace(manifest, files={"w": StoredFile(2 << 30, "0" * 32)})
+    assert check_here(full, HERE)
+    two_layers = [dataclasses.replace(g, layers=(0, 1)) for g in manifest.cache_groups]
+    assert (
+        cache_bytes(dataclasses.replace(manifest, cache_groups=tuple(two_layers))) == 2 * expected
+    )
+
+
+def test_the_runtime_imports_numpy_and_nothing_heavy() -> None:
+    heavy = "torch onnx onnxruntime transformers tokenizers jinja2 xxhash safetensors typer rich"
+    code = (
+        "import sys, specbuild.runtime.engine\n"
+        f"print([m for m in {heavy.split()!r} if m in sys.modules], "
+        "[m for m in sys.modules if m.startswith(('specbuild.plugins', 'specbuild.builder'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] []"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"top_p": float("nan")},
+        {"top_k": -1},
+        {"seed": -1},
+        {"seed": 2**31},
+    ],
+)
+def test_sampling_out_of_range_is_refused(values: dict) -> None:
+    with pytest.raises(RequestError, match=next(iter(values))):
+        SamplingParams(**values)
+
+
+@pytest.mark.parametrize("values", [{"max_new_tokens": 0}, {"stop": ("a", "")}])
+def test_parameters_out_of_range_are_refused(values: dict) -> None:
+    with pytest.raises(RequestError):
+        GenerateParams(**values)

@@ -1,0 +1,152 @@
+"""Pages have one owner, come back, and follow the window: against a model of sets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from toy_model import toy_manifest
+
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.kv_pool import KvPools, PagePool, SequencePages
+from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds
+
+SIZE, MAX_LEN, WINDOWS = 4, 40, {"full": 0, "sliding": 6, "draft": 0}
+
+
+class PagesMachine(RuleBasedStateMachine):
+    """Sequences come, grow, commit, rewind and go; the model knows which slots must be held."""
+
+    sequences = Bundle("sequences")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manifest = toy_manifest(max_seq_len=MAX_LEN, max_batch_size=3, page_size=SIZE)
+        self.released: list[tuple[str, int]] = []
+        self.kv = KvPools(
+            self.manifest.cache_groups,
+            self.manifest.limits,
+            lambda group, pages: self.released.extend((group, p) for p in pages),
+        )
+        self.all_pages = {g.name: set(range(1, g.pages)) for g in self.manifest.cache_groups}
+        self.running: list[dict] = []
+
+    @rule(target=sequences, tokens=st.integers(1, MAX_LEN))
+    def admit(self, tokens: int) -> dict | None:
+        wanted = self.kv.pages_wanted(tokens)
+        if not self.kv.can_admit(wanted):
+            assert len(self.running) >= 3, "pages for a full batch must be there"
+            return None
+        pages = self.kv.admit(wanted)
+        state = {"pages": pages, "wanted": wanted, "length": 0, "tokens": tokens, "room": 0}
+        self.running.append(state)
+        return state
+
+    @rule(state=sequences, rows=st.integers(1, 13))
+    def append(self, state: dict | None, rows: int) -> None:
+        if not self._alive(state):
+            return
+        tree = min(self.manifest.limits.draft_tokens + 1, 9)
+        rows = min(rows, self.manifest.limits.max_rows, state["tokens"] - state["length"] + tree)
+        for holder in state["pages"].values():
+            holder.append(rows)
+        state["room"] = max(state["room"], rows)
+
+    @rule(state=sequences, share=st.floats(0, 1))
+    def commit(self, state: dict | None, share: float) -> None:
+        if not self._alive(state):
+            return
+        kept = min(int(state["room"] * share), state["tokens"] - state["length"])
+        state["length"] += kept
+        state["room"] = 0
+        for holder in state["pages"].values():
+            holder.commit(state["length"])
+
+    @rule(state=sequences, back=st.integers(0, 10))
+    def rewind(self, state: dict | None, back: int) -> None:
+        if not self._alive(state):
+            return
+        length = max(0, state["length"] - back)
+        gone = {
+            name: self._first_page(name, length) < holder.first_page
+            for name, holder in state["pages"].items()
+        }
+        if any(gone.values()):
+            name = next(n for n in gone if gone[n])
+            with pytest.raises(SpecbuildError, match="given back"):
+                state["pages"][name].rewind(length)
+            return
+        for holder in state["pages"].values():
+            holder.rewind(length)
+        state["length"], state["room"] = length, 0
+
+    @rule(state=consumes(sequences))
+    def release(self, state: dict | None) -> None:
+        if self._alive(state):
+            self.running.remove(state)
+            self.kv.release(state["pages"], state["wanted"])
+
+    def _alive(self, state: dict | None) -> bool:
+        return any(state is other for other in self.running)
+
+    def _first_page(self, group: str, length: int) -> int:
+        window = WINDOWS[group]
+        return max(0, length - window + 1) // SIZE if window else 0
+
+    @invariant()
+    def pages_have_one_owner(self) -> None:
+        for name, pool in self.kv.pools.items():
+            held = [page for s in self.running for page in s["pages"][name].table if page]
+            assert len(held) == len(set(held)), "a page has two owners"
+            assert set(held) <= self.all_pages[name]
+            assert pool.free_pages == len(self.all_pages[name]) - len(held)
+
+    @invariant()
+    def sequences_hold_what_they_see(self) -> None:
+        for state in self.running:
+            for name, holder in state["pages"].items():
+                end = -(-(state["length"] + state["room"]) // SIZE)
+                first = min(self._first_page(name, state["length"]), -(-state["length"] // SIZE))
+                assert (holder.first_page, holder.end_page) == (first, max(end, first))
+                live = np.flatnonzero(holder.table)
+                assert live.tolist() == list(range(first, max(end, first)))
+                for slot in range(first * SIZE, end * SIZE):
+                    page = holder.table[slot // SIZE]
+                    assert holder.slots[slot] == page * SIZE + slot % SIZE
+                assert np.count_nonzero(holder.table) <= state["wanted"][name]
+
+
+TestPages = PagesMachine.TestCase
+TestPages.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_feeds_name_the_live_pages_relative_to_the_window() -> None:
+    pool = PagePool("sliding", 30)
+    holders = [SequencePages(pool, page_size=4, window=6, capacity=64) for _ in range(2)]
+    for holder, length in zip(holders, (21, 3), strict=True):
+        holder.append(length)
+        holder.commit(length)
+        holder.append(3)
+    assert [h.first_page for h in holders] == [4, 0]
+    feeds = cache_feeds("sliding", holders, RowPlan([21, 3], [3, 2], [21, 3]), SlotCounter(80))
+    table = feeds["sliding.page_table"]
+    assert table.shape == (1, 2, 1, 2)
+    assert table[0, 0, 0].tolist() == holders[0].table[4:6].tolist()
+    assert feeds["sliding.row_slot"].tolist() == [5, 6, 7, 3, 4]
+    assert feeds["sliding.tree_start"].tolist() == [5, 3]
+    for write, row, sequence in zip(
+        feeds["sliding.write_slot"], feeds["sliding.row_slot"], (0, 0, 0, 1, 1), strict=True
+    ):
+        assert write == table[0, sequence, 0, row // 4] * 4 + row % 4
+    assert all(array.dtype == np.int32 for array in feeds.values())
+
+
+def test_an_overfull_sequence_is_refused() -> None:
+    holder = SequencePages(PagePool("full", 9), page_size=4, window=0, capacity=8)
+    with pytest.raises(SpecbuildError, match="holds 8 slots, 9 wanted"):
+        holder.append(9)
+    holder.append(8)
+    with pytest.raises(SpecbuildError, match="commit of 9"):
+        holder.commit(9)

@@ -1,0 +1,171 @@
+"""The chain is the one that pays by the table and the acceptance; costs are kept and checked."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy_model import ToyExecutor, toy_manifest
+
+from specbuild.runtime.cost_table import (
+    CostMeasurement,
+    CostTable,
+    cache_path,
+    load_or_measure,
+)
+from specbuild.runtime.draft_tree import chain_trees
+from specbuild.runtime.kv_pool import KvPools
+from specbuild.runtime.policy import MAX_PROBE_INTERVAL, PROBE_INTERVAL, MeasuredPolicy
+
+ROWS = (1, 2, 3, 4, 5)
+CHEAP = CostTable(ROWS, (2.8e-3, 3.0e-3, 3.2e-3, 3.4e-3, 3.6e-3), (2e-4, 3e-4, 4e-4, 5e-4))
+DEAR = CostTable(ROWS, (1e-3, 2e-3, 3e-3, 4e-3, 5e-3), (5e-4, 1e-3, 1.5e-3, 2e-3))
+
+
+def drive(
+    policy: MeasuredPolicy, chance: float, steps: int, *, truth: CostTable = CHEAP, seed: int = 0
+) -> list[int]:
+    """Depths chosen while each draft is accepted with this chance and steps take these times."""
+    random = np.random.default_rng(seed)
+    depths = []
+    for _ in range(steps):
+        shape = policy.shape(1)
+        depth = 0 if shape is None else shape.draft_depth
+        depths.append(depth)
+        tokens = np.zeros((1, depth), np.int32) if depth else None
+        hits = random.random(depth) < chance
+        accepted = depth if hits.all() else int(np.argmin(hits))
+        policy.observe(chain_trees([0], tokens), [accepted], seconds(truth, depth))
+    return depths
+
+
+def seconds(table: CostTable, depth: int) -> float:
+    """A step's time with a chain."""
+    return table.step_s(depth + 1) + (table.draft_s[depth - 1] if depth else 0.0)
+
+
+def policy_of(table: CostTable) -> MeasuredPolicy:
+    return MeasuredPolicy(table, max_depth=4, table_origin="given")
+
+
+def best_depth(table: CostTable, chance: float) -> int:
+    """By the formula: expected tokens over time."""
+    rates = [sum(chance**k for k in range(d + 1)) / seconds(table, d) for d in range(5)]
+    return int(np.argmax(rates))
+
+
+@pytest.mark.parametrize("chance", [0.95, 0.6, 0.3])
+def test_it_settles_where_tokens_a_second_peak(chance: float) -> None:
+    depths = drive(policy_of(CHEAP), chance, 600)
+    common = max(set(depths[300:]), key=depths[300:].count)
+    assert abs(common - best_depth(CHEAP, chance)) <= 1
+
+
+def test_a_draft_that_never_hits_is_dropped_but_for_rare_probes() -> None:
+    depths = drive(policy_of(CHEAP), 0.0, 3000)
+    assert sum(d > 0 for d in depths[:256]) <= 12
+    probes = [i for i, d in enumerate(depths) if d > 0 and i > 50]
+    gaps = [b - a for a, b in pairwise(probes)]
+    assert gaps
+    assert all(PROBE_INTERVAL <= gap <= MAX_PROBE_INTERVAL for gap in gaps)
+    assert gaps == sorted(gaps)
+
+
+def test_a_failing_draft_costs_less_than_a_twentieth() -> None:
+    """Time of 256 tokens with the policy against none, for both tables."""
+    for table in (CHEAP, DEAR):
+        depths = drive(policy_of(table), 0.0, 256, truth=table)
+        spent = sum(seconds(table, d) for d in depths)
+        assert table.step_s(1) * 256 / spent > 0.95
+
+
+def test_where_no_chain_can_pay_none_is_tried_much() -> None:
+    assert sum(d > 0 for d in drive(policy_of(DEAR), 0.6, 500, truth=DEAR)) < 10
+
+
+def test_a_table_that_flatters_the_draft_is_corrected_by_the_run() -> None:
+    depths = drive(policy_of(CHEAP), 0.5, 600, truth=DEAR)
+    assert sum(d > 0 for d in depths[300:]) < 15
+
+
+def test_a_machine_that_slows_down_evenly_changes_nothing() -> None:
+    slow = CostTable(
+        ROWS, tuple(2 * t for t in CHEAP.target_s), tuple(2 * t for t in CHEAP.draft_s)
+    )
+    depths = drive(policy_of(CHEAP), 0.95, 300, truth=slow)
+    assert np.mean(depths[100:]) > 3
+
+
+def test_it_returns_to_drafting_when_acceptance_returns() -> None:
+    policy = policy_of(CHEAP)
+    drive(policy, 0.0, 300)
+    depths = drive(policy, 0.95, 3000)
+    assert np.mean(depths[-200:]) > 2
+
+
+def test_the_reason_shows_the_numbers() -> None:
+    policy = policy_of(CHEAP)
+    policy.shape(1)
+    assert "tokens/s expected" in policy.reason
+    assert "costs given" in policy.reason
+
+
+def test_costs_are_interpolated_and_go_on_along_the_last_slope() -> None:
+    table = CostTable((1, 2, 4), (1.0, 2.0, 3.0), (0.1,))
+    assert [table.step_s(n) for n in (1, 2, 3, 4, 6)] == [1.0, 2.0, 2.5, 3.0, 4.0]
+    assert [table.chain_s(d) for d in (0, 1, 5)] == [0.0, 0.1, 0.1]
+
+
+def test_a_table_is_measured_once_and_kept(tmp_path: Path) -> None:
+    path = cache_path(tmp_path / "cache", "manifest", "cpu", 1)
+    assert path is not None
+    first, origin = load_or_measure(path, lambda: CHEAP)
+    assert (first, origin) == (CHEAP, "measured now")
+    kept, origin = load_or_measure(path, lambda: pytest.fail("measured twice"))
+    assert (kept, origin) == (CHEAP, "kept from an earlier run")
+    assert cache_path(tmp_path / "cache", "manifest", "cpu", 2) != path
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xff",
+        b"[]",
+        b"[" * 50_000,
+        json.dumps({"target_rows": [1], "target_s": [1.0]}).encode(),
+        json.dumps({"target_rows": [1], "target_s": [-1.0], "draft_s": [1.0]}).encode(),
+        json.dumps({"target_rows": [1], "target_s": [float("nan")], "draft_s": [1.0]}).encode(),
+        json.dumps({"target_rows": [2, 1], "target_s": [1.0, 1.0], "draft_s": [1.0]}).encode(),
+        json.dumps({"target_rows": [1], "target_s": [1.0], "draft_s": []}).encode(),
+        json.dumps({"target_rows": [1, 2], "target_s": [1.0], "draft_s": [1.0]}).encode(),
+    ],
+)
+def test_a_damaged_table_is_measured_anew(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "cost.json"
+    path.write_bytes(content)
+    assert load_or_measure(path, lambda: CHEAP)[0] == CHEAP
+    assert load_or_measure(path, lambda: pytest.fail("not kept"))[0] == CHEAP
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    table, origin = load_or_measure(tmp_path / "file/cost.json", lambda: CHEAP)
+    assert table == CHEAP
+    assert "cannot be written" in origin
+
+
+@pytest.mark.parametrize("max_seq_len", [16, 64, 300])
+def test_measuring_leaves_no_pages_behind(max_seq_len: int) -> None:
+    manifest = toy_manifest(max_seq_len=max_seq_len, max_rows=32)
+    executor = ToyExecutor(manifest)
+    kv = KvPools(manifest.cache_groups, manifest.limits, executor.poison)
+    free = [pool.free_pages for pool in kv.pools.values()]
+    table = CostMeasurement(executor, manifest, kv).run()
+    assert [pool.free_pages for pool in kv.pools.values()] == free
+    assert table.target_rows == (1, 2, 3, 4, 5)
+    assert len(table.draft_s) == 4
+    assert all(t > 0 for t in (*table.target_s, *table.draft_s))

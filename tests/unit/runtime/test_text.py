@@ -1,0 +1,165 @@
+"""Text in and out: whole characters only, stop strings wherever they fall, chat templates."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from specbuild.runtime.errors import EngineFileError, RequestError
+from specbuild.runtime.text import Detokenizer, TextCodec, TextStream
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte: every character beyond ASCII is several tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<bos>", "<eos>"])
+    return tokenizer
+
+
+def codec(template: str | None = None, **config: object) -> TextCodec:
+    return TextCodec(
+        byte_tokenizer().to_str().encode(),
+        json.dumps(config).encode(),
+        None if template is None else template.encode(),
+    )
+
+
+BYTES = codec()
+ENCODE = byte_tokenizer().encode
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=20))
+def test_pieces_are_whole_characters_and_join_to_the_text(text: str) -> None:
+    stream = BYTES.stream()
+    pieces = [stream.push(i) for i in ENCODE(text).ids]
+    assert "".join(pieces) + stream.finish() == text == stream.emitted
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in pieces)
+        for piece, length in zip(pieces, range(1, len(pieces) + 1), strict=True):
+            whole = BYTES.decode(ENCODE(text).ids[:length])
+            assert ("\ufffd" in whole[-1:]) <= (piece == "")
+
+
+def test_an_unfinished_character_shows_at_the_end_only() -> None:
+    stream = BYTES.stream()
+    ids = ENCODE("a\u20ac").ids
+    assert [stream.push(i) for i in ids[:-1]] == ["a", "", ""]
+    assert stream.finish() == "\ufffd"
+
+
+def test_a_decoder_that_strips_leading_space_keeps_inner_spaces() -> None:
+    words = ["\u2581the", "\u2581cat", "\u2581sat"]
+    decoder = decoders.Metaspace()
+    detokenizer = Detokenizer(lambda ids: decoder.decode([words[i] for i in ids]))
+    assert [detokenizer.push(i) for i in (0, 1, 2, 1)] == ["the", " cat", " sat", " cat"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.text("abc", max_size=20),
+    st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    st.data(),
+)
+def test_text_ends_before_the_first_stop_string(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    """Against brute force: cut where the shortest prefix first holds a stop string."""
+    pieces, rest = [], text
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        pieces.append(rest[:size])
+        rest = rest[size:]
+    expected, expected_count = text, len(pieces)
+    for count in range(1, len(pieces) + 1):
+        so_far = "".join(pieces[:count])
+        places = [so_far.find(stop) for stop in stops if stop in so_far]
+        if places:
+            expected, expected_count = so_far[: min(places)], count
+            break
+    stream = TextStream(lambda ids: "".join(pieces[i] for i in ids), stops)
+    given_out, pushed = "", 0
+    for i in range(len(pieces)):
+        given_out += stream.push(i)
+        pushed += 1
+        assert expected.startswith(given_out), "text was given out that a stop string took back"
+        if stream.stopped:
+            break
+    given_out += stream.finish()
+    assert (given_out, pushed) == (expected, expected_count)
+    assert stream.emitted == expected
+    assert stream.stopped == any(stop in text for stop in stops)
+
+
+def test_a_prompt_passes_through_the_template_unless_raw() -> None:
+    chat = codec(TEMPLATE)
+    assert chat.has_template
+    assert chat.decode(chat.encode("hi", raw=False)) == "<user>hi<assistant>"
+    assert chat.decode(chat.encode("hi", raw=True)) == "hi"
+    assert not BYTES.has_template
+    assert BYTES.decode(BYTES.encode("hi", raw=False)) == "hi"
+
+
+def test_the_template_gets_special_tokens_and_helpers() -> None:
+    template = (
+        "{{ bos_token }}{{ strftime_now('%Y')|length }}{{ {'a': 'é<'}|tojson }}"
+        "{% generation %}{{ eos_token }}{% endgeneration %}"
+        "{% for m in messages %}{% break %}{% endfor %}"
+    )
+    chat = codec(template, bos_token="<bos>", eos_token={"content": "<eos>"})
+    assert chat.render([{"role": "user", "content": "x"}]) == '<bos>4{"a": "é<"}<eos>'
+
+
+def test_special_tokens_are_no_text() -> None:
+    ids = byte_tokenizer().encode("<bos>hi<eos>").ids
+    assert len(ids) == 4
+    assert BYTES.decode(ids) == "hi"
+
+
+@pytest.mark.parametrize("config", [TEMPLATE, [{"name": "default", "template": TEMPLATE}]])
+def test_the_template_may_stand_in_the_config(config: object) -> None:
+    chat = codec(chat_template=config)
+    assert chat.render([{"role": "user", "content": "x"}]) == "<user>x<assistant>"
+
+
+def test_a_template_that_refuses_says_why() -> None:
+    chat = codec("{{ raise_exception('no user turns here') }}")
+    with pytest.raises(RequestError, match="no user turns here"):
+        chat.encode("hi", raw=False)
+
+
+def test_the_template_runs_in_a_sandbox() -> None:
+    chat = codec("{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(RequestError, match="refuses"):
+        chat.encode("hi", raw=False)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "config", "template", "message"),
+    [
+        (b"{}", None, None, "tokenizer.json"),
+        (b"\xff", None, None, "tokenizer.json"),
+        (None, b"{", None, "tokenizer_config.json"),
+        (None, b"[]", None, "tokenizer_config.json"),
+        (None, b"\xff", None, "tokenizer_config.json"),
+        (None, None, b"{% if %}", "template"),
+        (None, None, b"\xff", "template"),
+    ],
+)
+def test_damaged_text_files_are_named(
+    tokenizer: bytes | None, config: bytes | None, template: bytes | None, message: str
+) -> None:
+    with pytest.raises(EngineFileError, match=message):
+        TextCodec(tokenizer or byte_tokenizer().to_str().encode(), config, template)

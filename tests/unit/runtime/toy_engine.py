@@ -1,0 +1,151 @@
+"""An engine around the toy model, drafters that misbehave, and what a run gave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from toy_model import ToyExecutor, choose, target_logits, toy_manifest
+
+from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.draft_tree import DraftTrees
+from specbuild.runtime.drafting import DrafterCapabilities
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import (
+    FinishEvent,
+    GenerateParams,
+    Prompt,
+    SequenceState,
+    TokenEvent,
+)
+
+
+def toy_engine(**options: object) -> Engine:
+    """A fresh engine whose freed pages are poisoned."""
+    manifest = toy_manifest(**options)
+    executor = ToyExecutor(manifest)
+    return Engine(manifest, executor, pages_released=executor.poison)
+
+
+def prompt(ids: Sequence[int], name: str = "p") -> Prompt:
+    """A prompt of ids."""
+    return Prompt(name, ids=tuple(ids))
+
+
+@dataclass
+class Run:
+    """Events and records of one call, by request."""
+
+    events: list[list[TokenEvent]]
+    records: list[RunRecord]
+
+    @property
+    def ids(self) -> list[list[int]]:
+        return [list(record.output_ids) for record in self.records]
+
+
+def run(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: GenerateParams | Sequence[GenerateParams],
+    **options: object,
+) -> Run:
+    """Runs the prompts to their end; holds that every page came back."""
+    free = {name: pool.free_pages for name, pool in engine._kv.pools.items()}
+    tokens: list[list[TokenEvent]] = [[] for _ in prompts]
+    records: dict[int, RunRecord] = {}
+    for event in engine.generate(
+        [prompt(p, str(i)) for i, p in enumerate(prompts)], params, **options
+    ):
+        if isinstance(event, FinishEvent):
+            assert event.request not in records
+            records[event.request] = event.record
+        else:
+            assert event.request not in records, "a token after the end"
+            tokens[event.request].append(event)
+    assert {name: pool.free_pages for name, pool in engine._kv.pools.items()} == free
+    for events, record in zip(tokens, (records[i] for i in range(len(prompts))), strict=True):
+        assert [event.token_id for event in events] == list(record.output_ids)
+        assert [event.logprob for event in events] == list(record.logprobs or ())
+    return Run(tokens, [records[i] for i in range(len(prompts))])
+
+
+@dataclass
+class TreeOfTokens:
+    """Proposes a tree whose node tokens come from ``rule(sequence, path)``."""
+
+    rule: object
+    parents: Sequence[int]
+    reads_captured: bool = False
+    proposals: list[DraftTrees] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
+    observed: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def capabilities(self) -> DrafterCapabilities:
+        return DrafterCapabilities("toy", reads_captured=self.reads_captured)
+
+    def observe(self, sequence: SequenceState, captured: np.ndarray | None) -> None:
+        assert (captured is not None) == self.reads_captured
+        if captured is not None:
+            self.observed[sequence.index] = self.observed.get(sequence.index, 0) + len(captured)
+            assert self.observed[sequence.index] == sequence.length
+
+    def release(self, sequence: SequenceState) -> None:
+        self.released.append(sequence.index)
+
+    def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
+        del shape  # a fixed tree, whatever is asked for
+        trees = [self._tree(sequence) for sequence in sequences]
+        stacked = [torch.cat(parts) for parts in zip(*trees, strict=True)]
+        arrays = [part.numpy() for part in stacked]
+        arrays[0][:, 0] = [s.root for s in sequences]
+        self.proposals.append(DraftTrees(*arrays, contiguous=False))
+        return self.proposals[-1]
+
+    def _tree(self, sequence: SequenceState) -> tuple[torch.Tensor, ...]:
+        tokens: list[int] = []
+        paths: list[tuple[int, ...]] = []
+        for parent in self.parents:
+            path = () if parent < 0 else paths[parent]
+            siblings = [t for t, p in zip(tokens, self.parents, strict=False) if p == parent]
+            tokens.append(self.rule(sequence, path, siblings))
+            paths.append((*path, tokens[-1]))
+        count = len(tokens)
+        return op_named("TreeSelect").reference(
+            torch.tensor([tokens], dtype=torch.int32),
+            torch.arange(count, 0, -1).float()[None],
+            torch.tensor([list(self.parents)], dtype=torch.int32),
+            torch.tensor(count),
+            depth=count,
+        )
+
+
+def right(sequence: SequenceState, path: tuple[int, ...], siblings: list[int]) -> int:
+    """The token that the target will choose; siblings take others."""
+    tokens = [*sequence.ids[: sequence.known].tolist(), *path]
+    best, _ = choose(target_logits(tokens), sequence.request.params.sampling, len(tokens) - 1)
+    while best in siblings:
+        best = (best + 1) % 29
+    return best
+
+
+def wrong(sequence: SequenceState, path: tuple[int, ...], siblings: list[int]) -> int:
+    """Never the token that the target will choose."""
+    best = right(sequence, path, [])
+    token = (best + 1) % 29
+    while token in siblings or token == best:
+        token = (token + 1) % 29
+    return token
+
+
+def repeating(sequence: SequenceState, path: tuple[int, ...], siblings: list[int]) -> int:
+    """The root's token again and again; siblings take the next ids."""
+    token = sequence.root
+    while token in siblings:
+        token = (token + 1) % 29
+    return token
