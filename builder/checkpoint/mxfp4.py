@@ -1,7 +1,7 @@
 """MXFP4: blocks of 32 four-bit values that share one power-of-two scale.
 
-A value is `e2m1 * 2**(scale - 127)`. The 32 values of a block lie along a weight's input dimension, packed in
-16 bytes with the even element in the low nibble.
+A value is `e2m1 * 2**(scale - 127)`. The 32 values of a block lie along a weight's input dimension,
+packed in 16 bytes with the even element in the low nibble.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ def dequantise(blocks: Tensor, scales: Tensor) -> Tensor:
     """
     if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
         raise ValueError(
-            f"MXFP4 tensors: got {blocks.dtype} blocks and {scales.dtype} scales, expected uint8 for both"
+            f"MXFP4 tensors: got {blocks.dtype} blocks and {scales.dtype} scales, "
+            "expected uint8 for both"
         )
     if blocks.shape != (*scales.shape, BLOCK_BYTES):
         raise ValueError(
-            f"MXFP4 blocks: got shape {list(blocks.shape)}, expected {[*scales.shape, BLOCK_BYTES]} "
-            f"for scales of shape {list(scales.shape)}"
+            f"MXFP4 blocks: got shape {list(blocks.shape)}, expected "
+            f"{[*scales.shape, BLOCK_BYTES]} for scales of shape {list(scales.shape)}"
         )
     table = torch.tensor(
         [*E2M1, *(-value for value in E2M1)], dtype=torch.float32, device=blocks.device
@@ -47,9 +48,9 @@ def dequantise(blocks: Tensor, scales: Tensor) -> Tensor:
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return u8 blocks [..., n, 16] and u8 scales [..., n] nearest to `weight` [..., n*32].
 
-    Values round to nearest, ties to the even code. Each block takes the better of two scales: the one that
-    puts its largest magnitude in [4, 8) e2m1 units (saturating above 6) and the next one up, which never
-    saturates. Scales stay within 1..128 for magnitudes from 2**-124 to 12.
+    Values round to nearest, ties to the even code. Each block takes the better of two scales: the
+    one that puts its largest magnitude in [4, 8) e2m1 units (saturating above 6) and the next one
+    up, which never saturates. Scales stay within 1..128 for magnitudes from 2**-124 to 12.
 
     Raises:
         ValueError: the last dimension is no multiple of 32, or a value is not finite.
@@ -67,7 +68,7 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fake_quantise(weight: Tensor) -> Tensor:
-    """Return `dequantise(*quantise(weight))` in float32 without packing, for training with rounded weights."""
+    """Return `dequantise(*quantise(weight))` in float32 without packing, to train with."""
     blocked = _blocked(weight)
     codes, scales = _encode(blocked)
     return (_decode(codes, scales) * blocked.sign()).flatten(-2)
@@ -79,10 +80,10 @@ def _blocked(weight: Tensor) -> Tensor:
 
 
 def _encode(blocked: Tensor) -> tuple[Tensor, Tensor]:
-    """Return magnitude codes int32 [..., n, 32] and scales int32 [..., n, 1] of float32 `blocked`."""
+    """Return int32 magnitude codes [..., n, 32] and scales [..., n, 1] of float32 `blocked`."""
     magnitude = blocked.abs()
     largest = magnitude.amax(-1, keepdim=True)
-    # The exponent field of a float32 is floor(log2) + 127; minus two puts the largest value in [4, 8).
+    # A float32's exponent field is floor(log2) + 127; two less puts the largest value in [4, 8).
     tight = (largest.view(torch.int32) >> 23) - 2
     best_codes, best_scales, best_error = None, None, None
     for candidate in (tight, tight + 1):
@@ -99,7 +100,7 @@ def _encode(blocked: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _round_to_code(units: Tensor) -> Tensor:
-    """Return the e2m1 code 0..7 (int32) nearest to each non-negative float32 unit, ties to the even code."""
+    """Return the int32 e2m1 code 0..7 nearest to each unit >= 0, ties to the even code."""
     code = torch.zeros_like(units, dtype=torch.int32)
     for below, (low, high) in enumerate(pairwise(E2M1)):
         midpoint = (low + high) / 2
@@ -117,6 +118,6 @@ def _decode(codes: Tensor, scales: Tensor) -> Tensor:
 
 
 def _power_of_two(biased: Tensor) -> Tensor:
-    """Return float32 2**(biased - 127) for int32 exponents 0..254; 0 gives the subnormal 2**-127."""
+    """Return float32 2**(biased - 127) of int32 exponents 0..254, subnormal at 0."""
     normal = (biased.clamp(min=1) << 23).view(torch.float32)
     return torch.where(biased >= 1, normal, normal * 0.5)

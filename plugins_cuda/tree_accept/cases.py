@@ -30,7 +30,8 @@ def accept(
 ) -> Case:
     """Trees of ``counts`` slots, root included, in room for ``nodes`` + 1.
 
-    At each step of a walk the target agrees with a child with probability ``follow``.
+    At each step of a walk the target agrees with a child with probability ``follow``. Slots past
+    the count are poisoned: they stand below the root and match.
     """
     used = counts if counts is not None else [nodes + 1, nodes + 1]
 
@@ -58,6 +59,9 @@ def accept(
                 child = int(rng.choice(children))
                 choice[row, node] = tokens[row, child]
                 node = child
+            parents[row, count:] = 0
+            tokens[row, count:] = choice[row, 0]
+            ancestors[row, count:, 0] |= np.uint32(1)
         return tokens, parents, ancestors.view(np.int32), np.array(used, np.int32), choice
 
     return Case(name, make, {"depth": depth})

@@ -1,0 +1,133 @@
+"""What ``specbuild train draft`` is asked for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from specbuild.runtime.errors import SpecbuildError
+
+LARGEST_DRAFT_VOCAB = 32000
+INNER_PER_HIDDEN = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfText:
+    """Continuations by the target itself, made before training: what a draft is judged on.
+
+    ``count`` rows of one sequence length: ``prompt_tokens`` of the training text (None: up to 32,
+    a quarter of the row at most), and what the target says next (greedy at temperature 0).
+    """
+
+    count: int = 0
+    prompt_tokens: int | None = None
+    temperature: float = 0.0
+    batch_size: int = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Options of ``specbuild train draft``; None leaves a choice to the trainer.
+
+    ``texts`` and ``held_out`` are files or directories (``.py .txt .md .jsonl .npy``). Without
+    ``held_out`` the share ``held_out_fraction`` of the documents is kept from training.
+    ``taps`` are 0-based target layers whose outputs the draft reads. ``dtype`` is the target's
+    type and the autocast type of the draft, whose own weights train in fp32. ``time_limit_s``
+    ends this run early, ready for ``resume``.
+    """
+
+    model: Path
+    texts: tuple[Path, ...]
+    output: Path
+    steps: int = 2000
+    batch_size: int = 8
+    sequence_length: int = 512
+    learning_rate: float = 1e-4
+    warmup_fraction: float = 0.03
+    ttt_steps: int = 7
+    decay: float = 0.8
+    gradient_clip: float = 0.5
+    draft_vocab: int | None = None
+    inner: int | None = None
+    q_heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    rope_theta: float = 10000.0
+    taps: tuple[int, ...] | None = None
+    held_out: tuple[Path, ...] = ()
+    held_out_fraction: float = 0.02
+    held_out_rows: int = 64
+    self_text: SelfText = SelfText()
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    seed: int = 0
+    save_every: int = 500
+    resume: bool = False
+    time_limit_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "sequence_length", "ttt_steps", "save_every"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("draft_vocab", "inner", "q_heads", "kv_heads", "head_dim"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
+        for name in ("learning_rate", "decay", "gradient_clip", "rope_theta"):
+            _positive(name, getattr(self, name))
+        _at_least("seed", self.seed, 0)
+        _at_least("held_out_rows", self.held_out_rows, 1)
+        _fraction("held_out_fraction", self.held_out_fraction)
+        _fraction("warmup_fraction", self.warmup_fraction)
+        if self.time_limit_s is not None:
+            _positive("time_limit_s", self.time_limit_s)
+        if not self.texts:
+            raise SpecbuildError("train draft: no text given; name at least one file or directory")
+        if self.sequence_length < 2 * (self.ttt_steps + 1):
+            raise SpecbuildError(
+                f"train draft: sequence_length is {self.sequence_length}, expected at least "
+                f"{2 * (self.ttt_steps + 1)} for {self.ttt_steps} test-time training steps"
+            )
+        self._check_heads()
+        self._check_self_text()
+
+    def _check_heads(self) -> None:
+        if self.head_dim is not None and self.head_dim % 2:
+            raise SpecbuildError(f"train draft: head_dim is {self.head_dim}, expected an even one")
+        if self.q_heads and self.kv_heads and self.q_heads % self.kv_heads:
+            raise SpecbuildError(
+                f"train draft: q_heads {self.q_heads} is no multiple of kv_heads {self.kv_heads}"
+            )
+
+    def _check_self_text(self) -> None:
+        text = self.self_text
+        _at_least("self_text count", text.count, 0)
+        _at_least("self_text batch_size", text.batch_size, 1)
+        if not math.isfinite(text.temperature) or text.temperature < 0:
+            raise SpecbuildError(
+                f"train draft: self_text temperature is {text.temperature}, expected 0 or more"
+            )
+        if (
+            text.prompt_tokens is not None
+            and not 1 <= text.prompt_tokens <= self.sequence_length - self.ttt_steps - 2
+        ):
+            raise SpecbuildError(
+                f"train draft: self_text prompt_tokens is {text.prompt_tokens}, expected 1 to "
+                f"{self.sequence_length - self.ttt_steps - 2} at sequence_length "
+                f"{self.sequence_length}"
+            )
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise SpecbuildError(f"train draft: {name} is {value}, expected {least} or more")
+
+
+def _positive(name: str, value: float) -> None:
+    if not math.isfinite(value) or value <= 0:
+        raise SpecbuildError(f"train draft: {name} is {value}, expected more than 0")
+
+
+def _fraction(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise SpecbuildError(f"train draft: {name} is {value}, expected 0 or more and below 1")

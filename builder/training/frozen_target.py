@@ -1,0 +1,165 @@
+"""The target as a frozen teacher: tapped layer outputs and logits of whole sequences."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from specbuild.runtime.errors import SpecbuildError
+
+if TYPE_CHECKING:
+    from transformers import GptOssForCausalLM
+
+# All experts as one dense product wastes arithmetic, but up to this many inner columns it beats
+# the sort and the launches of a grouped product.
+LARGEST_DENSE_WIDTH = 1024
+DENSE_EXPERTS = "specbuild_dense"
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """What the draft learns from: ``captured`` [B, T, taps·H] and ``logits`` [B, T, V]."""
+
+    captured: torch.Tensor
+    logits: torch.Tensor
+
+
+class FrozenTarget:
+    """A GPT-OSS checkpoint that only runs forward."""
+
+    def __init__(self, model: GptOssForCausalLM, taps: tuple[int, ...]) -> None:
+        self.model = model
+        self.taps = taps
+        self._outputs: dict[int, torch.Tensor] = {}
+        for layer in set(taps):
+            model.model.layers[layer].register_forward_hook(self._keep(layer))
+
+    def _keep(self, layer: int) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            self._outputs[layer] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    @torch.no_grad()
+    def teach(self, ids: torch.Tensor) -> Teaching:
+        """Captured states and logits of ``ids`` [B, T]; the tap is a layer's output after its
+        residual addition, before any norm."""
+        logits = self.model(ids, use_cache=False).logits
+        captured = torch.cat([self._outputs[layer] for layer in self.taps], dim=-1)
+        self._outputs.clear()
+        return Teaching(captured=captured, logits=logits)
+
+
+def load_target(path: Path, *, device: str = "cpu", dtype: str = "float32") -> GptOssForCausalLM:
+    """The checkpoint in transformers, dequantised, frozen, in evaluation mode.
+
+    Raises:
+        SpecbuildError: ``path`` is no GPT-OSS checkpoint, or ``device`` is not there.
+    """
+    from transformers import GptOssForCausalLM, Mxfp4Config
+
+    config = read_config(path)
+    if config.get("model_type") != "gpt_oss":
+        raise SpecbuildError(
+            f"{path}: model_type is {config.get('model_type')!r}, expected 'gpt_oss'"
+        )
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SpecbuildError("device cuda: this machine has no usable CUDA device; use device cpu")
+    quantised = {}
+    if "quantization_config" in config:
+        quantised["quantization_config"] = Mxfp4Config(dequantize=True)
+    try:
+        with _quiet_transformers():
+            model = GptOssForCausalLM.from_pretrained(
+                path, dtype=getattr(torch, dtype), attn_implementation="eager", **quantised
+            )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SpecbuildError(
+            f"{path}: transformers cannot load this target: {first_line}"
+        ) from error
+    # The reader leaves dequantised experts in bf16 whatever type was asked for.
+    model = model.to(device=device, dtype=getattr(torch, dtype)).eval().requires_grad_(False)
+    model.set_experts_implementation(_experts_implementation(model))
+    return model
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """``config.json`` of a checkpoint directory.
+
+    Raises:
+        SpecbuildError: there is none, or it is no JSON object.
+    """
+    file = path / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise SpecbuildError(f"{path}: no config.json, so no checkpoint directory") from error
+    except (OSError, ValueError) as error:
+        raise SpecbuildError(f"{file}: cannot be read as JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise SpecbuildError(f"{file}: got a {type(config).__name__}, expected an object")
+    return config
+
+
+def end_of_text_ids(model: GptOssForCausalLM) -> tuple[int, ...]:
+    """The target's end-of-sequence ids, the first being the separator of documents."""
+    ids = model.generation_config.eos_token_id
+    ids = model.config.eos_token_id if ids is None else ids
+    if ids is None:
+        return ()
+    return (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """A low, a middle and a high layer: 1, L/2 − 1, L − 4; of five or fewer 0, L/2, L − 1."""
+    if layers > 5:
+        return 1, layers // 2 - 1, layers - 4
+    return 0, layers // 2, layers - 1
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Its bars and its remarks on MXFP4 kernels would mix with our own progress."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _experts_implementation(model: GptOssForCausalLM) -> str:
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    config = model.config
+    if config.num_local_experts * config.intermediate_size > LARGEST_DENSE_WIDTH:
+        return "grouped_mm"
+    ALL_EXPERTS_FUNCTIONS.register(DENSE_EXPERTS, _dense_experts)
+    return DENSE_EXPERTS
+
+
+def _dense_experts(
+    self: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Every expert for every row, unchosen ones weighted 0.
+
+    ``hidden`` [T, H], ``chosen`` [T, k] and ``weights`` [T, k] → [T, H].
+    """
+    spread = hidden.new_zeros(len(hidden), self.num_experts)
+    spread.scatter_(1, chosen, weights.to(spread.dtype))
+    inner = torch.einsum("th,ehi->tei", hidden, self.gate_up_proj) + self.gate_up_proj_bias
+    inner = self._apply_gate(inner) * spread.unsqueeze(-1)
+    return torch.einsum("tei,eih->th", inner, self.down_proj) + spread @ self.down_proj_bias

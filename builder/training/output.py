@@ -1,0 +1,132 @@
+"""The files of a trained draft: config, weights, report and plot."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from specbuild.builder.training.draft_module import DraftModule
+from specbuild.builder.training.evaluation import Acceptance
+from specbuild.builder.training.vocabulary import DraftVocabulary
+from specbuild.runtime.strict_json import to_json
+
+REPORT_FILE = "training_report.json"
+PLOT_FILE = "training_losses.svg"
+
+
+@dataclass(frozen=True)
+class LossPoint:
+    """Mean losses of the steps since the point before: the weighted sum, and per step i."""
+
+    step: int
+    learning_rate: float
+    total: float
+    per_position: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What training reached. ``finished`` False: the time limit came first; resume it."""
+
+    finished: bool
+    steps: int
+    parameters: int
+    training_tokens: int
+    self_text_rows: int
+    vocabulary_coverage: float
+    losses: tuple[LossPoint, ...]
+    held_out_text: Acceptance | None
+    held_out_self_text: Acceptance | None
+    options: dict[str, Any]
+
+
+def draft_config(draft: DraftModule, vocabulary: DraftVocabulary, positions: int) -> dict[str, Any]:
+    """``config.json`` of the draft."""
+    shape = draft.shape
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "target_hidden_size": shape.target_hidden,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": 1,
+        "num_attention_heads": shape.q_heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rms_norm_eps": shape.rms_eps,
+        "rope_theta": shape.rope_theta,
+        "rope_scaling": None,
+        "max_position_embeddings": positions,
+        "vocab_size": vocabulary.target_vocab,
+        "draft_vocab_size": len(vocabulary.target_ids),
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": list(shape.taps),
+            "use_aux_hidden_state": True,
+        },
+    }
+
+
+def draft_tensors(draft: DraftModule, vocabulary: DraftVocabulary) -> dict[str, torch.Tensor]:
+    """The tensors of ``model.safetensors``: weights in bf16, ``d2t`` int64, ``t2d`` bool."""
+    weights = {
+        name: value.detach().cpu().to(torch.bfloat16).contiguous()
+        for name, value in draft.state_dict().items()
+    }
+    return weights | {"d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
+
+
+def write_draft(
+    folder: Path, draft: DraftModule, vocabulary: DraftVocabulary, *, positions: int
+) -> None:
+    """Write ``config.json`` and ``model.safetensors``."""
+    write_json(folder / "config.json", draft_config(draft, vocabulary, positions))
+    tensors = draft_tensors(draft, vocabulary)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_report(folder: Path, report: TrainReport) -> None:
+    """Write the report and the plot of its losses."""
+    write_json(folder / REPORT_FILE, to_json(report))
+    plot_losses(folder / PLOT_FILE, report)
+
+
+def plot_losses(file: Path, report: TrainReport) -> None:
+    """Losses per test-time training step, and acceptance where it was measured."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    steps = [point.step for point in report.losses]
+    for position in range(len(report.losses[0].per_position)):
+        values = [point.per_position[position] for point in report.losses]
+        left.plot(steps, values, label=f"step {position}")
+    left.set(xlabel="training step", ylabel="loss", title="Loss by draft position")
+    left.legend()
+    measured = {"text": report.held_out_text, "target's own": report.held_out_self_text}
+    for name, acceptance in measured.items():
+        if acceptance is not None:
+            length = f"{acceptance.mean_acceptance_length:.2f}"
+            label = f"{name}: length {length}, chain of {acceptance.chain}"
+            right.plot(range(len(acceptance.agreement)), acceptance.agreement, "o-", label=label)
+    right.set(xlabel="draft position", ylabel="agreement", title="Held out", ylim=(0, 1))
+    if right.lines:
+        right.legend()
+    # A fixed salt and no date: the same report draws the same bytes.
+    with mpl.rc_context({"svg.hashsalt": "specbuild"}):
+        figure.savefig(file, metadata={"Date": None, "Creator": None})
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write indented JSON."""
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

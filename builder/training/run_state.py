@@ -1,0 +1,128 @@
+"""An unfinished training run on disk: kept beside the output until the output is whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from specbuild.builder.training.corpus import Rows
+from specbuild.runtime.errors import SpecbuildError
+
+STATE_FILE = "state.pt"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """``<output>.training``: the optimiser's state, rows already generated, the finished files.
+
+    ``fingerprint`` says what the run computes; a run with another one is not resumed.
+    """
+
+    path: Path
+    fingerprint: str
+
+    @classmethod
+    def open(cls, output: Path, *, fingerprint: str, resume: bool) -> RunFolder:
+        """The folder of this run, made if it is new.
+
+        Raises:
+            SpecbuildError: the output exists, or there is an unfinished run but no ``resume``.
+        """
+        if output.exists():
+            raise SpecbuildError(f"{output}: exists already; name another output or remove it")
+        folder = cls(output.with_name(f"{output.name}.training"), fingerprint)
+        if folder.path.exists() and not resume:
+            raise SpecbuildError(
+                f"{folder.path}: an unfinished run is there; resume it or remove it"
+            )
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpecbuildError(f"{folder.path}: cannot be made: {error.strerror}") from error
+        return folder
+
+    def load(self) -> dict[str, Any] | None:
+        """The last state saved; None at the start.
+
+        Raises:
+            SpecbuildError: it is damaged, or belongs to a run with other options.
+        """
+        file = self.path / STATE_FILE
+        if not file.exists():
+            return None
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises whatever its readers raise
+            raise SpecbuildError(f"{file}: damaged; remove {self.path} and start anew") from error
+        if state["fingerprint"] != self.fingerprint:
+            raise SpecbuildError(
+                f"{self.path}: the unfinished run there has other options; "
+                "give those again or remove it"
+            )
+        return dict(state)
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Replace the saved state as a whole."""
+        state = state | {"fingerprint": self.fingerprint}
+        replace_file(self.path / STATE_FILE, lambda file: torch.save(state, file))
+
+    def rows(self, name: str, make: Callable[[], Rows]) -> Rows:
+        """The rows that ``make`` makes, kept so that a resumed run does not make them again."""
+        file = self.path / f"{name}-{self.fingerprint[:16]}.npz"
+        if file.exists():
+            with np.load(file, allow_pickle=False) as stored:
+                return Rows(stored["ids"], stored["counted"])
+        rows = make()
+
+        def write(temporary: Path) -> None:
+            with temporary.open("wb") as opened:
+                np.savez_compressed(opened, ids=rows.ids, counted=rows.counted)
+
+        replace_file(file, write)
+        return rows
+
+    def publish(self, write: Callable[[Path], None], output: Path) -> None:
+        """Let ``write`` fill a folder, move it to ``output``, and end the run."""
+        finished = self.path / "finished"
+        shutil.rmtree(finished, ignore_errors=True)
+        try:
+            finished.mkdir()
+            write(finished)
+            for file in finished.iterdir():
+                _fsync(file)
+            _fsync(finished)
+            finished.rename(output)
+            _fsync(output.parent)
+        except OSError as error:
+            raise SpecbuildError(f"{output}: cannot be written: {error.strerror}") from error
+        shutil.rmtree(self.path)
+
+
+def replace_file(file: Path, write: Callable[[Path], None]) -> None:
+    """Write a temporary file, sync it, and give it the name.
+
+    Raises:
+        SpecbuildError: the disk refuses.
+    """
+    temporary = file.with_name(f"{file.name}.part")
+    try:
+        write(temporary)
+        _fsync(temporary)
+        temporary.replace(file)
+    except (OSError, RuntimeError) as error:
+        raise SpecbuildError(f"{file}: cannot be written: {error}") from error
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,123 @@
+"""The loop of draft training: steps, the loss curve, and what a resumed run needs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from specbuild.builder.progress import Progress
+from specbuild.builder.training.config import TrainOptions
+from specbuild.builder.training.corpus import TrainingText
+from specbuild.builder.training.draft_module import DraftModule
+from specbuild.builder.training.frozen_target import FrozenTarget
+from specbuild.builder.training.objective import Objective
+from specbuild.builder.training.output import LossPoint
+from specbuild.builder.training.run_state import RunFolder
+from specbuild.runtime.errors import SpecbuildError
+
+POINTS = 200  # of the loss curve
+FINAL_RATE = 0.02  # of the learning rate, at the end of the cosine
+
+
+@dataclass
+class TrainingRun:
+    """What one training run owns."""
+
+    options: TrainOptions
+    draft: DraftModule
+    optimiser: torch.optim.Optimizer
+    target: FrozenTarget
+    objective: Objective
+    text: TrainingText
+    autocast: Callable[[], AbstractContextManager[object]]
+    step: int = 0
+    points: list[LossPoint] = field(default_factory=list)
+    recent: list[torch.Tensor] = field(default_factory=list)
+
+
+def train(run: TrainingRun, folder: RunFolder, progress: Progress, started_s: float) -> bool:
+    """Take the remaining steps; False if the time limit came first."""
+    options = run.options
+    progress.start("draft training", options.steps, "steps")
+    progress.advance(run.step)
+    every = max(1, options.steps // POINTS)
+    while run.step < options.steps:
+        if options.time_limit_s and time.monotonic() - started_s > options.time_limit_s:
+            folder.save(_state(run))
+            progress.note(f"stopped by the time limit after {run.step} of {options.steps} steps")
+            return False
+        run.recent.append(_step(run))
+        run.step += 1
+        progress.advance(1)
+        if run.step % every == 0 or run.step == options.steps:
+            _mark_point(run)
+        if run.step % options.save_every == 0 and run.step < options.steps:
+            folder.save(_state(run))
+            if run.points:
+                progress.note(f"step {run.step}: loss {run.points[-1].total:.3f}")
+    return True
+
+
+def _step(run: TrainingRun) -> torch.Tensor:
+    options = run.options
+    for group in run.optimiser.param_groups:
+        group["lr"] = learning_rate(run.step, options)
+    batch = run.text.batch(run.step, options.batch_size, options.device)
+    with run.autocast():
+        teaching = run.target.teach(batch.ids)
+        logits = run.objective.logits(run.draft, batch, teaching)
+        losses = run.objective.losses(logits, batch, teaching)
+    run.objective.total(losses).backward()
+    torch.nn.utils.clip_grad_norm_(run.draft.parameters(), options.gradient_clip)
+    run.optimiser.step()
+    run.optimiser.zero_grad(set_to_none=True)
+    return losses.detach()
+
+
+def learning_rate(step: int, options: TrainOptions) -> float:
+    """Linear warm-up, then a cosine down to a fiftieth."""
+    warmup = round(options.warmup_fraction * options.steps)
+    if step < warmup:
+        return options.learning_rate * (step + 1) / warmup
+    done = (step - warmup) / max(1, options.steps - warmup)
+    share = FINAL_RATE + (1 - FINAL_RATE) * 0.5 * (1 + math.cos(math.pi * done))
+    return options.learning_rate * share
+
+
+def _mark_point(run: TrainingRun) -> None:
+    losses = torch.stack(run.recent).mean(dim=0)
+    run.recent.clear()
+    total = float(run.objective.total(losses))
+    if not math.isfinite(total):
+        raise SpecbuildError(
+            f"train draft: the loss is {total} by step {run.step}; lower learning_rate"
+        )
+    rate = learning_rate(run.step - 1, run.options)
+    run.points.append(LossPoint(run.step, rate, total, tuple(losses.tolist())))
+
+
+def _state(run: TrainingRun) -> dict[str, Any]:
+    return {
+        "step": run.step,
+        "draft": run.draft.state_dict(),
+        "optimiser": run.optimiser.state_dict(),
+        "points": [asdict(point) for point in run.points],
+        "recent": run.recent,
+    }
+
+
+def restore(run: TrainingRun, state: dict[str, Any] | None) -> None:
+    """Go on from a saved state, if there is one."""
+    if state is None:
+        return
+    run.draft.load_state_dict(state["draft"])
+    run.optimiser.load_state_dict(state["optimiser"])
+    run.step = state["step"]
+    run.points = [LossPoint(**point) for point in state["points"]]
+    run.recent = [losses.to(run.options.device) for losses in state["recent"]]

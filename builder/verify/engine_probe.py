@@ -1,0 +1,153 @@
+"""An engine's graphs with their inner stages as outputs, run launch by launch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from specbuild.runtime.engine_file import check_sizes, open_weights, read_file, read_manifest
+from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.executors.cpu import CpuExecutor
+from specbuild.runtime.kv_pool import KvPools, SequencePages, slots_per_sequence
+from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds, groups_of
+from specbuild.runtime.manifest import Manifest, Port
+
+DRAFT_STAGES = ("stage.attention", "stage.ffn", "stage.pre_head")
+
+
+def target_stages(layers: int) -> tuple[str, ...]:
+    """Names of the values that a target graph keeps: each layer's output, the normed last one."""
+    return (*(f"stage.layer.{i}" for i in range(layers)), "stage.pre_head")
+
+
+class EngineProbe:
+    """A CPU engine whose target and draft graphs also give their stages."""
+
+    def __init__(self, directory: Path) -> None:
+        manifest = read_manifest(directory)
+        check_sizes(directory, manifest)
+        stages = {"target": target_stages(manifest.target.layers)}
+        if manifest.draft is not None:
+            stages["draft"] = DRAFT_STAGES
+        graphs = {
+            manifest.roles[role].file: _with_outputs(
+                bytes(read_file(directory, manifest, manifest.roles[role].file)),
+                names,
+                manifest.roles[role].file,
+            )
+            for role, names in stages.items()
+        }
+
+        def read_graph(name: str) -> bytes:
+            return graphs.get(name) or bytes(read_file(directory, manifest, name))
+
+        self.manifest = _with_ports(manifest, stages)
+        weights = open_weights(directory, manifest) if manifest.tensors else {}
+        self.executor = CpuExecutor(self.manifest, read_graph, weights)
+        limits = manifest.limits
+        self.counter = SlotCounter(slots_per_sequence(limits) + limits.max_rows + 1)
+        self._kv = KvPools(manifest.cache_groups, limits)
+
+    @contextmanager
+    def sequence(self, tokens: int) -> Iterator[ProbedSequence]:
+        """An empty sequence with room for this many tokens and a tree."""
+        wanted = self._kv.pages_wanted(tokens)
+        pages = self._kv.admit(wanted)
+        try:
+            yield ProbedSequence(self, pages)
+        finally:
+            self._kv.release(pages, wanted)
+
+    def run(self, role: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Copies of a role's outputs."""
+        return {name: value.copy() for name, value in self.executor.run(role, feeds).items()}
+
+
+class ProbedSequence:
+    """One sequence in the caches of a probe."""
+
+    def __init__(self, probe: EngineProbe, pages: dict[str, SequencePages]) -> None:
+        self._probe = probe
+        self._pages = pages
+
+    def extend(self, role: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run committed tokens: ``token_ids`` [n] in ``feeds`` follow those already there."""
+        count = len(feeds["token_ids"])
+        first = self._length(role)
+        plan = RowPlan([first], [count], [first + count])
+        placed = {
+            "positions": self._probe.counter.range(first, count),
+            "ancestor_bits": np.zeros((count, 1), np.int32),
+        }
+        outputs = self._launch(role, plan, {**feeds, **placed}, room=count)
+        for group in groups_of(self._probe.manifest.roles[role]):
+            self._pages[group].commit(first + count)
+        return outputs
+
+    def branch(
+        self,
+        role: str,
+        feeds: Mapping[str, np.ndarray],
+        *,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        ancestors: np.ndarray,
+    ) -> dict[str, np.ndarray]:
+        """Run tree nodes at consecutive tree ``slots``; ``ancestors`` bool [n, tree slots]."""
+        length = self._length(role)
+        plan = RowPlan([length + slots[0]], [len(slots)], [length])
+        words = np.packbits(
+            np.pad(ancestors, ((0, 0), (0, -ancestors.shape[1] % 32))), axis=1, bitorder="little"
+        )
+        placed = {
+            "positions": np.array(positions, np.int32),
+            "ancestor_bits": words.view("<i4").astype(np.int32),
+        }
+        return self._launch(role, plan, {**feeds, **placed}, room=slots[-1] + 1)
+
+    def forget_tree(self, role: str) -> None:
+        """Drop what :meth:`branch` wrote."""
+        for group in groups_of(self._probe.manifest.roles[role]):
+            self._pages[group].rewind(self._pages[group].length)
+
+    def _length(self, role: str) -> int:
+        return self._pages[groups_of(self._probe.manifest.roles[role])[0]].length
+
+    def _launch(
+        self, role: str, plan: RowPlan, feeds: dict[str, np.ndarray], *, room: int
+    ) -> dict[str, np.ndarray]:
+        feeds["row_start"] = plan.row_start()
+        feeds["logit_rows"] = self._probe.counter.range(0, plan.rows)
+        for group in groups_of(self._probe.manifest.roles[role]):
+            self._pages[group].append(room)
+            feeds |= cache_feeds(group, [self._pages[group]], plan, self._probe.counter)
+        return self._probe.run(role, feeds)
+
+
+def _with_outputs(graph: bytes, names: Sequence[str], where: str) -> bytes:
+    """The model with the named values as further fp32 outputs."""
+    import onnx
+
+    model = onnx.load_model_from_string(graph)
+    known = {name for node in model.graph.node for name in node.output}
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise EngineFileError(
+            f"{where}: has no value named {missing[0]} to look at; rebuild the engine"
+        )
+    for name in names:
+        value = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+        model.graph.output.append(value)
+    return model.SerializeToString()
+
+
+def _with_ports(manifest: Manifest, stages: Mapping[str, Sequence[str]]) -> Manifest:
+    roles = dict(manifest.roles)
+    for role, names in stages.items():
+        ports = tuple(Port(name, "float32", ()) for name in names)
+        roles[role] = dataclasses.replace(roles[role], outputs=(*roles[role].outputs, *ports))
+    return dataclasses.replace(manifest, roles=roles)

@@ -1,0 +1,163 @@
+"""Decoding with and without the draft: the same tokens, greedy and sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specbuild.builder.progress import Progress
+from specbuild.builder.verify.report import LosslessRow
+from specbuild.plugins_cuda.choose.op import gumbel_noise
+from specbuild.runtime.draft_tree import candidates
+from specbuild.runtime.engine import Engine, Speculation
+from specbuild.runtime.manifest import DraftShape, Limits
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from specbuild.builder.verify.reference_target import ReferenceTarget
+
+NEAR_TIE = 1e-4
+NEW_TOKENS = 48
+TREE = DraftShape(draft_top_k=3, draft_depth=4, draft_tokens=10)
+CHAIN_DEPTH = 4
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the tokens of a run were chosen."""
+
+    name: str
+    sampling: SamplingParams
+
+    def gap(self, reference: ReferenceTarget, prefix: Ids) -> float:
+        """Distance of the two best scores of the token after ``prefix``, by the reference.
+
+        A score is the logit, or when sampling logit / temperature + gumbel(seed, position).
+        """
+        logits = torch.from_numpy(reference.run(np.array(prefix)).logits[-1])
+        scores = logits
+        if self.sampling.temperature > 0:
+            seed, position = torch.tensor([self.sampling.seed]), torch.tensor([len(prefix) - 1])
+            noise = gumbel_noise(seed, position, len(logits))[0]
+            scores = logits / self.sampling.temperature + noise
+        best = scores.topk(2).values
+        return float(best[0] - best[1])
+
+
+CHOICES = (
+    Choice("greedy", SamplingParams()),
+    Choice("sampled", SamplingParams(temperature=1.0, seed=11)),
+)
+
+
+def check_losslessness(
+    engine: Engine, reference: ReferenceTarget, prompts: Sequence[Ids], progress: Progress
+) -> tuple[LosslessRow, ...]:
+    """The plain greedy run against transformers, every way of drafting against the plain run."""
+    shapes = _shapes(engine)
+    progress.start("losslessness", len(CHOICES) * (1 + len(shapes)) + 1, "runs")
+    rows = []
+    for choice in CHOICES:
+        plain = _decode(engine, prompts, choice.sampling, None)
+        progress.advance(1)
+        if choice.sampling.temperature == 0:
+            expected = [_greedy(reference, prompt, NEW_TOKENS) for prompt in prompts]
+            title = "greedy: without draft = transformers"
+            rows.append(_row(title, prompts, (expected, plain), reference, choice))
+            progress.advance(1)
+        for name, shape in shapes.items():
+            drafted = _decode(engine, prompts, choice.sampling, shape)
+            title = f"{choice.name}: {name} = without draft"
+            rows.append(_row(title, prompts, (plain, drafted), reference, choice))
+            progress.advance(1)
+    ties = sum(row.near_ties for row in rows)
+    if ties:
+        progress.note(f"{ties} runs part at a near tie (scores closer than {NEAR_TIE:g})")
+    return tuple(rows)
+
+
+def compare_runs(
+    prompts: Sequence[Ids],
+    runs: tuple[Sequence[Ids], Sequence[Ids]],
+    gap: Callable[[Ids], float],
+) -> tuple[int, int, int]:
+    """Tokens compared, prompts that differ at a clear choice, prompts that part at a near tie.
+
+    ``gap`` gives the distance of the two best choices after a prefix; what follows the first
+    difference of a prompt is not compared.
+    """
+    tokens = differences = near_ties = 0
+    for prompt, plain, other in zip(prompts, *runs, strict=True):
+        pairs = zip(plain, other, strict=False)
+        at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+        if at is not None:
+            tokens += at + 1
+            close = gap((*prompt, *plain[:at])) < NEAR_TIE
+            near_ties += close
+            differences += not close
+        else:
+            tokens += min(len(plain), len(other))
+            differences += len(plain) != len(other)
+    return tokens, differences, near_ties
+
+
+def _row(
+    name: str,
+    prompts: Sequence[Ids],
+    runs: tuple[Sequence[Ids], Sequence[Ids]],
+    reference: ReferenceTarget,
+    choice: Choice,
+) -> LosslessRow:
+    tokens, differences, near_ties = compare_runs(
+        prompts, runs, lambda prefix: choice.gap(reference, prefix)
+    )
+    return LosslessRow(name, len(prompts), tokens, differences, near_ties, differences == 0)
+
+
+def _shapes(engine: Engine) -> dict[str, DraftShape]:
+    """A chain and a tree within the engine's limits; nothing where it has no draft."""
+    limits = engine.manifest.limits
+    if engine.manifest.draft is None:
+        return {}
+    depth = min(CHAIN_DEPTH, limits.draft_depth, limits.draft_tokens)
+    shapes = {f"chain of {depth}": DraftShape(1, depth, depth)}
+    tree = _within(TREE, limits)
+    if tree.draft_top_k > 1 and tree.draft_tokens > 1:
+        shapes[f"tree of {tree.draft_tokens}"] = tree
+    return shapes
+
+
+def _within(shape: DraftShape, limits: Limits) -> DraftShape:
+    top_k = min(shape.draft_top_k, limits.draft_top_k)
+    depth = min(shape.draft_depth, limits.draft_depth)
+    most = candidates(DraftShape(top_k, depth, 1))
+    return DraftShape(top_k, depth, min(shape.draft_tokens, limits.draft_tokens, most))
+
+
+def _decode(
+    engine: Engine, prompts: Sequence[Ids], sampling: SamplingParams, speculation: Speculation
+) -> list[Ids]:
+    params = GenerateParams(max_new_tokens=NEW_TOKENS, sampling=sampling, ignore_eos=True)
+    asked = [Prompt(id=str(i), ids=ids) for i, ids in enumerate(prompts)]
+    outputs: dict[int, Ids] = {}
+    for event in engine.generate(asked, params, speculation=speculation):
+        if isinstance(event, FinishEvent):
+            outputs[event.request] = event.record.output_ids
+    return [outputs[i] for i in range(len(prompts))]
+
+
+def _greedy(reference: ReferenceTarget, prompt: Ids, count: int) -> Ids:
+    from specbuild.builder.progress import SilentProgress
+    from specbuild.builder.training.self_text import Generation, generate_text
+
+    ids, _ = generate_text(
+        reference.model, torch.tensor([prompt]), Generation(new_tokens=count), SilentProgress()
+    )
+    return tuple(ids[0, len(prompt) :].tolist())

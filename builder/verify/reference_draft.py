@@ -1,0 +1,188 @@
+"""The EAGLE3 draft in plain torch, fp32, over a literal path of tokens: no pages, no trees.
+
+It shares no code with the models that engines are built from; rotary frequencies are those of
+transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from specbuild.runtime.errors import SpecbuildError
+
+FLAGS = ("norm_before_residual", "norm_output")
+
+
+@dataclass(frozen=True)
+class DraftStates:
+    """What the draft computes at each row of a path, fp32.
+
+    ``attention`` [T, H] after o_proj, before the residual; ``ffn`` [T, H] after down_proj;
+    ``pre_head`` [T, H] after the final norm; ``logits`` [T, Vd]; ``recurrence`` [T, H] the hidden
+    state of the next level.
+    """
+
+    attention: torch.Tensor
+    ffn: torch.Tensor
+    pre_head: torch.Tensor
+    logits: torch.Tensor
+    recurrence: torch.Tensor
+
+
+class ReferenceDraft:
+    """A draft checkpoint; ``embedding`` [V, H] and ``head`` [V, H] are the target's, for a draft
+    that has none of its own."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        tensors: dict[str, torch.Tensor],
+        *,
+        embedding: torch.Tensor,
+        head: torch.Tensor,
+    ) -> None:
+        decoder = config | config.get("transformer_layer_config", {})
+        eagle = config.get("eagle_config") or {}
+        self.flags = {flag: bool(config.get(flag) or eagle.get(flag)) for flag in FLAGS}
+        self.weights = {
+            name.removeprefix("model.").replace("layers.0.", "midlayer."): value.float()
+            for name, value in tensors.items()
+            if name not in ("d2t", "t2d")
+        }
+        self.embedding = self.weights.get("embed_tokens.weight", embedding.float())
+        self.head = self.weights.get("lm_head.weight", head.float())
+        offsets = tensors.get("d2t")
+        ids = torch.arange(len(self.head))
+        self.target_ids = ids if offsets is None else ids + offsets
+        self.eps = decoder["rms_norm_eps"]
+        self.head_dim = (
+            decoder.get("head_dim") or decoder["hidden_size"] // decoder["num_attention_heads"]
+        )
+        windowed = decoder.get("sliding_window") and decoder.get("use_sliding_window", True)
+        self.window = decoder["sliding_window"] if windowed else None
+        self.frequencies, self.attention_factor = _rotary(decoder, self.head_dim)
+
+    def fuse(self, captured: torch.Tensor) -> torch.Tensor:
+        """Captured target states [T, taps·Ht] → the draft's hidden states [T, H]."""
+        if "input_norm.weight" in self.weights:
+            captured = self._norm(captured, "input_norm")
+        if "fc_norm.0.weight" in self.weights:
+            taps = sum(name.startswith("fc_norm.") for name in self.weights)
+            parts = enumerate(captured.chunk(taps, dim=-1))
+            captured = torch.cat([self._norm(part, f"fc_norm.{i}") for i, part in parts], dim=-1)
+        return captured @ self.weights["fc.weight"].T
+
+    def run(self, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor) -> DraftStates:
+        """One causal pass: row t has token ``ids`` [T] and hidden state ``hidden`` [T, H], rotated
+        at ``positions`` [T]."""
+        normed = self._norm(hidden, "midlayer.hidden_norm")
+        u = normed
+        if "midlayer.input_layernorm.weight" in self.weights:
+            embedded = self._norm(self.embedding[ids], "midlayer.input_layernorm")
+            u = torch.cat([embedded, normed], dim=-1)
+        attention = self._attention(u, positions)
+        y = (normed if self.flags["norm_before_residual"] else hidden) + attention
+        x = self._norm(y, "midlayer.post_attention_layernorm")
+        gate = torch.nn.functional.silu(self._linear(x, "mlp.gate_proj"))
+        ffn = self._linear(gate * self._linear(x, "mlp.up_proj"), "mlp.down_proj")
+        out = y + ffn
+        pre_head = self._norm(out, "norm")
+        return DraftStates(
+            attention=attention,
+            ffn=ffn,
+            pre_head=pre_head,
+            logits=pre_head @ self.head.T,
+            recurrence=pre_head if self.flags["norm_output"] else out,
+        )
+
+    def follow(
+        self, captured: torch.Tensor, next_ids: torch.Tensor, path: torch.Tensor
+    ) -> DraftStates:
+        """The states of the last committed row and of each level down a ``path`` [m] of drafts.
+
+        Row t of the committed part pairs ``captured`` [L, taps·Ht] with ``next_ids`` [L] at
+        position t; level l has position L − 1 + l and the hidden state its parent gave. The result
+        has 1 + m rows.
+        """
+        ids, hidden = next_ids, self.fuse(captured)
+        for token in path:
+            parent = self.run(ids, hidden, torch.arange(len(ids))).recurrence[-1:]
+            ids, hidden = torch.cat([ids, token[None]]), torch.cat([hidden, parent])
+        states = self.run(ids, hidden, torch.arange(len(ids)))
+        first = len(next_ids) - 1
+        return DraftStates(**{name: value[first:] for name, value in vars(states).items()})
+
+    def _attention(self, u: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        q = self._rotated(self._linear(u, "self_attn.q_proj"), positions)
+        k = self._rotated(self._linear(u, "self_attn.k_proj"), positions)
+        v = self._linear(u, "self_attn.v_proj").unflatten(-1, (-1, self.head_dim))
+        group = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        logits = torch.einsum("qhd,khd->hqk", q, k) / self.head_dim**0.5
+        distance = torch.arange(len(u))[:, None] - torch.arange(len(u))
+        hidden = distance < 0
+        if self.window is not None:
+            hidden = hidden | (positions[:, None] - positions >= self.window)
+        weights = logits.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+        return self._linear(torch.einsum("hqk,khd->qhd", weights, v).flatten(1), "self_attn.o_proj")
+
+    def _rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        angle = positions[:, None, None] * self.frequencies
+        cos, sin = angle.cos() * self.attention_factor, angle.sin() * self.attention_factor
+        first, second = x.unflatten(-1, (-1, self.head_dim)).chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+    def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return x @ self.weights[f"midlayer.{name}.weight"].T
+
+    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        scale = (x.square().mean(dim=-1, keepdim=True) + self.eps).rsqrt()
+        return x * scale * self.weights[f"{name}.weight"]
+
+
+def load_reference_draft(
+    path: Path, *, embedding: torch.Tensor, head: torch.Tensor
+) -> ReferenceDraft:
+    """The draft checkpoint in the directory ``path``.
+
+    Raises:
+        SpecbuildError: its files are missing or unreadable.
+    """
+    files = sorted(path.glob("*.safetensors"))
+    if not files or not (path / "config.json").is_file():
+        raise SpecbuildError(f"{path}: no draft checkpoint: expected config.json and *.safetensors")
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        tensors = {name: value for file in files for name, value in load_file(file).items()}
+        return ReferenceDraft(config, tensors, embedding=embedding, head=head)
+    except KeyError as error:
+        raise SpecbuildError(f"{path}: the draft lacks {error}") from error
+    except (OSError, ValueError) as error:
+        raise SpecbuildError(f"{path}: the draft cannot be read: {error}") from error
+
+
+def _rotary(decoder: dict[str, Any], head_dim: int) -> tuple[torch.Tensor, float]:
+    """Inverse frequencies [D/2] and attention factor, as transformers has them."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rope = dict(decoder.get("rope_parameters") or decoder.get("rope_scaling") or {})
+    rope.setdefault("rope_theta", decoder.get("rope_theta") or 10000.0)
+    rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
+    config = LlamaConfig(
+        hidden_size=head_dim,
+        num_attention_heads=1,
+        head_dim=head_dim,
+        max_position_embeddings=decoder.get("max_position_embeddings") or 2048,
+        rope_parameters=rope,
+    )
+    if rope["rope_type"] == "default":
+        return LlamaRotaryEmbedding.compute_default_rope_parameters(config)
+    return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, None)

@@ -1,0 +1,74 @@
+"""The target in transformers, fp32, eager: the reference for every stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from specbuild.builder.training.frozen_target import load_target
+
+if TYPE_CHECKING:
+    from transformers import GptOssForCausalLM
+
+
+@dataclass(frozen=True)
+class TargetStates:
+    """What the target computes at each row of a path, fp32.
+
+    ``layers[i]`` [T, H] after layer i; ``pre_head`` [T, H] after the final norm; ``logits`` [T, V];
+    ``routing_margin``: the smallest distance between a chosen and an unchosen expert anywhere.
+    """
+
+    layers: tuple[np.ndarray, ...]
+    pre_head: np.ndarray
+    logits: np.ndarray
+    routing_margin: float
+
+    def captured(self, taps: tuple[int, ...]) -> np.ndarray:
+        """The tapped layers side by side, [T, taps·H]."""
+        return np.concatenate([self.layers[tap] for tap in taps], axis=1)
+
+
+class ReferenceTarget:
+    """Runs a literal path of tokens from its start; no cache."""
+
+    def __init__(self, path: Path) -> None:
+        self.model: GptOssForCausalLM = load_target(path)
+        self.model.set_experts_implementation("eager")
+        self._seen: dict[Any, torch.Tensor] = {}
+        inner = self.model.model
+        for i, layer in enumerate(inner.layers):
+            layer.register_forward_hook(self._keep(("layer", i)))
+            layer.mlp.router.register_forward_hook(self._keep(("router", i)))
+        inner.norm.register_forward_hook(self._keep("pre_head"))
+
+    def _keep(self, key: Any) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            self._seen[key] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    @torch.no_grad()
+    def run(self, ids: np.ndarray) -> TargetStates:
+        """The states at every row of ``ids`` [T]."""
+        self._seen.clear()
+        logits = self.model(torch.from_numpy(ids.astype(np.int64))[None], use_cache=False).logits
+        depth = len(self.model.model.layers)
+        return TargetStates(
+            layers=tuple(self._seen["layer", i][0].numpy() for i in range(depth)),
+            pre_head=self._seen["pre_head"][0].numpy(),
+            logits=logits[0].numpy(),
+            routing_margin=min(self._margin(self._seen["router", i]) for i in range(depth)),
+        )
+
+    def _margin(self, router_logits: torch.Tensor) -> float:
+        chosen = self.model.config.num_experts_per_tok
+        if chosen == router_logits.shape[-1]:
+            return float("inf")
+        ordered = router_logits.sort(dim=-1, descending=True).values
+        return float((ordered[..., chosen - 1] - ordered[..., chosen]).min())

@@ -1,0 +1,227 @@
+"""Running the engine and the reference over the same tokens: prefill, then a tree.
+
+Tree nodes are compared with the replay of each node's own path from the start, which shares no
+masks, slots or positions with the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from specbuild.builder.verify.comparison import Comparison
+from specbuild.builder.verify.engine_probe import (
+    DRAFT_STAGES,
+    EngineProbe,
+    ProbedSequence,
+    target_stages,
+)
+from specbuild.builder.verify.reference_draft import DraftStates, ReferenceDraft
+from specbuild.builder.verify.reference_target import ReferenceTarget, TargetStates
+
+# Parents of the tree that is verified: siblings, cousins, and a node three levels down.
+TREE_PARENTS = (-1, 0, 0, 1, 1, 2, 3)
+# Draft levels: tokens per level, and the parent (in the level before) of each.
+DRAFT_LEVEL_PARENTS = ((0, 0), (0, 1), (1, 0))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """``ids`` [L] and the tokens of a tree below them: ``tree[0]`` is the root, token L."""
+
+    ids: np.ndarray
+    tree: np.ndarray
+
+    def path(self, node: int) -> list[int]:
+        """Tree nodes from the root to ``node``."""
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = TREE_PARENTS[node]
+        return path[::-1]
+
+    def path_ids(self, node: int) -> np.ndarray:
+        """The literal tokens up to and with ``node``."""
+        return np.concatenate([self.ids, self.tree[self.path(node)]])
+
+
+@dataclass(frozen=True)
+class SampleReference:
+    """The reference's states over a sample: the committed rows, and each node's last row."""
+
+    prefill: TargetStates
+    nodes: tuple[TargetStates, ...]
+
+    @property
+    def routing_margin(self) -> float:
+        """The smallest in any of its runs."""
+        return min(states.routing_margin for states in (self.prefill, *self.nodes))
+
+
+def run_reference(reference: ReferenceTarget, sample: Sample) -> SampleReference:
+    """Replay the sample: its committed tokens, and every path of its tree."""
+    nodes = tuple(reference.run(sample.path_ids(node)) for node in range(len(sample.tree)))
+    return SampleReference(reference.run(sample.ids), nodes)
+
+
+class StageCheck:
+    """Compares an engine's stages over samples."""
+
+    def __init__(self, probe: EngineProbe, draft: ReferenceDraft | None) -> None:
+        self.probe = probe
+        self.draft = draft
+        self.comparison = Comparison()
+        self._stages = target_stages(probe.manifest.target.layers)
+
+    def check(self, sample: Sample, reference: SampleReference) -> None:
+        """One prefill in two chunks, one tree, and the draft over the same tokens."""
+        with self.probe.sequence(len(sample.ids) + 1) as sequence:
+            captured = [
+                self._prefill(sequence, sample, reference, rows)
+                for rows in _two_chunks(len(sample.ids))
+            ]
+            self._tree(sequence, sample, reference)
+            if self.draft is not None:
+                self._draft(sequence, sample, np.concatenate(captured), reference)
+
+    def _prefill(
+        self, sequence: ProbedSequence, sample: Sample, reference: SampleReference, rows: slice
+    ) -> np.ndarray:
+        feeds = {"token_ids": sample.ids[rows].astype(np.int32)}
+        outputs = sequence.extend("target", feeds)
+        self._compare_target(outputs, reference.prefill, slice(None), rows)
+        empty = np.empty((len(feeds["token_ids"]), 0), np.float32)
+        return outputs.get("captured", empty)
+
+    def _tree(self, sequence: ProbedSequence, sample: Sample, reference: SampleReference) -> None:
+        count, length = len(sample.tree), len(sample.ids)
+        paths = [sample.path(node) for node in range(count)]
+        ancestors = np.zeros((count, count), bool)
+        for node, path in enumerate(paths):
+            ancestors[node, path] = True
+        outputs = sequence.branch(
+            "target",
+            {"token_ids": sample.tree.astype(np.int32)},
+            slots=range(count),
+            positions=[length + len(path) - 1 for path in paths],
+            ancestors=ancestors,
+        )
+        sequence.forget_tree("target")
+        for node, states in enumerate(reference.nodes):
+            self._compare_target(outputs, states, slice(node, node + 1), slice(-1, None))
+
+    def _compare_target(
+        self,
+        outputs: dict[str, np.ndarray],
+        states: TargetStates,
+        got: slice,
+        expected: slice,
+    ) -> None:
+        named = dict(zip(self._stages, (*states.layers, states.pre_head), strict=True))
+        renamed = {name: f"target {name.removeprefix('stage.')}" for name in named}
+        self.comparison.states(
+            {renamed[name]: outputs[name][got] for name in named},
+            {renamed[name]: rows[expected] for name, rows in named.items()},
+        )
+        if self.draft is not None:
+            assert self.probe.manifest.draft is not None
+            captured = states.captured(self.probe.manifest.draft.taps)
+            self.comparison.states(
+                {"captured features": outputs["captured"][got]},
+                {"captured features": captured[expected]},
+            )
+        self.comparison.logits("target logits", outputs["logits"][got], states.logits[expected])
+
+    def _draft(
+        self,
+        sequence: ProbedSequence,
+        sample: Sample,
+        captured: np.ndarray,
+        reference: SampleReference,
+    ) -> None:
+        """Row t pairs h_t with x_{t+1}; the last pairs with the root of the tree."""
+        assert self.draft is not None and self.probe.manifest.draft is not None
+        next_ids = np.append(sample.ids[1:], sample.tree[0])
+        expected_captured = torch.from_numpy(
+            reference.prefill.captured(self.probe.manifest.draft.taps)
+        )
+        fused = self.probe.run("draft_fuse", {"captured": captured})["hidden"]
+        expected_fused = self.draft.fuse(expected_captured)
+        self.comparison.states({"fuse": fused}, {"fuse": expected_fused.numpy()})
+        ids = torch.from_numpy(next_ids.astype(np.int64))
+        committed = self.draft.run(ids, expected_fused, torch.arange(len(ids)))
+        hidden = np.empty((0, 0), np.float32)
+        for rows in _two_chunks(len(next_ids)):
+            feeds = {"token_ids": next_ids[rows].astype(np.int32), "hidden": fused[rows]}
+            outputs = sequence.extend("draft", feeds)
+            self._compare_draft(outputs, committed, slice(None), rows)
+            hidden = outputs["hidden_out"][-1:]
+        for launch in _draft_levels(sample):
+            feeds = {
+                "token_ids": launch.tokens.astype(np.int32),
+                "hidden": hidden[list(launch.parents)],
+            }
+            outputs = sequence.branch(
+                "draft",
+                feeds,
+                slots=launch.slots,
+                positions=[len(next_ids) - 1 + launch.level] * len(launch.tokens),
+                ancestors=launch.ancestors,
+            )
+            hidden = outputs["hidden_out"]
+            for row, path in enumerate(launch.paths):
+                states = self.draft.follow(expected_captured, ids, torch.from_numpy(path))
+                self._compare_draft(outputs, states, slice(row, row + 1), slice(-1, None))
+        sequence.forget_tree("draft")
+
+    def _compare_draft(
+        self, outputs: dict[str, np.ndarray], states: DraftStates, got: slice, expected: slice
+    ) -> None:
+        named = dict(
+            zip(DRAFT_STAGES, (states.attention, states.ffn, states.pre_head), strict=True)
+        )
+        renamed = {name: f"draft {name.removeprefix('stage.')}" for name in named}
+        self.comparison.states(
+            {renamed[name]: outputs[name][got] for name in named}
+            | {"draft recurrence": outputs["hidden_out"][got]},
+            {renamed[name]: rows[expected].numpy() for name, rows in named.items()}
+            | {"draft recurrence": states.recurrence[expected].numpy()},
+        )
+        self.comparison.logits(
+            "draft logits", outputs["draft_logits"][got], states.logits[expected].numpy()
+        )
+
+
+@dataclass(frozen=True)
+class _DraftLevel:
+    """One launch of a draft level: K rows, each with its path of tokens below the root."""
+
+    level: int
+    tokens: np.ndarray
+    parents: tuple[int, ...]
+    slots: range
+    ancestors: np.ndarray
+    paths: tuple[np.ndarray, ...]
+
+
+def _draft_levels(sample: Sample) -> Iterator[_DraftLevel]:
+    """Levels of two nodes each, their tokens taken from the sample."""
+    pool = np.concatenate([sample.tree, sample.ids]).astype(np.int64)
+    width, total = 2, 2 * len(DRAFT_LEVEL_PARENTS)
+    ancestors, paths = np.zeros((1, total), bool), [np.empty(0, np.int64)]
+    for level, parents in enumerate(DRAFT_LEVEL_PARENTS, start=1):
+        slots = range((level - 1) * width, level * width)
+        tokens = pool[1 + slots.start : 1 + slots.stop]
+        ancestors = ancestors[list(parents)].copy()
+        ancestors[np.arange(width), list(slots)] = True
+        paths = [np.append(paths[p], t) for p, t in zip(parents, tokens, strict=True)]
+        yield _DraftLevel(level, tokens, parents, slots, ancestors, tuple(paths))
+
+
+def _two_chunks(count: int) -> tuple[slice, slice]:
+    """Uneven chunks, so that the second begins inside a page."""
+    cut = max(1, count * 2 // 3 - 1)
+    return slice(0, cut), slice(cut, count)

@@ -1,0 +1,149 @@
+"""``specbuild verify``: an engine against transformers and a plain torch draft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from specbuild.builder.progress import Progress, SilentProgress
+from specbuild.builder.training.self_text import Generation, generate_text
+from specbuild.builder.verify.engine_probe import EngineProbe
+from specbuild.builder.verify.losslessness import NEW_TOKENS, check_losslessness
+from specbuild.builder.verify.reference_draft import ReferenceDraft, load_reference_draft
+from specbuild.builder.verify.reference_target import ReferenceTarget
+from specbuild.builder.verify.report import VerifyReport
+from specbuild.builder.verify.stages import (
+    TREE_PARENTS,
+    Sample,
+    SampleReference,
+    StageCheck,
+    run_reference,
+)
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import Manifest
+
+# Two experts closer than this may swap between two correct computations, and change everything
+# after: such a sample says nothing and is drawn anew.
+LEAST_ROUTING_MARGIN = 1e-5
+DRAWS = 12
+TEXTS = (False, True)  # random ids; ids as the target writes them
+BEYOND_WINDOW = 24
+LONGEST_SAMPLE = 320
+PROMPT_LENGTHS = (3, 17, 40)
+
+
+def verify_engine(
+    engine: Path, model: Path, draft: Path | None, progress: Progress
+) -> VerifyReport:
+    """Compare every stage of ``engine`` with the checkpoints it was built from, and its decoding
+    with and without the draft.
+
+    Raises:
+        SpecbuildError: the engine is damaged, or was not built from checkpoints of this shape.
+    """
+    probe = EngineProbe(engine)
+    manifest = probe.manifest
+    if draft is not None and manifest.draft is None:
+        raise SpecbuildError(f"{engine}: has no draft to compare with {draft}; leave it out")
+    if draft is None and manifest.draft is not None:
+        progress.note("no draft checkpoint given: the draft's stages are not compared")
+    target = ReferenceTarget(model)
+    _check_same_model(engine, manifest, model, target)
+    reference_draft = None if draft is None else _load_draft(draft, target, manifest, engine)
+    rows = StageCheck(probe, reference_draft)
+    progress.start("stages", len(TEXTS), "samples")
+    for seed, text_like in enumerate(TEXTS):
+        rows.check(*_sample(manifest, target, seed=seed, text_like=text_like))
+        progress.advance(1)
+    loaded = Engine.load(engine)
+    prompts = _prompts(manifest, target)
+    losslessness = check_losslessness(loaded, target, prompts, progress)
+    stages = rows.comparison.rows()
+    passed = all(row.passed for row in (*stages, *losslessness))
+    return VerifyReport(rows=stages, losslessness=losslessness, passed=passed)
+
+
+def _sample(
+    manifest: Manifest, target: ReferenceTarget, *, seed: int, text_like: bool
+) -> tuple[Sample, SampleReference]:
+    """Tokens that reach beyond the window and clear of routing ties, with their reference."""
+    limits = manifest.limits
+    # An engine without a draft verifies no trees: its "tree" is the one token it decodes.
+    nodes = len(TREE_PARENTS) if limits.draft_tokens else 1
+    length = min(
+        manifest.target.sliding_window + BEYOND_WINDOW,
+        LONGEST_SAMPLE,
+        limits.max_rows,
+        limits.max_seq_len - nodes - 1,
+    )
+    best: tuple[Sample, SampleReference] | None = None
+    for draw in range(DRAWS):
+        tokens = _tokens(target, length + nodes, seed=seed * DRAWS + draw, text_like=text_like)
+        sample = Sample(ids=tokens[:length], tree=tokens[length:])
+        reference = run_reference(target, sample)
+        if best is None or reference.routing_margin > best[1].routing_margin:
+            best = sample, reference
+        if reference.routing_margin >= LEAST_ROUTING_MARGIN:
+            break
+    assert best is not None
+    return best
+
+
+def _tokens(target: ReferenceTarget, count: int, *, seed: int, text_like: bool) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    vocab = target.model.config.vocab_size
+    if not text_like:
+        return random.integers(0, vocab, count)
+    start = torch.from_numpy(random.integers(0, vocab, (1, 1)))
+    generation = Generation(new_tokens=count - 1, temperature=1.0, seed=seed)
+    ids, _ = generate_text(target.model, start, generation, SilentProgress())
+    return ids[0].numpy()
+
+
+def _prompts(manifest: Manifest, target: ReferenceTarget) -> list[tuple[int, ...]]:
+    """Short prompts, random and written by the target, with room for the output."""
+    most = max(1, manifest.limits.max_seq_len - NEW_TOKENS)
+    return [
+        tuple(_tokens(target, min(length, most), seed=100 + i, text_like=text_like).tolist())
+        for i, (length, text_like) in enumerate((n, t) for n in PROMPT_LENGTHS for t in TEXTS)
+    ]
+
+
+def _check_same_model(
+    engine: Path, manifest: Manifest, model: Path, target: ReferenceTarget
+) -> None:
+    geometry, config = manifest.target, target.model.config
+    built = (geometry.layers, geometry.hidden, geometry.vocab, geometry.experts)
+    given = (
+        config.num_hidden_layers,
+        config.hidden_size,
+        config.vocab_size,
+        config.num_local_experts,
+    )
+    if built != given:
+        raise SpecbuildError(
+            f"{engine}: was built from a model of (layers, hidden, vocabulary, experts) {built}, "
+            f"but {model} has {given}; give the model it was built from"
+        )
+
+
+def _load_draft(
+    path: Path, target: ReferenceTarget, manifest: Manifest, engine: Path
+) -> ReferenceDraft:
+    model = target.model
+    draft = load_reference_draft(
+        path, embedding=model.model.embed_tokens.weight, head=model.lm_head.weight
+    )
+    assert manifest.draft is not None
+    fused = (len(manifest.draft.taps) * manifest.target.hidden, manifest.draft.hidden)
+    given = tuple(reversed(draft.weights["fc.weight"].shape))
+    if fused != given or manifest.draft.vocab != len(draft.head):
+        raise SpecbuildError(
+            f"{engine}: its draft fuses {fused[0]} values into {fused[1]} and knows "
+            f"{manifest.draft.vocab} tokens, but {path} fuses {given[0]} into {given[1]} and knows "
+            f"{len(draft.head)}; give the draft it was built from"
+        )
+    return draft

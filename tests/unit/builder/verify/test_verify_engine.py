@@ -1,0 +1,150 @@
+"""``verify_engine`` end to end: right engines pass, wrong ones fail at the stage that is wrong."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from checkpoints import write_draft, write_target
+from safetensors.torch import load_file, save_file
+
+from specbuild.builder.build import build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.builder.verify import VerifyReport, verify_engine
+from specbuild.builder.verify.engine_probe import _with_outputs
+from specbuild.runtime.errors import SpecbuildError
+
+
+def build_engine(folder: Path, model: Path, draft: Path | None = None, **changes) -> Path:
+    options = BuildOptions(
+        model=model, draft=draft, output=folder / "engine", max_seq_len=128, **changes
+    )
+    build(options, SilentProgress())
+    return options.output
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory, target_path, draft_path) -> Path:
+    return build_engine(tmp_path_factory.mktemp("engine"), target_path, draft_path)
+
+
+def failed(report: VerifyReport) -> list[str]:
+    return [row.stage for row in report.rows if not row.passed]
+
+
+def test_every_stage_of_a_right_engine_passes(engine, target_path, draft_path):
+    report = verify_engine(engine, target_path, draft_path, SilentProgress())
+    assert report.passed and failed(report) == []
+    stages = [row.stage for row in report.rows]
+    assert stages == [
+        *(f"target layer.{i}" for i in range(4)),
+        "target pre_head",
+        "captured features",
+        "target logits",
+        "fuse",
+        "draft attention",
+        "draft ffn",
+        "draft pre_head",
+        "draft recurrence",
+        "draft logits",
+    ]
+    by_stage = {row.stage: row for row in report.rows}
+    # Two samples: window 8 + 24 committed rows and 7 tree nodes; 3 draft levels of 2.
+    assert by_stage["target logits"].rows == 2 * (32 + 7)
+    assert by_stage["draft logits"].rows == 2 * (32 + 6)
+    assert [row.name for row in report.losslessness] == [
+        "greedy: without draft = transformers",
+        "greedy: chain of 4 = without draft",
+        "greedy: tree of 10 = without draft",
+        "sampled: chain of 4 = without draft",
+        "sampled: tree of 10 = without draft",
+    ]
+    assert all(row.tokens > 0 and row.prompts == 6 for row in report.losslessness)
+
+
+def test_first_failing_stage_is_the_one_that_differs(engine, target_path, draft_path, tmp_path):
+    changed = tmp_path / "target"
+    shutil.copytree(target_path, changed)
+    tensors = load_file(changed / "model.safetensors")
+    tensors["model.layers.2.self_attn.sinks"] += 1.0
+    save_file(tensors, changed / "model.safetensors", metadata={"format": "pt"})
+    report = verify_engine(engine, changed, draft_path, SilentProgress())
+    assert not report.passed
+    assert failed(report)[0] == "target layer.2"
+
+
+def test_another_draft_fails_the_drafts_stages_only(engine, target_path, tmp_path):
+    write_draft(tmp_path / "draft", seed=9)
+    report = verify_engine(engine, target_path, tmp_path / "draft", SilentProgress())
+    assert failed(report)[0] == "fuse"
+    assert all(not stage.startswith("target") for stage in failed(report))
+
+
+def test_engine_without_a_draft(tmp_path, bf16_target_path, draft_path):
+    engine = build_engine(tmp_path, bf16_target_path)
+    report = verify_engine(engine, bf16_target_path, None, SilentProgress())
+    assert report.passed
+    assert [row.name for row in report.losslessness] == ["greedy: without draft = transformers"]
+    with pytest.raises(SpecbuildError, match="has no draft"):
+        verify_engine(engine, bf16_target_path, draft_path, SilentProgress())
+
+
+def test_checkpoints_of_another_shape_are_refused(engine, target_path, tmp_path):
+    write_target(tmp_path / "target", layers=2)
+    with pytest.raises(SpecbuildError, match="was built from a model of"):
+        verify_engine(engine, tmp_path / "target", None, SilentProgress())
+    write_draft(tmp_path / "draft", draft_vocab=64)
+    with pytest.raises(SpecbuildError, match="give the draft it was built from"):
+        verify_engine(engine, target_path, tmp_path / "draft", SilentProgress())
+    with pytest.raises(SpecbuildError):
+        verify_engine(target_path, target_path, None, SilentProgress())
+
+
+VARIANTS = {
+    "other sizes": {"hidden": 64, "q_heads": 6, "head_dim": 16, "taps": (0, 2, 2, 3)},
+    "norms before fuse": {"norm_before_fc": True, "norm_before_residual": True},
+    "norm per state": {"fc_norm": True, "norm_output": True, "own_embedding": True},
+    "narrow, shared head": {"input_width": "hidden", "draft_vocab": None},
+    "yarn, window": {
+        "sliding_window": 6,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_drafts_in_circulation(variant, target_path, tmp_path):
+    write_draft(tmp_path / "draft", **VARIANTS[variant])
+    engine = build_engine(tmp_path, target_path, tmp_path / "draft")
+    report = verify_engine(engine, target_path, tmp_path / "draft", SilentProgress())
+    assert failed(report) == []
+    assert report.passed
+
+
+def test_small_limits(target_path, draft_path, tmp_path):
+    engine = build_engine(
+        tmp_path, target_path, draft_path, draft_top_k=1, draft_depth=1, draft_tokens=1
+    )
+    report = verify_engine(engine, target_path, draft_path, SilentProgress())
+    assert report.passed
+    assert [row.name for row in report.losslessness][1:] == [
+        "greedy: chain of 1 = without draft",
+        "sampled: chain of 1 = without draft",
+    ]
+
+
+def test_a_graph_that_lost_a_stage_is_named():
+    import onnx
+
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph([node], "g", [value("x", 1, [1])], [value("y", 1, [1])])
+    model = onnx.helper.make_model(graph).SerializeToString()
+    with pytest.raises(SpecbuildError, match=r"graphs/target\.onnx: has no value named stage\.a"):
+        _with_outputs(model, ["stage.a"], "graphs/target.onnx")
