@@ -1,0 +1,50 @@
+# make setup | demo | test | lint | clean
+
+PYTHON ?= python3
+# Passed to pip, for example: make setup PIP_EXTRA_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
+PIP_EXTRA_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+EXAMPLE := examples/tiny-gpt-oss
+DEMO := out/demo
+SPECBUILD := $(BIN)/specbuild
+
+.PHONY: setup demo test lint clean
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "specbuild needs Python 3.11 or later: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 2; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_EXTRA_ARGS) \
+	  -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup
+	$(SPECBUILD) build --model $(EXAMPLE)/target --draft $(EXAMPLE)/draft \
+	  --output $(DEMO)/engine --force
+	$(SPECBUILD) inspect $(DEMO)/engine
+	$(SPECBUILD) run $(DEMO)/engine --max-new-tokens 200 \
+	  --prompt "$$(printf 'class Stack:\n    """A last-in, first-out list."""\n\n    def __init__(self):\n')"
+	$(SPECBUILD) bench $(DEMO)/engine --prompts $(EXAMPLE)/prompts.jsonl \
+	  --max-new-tokens 256 --rounds 1 --plot $(DEMO)/speed.svg
+
+test: setup
+	$(BIN)/pytest -m 'not slow and not gpu'
+
+# mypy resolves the specbuild.* names through a link, as the top-level folders map to sub-packages
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	mkdir -p out/types && ln -sfn ../.. out/types/specbuild
+	$(BIN)/mypy -p specbuild.runtime -p specbuild.plugins_cuda -p specbuild.cli
+	find plugins_cuda -name '*.cu' -o -name '*.cuh' | xargs -r $(BIN)/clang-format --dry-run --Werror
+
+clean:
+	rm -rf $(DEMO) out/types build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

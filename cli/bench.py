@@ -1,0 +1,138 @@
+"""``specbuild bench``: how fast an engine decodes with and without its draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbuild.cli import options
+from specbuild.cli.draft_choice import DraftOptions, speculation_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from specbuild.cli.bench_measure import BenchReport, PromptSet
+    from specbuild.runtime.engine import Engine
+    from specbuild.runtime.request import GenerateParams
+
+_RANDOM_SEED = 1
+
+
+def bench(
+    engine: options.EngineDirectory,
+    *,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--prompts",
+            metavar="FILE.jsonl",
+            help="A prompt set, reported on a row of its own; repeatable.",
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", metavar="N", min=2, help="Tokens of each output.")
+    ] = 128,
+    rounds: Annotated[
+        int, typer.Option("--rounds", metavar="N", min=1, help="Pairs measured for each prompt.")
+    ] = 3,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Feed text as it is, without the chat template.")
+    ] = False,
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the result too.")
+    ] = None,
+    draft_top_k: options.DraftTopK = None,
+    draft_depth: options.DraftDepth = None,
+    draft_tokens: options.DraftTokens = None,
+    _debug: options.Debug = False,
+) -> None:
+    """Measure speed with and without the draft, in one run, with acceptance.
+
+    Each prompt is decoded greedily both ways, one right after the other, and
+    which goes first alternates; medians are over these pairs.
+
+    Without [b]--prompts[/b] the prompts are random tokens, which no draft can
+    have learnt.
+
+    \b
+    Examples:
+    specbuild bench engine --prompts prompts.jsonl
+    specbuild bench engine --prompts code.jsonl --prompts prose.jsonl --plot speed.svg
+    specbuild bench engine --max-new-tokens 256 --rounds 5 --json
+    """
+    from specbuild.cli import bench_measure, console
+    from specbuild.cli.engine_loading import load_engine
+
+    loaded = load_engine(engine, threads=threads)
+    speculation = speculation_of(
+        loaded.manifest, DraftOptions(draft_top_k, draft_depth, draft_tokens), no_spec=False
+    )
+    plan = bench_measure.BenchPlan(max_new_tokens, rounds, speculation, raw)
+    report = bench_measure.measure(loaded, _prompt_sets(loaded, prompts or [], plan.params), plan)
+    if plot is not None:
+        from specbuild.cli.bench_plot import plot as draw
+
+        draw(report, plot)
+    if as_json:
+        print(console.json_line(report))
+    else:
+        pairs = "pair" if report.rounds == 1 else "pairs"
+        print(f"{max_new_tokens} tokens greedily, {rounds} {pairs} a prompt, medians")
+        console.output().print(bench_table(report))
+        console.output().print(f"draft: {report.draft}", soft_wrap=True)
+
+
+def _prompt_sets(engine: Engine, files: Sequence[Path], params: GenerateParams) -> list[PromptSet]:
+    from specbuild.cli.bench_measure import PromptSet, random_prompts
+    from specbuild.cli.prompt_file import read_prompt_file
+    from specbuild.cli.run import checked_requests
+
+    if not files:
+        longest = max(1, engine.manifest.limits.max_seq_len // 2)
+        return [random_prompts(engine.manifest.target.vocab, longest, seed=_RANDOM_SEED)]
+    sets = []
+    for file in files:
+        placed = read_prompt_file(file)
+        requests = checked_requests(engine, placed, [params] * len(placed))
+        sets.append(PromptSet(file.stem, tuple(requests)))
+    return sets
+
+
+def bench_table(report: BenchReport) -> Table:
+    """One column a prompt set."""
+    from rich.table import Table
+
+    from specbuild.cli.run_table import histogram_text, milliseconds
+
+    table = Table()
+    table.add_column("prompts", style="bold")
+    for entry in report.sets:
+        table.add_column(entry.name, justify="right", overflow="fold")
+    sets = report.sets
+    without = [_decimals(entry.without_draft_tokens_per_s, 1) for entry in sets]
+    table.add_row("without draft, tokens/s", *without)
+    table.add_row(
+        "with draft, tokens/s", *(_decimals(entry.with_draft_tokens_per_s, 1) for entry in sets)
+    )
+    table.add_row("ratio", *(_decimals(entry.ratio, 2) for entry in sets))
+    table.add_row("tokens a step", *(_decimals(entry.mean_acceptance_length, 2) for entry in sets))
+    table.add_row(
+        "drafts accepted:steps", *(histogram_text(entry.acceptance_histogram) for entry in sets)
+    )
+    table.add_row(
+        "first token without draft", *(milliseconds(entry.ttft_without_draft_s) for entry in sets)
+    )
+    table.add_row(
+        "first token with draft", *(milliseconds(entry.ttft_with_draft_s) for entry in sets)
+    )
+    table.add_row("same output", *(f"{entry.same_output} of {len(entry.pairs)}" for entry in sets))
+    return table
+
+
+def _decimals(value: float | None, places: int) -> str:
+    return "–" if value is None else f"{value:.{places}f}"

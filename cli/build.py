@@ -1,0 +1,86 @@
+"""``specbuild build``: a checkpoint, and its draft, into an engine directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from specbuild.cli import options
+
+
+def build(
+    *,
+    model: options.Model,
+    output: Annotated[
+        Path, typer.Option("--output", metavar="DIR", help="Engine directory to write.")
+    ],
+    draft: options.Draft = None,
+    backend: Annotated[
+        Literal["cpu"], typer.Option("--backend", help="What the engine runs on.")
+    ] = "cpu",
+    max_seq_len: Annotated[
+        int | None,
+        typer.Option("--max-seq-len", metavar="N", min=1, help="Longest prompt plus output."),
+    ] = None,
+    max_batch_size: Annotated[
+        int | None,
+        typer.Option("--max-batch-size", metavar="N", min=1, help="Sequences decoded at once."),
+    ] = None,
+    page_size: Annotated[
+        int | None,
+        typer.Option("--page-size", metavar="N", min=1, help="Tokens in a page of the KV cache."),
+    ] = None,
+    draft_top_k: options.DraftTopK = None,
+    draft_depth: options.DraftDepth = None,
+    draft_tokens: options.DraftTokens = None,
+    keep_onnx: Annotated[
+        bool, typer.Option("--keep-onnx", help="Keep the portable ONNX graphs, for Netron.")
+    ] = False,
+    dump_passes: Annotated[
+        Path | None,
+        typer.Option("--dump-passes", metavar="DIR", help="Write the graph after each pass."),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse config fields that are not known.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    _debug: options.Debug = False,
+) -> None:
+    """Build a checkpoint, and its EAGLE3 draft, into an engine directory.
+
+    The draft options are limits: [b]run[/b] may ask for any smaller tree.
+
+    \b
+    Examples:
+    specbuild build --model target --draft draft --output engine
+    specbuild build --model target --output engine --max-seq-len 4096 --force
+    specbuild build --model target --draft draft --output engine --draft-top-k 4 --draft-depth 4
+    """
+    from specbuild.builder.build import build as build_engine
+    from specbuild.builder.config import BuildOptions
+    from specbuild.cli.console import messages
+    from specbuild.cli.engine_table import build_summary
+    from specbuild.cli.progress_bar import ProgressBar
+    from specbuild.runtime.engine_file import read_manifest
+
+    asked = BuildOptions(
+        model=model,
+        output=output,
+        draft=draft,
+        backend=backend,
+        max_seq_len=max_seq_len,
+        max_batch_size=max_batch_size,
+        page_size=page_size,
+        draft_top_k=draft_top_k,
+        draft_depth=draft_depth,
+        draft_tokens=draft_tokens,
+        keep_onnx=keep_onnx,
+        dump_passes=dump_passes,
+        strict=strict,
+        force=force,
+    )
+    with ProgressBar() as progress:
+        build_engine(asked, progress)
+    messages().print(build_summary(output, read_manifest(output)))

@@ -1,0 +1,50 @@
+"""The two rich consoles: results on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+from specbuild.runtime.strict_json import to_json
+
+
+def plain_console(file: TextIO) -> Console:
+    """A console that takes text as it is: names and paths may hold brackets."""
+    return Console(file=file, highlight=False, markup=False)
+
+
+def output() -> Console:
+    """Standard output."""
+    return plain_console(sys.stdout)
+
+
+def messages() -> Console:
+    """Standard error: progress, warnings, tables that accompany a result."""
+    return plain_console(sys.stderr)
+
+
+def json_line(record: Any) -> str:
+    """A dataclass or plain value as one line of JSON."""
+    return json.dumps(to_json(record), allow_nan=False)
+
+
+def fact_table(title: str) -> Table:
+    """An empty table of names and values."""
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    return table
+
+
+def size_text(size_bytes: int) -> str:
+    """A size as people read it: ``1536`` gives ``1.5 KiB``."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,49 @@
+"""``specbuild doctor``: what this machine can build for and run."""
+
+from __future__ import annotations
+
+import platform
+
+from specbuild.cli import options
+
+_TO_BUILD = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "onnx-graphsurgeon")
+_TO_RUN = ("onnxruntime",)
+_OTHERS = ("cuda-bindings", "cuda-core", "tensorrt")
+
+
+def doctor(_debug: options.Debug = False) -> None:
+    """Say what this machine can build engines for and run, and what is missing for the rest.
+
+    \b
+    Examples:
+    specbuild doctor
+    """
+    from specbuild.cli import console, machine
+    from specbuild.runtime.device import this_device
+
+    here = this_device()
+    found = {name: machine.package_version(name) for name in (*_TO_BUILD, *_TO_RUN, *_OTHERS)}
+    table = console.fact_table("machine")
+    table.add_row("Python", platform.python_version())
+    table.add_row("system", f"{platform.system()} {platform.release()} {platform.machine()}")
+    table.add_row("processor", f"{here.cpu_name}, {here.cores} cores")
+    if here.available_bytes is not None:
+        table.add_row("memory", f"{console.size_text(here.available_bytes)} available")
+    driver = machine.nvidia_driver()
+    table.add_row(
+        "NVIDIA driver",
+        "none" if driver is None else f"CUDA {driver.cuda_version}, {driver.gpus} GPUs",
+    )
+    for name, version in found.items():
+        table.add_row(name, version or "not installed")
+    console.output().print(table)
+    print(f"builds engines for the CPU: {_answer(found, (*_TO_BUILD, *_TO_RUN), 'cpu,build')}")
+    print(f"runs engines for the CPU: {_answer(found, _TO_RUN, 'cpu')}")
+    print("builds or runs engines for GPUs: no, this version has no GPU backend")
+
+
+def _answer(found: dict[str, str | None], needed: tuple[str, ...], extras: str) -> str:
+    missing = [name for name in needed if found[name] is None]
+    if not missing:
+        return "yes"
+    return f"no, {', '.join(missing)} missing: pip install 'specbuild[{extras}]'"

@@ -1,0 +1,77 @@
+"""Which draft tree ``run`` and ``bench`` ask for, out of the options and the engine's limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import DraftShape, Limits, Manifest
+
+Speculation = DraftShape | Literal["default"] | None
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """``--draft-top-k``, ``--draft-depth`` and ``--draft-tokens``; None where not given."""
+
+    top_k: int | None = None
+    depth: int | None = None
+    tokens: int | None = None
+
+    @property
+    def any_given(self) -> bool:
+        """Whether the command line says anything about the tree."""
+        return (self.top_k, self.depth, self.tokens) != (None, None, None)
+
+
+def shape_text(shape: DraftShape) -> str:
+    """A shape for people."""
+    return f"top-k {shape.draft_top_k}, depth {shape.draft_depth}, {shape.draft_tokens} tokens"
+
+
+def candidate_pool(top_k: int, depth: int) -> int:
+    """Nodes that a tree drafts before the best are kept: K + (D − 1)·K²."""
+    return top_k + (depth - 1) * top_k**2
+
+
+def speculation_of(manifest: Manifest, options: DraftOptions, *, no_spec: bool) -> Speculation:
+    """``"default"`` leaves the shape to the engine; None decodes without a draft.
+
+    Raises SpecbuildError if the options contradict each other or exceed the engine.
+    """
+    if no_spec and options.any_given:
+        raise SpecbuildError("--no-spec contradicts the --draft options: give one or the other")
+    if manifest.draft is None and options.any_given:
+        raise SpecbuildError("the engine has no draft: leave the --draft options out")
+    if no_spec or manifest.draft is None:
+        return None
+    if not options.any_given:
+        return "default"
+    return _shape(manifest.limits, manifest.draft_default, options)
+
+
+def _shape(limits: Limits, default: DraftShape | None, options: DraftOptions) -> DraftShape:
+    _refuse_over_limit("--draft-top-k", options.top_k, limits.draft_top_k)
+    _refuse_over_limit("--draft-depth", options.depth, limits.draft_depth)
+    _refuse_over_limit("--draft-tokens", options.tokens, limits.draft_tokens)
+    if default is None:
+        default = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)
+    top_k = default.draft_top_k if options.top_k is None else options.top_k
+    depth = default.draft_depth if options.depth is None else options.depth
+    pool = candidate_pool(top_k, depth)
+    if options.tokens is not None and options.tokens > pool:
+        raise SpecbuildError(
+            f"--draft-tokens {options.tokens} is more than the {pool} nodes that "
+            f"top-k {top_k} and depth {depth} draft: ask for fewer, or a wider or deeper tree"
+        )
+    tokens = min(pool, limits.draft_tokens) if options.tokens is None else options.tokens
+    return DraftShape(top_k, depth, tokens)
+
+
+def _refuse_over_limit(name: str, asked: int | None, limit: int) -> None:
+    if asked is not None and asked > limit:
+        raise SpecbuildError(
+            f"{name} {asked} is more than the engine was built for ({limit}): "
+            "ask for less, or build with more"
+        )

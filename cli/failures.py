@@ -1,0 +1,93 @@
+"""What a failed command says, and the exit code it leaves: the only place that decides either."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+
+import typer
+
+from specbuild.runtime.errors import SpecbuildError
+
+EXIT_USER_ERROR = 2
+EXIT_INTERNAL_ERROR = 70
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_SURROUNDINGS = {
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EIO,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.EMFILE,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
+_EXTRA_OF_PACKAGE = {
+    "onnxruntime": "cpu",
+    "matplotlib": "build",
+    "onnx": "build",
+    "onnx_graphsurgeon": "build",
+    "onnx_ir": "build",
+    "onnxscript": "build",
+    "torch": "build",
+    "transformers": "build",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One sentence for standard error, and the exit code."""
+
+    sentence: str
+    exit_code: int
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The sentence and exit code for an exception that ended a command."""
+    known = _sentence_of_known(error)
+    if known is not None:
+        return Failure(" ".join(known.split()), EXIT_USER_ERROR)
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        return Failure("interrupted", EXIT_INTERRUPTED)
+    if isinstance(error, BrokenPipeError):
+        return Failure("the reader of the output went away", EXIT_BROKEN_PIPE)
+    name = type(error).__name__
+    return Failure(
+        f"internal error ({name}: {error}): this is a bug, --debug shows where", EXIT_INTERNAL_ERROR
+    )
+
+
+def _sentence_of_known(error: BaseException) -> str | None:
+    if isinstance(error, SpecbuildError):
+        return str(error)
+    if isinstance(error, typer.TyperException):
+        return error.format_message()
+    if isinstance(error, ModuleNotFoundError):
+        return _missing_package(error)
+    if isinstance(error, MemoryError):
+        return "memory ran out: ask for less (--max-batch-size, --max-seq-len) or use more memory"
+    if isinstance(error, OSError):
+        return _surroundings(error)
+    return None
+
+
+def _missing_package(error: ModuleNotFoundError) -> str | None:
+    package = (error.name or "").partition(".")[0]
+    extra = _EXTRA_OF_PACKAGE.get(package)
+    if extra is None:
+        return None
+    return f"package {package} is not installed: pip install 'specbuild[{extra}]'"
+
+
+def _surroundings(error: OSError) -> str | None:
+    what = error.strerror or str(error)
+    where = f"{error.filename}: {what}" if error.filename is not None else what
+    if error.errno in _NO_SPACE:
+        return f"{where}: free some space there, or write to another disk"
+    return where if error.errno in _SURROUNDINGS else None

@@ -1,0 +1,103 @@
+"""The ``specbuild`` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from specbuild.cli.bench import bench
+from specbuild.cli.build import build
+from specbuild.cli.check import check
+from specbuild.cli.doctor import doctor
+from specbuild.cli.failures import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, failure_of
+from specbuild.cli.inspect import inspect
+from specbuild.cli.options import Invocation
+from specbuild.cli.run import run
+from specbuild.cli.train import train
+from specbuild.cli.verify import verify
+
+app = typer.Typer(
+    name="specbuild",
+    help="Build checkpoints into engine directories, and decode with them speculatively.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _command in (build, run, inspect, check, doctor, verify, bench):
+    app.command()(_command)
+app.add_typer(train, name="train")
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(version("specbuild"))
+        raise typer.Exit
+
+
+@app.callback()
+def _specbuild(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; returns its exit code."""
+    invocation = Invocation()
+    try:
+        result = app(
+            args=None if arguments is None else list(arguments),
+            prog_name="specbuild",
+            standalone_mode=False,
+            obj=invocation,
+        )
+        sys.stdout.flush()
+    except SystemExit:
+        # the only exit typer takes by itself here: a reader such as `head` closed the pipe
+        return _leave_pipe()
+    except BaseException as error:
+        return _report(error, invocation.debug)
+    exit_code = result if isinstance(result, int) else 0
+    if exit_code == EXIT_INTERRUPTED:
+        return _report(KeyboardInterrupt(), invocation.debug)
+    return exit_code
+
+
+def _report(error: BaseException, debug: bool) -> int:
+    if isinstance(error, BrokenPipeError):
+        return _leave_pipe()
+    failure = failure_of(error)
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    if failure.sentence:
+        print(f"specbuild: {failure.sentence}", file=sys.stderr)
+    _drop_unwritten_output()
+    return failure.exit_code
+
+
+def _leave_pipe() -> int:
+    _drop_unwritten_output()
+    return EXIT_BROKEN_PIPE
+
+
+def _drop_unwritten_output() -> None:
+    """Keep the interpreter's last flush from failing once more where writing failed already."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""How much memory an engine will take, from its manifest alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from specbuild.runtime.device import pool_bytes
+from specbuild.runtime.kv_pool import pages_per_sequence
+from specbuild.runtime.manifest import WEIGHTS_FILE, CacheGroup, Manifest
+
+
+@dataclass(frozen=True)
+class PredictedMemory:
+    """Bytes by use, for a batch size and a sequence length."""
+
+    max_batch_size: int
+    max_seq_len: int
+    weights_bytes: int
+    kv_bytes: dict[str, int]
+    outputs_bytes: int
+    total_bytes: int
+
+
+def predict_memory(
+    manifest: Manifest, *, max_batch_size: int | None = None, max_seq_len: int | None = None
+) -> PredictedMemory:
+    """Memory at the engine's own limits, or at others (as if it had been built for them).
+
+    ``outputs_bytes`` is what the largest launch returns: logits of every verified row and
+    captured hidden states of every row.
+    """
+    limits = manifest.limits
+    batch = limits.max_batch_size if max_batch_size is None else max_batch_size
+    length = limits.max_seq_len if max_seq_len is None else max_seq_len
+    weights = manifest.files[WEIGHTS_FILE].bytes
+    kv = {
+        group.name: len(group.layers)
+        * pool_bytes(replace(group, pages=_pages(manifest, group, batch, length)))
+        for group in manifest.cache_groups
+    }
+    outputs = _outputs_bytes(manifest, batch)
+    total = weights + sum(kv.values()) + outputs
+    return PredictedMemory(batch, length, weights, kv, outputs, total)
+
+
+def _pages(manifest: Manifest, group: CacheGroup, batch: int, length: int) -> int:
+    if (batch, length) == (manifest.limits.max_batch_size, manifest.limits.max_seq_len):
+        return group.pages
+    limits = replace(manifest.limits, max_seq_len=length, max_batch_size=batch)
+    per_sequence = pages_per_sequence(
+        group.name, limits, tokens=length, page_size=group.page_size, window=group.window
+    )
+    return 1 + batch * per_sequence
+
+
+def _outputs_bytes(manifest: Manifest, batch: int) -> int:
+    limits = manifest.limits
+    logit_rows = batch * (limits.draft_tokens + 1)
+    taps = 0 if manifest.draft is None else len(manifest.draft.taps)
+    captured = limits.max_rows * taps * manifest.target.hidden
+    return 4 * (logit_rows * manifest.target.vocab + captured)

@@ -1,0 +1,97 @@
+"""Where prompts come from: an option, a JSON-lines file, or standard input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.records import PromptRecord
+from specbuild.runtime.strict_json import from_json
+
+FIRST_ID = "0"
+
+
+@dataclass(frozen=True)
+class PlacedPrompt:
+    """A prompt, and where it stood: ``prompts.jsonl line 3``."""
+
+    place: str
+    record: PromptRecord
+
+
+def read_prompts(text: str | None, file: Path | None) -> list[PlacedPrompt]:
+    """The prompts of ``--prompt TEXT`` or ``--prompts FILE``, else standard input as one text.
+
+    Raises SpecbuildError if both are given, or anything in them is wrong.
+    """
+    if text is not None and file is not None:
+        raise SpecbuildError("--prompt and --prompts were both given: give one of them")
+    if file is not None:
+        return read_prompt_file(file)
+    place = "--prompt" if text is not None else "standard input"
+    text = _standard_input() if text is None else text
+    return [_checked(PlacedPrompt(place, PromptRecord(FIRST_ID, prompt=text)))]
+
+
+def read_prompt_file(file: Path) -> list[PlacedPrompt]:
+    """Every line of a JSON-lines file, checked; SpecbuildError names the first bad line."""
+    lines = file.read_bytes().split(b"\n")
+    if lines[-1] == b"":
+        lines.pop()
+    if not lines:
+        raise SpecbuildError(f"{file} holds no prompts: write one JSON object a line")
+    return [_prompt_of_line(line, f"{file} line {i}") for i, line in enumerate(lines, start=1)]
+
+
+def _prompt_of_line(line: bytes, place: str) -> PlacedPrompt:
+    try:
+        data = json.loads(
+            line.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant
+        )
+    except UnicodeDecodeError as error:
+        raise SpecbuildError(f"{place} is not UTF-8: byte {error.start} is wrong") from error
+    except json.JSONDecodeError as error:
+        raise SpecbuildError(
+            f"{place} is not JSON ({error.msg}, column {error.colno}): "
+            'expected {"id": "a", "prompt": "text"}'
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise SpecbuildError(f"{place}: {error}") from error
+    return _checked(PlacedPrompt(place, from_json(PromptRecord, data, place)))
+
+
+def _checked(prompt: PlacedPrompt) -> PlacedPrompt:
+    record, place = prompt.record, prompt.place
+    if record.prompt is None and record.prompt_ids is None:
+        raise SpecbuildError(f"{place} has neither prompt nor prompt_ids: give one of them")
+    if record.prompt is not None and record.prompt_ids is not None:
+        raise SpecbuildError(f"{place} has both prompt and prompt_ids: give one of them")
+    if not record.prompt and not record.prompt_ids:
+        raise SpecbuildError(f"{place}: the prompt is empty, give it at least one token")
+    return prompt
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return result
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _standard_input() -> str:
+    if sys.stdin is None:
+        raise SpecbuildError("there is no standard input: give --prompt or --prompts")
+    if sys.stdin.isatty():
+        print("Type the prompt, then Ctrl-D:", file=sys.stderr)
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise SpecbuildError(f"standard input is not UTF-8: byte {error.start} is wrong") from error

@@ -1,0 +1,64 @@
+"""The closing table of ``run``: what each request took, and how well its draft did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from specbuild.runtime.records import RunRecord
+
+DETAILED_REQUESTS = 3
+
+
+def run_table(records: Sequence[RunRecord]) -> Table:
+    """Every statistic where the requests are few, one short row a request where they are many."""
+    return _detailed(records) if len(records) <= DETAILED_REQUESTS else _compact(records)
+
+
+def _detailed(records: Sequence[RunRecord]) -> Table:
+    table = Table(title="statistics", title_justify="left", show_header=len(records) > 1)
+    table.add_column("id", style="bold")
+    for record in records:
+        table.add_column(record.id, justify="right", overflow="fold")
+    stats = [record.stats for record in records]
+    table.add_row("prompt tokens", *(str(s.prompt_tokens) for s in stats))
+    table.add_row("output tokens", *(str(s.output_tokens) for s in stats))
+    table.add_row("ended by", *(record.finish_reason for record in records))
+    table.add_row("steps", *(str(s.steps) for s in stats))
+    table.add_row("tokens a step", *(f"{s.mean_acceptance_length:.2f}" for s in stats))
+    table.add_row("drafts accepted:steps", *(histogram_text(s.acceptance_histogram) for s in stats))
+    table.add_row("first token", *(milliseconds(s.ttft_s) for s in stats))
+    table.add_row("each further token", *(milliseconds(s.tpot_s) for s in stats))
+    table.add_row("tokens/s", *(f"{s.output_tokens_per_s:.1f}" for s in stats))
+    return table
+
+
+def _compact(records: Sequence[RunRecord]) -> Table:
+    table = Table(title="statistics", title_justify="left")
+    table.add_column("id", overflow="fold")
+    for heading in ("prompt", "output", "a step", "first token", "tokens/s"):
+        table.add_column(heading, justify="right")
+    table.add_column("ended by")
+    for record in records:
+        stats = record.stats
+        table.add_row(
+            record.id,
+            str(stats.prompt_tokens),
+            str(stats.output_tokens),
+            f"{stats.mean_acceptance_length:.2f}",
+            milliseconds(stats.ttft_s),
+            f"{stats.output_tokens_per_s:.1f}",
+            record.finish_reason,
+        )
+    return table
+
+
+def histogram_text(histogram: Sequence[int]) -> str:
+    """Steps by accepted drafts: ``0:12 1:7 2:3``."""
+    return " ".join(f"{accepted}:{steps}" for accepted, steps in enumerate(histogram) if steps)
+
+
+def milliseconds(time_s: float | None) -> str:
+    """A duration for people; a dash where there is none (one token has no time per token)."""
+    return "–" if time_s is None else f"{1000 * time_s:.1f} ms"

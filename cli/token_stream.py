@@ -1,0 +1,77 @@
+"""Generated text on standard output as it comes, tokens of the draft in another colour."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import TextIO
+
+from rich.console import Console
+from rich.style import Style
+
+DRAFT_STYLE = Style(color="cyan")
+HEADING_STYLE = Style(bold=True)
+
+# on a terminal, control characters of the model's text are shown, not obeyed
+_VISIBLE_CONTROLS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"} | {0x7F: 0x2421}
+
+
+class TokenStream:
+    """Writes tokens of several requests, one request after the other in input order.
+
+    The first unfinished request is shown live; what others have produced waits for its turn.
+    """
+
+    def __init__(self, titles: list[str], file: TextIO | None = None) -> None:
+        self._file = sys.stdout if file is None else file
+        if isinstance(self._file, io.TextIOWrapper):
+            self._file.reconfigure(errors="replace")
+        console = Console(file=self._file)
+        self._terminal = console.is_terminal
+        self._coloured = console.color_system is not None and not console.no_color
+        self._titles = titles
+        self._waiting: list[list[tuple[str, bool]]] = [[] for _ in titles]
+        self._written = [""] * len(titles)
+        self._finished = [False] * len(titles)
+        self._current = 0
+        self._show_title()
+
+    def write(self, request: int, text: str, *, from_draft: bool) -> None:
+        """Text of one token of a request."""
+        self._written[request] += text
+        if request == self._current:
+            self._put(text, DRAFT_STYLE if from_draft else None)
+            self._file.flush()
+        else:
+            self._waiting[request].append((text, from_draft))
+
+    def finish(self, request: int, text: str | None) -> None:
+        """A request is over; ``text`` is all of it, so that nothing held back is lost."""
+        already = self._written[request]
+        if text is not None and text.startswith(already) and len(text) > len(already):
+            self.write(request, text[len(already) :], from_draft=False)
+        self._finished[request] = True
+        while self._current < len(self._titles) and self._finished[self._current]:
+            self._put("\n", None)
+            self._current += 1
+            self._show_title()
+            self._release()
+        self._file.flush()
+
+    def _release(self) -> None:
+        if self._current < len(self._titles):
+            for text, from_draft in self._waiting[self._current]:
+                self._put(text, DRAFT_STYLE if from_draft else None)
+            self._waiting[self._current].clear()
+
+    def _show_title(self) -> None:
+        if len(self._titles) > 1 and self._current < len(self._titles):
+            self._put(f"── {self._titles[self._current]} ──", HEADING_STYLE)
+            self._put("\n", None)
+
+    def _put(self, text: str, style: Style | None) -> None:
+        if self._terminal:
+            text = text.translate(_VISIBLE_CONTROLS)
+        if style is not None and self._coloured and text:
+            text = style.render(text)
+        self._file.write(text)

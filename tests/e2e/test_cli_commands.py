@@ -1,0 +1,236 @@
+"""Every command but ``run``: what it prints, as text and as JSON, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from command_line import Command
+
+from specbuild.builder.verify.report import LosslessRow, VerifyReport, VerifyRow
+from specbuild.runtime.engine_file import read_manifest
+from specbuild.runtime.strict_json import to_json
+
+NUMBER = {"type": "number"}
+BENCH_SCHEMA = {
+    "type": "object",
+    "required": ["max_new_tokens", "rounds", "draft", "ratio", "sets"],
+    "properties": {
+        "ratio": {"type": ["number", "null"], "exclusiveMinimum": 0},
+        "draft": {"type": "string"},
+        "sets": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["name", "ratio", "mean_acceptance_length", "pairs", "same_output"],
+                "properties": {
+                    "without_draft_tokens_per_s": NUMBER,
+                    "acceptance_histogram": {"type": "array", "items": {"type": "integer"}},
+                    "pairs": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["id", "with_draft", "without_draft", "ratio"],
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def test_inspect_json_is_the_manifest_and_the_memory(command: Command, tiny_engine: Path) -> None:
+    result = command("inspect", tiny_engine, "--json")
+    assert result.code == 0
+    (facts,) = result.records
+    memory = facts.pop("predicted_memory")
+    assert facts == json.loads(json.dumps(to_json(read_manifest(tiny_engine))))
+    weights = (tiny_engine / "weights.safetensors").stat().st_size
+    assert memory["weights_bytes"] == weights
+    assert memory["total_bytes"] > weights
+    assert (memory["max_batch_size"], memory["max_seq_len"]) == (2, 96)
+
+
+def test_inspect_predicts_memory_for_other_limits(command: Command, tiny_engine: Path) -> None:
+    def cache_bytes(*arguments: object) -> dict[str, int]:
+        (facts,) = command("inspect", tiny_engine, "--json", *arguments).records
+        sizes: dict[str, int] = facts["predicted_memory"]["kv_bytes"]
+        return sizes
+
+    own, wide = cache_bytes(), cache_bytes("--max-batch-size", 8)
+    long = cache_bytes("--max-seq-len", 4096)
+    assert set(own) == {"full", "sliding", "draft"}
+    assert all(3 * own[group] < wide[group] < 4 * own[group] + 1 for group in own)
+    assert long["full"] > 20 * own["full"]
+    assert long["sliding"] < 4 * own["sliding"]
+
+
+def test_inspect_shows_tables(command: Command, tiny_engine: Path) -> None:
+    result = command("inspect", tiny_engine)
+    assert result.code == 0
+    for part in ("gpt_oss", "96 tokens", "top-k 4, depth 4, 12 tokens", "weights.safetensors"):
+        assert part in result.out
+    assert not result.err
+
+
+def test_check_says_yes(command: Command, tiny_engine: Path) -> None:
+    result = command("check", tiny_engine)
+    assert (result.code, result.err) == (0, "")
+    assert "runs here" in result.out
+
+
+def test_check_names_each_reason(
+    command: Command, tiny_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "specbuild.runtime.device.check_here", lambda _manifest: ["no library", "no memory"]
+    )
+    result = command("check", tiny_engine)
+    assert result.code == 1
+    assert "- no library\n- no memory\n" in result.out
+
+
+def test_check_is_fast(tiny_engine: Path) -> None:
+    line = [sys.executable, "-m", "specbuild.cli.main", "check", str(tiny_engine)]
+    times_s = []
+    for _ in range(3):
+        start_s = time.perf_counter()
+        subprocess.run(line, check=True, capture_output=True, timeout=30)
+        times_s.append(time.perf_counter() - start_s)
+    assert min(times_s) < 0.5
+
+
+def test_doctor_answers(command: Command) -> None:
+    result = command("doctor")
+    assert result.code == 0
+    for part in ("Python", "onnxruntime", "torch", "builds engines for the CPU", "runs engines"):
+        assert part in result.out
+
+
+def test_doctor_says_what_is_missing(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specbuild.cli.machine.package_version", lambda _package: None)
+    out = command("doctor").out
+    assert "runs engines for the CPU: no, onnxruntime missing: pip install 'specbuild[cpu]'" in out
+    assert "builds engines for the CPU: no, torch, " in out
+
+
+def test_bench_json(command: Command, tiny_engine: Path, tmp_path: Path) -> None:
+    sets = []
+    for name in ("short", "long"):
+        file = tmp_path / f"{name}.jsonl"
+        ids = list(range(3, 8 if name == "short" else 40))
+        lines = [{"id": str(i), "prompt_ids": [*ids, i + 3]} for i in range(2)]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        sets += ["--prompts", file]
+    picture = tmp_path / "speed.svg"
+    arguments = ("--max-new-tokens", 8, "--rounds", 2, "--plot", picture)
+    result = command("bench", tiny_engine, *sets, *arguments, "--json")
+    assert result.code == 0, result.err
+    (report,) = result.records
+    jsonschema.validate(report, BENCH_SCHEMA)
+    assert [entry["name"] for entry in report["sets"]] == ["short", "long"]
+    for entry in report["sets"]:
+        assert len(entry["pairs"]) == 4
+        assert entry["same_output"] == 4
+        assert all(pair["output_tokens"] == 8 for pair in entry["pairs"])
+    assert picture.read_text().startswith("<?xml")
+
+
+def test_bench_draws_a_table_of_random_prompts(command: Command, tiny_engine: Path) -> None:
+    arguments = ("--max-new-tokens", 4, "--rounds", 1, "--draft-top-k", 1, "--draft-depth", 2)
+    result = command("bench", tiny_engine, *arguments)
+    assert result.code == 0, result.err
+    for part in ("random tokens", "ratio", "tokens a step", "top-k 1, depth 2, 2 tokens"):
+        assert part in result.out
+
+
+def test_bench_without_a_draft_measures_what_there_is(command: Command, ids_engine: Path) -> None:
+    result = command("bench", ids_engine, "--max-new-tokens", 4, "--rounds", 1, "--json")
+    (report,) = result.records
+    jsonschema.validate(report, BENCH_SCHEMA)
+    assert report["ratio"] is None
+    assert report["sets"][0]["without_draft_tokens_per_s"] > 0
+
+
+def test_verify_holds_on_a_sound_engine(
+    command: Command, tiny_engine: Path, text_target: Path, text_draft: Path
+) -> None:
+    result = command("verify", tiny_engine, "--model", text_target, "--draft", text_draft, "--json")
+    assert result.code == 0, result.err
+    (report,) = result.records
+    assert report["passed"]
+    stages = {row["stage"] for row in report["rows"]}
+    assert {"target logits", "draft logits"} <= stages
+    assert all(row["differences"] == 0 for row in report["losslessness"])
+
+
+def test_verify_exits_with_1_when_a_threshold_fails(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = VerifyRow("logits", 8, 0.5, 2e-1, 0.25, 0.5, "argmax equal", False)
+    lossless = LosslessRow("greedy", 6, 288, 0, 0, True)
+
+    def report(*_arguments: Any) -> VerifyReport:
+        return VerifyReport((row,), (lossless,), False)
+
+    monkeypatch.setattr("specbuild.builder.verify.verify_engine", report)
+    result = command("verify", "engine", "--model", "target")
+    assert result.code == 1
+    assert "a threshold failed" in result.out
+    assert command("verify", "engine", "--model", "target", "--json").code == 1
+
+
+def test_build_writes_an_engine_and_says_so(
+    command: Command, target_path: Path, tmp_path: Path
+) -> None:
+    output, passes = tmp_path / "engine", tmp_path / "passes"
+    arguments = ("--model", target_path, "--output", output, "--max-seq-len", 32)
+    result = command("build", *arguments, "--keep-onnx", "--dump-passes", passes)
+    assert result.code == 0, result.err
+    assert not result.out
+    assert "32 tokens" in result.err
+    assert list(output.rglob("onnx/*.onnx"))
+    assert list(passes.rglob("*.onnx"))
+    assert read_manifest(output).limits.max_seq_len == 32
+    assert command("build", *arguments).refused("engine", "--force")
+
+
+def test_train_draft_writes_a_draft_that_builds(
+    command: Command, text_target: Path, tmp_path: Path
+) -> None:
+    text, output = tmp_path / "text", tmp_path / "draft"
+    text.mkdir()
+    for i in range(8):
+        lines = [f"line {j} of text {i}: a small sentence to learn from\n" for j in range(60)]
+        (text / f"{i}.txt").write_text("".join(lines))
+    sizes = ("--steps", 2, "--batch-size", 2, "--sequence-length", 32, "--ttt-steps", 2)
+    model = ("--model", text_target)
+    result = command("train", "draft", *model, "--text", text, "--output", output, *sizes)
+    assert result.code == 0, result.err
+    assert not result.out
+    built = command("build", *model, "--draft", output, "--output", tmp_path / "engine")
+    assert built.code == 0, built.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--text", "missing"), "missing"),
+        (("--text", ".", "--taps", "1;2"), "--taps"),
+        (("--text", ".", "--learning-rate", "0"), "learning_rate"),
+    ],
+)
+def test_train_draft_refuses_wrong_options(
+    command: Command, text_target: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    base = ("train", "draft", "--model", text_target, "--output", tmp_path / "draft")
+    assert command(*base, *arguments).refused(said)
+    assert not (tmp_path / "draft").exists()

@@ -1,0 +1,246 @@
+"""Bad input: one sentence on standard error, exit code 2, nothing half-written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import write_draft, write_target
+from command_line import Command
+from safetensors.torch import load_file, save_file
+
+MEBIBYTE = 1 << 20
+
+
+def copied(source: Path, target: Path) -> Path:
+    shutil.copytree(source, target)
+    return target
+
+
+def change_config(checkpoint: Path, **changes: Any) -> None:
+    file = checkpoint / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def change_tensors(checkpoint: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    file = checkpoint / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def change_manifest(engine: Path, **changes: Any) -> None:
+    """A manifest that somebody else wrote: other contents under a checksum that agrees."""
+    file = engine / "manifest.json"
+    data = json.dumps(json.loads(file.read_text()) | changes).encode()
+    file.write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    (engine / "manifest.sha256").write_text(f"{digest}  manifest.json\n")
+
+
+@pytest.fixture
+def build_refused(command: Command, tmp_path: Path) -> Callable[..., None]:
+    """Asserts that a build is refused with these words and leaves nothing."""
+    place = tmp_path / "place"
+    place.mkdir()
+
+    def refused(model: Path, *arguments: object, said: tuple[str, ...]) -> None:
+        output = place / "engine"
+        assert command("build", "--model", model, "--output", output, *arguments).refused(*said)
+        assert not list(place.iterdir())
+
+    return refused
+
+
+BuildRefused = Callable[..., None]
+
+
+def test_no_such_directory(build_refused: BuildRefused, tmp_path: Path) -> None:
+    build_refused(tmp_path / "nowhere", said=("nowhere", "no such directory"))
+
+
+def test_not_a_checkpoint(build_refused: BuildRefused, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    build_refused(tmp_path / "empty", said=("empty", "config.json"))
+
+
+def test_unsupported_model_type_lists_those_supported(
+    build_refused: BuildRefused, target_path: Path, tmp_path: Path
+) -> None:
+    model = copied(target_path, tmp_path / "target")
+    change_config(model, model_type="mamba")
+    build_refused(model, said=("mamba", "gpt_oss"))
+
+
+def test_a_missing_a_left_over_and_a_misshapen_tensor_are_listed_together(
+    build_refused: BuildRefused, target_path: Path, tmp_path: Path
+) -> None:
+    model = copied(target_path, tmp_path / "target")
+
+    def change(tensors: dict[str, Any]) -> None:
+        del tensors["model.layers.1.self_attn.sinks"]
+        tensors["model.layers.0.surplus"] = tensors["model.norm.weight"].clone()
+        tensors["model.norm.weight"] = tensors["model.norm.weight"][:-1].clone()
+
+    change_tensors(model, change)
+    names = ("model.layers.1.self_attn.sinks", "model.layers.0.surplus", "model.norm.weight")
+    build_refused(model, said=names)
+
+
+def test_a_draft_that_does_not_fit(
+    build_refused: BuildRefused, target_path: Path, tmp_path: Path
+) -> None:
+    write_draft(tmp_path / "draft", target_hidden=32)
+    build_refused(target_path, "--draft", tmp_path / "draft", said=("draft", "64"))
+
+
+def test_a_draft_of_another_vocabulary(
+    build_refused: BuildRefused, target_path: Path, tmp_path: Path
+) -> None:
+    write_draft(tmp_path / "draft", target_vocab=512)
+    build_refused(target_path, "--draft", tmp_path / "draft", said=("256", "512"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--max-seq-len", 0), ("--max-seq-len",)),
+        (("--max-batch-size", -1), ("--max-batch-size",)),
+        (("--page-size", 0), ("--page-size",)),
+        (("--max-seq-len", 513), ("513", "512")),
+        (("--draft-top-k", 2, "--draft-depth", 2, "--draft-tokens", 7), ("7", "6")),
+        (("--draft-tokens", 0), ("--draft-tokens",)),
+        (("--backend", "abacus"), ("abacus", "cpu")),
+    ],
+)
+def test_limits_that_cannot_be(
+    build_refused: BuildRefused,
+    target_path: Path,
+    draft_path: Path,
+    arguments: tuple[object, ...],
+    said: tuple[str, ...],
+) -> None:
+    build_refused(target_path, "--draft", draft_path, *arguments, said=said)
+
+
+def test_draft_options_without_a_draft(build_refused: BuildRefused, target_path: Path) -> None:
+    build_refused(target_path, "--draft-top-k", 2, said=("--draft-top-k", "--draft"))
+
+
+def test_an_unknown_config_field_warns_and_strict_refuses_it(
+    command: Command, build_refused: BuildRefused, target_path: Path, tmp_path: Path
+) -> None:
+    model = copied(target_path, tmp_path / "target")
+    change_config(model, brand_new_field=3)
+    build_refused(model, "--strict", said=("brand_new_field",))
+    result = command("build", "--model", model, "--output", tmp_path / "engine")
+    assert result.code == 0
+    assert "brand_new_field" in result.err
+
+
+def test_disk_full_leaves_nothing(tmp_path: Path) -> None:
+    """No file may grow beyond 1 MiB, as on a full disk; the weights are larger."""
+    write_target(tmp_path / "target", hidden=128, layers=6, inner=64)
+    output = tmp_path / "place" / "engine"
+    output.parent.mkdir()
+    line = [sys.executable, "-m", "specbuild.cli.main", "build"]
+    done = subprocess.run(
+        [*line, "--model", str(tmp_path / "target"), "--output", str(output)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (MEBIBYTE, MEBIBYTE)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "free some space" in done.stderr.splitlines()[-1]
+    assert not list(output.parent.iterdir())
+
+
+ENGINE_COMMANDS = ("run", "inspect", "check", "bench", "verify")
+
+
+def on_engine(command: Command, name: str, engine: Path) -> Any:
+    extra: tuple[object, ...] = ()
+    if name == "run":
+        extra = ("--prompt", "x")
+    if name == "verify":
+        extra = ("--model", engine)
+    return command(name, engine, *extra)
+
+
+@pytest.mark.parametrize("name", ENGINE_COMMANDS)
+def test_what_is_no_engine_is_refused(command: Command, tmp_path: Path, name: str) -> None:
+    assert on_engine(command, name, tmp_path / "nowhere").refused("nowhere")
+    (tmp_path / "empty").mkdir()
+    assert on_engine(command, name, tmp_path / "empty").refused("manifest.json")
+
+
+@pytest.mark.parametrize("name", ENGINE_COMMANDS)
+def test_another_format_version_is_refused(
+    command: Command, tiny_engine: Path, tmp_path: Path, name: str
+) -> None:
+    engine = copied(tiny_engine, tmp_path / "engine")
+    change_manifest(engine, format_version=99)
+    assert on_engine(command, name, engine).refused("99")
+
+
+@pytest.mark.parametrize("name", ENGINE_COMMANDS)
+def test_another_backend_is_refused(
+    command: Command, tiny_engine: Path, tmp_path: Path, name: str
+) -> None:
+    engine = copied(tiny_engine, tmp_path / "engine")
+    change_manifest(engine, backend="abacus")
+    assert on_engine(command, name, engine).refused("abacus")
+
+
+@pytest.mark.parametrize("name", ENGINE_COMMANDS)
+def test_a_flipped_manifest_byte_is_refused(
+    command: Command, tiny_engine: Path, tmp_path: Path, name: str
+) -> None:
+    engine = copied(tiny_engine, tmp_path / "engine")
+    data = bytearray((engine / "manifest.json").read_bytes())
+    data[len(data) // 2] ^= 1
+    (engine / "manifest.json").write_bytes(data)
+    assert on_engine(command, name, engine).refused("manifest.json", "damaged")
+
+
+@pytest.mark.parametrize("name", ["run", "check", "bench"])
+@pytest.mark.parametrize("file", ["weights.safetensors", "graphs/target.onnx", "tokenizer.json"])
+def test_a_truncated_or_missing_file_is_refused(
+    command: Command, tiny_engine: Path, tmp_path: Path, name: str, file: str
+) -> None:
+    engine = copied(tiny_engine, tmp_path / "engine")
+    path = engine / file
+    path.write_bytes(path.read_bytes()[:-1])
+    assert on_engine(command, name, engine).refused(file)
+    path.unlink()
+    assert on_engine(command, name, engine).refused(file)
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "graphs/draft.onnx", "tokenizer.json"])
+def test_a_flipped_bit_is_refused_when_running(
+    command: Command, tiny_engine: Path, tmp_path: Path, file: str
+) -> None:
+    engine = copied(tiny_engine, tmp_path / "engine")
+    data = bytearray((engine / file).read_bytes())
+    data[len(data) // 3] ^= 4
+    (engine / file).write_bytes(data)
+    assert on_engine(command, "run", engine).refused(file, "damaged")
+
+
+def test_an_unreadable_place_for_the_picture_is_refused(
+    command: Command, tiny_engine: Path, tmp_path: Path
+) -> None:
+    picture = tmp_path / "nowhere" / "speed.svg"
+    arguments = ("--max-new-tokens", 2, "--rounds", 1, "--plot", picture)
+    assert command("bench", tiny_engine, *arguments).refused("speed.svg")

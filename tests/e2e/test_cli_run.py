@@ -1,0 +1,271 @@
+"""``specbuild run``: output, JSON, errors and exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from command_line import Command
+
+COUNT = {"type": "integer", "minimum": 0}
+SECONDS = {"type": "number", "minimum": 0}
+IDS = {"type": "array", "items": COUNT}
+STATS_SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "prompt_tokens": COUNT,
+        "output_tokens": COUNT,
+        "steps": COUNT,
+        "mean_acceptance_length": {"type": "number", "minimum": 1},
+        "acceptance_histogram": IDS,
+        "acceptance_per_position": {
+            "type": "array",
+            "items": {"type": "number", "minimum": 0, "maximum": 1},
+        },
+        "ttft_s": SECONDS,
+        "tpot_s": {"anyOf": [SECONDS, {"type": "null"}]},
+        "output_tokens_per_s": SECONDS,
+    },
+}
+STATS_SCHEMA["required"] = list(STATS_SCHEMA["properties"])
+RECORD_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "id": {"type": "string"},
+        "prompt_ids": IDS,
+        "output_ids": IDS,
+        "text": {"type": ["string", "null"]},
+        "finish_reason": {"enum": ["length", "eos", "stop"]},
+        "stats": STATS_SCHEMA,
+    },
+}
+RECORD_SCHEMA["required"] = list(RECORD_SCHEMA["properties"])
+LOGPROBS = {"type": "array", "items": {"type": "number", "maximum": 0}}
+LOGPROB_SCHEMA = RECORD_SCHEMA | {
+    "properties": RECORD_SCHEMA["properties"] | {"logprobs": LOGPROBS},
+    "required": [*RECORD_SCHEMA["required"], "logprobs"],
+}
+
+
+def prompts_file(folder: Path, *prompts: dict[str, Any]) -> Path:
+    file = folder / "prompts.jsonl"
+    file.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    return file
+
+
+def ids_prompt(name: str, length: int = 5) -> dict[str, Any]:
+    return {"id": name, "prompt_ids": [(7 * i + len(name) * 13) % 250 + 3 for i in range(length)]}
+
+
+def output_ids(command: Command, engine: Path, *arguments: object) -> list[int]:
+    result = command("run", engine, "--json", "--ignore-eos", *arguments)
+    assert result.code == 0, result.err
+    ids: list[int] = result.records[0]["output_ids"]
+    return ids
+
+
+def test_json_lines_follow_the_schema_in_input_order(
+    command: Command, tiny_engine: Path, tmp_path: Path
+) -> None:
+    names = ["first", "second", "third", "fourth", "fifth"]
+    prompts = [ids_prompt(name, 30 if name == "first" else 3) for name in names]
+    file = prompts_file(tmp_path, *prompts)
+    result = command("run", tiny_engine, "--prompts", file, "--json", "--max-new-tokens", 9)
+    assert result.code == 0, result.err
+    assert [record["id"] for record in result.records] == names
+    for record, prompt in zip(result.records, prompts, strict=True):
+        jsonschema.validate(record, RECORD_SCHEMA)
+        stats = record["stats"]
+        assert record["prompt_ids"] == prompt["prompt_ids"]
+        assert stats["prompt_tokens"] == len(prompt["prompt_ids"])
+        assert stats["output_tokens"] == len(record["output_ids"]) <= 9
+        assert sum(stats["acceptance_histogram"]) == stats["steps"]
+
+
+def test_logprobs_come_when_asked_for(command: Command, tiny_engine: Path) -> None:
+    arguments = ("--prompt", "abc", "--json", "--logprobs", "--max-new-tokens", 6)
+    (record,) = command("run", tiny_engine, *arguments).records
+    jsonschema.validate(record, LOGPROB_SCHEMA)
+    assert len(record["logprobs"]) == len(record["output_ids"])
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_any_tree_or_none_gives_the_same_tokens(
+    command: Command, tiny_engine: Path, temperature: int
+) -> None:
+    base = ("--prompt", "hello", "--temperature", temperature, "--seed", 5)
+    base = (*base, "--max-new-tokens", 24)
+    shapes: list[tuple[object, ...]] = [
+        (),
+        ("--draft-top-k", 1, "--draft-depth", 3),
+        ("--draft-top-k", 4, "--draft-depth", 4, "--draft-tokens", 12),
+        ("--draft-depth", 1),
+        ("--draft-tokens", 2),
+    ]
+    plain = output_ids(command, tiny_engine, *base, "--no-spec")
+    assert len(plain) == 24
+    for shape in shapes:
+        assert output_ids(command, tiny_engine, *base, *shape) == plain
+
+
+def test_line_i_samples_with_seed_plus_i(
+    command: Command, tiny_engine: Path, tmp_path: Path
+) -> None:
+    same = [ids_prompt("a") | {"id": str(i)} for i in range(3)]
+    file = prompts_file(tmp_path, *same)
+    arguments = ("--json", "--ignore-eos", "--temperature", 1, "--max-new-tokens", 12)
+    together = command("run", tiny_engine, "--prompts", file, "--seed", 40, *arguments).records
+    alone = prompts_file(tmp_path, same[0])
+    for i, record in enumerate(together):
+        arguments_i = ("--prompts", alone, "--seed", 40 + i, *arguments)
+        (single,) = command("run", tiny_engine, *arguments_i).records
+        assert single["output_ids"] == record["output_ids"]
+    assert len({tuple(record["output_ids"]) for record in together}) == 3
+
+
+def test_text_streams_to_standard_output_and_statistics_to_standard_error(
+    command: Command, tiny_engine: Path
+) -> None:
+    arguments = ("--prompt", "hello", "--max-new-tokens", 12)
+    (record,) = command("run", tiny_engine, *arguments, "--json").records
+    result = command("run", tiny_engine, *arguments)
+    assert result.code == 0
+    assert result.out == record["text"] + "\n"
+    assert "statistics" in result.err
+    assert "draft: " in result.err
+
+
+def test_standard_input_is_the_prompt(command: Command, tiny_engine: Path) -> None:
+    arguments = ("--json", "--max-new-tokens", 4)
+    (from_stdin,) = command("run", tiny_engine, *arguments, stdin=b"hello\n").records
+    (from_option,) = command("run", tiny_engine, *arguments, "--prompt", "hello").records
+    assert from_stdin["prompt_ids"] == from_option["prompt_ids"]
+    assert from_stdin["output_ids"] == from_option["output_ids"]
+
+
+def test_text_passes_through_the_chat_template_unless_raw(
+    command: Command, tiny_engine: Path
+) -> None:
+    arguments = ("run", tiny_engine, "--json", "--max-new-tokens", 1, "--prompt")
+    (templated,) = command(*arguments, "hello").records
+    (raw,) = command(*arguments, "hello", "--raw").records
+    (by_hand,) = command(*arguments, "<user>hello", "--raw").records
+    assert len(templated["prompt_ids"]) > len(raw["prompt_ids"])
+    assert templated["prompt_ids"] == by_hand["prompt_ids"]
+
+
+def test_an_engine_without_a_tokenizer_prints_ids(
+    command: Command, ids_engine: Path, tmp_path: Path
+) -> None:
+    file = prompts_file(tmp_path, ids_prompt("a"))
+    arguments = ("--prompts", file, "--max-new-tokens", 5, "--ignore-eos")
+    (record,) = command("run", ids_engine, *arguments, "--json").records
+    assert record["text"] is None
+    jsonschema.validate(record, RECORD_SCHEMA)
+    streamed = command("run", ids_engine, *arguments).out
+    assert [int(word) for word in streamed.split()] == record["output_ids"]
+
+
+def test_output_stops_at_max_seq_len(command: Command, tiny_engine: Path, tmp_path: Path) -> None:
+    file = prompts_file(tmp_path, ids_prompt("a", 90))
+    arguments = ("--prompts", file, "--json", "--ignore-eos", "--max-new-tokens", 50)
+    (record,) = command("run", tiny_engine, *arguments).records
+    assert len(record["output_ids"]) == 6
+    assert record["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--prompt", ""), ("prompt is empty",)),
+        (("--draft-top-k", 5), ("--draft-top-k 5", "(4)")),
+        (("--draft-depth", 5), ("--draft-depth 5", "(4)")),
+        (("--draft-tokens", 13), ("--draft-tokens 13", "(12)")),
+        (("--draft-tokens", 12, "--draft-top-k", 1, "--draft-depth", 2), ("12", "2 nodes")),
+        (("--no-spec", "--draft-top-k", 1), ("--no-spec",)),
+        (("--top-p", 0), ("top_p",)),
+        (("--top-p", "nan"), ("top_p",)),
+        (("--temperature", "inf"), ("temperature",)),
+        (("--seed", -1), ("seed",)),
+        (("--stop", ""), ("stop",)),
+        (("--logprobs",), ("--json",)),
+        (("--max-new-tokens", 0), ("--max-new-tokens",)),
+        (("--threads", 0), ("--threads",)),
+        (("--prompts", "missing.jsonl"), ("missing.jsonl",)),
+    ],
+)
+def test_wrong_options_are_refused(
+    command: Command,
+    tiny_engine: Path,
+    arguments: tuple[object, ...],
+    said: tuple[str, ...],
+) -> None:
+    prompt = () if {"--prompt", "--prompts"} & set(arguments) else ("--prompt", "x")
+    assert command("run", tiny_engine, *prompt, *arguments).refused(*said)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ({"id": "b", "prompt_ids": [272]}, ("272", "vocabulary")),
+        ({"id": "b", "prompt_ids": [-1]}, ("-1", "vocabulary")),
+        ({"id": "b", "prompt_ids": [3] * 96}, ("96", "max_seq_len")),
+        ({"id": "b", "prompt_ids": []}, ("empty",)),
+        ({"id": "b", "prompt_ids": [1], "seed": 2}, ("unknown keys seed",)),
+    ],
+)
+def test_a_bad_line_stops_everything_and_is_named(
+    command: Command,
+    tiny_engine: Path,
+    tmp_path: Path,
+    prompt: dict[str, Any],
+    said: tuple[str, ...],
+) -> None:
+    file = prompts_file(tmp_path, ids_prompt("a"), prompt, ids_prompt("c"))
+    assert command("run", tiny_engine, "--prompts", file, "--json").refused("line 2", *said)
+
+
+def test_text_needs_a_tokenizer(command: Command, ids_engine: Path) -> None:
+    assert command("run", ids_engine, "--prompt", "x").refused("no tokenizer")
+
+
+def test_draft_options_need_a_draft(command: Command, ids_engine: Path, tmp_path: Path) -> None:
+    file = prompts_file(tmp_path, ids_prompt("a"))
+    assert command("run", ids_engine, "--prompts", file, "--draft-top-k", 1).refused("no draft")
+
+
+def test_first_token_comes_within_a_second(tiny_engine: Path, tmp_path: Path) -> None:
+    """From the start of the process to the first byte, cost table measured before."""
+    line = [sys.executable, "-m", "specbuild.cli.main", "run", str(tiny_engine)]
+    line += ["--prompt", "hello", "--max-new-tokens", "8", "--ignore-eos"]
+    environment = {"SPECBUILD_CACHE_DIR": str(tmp_path), "PATH": "", "OMP_NUM_THREADS": "1"}
+    times_s = []
+    for _ in range(3):
+        start_s = time.perf_counter()
+        with subprocess.Popen(
+            line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.read(1)
+            times_s.append(time.perf_counter() - start_s)
+    assert min(times_s) < 1.0
+
+
+def test_running_loads_no_heavy_package(tiny_engine: Path) -> None:
+    script = f"""
+import sys
+from specbuild.cli.main import main
+assert main(["run", {str(tiny_engine)!r}, "--prompt", "hi", "--json", "--max-new-tokens", "4"]) == 0
+heavy = {{"torch", "transformers", "onnx", "onnxscript", "onnx_ir", "specbuild.builder",
+         "specbuild.plugins_cuda"}}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)

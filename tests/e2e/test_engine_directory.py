@@ -1,0 +1,169 @@
+"""Engine directories: rebuilt byte for byte, moved, killed half-way, and equal to HF."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import write_draft, write_target
+
+from specbuild.builder.build import build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("engines")
+    write_target(path / "target", vocab=300, tokenizer=True)
+    write_draft(path / "draft", target_vocab=300)
+    return path
+
+
+def options(checkpoints: Path, output: Path, **changes: object) -> BuildOptions:
+    return BuildOptions(
+        model=checkpoints / "target",
+        draft=checkpoints / "draft",
+        output=output,
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def test_same_input_same_bytes_wherever_it_stands(checkpoints: Path, tmp_path: Path) -> None:
+    build(options(checkpoints, tmp_path / "one"), SilentProgress())
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(checkpoints, moved)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from pathlib import Path\n"
+            "from specbuild.builder.build import build\n"
+            "from specbuild.builder.config import BuildOptions\n"
+            "from specbuild.builder.progress import SilentProgress\n"
+            "base = Path(sys.argv[1])\n"
+            "build(BuildOptions(model=base / 'target', draft=base / 'draft',"
+            " output=Path(sys.argv[2])), SilentProgress())",
+            str(moved),
+            str(tmp_path / "two"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0
+    first, second = contents(tmp_path / "one"), contents(tmp_path / "two")
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
+    for name, data in first.items():
+        assert str(tmp_path).encode() not in data, name
+
+
+def test_moved_engine_runs(checkpoints: Path, tmp_path: Path) -> None:
+    build(options(checkpoints, tmp_path / "one"), SilentProgress())
+    prompts = [Prompt("a", (5, 6, 7), None)]
+    params = GenerateParams(max_new_tokens=8, ignore_eos=True)
+
+    def output(folder: Path) -> tuple[int, ...]:
+        events = Engine.load(folder, device="cpu").generate(prompts, params)
+        return next(e.record.output_ids for e in events if isinstance(e, FinishEvent))
+
+    before = output(tmp_path / "one")
+    (tmp_path / "one").rename(tmp_path / "renamed")
+    assert output(tmp_path / "renamed") == before
+
+
+def test_existing_output_is_refused_and_forced(checkpoints: Path, tmp_path: Path) -> None:
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "mine.txt").write_text("kept")
+    with pytest.raises(SpecbuildError, match="exists"):
+        build(options(checkpoints, tmp_path / "e"), SilentProgress())
+    assert (tmp_path / "e" / "mine.txt").read_text() == "kept"
+    build(options(checkpoints, tmp_path / "e", force=True), SilentProgress())
+    assert (tmp_path / "e" / "manifest.json").exists()
+    assert not (tmp_path / "e" / "mine.txt").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["e"]
+
+
+def test_failed_forced_build_keeps_the_old_engine(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(options(checkpoints, tmp_path / "e"), SilentProgress())
+    before = contents(tmp_path / "e")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(SpecbuildError, match="GB free, the engine needs"):
+        build(options(checkpoints, tmp_path / "e", force=True), SilentProgress())
+    assert contents(tmp_path / "e") == before
+    assert [p.name for p in tmp_path.iterdir()] == ["e"]
+
+
+def test_kill_leaves_nothing_under_the_final_name(checkpoints: Path, tmp_path: Path) -> None:
+    """SIGKILL while the weights are being written: no engine, not half of one."""
+    script = (
+        "import sys, time; from pathlib import Path\n"
+        "from specbuild.builder.build import build\n"
+        "from specbuild.builder.config import BuildOptions\n"
+        "class Slow:\n"
+        "    def start(self, stage, total, unit): print(stage, flush=True)\n"
+        "    def advance(self, amount): time.sleep(0.2)\n"
+        "    def note(self, message): pass\n"
+        "base = Path(sys.argv[1])\n"
+        "build(BuildOptions(model=base / 'target', output=Path(sys.argv[2])), Slow())\n"
+    )
+    output = tmp_path / "e"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(checkpoints), str(output)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("writing weights"):
+            break
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.returncode == -signal.SIGKILL
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("experts_format", ["mxfp4", "bf16"])
+@pytest.mark.parametrize("experts", [4, 24])
+def test_greedy_tokens_equal_transformers(
+    tmp_path: Path, experts_format: str, experts: int
+) -> None:
+    """64 tokens, with few experts (two dense Gemms) and many (the contrib op)."""
+    from transformers import GptOssForCausalLM
+
+    write_target(tmp_path / "t", experts_format=experts_format, experts=experts, layers=6)
+    build(BuildOptions(model=tmp_path / "t", output=tmp_path / "e"), SilentProgress())
+    reference = GptOssForCausalLM.from_pretrained(tmp_path / "t", dtype=torch.float32).float()
+    generator = torch.Generator().manual_seed(experts)
+    prompt = torch.randint(3, 256, (1, 21), generator=generator)
+    with torch.no_grad():
+        expected = reference.generate(
+            prompt, max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=1
+        )[0, 21:]
+    engine = Engine.load(tmp_path / "e", device="cpu")
+    params = GenerateParams(max_new_tokens=64, ignore_eos=True)
+    events = engine.generate([Prompt("a", tuple(prompt[0].tolist()), None)], params)
+    record = next(e.record for e in events if isinstance(e, FinishEvent))
+    assert record.output_ids == tuple(expected.tolist())

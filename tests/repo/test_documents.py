@@ -1,0 +1,127 @@
+"""README, docs and help texts: links lead somewhere, commands exist and parse."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from specbuild.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    [
+        ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+    ]
+)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMANDS = typer.main.get_command(app)
+
+
+def names(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def headings(document: Path) -> set[str]:
+    """Anchors that a document offers, as GitHub makes them."""
+    lines = document.read_text(encoding="utf-8").splitlines()
+    titles = [line.lstrip("#").strip() for line in lines if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def shell_lines(text: str) -> list[str]:
+    """Commands of the shell blocks, continuation lines joined."""
+    blocks = FENCE.findall(text)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.removeprefix("$ ").strip() for line in lines if line.strip()]
+
+
+def help_texts() -> dict[str, str]:
+    """The help of every command, by its name on the command line."""
+    texts = {}
+    for name, command in COMMANDS.commands.items():
+        for sub_name, sub in getattr(command, "commands", {"": command}).items():
+            texts[f"{name} {sub_name}".strip()] = sub.help or ""
+    return texts
+
+
+def parse(line: str) -> None:
+    """Raise if ``line``, a ``specbuild`` command, does not parse. Nothing runs."""
+    words = shlex.split(line, comments=True)
+    words = words[: next((i for i, word in enumerate(words) if word in ("|", "<", ">")), None)]
+    assert words[0] == "specbuild"
+    command, words = COMMANDS, words[1:]
+    while hasattr(command, "commands") and words and words[0] in command.commands:
+        command, words = command.commands[words[0]], words[1:]
+    assert command is not COMMANDS or words[0].startswith("--"), f"no such command: {line}"
+    if "--help" not in words and "--version" not in words:
+        command.make_context(command.name, words)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=names)
+def test_links_resolve(document: Path) -> None:
+    dead = []
+    for link in LINK.findall(document.read_text(encoding="utf-8")):
+        if link.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        if not target.exists() or (anchor and anchor not in headings(target)):
+            dead.append(link)
+    assert not dead
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=names)
+def test_commands_of_documents_exist(document: Path) -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for line in shell_lines(document.read_text(encoding="utf-8")):
+        words = shlex.split(line, comments=True)
+        if words and words[0] == "make":
+            assert {word for word in words[1:] if "=" not in word} <= targets, line
+        elif words and words[0] == "specbuild":
+            parse(line)
+
+
+def test_readme_opens_with_the_two_commands() -> None:
+    lines = shell_lines((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert [line.split("#")[0].strip() for line in lines[:2]] == ["make demo", "make test"]
+
+
+def test_every_command_stands_in_the_command_line_document() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    for name, command in COMMANDS.commands.items():
+        for sub_name, sub in getattr(command, "commands", {"": command}).items():
+            full = f"specbuild {name} {sub_name}".strip()
+            assert f"## {full}\n" in text
+            section = text.split(f"## {full}\n")[1].split("\n## ")[0]
+            options = {option for parameter in sub.params for option in parameter.opts}
+            missing = {o for o in options if o.startswith("--") and f"`{o}" not in section}
+            assert missing <= {"--debug", "--help"}, full
+
+
+@pytest.mark.parametrize("name", sorted(help_texts()))
+def test_help_examples_parse(name: str) -> None:
+    examples = [
+        line.strip()
+        for line in help_texts()[name].splitlines()
+        if line.strip().startswith("specbuild ")
+    ]
+    assert examples
+    for line in examples:
+        assert line.startswith(f"specbuild {name}")
+        parse(line)
+
+
+@pytest.mark.parametrize("name", sorted(help_texts()))
+def test_every_command_takes_debug(name: str) -> None:
+    command = COMMANDS
+    for word in name.split():
+        command = command.commands[word]
+    assert "--debug" in {option for parameter in command.params for option in parameter.opts}

@@ -1,0 +1,110 @@
+"""House rules that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("builder", "cli", "plugins_cuda", "runtime")
+MOST_LINES = 400
+FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
+ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~])/(?:home|root|tmp|usr|work|opt|mnt|Users)/")
+
+
+def files_of(*folders: str) -> list[Path]:
+    files = [
+        file
+        for folder in folders
+        for pattern in ("*.py", "*.cu", "*.cuh")
+        for file in (ROOT / folder).rglob(pattern)
+    ]
+    return sorted(files)
+
+
+def ours() -> list[Path]:
+    return files_of(*SOURCES, "tests", "examples", "benchmarks")
+
+
+def test_files_are_short() -> None:
+    long = {}
+    for file in ours():
+        lines = len(file.read_text(encoding="utf-8").splitlines())
+        if lines > MOST_LINES:
+            long[str(file.relative_to(ROOT))] = lines
+    assert not long
+
+
+def test_files_are_named_for_what_they_hold() -> None:
+    assert not [file for file in ours() if FORBIDDEN_NAMES & {file.stem, *file.parts}]
+
+
+def test_environment_variables_are_read_in_the_command_line_only() -> None:
+    wrong = []
+    for file in files_of("runtime", "plugins_cuda", "builder"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = {"environ", "getenv", "environb", "putenv"}
+            if isinstance(node, ast.Attribute) and node.attr in names:
+                wrong.append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    assert not wrong
+
+
+def test_sources_hold_no_absolute_path() -> None:
+    wrong = []
+    for file in files_of(*SOURCES, "examples", "benchmarks"):
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+            if ABSOLUTE_PATH.search(line):
+                wrong.append(f"{file.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert not wrong
+
+
+def test_sources_hold_no_unfinished_work() -> None:
+    marks = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
+    assert not [
+        f"{file.relative_to(ROOT)}:{number}"
+        for file in files_of(*SOURCES)
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+        if marks.search(line)
+    ]
+
+
+def test_modules_say_what_they_are() -> None:
+    assert not [
+        str(file.relative_to(ROOT))
+        for file in files_of(*SOURCES)
+        if file.name != "__init__.py"
+        and ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) is None
+    ]
+
+
+@pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=["check", "format"])
+def test_ruff(command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", *command, "."],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_mypy(tmp_path: Path) -> None:
+    (tmp_path / "specbuild").symlink_to(ROOT)
+    packages = ["-p", "specbuild.runtime", "-p", "specbuild.plugins_cuda", "-p", "specbuild.cli"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), *packages],
+        cwd=tmp_path,
+        env={"MYPYPATH": str(tmp_path), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,117 @@
+"""A manifest without an engine behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from specbuild.runtime import FORMAT_VERSION
+from specbuild.runtime.manifest import (
+    CacheGroup,
+    DraftGeometry,
+    DraftShape,
+    Limits,
+    Manifest,
+    Port,
+    Role,
+    Rope,
+    StoredFile,
+    TargetGeometry,
+)
+
+LIMITS = Limits(
+    max_seq_len=64, max_batch_size=2, max_rows=32, draft_top_k=4, draft_depth=5, draft_tokens=20
+)
+CHAIN = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
+TARGET = TargetGeometry(
+    model_type="gpt_oss",
+    layers=2,
+    hidden=16,
+    vocab=100,
+    q_heads=4,
+    kv_heads=2,
+    head_dim=8,
+    experts=4,
+    experts_per_token=2,
+    expert_inner=8,
+    expert_format="mxfp4",
+    layer_types=("sliding_attention", "full_attention"),
+    sliding_window=8,
+    max_positions=128,
+    rms_eps=1e-5,
+    swiglu_limit=7.0,
+    rope=Rope(theta=150000.0, scaling="yarn", factor=32.0, original_max_positions=64),
+    eos_token_ids=(0, 2),
+)
+DRAFT = DraftGeometry(
+    architecture="LlamaForCausalLMEagle3",
+    hidden=16,
+    vocab=50,
+    q_heads=2,
+    kv_heads=2,
+    head_dim=8,
+    inner=24,
+    rms_eps=1e-5,
+    rope=Rope(theta=10000.0),
+    taps=(0, 1, 1),
+    max_positions=128,
+    d2t_form="offsets",
+    sliding_window=0,
+    own_embedding=False,
+    own_head=True,
+    norm_before_fc=False,
+    input_width="embedding_and_hidden",
+    norm_before_residual=False,
+    norm_output=False,
+)
+
+
+def cache_group(name: str, layers: tuple[int, ...], pages: int, window: int) -> CacheGroup:
+    return CacheGroup(
+        name=name,
+        layers=layers,
+        kv_heads=2,
+        k_width=8,
+        v_width=8,
+        page_size=4,
+        pages=pages,
+        window=window,
+        dtype="float32",
+        pool_axes=("kv_heads", "pages", "page_size", "width"),
+    )
+
+
+@pytest.fixture
+def make_manifest() -> Callable[..., Manifest]:
+    """Makes manifests that differ in what the command line looks at."""
+
+    def make(
+        *,
+        limits: Limits = LIMITS,
+        draft_default: DraftShape | None = CHAIN,
+        draft: bool = True,
+    ) -> Manifest:
+        # 85 slots of 4, and a window of 8 with 32 rows
+        groups = [cache_group("full", (1,), 1 + 2 * 22, 0)]
+        groups.append(cache_group("sliding", (0,), 1 + 2 * 11, 8))
+        token_ids = Port("token_ids", "int32", ("T",))
+        role = Role("graphs/target.onnx", (token_ids,), (), ("w",), ops={"MatMul": 3, "Add": 1})
+        return Manifest(
+            format_version=FORMAT_VERSION,
+            specbuild_version="0.1.0",
+            backend="cpu",
+            device="cpu",
+            target=TARGET,
+            draft=DRAFT if draft else None,
+            limits=limits,
+            draft_default=draft_default if draft else None,
+            cache_groups=tuple(groups),
+            roles={"target": role},
+            tensors={},
+            options={"page_size": 4},
+            warnings=("field x is not known",),
+            files={"weights.safetensors": StoredFile(5000, "0" * 32)},
+        )
+
+    return make

@@ -1,0 +1,94 @@
+"""The draft options against an engine's limits and default."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from specbuild.cli.draft_choice import DraftOptions, candidate_pool, speculation_of
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import DraftShape, Limits, Manifest
+
+LIMITS = Limits(
+    max_seq_len=64, max_batch_size=2, max_rows=64, draft_top_k=4, draft_depth=5, draft_tokens=20
+)
+DEFAULT = DraftShape(1, 3, 3)
+
+
+Choose = Callable[..., object]
+
+
+@pytest.fixture
+def chosen(make_manifest: Callable[..., Manifest]) -> Choose:
+    """``speculation_of`` against an engine with these limits."""
+
+    def choose(options: DraftOptions, *, no_spec: bool = False, draft: bool = True) -> object:
+        manifest = make_manifest(limits=LIMITS, draft_default=DEFAULT, draft=draft)
+        return speculation_of(manifest, options, no_spec=no_spec)
+
+    return choose
+
+
+def test_without_options_the_engine_chooses(chosen: Choose) -> None:
+    assert chosen(DraftOptions()) == "default"
+    assert chosen(DraftOptions(), no_spec=True) is None
+    assert chosen(DraftOptions(), draft=False) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        (DraftOptions(top_k=2), DraftShape(2, 3, 10)),
+        (DraftOptions(depth=5), DraftShape(1, 5, 5)),
+        (DraftOptions(tokens=2), DraftShape(1, 3, 2)),
+        (DraftOptions(top_k=4, depth=4), DraftShape(4, 4, 20)),
+        (DraftOptions(top_k=4, depth=5, tokens=20), DraftShape(4, 5, 20)),
+        (DraftOptions(top_k=1, depth=1, tokens=1), DraftShape(1, 1, 1)),
+    ],
+)
+def test_missing_options_come_from_the_default(
+    chosen: Choose, options: DraftOptions, shape: DraftShape
+) -> None:
+    assert chosen(options) == shape
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        (DraftOptions(top_k=5), ("--draft-top-k 5", "(4)")),
+        (DraftOptions(depth=6), ("--draft-depth 6", "(5)")),
+        (DraftOptions(tokens=21), ("--draft-tokens 21", "(20)")),
+        (DraftOptions(tokens=4), ("--draft-tokens 4", "3 nodes")),
+        (DraftOptions(top_k=2, depth=2, tokens=7), ("--draft-tokens 7", "6 nodes")),
+    ],
+)
+def test_too_much_is_refused_with_numbers(
+    chosen: Choose, options: DraftOptions, numbers: tuple[str, ...]
+) -> None:
+    with pytest.raises(SpecbuildError) as caught:
+        chosen(options)
+    assert all(number in str(caught.value) for number in numbers)
+
+
+def test_contradictions_are_refused(chosen: Choose) -> None:
+    with pytest.raises(SpecbuildError, match="contradicts"):
+        chosen(DraftOptions(top_k=1), no_spec=True)
+    with pytest.raises(SpecbuildError, match="no draft"):
+        chosen(DraftOptions(top_k=1), draft=False)
+
+
+def test_every_shape_of_two_options_is_within_limits_and_pool(chosen: Choose) -> None:
+    for top_k, depth in itertools.product(range(1, 5), range(1, 6)):
+        shape = chosen(DraftOptions(top_k=top_k, depth=depth))
+        assert isinstance(shape, DraftShape)
+        assert 1 <= shape.draft_tokens <= min(20, candidate_pool(top_k, depth))
+
+
+def test_pool_counts_drafted_nodes() -> None:
+    for top_k, depth in itertools.product(range(1, 6), range(1, 6)):
+        drafted, frontier = top_k, top_k
+        for _ in range(depth - 1):
+            drafted += frontier * top_k
+        assert candidate_pool(top_k, depth) == drafted

@@ -1,0 +1,146 @@
+"""Every failure becomes one sentence and the right exit code; no traceback without --debug."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from specbuild.cli import main as command_line
+from specbuild.cli.failures import failure_of
+from specbuild.runtime.errors import EngineFileError, SpecbuildError
+
+
+def os_error(number: int, path: str | None = None) -> OSError:
+    return OSError(number, os.strerror(number), path)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (SpecbuildError("no such thing: do that"), 2, "no such thing: do that"),
+        (EngineFileError("two\nlines"), 2, "two lines"),
+        (typer.BadParameter("not so"), 2, "not so"),
+        (os_error(errno.ENOSPC, "engine/weights"), 2, "engine/weights: No space left"),
+        (os_error(errno.EDQUOT), 2, "free some space"),
+        (os_error(errno.EACCES, "secret"), 2, "secret: Permission denied"),
+        (os_error(errno.EROFS, "engine"), 2, "Read-only file system"),
+        (MemoryError(), 2, "memory ran out"),
+        (ModuleNotFoundError("no", name="torch.nn"), 2, "pip install 'specbuild[build]'"),
+        (ModuleNotFoundError("no", name="onnxruntime"), 2, "pip install 'specbuild[cpu]'"),
+        (ModuleNotFoundError("no", name="specbuild.lost"), 70, "internal error"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (ValueError("oh"), 70, "internal error (ValueError: oh)"),
+        (os_error(errno.EINVAL), 70, "internal error"),
+    ],
+)
+def test_errors_become_sentences(error: BaseException, code: int, said: str) -> None:
+    failure = failure_of(error)
+    assert failure.exit_code == code
+    assert said in failure.sentence
+    assert "\n" not in failure.sentence
+
+
+@pytest.mark.parametrize("error", [SpecbuildError("wrong"), ValueError("bug"), os_error(errno.EIO)])
+@pytest.mark.parametrize("debug", [False, True])
+def test_traceback_only_with_debug(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    error: Exception,
+    debug: bool,
+) -> None:
+    def fail(_path: Path) -> None:
+        raise error
+
+    monkeypatch.setattr("specbuild.runtime.engine_file.read_manifest", fail)
+    arguments = ["check", str(tmp_path), *(["--debug"] if debug else [])]
+    assert command_line.main(arguments) == failure_of(error).exit_code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert ("Traceback" in captured.err) == debug
+    assert captured.err.count("\n") == 1 or debug
+    assert captured.err.splitlines()[-1].startswith("specbuild: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run"],
+        ["nonsense"],
+        ["run", "engine", "--nonsense"],
+        ["run", "engine", "--max-new-tokens", "0"],
+        ["run", "engine", "--max-new-tokens", "many"],
+        ["run", "engine", "--draft-top-k", "-1"],
+        ["run", "engine", "--temperature", "-1"],
+        ["build", "--model", "x"],
+        ["build", "--model", "x", "--output", "y", "--backend", "abacus"],
+        ["build", "--model", "x", "--output", "y", "--max-seq-len", "0"],
+        ["verify", "engine"],
+        ["train", "draft", "--model", "x"],
+        ["train", "nonsense"],
+    ],
+)
+def test_usage_errors_are_one_sentence(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert command_line.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("specbuild: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_interruption_leaves_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specbuild.runtime.engine_file.read_manifest", interrupt)
+    assert command_line.main(["check", "engine"]) == 130
+    assert capsys.readouterr().err == "specbuild: interrupted\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_output_is_a_sentence() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m specbuild.cli.main doctor > /dev/full",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 2
+    assert "No space left" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m specbuild.cli.main doctor | true; exit ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode in (0, 141)
+    assert "Traceback" not in done.stderr
+
+
+def test_help_needs_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["run", "--help"]) == 0
+    assert "--draft-top-k" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["--version"]) == 0
+    assert capsys.readouterr().out.strip()[0].isdigit()

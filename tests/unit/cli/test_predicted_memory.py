@@ -1,0 +1,40 @@
+"""Predicted memory against arithmetic by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specbuild.cli.predicted_memory import predict_memory
+from specbuild.runtime.manifest import Manifest
+
+MakeManifest = Callable[..., Manifest]
+# one page of one layer: 2 heads, K and V of 8 floats, 4 slots
+PAGE_BYTES = 2 * (8 + 8) * 4 * 4
+
+
+def test_at_the_engines_own_limits(make_manifest: MakeManifest) -> None:
+    memory = predict_memory(make_manifest())
+    assert memory.weights_bytes == 5000
+    assert memory.kv_bytes == {"full": 45 * PAGE_BYTES, "sliding": 23 * PAGE_BYTES}
+    # logits of 2 × 21 rows, captured of 32 rows and 3 taps
+    assert memory.outputs_bytes == 4 * (42 * 100 + 32 * 3 * 16)
+    parts = memory.weights_bytes + sum(memory.kv_bytes.values()) + memory.outputs_bytes
+    assert memory.total_bytes == parts
+
+
+def test_a_larger_batch_takes_more_pages(make_manifest: MakeManifest) -> None:
+    memory = predict_memory(make_manifest(), max_batch_size=6)
+    # ceil(85 / 4) pages a sequence, and page 0
+    assert memory.kv_bytes["full"] == (1 + 6 * 22) * PAGE_BYTES
+    assert memory.max_batch_size == 6
+
+
+def test_a_window_does_not_grow_with_the_sequence(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest()
+    long, longer = (predict_memory(manifest, max_seq_len=n).kv_bytes for n in (640, 6400))
+    assert longer["sliding"] == long["sliding"]
+    assert longer["full"] > 9 * long["full"]
+
+
+def test_without_a_draft_nothing_is_captured(make_manifest: MakeManifest) -> None:
+    assert predict_memory(make_manifest(draft=False)).outputs_bytes == 4 * 42 * 100

@@ -1,0 +1,106 @@
+"""The prompts file is read whole and checked before anything runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbuild.cli.prompt_file import read_prompt_file, read_prompts
+from specbuild.runtime.errors import SpecbuildError
+
+GOOD = b'{"id": "a", "prompt_ids": [1, 2]}\n'
+
+
+def write(folder: Path, data: bytes) -> Path:
+    file = folder / "prompts.jsonl"
+    file.write_bytes(data)
+    return file
+
+
+def test_reads_ids_and_text(tmp_path: Path) -> None:
+    text = '{"id": "b", "prompt": "naïve"}'.encode()
+    first, second = read_prompt_file(write(tmp_path, GOOD + text))
+    assert first.record.prompt_ids == (1, 2)
+    assert second.record.prompt == "naïve"
+    assert second.place.endswith("prompts.jsonl line 2")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"{", "is not JSON"),
+        (b"", "is not JSON"),
+        (b"[1]", "expected an object"),
+        (b'{"id": "a"}', "neither prompt nor prompt_ids"),
+        (b'{"id": "a", "prompt": "x", "prompt_ids": [1]}', "both"),
+        (b'{"prompt": "x"}', "'id' is missing"),
+        (b'{"id": 1, "prompt": "x"}', "expected str"),
+        (b'{"id": "a", "prompt_ids": [1.5]}', "expected int"),
+        (b'{"id": "a", "prompt_ids": [true]}', "expected int"),
+        (b'{"id": "a", "prompt_ids": [NaN]}', "NaN"),
+        (b'{"id": "a", "prompt_ids": "12"}', "expected a list"),
+        (b'{"id": "a", "prompt_ids": []}', "empty"),
+        (b'{"id": "a", "prompt": ""}', "empty"),
+        (b'{"id": "a", "prompt": "x", "seed": 3}', "unknown keys seed"),
+        (b'{"id": "a", "prompt": "x", "prompt": "y"}', "twice"),
+        (b'{"id": "a", "prompt": "\xff"}', "UTF-8"),
+        (b"[" * 100_000, "line 3"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: bytes, said: str) -> None:
+    file = write(tmp_path, GOOD + GOOD + line + b"\n" + GOOD)
+    with pytest.raises(SpecbuildError) as caught:
+        read_prompt_file(file)
+    assert f"{file} line 3" in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecbuildError, match="holds no prompts"):
+        read_prompt_file(write(tmp_path, b""))
+
+
+def test_the_last_line_may_lack_its_end(tmp_path: Path) -> None:
+    assert len(read_prompt_file(write(tmp_path, GOOD + GOOD.rstrip()))) == 2
+
+
+@given(st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=1), min_size=1, max_size=5))
+def test_ids_survive(tmp_path_factory: pytest.TempPathFactory, prompts: list[list[int]]) -> None:
+    lines = [json.dumps({"id": str(i), "prompt_ids": ids}) for i, ids in enumerate(prompts)]
+    file = write(tmp_path_factory.mktemp("prompts"), "\n".join(lines).encode())
+    assert [list(p.record.prompt_ids or ()) for p in read_prompt_file(file)] == prompts
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_give_prompts_or_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    file = write(tmp_path_factory.mktemp("prompts"), data)
+    try:
+        assert read_prompt_file(file)
+    except SpecbuildError as error:
+        assert str(file) in str(error)
+
+
+def test_prompt_and_prompts_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(SpecbuildError, match="give one of them"):
+        read_prompts("x", write(tmp_path, GOOD))
+
+
+def test_standard_input_is_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_text = io.TextIOWrapper(io.BytesIO('{"id": "ä"}\nzwei\n'.encode()))
+    monkeypatch.setattr(sys, "stdin", given_text)
+    (prompt,) = read_prompts(None, None)
+    assert prompt.record.prompt == '{"id": "ä"}\nzwei'
+
+
+def test_empty_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
+    with pytest.raises(SpecbuildError, match="standard input: the prompt is empty"):
+        read_prompts(None, None)

@@ -1,0 +1,174 @@
+"""Tables and the progress bar say what the records say."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from specbuild.builder.verify.report import LosslessRow, VerifyReport, VerifyRow
+from specbuild.cli.bench import bench_table
+from specbuild.cli.bench_measure import BenchReport, Pair, Speed, summarise
+from specbuild.cli.bench_plot import plot
+from specbuild.cli.console import plain_console, size_text
+from specbuild.cli.engine_table import build_summary, engine_tables, ops_text
+from specbuild.cli.environment import cache_directory
+from specbuild.cli.predicted_memory import predict_memory
+from specbuild.cli.progress_bar import ProgressBar
+from specbuild.cli.run_table import histogram_text, milliseconds, run_table
+from specbuild.cli.train import parse_taps
+from specbuild.cli.verify import verify_tables
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import Manifest
+from specbuild.runtime.records import RunRecord, RunStats
+
+STATS = RunStats(
+    prompt_tokens=11,
+    output_tokens=29,
+    steps=13,
+    mean_acceptance_length=2.1538,
+    acceptance_histogram=(3, 5, 0, 5),
+    acceptance_per_position=(0.77, 0.38, 0.38),
+    ttft_s=0.0123,
+    tpot_s=0.004,
+    output_tokens_per_s=241.7,
+)
+
+
+def drawn(renderable: object) -> str:
+    file = io.StringIO()
+    console = plain_console(file)
+    console.width = 200
+    console.print(renderable)
+    return file.getvalue()
+
+
+def test_run_table_holds_every_statistic() -> None:
+    text = drawn(run_table([RunRecord("a [b]", (1,), (2,), "x", "stop", STATS)]))
+    for part in ("11", "29", "13", "2.15", "0:3 1:5 3:5", "12.3 ms", "4.0 ms", "241.7"):
+        assert part in text
+    assert "stop" in text
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_verify_says_what_failed(passed: bool) -> None:
+    rows = (
+        VerifyRow("layer.0", 8, 0.9999999, 1e-6, None, None, "cosine ≥ 0.9", True),
+        VerifyRow("logits", 8, 0.5, 2e-1, 0.25, 0.5, "argmax equal", passed),
+    )
+    lossless = (LosslessRow("greedy", 6, 288, 3, 1, True),)
+    text = drawn(verify_tables(VerifyReport(rows, lossless, passed)))
+    for part in ("0.9999999", "2.0e-01", "25.0%", "1: cosine ≥ 0.9", "2: argmax equal", "288"):
+        assert part in text
+    assert ("failed" in text) != passed
+
+
+def test_bench_table_has_a_column_a_prompt_set() -> None:
+    plain, drafted = Speed(100.0, 0.01, 0.01), Speed(150.0, 0.02, 0.007)
+    fast = Pair("a", 4, 8, plain, drafted, 1.5, 2.5, (1, 2), True)
+    slow = Pair("b", 4, 8, plain, Speed(50.0, 0.02, 0.02), 0.5, 1.0, (3,), False)
+    report = summarise("[code]", [fast, slow, fast])
+    assert (report.ratio, report.same_output) == (1.5, 2)
+    assert report.acceptance_histogram == (5, 4)
+    text = drawn(bench_table(BenchReport(8, 3, "chain of 2", 1.5, (report,))))
+    for part in ("[code]", "100.0", "150.0", "1.50", "2.50", "0:5 1:4", "2 of 3", "20.0 ms"):
+        assert part in text
+
+
+def test_bench_without_a_draft() -> None:
+    pair = Pair("a", 4, 8, Speed(100.0, 0.01, None), None, None, None, (), None)
+    report = summarise("x", [pair])
+    assert (report.ratio, report.with_draft_tokens_per_s) == (None, None)
+    assert "–" in drawn(bench_table(BenchReport(8, 1, "none", None, (report,))))
+
+
+def test_the_same_report_draws_the_same_picture(tmp_path: Path) -> None:
+    pair = Pair("a", 4, 8, Speed(9.0, 1, 1), Speed(12.0, 1, 1), 1.3, 2.5, (1, 2), True)
+    report = BenchReport(8, 1, "chain", 1.3, (summarise("code", [pair]),))
+    for name in ("a.svg", "b.svg"):
+        plot(report, tmp_path / name)
+    drawing = (tmp_path / "a.svg").read_bytes()
+    assert drawing == (tmp_path / "b.svg").read_bytes()
+    assert drawing.startswith(b"<?xml")
+
+
+def test_many_requests_have_a_row_each() -> None:
+    text = drawn(run_table([RunRecord(f"[{i}]", (1,), (2,), None, "eos", STATS) for i in range(9)]))
+    assert all(f"[{i}]" in text for i in range(9))
+    assert text.count("241.7") == 9
+
+
+def test_one_token_has_no_time_per_token() -> None:
+    assert milliseconds(None) == "–"
+    assert histogram_text([]) == ""
+
+
+def test_inspect_shows_geometry_limits_sizes_ops_and_memory(
+    make_manifest: Callable[..., Manifest],
+) -> None:
+    manifest = make_manifest()
+    text = drawn(engine_tables(manifest, predict_memory(manifest)))
+    for part in ("gpt_oss", "64 tokens", "2 sequences", "top-k 4, depth 5, 20 tokens"):
+        assert part in text
+    for part in ("weights.safetensors", "4.9 KiB", "MatMul 3, Add 1", "field x is not known"):
+        assert part in text
+    for part in ("yarn, factor 32", "0, 1, 1", "KV cache, sliding", "top-k 1, depth 3, 3 tokens"):
+        assert part in text
+
+
+def test_frequent_ops_come_first_and_the_rest_is_counted() -> None:
+    ops = {f"Op{count}": count for count in range(1, 12)}
+    text = ops_text(ops)
+    assert text.startswith("Op11 11, Op10 10, ")
+    assert text.endswith("Op4 4, 3 other kinds")
+
+
+def test_inspect_without_a_draft(make_manifest: Callable[..., Manifest]) -> None:
+    manifest = make_manifest(draft=False)
+    text = drawn(engine_tables(manifest, predict_memory(manifest)))
+    assert "Eagle3" not in text
+    assert "Eagle3" in drawn(engine_tables(make_manifest(), predict_memory(manifest)))
+
+
+def test_build_summary_names_the_place(make_manifest: Callable[..., Manifest]) -> None:
+    text = drawn(build_summary(Path("out") / "[engine]", make_manifest()))
+    assert str(Path("out") / "[engine]") in text
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB"), (2 << 40, "2.0 TiB")],
+)
+def test_sizes_read_well(size_bytes: int, text: str) -> None:
+    assert size_text(size_bytes) == text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_names_stages_and_notes(terminal: bool) -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=120, markup=False, highlight=False)
+    with ProgressBar(console) as progress:
+        progress.start("reading [b]", 2, "layer")
+        progress.advance(1)
+        progress.note("the engine will take 5 MiB")
+        progress.start("writing", 4096, "byte")
+        progress.advance(4096)
+    text = file.getvalue()
+    for part in ("reading [b]", "writing", "the engine will take 5 MiB", "2 layers", "4.0 KiB"):
+        assert part in text
+    assert ("\x1b" in text) == terminal
+
+
+def test_cache_directory_comes_from_the_environment() -> None:
+    assert cache_directory({"SPECBUILD_CACHE_DIR": "a", "XDG_CACHE_HOME": "b"}) == Path("a")
+    assert cache_directory({"XDG_CACHE_HOME": "b"}) == Path("b") / "specbuild"
+    assert cache_directory({}) == Path.home() / ".cache" / "specbuild"
+
+
+def test_taps_are_a_list_of_layers() -> None:
+    assert parse_taps("1,11,21") == (1, 11, 21)
+    with pytest.raises(SpecbuildError, match="--taps 1;2"):
+        parse_taps("1;2")
