@@ -34,8 +34,10 @@ demo: setup
 	$(SPECBUILD) bench $(DEMO)/engine --prompts $(EXAMPLE)/prompts.jsonl \
 	  --max-new-tokens 256 --rounds 1 --plot $(DEMO)/speed.svg
 
+# What measures time runs last, alone.
 test: setup
-	$(BIN)/pytest -m 'not slow and not gpu'
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'not slow and not gpu and not speed'
+	$(BIN)/pytest -m speed
 
 # mypy resolves the specbuild.* names through a link, as the top-level folders map to sub-packages
 lint: setup

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -14,6 +14,7 @@ from specbuild.builder.backends.cpu.lowering import CPU_PASSES
 from specbuild.builder.checkpoint.draft import DraftCheckpoint, read_draft
 from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
 from specbuild.builder.config import BuildOptions
+from specbuild.builder.durable import write_bytes
 from specbuild.builder.engine_writer import (
     json_bytes,
     require_space,
@@ -21,10 +22,9 @@ from specbuild.builder.engine_writer import (
     staged_directory,
     stored_files,
     weight_bytes,
-    write_bytes,
     write_weights,
 )
-from specbuild.builder.limits import EnginePlan, plan_engine
+from specbuild.builder.limits import EnginePlan, context_warnings, plan_engine, windowed_draft
 from specbuild.builder.passes.metadata import clear_metadata
 from specbuild.builder.passes.pipeline import PassResult, run_passes
 from specbuild.builder.passes.portable import portable_proto, save_portable
@@ -79,7 +79,12 @@ def build(options: BuildOptions, progress: Progress) -> BuildReport:
         if options.draft is None
         else read_draft(options.draft, target.geometry, strict=options.strict)
     )
+    if draft is not None:
+        draft = replace(draft, geometry=windowed_draft(draft.geometry, options))
     plan = plan_engine(options, target.geometry, draft.geometry if draft else None)
+    if draft is not None:
+        beyond = context_warnings(draft.geometry, plan.limits)
+        draft = replace(draft, warnings=(*draft.warnings, *beyond))
     warnings = (*target.warnings, *(draft.warnings if draft else ()))
     for warning in warnings:
         progress.note(f"warning: {warning}")
@@ -192,6 +197,7 @@ def _manifest(options: BuildOptions, parts: _Parts, folder: Path) -> Manifest:
             "draft_top_k": options.draft_top_k,
             "draft_depth": options.draft_depth,
             "draft_tokens": options.draft_tokens,
+            "draft_window": options.draft_window,
             "keep_onnx": options.keep_onnx,
             "strict": options.strict,
         },

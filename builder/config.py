@@ -21,6 +21,7 @@ class BuildOptions:
     draft_top_k: int | None = None
     draft_depth: int | None = None
     draft_tokens: int | None = None
+    draft_window: int | None = None
     keep_onnx: bool = False
     dump_passes: Path | None = None
     strict: bool = False

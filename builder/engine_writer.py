@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from specbuild.builder.durable import fsync, write_bytes
 from specbuild.builder.passes.weights import Recipe
 from specbuild.builder.progress import Progress
 from specbuild.runtime.engine_file import file_entry, manifest_digest, read_manifest, verify_files
@@ -46,15 +46,6 @@ def staged_directory(output: Path, *, force: bool) -> Iterator[Path]:
         _swap(staging, output)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Writes and fsyncs one file, making its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def json_bytes(data: Any) -> bytes:
@@ -100,8 +91,7 @@ def write_weights(path: Path, weights: Mapping[str, Recipe], progress: Progress)
         for recipe in weights.values():
             file.write(recipe.checked().contiguous().numpy().tobytes())
             progress.advance(_size(recipe))
-        file.flush()
-        os.fsync(file.fileno())
+    fsync(path)
 
 
 def stored_files(folder: Path) -> dict[str, StoredFile]:
@@ -130,7 +120,7 @@ def _size(recipe: Recipe) -> int:
 
 def _swap(staging: Path, output: Path) -> None:
     """Renames ``staging`` to ``output``; an old one moves aside first and is removed last."""
-    _fsync_folder(staging)
+    fsync(staging)
     if output.exists():
         retired = Path(tempfile.mkdtemp(prefix=f".{output.name}.old-", dir=output.parent))
         output.rename(retired / "engine")
@@ -138,12 +128,4 @@ def _swap(staging: Path, output: Path) -> None:
         shutil.rmtree(retired)
     else:
         staging.rename(output)
-    _fsync_folder(output.parent)
-
-
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    fsync(output.parent)

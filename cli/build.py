@@ -35,6 +35,15 @@ def build(
     draft_top_k: options.DraftTopK = None,
     draft_depth: options.DraftDepth = None,
     draft_tokens: options.DraftTokens = None,
+    draft_window: Annotated[
+        int | None,
+        typer.Option(
+            "--draft-window",
+            metavar="N",
+            min=1,
+            help="Let the draft attend to its last N tokens only; the output stays the same.",
+        ),
+    ] = None,
     keep_onnx: Annotated[
         bool, typer.Option("--keep-onnx", help="Keep the portable ONNX graphs, for Netron.")
     ] = False,
@@ -76,6 +85,7 @@ def build(
         draft_top_k=draft_top_k,
         draft_depth=draft_depth,
         draft_tokens=draft_tokens,
+        draft_window=draft_window,
         keep_onnx=keep_onnx,
         dump_passes=dump_passes,
         strict=strict,

@@ -5,6 +5,9 @@ op's inputs in declared order (None for an absent one), ``attributes`` are compl
 the rank and any static size of an input, nothing else. Its result stands in a graph of opset 23
 in which everything of type T is fp32; equal sub-expressions of several nodes (the mask that all
 layers share) are merged afterwards, so a body just writes them down.
+
+A weighted body also takes ``derive(name, parents, make) -> ir.Value``: a weight that
+``make(*parents)`` computes in plain torch when the engine is built.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from onnx_ir.tape import Tape
 
 STANDARD_OPSET = 23
 CONTRIB_DOMAIN = "com.microsoft"
+
+
+DeriveWeight = Callable[[str, Sequence[ir.Value | None], Callable[..., Any]], ir.Value]
 
 
 class Record(Protocol):

@@ -72,6 +72,8 @@ class OpSpec:
     reference copies.
 
     ``body`` builds the same computation of standard ONNX ops (see ``body.py``).
+    ``weighted_body``, where there is one, is faster on a CPU but wants its weights in another
+    form, which it derives when an engine is built.
     """
 
     name: str
@@ -81,6 +83,7 @@ class OpSpec:
     attributes: tuple[AttributeSpec, ...]
     reference: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
     body: Callable[..., Any] | None = None
+    weighted_body: Callable[..., Any] | None = None
     aliases: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # tests import `checkpoints` under any import mode
-
 from checkpoints import write_draft, write_target
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from specbuild.builder.durable import fsync
 from specbuild.builder.training.corpus import Rows
 from specbuild.runtime.errors import SpecbuildError
 
@@ -96,10 +96,10 @@ class RunFolder:
             finished.mkdir()
             write(finished)
             for file in finished.iterdir():
-                _fsync(file)
-            _fsync(finished)
+                fsync(file)
+            fsync(finished)
             finished.rename(output)
-            _fsync(output.parent)
+            fsync(output.parent)
         except OSError as error:
             raise SpecbuildError(f"{output}: cannot be written: {error.strerror}") from error
         shutil.rmtree(self.path)
@@ -114,15 +114,7 @@ def replace_file(file: Path, write: Callable[[Path], None]) -> None:
     temporary = file.with_name(f"{file.name}.part")
     try:
         write(temporary)
-        _fsync(temporary)
+        fsync(temporary)
         temporary.replace(file)
     except (OSError, RuntimeError) as error:
         raise SpecbuildError(f"{file}: cannot be written: {error}") from error
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -146,4 +146,6 @@ def _load_draft(
             f"{manifest.draft.vocab} tokens, but {path} fuses {given[0]} into {given[1]} and knows "
             f"{len(draft.head)}; give the draft it was built from"
         )
+    # A window chosen when building narrows the engine's draft, not the checkpoint's.
+    draft.window = manifest.draft.sliding_window or None
     return draft

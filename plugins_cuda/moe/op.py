@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.moe.body import body
+from specbuild.plugins_cuda.moe.weighted_body import weighted_body
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 
 if TYPE_CHECKING:
@@ -121,4 +122,5 @@ OP = OpSpec(
     ),
     reference=reference,
     body=body,
+    weighted_body=weighted_body,
 )

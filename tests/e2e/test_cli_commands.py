@@ -98,6 +98,7 @@ def test_check_names_each_reason(
     assert "- no library\n- no memory\n" in result.out
 
 
+@pytest.mark.speed
 def test_check_is_fast(tiny_engine: Path) -> None:
     line = [sys.executable, "-m", "specbuild.cli.main", "check", str(tiny_engine)]
     times_s = []

@@ -242,6 +242,7 @@ def test_draft_options_need_a_draft(command: Command, ids_engine: Path, tmp_path
     assert command("run", ids_engine, "--prompts", file, "--draft-top-k", 1).refused("no draft")
 
 
+@pytest.mark.speed
 def test_first_token_comes_within_a_second(tiny_engine: Path, tmp_path: Path) -> None:
     """From the start of the process to the first byte, cost table measured before."""
     line = [sys.executable, "-m", "specbuild.cli.main", "run", str(tiny_engine)]

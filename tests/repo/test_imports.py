@@ -81,6 +81,7 @@ def test_every_runtime_module_imports_lightly() -> None:
     assert not loaded & {*HEAVY, *LIGHT_ON_IMPORT}
 
 
+@pytest.mark.speed
 def test_importing_the_runtime_is_fast() -> None:
     best_s = min(_import_time_s("specbuild.runtime") for _ in range(3))
     assert best_s < 0.3

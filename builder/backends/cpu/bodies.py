@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import onnx_ir as ir
 
-from specbuild.builder.backends.cpu.experts import lower_experts
 from specbuild.builder.passes.rewriting import replace
+from specbuild.builder.passes.weights import derive
 from specbuild.plugins_cuda.body import BodyBuilder
 from specbuild.plugins_cuda.opspec import DOMAIN
 from specbuild.plugins_cuda.registry import op_named
 
 
 def lower_ops(model: ir.Model) -> int:
-    """Inlines the bodies; the experts take the form that is fastest on a CPU."""
+    """Inlines the bodies, by preference those that derive their weights."""
     changed = 0
     for node in list(model.graph):
         if node.domain != DOMAIN:
             continue
-        if node.op_type == "Moe":
-            lower_experts(model.graph, node)
-        else:
-            _inline(model.graph, node)
+        _inline(model.graph, node)
         changed += 1
     model.graph.opset_imports.pop(DOMAIN, None)
     model.graph.opset_imports["com.microsoft"] = 1
@@ -29,11 +28,15 @@ def lower_ops(model: ir.Model) -> int:
 
 def _inline(graph: ir.Graph, node: ir.Node) -> None:
     op = op_named(node.op_type)
-    assert op.body is not None
-    given = {name: attribute.value for name, attribute in node.attributes.items()}
+    given = op.complete({name: attribute.value for name, attribute in node.attributes.items()})
     inputs = [*node.inputs, *[None] * (len(op.inputs) - len(node.inputs))]
     b = BodyBuilder()
-    replace(node, b, op.body(b, inputs, op.complete(given)), graph)
+    if op.weighted_body is not None:
+        outputs = op.weighted_body(b, inputs, given, partial(derive, graph))
+    else:
+        assert op.body is not None
+        outputs = op.body(b, inputs, given)
+    replace(node, b, outputs, graph)
 
 
 def reorder_pools(model: ir.Model) -> int:

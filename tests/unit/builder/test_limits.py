@@ -11,7 +11,12 @@ from checkpoints import write_draft, write_target
 from specbuild.builder.checkpoint.draft import read_draft
 from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.config import BuildOptions
-from specbuild.builder.limits import candidate_pool, plan_engine
+from specbuild.builder.limits import (
+    candidate_pool,
+    context_warnings,
+    plan_engine,
+    windowed_draft,
+)
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.manifest import DraftGeometry, DraftShape, TargetGeometry
 
@@ -88,3 +93,35 @@ def test_candidate_pool_counts_levels() -> None:
         for depth in range(1, 5):
             levels = [k] + [k * k] * (depth - 1)
             assert candidate_pool(DraftShape(k, depth, 1)) == sum(levels)
+
+
+def test_draft_past_its_trained_context_is_warned_of(geometries: Geometries) -> None:
+    """traps.md: 2.3 tokens a step at 2k became 1.09 at 16k; with a window it stays."""
+    draft = replace(geometries[1], max_positions=256)
+    limits = plan_engine(OPTIONS, geometries[0], draft).limits
+    [warning] = context_warnings(draft, limits)
+    assert "trained on 256 positions, the engine allows 512" in warning
+    assert "--draft-window 256" in warning
+    windowed = windowed_draft(draft, replace(OPTIONS, draft_window=256))
+    assert windowed.sliding_window == 256
+    assert context_warnings(windowed, limits) == ()
+    assert context_warnings(replace(draft, max_positions=512), limits) == ()
+
+
+def test_draft_window_bounds_the_drafts_pages(geometries: Geometries) -> None:
+    target = replace(geometries[0], max_positions=131072)
+    options = replace(OPTIONS, max_seq_len=131072, max_batch_size=1, draft_window=64)
+    pages = plan_engine(options, target, windowed_draft(geometries[1], options)).groups[-1].pages
+    everything = plan_engine(options, target, geometries[1]).groups[-1].pages
+    assert pages * 50 < everything
+
+
+def test_draft_window_may_not_widen(geometries: Geometries) -> None:
+    draft = replace(geometries[1], sliding_window=32)
+    with pytest.raises(SpecbuildError, match="wider than the draft's own window of 32"):
+        windowed_draft(draft, replace(OPTIONS, draft_window=64))
+
+
+def test_default_limits_fit_a_short_context(geometries: Geometries) -> None:
+    plan = plan_engine(replace(OPTIONS, max_seq_len=24), *geometries)
+    assert plan.limits.draft_tokens == 23

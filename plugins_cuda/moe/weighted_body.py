@@ -1,0 +1,46 @@
+"""Moe on a CPU: all experts as two Gemms, or only the chosen ones by ONNX Runtime's own op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from specbuild.plugins_cuda.body import BodyBuilder, DeriveWeight, static_size
+from specbuild.plugins_cuda.moe.contrib import contrib_body, contrib_weights, cpu_form
+from specbuild.plugins_cuda.moe.dense import dense_body, dense_weights
+
+if TYPE_CHECKING:
+    import torch
+
+
+def weighted_body(
+    b: BodyBuilder,
+    inputs: Sequence[ir.Value | None],
+    attributes: Mapping[str, Any],
+    derive: DeriveWeight,
+) -> Sequence[ir.Value]:
+    """The faster of the two forms, over weights that are derived from the declared ones."""
+    x, logits, *weights = inputs
+    gate_up = weights[0]
+    assert x is not None and logits is not None and gate_up is not None
+    assert gate_up.name is not None
+    experts = static_size(gate_up, 0)
+    # MXFP4 blocks are [E, 2I, H/32, 16], plain weights [E, H, 2I].
+    inner = static_size(gate_up, 2 if weights[1] is None else 1) // 2
+    prefix = gate_up.name.rsplit(".", 1)[0]
+    make: Callable[..., dict[str, torch.Tensor]] = contrib_weights
+    form: Callable[..., ir.Value] = contrib_body
+    names = {key: f"{prefix}.{key}" for key in ("w1", "b1", "w2", "b2")}
+    if cpu_form(experts, inner, attributes["gating"]) == "dense":
+        make, form = partial(dense_weights, alpha=attributes["alpha"]), dense_body
+        names = {key: f"{prefix}.dense.{key}" for key in names}
+        names["spread"] = f"expert_spread.{experts}x{inner}"
+
+    def part(key: str, *tensors: torch.Tensor | None) -> torch.Tensor:
+        return make(*tensors)[key]
+
+    derived = {key: derive(name, weights, partial(part, key)) for key, name in names.items()}
+    return [form(b, x, logits, derived, attributes, experts=experts)]

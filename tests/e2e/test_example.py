@@ -1,0 +1,122 @@
+"""The example model, as shipped: it builds, it is lossless, its draft pays, and it beats HF."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+import torch
+
+from specbuild.builder.build import build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.sampling import SamplingParams
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-gpt-oss"
+CHAIN = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
+TREE = DraftShape(draft_top_k=3, draft_depth=4, draft_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    output = tmp_path_factory.mktemp("example") / "engine"
+    model, draft = EXAMPLE / "target", EXAMPLE / "draft"
+    build(BuildOptions(model=model, draft=draft, output=output), SilentProgress())
+    return Engine.load(output, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Prompt]:
+    lines = (EXAMPLE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    return [Prompt(record["id"], None, record["prompt"]) for record in records]
+
+
+def records(
+    engine: Engine, prompts: list[Prompt], params: GenerateParams, speculation: object
+) -> list[RunRecord]:
+    events = engine.generate(prompts, params, speculation=speculation)  # type: ignore[arg-type]
+    found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
+    return [found[i] for i in range(len(prompts))]
+
+
+def test_checkpoints_fit_the_repository() -> None:
+    sizes = [file.stat().st_size for file in EXAMPLE.rglob("*") if file.is_file()]
+    assert sum(sizes) <= 16 << 20
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("shape", [CHAIN, TREE, "default"])
+def test_speculation_changes_no_token(
+    engine: Engine, prompts: list[Prompt], shape: object, temperature: float
+) -> None:
+    params = GenerateParams(
+        max_new_tokens=48, sampling=SamplingParams(temperature=temperature, seed=11)
+    )
+    few = prompts[:6]
+    plain = records(engine, few, params, None)
+    drafted = records(engine, few, params, shape)
+    for a, b in zip(plain, drafted, strict=True):
+        assert a.output_ids == b.output_ids
+        assert a.finish_reason == b.finish_reason
+
+
+def test_chain_of_three_is_accepted(engine: Engine, prompts: list[Prompt]) -> None:
+    """At least 2.5 tokens a step on held-out prompts, greedily."""
+    done = records(engine, prompts, GenerateParams(max_new_tokens=96), CHAIN)
+    tokens = sum(r.stats.output_tokens - 1 for r in done)
+    assert tokens / sum(r.stats.steps for r in done) >= 2.5
+
+
+def seconds(engine: Engine, prompt: Prompt, speculation: object) -> float:
+    started_s = perf_counter()
+    params = GenerateParams(max_new_tokens=128, ignore_eos=True)
+    records(engine, [prompt], params, speculation)
+    return perf_counter() - started_s
+
+
+@pytest.mark.speed
+def test_the_draft_pays(engine: Engine, prompts: list[Prompt]) -> None:
+    """Paired medians. The gate leaves room for a noisy machine; docs/cpu.md has the figure."""
+    seconds(engine, prompts[0], "default")
+    pairs = [
+        seconds(engine, prompt, None) / seconds(engine, prompt, "default")
+        for prompt in prompts[:10]
+    ]
+    assert statistics.median(pairs) >= 1.2
+
+
+@pytest.mark.speed
+def test_plain_decoding_beats_transformers_fourfold(engine: Engine, prompts: list[Prompt]) -> None:
+    """Greedy, cached, fp32, one thread each, in turn."""
+    from transformers import GptOssForCausalLM
+
+    reference = GptOssForCausalLM.from_pretrained(EXAMPLE / "target", dtype=torch.float32).float()
+    assert engine.text is not None
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    ratios = []
+    try:
+        for prompt in prompts[:3]:
+            assert prompt.text is not None
+            ids = engine.text.encode(prompt.text, raw=True)
+            started_s = perf_counter()
+            written = reference.generate(
+                torch.tensor([ids]), min_new_tokens=32, max_new_tokens=32, do_sample=False
+            )
+            theirs_s = perf_counter() - started_s
+            assert written.shape[1] == len(ids) + 32
+            params = GenerateParams(max_new_tokens=32, ignore_eos=True)
+            started_s = perf_counter()
+            records(engine, [Prompt("a", tuple(ids), None)], params, None)
+            ratios.append(theirs_s / (perf_counter() - started_s))
+    finally:
+        torch.set_num_threads(threads)
+    assert statistics.median(ratios) >= 4
