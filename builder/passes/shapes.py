@@ -21,7 +21,8 @@ def constant_reshapes(model: ir.Model) -> int:
         if concat is None:
             continue
         parts = [constant_array(part) for part in concat.inputs]
-        if sum(part is None for part in parts) > 1:
+        computed = [part for part, size in zip(concat.inputs, parts, strict=True) if size is None]
+        if len(computed) > 1 or any(map(_holds_several, computed)):
             continue
         sizes = [size for part in parts for size in ([-1] if part is None else part.tolist())]
         if sizes.count(-1) > 1 or 0 in sizes:
@@ -59,6 +60,11 @@ def cancelled_transposes(model: ir.Model) -> int:
             node.outputs[0].replace_all_uses_with(_input(inner, 0))
             changed += 1
     return changed
+
+
+def _holds_several(part: ir.Value | None) -> bool:
+    """Whether a part of a computed shape is known to be more than a single size."""
+    return part is not None and part.shape is not None and part.shape.dims != (1,)
 
 
 def _input(node: ir.Node, index: int) -> ir.Value:

@@ -32,8 +32,7 @@ def dense_weights(
     """The op's weights as fp32 matrices for :func:`dense_body`.
 
     ``w1`` [H, 2·E·I] and ``b1`` [2·E·I]: all gates, times alpha, then all ups, plus 1 in the
-    bias. ``w2`` [E·I, H], divided by alpha. ``b2`` [E, H]. ``spread`` [E, E·I] repeats a row's
-    expert weight over that expert's inner columns.
+    bias. ``w2`` [E·I, H], divided by alpha. ``b2`` [E, H]. ``spread`` is :func:`dense_spread`.
     """
     import torch
 
@@ -50,8 +49,15 @@ def dense_weights(
         "b1": torch.cat([b1[:, 0::2].flatten() * alpha, b1[:, 1::2].flatten() + 1]),
         "w2": w2.reshape(experts * inner, hidden) / alpha,
         "b2": torch.zeros(experts, hidden) if down_bias is None else down_bias.float().clone(),
-        "spread": torch.eye(experts).repeat_interleave(inner, dim=1),
+        "spread": dense_spread(experts, inner),
     }
+
+
+def dense_spread(experts: int, inner: int) -> torch.Tensor:
+    """[E, E·I]: repeats a row's expert weight over that expert's inner columns."""
+    import torch
+
+    return torch.eye(experts).repeat_interleave(inner, dim=1)
 
 
 def dense_body(

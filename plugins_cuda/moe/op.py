@@ -26,7 +26,7 @@ def expert_weight(weight: torch.Tensor, scales: torch.Tensor | None) -> torch.Te
         return weight.float()
     table = torch.tensor(_E2M1 + tuple(-v for v in _E2M1), device=weight.device)
     nibbles = torch.stack([weight & 15, weight >> 4], dim=-1).flatten(-2)
-    values = table[nibbles.long()] * torch.exp2(scales.float() - 127.0).unsqueeze(-1)
+    values = table[nibbles.int()] * torch.exp2(scales.float() - 127.0).unsqueeze(-1)
     return values.flatten(-2).transpose(1, 2)
 
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from specbuild.plugins_cuda.body import BodyBuilder, DeriveWeight, static_size
 from specbuild.plugins_cuda.moe.contrib import contrib_body, contrib_weights, cpu_form
-from specbuild.plugins_cuda.moe.dense import dense_body, dense_weights
+from specbuild.plugins_cuda.moe.dense import dense_body, dense_spread, dense_weights
 
 if TYPE_CHECKING:
     import torch
@@ -37,10 +37,13 @@ def weighted_body(
     if cpu_form(experts, inner, attributes["gating"]) == "dense":
         make, form = partial(dense_weights, alpha=attributes["alpha"]), dense_body
         names = {key: f"{prefix}.dense.{key}" for key in names}
-        names["spread"] = f"expert_spread.{experts}x{inner}"
 
     def part(key: str, *tensors: torch.Tensor | None) -> torch.Tensor:
         return make(*tensors)[key]
 
     derived = {key: derive(name, weights, partial(part, key)) for key, name in names.items()}
+    if form is dense_body:
+        # The same for every layer, and of no tensor of the checkpoint.
+        name = f"expert_spread.{experts}x{inner}"
+        derived["spread"] = derive(name, (), partial(dense_spread, experts, inner))
     return [form(b, x, logits, derived, attributes, experts=experts)]

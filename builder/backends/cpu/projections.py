@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import torch
 
-from specbuild.builder.passes.rewriting import producer
+from specbuild.builder.passes.rewriting import attribute, producer
 from specbuild.builder.passes.weights import derive
 from specbuild.plugins_cuda.body import BodyBuilder, static_size
 
@@ -55,10 +55,22 @@ def _match(attention: ir.Node) -> _Layer | None:
     v_gemm = producer(_through(v_write.inputs[1]), "Gemm")
     if q is None or k is None or v_gemm is None:
         return None
-    inputs = {q.gemm.inputs[0], k.gemm.inputs[0], v_gemm.inputs[0]}
-    if len(inputs) != 1:
+    if not _joinable((q.gemm, k.gemm, v_gemm)):
         return None
     return _Layer(attention, k_write, v_write, q, k, v_gemm)
+
+
+def _joinable(gemms: tuple[ir.Node, ir.Node, ir.Node]) -> bool:
+    """Whether one Gemm over the joined weights computes all three: one input, biases or none."""
+    inputs = {gemm.inputs[0] for gemm in gemms}
+    biased = {len(gemm.inputs) > 2 and gemm.inputs[2] is not None for gemm in gemms}
+    plain = all(
+        attribute(gemm, "transB", 0) == 1
+        and attribute(gemm, "transA", 0) == 0
+        and attribute(gemm, "alpha", 1.0) == attribute(gemm, "beta", 1.0) == 1.0
+        for gemm in gemms
+    )
+    return len(inputs) == 1 and len(biased) == 1 and plain
 
 
 def _through(value: ir.Value | None) -> ir.Value | None:
