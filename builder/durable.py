@@ -1,9 +1,16 @@
-"""Files that survive a power cut once they are said to be written."""
+"""Files that survive a power cut once they are written, and folders that change at once."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
+import socket
+import tempfile
 from pathlib import Path
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 def fsync(path: Path) -> None:
@@ -20,3 +27,57 @@ def write_bytes(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     fsync(path)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Syncs the entries of a folder and of all below it."""
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            fsync(path)
+
+
+def staging_folder(output: Path) -> Path:
+    """A new sibling of ``output`` to build it in; removes what killed builds of it left behind."""
+    prefix = f".{output.name}.building-{socket.gethostname()}-"
+    for leftover in output.parent.glob(f"{prefix}*"):
+        pid = leftover.name.removeprefix(prefix).partition("-")[0]
+        if pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(leftover, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=output.parent))
+
+
+def put_in_place(staging: Path, output: Path) -> None:
+    """Gives a finished folder its name; what has the name already is removed.
+
+    Where the system can exchange two names at once there is never a moment without an engine.
+    """
+    fsync_tree(staging)
+    if not output.exists():
+        staging.rename(output)
+    elif _exchanged(staging, output):
+        shutil.rmtree(staging)
+    else:
+        retired = staging.with_name(f"{staging.name}-old")
+        output.rename(retired)
+        staging.rename(output)
+        shutil.rmtree(retired)
+    fsync(output.parent)
+
+
+def _exchanged(first: Path, second: Path) -> bool:
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    names = (_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second))
+    return bool(rename(*names, _RENAME_EXCHANGE) == 0)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

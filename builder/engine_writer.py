@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from specbuild.builder.durable import fsync, write_bytes
+import xxhash
+
+from specbuild.builder.durable import fsync, put_in_place, staging_folder, write_bytes
 from specbuild.builder.passes.weights import Recipe
 from specbuild.builder.progress import Progress
-from specbuild.runtime.engine_file import file_entry, manifest_digest, read_manifest, verify_files
+from specbuild.runtime.engine_file import (
+    file_entry,
+    manifest_digest,
+    read_manifest,
+    verify_files,
+)
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.manifest import (
     MANIFEST_FILE,
@@ -24,28 +30,91 @@ from specbuild.runtime.manifest import (
 )
 from specbuild.runtime.strict_json import to_json
 
-_SAFETENSORS_DTYPES = {"torch.float32": "F32", "torch.int32": "I32"}
+SAFETENSORS_DTYPES = {"torch.float32": "F32", "torch.int32": "I32"}
 # Room for graphs, tokenizer and manifest beside the weights, which are known exactly.
 _OTHER_BYTES = 64 << 20
 
 
+class EngineFolder:
+    """A folder that becomes an engine; it remembers the checksum of every byte handed to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._written: dict[str, str] = {}
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes one file."""
+        write_bytes(self.path / name, data)
+        self._written[name] = xxhash.xxh3_128_hexdigest(data)
+
+    def write_weights(self, weights: Mapping[str, Recipe], progress: Progress) -> None:
+        """Writes ``weights`` as safetensors, one tensor in memory at a time."""
+        head, size = _weights_header(weights)
+        progress.start("writing weights", size, "B")
+        digest = xxhash.xxh3_128(head)
+        path = self.path / WEIGHTS_FILE
+        with path.open("wb") as file:
+            file.write(head)
+            for recipe in weights.values():
+                data = recipe.checked().contiguous().numpy().data
+                file.write(data)
+                digest.update(data)
+                progress.advance(_size(recipe))
+        fsync(path)
+        self._written[WEIGHTS_FILE] = digest.hexdigest()
+
+    def stored_files(self) -> dict[str, StoredFile]:
+        """Size and checksums of every file, read back from the disk.
+
+        Raises SpecbuildError where the disk holds other bytes than were written.
+        """
+        entries = {}
+        for name, digest in sorted(self._written.items()):
+            entries[name] = file_entry(self.path / name, chunked=name == WEIGHTS_FILE)
+            if entries[name].xxh3_128 != digest:
+                raise SpecbuildError(
+                    f"{name} reads back other than it was written; the disk is full or faulty"
+                )
+        return entries
+
+    def seal(self, manifest: Manifest) -> None:
+        """Writes the manifest and its hash, then checks the whole directory as a reader would."""
+        data = json_bytes(manifest)
+        write_bytes(self.path / MANIFEST_FILE, data)
+        write_bytes(self.path / MANIFEST_HASH_FILE, manifest_digest(data).encode())
+        verify_files(self.path, read_manifest(self.path))
+
+
 @contextmanager
-def staged_directory(output: Path, *, force: bool) -> Iterator[Path]:
+def staged_engine(output: Path, *, force: bool) -> Iterator[EngineFolder]:
     """A temporary sibling of ``output`` that takes its place when the block ends well.
 
     Whatever goes wrong, ``output`` is what it was before. Raises SpecbuildError where it exists
-    and ``force`` is not given.
+    and ``force`` is not given, or is anything but an engine or an empty folder.
     """
-    if output.exists() and not force:
-        raise SpecbuildError(f"{output} exists; remove it or pass --force")
+    require_replaceable(output, force=force)
     output.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{output.name}.building-", dir=output.parent))
+    staging = staging_folder(output)
     try:
-        yield staging
+        yield EngineFolder(staging)
         staging.chmod(0o755)
-        _swap(staging, output)
+        require_replaceable(output, force=force)
+        put_in_place(staging, output)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def require_replaceable(output: Path, *, force: bool) -> None:
+    """SpecbuildError where writing an engine at ``output`` would destroy something."""
+    if not output.exists():
+        return
+    if not force:
+        raise SpecbuildError(f"{output} exists; remove it or pass --force")
+    empty = output.is_dir() and not any(output.iterdir())
+    if not empty and not (output / MANIFEST_FILE).is_file():
+        raise SpecbuildError(
+            f"{output} exists and is no engine; --force replaces engines only, choose another place"
+        )
 
 
 def json_bytes(data: Any) -> bytes:
@@ -70,14 +139,14 @@ def require_space(folder: Path, weights: int) -> None:
         )
 
 
-def write_weights(path: Path, weights: Mapping[str, Recipe], progress: Progress) -> None:
-    """Writes ``weights`` as safetensors, one tensor in memory at a time."""
+def _weights_header(weights: Mapping[str, Recipe]) -> tuple[bytes, int]:
+    """The safetensors header, its length in front, and the bytes of data that follow it."""
     header: dict[str, Any] = {}
     offset = 0
     for name, recipe in weights.items():
         size = _size(recipe)
         header[name] = {
-            "dtype": _SAFETENSORS_DTYPES[str(recipe.dtype)],
+            "dtype": SAFETENSORS_DTYPES[str(recipe.dtype)],
             "shape": list(recipe.shape),
             "data_offsets": [offset, offset + size],
         }
@@ -85,30 +154,7 @@ def write_weights(path: Path, weights: Mapping[str, Recipe], progress: Progress)
     head = json.dumps(header, separators=(",", ":")).encode()
     # Data that starts at a multiple of 64 bytes can be mapped and used where it lies.
     head += b" " * (-(len(head) + 8) % 64)
-    progress.start("writing weights", offset, "B")
-    with path.open("wb") as file:
-        file.write(len(head).to_bytes(8, "little") + head)
-        for recipe in weights.values():
-            file.write(recipe.checked().contiguous().numpy().tobytes())
-            progress.advance(_size(recipe))
-    fsync(path)
-
-
-def stored_files(folder: Path) -> dict[str, StoredFile]:
-    """Size and checksums of every file written so far, by relative path."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {
-        path.relative_to(folder).as_posix(): file_entry(path, chunked=path.name == WEIGHTS_FILE)
-        for path in files
-    }
-
-
-def seal(folder: Path, manifest: Manifest) -> None:
-    """Writes the manifest and its hash, then reads the whole directory back and checks it."""
-    data = json_bytes(manifest)
-    write_bytes(folder / MANIFEST_FILE, data)
-    write_bytes(folder / MANIFEST_HASH_FILE, manifest_digest(data).encode())
-    verify_files(folder, read_manifest(folder))
+    return len(head).to_bytes(8, "little") + head, offset
 
 
 def _size(recipe: Recipe) -> int:
@@ -116,16 +162,3 @@ def _size(recipe: Recipe) -> int:
     for size in recipe.shape:
         count *= size
     return count
-
-
-def _swap(staging: Path, output: Path) -> None:
-    """Renames ``staging`` to ``output``; an old one moves aside first and is removed last."""
-    fsync(staging)
-    if output.exists():
-        retired = Path(tempfile.mkdtemp(prefix=f".{output.name}.old-", dir=output.parent))
-        output.rename(retired / "engine")
-        staging.rename(output)
-        shutil.rmtree(retired)
-    else:
-        staging.rename(output)
-    fsync(output.parent)

@@ -23,27 +23,28 @@ from specbuild.builder.models.graph_io import (
     pool_ports,
     view_ports,
 )
-from specbuild.builder.passes.weights import weight_value
+from specbuild.builder.passes.weights import ONNX_DTYPES, weight_value
 from specbuild.builder.weight_sources import WeightSources
 from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
 from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
 
-ACTIVATIONS = torch.bfloat16
 _VIEW = len(GroupView._fields)
 _HEAD = 1 + len(LAUNCH_PORTS)
 
 
-def target_graph(g: TargetGeometry, plan: EnginePlan, taps: tuple[int, ...]) -> ir.Model:
-    """The role ``target``."""
+def target_graph(
+    g: TargetGeometry, plan: EnginePlan, taps: tuple[int, ...], activations: torch.dtype
+) -> ir.Model:
+    """The role ``target``, with activations of this type."""
     with torch.device("meta"):
         module = GptOss(g, taps, plan.limits.max_seq_len + plan.limits.draft_tokens + 1)
-    module.to(ACTIVATIONS)
+    module.to(activations)
     group_of_layer = plan.group_of_layer(g)
     groups = plan.target_groups
     pools = [
         port
         for layer, group in enumerate(group_of_layer)
-        for port in pool_ports(groups[group], layer, ACTIVATIONS)
+        for port in pool_ports(groups[group], layer, activations)
     ]
     views = [port for group in groups for port in view_ports(group, batch_axis(plan))]
     captured = len(taps) * g.hidden
@@ -74,33 +75,35 @@ def target_graph(g: TargetGeometry, plan: EnginePlan, taps: tuple[int, ...]) -> 
     return export_module(module, declaration, pack)
 
 
-def draft_fuse_graph(d: DraftGeometry, g: TargetGeometry) -> ir.Model:
+def draft_fuse_graph(d: DraftGeometry, g: TargetGeometry, activations: torch.dtype) -> ir.Model:
     """The role ``draft_fuse``."""
     with torch.device("meta"):
         module = DraftFuse(d, g)
-    module.to(ACTIVATIONS)
+    module.to(activations)
     declaration = GraphDeclaration(
         role="draft_fuse",
-        inputs=(InputPort("captured", ACTIVATIONS, ("T", len(d.taps) * g.hidden)),),
+        inputs=(InputPort("captured", activations, ("T", len(d.taps) * g.hidden)),),
         outputs=("hidden",),
         output_shapes=(("T", d.hidden),),
     )
     return export_module(module, declaration, tuple)
 
 
-def draft_graph(d: DraftGeometry, g: TargetGeometry, plan: EnginePlan) -> ir.Model:
+def draft_graph(
+    d: DraftGeometry, g: TargetGeometry, plan: EnginePlan, activations: torch.dtype
+) -> ir.Model:
     """The role ``draft``."""
     group = plan.groups[-1]
     limits = plan.limits
     with torch.device("meta"):
         module = Eagle3(d, g, limits.max_seq_len + limits.draft_depth)
-    module.to(ACTIVATIONS)
-    pools = pool_ports(group, 0, ACTIVATIONS)
+    module.to(activations)
+    pools = pool_ports(group, 0, activations)
     declaration = GraphDeclaration(
         role="draft",
         inputs=(
             InputPort("token_ids", torch.int32, ("T",)),
-            InputPort("hidden", ACTIVATIONS, ("T", d.hidden)),
+            InputPort("hidden", activations, ("T", d.hidden)),
             *launch_ports(plan),
             *view_ports(group, batch_axis(plan)),
             *pools,
@@ -169,9 +172,9 @@ def tree_graphs(vocab: int, depth: int, with_draft: bool) -> dict[str, ir.Model]
     return graphs
 
 
-def commit_graph(plan: EnginePlan) -> ir.Model:
+def commit_graph(plan: EnginePlan, activations: torch.dtype) -> ir.Model:
     """The role ``commit``: one KvCommit per pool of the target."""
-    dtype = ir.DataType.FLOAT
+    dtype = ONNX_DTYPES[activations]
     inputs, nodes, outputs = [], [], []
     for group in plan.target_groups:
         slots = [
@@ -184,7 +187,7 @@ def commit_graph(plan: EnginePlan) -> ir.Model:
         ]
         inputs.extend(slots)
         for layer in group.layers:
-            for port in pool_ports(group, layer, torch.float32):
+            for port in pool_ports(group, layer, activations):
                 pool = ir.Value(
                     name=port.name, shape=ir.Shape(port.shape), type=ir.TensorType(dtype)
                 )

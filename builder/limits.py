@@ -133,11 +133,15 @@ def _draft_shapes(
             )
         return DraftShape(0, 0, 0), None
     given.pop("draft_window", None)
+    most_children = min(DEFAULT_DRAFT_LIMITS.draft_top_k, draft.vocab)
     if not given:
-        fitting = min(DEFAULT_DRAFT_LIMITS.draft_tokens, max(max_seq_len - 1, 1))
-        return replace(DEFAULT_DRAFT_LIMITS, draft_tokens=fitting), DEFAULT_DRAFT_SHAPE
-    top_k = given.get("draft_top_k", DEFAULT_DRAFT_LIMITS.draft_top_k)
+        return _default_shapes(most_children, max_seq_len)
+    top_k = given.get("draft_top_k", most_children)
     depth = given.get("draft_depth", DEFAULT_DRAFT_LIMITS.draft_depth)
+    if top_k > draft.vocab:
+        raise SpecbuildError(
+            f"--draft-top-k {top_k} exceeds the draft's vocabulary of {draft.vocab}"
+        )
     pool = candidate_pool(DraftShape(top_k, depth, 0))
     tokens = given.get("draft_tokens", min(pool, DEFAULT_DRAFT_LIMITS.draft_tokens))
     if tokens > pool:
@@ -147,6 +151,19 @@ def _draft_shapes(
         )
     shape = DraftShape(top_k, depth, tokens)
     return shape, shape
+
+
+def _default_shapes(most_children: int, max_seq_len: int) -> tuple[DraftShape, DraftShape]:
+    """Limits and default without draft options, within the vocabulary and the context."""
+    fitting = max(max_seq_len - 1, 1)
+    limits = DEFAULT_DRAFT_LIMITS
+    pool = candidate_pool(replace(limits, draft_top_k=most_children))
+    tokens = min(limits.draft_tokens, pool, fitting)
+    chain = min(DEFAULT_DRAFT_SHAPE.draft_depth, tokens)
+    return (
+        DraftShape(most_children, limits.draft_depth, tokens),
+        DraftShape(draft_top_k=1, draft_depth=chain, draft_tokens=chain),
+    )
 
 
 def _target_groups(target: TargetGeometry, page_size: int) -> list[CacheGroup]:

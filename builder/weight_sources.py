@@ -11,8 +11,9 @@ import torch
 from specbuild.builder.checkpoint.draft import DraftCheckpoint
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.checkpoint.target import TargetCheckpoint
+from specbuild.builder.checkpoint.target_tensors import EMBEDDING, HEAD
 from specbuild.builder.models.rope import rope_tables
-from specbuild.builder.passes.weights import Recipe, set_recipe
+from specbuild.builder.passes.weights import Recipe, bind_weight, set_recipe
 
 DRAFT_PREFIX = "draft."
 TORCH_DTYPES = {
@@ -34,7 +35,7 @@ class WeightSources:
 
     def bind(self, model: ir.Model) -> None:
         """Sets the recipe of every initialiser of an exported graph."""
-        for name, value in model.graph.initializers.items():
+        for name, value in list(model.graph.initializers.items()):
             assert value.shape is not None
             shape = tuple(int(size) for size in value.shape)
             if name in ("rope_cos", "rope_sin", "draft_rope_cos", "draft_rope_sin"):
@@ -43,7 +44,25 @@ class WeightSources:
             recipe = _from_source(self._tensors[name])
             if recipe.shape != shape:
                 raise AssertionError(f"{name}: the graph wants {shape}, audited {recipe.shape}")
-            set_recipe(value, recipe)
+            bind_weight(model.graph, value, recipe)
+        self._share_tied_head(model.graph)
+
+    def _share_tied_head(self, graph: ir.Graph) -> None:
+        """A head that is the embedding is one tensor under one name, and stored once."""
+        head = graph.initializers.get(HEAD)
+        if head is None or self._tensors[HEAD].sources != self._tensors[EMBEDDING].sources:
+            return
+        del graph.initializers[HEAD]
+        if EMBEDDING in graph.initializers:
+            head.replace_all_uses_with(graph.initializers[EMBEDDING])
+        else:
+            head.name = EMBEDDING
+            graph.initializers[EMBEDDING] = head
+
+    @property
+    def activations(self) -> torch.dtype:
+        """The type of activations in the portable graphs: that of the target's embedding."""
+        return TORCH_DTYPES[self._target.tensors[EMBEDDING].dtype]
 
     def d2t(self) -> Recipe:
         """Offsets from draft ids to target ids, int32 [Vd]; zeros where the vocabularies agree."""

@@ -33,12 +33,12 @@ class RmsNorm(nn.Module):
 def rotate(
     x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor], positions: torch.Tensor, heads: int
 ) -> torch.Tensor:
-    """Half-split rotation of ``x`` [T, heads·D] at ``positions`` [T] → [T, heads, D]."""
+    """Half-split rotation of ``x`` [T, heads·D] at ``positions`` [T] → [T, heads, D], in fp32."""
     cos, sin = tables
     rotated = torch.onnx.ops.rotary_embedding(
-        x.unsqueeze(0), cos, sin, positions.long().unsqueeze(0), num_heads=heads
+        x.float().unsqueeze(0), cos, sin, positions.long().unsqueeze(0), num_heads=heads
     )
-    return rotated.view(x.shape[0], heads, -1)
+    return rotated.to(x.dtype).view(x.shape[0], heads, -1)
 
 
 def write_and_attend(  # noqa: PLR0917

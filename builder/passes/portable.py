@@ -33,10 +33,15 @@ def portable_proto(model: ir.Model) -> onnx.ModelProto:
             model.graph.initializers[name].const_value = tensor
 
 
+def portable_bytes(model: ir.Model) -> bytes:
+    """:func:`portable_proto` as a file that Netron opens without the weights."""
+    return portable_proto(model).SerializeToString(deterministic=True)
+
+
 def save_portable(model: ir.Model, path: Path) -> None:
-    """Writes :func:`portable_proto` as one file that Netron opens without the weights."""
+    """Writes :func:`portable_bytes`, making the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(portable_proto(model).SerializeToString(deterministic=True))
+    path.write_bytes(portable_bytes(model))
 
 
 def _bytes(value: ir.Value) -> int:

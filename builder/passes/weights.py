@@ -32,6 +32,11 @@ class Recipe:
     sources: tuple[str, ...]
     load: Callable[[], torch.Tensor]
 
+    def describes(self, other: Recipe) -> bool:
+        """Whether another graph's recipe of the same name means the same tensor."""
+        mine = (self.shape, self.dtype, self.sources)
+        return mine == (other.shape, other.dtype, other.sources)
+
     def checked(self) -> torch.Tensor:
         """The tensor; AssertionError where the recipe made another shape or type than it said."""
         tensor = self.load()
@@ -59,6 +64,26 @@ def set_recipe(value: ir.Value, recipe: Recipe) -> None:
     value.type = ir.TensorType(ONNX_DTYPES[recipe.dtype])
     value.shape = ir.Shape(recipe.shape)
     value.meta[_RECIPE] = recipe
+
+
+def bind_weight(graph: ir.Graph, value: ir.Value, recipe: Recipe) -> None:
+    """Gives an exported initialiser its recipe; its users still get the type they were traced for.
+
+    A checkpoint may hold a tensor in another float type than the graph's activations: a Cast then
+    stands between the two, except before a node that is a Cast itself.
+    """
+    traced = value.dtype
+    assert traced is not None
+    users = [(node, index) for node, index in value.uses() if node.op_type != "Cast"]
+    set_recipe(value, recipe)
+    if value.dtype == traced or not users:
+        return
+    cast = ir.node("Cast", [value], {"to": traced.value})
+    typed = cast.outputs[0]
+    typed.name, typed.type, typed.shape = f"{value.name}.cast", ir.TensorType(traced), value.shape
+    graph.insert_before(graph[0], cast)
+    for node, index in users:
+        node.replace_input_with(index, typed)
 
 
 def recipe_of(value: ir.Value | None) -> Recipe | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -90,16 +91,45 @@ def test_moved_engine_runs(checkpoints: Path, tmp_path: Path) -> None:
     assert output(tmp_path / "renamed") == before
 
 
-def test_existing_output_is_refused_and_forced(checkpoints: Path, tmp_path: Path) -> None:
+def test_existing_engine_is_refused_and_forced(checkpoints: Path, tmp_path: Path) -> None:
+    build(options(checkpoints, tmp_path / "e"), SilentProgress())
+    before = contents(tmp_path / "e")
+    with pytest.raises(SpecbuildError, match="exists; remove it or pass --force"):
+        build(options(checkpoints, tmp_path / "e"), SilentProgress())
+    assert contents(tmp_path / "e") == before
+    build(options(checkpoints, tmp_path / "e", force=True, page_size=8), SilentProgress())
+    assert contents(tmp_path / "e") != before
+    assert [p.name for p in tmp_path.iterdir()] == ["e"]
+
+
+def test_force_replaces_nothing_but_engines(checkpoints: Path, tmp_path: Path) -> None:
     (tmp_path / "e").mkdir()
     (tmp_path / "e" / "mine.txt").write_text("kept")
-    with pytest.raises(SpecbuildError, match="exists"):
-        build(options(checkpoints, tmp_path / "e"), SilentProgress())
+    with pytest.raises(SpecbuildError, match="is no engine"):
+        build(options(checkpoints, tmp_path / "e", force=True), SilentProgress())
     assert (tmp_path / "e" / "mine.txt").read_text() == "kept"
-    build(options(checkpoints, tmp_path / "e", force=True), SilentProgress())
-    assert (tmp_path / "e" / "manifest.json").exists()
-    assert not (tmp_path / "e" / "mine.txt").exists()
-    assert [p.name for p in tmp_path.iterdir()] == ["e"]
+
+
+@pytest.mark.parametrize("place", ["target", "draft", "."])
+def test_output_over_the_input_is_refused(checkpoints: Path, tmp_path: Path, place: str) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoints, copy)
+    before = contents(copy)
+    with pytest.raises(SpecbuildError, match="would replace"):
+        build(options(copy, copy / place, force=True), SilentProgress())
+    assert contents(copy) == before
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(checkpoints: Path, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    host = socket.gethostname()
+    dead = tmp_path / f".e.building-{host}-{done.stdout.strip()}-x"
+    alive = tmp_path / f".e.building-{host}-{os.getppid()}-x"
+    for folder in (dead, alive):
+        folder.mkdir()
+    build(options(checkpoints, tmp_path / "e"), SilentProgress())
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["e", alive.name])
 
 
 def test_failed_forced_build_keeps_the_old_engine(

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import onnx
+import pytest
 from checkpoints import write_draft, write_target
+from safetensors.torch import load_file, save_file
 
 from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
@@ -16,6 +18,7 @@ from specbuild.builder.progress import SilentProgress
 GEOMETRY_20B = """
 import json, resource, time
 from pathlib import Path
+import torch
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.graphs import target_graph
 from specbuild.builder.limits import plan_engine
@@ -30,7 +33,7 @@ g = TargetGeometry(
 )
 plan = plan_engine(BuildOptions(model=Path("m"), output=Path("o")), g, None)
 start = time.perf_counter()
-model = target_graph(g, plan, (1, 11, 21))
+model = target_graph(g, plan, (1, 11, 21), torch.bfloat16)
 print(json.dumps({
     "seconds": time.perf_counter() - start,
     "gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
@@ -84,3 +87,33 @@ def test_dump_passes_writes_the_graph_after_each(tmp_path: Path) -> None:
     assert len(names) == 1 + sum(result.role == "target" for result in report.passes)
     last = onnx.load(tmp_path / "passes" / names[-1], load_external_data=False)
     assert all(node.domain != "specbuild" for node in last.graph.node)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "mixed"])
+def test_portable_graphs_are_valid_in_every_type(tmp_path: Path, dtype: str) -> None:
+    """Types and shapes are inferred through every node, as Netron and other targets do."""
+    write_target(tmp_path / "t", layers=2, dtype=dtype if dtype != "mixed" else "bf16")
+    write_draft(tmp_path / "d", target_layers=2, dtype=dtype if dtype != "mixed" else "f16")
+    if dtype == "mixed":
+        file = tmp_path / "t" / "model.safetensors"
+        tensors = load_file(file)
+        for name in tensors:
+            if "norm" in name or "q_proj" in name:
+                tensors[name] = tensors[name].float()
+        save_file(tensors, file, metadata={"format": "pt"})
+    options = BuildOptions(
+        model=tmp_path / "t", draft=tmp_path / "d", output=tmp_path / "e", keep_onnx=True
+    )
+    build(options, SilentProgress())
+    files = sorted((tmp_path / "e" / "onnx").iterdir())
+    assert len(files) == 8
+    pools = set()
+    for file in files:
+        model = onnx.load(file, load_external_data=False)
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+        pools |= {
+            port.type.tensor_type.elem_type
+            for port in (*model.graph.input, *model.graph.output)
+            if "_pool" in port.name
+        }
+    assert pools == {{"f16": 10, "f32": 1}.get(dtype, 16)}

@@ -125,3 +125,24 @@ def test_draft_window_may_not_widen(geometries: Geometries) -> None:
 def test_default_limits_fit_a_short_context(geometries: Geometries) -> None:
     plan = plan_engine(replace(OPTIONS, max_seq_len=24), *geometries)
     assert plan.limits.draft_tokens == 23
+
+
+def test_children_of_a_node_fit_the_draft_vocabulary(geometries: Geometries) -> None:
+    small = replace(geometries[1], vocab=4)
+    limits = plan_engine(OPTIONS, geometries[0], small).limits
+    assert limits.draft_top_k == 4
+    assert limits.draft_tokens <= candidate_pool(DraftShape(4, limits.draft_depth, 0))
+    with pytest.raises(SpecbuildError, match="--draft-top-k 5 exceeds the draft's vocabulary of 4"):
+        plan_engine(replace(OPTIONS, draft_top_k=5), geometries[0], small)
+
+
+@pytest.mark.parametrize("max_seq_len", [1, 2, 3, 4, 16])
+def test_default_shape_stays_within_the_limits(geometries: Geometries, max_seq_len: int) -> None:
+    if max_seq_len == 1:
+        with pytest.raises(SpecbuildError, match="does not fit a sequence of 1"):
+            plan_engine(replace(OPTIONS, max_seq_len=1), *geometries)
+        return
+    plan = plan_engine(replace(OPTIONS, max_seq_len=max_seq_len), *geometries)
+    assert plan.draft_default is not None
+    assert plan.draft_default.draft_tokens <= plan.limits.draft_tokens < max_seq_len
+    assert plan.draft_default.draft_depth == plan.draft_default.draft_tokens

@@ -1,0 +1,92 @@
+"""What a finished build says of itself in ``manifest.json``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from specbuild.builder.checkpoint.draft import DraftCheckpoint
+from specbuild.builder.checkpoint.target import TargetCheckpoint
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.engine_writer import SAFETENSORS_DTYPES
+from specbuild.builder.limits import EnginePlan
+from specbuild.builder.passes.weights import Recipe, recipe_of
+from specbuild.runtime import FORMAT_VERSION
+from specbuild.runtime.manifest import Manifest, Port, Role, StoredFile, StoredTensor
+
+# Where a build reads and writes says nothing of the engine, and paths do not belong in it.
+_UNRECORDED = ("model", "draft", "output", "backend", "dump_passes", "force")
+
+
+@dataclass(frozen=True)
+class BuiltParts:
+    """What a build has settled by the time that its manifest is written."""
+
+    target: TargetCheckpoint
+    draft: DraftCheckpoint | None
+    plan: EnginePlan
+    models: Mapping[str, ir.Model]
+    weights: Mapping[str, Recipe]
+    warnings: tuple[str, ...]
+
+
+def graph_file(role: str) -> str:
+    """Where a role's graph stands in the directory."""
+    return f"graphs/{role}.onnx"
+
+
+def engine_manifest(
+    options: BuildOptions, parts: BuiltParts, files: dict[str, StoredFile]
+) -> Manifest:
+    """The manifest of an engine whose other files are all written."""
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        specbuild_version=importlib.metadata.version("specbuild"),
+        backend=options.backend,
+        device="cpu",
+        target=parts.target.geometry,
+        draft=parts.draft.geometry if parts.draft else None,
+        limits=parts.plan.limits,
+        draft_default=parts.plan.draft_default,
+        cache_groups=parts.plan.groups,
+        roles={role: _role(role, model) for role, model in parts.models.items()},
+        tensors={name: _stored(recipe) for name, recipe in parts.weights.items()},
+        options=_recorded(options),
+        warnings=parts.warnings,
+        files=files,
+    )
+
+
+def _recorded(options: BuildOptions) -> dict[str, Any]:
+    return {name: value for name, value in asdict(options).items() if name not in _UNRECORDED}
+
+
+def _stored(recipe: Recipe) -> StoredTensor:
+    return StoredTensor(SAFETENSORS_DTYPES[str(recipe.dtype)], recipe.shape, recipe.sources)
+
+
+def _role(role: str, model: ir.Model) -> Role:
+    graph = model.graph
+    counts = Counter(
+        f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in graph
+    )
+    return Role(
+        file=graph_file(role),
+        inputs=tuple(map(_port, graph.inputs)),
+        outputs=tuple(map(_port, graph.outputs)),
+        tensors=tuple(
+            name for name, value in graph.initializers.items() if recipe_of(value) is not None
+        ),
+        ops=dict(sorted(counts.items())),
+    )
+
+
+def _port(value: ir.Value) -> Port:
+    assert value.name is not None and value.dtype is not None and value.shape is not None
+    shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
+    return Port(value.name, value.dtype.numpy().name, shape)
