@@ -28,7 +28,8 @@ def routing(b: BodyBuilder, logits: ir.Value, *, experts: int, top_k: int, gatin
         weights = b.Div(gate, b.ReduceSum(gate, b.i64(1), keepdims=1))
     else:
         raise ValueError(f"Moe: unknown gating {gating!r}")
-    zeros = b.ConstantOfShape(b.Shape(logits))
+    # One node where a shape and a fill would be two; router logits are finite.
+    zeros = b.Sub(logits, logits)
     return b.ScatterElements(zeros, chosen, weights, axis=1)
 
 

@@ -104,7 +104,8 @@ class CpuExecutor:
 def session_options(threads: int) -> Any:
     """Options of every session: prepacked weights, no idle threads that spin.
 
-    The memory pattern is off because a ragged launch's shapes change from step to step.
+    A memory pattern is kept for every shape of launch (about 10 KB each): it saves a tenth of a
+    one-row step, which is a thousand small allocations otherwise.
     """
     import onnxruntime as ort
 
@@ -114,7 +115,7 @@ def session_options(threads: int) -> Any:
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.enable_cpu_mem_arena = True
-    options.enable_mem_pattern = False
+    options.enable_mem_pattern = True
     options.log_severity_level = 3
     options.add_session_config_entry("session.disable_prepacking", "0")
     if threads > 1:
