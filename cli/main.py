@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -14,7 +15,7 @@ from specbuild.cli.bench import bench
 from specbuild.cli.build import build
 from specbuild.cli.check import check
 from specbuild.cli.doctor import doctor
-from specbuild.cli.failures import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, failure_of
+from specbuild.cli.failures import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, failure_of
 from specbuild.cli.inspect import inspect
 from specbuild.cli.options import Invocation
 from specbuild.cli.run import run
@@ -55,6 +56,13 @@ def _specbuild(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns its exit code."""
     invocation = Invocation()
+    if sys.stdout is None:
+        print("specbuild: there is no standard output to write to", file=sys.stderr)
+        return EXIT_USER_ERROR
+    for stream in (sys.stdout, sys.stderr):
+        # tables and messages hold characters that not every encoding has
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         result = app(
             args=None if arguments is None else list(arguments),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from typing import TextIO
 
@@ -24,8 +23,6 @@ class TokenStream:
 
     def __init__(self, titles: list[str], file: TextIO | None = None) -> None:
         self._file = sys.stdout if file is None else file
-        if isinstance(self._file, io.TextIOWrapper):
-            self._file.reconfigure(errors="replace")
         console = Console(file=self._file)
         self._terminal = console.is_terminal
         self._coloured = console.color_system is not None and not console.no_color

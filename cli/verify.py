@@ -70,8 +70,8 @@ def _stages_table(rows: Sequence[VerifyRow], thresholds: Sequence[str]) -> Table
     from rich.table import Table
 
     table = Table(title="stages against the reference", title_justify="left")
-    table.add_column("stage")
-    for heading in ("rows", "cosine", "max error", "argmax", "top-k", "held to"):
+    table.add_column("stage", no_wrap=True)
+    for heading in ("rows", "cosine", "error", "argmax", "top-k", "rule"):
         table.add_column(heading, justify="right")
     table.add_column("")
     for row in rows:
@@ -92,8 +92,8 @@ def _losslessness_table(rows: Sequence[LosslessRow]) -> Table:
     from rich.table import Table
 
     table = Table(title="same tokens with and without the draft", title_justify="left")
-    table.add_column("check")
-    for heading in ("prompts", "tokens", "differences", "near ties"):
+    table.add_column("check", no_wrap=True)
+    for heading in ("prompts", "tokens", "differ", "ties"):
         table.add_column(heading, justify="right")
     table.add_column("")
     for row in rows:

@@ -15,12 +15,16 @@ from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds, groups_o
 from specbuild.runtime.manifest import DraftShape, Manifest
 from specbuild.runtime.request import SequenceState
 
+# Captured rows of a sequence that wait for the draft: memory is touched only as far as used.
+PENDING_BYTES = 32 << 20
+
 
 @dataclass(frozen=True)
 class DrafterCapabilities:
     """What a drafter needs and does, as data.
 
     ``reads_captured``: it wants the target's captured features of every committed token.
+    ``uses_draft_caches``: the engine's draft caches hold what it has taken up of a sequence.
     ``samples``: its drafts are draws from a distribution; such a drafter needs an acceptance
     rule that knows the distribution, and the loop here refuses it.
     """
@@ -28,6 +32,7 @@ class DrafterCapabilities:
     name: str
     reads_captured: bool
     samples: bool = False
+    uses_draft_caches: bool = False
 
 
 class Drafter(Protocol):
@@ -81,31 +86,32 @@ class _Pending:
 class Eagle3Drafter:
     """Runs the draft graphs (eagle3.md, Drafting a tree).
 
-    The draft's cache is extended when it is next needed, or when a launch's worth of captured
-    rows has gathered, so that steps without a draft cost nothing.
+    The draft's cache is extended when it is next needed, or when ``PENDING_BYTES`` of captured
+    rows have gathered, so that steps without a draft cost nothing.
     """
 
     def __init__(self, executor: Executor, manifest: Manifest, counter: SlotCounter) -> None:
         self._executor = executor
         self._groups = groups_of(manifest.roles["draft"])
         self._counter = counter
-        self._capacity = manifest.limits.max_rows
+        self._max_rows = manifest.limits.max_rows
         self._pending: dict[int, _Pending] = {}
 
     @property
     def capabilities(self) -> DrafterCapabilities:
         """Reads captured features; its drafts are fixed tokens."""
-        return DrafterCapabilities(name="eagle3", reads_captured=True)
+        return DrafterCapabilities(name="eagle3", reads_captured=True, uses_draft_caches=True)
 
     def observe(self, sequence: SequenceState, captured: np.ndarray | None) -> None:
         """Keeps the rows until the draft runs; extends first where they do not fit."""
         assert captured is not None
         pending = self._pending.get(sequence.index)
         if pending is None:
-            pending = _Pending(self._capacity, captured.shape[1])
+            width = captured.shape[1]
+            pending = _Pending(max(self._max_rows, PENDING_BYTES // (4 * width)), width)
             self._pending[sequence.index] = pending
         if len(captured) > pending.room():
-            self._extend([sequence], [pending.count])
+            self._take_up(sequence, pending.count)
         pending.add(captured)
 
     def release(self, sequence: SequenceState) -> None:
@@ -115,16 +121,22 @@ class Eagle3Drafter:
     def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
         """A chain where each node has one child, else the best nodes of a dynamic tree."""
         counts = [self._pending[s.index].count for s in sequences]
-        if sum(counts) > self._capacity:
+        if sum(counts) > self._max_rows:
             for sequence, count in zip(sequences, counts, strict=True):
-                if count > 1:
-                    self._extend([sequence], [count - 1])
+                self._take_up(sequence, count - 1)
             counts = [1] * len(sequences)
         logits, hidden = self._extend(sequences, counts)
         if shape.draft_top_k == 1:
             depth = min(shape.draft_depth, shape.draft_tokens)
             return self._chain(sequences, logits, hidden, depth)
         return self._tree(sequences, logits, hidden, shape)
+
+    def _take_up(self, sequence: SequenceState, count: int) -> None:
+        """Enters ``count`` pending rows, in launches of the allowed size."""
+        while count > 0:
+            rows = min(count, self._max_rows)
+            self._extend([sequence], [rows])
+            count -= rows
 
     def _extend(
         self, sequences: Sequence[SequenceState], counts: Sequence[int]

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from specbuild.runtime.cost_table import CostMeasurement, cache_path, load_or_measure
+from specbuild.runtime.cost_table import CostMeasurement, CostTable, cache_path, load_or_measure
 from specbuild.runtime.device import check_here, this_device
 from specbuild.runtime.draft_tree import check_shape
 from specbuild.runtime.drafting import Drafter, Eagle3Drafter
@@ -20,7 +20,7 @@ from specbuild.runtime.kv_pool import KvPools, PagesReleased, slots_per_sequence
 from specbuild.runtime.launch import SlotCounter
 from specbuild.runtime.manifest import MANIFEST_FILE, WEIGHTS_FILE, DraftShape, Manifest
 from specbuild.runtime.manifest_check import DECODING_ROLES, DRAFTING_ROLES
-from specbuild.runtime.policy import DraftPolicy, FixedPolicy, MeasuredPolicy
+from specbuild.runtime.policy import DraftPolicy, FixedPolicy, MeasuredPolicy, prior_of
 from specbuild.runtime.request import Event, GenerateParams, Prompt, Request
 from specbuild.runtime.text import (
     CHAT_TEMPLATE_FILE,
@@ -28,7 +28,11 @@ from specbuild.runtime.text import (
     TOKENIZER_FILE,
     TextCodec,
     TextStream,
+    check_unicode,
 )
+
+# Every graph has threads of its own: without a bound a slip of the pen takes the machine down.
+MAX_THREADS = 64
 
 Speculation: TypeAlias = DraftShape | Literal["default"] | None
 
@@ -51,6 +55,8 @@ class Engine:
         self._cost_file = cost_file
         limits = manifest.limits
         self._kv = KvPools(manifest.cache_groups, limits, pages_released)
+        self._measured: dict[bool, MeasuredPolicy] = {}
+        self._last_measured: MeasuredPolicy | None = None
         self._counter = SlotCounter(slots_per_sequence(limits) + limits.max_rows + 1)
 
     @classmethod
@@ -76,9 +82,13 @@ class Engine:
                 f"use device {manifest.backend!r} or build it for {device}"
             )
         threads = 1 if threads is None else threads
-        if threads < 1:
-            raise UnsupportedHereError(f"threads is {threads}, must be 1 or above")
         here = this_device()
+        most = max(here.cores, MAX_THREADS)
+        if not 1 <= threads <= most:
+            raise UnsupportedHereError(
+                f"threads is {threads}, must lie between 1 and {most}; this machine has "
+                f"{here.cores} cores"
+            )
         reasons = check_here(manifest, here)
         if reasons:
             raise UnsupportedHereError(f"{directory} does not run here: {'; '.join(reasons)}")
@@ -126,7 +136,8 @@ class Engine:
         """
         requests = self.check_prompts(prompts, params)
         self.executor.prepare(DECODING_ROLES)
-        policy = self._policy(speculation, drafter)
+        sampled = any(request.params.sampling.temperature > 0 for request in requests)
+        policy = self._policy(speculation, drafter, sampled=sampled)
         if policy.max_depth == 0:
             drafter = None
         elif drafter is None:
@@ -146,28 +157,41 @@ class Engine:
 
     @property
     def default_draft(self) -> DraftPolicy:
-        """What ``speculation="default"`` uses; its ``reason`` says what it last chose, and why."""
-        return self._measured_policy
+        """What ``speculation="default"`` last used; its ``reason`` says what it chose, and why."""
+        return self._last_measured or self._measured_policy(sampled=False)
+
+    def _measured_policy(self, *, sampled: bool) -> DraftPolicy:
+        """A policy that starts from what the one before it, greedy or sampled, has learned."""
+        limits = self.manifest.limits
+        if self.manifest.draft is None:
+            return FixedPolicy(None, max_depth=0, reason="the engine has no draft")
+        table, origin = self._costs
+        before = self._measured.get(sampled)
+        policy = MeasuredPolicy(
+            table,
+            max_depth=min(limits.draft_depth, limits.draft_tokens),
+            table_origin=origin,
+            prior=prior_of(sampled, before.acceptance if before else None),
+        )
+        self._measured[sampled] = self._last_measured = policy
+        return policy
 
     @cached_property
-    def _measured_policy(self) -> DraftPolicy:
-        """Measures on first use; what it learns of acceptance serves later calls too."""
-        manifest = self.manifest
-        if manifest.draft is None:
-            return FixedPolicy(None, max_depth=0, reason="the engine has no draft")
-        measurement = CostMeasurement(self.executor, manifest, self._kv)
-        table, origin = load_or_measure(self._cost_file, measurement.run)
-        depth = min(manifest.limits.draft_depth, manifest.limits.draft_tokens)
-        return MeasuredPolicy(table, max_depth=depth, table_origin=origin)
+    def _costs(self) -> tuple[CostTable, str]:
+        """The cost table, measured on first use, and where it came from."""
+        measurement = CostMeasurement(self.executor, self.manifest, self._kv)
+        return load_or_measure(self._cost_file, measurement.run)
 
-    def _policy(self, speculation: Speculation, drafter: Drafter | None) -> DraftPolicy:
+    def _policy(
+        self, speculation: Speculation, drafter: Drafter | None, *, sampled: bool
+    ) -> DraftPolicy:
         limits = self.manifest.limits
         if speculation is None:
             return FixedPolicy(None, max_depth=0, reason="asked for no draft")
         if drafter is not None:
             return self._policy_of(drafter, speculation)
         if speculation == "default":
-            return self._measured_policy
+            return self._measured_policy(sampled=sampled)
         if self.manifest.draft is None:
             raise RequestError("a draft shape is given, but the engine was built without a draft")
         check_shape(speculation, limits)
@@ -201,6 +225,8 @@ class Engine:
             )
         if params.stop and self.text is None:
             raise RequestError(f"{where}: stop strings need a tokenizer, the engine has none")
+        for stop in params.stop:
+            check_unicode(stop, f"stop string {stop!r}")
         budget = min(params.max_new_tokens, limit - len(ids))
         return Request(prompt.id, ids, params, budget)
 
@@ -214,6 +240,7 @@ class Engine:
         assert prompt.text is not None
         if not prompt.text:
             return ()
+        check_unicode(prompt.text, where)
         return self.text.encode(prompt.text, raw=params.raw)
 
     def _text_stream(self, request: Request) -> TextStream | None:

@@ -134,8 +134,9 @@ def manifest_digest(data: bytes) -> str:
 
 def _manifest_bytes(directory: Path) -> bytes:
     if not directory.is_dir():
+        found = "a file, not a directory" if directory.exists() else "no such directory"
         raise EngineFileError(
-            f"{directory} is not an engine: no such directory; give the path that build wrote"
+            f"{directory} is not an engine: {found}; give the path that build wrote"
         )
     parts = []
     for name in (MANIFEST_FILE, MANIFEST_HASH_FILE):

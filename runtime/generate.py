@@ -14,7 +14,7 @@ from specbuild.runtime.executor import Executor
 from specbuild.runtime.kv_pool import KvPools, SequencePages
 from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds, groups_of
 from specbuild.runtime.manifest import Manifest
-from specbuild.runtime.policy import DraftPolicy
+from specbuild.runtime.policy import DraftPolicy, Outlook
 from specbuild.runtime.records import FinishReason
 from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState, TokenEvent
 from specbuild.runtime.sampling import sampling_feeds
@@ -63,6 +63,8 @@ class Generation:
         self._policy = policy
         self._text_stream = text_stream
         self._groups = groups_of(manifest.roles["target"])
+        caches = drafter is not None and drafter.capabilities.uses_draft_caches
+        self._draft_groups = groups_of(manifest.roles["draft"]) if caches else ()
         self._scheduler = Scheduler(requests, manifest.limits, kv, self._admitted)
 
     def events(self) -> Iterator[Event]:
@@ -142,13 +144,21 @@ class Generation:
         return events
 
     def _draft(self, sequences: Sequence[SequenceState]) -> DraftTrees:
-        shape = self._policy.shape(len(sequences))
+        shape = self._policy.shape(self._outlook(sequences))
         deepest = [min(s.wanted - 1, self._policy.max_depth) for s in sequences]
         if shape is None or self._drafter is None or max(deepest) < 1:
             return chain_trees([s.root for s in sequences])
         trees = self._drafter.propose(sequences, shallower(shape, max(deepest)))
         # No slot is verified whose token could not be emitted any more.
         return trees.cut(deepest) if min(deepest) < self._policy.max_depth else trees
+
+    def _outlook(self, sequences: Sequence[SequenceState]) -> Outlook:
+        behind = [s.length - s.pages[g].length for g in self._draft_groups for s in sequences]
+        return Outlook(
+            batch=len(sequences),
+            tokens_left=max(s.wanted for s in sequences),
+            rows_behind=sum(behind),
+        )
 
     def _verify(self, sequences: Sequence[SequenceState], trees: DraftTrees) -> Verified:
         """One target pass over every tree; slot i of sequence b is cache slot L + i."""

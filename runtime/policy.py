@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from specbuild.runtime.cost_table import CostTable
@@ -10,16 +12,41 @@ from specbuild.runtime.manifest import DraftShape
 
 # Pseudo-observations of the prior on each position's acceptance, and how fast they fade.
 PRIOR_WEIGHT = 4.0
-PRIOR_ACCEPTANCE = 0.6
 FORGETTING = 0.97
-# A longer chain must promise this much more before it replaces a shorter one.
+# A sampled token is a draft's likeliest one less often than a greedy one.
+PRIOR_GREEDY = 0.6
+PRIOR_SAMPLED = 0.4
+# A longer chain must promise this much more before it replaces a shorter one; the first, and
+# the time in which the draft takes up the tokens before it, must pay that much more.
 MARGIN = 1.02
-# How fast the table gives way to the times of the run's own steps, and how far one may pull it.
+FIRST_MARGIN = 1.03
+START_MARGIN = 1.5
+# How fast the table gives way to the times of the run's own steps, how many of them it counts
+# for, and how far one may pull it.
 TIME_LEARNING = 0.05
+TABLE_WEIGHT = 3
 LARGEST_RATIO = 3.0
-PROBE_INTERVAL = 64
-MAX_PROBE_INTERVAL = 512
-FIRST_PLAIN_STEP = 8
+# Steps without a draft before one is tried; doubles each time that leads to no lasting drafting.
+PROBE_INTERVAL = 16
+MAX_PROBE_INTERVAL = 128
+LASTING_STEPS = 16
+PROBE_SHARE = 0.01
+# While drafting, every so many steps two go without a draft; the second is timed.
+PLAIN_INTERVAL = 64
+FIRST_PLAIN_STEP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is known before a step.
+
+    ``tokens_left`` is how much the longest of the ``batch`` sequences may still emit;
+    ``rows_behind`` how many committed tokens the draft would have to take up first.
+    """
+
+    batch: int
+    tokens_left: int
+    rows_behind: int
 
 
 class DraftPolicy(Protocol):
@@ -35,8 +62,8 @@ class DraftPolicy(Protocol):
         """Why it chooses as it does now."""
         ...
 
-    def shape(self, batch: int) -> DraftShape | None:
-        """The shape for a step of ``batch`` sequences; None drafts nothing."""
+    def shape(self, outlook: Outlook) -> DraftShape | None:
+        """The shape for the next step; None drafts nothing."""
         ...
 
     def observe(self, trees: DraftTrees, accepted: list[int], step_s: float | None) -> None:
@@ -55,13 +82,41 @@ class FixedPolicy:
         self.max_depth = max_depth
         self.reason = reason
 
-    def shape(self, batch: int) -> DraftShape | None:
+    def shape(self, outlook: Outlook) -> DraftShape | None:
         """The fixed shape."""
-        del batch
+        del outlook
         return self._shape
 
     def observe(self, trees: DraftTrees, accepted: list[int], step_s: float | None) -> None:
         """Learns nothing."""
+
+
+class _Times:
+    """The run's own step times of each chain, as ratios to the table's."""
+
+    def __init__(self, depths: int) -> None:
+        self._all = 1.0
+        self._own: list[float | None] = [None] * depths
+        self._seen = [0] * depths
+        self._steps = 0
+
+    def ratio(self, depth: int) -> float:
+        """What the table's time is to be multiplied with."""
+        own = self._own[depth]
+        return self._all if own is None else own
+
+    def learn(self, depth: int, ratio: float) -> None:
+        """One more step was timed."""
+        ratio, before = min(ratio, LARGEST_RATIO), self.ratio(depth)
+        self._steps += 1
+        self._seen[depth] += 1
+        self._all += _rate(self._steps) * (ratio - self._all)
+        self._own[depth] = before + _rate(self._seen[depth]) * (ratio - before)
+
+
+def _rate(steps: int) -> float:
+    """Weight of the newest step: first that of a mean, later that of a running one."""
+    return max(TIME_LEARNING, 1 / (TABLE_WEIGHT + steps))
 
 
 class MeasuredPolicy:
@@ -70,26 +125,34 @@ class MeasuredPolicy:
     With p_i the chance that draft i is accepted once those before it were, a chain of d emits
     1 + Σ_{k=1…d} Π_{i≤k} p_i tokens a step. Costs are the table's, times the running ratio of
     the steps' own times to it (a longer context, a busier machine). Where no chain pays, nothing
-    is drafted but a rare probe, rarer each time it fails; where one pays, a rare step without
-    shows what it is measured against.
+    is drafted but a rare probe, rarer each time it fails; where one pays, rare steps without
+    show what it is measured against.
+
+    ``prior`` holds p_1, p_2, … as believed before the first step; the last one goes on.
     """
 
-    def __init__(self, table: CostTable, *, max_depth: int, table_origin: str) -> None:
+    def __init__(
+        self,
+        table: CostTable,
+        *,
+        max_depth: int,
+        table_origin: str,
+        prior: Sequence[float] = (PRIOR_GREEDY,),
+    ) -> None:
         self.max_depth = max_depth
         self._deepest = min(max_depth, len(table.draft_s))
         self._table = table
         self._origin = table_origin
-        self._accepted = [PRIOR_ACCEPTANCE * PRIOR_WEIGHT] * self._deepest
+        believed = [prior[min(i, len(prior) - 1)] for i in range(self._deepest)]
+        self._accepted = [p * PRIOR_WEIGHT for p in believed]
         self._trials = [PRIOR_WEIGHT] * self._deepest
-        self._ratio = 1.0
-        self._ratio_of: list[float | None] = [None] * (self._deepest + 1)
-        self._timed_steps = [0] * (self._deepest + 1)
         self._drafted_steps = 0
         self._last_depth = 0
         self._idle_steps = 0
         self._probe_interval = PROBE_INTERVAL
         self._choice = 0
         self._costs: dict[int, list[float]] = {}
+        self._times: dict[int, _Times] = {}
 
     @property
     def acceptance(self) -> list[float]:
@@ -107,27 +170,40 @@ class MeasuredPolicy:
             f"{self._origin}"
         )
 
-    def shape(self, batch: int) -> DraftShape | None:
+    def shape(self, outlook: Outlook) -> DraftShape | None:
         """The best chain; now and then a chain although none pays."""
-        rates = self._rates(batch)
+        rates = self._rates(outlook.batch)
+        start_s = outlook.rows_behind * self._table.row_s
         best = 0
         for depth in range(1, self._deepest + 1):
-            if rates[depth] > rates[best] * MARGIN:
+            if rates[depth] > rates[best] * (MARGIN if best else FIRST_MARGIN):
                 best = depth
+        saved_s = outlook.tokens_left * (1 / rates[0] - 1 / rates[best])
+        if best == 0 or saved_s < START_MARGIN * start_s:
+            self._stop_drafting()
+            return self._probe(rates, start_s, outlook.tokens_left / rates[0])
         self._choice = best
-        if best == 0:
-            self._idle_steps += 1
-            if self._idle_steps < self._probe_interval:
-                return None
-            self._idle_steps = 0
-            self._probe_interval = min(2 * self._probe_interval, MAX_PROBE_INTERVAL)
-            best = max(range(1, self._deepest + 1), key=lambda depth: rates[depth])
-        else:
-            self._probe_interval = PROBE_INTERVAL
-            self._drafted_steps += 1
-            if self._drafted_steps % PROBE_INTERVAL == FIRST_PLAIN_STEP:
-                return None
+        self._drafted_steps += 1
+        if self._drafted_steps % PLAIN_INTERVAL in (FIRST_PLAIN_STEP, FIRST_PLAIN_STEP + 1):
+            return None
         return DraftShape(1, best, best)
+
+    def _probe(self, rates: Sequence[float], start_s: float, left_s: float) -> DraftShape | None:
+        """A chain, if one is due and its price is small against the time that is left."""
+        self._idle_steps += 1
+        if self._idle_steps < self._probe_interval:
+            return None
+        depth = max(range(1, self._deepest + 1), key=lambda d: rates[d])
+        if start_s + 1 / rates[0] > PROBE_SHARE * left_s:
+            return None
+        self._idle_steps = 0
+        self._probe_interval = min(2 * self._probe_interval, MAX_PROBE_INTERVAL)
+        return DraftShape(1, depth, depth)
+
+    def _stop_drafting(self) -> None:
+        if self._choice and self._drafted_steps >= LASTING_STEPS:
+            self._probe_interval = PROBE_INTERVAL
+        self._choice = self._drafted_steps = 0
 
     def observe(self, trees: DraftTrees, accepted: list[int], step_s: float | None) -> None:
         """Updates the estimate of every position that was reached, and the costs' ratios."""
@@ -138,25 +214,16 @@ class MeasuredPolicy:
                 self._trials[i] = FORGETTING * self._trials[i] + 1
         depth, before = max(counts) - 1, self._last_depth
         self._last_depth = depth
-        # After steps without it, a draft first takes up all their tokens: no time to learn from.
-        if step_s is not None and depth <= self._deepest and not (depth > 0 and before == 0):
-            self._learn_time(depth, step_s / self._table_costs(len(counts))[depth])
-
-    def _learn_time(self, depth: int, ratio: float) -> None:
-        ratio = min(ratio, LARGEST_RATIO)
-        self._ratio += TIME_LEARNING * (ratio - self._ratio)
-        self._timed_steps[depth] += 1
-        own = self._ratio_of[depth]
-        # A mean of the first few, then a running one.
-        rate = max(TIME_LEARNING, 1 / self._timed_steps[depth])
-        self._ratio_of[depth] = ratio if own is None else own + rate * (ratio - own)
+        # Where drafting starts or stops, the draft takes up tokens or caches are cold: no time to
+        # learn from.
+        if step_s is not None and depth <= self._deepest and (depth > 0) == (before > 0):
+            batch = len(counts)
+            self._times_of(batch).learn(depth, step_s / self._table_costs(batch)[depth])
 
     def _rates(self, batch: int) -> list[float]:
         """Expected tokens a second and sequence of each chain, 0 … the deepest measured."""
-        costs = [
-            cost * (self._ratio if own is None else own)
-            for cost, own in zip(self._table_costs(batch), self._ratio_of, strict=True)
-        ]
+        times = self._times_of(batch)
+        costs = [cost * times.ratio(d) for d, cost in enumerate(self._table_costs(batch))]
         expected, reach = 1.0, 1.0
         rates = [1.0 / costs[0]]
         for accepted, trials, cost in zip(self._accepted, self._trials, costs[1:], strict=True):
@@ -164,6 +231,12 @@ class MeasuredPolicy:
             expected += reach
             rates.append(expected / cost)
         return rates
+
+    def _times_of(self, batch: int) -> _Times:
+        times = self._times.get(batch)
+        if times is None:
+            times = self._times[batch] = _Times(self._deepest + 1)
+        return times
 
     def _table_costs(self, batch: int) -> list[float]:
         """Seconds of a step of each chain by the table."""
@@ -175,3 +248,9 @@ class MeasuredPolicy:
                 for depth in range(self._deepest + 1)
             ]
         return costs
+
+
+def prior_of(sampled: bool, learned: Sequence[float] | None = None) -> tuple[float, ...]:
+    """What a run may believe of acceptance: half experience of an earlier one, half the general."""
+    general = PRIOR_SAMPLED if sampled else PRIOR_GREEDY
+    return tuple((general + p) / 2 for p in learned) if learned else (general,)

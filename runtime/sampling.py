@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from specbuild.runtime.errors import RequestError
 
+TEMPERATURES = (1e-6, 1e6)
 MAX_SEED = 2**31 - 1
 
 
@@ -27,8 +27,12 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise RequestError(f"temperature is {self.temperature}, must be 0 or above")
+        least, most = TEMPERATURES
+        # 0, or what a division of fp32 logits survives; not a number is neither
+        if not (self.temperature == 0 or least <= self.temperature <= most):
+            raise RequestError(
+                f"temperature is {self.temperature}, must be 0 or between {least:g} and {most:g}"
+            )
         if not 0 < self.top_p <= 1:
             raise RequestError(f"top_p is {self.top_p}, must be above 0 and at most 1")
         if not 0 <= self.top_k < 2**31:

@@ -152,6 +152,17 @@ class TextStream:
         return text
 
 
+def check_unicode(text: str, where: str) -> None:
+    """Raises RequestError where ``text`` holds half of a surrogate pair: it has no bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{where} is not Unicode text: character {error.start} is a lone surrogate "
+            "(a byte that is not UTF-8, or half of a \\u pair)"
+        ) from error
+
+
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of ``text`` that begins ``stop``."""
     longest = min(len(text), len(stop) - 1)

@@ -152,7 +152,7 @@ def load_reference_draft(
     """The draft checkpoint in the directory ``path``.
 
     Raises:
-        SpecbuildError: its files are missing or unreadable.
+        SpecbuildError: its files are missing or unreadable, or are no EAGLE3 draft's.
     """
     files = sorted(path.glob("*.safetensors"))
     if not files or not (path / "config.json").is_file():
@@ -160,11 +160,16 @@ def load_reference_draft(
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         tensors = {name: value for file in files for name, value in load_file(file).items()}
-        return ReferenceDraft(config, tensors, embedding=embedding, head=head)
+        draft = ReferenceDraft(config, tensors, embedding=embedding, head=head)
     except KeyError as error:
         raise SpecbuildError(f"{path}: the draft lacks {error}") from error
     except (OSError, ValueError) as error:
         raise SpecbuildError(f"{path}: the draft cannot be read: {error}") from error
+    if "fc.weight" not in draft.weights:
+        raise SpecbuildError(
+            f"{path}: no fc.weight, so no EAGLE3 draft; give the draft's directory"
+        )
+    return draft
 
 
 def _rotary(decoder: dict[str, Any], head_dim: int) -> tuple[torch.Tensor, float]:

@@ -183,6 +183,15 @@ def test_what_is_no_engine_is_refused(command: Command, tmp_path: Path, name: st
     assert on_engine(command, name, tmp_path / "nowhere").refused("nowhere")
     (tmp_path / "empty").mkdir()
     assert on_engine(command, name, tmp_path / "empty").refused("manifest.json")
+    (tmp_path / "file").write_text("x")
+    assert on_engine(command, name, tmp_path / "file").refused("a file, not a directory")
+
+
+def test_verify_refuses_a_target_as_the_draft(
+    command: Command, tiny_engine: Path, text_target: Path
+) -> None:
+    arguments = ("--model", text_target, "--draft", text_target)
+    assert command("verify", tiny_engine, *arguments).refused("no fc.weight")
 
 
 @pytest.mark.parametrize("name", ENGINE_COMMANDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -199,6 +200,10 @@ def test_output_stops_at_max_seq_len(command: Command, tiny_engine: Path, tmp_pa
         (("--logprobs",), ("--json",)),
         (("--max-new-tokens", 0), ("--max-new-tokens",)),
         (("--threads", 0), ("--threads",)),
+        (("--threads", 100_000), ("threads is 100000",)),
+        (("--temperature", "1e-40"), ("temperature",)),
+        (("--prompt", "\udcff"), ("Unicode",)),
+        (("--stop", "\udcff"), ("Unicode",)),
         (("--prompts", "missing.jsonl"), ("missing.jsonl",)),
     ],
 )
@@ -219,6 +224,7 @@ def test_wrong_options_are_refused(
         ({"id": "b", "prompt_ids": [-1]}, ("-1", "vocabulary")),
         ({"id": "b", "prompt_ids": [3] * 96}, ("96", "max_seq_len")),
         ({"id": "b", "prompt_ids": []}, ("empty",)),
+        ({"id": "b", "prompt": "\ud800"}, ("Unicode",)),
         ({"id": "b", "prompt_ids": [1], "seed": 2}, ("unknown keys seed",)),
     ],
 )
@@ -258,6 +264,23 @@ def test_first_token_comes_within_a_second(tiny_engine: Path, tmp_path: Path) ->
             assert process.stdout.read(1)
             times_s.append(time.perf_counter() - start_s)
     assert min(times_s) < 1.0
+
+
+@pytest.mark.parametrize("command_line", [("inspect",), ("run", "--prompt", "x")])
+def test_an_output_without_unicode_shows_what_it_can(
+    tiny_engine: Path, command_line: tuple[str, ...]
+) -> None:
+    name, *rest = command_line
+    line = [sys.executable, "-m", "specbuild.cli.main", name, str(tiny_engine), *rest]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(line, capture_output=True, timeout=60, env=environment, check=False)
+    assert (done.returncode, done.stdout.isascii()) == (0, True), done.stderr
+
+
+def test_a_closed_standard_output_is_one_sentence(tiny_engine: Path) -> None:
+    script = f"exec {sys.executable} -m specbuild.cli.main run {tiny_engine} --prompt x >&-"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
 
 
 def test_running_loads_no_heavy_package(tiny_engine: Path) -> None:

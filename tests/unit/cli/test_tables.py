@@ -168,6 +168,15 @@ def test_cache_directory_comes_from_the_environment() -> None:
     assert cache_directory({}) == Path.home() / ".cache" / "specbuild"
 
 
+def test_a_user_without_a_home_keeps_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert cache_directory({}) is None
+    assert cache_directory({"XDG_CACHE_HOME": "b"}) == Path("b") / "specbuild"
+
+
 def test_taps_are_a_list_of_layers() -> None:
     assert parse_taps("1,11,21") == (1, 11, 21)
     with pytest.raises(SpecbuildError, match="--taps 1;2"):

@@ -68,6 +68,8 @@ def test_the_runtime_imports_numpy_and_nothing_heavy() -> None:
         {"temperature": -0.1},
         {"temperature": float("nan")},
         {"temperature": float("inf")},
+        {"temperature": 1e-40},
+        {"temperature": 1e300},
         {"top_p": 0.0},
         {"top_p": 1.1},
         {"top_p": float("nan")},

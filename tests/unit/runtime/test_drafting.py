@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from toy_engine import run, toy_engine
 from toy_model import D2T, DRAFT_VOCAB, VOCAB, ToyExecutor, draft_step, toy_manifest
 
+from specbuild.runtime import drafting
 from specbuild.runtime.draft_tree import DraftTrees, chain_trees, pack_bits
 from specbuild.runtime.drafting import Eagle3Drafter
 from specbuild.runtime.kv_pool import KvPools
 from specbuild.runtime.launch import SlotCounter
 from specbuild.runtime.manifest import DraftShape, Manifest
+from specbuild.runtime.policy import Outlook
 from specbuild.runtime.request import GenerateParams, Request, SequenceState
 from specbuild.runtime.statistics import RunTally
 
@@ -122,7 +124,9 @@ def test_trees_are_those_of_brute_force(
         assert states[b].pages["draft"].length == len(ids) - 1
 
 
-def test_steps_without_a_draft_do_not_run_it() -> None:
+def test_steps_without_a_draft_do_not_run_it_until_much_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = toy_engine(max_rows=8)
     manifest = engine.manifest
     executor = engine.executor
@@ -130,17 +134,18 @@ def test_steps_without_a_draft_do_not_run_it() -> None:
     drafter = Eagle3Drafter(executor, manifest, SlotCounter(200))
     (state,) = sequences_of(manifest, [list(range(20))], kv)
     rows = np.arange(38, dtype=np.float32).reshape(19, 2)
-    for i in range(8):
+    monkeypatch.setattr(drafting, "PENDING_BYTES", 16 * rows[0].nbytes)
+    for i in range(16):
         drafter.observe(state, rows[i : i + 1])
     assert executor.launches == []
-    for i in range(8, 19):
+    for i in range(16, 19):
         drafter.observe(state, rows[i : i + 1])
     assert [entry for entry in executor.launches if entry[0] == "draft"] == [("draft", 8)] * 2
     expected = brute_tree(list(range(20)), rows, DraftShape(1, 2, 2))
     assert paths_of(drafter.propose([state], DraftShape(1, 2, 2)), 0) == expected
 
 
-def test_shapes_may_differ_from_step_to_step() -> None:
+def test_shapes_may_differ_from_step_to_step(monkeypatch: pytest.MonkeyPatch) -> None:
     params = GenerateParams(max_new_tokens=40, ignore_eos=True)
     plain = run(toy_engine(), [[1, 2], [3]], params, speculation=None)
 
@@ -148,7 +153,7 @@ def test_shapes_may_differ_from_step_to_step() -> None:
         max_depth, reason = 4, "a test"
         step = 0
 
-        def shape(self, _batch: int) -> DraftShape | None:
+        def shape(self, _outlook: Outlook) -> DraftShape | None:
             self.step += 1
             shapes = (None, DraftShape(1, 3, 3), None, None, DraftShape(3, 4, 12))
             return shapes[self.step % 5]
@@ -157,7 +162,7 @@ def test_shapes_may_differ_from_step_to_step() -> None:
             pass
 
     engine = toy_engine()
-    engine.__dict__["_measured_policy"] = Varying()
+    monkeypatch.setattr(engine, "_measured_policy", lambda **_: Varying())
     assert run(engine, [[1, 2], [3]], params).ids == plain.ids
 
 

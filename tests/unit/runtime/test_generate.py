@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -208,6 +210,17 @@ def test_default_speculation_measures_and_decodes_the_same() -> None:
     plain = run(engine, [[1, 2, 3]], params, speculation=None)
     assert run(engine, [[1, 2, 3]], params).ids == plain.ids
     assert "tokens/s" in engine.default_draft.reason
+
+
+def test_sampled_requests_leave_what_greedy_ones_learned() -> None:
+    engine = toy_engine(max_seq_len=256, max_rows=32)
+    greedy = GenerateParams(max_new_tokens=60, ignore_eos=True)
+    sampled = replace(greedy, sampling=SamplingParams(temperature=1.0))
+    run(engine, [[1, 2, 3]], greedy)
+    learned = engine.default_draft
+    run(engine, [[1, 2, 3]], sampled)
+    assert engine.default_draft is not learned
+    assert engine.default_draft.acceptance[0] != learned.acceptance[0]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +20,15 @@ from specbuild.runtime.cost_table import (
 )
 from specbuild.runtime.draft_tree import chain_trees
 from specbuild.runtime.kv_pool import KvPools
-from specbuild.runtime.policy import MAX_PROBE_INTERVAL, PROBE_INTERVAL, MeasuredPolicy
+from specbuild.runtime.policy import (
+    MAX_PROBE_INTERVAL,
+    PRIOR_GREEDY,
+    PRIOR_SAMPLED,
+    PROBE_INTERVAL,
+    MeasuredPolicy,
+    Outlook,
+    prior_of,
+)
 
 ROWS = (1, 2, 3, 4, 5)
 CHEAP = CostTable(ROWS, (2.8e-3, 3.0e-3, 3.2e-3, 3.4e-3, 3.6e-3), (2e-4, 3e-4, 4e-4, 5e-4))
@@ -26,14 +36,23 @@ DEAR = CostTable(ROWS, (1e-3, 2e-3, 3e-3, 4e-3, 5e-3), (5e-4, 1e-3, 1.5e-3, 2e-3
 
 
 def drive(
-    policy: MeasuredPolicy, chance: float, steps: int, *, truth: CostTable = CHEAP, seed: int = 0
+    policy: MeasuredPolicy,
+    chance: float,
+    steps: int,
+    *,
+    truth: CostTable = CHEAP,
+    seed: int = 0,
+    left: int = 100_000,
+    prompt: int = 0,
 ) -> list[int]:
     """Depths chosen while each draft is accepted with this chance and steps take these times."""
     random = np.random.default_rng(seed)
     depths = []
-    for _ in range(steps):
-        shape = policy.shape(1)
+    behind = prompt
+    for step in range(steps):
+        shape = policy.shape(Outlook(1, left - step, behind))
         depth = 0 if shape is None else shape.draft_depth
+        behind = 1 if depth else behind + 1
         depths.append(depth)
         tokens = np.zeros((1, depth), np.int32) if depth else None
         hits = random.random(depth) < chance
@@ -66,7 +85,7 @@ def test_it_settles_where_tokens_a_second_peak(chance: float) -> None:
 
 def test_a_draft_that_never_hits_is_dropped_but_for_rare_probes() -> None:
     depths = drive(policy_of(CHEAP), 0.0, 3000)
-    assert sum(d > 0 for d in depths[:256]) <= 12
+    assert sum(d > 0 for d in depths[:256]) <= 16
     probes = [i for i, d in enumerate(depths) if d > 0 and i > 50]
     gaps = [b - a for a, b in pairwise(probes)]
     assert gaps
@@ -84,6 +103,30 @@ def test_a_failing_draft_costs_less_than_a_twentieth() -> None:
 
 def test_where_no_chain_can_pay_none_is_tried_much() -> None:
     assert sum(d > 0 for d in drive(policy_of(DEAR), 0.6, 500, truth=DEAR)) < 10
+
+
+def test_a_draft_starts_where_the_rest_of_the_output_pays_for_taking_up_the_prompt() -> None:
+    table = replace(CHEAP, row_s=1e-4)
+    short = drive(policy_of(table), 0.9, 16, truth=table, left=16, prompt=200)
+    assert not any(short)
+    assert all(drive(policy_of(table), 0.9, 8, truth=table, left=256, prompt=200))
+    assert all(drive(policy_of(table), 0.9, 8, truth=table, left=16, prompt=10))
+
+
+def test_one_disturbed_step_changes_nothing() -> None:
+    policy = policy_of(CHEAP)
+    drive(policy, 0.8, 5)
+    policy.observe(chain_trees([0], np.zeros((1, 3), np.int32)), [1], 1.0)
+    assert min(drive(policy, 0.8, 8)) > 0
+
+
+def test_a_run_starts_from_half_of_what_the_one_before_learned() -> None:
+    assert prior_of(False) == (PRIOR_GREEDY,)
+    assert prior_of(True, [0.8, 0.6]) == pytest.approx(
+        ((PRIOR_SAMPLED + 0.8) / 2, (PRIOR_SAMPLED + 0.6) / 2)
+    )
+    policy = MeasuredPolicy(CHEAP, max_depth=4, table_origin="given", prior=(0.3, 0.2))
+    assert policy.acceptance == pytest.approx([0.3, 0.2, 0.2, 0.2])
 
 
 def test_a_table_that_flatters_the_draft_is_corrected_by_the_run() -> None:
@@ -108,7 +151,7 @@ def test_it_returns_to_drafting_when_acceptance_returns() -> None:
 
 def test_the_reason_shows_the_numbers() -> None:
     policy = policy_of(CHEAP)
-    policy.shape(1)
+    policy.shape(Outlook(1, 100, 0))
     assert "tokens/s expected" in policy.reason
     assert "costs given" in policy.reason
 
@@ -141,6 +184,9 @@ def test_a_table_is_measured_once_and_kept(tmp_path: Path) -> None:
         json.dumps({"target_rows": [1], "target_s": [float("nan")], "draft_s": [1.0]}).encode(),
         json.dumps({"target_rows": [2, 1], "target_s": [1.0, 1.0], "draft_s": [1.0]}).encode(),
         json.dumps({"target_rows": [1], "target_s": [1.0], "draft_s": []}).encode(),
+        json.dumps(
+            {"target_rows": [1], "target_s": [1.0], "draft_s": [1.0], "row_s": -1.0}
+        ).encode(),
         json.dumps({"target_rows": [1, 2], "target_s": [1.0], "draft_s": [1.0]}).encode(),
     ],
 )
@@ -166,6 +212,15 @@ def test_measuring_leaves_no_pages_behind(max_seq_len: int) -> None:
     free = [pool.free_pages for pool in kv.pools.values()]
     table = CostMeasurement(executor, manifest, kv).run()
     assert [pool.free_pages for pool in kv.pools.values()] == free
-    assert table.target_rows == (1, 2, 3, 4, 5)
+    assert table.target_rows == (1, 2, 4, 5)
     assert len(table.draft_s) == 4
     assert all(t > 0 for t in (*table.target_s, *table.draft_s))
+    assert table.row_s >= 0
+
+
+def test_a_table_of_another_method_is_not_believed(tmp_path: Path) -> None:
+    """The name of a kept table says how it was measured, besides what and where."""
+    path = cache_path(tmp_path, "manifest", "cpu", 1)
+    old = hashlib.sha256(b"manifest\ncpu\n1").hexdigest()[:32]
+    assert path is not None
+    assert old not in path.name
