@@ -171,7 +171,7 @@ class Engine:
             table,
             max_depth=min(limits.draft_depth, limits.draft_tokens),
             table_origin=origin,
-            prior=prior_of(sampled, before.acceptance if before else None),
+            prior=prior_of(sampled, before.acceptance[0] if before else None),
         )
         self._measured[sampled] = self._last_measured = policy
         return policy

@@ -10,7 +10,7 @@ from specbuild.runtime.cost_table import CostTable
 from specbuild.runtime.draft_tree import DraftTrees
 from specbuild.runtime.manifest import DraftShape
 
-# Pseudo-observations of the prior on each position's acceptance, and how fast they fade.
+# Pseudo-observations of what is believed of a position, and how fast real ones fade.
 PRIOR_WEIGHT = 4.0
 FORGETTING = 0.97
 # A sampled token is a draft's likeliest one less often than a greedy one.
@@ -128,7 +128,9 @@ class MeasuredPolicy:
     is drafted but a rare probe, rarer each time it fails; where one pays, rare steps without
     show what it is measured against.
 
-    ``prior`` holds p_1, p_2, … as believed before the first step; the last one goes on.
+    ``prior`` is p_1 as believed before the first step. A later position is believed to be like
+    the one before it until it was tried: acceptance hardly falls along a chain, and a position
+    that no chain reaches would otherwise never be tried.
     """
 
     def __init__(
@@ -137,15 +139,15 @@ class MeasuredPolicy:
         *,
         max_depth: int,
         table_origin: str,
-        prior: Sequence[float] = (PRIOR_GREEDY,),
+        prior: float = PRIOR_GREEDY,
     ) -> None:
         self.max_depth = max_depth
         self._deepest = min(max_depth, len(table.draft_s))
         self._table = table
         self._origin = table_origin
-        believed = [prior[min(i, len(prior) - 1)] for i in range(self._deepest)]
-        self._accepted = [p * PRIOR_WEIGHT for p in believed]
-        self._trials = [PRIOR_WEIGHT] * self._deepest
+        self._prior = prior
+        self._accepted = [0.0] * self._deepest
+        self._trials = [0.0] * self._deepest
         self._drafted_steps = 0
         self._last_depth = 0
         self._idle_steps = 0
@@ -157,7 +159,11 @@ class MeasuredPolicy:
     @property
     def acceptance(self) -> list[float]:
         """The running estimate of p_1, p_2, …"""
-        return [a / t for a, t in zip(self._accepted, self._trials, strict=True)]
+        estimates, believed = [], self._prior
+        for accepted, trials in zip(self._accepted, self._trials, strict=True):
+            believed = (accepted + PRIOR_WEIGHT * believed) / (trials + PRIOR_WEIGHT)
+            estimates.append(believed)
+        return estimates
 
     @property
     def reason(self) -> str:
@@ -226,8 +232,8 @@ class MeasuredPolicy:
         costs = [cost * times.ratio(d) for d, cost in enumerate(self._table_costs(batch))]
         expected, reach = 1.0, 1.0
         rates = [1.0 / costs[0]]
-        for accepted, trials, cost in zip(self._accepted, self._trials, costs[1:], strict=True):
-            reach *= accepted / trials
+        for chance, cost in zip(self.acceptance, costs[1:], strict=True):
+            reach *= chance
             expected += reach
             rates.append(expected / cost)
         return rates
@@ -250,7 +256,7 @@ class MeasuredPolicy:
         return costs
 
 
-def prior_of(sampled: bool, learned: Sequence[float] | None = None) -> tuple[float, ...]:
+def prior_of(sampled: bool, learned: float | None = None) -> float:
     """What a run may believe of acceptance: half experience of an earlier one, half the general."""
     general = PRIOR_SAMPLED if sampled else PRIOR_GREEDY
-    return tuple((general + p) / 2 for p in learned) if learned else (general,)
+    return general if learned is None else (general + learned) / 2

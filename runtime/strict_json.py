@@ -49,7 +49,9 @@ def _decode(kind: Any, data: Any, where: str) -> Any:  # noqa: PLR0911 - a case 
     if origin is dict:
         if not isinstance(data, dict):
             raise _refusal(where, data, "an object")
-        return {key: _decode(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
+        return {
+            key: _decode(arguments[1], item, f"{where}.{_name(key)}") for key, item in data.items()
+        }
     if kind is Any:
         return data
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
@@ -70,7 +72,7 @@ def _decode_record(kind: Any, data: Any, where: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     unknown = sorted(set(data) - set(fields))
     if unknown:
-        raise SpecbuildError(f"{where}: unknown keys {', '.join(unknown)}")
+        raise SpecbuildError(f"{where}: unknown keys {', '.join(map(_name, unknown))}")
     hints = _field_types(kind)
     values = {}
     for name, field in fields.items():
@@ -79,6 +81,11 @@ def _decode_record(kind: Any, data: Any, where: str) -> Any:
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise SpecbuildError(f"{where}: key {name!r} is missing")
     return kind(**values)
+
+
+def _name(key: str) -> str:
+    """A key as a message may hold it: on one line."""
+    return key if key.isprintable() else repr(key)
 
 
 def _refusal(where: str, data: Any, expected: str) -> SpecbuildError:

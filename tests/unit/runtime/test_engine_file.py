@@ -240,3 +240,15 @@ def test_a_malformed_container_is_refused(tmp_path: Path, content: bytes, messag
     files = {**described.files, "weights.safetensors": entry_now}
     with pytest.raises(EngineFileError, match=message):
         open_weights(path, dataclasses.replace(described, tensors=tensors, files=files))
+
+
+@pytest.mark.parametrize(("field", "value"), [("draft", {"\n": None}), ("files", {"\n": None})])
+def test_a_key_with_a_line_break_is_shown_on_one_line(
+    engine: Path, field: str, value: dict[str, None]
+) -> None:
+    described = to_json(manifest_of_engine(engine)) | {field: value}
+    write_manifest(engine, json.dumps(described).encode())
+    with pytest.raises(EngineFileError) as refused:
+        read_manifest(engine)
+    assert "\n" not in str(refused.value)
+    assert "'\\n'" in str(refused.value)

@@ -121,12 +121,21 @@ def test_one_disturbed_step_changes_nothing() -> None:
 
 
 def test_a_run_starts_from_half_of_what_the_one_before_learned() -> None:
-    assert prior_of(False) == (PRIOR_GREEDY,)
-    assert prior_of(True, [0.8, 0.6]) == pytest.approx(
-        ((PRIOR_SAMPLED + 0.8) / 2, (PRIOR_SAMPLED + 0.6) / 2)
-    )
-    policy = MeasuredPolicy(CHEAP, max_depth=4, table_origin="given", prior=(0.3, 0.2))
-    assert policy.acceptance == pytest.approx([0.3, 0.2, 0.2, 0.2])
+    assert prior_of(False) == PRIOR_GREEDY
+    assert prior_of(True, 0.8) == pytest.approx((PRIOR_SAMPLED + 0.8) / 2)
+    policy = MeasuredPolicy(CHEAP, max_depth=4, table_origin="given", prior=0.3)
+    assert policy.acceptance == pytest.approx([0.3] * 4)
+
+
+def test_a_position_never_tried_is_believed_like_the_one_before_it() -> None:
+    """Or a chain that always holds would stop growing where the experience ends."""
+    policy = policy_of(CHEAP)
+    for _ in range(60):
+        policy.observe(chain_trees([0], np.zeros((1, 1), np.int32)), [1], None)
+    assert policy.acceptance[1:] == [policy.acceptance[0]] * (len(policy.acceptance) - 1)
+    assert policy.acceptance[0] > 0.85
+    depths = drive(policy_of(CHEAP), 0.97, 200)
+    assert max(depths[100:]) == len(CHEAP.draft_s)
 
 
 def test_a_table_that_flatters_the_draft_is_corrected_by_the_run() -> None:
