@@ -140,7 +140,7 @@ def figures(folder: Path) -> dict[str, Any]:
         "greedy_default": draft_gain(engine, greedy, "default"),
         "greedy_chain_of_3": draft_gain(engine, greedy, CHAIN),
         "sampled_0.8_default": draft_gain(engine, sampled, "default"),
-        "transformers": against_transformers(engine, prompts=8, tokens=64),
+        "transformers": against_transformers(engine, prompts=6, tokens=256),
         "run_to_first_token_s": in_fresh_processes(lambda: first_token_s(options.output)),
         "import_runtime_s": in_fresh_processes(import_s),
     }
