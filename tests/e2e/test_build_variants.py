@@ -152,7 +152,7 @@ def test_both_layouts_build_the_same_engine(tmp_path: Path) -> None:
         assert (hf / name).read_bytes() == (original / name).read_bytes(), name
 
 
-STORED_MB, LAYER_MB = 150, 25
+STORED_MB = 390
 # File-backed pages are the kernel's to take back; what the builder holds is anonymous.
 STREAMED = """
 import sys, threading, time
@@ -180,12 +180,15 @@ print(max(samples) - before)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_weights_stream_through_the_builder(tmp_path: Path) -> None:
-    """Law 4: the peak grows by what the making of one layer takes, not by all of them."""
+    """Law 4: the peak grows by what the making of one layer takes, not by all of them.
+
+    A layer of 25 MB takes 60 to 130 MB to make, with what the allocator keeps.
+    """
     write_target(tmp_path / "small", layers=LAYERS)
     large = {"hidden": 512, "inner": 512, "experts": 8, "experts_format": "bf16"}
-    write_target(tmp_path / "large", layers=6, **large)
+    write_target(tmp_path / "large", layers=16, **large)
     line = [sys.executable, "-c", STREAMED, str(tmp_path)]
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     stored = (tmp_path / "b" / "weights.safetensors").stat().st_size / 1e6
     assert stored > STORED_MB
-    assert float(done.stdout.splitlines()[-1]) < 4 * LAYER_MB
+    assert float(done.stdout.splitlines()[-1]) < stored / 2
