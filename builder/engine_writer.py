@@ -59,7 +59,7 @@ class EngineFolder:
                 data = recipe.checked().contiguous().numpy().data
                 file.write(data)
                 digest.update(data)
-                progress.advance(_size(recipe))
+                progress.advance(recipe.nbytes)
         fsync(path)
         self._written[WEIGHTS_FILE] = digest.hexdigest()
 
@@ -124,7 +124,7 @@ def json_bytes(data: Any) -> bytes:
 
 def weight_bytes(weights: Mapping[str, Recipe]) -> int:
     """What the weights will take on disk, before anything is made."""
-    return sum(_size(recipe) for recipe in weights.values())
+    return sum(recipe.nbytes for recipe in weights.values())
 
 
 def require_space(folder: Path, weights: int) -> None:
@@ -144,21 +144,13 @@ def _weights_header(weights: Mapping[str, Recipe]) -> tuple[bytes, int]:
     header: dict[str, Any] = {}
     offset = 0
     for name, recipe in weights.items():
-        size = _size(recipe)
         header[name] = {
             "dtype": SAFETENSORS_DTYPES[str(recipe.dtype)],
             "shape": list(recipe.shape),
-            "data_offsets": [offset, offset + size],
+            "data_offsets": [offset, offset + recipe.nbytes],
         }
-        offset += size
+        offset += recipe.nbytes
     head = json.dumps(header, separators=(",", ":")).encode()
     # Data that starts at a multiple of 64 bytes can be mapped and used where it lies.
     head += b" " * (-(len(head) + 8) % 64)
     return len(head).to_bytes(8, "little") + head, offset
-
-
-def _size(recipe: Recipe) -> int:
-    count = recipe.dtype.itemsize
-    for size in recipe.shape:
-        count *= size
-    return count

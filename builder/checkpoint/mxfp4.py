@@ -11,13 +11,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from specbuild.plugins_cuda.moe.e2m1 import E2M1, E2M1_CODES
+
 BLOCK_VALUES = 32
 BLOCK_BYTES = 16
 SCALE_BIAS = 127
 # A scale of at least 1 is a normal float32 power of two, so a kernel may build it as `scale << 23`.
 SMALLEST_SCALE = 1
 LARGEST_SCALE = 254
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SIGN_BIT = 8
 
 
@@ -37,9 +38,7 @@ def dequantise(blocks: Tensor, scales: Tensor) -> Tensor:
             f"MXFP4 blocks: got shape {list(blocks.shape)}, expected "
             f"{[*scales.shape, BLOCK_BYTES]} for scales of shape {list(scales.shape)}"
         )
-    table = torch.tensor(
-        [*E2M1, *(-value for value in E2M1)], dtype=torch.float32, device=blocks.device
-    )
+    table = torch.tensor(E2M1_CODES, dtype=torch.float32, device=blocks.device)
     nibbles = torch.stack((blocks & 0xF, blocks >> 4), dim=-1).flatten(-2)  # [..., n, 32]
     values = torch.ldexp(table[nibbles.int()], scales.int()[..., None] - SCALE_BIAS)
     return values.flatten(-2)

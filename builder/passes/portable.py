@@ -22,9 +22,8 @@ def portable_proto(model: ir.Model) -> onnx.ModelProto:
         if recipe is not None:
             assert value.dtype is not None and value.shape is not None
             kept[name] = value.const_value
-            size = _bytes(value)
             value.const_value = ir.ExternalTensor(
-                WEIGHTS_FILE, 0, size, dtype=value.dtype, shape=value.shape, name=name
+                WEIGHTS_FILE, 0, recipe.nbytes, dtype=value.dtype, shape=value.shape, name=name
             )
     try:
         return ir.to_proto(model)
@@ -42,12 +41,3 @@ def save_portable(model: ir.Model, path: Path) -> None:
     """Writes :func:`portable_bytes`, making the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(portable_bytes(model))
-
-
-def _bytes(value: ir.Value) -> int:
-    assert value.shape is not None and value.dtype is not None
-    count = 1
-    for size in value.shape:
-        assert isinstance(size, int)
-        count *= size
-    return int(count * value.dtype.itemsize)

@@ -6,6 +6,7 @@ wants it in another form replaces it by one that carries the composed function (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,11 @@ class Recipe:
     sources: tuple[str, ...]
     load: Callable[[], torch.Tensor]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
     def describes(self, other: Recipe) -> bool:
         """Whether another graph's recipe of the same name means the same tensor."""
         mine = (self.shape, self.dtype, self.sources)
@@ -47,13 +53,8 @@ class Recipe:
 
 def weight_value(name: str, recipe: Recipe) -> ir.Value:
     """An initialiser that carries a recipe."""
-    value = ir.Value(
-        name=name,
-        shape=ir.Shape(recipe.shape),
-        type=ir.TensorType(ONNX_DTYPES[recipe.dtype]),
-        const_value=_lazy(name, recipe),
-    )
-    value.meta[_RECIPE] = recipe
+    value = ir.Value(name=name)
+    set_recipe(value, recipe)
     return value
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from specbuild.builder.checkpoint.draft import default_taps
 from specbuild.builder.progress import Progress
 from specbuild.builder.training.config import (
     INNER_PER_HIDDEN,
@@ -33,7 +34,6 @@ from specbuild.builder.training.draft_module import DraftModule, DraftShape
 from specbuild.builder.training.evaluation import Examiner
 from specbuild.builder.training.frozen_target import (
     FrozenTarget,
-    default_taps,
     end_of_text_ids,
     load_target,
 )

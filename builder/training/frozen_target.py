@@ -118,13 +118,6 @@ def end_of_text_ids(model: GptOssForCausalLM) -> tuple[int, ...]:
     return (ids,) if isinstance(ids, int) else tuple(ids)
 
 
-def default_taps(layers: int) -> tuple[int, ...]:
-    """A low, a middle and a high layer: 1, L/2 − 1, L − 4; of five or fewer 0, L/2, L − 1."""
-    if layers > 5:
-        return 1, layers // 2 - 1, layers - 4
-    return 0, layers // 2, layers - 1
-
-
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """Its bars and its remarks on MXFP4 kernels would mix with our own progress."""

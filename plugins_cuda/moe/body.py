@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from specbuild.plugins_cuda.body import BodyBuilder, static_size
+from specbuild.plugins_cuda.moe.e2m1 import E2M1_CODES
 
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def routing(b: BodyBuilder, logits: ir.Value, *, experts: int, top_k: int, gating: str) -> ir.Value:
@@ -43,7 +43,7 @@ def expert_weight(b: BodyBuilder, weight: ir.Value, scales: ir.Value | None) -> 
     nibbles = b.Concat(
         b.Unsqueeze(b.Mod(byte, sixteen), last), b.Unsqueeze(b.Div(byte, sixteen), last), axis=4
     )
-    values = b.Gather(b.constant(_E2M1 + tuple(-v for v in _E2M1), np.float32), nibbles)
+    values = b.Gather(b.constant(E2M1_CODES, np.float32), nibbles)
     exponent = b.Sub(b.cast(scales, FLOAT), b.scalar(127.0))
     factor = b.Unsqueeze(b.Pow(b.scalar(2.0), exponent), b.i64(3))
     scaled = b.Mul(b.reshape(values, 0, 0, 0, 32), factor)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.moe.body import body
+from specbuild.plugins_cuda.moe.e2m1 import E2M1_CODES
 from specbuild.plugins_cuda.moe.weighted_body import weighted_body
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 
 if TYPE_CHECKING:
     import torch
-
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def expert_weight(weight: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
@@ -24,7 +23,7 @@ def expert_weight(weight: torch.Tensor, scales: torch.Tensor | None) -> torch.Te
 
     if scales is None:
         return weight.float()
-    table = torch.tensor(_E2M1 + tuple(-v for v in _E2M1), device=weight.device)
+    table = torch.tensor(E2M1_CODES, device=weight.device)
     nibbles = torch.stack([weight & 15, weight >> 4], dim=-1).flatten(-2)
     values = table[nibbles.int()] * torch.exp2(scales.float() - 127.0).unsqueeze(-1)
     return values.flatten(-2).transpose(1, 2)
