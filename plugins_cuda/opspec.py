@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Tactic
+
 if TYPE_CHECKING:
     import torch
 
@@ -74,6 +76,10 @@ class OpSpec:
     ``body`` builds the same computation of standard ONNX ops (see ``body.py``).
     ``weighted_body``, where there is one, is faster on a CPU but wants its weights in another
     form, which it derives when an engine is built.
+
+    ``lower`` gives the launches that compute it on a GPU, ``tactics`` the candidates among which
+    ``tune`` chooses for a request (the first is the default). An op that only a CUDA pass makes
+    has no body.
     """
 
     name: str
@@ -85,6 +91,8 @@ class OpSpec:
     body: Callable[..., Any] | None = None
     weighted_body: Callable[..., Any] | None = None
     aliases: tuple[tuple[str, str], ...] = ()
+    lower: Callable[[LoweringRequest], Lowering] | None = None
+    tactics: Callable[[LoweringRequest], tuple[Tactic, ...]] | None = None
 
     def __post_init__(self) -> None:
         names = [tensor.name for tensor in (*self.inputs, *self.outputs)]

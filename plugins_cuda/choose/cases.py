@@ -40,7 +40,7 @@ def choose(
             np.arange(100, 100 + rows, dtype=np.int32),
         )
 
-    return Case(name, make)
+    return Case(name, make, kernel_atol=1e-5, kernel_rtol=1e-5)
 
 
 CASES: tuple[Case, ...] = (
@@ -66,3 +66,32 @@ CASES: tuple[Case, ...] = (
         top_p=[1, 1, 1, 0.6, 0.5, 0.5],
     ),
 )
+
+KERNEL_CASES: tuple[Case, ...] = (
+    choose("a vocabulary of no whole vectors", 1.0, vocab=4099, top_k=[0, 3, 9, 0, 5, 40],
+           top_p=[1, 1, 1, 0.4, 0.7, 0.9]),
+    choose("hot: one bucket holds more than the list", 1e3, rows=4, vocab=9000,
+           top_k=[0, 3000, 2500, 8999], top_p=[0.5, 1, 0.3, 1]),
+    choose("cold: top-k reaches far", 0.05, rows=3, vocab=5000, top_k=[2000, 4500, 4999],
+           top_p=[1, 0.9, 1]),
+    choose("ties across the cut", [1, 1, 100, 100], rows=4, vocab=5000, digits=0,
+           top_k=[777, 0, 2222, 4100], top_p=[1, 0.6, 0.7, 1]),
+    choose("ties beyond the list", 10.0, rows=3, vocab=20_000, digits=-1, top_k=[7001, 0, 15_000],
+           top_p=[1, 0.31, 0.47]),
+    choose("temperatures at both ends", [1e-6, 1e6, 1e-6, 1e6], rows=4, vocab=3000,
+           top_k=[0, 100, 50, 0], top_p=[0.5, 1, 1, 0.9]),
+    choose("noise among many", 3.0, rows=8, vocab=2000, top_k=[1999, 1000, 500, 250, 0, 0, 0, 0],
+           top_p=[1, 1, 1, 1, 0.9, 0.95, 0.99, 0.999]),
+    choose("small heads of a list", 1e3, rows=24, vocab=1000, top_k=[*range(1, 13), *[0] * 12],
+           top_p=[*[1] * 12, *((n + 0.5) / 1000 for n in range(12))]),
+    choose("small heads beyond the list", 1e3, rows=12, vocab=7000, top_k=[2, 3, 4, 5, 6, 7] * 2,
+           top_p=[*[1] * 6, *[0.6] * 6]),
+    choose("small heads of ties", 1.0, rows=24, vocab=800, digits=-1,
+           top_k=[*range(1, 13), *[6] * 12], top_p=[*[1] * 12, *(n / 12 for n in range(12))]),
+    choose("small heads of ties beyond the list", 1.0, rows=8, vocab=7000, digits=-1,
+           top_k=[*range(1, 5), *[6] * 4], top_p=[*[1] * 4, 0.1, 0.3, 0.55, 0.9]),
+    choose("gpu: the vocabulary of GPT-OSS", [0, 1, 1, 1, 0.7, 1, 1.5, 0.2], rows=8,
+           vocab=201_088, top_k=[0, 0, 50, 0, 1000, 100_000, 0, 0],
+           top_p=[1, 1, 1, 0.9, 0.95, 1, 0.99, 0.5]),
+    choose("gpu: more rows than multiprocessors", 1.0, rows=160, vocab=32_000, top_k=50, top_p=0.9),
+)  # fmt: skip

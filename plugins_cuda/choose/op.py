@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.choose.body import body
+from specbuild.plugins_cuda.choose.lowering import lower
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
 
 if TYPE_CHECKING:
@@ -112,4 +113,5 @@ OP = OpSpec(
     attributes=(),
     reference=reference,
     body=body,
+    lower=lower,
 )

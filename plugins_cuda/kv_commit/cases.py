@@ -21,7 +21,9 @@ def commit(name: str, *sequences: Pairs, page_size: int = 4, kv_heads: int = 2) 
         slots = np.array(padded, np.int32)
         return pool, slots[..., 0].copy(), slots[..., 1].copy()
 
-    return Case(name, make, atol=0, rtol=0, compare={"pool_out": np.s_[1:]})
+    return Case(
+        name, make, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0, compare={"pool_out": np.s_[1:]}
+    )
 
 
 CASES: tuple[Case, ...] = (
@@ -34,4 +36,8 @@ CASES: tuple[Case, ...] = (
     commit("half a pair is padding", [(6, -1), (-1, 9), (11, 10)]),
     commit("ragged batch over pages", [(6, 5), (18, 7)], [(25, 21)], [], kv_heads=1),
     commit("pages of one slot", [(3, 2), (5, 3)], page_size=1),
+)
+
+KERNEL_CASES: tuple[Case, ...] = (
+    commit("more pairs than threads", [(4 + i, 5 + i) for i in range(20)], [(26, 25), (27, 26)]),
 )

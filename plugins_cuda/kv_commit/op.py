@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.kv_commit.body import body
+from specbuild.plugins_cuda.kv_commit.lowering import lower
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
 
@@ -41,4 +42,5 @@ OP = OpSpec(
     aliases=(("pool_out", "pool"),),
     reference=reference,
     body=body,
+    lower=lower,
 )

@@ -28,7 +28,9 @@ def write(
         return pool, new, slot
 
     name = f"{len(slots)} rows, {padding_rows} padding, {kv_heads} heads, pages of {page_size}"
-    return Case(name, make, atol=0, rtol=0, compare={"pool_out": np.s_[1:]})
+    return Case(
+        name, make, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0, compare={"pool_out": np.s_[1:]}
+    )
 
 
 CASES: tuple[Case, ...] = (
@@ -37,4 +39,9 @@ CASES: tuple[Case, ...] = (
     write([19, 4, 12, 11, 6], padding_rows=3),
     write([1, 2, 4], page_size=1, kv_heads=1),
     write(range(16, 48), pages=4, page_size=16, kv_heads=8, width=64),
+)
+
+KERNEL_CASES: tuple[Case, ...] = (
+    write(range(64, 320), pages=6, page_size=64, kv_heads=1, width=32, padding_rows=1),
+    write([64 * page + page for page in range(1, 9)], pages=9, page_size=64, width=64),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.kv_write.body import body
+from specbuild.plugins_cuda.kv_write.lowering import lower
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
 
 if TYPE_CHECKING:
@@ -40,4 +41,5 @@ OP = OpSpec(
     aliases=(("pool_out", "pool"),),
     reference=reference,
     body=body,
+    lower=lower,
 )

@@ -230,3 +230,59 @@ CASES: tuple[Case, ...] = (
     _with_sinks("sink far above every score", 80.0),
     _with_sinks("sink far below every score", -80.0),
 )
+
+_KERNEL_LAUNCHES = {
+    "example geometry, 6 on 2 heads of 32": Launch(
+        [Branch(37, 0, BUSHY), Branch(64, 1), Branch(0, 3)], group=3, width=32, v_width=32,
+        page_size=16,
+    ),
+    "heads of 128": Launch(
+        [Branch(50, 3, chain_of(3))], group=8, width=128, v_width=128, page_size=16, kv_heads=1
+    ),
+    "more rows than a CTA takes": Launch(
+        [Branch(30, 0, (*BUSHY, *range(9, 24))), Branch(3, 0, chain_of(2))], page_size=32
+    ),
+    "one sequence has nearly all rows": Launch(
+        [Branch(2, 1), Branch(70, 21), Branch(5, 1), Branch(9, 0)], page_size=64, window=40
+    ),
+    "longer than the context's slots": Launch(
+        [Branch(4300, 0, BUSHY)], kv_heads=1, page_size=64, padding_rows=0
+    ),
+    "a window that is split": Launch(
+        [Branch(1700, 0, chain_of(3))], kv_heads=1, page_size=64, window=1500
+    ),
+}  # fmt: skip
+
+
+def _real(branches: Sequence[Branch], **changes: Any) -> Launch:
+    """GPT-OSS's heads and pages."""
+    return Launch(
+        branches, kv_heads=8, group=8, width=64, v_width=64, page_size=64, **changes
+    )  # fmt: skip
+
+
+_GPU_LAUNCHES = {
+    "decode at 1k": _real([Branch(1023, 1)], padding_rows=0),
+    "decode at 32k": _real([Branch(32767, 1)], padding_rows=0),
+    "decode at 131k": _real([Branch(131071, 1)], padding_rows=0),
+    "decode at 4k, window": _real([Branch(4090, 1)], window=128, padding_rows=0),
+    "verify a chain of 4 at 1k": _real([Branch(1000, 0, chain_of(4))], padding_rows=0),
+    "verify a tree of 10 at 32k": _real([Branch(32700, 0, BUSHY)], padding_rows=0),
+    "verify a tree of 10 at 1k, window": _real(
+        [Branch(1000, 0, BUSHY)], window=128, padding_rows=0
+    ),
+    "16 sequences at 1k": _real([Branch(960 + 8 * b, 1) for b in range(16)], padding_rows=0),
+    "verify 16 sequences, ragged": _real(
+        [Branch(100 + 211 * b, 0, chain_of(1 + b % 4)) for b in range(16)]
+    ),
+    "64 sequences, window": _real(
+        [Branch(17 * b, 1) for b in range(64)], window=128, padding_rows=0
+    ),
+    "prompt chunk of 500 at 1k": _real([Branch(1000, 500)]),
+    "prompt chunks, ragged, window": _real([Branch(0, 300), Branch(777, 130)], window=128),
+}
+
+KERNEL_CASES: tuple[Case, ...] = (
+    *(launch.case(name) for name, launch in _KERNEL_LAUNCHES.items()),
+    *(launch.case(f"gpu: {name}") for name, launch in _GPU_LAUNCHES.items()),
+)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.paged_tree_attention.body import body
+from specbuild.plugins_cuda.paged_tree_attention.lowering import lower, tactics
 
 if TYPE_CHECKING:
     import torch
@@ -143,4 +144,6 @@ OP = OpSpec(
     attributes=(AttributeSpec("scale", float), AttributeSpec("window", int, 0)),
     reference=reference,
     body=body,
+    lower=lower,
+    tactics=tactics,
 )

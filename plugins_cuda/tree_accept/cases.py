@@ -80,3 +80,7 @@ CASES: tuple[Case, ...] = (
     accept("33 slots", nodes=32, depth=32, chain=True, follow=1.0),
     accept("two words", nodes=60, depth=8, counts=[61, 40, 61], follow=0.9),
 )
+
+KERNEL_CASES: tuple[Case, ...] = (
+    accept("gpu: batch 64", nodes=60, depth=8, counts=[61] * 64, follow=0.9),
+)

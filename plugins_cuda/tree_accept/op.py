@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.tree_accept.body import body
+from specbuild.plugins_cuda.tree_accept.lowering import lower
 
 if TYPE_CHECKING:
     import torch
@@ -71,4 +72,5 @@ OP = OpSpec(
     attributes=(AttributeSpec("depth", int),),
     reference=reference,
     body=body,
+    lower=lower,
 )

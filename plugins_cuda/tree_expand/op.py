@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
 from specbuild.plugins_cuda.tree_expand.body import body
+from specbuild.plugins_cuda.tree_expand.lowering import lower
 
 if TYPE_CHECKING:
     import torch
@@ -59,4 +60,5 @@ OP = OpSpec(
     attributes=(),
     reference=reference,
     body=body,
+    lower=lower,
 )

@@ -83,3 +83,9 @@ CASES: tuple[Case, ...] = (
     select("64 nodes and the root", top_k=6, depth=5, draft_tokens=64),
     select("deeper than 64", top_k=1, depth=70, draft_tokens=70, batch=1),
 )
+
+KERNEL_CASES: tuple[Case, ...] = (
+    select("more candidates than threads", top_k=14, depth=8, draft_tokens=60),
+    select("ties of more candidates than threads", top_k=14, depth=8, draft_tokens=90, step=1.0),
+    select("gpu: batch 64", top_k=8, depth=8, draft_tokens=60, batch=64),
+)

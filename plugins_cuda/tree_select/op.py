@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.tree_expand.op import stable_topk
 from specbuild.plugins_cuda.tree_select.body import body
+from specbuild.plugins_cuda.tree_select.lowering import lower
 
 if TYPE_CHECKING:
     import torch
@@ -84,4 +85,5 @@ OP = OpSpec(
     attributes=(AttributeSpec("depth", int),),
     reference=reference,
     body=body,
+    lower=lower,
 )

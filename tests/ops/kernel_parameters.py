@@ -1,4 +1,4 @@
-"""Reads the entry points of a ``kernel.cu`` and holds their parameters to a declaration."""
+"""Reads the entry points of an op's ``.cu`` files and holds their parameters to a declaration."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ _ENTRY = re.compile(r'extern\s+"C"\s+__global__\s+void[^(]*?(\w+)\s*\(([^)]*)\)\
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _BOUNDS = re.compile(r"__launch_bounds__\s*\([^)]*\)")
 _WORKSPACE = "workspace"
+PREFILL = "prefill"
+# Sources of kernels that several ops launch, by where they stand.
+SHARED = {"linear/normed_tokens.cu": ("RmsQkvRope", "RmsSwiglu", "RmsHead")}
 
 
 def entry_points(source: str) -> dict[str, tuple[str, ...]]:
@@ -35,35 +38,45 @@ def tensor_parameters(source: str) -> dict[str, tuple[str, ...]]:
 
 
 def violations(op: OpSpec, folder: Path) -> list[str]:
-    """What is wrong with the ``kernel.cu`` of this folder: empty where nothing is, or no kernel.
+    """What is wrong with the ``.cu`` files of this folder: empty where nothing is, or no file.
 
     Every pointer is named like an input or output of the declaration (or ``workspace…``), every
     declared tensor is named by some entry point (an alias's two names are one buffer), and an
-    entry point lists them in declared order.
+    entry point lists them in declared order. The kernels of a prompt's chunks (``prefill.cu``) name
+    every declared tensor themselves. ``SHARED`` sources are left out.
     """
-    path = folder / "kernel.cu"
-    if not path.exists():
-        return []
-    entries = tensor_parameters(path.read_text())
-    if not entries:
-        return [f'{path.name}: no extern "C" __global__ function']
-    aliases = dict(op.aliases)
+    paths = [p for p in sorted(folder.glob("*.cu")) if f"{folder.name}/{p.name}" not in SHARED]
     order = {t.name: i for i, t in enumerate((*op.inputs, *op.outputs))}
-    problems = []
-    for entry, names in entries.items():
-        known = [name for name in names if not name.startswith(_WORKSPACE)]
-        problems += [f"{entry}: {name} is not declared" for name in known if name not in order]
-        places = [order[name] for name in known if name in order]
-        if places != sorted(places):
-            problems.append(f"{entry}: parameters {known} are not in declared order")
-    problems += [f"{name} is in no entry point" for name in _missing(order, aliases, entries)]
+    problems: list[str] = []
+    by_phase: dict[bool, list[tuple[str, ...]]] = {}
+    for path in paths:
+        entries = tensor_parameters(path.read_text())
+        if not entries:
+            problems.append(f'{path.name}: no extern "C" __global__ function')
+        for entry, names in entries.items():
+            problems += _misplaced(f"{path.name}: {entry}", names, order)
+        by_phase.setdefault(path.stem == PREFILL, []).extend(entries.values())
+    aliases = dict(op.aliases)
+    for prefill, parameters in sorted(by_phase.items()):
+        where = f"{PREFILL}.cu" if prefill else "the decoding kernels"
+        missing = _missing(order, aliases, parameters)
+        problems += [f"{name} is in no entry point of {where}" for name in missing]
+    return problems
+
+
+def _misplaced(entry: str, names: Iterable[str], order: Mapping[str, int]) -> list[str]:
+    known = [name for name in names if not name.startswith(_WORKSPACE)]
+    problems = [f"{entry}: {name} is not declared" for name in known if name not in order]
+    places = [order[name] for name in known if name in order]
+    if places != sorted(places):
+        problems.append(f"{entry}: parameters {known} are not in declared order")
     return problems
 
 
 def _missing(
-    declared: Iterable[str], aliases: Mapping[str, str], entries: Mapping[str, tuple[str, ...]]
+    declared: Iterable[str], aliases: Mapping[str, str], entries: Iterable[tuple[str, ...]]
 ) -> list[str]:
-    named = {name for names in entries.values() for name in names}
+    named = {name for names in entries for name in names}
     named |= {aliases[name] for name in named if name in aliases}
     named |= {output for output, source in aliases.items() if source in named}
     return [name for name in declared if name not in named]

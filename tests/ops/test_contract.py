@@ -149,7 +149,15 @@ def test_schema_accepts_the_op_and_refuses_an_unknown_attribute(op: OpSpec) -> N
 @each_op
 def test_pools_are_aliased(op: OpSpec) -> None:
     pools = {spec.name for spec in op.outputs if spec.body_axes is not None}
-    assert {output for output, _ in op.aliases} == pools
+    aliased = {output for output, _ in op.aliases}
+    assert pools <= aliased
+    # What a CUDA pass makes may also keep the state of a step in place.
+    assert op.body is None or aliased == pools
+
+
+@each_op
+def test_is_computed_somewhere(op: OpSpec) -> None:
+    assert op.body is not None or op.lower is not None
 
 
 @each_case
@@ -231,9 +239,12 @@ def test_fake_refuses_an_axis_of_two_sizes() -> None:
         fake_outputs(all_ops()["KvWrite"], (pool, new, slot.int()))
 
 
-@each_case
+@pytest.mark.parametrize(
+    ("op", "case"),
+    [(op, case) for op, case in PAIRS if op.body is not None],
+    ids=[f"{op.name}: {case.name}" for op, case in PAIRS if op.body is not None],
+)
 def test_every_form_agrees_with_the_reference(op: OpSpec, case: Case) -> None:
-    assert op.body is not None, f"{op.name} has no standard-ONNX body"
     arrays = inputs_of(op, case)
     wanted = referenced(op, case, arrays)
     finite = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kernel_parameters import entry_points, violations
+from kernel_parameters import SHARED, entry_points, tensor_parameters, violations
 
 import specbuild.plugins_cuda as package
 from specbuild.plugins_cuda.registry import all_ops, op_named
@@ -47,6 +47,29 @@ def test_matching_kernel_passes(tmp_path: Path) -> None:
 def test_deviations_are_found(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     folder = kernel(tmp_path, GOOD.replace(*change) if change[0] else GOOD)
     assert any(message in problem for problem in violations(op_named("KvWrite"), folder))
+
+
+def test_every_file_counts(tmp_path: Path) -> None:
+    """What decodes may be spread over files; a prompt's kernels name every tensor themselves."""
+    op, good = op_named("KvWrite"), GOOD.replace("new_rows", "new")
+    (tmp_path / "first.cu").write_text(good.replace("const void* __restrict__ new, ", ""))
+    assert violations(op, tmp_path) == ["new is in no entry point of the decoding kernels"]
+    (tmp_path / "second.cu").write_text(good.replace("write_rows", "others"))
+    assert violations(op, tmp_path) == []
+    (tmp_path / "prefill.cu").write_text(good.replace("const int* write_slot, ", ""))
+    assert violations(op, tmp_path) == ["write_slot is in no entry point of prefill.cu"]
+    (tmp_path / "prefill.cu").write_text("int nothing;")
+    assert 'prefill.cu: no extern "C" __global__ function' in violations(op, tmp_path)
+
+
+@pytest.mark.parametrize("source", sorted(SHARED))
+def test_shared_kernels_take_what_their_ops_declare(source: str) -> None:
+    ops = [op_named(name) for name in SHARED[source]]
+    declared = {tensor.name for op in ops for tensor in (*op.inputs, *op.outputs)}
+    entries = tensor_parameters((Path(package.__path__[0]) / source).read_text())
+    assert entries
+    named = {name for names in entries.values() for name in names}
+    assert {name for name in named if not name.startswith("workspace")} <= declared
 
 
 @pytest.mark.parametrize("name", sorted(all_ops()))

@@ -1,0 +1,131 @@
+"""A case of an op as its kernels see it: bf16 activations and weights, sizes of a bucket."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import torch
+
+from specbuild.plugins_cuda.cases import Case
+from specbuild.plugins_cuda.launches import (
+    Lowering,
+    LoweringRequest,
+    Phase,
+    Tactic,
+    Target,
+    TensorInfo,
+)
+from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.registry import all_ops
+
+GPU_ONLY = "gpu: "
+# Few multiprocessors make CTAs take several tiles each at the sizes of a test.
+SMALL_TARGET = Target(multiprocessors=3)
+
+_NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "int32",
+          torch.uint8: "uint8"}  # fmt: skip
+_BITS = {"bfloat16": np.uint16, "float32": np.float32, "int32": np.int32, "uint8": np.uint8}
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """Inputs and the reference's outputs of a case, as tensors by name."""
+
+    op: OpSpec
+    case: Case
+    inputs: Mapping[str, torch.Tensor]
+    outputs: Mapping[str, torch.Tensor]
+
+    def request(
+        self, phase: Phase, target: Target, tactic: Tactic | None = None
+    ) -> LoweringRequest:
+        """What the op's ``lower`` is asked."""
+        tensors = {
+            name: TensorInfo(tuple(t.shape), _NAMES[t.dtype])
+            for name, t in (*self.inputs.items(), *self.outputs.items())
+        }
+        attributes = self.op.complete(self.case.attributes)
+        return LoweringRequest(tensors, attributes, phase, target, tactic or {})
+
+    def lowering(self, phase: Phase, target: Target, tactic: Tactic | None = None) -> Lowering:
+        """The launches."""
+        assert self.op.lower is not None
+        return self.op.lower(self.request(phase, target, tactic))
+
+    def check(self, got: Mapping[str, np.ndarray]) -> None:
+        """AssertionError where outputs (bits, as :func:`bits` gives them) differ too much."""
+        for name, wanted in self.outputs.items():
+            defined = self.case.compare.get(name, np.s_[:])
+            ours = values(got[name], wanted.dtype)[defined]
+            theirs = values(bits(wanted), wanted.dtype)[defined]
+            if wanted.dtype in (torch.int32, torch.uint8):
+                np.testing.assert_array_equal(ours, theirs, err_msg=name)
+            else:
+                np.testing.assert_allclose(
+                    ours, theirs, atol=self.case.kernel_atol, rtol=self.case.kernel_rtol,
+                    err_msg=name, equal_nan=True,
+                )  # fmt: skip
+
+
+def bits(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor as numpy; bf16 as uint16."""
+    tensor = tensor.contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()
+
+
+def values(array: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """What :func:`bits` gave, as numbers."""
+    if dtype == torch.bfloat16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array
+
+
+def _tensor(spec: TensorSpec, array: np.ndarray) -> torch.Tensor:
+    tensor = torch.from_numpy(array.copy())
+    if spec.dtype in ("T", "W") and tensor.dtype == torch.float32:
+        return tensor.bfloat16()
+    return tensor
+
+
+def kernel_case(op: OpSpec, case: Case) -> KernelCase:
+    """Draws the case's inputs, rounds them to what kernels take, and runs the reference."""
+    arrays = case.make(np.random.default_rng(crc32(f"{op.name} {case.name}".encode())))
+    tensors = [
+        None if array is None else _tensor(spec, array)
+        for spec, array in zip(op.inputs, arrays, strict=True)
+    ]
+    results: Any = op.reference(*tensors, **op.complete(case.attributes))
+    results = results if isinstance(results, tuple) else (results,)
+    inputs = {s.name: t for s, t in zip(op.inputs, tensors, strict=True) if t is not None}
+    outputs = {s.name: t for s, t in zip(op.outputs, results, strict=True) if t is not None}
+    return KernelCase(op, case, inputs, outputs)
+
+
+def kernel_ops() -> list[OpSpec]:
+    """Every op that has kernels."""
+    return [op for op in all_ops().values() if op.lower is not None]
+
+
+def phases_of(op: OpSpec) -> tuple[Phase, ...]:
+    """``prefill`` is its own form only where the folder has kernels for it."""
+    package = op.reference.__module__.rpartition(".")[0]
+    has_own = importlib.util.find_spec(f"{package}.prefill") is not None
+    return ("decode", "prefill") if has_own or op.name == "PagedTreeAttention" else ("decode",)
+
+
+def cases_for(op: OpSpec, phase: Phase, *, gpu: bool) -> list[Case]:
+    """The cases of one phase: the op's own, and those for its kernels alone."""
+    package = op.reference.__module__.rpartition(".")[0]
+    module = importlib.import_module(f"{package}.cases")
+    found = [*module.CASES, *getattr(module, "KERNEL_CASES", ())]
+    if phase == "prefill" and importlib.util.find_spec(f"{package}.prefill_cases") is not None:
+        found += importlib.import_module(f"{package}.prefill_cases").KERNEL_CASES
+    return [case for case in found if gpu or not case.name.startswith(GPU_ONLY)]

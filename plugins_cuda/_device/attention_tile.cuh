@@ -1,0 +1,58 @@
+// Tiles of keys and values in shared memory, and their fragments for tensor cores.
+//
+// A tile is [keys][width] bf16. Its 16-byte units are permuted within 128 bytes so that the eight
+// rows that one ldmatrix reads lie in different banks.
+#pragma once
+
+#include "ptx_attention.cuh"
+
+// Where 16-byte unit `unit` of row `row` stands, in units.
+template <int width>
+__device__ __forceinline__ constexpr int tile_unit(int row, int unit) {
+  constexpr int kUnits = width / 8, kAcross = kUnits < 8 ? kUnits : 8;
+  static_assert(kUnits >= 2 && (kUnits & (kUnits - 1)) == 0, "heads of 16, 32, 64 or 128");
+  return row * kUnits + (unit ^ (row / (8 / kAcross) % kAcross));
+}
+
+// The row of 16 that a lane addresses for the operands below.
+__device__ __forceinline__ int key_row() {
+  const int lane = threadIdx.x % 32;
+  return lane / 16 * 8 + lane % 8;
+}
+
+__device__ __forceinline__ int value_row() {
+  return static_cast<int>(threadIdx.x) % 16;
+}
+
+// 16 keys as two B operands (16 columns from 16·step × 8 keys each); `row` is this lane's.
+template <int width>
+__device__ __forceinline__ void load_key_columns_at(uint32_t (&first)[2], uint32_t (&second)[2],
+                                                    const uint4* tile, int row, int step) {
+  const int unit = 2 * step + static_cast<int>(threadIdx.x) % 32 / 8 % 2;
+  uint32_t r[4];
+  ldmatrix_x4(r, tile + tile_unit<width>(row, unit));
+  first[0] = r[0], first[1] = r[1], second[0] = r[2], second[1] = r[3];
+}
+
+// 16 values as two B operands (16 keys × 8 columns each, from 16·part); `row` is this lane's.
+template <int width>
+__device__ __forceinline__ void load_value_columns_at(uint32_t (&first)[2], uint32_t (&second)[2],
+                                                      const uint4* tile, int row, int part) {
+  const int unit = 2 * part + static_cast<int>(threadIdx.x) % 32 / 16;
+  uint32_t r[4];
+  ldmatrix_x4_transposed(r, tile + tile_unit<width>(row, unit));
+  first[0] = r[0], first[1] = r[1], second[0] = r[2], second[1] = r[3];
+}
+
+// The same of the 16 keys from `key`.
+template <int width>
+__device__ __forceinline__ void load_key_columns(uint32_t (&first)[2], uint32_t (&second)[2],
+                                                 const uint4* tile, int key, int step) {
+  load_key_columns_at<width>(first, second, tile, key + key_row(), step);
+}
+
+template <int width>
+__device__ __forceinline__ void load_value_columns(uint32_t (&first)[2], uint32_t (&second)[2],
+                                                   const uint4* tile, int key, int part) {
+  load_value_columns_at<width>(first, second, tile, key + value_row(), part);
+}

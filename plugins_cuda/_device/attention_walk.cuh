@@ -1,0 +1,283 @@
+// How a warp of the decode kernel walks over tiles of keys, and how it fetches them.
+//
+// Constants of the kernel: KV_HEADS, WIDTH, PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT, CONTEXT_CTAS,
+// ROWS (per warp), ROW_WARPS, WARMED (tiles of a warp that are asked for early).
+//
+// Tile c is the positions 32c … 32c + 31. Chunks of four tiles go to slot `chunk mod SPLIT`, the
+// tiles of a chunk to the four key warps. Tiles of committed keys are fetched once for all rows of
+// the CTA. A row with ancestors in the tree has tiles of its own from tree_start's on, whose keys
+// stand where they will once they are committed. The only row of a CTA fetches them like that;
+// several rows share a copy of the tree's slots (`tail`) and pick their keys from it.
+#pragma once
+
+#include "attention_rows.cuh"
+#include "attention_tile.cuh"
+
+constexpr int kTile = 32;
+constexpr int kKeyWarps = 4;
+constexpr int kChunk = kTile * kKeyWarps;
+constexpr int kPeriod = SPLIT * kKeyWarps;  // tiles from one of a warp's tiles to its next
+constexpr int kRows = ROWS * ROW_WARPS;
+constexpr bool kIsCrowded = ROWS > 4;  // loops stay rolled: registers would spill
+constexpr int kRowLanes = 16;
+constexpr int kThreads = 32 * kKeyWarps * ROW_WARPS;
+constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a row of a tile
+constexpr int kTileUnits = kTile * kUnits;
+constexpr bool kHasTail = kRows > 1;
+constexpr int kTailSlots = kTile * (1 + WORDS);
+constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
+static_assert((SPLIT & (SPLIT - 1)) == 0, "slots are found by masks");
+static_assert((CONTEXT_CTAS & (CONTEXT_CTAS - 1)) == 0, "so are their CTAs");
+static_assert(kRows <= kRowLanes, "every 16 lanes hold the views of all rows");
+static_assert(kTile == 32 && kChunk == 128, "shifts by 5 and 7");
+
+// The least and the greatest of all rows' values, in every lane.
+__device__ __forceinline__ int least(int value) {
+#pragma unroll
+  for (int other = 1; other < kRowLanes && kRows > 1; other *= 2) {
+    value = min(value, __shfl_xor_sync(kAllLanes, value, other));
+  }
+  return value;
+}
+
+__device__ __forceinline__ int greatest(int value) {
+  return -least(-value);
+}
+
+// Positions first … last.
+struct Span {
+  int first, last;
+};
+
+// The rows of a CTA. Lane i holds what belongs to row i mod 16; rows past the last repeat it.
+struct Rows {
+  int index = -1;  // this lane's row of the launch
+  int slot;
+  int words[WORDS];
+  RowView view;
+  int shared_last;  // the last position that it sees in tiles that all rows share
+  int count;
+  bool any_tree;              // some row has tiles of its own in the tail
+  int first, end;             // positions that some row sees
+  int shared_end;             // the last shared one of them
+  int full_first, full_last;  // shared positions that all rows see
+  int tail_end;               // the last position in the tail
+
+  __device__ __forceinline__ void load(int row, const int* row_slot, const int* ancestor_bits) {
+    index = row;
+    slot = row_slot[row];
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) words[i] = ancestor_bits[row * WORDS + i];
+  }
+
+  __device__ __forceinline__ void open(int first_row, int row_count, const int* row_slot,
+                                       int tree_start, const int* ancestor_bits) {
+    count = row_count;
+    const int row = first_row + min(static_cast<int>(threadIdx.x) % kRowLanes, count - 1);
+    if (row != index) load(row, row_slot, ancestor_bits);
+    __syncwarp();
+    view = view_of<WORDS, WINDOW>(slot, tree_start, words);
+    const bool in_tail = kHasTail && view.last >= 0;
+    shared_last = in_tail ? (tree_start & -kTile) - 1 : view.end();
+    first = least(view.first);
+    end = greatest(view.end());
+    shared_end = greatest(shared_last);
+    tail_end = kHasTail ? greatest(view.last) : -1;
+    any_tree = tail_end >= 0;
+    full_first = greatest(view.first);
+    full_last = least(shared_last);
+  }
+
+  // What a row sees in shared tiles.
+  __device__ __forceinline__ Span shared_span(int row) const {
+    return {__shfl_sync(kAllLanes, view.first, row), __shfl_sync(kAllLanes, shared_last, row)};
+  }
+
+  // What row `row` sees in a tile of row `own`'s alone: only that row does.
+  __device__ __forceinline__ Span own_span(int own, int row) const {
+    const int from = __shfl_sync(kAllLanes, view.first, own);
+    const int to = __shfl_sync(kAllLanes, view.last, own);
+    return row == own ? Span{from, to} : Span{0, -1};
+  }
+
+  __device__ __forceinline__ int chunks() const {
+    return (end >> 7) - (first >> 7) + 1;
+  }
+
+  // Whether some row may see a key of a slot; and how many CTAs have such a slot, and whether this.
+  __device__ __forceinline__ bool occupy(int slot) const {
+    return ((slot - (first >> 7)) & (SPLIT - 1)) < chunks();
+  }
+
+  __device__ __forceinline__ int ctas() const {
+    return min(CONTEXT_CTAS, chunks());
+  }
+
+  __device__ __forceinline__ bool occupy_cta() const {
+    return ((static_cast<int>(blockIdx.x) - (first >> 7)) & (CONTEXT_CTAS - 1)) < chunks();
+  }
+
+  // Whether a tile of the tail may stand in a slot of this CTA.
+  __device__ __forceinline__ bool tail_in_cta() const {
+    const int chunk = view.tree_start >> 7;
+    return any_tree &&
+           ((static_cast<int>(blockIdx.x) - chunk) & (CONTEXT_CTAS - 1)) <= (tail_end >> 7) - chunk;
+  }
+};
+
+// A place in a warp's list of shared tiles; past the last of a slot, `tile` holds nothing to see.
+struct Cursor {
+  int slot, tile;
+};
+
+struct Walk {
+  const uint4* k_pool;
+  const uint4* v_pool;
+  const int* table;  // of this sequence and KV head
+  int kv_head, key_warp;
+  int lane, pair_lane;  // in the warp, and among the ROW_WARPS warps that share tiles
+  Rows rows;
+  int entries;       // pool rows of 32 shared tiles, one a lane
+  int entries_from;  // the first of them
+
+  __device__ __forceinline__ static int own_tile_from(int tile, int own) {
+    return tile + ((own - tile) & (kPeriod - 1));
+  }
+
+  // The first tile of a slot.
+  __device__ __forceinline__ int first_tile(int slot) const {
+    return own_tile_from(rows.first >> 5, slot * kKeyWarps + key_warp);
+  }
+
+  __device__ __forceinline__ bool shares(int tile) const {
+    return tile * kTile <= rows.shared_end;
+  }
+
+  // From a slot's end to the next slot that has tiles, or past the last slot.
+  __device__ __forceinline__ void settle(Cursor& at) const {
+    while (at.slot < SPLIT && !shares(at.tile)) {
+      at.slot += CONTEXT_CTAS;
+      at.tile = first_tile(at.slot);
+    }
+  }
+
+  __device__ __forceinline__ int pool_row(int slot) const {
+    return (table[slot / PAGE_SIZE] * KV_HEADS + kv_head) * PAGE_SIZE + slot % PAGE_SIZE;
+  }
+
+  // The warp's first tiles, should row `row` of the launch be the CTA's first. Before the wait for
+  // the launches in front that is a guess, and good enough to ask for their lines in L2.
+  __device__ __forceinline__ void warm(const int* row_slot, int row) {
+    const int slot = min(max(load_l2_int(row_slot + row), 0), TABLE * PAGE_SIZE - 1);
+    const int first = WINDOW > 0 ? max(slot - WINDOW + 1, 0) : 0;
+    entries_from = own_tile_from(first >> 5, static_cast<int>(blockIdx.x) * kKeyWarps + key_warp);
+    if (PAGE_SIZE % kTile != 0) return;
+#pragma unroll
+    for (int i = 0; i < WARMED; ++i) {
+      const int at = (entries_from + i * kPeriod) * kTile;
+      const int page = at <= slot ? load_l2_int(table + at / PAGE_SIZE) : 0;
+      if (page <= 0) continue;
+      const int64_t from = (static_cast<int64_t>(page) * KV_HEADS + kv_head) * PAGE_SIZE;
+      const int64_t unit = (from + at % PAGE_SIZE) * kUnits;
+      for (int line = 8 * pair_lane; line < kTileUnits; line += 8 * 32 * ROW_WARPS) {
+        warm_l2(k_pool + unit + line);
+        warm_l2(v_pool + unit + line);
+      }
+    }
+  }
+
+  // The pool rows of the tiles from `tile` on.
+  __device__ __forceinline__ void look_up(int tile) {
+    entries_from = tile;
+    const int slot = (tile + lane * kPeriod) * kTile;
+    entries = slot < TABLE * PAGE_SIZE ? pool_row(slot) : 0;
+  }
+
+  // The pool row of this lane's key of a shared tile, -1 where nobody sees it.
+  __device__ __forceinline__ int entry_of(int position) const {
+    if (position < rows.first || position > rows.shared_end) return -1;
+    if (kHasTail || rows.view.last < 0 || position < rows.view.tree_start) {
+      return pool_row(position);
+    }
+    const int start = rows.view.tree_start;
+    return pool_row(start + set_bit<WORDS>(rows.words, position - start));
+  }
+
+  // Starts the copies of a tile into `keys` and of its values right behind. What no row sees
+  // becomes zeros, since a weight of 0 does not silence a NaN.
+  __device__ __forceinline__ void fetch(int tile, uint4* keys) {
+    constexpr int kSpan = 32 * ROW_WARPS, kCopies = ceil_div(kTileUnits, kSpan);
+    const int from = tile * kTile, to = from + kTile - 1;
+    const bool lineage = !kHasTail && rows.view.last >= 0 && to >= rows.view.tree_start;
+    if (PAGE_SIZE % kTile == 0 && !lineage) {
+      const int ahead = tile - entries_from;
+      if (ahead < 0 || ahead >= 32 * kPeriod || (ahead & (kPeriod - 1)) != 0) look_up(tile);
+      const int entry = __shfl_sync(kAllLanes, entries, (tile - entries_from) / kPeriod);
+      const uint4* k = k_pool + static_cast<int64_t>(entry) * kUnits;
+      const uint4* v = v_pool + static_cast<int64_t>(entry) * kUnits;
+#pragma unroll(kIsCrowded ? 1 : kCopies)
+      for (int i = 0; i < kCopies; ++i) {
+        const int unit = i * kSpan + pair_lane, key = unit / kUnits;
+        if (kTileUnits % kSpan != 0 && unit >= kTileUnits) break;
+        const bool seen = from + key >= rows.first && from + key <= rows.shared_end;
+        const int place = tile_unit<WIDTH>(key, unit % kUnits);
+        cp_async_16_or_zero(keys + place, k + unit, seen);
+        cp_async_16_or_zero(keys + kTileUnits + place, v + unit, seen);
+      }
+      return;
+    }
+    const int mine = entry_of(from + lane);
+#pragma unroll 1
+    for (int i = 0; i < kCopies; ++i) {
+      const int unit = i * kSpan + pair_lane;
+      const int key = unit / kUnits % kTile;
+      const int source = __shfl_sync(kAllLanes, mine, key);
+      if (unit >= kTileUnits) continue;
+      const int64_t place = static_cast<int64_t>(max(source, 0)) * kUnits + unit % kUnits;
+      const int target = tile_unit<WIDTH>(key, unit % kUnits);
+      cp_async_16_or_zero(keys + target, k_pool + place, source >= 0);
+      cp_async_16_or_zero(keys + kTileUnits + target, v_pool + place, source >= 0);
+    }
+  }
+
+  // Starts the copies of the tree's slots, from the tile that it begins in; values behind keys.
+  __device__ __forceinline__ void fetch_tail(uint4* tail) const {
+    const int base = rows.view.tree_start & -kTile;
+    const int units = min(greatest(rows.slot) + 1 - base, kTailSlots) * kUnits;
+    for (int unit = threadIdx.x; unit < units; unit += kThreads) {
+      const int row = unit / kUnits;
+      const int64_t from = static_cast<int64_t>(pool_row(base + row)) * kUnits + unit % kUnits;
+      const int to = tile_unit<WIDTH>(row, unit % kUnits);
+      cp_async_16(tail + to, k_pool + from);
+      cp_async_16(tail + kTailSlots * kUnits + to, v_pool + from);
+    }
+  }
+
+  // The next tile that rows row … end − 1 have of their own in a slot; begins at tile −1.
+  __device__ __forceinline__ bool next_own_tile(int slot, int end, int& row, int& tile) const {
+    if (tile >= 0) tile += kPeriod;
+    for (; row < end; ++row, tile = -1) {
+      const Span sees = rows.own_span(row, row);
+      const int begin = max(rows.view.tree_start, sees.first) >> 5;
+      if (tile < 0) tile = own_tile_from(begin, slot * kKeyWarps + key_warp);
+      if (tile * kTile <= sees.last) return true;
+    }
+    return false;
+  }
+
+  // The tail's row for this lane's key of a tile of a row's own; the row's own key for what it does
+  // not see, so that all are finite.
+  __device__ __forceinline__ int tail_row(int row, int tile) const {
+    const int start = rows.view.tree_start, base = start & -kTile;
+    const int first = __shfl_sync(kAllLanes, rows.view.first, row);
+    const int last = __shfl_sync(kAllLanes, rows.view.last, row);
+    const int own = __shfl_sync(kAllLanes, rows.slot, row);
+    int ancestors[WORDS];
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) ancestors[i] = __shfl_sync(kAllLanes, rows.words[i], row);
+    const int position = tile * kTile + lane;
+    if (position < first || position > last) return own - base;
+    if (position < start) return position - base;
+    return start - base + set_bit<WORDS>(ancestors, position - start);
+  }
+};

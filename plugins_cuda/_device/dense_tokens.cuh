@@ -1,0 +1,54 @@
+// How the tokens of a CTA whose warps split K reach its stream of weights.
+#pragma once
+
+#include "small_linear.cuh"
+
+// What a CTA keeps in shared memory. Partial sums stand behind the rest or, where each warp is done
+// with its fragments when it has them, in their place (kOverlay).
+template <class Shape_, bool kFragments, bool kNormed, bool kOverlay>
+struct DensePlaces {
+  using Shape = Shape_;
+  using Fragments = TokenFragments<Shape::kBlocks, Shape::kSlices, Shape::kTokenTiles>;
+  static constexpr int kNorm = kFragments ? Fragments::kBytes : 0;
+  static constexpr int kTokenBytes = kNorm + (kNormed ? Fragments::kNormBytes : 0);
+  static constexpr int kPartials = kOverlay ? 0 : kTokenBytes;
+  static constexpr int kPartialStride =
+      kOverlay ? Fragments::kSliceBytes : Shape::kWarpPartialBytes;
+  static constexpr int kRing = kTokenBytes + (kOverlay ? 0 : Shape::kPartialBytes);
+  static constexpr int kBytes = kRing + Shape::kRingBytes;
+  static_assert(kFragments || !kNormed, "norming takes fragments");
+  static_assert(!kOverlay || Shape::kWarpPartialBytes <= Fragments::kSliceBytes, "they fit");
+};
+
+// After the wait for the launch in front: runs the stream over ``live`` tokens, the first at
+// ``tokens``, of all columns. A norm's weight was fetched with fetch_norm() and committed.
+// between() runs while the tokens are under way.
+template <class Places, bool kFragments, bool kNormed, NormRounding rounding, class Stream,
+          class Between, class Finish>
+__device__ __forceinline__ void stream_tokens(Stream& stream, unsigned char* shared,
+                                              const uint16_t* tokens, int live, float eps,
+                                              Between between, Finish finish) {
+  using Shape = typename Places::Shape;
+  constexpr int kWidth = Shape::kBlocks * 32;
+  if constexpr (kFragments) {
+    const typename Places::Fragments fragments(shared);
+    fragments.fetch(live, [&](int token) { return tokens + static_cast<int64_t>(token) * kWidth; });
+    cp_async_commit();
+    stream.start_ring();
+    between();
+    cp_async_wait<Shape::kRing>();
+    if constexpr (kNormed) {
+      // The norm's weight has come by other lanes' copies.
+      __syncwarp();
+      fragments.template norm<rounding>(shared + Places::kNorm, eps);
+    }
+    SharedTokens<Shape> input{fragments.at(slice_of_warp<Shape>() * Shape::kSliceBlocks, 0)};
+    stream.run(input, finish);
+  } else {
+    GlobalTokens<Shape> input(tokens, kWidth, live);
+    stream.fetch(input);
+    stream.start_ring();
+    between();
+    stream.run(input, finish);
+  }
+}

@@ -1,0 +1,100 @@
+// The vocabulary projection of a few normed rows: every warp has tiles of its own and all of K, so
+// that there is no barrier in the loop.
+//
+// The vocabulary is cut into SEGMENTS of SEGMENT_TILES tiles. A segment is one warp's, so what a
+// warp folds over a segment does not depend on the grid. With 132 CTAs of 16 warps, GPT-OSS's 12568
+// tiles are 2095 segments of 6: one a warp.
+#pragma once
+
+#include "staged_tokens.cuh"
+
+// The tiles of the segments first, first + warps, … of a CTA's run of segments, in order.
+// kTogether: every warp of a CTA takes as many rounds, some of which are not its own.
+template <int kSegments, int kSegmentTiles, int kTileCount, int kWarps, bool kTogether>
+struct SegmentChunks {
+  static constexpr bool kOnlyOne = false;
+  int first, tiles, rounds;
+
+  __device__ __forceinline__ SegmentChunks(unsigned cta, unsigned ctas) {
+    const int begin = static_cast<int>(kSegments * cta / ctas);
+    const int end = static_cast<int>(kSegments * (cta + 1) / ctas);
+    first = begin + static_cast<int>(threadIdx.x) / 32;
+    const int segments = first < end ? ceil_div(end - first, kWarps) : 0;
+    const int last = first + (segments - 1) * kWarps;
+    tiles = segments * kSegmentTiles - (last == kSegments - 1 ? kMissingTiles : 0);
+    rounds = kTogether ? ceil_div(end - begin, kWarps) * kSegmentTiles : tiles;
+  }
+  __device__ __forceinline__ int count() const {
+    return rounds;
+  }
+  __device__ __forceinline__ bool is_own(int chunk) const {
+    return !kTogether || chunk < tiles;
+  }
+  __device__ __forceinline__ int segment(int chunk) const {
+    return first + chunk / kSegmentTiles * kWarps;
+  }
+  __device__ __forceinline__ int first_tile(int chunk) const {
+    if (!is_own(chunk)) return kTileCount;
+    return segment(chunk) * kSegmentTiles + chunk % kSegmentTiles;
+  }
+  __device__ __forceinline__ bool ends_segment(int chunk) const {
+    return chunk % kSegmentTiles == kSegmentTiles - 1 || chunk == tiles - 1;
+  }
+  __device__ __forceinline__ bool holds(int pair) const {
+    return !kTogether || pair < kTileCount * kPairsPerTile;
+  }
+
+ private:
+  static constexpr int kMissingTiles = kSegments * kSegmentTiles - kTileCount;
+  static_assert(kMissingTiles >= 0 && kMissingTiles < kSegmentTiles, "segments cover the tiles");
+};
+
+// Prologue and loop: the rows ``logit_rows[first_row …]`` of x are normed into shared memory, then
+// finish(chunk, sums) has each tile's logits: sums[0][n][i] is row g (i < 2) or g + 8 of the tile
+// for token 8n + 2t + i % 2. between() runs after the wait for the launch in front and before a
+// barrier.
+template <class Shape, class Fragments, NormRounding rounding, class Chunks, class Between,
+          class Finish>
+__device__ __forceinline__ void stream_head(const uint16_t* x, const int* logit_rows,
+                                            const uint16_t* norm, const uint16_t* weight,
+                                            const Chunks& chunks, unsigned char* shared,
+                                            int first_row, int rows, float eps, Between between,
+                                            Finish finish) {
+  constexpr int kWidth = Shape::kBlocks * 32;
+  const Fragments fragments(shared);
+  WeightStream<Shape, Chunks> stream(weight, chunks, nullptr, 0);
+  stream.start();
+  Fragments::fetch_norm(shared + Fragments::kBytes, norm);
+  cp_async_commit();
+  pdl_wait();
+  fragments.fetch(rows, [&](int row) {
+    return x + static_cast<int64_t>(load_l2_int(logit_rows + first_row + row)) * kWidth;
+  });
+  cp_async_commit();
+  between();
+  cp_async_wait<0>();
+  __syncwarp();
+  fragments.template norm<rounding>(shared + Fragments::kBytes, eps);
+  __syncthreads();
+  SharedTokens<Shape> input{fragments.at(0, 0)};
+  stream.run(input, finish);
+}
+
+// The same over rows that normed_tokens() left in ``tokens``, more than shared memory holds.
+template <class Staged, class Shape, class Chunks, class Between, class Finish>
+__device__ __forceinline__ void stream_head_staged(const unsigned char* tokens,
+                                                   const uint16_t* weight, const Chunks& chunks,
+                                                   unsigned char* shared,
+                                                   typename Staged::Barriers& barriers,
+                                                   Between between, Finish finish) {
+  WeightStream<Shape, Chunks> stream(weight, chunks, nullptr, 0);
+  stream.start();
+  Staged input(shared, barriers, tokens, chunks.count());
+  pdl_wait();
+  input.start();
+  between();
+  __syncthreads();
+  stream.run(input, [&](int chunk, const float (&sums)[1][Shape::kTokenTiles][4]) {
+    if (chunks.is_own(chunk)) finish(chunk, sums);
+  });
+}

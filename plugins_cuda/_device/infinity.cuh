@@ -1,0 +1,8 @@
+// −∞ as NVRTC has no name for it.
+#pragma once
+
+#include "types.cuh"
+
+__device__ __forceinline__ float minus_infinity() {
+  return __uint_as_float(0xFF800000u);
+}

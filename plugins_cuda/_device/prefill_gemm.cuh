@@ -1,0 +1,254 @@
+// The prefill GEMM: D[weight rows, tokens] = W·Xᵀ for prompt chunks, dense or grouped by expert.
+//
+// A CTA computes tiles of 128 weight rows × up to 256 tokens, 64 values of k (a panel) at a time.
+// Two warpgroups of consumers hold 64 rows each: weights go from global memory to registers in the
+// packed order, which is that of wgmma's A operand (MXFP4 is decoded there), a few panels ahead;
+// tokens come as panels (prefill_panel.cuh) through a ring of shared memory that one producer
+// thread fills by bulk copies, one a panel. While the wgmma of a panel run, a warp decodes its
+// weights of the next one; while one warpgroup waits, the other's wgmma run.
+// The sum of one output element goes over k in rising order, 16 values a wgmma, into one fp32
+// register, whatever the tile's number of tokens: it does not depend on the rows around.
+//
+// Numbers for one panel of a 128 × 256 tile: 4.2 MFLOP, 1024 cycles of the tensor cores. Shared
+// memory: 32 KB in, 64 KB out (94 B a cycle of 128). From L2: 32 KB of tokens and 16 KB of bf16
+// weights (4.25 KB of MXFP4): at 7.5 TB/s the bf16 form is bound to 640 TFLOP/s, MXFP4 to 870.
+//
+// Compile-time constants: K_BLOCKS (K/32), ROW_TILES (packed tiles of 16 weight rows, of one
+// expert), COLUMNS (tokens of the widest tile, a multiple of 16), STAGES, WGMMA (0: mma.sync).
+#pragma once
+
+#include "bf16.cuh"
+#include "prefill_panel.cuh"
+#include "ptx_wgmma.cuh"
+
+constexpr int kConsumerWarps = 8;
+constexpr int kGemmThreads = 32 * (kConsumerWarps + 4);  // a warpgroup for the producer thread
+constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
+constexpr int kTileRows = 16 * kConsumerWarps;
+constexpr int kGroupRows = kTileRows / 2;
+constexpr int kPanels = ceil_div(K_BLOCKS, 2);
+constexpr int kRingBytes = COLUMNS * kPanelRowBytes;
+
+// 16 · kConsumerWarps weight rows of one expert by some tokens.
+struct GemmTile {
+  int row_tile;  // the first packed tile of 16 weight rows; negative: there are no more tiles
+  int expert;    // whose weights
+  int first;     // the first row of the panels, a multiple of 8
+  int columns;   // tokens that are computed, a multiple of 16
+  int live;      // tokens that are stored
+};
+
+__device__ __forceinline__ GemmTile no_tile() {
+  return {-1, 0, 0, 0, 0};
+}
+
+// A place in the ring, and the parity of the barriers that stand there.
+struct RingPlace {
+  int slot = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++slot == STAGES) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+struct Ring {
+  Mbarrier full[STAGES];
+  Mbarrier empty[STAGES];
+  GemmTile tile[STAGES];  // of the stage that is the first of a tile
+};
+
+// Fills the ring for one tile after another. One thread; it looks one tile ahead.
+template <class Gemm>
+__device__ __forceinline__ void produce(const Gemm& gemm, Ring& ring, unsigned char* stages) {
+  RingPlace place;
+  GemmTile tile = gemm.first_tile();
+  while (tile.row_tile >= 0) {
+    const GemmTile following = gemm.next_tile(tile);
+    const uint32_t bytes = static_cast<uint32_t>(tile.columns) * kPanelRowBytes;
+    const unsigned char* source = gemm.panels() + panel_chunk(0, 0, tile.first, 0);
+    for (int panel = 0; panel < kPanels; ++panel) {
+      mbarrier_wait(&ring.empty[place.slot], place.parity ^ 1);
+      if (panel == 0) ring.tile[place.slot] = tile;
+      mbarrier_expect_bytes(&ring.full[place.slot], bytes);
+      bulk_copy_to_shared(stages + place.slot * kRingBytes, source, bytes, &ring.full[place.slot]);
+      source += static_cast<size_t>(gemm.panel_rows()) * kPanelRowBytes;
+      place.advance();
+    }
+    tile = following;
+  }
+  mbarrier_wait(&ring.empty[place.slot], place.parity ^ 1);
+  ring.tile[place.slot] = tile;
+  mbarrier_arrive(&ring.full[place.slot]);
+}
+
+// Adds one panel: 16 weight rows of each warp (a: four slices of 16 of k) times the stage's tokens.
+template <int columns>
+__device__ __forceinline__ void multiply_panel(float (&sums)[columns / 2], uint32_t (&a)[4][4],
+                                               const unsigned char* stage) {
+#if WGMMA
+  const uint64_t matrix = wgmma_matrix(stage);
+  wgmma_pin(sums);
+  wgmma_pin(a);
+  wgmma_fence();
+#pragma unroll
+  for (int slice = 0; slice < 4; ++slice) wgmma_bf16<columns>(sums, a[slice], matrix + 2 * slice);
+  wgmma_commit();
+#else
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+  for (int slice = 0; slice < 4; ++slice) {
+#pragma unroll
+    for (int j = 0; j < columns / 8; ++j) {
+      const unsigned char* row = stage + (8 * j + g) * kPanelRowBytes + 4 * t;
+      const uint32_t b[2] = {
+          *reinterpret_cast<const uint32_t*>(row + ((2 * slice ^ g) << 4)),
+          *reinterpret_cast<const uint32_t*>(row + (((2 * slice + 1) ^ g) << 4))};
+      mma_bf16(*reinterpret_cast<float (*)[4]>(&sums[4 * j]), a[slice], b);
+    }
+  }
+#endif
+}
+
+// The weights that a warp has under way: panel p in place p % kAhead. Places are compile-time
+// numbers: a register that a load will fill cannot be moved without waiting for it.
+template <class Weights>
+struct WeightQueue {
+  Weights weights;
+  typename Weights::Raw raw[Weights::kAhead];
+
+  __device__ __forceinline__ void start(const Weights& of_tile) {
+    weights = of_tile;
+#pragma unroll
+    for (int place = 0; place < Weights::kAhead; ++place) weights.load_next(raw[place], place);
+  }
+};
+
+// What one consumer warp needs for one panel after another of a tile.
+template <int columns, class Weights>
+struct TileLoop {
+  WeightQueue<Weights>& queue;
+  Ring& ring;
+  RingPlace& place;
+  const unsigned char* stages;
+  float (&sums)[columns / 2];
+  uint32_t decoded[2][4][4];  // the A operands of a panel's four wgmma, and of the next panel's
+
+  // Decodes panel ``panel``, and asks for the panel that comes in its place.
+  template <int at>
+  __device__ __forceinline__ void take(int panel) {
+    Weights::decode(queue.raw[at], decoded[at % 2]);
+    queue.weights.load_next(queue.raw[at], panel + Weights::kAhead);
+  }
+
+  template <int at>
+  __device__ __forceinline__ void step(int panel) {
+    mbarrier_wait(&ring.full[place.slot], place.parity);
+    const unsigned char* const stage = stages + place.slot * kRingBytes;
+    multiply_panel<columns>(sums, decoded[at % 2], stage);
+    take<(at + 1) % Weights::kAhead>(panel + 1);
+#if WGMMA
+    wgmma_wait_all();
+    wgmma_pin(sums);
+    wgmma_pin(decoded[at % 2]);
+#endif
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&ring.empty[place.slot]);
+    place.advance();
+  }
+
+  template <int at, int count>
+  __device__ __forceinline__ void steps(int panel) {
+    if constexpr (at < count) {
+      step<at>(panel + at);
+      steps<at + 1, count>(panel);
+    }
+  }
+};
+
+// One consumer warp, and what it knows of its next tile.
+template <class Gemm>
+struct Consumer {
+  using Weights = typename Gemm::Weights;
+  const Gemm& gemm;
+  Ring& ring;
+  const unsigned char* stages;
+  uint16_t* staging;
+  RingPlace place;
+  WeightQueue<Weights> queue;
+  GemmTile tile;
+
+  // Waits for the first stage of the next tile, and asks for the tile's first weights.
+  __device__ __forceinline__ void next() {
+    mbarrier_wait(&ring.full[place.slot], place.parity);
+    tile = ring.tile[place.slot];
+    if (tile.row_tile >= 0)
+      queue.start(gemm.weights(tile, tile.row_tile + static_cast<int>(threadIdx.x) / 32));
+  }
+
+  template <int columns>
+  __device__ __forceinline__ void multiply() {
+    constexpr int whole = kPanels / Weights::kAhead * Weights::kAhead;
+    static_assert(Weights::kAhead % 2 == 0, "two decoded panels take turns");
+    const GemmTile done = tile;
+    float sums[columns / 2];
+#pragma unroll
+    for (int i = 0; i < columns / 2; ++i) sums[i] = 0.0f;
+    TileLoop<columns, Weights> loop{queue, ring, place, stages, sums};
+    loop.template take<0>(0);
+#pragma unroll 1
+    for (int panel = 0; panel < whole; panel += Weights::kAhead)
+      loop.template steps<0, Weights::kAhead>(panel);
+    loop.template steps<0, kPanels - whole>(whole);
+    next();
+    gemm.template store<columns>(done, sums, staging);
+  }
+
+  // The narrowest of the widths up to ``columns`` that holds the tile.
+  template <int columns>
+  __device__ __forceinline__ void multiply_narrowest() {
+    if constexpr (Gemm::kAnyColumns && columns > 16) {
+      if (tile.columns < columns) return multiply_narrowest<columns - 16>();
+    }
+    multiply<columns>();
+  }
+
+  __device__ __forceinline__ void run() {
+    next();
+    while (tile.row_tile >= 0) multiply_narrowest<COLUMNS>();
+  }
+};
+
+// The body of a kernel of kGemmThreads threads; ``ring`` is in shared memory; ``shared`` is STAGES
+// stages, then the staging of two warpgroups.
+//
+// ``Gemm`` says: Weights (16 rows of a warp: kAhead, Raw, load_next, decode), kAnyColumns (tiles
+// differ in their tokens), kStagingValues (16-bit values of a token and warpgroup), panels(),
+// panel_rows(), first_tile() and next_tile(tile) for the producer, weights(tile, row_tile),
+// store<columns>(tile, sums, staging).
+template <class Gemm>
+__device__ __forceinline__ void prefill_gemm(const Gemm& gemm, Ring& ring, unsigned char* shared) {
+  const int warp = threadIdx.x / 32;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; ++i) {
+      mbarrier_init(&ring.full[i], 1);
+      mbarrier_init(&ring.empty[i], kConsumerWarps);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  pdl_launch_dependents();
+  pdl_wait();
+  if (warp >= kConsumerWarps) {
+    registers_lower<kProducerRegisters>();
+    if (threadIdx.x == 32 * kConsumerWarps) produce(gemm, ring, shared);
+  } else {
+    registers_raise<kConsumerRegisters>();
+    uint16_t* const staging = reinterpret_cast<uint16_t*>(shared + STAGES * kRingBytes) +
+                              warp / 4 * COLUMNS * Gemm::kStagingValues;
+    Consumer<Gemm> consumer{gemm, ring, shared, staging};
+    consumer.run();
+  }
+}

@@ -1,0 +1,52 @@
+// Loads of constants that stay in front of the wait for the launch before; single values.
+#pragma once
+
+#include "types.cuh"
+
+#ifdef SPECBUILD_EMULATE
+
+__device__ inline uint4 load_early16(const void* address) {
+  return *static_cast<const uint4*>(address);
+}
+__device__ inline uint16_t load_early_bf16(const uint16_t* address) {
+  return *address;
+}
+__device__ inline uint16_t load_l2_bf16(const uint16_t* address) {
+  return *address;
+}
+__device__ inline float load_constant_float(const float* address) {
+  return *address;
+}
+
+#else
+
+// Not ld.global.nc: ptxas moves such loads behind griddepcontrol.wait, which undoes the prefetch.
+__device__ __forceinline__ uint4 load_early16(const void* address) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ uint16_t load_early_bf16(const uint16_t* address) {
+  uint16_t v;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(address) : "memory");
+  return v;
+}
+
+// What a launch in front has written, from L2.
+__device__ __forceinline__ uint16_t load_l2_bf16(const uint16_t* address) {
+  uint16_t v;
+  asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(v) : "l"(address) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ float load_constant_float(const float* address) {
+  float v;
+  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(address));
+  return v;
+}
+
+#endif

@@ -1,0 +1,35 @@
+// Warp-wide integer reductions.
+#pragma once
+
+#include "types.cuh"
+
+#ifdef SPECBUILD_EMULATE
+
+__device__ inline uint32_t warp_max(uint32_t value) {
+  for (int offset = 16; offset > 0; offset /= 2) {
+    const uint32_t other = __shfl_xor_sync(~0u, value, offset);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+#else
+
+__device__ __forceinline__ uint32_t warp_max(uint32_t value) {
+  uint32_t best;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(best) : "r"(value));
+  return best;
+}
+
+#endif
+
+// The sum over this lane and those below it.
+__device__ __forceinline__ int warp_prefix_sum(int value) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int other = __shfl_sync(~0u, value, lane - offset < 0 ? lane : lane - offset);
+    if (lane >= offset) value += other;
+  }
+  return value;
+}

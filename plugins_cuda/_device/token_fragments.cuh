@@ -1,0 +1,128 @@
+// Tokens as B operands of mma in shared memory: [block of 32 columns][token tile][lane] 16 bytes.
+//
+// Lane 4g + t holds columns 8t … 8t + 7 of a block of token g. Warp w fetches, norms and, where it
+// is the one that multiplies them, reads the blocks of slice w: each lane then touches only bytes
+// that it wrote itself. Norming takes one barrier and a time that does not grow up to 8 tokens.
+//
+// The sum of squares of a token is taken over a lane's blocks in order, over lanes t by halving,
+// then over slices in order. That order belongs to the width alone.
+#pragma once
+
+#include "normed_rows.cuh"
+
+constexpr int kTokensPerTile = 8, kFragmentBytes = 512;
+
+// kSlices warps share kBlocks blocks of columns; the last may have fewer.
+template <int kBlocks, int kSlices, int kTokenTiles>
+struct TokenFragments {
+  static constexpr int kSliceBlocks = ceil_div(kBlocks, kSlices);
+  static constexpr int kSliceBytes = kSliceBlocks * kTokenTiles * kFragmentBytes;
+  static constexpr int kBytes = kSlices * kSliceBytes;
+  static constexpr int kNormWeightBytes = round_up(kBlocks * 64, 128);
+  // 20 floats a token: float4 reads of eight tokens then lie in different banks.
+  static constexpr int kMostSlices = 16, kSumStride = 20;
+  static constexpr int kSumBytes = kTokenTiles * kTokensPerTile * kSumStride * 4;
+  static constexpr int kNormBytes = kNormWeightBytes + kSumBytes;
+  static_assert(kSlices <= kMostSlices, "sums of squares have places for 16 slices");
+
+  unsigned char* fragments;  // kBytes
+
+  __device__ __forceinline__ explicit TokenFragments(unsigned char* shared) : fragments(shared) {}
+
+  // Starts to fetch this warp's part of the norm's weight to ``norm``; the caller commits.
+  static __device__ __forceinline__ void fetch_norm(unsigned char* norm, const uint16_t* weight) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (warp >= kSlices) return;
+    const int first = warp * kSliceBlocks * 4;
+#pragma unroll
+    for (int i = 0; i < kSliceBlocks * 4; i += 32) {
+      const int at = first + i + lane;
+      if (i + lane < kSliceBlocks * 4 && at < kBlocks * 4) {
+        cp_async_16(norm + at * 16, weight + at * 8);
+      }
+    }
+  }
+
+  // Starts to fetch this warp's slice of ``live`` tokens; address_of(i) is the first element of
+  // token i. The caller commits.
+  template <class RowAddress>
+  __device__ __forceinline__ void fetch(int live, RowAddress address_of) const {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (warp >= kSlices) return;
+#pragma unroll
+    for (int n = 0; n < kTokenTiles; ++n) {
+      const int token = n * kTokensPerTile + lane / 4;
+      if (token >= live) continue;
+      const uint16_t* from = address_of(token) + warp * kSliceBlocks * 32 + lane % 4 * 8;
+#pragma unroll
+      for (int b = 0; b < kSliceBlocks; ++b) {
+        if (holds(warp, b)) cp_async_16(own(b, n), from + b * 32);
+      }
+    }
+  }
+
+  // Norms what fetch() brought, in place, once this lane's copies are there. ``norm``: kNormBytes,
+  // as fetch_norm() filled them. One barrier of the CTA inside; another warp's slices may be read
+  // after a further one.
+  template <NormRounding rounding>
+  __device__ __forceinline__ void norm(unsigned char* norm, float eps) const {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
+    const bool works = warp < kSlices;
+    float* sums = reinterpret_cast<float*>(norm + kNormWeightBytes);
+    if (works) {
+#pragma unroll
+      for (int n = 0; n < kTokenTiles; ++n) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int b = 0; b < kSliceBlocks; ++b) {
+          if (holds(warp, b)) sum += sum_of_squares(*own(b, n));
+        }
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+        if (lane % 4 == 0) sums[(n * kTokensPerTile + g) * kSumStride + warp] = sum;
+      }
+    }
+    __syncthreads();
+    if (!works) return;
+    const unsigned char* weight = norm + warp * kSliceBlocks * 64 + lane % 4 * 16;
+#pragma unroll
+    for (int n = 0; n < kTokenTiles; ++n) {
+      const float scale = scale_of(sums + (n * kTokensPerTile + g) * kSumStride, eps);
+#pragma unroll
+      for (int b = 0; b < kSliceBlocks; ++b) {
+        if (!holds(warp, b)) continue;
+        const uint4 by = *reinterpret_cast<const uint4*>(weight + b * 64);
+        *own(b, n) = normed_vector<rounding>(*own(b, n), by, scale);
+      }
+    }
+  }
+
+  // This lane's 16 bytes of a block of all columns.
+  __device__ __forceinline__ uint4* at(int block, int token_tile) const {
+    return reinterpret_cast<uint4*>(
+        fragments + (block * kTokenTiles + token_tile) * kFragmentBytes + threadIdx.x % 32 * 16);
+  }
+
+ private:
+  static constexpr bool kEvenSlices = kSliceBlocks * kSlices == kBlocks;
+
+  static __device__ __forceinline__ bool holds(int slice, int block) {
+    return kEvenSlices || slice * kSliceBlocks + block < kBlocks;
+  }
+  __device__ __forceinline__ uint4* own(int block, int token_tile) const {
+    return at(threadIdx.x / 32 * kSliceBlocks + block, token_tile);
+  }
+  static __device__ __forceinline__ float scale_of(const float* sums, float eps) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int first = 0; first < kSlices; first += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(sums + first);
+      const float slices[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (first + i < kSlices) sum += slices[i];
+      }
+    }
+    return rsqrtf(sum * (1.0f / (kBlocks * 32)) + eps);
+  }
+};

@@ -1,0 +1,127 @@
+"""Named cases of Advance."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from specbuild.plugins_cuda.cases import Arrays, Case
+from specbuild.plugins_cuda.extend_inputs.cases import draw_batch
+from specbuild.plugins_cuda.tree_accept.cases import accept
+from specbuild.plugins_cuda.tree_accept.op import reference as accept_reference
+
+RING = 4
+
+
+def advance(
+    name: str,
+    kinds: str,
+    *,
+    nodes: int = 6,
+    depth: int = 4,
+    deepest: int = 5,
+    chain: bool = False,
+    follow: float = 0.8,
+    eos: int = 0,
+    draft: bool = True,
+    tree: bool = True,
+    extended: bool = True,
+    width: int = 16,
+    step: int = 9,
+    budget: int = 12,
+) -> Case:
+    """``eos`` of the choices on the paths end a sequence; its limit may come before.
+
+    ``deepest`` is that of the engine: it sizes the ring and what is pending.
+    """
+
+    def make(rng: np.random.Generator) -> Arrays:
+        batch = draw_batch(rng, kinds, pages=9, page_size=4, ahead=6, budget=budget)
+        size, slots, room = len(kinds), nodes + 1 if tree else 1, deepest + 1
+        choice = rng.integers(0, 1000, (size, slots)).astype(np.int32)
+        path = accepted = None
+        if tree:
+            drawn = accept(
+                "",
+                nodes=nodes,
+                depth=depth,
+                counts=[slots] * size,
+                follow=follow,
+                chain=chain,
+            ).make(rng)
+            tensors = [torch.from_numpy(array) for array in drawn if array is not None]
+            choice = tensors[-1].numpy()
+            path, accepted, _ = (t.numpy() for t in accept_reference(*tensors, depth=depth))
+        rows = size * slots
+        ring = (RING, size + 2, room)
+
+        def ints(*shape: int) -> np.ndarray:
+            return rng.integers(0, 1000, shape).astype(np.int32)
+
+        def floats(*shape: int) -> np.ndarray:
+            return rng.standard_normal(shape).astype(np.float32)
+
+        on_paths = choice[:, 0] if path is None else choice[:, path.max(axis=0).clip(0)].ravel()
+        ends = np.full(8, -1, np.int32)
+        ends[:eos] = rng.permutation(np.unique(on_paths))[:eos]
+        pending = rng.integers(1, room + 1, size).astype(np.int32)
+        return (
+            choice.reshape(-1),
+            floats(rows),
+            path,
+            accepted,
+            floats(rows, width) if draft else None,
+            batch.length,
+            ints(size),
+            pending if draft else None,
+            ints(size, room) if draft else None,
+            floats(size, room, width) if draft else None,
+            batch.done,
+            batch.limit,
+            rng.integers(0, 2, size).astype(np.int32),
+            ends,
+            np.array([step], np.int32),
+            ints(*ring),
+            floats(*ring),
+            ints(*ring[:2]),
+            ints(*ring[:2]),
+            ints(RING),
+        )
+
+    return Case(
+        name, make, {"extended": int(extended)}, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0
+    )
+
+
+CASES: tuple[Case, ...] = (
+    advance("trees", "LLLL"),
+    advance("one sequence", "L", follow=1.0),
+    advance("nothing accepted", "LLL", follow=0.0),
+    advance("chains, all accepted", "LLLL", chain=True, nodes=4, follow=1.0),
+    advance("an end of sequence", "LLLLLLLL", eos=4, follow=1.0),
+    advance("done and padding", "DLDLPP", eos=1),
+    advance("nothing lives", "DP"),
+    advance("first step", "LL", step=0),
+    advance("the draft did not run", "LLLL", extended=False),
+    advance("the draft did not run, long paths", "LLLL", extended=False, chain=True, nodes=5,
+            depth=5, follow=1.0),
+    advance("a step without a draft", "LLDL", tree=False, extended=False),
+    advance("one row longer than the last thread", "LL", width=24),
+)  # fmt: skip
+
+KERNEL_CASES: tuple[Case, ...] = (
+    advance("paths beyond a warp", "LLLL", nodes=40, depth=40, deepest=40, chain=True, follow=1.0,
+            budget=60),
+    advance("a late end of sequence", "LLLLLL", nodes=40, depth=40, deepest=42, chain=True,
+            follow=1.0, budget=60, eos=8, extended=False),
+    advance("more sequences than warps", "LLDL" * 9, width=8, nodes=2, depth=2),
+    advance("gpu: batch 64", "LLLD" * 16, nodes=60, depth=8, deepest=8, width=8640),
+    advance("gpu: the draft did not run", "LLLD" * 4, nodes=2, depth=2, width=8640,
+            extended=False),
+)  # fmt: skip
+
+# The outputs of what is absent are absent.
+PLAIN_CASES: tuple[Case, ...] = (
+    advance("without a draft", "LLDL", draft=False, tree=False),
+    advance("without a draft, an end of sequence", "LLLLP", draft=False, tree=False, eos=3),
+)

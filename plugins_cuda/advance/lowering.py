@@ -1,0 +1,71 @@
+"""The launch of Advance."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.extend_inputs.lowering import row_vectors
+from specbuild.plugins_cuda.launches import (
+    ITEM_BYTES,
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+    Workspace,
+)
+from specbuild.runtime.errors import SpecbuildError
+
+_ARRIVED = "workspace_arrived"
+_POINTERS = (
+    "choice",
+    "logprob",
+    "path",
+    "accepted",
+    "captured",
+    "length",
+    "root",
+    "pending_count",
+    "pending_tokens",
+    "pending_captured",
+    "done",
+    "limit",
+    "ignore_eos",
+    "eos_ids",
+    "step",
+    "ring_tokens",
+    "ring_logprobs",
+    "ring_accepted",
+    "ring_count",
+    "ring_step",
+    _ARRIVED,
+)
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """One CTA per captured row that may be kept; one in all without captured features.
+
+    Raises SpecbuildError where a path does not fit into the ring or what waits for the draft.
+    """
+    shapes = {name: info.shape for name, info in request.tensors.items()}
+    extended = int(request.attributes["extended"])
+    (rows,), (batch,) = shapes["choice"], shapes["length"]
+    ring_slots, ring_batch, ring_width = shapes["ring_tokens"]
+    path_width = shapes["path"][1] if "path" in shapes else 1
+    gathers = "captured" in shapes and "pending_captured" in shapes
+    room = shapes["pending_tokens"][1] if gathers else path_width
+    if path_width > min(ring_width, room) or batch > ring_batch:
+        raise SpecbuildError(
+            f"Advance got paths of {path_width} slots in a batch of {batch}, but the ring holds "
+            f"{ring_width} tokens of {ring_batch} sequences and the draft's input {room} rows; "
+            f"build them for the deepest tree and the largest batch"
+        )
+    sizes = (batch, rows // batch, path_width)
+    widths = (row_vectors(request, "captured") if gathers else 0, room)
+    # Rows that move within what is pending must be moved by one CTA.
+    copies = path_width if extended else 1
+    launch = OpLaunch(
+        kernel=Kernel("advance", "advance_batch"),
+        grid=(batch, copies, 1) if gathers else (1, 1, 1),
+        block=512,
+        shared_bytes=0,
+        arguments=(*_POINTERS, *sizes, *widths, ring_slots, ring_batch, ring_width, extended),
+    )
+    return Lowering((launch,), (Workspace(_ARRIVED, ITEM_BYTES["int32"], zeroed=True),))

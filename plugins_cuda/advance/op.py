@@ -1,0 +1,172 @@
+"""Advance: what the target chose is emitted, and the sequences' state moves to the next step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from specbuild.plugins_cuda.advance.lowering import lower
+from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+def emitted(choices: list[int], room: int, eos_ids: set[int]) -> tuple[list[int], bool]:
+    """The tokens that a sequence with ``room`` for more takes of these, and whether it then ends.
+
+    It ends with the first token of ``eos_ids``, or when there is no more room.
+    """
+    taken: list[int] = []
+    for token in choices[:room]:
+        taken.append(token)
+        if token in eos_ids:
+            return taken, True
+    return taken, len(taken) >= room
+
+
+def reference(
+    choice: torch.Tensor,
+    logprob: torch.Tensor,
+    path: torch.Tensor | None,
+    accepted: torch.Tensor | None,
+    captured: torch.Tensor | None,
+    length: torch.Tensor,
+    root: torch.Tensor,
+    pending_count: torch.Tensor | None,
+    pending_tokens: torch.Tensor | None,
+    pending_captured: torch.Tensor | None,
+    done: torch.Tensor,
+    limit: torch.Tensor,
+    ignore_eos: torch.Tensor,
+    eos_ids: torch.Tensor,
+    step: torch.Tensor,
+    ring_tokens: torch.Tensor,
+    ring_logprobs: torch.Tensor,
+    ring_accepted: torch.Tensor,
+    ring_count: torch.Tensor,
+    ring_step: torch.Tensor,
+    *,
+    extended: int = 1,
+) -> tuple[Any, ...]:
+    """Sequence b emits the choices at its path's slots, up to its limit and its first EOS.
+
+    ``choice``, ``logprob`` [T] and ``captured`` [T, C] are of VerifyInputs' rows (row b·N1 + i is
+    slot i, T = B·N1); ``path`` [B, D1] and ``accepted`` [B] are TreeAccept's outputs, absent
+    without a tree (the root alone). With m tokens emitted: length grows by m, root becomes the
+    last of them, and the sequence is ``done`` when that is one of ``eos_ids`` (-1 pads) and
+    ``ignore_eos`` is 0, or when length + 1 ≥ ``limit``. A done sequence emits nothing and does
+    not change. All state is [B].
+
+    The draft takes up the m rows at the path's first m slots next time: their captured features
+    and the emitted tokens go to ``pending_captured`` [B, DM1, C] and ``pending_tokens`` [B, DM1],
+    with ``pending_count`` [B]. They replace what was pending if this step ran the draft over it
+    (``extended`` = 1), else they follow it, and where there is no room for all, the oldest rows
+    go. Entries past the count are unspecified. All three, and ``captured``, are absent in an
+    engine without a draft.
+
+    The ring (host memory): slot s = step % S takes in sequence b's entry [s, b] the count m
+    ``ring_count`` [S, BM], how many of these are accepted drafts ``ring_accepted`` [S, BM],
+    tokens ``ring_tokens`` [S, BM, R1] and their log-probabilities ``ring_logprobs`` [S, BM, R1]
+    (the first m; the rest is left as it was, as are sequences past B). Then, after a fence that
+    the host sees, ``ring_step`` [S] at s becomes step + 1, and ``step`` [1] grows by 1.
+
+    Returns all of these states and rings, in place; None for those that are absent.
+    """
+    import torch
+
+    batch, nodes = length.shape[0], choice.shape[0] // length.shape[0]
+    state = [length, root, done, step]
+    rings = [ring_tokens, ring_logprobs, ring_accepted, ring_count, ring_step]
+    length, root, done, step = (t.clone() for t in state)
+    ring_tokens, ring_logprobs, ring_accepted, ring_count, ring_step = (t.clone() for t in rings)
+    if pending_count is not None and pending_tokens is not None and pending_captured is not None:
+        pending_count, pending_tokens = pending_count.clone(), pending_tokens.clone()
+        pending_captured = pending_captured.clone()
+    ring = int(step) % ring_step.shape[0]
+    for b in range(batch):
+        slots = (
+            [0] if path is None or accepted is None else path[b, : int(accepted[b]) + 1].tolist()
+        )
+        rows = [b * nodes + slot for slot in slots]
+        room = 0 if done[b] else int(limit[b] - length[b]) - 1
+        ends_at = set() if ignore_eos[b] else set(eos_ids.tolist()) - {-1}
+        tokens, ends = emitted(choice[rows].tolist(), room, ends_at)
+        count = len(tokens)
+        ring_count[ring, b] = count
+        ring_accepted[ring, b] = min(len(rows) - 1, count)
+        ring_tokens[ring, b, :count] = torch.tensor(tokens, dtype=torch.int32)
+        ring_logprobs[ring, b, :count] = logprob[rows[:count]]
+        if count == 0:
+            continue
+        length[b] += count
+        root[b], done[b] = tokens[-1], int(ends)
+        if captured is None or pending_count is None:
+            continue
+        assert pending_tokens is not None and pending_captured is not None
+        kept = 0 if extended else int(pending_count[b])
+        new_tokens = [*pending_tokens[b, :kept].tolist(), *tokens]
+        new_captured = torch.cat([pending_captured[b, :kept], captured[rows[:count]]])
+        pending = min(len(new_tokens), pending_tokens.shape[1])
+        pending_count[b] = pending
+        pending_tokens[b, :pending] = torch.tensor(new_tokens[-pending:], dtype=torch.int32)
+        pending_captured[b, :pending] = new_captured[-pending:]
+    ring_step[ring] = step[0] + 1
+    return (
+        length,
+        root,
+        pending_count,
+        pending_tokens,
+        pending_captured,
+        done,
+        step + 1,
+        ring_tokens,
+        ring_logprobs,
+        ring_accepted,
+        ring_count,
+        ring_step,
+    )
+
+
+_STATE = (
+    TensorSpec("length", "int32", ("B",)),
+    TensorSpec("root", "int32", ("B",)),
+    TensorSpec("pending_count", "int32", ("B",), optional=True),
+    TensorSpec("pending_tokens", "int32", ("B", "DM1"), optional=True),
+    TensorSpec("pending_captured", "T", ("B", "DM1", "C"), optional=True),
+    TensorSpec("done", "int32", ("B",)),
+)
+_STEP = TensorSpec("step", "int32", ("1",))
+_RING = (
+    TensorSpec("ring_tokens", "int32", ("S", "BM", "R1")),
+    TensorSpec("ring_logprobs", "float32", ("S", "BM", "R1")),
+    TensorSpec("ring_accepted", "int32", ("S", "BM")),
+    TensorSpec("ring_count", "int32", ("S", "BM")),
+    TensorSpec("ring_step", "int32", ("S",)),
+)
+_IN_PLACE = (*_STATE, _STEP, *_RING)
+
+OP = OpSpec(
+    name="Advance",
+    doc="Emits the accepted tokens to the host's ring and moves the state to the next step.",
+    inputs=(
+        TensorSpec("choice", "int32", ("T",)),
+        TensorSpec("logprob", "float32", ("T",)),
+        TensorSpec("path", "int32", ("B", "D1"), optional=True),
+        TensorSpec("accepted", "int32", ("B",), optional=True),
+        TensorSpec("captured", "T", ("T", "C"), optional=True),
+        *_STATE,
+        TensorSpec("limit", "int32", ("B",)),
+        TensorSpec("ignore_eos", "int32", ("B",)),
+        TensorSpec("eos_ids", "int32", ("8",)),
+        _STEP,
+        *_RING,
+    ),
+    outputs=tuple(
+        TensorSpec(f"{spec.name}_out", spec.dtype, spec.axes, optional=spec.optional)
+        for spec in _IN_PLACE
+    ),
+    attributes=(AttributeSpec("extended", int, 1),),
+    reference=reference,
+    aliases=tuple((f"{spec.name}_out", spec.name) for spec in _IN_PLACE),
+    lower=lower,
+)

@@ -1,0 +1,17 @@
+// Capture: x into the columns COLUMN·H and on of captured, H = 8·VECTORS.
+//
+//   x         [rows, 8·VECTORS] bf16, in
+//   captured  [rows, 8·CAPTURED_VECTORS] bf16, out in these columns
+//
+// A thread copies 16 bytes.
+#include "../_device/ptx.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    capture(const uint4* x, uint4* captured, int rows) {
+  pdl_launch_dependents();
+  const int index = blockIdx.x * THREADS + threadIdx.x, row = index / VECTORS;
+  pdl_wait();
+  if (row >= rows) return;
+  const int64_t place = static_cast<int64_t>(row) * CAPTURED_VECTORS + COLUMN * VECTORS;
+  captured[place + index % VECTORS] = load_l2_16(x + index);
+}

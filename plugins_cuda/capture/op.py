@@ -1,0 +1,34 @@
+"""Capture: a layer's output into its columns of what the draft reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.capture.lowering import lower
+from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+def reference(x: torch.Tensor, captured: torch.Tensor, *, column: int) -> torch.Tensor:
+    """``captured`` [T, C] with ``x`` [T, H] in columns column·H … column·H + H − 1."""
+    width = x.shape[1]
+    out = captured.clone()
+    out[:, column * width : (column + 1) * width] = x
+    return out
+
+
+OP = OpSpec(
+    name="Capture",
+    doc="x in the columns column·H and on of captured.",
+    inputs=(
+        TensorSpec("x", "T", ("T", "H")),
+        TensorSpec("captured", "T", ("T", "C")),
+    ),
+    outputs=(TensorSpec("captured_out", "T", ("T", "C")),),
+    attributes=(AttributeSpec("column", int),),
+    aliases=(("captured_out", "captured"),),
+    reference=reference,
+    lower=lower,
+)

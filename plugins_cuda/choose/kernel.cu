@@ -1,0 +1,224 @@
+// Choose: three launches of CTAs that each have a part of a row, 8192 logits.
+//
+//   workspace_best     [R, parts] ranked key: the largest logit of a part, lowest token on ties
+//   workspace_sums     [R, parts] fp32: Σ exp(logit − largest) of a part
+//   workspace_counts   [R, parts, 256] uint32, workspace_masses [R, parts, 256] uint64: tokens of a
+//                      part by their distance to the row's largest logit, and their mass
+//   workspace_kept     [R, 2] int32: what top-k and top-p leave
+//   workspace_noisy    [R, parts] ranked key: the best noisy logit of a part
+//   workspace_arrived  [2, R] uint32, zeros before and after
+//
+// summarise_parts reads the row (804 KB at 201088 logits) for the maximum and the sum of
+// exponentials; cut_tails, where top-k or top-p cut, for the histogram, after which the last CTA of
+// a row reads it alone for the values of the one or two buckets in which a cut falls; choose for
+// the best noisy logit. An instruction per logit costs one multiprocessor 0.9 µs, so that whatever
+// an estimate can rule out is looked at no further. A row's parts follow from the vocabulary alone.
+#include "../_device/philox.cuh"
+#include "../_device/tail_cut.cuh"
+
+constexpr int kThreads = kEdgeThreads, kWarps = kEdgeWarps;
+// No noise is larger than −log(−log(1 − 2⁻²⁴)) = 16.64.
+constexpr float kMostNoise = 16.7f;
+
+__device__ __forceinline__ uint64_t block_max(uint64_t value) {
+  __shared__ uint64_t of_warps[kWarps];
+  value = warp_max(value);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  return warp_max(of_warps[threadIdx.x % kWarps]);
+}
+
+__device__ __forceinline__ float value_of(uint64_t ranked) {
+  return key_value(static_cast<uint32_t>(ranked >> 32));
+}
+
+// The largest logit, lowest token on ties, and log Σ exp of all; every warp has it.
+struct Summary {
+  uint64_t best = 0;
+  float log_total;
+
+  __device__ __forceinline__ Summary(const uint64_t* part_best, const float* part_sums, int parts) {
+    const int lane = threadIdx.x % 32;
+    for (int part = lane; part < parts; part += 32) {
+      const uint64_t other = load_l2_word(part_best + part);
+      best = other > best ? other : best;
+    }
+    best = warp_max(best);
+    float total = 0.0f;
+    for (int part = lane; part < parts; part += 32) {
+      const float most = value_of(load_l2_word(part_best + part));
+      if (most == minus_infinity()) continue;
+      total += load_l2_float(part_sums + part) * exp2_fast((most - value_of(best)) * kLog2E);
+    }
+    for (int distance = 16; distance > 0; distance /= 2) {
+      total += __shfl_xor_sync(0xFFFFFFFFu, total, distance);
+    }
+    log_total = value_of(best) + logf(total);
+  }
+};
+
+// Whether this CTA is the last of a row's parts: what the others have written is there then.
+__device__ __forceinline__ bool is_last_part(unsigned* arrived) {
+  __shared__ bool is_last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    is_last = atomicAdd(arrived, 1u) == gridDim.x - 1;
+    if (is_last) *arrived = 0;
+    __threadfence();
+  }
+  __syncthreads();
+  return is_last;
+}
+
+// Grid (parts, R), as in all three.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    summarise_parts(const float* logits,       // [R, V]
+                    uint64_t* workspace_best,  // out
+                    float* workspace_sums,     // out
+                    int vocab) {
+  __shared__ float of_warps[kWarps];
+  pdl_launch_dependents();
+  pdl_wait();
+  const Row row = Row(logits + static_cast<int64_t>(blockIdx.y) * vocab, vocab).part(blockIdx.x);
+  float most = minus_infinity(), sum = 0.0f;
+  int token = 4 * row.begin;
+  row.each_group([&](int group, const float (&x)[4]) {
+    const float highest = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
+    if (highest > most) {
+      sum *= exp2_fast((most - highest) * kLog2E);
+      most = highest;
+      token = 4 * group + (x[0] == most ? 0 : x[1] == most ? 1 : x[2] == most ? 2 : 3);
+    }
+    if (most == minus_infinity()) return;
+    const float shift = most * kLog2E;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) sum += exp2_fast(__fmaf_rn(x[c], kLog2E, -shift));
+  });
+  const uint64_t best = block_max(ranked_key(ordered_key(most), token));
+  if (most != minus_infinity()) sum *= exp2_fast((most - value_of(best)) * kLog2E);
+  for (int distance = 16; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
+  }
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  float total = 0.0f;
+  for (int warp = 0; warp < kWarps; ++warp) total += of_warps[warp];
+  workspace_best[blockIdx.y * gridDim.x + blockIdx.x] = best;
+  workspace_sums[blockIdx.y * gridDim.x + blockIdx.x] = total;
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    cut_tails(const float* logits,             // [R, V]
+              const float* temperature,        // [R]
+              const int* top_k,                // [R]
+              const float* top_p,              // [R]
+              const uint64_t* workspace_best,  // in
+              const float* workspace_sums,     // in
+              uint32_t* workspace_counts,      // out
+              uint64_t* workspace_masses,      // out
+              int* workspace_kept,             // out
+              unsigned* workspace_arrived,     // the first half
+              int vocab, float unit) {
+  DYNAMIC_SHARED(unsigned char, memory);  // cells, then the list
+  __shared__ TailScratch tail;
+  pdl_launch_dependents();
+  pdl_wait();
+  const int r = blockIdx.y, parts = gridDim.x;
+  const int most_kept = top_k[r] < vocab ? top_k[r] : 0;
+  if (temperature[r] == 0.0f || (most_kept <= 0 && !(top_p[r] < 1.0f))) return;
+  if (threadIdx.x == 0) {
+    tail.histogram.counts = reinterpret_cast<uint32_t*>(memory);
+    tail.histogram.masses = tail.histogram.counts + kEdgeCells;
+  }
+  const Row row(logits + static_cast<int64_t>(r) * vocab, vocab);
+  const int64_t first = static_cast<int64_t>(r) * parts;
+  const Summary summary(workspace_best + first, workspace_sums + first, parts);
+  const Scaled scaled(temperature[r], value_of(summary.best));
+  TailCut cut(row, scaled, tail, reinterpret_cast<float2*>(memory + kEdgeCellBytes), unit);
+  const int64_t digits = (first + blockIdx.x) * kEdgeDigits;
+  cut.add_up(row.part(blockIdx.x), workspace_counts + digits, workspace_masses + digits);
+  if (!is_last_part(workspace_arrived + r)) return;
+  const Kept kept = cut.find(workspace_counts + first * kEdgeDigits,
+                             workspace_masses + first * kEdgeDigits, parts, most_kept, top_p[r]);
+  if (threadIdx.x == 0) {
+    workspace_kept[2 * r] = static_cast<int>(kept.key);
+    workspace_kept[2 * r + 1] = kept.last_token;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    choose(const float* logits,             // [R, V]
+           const float* temperature,        // [R]
+           const int* top_k,                // [R]
+           const float* top_p,              // [R]
+           const int* seed,                 // [R]
+           const int* position,             // [R]
+           int* choice,                     // out [R]
+           float* logprob,                  // out [R]
+           const uint64_t* workspace_best,  // in
+           const float* workspace_sums,     // in
+           const int* workspace_kept,       // in
+           uint64_t* workspace_noisy,       // out
+           unsigned* workspace_arrived,     // the second half
+           int vocab) {
+  pdl_launch_dependents();
+  pdl_wait();
+  const int r = blockIdx.y, parts = gridDim.x;
+  const bool is_greedy = temperature[r] == 0.0f;
+  if (is_greedy && blockIdx.x > 0) return;
+  const Row row(logits + static_cast<int64_t>(r) * vocab, vocab);
+  const int64_t first = static_cast<int64_t>(r) * parts;
+  const Summary summary(workspace_best + first, workspace_sums + first, parts);
+  uint64_t best = summary.best;
+  if (!is_greedy) {
+    const int greedy = static_cast<int>(ranked_index(summary.best));
+    const Scaled scaled(temperature[r], value_of(summary.best));
+    Kept kept;
+    if ((top_k[r] > 0 && top_k[r] < vocab) || top_p[r] < 1.0f) {
+      kept.key = static_cast<uint32_t>(load_l2_int(workspace_kept + 2 * r));
+      kept.last_token = load_l2_int(workspace_kept + 2 * r + 1);
+    }
+    // The largest logit is always kept; what is further below it than noise can lift loses to it.
+    const float reach = kMostNoise - positional_gumbel(seed[r], position[r], greedy);
+    best = 0;
+    row.part(blockIdx.x).each_group([&](int group, const float (&x)[4]) {
+      float estimate[4];
+      bool all_beyond = true;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        estimate[c] = scaled.estimate(x[c]);
+        all_beyond &= scaled.beyond(estimate[c], reach);
+      }
+      if (all_beyond) return;
+      const uint4 bits = positional_bits(seed[r], position[r], group);
+      const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (scaled.beyond(estimate[c], reach)) continue;
+        const float value = scaled.of(x[c]);
+        if (!kept(value, 4 * group + c)) continue;
+        const uint64_t noisy = ranked_key(ordered_key(value + gumbel(words[c])), 4 * group + c);
+        best = noisy > best ? noisy : best;
+      }
+    });
+    best = block_max(best);
+    if (threadIdx.x == 0) workspace_noisy[first + blockIdx.x] = best;
+    if (!is_last_part(workspace_arrived + gridDim.y + r)) return;
+    best = 0;
+    for (int part = threadIdx.x % 32; part < parts; part += 32) {
+      const uint64_t noisy = load_l2_word(workspace_noisy + first + part);
+      best = noisy > best ? noisy : best;
+    }
+    best = warp_max(best);
+  }
+  if (threadIdx.x == 0) {
+    // A row of which no logit is a number gets some token.
+    const uint32_t last = vocab - 1;
+    const int token = static_cast<int>(min(ranked_index(best), last));
+    choice[r] = token;
+    logprob[r] = load_l2_float(row.logits + token) - summary.log_total;
+  }
+}

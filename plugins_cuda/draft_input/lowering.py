@@ -1,0 +1,39 @@
+"""DraftInput on a GPU: one CTA for each normed half of a row."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.embed.lowering import vectors_of
+from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
+from specbuild.plugins_cuda.linear.streaming import normed_bytes
+from specbuild.runtime.errors import SpecbuildError
+
+_MOST_WARPS = 16
+_PIECE = 256
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """One launch, for any number of rows; SpecbuildError where a row does not fit a CTA."""
+    rows, width = request.tensors["hidden"].shape
+    vectors_of("DraftInput", width)
+    embeds = "table" in request.tensors
+    warps = min(_MOST_WARPS, -(-width // _PIECE))
+    shared = normed_bytes(width, 1)
+    if shared > request.target.shared_bytes_per_block:
+        raise SpecbuildError(
+            f"DraftInput: a row of {width} values needs {shared} bytes of shared memory, a CTA has "
+            f"{request.target.shared_bytes_per_block}; build for the cpu backend"
+        )
+    constants = (
+        ("WIDTH", width),
+        ("WARPS", warps),
+        ("HAS_TABLE", int(embeds)),
+        ("EPS", request.attributes["eps"]),
+    )
+    launch = OpLaunch(
+        Kernel("draft_input", "draft_input", constants),
+        grid=(rows, 1 + int(embeds), 1),
+        block=warps * 32,
+        shared_bytes=shared,
+        arguments=("token_ids", "table", "embed_norm", "hidden", "hidden_norm", "u"),
+    )
+    return Lowering((launch,))

@@ -1,0 +1,51 @@
+"""DraftInput: what the draft's attention reads: the normed embedding and hidden state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.draft_input.lowering import lower
+from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.rms_norms import rms_norm
+
+if TYPE_CHECKING:
+    import torch
+
+
+def reference(
+    token_ids: torch.Tensor,
+    table: torch.Tensor | None,
+    embed_norm: torch.Tensor | None,
+    hidden: torch.Tensor,
+    hidden_norm: torch.Tensor,
+    *,
+    eps: float,
+) -> torch.Tensor:
+    """``[rms(table[token_ids]); rms(hidden)]`` [T, 2H], or ``rms(hidden)`` [T, H] without a table.
+
+    ``hidden`` [T, H]; the norms are LLaMA's. ``table`` and ``embed_norm`` come together.
+    """
+    import torch
+
+    normed = rms_norm(hidden, hidden_norm, eps, "llama")
+    if table is None or embed_norm is None:
+        return normed
+    embedded = rms_norm(table[token_ids.long()].to(hidden.dtype), embed_norm, eps, "llama")
+    return torch.cat([embedded, normed], dim=-1)
+
+
+OP = OpSpec(
+    name="DraftInput",
+    doc="The draft's normed embedding and hidden state, side by side, or its hidden state alone.",
+    inputs=(
+        TensorSpec("token_ids", "int32", ("T",)),
+        TensorSpec("table", "W", ("V", "H"), optional=True),
+        TensorSpec("embed_norm", "W", ("H",), optional=True),
+        TensorSpec("hidden", "T", ("T", "H")),
+        TensorSpec("hidden_norm", "W", ("H",)),
+    ),
+    outputs=(TensorSpec("u", "T", ("T", "width")),),
+    attributes=(AttributeSpec("eps", float),),
+    reference=reference,
+    lower=lower,
+)

@@ -1,0 +1,37 @@
+"""Named cases of Embed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specbuild.plugins_cuda.cases import Arrays, Case
+from specbuild.plugins_cuda.linear.cases import draw
+
+
+def chosen_table(
+    rng: np.random.Generator, tokens: int, vocab: int, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """``token_ids`` [tokens], and a table that is NaN in the rows that none of them names."""
+    ids = rng.integers(0, vocab, tokens).astype(np.int32)
+    table = draw(rng, vocab, width)
+    table[np.setdiff1d(np.arange(vocab), ids)] = np.nan
+    return ids, table
+
+
+def embed(tokens: int, width: int, *, vocab: int = 60, prefix: str = "") -> Case:
+    """``tokens`` rows of a table ``width`` wide."""
+
+    def make(rng: np.random.Generator) -> Arrays:
+        return chosen_table(rng, tokens, vocab, width)
+
+    name = f"{prefix}{tokens} rows of {width}"
+    return Case(name, make, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0)
+
+
+CASES: tuple[Case, ...] = (embed(1, 32), embed(7, 192), embed(33, 96))
+
+KERNEL_CASES: tuple[Case, ...] = (
+    embed(3, 2880),
+    embed(64, 2880, vocab=2000, prefix="gpu: "),
+    embed(2048, 2880, vocab=2000, prefix="gpu: "),
+)

@@ -1,0 +1,78 @@
+"""Named cases of ExtendInputs, and the batches of which the cases of all step ops are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specbuild.plugins_cuda.cases import Arrays, Case
+
+FAR_TOKEN = 10**8
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The state of sequences, int32 [B]; ``page_table`` [B, P]."""
+
+    length: np.ndarray
+    done: np.ndarray
+    limit: np.ndarray
+    page_table: np.ndarray
+
+
+def draw_batch(
+    rng: np.random.Generator,
+    kinds: str,
+    *,
+    pages: int,
+    page_size: int,
+    ahead: int,
+    budget: int = 12,
+) -> Batch:
+    """One sequence per letter: L lives, D is done and still has its pages, P is padding.
+
+    ``ahead`` slots past the length lie within the page table; each may still emit up to ``budget``
+    tokens.
+    """
+    batch = len(kinds)
+    length = rng.integers(ahead, pages * page_size - ahead, batch).astype(np.int32)
+    limit = length + rng.integers(2, budget + 2, batch).astype(np.int32)
+    table = 1 + rng.permutation(batch * pages).reshape(batch, pages).astype(np.int32)
+    padding = np.array([kind == "P" for kind in kinds])
+    length[padding], limit[padding], table[padding] = 0, 0, 0
+    return Batch(length, np.array([kind != "L" for kind in kinds], np.int32), limit, table)
+
+
+def extend(
+    name: str, kinds: str, counts: list[int], *, room: int, width: int = 16, page_size: int = 4
+) -> Case:
+    """Sequences with ``counts`` pending rows in room for ``room``; the rest is poisoned."""
+
+    def make(rng: np.random.Generator) -> Arrays:
+        batch = draw_batch(rng, kinds, pages=6, page_size=page_size, ahead=room)
+        captured = rng.standard_normal((len(kinds), room, width)).astype(np.float32)
+        tokens = rng.integers(0, 1000, (len(kinds), room)).astype(np.int32)
+        for b, count in enumerate(counts):
+            captured[b, count:], tokens[b, count:] = np.nan, FAR_TOKEN
+        pending = np.array(counts, np.int32)
+        return batch.length, batch.done, pending, tokens, captured, batch.page_table
+
+    return Case(name, make, {"page_size": page_size}, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0)
+
+
+CASES: tuple[Case, ...] = (
+    extend("one sequence", "L", [2], room=3),
+    extend("one row each", "LLL", [1, 1, 1], room=1),
+    extend("ragged", "LLLL", [3, 1, 4, 2], room=4),
+    extend("full", "LL", [4, 4], room=4, width=24),
+    extend("a done sequence in between", "LDL", [2, 3, 1], room=3),
+    extend("padding at the end", "LLPP", [1, 3, 0, 0], room=3, page_size=16),
+    extend("nothing lives", "DP", [2, 0], room=2),
+    extend("many sequences", "LDLL" * 10, [1, 2, 2, 1] * 10, room=2, width=8),
+)
+
+KERNEL_CASES: tuple[Case, ...] = (
+    extend("more sequences than threads", "LLDP" * 33, [1, 2, 2, 0] * 33, room=2, width=8),
+    extend("gpu: batch 64", "LLLD" * 16, [1, 5, 3, 2] * 16, room=5, width=8640, page_size=16),
+)

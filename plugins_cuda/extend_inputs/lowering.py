@@ -1,0 +1,62 @@
+"""The launch of ExtendInputs."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import (
+    ITEM_BYTES,
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+)
+from specbuild.runtime.errors import SpecbuildError
+
+_VECTOR_BYTES = 16
+_POINTERS = (
+    "length",
+    "done",
+    "pending_count",
+    "pending_tokens",
+    "pending_captured",
+    "page_table",
+    "token_ids",
+    "captured_rows",
+    "positions",
+    "row_start",
+    "row_slot",
+    "write_slot",
+    "tree_start",
+    "ancestor_bits",
+    "logit_rows",
+    "score",
+)
+
+
+def row_vectors(request: LoweringRequest, name: str) -> int:
+    """16-byte vectors in a row (the last axis) of an activation.
+
+    Raises SpecbuildError where rows are not made of whole vectors.
+    """
+    info = request.tensors[name]
+    nbytes = info.shape[-1] * ITEM_BYTES[info.dtype]
+    if nbytes % _VECTOR_BYTES:
+        raise SpecbuildError(
+            f"{name} has rows of {nbytes} bytes, but its kernel copies {_VECTOR_BYTES} at a time; "
+            f"make its width a multiple of 8"
+        )
+    return nbytes // _VECTOR_BYTES
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """One CTA per row of the bucket; sizes are arguments, so that all buckets share a kernel."""
+    batch, room, _ = request.tensors["pending_captured"].shape
+    pages = request.tensors["page_table"].shape[1]
+    sizes = (batch, room, row_vectors(request, "pending_captured"), pages)
+    launch = OpLaunch(
+        kernel=Kernel("extend_inputs", "extend_inputs"),
+        grid=(batch * room, 1, 1),
+        block=128,
+        shared_bytes=batch * ITEM_BYTES["int32"],
+        arguments=(*_POINTERS, *sizes, int(request.attributes["page_size"])),
+    )
+    return Lowering((launch,))

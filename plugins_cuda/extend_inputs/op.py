@@ -1,0 +1,106 @@
+"""ExtendInputs: the rows with which the draft takes up what the target has just committed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.extend_inputs.lowering import lower
+from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+def pool_slot(page_table: torch.Tensor, slot: int, page_size: int, *, row: int, live: bool) -> int:
+    """Where view slot ``slot`` of a sequence with this page table [P] lies in the pool.
+
+    A row that is not ``live``, or lies past the table, goes to page 0, which nobody reads; its
+    place there follows from the row.
+    """
+    page = slot // page_size
+    if not live or page >= page_table.shape[0]:
+        return row % page_size
+    return int(page_table[page]) * page_size + slot % page_size
+
+
+def reference(
+    length: torch.Tensor,
+    done: torch.Tensor,
+    pending_count: torch.Tensor,
+    pending_tokens: torch.Tensor,
+    pending_captured: torch.Tensor,
+    page_table: torch.Tensor,
+    *,
+    page_size: int,
+) -> tuple[torch.Tensor, ...]:
+    """One row per captured row that the draft's cache does not hold yet.
+
+    ``length`` [B] tokens are committed in the target; of the sequence's last ``pending_count``
+    [B] rows t the draft wants captured h_t, ``pending_captured`` [B, DM1, C], and x_{t+1},
+    ``pending_tokens`` [B, DM1]; both are oldest first. ``page_table`` [B, P] is that of the draft.
+    A sequence that is ``done`` [B] (padding included) has no rows.
+
+    Returns, for T = B·DM1 rows of which the first row_start[B] are live, sequence by sequence:
+    token_ids [T], captured_rows [T, C], positions [T] (row t stands at position t), row_start
+    [B+1], row_slot [T], write_slot [T], tree_start [B] = length, ancestor_bits [T, 1] (zeros),
+    logit_rows [B] (each sequence's last row; some row where it has none) and score [B, 1] (zeros:
+    the root's). Rows that are not live have zeros and a write_slot in page 0.
+    """
+    import torch
+
+    batch, room = pending_tokens.shape
+    rows = batch * room
+    token_ids, positions, row_slot = torch.zeros(3, rows, dtype=torch.int32).unbind()
+    write_slot = torch.arange(rows, dtype=torch.int32) % page_size
+    captured_rows = pending_captured.new_zeros(rows, pending_captured.shape[2])
+    row_start = torch.zeros(batch + 1, dtype=torch.int32)
+    for b in range(batch):
+        first, count = int(row_start[b]), 0 if done[b] else int(pending_count[b])
+        row_start[b + 1] = first + count
+        for i in range(count):
+            row, position = first + i, int(length[b]) - count + i
+            token_ids[row] = pending_tokens[b, i]
+            captured_rows[row] = pending_captured[b, i]
+            positions[row] = row_slot[row] = position
+            write_slot[row] = pool_slot(page_table[b], position, page_size, row=row, live=True)
+    return (
+        token_ids.clone(),
+        captured_rows,
+        positions.clone(),
+        row_start,
+        row_slot.clone(),
+        write_slot,
+        torch.where(done != 0, 0, length).int(),
+        torch.zeros(rows, 1, dtype=torch.int32),
+        (row_start[1:] - 1).clamp(min=0),
+        torch.zeros(batch, 1),
+    )
+
+
+OP = OpSpec(
+    name="ExtendInputs",
+    doc="The state of a batch to the draft's rows for the tokens committed since it last ran.",
+    inputs=(
+        TensorSpec("length", "int32", ("B",)),
+        TensorSpec("done", "int32", ("B",)),
+        TensorSpec("pending_count", "int32", ("B",)),
+        TensorSpec("pending_tokens", "int32", ("B", "DM1")),
+        TensorSpec("pending_captured", "T", ("B", "DM1", "C")),
+        TensorSpec("page_table", "int32", ("B", "P")),
+    ),
+    outputs=(
+        TensorSpec("token_ids", "int32", ("T",)),
+        TensorSpec("captured_rows", "T", ("T", "C")),
+        TensorSpec("positions", "int32", ("T",)),
+        TensorSpec("row_start", "int32", ("B1",)),
+        TensorSpec("row_slot", "int32", ("T",)),
+        TensorSpec("write_slot", "int32", ("T",)),
+        TensorSpec("tree_start", "int32", ("B",)),
+        TensorSpec("ancestor_bits", "int32", ("T", "1")),
+        TensorSpec("logit_rows", "int32", ("B",)),
+        TensorSpec("score", "float32", ("B", "1")),
+    ),
+    attributes=(AttributeSpec("page_size", int),),
+    reference=reference,
+    lower=lower,
+)

@@ -1,0 +1,51 @@
+"""HeadChoose on a GPU: the vocabulary in segments, then the segments of each row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+    Workspace,
+)
+from specbuild.plugins_cuda.linear.many_tokens import TOKENS
+from specbuild.plugins_cuda.rms_head.lowering import head_streaming
+
+_FOLD_THREADS = 256
+_FOLDS, _IDS = "workspace_folds", "workspace_ids"
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """The launches; SpecbuildError for more rows than a decode launch may have."""
+    rows = request.tensors["logit_rows"].shape[0]
+    head = head_streaming("HeadChoose", request)
+    cut = head.cut
+    entry = "head_folds_of_many" if head.norm else "head_folds"
+    kernel = Kernel("head_choose", entry, cut.constants)
+    segments = dict(cut.constants)["SEGMENTS"]
+    before = ("weight",) if head.norm else ("x", "logit_rows", "norm", "weight")
+    tokens = (TOKENS,) if head.norm else ()
+    folds = OpLaunch(
+        kernel,
+        grid=cut.grid,
+        block=cut.block,
+        shared_bytes=cut.shared_bytes,
+        arguments=(
+            *before, "temperature", "seed", "position", *tokens, _FOLDS, _IDS, rows,
+        ),
+    )  # fmt: skip
+    choice = OpLaunch(
+        replace(kernel, entry="choose_of_folds", hot=False),
+        grid=(rows, 1, 1),
+        block=_FOLD_THREADS,
+        shared_bytes=0,
+        arguments=(_FOLDS, _IDS, "choice", "logprob"),
+    )
+    entries = rows * int(segments)
+    return Lowering(
+        (*head.norm, folds, choice),
+        (*head.workspaces, Workspace(_FOLDS, 16 * entries), Workspace(_IDS, 4 * entries)),
+    )

@@ -1,0 +1,103 @@
+"""What a lowering to CUDA is: kernels, launches and workspaces, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+# A kernel argument: the name of a tensor or workspace (a pointer), an int32, a float32, or None
+# for a null pointer, which an absent tensor's name gives too.
+Argument: TypeAlias = str | int | float | None
+Tactic: TypeAlias = Mapping[str, int]
+Phase: TypeAlias = Literal["decode", "prefill"]
+
+ITEM_BYTES: Mapping[str, int] = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Shape and element type (a key of ``ITEM_BYTES``) of a tensor that an op is lowered for."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor, packed."""
+        total = ITEM_BYTES[self.dtype]
+        for size in self.shape:
+            total *= size
+        return total
+
+
+@dataclass(frozen=True)
+class Target:
+    """The GPU that is compiled for."""
+
+    arch: str = "sm_90a"
+    multiprocessors: int = 132
+    shared_bytes_per_block: int = 227 * 1024
+
+
+@dataclass(frozen=True)
+class LoweringRequest:
+    """What an op is lowered for.
+
+    ``tensors`` holds every present input and output by its declared name, at the sizes of the
+    bucket. ``phase``: launches of ``decode`` are batch-invariant and have at most 256 rows,
+    those of ``prefill`` run prompt chunks only.
+    """
+
+    tensors: Mapping[str, TensorInfo]
+    attributes: Mapping[str, int | float | str]
+    phase: Phase = "decode"
+    target: Target = field(default_factory=Target)
+    tactic: Tactic = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An entry point of ``plugins_cuda/<folder>/<file>``, specialised by ``-D NAME=VALUE``.
+
+    A ``hot`` kernel must not spill registers: the build checks it.
+    """
+
+    folder: str
+    entry: str
+    constants: tuple[tuple[str, int | float | str], ...] = ()
+    file: str = "kernel.cu"
+    hot: bool = True
+
+
+@dataclass(frozen=True)
+class OpLaunch:
+    """One launch: ``block`` threads along x, ``shared_bytes`` of dynamic shared memory.
+
+    ``programmatic``: the launch may start before the one in front of it is done; its kernel then
+    executes ``griddepcontrol.wait`` on every path before it reads what is no constant.
+    """
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    block: int
+    shared_bytes: int
+    arguments: tuple[Argument, ...]
+    programmatic: bool = True
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Scratch memory of one op. ``zeroed``: zeros before the first launch; the op leaves zeros."""
+
+    name: str
+    nbytes: int
+    zeroed: bool = False
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """The launches of an op in order, and the scratch memory that they share."""
+
+    launches: tuple[OpLaunch, ...]
+    workspaces: tuple[Workspace, ...] = ()

@@ -1,0 +1,47 @@
+"""Linear on a GPU: one launch that streams the weight once for up to 64 rows."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch, Tactic
+from specbuild.plugins_cuda.linear.many_tokens import ARRIVED, SUMS, dense_tactics, many_tokens
+from specbuild.plugins_cuda.linear.prefill import lower_prefill, prefill_tactics
+from specbuild.plugins_cuda.linear.streaming import Dense, streaming
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """The launches; SpecbuildError for a decode launch of more than 256 rows."""
+    if request.phase == "prefill":
+        return lower_prefill(request)
+    tensors = request.tensors
+    dense = _dense(request)
+    many = many_tokens(request, dense)
+    cut = many.cut if many else streaming(request, dense)
+    constants = (
+        *cut.constants,
+        ("HAS_BIAS", int("bias" in tensors)),
+        ("HAS_RESIDUAL", int("residual" in tensors)),
+    )
+    launch = OpLaunch(
+        Kernel("linear", "linear_of_many" if many else "linear", constants),
+        grid=cut.grid,
+        block=cut.block,
+        shared_bytes=cut.shared_bytes,
+        arguments=(
+            *("x", "weight", "bias", "residual", "y"),
+            *((SUMS, ARRIVED) if many else ()),
+            dense.rows,
+        ),
+    )
+    return Lowering((launch,), many.workspaces[1:] if many else ())
+
+
+def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
+    """Loads in flight and where they wait, rows a unit, and whether CTAs also split K."""
+    if request.phase == "prefill":
+        return prefill_tactics(request)
+    return dense_tactics(request, _dense(request))
+
+
+def _dense(request: LoweringRequest) -> Dense:
+    tiles, blocks, _ = request.tensors["weight"].shape
+    return Dense("Linear", tiles, blocks, request.tensors["x"].shape[0], normed=False)

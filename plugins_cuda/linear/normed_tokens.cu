@@ -1,0 +1,47 @@
+// Normed tokens as fragments for kernels that share them out by columns.
+//
+//   x                 [T, 32·K_BLOCKS] bf16, in
+//   logit_rows        [rows] int32, in: the rows of x that are normed; null without HAS_ROWS: all
+//   norm              [32·K_BLOCKS] bf16, in, constant
+//   workspace_tokens  [groups of 8·TOKEN_TILES tokens][SLICES · blocks of a slice][TOKEN_TILES]
+//                     [lane] 16 bytes, out; places past the tokens are left as they are, or not
+//
+// Grid: one CTA for 8 tokens, a warp for a slice of the columns: the order of sums is the same as
+// where a kernel norms tokens for itself.
+#include "../_device/token_fragments.cuh"
+
+using Fragments = TokenFragments<K_BLOCKS, SLICES, 1>;
+constexpr int kWidth = K_BLOCKS * 32;
+
+extern "C" __global__ void __launch_bounds__(SLICES * 32)
+    normed_tokens(const uint16_t* x, const int* logit_rows, const uint16_t* norm,
+                  unsigned char* workspace_tokens, int rows) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  pdl_launch_dependents();
+  Fragments::fetch_norm(shared + Fragments::kBytes, norm);
+  cp_async_commit();
+  pdl_wait();
+  const Fragments fragments(shared);
+  const int tile = blockIdx.x, first = tile * kTokensPerTile;
+  fragments.fetch(min(kTokensPerTile, rows - first), [&](int token) {
+    const int row = HAS_ROWS ? load_l2_int(logit_rows + first + token) : first + token;
+    return x + static_cast<int64_t>(row) * kWidth;
+  });
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncwarp();
+  fragments.norm<CAST_FIRST ? NormRounding::kCastFirst : NormRounding::kWeightInFp32>(
+      shared + Fragments::kBytes, static_cast<float>(EPS));
+  constexpr int kSliceBlocks = Fragments::kSliceBlocks;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int b = 0; b < kSliceBlocks; ++b) {
+    const int block = warp * kSliceBlocks + b;
+    if (block >= K_BLOCKS) break;
+    const int64_t at =
+        (static_cast<int64_t>(tile / TOKEN_TILES) * SLICES * kSliceBlocks + block) * TOKEN_TILES +
+        tile % TOKEN_TILES;
+    *reinterpret_cast<uint4*>(workspace_tokens + at * kFragmentBytes + lane * 16) =
+        *fragments.at(block, 0);
+  }
+}

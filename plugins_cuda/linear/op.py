@@ -1,0 +1,48 @@
+"""Linear: a projection of packed weights, with a bias and a residual where there are some."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.linear.lowering import lower, tactics
+from specbuild.plugins_cuda.linear.packing import unpack_rows
+from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+PACKED_AXES = ("tiles", "blocks", "512")
+
+
+def reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+) -> torch.Tensor:
+    """``residual + (x · Wᵀ + bias)``: x [T, K], packed ``weight`` of [N, K], the rest [T, N].
+
+    Sums in fp32; what is added to the residual is rounded to its type first.
+    """
+    y = x.float() @ unpack_rows(weight).float().T
+    if bias is not None:
+        y = y + bias.float()
+    y = y.to(x.dtype)
+    return y if residual is None else (residual.float() + y.float()).to(x.dtype)
+
+
+OP = OpSpec(
+    name="Linear",
+    doc="y = x · Wᵀ (+ bias) (+ residual), W packed by pack_rows.",
+    inputs=(
+        TensorSpec("x", "T", ("T", "K")),
+        TensorSpec("weight", "W", PACKED_AXES),
+        TensorSpec("bias", "W", ("N",), optional=True),
+        TensorSpec("residual", "T", ("T", "N"), optional=True),
+    ),
+    outputs=(TensorSpec("y", "T", ("T", "rows")),),
+    attributes=(),
+    reference=reference,
+    lower=lower,
+    tactics=tactics,
+)

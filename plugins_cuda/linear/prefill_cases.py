@@ -1,0 +1,14 @@
+"""Cases of Linear over prompt chunks: several tiles of tokens, and real sizes."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.cases import Case
+from specbuild.plugins_cuda.linear.cases import linear
+
+KERNEL_CASES: tuple[Case, ...] = (
+    linear(300, 272, 96, bias=True, residual=True),
+    linear(2048, 2880, 4096, bias=True, residual=True, prefix="gpu: "),
+    linear(1000, 2880, 4096, bias=True, residual=True, prefix="gpu: "),
+    linear(2048, 2880, 17280, residual=True, prefix="gpu: "),
+    linear(2048, 2880, 8640, prefix="gpu: "),
+)

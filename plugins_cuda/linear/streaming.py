@@ -1,0 +1,241 @@
+"""How a small-batch dense kernel is cut: warps over K, rows over CTAs, loads in flight.
+
+``_device/small_linear.cuh`` describes the kernels. Of all that is decided here, only the number of
+slices of K and of groups of them changes a result's bits; both follow from K alone, so that a row's
+result is the same in every bucket. The rest is a matter of speed (tactics: ``ctas``; ``unit``,
+pairs that stay together; ``loads`` in flight in registers; ``ring``, whether as many more wait in
+shared memory as fit; ``many``, whether the kernels of ``many_tokens.py`` take over).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target
+from specbuild.runtime.errors import SpecbuildError
+
+MOST_ROWS = 256
+STREAMING_KEYS = ("ctas", "unit", "loads", "ring", "many")
+TOKENS_PER_TILE = 8
+PAIRS_PER_TILE = 8
+_MOST_WARPS = 16
+_HALF_TILE_BYTES, _TILE_BYTES, _FRAGMENT_BYTES = 512, 1024, 512
+# Tokens that need no norm are held as fragments up to here; beyond, each warp streams its slice.
+_MOST_FRAGMENT_BYTES = 140 << 10
+_MOST_TOKEN_TILES = 4
+# Weight tiles that a warp may work on at once, by groups of 8 tokens: 128 registers hold them.
+_MOST_TILES = {1: 4, 2: 3, 4: 2}
+# The same where a CTA walks through several chunks: fewer tiles leave more steps in flight.
+_MOST_TILES_OF_CHUNKS = 2
+# 16-byte loads that a lane keeps in registers, by groups of 8 tokens: of weights where tokens
+# stand in shared memory, else of weights and tokens.
+_LOADS_OF_WEIGHTS = {1: 18, 2: 12, 4: 8}
+_LOADS_OF_BOTH = {1: 20, 2: 16, 4: 16}
+# The same beside a ring of which places are filled again: addresses take registers too.
+_MOST_LOADS_REFILLED = 12
+# Blocks of K of which 64 tokens are 144 KB.
+_MOST_GROUP_BLOCKS = 36
+# The switch in small_linear.cuh tells so many steps in shared memory apart.
+_MOST_RING = 5
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """One dense launch, but for its entry point."""
+
+    constants: tuple[tuple[str, int | float | str], ...]
+    grid: tuple[int, int, int]
+    block: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A packed weight of ``tiles`` × ``blocks`` by ``rows`` tokens.
+
+    ``normed``: the tokens are normed before they are multiplied.
+    ``unit``: pairs of weight rows that stay together.
+    """
+
+    op: str
+    tiles: int
+    blocks: int
+    rows: int
+    normed: bool
+    unit: int = 4
+
+
+def normed_bytes(columns: int, tokens: int) -> int:
+    """Shared memory of ``NormedRows``: the norm's weight, sums of squares, the rows."""
+    weight = _round_up(2 * columns, 128)
+    sums = _round_up(tokens * -(-columns // 256) * 4, 128)
+    return weight + sums + tokens * (weight + 64)
+
+
+def fragment_bytes(blocks: int, token_tiles: int) -> int:
+    """Shared memory of the fragments of ``TokenFragments``: every slice as long as the longest."""
+    slices = slices_of(blocks)
+    return slices * -(-blocks // slices) * token_tiles * _FRAGMENT_BYTES
+
+
+def norm_bytes(blocks: int, token_tiles: int) -> int:
+    """Shared memory that norming fragments takes: the norm's weight and sums of squares."""
+    return _round_up(64 * blocks, 128) + token_tiles * TOKENS_PER_TILE * 20 * 4
+
+
+def slices_of(blocks: int) -> int:
+    """Warps among which ``blocks`` of K are split: as many as are evenly busy, at most 16."""
+    if blocks <= _MOST_WARPS:
+        return blocks
+
+    def busy(warps: int) -> float:
+        return blocks / (warps * -(-blocks // warps))
+
+    return max(range(_MOST_WARPS // 2, _MOST_WARPS + 1), key=lambda warps: (busy(warps), warps))
+
+
+def group_slices_of(blocks: int) -> int:
+    """Slices of K that are added up before groups of them are: what 64 tokens fit memory with."""
+    slices = slices_of(blocks)
+    most = max(1, _MOST_GROUP_BLOCKS // -(-blocks // slices))
+    return max(size for size in range(1, min(most, slices) + 1) if slices % size == 0)
+
+
+def require_decode_rows(op: str, rows: int) -> None:
+    """SpecbuildError for more rows than a decode launch may have."""
+    if rows > MOST_ROWS:
+        raise SpecbuildError(
+            f"{op}: {rows} rows in a decode launch, at most {MOST_ROWS} fit; use smaller buckets "
+            "or the prefill phase"
+        )
+
+
+def require_tactic(op: str, tactic: Tactic, known: tuple[str, ...]) -> None:
+    """SpecbuildError where a tactic has keys that the op does not know."""
+    unknown = sorted(set(tactic) - set(known))
+    if unknown:
+        raise SpecbuildError(
+            f"{op}: the tactic names {', '.join(unknown)}, known are {', '.join(known)}; measure "
+            "tactics again with this version"
+        )
+
+
+def deep_enough(steps: int, wanted: int) -> int:
+    """Steps in flight: about ``wanted``, a divisor of ``steps`` where one is near."""
+    wanted = max(1, min(wanted, steps))
+    even = max(depth for depth in range(1, wanted + 1) if steps % depth == 0)
+    return even if 2 * even > wanted else wanted
+
+
+def streaming(request: LoweringRequest, dense: Dense) -> Streaming:
+    """How a launch is cut whose warps split K; SpecbuildError where it does not fit."""
+    require_decode_rows(dense.op, dense.rows)
+    require_tactic(dense.op, request.tactic, STREAMING_KEYS)
+    for token_tiles in token_tiles_for(dense.rows):
+        cut = _cut(dense, token_tiles, request.target, request.tactic)
+        if cut is not None:
+            return cut
+    raise SpecbuildError(
+        f"{dense.op}: {dense.blocks * 32} columns of {TOKENS_PER_TILE} normed rows do not fit "
+        f"{request.target.shared_bytes_per_block} bytes of shared memory; build for the cpu backend"
+    )
+
+
+def streaming_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, ...]:
+    """The candidates for a launch, the default first."""
+    cut = dict(streaming(request, dense).constants)
+    candidates: list[Tactic] = [{}]
+    if dense.rows <= TOKENS_PER_TILE:
+        candidates.append({"loads": 12})
+    if cut["FRAGMENTS"] and cut["ONE_CHUNK"]:
+        candidates.append({"ring": int(cut["RING"] == 0)})
+    # Single pairs, where whole units leave many CTAs idle at the end.
+    pairs, ctas = dense.tiles * PAIRS_PER_TILE, int(cut["CTAS"])
+    if -(-pairs // dense.unit // ctas) * dense.unit > 1.05 * pairs / ctas:
+        candidates.append({"unit": 1})
+    return tuple(candidates)
+
+
+def token_tiles_for(rows: int) -> Iterator[int]:
+    """Groups of 8 tokens that a launch may take at once, the most first."""
+    tiles = 1
+    while tiles < _MOST_TOKEN_TILES and tiles * TOKENS_PER_TILE < rows:
+        tiles *= 2
+    while tiles:
+        yield tiles
+        tiles //= 2
+
+
+def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Streaming | None:
+    warps = slices_of(dense.blocks)
+    steps = -(-dense.blocks // warps)
+    passes = -(-dense.rows // (token_tiles * TOKENS_PER_TILE))
+    unit = tactic.get("unit", dense.unit)
+    units = dense.tiles * PAIRS_PER_TILE // unit
+    ctas = min(units, max(1, tactic.get("ctas", target.multiprocessors) // passes))
+    span = _most_tiles_touched(units, ctas, unit)
+    fragments = dense.normed or fragment_bytes(dense.blocks, token_tiles) <= _MOST_FRAGMENT_BYTES
+    token_bytes = fragment_bytes(dense.blocks, token_tiles) if fragments else 0
+    if dense.normed:
+        token_bytes += norm_bytes(dense.blocks, token_tiles)
+    usual = _LOADS_OF_WEIGHTS if fragments else _LOADS_OF_BOTH
+    loads = tactic.get("loads", usual[token_tiles])
+    # The fewest chunks whose partial sums fit.
+    most_tiles = _MOST_TILES[token_tiles]
+    if span > most_tiles:
+        most_tiles = _MOST_TILES_OF_CHUNKS
+    for most in range(most_tiles, 0, -1):
+        chunks = -(-span // most)
+        tiles = -(-span // chunks)
+        overlay = int(fragments and chunks == 1 and tiles <= steps)
+        partials = 0 if overlay else warps * tiles * token_tiles * _HALF_TILE_BYTES
+        left = target.shared_bytes_per_block - token_bytes - partials
+        if left < 0:
+            continue
+        a_step = 2 * tiles + (0 if fragments else token_tiles)
+        in_registers = max(1, loads // a_step)
+        ring_step = warps * tiles * _TILE_BYTES
+        ring = 0
+        # All of one chunk in flight pays; the steps of several follow one another, and the loop
+        # around them takes the registers that a ring's addresses would.
+        if fragments and chunks == 1 and tactic.get("ring", 1):
+            ring = min(_MOST_RING, left // ring_step)
+            if in_registers + ring < steps:
+                in_registers = max(1, min(loads, _MOST_LOADS_REFILLED) // a_step)
+        depth = deep_enough(steps, in_registers + ring)
+        ring = max(0, depth - in_registers)
+        shared = token_bytes + partials + ring * ring_step
+        constants = (
+            ("K_BLOCKS", dense.blocks),
+            ("TILE_COUNT", dense.tiles),
+            ("WARPS", warps),
+            ("SLICES", warps),
+            ("GROUP_SLICES", group_slices_of(dense.blocks)),
+            ("MANY_TOKENS", 0),
+            ("TILES", tiles),
+            ("TOKEN_TILES", token_tiles),
+            ("DEPTH", depth),
+            ("RING", ring),
+            ("CTAS", ctas),
+            ("UNIT_PAIRS", unit),
+            ("ONE_CHUNK", int(chunks == 1)),
+            ("FRAGMENTS", int(fragments)),
+            ("OVERLAY", overlay),
+            ("SHARED_BYTES", shared),
+        )
+        return Streaming(constants, (ctas, passes, 1), warps * 32, shared)
+    return None
+
+
+def _most_tiles_touched(units: int, ctas: int, unit: int) -> int:
+    """Tiles that the pairs of one CTA lie in, at most."""
+    starts = [units * cta // ctas * unit for cta in range(ctas + 1)]
+    return max(
+        -(-last // PAIRS_PER_TILE) - first // PAIRS_PER_TILE for first, last in pairwise(starts)
+    )
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,112 @@
+"""What the attention kernels are told of a launch, and what they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbuild.plugins_cuda.launches import LoweringRequest
+from specbuild.runtime.errors import SpecbuildError
+
+WIDTHS = (16, 32, 64, 128)
+MOST_GROUP = 8
+
+# Of every entry point; one that splits the context takes workspaces after them.
+ARGUMENTS = (
+    "q",
+    "k_pool",
+    "v_pool",
+    "page_table",
+    "row_start",
+    "row_slot",
+    "tree_start",
+    "ancestor_bits",
+    "sinks",
+    "selected",
+    "attended",
+)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of one launch; ``group`` query heads share a KV head."""
+
+    rows: int
+    batch: int
+    kv_heads: int
+    group: int
+    width: int
+    page_size: int
+    views: int
+    table: int
+    words: int
+    window: int
+    scale: float
+    has_sinks: bool
+
+    @property
+    def capacity(self) -> int:
+        """View slots of a sequence."""
+        return self.table * self.page_size
+
+    def constants(self) -> tuple[tuple[str, int | float], ...]:
+        """As compile-time constants."""
+        return (
+            ("KV_HEADS", self.kv_heads),
+            ("GROUP", self.group),
+            ("WIDTH", self.width),
+            ("PAGE_SIZE", self.page_size),
+            ("VIEWS", self.views),
+            ("TABLE", self.table),
+            ("WORDS", self.words),
+            ("WINDOW", self.window),
+            ("SCALE", self.scale),
+            ("HAS_SINKS", int(self.has_sinks)),
+        )
+
+
+def geometry_of(request: LoweringRequest) -> Geometry:
+    """The sizes in a request; SpecbuildError for what no kernel here does."""
+    tensors = request.tensors
+    rows, q_heads, width = tensors["q"].shape
+    _, kv_heads, page_size, v_width = tensors["v_pool"].shape
+    batch, views, table = tensors["page_table"].shape
+    scale = float(request.attributes["scale"])
+    if "selected" in tensors:
+        raise SpecbuildError(
+            "PagedTreeAttention: the CUDA kernels take no selected slots (DSA): build for the cpu "
+            "target."
+        )
+    dtypes = {name: tensors[name].dtype for name in ("q", "k_pool", "v_pool")}
+    if set(dtypes.values()) != {"bfloat16"}:
+        raise SpecbuildError(
+            f"PagedTreeAttention: the CUDA kernels take bfloat16, got {dtypes}: build the engine "
+            "in bfloat16."
+        )
+    if width != v_width or width not in WIDTHS:
+        raise SpecbuildError(
+            f"PagedTreeAttention: keys of width {width} and values of {v_width}, the CUDA kernels "
+            f"take equal widths of {WIDTHS}: build for the cpu target."
+        )
+    if q_heads % kv_heads or q_heads // kv_heads > MOST_GROUP:
+        raise SpecbuildError(
+            f"PagedTreeAttention: {q_heads} query heads on {kv_heads} KV heads, the CUDA kernels "
+            f"take up to {MOST_GROUP} query heads per KV head: build for the cpu target."
+        )
+    if scale <= 0:
+        raise SpecbuildError(
+            f"PagedTreeAttention: scale {scale}, expected a positive one: check the model's config."
+        )
+    return Geometry(
+        rows=rows,
+        batch=batch,
+        kv_heads=kv_heads,
+        group=q_heads // kv_heads,
+        width=width,
+        page_size=page_size,
+        views=views,
+        table=table,
+        words=tensors["ancestor_bits"].shape[1],
+        window=int(request.attributes["window"]),
+        scale=scale,
+        has_sinks="sinks" in tensors,
+    )

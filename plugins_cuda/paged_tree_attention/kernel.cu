@@ -1,0 +1,255 @@
+// PagedTreeAttention for decoding, verification and drafting: split over the context.
+//
+//   q              bf16 [T, KV_HEADS·GROUP, WIDTH], rotated
+//   k_pool, v_pool bf16 [pages, KV_HEADS, PAGE_SIZE, WIDTH]
+//   page_table     i32  [B, VIEWS, TABLE]   VIEWS 1 or KV_HEADS
+//   row_start      i32  [B + 1]
+//   row_slot       i32  [T]
+//   tree_start     i32  [B]
+//   ancestor_bits  i32  [T, WORDS]
+//   sinks          f32  [KV_HEADS·GROUP], null without HAS_SINKS
+//   selected       not taken: null
+//   attended       bf16 [T, KV_HEADS·GROUP, WIDTH], out
+//   workspace_arrivals  i32  [T, KV_HEADS], zeros before and after
+//   workspace_sums      f32  [T, KV_HEADS, SLOTS, GROUP, 2]
+//   workspace_values    f32  [T, KV_HEADS, SLOTS, GROUP, WIDTH]
+//
+// Grid (CONTEXT_CTAS, KV_HEADS, B·ROW_CTAS). A CTA takes kRows rows of a sequence, one KV head, and
+// the context slots x, x + CONTEXT_CTAS, … of SPLIT; one without keys leaves at once. Within a slot
+// each key warp walks over its tiles (attention_walk.cuh) with a softmax state of its own; the
+// warps' states join in order, then the slots' in order, in the CTA that arrives last. No sum
+// depends on which rows share the launch, on the grid, or on where the tree's nodes lie.
+//
+// S = Q·Kᵀ with two rows × 8 heads as the 16 rows of an mma; then P·V with P staying in registers.
+// Bytes: 4·WIDTH a key and KV head; 512·WIDTH·STAGES under way in a CTA's ring. Up to 1k keys it
+// is latency that counts: what the launch says of its rows and the page table are read at once (the
+// rows are where a launch of equal sequences has them, else they are read again), and the caches'
+// lines are asked for before the wait.
+#include "../_device/attention_join.cuh"
+#include "../_device/attention_states.cuh"
+#include "../_device/attention_walk.cuh"
+
+namespace {
+
+constexpr int kCtas = ROW_WARPS == 1 ? 2 : 1;  // on an SM
+constexpr int kQueryRows = ROW_WARPS * kPairs * 2 * kHeads;
+
+struct Inputs {
+  const uint32_t* q;
+  const uint4* k_pool;
+  const uint4* v_pool;
+  const int* page_table;
+  const int* row_start;
+  const int* row_slot;
+  const int* tree_start;
+  const int* ancestor_bits;
+  const float* sinks;
+};
+
+struct Memory {
+  uint4* ring;  // [kKeyWarps][STAGES][keys, values]
+  uint4* tail;  // [keys, values] of kTailSlots
+  uint4* queries;
+  int* last;  // whether this CTA arrives last
+  Joiner joiner;
+
+  __device__ __forceinline__ Memory(unsigned char* shared, const Inputs& in, uint2* attended,
+                                    float2* slot_sums, float4* slot_values) {
+    const int warp = threadIdx.x / 32;
+    ring = reinterpret_cast<uint4*>(shared);
+    tail = ring + kKeyWarps * STAGES * 2 * kTileUnits;
+    queries = tail + (kHasTail ? 2 * kTailSlots * kUnits : 0);
+    joiner.parts = reinterpret_cast<float*>(queries + (kRows > 1 ? kQueryRows * kUnits : 0));
+    joiner.part_sums = reinterpret_cast<float2*>(joiner.parts + kParts * kPartFloats);
+    last = reinterpret_cast<int*>(joiner.part_sums + kParts * kHeads);
+    joiner.slot_sums = slot_sums;
+    joiner.slot_values = slot_values;
+    joiner.sinks = in.sinks;
+    joiner.attended = attended;
+    joiner.key_warp = warp % kKeyWarps;
+    joiner.row_warp = warp / kKeyWarps;
+    ring += joiner.key_warp * STAGES * 2 * kTileUnits;
+  }
+};
+
+// The warps that share tiles wait for each other.
+__device__ __forceinline__ void sync_group(int key_warp) {
+  if (ROW_WARPS == 1) {
+    __syncwarp();
+  } else {
+    named_barrier_sync(1 + key_warp, 32 * ROW_WARPS);
+  }
+}
+
+// Starts the copies of all rows' queries, or loads the only row's.
+__device__ __forceinline__ void load_queries(Queries& queries, uint4* to, const uint32_t* from,
+                                             const Walk& walk, int first) {
+  if (kRows == 1) {
+    const int t = walk.lane % 4, head = walk.lane / 4;
+    const int64_t q_head = (static_cast<int64_t>(first) * KV_HEADS + walk.kv_head) * GROUP + head;
+    queries.hold(from + q_head * (WIDTH / 2) + t, head < GROUP);
+    return;
+  }
+  const uint4* units = reinterpret_cast<const uint4*>(from);
+  for (int i = threadIdx.x; i < kQueryRows * kUnits; i += kThreads) {
+    const int place = i / kUnits, head = place % kHeads;
+    const int row = place / (2 * kHeads * kPairs) * ROWS + place / kHeads % (2 * kPairs);
+    const int target = first + min(row, walk.rows.count - 1);
+    const bool real = head < GROUP;
+    const int64_t q_head = (static_cast<int64_t>(target) * KV_HEADS + walk.kv_head) * GROUP;
+    const int64_t unit = (q_head + (real ? head : 0)) * kUnits + i % kUnits;
+    cp_async_16_or_zero(to + tile_unit<WIDTH>(place, i % kUnits), units + unit, real);
+  }
+}
+
+// Every slot of this CTA, into the joiner.
+__device__ __forceinline__ void attend_slots(const Inputs& in, Walk& walk, const Memory& memory,
+                                             int first) {
+  const Joiner& joiner = memory.joiner;
+  const Rows& rows = walk.rows;
+  const int first_row = joiner.row_warp * ROWS;
+  const bool has_tail = kHasTail && rows.tail_in_cta();
+  Queries queries;
+  queries.tile = memory.queries + joiner.row_warp * kPairs * 16 * kUnits;
+  load_queries(queries, memory.queries, in.q, walk, first);
+  if (has_tail) walk.fetch_tail(memory.tail);
+  if (kRows > 1) cp_async_commit();
+  Cursor ahead{static_cast<int>(blockIdx.x), walk.first_tile(blockIdx.x)};
+  auto fetch_next = [&](int stage) {
+    walk.settle(ahead);
+    if (ahead.slot < SPLIT) {
+      walk.fetch(ahead.tile, memory.ring + stage * 2 * kTileUnits);
+      ahead.tile += kPeriod;
+    }
+    cp_async_commit();
+  };
+#pragma unroll 1
+  for (int i = 0; i < STAGES; ++i) fetch_next(i);
+  States states;
+  if (kRows > 1) {
+    cp_async_wait<STAGES>();
+    __syncthreads();
+  }
+  int stage = 0, spent = -1;
+  for (int slot = blockIdx.x; slot < SPLIT; slot += CONTEXT_CTAS) {
+    if (!rows.occupy(slot)) continue;
+    states.clear();
+    int own = first_row, own_tile = -1;  // of a row's own tiles, after the shared ones
+    const int own_end = has_tail ? min(first_row + ROWS, rows.count) : 0;
+    for (int tile = walk.first_tile(slot);; tile += kPeriod) {
+      const uint4 *keys, *values;
+      int from;
+      bool full = false;
+      Places places = Places::in_order();
+      const bool shared = walk.shares(tile);
+      if (shared) {
+        if (spent < 0) {
+          cp_async_wait<STAGES - 1>();
+        } else {
+          cp_async_wait<STAGES - 2>();
+        }
+        sync_group(joiner.key_warp);
+        if (spent >= 0) fetch_next(spent);
+        spent = stage;
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        keys = memory.ring + spent * 2 * kTileUnits;
+        values = keys + kTileUnits;
+        from = tile * kTile;
+        full = from >= rows.full_first && from + kTile - 1 <= rows.full_last;
+      } else if (kHasTail && walk.next_own_tile(slot, own_end, own, own_tile)) {
+        keys = memory.tail;
+        values = keys + kTailSlots * kUnits;
+        from = own_tile * kTile;
+        places = Places::picked(walk.tail_row(own, own_tile));
+      } else {
+        break;
+      }
+      states.attend(keys, values, places, queries, from, full, [&](int row) {
+        return shared ? rows.shared_span(first_row + row) : rows.own_span(own, first_row + row);
+      });
+    }
+    joiner.end_slot(states, rows, slot, first);
+  }
+}
+
+// Whether this CTA is the last of the `ctas` that share a group of rows.
+__device__ __forceinline__ bool arrives_last(int* arrivals, int ctas, volatile int* last) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    const bool is_last = ctas == 1 || atomicAdd(arrivals, 1) == ctas - 1;
+    if (is_last && ctas > 1) *arrivals = 0;
+    *last = is_last;
+    __threadfence();
+  }
+  __syncthreads();
+  return *last != 0;
+}
+
+__device__ __forceinline__ void attend(const Inputs& in, uint2* attended, int* arrivals,
+                                       float2* slot_sums, float4* slot_values) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  const Memory memory(shared, in, attended, slot_sums, slot_values);
+  const Joiner& joiner = memory.joiner;
+  const int sequence = blockIdx.z / ROW_CTAS, lane = threadIdx.x % 32;
+  const int kv_head = blockIdx.y, row_cta = static_cast<int>(blockIdx.z) % ROW_CTAS * kRows;
+  const int view = sequence * VIEWS + (VIEWS > 1 ? kv_head : 0);
+  const int guess_row = row_cta + min(lane % kRowLanes, kRows - 1);
+  const int guess =
+      min(sequence * SEQUENCE_ROWS + min(guess_row, SEQUENCE_ROWS - 1), LAUNCH_ROWS - 1);
+  Walk walk{in.k_pool,       in.v_pool, in.page_table + view * TABLE, kv_head,
+            joiner.key_warp, lane,      joiner.row_warp * 32 + lane};
+  pdl_launch_dependents();
+  walk.warm(in.row_slot, __shfl_sync(kAllLanes, guess, 0));
+  if (threadIdx.x == 0) {
+    if (HAS_SINKS) warm_l2(in.sinks + kv_head * GROUP);
+    warm_l2(in.row_start + sequence);
+    warm_l2(in.tree_start + sequence);
+    warm_l2(in.ancestor_bits + guess * WORDS);
+    if (SLOTS > 1) warm_l2(arrivals + guess * KV_HEADS + kv_head);
+  }
+  pdl_wait();
+  const int begin = in.row_start[sequence], stop = in.row_start[sequence + 1];
+  const int tree_start = in.tree_start[sequence];
+  walk.rows.load(guess, in.row_slot, in.ancestor_bits);
+  if (PAGE_SIZE % kTile == 0) walk.look_up(walk.entries_from);
+  for (int first = begin + row_cta; first < stop; first += ROW_CTAS * kRows) {
+    walk.rows.open(first, min(kRows, stop - first), in.row_slot, tree_start, in.ancestor_bits);
+    if (!walk.rows.occupy_cta()) continue;
+    attend_slots(in, walk, memory, first);
+    const bool joins = SLOTS > 1 && walk.rows.chunks() > 1;
+    int* count = arrivals + first * KV_HEADS + kv_head;
+    if (joins && arrives_last(count, walk.rows.ctas(), memory.last)) {
+      joiner.join_slots(walk.rows, first);
+    }
+    walk.rows.index = -1;
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+#define INPUTS \
+  {q, k_pool, v_pool, page_table, row_start, row_slot, tree_start, ancestor_bits, sinks}
+
+#if SLOTS > 1
+
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
+    attend_split(const uint32_t* q, const uint4* k_pool, const uint4* v_pool, const int* page_table,
+                 const int* row_start, const int* row_slot, const int* tree_start,
+                 const int* ancestor_bits, const float* sinks, const int* selected, uint2* attended,
+                 int* workspace_arrivals, float2* workspace_sums, float4* workspace_values) {
+  attend(INPUTS, attended, workspace_arrivals, workspace_sums, workspace_values);
+}
+
+#else
+
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
+    attend_whole(const uint32_t* q, const uint4* k_pool, const uint4* v_pool, const int* page_table,
+                 const int* row_start, const int* row_slot, const int* tree_start,
+                 const int* ancestor_bits, const float* sinks, const int* selected,
+                 uint2* attended) {
+  attend(INPUTS, attended, nullptr, nullptr, nullptr);
+}
+
+#endif

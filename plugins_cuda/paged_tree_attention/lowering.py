@@ -1,0 +1,169 @@
+"""PagedTreeAttention on a GPU: how a launch is cut over rows, KV heads and the context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+    Tactic,
+    Workspace,
+)
+from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry, geometry_of
+from specbuild.plugins_cuda.paged_tree_attention.prefill import lower_prefill
+
+KEY_WARPS = 4
+TILE_KEYS = 32
+CHUNK_KEYS = KEY_WARPS * TILE_KEYS
+HEADS = 8
+FLAG_BYTES = 16
+
+# Slots of the context: a constant of the layer, since a row's sums are taken slot by slot. A CTA
+# per slot and KV head is to fill the GPU. A short window spans few chunks, which one CTA takes.
+MOST_SLOTS, FEWEST_SLOTS = 32, 16
+CTAS_WANTED = 128
+WIDEST_UNSPLIT_WINDOW = 1024
+
+MOST_ROWS_ALONE = 4  # of a warp that shares its keys with none
+MOST_ROWS_OF_A_WARP = 6  # of two that share theirs; registers bound both
+# Of many sequences: more CTAs than fit level what contexts of different lengths cost.
+MOST_CTAS = 1024
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How one launch is cut; ``rows`` are those of a warp."""
+
+    split: int
+    slots: int
+    context_ctas: int
+    rows: int
+    row_warps: int
+    row_ctas: int
+    stages: int
+
+    @property
+    def rows_of_a_cta(self) -> int:
+        """Rows that share the keys that a CTA fetches."""
+        return self.rows * self.row_warps
+
+    def shared_bytes(self, width: int, words: int) -> int:
+        """Ring and states of the warps; several rows share queries and a copy of the tree too."""
+        ring = KEY_WARPS * self.stages * 2 * TILE_KEYS * width * 2
+        tail = 2 * TILE_KEYS * (1 + words) * width * 2
+        queries = self.rows_of_a_cta * HEADS * width * 2
+        states = self.row_warps * min(self.rows, 2) * KEY_WARPS * HEADS * (4 * (width + 8) + 8)
+        return ring + states + (tail + queries if self.rows_of_a_cta > 1 else 0) + FLAG_BYTES
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """One launch; SpecbuildError for what no kernel here does.
+
+    In phase ``decode`` a row's sums do not depend on the grid that is chosen here.
+    """
+    if request.phase == "prefill":
+        return lower_prefill(request)
+    shape = geometry_of(request)
+    cut = _cut(request, shape)
+    constants = (
+        *shape.constants(),
+        ("SPLIT", cut.split),
+        ("SLOTS", cut.slots),
+        ("CONTEXT_CTAS", cut.context_ctas),
+        ("ROWS", cut.rows),
+        ("ROW_WARPS", cut.row_warps),
+        ("ROW_CTAS", cut.row_ctas),
+        ("STAGES", cut.stages),
+        ("WARMED", request.tactic.get("warmed", 2 if cut.split == 1 else 1)),
+        ("LAUNCH_ROWS", shape.rows),
+        ("SEQUENCE_ROWS", max(1, shape.rows // shape.batch)),
+    )
+    states = shape.rows * shape.kv_heads * cut.slots * shape.group
+    split_workspaces = (
+        Workspace("workspace_arrivals", 4 * shape.rows * shape.kv_heads, zeroed=True),
+        Workspace("workspace_sums", 8 * states),
+        Workspace("workspace_values", 4 * states * shape.width),
+    )
+    workspaces = split_workspaces if cut.slots > 1 else ()
+    entry = "attend_split" if cut.slots > 1 else "attend_whole"
+    launch = OpLaunch(
+        Kernel("paged_tree_attention", entry, constants),
+        grid=(cut.context_ctas, shape.kv_heads, shape.batch * cut.row_ctas),
+        block=32 * KEY_WARPS * cut.row_warps,
+        shared_bytes=cut.shared_bytes(shape.width, shape.words),
+        arguments=(*ARGUMENTS, *(workspace.name for workspace in workspaces)),
+    )
+    return Lowering((launch,), workspaces)
+
+
+def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
+    """Depths of the pipeline, CTAs over the context, tiles asked for early; the default first."""
+    if request.phase == "prefill":
+        return ({},)
+    if geometry_of(request).window and _split(geometry_of(request)) == 1:
+        return ({}, {"warmed": 0}, {"stages": 3})
+    return (
+        {},
+        {"warmed": 0},
+        {"stages": 2},
+        {"stages": 4},
+        {"context_ctas": 4},
+        {"context_ctas": 8},
+    )
+
+
+def _split(shape: Geometry) -> int:
+    if 0 < shape.window <= WIDEST_UNSPLIT_WINDOW:
+        return 1
+    wanted = _power_of_two(CTAS_WANTED // shape.kv_heads)
+    return max(FEWEST_SLOTS, min(wanted, MOST_SLOTS))
+
+
+def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
+    """The cut that a tactic asks for, or the one that suits the number of sequences and rows."""
+    split = _split(shape)
+    slots = min(split, -(-shape.capacity // CHUNK_KEYS))
+    sequence_rows = -(-shape.rows // shape.batch)
+    rows, row_warps = _rows_of_a_cta(sequence_rows, shape.width, reads_much=split > 1)
+    limit = request.target.shared_bytes_per_block
+    while True:
+        row_ctas = -(-sequence_rows // (rows * row_warps))
+        groups = shape.batch * shape.kv_heads * row_ctas
+        # CTAs that read the same keys shall run at the same time, so that L2 serves all but one.
+        most = MOST_CTAS if row_ctas == 1 else request.target.multiprocessors
+        context_ctas = request.tactic.get("context_ctas", 0) or max(1, most // groups)
+        context_ctas = _power_of_two(min(context_ctas, slots))
+        crowded = groups * context_ctas > request.target.multiprocessors
+        stages = 2 if split == 1 or (crowded and rows * row_warps > 1 and row_warps == 1) else 3
+        stages = request.tactic.get("stages", stages)
+        cut = Cut(split, slots, context_ctas, rows, row_warps, row_ctas, stages)
+        while cut.stages > 2 and cut.shared_bytes(shape.width, shape.words) > limit:
+            cut = replace(cut, stages=cut.stages - 1)
+        if cut.shared_bytes(shape.width, shape.words) <= limit:
+            return cut
+        rows, row_warps = 1, 1  # such a tree is gathered row by row
+
+
+def _rows_of_a_cta(rows: int, width: int, *, reads_much: bool) -> tuple[int, int]:
+    """Rows of a warp, and warps that share a tile: (1, 2, 4 or 6; 1 or 2), for a sequence's rows.
+
+    Where keys are few it is quicker to read them again than to wait for other rows.
+    """
+    if rows == 1:
+        return 1, 1
+    if not reads_much or rows == 2:
+        return 2, 1
+    alone = MOST_ROWS_ALONE if width <= 64 else MOST_ROWS_ALONE // 2
+    if rows <= alone:
+        return alone, 1
+    most = MOST_ROWS_OF_A_WARP if width <= 64 else MOST_ROWS_OF_A_WARP // 3
+    ctas = -(-rows // (2 * most))
+    return min(most, 2 * -(-rows // (4 * ctas))), 2
+
+
+def _power_of_two(value: int) -> int:
+    """The greatest one that is not above."""
+    return 1 << (max(1, value).bit_length() - 1)

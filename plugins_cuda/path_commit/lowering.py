@@ -1,0 +1,41 @@
+"""PathCommit on a GPU: one CTA per layer's K or V and sequence, staged through shared memory."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.kv_write.lowering import cache_vector_bytes
+from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
+from specbuild.runtime.errors import SpecbuildError
+
+THREADS = 256
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """One launch; SpecbuildError where a path's entries do not fit a CTA's shared memory."""
+    pools = request.tensors["pools"]
+    parts, pages, kv_heads, page_size, width = pools.shape
+    batch, depth = request.tensors["path"].shape
+    cache_vector_bytes("PathCommit", "pools", pools)
+    staged = depth * kv_heads * width * 2
+    if staged > request.target.shared_bytes_per_block:
+        raise SpecbuildError(
+            f"PathCommit: a path of {depth} entries of {kv_heads} heads of {width} needs {staged} "
+            f"bytes of shared memory, of which a CTA has {request.target.shared_bytes_per_block}: "
+            "use a shallower draft."
+        )
+    constants = (
+        ("PAGES", pages),
+        ("KV_HEADS", kv_heads),
+        ("PAGE_SIZE", page_size),
+        ("WIDTH", width),
+        ("DEPTH", depth),
+        ("TABLE", request.tensors["page_table"].shape[1]),
+        ("THREADS", THREADS),
+    )
+    launch = OpLaunch(
+        Kernel("path_commit", "commit_paths", constants),
+        grid=(parts, batch, 1),
+        block=THREADS,
+        shared_bytes=staged,
+        arguments=("pools", "path", "length", "page_table"),
+    )
+    return Lowering((launch,))

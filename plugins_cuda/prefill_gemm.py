@@ -1,0 +1,157 @@
+"""Sizes of the prefill GEMM (``_device/prefill_gemm.cuh``): tiles, ring, shared memory, tactics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from specbuild.plugins_cuda.launches import LoweringRequest, Tactic
+from specbuild.runtime.errors import SpecbuildError
+
+THREADS = 384
+ROWS_THREADS = 256
+ROWS_PER_BLOCK = ROWS_THREADS // 32
+TILE_ROWS = 128
+PACKED_ROWS = 16
+PANEL_COLUMNS, PANEL_ROW_BYTES = 64, 128
+COLUMN_STEP, MOST_COLUMNS = 16, 256
+# 16-bit values of a token in a warpgroup's staging: 64 weight rows, or 32 results of pairs of them.
+ROWS_STAGING, PAIRS_STAGING = 72, 40
+_MOST_STAGES = 8
+_STATIC_SHARED_BYTES = 2048
+# Cycles of a panel: tensor cores take 4 a column, and L2 gives about 34 bytes a cycle.
+_CYCLES_PER_COLUMN = 4
+_L2_BYTES_PER_CYCLE = 34
+
+
+def ceil_div(value: int, divisor: int) -> int:
+    """Rounded up."""
+    return -(-value // divisor)
+
+
+def panel_count(blocks: int) -> int:
+    """Panels of 64 values that hold K = 32·blocks."""
+    return ceil_div(blocks, 2)
+
+
+def panel_bytes(blocks: int, rows: int) -> int:
+    """Bytes of the panels of ``rows`` rows of 32·blocks values."""
+    return panel_count(blocks) * rows * PANEL_ROW_BYTES
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A dense GEMM of prompt rows: what its constants and its launch follow from.
+
+    ``blocks`` = K/32, ``row_tiles`` = N/16, ``staging``: ROWS_STAGING or PAIRS_STAGING.
+    """
+
+    rows: int
+    blocks: int
+    row_tiles: int
+    columns: int
+    staging: int
+    wgmma: int = 1
+
+    @property
+    def stages(self) -> int:
+        """Places of the ring: what fits beside the staging."""
+        return stages_for(self.columns, self.staging)
+
+    @property
+    def panel_rows(self) -> int:
+        """Rows of the panels: whole tiles of tokens."""
+        return ceil_div(self.rows, self.columns) * self.columns
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the whole product."""
+        return ceil_div(self.row_tiles * PACKED_ROWS, TILE_ROWS) * (self.panel_rows // self.columns)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: the ring, then the staging of two warpgroups."""
+        return ring_bytes(self.columns, self.staging, self.stages)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of the panels."""
+        return panel_bytes(self.blocks, self.panel_rows)
+
+    @property
+    def constants(self) -> tuple[tuple[str, int], ...]:
+        """What the kernel is compiled with."""
+        return (
+            ("K_BLOCKS", self.blocks),
+            ("ROW_TILES", self.row_tiles),
+            ("COLUMNS", self.columns),
+            ("STAGES", self.stages),
+            ("WGMMA", self.wgmma),
+        )
+
+
+def ring_bytes(columns: int, staging: int, stages: int) -> int:
+    """Shared memory of a ring of ``stages`` panels and of the staging of two warpgroups."""
+    return columns * (stages * PANEL_ROW_BYTES + 2 * staging * 2)
+
+
+def stages_for(columns: int, staging: int, shared_bytes: int = 227 * 1024) -> int:
+    """How many panels of ``columns`` tokens a ring can hold."""
+    free = shared_bytes - _STATIC_SHARED_BYTES - ring_bytes(columns, staging, 0)
+    return min(_MOST_STAGES, free // (columns * PANEL_ROW_BYTES))
+
+
+def dense_gemm(request: LoweringRequest, weight: str, staging: int) -> Gemm:
+    """The GEMM of ``x`` [T, K] and a packed weight, with the tactic or else the likeliest tile.
+
+    SpecbuildError where a tactic is none of :func:`dense_tactics`.
+    """
+    rows, width = request.tensors["x"].shape
+    row_tiles, blocks, _ = request.tensors[weight].shape
+    if width != 32 * blocks:
+        raise SpecbuildError(
+            f"{weight} is packed for rows of {32 * blocks} values, x has {width}: "
+            "pack it for this model"
+        )
+    columns = request.tactic.get("columns") or likeliest_columns(
+        rows, row_tiles, request.target.multiprocessors
+    )
+    if columns % COLUMN_STEP or not COLUMN_STEP <= columns <= MOST_COLUMNS:
+        raise SpecbuildError(
+            f"the tactic's tile has {columns} tokens, expected a multiple of {COLUMN_STEP} up to "
+            f"{MOST_COLUMNS}: tune again"
+        )
+    return Gemm(rows, blocks, row_tiles, columns, staging, request.tactic.get("wgmma", 1))
+
+
+def dense_tactics(request: LoweringRequest, weight: str) -> tuple[Tactic, ...]:
+    """Tiles worth timing, the likeliest first, and the form without wgmma last."""
+    rows = request.tensors["x"].shape[0]
+    row_tiles = request.tensors[weight].shape[0]
+    ranked = _ranked_columns(rows, row_tiles, request.target.multiprocessors)
+    return (*({"columns": columns} for columns in ranked[:4]), {"columns": ranked[0], "wgmma": 0})
+
+
+def likeliest_columns(rows: int, row_tiles: int, multiprocessors: int) -> int:
+    """Tokens of a tile with the least predicted time: whole waves of what one tile takes.
+
+    The sum of an output element does not depend on it.
+    """
+    return _ranked_columns(rows, row_tiles, multiprocessors)[0]
+
+
+def _ranked_columns(rows: int, row_tiles: int, multiprocessors: int) -> list[int]:
+    row_blocks = ceil_div(row_tiles * PACKED_ROWS, TILE_ROWS)
+    weight_bytes = TILE_ROWS * PANEL_ROW_BYTES
+
+    def cycles(columns: int) -> float:
+        waves = ceil_div(row_blocks * ceil_div(rows, columns), multiprocessors)
+        fetched = (weight_bytes + columns * PANEL_ROW_BYTES) / _L2_BYTES_PER_CYCLE
+        return waves * max(fetched, columns * _CYCLES_PER_COLUMN)
+
+    return sorted(_candidates(rows), key=lambda columns: (cycles(columns), columns))
+
+
+def _candidates(rows: int) -> Iterator[int]:
+    widest = min(MOST_COLUMNS, ceil_div(rows, COLUMN_STEP) * COLUMN_STEP)
+    yield from range(COLUMN_STEP, widest + 1, COLUMN_STEP)

@@ -1,0 +1,55 @@
+"""Named cases of RmsHead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specbuild.plugins_cuda.cases import Arrays, Case
+from specbuild.plugins_cuda.linear.cases import draw, draw_packed
+
+
+def chosen_rows(
+    rng: np.random.Generator, tokens: int, columns: int, logit_rows: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """``x`` [tokens, columns], NaN in the rows that nobody chose, and ``logit_rows`` as int32."""
+    x = draw(rng, tokens, columns, scale=3.0)
+    x[np.setdiff1d(np.arange(tokens), logit_rows)] = np.nan
+    return x, np.array(logit_rows, np.int32)
+
+
+def head(
+    tokens: int,
+    logit_rows: Sequence[int],
+    columns: int,
+    vocab: int,
+    *,
+    rounding: str = "gpt_oss",
+    prefix: str = "",
+) -> Case:
+    """Logits of ``logit_rows`` among ``tokens`` rows."""
+
+    def make(rng: np.random.Generator) -> Arrays:
+        x, rows = chosen_rows(rng, tokens, columns, logit_rows)
+        return x, rows, draw(rng, columns), draw_packed(rng, vocab, columns)
+
+    name = f"{prefix}{len(logit_rows)} of {tokens} rows, {columns} to {vocab}, {rounding}"
+    attributes = {"eps": 1e-5, "rounding": rounding}
+    # The logits are not rounded; a normed value may round the other way.
+    return Case(name, make, attributes, atol=1e-4, kernel_atol=3e-3, kernel_rtol=1e-3)
+
+
+CASES: tuple[Case, ...] = (
+    head(1, [0], 96, 64),
+    head(7, [6, 2, 2], 192, 80, rounding="llama"),
+    head(9, range(9), 32, 48),
+)
+
+KERNEL_CASES: tuple[Case, ...] = (
+    head(20, [19, *range(11), 3], 544, 848),
+    head(40, range(39, -1, -1), 160, 112, rounding="llama"),
+    head(16, [15], 224, 1600, rounding="llama"),
+    *(head(t, range(t), 2880, 32000, rounding="llama", prefix="gpu: ") for t in (1, 4, 8)),
+    head(64, range(64), 2880, 32000, rounding="llama", prefix="gpu: "),
+)

@@ -1,0 +1,138 @@
+"""Named cases of RmsMoe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from specbuild.plugins_cuda.cases import Arrays, Case
+from specbuild.plugins_cuda.rms_moe.packing import pack_down, pack_gate_up, pack_gate_up_bias
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Rows and geometry of a case; rows from ``live`` on are padding.
+
+    ``popular``: the router's bias draws most rows to the first ``top_k`` experts. ``twins``:
+    experts 2i and 2i + 1 have one router row, so their logits tie.
+    """
+
+    rows: int = 4
+    live: int | None = None
+    hidden: int = 64
+    experts: int = 8
+    inner: int = 32
+    top_k: int = 2
+    popular: bool = False
+    twins: bool = False
+    gate_up_scale: int = 0
+    alpha: float = 1.702
+    limit: float = 7.0
+    gating: str = "softmax_selected"
+
+    def attributes(self) -> dict[str, Any]:
+        """The op's attributes."""
+        return {
+            "eps": 1e-5,
+            "top_k": self.top_k,
+            "alpha": self.alpha,
+            "limit": self.limit,
+            "gating": self.gating,
+        }
+
+    def _mxfp4(
+        self, rng: np.random.Generator, fan_in: int, fan_out: int, power: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Random codes whose dot product with rows of size 1 is of size 1, times 2^power."""
+        shape = (self.experts, fan_out, fan_in // 32)
+        blocks = rng.integers(0, 256, (*shape, 16), dtype=np.uint8)
+        middle = 126 - round(np.log2(2.9 * fan_in**0.5)) + power
+        scales = rng.integers(middle - 1, middle + 3, shape, dtype=np.uint8)
+        return blocks, scales
+
+    def _router(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        weight = rng.standard_normal((self.experts, self.hidden)) * self.hidden**-0.5
+        bias = rng.standard_normal(self.experts) * 0.3
+        if self.popular:
+            bias[: self.top_k] += 8.0
+        if self.twins:
+            weight[1::2], bias[1::2] = weight[0::2], bias[0::2]
+        return weight.astype(np.float32), bias.astype(np.float32)
+
+    def arrays(self, rng: np.random.Generator) -> Arrays:
+        """The op's inputs."""
+        import torch
+
+        x = rng.standard_normal((self.rows, self.hidden)).astype(np.float32)
+        live = self.rows if self.live is None else self.live
+        x[live:] = np.nan
+        norm = (1 + 0.2 * rng.standard_normal(self.hidden)).astype(np.float32)
+        router_weight, router_bias = self._router(rng)
+        first = self._mxfp4(rng, self.hidden, 2 * self.inner, self.gate_up_scale)
+        second = self._mxfp4(rng, self.inner, self.hidden)
+        b1 = rng.standard_normal((self.experts, 2 * self.inner)).astype(np.float32)
+        b2 = rng.standard_normal((self.experts, self.hidden)).astype(np.float32)
+        row_start = np.array([0, live // 2, live], np.int32)
+        return (
+            x,
+            norm,
+            router_weight,
+            router_bias,
+            pack_gate_up(*map(torch.from_numpy, first)).numpy(),
+            pack_gate_up_bias(torch.from_numpy(b1)).numpy(),
+            pack_down(*map(torch.from_numpy, second)).numpy(),
+            b2,
+            row_start,
+        )
+
+    def case(self, name: str) -> Case:
+        """This layer as a case."""
+        live = self.rows if self.live is None else self.live
+        # The kernels round what goes from gate/up to down to bf16: 2^-9 of terms of size 1 and up.
+        return Case(
+            name,
+            self.arrays,
+            self.attributes(),
+            compare={"y": np.s_[:live]},
+            kernel_atol=0.06 * 2**self.gate_up_scale,
+            kernel_rtol=0.02,
+        )
+
+
+_EXAMPLE = Layer(hidden=192, inner=32, experts=8, top_k=4)
+_GPT_OSS = Layer(hidden=2880, inner=2880, experts=32, top_k=4)
+
+CASES: tuple[Case, ...] = (
+    Layer().case("plain"),
+    Layer(rows=1).case("one row"),
+    _EXAMPLE.case("the example's sizes"),
+    replace(_EXAMPLE, rows=16, live=11).case("padding rows"),
+    replace(_EXAMPLE, rows=4, live=0).case("nothing but padding"),
+    Layer(rows=13, popular=True, top_k=2).case("more than 8 rows of one expert"),
+    Layer(rows=41, popular=True, top_k=3).case("more than 32 rows of one expert"),
+    Layer(rows=9, twins=True, top_k=3).case("ties in the router"),
+    Layer(top_k=1).case("top 1"),
+    Layer(rows=3, experts=4, top_k=4).case("every expert"),
+    Layer(experts=1, top_k=1).case("a single expert"),
+    Layer(rows=3, experts=40, top_k=4).case("experts that fill no tile"),
+    Layer(gate_up_scale=3).case("values beyond the clamp"),
+    Layer(alpha=1.0, limit=2.5).case("another alpha and limit"),
+    Layer(rows=5, hidden=480, inner=96).case("K of 15 and of 3 blocks"),
+    Layer(rows=5, hidden=512, inner=64).case("K of 16 and of 2 blocks"),
+    Layer(rows=5, hidden=544, inner=1056, experts=3).case("K of 17 and of 33 blocks"),
+)
+
+KERNEL_CASES: tuple[Case, ...] = (
+    Layer(rows=70, live=67, hidden=96, inner=64, top_k=4).case("many rows"),
+    Layer(rows=100, hidden=1056, top_k=3).case("activations that do not fit, gate/up"),
+    Layer(rows=41, live=38, inner=1056, top_k=4).case("activations that do not fit, down"),
+    replace(_GPT_OSS, rows=1).case("gpu: gpt-oss-20b, 1 row"),
+    replace(_GPT_OSS, rows=4).case("gpu: gpt-oss-20b, 4 rows"),
+    replace(_GPT_OSS, rows=16, live=15).case("gpu: gpt-oss-20b, 16 rows"),
+    replace(_GPT_OSS, rows=64).case("gpu: gpt-oss-20b, 64 rows"),
+    replace(_GPT_OSS, rows=256, live=250).case("gpu: gpt-oss-20b, 256 rows"),
+    replace(_GPT_OSS, rows=40, popular=True, experts=8).case("gpu: 40 rows of one expert"),
+    replace(_GPT_OSS, rows=8, experts=128).case("gpu: gpt-oss-120b, 8 rows"),
+)

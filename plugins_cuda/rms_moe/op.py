@@ -1,0 +1,103 @@
+"""RmsMoe: norm, router, the chosen MXFP4 experts and the residual, as one op of a CUDA engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.moe.op import reference as moe_reference
+from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.rms_moe.lowering import lower, tactics
+from specbuild.plugins_cuda.rms_moe.packing import (
+    unpack_down,
+    unpack_gate_up,
+    unpack_gate_up_bias,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+def router_input(
+    x: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The normed rows [T, H] in x's type and their router logits fp32 [T, E].
+
+    The norm is GPT-OSS's: fp32 inside, times its weight in fp32, then rounded. The logits are
+    summed in fp32, rounded to x's type as a linear layer's output is, and widened.
+    """
+    from torch.nn import functional as F
+
+    normed = F.rms_norm(x.float(), norm.shape, norm.float(), eps).to(x.dtype)
+    logits = F.linear(normed.float(), weight.float(), bias.float()).to(x.dtype).float()
+    return normed, logits
+
+
+def reference(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    router_weight: torch.Tensor,
+    router_bias: torch.Tensor,
+    gate_up: torch.Tensor,
+    gate_up_bias: torch.Tensor,
+    down: torch.Tensor,
+    down_bias: torch.Tensor,
+    row_start: torch.Tensor,  # noqa: ARG001  rows past the last one are unspecified
+    *,
+    eps: float,
+    top_k: int,
+    alpha: float,
+    limit: float,
+    gating: str,
+) -> torch.Tensor:
+    """``x`` [T, H] → ``x + moe(rms(x))`` [T, H]; the experts' sum is rounded before the add.
+
+    ``gate_up``, ``gate_up_bias`` and ``down`` are packed (``packing.py``).
+    """
+    normed, logits = router_input(x, norm, router_weight, router_bias, eps)
+    inner = gate_up_bias.shape[1] // 2
+    gate_up_blocks, gate_up_scales = unpack_gate_up(gate_up)
+    down_blocks, down_scales = unpack_down(down, inner)
+    experts = moe_reference(
+        normed,
+        logits,
+        gate_up_blocks,
+        gate_up_scales,
+        unpack_gate_up_bias(gate_up_bias),
+        down_blocks,
+        down_scales,
+        down_bias,
+        top_k=top_k,
+        gating=gating,
+        activation="swiglu_clamped",
+        alpha=alpha,
+        limit=limit,
+    )
+    return x + experts
+
+
+OP = OpSpec(
+    name="RmsMoe",
+    doc="x + moe(rms(x)) with packed MXFP4 experts; rows past row_start's last are unspecified.",
+    inputs=(
+        TensorSpec("x", "T", ("T", "hidden")),
+        TensorSpec("norm", "W", ("hidden",)),
+        TensorSpec("router_weight", "W", ("experts", "hidden")),
+        TensorSpec("router_bias", "W", ("experts",)),
+        TensorSpec("gate_up", "W", ("experts", "gate_up_tiles", "gate_up_tile_bytes")),
+        TensorSpec("gate_up_bias", "W", ("experts", "two_inner")),
+        TensorSpec("down", "W", ("experts", "down_tiles", "down_tile_bytes")),
+        TensorSpec("down_bias", "W", ("experts", "hidden")),
+        TensorSpec("row_start", "int32", ("B1",)),
+    ),
+    outputs=(TensorSpec("y", "T", ("T", "hidden")),),
+    attributes=(
+        AttributeSpec("eps", float),
+        AttributeSpec("top_k", int),
+        AttributeSpec("alpha", float, 1.702),
+        AttributeSpec("limit", float, 7.0),
+        AttributeSpec("gating", str, "softmax_selected"),
+    ),
+    reference=reference,
+    lower=lower,
+    tactics=tactics,
+)

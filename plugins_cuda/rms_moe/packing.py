@@ -1,0 +1,241 @@
+"""How MXFP4 expert weights lie in memory for the tensor cores: nibbles and scales, only permuted.
+
+A *tile* is 16 rows of an ``mma.m16n8k16`` by the whole of K, stored as *stages* of up to 15 *steps*
+of 16 rows × 32 columns; a warp streams a tile stage by stage. A stage of n steps is
+
+    n × 256 bytes of codes:   [step][lane 4·g + t][half h] u32: the 8 codes of mma row g + 8·h at
+                              k = 8·t … 8·t + 7 of the step, bits placed as ``_PLACES`` says
+    256 bytes of scales:      [mma row (16)][16] u8: the scale of the row at each step, then zeros
+
+- gate/up, tile j of I/8: mma row g is gate row 8·j + g, mma row g + 8 its up row; step b is block b
+  of 32 columns. The clamped SwiGLU of a row then needs one lane only.
+- down, tile j of H/8: mma row g is output row 8·j + g at block 2·s of step s, mma row g + 8 the
+  same row at block 2·s + 1 (zeros with scale 1 past an odd last block). The activations of the odd
+  block stand in columns 4 to 7 of the mma, so a tile takes 4 tokens at once. Tiles of 8 rows spread
+  2880 rows evenly over 132 multiprocessors; tiles of 16 would not.
+
+All sizes are multiples of 256 bytes, which bulk copies want.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from specbuild.runtime.errors import SpecbuildError
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK = 32
+STAGE_STEPS = 15
+STEP_BYTES = 256
+TILE_OUTPUTS = 8
+# The decoder multiplies by 2^(scale − 1) in bf16, whose largest power of two is 2^127.
+LARGEST_SCALE = 128
+
+# Where the bits of code i (mantissa, exponent low, exponent high, sign) stand in a word. With them
+# the bf16 pairs (0, 1), (2, 3), (4, 5), (6, 7), each e2m1 · 2^-126 in bits 8:6 and the sign in
+# bit 15 of its half, take 9 instructions: see ``decode_word`` in ``_device/mxfp4.cuh``.
+_PLACES = (
+    (6, 7, 8, 15),
+    (22, 23, 24, 31),
+    (0, 1, 2, 9),
+    (16, 17, 18, 25),
+    (10, 11, 12, 19),
+    (26, 27, 28, 3),
+    (4, 5, 14, 13),
+    (20, 21, 30, 29),
+)
+
+
+def stage_count(steps: int) -> int:
+    """Stages of a tile of this many steps."""
+    return -(-steps // STAGE_STEPS)
+
+
+def tile_bytes(steps: int) -> int:
+    """Bytes of a tile of this many steps."""
+    return STEP_BYTES * (steps + stage_count(steps))
+
+
+def gate_up_steps(hidden: int) -> int:
+    """Steps of a gate/up tile: one per block."""
+    return hidden // BLOCK
+
+
+def down_steps(inner: int) -> int:
+    """Steps of a down tile: one per two blocks."""
+    return -(-inner // (2 * BLOCK))
+
+
+def pack_gate_up(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Blocks u8 [E, 2·I, H/32, 16] and scales u8 [E, 2·I, H/32] → u8 [E, I/8, tile bytes].
+
+    Gate and up rows alternate, as in the checkpoint. Needs the result and about three experts of
+    memory. Raises SpecbuildError where a size or a scale does not fit.
+    """
+    import torch
+
+    experts, rows, width = _check("gate/up", blocks, scales, row_multiple=2 * TILE_OUTPUTS)
+    tiles = rows // (2 * TILE_OUTPUTS)
+    packed = torch.zeros(experts, tiles, tile_bytes(width), dtype=torch.uint8)
+    for expert in range(experts):
+        words = _permuted_words(blocks[expert]).view(tiles, TILE_OUTPUTS, 2, width, 4)
+        rates = scales[expert].reshape(tiles, TILE_OUTPUTS, 2, width)
+        _write(packed[expert], words.permute(0, 3, 1, 4, 2), rates.permute(0, 2, 1, 3))
+    return packed
+
+
+def unpack_gate_up(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inverse of :func:`pack_gate_up`: blocks u8 [E, 2·I, H/32, 16], scales [E, 2·I, H/32]."""
+    words, rates = _read(packed)
+    experts, tiles, width = words.shape[:3]
+    rows = 2 * TILE_OUTPUTS * tiles
+    codes = _natural_bytes(words.permute(0, 1, 3, 5, 2, 4)).view(experts, rows, width, 16)
+    return codes, rates.permute(0, 1, 3, 2, 4).reshape(experts, rows, width)
+
+
+def pack_gate_up_bias(bias: torch.Tensor) -> torch.Tensor:
+    """A bias [E, 2·I], gate and up alternating → [E, 2·I] in tiles: 8 gates, then their 8 ups."""
+    return _swap_pairs(bias, TILE_OUTPUTS, 2)
+
+
+def unpack_gate_up_bias(packed: torch.Tensor) -> torch.Tensor:
+    """The inverse of :func:`pack_gate_up_bias`."""
+    return _swap_pairs(packed, 2, TILE_OUTPUTS)
+
+
+def pack_down(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Blocks u8 [E, H, I/32, 16] and scales u8 [E, H, I/32] → u8 [E, H/8, tile bytes].
+
+    Needs the result and about three experts of memory. Raises SpecbuildError where a size or a
+    scale does not fit.
+    """
+    import torch
+    from torch.nn import functional as F
+
+    experts, rows, width = _check("down", blocks, scales, row_multiple=TILE_OUTPUTS)
+    steps, tiles, odd = -(-width // 2), rows // TILE_OUTPUTS, width % 2
+    packed = torch.zeros(experts, tiles, tile_bytes(steps), dtype=torch.uint8)
+    for expert in range(experts):
+        padded = F.pad(blocks[expert], (0, 0, 0, odd))
+        words = _permuted_words(padded).view(tiles, TILE_OUTPUTS, steps, 2, 4)
+        rates = F.pad(scales[expert], (0, odd), value=1).view(tiles, TILE_OUTPUTS, steps, 2)
+        _write(packed[expert], words.permute(0, 2, 1, 4, 3), rates.permute(0, 3, 1, 2))
+    return packed
+
+
+def unpack_down(packed: torch.Tensor, inner: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inverse of :func:`pack_down`: blocks u8 [E, H, I/32, 16], scales u8 [E, H, I/32]."""
+    words, rates = _read(packed)
+    experts, tiles, steps = words.shape[:3]
+    rows, width = TILE_OUTPUTS * tiles, inner // BLOCK
+    codes = _natural_bytes(words.permute(0, 1, 3, 2, 5, 4)).view(experts, rows, 2 * steps, 16)
+    natural = rates.permute(0, 1, 3, 4, 2).reshape(experts, rows, 2 * steps)
+    return codes[:, :, :width].contiguous(), natural[:, :, :width].contiguous()
+
+
+def _check(
+    name: str, blocks: torch.Tensor, scales: torch.Tensor, *, row_multiple: int
+) -> tuple[int, int, int]:
+    experts, rows, width, codes = blocks.shape
+    if codes != BLOCK // 2 or tuple(scales.shape) != (experts, rows, width):
+        raise SpecbuildError(
+            f"The MXFP4 {name} weight has blocks {tuple(blocks.shape)} and scales "
+            f"{tuple(scales.shape)}, expected [experts, rows, columns/32, 16] and the same without "
+            "the last axis: check the checkpoint's tensors."
+        )
+    if rows % row_multiple:
+        raise SpecbuildError(
+            f"The MXFP4 {name} weight has {rows} rows, expected a multiple of {row_multiple}: "
+            "the CUDA kernels cannot run this model, build for the CPU."
+        )
+    largest = int(scales.max())
+    if largest > LARGEST_SCALE:
+        raise SpecbuildError(
+            f"The MXFP4 {name} weight has a scale of 2^{largest - 127}, expected at most "
+            f"2^{LARGEST_SCALE - 127}: check the checkpoint, no trained weight is that large."
+        )
+    return experts, rows, width
+
+
+@cache
+def _half_tables(inverse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """By the low and by the high 16 bits of a word: the word's bits at their places, int32."""
+    import torch
+
+    natural = [4 * code + bit for code in range(8) for bit in range(4)]
+    placed = [place for code in _PLACES for place in code]
+    source, target = (placed, natural) if inverse else (natural, placed)
+    to = dict(zip(source, target, strict=True))
+    values = torch.arange(1 << 16, dtype=torch.int64)
+    tables = []
+    for first in (0, 16):
+        word = torch.zeros_like(values)
+        for bit in range(16):
+            word |= (values >> bit & 1) << to[first + bit]
+        tables.append(word.to(torch.int32))
+    return tables[0], tables[1]
+
+
+def _map_words(halves: torch.Tensor, *, inverse: bool) -> torch.Tensor:
+    """int16 [..., 2·n] (low half first) → int32 [..., n] with every word's bits permuted."""
+    low, high = _half_tables(inverse)
+    index = halves.int() & 0xFFFF
+    return low[index[..., 0::2]] | high[index[..., 1::2]]
+
+
+def _permuted_words(blocks: torch.Tensor) -> torch.Tensor:
+    """Bytes [rows, width, 16] → words int32 [rows, width, 4]."""
+    import torch
+
+    return _map_words(blocks.contiguous().view(torch.int16), inverse=False)
+
+
+def _natural_bytes(words: torch.Tensor) -> torch.Tensor:
+    """Words int32 [..., 4] in the kernel's order of bits → bytes u8 [..., 16]."""
+    import torch
+
+    return _map_words(words.contiguous().view(torch.int16), inverse=True).view(torch.uint8)
+
+
+def _stages(steps: int) -> list[tuple[int, int, int]]:
+    """First step, number of steps and first byte of every stage of a tile."""
+    starts = range(0, steps, STAGE_STEPS)
+    size = STEP_BYTES * (STAGE_STEPS + 1)
+    return [(s, min(STAGE_STEPS, steps - s), i * size) for i, s in enumerate(starts)]
+
+
+def _write(packed: torch.Tensor, words: torch.Tensor, rates: torch.Tensor) -> None:
+    """Fills u8 [tiles, bytes] from int32 [tiles, steps, g, t, h] and u8 [tiles, h, g, steps]."""
+    import torch
+
+    as_words = packed.view(torch.int32)
+    for step, count, start in _stages(words.shape[1]):
+        scales_at = start + count * STEP_BYTES
+        codes = as_words[:, start // 4 : scales_at // 4]
+        codes.unflatten(1, (count, 8, 4, 2)).copy_(words[:, step : step + count])
+        stage_scales = packed[:, scales_at : scales_at + STEP_BYTES].unflatten(1, (2, 8, 16))
+        stage_scales[..., :count].copy_(rates[..., step : step + count])
+
+
+def _read(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """u8 [E, tiles, bytes] → int32 [E, tiles, steps, g, t, h] and u8 [E, tiles, h, g, steps]."""
+    import torch
+
+    rows = packed.shape[2] // STEP_BYTES
+    steps = rows - -(-rows // (STAGE_STEPS + 1))
+    words, rates = [], []
+    for _, count, start in _stages(steps):
+        scales_at = start + count * STEP_BYTES
+        codes = packed[..., start:scales_at].contiguous().view(torch.int32)
+        words.append(codes.unflatten(2, (count, 8, 4, 2)))
+        stage_scales = packed[..., scales_at : scales_at + STEP_BYTES].unflatten(2, (2, 8, 16))
+        rates.append(stage_scales[..., :count])
+    return torch.cat(words, dim=2), torch.cat(rates, dim=4)
+
+
+def _swap_pairs(bias: torch.Tensor, outer: int, inner: int) -> torch.Tensor:
+    experts, rows = bias.shape
+    return bias.reshape(experts, -1, outer, inner).transpose(2, 3).reshape(experts, rows)

@@ -1,0 +1,226 @@
+// RmsMoe over a prompt chunk: y = x + experts(norm(x)), rows sorted by expert for grouped GEMMs.
+//
+//   x              bf16 [rows, H]                 in    rows from row_start[SEQUENCES] on are
+//   padding norm           bf16 [H]                       in router_weight  bf16 [EXPERTS, H] in
+//   router_bias    bf16 [EXPERTS]                 in
+//   gate_up        u8 [EXPERTS, I/8, tile bytes]  in    packed (packing.py): MXFP4
+//   gate_up_bias   bf16 [EXPERTS, 2·I]            in    packed: 8 gates, then their 8 ups
+//   down           u8 [EXPERTS, H/8, tile bytes]  in    packed: MXFP4
+//   down_bias      bf16 [EXPERTS, H]              in
+//   row_start      int32 [SEQUENCES + 1]          in
+//   y              bf16 [rows, H]                 out   live rows
+//   workspace_logits    fp32 [rows, EXPERTS]      within the first launch
+//   workspace_chosen    int32 [rows, TOP_K]       a row's experts, ascending
+//   workspace_shares    fp32 [rows, TOP_K]        and their shares
+//   workspace_position  int32 [rows, TOP_K]       where they stand among the sorted rows
+//   workspace_tiles     int32                     prefill_tiles.cuh
+//   workspace_rows      panels of sorted rows, H rounded up to 64; later bf16 [sorted rows, H]
+//   workspace_h         panels of sorted rows, I rounded up to 64
+//
+// Launches: route; sort; gather (norm again, each row to its TOP_K places); gate/up; down; combine.
+// Numbers, 2048 rows of GPT-OSS-20B (see prefill_experts.cuh for the GEMMs' 450 and 225 µs): route
+// 6 µs; sort 4 µs; gather 12 MB in, 47 MB out, 20 µs; combine 59 MB in, 12 MB out, 20 µs.
+//
+// Compile-time constants: PART (which of the kernels), EXPERTS, TOP_K, and those of the headers.
+#if PART == 0
+#include "../_device/expert_routing.cuh"
+#include "../_device/prefill_router.cuh"
+#include "../_device/prefill_sort.cuh"
+
+__device__ __forceinline__ int live_rows(const int* row_start) {
+  return load_l2_int(row_start + SEQUENCES);
+}
+
+// 16 rows a CTA: their experts and shares.
+extern "C" __global__ void __launch_bounds__(kRowsThreads)
+    moe_route(const uint16_t* x, const uint16_t* norm, const uint16_t* router_weight,
+              const uint16_t* router_bias, const int* row_start, float* workspace_logits,
+              int* workspace_chosen, float* workspace_shares) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  uint16_t* const rows = reinterpret_cast<uint16_t*>(shared);
+  RouterSums& sums = *reinterpret_cast<RouterSums*>(shared + 2 * kRouterRows * kRouterStride);
+  pdl_launch_dependents();
+  pdl_wait();
+  const int live = live_rows(row_start), first = static_cast<int>(blockIdx.x) * kRouterRows;
+  if (first >= live) return;
+  load_normed_rows(x, norm, static_cast<float>(EPS), first, live, rows);
+  __syncthreads();
+  multiply_router(router_weight, rows, sums);
+  __syncthreads();
+  const int count = min(kRouterRows, live - first);
+  for (int i = threadIdx.x; i < count * EXPERTS; i += kRowsThreads) {
+    const int r = i / EXPERTS, e = i % EXPERTS;
+    float logit = 0.0f;
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) logit += sums.of[slice][r][e];
+    logit = bf16_to_float(float_to_bf16(logit + bf16_to_float(router_bias[e])));
+    workspace_logits[static_cast<size_t>(first + r) * EXPERTS + e] = logit;
+  }
+  __syncthreads();
+  for (int r = threadIdx.x / 32; r < count; r += kRouterWarps) {
+    const size_t row = first + r;
+    choose_experts<EXPERTS, TOP_K>(workspace_logits + row * EXPERTS, workspace_chosen + row * TOP_K,
+                                   workspace_shares + row * TOP_K);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kSortThreads)
+    moe_sort(const int* row_start, const int* workspace_chosen, int* workspace_position,
+             int* workspace_tiles) {
+  __shared__ SharedSort shared;
+  pdl_launch_dependents();
+  pdl_wait();
+  sort_entries(workspace_chosen, live_rows(row_start) * TOP_K, workspace_position, workspace_tiles,
+               shared);
+}
+
+// A warp a row: normed, to each of its places in the panels.
+extern "C" __global__ void __launch_bounds__(kRowsThreads)
+    moe_gather(const uint16_t* x, const uint16_t* norm, const int* row_start,
+               const int* workspace_position, unsigned char* workspace_rows, int panel_rows) {
+  pdl_launch_dependents();
+  pdl_wait();
+  const int row = static_cast<int>(blockIdx.x) * kRouterWarps + threadIdx.x / 32;
+  if (row >= live_rows(row_start)) return;
+  const uint16_t* const values = x + static_cast<size_t>(row) * kHidden;
+  const float scale = inverse_rms(values, static_cast<float>(EPS));
+  int places[TOP_K];
+#pragma unroll
+  for (int k = 0; k < TOP_K; ++k) places[k] = load_l2_int(workspace_position + row * TOP_K + k);
+  for (int c = threadIdx.x % 32; c < 8 * kRowPanels; c += 32) {
+    const uint4 chunk = row_chunk<Norm::kGptOss>(values, norm, scale, c / 8, c % 8);
+#pragma unroll
+    for (int k = 0; k < TOP_K; ++k)
+      *reinterpret_cast<uint4*>(workspace_rows + panel_chunk(c / 8, c % 8, places[k], panel_rows)) =
+          chunk;
+  }
+}
+
+// Eight columns a thread: x plus the rounded sum of a row's experts by ascending id.
+extern "C" __global__ void __launch_bounds__(kRowsThreads)
+    moe_combine(const uint16_t* x, const int* row_start, uint16_t* y, const float* workspace_shares,
+                const int* workspace_position, const uint16_t* workspace_rows) {
+  pdl_launch_dependents();
+  pdl_wait();
+  const int unit = static_cast<int>(blockIdx.x) * kRowsThreads + threadIdx.x;
+  const int row = unit / (kHidden / 8), column = unit % (kHidden / 8) * 8;
+  if (row >= live_rows(row_start)) return;
+  float sums[8] = {};
+#pragma unroll
+  for (int k = 0; k < TOP_K; ++k) {
+    const float share = load_l2_float(workspace_shares + row * TOP_K + k);
+    const size_t place = load_l2_int(workspace_position + row * TOP_K + k);
+    const uint4 v = load_l2_16(workspace_rows + place * kHidden + column);
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = unpack_bf16x2(words[i]);
+      sums[2 * i] = fmaf(share, pair.x, sums[2 * i]);
+      sums[2 * i + 1] = fmaf(share, pair.y, sums[2 * i + 1]);
+    }
+  }
+  const size_t at = static_cast<size_t>(row) * kHidden + column;
+  const uint4 v = *reinterpret_cast<const uint4*>(x + at);
+  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+  uint32_t out[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 own = unpack_bf16x2(words[i]);
+    const float2 experts = unpack_bf16x2(pack_bf16x2(sums[2 * i], sums[2 * i + 1]));
+    out[i] = pack_bf16x2(own.x + experts.x, own.y + experts.y);
+  }
+  *reinterpret_cast<uint4*>(y + at) = make_uint4(out[0], out[1], out[2], out[3]);
+}
+
+#elif PART == 1
+#include "../_device/prefill_experts.cuh"
+#include "../_device/prefill_store.cuh"
+
+struct GateUpGemm : ExpertGemm<GateUpWeights> {
+  static constexpr int kStagingValues = kPairsStride;
+  const uint16_t* bias;
+  unsigned char* h;
+
+  // The panels of h have the 64 results of a tile in one of their own: 16-byte chunks of 8.
+  template <int columns>
+  __device__ __forceinline__ void store(const GemmTile& tile, const float (&sums)[columns / 2],
+                                        uint16_t* staging) const {
+    const float2 b = lane_bias(bias + static_cast<size_t>(tile.expert) * (16 * ROW_TILES), tile);
+    const auto act = [b](float gate, float up) {
+      const float limit = static_cast<float>(LIMIT);
+      const float g = fminf(gate + b.x, limit);
+      const float u = fminf(fmaxf(up + b.y, -limit), limit);
+      const float power = exp2_fast(-1.44269504f * static_cast<float>(ALPHA) * g);
+      return __fdividef(g, 1.0f + power) * (u + 1.0f);
+    };
+    stage_pairs<columns>(sums, act, staging);
+    const int panel = tile.row_tile / kConsumerWarps, group = warpgroup();
+    const bool there = 2 * panel + group < ROW_TILES / 4;
+    for_each_piece<4>(tile.live, [&](int token, int piece) {
+      const uint32_t* const words =
+          reinterpret_cast<const uint32_t*>(staging + token * kPairsStride);
+      const uint4 chunk = panel_chunk_of([&](int i) { return words[i]; }, piece);
+      *reinterpret_cast<uint4*>(
+          h + panel_chunk(panel, 4 * group + piece, tile.first + token, rows_of_panels)) =
+          there ? chunk : make_uint4(0, 0, 0, 0);
+    });
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
+    moe_gate_up(const unsigned char* gate_up, const uint16_t* gate_up_bias, int* workspace_tiles,
+                const unsigned char* workspace_rows, unsigned char* workspace_h, int panel_rows) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  __shared__ Ring ring;
+  GateUpGemm gemm;
+  gemm.packed = gate_up;
+  gemm.panel_start = workspace_rows;
+  gemm.rows_of_panels = panel_rows;
+  gemm.tiles = workspace_tiles;
+  gemm.taken = kTakenGateUp;
+  gemm.bias = gate_up_bias;
+  gemm.h = workspace_h;
+  prefill_gemm(gemm, ring, shared);
+}
+
+#else
+#include "../_device/prefill_experts.cuh"
+#include "../_device/prefill_store.cuh"
+
+struct DownGemm : ExpertGemm<DownWeights> {
+  static constexpr int kStagingValues = kRowsStride;
+  const uint16_t* bias;
+  uint16_t* out;  // [sorted rows, H]
+
+  template <int columns>
+  __device__ __forceinline__ void store(const GemmTile& tile, const float (&sums)[columns / 2],
+                                        uint16_t* staging) const {
+    const uint16_t* const expert_bias = bias + static_cast<size_t>(tile.expert) * (16 * ROW_TILES);
+    stage_rows<columns>(sums, lane_bias(expert_bias, tile), staging);
+    const int first_row = 16 * tile.row_tile + kGroupRows * warpgroup();
+    for_each_piece<8>(tile.live, [&](int token, int piece) {
+      const int column = first_row + 8 * piece;
+      if (column >= 16 * ROW_TILES) return;
+      *reinterpret_cast<uint4*>(out + static_cast<size_t>(tile.first + token) * (16 * ROW_TILES) +
+                                column) =
+          *reinterpret_cast<const uint4*>(staging + token * kRowsStride + 8 * piece);
+    });
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
+    moe_down(const unsigned char* down, const uint16_t* down_bias, int* workspace_tiles,
+             uint16_t* workspace_rows, const unsigned char* workspace_h, int panel_rows) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  __shared__ Ring ring;
+  DownGemm gemm;
+  gemm.packed = down;
+  gemm.panel_start = workspace_h;
+  gemm.rows_of_panels = panel_rows;
+  gemm.tiles = workspace_tiles;
+  gemm.taken = kTakenDown;
+  gemm.bias = down_bias;
+  gemm.out = workspace_rows;
+  prefill_gemm(gemm, ring, shared);
+}
+#endif

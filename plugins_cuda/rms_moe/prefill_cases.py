@@ -1,0 +1,24 @@
+"""Cases of RmsMoe over prompt chunks: experts of several tiles, and real sizes."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.cases import Case
+from specbuild.plugins_cuda.rms_moe.cases import Layer
+
+KERNEL_CASES: tuple[Case, ...] = (
+    Layer(rows=300, live=289, hidden=96, inner=96, top_k=2, popular=True).case(
+        "several tiles of one expert"
+    ),
+    Layer(rows=2048, hidden=2880, inner=2880, experts=32, top_k=4).case(
+        "gpu: gpt-oss-20b, 2048 rows"
+    ),
+    Layer(rows=1024, live=1000, hidden=2880, inner=2880, experts=32, top_k=4).case(
+        "gpu: gpt-oss-20b, 1024 rows, 24 padding"
+    ),
+    Layer(rows=2048, hidden=2880, inner=2880, experts=128, top_k=4).case(
+        "gpu: gpt-oss-120b, 2048 rows"
+    ),
+    Layer(rows=1024, hidden=2880, inner=2880, experts=8, top_k=4, popular=True).case(
+        "gpu: 1024 rows of the same 4 experts"
+    ),
+)

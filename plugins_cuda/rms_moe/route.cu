@@ -1,0 +1,172 @@
+// RmsMoe, first launch: norm, router logits, and for more than 32 rows the rows of every expert.
+//
+//   x               [ROWS, HIDDEN] bf16, in; rows from row_start[SEQUENCES] on are padding
+//   norm            [HIDDEN] bf16, in, constant
+//   router_weight   [EXPERTS, HIDDEN] bf16, in, constant
+//   router_bias     [EXPERTS] bf16, in, constant
+//   row_start       [SEQUENCES + 1] i32, in
+//   workspace_normed    [ROWS, HIDDEN] bf16, out: the live rows, normed
+//   workspace_logits    [ROWS, EXPERTS] f32, out: of the live rows
+//   workspace_routing   ints, out where listed here: see Routing in expert_routing.cuh
+//   workspace_weights   [ROWS, TOP_K] f32, out where listed here: the experts' shares, ascending id
+//   workspace_arrivals  [1] u32, zero before and after
+//
+// Grid (EXPERTS / 8, ROWS / 8): a CTA computes the logits of 8 rows for 8 experts, each warp a
+// fixed slice of HIDDEN whose router weights it holds in registers before it waits for x; slices
+// are summed in a fixed order. One row of GPT-OSS reads 184 kB (20B) or 737 kB (120B) of weights,
+// hidden behind the launch in front (few registers, so that a CTA fits beside that one's); what
+// remains is latency: x from L2, two sums over the warps, 12 mma in two chains, about 1.5 µs.
+// Up to 32 rows the readers choose and list; beyond, the last CTA to arrive does (2 µs more).
+#include "../_device/expert_routing.cuh"
+#include "../_device/ptx_early.cuh"
+
+constexpr int kBlocks = HIDDEN / 32;
+constexpr int kSteps = ceil_div(kBlocks, ROUTER_WARPS);
+constexpr int kExperts = 8;
+constexpr int kThreads = 32 * ROUTER_WARPS;
+// Slices of HIDDEN, with zeros up to a multiple of 4.
+constexpr int kSlices = round_up(ROUTER_WARPS, 4);
+
+using Layout = Routing<ROWS, TOP_K, EXPERTS, PASS_ROWS>;
+
+struct SharedLists {
+  int chosen[ROWS * TOP_K];
+  int counts[EXPERTS];
+  int starts[2 * EXPERTS];
+  int last;
+};
+
+struct SharedRouter {
+  uint4 norm[ROUTER_WARPS][kSteps][4];
+  float4 squares[8][kSlices / 4];
+  float logits[kSlices][kExperts][8];
+};
+
+__device__ __forceinline__ float sum_of_squares(uint4 v) {
+  const float2 a = unpack_bf16x2(v.x), b = unpack_bf16x2(v.y);
+  const float2 c = unpack_bf16x2(v.z), d = unpack_bf16x2(v.w);
+  return ((a.x * a.x + a.y * a.y) + (b.x * b.x + b.y * b.y)) +
+         ((c.x * c.x + c.y * c.y) + (d.x * d.x + d.y * d.y));
+}
+
+__device__ __forceinline__ uint32_t normed_pair(uint32_t x, uint32_t norm, float rate) {
+  const float2 value = unpack_bf16x2(x), weight = unpack_bf16x2(norm);
+  return pack_bf16x2(value.x * rate * weight.x, value.y * rate * weight.y);
+}
+
+// Whether this CTA is the last of the grid to come here; all have then written what they write.
+__device__ __forceinline__ bool arrives_last(unsigned* arrivals, int* last) {
+  const unsigned ctas = gridDim.x * gridDim.y;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    *last = atomicAdd(arrivals, 1u) == ctas - 1;
+    if (*last) *arrivals = 0;
+    __threadfence();
+  }
+  __syncthreads();
+  return *last;
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    route_rows(const uint16_t* x, const uint16_t* __restrict__ norm,
+               const uint16_t* __restrict__ router_weight, const uint16_t* __restrict__ router_bias,
+               const int* row_start, uint16_t* workspace_normed, float* workspace_logits,
+               int* workspace_routing, float* workspace_weights, unsigned* workspace_arrivals) {
+  __shared__ SharedRouter shared;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int first_expert = blockIdx.x * kExperts, first_row = blockIdx.y * 8;
+  const uint4 nothing = make_uint4(0, 0, 0, 0);
+  pdl_launch_dependents();
+
+  const int first_block = warp * kSteps, first_column = 32 * first_block + 8 * t;
+  const uint16_t* const expert_weight = router_weight + (first_expert + g) * HIDDEN + first_column;
+  uint4 weights[kSteps];
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const bool inside = first_block + step < kBlocks;
+    weights[step] =
+        inside && first_expert + g < EXPERTS ? load_early16(expert_weight + 32 * step) : nothing;
+    // In shared memory because registers are short.
+    if (inside && g == 0) {
+      shared.norm[warp][step][t] = load_early16(norm + first_column + 32 * step);
+    }
+  }
+  // Of the logit that this thread finishes, if it does.
+  const int own_expert = first_expert + static_cast<int>(threadIdx.x) / 8;
+  const int own_row = first_row + static_cast<int>(threadIdx.x) % 8;
+  const bool finishes = threadIdx.x < 8 * kExperts && own_expert < EXPERTS;
+  const float bias = finishes ? bf16_to_float(load_early_bf16(router_bias + own_expert)) : 0.0f;
+  for (int i = threadIdx.x; i < 8 * kSlices; i += kThreads) {
+    reinterpret_cast<float*>(shared.squares)[i] = 0.0f;
+  }
+  for (int i = 64 * ROUTER_WARPS + threadIdx.x; i < 64 * kSlices; i += kThreads) {
+    reinterpret_cast<float*>(shared.logits)[i] = 0.0f;
+  }
+  __syncthreads();
+
+  // Rows past the live ones are computed and not stored: whether a row is one is known late.
+  pdl_wait();
+  const int row = first_row + g, row_at = row * HIDDEN + first_column;
+  uint4 values[kSteps];
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const bool there = first_block + step < kBlocks && row < ROWS;
+    values[step] = there ? load_l2_16(x + row_at + 32 * step) : nothing;
+  }
+  const int live = load_l2_int(row_start + SEQUENCES);
+  float squares = 0.0f;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) squares += sum_of_squares(values[step]);
+  squares += __shfl_xor_sync(~0u, squares, 1);
+  squares += __shfl_xor_sync(~0u, squares, 2);
+  if (t == 0) reinterpret_cast<float*>(shared.squares[g])[warp] = squares;
+  __syncthreads();
+
+  float4 total = shared.squares[g][0];
+#pragma unroll
+  for (int i = 1; i < kSlices / 4; ++i) {
+    const float4 more = shared.squares[g][i];
+    total = make_float4(total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w);
+  }
+  const float mean = ((total.x + total.y) + (total.z + total.w)) * (1.0f / HIDDEN);
+  const float rate = rsqrtf(mean + static_cast<float>(EPS));
+  // Two chains of sums, which the tensor cores work on in turn; mma rows 8 to 15 stay empty.
+  float sums[2][4] = {};
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    if (first_block + step >= kBlocks) break;
+    const uint4 v = values[step], n = shared.norm[warp][step][t], w = weights[step];
+    const uint4 normed = make_uint4(normed_pair(v.x, n.x, rate), normed_pair(v.y, n.y, rate),
+                                    normed_pair(v.z, n.z, rate), normed_pair(v.w, n.w, rate));
+    if (blockIdx.x == 0 && row < live) {
+      *reinterpret_cast<uint4*>(workspace_normed + row_at + 32 * step) = normed;
+    }
+    mma_bf16(sums[0], {w.x, 0u, w.y, 0u}, {normed.x, normed.y});
+    mma_bf16(sums[1], {w.z, 0u, w.w, 0u}, {normed.z, normed.w});
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) shared.logits[warp][g][2 * t + i] = sums[0][i] + sums[1][i];
+  __syncthreads();
+  if (finishes && own_row < live) {
+    float parts[4] = {};
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      parts[slice % 4] += shared.logits[slice][own_expert - first_expert][own_row - first_row];
+    }
+    const float logit = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+    workspace_logits[own_row * EXPERTS + own_expert] = bf16_to_float(float_to_bf16(logit + bias));
+  }
+
+  if constexpr (!Layout::kListedByReaders) {
+    __shared__ SharedLists lists;
+    if (!arrives_last(workspace_arrivals, &lists.last)) return;
+    for (int r = warp; r < live; r += ROUTER_WARPS) {
+      choose_experts<EXPERTS, TOP_K>(workspace_logits + r * EXPERTS, lists.chosen + r * TOP_K,
+                                     workspace_weights + r * TOP_K);
+    }
+    __syncthreads();
+    list_experts<ROWS, TOP_K, EXPERTS, PASS_ROWS>(lists.chosen, live, lists.counts, lists.starts,
+                                                  workspace_routing);
+  }
+}

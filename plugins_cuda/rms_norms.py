@@ -1,0 +1,28 @@
+"""The two RMS norms that models use, as the references of fused ops compute them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    import torch
+
+# "gpt_oss": times the weight in fp32, then the cast; "llama": the cast, then times the weight.
+Rounding: TypeAlias = Literal["gpt_oss", "llama"]
+ROUNDINGS: tuple[Rounding, ...] = ("gpt_oss", "llama")
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, rounding: Rounding | str
+) -> torch.Tensor:
+    """``x`` [..., K] over its root mean square, times ``weight`` [K], in the type of ``x``.
+
+    ValueError for an unknown rounding.
+    """
+    if rounding not in ROUNDINGS:
+        raise ValueError(f"rounding {rounding!r} is none of {', '.join(ROUNDINGS)}")
+    wide = x.float()
+    normed = wide * (wide.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
+    if rounding == "gpt_oss":
+        return (normed * weight.float()).to(x.dtype)
+    return (normed.to(x.dtype).float() * weight.float()).to(x.dtype)

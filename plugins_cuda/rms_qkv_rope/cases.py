@@ -1,0 +1,96 @@
+"""Named cases of RmsQkvRope."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specbuild.plugins_cuda.cases import Arrays, Case
+from specbuild.plugins_cuda.linear.cases import draw, draw_packed
+
+_POSITIONS = 50
+
+
+@dataclass(frozen=True)
+class _Heads:
+    q: int = 4
+    kv: int = 2
+    width: int = 32
+
+
+_TINY = _Heads(q=6, kv=2, width=32)
+_GPT_OSS = _Heads(q=64, kv=8, width=64)
+
+
+def project(
+    tokens: int,
+    columns: int,
+    heads: _Heads = _TINY,
+    *,
+    norm: bool = True,
+    bias: bool = True,
+    page_size: int = 16,
+    padding: int = 0,
+    prefix: str = "",
+) -> Case:
+    """``tokens`` rows; the last ``padding`` of them write somewhere into page 0."""
+    live = tokens - padding
+    pages = 2 + -(-live // page_size)
+
+    def make(rng: np.random.Generator) -> Arrays:
+        rows = (heads.q + 2 * heads.kv) * heads.width
+        slots = page_size + rng.permutation((pages - 1) * page_size)[:live]
+        slots = np.concatenate([slots, rng.integers(0, page_size, padding)])
+        angles = rng.uniform(0, 6.3, (_POSITIONS, heads.width // 2)).astype(np.float32)
+        positions = rng.integers(0, _POSITIONS, tokens)
+        positions[live:] = 0
+        pool = (pages, heads.kv, page_size, heads.width)
+        return (
+            draw(rng, tokens, columns, scale=3.0 if norm else 1.0),
+            draw(rng, columns) if norm else None,
+            draw_packed(rng, rows, columns),
+            draw(rng, rows) if bias else None,
+            np.cos(angles) * np.float32(1.34),
+            np.sin(angles) * np.float32(1.34),
+            positions.astype(np.int32),
+            slots.astype(np.int32),
+            draw(rng, *pool),
+            draw(rng, *pool),
+        )
+
+    extras = ", norm" * norm + ", bias" * bias + f", {padding} padding" * (padding > 0)
+    name = (
+        f"{prefix}{tokens} rows of {columns}, {heads.q}/{heads.kv} heads of {heads.width}, "
+        f"pages of {page_size}{extras}"
+    )
+    return Case(
+        name,
+        make,
+        {"q_heads": heads.q, "kv_heads": heads.kv, "eps": 1e-5},
+        atol=1e-4,
+        compare={"k_pool_out": np.s_[1:], "v_pool_out": np.s_[1:]},
+        # A product that rounds the other way counts twice where the rotation subtracts.
+        kernel_atol=3e-2,
+    )
+
+
+CASES: tuple[Case, ...] = (
+    project(1, 192),
+    project(5, 96, padding=2),
+    project(8, 160, _Heads(q=2, kv=1, width=16), norm=False, bias=False),
+    project(3, 32, bias=False, page_size=32),
+)
+
+KERNEL_CASES: tuple[Case, ...] = (
+    project(11, 544, padding=3),
+    project(20, 224, _Heads(q=3, kv=1, width=48), page_size=64),
+    project(37, 96, norm=False, bias=False, padding=4),
+    project(2, 1056, _Heads(q=8, kv=1, width=64), page_size=64),
+    *(project(t, 2880, _GPT_OSS, page_size=64, prefix="gpu: ") for t in (1, 4, 8, 64)),
+    *(
+        project(t, 5760, _GPT_OSS, norm=False, bias=False, page_size=64, prefix="gpu: ")
+        for t in (1, 4, 8)
+    ),
+    project(200, 2880, _GPT_OSS, page_size=64, padding=8, prefix="gpu: "),
+)

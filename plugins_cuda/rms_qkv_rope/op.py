@@ -1,0 +1,95 @@
+"""RmsQkvRope: norm, Q, K and V projections, rotation, and K and V into their page slots."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.kv_write.op import POOL_AXES
+from specbuild.plugins_cuda.kv_write.op import reference as kv_write
+from specbuild.plugins_cuda.linear.op import PACKED_AXES
+from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.rms_norms import rms_norm
+from specbuild.plugins_cuda.rms_qkv_rope.lowering import lower, tactics
+from specbuild.plugins_cuda.rms_qkv_rope.packing import unpack_qkv, unpack_qkv_bias
+
+if TYPE_CHECKING:
+    import torch
+
+
+def rotate(
+    heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """``heads`` [T, h, D] rotated half-split at ``positions`` [T], in fp32, cast back."""
+    import torch
+
+    first, second = heads.float().chunk(2, dim=-1)
+    c, s = (table[positions.long()].unsqueeze(1) for table in (cos, sin))
+    return torch.cat([first * c - second * s, second * c + first * s], dim=-1).to(heads.dtype)
+
+
+def reference(
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    write_slot: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    *,
+    q_heads: int,
+    kv_heads: int,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rotated q [T, q_heads, D] and the written pools.
+
+    ``x`` [T, K], through GPT-OSS's norm if there is one; ``weight`` and ``bias`` [N] packed by
+    ``pack_qkv`` and ``pack_qkv_bias``, N = (q_heads + 2·kv_heads)·D; ``cos``, ``sin`` fp32
+    [positions, D/2]. The projections are rounded before the rotation, and after it.
+    """
+    head_dim = 2 * cos.shape[1]
+    normed = x if norm is None else rms_norm(x, norm, eps, "gpt_oss")
+    qkv = normed.float() @ unpack_qkv(weight, head_dim).float().T
+    if bias is not None:
+        qkv = qkv + unpack_qkv_bias(bias, head_dim).float()
+    heads = qkv.to(x.dtype).view(x.shape[0], -1, head_dim)
+    q, k, v = heads.split([q_heads, kv_heads, kv_heads], dim=1)
+    return (
+        rotate(q, cos, sin, positions),
+        kv_write(k_pool, rotate(k, cos, sin, positions), write_slot),
+        kv_write(v_pool, v, write_slot),
+    )
+
+
+OP = OpSpec(
+    name="RmsQkvRope",
+    doc="RMSNorm, Q, K and V projections with bias, rotation; K and V go into their page slots.",
+    inputs=(
+        TensorSpec("x", "T", ("T", "K")),
+        TensorSpec("norm", "W", ("K",), optional=True),
+        TensorSpec("weight", "W", PACKED_AXES),
+        TensorSpec("bias", "W", ("N",), optional=True),
+        TensorSpec("cos", "float32", ("P", "half")),
+        TensorSpec("sin", "float32", ("P", "half")),
+        TensorSpec("positions", "int32", ("T",)),
+        TensorSpec("write_slot", "int32", ("T",)),
+        TensorSpec("k_pool", "T", POOL_AXES),
+        TensorSpec("v_pool", "T", POOL_AXES),
+    ),
+    outputs=(
+        TensorSpec("q", "T", ("T", "heads", "head_dim")),
+        TensorSpec("k_pool_out", "T", POOL_AXES),
+        TensorSpec("v_pool_out", "T", POOL_AXES),
+    ),
+    attributes=(
+        AttributeSpec("q_heads", int),
+        AttributeSpec("kv_heads", int),
+        AttributeSpec("eps", float),
+    ),
+    aliases=(("k_pool_out", "k_pool"), ("v_pool_out", "v_pool")),
+    reference=reference,
+    lower=lower,
+    tactics=tactics,
+)

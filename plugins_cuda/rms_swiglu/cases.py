@@ -1,0 +1,37 @@
+"""Named cases of RmsSwiglu."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specbuild.plugins_cuda.cases import Arrays, Case
+from specbuild.plugins_cuda.linear.cases import draw, draw_packed
+
+
+def swiglu(tokens: int, columns: int, inner: int, *, prefix: str = "") -> Case:
+    """``tokens`` rows of ``columns`` values into an MLP ``inner`` wide."""
+
+    def make(rng: np.random.Generator) -> Arrays:
+        return (
+            draw(rng, tokens, columns, scale=3.0),
+            draw(rng, columns),
+            draw_packed(rng, 2 * inner, columns),
+        )
+
+    name = f"{prefix}{tokens} rows, {columns} to {inner}"
+    return Case(name, make, {"eps": 1e-5}, atol=1e-4)
+
+
+CASES: tuple[Case, ...] = (
+    swiglu(1, 192, 64),
+    swiglu(5, 96, 24),
+    swiglu(8, 32, 8),
+)
+
+KERNEL_CASES: tuple[Case, ...] = (
+    swiglu(3, 544, 104),
+    swiglu(11, 224, 136),
+    swiglu(42, 1056, 40),
+    *(swiglu(t, 2880, 17280, prefix="gpu: ") for t in (1, 4, 8, 64)),
+    swiglu(200, 2880, 17280, prefix="gpu: "),
+)

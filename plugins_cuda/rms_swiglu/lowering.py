@@ -1,0 +1,57 @@
+"""RmsSwiglu on a GPU: norm as prologue or launch, activation as epilogue."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch, Tactic
+from specbuild.plugins_cuda.linear.many_tokens import (
+    ARRIVED,
+    SUMS,
+    TOKENS,
+    dense_tactics,
+    many_tokens,
+    normed_tokens,
+)
+from specbuild.plugins_cuda.linear.streaming import PAIRS_PER_TILE, Dense, streaming
+from specbuild.plugins_cuda.rms_swiglu.prefill import lower_prefill, prefill_tactics
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """The launches; SpecbuildError for a decode launch of more than 256 rows."""
+    if request.phase == "prefill":
+        return lower_prefill(request)
+    dense = _dense(request)
+    many = many_tokens(request, dense)
+    cut = many.cut if many else streaming(request, dense)
+    eps = float(request.attributes["eps"])
+    launch = OpLaunch(
+        Kernel(
+            "rms_swiglu",
+            "rms_swiglu_of_many" if many else "rms_swiglu",
+            (*cut.constants, ("EPS", eps)),
+        ),
+        grid=cut.grid,
+        block=cut.block,
+        shared_bytes=cut.shared_bytes,
+        arguments=(
+            *(("gate_up", "h", TOKENS, SUMS, ARRIVED) if many else ("x", "norm", "gate_up", "h")),
+            dense.rows,
+        ),
+    )
+    if not many:
+        return Lowering((launch,))
+    norm = normed_tokens(dense.blocks, dense.rows, many.token_tiles, eps=eps, rounding="llama")
+    return Lowering((norm, launch), many.workspaces)
+
+
+def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
+    """Loads in flight and where they wait, rows a unit, and whether CTAs also split K."""
+    if request.phase == "prefill":
+        return prefill_tactics(request)
+    return dense_tactics(request, _dense(request))
+
+
+def _dense(request: LoweringRequest) -> Dense:
+    tiles, blocks, _ = request.tensors["gate_up"].shape
+    rows = request.tensors["x"].shape[0]
+    # An MLP is so high that whole tiles balance.
+    return Dense("RmsSwiglu", tiles, blocks, rows, normed=True, unit=PAIRS_PER_TILE)

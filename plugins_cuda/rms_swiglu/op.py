@@ -1,0 +1,45 @@
+"""RmsSwiglu: norm, gate and up projections and their activation: the first half of an MLP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.linear.op import PACKED_AXES
+from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.rms_norms import rms_norm
+from specbuild.plugins_cuda.rms_swiglu.lowering import lower, tactics
+from specbuild.plugins_cuda.rms_swiglu.packing import unpack_gate_up
+
+if TYPE_CHECKING:
+    import torch
+
+
+def reference(
+    x: torch.Tensor, norm: torch.Tensor, gate_up: torch.Tensor, *, eps: float
+) -> torch.Tensor:
+    """``silu(n · Gᵀ) · (n · Uᵀ)`` [T, I] of n = LLaMA's norm of ``x`` [T, K].
+
+    ``gate_up`` is packed by ``pack_gate_up``. Gate, up, the activation and the product are each
+    rounded.
+    """
+    normed = rms_norm(x, norm, eps, "llama").float()
+    gate, up = (normed @ part.float().T for part in unpack_gate_up(gate_up))
+    gate = gate.to(x.dtype).float()
+    silu = (gate * gate.sigmoid()).to(x.dtype)
+    return (silu.float() * up.to(x.dtype).float()).to(x.dtype)
+
+
+OP = OpSpec(
+    name="RmsSwiglu",
+    doc="h = silu(rms(x) · Gᵀ) · (rms(x) · Uᵀ), gate and up packed together.",
+    inputs=(
+        TensorSpec("x", "T", ("T", "K")),
+        TensorSpec("norm", "W", ("K",)),
+        TensorSpec("gate_up", "W", PACKED_AXES),
+    ),
+    outputs=(TensorSpec("h", "T", ("T", "inner")),),
+    attributes=(AttributeSpec("eps", float),),
+    reference=reference,
+    lower=lower,
+    tactics=tactics,
+)

@@ -1,0 +1,35 @@
+"""Packed gate and up projections: a tile is 8 gate rows, then the 8 up rows that go with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.linear.packing import HALF_ROWS, pack_rows, unpack_rows
+from specbuild.runtime.errors import SpecbuildError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def pack_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """``gate`` and ``up`` [I, K] → [2I/16, K/32, 512]: a lane has row i of both.
+
+    SpecbuildError where I is no multiple of 8.
+    """
+    import torch
+
+    inner, width = gate.shape
+    if inner % HALF_ROWS:
+        raise SpecbuildError(
+            f"an MLP of {inner} rows cannot be packed: they must be a multiple of {HALF_ROWS}; "
+            "build for the cpu backend"
+        )
+    halves = [part.reshape(-1, 1, HALF_ROWS, width) for part in (gate, up)]
+    return pack_rows(torch.cat(halves, dim=1).reshape(2 * inner, width))
+
+
+def unpack_gate_up(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inverse of :func:`pack_gate_up`."""
+    rows = unpack_rows(packed)
+    halves = rows.reshape(-1, 2, HALF_ROWS, rows.shape[1])
+    return halves[:, 0].reshape(-1, rows.shape[1]), halves[:, 1].reshape(-1, rows.shape[1])

@@ -1,0 +1,59 @@
+// RmsSwiglu over a prompt chunk: h = silu(n·Gᵀ)·(n·Uᵀ) of n = LLaMA's norm of x.
+//
+//   x           bf16 [rows, K]               in
+//   norm        bf16 [K]                     in
+//   gate_up     bf16 [2·I/16, K/32, 512]     in   packed: 8 gate rows, then their 8 up rows
+//   h           bf16 [rows, I]               out
+//   workspace   K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of the normed x
+//
+// Two launches: normed x as panels, then the GEMM; a lane has gate and up of one output. Numbers,
+// 2048 rows, 2880 → 2·17280 (the draft's MLP): 408 GFLOP, 0.7 ms at 580 TFLOP/s.
+#include "../_device/prefill_dense.cuh"
+#include "../_device/prefill_rows.cuh"
+#include "../_device/prefill_store.cuh"
+
+extern "C" __global__ void __launch_bounds__(kRowsThreads)
+    rms_swiglu_rows(const uint16_t* x, const uint16_t* norm, unsigned char* workspace_panels,
+                    int rows, int panel_rows) {
+  write_panel_rows<Norm::kLlama>(x, norm, static_cast<float>(EPS), workspace_panels, rows,
+                                 panel_rows);
+}
+
+struct SwigluGemm : DenseGemm {
+  static constexpr int kStagingValues = kPairsStride;
+  uint16_t* h;
+
+  // Gate, up, silu and the product are each rounded.
+  static __device__ __forceinline__ float activate(float gate, float up) {
+    const float g = bf16_to_float(float_to_bf16(gate)), u = bf16_to_float(float_to_bf16(up));
+    const float silu = __fdividef(g, 1.0f + exp2_fast(-1.44269504f * g));
+    return bf16_to_float(float_to_bf16(silu)) * u;
+  }
+
+  template <int columns>
+  __device__ __forceinline__ void store(const GemmTile& tile, const float (&sums)[columns / 2],
+                                        uint16_t* staging) const {
+    stage_pairs<columns>(sums, activate, staging);
+    const int first_column = 8 * tile.row_tile + kGroupRows / 2 * warpgroup();
+    for_each_piece<4>(tile.live, [&](int token, int piece) {
+      const int column = first_column + 8 * piece;
+      if (column >= 8 * ROW_TILES) return;
+      *reinterpret_cast<uint4*>(h + static_cast<size_t>(tile.first + token) * (8 * ROW_TILES) +
+                                column) =
+          *reinterpret_cast<const uint4*>(staging + token * kPairsStride + 8 * piece);
+    });
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
+    rms_swiglu_gemm(const uint16_t* gate_up, uint16_t* h, const unsigned char* workspace_panels,
+                    int rows) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  __shared__ Ring ring;
+  SwigluGemm gemm;
+  gemm.weight = gate_up;
+  gemm.panel_start = workspace_panels;
+  gemm.rows = rows;
+  gemm.h = h;
+  prefill_gemm(gemm, ring, shared);
+}

@@ -1,0 +1,29 @@
+"""The launch of TreeAccept."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
+
+_POINTERS = (
+    "tokens",
+    "parents",
+    "ancestor_bits",
+    "count",
+    "choice",
+    "path",
+    "accepted",
+    "next_token",
+)
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """One warp per sequence."""
+    batch, nodes = request.tensors["tokens"].shape
+    launch = OpLaunch(
+        kernel=Kernel("tree_accept", "tree_accept"),
+        grid=(batch, 1, 1),
+        block=32,
+        shared_bytes=0,
+        arguments=(*_POINTERS, nodes, int(request.attributes["depth"])),
+    )
+    return Lowering((launch,))

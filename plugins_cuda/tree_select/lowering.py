@@ -1,0 +1,48 @@
+"""The launch of TreeSelect."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import (
+    ITEM_BYTES,
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+)
+from specbuild.runtime.errors import SpecbuildError
+
+MAX_CANDIDATES = 4096
+_MAX_BLOCK = 1024
+_POINTERS = (
+    "tokens",
+    "scores",
+    "parents",
+    "draft_tokens",
+    "tree_tokens",
+    "tree_parents",
+    "depths",
+    "ancestor_bits",
+    "count",
+)
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """One CTA per sequence. N follows from the outputs, so ``draft_tokens`` is not read.
+
+    Raises SpecbuildError where the pool has more than ``MAX_CANDIDATES``.
+    """
+    batch, pool = request.tensors["tokens"].shape
+    _, nodes, words = request.tensors["ancestor_bits"].shape
+    if pool > MAX_CANDIDATES:
+        raise SpecbuildError(
+            f"the draft tree has {pool} candidates, but the CUDA kernels choose among at most "
+            f"{MAX_CANDIDATES}; build with a smaller --draft-top-k or --draft-depth"
+        )
+    launch = OpLaunch(
+        kernel=Kernel("tree_select", "tree_select"),
+        grid=(batch, 1, 1),
+        block=min(_MAX_BLOCK, -(-pool // 32) * 32),
+        shared_bytes=nodes * ITEM_BYTES["int32"],
+        arguments=(*_POINTERS, pool, nodes, words),
+    )
+    return Lowering((launch,))

@@ -1,0 +1,57 @@
+"""The launch of VerifyInputs."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
+
+_BLOCK = 128
+_POINTERS = (
+    "tree_tokens",
+    "depths",
+    "tree_bits",
+    "count",
+    "length",
+    "root",
+    "done",
+    "limit",
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+    "page_table_full",
+    "page_table_sliding",
+    "token_ids",
+    "positions",
+    "row_start",
+    "row_slot",
+    "tree_start",
+    "ancestor_bits",
+    "write_slot_full",
+    "write_slot_sliding",
+    "logit_rows",
+    "row_temperature",
+    "row_top_k",
+    "row_top_p",
+    "row_seed",
+    "tree_count",
+)
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """One thread per row; sizes are arguments, so that buckets and trees share a kernel."""
+    shapes = {name: info.shape for name, info in request.tensors.items()}
+    rows, words = shapes["ancestor_bits"]
+    (batch,) = shapes["length"]
+    pages = [
+        shapes[name][1] if name in shapes else 0
+        for name in ("page_table_full", "page_table_sliding")
+    ]
+    page_size = int(request.attributes["page_size"])
+    launch = OpLaunch(
+        kernel=Kernel("verify_inputs", "verify_inputs"),
+        grid=(-(-rows // _BLOCK), 1, 1),
+        block=_BLOCK,
+        shared_bytes=0,
+        arguments=(*_POINTERS, batch, rows // batch, words, *pages, page_size),
+    )
+    return Lowering((launch,))

@@ -1,0 +1,149 @@
+"""VerifyInputs: the trees of a batch become the rows of one pass of the target."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.extend_inputs.op import pool_slot
+from specbuild.plugins_cuda.level_inputs.op import live_sequences
+from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.verify_inputs.lowering import lower
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _slots_within(depths: torch.Tensor, count: torch.Tensor, deepest: torch.Tensor) -> torch.Tensor:
+    """How many of the first ``count`` [B] slots stand no deeper than ``deepest`` [B]; 1 at least.
+
+    Slots stand in order of depth.
+    """
+    import torch
+
+    slot = torch.arange(depths.shape[1])
+    used = (slot < count.unsqueeze(1)) & (depths <= deepest.unsqueeze(1))
+    return used.sum(dim=1).clamp(min=1).int()
+
+
+def reference(
+    tree_tokens: torch.Tensor | None,
+    depths: torch.Tensor | None,
+    tree_bits: torch.Tensor | None,
+    count: torch.Tensor | None,
+    length: torch.Tensor,
+    root: torch.Tensor,
+    done: torch.Tensor,
+    limit: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    seed: torch.Tensor,
+    page_table_full: torch.Tensor | None,
+    page_table_sliding: torch.Tensor | None,
+    *,
+    page_size: int,
+) -> tuple[torch.Tensor, ...]:
+    """Slot i of sequence b is row b·N1 + i, T = B·N1; without a tree N1 = 1, the root alone.
+
+    ``tree_tokens``, ``depths`` [B, N1], ``tree_bits`` [B, N1, W] and ``count`` [B] are TreeSelect's
+    outputs; the token of slot 0 is ``root`` [B] instead. The row stands at position ``length`` +
+    depth and at view slot ``length`` + i. Slots whose token could not be emitted any more, i.e.
+    of a depth above limit − length − 2, are unused, as are those from ``count`` on; so every
+    position lies below ``limit``. ``page_table_full``, ``page_table_sliding`` [B, P] are those of
+    the target's cache groups, absent where it has none.
+
+    Returns token_ids [T], positions [T], row_start [B+1] (0, N1, 2·N1, … up to the last sequence
+    that is not ``done``), row_slot [T], tree_start [B] = length, ancestor_bits [T, W] (W = 1
+    without a tree), write_slot_full [T], write_slot_sliding [T] (unspecified without the table),
+    logit_rows [T] = 0, 1, …, row_temperature, row_top_k, row_top_p, row_seed [T] (the sequence's),
+    and tree_count [B]: the slots in use, for TreeAccept. An unused slot has token 0, depth 0 and
+    a write_slot in page 0. All slots of a ``done`` sequence are such, at length 0, with their own
+    bit, and its tree_count is 1.
+    """
+    import torch
+
+    batch = length.shape[0]
+    live = done == 0
+    start = torch.where(live, length, 0)
+    nodes = 1 if tree_tokens is None else tree_tokens.shape[1]
+    slot = torch.arange(nodes)
+    own = torch.where(slot // 32 == torch.arange(-(-nodes // 32)).unsqueeze(1), 1 << slot % 32, 0).T
+    own = torch.where(own >= 2**31, own - 2**32, own).int().expand(batch, -1, -1)
+    if tree_tokens is None or depths is None or tree_bits is None or count is None:
+        tree_tokens, depths, tree_bits = root.unsqueeze(1), torch.zeros(batch, 1).int(), own
+        count = torch.ones(batch, dtype=torch.int32)
+    tree_count = _slots_within(depths, count, limit - length - 2).where(live, 1)
+    used = (slot < tree_count.unsqueeze(1)) & live.unsqueeze(1)
+    tokens = torch.where(slot == 0, root.unsqueeze(1), tree_tokens)
+    row_slot = (start.unsqueeze(1) + slot).int()
+
+    def write_slots(table: torch.Tensor | None) -> torch.Tensor:
+        slots = torch.zeros(batch * nodes, dtype=torch.int32)
+        if table is not None:
+            for row in range(batch * nodes):
+                b, i = divmod(row, nodes)
+                slots[row] = pool_slot(
+                    table[b], int(row_slot[b, i]), page_size, row=row, live=bool(used[b, i])
+                )
+        return slots
+
+    def per_row(values: torch.Tensor) -> torch.Tensor:
+        return values.repeat_interleave(nodes)
+
+    return (
+        torch.where(used, tokens, 0).flatten().int(),
+        (start.unsqueeze(1) + torch.where(used, depths, 0)).flatten().int(),
+        (torch.arange(batch + 1) * nodes).clamp(max=nodes * live_sequences(done)).int(),
+        row_slot.flatten(),
+        start.int(),
+        torch.where(live[:, None, None], tree_bits, own).flatten(0, 1),
+        write_slots(page_table_full),
+        write_slots(page_table_sliding),
+        torch.arange(batch * nodes, dtype=torch.int32),
+        per_row(temperature),
+        per_row(top_k),
+        per_row(top_p),
+        per_row(seed),
+        tree_count,
+    )
+
+
+OP = OpSpec(
+    name="VerifyInputs",
+    doc="The trees and the state of a batch to the target's rows and their sampling parameters.",
+    inputs=(
+        TensorSpec("tree_tokens", "int32", ("B", "N1"), optional=True),
+        TensorSpec("depths", "int32", ("B", "N1"), optional=True),
+        TensorSpec("tree_bits", "int32", ("B", "N1", "W"), optional=True),
+        TensorSpec("count", "int32", ("B",), optional=True),
+        TensorSpec("length", "int32", ("B",)),
+        TensorSpec("root", "int32", ("B",)),
+        TensorSpec("done", "int32", ("B",)),
+        TensorSpec("limit", "int32", ("B",)),
+        TensorSpec("temperature", "float32", ("B",)),
+        TensorSpec("top_k", "int32", ("B",)),
+        TensorSpec("top_p", "float32", ("B",)),
+        TensorSpec("seed", "int32", ("B",)),
+        TensorSpec("page_table_full", "int32", ("B", "P_full"), optional=True),
+        TensorSpec("page_table_sliding", "int32", ("B", "P_sliding"), optional=True),
+    ),
+    outputs=(
+        TensorSpec("token_ids", "int32", ("T",)),
+        TensorSpec("positions", "int32", ("T",)),
+        TensorSpec("row_start", "int32", ("B1",)),
+        TensorSpec("row_slot", "int32", ("T",)),
+        TensorSpec("tree_start", "int32", ("B",)),
+        TensorSpec("ancestor_bits", "int32", ("T", "words")),
+        TensorSpec("write_slot_full", "int32", ("T",), optional=True),
+        TensorSpec("write_slot_sliding", "int32", ("T",), optional=True),
+        TensorSpec("logit_rows", "int32", ("T",)),
+        TensorSpec("row_temperature", "float32", ("T",)),
+        TensorSpec("row_top_k", "int32", ("T",)),
+        TensorSpec("row_top_p", "float32", ("T",)),
+        TensorSpec("row_seed", "int32", ("T",)),
+        TensorSpec("tree_count", "int32", ("B",)),
+    ),
+    attributes=(AttributeSpec("page_size", int),),
+    reference=reference,
+    lower=lower,
+)

@@ -1,0 +1,183 @@
+"""What a CUDA engine replays: programs of launches over buffers at fixed places. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+PLAN_FILE = "plan.json"
+
+# What a launch argument is: (0, buffer, byte offset), (1, int32), (2, bits of a float32) or, for
+# an optional tensor that is absent, (3,): a null pointer.
+POINTER, INT32, FLOAT32, NULL = 0, 1, 2, 3
+
+Space = Literal["weights", "cache", "state", "ring", "arena"]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Device memory by name, at a multiple of 256 bytes; a launch names it by its index.
+
+    ``weights``: the tensor of that name in ``weights.safetensors``. ``cache``: the pools of a cache
+    group, named ``cache:<group>``, bf16 [layers, 2 (K, V), pages, kv_heads, page_size, width],
+    zeros at first. ``state``: lives between programs, zeros at first. ``ring``: host memory that
+    the device writes, zeros at first. ``arena``: scratch of whatever program runs; there is one.
+    """
+
+    name: str
+    space: Space
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """An entry of a cubin file of the engine, and what the compiler said of it.
+
+    ``name`` is ``<op folder>/<file>:<entry>``. ``shared_bytes`` is static shared memory; what a
+    launch asks for comes on top. ``spill_bytes`` are stored and loaded again by every thread.
+    """
+
+    name: str
+    cubin: str
+    entry: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch; ``kernel`` indexes ``Plan.kernels``, ``op`` the program's ``ops``.
+
+    ``block`` threads along x, ``shared_bytes`` of dynamic shared memory. ``programmatic``: it may
+    start before the launch in front of it is done.
+    """
+
+    kernel: int
+    op: int
+    grid: tuple[int, int, int]
+    block: int
+    shared_bytes: int
+    arguments: tuple[tuple[int, ...], ...]
+    programmatic: bool
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A tensor of an op call: where it lies, packed, its shape and its element type.
+
+    ``dtype`` is ``bfloat16``, ``float32``, ``int32`` or ``uint8``.
+    """
+
+    buffer: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """An op that some launches compute: what the plan's interpreter and ``inspect`` read.
+
+    Tensors stand under their declared names; an absent optional one is left out, and an output
+    that aliases an input is bound to the same place.
+    """
+
+    op: str
+    attributes: dict[str, Any]
+    inputs: dict[str, Binding]
+    outputs: dict[str, Binding]
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """Bytes of the arena that hold something from op ``first`` to op ``last``, both included."""
+
+    offset: int
+    bytes: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """Launches that run in order, as one CUDA graph."""
+
+    ops: tuple[OpCall, ...]
+    launches: tuple[Launch, ...]
+    lifetimes: tuple[Lifetime, ...]
+
+
+@dataclass(frozen=True)
+class ProgramEntry:
+    """A program's file and what it is for.
+
+    ``prefill``: ``rows`` prompt rows of up to ``batch`` sequences. ``step``: one decoding step of
+    ``batch`` sequences with a tree of this shape (0, 0, 0: without a draft); ``rows`` rows of the
+    target. ``full_logits``: the target's logits are written and chosen from by Choose, as top-k
+    and top-p need it. ``score``: like prefill, with the kernels that decode and all logits.
+    """
+
+    name: str
+    file: str
+    kind: Literal["prefill", "step", "score"]
+    batch: int
+    rows: int
+    draft_top_k: int
+    draft_depth: int
+    draft_tokens: int
+    full_logits: bool
+    launches: int
+
+
+@dataclass(frozen=True)
+class Port:
+    """A tensor in a ``state`` or ``ring`` buffer that the host reads or writes, by name.
+
+    A program of fewer sequences or rows than the first axis has uses the first entries. B: the
+    sequences of the largest step program, N: depth of the deepest draft plus 1, C: captured
+    features, T: rows of the largest prefill program, W: words of ancestor bits, S: slots of the
+    ring, g: each cache group. bf16 where it is said, fp32 for temperatures, top_p, logits and
+    log-probabilities, int32 elsewhere. Ports of the draft are there only where there is one.
+
+    Sequences: ``length``, ``root``, ``limit``, ``done``, ``ignore_eos``, ``temperature``,
+    ``top_k``, ``top_p``, ``seed`` [B], ``eos_ids`` [8], ``step`` [1], ``page_table.<g>`` [B, P_g];
+    draft: ``pending_count`` [B], ``pending_tokens`` [B, N], ``pending_captured`` [B, N, C] bf16.
+
+    Prefill, inputs: ``prefill.token_ids``, ``.positions``, ``.row_slot``, ``.write_slot.<g>`` (the
+    target's groups) [T], ``.row_start`` [B + 1], ``.ancestor_bits`` [T, W], ``.tree_start``,
+    ``.logit_rows``, ``.temperature``, ``.top_k``, ``.top_p``, ``.seed``, ``.position`` [B]; draft:
+    ``.draft_token_ids`` (each row's next token), ``.draft_write_slot`` [T] (page 0 where the next
+    token is not known). Sequence b of ``row_start`` is slot b of the sequences above. Outputs:
+    ``prefill.choice``, ``prefill.logprob`` [B], ``prefill.last_captured`` [B, C] bf16: the captured
+    features of ``logit_rows``.
+
+    Score takes the ports of prefill with ``score.logit_rows`` [R] in place of its own, and gives
+    ``score.logits`` [R, V] and ``score.captured`` [rows of the largest score program, C] bf16; a
+    program of T rows gives min(T, R) rows of logits.
+
+    Ring: ``ring.tokens``, ``ring.logprobs`` [S, B, N], ``ring.accepted``, ``ring.count`` [S, B],
+    ``ring.step`` [S].
+    """
+
+    name: str
+    buffer: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``plan.json``: what all programs share. Programs are files of their own, read on use.
+
+    ``driver_version`` is the least CUDA version that the driver must have, 13000 for 13.0.
+    """
+
+    gpu: str
+    multiprocessors: int
+    driver_version: int
+    buffers: tuple[Buffer, ...]
+    kernels: tuple[CompiledKernel, ...]
+    ports: tuple[Port, ...]
+    programs: tuple[ProgramEntry, ...]

@@ -1,0 +1,147 @@
+"""Runs the CUDA kernels of an op on the CPU: compiled by g++, every thread a fiber.
+
+What the emulator shows: indexing, masks, reductions, barriers, ring protocols, and every byte that
+is written. What it cannot show: races between warps, memory ordering, speed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import specbuild.plugins_cuda as package
+from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch
+from specbuild.plugins_cuda.opspec import OpSpec
+
+ROOT = Path(package.__path__[0])
+HEADER = Path(__file__).parent / "emulated" / "cuda_emulation.h"
+GUARD_BYTES = 256
+POISON = 0xFF
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def has_compiler() -> bool:
+    """Whether kernels can be emulated here."""
+    return shutil.which("g++") is not None
+
+
+class Guarded:
+    """Bytes for a kernel, aligned to 256, with poisoned bytes around them."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._memory = np.full(nbytes + 3 * GUARD_BYTES, POISON, np.uint8)
+        self._start = GUARD_BYTES + -(self._memory.ctypes.data + GUARD_BYTES) % GUARD_BYTES
+        self.data = self._memory[self._start : self._start + nbytes]
+
+    @property
+    def address(self) -> int:
+        """Where the bytes begin."""
+        return self._memory.ctypes.data + self._start
+
+    def untouched(self) -> bool:
+        """Whether nothing was written outside."""
+        before, after = self._memory[: self._start], self._memory[self._start + len(self.data) :]
+        return bool((before == POISON).all() and (after == POISON).all())
+
+
+def guarded(array: np.ndarray) -> Guarded:
+    """A copy of an array."""
+    memory = Guarded(array.nbytes)
+    memory.data[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return memory
+
+
+def run_lowering(
+    op: OpSpec, lowering: Lowering, inputs: Arrays, outputs: Arrays
+) -> dict[str, np.ndarray]:
+    """The outputs by name after every launch ran, in order.
+
+    ``inputs`` hold what is present, bf16 as uint16; ``outputs`` give shape and type of each output
+    and are poisoned first. AssertionError where a kernel wrote past an array, changed an input
+    that no output aliases, or left a zeroed workspace otherwise.
+    """
+    aliased = dict(op.aliases)
+    memory = {name: guarded(array) for name, array in inputs.items()}
+    for name, array in outputs.items():
+        memory[name] = memory[aliased[name]] if name in aliased else Guarded(array.nbytes)
+    for workspace in lowering.workspaces:
+        memory[workspace.name] = Guarded(workspace.nbytes)
+        if workspace.zeroed:
+            memory[workspace.name].data[:] = 0
+    for launch in lowering.launches:
+        emulate(launch, memory)
+    for name, place in memory.items():
+        assert place.untouched(), f"{op.name}: a kernel wrote outside of {name}"
+    for name, array in inputs.items():
+        if name not in aliased.values():
+            same = memory[name].data == np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            assert same.all(), f"{op.name}: a kernel changed its input {name}"
+    for workspace in lowering.workspaces:
+        left = memory[workspace.name].data
+        assert not workspace.zeroed or not left.any(), f"{workspace.name} was not left zero"
+    return {
+        name: memory[name].data.view(array.dtype).reshape(array.shape)
+        for name, array in outputs.items()
+    }
+
+
+def emulate(launch: OpLaunch, memory: Mapping[str, Guarded]) -> None:
+    """Runs one launch; a name without memory is an absent tensor (a null pointer)."""
+    assert launch.shared_bytes <= 227 * 1024, launch
+    assert launch.block <= 1024, launch
+    holders: list[Any] = []
+    for argument in launch.arguments:
+        if argument is None or isinstance(argument, str):
+            place = None if argument is None else memory.get(argument)
+            holders.append(ctypes.c_void_p(None if place is None else place.address))
+        elif isinstance(argument, float):
+            holders.append(ctypes.c_float(argument))
+        else:
+            holders.append(ctypes.c_int32(argument))
+    pointers = (ctypes.c_void_p * len(holders))(*[ctypes.addressof(h) for h in holders])
+    grid = (ctypes.c_uint * 3)(*launch.grid)
+    entry = _compiled(launch.kernel)
+    assert entry(grid, ctypes.c_uint(launch.block), pointers) == 0, (
+        f"{launch.kernel.folder}.{launch.kernel.entry}: deadlock"
+    )
+
+
+@cache
+def _build_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="specbuild-emulation-"))
+
+
+@cache
+def _compiled(kernel: Kernel) -> Any:
+    source = ROOT / kernel.folder / kernel.file
+    text = (
+        f'#include "{source}"\n'
+        'extern "C" int run_kernel(const unsigned* grid, unsigned block, void** arguments) {\n'
+        f"  return emulation::launch({kernel.entry}, grid, block, arguments);\n"
+        "}\n"
+    )
+    name = hashlib.sha256(repr(kernel).encode()).hexdigest()[:24]
+    path = _build_folder() / f"{name}.cpp"
+    path.write_text(text)
+    library = path.with_suffix(".so")
+    subprocess.run(
+        [
+            # Without -fno-gnu-unique a static of an inline function is one for all libraries.
+            "g++", "-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-gnu-unique",
+            "-ffp-contract=off",
+            "-DSPECBUILD_EMULATE", *[f"-D{name}={value}" for name, value in kernel.constants],
+            "-include", str(HEADER), str(path), "-o", str(library),
+        ],
+        check=True,
+    )  # fmt: skip
+    return ctypes.CDLL(str(library)).run_kernel

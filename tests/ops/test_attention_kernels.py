@@ -1,0 +1,299 @@
+"""The attention kernels, emulated: a token's bits do not depend on what shares its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from emulation import has_compiler, run_lowering
+
+from specbuild.builder.backends.cuda.kernel_case import SMALL_TARGET, bits, values
+from specbuild.plugins_cuda.launches import LoweringRequest, Phase, Tactic, TensorInfo
+from specbuild.plugins_cuda.paged_tree_attention.op import OP
+from specbuild.runtime.errors import SpecbuildError
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+
+Ints = tuple[int, ...]
+TREE_SLOTS = 7
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens by position: bf16 bits of q [n, Hq, D], k and v [n, Hkv, D]."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+
+    @classmethod
+    def drawn(cls, length: int, geometry: Geometry, seed: int) -> Text:
+        """Random tokens."""
+        generator = torch.Generator().manual_seed(seed)
+        heads = (geometry.kv_heads * geometry.group, geometry.kv_heads, geometry.kv_heads)
+        drawn = [torch.randn(length, n, geometry.width, generator=generator) for n in heads]
+        return cls(*(bits(tensor.bfloat16()) for tensor in drawn))
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The layer: what a lowering is told beside the launch."""
+
+    kv_heads: int = 1
+    group: int = 3
+    width: int = 16
+    page_size: int = 16
+    window: int = 0
+    words: int = 2
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Slots in use and rows of one sequence: which token stands in a slot, which slots are rows.
+
+    ``lineages[i]`` are the tree bits of row i.
+    """
+
+    text: Text
+    tokens: Ints
+    tree_start: int
+    rows: Ints
+    lineages: tuple[Ints, ...] = ()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Sequences that are attended together."""
+
+    geometry: Geometry
+    sequences: Sequence[Branch]
+    padding_rows: int = 0
+    pages: int = 13
+    tactic: Tactic = field(default_factory=dict)
+    phase: Phase = "decode"
+    seed: int = 0
+
+    def attended(self) -> list[np.ndarray]:
+        """The result's bits [rows, Hq, D] of each sequence."""
+        inputs = self._inputs()
+        shapes = {name: TensorInfo(array.shape, _dtype(array)) for name, array in inputs.items()}
+        attributes = {"scale": self.geometry.width**-0.5, "window": self.geometry.window}
+        tensors = {**shapes, "attended": shapes["q"]}
+        assert OP.lower is not None
+        lowering = OP.lower(
+            LoweringRequest(tensors, attributes, self.phase, SMALL_TARGET, self.tactic)
+        )
+        result = run_lowering(OP, lowering, inputs, {"attended": inputs["q"]})["attended"]
+        return np.split(result, inputs["row_start"][1:])[: len(self.sequences)]
+
+    def _inputs(self) -> dict[str, np.ndarray]:
+        shape, rng = self.geometry, np.random.default_rng(self.seed)
+        size = shape.page_size
+        needed = [-(-len(sequence.tokens) // size) for sequence in self.sequences]
+        pages = 1 + rng.permutation(sum(needed)).astype(np.int32)
+        table = np.zeros((len(needed), 1, max(self.pages, *needed)), np.int32)
+        # NaN wherever nothing was written.
+        pool = np.full((len(pages) + 1, shape.kv_heads, size, shape.width), 0x7FC0, np.uint16)
+        k, v = pool, pool.copy()
+        q, slots, words = [], [], []
+        for index, sequence in enumerate(self.sequences):
+            mine = pages[sum(needed[:index]) : sum(needed[: index + 1])]
+            table[index, 0, : len(mine)] = mine
+            oldest = self._oldest(sequence)
+            for slot, token in enumerate(sequence.tokens):
+                if slot >= oldest:
+                    k[mine[slot // size], :, slot % size] = sequence.text.k[token]
+                    v[mine[slot // size], :, slot % size] = sequence.text.v[token]
+            for row, slot in enumerate(sequence.rows):
+                q.append(sequence.text.q[sequence.tokens[slot]])
+                slots.append(slot)
+                lineage = sequence.lineages[row] if sequence.lineages else ()
+                words.append(sum(1 << bit for bit in lineage))
+        counts = [len(sequence.rows) for sequence in self.sequences]
+        total = len(q) + self.padding_rows
+        all_q = np.full((total, shape.kv_heads * shape.group, shape.width), 0x7FC0, np.uint16)
+        all_q[: len(q)] = q
+        row_slot, ancestors = np.zeros(total, np.int32), np.zeros((total, shape.words), np.uint32)
+        row_slot[: len(q)] = slots
+        for word in range(shape.words):
+            ancestors[: len(q), word] = [w >> (32 * word) & 0xFFFFFFFF for w in words]
+        sinks = np.linspace(-1, 1, shape.kv_heads * shape.group).astype(np.float32)
+        return {
+            "q": all_q,
+            "k_pool": k,
+            "v_pool": v,
+            "page_table": table,
+            "row_start": np.cumsum([0, *counts]).astype(np.int32),
+            "row_slot": row_slot,
+            "tree_start": np.array([s.tree_start for s in self.sequences], np.int32),
+            "ancestor_bits": ancestors.view(np.int32),
+            "sinks": sinks,
+        }
+
+    def _oldest(self, sequence: Branch) -> int:
+        """The first slot that a windowed layer still holds: a ring overwrites what is older."""
+        if not self.geometry.window or not sequence.rows:
+            return 0
+        first = min(*sequence.rows, sequence.tree_start)
+        return max(0, first - self.geometry.window + 1)
+
+
+def _dtype(array: np.ndarray) -> str:
+    return {"uint16": "bfloat16"}.get(array.dtype.name, array.dtype.name)
+
+
+def alone(text: Text, position: int) -> Branch:
+    """The token is decoded after all of its past was committed."""
+    return Branch(text, tuple(range(position + 1)), position + 1, (position,))
+
+
+def refed(text: Text, position: int, rows: int) -> Branch:
+    """The token is the last of a chain of rows."""
+    first = max(0, position + 1 - rows)
+    return Branch(text, tuple(range(position + 1)), position + 1, tuple(range(first, position + 1)))
+
+
+def node(text: Text, position: int, decoys: Ints) -> Branch:
+    """The token is the last node of a path of three, at tree slots 0, 3 and 5; decoys between."""
+    start = position - 2
+    tokens = (*range(start), start, *decoys[:2], start + 1, decoys[2], start + 2, decoys[3])
+    lineages = ((0,), (0, 1), (0, 2), (0, 3), (0, 3, 4), (0, 3, 5), (0, 1, 6))
+    return Branch(text, tokens, start, tuple(range(start, start + TREE_SLOTS)), lineages)
+
+
+def wide_node(text: Text, position: int) -> Branch:
+    """The token stands behind 34 decoys, so that its bits lie in two words; 5 rows."""
+    start = position - 1
+    tokens = (*range(start), start, *[0] * 34, start + 1)
+    lineages = ((0,), (0, 7), (0, 7, 9), (0, 34), (0, 35))
+    rows = tuple(start + lineage[-1] for lineage in lineages)
+    return Branch(text, tokens, start, rows, lineages)
+
+
+def expected(geometry: Geometry, text: Text, position: int) -> np.ndarray:
+    """Dense attention of one token in float64 → [Hq, D]."""
+    first = max(0, position - geometry.window + 1) if geometry.window else 0
+    q, k, v = (
+        values(array, torch.bfloat16).astype(np.float64)
+        for array in (text.q[position], text.k[first : position + 1], text.v[first : position + 1])
+    )
+    k, v = (np.repeat(array, geometry.group, axis=1) for array in (k, v))
+    scores = np.einsum("hd,shd->hs", q, k) * geometry.width**-0.5
+    sinks = np.linspace(-1, 1, len(q))
+    weights = np.exp(scores) / (np.exp(scores).sum(1) + np.exp(sinks))[:, None]
+    return np.einsum("hs,shd->hd", weights, v)
+
+
+POSITIONS = (0, 1, 33, 63, 64, 65, 66, 127, 128, 160)
+
+
+@pytest.mark.parametrize("window", [0, 5, 128])
+def test_a_token_has_the_same_bits_alone_in_a_chain_in_a_tree_and_in_a_batch(window: int) -> None:
+    """In every launch shape, at every alignment, with ancestors in scattered slots."""
+    shape = Geometry(window=window)
+    text, other = Text.drawn(165, shape, 1), Text.drawn(165, shape, 2)
+    for position in POSITIONS:
+        single = alone(text, position)
+        bystander = node(other, 40, (3, 4, 5, 6))
+        launches = {
+            "chain": Launch(shape, [refed(text, position, 4)]),
+            "long chain": Launch(shape, [refed(text, position, 9)], padding_rows=3, seed=1),
+            "batch": Launch(shape, [bystander, alone(other, 90), single], seed=2),
+        }
+        if position >= 2:
+            tree = node(text, position, (164, 163, 0, 162))
+            batch = [alone(other, 7), tree, bystander, refed(other, 33, 2)]
+            launches |= {
+                "tree": Launch(shape, [tree], seed=3),
+                "tree, more rows a warp": Launch(shape, [tree], padding_rows=4, seed=7),
+                "tree and rows": Launch(shape, [tree, bystander], tactic={"stages": 2}, seed=4),
+                "tree in a batch": Launch(shape, batch, padding_rows=1, seed=5),
+            }
+            launches["two words"] = Launch(shape, [wide_node(text, position)], seed=6)
+        wanted = Launch(shape, [single]).attended()[0][-1]
+        np.testing.assert_allclose(
+            values(wanted, torch.bfloat16), expected(shape, text, position), atol=1e-2, rtol=2e-2
+        )
+        for name, launch in launches.items():
+            sequence = next(i for i, s in enumerate(launch.sequences) if s.text is text)
+            rows = launch.attended()[sequence]
+            row = {"tree": 5, "two words": 4}.get(name, 5 if "tree" in name else -1)
+            np.testing.assert_array_equal(rows[row], wanted, err_msg=f"{name} at {position}")
+
+
+@pytest.mark.parametrize("position", [1040, 4095, 4096, 4500])
+def test_bits_do_not_depend_on_how_the_context_is_cut(position: int) -> None:
+    """32 slots of 128 keys: beyond 4096 keys some have more than one chunk."""
+    shape = Geometry(page_size=64, group=2)
+    pages = 72
+    text = Text.drawn(position + 2, shape, 3)
+    sequences = [
+        alone(text, position),
+        refed(text, position, 3),
+        node(text, position, (0, 1, 2, 3)),
+    ]
+
+    def attended(tactic: Tactic, *branches: Branch) -> list[np.ndarray]:
+        padding = len(branches) - 1
+        launch = Launch(shape, branches, pages=pages, tactic=tactic, padding_rows=padding)
+        return launch.attended()
+
+    wanted = [attended({"context_ctas": 1}, sequence)[0] for sequence in sequences]
+    dense = expected(shape, text, position)
+    for rows, row in zip(wanted, (-1, -1, 5), strict=True):
+        np.testing.assert_array_equal(rows[row], wanted[0][0])
+        np.testing.assert_allclose(values(rows[row], torch.bfloat16), dense, atol=1e-2, rtol=2e-2)
+    for ctas, stages in ((1, 2), (2, 2), (4, 4), (32, 3)):
+        tactic = {"context_ctas": ctas, "stages": stages}
+        for sequence, rows in zip(sequences, wanted, strict=True):
+            np.testing.assert_array_equal(attended(tactic, sequence)[0], rows, err_msg=str(tactic))
+        tree, single = attended(tactic, sequences[2], sequences[0])
+        np.testing.assert_array_equal(tree, wanted[2], err_msg=f"tree in a batch, {tactic}")
+        np.testing.assert_array_equal(single, wanted[0], err_msg=f"single in a batch, {tactic}")
+
+
+@pytest.mark.parametrize("geometry", [Geometry(), Geometry(group=8, width=64, page_size=64)])
+@pytest.mark.parametrize("window", [0, 40])
+def test_prefill_does_not_depend_on_where_a_prompt_is_cut(geometry: Geometry, window: int) -> None:
+    shape = replace(geometry, window=window)
+    text, other = Text.drawn(150, shape, 4), Text.drawn(60, shape, 5)
+
+    def chunk(begin: int, end: int) -> Branch:
+        return Branch(text, tuple(range(end)), end, tuple(range(begin, end)))
+
+    whole = Launch(shape, [chunk(0, 150)], phase="prefill").attended()[0]
+    for position in (0, 1, 63, 64, 101, 149):
+        np.testing.assert_allclose(
+            values(whole[position], torch.bfloat16),
+            expected(shape, text, position),
+            atol=1e-2,
+            rtol=2e-2,
+        )
+    parts = []
+    for begin, end in ((0, 17), (17, 64), (64, 65), (65, 150)):
+        beside = [Branch(other, tuple(range(21)), 21, tuple(range(2, 21))), chunk(begin, end)]
+        launch = Launch(shape, beside, phase="prefill", padding_rows=2, seed=end)
+        parts.append(launch.attended()[1])
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_what_no_kernel_does_is_refused() -> None:
+    shape = Geometry()
+    launch = Launch(shape, [alone(Text.drawn(4, shape, 6), 3)])
+    tensors = {n: TensorInfo(a.shape, _dtype(a)) for n, a in launch._inputs().items()}
+    tensors["attended"] = tensors["q"]
+    attributes = {"scale": 0.25, "window": 0}
+    assert OP.lower is not None
+
+    def refuses(match: str, **changes: TensorInfo) -> None:
+        assert OP.lower is not None
+        with pytest.raises(SpecbuildError, match=match):
+            OP.lower(LoweringRequest({**tensors, **changes}, attributes))
+
+    refuses("selected slots", selected=TensorInfo((1, 4), "int32"))
+    refuses("bfloat16", q=TensorInfo((1, 3, 16), "float32"))
+    refuses("equal widths", v_pool=TensorInfo((2, 1, 16, 8), "bfloat16"))
+    refuses("query heads", q=TensorInfo((1, 9, 16), "bfloat16"))

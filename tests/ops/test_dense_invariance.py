@@ -1,0 +1,206 @@
+"""A row's result of a dense kernel is the same, bit for bit, alone and in any batch.
+
+The two halves of K nearly cancel, so that an fp32 sum in another order still differs after it is
+rounded to bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from emulation import has_compiler, run_lowering
+
+from specbuild.builder.backends.cuda.kernel_case import bits
+from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
+from specbuild.plugins_cuda.linear.streaming import MOST_ROWS, slices_of
+from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.errors import SpecbuildError
+
+Tensors = dict[str, torch.Tensor]
+
+K, VOCAB, ROWS = 1120, 336, 40
+HALF = 544
+TARGET = Target(multiprocessors=3)
+_NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "int32"}
+# Rows of the whole batch that a launch takes, in its order.
+BATCHES: tuple[Sequence[int], ...] = ([17], [3, 17, 5], range(9, 20), range(ROWS))
+# Tactics that take another form of the kernel, for a few rows of the batch.
+STREAMED: dict[str, Sequence[int]] = {"ring": range(20, 25), "many": range(30, 35)}
+STAGED: dict[str, Sequence[int]] = {"staged": range(20, 25)}
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+
+
+def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape) + len(shape))
+    return (torch.randn(*shape, generator=generator) * scale).bfloat16()
+
+
+def cancelling(*shape: int) -> torch.Tensor:
+    """Values over K that repeat in its second half."""
+    values = normal(*shape, K)
+    values[..., HALF : 2 * HALF] = values[..., :HALF]
+    return values
+
+
+def weight(rows: int) -> torch.Tensor:
+    """A packed weight whose second half takes away what the first adds, but for a 256th."""
+    values = normal(rows // 16, K // 32, 512, scale=K**-0.5)
+    half = HALF // 32
+    values[:, half:] /= 256
+    values[:, half : 2 * half] -= values[:, :half]
+    return values
+
+
+def run(
+    name: str, inputs: Tensors, outputs: Tensors, tactic: Tactic | None = None, **attributes: Any
+) -> dict[str, np.ndarray]:
+    op = op_named(name)
+    tensors = {
+        n: TensorInfo(tuple(t.shape), _NAMES[t.dtype]) for n, t in (inputs | outputs).items()
+    }
+    given, blank = ({n: bits(t) for n, t in some.items()} for some in (inputs, outputs))
+    assert op.lower is not None
+    request = LoweringRequest(tensors, attributes, "decode", TARGET, tactic or {})
+    return run_lowering(op, op.lower(request), given, blank)
+
+
+def assert_same_for_every_batch(
+    name: str,
+    shared: Tensors,
+    by_row: Tensors,
+    outputs: Tensors,
+    forms: Mapping[str, Sequence[int]],
+    **attributes: Any,
+) -> None:
+    """Runs every batch, and parts of it in other forms; ``outputs`` are those of one row."""
+    seen: dict[tuple[str, int], np.ndarray] = {}
+
+    def check(rows: Sequence[int], tactic: Tactic | None) -> None:
+        inputs = shared | {n: t[list(rows)] for n, t in by_row.items()}
+        blank = {n: t.repeat(len(rows), *[1] * (t.ndim - 1)) for n, t in outputs.items()}
+        got = run(name, inputs, blank, tactic, **attributes)
+        for output in outputs:
+            for place, row in enumerate(rows):
+                known = seen.setdefault((output, row), got[output][place])
+                np.testing.assert_array_equal(got[output][place], known, err_msg=f"{output} {row}")
+
+    for rows in BATCHES:
+        check(rows, None)
+    check(range(20), {"ctas": 2})
+    check(range(15, 20), {"loads": 4})
+    for form, rows in forms.items():
+        check(rows, {form: 1})
+        check(range(ROWS), {form: 0})
+
+
+@needs_compiler
+def test_linear() -> None:
+    assert_same_for_every_batch(
+        "Linear",
+        {"weight": weight(432), "bias": normal(432) / 256},
+        {"x": cancelling(ROWS), "residual": normal(ROWS, 432) / 256},
+        {"y": normal(1, 432)},
+        STREAMED,
+    )
+
+
+@needs_compiler
+def test_swiglu() -> None:
+    assert_same_for_every_batch(
+        "RmsSwiglu",
+        {"norm": cancelling(), "gate_up": weight(144)},
+        {"x": cancelling(ROWS)},
+        {"h": normal(1, 72)},
+        STREAMED,
+        eps=1e-5,
+    )
+
+
+@needs_compiler
+def test_head() -> None:
+    assert_same_for_every_batch(
+        "RmsHead",
+        {"x": cancelling(ROWS), "norm": cancelling(), "weight": weight(VOCAB)},
+        {"logit_rows": torch.arange(ROWS, dtype=torch.int32)},
+        {"logits": torch.zeros(1, VOCAB)},
+        STAGED,
+        eps=1e-5,
+        rounding="gpt_oss",
+    )
+
+
+@needs_compiler
+def test_head_choose() -> None:
+    assert_same_for_every_batch(
+        "HeadChoose",
+        {"x": cancelling(ROWS), "norm": cancelling(), "weight": weight(VOCAB)},
+        {
+            "logit_rows": torch.arange(ROWS, dtype=torch.int32),
+            "temperature": torch.tensor([0.0, 1.0] * (ROWS // 2)),
+            "seed": torch.arange(ROWS, dtype=torch.int32),
+            "position": torch.arange(100, 100 + ROWS, dtype=torch.int32),
+        },
+        {"choice": torch.zeros(1, dtype=torch.int32), "logprob": torch.zeros(1)},
+        STAGED,
+        eps=1e-5,
+        rounding="llama",
+    )
+
+
+@needs_compiler
+@pytest.mark.parametrize("normed", [True, False])
+def test_qkv(normed: bool) -> None:
+    """The written keys and values too: every row has a slot of its own."""
+    heads, kv_heads, width, page_size = 3, 1, 32, 16
+    pages = 2 + ROWS // page_size
+    angles = torch.randn(64, width // 2, generator=torch.Generator().manual_seed(1))
+    pool = (pages, kv_heads, page_size, width)
+    shared = {"weight": weight(160), "cos": angles.cos(), "sin": angles.sin(),
+              "k_pool": normal(*pool), "v_pool": normal(*pool)}  # fmt: skip
+    if normed:
+        shared |= {"norm": cancelling(), "bias": normal(160) / 256}
+    slots = page_size + torch.arange(ROWS, dtype=torch.int32)
+    by_row = {
+        "x": cancelling(ROWS),
+        "positions": torch.arange(ROWS, dtype=torch.int32) % 64,
+        "write_slot": slots,
+    }
+    seen: dict[tuple[str, int], np.ndarray] = {}
+    for rows in BATCHES:
+        inputs = shared | {n: t[list(rows)] for n, t in by_row.items()}
+        outputs = {
+            "q": normal(len(rows), heads, width),
+            "k_pool_out": shared["k_pool"],
+            "v_pool_out": shared["v_pool"],
+        }
+        sizes = {"q_heads": heads, "kv_heads": kv_heads, "eps": 1e-5}
+        got = run("RmsQkvRope", inputs, outputs, None, **sizes)
+        for place, row in enumerate(rows):
+            page, offset = divmod(int(slots[row]), page_size)
+            results = {"q": got["q"][place]}
+            results |= {n: got[n][page, :, offset] for n in ("k_pool_out", "v_pool_out")}
+            for name, result in results.items():
+                known = seen.setdefault((name, row), result)
+                np.testing.assert_array_equal(result, known, err_msg=f"{name} {row}")
+
+
+def test_slices_follow_from_the_width_alone() -> None:
+    blocks = {2880: 15, 4096: 16, 5760: 15, 8640: 15, 17280: 15, 192: 6, 32: 1}
+    assert {width: slices_of(width // 32) for width in blocks} == blocks
+
+
+def test_a_launch_of_too_many_rows_is_refused() -> None:
+    rows = MOST_ROWS + 1
+    inputs = {"x": normal(rows, 32), "weight": normal(1, 1, 512)}
+    with pytest.raises(SpecbuildError, match=f"Linear: {rows} rows"):
+        run("Linear", inputs, {"y": normal(rows, 16)})
+
+
+def test_a_tactic_of_another_version_is_refused() -> None:
+    inputs = {"x": normal(1, 32), "weight": normal(1, 1, 512)}
+    with pytest.raises(SpecbuildError, match="the tactic names depth"):
+        run("Linear", inputs, {"y": normal(1, 16)}, {"depth": 3})

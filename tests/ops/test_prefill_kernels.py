@@ -1,0 +1,244 @@
+"""The prefill GEMMs: the form of their panels, the sort by expert, and what a row depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from emulation import Guarded, emulate, guarded, has_compiler, run_lowering
+from kernel_parameters import tensor_parameters
+
+import specbuild.plugins_cuda as package
+from specbuild.builder.backends.cuda.kernel_case import SMALL_TARGET, KernelCase, bits, kernel_case
+from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, TensorInfo
+from specbuild.plugins_cuda.linear.cases import linear
+from specbuild.plugins_cuda.opspec import OpSpec
+from specbuild.plugins_cuda.prefill_gemm import (
+    MOST_COLUMNS,
+    Gemm,
+    likeliest_columns,
+    ring_bytes,
+    stages_for,
+)
+from specbuild.plugins_cuda.registry import op_named
+from specbuild.plugins_cuda.rms_moe.cases import Layer
+from specbuild.plugins_cuda.rms_moe.prefill import lower_prefill as lower_moe
+from specbuild.plugins_cuda.rms_qkv_rope.cases import project
+from specbuild.plugins_cuda.rms_swiglu.cases import swiglu
+from specbuild.runtime.errors import SpecbuildError
+
+emulated = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+PREFILL_OPS = ("Linear", "RmsQkvRope", "RmsSwiglu", "RmsMoe")
+
+
+def outputs(drawn: KernelCase, tactic: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """What the prefill kernels write, as bits."""
+    lowering = drawn.lowering("prefill", SMALL_TARGET, tactic)
+    inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
+    wanted = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
+    return run_lowering(drawn.op, lowering, inputs, wanted)
+
+
+def some_rows(drawn: KernelCase, rows: slice) -> KernelCase:
+    """The case with these rows alone."""
+
+    def cut(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        per_row = {"x", "residual", "positions", "write_slot", "y", "h", "q"}
+        return {n: t[rows] if n in per_row else t for n, t in tensors.items()}
+
+    inputs = cut(drawn.inputs)
+    if "row_start" in inputs:
+        inputs["row_start"] = torch.tensor([0, inputs["x"].shape[0]], dtype=torch.int32)
+    return replace(drawn, inputs=inputs, outputs=cut(drawn.outputs))
+
+
+CHUNKS: list[Any] = [
+    ("Linear", linear(75, 144, 96, bias=True, residual=True), "y"),
+    ("RmsQkvRope", project(75, 96), "q"),
+    ("RmsSwiglu", swiglu(75, 96, 72), "h"),
+    ("RmsMoe", Layer(rows=75, hidden=96, inner=96, experts=6, top_k=3).case("chunk"), "y"),
+]
+
+
+@emulated
+@pytest.mark.parametrize(("name", "case", "output"), CHUNKS, ids=[c[0] for c in CHUNKS])
+@pytest.mark.parametrize("wgmma", [0, 1])
+def test_a_row_depends_on_no_other_row_and_on_no_tile(
+    name: str, case: Any, output: str, wgmma: int
+) -> None:
+    drawn = kernel_case(op_named(name), case)
+    whole = outputs(drawn, {"wgmma": wgmma})[output]
+    narrow = outputs(drawn, {"columns": 32, "wgmma": wgmma})[output]
+    np.testing.assert_array_equal(narrow, whole)
+    for rows in (slice(0, 1), slice(37, 62)):
+        alone = outputs(some_rows(drawn, rows), {"wgmma": wgmma})[output]
+        np.testing.assert_array_equal(alone, whole[rows])
+    assert np.unique(whole).size > whole.size // 100
+
+
+@emulated
+@pytest.mark.parametrize("columns", [64, 96])
+def test_panels_are_what_their_header_says(columns: int) -> None:
+    """A value's place, by the words of prefill_panel.cuh, one value at a time."""
+    drawn = kernel_case(op_named("Linear"), linear(11, 16, columns))
+    x = bits(drawn.inputs["x"])
+    launch = drawn.lowering("prefill", SMALL_TARGET).launches[0]
+    rows, panels = 16, -(-columns // 64)
+    memory = {"x": guarded(x), "workspace_panels": Guarded(panels * rows * 128)}
+    emulate(launch, memory)
+    written = memory["workspace_panels"].data.view(np.uint16).reshape(panels, rows, 8, 8)
+    for row in range(11):
+        for k in range(panels * 64):
+            group, pair = k % 32 // 8, k % 8 // 2
+            chunk = k % 64 // 32 * 4 + pair
+            got = written[k // 64, row, chunk ^ row % 8, 2 * group + k % 2]
+            assert got == (x[row, k] if k < columns else 0), (row, k)
+    assert (written[:, 11:] == 0xFFFF).all()
+
+
+def sort_launch(rows: int, experts: int, top_k: int, columns: int) -> tuple[Lowering, int]:
+    layer = Layer(rows=rows, hidden=32, inner=32, experts=experts, top_k=top_k)
+    tensors = {
+        "x": TensorInfo((rows, 32), "bfloat16"),
+        "gate_up_bias": TensorInfo((experts, 64), "bfloat16"),
+        "row_start": TensorInfo((2,), "int32"),
+    }
+    attributes = layer.attributes()
+    lowering = lower_moe(
+        LoweringRequest(tensors, attributes, "prefill", tactic={"columns": columns})
+    )
+    panels = next(w for w in lowering.workspaces if w.name == "workspace_rows")
+    return lowering, panels.nbytes // 128
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("rows", "live", "experts", "top_k", "columns", "skew"),
+    [
+        (1, 1, 1, 1, 16, 0.0),
+        (300, 0, 4, 2, 16, 0.0),
+        (300, 277, 8, 3, 32, 0.0),
+        (700, 700, 32, 4, 256, 0.0),
+        (600, 600, 40, 4, 64, 2.0),
+        (513, 511, 128, 4, 48, 1.0),
+    ],
+)
+def test_the_sort_places_every_row_once(
+    rows: int, live: int, experts: int, top_k: int, columns: int, skew: float
+) -> None:
+    rng = np.random.default_rng(rows + experts)
+    lowering, panel_rows = sort_launch(rows, experts, top_k, columns)
+    noise = rng.gumbel(size=(rows, experts)) - skew * np.arange(experts)
+    chosen = np.sort(np.argsort(-noise, axis=1)[:, :top_k], axis=1).astype(np.int32)
+    chosen[live:] = 10**6
+    sizes = {w.name: w.nbytes for w in lowering.workspaces}
+    memory = {
+        "row_start": guarded(np.array([0, live], np.int32)),
+        "workspace_chosen": guarded(chosen),
+        "workspace_position": Guarded(sizes["workspace_position"]),
+        "workspace_tiles": Guarded(sizes["workspace_tiles"]),
+    }
+    emulate(lowering.launches[1], memory)
+    assert all(place.untouched() for place in memory.values())
+    position = memory["workspace_position"].data.view(np.int32).reshape(rows, top_k)[:live]
+    tiles = memory["workspace_tiles"].data.view(np.int32)
+    count, *taken = tiles[:3]
+    assert taken == [0, 0]
+    table = tiles[4:].reshape(-1, 4)[:count, :3]
+
+    owner = np.full(panel_rows, -1)
+    for expert, first, size in table:
+        assert first % 8 == 0
+        assert 0 < size <= columns
+        assert first + -(-size // 16) * 16 <= panel_rows
+        assert (owner[first : first + size] == -1).all()
+        owner[first : first + size] = expert
+    np.testing.assert_array_equal(owner[position], chosen[:live])
+    assert np.unique(position).size == position.size == (owner >= 0).sum()
+    for expert in range(experts):
+        here = position[chosen[:live] == expert]
+        assert (np.diff(here) == 1).all()
+        widths = table[table[:, 0] == expert][:, 2]
+        assert len(widths) == -(-here.size // columns)
+    assert (np.diff(table[:, 1]) > 0).all()
+
+
+@pytest.mark.parametrize("name", PREFILL_OPS)
+def test_parameters_follow_the_declaration(name: str) -> None:
+    op = op_named(name)
+    folder = Path(package.__path__[0]) / op.reference.__module__.split(".")[-2]
+    order = {t.name: i for i, t in enumerate((*op.inputs, *op.outputs))}
+    entries = tensor_parameters((folder / "prefill.cu").read_text())
+    seen = set()
+    for entry, names in entries.items():
+        known = [n for n in names if not n.startswith("workspace")]
+        assert set(known) <= set(order), entry
+        assert [order[n] for n in known] == sorted(order[n] for n in known), entry
+        seen |= set(known)
+    assert seen == set(order) - {output for output, _ in op.aliases}
+
+
+@pytest.mark.parametrize("columns", range(16, MOST_COLUMNS + 1, 16))
+def test_rings_fill_shared_memory_and_no_more(columns: int) -> None:
+    for staging in (40, 72):
+        stages = stages_for(columns, staging)
+        assert stages >= 4
+        assert ring_bytes(columns, staging, stages) <= 227 * 1024 - 2048
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64, 255, 1024, 2048])
+def test_the_chosen_tile_wastes_few_columns(rows: int) -> None:
+    for row_tiles in (1, 180, 320, 2160):
+        columns = likeliest_columns(rows, row_tiles, 132)
+        gemm = Gemm(rows, 90, row_tiles, columns, staging=72)
+        assert columns % 16 == 0
+        assert gemm.panel_rows - rows < max(16, columns)
+        assert gemm.panel_rows <= max(16, 1.25 * rows)
+
+
+def linear_request(**changes: Any) -> LoweringRequest:
+    tensors = {
+        "x": TensorInfo((64, 96), "bfloat16"),
+        "weight": TensorInfo((4, 3, 512), "bfloat16"),
+    }
+    return replace(LoweringRequest(tensors, {}, "prefill"), **changes)
+
+
+def lower(op: OpSpec, request: LoweringRequest) -> Lowering:
+    assert op.lower is not None
+    return op.lower(request)
+
+
+@pytest.mark.parametrize("columns", [8, 24, 272, -16])
+def test_a_tile_that_no_kernel_has_is_refused(columns: int) -> None:
+    with pytest.raises(SpecbuildError, match=rf"{columns} tokens, expected a multiple of 16"):
+        lower(op_named("Linear"), linear_request(tactic={"columns": columns}))
+
+
+def test_a_weight_of_another_width_is_refused() -> None:
+    tensors = {**linear_request().tensors, "x": TensorInfo((64, 128), "bfloat16")}
+    with pytest.raises(SpecbuildError, match="packed for rows of 96 values, x has 128"):
+        lower(op_named("Linear"), linear_request(tensors=tensors))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gating": "sigmoid_norm"}, "'sigmoid_norm'.*only 'softmax_selected'"),
+        ({"top_k": 9}, "top 9 of 16 experts, expected 1 to 8"),
+    ],
+)
+def test_a_router_that_no_kernel_has_is_refused(changes: dict[str, Any], message: str) -> None:
+    tensors = {
+        "x": TensorInfo((64, 96), "bfloat16"),
+        "gate_up_bias": TensorInfo((16, 64), "bfloat16"),
+        "row_start": TensorInfo((3,), "int32"),
+    }
+    attributes = {**Layer().attributes(), **changes}
+    with pytest.raises(SpecbuildError, match=message):
+        lower_moe(LoweringRequest(tensors, attributes, "prefill"))

@@ -1,0 +1,354 @@
+"""RmsMoe: the packed form of MXFP4 weights, the kernels' batch invariance, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from emulation import has_compiler, run_lowering
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbuild.builder.backends.cuda.kernel_case import SMALL_TARGET, bits
+from specbuild.builder.models.gpt_oss import MoeBlock, RmsNorm
+from specbuild.plugins_cuda.cases import Arrays
+from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
+from specbuild.plugins_cuda.moe.op import expert_weight
+from specbuild.plugins_cuda.rms_moe.cases import Layer
+from specbuild.plugins_cuda.rms_moe.op import OP, reference, router_input
+from specbuild.plugins_cuda.rms_moe.packing import (
+    down_steps,
+    gate_up_steps,
+    pack_down,
+    pack_gate_up,
+    pack_gate_up_bias,
+    tile_bytes,
+    unpack_down,
+    unpack_gate_up,
+    unpack_gate_up_bias,
+)
+from specbuild.runtime.errors import SpecbuildError
+
+emulated = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+NAMES = {torch.bfloat16: "bfloat16", torch.int32: "int32", torch.uint8: "uint8"}
+
+
+def mxfp4(seed: int, experts: int, rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (experts, rows, width)
+    blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(1, 129, shape, generator=generator, dtype=torch.uint8)
+    return blocks, scales
+
+
+# -- packing ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 33), st.integers(0, 1000))
+def test_packing_loses_nothing(experts: int, tiles: int, width: int, seed: int) -> None:
+    blocks, scales = mxfp4(seed, experts, 16 * tiles, width)
+    packed = pack_gate_up(blocks, scales)
+    assert packed.shape == (experts, tiles, tile_bytes(gate_up_steps(32 * width)))
+    for restored, original in zip(unpack_gate_up(packed), (blocks, scales), strict=True):
+        assert torch.equal(restored, original)
+    packed = pack_down(blocks, scales)
+    assert packed.shape == (experts, 2 * tiles, tile_bytes(down_steps(32 * width)))
+    for restored, original in zip(unpack_down(packed, 32 * width), (blocks, scales), strict=True):
+        assert torch.equal(restored, original)
+
+
+def test_biases_are_packed_by_tiles() -> None:
+    bias = torch.arange(64).view(2, 32)
+    packed = pack_gate_up_bias(bias)
+    assert packed[0, :16].tolist() == [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15]
+    assert torch.equal(unpack_gate_up_bias(packed), bias)
+
+
+def decoded_tile(tile: np.ndarray, steps: int) -> np.ndarray:
+    """The 16 mma rows of a packed tile as floats [16, 32·steps], by the header's own words."""
+    out = np.empty((16, 32 * steps))
+    for step in range(steps):
+        stage, place = divmod(step, 15)
+        count = min(15, steps - 15 * stage)
+        start = 4096 * stage
+        words = tile[start + 256 * place : start + 256 * (place + 1)].view(np.uint32)
+        scales = tile[start + 256 * count : start + 256 * (count + 1)].reshape(16, 16)
+        for lane in range(32):
+            for half in range(2):
+                word = int(words[2 * lane + half])
+                row = lane // 4 + 8 * half
+                pairs = [
+                    word & 0x81C081C0,
+                    word << 6 & 0x81C081C0,
+                    (word >> 4 | word << 28) & 0x81C081C0,
+                    (word << 2 & 0x80C080C0) | (word >> 6 & 0x01000100),
+                ]
+                bf16 = np.array([p >> 16 * i & 0xFFFF for p in pairs for i in range(2)], np.uint32)
+                values = (bf16 << 16).view(np.float32).astype(float)
+                column = 32 * step + 8 * (lane % 4)
+                factor = 2.0 ** (int(scales[row, place]) - 1)
+                out[row, column : column + 8] = values * factor
+    return out
+
+
+@pytest.mark.parametrize("width", [2, 16, 18])
+def test_codes_stand_where_the_kernels_take_them(width: int) -> None:
+    blocks, scales = mxfp4(5, 1, 32, width)
+    wanted = expert_weight(blocks, scales)[0].T.double().numpy()
+    gate_up = pack_gate_up(blocks, scales)[0].numpy()
+    for j in range(2):
+        tile = decoded_tile(gate_up[j], width)
+        np.testing.assert_array_equal(tile[:8], wanted[16 * j : 16 * j + 16 : 2])
+        np.testing.assert_array_equal(tile[8:], wanted[16 * j + 1 : 16 * j + 16 : 2])
+    down = pack_down(blocks, scales)[0].numpy()
+    for j in range(4):
+        tile = decoded_tile(down[j], width // 2).reshape(2, 8, width // 2, 32)
+        rows = wanted[8 * j : 8 * j + 8].reshape(8, width // 2, 2, 32)
+        np.testing.assert_array_equal(tile[0], rows[:, :, 0])
+        np.testing.assert_array_equal(tile[1], rows[:, :, 1])
+
+
+def test_weights_that_do_not_fit_are_refused() -> None:
+    blocks, scales = mxfp4(0, 1, 16, 2)
+    with pytest.raises(SpecbuildError, match=r"scale of 2\^2, expected at most 2\^1"):
+        pack_gate_up(blocks, torch.full_like(scales, 129))
+    with pytest.raises(SpecbuildError, match="8 rows, expected a multiple of 16"):
+        pack_gate_up(blocks[:, :8], scales[:, :8])
+    with pytest.raises(SpecbuildError, match=r"scales \(1, 16, 1\)"):
+        pack_down(blocks, scales[..., :1])
+
+
+# -- reference ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_reference_is_the_models_block(dtype: torch.dtype) -> None:
+    """The portable graph's modules, on the unpacked weights."""
+    layer = Layer(rows=6, hidden=96, inner=64, experts=8, top_k=4)
+    x, norm, router, router_bias, gate_up, b1, down, b2, row_start = (
+        torch.from_numpy(array) for array in layer.arrays(np.random.default_rng(1))
+    )  # fmt: skip
+    geometry: Any = SimpleNamespace(
+        hidden=96, expert_inner=64, experts=8, experts_per_token=4, swiglu_limit=7.0,
+        expert_format="mxfp4",
+    )  # fmt: skip
+    block, rms = MoeBlock(geometry).to(dtype), RmsNorm(96, 1e-5).to(dtype)
+    gate_up_blocks, gate_up_scales = unpack_gate_up(gate_up)
+    down_blocks, down_scales = unpack_down(down, 64)
+    rms.load_state_dict({"weight": norm})
+    block.load_state_dict({
+        "router.weight": router, "router.bias": router_bias,
+        "experts.gate_up_proj_blocks": gate_up_blocks,
+        "experts.gate_up_proj_scales": gate_up_scales,
+        "experts.gate_up_proj_bias": unpack_gate_up_bias(b1),
+        "experts.down_proj_blocks": down_blocks, "experts.down_proj_scales": down_scales,
+        "experts.down_proj_bias": b2,
+    })  # fmt: skip
+    x = x.to(dtype)
+    with torch.no_grad():
+        wanted = x + block(rms(x))
+    weights = (t.to(dtype) for t in (norm, router, router_bias))
+    got = reference(
+        x, *weights, gate_up, b1.to(dtype), down, b2.to(dtype), row_start,
+        **OP.complete(layer.attributes()),
+    )  # fmt: skip
+    torch.testing.assert_close(
+        got, wanted, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=0.0
+    )
+
+
+# -- kernels in the emulator --------------------------------------------------------------------
+
+
+def inputs_of(arrays: Arrays) -> dict[str, torch.Tensor]:
+    tensors = {}
+    for spec, array in zip(OP.inputs, arrays, strict=True):
+        assert array is not None
+        tensor = torch.from_numpy(array)
+        tensors[spec.name] = tensor.bfloat16() if tensor.dtype == torch.float32 else tensor
+    return tensors
+
+
+def request_of(
+    inputs: dict[str, torch.Tensor], layer: Layer, target: Target, tactic: Tactic | None = None
+) -> LoweringRequest:
+    tensors = {name: TensorInfo(tuple(t.shape), NAMES[t.dtype]) for name, t in inputs.items()}
+    tensors["y"] = tensors["x"]
+    return LoweringRequest(
+        tensors, OP.complete(layer.attributes()), target=target, tactic=tactic or {}
+    )
+
+
+def emulated_y(
+    inputs: dict[str, torch.Tensor],
+    layer: Layer,
+    tactic: Tactic | None = None,
+    target: Target = SMALL_TARGET,
+) -> np.ndarray:
+    """The bits of y."""
+    assert OP.lower is not None
+    lowering = OP.lower(request_of(inputs, layer, target, tactic))
+    arrays = {name: bits(tensor) for name, tensor in inputs.items()}
+    return run_lowering(OP, lowering, arrays, {"y": bits(inputs["x"])})["y"]
+
+
+def row_of(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
+    """The same layer over one of the rows."""
+    row_start = torch.tensor([0, 1], dtype=torch.int32)
+    return {**inputs, "x": inputs["x"][row : row + 1], "row_start": row_start}
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("layer", "alone"),
+    [
+        (Layer(rows=21, popular=True, hidden=512, inner=96, top_k=3), (0, 20)),
+        # Activations of all rows do not fit into shared memory; those of one row do.
+        (Layer(rows=100, hidden=1056, top_k=2), (0, 99)),
+        (Layer(rows=41, inner=1056, top_k=4), (7, 40)),
+    ],
+    ids=["one expert's passes", "gathered x", "gathered h"],
+)
+def test_a_row_does_not_depend_on_the_others(layer: Layer, alone: tuple[int, ...]) -> None:
+    inputs = inputs_of(layer.arrays(np.random.default_rng(2)))
+    together = emulated_y(inputs, layer)
+    for row in alone:
+        single = emulated_y(row_of(inputs, row), layer)
+        np.testing.assert_array_equal(single[0], together[row])
+
+
+@emulated
+def test_tactics_and_targets_give_the_same_bits() -> None:
+    layer = Layer(rows=10, hidden=160, inner=96, top_k=3, popular=True)
+    inputs = inputs_of(layer.arrays(np.random.default_rng(3)))
+    wanted = emulated_y(inputs, layer)
+    for warps, stages, pass_rows in ((10, 3, 16), (16, 2, 8)):
+        tactic = {
+            "warps": warps, "stages": stages, "pass_rows": pass_rows, "spread": 1,
+            "down_warps": warps, "beside": 0,
+        }  # fmt: skip
+        np.testing.assert_array_equal(emulated_y(inputs, layer, tactic), wanted, str(tactic))
+    other = emulated_y(inputs, layer, target=Target(multiprocessors=7))
+    np.testing.assert_array_equal(other, wanted)
+
+
+@emulated
+def test_stages_that_share_slots_give_the_same_bits() -> None:
+    """Fewer slots than stages, more tiles than warps, and a tail; against the private rings."""
+    layer = Layer(rows=2, hidden=128, inner=1056, top_k=4)
+    inputs = inputs_of(layer.arrays(np.random.default_rng(6)))
+    spread = {
+        "warps": 12, "stages": 2, "pass_rows": 8, "spread": 1, "down_warps": 10, "beside": 1,
+    }  # fmt: skip
+    shared = {**spread, "spread": 0, "down_warps": 12}
+    request = request_of(inputs, layer, SMALL_TARGET, shared)
+    assert OP.lower is not None
+    constants = dict(OP.lower(request).launches[2].kernel.constants)
+    units = 4 * int(constants["OWNED_TILES"])
+    assert int(constants["WARPS"]) < units
+    assert int(constants["SLOTS"]) < 2 * units
+    wanted = emulated_y(inputs, layer, spread)
+    np.testing.assert_array_equal(emulated_y(inputs, layer, shared), wanted)
+
+
+@emulated
+def test_a_row_that_is_not_finite_harms_no_other() -> None:
+    layer = Layer(rows=3)
+    inputs = inputs_of(layer.arrays(np.random.default_rng(4)))
+    clean = emulated_y(inputs, layer)
+    inputs["x"][1] = torch.nan
+    harmed = emulated_y(inputs, layer)
+    np.testing.assert_array_equal(harmed[[0, 2]], clean[[0, 2]])
+
+
+@emulated
+def test_equal_logits_choose_the_lower_expert() -> None:
+    """Experts 0 and 1 tie for the last place; only expert 0 may count."""
+    layer = Layer(rows=2, experts=4, top_k=2)
+    inputs = inputs_of(layer.arrays(np.random.default_rng(5)))
+    inputs["router_weight"][:] = 0
+    inputs["router_bias"][:] = torch.tensor([1.0, 1.0, -3.0, 2.0])
+    before = emulated_y(inputs, layer)
+    inputs["down_bias"][1] += 1000
+    np.testing.assert_array_equal(emulated_y(inputs, layer), before)
+    inputs["down_bias"][0] += 1000
+    assert (emulated_y(inputs, layer) != before).all()
+
+
+# -- declaration and refusals -------------------------------------------------------------------
+
+
+def real_request(rows: int, experts: int) -> LoweringRequest:
+    def bf16(*shape: int) -> TensorInfo:
+        return TensorInfo(shape, "bfloat16")
+
+    tensors = {
+        "x": bf16(rows, 2880), "norm": bf16(2880),
+        "router_weight": bf16(experts, 2880), "router_bias": bf16(experts),
+        "gate_up": TensorInfo((experts, 360, 24576), "uint8"),
+        "gate_up_bias": bf16(experts, 5760),
+        "down": TensorInfo((experts, 360, 12288), "uint8"), "down_bias": bf16(experts, 2880),
+        "row_start": TensorInfo((3,), "int32"), "y": bf16(rows, 2880),
+    }  # fmt: skip
+    attributes = OP.complete({"eps": 1e-5, "top_k": 4})
+    return LoweringRequest(tensors, attributes)
+
+
+@pytest.mark.parametrize("experts", [32, 128])
+@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16, 32, 64, 128, 256])
+def test_every_bucket_of_gpt_oss_has_tactics_that_fit(rows: int, experts: int) -> None:
+    request = real_request(rows, experts)
+    assert OP.tactics is not None
+    assert OP.lower is not None
+    candidates = OP.tactics(request)
+    assert len(candidates) > 2
+    for tactic in candidates:
+        launches = OP.lower(replace(request, tactic=tactic)).launches
+        # Beside the dynamic memory: 1 KiB for every CTA, and static memory up to a multiple.
+        gate_up, down = (launch.shared_bytes + 2 * 1024 for launch in launches[1:3])
+        multiprocessor = request.target.shared_bytes_per_block + 1024
+        assert max(gate_up, down) <= multiprocessor
+        assert 2 * gate_up > multiprocessor
+        assert gate_up + down <= multiprocessor if tactic["beside"] else 2 * down > multiprocessor
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": 257}, "257 rows, expected at most 256"),
+        ({"tactic": {"warps": 3, "stages": 2, "pass_rows": 8, "spread": 0}}, "got tactic"),
+        ({"gating": "sigmoid_norm"}, "know only 'softmax_selected'"),
+        ({"top_k": 9}, "at most 8 experts a row"),
+        ({"x": TensorInfo((1, 2880), "float32")}, "x is float32"),
+        ({"down": TensorInfo((32, 2880, 90, 16), "uint8")}, "weights packed by"),
+    ],
+)
+def test_what_the_kernels_cannot_compute_is_refused(change: dict[str, Any], message: str) -> None:
+    request = real_request(change.get("rows", 1), 32)
+    ((name, value),) = change.items()
+    if name in request.tensors:
+        request = replace(request, tensors={**request.tensors, name: value})
+    elif name in request.attributes:
+        request = replace(request, attributes={**request.attributes, name: value})
+    elif name == "tactic":
+        request = replace(request, tactic=value)
+    assert OP.lower is not None
+    with pytest.raises(SpecbuildError, match=message):
+        OP.lower(request)
+
+
+def test_router_logits_are_rounded_once() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, norm = torch.randn(3, 64, generator=generator).bfloat16(), torch.ones(64).bfloat16()
+    weight = torch.randn(4, 64, generator=generator).bfloat16()
+    bias = torch.randn(4, generator=generator).bfloat16()
+    normed, logits = router_input(x, norm, weight, bias, 1e-5)
+    exact = normed.double() @ weight.double().T + bias.double()
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, logits.bfloat16().float())
+    assert ((logits - exact).abs() <= exact.abs() * 2**-8).all()

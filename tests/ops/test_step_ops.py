@@ -1,0 +1,217 @@
+"""The ops of a device-resident step, together, against a speculative decoder of plain lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from device_step import RING, Arrays, DeviceStep, RunOp
+from emulation import has_compiler, run_lowering
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from step_world import Sequence, World, grow
+
+from specbuild.builder.backends.cuda.kernel_case import SMALL_TARGET, bits, values
+from specbuild.plugins_cuda.advance.cases import PLAIN_CASES
+from specbuild.plugins_cuda.cases import Case
+from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
+from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.errors import SpecbuildError
+
+NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "int32"}
+EOS = (3, 17)
+SHAPES = ((1, 1, 1), (1, 4, 4), (3, 3, 7), (2, 4, 9), (4, 2, 6), (3, 1, 3), (3, 4, 12))
+
+
+def reference(
+    name: str, inputs: Mapping[str, torch.Tensor | None], attributes: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    op = op_named(name)
+    assert set(inputs) <= {spec.name for spec in op.inputs}
+    results: Any = op.reference(*(inputs.get(s.name) for s in op.inputs), **op.complete(attributes))
+    results = results if isinstance(results, tuple) else (results,)
+    return {s.name: t for s, t in zip(op.outputs, results, strict=True) if t is not None}
+
+
+def by_reference(
+    name: str, inputs: Mapping[str, np.ndarray | None], attributes: Mapping[str, Any]
+) -> Arrays:
+    tensors = {n: None if a is None else torch.from_numpy(a) for n, a in inputs.items()}
+    return {n: t.numpy().copy() for n, t in reference(name, tensors, attributes).items()}
+
+
+def by_kernels(
+    name: str, inputs: Mapping[str, np.ndarray | None], attributes: Mapping[str, Any]
+) -> Arrays:
+    """The op's kernels in the emulator; the reference gives the shapes of its outputs."""
+    op = op_named(name)
+    bf16 = {spec.name for spec in op.inputs if spec.dtype == "T"}
+    tensors = {
+        n: torch.from_numpy(a).bfloat16() if n in bf16 else torch.from_numpy(a)
+        for n, a in inputs.items()
+        if a is not None
+    }
+    outputs = reference(name, tensors, attributes)
+    infos = {n: TensorInfo(tuple(t.shape), NAMES[t.dtype]) for n, t in (tensors | outputs).items()}
+    assert op.lower is not None
+    request = LoweringRequest(infos, op.complete(attributes), target=SMALL_TARGET)
+    got = run_lowering(
+        op,
+        op.lower(request),
+        {n: bits(t) for n, t in tensors.items()},
+        {n: bits(t) for n, t in outputs.items()},
+    )
+    return {n: values(got[n], t.dtype).copy() for n, t in outputs.items()}
+
+
+def sequences_of(world: World, rng: np.random.Generator) -> list[Sequence]:
+    """Prompts with the first token after them, limits that fall in the middle of a step."""
+    made = []
+    for b in range(3):
+        known = rng.integers(0, world.vocab, 2 + 5 * b).tolist()
+        known.append(world.next_token(tuple(known)))
+        limit = len(known) + int(rng.integers(4, 30))
+        made.append(Sequence(world, known, limit, frozenset(EOS if b else ())))
+    return made
+
+
+def check_step(device: DeviceStep, sequences: list[Sequence], ring: Arrays, steps: int) -> None:
+    state = device.state
+    for b, sequence in enumerate(sequences):
+        assert bool(state["done"][b]) == sequence.done
+        assert (state["length"][b], state["root"][b]) == (sequence.length, sequence.known[-1])
+    assert ring["ring_step"] == steps == state["step"][0]
+    for b in range(len(sequences), device.batch):
+        assert (state["length"][b], state["done"][b], ring["ring_count"][b]) == (0, 1, 0)
+
+
+def check_tree(
+    device: DeviceStep, b: int, world: World, context: tuple[int, ...], shape: tuple[int, int, int]
+) -> None:
+    """The pool is that of the algorithm; the tree's nodes are its best."""
+    pool = grow(world, context, shape[0], shape[1])
+    found = device.last_pool
+    assert found["pool_tokens"][b].tolist() == [node.context[-1] for node in pool]
+    assert found["pool_parents"][b].tolist() == [node.parent for node in pool]
+    np.testing.assert_allclose(found["pool_scores"][b], [n.score for n in pool], atol=1e-4)
+    tree = device.last_tree
+    assert int(tree["count"][b]) == shape[2] + 1
+    spelled = {(): 0}
+    for slot in range(1, shape[2] + 1):
+        words = tree["ancestor_bits"][b, slot]
+        path = [j for j in range(1, slot + 1) if int(words[j // 32]) >> (j % 32) & 1]
+        spelled[tuple(tree["tree_tokens"][b, path].tolist())] = slot
+    ranked = sorted(range(len(pool)), key=lambda i: (-pool[i].score, i))[: shape[2]]
+    assert set(spelled) - {()} == {pool[i].context[len(context) :] for i in ranked}
+
+
+def decode(run: RunOp, seed: int, *, steps: int) -> list[Sequence]:
+    """Steps of changing shapes, now and then one or two without a draft."""
+    world, rng = World(seed), np.random.default_rng(seed)
+    sequences = sequences_of(world, rng)
+    device = DeviceStep(world, run, batch=4, room=8, pages=20)
+    device.state["eos_ids"][: len(EOS)] = EOS
+    for b, sequence in enumerate(sequences):
+        device.admit(b, list(sequence.known), sequence.limit, ignore_eos=not sequence.eos)
+    plain = 0
+    for number in range(1, steps + 1):
+        fits = int(device.state["pending_count"].max()) < 8
+        plain = plain + 1 if fits and plain < 2 and rng.random() < 0.3 else 0
+        shape = None if plain else SHAPES[int(rng.integers(len(SHAPES)))]
+        before = [tuple(s.known) for s in sequences]
+        lively = [not s.done for s in sequences]
+        ring = device.step(shape)
+        for b, sequence in enumerate(sequences):
+            context = tuple(sequence.known)
+            tokens, accepted = sequence.step(shape)
+            count = int(ring["ring_count"][b])
+            assert ring["ring_tokens"][b, :count].tolist() == tokens
+            assert ring["ring_accepted"][b] == accepted
+            said = [world.logprob((*context, *tokens[:i])) for i in range(len(tokens))]
+            np.testing.assert_allclose(ring["ring_logprobs"][b, :count], said, rtol=1e-6)
+            if shape is not None and lively[b]:
+                check_tree(device, b, world, before[b], shape)
+        check_step(device, sequences, ring, number)
+    return sequences
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**31))
+def test_references_decode_as_plain_lists_do(seed: int) -> None:
+    for sequence in decode(by_reference, seed, steps=14):
+        start = len(sequence.known) - len(sequence.emitted)
+        for i in range(start, len(sequence.known)):
+            assert sequence.known[i] == sequence.world.next_token(tuple(sequence.known[:i]))
+
+
+def test_the_decoder_meets_what_it_should() -> None:
+    """Long and empty accepted paths, ends of sequences, limits: all happen in these steps."""
+    ends = [s for seed in range(12) for s in decode(by_reference, seed, steps=14)]
+    assert any(s.emitted[-1] in s.eos for s in ends)
+    assert any(len(s.known) == s.limit for s in ends)
+    assert any(len(s.emitted) > 20 for s in ends)
+
+
+@pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_kernels_decode_as_plain_lists_do(seed: int) -> None:
+    decode(by_kernels, seed, steps=8)
+
+
+@pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+@pytest.mark.parametrize("case", PLAIN_CASES, ids=lambda case: case.name)
+def test_advance_without_a_draft(case: Case) -> None:
+    op = op_named("Advance")
+    arrays = case.make(np.random.default_rng(5))
+    inputs = {s.name: a for s, a in zip(op.inputs, arrays, strict=True)}
+    wanted, got = (run("Advance", inputs, case.attributes) for run in (by_reference, by_kernels))
+    assert set(got) == set(wanted) == {
+        f"{name}_out" for name in ("length", "root", "done", "step", "ring_tokens",
+                                   "ring_logprobs", "ring_accepted", "ring_count", "ring_step")
+    }  # fmt: skip
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(got[name], array, err_msg=name)
+
+
+def test_the_oldest_rows_go_where_the_draft_has_no_room() -> None:
+    world = World(4)
+    device = DeviceStep(world, by_reference, batch=1, room=3, pages=20)
+    known = [5, 6]
+    known.append(world.next_token(tuple(known)))
+    device.admit(0, known, 40, ignore_eos=True)
+    for _ in range(RING + 1):
+        device.step(None)
+        known.append(world.next_token(tuple(known)))
+    assert device.state["pending_count"][0] == 3
+    assert device.state["pending_tokens"][0].tolist() == known[-3:]
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "message"),
+    [
+        ("Advance", {"path": (2, 9), "accepted": (2,)}, "paths of 9 slots"),
+        ("LevelInputs", {"pool_tokens": (2, 11)}, "a pool of 11"),
+        ("ExtendInputs", {"pending_captured": (2, 3, 12)}, "rows of 24 bytes"),
+    ],
+)
+def test_lowering_refuses_what_does_not_fit(
+    name: str, sizes: Mapping[str, tuple[int, ...]], message: str
+) -> None:
+    op = op_named(name)
+    axes = {"B": 2, "T": 6, "BK": 6, "T0": 6, "FK": 9, "K": 3, "M": 12, "H": 16, "C": 16, "W": 1}
+    axes |= {"P": 4, "D1": 3, "DM1": 3, "S": 4, "BM": 2, "R1": 3, "B1": 3, "words": 1}
+    shapes = {
+        s.name: tuple(int(a) if a.isdigit() else axes[a] for a in s.axes)
+        for s in (*op.inputs, *op.outputs)
+    }
+    dtypes = {s.name: "bfloat16" if s.dtype == "T" else s.dtype for s in (*op.inputs, *op.outputs)}
+    infos = {n: TensorInfo(sizes.get(n, shape), dtypes[n]) for n, shape in shapes.items()}
+    attributes = {"page_size": 4, "level": 2, "depth": 2, "last": 0, "extended": 1}
+    known = {a.name for a in op.attributes}
+    given_attributes = {n: v for n, v in attributes.items() if n in known}
+    assert op.lower is not None
+    with pytest.raises(SpecbuildError, match=message):
+        op.lower(LoweringRequest(infos, op.complete(given_attributes)))
