@@ -6,9 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
+import torch
 
 from specbuild.builder import graphs
-from specbuild.builder.backends.cpu.lowering import CPU_PASSES
+from specbuild.builder.backend_lowering import LoweringRun, lower_cpu, lower_cuda
+from specbuild.builder.backends.cuda.nvrtc import SUPPORTED_GPUS, require_supported
+from specbuild.builder.backends.cuda.report import CudaReport
+from specbuild.builder.backends.cuda.support import require_cuda_support
 from specbuild.builder.checkpoint.draft import DraftCheckpoint, read_draft
 from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
 from specbuild.builder.config import BuildOptions
@@ -23,9 +27,8 @@ from specbuild.builder.engine_writer import (
 )
 from specbuild.builder.limits import EnginePlan, context_warnings, plan_engine, windowed_draft
 from specbuild.builder.passes.metadata import clear_metadata
-from specbuild.builder.passes.pipeline import PassResult, run_passes
+from specbuild.builder.passes.pipeline import PassResult
 from specbuild.builder.passes.portable import portable_bytes
-from specbuild.builder.passes.weights import Recipe, recipe_of
 from specbuild.builder.progress import Progress
 from specbuild.builder.weight_sources import WeightSources
 from specbuild.runtime.errors import SpecbuildError
@@ -35,43 +38,76 @@ _REPORT_FILE = "build_report.json"
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What a build did: passes by role, and bytes written; equal for equal builds."""
+    """What a build did: passes by role, bytes written, and what a GPU will run.
+
+    Equal for equal builds.
+    """
 
     passes: tuple[PassResult, ...]
     weight_bytes: int
     graph_bytes: dict[str, int]
     warnings: tuple[str, ...]
+    cuda: CudaReport | None = None
 
 
-def build(options: BuildOptions, progress: Progress) -> BuildReport:
+Checkpoints = tuple[TargetCheckpoint, DraftCheckpoint | None]
+
+
+def build(
+    options: BuildOptions, progress: Progress, *, checkpoints: Checkpoints | None = None
+) -> BuildReport:
     """Builds the engine directory ``options.output``.
 
+    ``checkpoints`` stand for what ``options.model`` and ``options.draft`` would be read as.
     Raises SpecbuildError for a wrong option, checkpoint or disk; nothing is left behind then.
     """
     output = options.output.resolve()
+    device = _device(options)
     _require_apart(options, output)
     require_replaceable(output, force=options.force)
-    target, draft, plan = _read(options, progress)
+    target, draft, plan = _settled(options, checkpoints or _read(options, progress))
     warnings = (*target.warnings, *(draft.warnings if draft else ()))
     for warning in warnings:
         progress.note(f"warning: {warning}")
-    models = _export(target, draft, plan, progress)
+    sources = WeightSources(target, draft)
+    models = _export(sources, plan, _activations(options, sources), progress)
     portable = _portable(models) if options.keep_onnx else {}
-    results = _lower(models, options.dump_passes, progress)
-    weights = _collect_weights(models)
-    size = weight_bytes(weights)
-    progress.note(f"the engine stores {size / 1e6:.1f} MB of weights (fp32)")
+    run = LoweringRun(device, options.dump_passes, progress)
+    if options.backend == "cuda":
+        lowered = lower_cuda(models, plan, sources, run)
+    else:
+        lowered = lower_cpu(models, plan, run)
+    size = weight_bytes(lowered.weights)
+    progress.note(f"the engine stores {size / 1e6:.1f} MB of weights")
     require_space(output.parent, size)
-    lowered = {graph_file(role): portable_bytes(model) for role, model in models.items()}
     report = BuildReport(
-        tuple(results), size, {name: len(data) for name, data in lowered.items()}, warnings
+        passes=lowered.passes,
+        weight_bytes=size,
+        graph_bytes={
+            graph_file(role): len(lowered.files[graph_file(role)]) for role in lowered.models
+        },
+        warnings=warnings,
+        cuda=lowered.cuda,
     )
-    parts = BuiltParts(target, draft, plan, models, weights, warnings)
+    parts = BuiltParts(
+        target, draft, lowered.plan, lowered.models, lowered.weights, warnings, device
+    )
     with staged_engine(output, force=options.force) as folder:
-        _write(folder, parts, {**portable, **lowered}, report, progress)
+        _write(folder, parts, {**portable, **lowered.files}, report, progress)
         progress.start("reading back", 1, "step")
         folder.seal(engine_manifest(options, parts, folder.stored_files()))
     return report
+
+
+def _device(options: BuildOptions) -> str:
+    """What the engine is built for: ``cpu``, or the GPU architecture."""
+    if options.backend == "cuda":
+        gpu = options.gpu or SUPPORTED_GPUS[0]
+        require_supported(gpu)
+        return gpu
+    if options.gpu is not None:
+        raise SpecbuildError(f"--gpu {options.gpu} needs --backend cuda")
+    return options.backend
 
 
 def _require_apart(options: BuildOptions, output: Path) -> None:
@@ -83,41 +119,55 @@ def _require_apart(options: BuildOptions, output: Path) -> None:
             )
 
 
-def _read(
-    options: BuildOptions, progress: Progress
-) -> tuple[TargetCheckpoint, DraftCheckpoint | None, EnginePlan]:
+def _read(options: BuildOptions, progress: Progress) -> Checkpoints:
     progress.start("reading checkpoints", 1, "step")
     target = read_target(options.model, strict=options.strict)
     if options.draft is None:
-        return target, None, plan_engine(options, target.geometry, None)
-    draft = read_draft(options.draft, target.geometry, strict=options.strict)
-    geometry = windowed_draft(draft.geometry, options)
+        return target, None
+    return target, read_draft(options.draft, target.geometry, strict=options.strict)
+
+
+def _settled(
+    options: BuildOptions, checkpoints: Checkpoints
+) -> tuple[TargetCheckpoint, DraftCheckpoint | None, EnginePlan]:
+    """The checkpoints and the sizes that the options give them."""
+    target, draft = checkpoints
+    if draft is not None:
+        draft = replace(draft, geometry=windowed_draft(draft.geometry, options))
+    geometry = draft.geometry if draft else None
+    if options.backend == "cuda":
+        require_cuda_support(target.geometry, geometry)
     plan = plan_engine(options, target.geometry, geometry)
-    warnings = (*draft.warnings, *context_warnings(geometry, plan.limits))
-    return target, replace(draft, geometry=geometry, warnings=warnings), plan
+    if draft is not None and geometry is not None:
+        warnings = (*draft.warnings, *context_warnings(geometry, plan.limits))
+        draft = replace(draft, warnings=warnings)
+    return target, draft, plan
+
+
+def _activations(options: BuildOptions, sources: WeightSources) -> torch.dtype:
+    """The type of the portable graphs: the checkpoint's, or what a GPU's kernels take."""
+    return torch.bfloat16 if options.backend == "cuda" else sources.activations
 
 
 def _export(
-    target: TargetCheckpoint, draft: DraftCheckpoint | None, plan: EnginePlan, progress: Progress
+    sources: WeightSources, plan: EnginePlan, dtype: torch.dtype, progress: Progress
 ) -> dict[str, ir.Model]:
     """The portable graph of every role, its weights bound to the checkpoints."""
-    g = target.geometry
-    sources = WeightSources(target, draft)
-    dtype = sources.activations
-    progress.start("exporting graphs", 3 if draft else 1, "graph")
-    models = {"target": graphs.target_graph(g, plan, draft.geometry.taps if draft else (), dtype)}
+    g, d = sources.target_geometry, sources.draft_geometry
+    progress.start("exporting graphs", 3 if d else 1, "graph")
+    models = {"target": graphs.target_graph(g, plan, d.taps if d else (), dtype)}
     progress.advance(1)
-    if draft is not None:
-        models["draft_fuse"] = graphs.draft_fuse_graph(draft.geometry, g, dtype)
+    if d is not None:
+        models["draft_fuse"] = graphs.draft_fuse_graph(d, g, dtype)
         progress.advance(1)
-        models["draft"] = graphs.draft_graph(draft.geometry, g, plan, dtype)
+        models["draft"] = graphs.draft_graph(d, g, plan, dtype)
         progress.advance(1)
     for model in models.values():
         sources.bind(model)
-    if draft is not None:
-        models["expand"] = graphs.expand_graph(draft.geometry, sources)
+    if d is not None:
+        models["expand"] = graphs.expand_graph(d, sources)
         models["commit"] = graphs.commit_graph(plan, dtype)
-    models |= graphs.tree_graphs(g.vocab, plan.limits.draft_depth, draft is not None)
+    models |= graphs.tree_graphs(g.vocab, plan.limits.draft_depth, d is not None)
     for model in models.values():
         clear_metadata(model)
     return models
@@ -128,34 +178,14 @@ def _portable(models: dict[str, ir.Model]) -> dict[str, bytes]:
     return {f"onnx/{role}.onnx": portable_bytes(model) for role, model in models.items()}
 
 
-def _lower(models: dict[str, ir.Model], dump: Path | None, progress: Progress) -> list[PassResult]:
-    progress.start("lowering graphs", len(models), "graph")
-    results = []
-    for role, model in models.items():
-        results += run_passes(role, model, CPU_PASSES, dump)
-        progress.advance(1)
-    return results
-
-
-def _collect_weights(models: dict[str, ir.Model]) -> dict[str, Recipe]:
-    """Every weight that a graph names, once, in the order of first use."""
-    weights: dict[str, Recipe] = {}
-    for model in models.values():
-        for name, value in model.graph.initializers.items():
-            recipe = recipe_of(value)
-            if recipe is not None and not weights.setdefault(name, recipe).describes(recipe):
-                raise AssertionError(f"two graphs mean different tensors by {name}")
-    return weights
-
-
 def _write(
     folder: EngineFolder,
     parts: BuiltParts,
-    graph_files: dict[str, bytes],
+    files: dict[str, bytes],
     report: BuildReport,
     progress: Progress,
 ) -> None:
-    for name, data in graph_files.items():
+    for name, data in files.items():
         folder.write(name, data)
     for file in parts.target.text_files:
         folder.write(file.name, file.read_bytes())

@@ -14,7 +14,8 @@ class BuildOptions:
     model: Path
     output: Path
     draft: Path | None = None
-    backend: Literal["cpu"] = "cpu"
+    backend: Literal["cpu", "cuda"] = "cpu"
+    gpu: str | None = None
     max_seq_len: int | None = None
     max_batch_size: int | None = None
     page_size: int | None = None

@@ -16,16 +16,20 @@ from specbuild.builder.config import BuildOptions
 from specbuild.builder.engine_writer import SAFETENSORS_DTYPES
 from specbuild.builder.limits import EnginePlan
 from specbuild.builder.passes.weights import Recipe, recipe_of
+from specbuild.builder.shared_weights import stored_names
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.manifest import Manifest, Port, Role, StoredFile, StoredTensor
 
 # Where a build reads and writes says nothing of the engine, and paths do not belong in it.
-_UNRECORDED = ("model", "draft", "output", "backend", "dump_passes", "force")
+_UNRECORDED = ("model", "draft", "output", "backend", "gpu", "dump_passes", "force")
 
 
 @dataclass(frozen=True)
 class BuiltParts:
-    """What a build has settled by the time that its manifest is written."""
+    """What a build has settled by the time that its manifest is written.
+
+    ``models`` are the graphs that the engine holds, by role; ``device`` is what it runs on.
+    """
 
     target: TargetCheckpoint
     draft: DraftCheckpoint | None
@@ -33,6 +37,7 @@ class BuiltParts:
     models: Mapping[str, ir.Model]
     weights: Mapping[str, Recipe]
     warnings: tuple[str, ...]
+    device: str
 
 
 def graph_file(role: str) -> str:
@@ -48,14 +53,14 @@ def engine_manifest(
         format_version=FORMAT_VERSION,
         specbuild_version=importlib.metadata.version("specbuild"),
         backend=options.backend,
-        device="cpu",
+        device=parts.device,
         target=parts.target.geometry,
         draft=parts.draft.geometry if parts.draft else None,
         limits=parts.plan.limits,
         draft_default=parts.plan.draft_default,
         cache_groups=parts.plan.groups,
         roles={role: _role(role, model) for role, model in parts.models.items()},
-        tensors={name: _stored(recipe) for name, recipe in parts.weights.items()},
+        tensors=_stored(parts.weights),
         options=_recorded(options),
         warnings=parts.warnings,
         files=files,
@@ -66,8 +71,17 @@ def _recorded(options: BuildOptions) -> dict[str, Any]:
     return {name: value for name, value in asdict(options).items() if name not in _UNRECORDED}
 
 
-def _stored(recipe: Recipe) -> StoredTensor:
-    return StoredTensor(SAFETENSORS_DTYPES[str(recipe.dtype)], recipe.shape, recipe.sources)
+def _stored(weights: Mapping[str, Recipe]) -> dict[str, StoredTensor]:
+    names = stored_names(weights)
+    return {
+        name: StoredTensor(
+            dtype=SAFETENSORS_DTYPES[str(recipe.dtype)],
+            shape=recipe.shape,
+            sources=recipe.sources,
+            same_as=None if names[name] == name else names[name],
+        )
+        for name, recipe in weights.items()
+    }
 
 
 def _role(role: str, model: ir.Model) -> Role:

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import xxhash
 
 from specbuild.builder.durable import fsync, put_in_place, staging_folder, write_bytes
 from specbuild.builder.passes.weights import Recipe
 from specbuild.builder.progress import Progress
+from specbuild.builder.shared_weights import stored_once
 from specbuild.runtime.engine_file import (
     file_entry,
     manifest_digest,
@@ -30,7 +32,12 @@ from specbuild.runtime.manifest import (
 )
 from specbuild.runtime.strict_json import to_json
 
-SAFETENSORS_DTYPES = {"torch.float32": "F32", "torch.int32": "I32"}
+SAFETENSORS_DTYPES = {
+    "torch.float32": "F32",
+    "torch.int32": "I32",
+    "torch.bfloat16": "BF16",
+    "torch.uint8": "U8",
+}
 # Room for graphs, tokenizer and manifest beside the weights, which are known exactly.
 _OTHER_BYTES = 64 << 20
 
@@ -48,7 +55,8 @@ class EngineFolder:
         self._written[name] = xxhash.xxh3_128_hexdigest(data)
 
     def write_weights(self, weights: Mapping[str, Recipe], progress: Progress) -> None:
-        """Writes ``weights`` as safetensors, one tensor in memory at a time."""
+        """Writes ``weights`` as safetensors, one tensor in memory at a time, equal ones once."""
+        weights = stored_once(weights)
         head, size = _weights_header(weights)
         progress.start("writing weights", size, "B")
         digest = xxhash.xxh3_128(head)
@@ -56,7 +64,7 @@ class EngineFolder:
         with path.open("wb") as file:
             file.write(head)
             for recipe in weights.values():
-                data = recipe.checked().contiguous().numpy().data
+                data = recipe.checked().contiguous().flatten().view(torch.uint8).numpy().data
                 file.write(data)
                 digest.update(data)
                 progress.advance(recipe.nbytes)
@@ -124,7 +132,7 @@ def json_bytes(data: Any) -> bytes:
 
 def weight_bytes(weights: Mapping[str, Recipe]) -> int:
     """What the weights will take on disk, before anything is made."""
-    return sum(recipe.nbytes for recipe in weights.values())
+    return sum(recipe.nbytes for recipe in stored_once(weights).values())
 
 
 def require_space(folder: Path, weights: int) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from specbuild.builder.config import BuildOptions
-from specbuild.plugins_cuda.kv_write.op import POOL_BODY_AXES
+from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.kv_layout import KV_DTYPE, MIN_PAGE_SIZE
 from specbuild.runtime.kv_pool import DRAFT_GROUP, pages_per_sequence
 from specbuild.runtime.manifest import (
     CacheGroup,
@@ -18,11 +19,30 @@ from specbuild.runtime.manifest import (
 
 DEFAULT_MAX_SEQ_LEN = 4096
 DEFAULT_MAX_BATCH_SIZE = 4
-DEFAULT_PAGE_SIZE = 16
-DEFAULT_DRAFT_LIMITS = DraftShape(draft_top_k=8, draft_depth=8, draft_tokens=60)
-# A chain of three: what pays on a CPU for a deep, narrow target; a run adapts it to what it sees.
+# What a tree may grow to where only some of its sizes are asked for.
+DEFAULT_TREE_LIMITS = DraftShape(draft_top_k=8, draft_depth=8, draft_tokens=60)
+# A chain of three: what pays for a deep, narrow target; a run adapts it to what it sees.
 DEFAULT_DRAFT_SHAPE = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
-PREFILL_ROWS = 256
+# Rows of a launch up to which CUDA kernels are batch-invariant.
+MAX_DECODE_ROWS = 256
+
+
+@dataclass(frozen=True)
+class BackendSizes:
+    """What a backend chooses where nothing is asked for, and how it keeps its caches."""
+
+    page_size: int
+    draft_limits: DraftShape
+    prefill_rows: int
+    cache_dtype: str
+    pool_axes: tuple[str, ...]
+
+
+BACKEND_SIZES = {
+    "cpu": BackendSizes(16, DEFAULT_TREE_LIMITS, 256, "float32", POOL_BODY_AXES),
+    # On a GPU every verified row reads more experts: short chains.
+    "cuda": BackendSizes(64, DraftShape(1, 4, 4), 2048, KV_DTYPE, POOL_AXES),
+}
 
 
 @dataclass(frozen=True)
@@ -92,14 +112,17 @@ def plan_engine(
             f"ask for at most {target.max_positions}"
         )
     batch = options.max_batch_size or DEFAULT_MAX_BATCH_SIZE
-    page_size = options.page_size or DEFAULT_PAGE_SIZE
+    sizes = BACKEND_SIZES[options.backend]
+    page_size = options.page_size or sizes.page_size
     shape, default = _draft_shapes(options, draft, max_seq_len)
+    if options.backend == "cuda":
+        _require_cuda_sizes(batch, page_size, shape)
     if shape.draft_tokens >= max_seq_len:
         raise SpecbuildError(
             f"a draft of {shape.draft_tokens} tokens does not fit a sequence of {max_seq_len}; "
             "raise --max-seq-len or ask for fewer --draft-tokens"
         )
-    rows = max(PREFILL_ROWS, batch * (shape.draft_tokens + 1))
+    rows = max(sizes.prefill_rows, batch * (shape.draft_tokens + 1))
     limits = Limits(
         max_seq_len=max_seq_len,
         max_batch_size=batch,
@@ -108,10 +131,33 @@ def plan_engine(
         draft_depth=shape.draft_depth,
         draft_tokens=shape.draft_tokens,
     )
-    groups = _target_groups(target, page_size)
+    groups = _target_groups(target, page_size, sizes)
     if draft is not None:
-        groups.append(_group(DRAFT_GROUP, (0,), draft, draft.sliding_window, page_size))
-    return EnginePlan(limits, default, tuple(_with_pages(group, limits) for group in groups))
+        window = draft.sliding_window
+        groups.append(
+            _group(DRAFT_GROUP, (0,), draft, window=window, page_size=page_size, sizes=sizes)
+        )
+    return with_limits(EnginePlan(limits, default, tuple(groups)), limits)
+
+
+def _require_cuda_sizes(batch: int, page_size: int, shape: DraftShape) -> None:
+    if page_size < MIN_PAGE_SIZE or page_size & (page_size - 1):
+        raise SpecbuildError(
+            f"--page-size {page_size}: CUDA kernels take powers of two from {MIN_PAGE_SIZE} on"
+        )
+    for option, rows in (("max-batch-size", batch), ("draft-tokens", shape.draft_tokens + 1)):
+        if rows > MAX_DECODE_ROWS:
+            raise SpecbuildError(
+                f"--{option} {rows if option == 'max-batch-size' else rows - 1}: a step of a CUDA "
+                f"engine has at most {MAX_DECODE_ROWS} rows; ask for less"
+            )
+
+
+def with_limits(plan: EnginePlan, limits: Limits) -> EnginePlan:
+    """The plan under these limits; its caches hold what they ask for."""
+    return replace(
+        plan, limits=limits, groups=tuple(_with_pages(group, limits) for group in plan.groups)
+    )
 
 
 def _require_positive(name: str, value: int | None) -> None:
@@ -133,17 +179,17 @@ def _draft_shapes(
             )
         return DraftShape(0, 0, 0), None
     given.pop("draft_window", None)
-    most_children = min(DEFAULT_DRAFT_LIMITS.draft_top_k, draft.vocab)
+    most_children = min(DEFAULT_TREE_LIMITS.draft_top_k, draft.vocab)
     if not given:
-        return _default_shapes(most_children, max_seq_len)
+        return _default_shapes(BACKEND_SIZES[options.backend], most_children, max_seq_len)
     top_k = given.get("draft_top_k", most_children)
-    depth = given.get("draft_depth", DEFAULT_DRAFT_LIMITS.draft_depth)
+    depth = given.get("draft_depth", DEFAULT_TREE_LIMITS.draft_depth)
     if top_k > draft.vocab:
         raise SpecbuildError(
             f"--draft-top-k {top_k} exceeds the draft's vocabulary of {draft.vocab}"
         )
     pool = candidate_pool(DraftShape(top_k, depth, 0))
-    tokens = given.get("draft_tokens", min(pool, DEFAULT_DRAFT_LIMITS.draft_tokens))
+    tokens = given.get("draft_tokens", min(pool, DEFAULT_TREE_LIMITS.draft_tokens))
     if tokens > pool:
         raise SpecbuildError(
             f"--draft-tokens {tokens} exceeds the candidate pool of {pool} that top-k {top_k} and "
@@ -153,26 +199,31 @@ def _draft_shapes(
     return shape, shape
 
 
-def _default_shapes(most_children: int, max_seq_len: int) -> tuple[DraftShape, DraftShape]:
+def _default_shapes(
+    sizes: BackendSizes, most_children: int, max_seq_len: int
+) -> tuple[DraftShape, DraftShape]:
     """Limits and default without draft options, within the vocabulary and the context."""
     fitting = max(max_seq_len - 1, 1)
-    limits = DEFAULT_DRAFT_LIMITS
-    pool = candidate_pool(replace(limits, draft_top_k=most_children))
+    limits = sizes.draft_limits
+    top_k = min(limits.draft_top_k, most_children)
+    pool = candidate_pool(replace(limits, draft_top_k=top_k))
     tokens = min(limits.draft_tokens, pool, fitting)
     chain = min(DEFAULT_DRAFT_SHAPE.draft_depth, tokens)
     return (
-        DraftShape(most_children, limits.draft_depth, tokens),
+        DraftShape(top_k, limits.draft_depth, tokens),
         DraftShape(draft_top_k=1, draft_depth=chain, draft_tokens=chain),
     )
 
 
-def _target_groups(target: TargetGeometry, page_size: int) -> list[CacheGroup]:
+def _target_groups(target: TargetGeometry, page_size: int, sizes: BackendSizes) -> list[CacheGroup]:
     groups = []
     for name, layer_type in (("full", "full_attention"), ("sliding", "sliding_attention")):
         layers = tuple(i for i, kind in enumerate(target.layer_types) if kind == layer_type)
         if layers:
             window = target.sliding_window if name == "sliding" else 0
-            groups.append(_group(name, layers, target, window, page_size))
+            groups.append(
+                _group(name, layers, target, window=window, page_size=page_size, sizes=sizes)
+            )
     return groups
 
 
@@ -180,8 +231,10 @@ def _group(
     name: str,
     layers: tuple[int, ...],
     model: TargetGeometry | DraftGeometry,
+    *,
     window: int,
     page_size: int,
+    sizes: BackendSizes,
 ) -> CacheGroup:
     return CacheGroup(
         name=name,
@@ -192,8 +245,8 @@ def _group(
         page_size=page_size,
         pages=0,
         window=window,
-        dtype="float32",
-        pool_axes=POOL_BODY_AXES,
+        dtype=sizes.cache_dtype,
+        pool_axes=sizes.pool_axes,
     )
 
 

@@ -14,6 +14,7 @@ from specbuild.builder.checkpoint.target import TargetCheckpoint
 from specbuild.builder.checkpoint.target_tensors import EMBEDDING, HEAD
 from specbuild.builder.models.rope import rope_tables
 from specbuild.builder.passes.weights import Recipe, bind_weight, set_recipe
+from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
 
 DRAFT_PREFIX = "draft."
 TORCH_DTYPES = {
@@ -58,6 +59,16 @@ class WeightSources:
         else:
             head.name = EMBEDDING
             graph.initializers[EMBEDDING] = head
+
+    @property
+    def target_geometry(self) -> TargetGeometry:
+        """The target's."""
+        return self._target.geometry
+
+    @property
+    def draft_geometry(self) -> DraftGeometry | None:
+        """The draft's, where there is one."""
+        return None if self._draft is None else self._draft.geometry
 
     @property
     def activations(self) -> torch.dtype:

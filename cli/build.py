@@ -18,8 +18,14 @@ def build(
     ],
     draft: options.Draft = None,
     backend: Annotated[
-        Literal["cpu"], typer.Option("--backend", help="What the engine runs on.")
+        Literal["cpu", "cuda"], typer.Option("--backend", help="What the engine runs on.")
     ] = "cpu",
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu", metavar="ARCH", help="GPU to compile for, with --backend cuda: sm_90a."
+        ),
+    ] = None,
     max_seq_len: Annotated[
         int | None,
         typer.Option("--max-seq-len", metavar="N", min=1, help="Longest prompt plus output."),
@@ -66,6 +72,7 @@ def build(
     specbuild build --model target --draft draft --output engine
     specbuild build --model target --output engine --max-seq-len 4096 --force
     specbuild build --model target --draft draft --output engine --draft-top-k 4 --draft-depth 4
+    specbuild build --model target --draft draft --output engine --backend cuda --gpu sm_90a
     """
     from specbuild.builder.build import build as build_engine
     from specbuild.builder.config import BuildOptions
@@ -79,6 +86,7 @@ def build(
         output=output,
         draft=draft,
         backend=backend,
+        gpu=gpu,
         max_seq_len=max_seq_len,
         max_batch_size=max_batch_size,
         page_size=page_size,

@@ -149,11 +149,15 @@ class Role:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of ``weights.safetensors`` and the checkpoint tensors that it was made of."""
+    """A tensor of ``weights.safetensors`` and the checkpoint tensors that it was made of.
+
+    ``same_as`` names the tensor whose bytes in the file are this one's too.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     sources: tuple[str, ...]
+    same_as: str | None = None
 
 
 @dataclass(frozen=True)
@@ -168,11 +172,15 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything the runtime and ``inspect`` know of an engine before a graph is loaded."""
+    """Everything the runtime and ``inspect`` know of an engine before a graph is loaded.
+
+    ``device`` is what the engine was compiled for: ``cpu``, or a GPU architecture. ``roles`` is
+    empty where a plan takes the place of graphs (``cuda``).
+    """
 
     format_version: int
     specbuild_version: str
-    backend: Literal["cpu"]
+    backend: Literal["cpu", "cuda"]
     device: str
     target: TargetGeometry
     draft: DraftGeometry | None

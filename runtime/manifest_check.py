@@ -14,6 +14,7 @@ from specbuild.runtime.manifest import (
     Manifest,
     StoredFile,
 )
+from specbuild.runtime.plan import PLAN_FILE
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _LARGEST = 2**31 - 1
@@ -80,6 +81,14 @@ def _check_group(group: CacheGroup) -> None:
 
 
 def _check_roles(manifest: Manifest) -> None:
+    if manifest.tensors and WEIGHTS_FILE not in manifest.files:
+        raise EngineFileError(f"{WEIGHTS_FILE} is not listed")
+    if manifest.backend == "cuda":
+        if PLAN_FILE not in manifest.files:
+            raise EngineFileError(f"{PLAN_FILE} is not listed")
+        if manifest.roles:
+            raise EngineFileError(f"a cuda engine has no graphs, {sorted(manifest.roles)} listed")
+        return
     wanted = DECODING_ROLES + (DRAFTING_ROLES if manifest.draft is not None else ())
     missing = [role for role in wanted if role not in manifest.roles]
     unknown = sorted(set(manifest.roles) - set(ROLES))
@@ -96,5 +105,3 @@ def _check_roles(manifest: Manifest) -> None:
             group = port.name.partition(".")[0]
             if "." in port.name and group not in groups:
                 raise EngineFileError(f"role {name}: input {port.name} names no cache group")
-    if manifest.tensors and WEIGHTS_FILE not in manifest.files:
-        raise EngineFileError(f"{WEIGHTS_FILE} is not listed")

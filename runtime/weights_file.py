@@ -14,11 +14,12 @@ from specbuild.runtime.manifest import StoredTensor
 
 TensorMap = dict[str, np.ndarray]
 
-# Spelling of safetensors; the names that numpy has an element type for.
+# Spelling of safetensors. numpy has no bf16: such a tensor is read as its 16-bit patterns.
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
     "I8": np.dtype("i1"),
@@ -36,7 +37,8 @@ def tensors_of(data: memoryview, expected: Mapping[str, StoredTensor], where: st
     """
     header, start = _header(data, where)
     header.pop("__metadata__", None)
-    missing, extra = sorted(set(expected) - set(header)), sorted(set(header) - set(expected))
+    stored = {name for name, tensor in expected.items() if tensor.same_as is None}
+    missing, extra = sorted(stored - set(header)), sorted(set(header) - stored)
     if missing or extra:
         raise EngineFileError(
             f"{where}: tensors missing {missing[:3]}, not in the manifest {extra[:3]}; "
@@ -53,7 +55,31 @@ def tensors_of(data: memoryview, expected: Mapping[str, StoredTensor], where: st
             raise EngineFileError(f"{where}: tensor {name} is not aligned; rebuild the engine")
         arrays[name] = np.frombuffer(data[start + first : start + end], dtype).reshape(shape)
     _check_cover(spans, len(data) - start, where)
+    for name, tensor in expected.items():
+        if tensor.same_as is not None:
+            arrays[name] = _same(name, tensor, expected, arrays, where)
     return arrays
+
+
+def _same(
+    name: str,
+    tensor: StoredTensor,
+    expected: Mapping[str, StoredTensor],
+    arrays: TensorMap,
+    where: str,
+) -> np.ndarray:
+    """The array of a tensor that is stored under another name."""
+    other = expected.get(tensor.same_as or "")
+    if other is None or other.same_as is not None or tensor.same_as not in arrays:
+        raise EngineFileError(
+            f"{where}: tensor {name} is to be {tensor.same_as}, which is not stored; rebuild it"
+        )
+    if (other.dtype, other.shape) != (tensor.dtype, tensor.shape):
+        raise EngineFileError(
+            f"{where}: tensor {name} is {tensor.dtype} {list(tensor.shape)}, but {tensor.same_as}, "
+            f"which it is to be, {other.dtype} {list(other.shape)}; rebuild the engine"
+        )
+    return arrays[tensor.same_as]
 
 
 def _header(data: memoryview, where: str) -> tuple[dict[str, Any], int]:

@@ -146,3 +146,25 @@ def test_default_shape_stays_within_the_limits(geometries: Geometries, max_seq_l
     assert plan.draft_default is not None
     assert plan.draft_default.draft_tokens <= plan.limits.draft_tokens < max_seq_len
     assert plan.draft_default.draft_depth == plan.draft_default.draft_tokens
+
+
+def test_a_gpu_engine_drafts_short_chains_over_larger_bf16_pages(geometries: Geometries) -> None:
+    plan = plan_engine(replace(OPTIONS, backend="cuda"), *geometries)
+    limits = plan.limits
+    assert (limits.draft_top_k, limits.draft_depth, limits.draft_tokens) == (1, 4, 4)
+    assert plan.draft_default == DraftShape(1, 3, 3)
+    for group in plan.groups:
+        assert (group.page_size, group.dtype) == (64, "bfloat16")
+        assert group.pool_axes == ("pages", "kv_heads", "page_size", "width")
+
+
+def test_a_gpu_engine_takes_a_tree_that_is_asked_for(geometries: Geometries) -> None:
+    options = replace(OPTIONS, backend="cuda", draft_top_k=3, draft_depth=4, draft_tokens=12)
+    plan = plan_engine(options, *geometries)
+    assert plan.draft_default == DraftShape(3, 4, 12)
+
+
+@pytest.mark.parametrize("page_size", [8, 48])
+def test_pages_that_kernels_do_not_take_are_refused(geometries: Geometries, page_size: int) -> None:
+    with pytest.raises(SpecbuildError, match=f"--page-size {page_size}: .* powers of two from 16"):
+        plan_engine(replace(OPTIONS, backend="cuda", page_size=page_size), *geometries)

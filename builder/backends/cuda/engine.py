@@ -1,0 +1,251 @@
+"""Builds the CUDA part of an engine: which programs it has, their launches, kernels and plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from specbuild.builder.backends.cuda.cubin import parameter_sizes
+from specbuild.builder.backends.cuda.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.fused_graph import FusedGraph, WeightTensors
+from specbuild.builder.backends.cuda.nvrtc import Compiled, Compiler
+from specbuild.builder.backends.cuda.plan_writer import (
+    CallLowering,
+    Lower,
+    LoweredProgram,
+    PlanWriter,
+    lower_program,
+    program_bytes,
+)
+from specbuild.builder.backends.cuda.programs import (
+    NO_DRAFT,
+    PREFILL_ROWS,
+    SCORE_ROWS,
+    batch_buckets,
+    deepest,
+    draft_shapes,
+    fits,
+    prefill_program,
+    score_program,
+    step_program,
+)
+from specbuild.builder.backends.cuda.report import CudaReport, cuda_report
+from specbuild.builder.backends.cuda.state import StatePorts, StateSizes
+from specbuild.builder.engine_writer import json_bytes
+from specbuild.builder.limits import EnginePlan, with_limits
+from specbuild.builder.passes.weights import Recipe
+from specbuild.builder.progress import Progress
+from specbuild.plugins_cuda.launches import Kernel, Target
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.kv_layout import layouts
+from specbuild.runtime.manifest import DraftGeometry, DraftShape, TargetGeometry
+from specbuild.runtime.plan import PLAN_FILE, Plan, ProgramEntry
+
+PROGRAM_FOLDER = "programs"
+MULTIPROCESSORS = {"sm_90a": 132}
+
+
+@dataclass(frozen=True)
+class CudaModel:
+    """What a CUDA engine is built from: fused graphs by role, geometries, offsets of the draft."""
+
+    models: Mapping[str, ir.Model]
+    target: TargetGeometry
+    draft: DraftGeometry | None
+    d2t: Recipe | None
+
+
+@dataclass(frozen=True)
+class LoweredEngine:
+    """Every program lowered, nothing compiled. ``plan`` has the caches that the programs need."""
+
+    plan: EnginePlan
+    parts: EngineParts
+    writer: PlanWriter
+    programs: tuple[tuple[ProgramEntry, LoweredProgram], ...]
+    target: Target
+
+    @property
+    def weights(self) -> dict[str, Recipe]:
+        """The stored tensors. Larger elements come first, so that each lies at its multiple."""
+        recipes = self.parts.weights.recipes
+        return dict(sorted(recipes.items(), key=lambda item: -item[1].dtype.itemsize))
+
+
+@dataclass(frozen=True)
+class CudaEngine:
+    """What goes into the directory beside the weights, by file name, and what is told of it."""
+
+    plan: Plan
+    files: Mapping[str, bytes]
+    report: CudaReport
+
+
+def target_of(gpu: str) -> Target:
+    """The GPU that programs are lowered for."""
+    return Target(arch=gpu, multiprocessors=MULTIPROCESSORS[gpu])
+
+
+def lower_engine(
+    model: CudaModel, plan: EnginePlan, target: Target, lower: Lower | None = None
+) -> LoweredEngine:
+    """All programs of an engine. Raises SpecbuildError where an op cannot be lowered."""
+    lower = lower or CallLowering(target)
+    graphs = {role: FusedGraph(role, graph) for role, graph in model.models.items()}
+    prefill = _prefill_rows(model, graphs, plan, lower)
+    score = tuple(rows for rows in SCORE_ROWS if rows <= _most_rows(plan) or rows == SCORE_ROWS[0])
+    rows = max(*prefill, *score)
+    plan = with_limits(plan, replace(plan.limits, max_rows=rows))
+    parts = _parts(model, graphs, plan, rows, max(score))
+    programs = []
+    for count in prefill:
+        programs.append(_entry(parts, "prefill", count, lower))
+    for count in score:
+        programs.append(_entry(parts, "score", count, lower))
+    programs += _steps(model, parts, plan, lower)
+    writer = PlanWriter(
+        [lowered for _, lowered in programs],
+        parts.weights.tensors,
+        parts.caches.values(),
+        parts.ports.tensors,
+    )
+    return LoweredEngine(plan, parts, writer, tuple(programs), target)
+
+
+def compile_engine(lowered: LoweredEngine, compiler: Compiler, progress: Progress) -> CudaEngine:
+    """Compiles every kernel and writes the plan down. Raises SpecbuildError as Compiler does."""
+    writer = lowered.writer
+    missing = compiler.missing(writer.kernels)
+    progress.start("compiling kernels", len(missing), "source")
+    compiled = compiler.compile(writer.kernels, lambda: progress.advance(1))
+    _check_arguments(lowered, compiled)
+    entries = [entry for entry, _ in lowered.programs]
+    plan = writer.plan(lowered.target, compiler.driver_version, compiled.kernels, entries)
+    files = {PLAN_FILE: json_bytes(plan)}
+    for entry, program in lowered.programs:
+        files[entry.file] = program_bytes(writer.program(program))
+    files |= compiled.files
+    return CudaEngine(plan, files, cuda_report(plan, lowered.programs))
+
+
+def _check_arguments(lowered: LoweredEngine, compiled: Compiled) -> None:
+    """AssertionError where a launch passes other arguments than its kernel's machine code takes."""
+    sizes: dict[Kernel, tuple[int, ...]] = {}
+    for entry, program in lowered.programs:
+        for lowering in program.lowerings:
+            for launch in lowering.launches:
+                kernel = launch.kernel
+                if kernel not in sizes:
+                    cubin = compiled.files[compiled.kernels[kernel].cubin]
+                    sizes[kernel] = parameter_sizes(cubin, kernel.entry)
+                passed = tuple(4 if isinstance(a, int | float) else 8 for a in launch.arguments)
+                if passed != sizes[kernel]:
+                    raise AssertionError(
+                        f"{entry.name}: {compiled.kernels[kernel].name} takes parameters of "
+                        f"{sizes[kernel]} bytes, the launch passes {passed}"
+                    )
+
+
+def _prefill_rows(
+    model: CudaModel, graphs: Mapping[str, FusedGraph], plan: EnginePlan, lower: Lower
+) -> tuple[int, ...]:
+    """The prompt chunks that all ops of the target and the draft take."""
+    most = _most_rows(plan)
+    wanted = [rows for rows in PREFILL_ROWS if rows < most]
+    wanted += [rows for rows in PREFILL_ROWS if rows >= most][:1]
+    parts = _parts(model, graphs, plan, wanted[-1], SCORE_ROWS[-1])
+    taken, refusal = [], ""
+    for rows in wanted:
+        try:
+            lower_program(prefill_program(parts, rows), lower)
+        except SpecbuildError as error:
+            refusal = str(error)
+        else:
+            taken.append(rows)
+    if not taken:
+        raise SpecbuildError(f"no prompt chunk of {wanted[0]} rows can be lowered: {refusal}")
+    return tuple(taken)
+
+
+def _most_rows(plan: EnginePlan) -> int:
+    """Rows that all sequences have together at most."""
+    return plan.limits.max_seq_len * plan.limits.max_batch_size
+
+
+def _parts(
+    model: CudaModel,
+    graphs: Mapping[str, FusedGraph],
+    plan: EnginePlan,
+    prefill_rows: int,
+    score_rows: int,
+) -> EngineParts:
+    limits, draft = plan.limits, model.draft
+    groups = layouts(plan.groups)
+    shapes = draft_shapes(limits) if draft is not None else ()
+    sizes = StateSizes(
+        batch=batch_buckets(limits.max_batch_size)[-1],
+        depth=deepest(shapes),
+        captured=len(draft.taps) * model.target.hidden if draft is not None else 0,
+        words=-(-(limits.draft_tokens + 1) // 32),
+        logical_pages={name: layout.logical_pages(limits) for name, layout in groups.items()},
+        prefill_rows=max(prefill_rows, score_rows),
+        score_rows=score_rows,
+        vocab=model.target.vocab,
+    )
+    return EngineParts(graphs, WeightTensors(), StatePorts(sizes), groups, model.d2t)
+
+
+def _entry(
+    parts: EngineParts, kind: str, rows: int, lower: Lower
+) -> tuple[ProgramEntry, LoweredProgram]:
+    """A prefill or score program with what the plan says of it."""
+    make = {"prefill": prefill_program, "score": score_program}[kind]
+    lowered = lower_program(make(parts, rows), lower)
+    batch = parts.ports.sizes.batch
+    return _described(lowered, kind, batch, rows, NO_DRAFT, full_logits=True), lowered
+
+
+def _steps(
+    model: CudaModel, parts: EngineParts, plan: EnginePlan, lower: Lower
+) -> list[tuple[ProgramEntry, LoweredProgram]]:
+    """A step for every batch bucket and draft shape that stays batch-invariant."""
+    shapes = draft_shapes(plan.limits) if model.draft is not None else ()
+    depth = deepest(shapes)
+    steps = []
+    for batch in batch_buckets(plan.limits.max_batch_size):
+        for shape in (NO_DRAFT, *shapes):
+            if not fits(batch, shape, depth):
+                continue
+            for full_logits in (False, True):
+                program = step_program(parts, batch, shape, full_logits=full_logits)
+                lowered = lower_program(program, lower)
+                rows = batch * (shape.draft_tokens + 1)
+                entry = _described(lowered, "step", batch, rows, shape, full_logits=full_logits)
+                steps.append((entry, lowered))
+    return steps
+
+
+def _described(
+    lowered: LoweredProgram,
+    kind: str,
+    batch: int,
+    rows: int,
+    shape: DraftShape,
+    *,
+    full_logits: bool,
+) -> ProgramEntry:
+    name = lowered.ir.name
+    return ProgramEntry(
+        name=name,
+        file=f"{PROGRAM_FOLDER}/{name}.json",
+        kind=kind,  # type: ignore[arg-type]
+        batch=batch,
+        rows=rows,
+        draft_top_k=shape.draft_top_k,
+        draft_depth=shape.draft_depth,
+        draft_tokens=shape.draft_tokens,
+        full_logits=full_logits,
+        launches=sum(len(lowering.launches) for lowering in lowered.lowerings),
+    )

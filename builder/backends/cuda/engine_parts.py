@@ -1,0 +1,110 @@
+"""What the programs of an engine are made of: fused graphs, weights, ports and caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from specbuild.builder.backends.cuda.fused_graph import FusedGraph, Placement, WeightTensors
+from specbuild.builder.backends.cuda.program_ir import ProgramIr, Storage, Tensor
+from specbuild.builder.backends.cuda.state import StatePorts
+from specbuild.builder.passes.weights import Recipe
+from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.kv_layout import KvLayout
+from specbuild.runtime.kv_pool import DRAFT_GROUP
+
+# State that all sequences share; the rest has an entry for each of them.
+_SHARED_STATE = ("eos_ids", "step")
+_RING = "ring."
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """The parts; ``graphs`` by role, ``layouts`` by cache group, ``d2t`` where there is a draft."""
+
+    graphs: Mapping[str, FusedGraph]
+    weights: WeightTensors
+    ports: StatePorts
+    layouts: Mapping[str, KvLayout]
+    d2t: Recipe | None
+
+    @property
+    def target_groups(self) -> tuple[str, ...]:
+        """The cache groups of the target."""
+        return tuple(name for name in self.layouts if name != DRAFT_GROUP)
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page; the same in every group."""
+        return next(iter(self.layouts.values())).tokens_per_page
+
+    @cached_property
+    def caches(self) -> dict[str, Tensor]:
+        """All pools of a group, [layers · 2, pages, kv_heads, page_size, width], by group."""
+        return {
+            name: Tensor(
+                Storage(layout.name, "cache", layout.bytes),
+                0,
+                TensorInfo(layout.shape, layout.dtype),
+            )
+            for name, layout in self.layouts.items()
+        }
+
+    @cached_property
+    def pools(self) -> dict[str, Tensor]:
+        """Every pool under the name of its graph input."""
+        return {
+            f"{name}.{layer}.{part}_pool": Tensor(
+                self.caches[name].storage,
+                layout.pool_offset(layer, part),
+                TensorInfo(layout.pool_shape, layout.dtype),
+            )
+            for name, layout in self.layouts.items()
+            for layer in layout.group.layers
+            for part in ("k", "v")
+        }
+
+    def page_table(self, group: str, batch: int) -> Tensor:
+        """The first ``batch`` rows of a group's page table, [batch, P]."""
+        return self.ports.first(f"page_table.{group}", batch)
+
+    def state(self, op_name: str, batch: int) -> dict[str, Tensor]:
+        """The inputs of an op that are ports: ``length`` [batch], ``ring_tokens`` and so on."""
+        found = {}
+        for spec in op_named(op_name).inputs:
+            ring = _RING + spec.name.removeprefix("ring_")
+            if spec.name in _SHARED_STATE:
+                found[spec.name] = self.ports[spec.name]
+            elif spec.name.startswith("ring_"):
+                found[spec.name] = self.ports[ring]
+            elif spec.name in self.ports.tensors:
+                found[spec.name] = self.ports.first(spec.name, batch)
+        return found
+
+    def constant(self, value: int) -> Tensor:
+        """A scalar that kernels read: an int32 weight."""
+        recipe = Recipe((), torch.int32, (), lambda: torch.tensor(value, dtype=torch.int32))
+        return self.weights.tensor(f"constant.{value}", recipe)
+
+    def offsets(self) -> Tensor:
+        """The draft vocabulary's offsets, int32 [Vd]."""
+        assert self.d2t is not None
+        return self.weights.tensor("d2t", self.d2t)
+
+    def placement(
+        self,
+        role: str,
+        program: ProgramIr,
+        ports: Mapping[str, Tensor],
+        *,
+        rows: int,
+        logit_rows: int,
+    ) -> Placement:
+        """A role's graph on its way into a program of these sizes."""
+        sizes = {"T": rows, "R": logit_rows}
+        everything = {**self.pools, **ports}
+        return Placement(self.graphs[role], program, self.weights, everything, sizes)

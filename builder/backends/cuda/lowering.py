@@ -1,0 +1,52 @@
+"""The CUDA lowering: portable graphs to graphs of fused ops, as a readable list of passes.
+
+Inputs and outputs keep their names. Pools and hidden states are bf16; a page table has lost its
+axis of layers, [B, G, P]; a target that is built with a draft also takes ``captured_blank``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from specbuild.builder.backends.cuda.fuse_capture import fuse_captures
+from specbuild.builder.backends.cuda.fuse_draft_input import fuse_draft_input, fuse_lone_norm
+from specbuild.builder.backends.cuda.fuse_embed import fuse_embed
+from specbuild.builder.backends.cuda.fuse_head import fuse_head
+from specbuild.builder.backends.cuda.fuse_linear import fuse_linear
+from specbuild.builder.backends.cuda.fuse_moe import fuse_moe
+from specbuild.builder.backends.cuda.fuse_qkv import fuse_qkv
+from specbuild.builder.backends.cuda.fuse_swiglu import fuse_swiglu
+from specbuild.builder.backends.cuda.page_tables import unstack_page_tables
+from specbuild.builder.backends.cuda.retype import only_known_ops, retype_ports
+from specbuild.builder.passes.cleanup import remove_unused
+from specbuild.builder.passes.pipeline import GraphPass
+
+
+def _everywhere(rule: Callable[[ir.Graph, ir.Node], bool]) -> Callable[[ir.Model], int]:
+    """A pass that tries a rule on every node, then removes what the rewritten ones replaced."""
+
+    def run(model: ir.Model) -> int:
+        applied = sum(rule(model.graph, node) for node in list(model.graph))
+        remove_unused(model)
+        return applied
+
+    return run
+
+
+CUDA_PASSES = (
+    GraphPass("retype-ports", retype_ports),
+    GraphPass("unstack-page-tables", unstack_page_tables),
+    GraphPass("fuse-qkv", _everywhere(fuse_qkv)),
+    GraphPass("fuse-moe", _everywhere(fuse_moe)),
+    GraphPass("fuse-swiglu", _everywhere(fuse_swiglu)),
+    GraphPass("fuse-draft-input", _everywhere(fuse_draft_input)),
+    GraphPass("fuse-head", _everywhere(fuse_head)),
+    GraphPass("fuse-linear", _everywhere(fuse_linear)),
+    GraphPass("fuse-lone-norms", _everywhere(fuse_lone_norm)),
+    GraphPass("fuse-embed", _everywhere(fuse_embed)),
+    GraphPass("fuse-captures", fuse_captures),
+    GraphPass("remove-unused", remove_unused),
+    GraphPass("only-known-ops", only_known_ops),
+)

@@ -1,0 +1,234 @@
+"""From programs of op calls to a plan: launches, and a place for every tensor."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from specbuild.builder.backends.cuda.memory_plan import Span, aligned, place
+from specbuild.builder.backends.cuda.program_ir import Call, ProgramIr, Storage, Tensor
+from specbuild.plugins_cuda.launches import (
+    Argument,
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    Phase,
+    Target,
+)
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.plan import (
+    FLOAT32,
+    INT32,
+    NULL,
+    POINTER,
+    Binding,
+    Buffer,
+    CompiledKernel,
+    Launch,
+    Lifetime,
+    OpCall,
+    Plan,
+    Port,
+    Program,
+    ProgramEntry,
+)
+from specbuild.runtime.strict_json import to_json
+
+ARENA, ZEROED = "arena", "workspace.zeroed"
+
+Lower = Callable[[Call, Phase], Lowering]
+
+
+class CallLowering:
+    """Lowers calls for one GPU; equal calls of all programs are lowered once."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._known: dict[str, Lowering] = {}
+
+    def __call__(self, call: Call, phase: Phase) -> Lowering:
+        """The launches. Raises SpecbuildError where the op has none for these sizes.
+
+        An op without kernels for a prompt chunk takes those that decode, within their rows.
+        """
+        if phase == "decode":
+            return self._lowered(call, phase)
+        try:
+            return self._lowered(call, phase)
+        except SpecbuildError:
+            return self._lowered(call, "decode")
+
+    def _lowered(self, call: Call, phase: Phase) -> Lowering:
+        if call.op.lower is None:
+            raise AssertionError(f"{call.op.name} has no CUDA lowering")
+        tensors = {name: tensor.info for name, tensor in call.tensors.items()}
+        request = LoweringRequest(tensors, call.attributes, phase, self._target)
+        key = repr((call.op.name, request))
+        if key not in self._known:
+            self._known[key] = call.op.lower(request)
+        return self._known[key]
+
+
+@dataclass(frozen=True)
+class LoweredProgram:
+    """A program's calls with their launches; every piece of the arena has its offset."""
+
+    ir: ProgramIr
+    lowerings: tuple[Lowering, ...]
+    offsets: Mapping[Storage, int]
+    spans: Mapping[Storage, Span]
+    workspaces: tuple[Mapping[str, tuple[Storage, int]], ...]
+    arena_bytes: int
+    zeroed_bytes: int
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """The kernels, in the order of their launches."""
+        return [launch.kernel for lowering in self.lowerings for launch in lowering.launches]
+
+
+_ZEROED_STORAGE = Storage(ZEROED, "state", 0)
+
+
+def lower_program(program: ProgramIr, lower: Lower) -> LoweredProgram:
+    """Lowers every call and plans the arena. Raises SpecbuildError as ``lower`` does."""
+    lowerings = tuple(lower(call, program.phase) for call in program.calls)
+    spans: dict[Storage, Span] = {}
+    workspaces = []
+    zeroed_bytes = 0
+    for index, (call, lowering) in enumerate(zip(program.calls, lowerings, strict=True)):
+        for tensor in call.tensors.values():
+            storage = tensor.storage
+            if storage.space == "arena":
+                first = spans[storage].first if storage in spans else index
+                spans[storage] = Span(storage.bytes, first, index)
+        places: dict[str, tuple[Storage, int]] = {}
+        used = 0
+        for workspace in lowering.workspaces:
+            if workspace.zeroed:
+                places[workspace.name] = (_ZEROED_STORAGE, used)
+                used += aligned(workspace.nbytes)
+            else:
+                storage = Storage(f"{index}.{workspace.name}", "arena", workspace.nbytes)
+                spans[storage] = Span(workspace.nbytes, index, index)
+                places[workspace.name] = (storage, 0)
+        zeroed_bytes = max(zeroed_bytes, used)
+        workspaces.append(places)
+    offsets, arena_bytes = place(list(spans.values()))
+    return LoweredProgram(
+        program,
+        lowerings,
+        dict(zip(spans, offsets, strict=True)),
+        spans,
+        tuple(workspaces),
+        arena_bytes,
+        zeroed_bytes,
+    )
+
+
+@dataclass
+class PlanWriter:
+    """Gives every buffer and kernel its index, then writes programs down by them."""
+
+    programs: list[LoweredProgram]
+    weights: Iterable[Tensor]
+    caches: Iterable[Tensor]
+    ports: Mapping[str, Tensor]
+    buffers: list[Buffer] = field(init=False)
+    kernels: list[Kernel] = field(init=False)
+
+    def __post_init__(self) -> None:
+        storages = [t.storage for t in (*self.weights, *self.caches, *self.ports.values())]
+        self.buffers = [Buffer(s.name, s.space, s.bytes) for s in storages]
+        zeroed = max((p.zeroed_bytes for p in self.programs), default=0)
+        arena = max((p.arena_bytes for p in self.programs), default=0)
+        self.buffers += [Buffer(ZEROED, "state", zeroed), Buffer(ARENA, "arena", arena)]
+        self._index = {buffer.name: i for i, buffer in enumerate(self.buffers)}
+        if len(self._index) != len(self.buffers):
+            raise AssertionError("two buffers share a name")
+        used = (kernel for program in self.programs for kernel in program.kernels)
+        self.kernels = list(dict.fromkeys(used))
+        self._kernel_index = {kernel: i for i, kernel in enumerate(self.kernels)}
+
+    def plan(
+        self,
+        target: Target,
+        driver_version: int,
+        compiled: Mapping[Kernel, CompiledKernel],
+        entries: Iterable[ProgramEntry],
+    ) -> Plan:
+        """``plan.json``; every kernel must be compiled."""
+        return Plan(
+            gpu=target.arch,
+            multiprocessors=target.multiprocessors,
+            driver_version=driver_version,
+            buffers=tuple(self.buffers),
+            kernels=tuple(compiled[kernel] for kernel in self.kernels),
+            ports=tuple(
+                Port(name, self._index[t.storage.name], t.offset, t.shape, t.info.dtype)
+                for name, t in self.ports.items()
+            ),
+            programs=tuple(entries),
+        )
+
+    def program(self, lowered: LoweredProgram) -> Program:
+        """A program by the indices of buffers and kernels."""
+        calls, launches = [], []
+        for index, (call, lowering) in enumerate(
+            zip(lowered.ir.calls, lowered.lowerings, strict=True)
+        ):
+            inputs = {name: self._binding(lowered, t) for name, t in call.inputs.items()}
+            outputs = {name: self._binding(lowered, t) for name, t in call.outputs.items()}
+            calls.append(OpCall(call.op.name, call.attributes, inputs, outputs))
+            for launch in lowering.launches:
+                arguments = tuple(
+                    self._argument(lowered, index, argument) for argument in launch.arguments
+                )
+                launches.append(
+                    Launch(
+                        kernel=self._kernel_index[launch.kernel],
+                        op=index,
+                        grid=launch.grid,
+                        block=launch.block,
+                        shared_bytes=launch.shared_bytes,
+                        arguments=arguments,
+                        programmatic=launch.programmatic,
+                    )
+                )
+        lifetimes = tuple(
+            Lifetime(lowered.offsets[storage], span.bytes, span.first, span.last)
+            for storage, span in lowered.spans.items()
+        )
+        return Program(tuple(calls), tuple(launches), lifetimes)
+
+    def _place(self, lowered: LoweredProgram, storage: Storage, offset: int) -> tuple[int, int]:
+        if storage.space == "arena":
+            return self._index[ARENA], lowered.offsets[storage] + offset
+        return self._index[storage.name], offset
+
+    def _binding(self, lowered: LoweredProgram, tensor: Tensor) -> Binding:
+        buffer, offset = self._place(lowered, tensor.storage, tensor.offset)
+        return Binding(buffer, offset, tensor.shape, tensor.info.dtype)
+
+    def _argument(self, lowered: LoweredProgram, index: int, argument: Argument) -> tuple[int, ...]:
+        if argument is None:
+            return (NULL,)
+        if isinstance(argument, float):
+            return (FLOAT32, struct.unpack("<I", struct.pack("<f", argument))[0])
+        if isinstance(argument, int):
+            return (INT32, argument)
+        call = lowered.ir.calls[index]
+        if argument in lowered.workspaces[index]:
+            return (POINTER, *self._place(lowered, *lowered.workspaces[index][argument]))
+        if argument in call.tensors:
+            tensor = call.tensors[argument]
+            return (POINTER, *self._place(lowered, tensor.storage, tensor.offset))
+        call.op.tensor(argument)  # an absent optional tensor, or KeyError
+        return (NULL,)
+
+
+def program_bytes(program: Program) -> bytes:
+    """A program's file: JSON without spaces."""
+    return json.dumps(to_json(program), separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,219 @@
+"""The programs of an engine: prompt chunks, decoding steps with and without a draft, scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from specbuild.builder.backends.cuda.draft_passes import Drafting, fuse
+from specbuild.builder.backends.cuda.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.program_ir import ProgramIr, Tensor
+from specbuild.builder.backends.cuda.state import SCORE_LOGIT_ROWS
+from specbuild.builder.backends.cuda.target_pass import TargetRows, choose, logits, run_target
+from specbuild.builder.limits import MAX_DECODE_ROWS
+from specbuild.runtime.kv_pool import DRAFT_GROUP
+from specbuild.runtime.manifest import DraftShape, Limits
+
+PREFILL_ROWS = (64, 256, 1024, 2048)
+SCORE_ROWS = (8, 64, 256)
+MAX_CHAIN = 4
+NO_DRAFT = DraftShape(0, 0, 0)
+_ROW_PORTS = ("token_ids", "positions", "row_start", "row_slot", "tree_start", "ancestor_bits")
+
+
+def batch_buckets(max_batch_size: int) -> tuple[int, ...]:
+    """Powers of two; the last holds ``max_batch_size`` sequences."""
+    return tuple(1 << i for i in range((max_batch_size - 1).bit_length() + 1))
+
+
+def draft_shapes(limits: Limits) -> tuple[DraftShape, ...]:
+    """The trees that steps are built for: chains, and the one that the engine is built for."""
+    chains = min(limits.draft_depth, limits.draft_tokens, MAX_CHAIN)
+    shapes = [DraftShape(1, depth, depth) for depth in range(1, chains + 1)]
+    built = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)
+    if built.draft_top_k > 1:
+        shapes.append(built)
+    return tuple(shapes)
+
+
+def deepest(shapes: tuple[DraftShape, ...]) -> int:
+    """Most drafts that a step can accept; 0 without a draft."""
+    return max((shape.draft_depth for shape in shapes), default=0)
+
+
+def fits(batch: int, shape: DraftShape, depth: int) -> bool:
+    """Whether every launch of a step stays batch-invariant; ``depth`` is the deepest draft's."""
+    rows = [shape.draft_tokens + 1]
+    if shape.draft_depth:
+        rows += [depth + 1, shape.draft_top_k]
+    return batch * max(rows) <= MAX_DECODE_ROWS
+
+
+def step_name(batch: int, shape: DraftShape, *, full_logits: bool) -> str:
+    """``step@4``, ``step@1.draft-1-3-3`` (K, D, N), with ``.logits`` where they are written."""
+    draft = f".draft-{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"
+    name = f"step@{batch}{draft if shape.draft_depth else ''}"
+    return f"{name}.logits" if full_logits else name
+
+
+def step_program(
+    parts: EngineParts, batch: int, shape: DraftShape, *, full_logits: bool
+) -> ProgramIr:
+    """One decoding step of ``batch`` sequences; see ``ProgramEntry``."""
+    program = ProgramIr(step_name(batch, shape, full_logits=full_logits), "decode")
+    tree = Drafting(parts, program, batch, shape).tree() if shape.draft_depth else None
+    rows = _verify_rows(parts, program, batch, shape, tree)
+    target = run_target(parts, program, rows)
+    chosen = choose(
+        target.placement,
+        {
+            "temperature": rows.inputs["row_temperature"],
+            "top_k": rows.inputs["row_top_k"],
+            "top_p": rows.inputs["row_top_p"],
+            "seed": rows.inputs["row_seed"],
+            "position": rows.inputs["positions"],
+        },
+        full_logits=full_logits,
+    )
+    path = {} if tree is None else _accept(program, rows, tree, chosen, shape)
+    if shape.draft_top_k > 1:
+        _commit(parts, program, batch, path["path"])
+    program.call(
+        "Advance",
+        {
+            **chosen,
+            "path": path.get("path"),
+            "accepted": path.get("accepted"),
+            "captured": target.captured,
+            **parts.state("Advance", batch),
+        },
+        {"extended": int(tree is not None)},
+    )
+    return program
+
+
+def _verify_rows(
+    parts: EngineParts,
+    program: ProgramIr,
+    batch: int,
+    shape: DraftShape,
+    tree: Mapping[str, Tensor] | None,
+) -> TargetRows:
+    """The trees as rows of the target; without a tree the roots alone."""
+    nodes = shape.draft_tokens + 1
+    trees = {}
+    if tree is not None:
+        trees = {name: tree[name] for name in ("tree_tokens", "depths", "count")}
+        trees["tree_bits"] = tree["ancestor_bits"]
+    tables = {
+        f"page_table_{group}": parts.page_table(group, batch) for group in parts.target_groups
+    }
+    made = program.call(
+        "VerifyInputs",
+        {**trees, **parts.state("VerifyInputs", batch), **tables},
+        {"page_size": parts.page_size},
+        sizes={"T": batch * nodes, "B1": batch + 1, "words": -(-nodes // 32)},
+    )
+    slots = {group: made[f"write_slot_{group}"] for group in parts.target_groups}
+    return TargetRows(batch, batch * nodes, made, slots)
+
+
+def _accept(
+    program: ProgramIr,
+    rows: TargetRows,
+    tree: Mapping[str, Tensor],
+    chosen: Mapping[str, Tensor],
+    shape: DraftShape,
+) -> dict[str, Tensor]:
+    return program.call(
+        "TreeAccept",
+        {
+            "tokens": tree["tree_tokens"],
+            "parents": tree["tree_parents"],
+            "ancestor_bits": tree["ancestor_bits"],
+            "count": rows.inputs["tree_count"],
+            "choice": chosen["choice"].view(rows.batch, shape.draft_tokens + 1),
+        },
+        {"depth": shape.draft_depth},
+        sizes={"D1": shape.draft_depth + 1},
+    )
+
+
+def _commit(parts: EngineParts, program: ProgramIr, batch: int, path: Tensor) -> None:
+    """The accepted nodes' keys and values move to the committed slots; a chain's lie there."""
+    for group in parts.target_groups:
+        program.call(
+            "PathCommit",
+            {
+                "pools": parts.caches[group],
+                "path": path,
+                **parts.state("PathCommit", batch),
+                "page_table": parts.page_table(group, batch),
+            },
+        )
+
+
+def prefill_program(parts: EngineParts, rows: int) -> ProgramIr:
+    """A chunk of prompts; the draft takes up the same rows, keys and values only."""
+    program = ProgramIr(f"prefill@{rows}", "prefill")
+    batch = parts.ports.sizes.batch
+    target = run_target(parts, program, _given_rows(parts, rows, "prefill.logit_rows"))
+    names = ("temperature", "top_k", "top_p", "seed", "position")
+    choose(
+        target.placement,
+        {name: parts.ports[f"prefill.{name}"] for name in names},
+        full_logits=True,
+        outputs={name: parts.ports[f"prefill.{name}"] for name in ("choice", "logprob")},
+    )
+    if target.captured is None:
+        return program
+    program.call(
+        "Embed",
+        {"token_ids": parts.ports["prefill.logit_rows"], "table": target.captured},
+        outputs={"x": parts.ports["prefill.last_captured"]},
+    )
+    table = parts.page_table(DRAFT_GROUP, batch)
+    placement = parts.placement(
+        "draft",
+        program,
+        {
+            "token_ids": parts.ports.first("prefill.draft_token_ids", rows),
+            "hidden": fuse(parts, program, target.captured),
+            "positions": parts.ports.first("prefill.positions", rows),
+            f"{DRAFT_GROUP}.page_table": table.view(batch, 1, table.shape[1]),
+            f"{DRAFT_GROUP}.write_slot": parts.ports.first("prefill.draft_write_slot", rows),
+        },
+        rows=rows,
+        logit_rows=batch,
+    )
+    placement.place(placement.graph.pools)
+    return program
+
+
+def score_program(parts: EngineParts, rows: int) -> ProgramIr:
+    """Rows that the host gives, through the kernels that decode; all logits, no choice."""
+    program = ProgramIr(f"score@{rows}", "decode")
+    given = _given_rows(parts, rows, "score.logit_rows", min(rows, SCORE_LOGIT_ROWS))
+    captured = None
+    if parts.ports.sizes.captured:
+        captured = parts.ports.first("score.captured", rows)
+    target = run_target(parts, program, given, captured)
+    wanted = parts.ports.first("score.logits", given.logit_rows)
+    logits(target.placement, {"logits": wanted})
+    return program
+
+
+def _given_rows(
+    parts: EngineParts, rows: int, logit_port: str, logit_rows: int | None = None
+) -> TargetRows:
+    """The rows of the prefill ports, of every sequence that the engine has room for."""
+    batch, ports = parts.ports.sizes.batch, parts.ports
+    per_row = ("token_ids", "positions", "row_slot", "ancestor_bits")
+    inputs = {
+        name: ports.first(f"prefill.{name}", rows) if name in per_row else ports[f"prefill.{name}"]
+        for name in _ROW_PORTS
+    }
+    inputs["logit_rows"] = ports.first(logit_port, logit_rows or ports[logit_port].shape[0])
+    slots = {
+        group: ports.first(f"prefill.write_slot.{group}", rows) for group in parts.target_groups
+    }
+    return TargetRows(batch, rows, inputs, slots)

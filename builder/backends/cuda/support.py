@@ -1,0 +1,56 @@
+"""What CUDA kernels can compute of a model; the rest is refused before any work."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
+
+
+def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) -> None:
+    """SpecbuildError naming what this target or draft has that no CUDA kernel computes."""
+    if target.expert_format != "mxfp4":
+        raise SpecbuildError(
+            f"the model's experts are {target.expert_format}, CUDA kernels take mxfp4 experts "
+            "only; quantise the checkpoint or build with --backend cpu"
+        )
+    _require_tiles(
+        "model",
+        rows={"head_dim": target.head_dim, "vocab_size": target.vocab},
+        columns={
+            "hidden_size": target.hidden,
+            "intermediate_size": target.expert_inner,
+            "num_attention_heads * head_dim": target.q_heads * target.head_dim,
+        },
+    )
+    if draft is None:
+        return
+    _require_variant(draft)
+    _require_tiles(
+        "draft",
+        rows={"head_dim": draft.head_dim, "draft_vocab_size": draft.vocab},
+        columns={
+            "hidden_size": draft.hidden,
+            "intermediate_size": draft.inner,
+            "num_attention_heads * head_dim": draft.q_heads * draft.head_dim,
+        },
+    )
+
+
+def _require_variant(draft: DraftGeometry) -> None:
+    for name in ("norm_before_fc", "fc_norm"):
+        if getattr(draft, name):
+            raise SpecbuildError(
+                f"the draft norms the target's states before fc ({name}), which no CUDA kernel "
+                "computes; build with --backend cpu or without --draft"
+            )
+
+
+def _require_tiles(model: str, *, rows: dict[str, int], columns: dict[str, int]) -> None:
+    for sizes, tile in ((rows, TILE_ROWS), (columns, BLOCK)):
+        for name, size in sizes.items():
+            if size % tile:
+                raise SpecbuildError(
+                    f"the {model}'s {name} is {size}, CUDA kernels need a multiple of {tile}; "
+                    "build with --backend cpu"
+                )

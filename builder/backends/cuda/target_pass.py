@@ -1,0 +1,96 @@
+"""The target in a program: its layers over some rows, and what is chosen from its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from specbuild.builder.backends.cuda.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.fused_graph import HEAD, Placement, attributes_of
+from specbuild.builder.backends.cuda.program_ir import ProgramIr, Tensor
+from specbuild.plugins_cuda.launches import TensorInfo
+
+_BLANK = "captured_blank"
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """The rows of one pass: tensors by the names of the graph's inputs, ``logit_rows`` [R]."""
+
+    batch: int
+    rows: int
+    inputs: Mapping[str, Tensor]
+    write_slots: Mapping[str, Tensor]
+
+    @property
+    def logit_rows(self) -> int:
+        """R."""
+        return self.inputs["logit_rows"].shape[0]
+
+
+@dataclass(frozen=True)
+class TargetPass:
+    """A placed target; ``captured`` [T, C] where there is a draft."""
+
+    placement: Placement
+    captured: Tensor | None
+
+
+def run_target(
+    parts: EngineParts, program: ProgramIr, rows: TargetRows, captured: Tensor | None = None
+) -> TargetPass:
+    """All layers, up to the head. ``captured`` is where the draft's features go; else scratch."""
+    inputs = dict(rows.inputs)
+    for group in parts.target_groups:
+        table = parts.page_table(group, rows.batch)
+        inputs |= {
+            f"{group}.page_table": table.view(rows.batch, 1, table.shape[1]),
+            f"{group}.row_slot": rows.inputs["row_slot"],
+            f"{group}.tree_start": rows.inputs["tree_start"],
+            f"{group}.write_slot": rows.write_slots[group],
+        }
+    graph = parts.graphs["target"]
+    output = graph.output("captured")
+    if output is not None:
+        info = TensorInfo((rows.rows, parts.ports.sizes.captured), "bfloat16")
+        inputs[_BLANK] = captured or program.scratch("captured", info)
+    placement = parts.placement(
+        "target", program, inputs, rows=rows.rows, logit_rows=rows.logit_rows
+    )
+    assert graph.head is not None
+    hidden = graph.head.inputs[0]
+    assert hidden is not None
+    placement.place([*graph.pools, hidden, *([output] if output is not None else [])])
+    return TargetPass(placement, placement.value(output))
+
+
+def logits(placement: Placement, outputs: Mapping[str, Tensor] | None = None) -> Tensor:
+    """Calls a placed graph's head: logits [R, V] in fp32."""
+    head = placement.graph.head
+    assert head is not None
+    program = placement.program
+    outputs = outputs or {"logits": program.scratch("logits", placement.info(head.outputs[0]))}
+    arguments = placement.arguments(head)
+    return program.call(HEAD, arguments, attributes_of(head), outputs=outputs)["logits"]
+
+
+def choose(
+    placement: Placement,
+    sampling: Mapping[str, Tensor],
+    *,
+    full_logits: bool,
+    outputs: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """The target's ``choice`` [R] and ``logprob`` [R].
+
+    ``sampling`` has temperature, top_k, top_p, seed and position [R]. Without ``full_logits``
+    top_k and top_p are left out and no logits are written.
+    """
+    head = placement.graph.head
+    assert head is not None
+    program = placement.program
+    if full_logits:
+        return program.call("Choose", {"logits": logits(placement), **sampling}, outputs=outputs)
+    wanted = ("temperature", "seed", "position")
+    inputs = placement.arguments(head) | {name: sampling[name] for name in wanted}
+    return program.call("HeadChoose", inputs, attributes_of(head), outputs=outputs)

@@ -1,0 +1,119 @@
+"""Fused CUDA graphs of a checkpoint, and a walk over their nodes by the ops' torch references."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from specbuild.builder import graphs
+from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
+from specbuild.builder.checkpoint.draft import DraftCheckpoint, read_draft
+from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.limits import EnginePlan, plan_engine
+from specbuild.builder.passes.pipeline import PassResult, run_passes
+from specbuild.builder.passes.weights import recipe_of
+from specbuild.builder.weight_sources import WeightSources
+from specbuild.plugins_cuda.registry import op_named
+
+
+@dataclass(frozen=True)
+class FusedModel:
+    """A target and perhaps its draft, with their graphs after the CUDA passes."""
+
+    target: TargetCheckpoint
+    draft: DraftCheckpoint | None
+    plan: EnginePlan
+    models: dict[str, ir.Model]
+    results: tuple[PassResult, ...]
+
+
+def fused_model(target_path: Path, draft_path: Path | None = None, **options: Any) -> FusedModel:
+    """Reads, exports and fuses; no weight is loaded."""
+    target = read_target(target_path, strict=True)
+    draft = None if draft_path is None else read_draft(draft_path, target.geometry, strict=True)
+    asked = BuildOptions(model=target_path, draft=draft_path, output=Path("unused"), **options)
+    g, d = target.geometry, None if draft is None else draft.geometry
+    plan = plan_engine(asked, g, d)
+    sources = WeightSources(target, draft)
+    dtype = sources.activations
+    models = {"target": graphs.target_graph(g, plan, d.taps if d else (), dtype)}
+    if d is not None:
+        models["draft_fuse"] = graphs.draft_fuse_graph(d, g, dtype)
+        models["draft"] = graphs.draft_graph(d, g, plan, dtype)
+    results = []
+    for role, model in models.items():
+        sources.bind(model)
+        results += run_passes(role, model, CUDA_PASSES, asked.dump_passes)
+    return FusedModel(target, draft, plan, models, tuple(results))
+
+
+def run_graph(model: ir.Model, feeds: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The graph's outputs by name: every node is its op's reference.
+
+    AssertionError where a feed or a result has another type or shape than the graph says.
+    """
+    values: dict[ir.Value, torch.Tensor] = {}
+    sizes: dict[str, int] = {}
+    for port in model.graph.inputs:
+        values[port] = feeds[port.name or ""]
+        _check(port, values[port], sizes)
+    for weight in model.graph.initializers.values():
+        recipe = recipe_of(weight)
+        assert recipe is not None
+        values[weight] = recipe.checked()
+    for node in model.graph:
+        made = _call(node, values)
+        for value, tensor in zip(node.outputs, made, strict=True):
+            _check(value, tensor, sizes)
+            values[value] = tensor
+    return {output.name or "": values[output] for output in model.graph.outputs}
+
+
+def _call(node: ir.Node, values: Mapping[ir.Value, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    op = op_named(node.op_type)
+    arguments = []
+    for spec, value in zip_longest(op.inputs, node.inputs):
+        tensor = None if value is None else values[value]
+        # Rows are contiguous: an op that names fewer axes sees the trailing ones joined.
+        if tensor is not None and not spec.rank_free and tensor.ndim > len(spec.axes):
+            tensor = tensor.flatten(len(spec.axes) - 1)
+        arguments.append(tensor)
+    given = {name: attribute.value for name, attribute in node.attributes.items()}
+    result = op.reference(*arguments, **op.complete(given))
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _check(value: ir.Value, tensor: torch.Tensor, sizes: dict[str, int]) -> None:
+    assert value.shape is not None and value.dtype is not None, f"{value.name} is untyped"
+    wanted = [
+        size if isinstance(size, int) else sizes.setdefault(str(size.value), got)
+        for size, got in zip(value.shape, tensor.shape, strict=True)
+    ]
+    dtype = str(tensor.dtype).removeprefix("torch.").replace("float32", "float")
+    assert (list(tensor.shape), dtype) == (wanted, value.dtype.name.lower()), value.name
+
+
+def sequence(rows: range, page_size: int, pages: int) -> dict[str, torch.Tensor]:
+    """Rows of one sequence over a page table in falling order: every port of a group's view."""
+    ids = torch.arange(rows.start, rows.stop, dtype=torch.int32)
+    table = torch.arange(pages - 1, 0, -1, dtype=torch.int32)
+    return {
+        "page_table": table.view(1, 1, -1),
+        "row_slot": ids,
+        "tree_start": torch.tensor([rows.stop], dtype=torch.int32),
+        "write_slot": table[ids // page_size] * page_size + ids % page_size,
+    }
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """‖actual − expected‖ / ‖expected‖ of every row."""
+    difference = (actual.float() - expected.float()).norm(dim=-1)
+    return difference / expected.float().norm(dim=-1).clamp(min=math.ulp(1.0))

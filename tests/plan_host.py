@@ -1,0 +1,210 @@
+"""A host for the plan's interpreter: admits prompts, runs programs and reads the ring.
+
+It stands where the runtime stands on a GPU, and shares nothing with it but the plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbuild.builder import build as building
+from specbuild.builder.backend_lowering import MODEL_ROLES
+from specbuild.builder.backends.cuda.engine import (
+    CudaModel,
+    LoweredEngine,
+    lower_engine,
+    target_of,
+)
+from specbuild.builder.backends.cuda.interpret import PlanInterpreter
+from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
+from specbuild.builder.backends.cuda.plan_writer import Lower
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.passes.pipeline import run_passes
+from specbuild.builder.progress import SilentProgress
+from specbuild.builder.weight_sources import WeightSources
+from specbuild.runtime.kv_layout import KvLayout
+from specbuild.runtime.kv_pool import pages_per_sequence
+from specbuild.runtime.manifest import CacheGroup, DraftShape
+from specbuild.runtime.plan import CompiledKernel, ProgramEntry
+
+RING_SLOTS = 64
+
+
+def lowered_engine(
+    model: Path, draft: Path | None, lower: Lower | None = None, **options: Any
+) -> LoweredEngine:
+    """The programs of a CUDA engine of these checkpoints; nothing is compiled."""
+    asked = BuildOptions(model=model, draft=draft, output=Path("unused"), backend="cuda", **options)
+    silent = SilentProgress()
+    target, read_draft, plan = building._settled(asked, building._read(asked, silent))
+    sources = WeightSources(target, read_draft)
+    exported = building._export(sources, plan, torch.bfloat16, silent)
+    models = {role: exported[role] for role in MODEL_ROLES if role in exported}
+    for role, graph in models.items():
+        run_passes(role, graph, CUDA_PASSES, None)
+    d2t = sources.d2t() if read_draft else None
+    whole = CudaModel(models, sources.target_geometry, sources.draft_geometry, d2t)
+    return lower_engine(whole, plan, target_of("sm_90a"), lower)
+
+
+@dataclass
+class Step:
+    """What one step gave a sequence."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    accepted: int
+
+
+class PlanHost:
+    """Slots of sequences on an interpreted engine."""
+
+    def __init__(self, engine: LoweredEngine) -> None:
+        self.engine = engine
+        writer = engine.writer
+        unbuilt = {
+            k: CompiledKernel(f"{k.folder}:{k.entry}", "", k.entry, 0, 0, 0) for k in writer.kernels
+        }
+        entries = [entry for entry, _ in engine.programs]
+        self.plan = writer.plan(engine.target, 0, unbuilt, entries)
+        self.memory = PlanInterpreter(self.plan, lambda name: engine.weights[name].checked())
+        self.port("done").fill_(1)
+        self._next_page = {group.name: 1 for group in engine.plan.groups}
+        self._programs: dict[str, Any] = {}
+
+    def port(self, name: str) -> torch.Tensor:
+        """A port's tensor in the engine's memory."""
+        return self.memory.port(name)
+
+    def run(self, name: str) -> None:
+        """Runs a program by name."""
+        if name not in self._programs:
+            lowered = next(low for entry, low in self.engine.programs if entry.name == name)
+            self._programs[name] = self.engine.writer.program(lowered)
+        self.memory.run(self._programs[name])
+
+    def entry(self, name: str) -> ProgramEntry:
+        """What the plan says of a program."""
+        return next(entry for entry in self.plan.programs if entry.name == name)
+
+    def give_pages(self, slot: int) -> None:
+        """All pages of a sequence at once; a windowed group's table goes round a ring."""
+        limits = self.engine.plan.limits
+        for group in self.engine.plan.groups:
+            held = pages_per_sequence(
+                group.name, limits, tokens=limits.max_seq_len,
+                page_size=group.page_size, window=group.window,
+            )  # fmt: skip
+            first = self._next_page[group.name]
+            self._next_page[group.name] += held
+            assert first + held <= group.pages
+            table = self.port(f"page_table.{group.name}")
+            count = KvLayout(group).logical_pages(limits)
+            table[slot] = first + torch.arange(count, dtype=torch.int32) % held
+
+    def write_slots(self, group: CacheGroup, slot: int, positions: torch.Tensor) -> torch.Tensor:
+        """Where these positions of a sequence lie in the group's pools."""
+        table = self.port(f"page_table.{group.name}")[slot]
+        size = group.page_size
+        return table[positions.long() // size] * size + positions % size
+
+    def feed(self, slot: int, ids: list[int], start: int) -> None:
+        """The ports of prefill for one sequence's ``ids`` at positions ``start`` and on."""
+        count = len(ids)
+        positions = torch.arange(start, start + count, dtype=torch.int32)
+        for name in ("token_ids", "positions", "row_slot", "ancestor_bits"):
+            self.port(f"prefill.{name}").zero_()
+        self.port("prefill.token_ids")[:count] = torch.tensor(ids, dtype=torch.int32)
+        self.port("prefill.positions")[:count] = positions
+        self.port("prefill.row_slot")[:count] = positions
+        row_start = self.port("prefill.row_start")
+        row_start[: slot + 1], row_start[slot + 1 :] = 0, count
+        self.port("prefill.tree_start").zero_()[slot] = start + count
+        for group in self.engine.plan.target_groups:
+            port = self.port(f"prefill.write_slot.{group.name}")
+            port.copy_(torch.arange(len(port)) % group.page_size)
+            port[:count] = self.write_slots(group, slot, positions)
+
+    def admit(
+        self, slot: int, ids: list[int], budget: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> tuple[int, float]:
+        """Runs the prompt and makes the slot ready for steps; its first token and logprob."""
+        self.give_pages(slot)
+        sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "seed": seed}
+        rows = min(e.rows for e in self.plan.programs if e.kind == "prefill")
+        draft = next((g for g in self.engine.plan.groups if g.name == "draft"), None)
+        for start in range(0, len(ids), rows):
+            chunk = ids[start : start + rows]
+            self.feed(slot, chunk, start)
+            for name, value in sampling.items():
+                self.port(f"prefill.{name}").zero_()[slot] = value
+            self.port("prefill.position").zero_()[slot] = start + len(chunk) - 1
+            self.port("prefill.logit_rows").zero_()[slot] = len(chunk) - 1
+            if draft is not None:
+                self._feed_draft(draft, slot, ids, start, len(chunk))
+            self.run(f"prefill@{rows}")
+        choice = int(self.port("prefill.choice")[slot])
+        state = {"length": len(ids), "root": choice, "limit": len(ids) + budget, "done": 0}
+        for name, value in {**state, **sampling}.items():
+            self.port(name)[slot] = value
+        if draft is not None:
+            self.port("pending_captured")[slot, 0] = self.port("prefill.last_captured")[slot]
+            self.port("pending_tokens")[slot, 0] = choice
+            self.port("pending_count")[slot] = 1
+        return choice, float(self.port("prefill.logprob")[slot])
+
+    def _feed_draft(
+        self, draft: CacheGroup, slot: int, ids: list[int], start: int, count: int
+    ) -> None:
+        """Row t of the draft takes the token after t; the prompt's last has none yet."""
+        known = min(count, len(ids) - 1 - start)
+        positions = torch.arange(start, start + known, dtype=torch.int32)
+        port = self.port("prefill.draft_token_ids").zero_()
+        port[:known] = torch.tensor(ids[start + 1 : start + 1 + known], dtype=torch.int32)
+        slots = self.port("prefill.draft_write_slot")
+        slots.copy_(torch.arange(len(slots)) % draft.page_size)
+        slots[:known] = self.write_slots(draft, slot, positions)
+
+    def step(self, program: str) -> list[Step]:
+        """Runs a step and reads the ring, by slot."""
+        before = int(self.port("step")[0])
+        self.run(program)
+        place = before % RING_SLOTS
+        assert int(self.port("ring.step")[place]) == before + 1
+        steps = []
+        for slot in range(self.entry(program).batch):
+            count = int(self.port("ring.count")[place, slot])
+            steps.append(
+                Step(
+                    self.port("ring.tokens")[place, slot, :count].tolist(),
+                    self.port("ring.logprobs")[place, slot, :count].tolist(),
+                    int(self.port("ring.accepted")[place, slot]),
+                )
+            )
+        return steps
+
+    def generate(self, slot: int, program: str, tokens: int) -> list[int]:
+        """Tokens of one sequence by steps of a program, at least this many or to its end."""
+        out: list[int] = []
+        while len(out) < tokens and not self.port("done")[slot]:
+            out += self.step(program)[slot].tokens
+        return out
+
+    def score(self, slot: int, ids: list[int], start: int = 0) -> torch.Tensor:
+        """Logits [len(ids), V] of a sequence's rows from position ``start`` on; at most 64."""
+        rows = next(e.rows for e in self.plan.programs if e.kind == "score" and e.rows >= len(ids))
+        self.feed(slot, ids, start)
+        logit_rows = self.port("score.logit_rows").zero_()
+        logit_rows[: len(ids)] = torch.arange(len(ids))
+        self.run(f"score@{rows}")
+        return self.port("score.logits")[: len(ids)].clone()
+
+
+def step_name(batch: int, shape: DraftShape | None = None, *, full_logits: bool = False) -> str:
+    """A step program's name."""
+    draft = f".draft-{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}" if shape else ""
+    return f"step@{batch}{draft}{'.logits' if full_logits else ''}"

@@ -1,0 +1,204 @@
+"""``build --backend cuda``: a whole engine directory, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import write_draft, write_target
+from safetensors import safe_open
+
+from specbuild.builder.backends.cuda.cubin import parameter_sizes
+from specbuild.builder.build import build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.engine_file import open_weights, read_manifest, verify_files
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.kv_layout import layouts, validate_caches
+from specbuild.runtime.plan import POINTER, Plan, Program
+from specbuild.runtime.strict_json import from_json
+
+LAUNCH_LIMIT_BYTES = 227 * 1024
+
+
+class Stages(SilentProgress):
+    """Remembers the stages of a build."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def start(self, stage: str, total: int, unit: str) -> None:
+        del total, unit
+        self.names.append(stage)
+
+
+def options(folder: Path, output: Path, **changes: Any) -> BuildOptions:
+    """A small engine with a draft, by few programs."""
+    small = {
+        "backend": "cuda", "gpu": "sm_90a", "max_seq_len": 64, "max_batch_size": 1,
+        "draft_top_k": 1, "draft_depth": 1, "draft_tokens": 1,
+    }  # fmt: skip
+    return BuildOptions(
+        model=folder / "target",
+        draft=folder / "draft",
+        output=output,
+        **(small | changes),
+    )
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random target and draft of the example's widths, two layers deep."""
+    path = tmp_path_factory.mktemp("checkpoints")
+    sizes = {"hidden": 192, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
+    write_target(path / "target", layers=2, experts=8, experts_per_token=4, **sizes)
+    write_draft(path / "draft", target_layers=2, target_hidden=192, inner=384, **sizes)
+    return path
+
+
+@pytest.fixture(scope="module")
+def stages() -> Stages:
+    return Stages()
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoints: Path, stages: Stages, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("engine") / "cuda"
+    build(options(checkpoints, output), stages)
+    return output
+
+
+@pytest.fixture(scope="module")
+def plan(engine: Path) -> Plan:
+    return from_json(Plan, json.loads((engine / "plan.json").read_text()), "plan.json")
+
+
+def program(engine: Path, file: str) -> Program:
+    return from_json(Program, json.loads((engine / file).read_text()), file)
+
+
+def test_the_directory_is_whole_and_says_what_it_is(engine: Path, stages: Stages) -> None:
+    manifest = read_manifest(engine)
+    verify_files(engine, manifest)
+    assert (manifest.backend, manifest.device, manifest.roles) == ("cuda", "sm_90a", {})
+    validate_caches(manifest.cache_groups, manifest.target, manifest.draft)
+    assert "compiling kernels" in stages.names
+    assert stages.names.index("compiling kernels") < stages.names.index("writing weights")
+
+
+def test_the_plan_has_the_programs_of_the_limits(plan: Plan) -> None:
+    names = [entry.name for entry in plan.programs]
+    assert names == [
+        "prefill@64", "score@8", "score@64",
+        "step@1", "step@1.logits", "step@1.draft-1-1-1", "step@1.draft-1-1-1.logits",
+    ]  # fmt: skip
+    assert (plan.gpu, plan.multiprocessors) == ("sm_90a", 132)
+    assert plan.driver_version >= 12000
+
+
+def test_every_launch_has_its_kernel_and_its_arguments(engine: Path, plan: Plan) -> None:
+    for entry in plan.programs:
+        found = program(engine, entry.file)
+        assert len(found.launches) == entry.launches > 0
+        assert {launch.op for launch in found.launches} == set(range(len(found.ops)))
+        for launch in found.launches:
+            kernel = plan.kernels[launch.kernel]
+            sizes = parameter_sizes((engine / kernel.cubin).read_bytes(), kernel.entry)
+            # A pointer (or a null one) has 8 bytes, an int32 or a float32 4.
+            assert sizes == tuple(8 if a[0] in (POINTER, 3) else 4 for a in launch.arguments)
+            assert launch.shared_bytes + kernel.shared_bytes <= LAUNCH_LIMIT_BYTES
+            assert launch.block * kernel.registers <= 65536
+
+
+def test_caches_and_weights_have_their_buffers(engine: Path, plan: Plan) -> None:
+    manifest = read_manifest(engine)
+    by_space: dict[str, dict[str, int]] = {}
+    for buffer in plan.buffers:
+        by_space.setdefault(buffer.space, {})[buffer.name] = buffer.bytes
+    groups = layouts(manifest.cache_groups).values()
+    assert by_space["cache"] == {layout.name: layout.bytes for layout in groups}
+    weights = open_weights(engine, manifest)
+    assert by_space["weights"] == {name: array.nbytes for name, array in weights.items()}
+    assert list(by_space["arena"]) == ["arena"]
+
+
+def test_weights_are_bf16_and_only_moved(engine: Path, checkpoints: Path) -> None:
+    """A packed projection holds the checkpoint's bit patterns, each as often."""
+    manifest = read_manifest(engine)
+    name = next(n for n in manifest.tensors if "o_proj" in n and "layers.0" in n)
+    stored = manifest.tensors[name]
+    assert stored.dtype == "BF16"
+    with safe_open(checkpoints / "target" / "model.safetensors", "pt") as file:
+        ours = np.sort(open_weights(engine, manifest)[name], axis=None)
+        (source,) = [s for s in stored.sources if s.endswith("weight")]
+        theirs = file.get_tensor(source).view(torch_int16()).numpy().view(np.uint16)
+    np.testing.assert_array_equal(ours, np.sort(theirs, axis=None))
+    assert {t.dtype for t in manifest.tensors.values()} == {"BF16", "F32", "I32", "U8"}
+
+
+def torch_int16() -> Any:
+    import torch
+
+    return torch.int16
+
+
+def test_the_report_names_kernels_programs_and_memory(engine: Path, plan: Plan) -> None:
+    report = json.loads((engine / "build_report.json").read_text())["cuda"]
+    assert len(report["kernels"]) == len(plan.kernels)
+    assert all(kernel["registers"] > 0 for kernel in report["kernels"])
+    sizes = {buffer.name: buffer.bytes for buffer in plan.buffers}
+    assert report["memory"]["arena"] == sizes["arena"]
+    plain, drafted = (
+        next(p for p in report["programs"] if p["name"] == name)
+        for name in ("step@1", "step@1.draft-1-1-1")
+    )
+    head = sizes["lm_head.packed"]
+    assert head < plain["weight_bytes"] < drafted["weight_bytes"] < report["memory"]["weights"]
+    experts = sum(sizes[n] for n in sizes if ".experts." in n)
+    assert plain["expert_bytes"] > 0.9 * experts and plain["experts"] == 8
+    # One full and one sliding layer of 2 heads of 32: K and V in bf16.
+    assert plain["context_bytes_per_token"] == 2 * 2 * 32 * 2
+    assert plain["window_bytes"] == 8 * 2 * 2 * 32 * 2
+
+
+def test_equal_builds_are_equal_byte_for_byte(
+    engine: Path, checkpoints: Path, tmp_path: Path
+) -> None:
+    build(options(checkpoints, tmp_path / "again"), SilentProgress())
+    first, second = (
+        {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+        for root in (engine, tmp_path / "again")
+    )
+    assert first == second
+
+
+def test_nothing_of_this_machine_is_in_the_engine(engine: Path, checkpoints: Path) -> None:
+    for file in engine.rglob("*"):
+        if file.is_file():
+            data = file.read_bytes()
+            for leak in (str(checkpoints), str(Path(__file__).parents[3])):
+                assert leak.encode() not in data, file
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gpu": "sm_100a"}, "--gpu sm_100a is not supported"),
+        ({"backend": "cpu"}, "--gpu sm_90a needs --backend cuda"),
+        ({"page_size": 24}, "--page-size 24"),
+        ({"max_batch_size": 300}, "--max-batch-size 300"),
+        (
+            {"draft_top_k": 8, "draft_depth": 8, "draft_tokens": 300, "max_seq_len": 400},
+            "--draft-tokens 300",
+        ),
+    ],
+)
+def test_what_cannot_be_built_is_refused(
+    checkpoints: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SpecbuildError, match=message):
+        build(options(checkpoints, tmp_path / "engine", **changes), SilentProgress())
+    assert not (tmp_path / "engine").exists()

@@ -1,0 +1,331 @@
+"""The CUDA passes: what they leave, what it computes, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from checkpoints import write_draft, write_target
+from fused_graphs import FusedModel, fused_model, relative_error, run_graph, sequence
+from safetensors.torch import load_file, save_file
+
+from specbuild.builder import graphs
+from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
+from specbuild.builder.backends.cuda.retype import only_known_ops
+from specbuild.builder.backends.cuda.support import require_cuda_support
+from specbuild.builder.checkpoint.draft import read_draft
+from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
+from specbuild.builder.checkpoint.target_tensors import target_tensors
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.limits import plan_engine
+from specbuild.builder.passes.pipeline import run_passes
+from specbuild.builder.passes.weights import recipe_of
+from specbuild.builder.verify.reference_draft import load_reference_draft
+from specbuild.builder.weight_sources import WeightSources
+from specbuild.plugins_cuda.body import BodyBuilder
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import Rope, TargetGeometry
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-gpt-oss"
+PAGE, PAGES = 16, 8
+TOLERANCE = 0.03  # relative, of a row of hidden states or logits in bf16
+LAYER = ["RmsQkvRope", "PagedTreeAttention", "Linear", "RmsMoe"]
+DRAFT = [
+    "DraftInput", "RmsQkvRope", "PagedTreeAttention", "Linear", "RmsSwiglu", "Linear", "RmsHead",
+]  # fmt: skip
+
+# What a plain draft's graph has instead of DRAFT.
+DRAFT_VARIANTS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "plain": ({}, DRAFT),
+    "own embedding": ({"own_embedding": True}, DRAFT),
+    "target's head": ({"draft_vocab": None}, DRAFT),
+    "no embedding half": ({"input_width": "hidden"}, DRAFT),
+    "normed residual": ({"norm_before_residual": True}, ["DraftInput", *DRAFT]),
+    "normed output": ({"norm_output": True}, [*DRAFT, "DraftInput"]),
+    "two taps": ({"taps": (2, 0)}, DRAFT),
+    "one tap": ({"taps": (1,)}, DRAFT),
+    "windowed": ({"sliding_window": 5}, DRAFT),
+}
+
+
+def ops_of(model: ir.Model) -> list[str]:
+    return [node.op_type for node in model.graph]
+
+
+def blank_pools(model: ir.Model) -> dict[str, torch.Tensor]:
+    """Pools full of NaN, by port name."""
+    pools = {}
+    for port in model.graph.inputs:
+        if port.name and port.name.endswith("_pool"):
+            pools[port.name] = torch.full(list(port.shape), float("nan")).bfloat16()
+    return pools
+
+
+def launch_feeds(model: ir.Model, rows: range, logit_rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The ports of one sequence's rows, the same view for every group."""
+    positions = torch.arange(rows.start, rows.stop, dtype=torch.int32)
+    feeds = {
+        "positions": positions,
+        "row_start": torch.tensor([0, len(rows)], dtype=torch.int32),
+        "ancestor_bits": torch.zeros(len(rows), 1, dtype=torch.int32),
+        "logit_rows": logit_rows.int(),
+    }
+    view = sequence(rows, PAGE, PAGES)
+    for port in model.graph.inputs:
+        group, _, name = (port.name or "").rpartition(".")
+        if group and name in view:
+            feeds[port.name] = view[name]
+    return feeds
+
+
+def kept_pools(outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {n.removesuffix(".out"): v for n, v in outputs.items() if n.endswith(".out")}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_fused_target_computes_what_transformers_computes(tmp_path: Path, dtype: str) -> None:
+    from transformers import GptOssForCausalLM
+
+    taps = (2, 0, 1)
+    write_target(tmp_path / "t", dtype=dtype)
+    write_draft(tmp_path / "d", taps=taps, dtype=dtype)
+    model = fused_model(tmp_path / "t", tmp_path / "d", page_size=PAGE).models["target"]
+    theirs = GptOssForCausalLM.from_pretrained(tmp_path / "t", dtype=torch.float32).float().eval()
+    ids = torch.randint(3, 256, (60,), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        expected = theirs(ids[None], output_hidden_states=True)
+    pools, logits, captured = blank_pools(model), [], []
+    for rows in (range(33), range(33, 34), range(34, 60)):  # chunks that split pages
+        feeds = launch_feeds(model, rows, torch.arange(len(rows))) | pools
+        feeds["token_ids"] = ids[rows.start : rows.stop].int()
+        feeds["captured_blank"] = torch.full((len(rows), 3 * 64), float("nan")).bfloat16()
+        outputs = run_graph(model, feeds)
+        pools = kept_pools(outputs)
+        logits.append(outputs["logits"])
+        captured.append(outputs["captured"])
+    for tap, state in zip(taps, torch.cat(captured).chunk(3, dim=-1), strict=True):
+        error = relative_error(state, expected.hidden_states[tap + 1][0])
+        assert error.median() < TOLERANCE / 2
+        # A row whose router is nearly undecided may take another expert.
+        assert error.quantile(0.95) < TOLERANCE
+    error = relative_error(torch.cat(logits), expected.logits[0])
+    assert error.median() < TOLERANCE / 2
+    assert error.quantile(0.95) < TOLERANCE
+
+
+@pytest.mark.parametrize("variant", DRAFT_VARIANTS)
+def test_fused_draft_computes_what_the_reference_computes(tmp_path: Path, variant: str) -> None:
+    changes, ops = DRAFT_VARIANTS[variant]
+    target = write_target(tmp_path / "t")
+    write_draft(tmp_path / "d", **changes)
+    fused = fused_model(tmp_path / "t", tmp_path / "d", page_size=PAGE)
+    assert ops_of(fused.models["draft_fuse"]) == ["Linear"]
+    assert sorted(ops_of(fused.models["draft"])) == sorted(ops)
+    reference = load_reference_draft(
+        tmp_path / "d",
+        embedding=target["model.embed_tokens.weight"],
+        head=target["lm_head.weight"],
+    )
+    assert fused.draft is not None
+    committed, drafted = 20, 3
+    generator = torch.Generator().manual_seed(3)
+    width = len(fused.draft.geometry.taps) * fused.target.geometry.hidden
+    captured = torch.randn(committed, width, generator=generator).bfloat16()
+    ids = torch.randint(0, 256, (committed + drafted,), generator=generator)
+    expected = reference.follow(captured.float(), ids[:committed], ids[committed:])
+    hidden = run_graph(fused.models["draft_fuse"], {"captured": captured})["hidden"]
+    model = fused.models["draft"]
+    pools, first, logits, recurrence = blank_pools(model), 0, [], []
+    for count in (committed, *[1] * drafted):
+        feeds = launch_feeds(model, range(first, first + count), torch.tensor([count - 1])) | pools
+        feeds |= {"token_ids": ids[first : first + count].int(), "hidden": hidden}
+        outputs = run_graph(model, feeds)
+        pools, hidden = kept_pools(outputs), outputs["hidden_out"][-1:]
+        first += count
+        logits.append(outputs["draft_logits"])
+        recurrence.append(hidden)
+    assert relative_error(torch.cat(recurrence), expected.recurrence).max() < TOLERANCE
+    assert relative_error(torch.cat(logits), expected.logits).max() < TOLERANCE
+
+
+def test_the_example_becomes_exactly_the_fused_ops(tmp_path: Path) -> None:
+    fused = fused_model(EXAMPLE / "target", EXAMPLE / "draft", dump_passes=tmp_path)
+    wanted = ["Embed"]
+    for layer in range(24):
+        wanted += [*LAYER, *["Capture"] * (layer in (1, 11, 20))]
+    assert ops_of(fused.models["target"]) == [*wanted, "RmsHead"]
+    assert ops_of(fused.models["draft"]) == DRAFT
+    assert ops_of(fused.models["draft_fuse"]) == ["Linear"]
+    stages = {value.name for node in fused.models["target"].graph for value in node.outputs}
+    assert {f"stage.layer.{layer}" for layer in range(24)} <= stages
+    residuals = [node.inputs[3] for node in fused.models["draft"].graph if node.op_type == "Linear"]
+    assert [value is not None for value in residuals] == [True, True]
+    heads = [
+        n for r in ("target", "draft") for n in fused.models[r].graph if n.op_type == "RmsHead"
+    ]
+    assert [head.attributes["rounding"].value for head in heads] == ["gpt_oss", "llama"]
+    assert_settled(fused)
+    last = onnx.load(tmp_path / "target.13-only-known-ops.onnx", load_external_data=False)
+    assert len(last.graph.node) == len(wanted) + 1
+
+
+def assert_settled(fused: FusedModel) -> None:
+    """Every value has a type, and no dynamic axis but those of the graph's inputs."""
+    for role, model in fused.models.items():
+        known = {str(size) for port in model.graph.inputs for size in port.shape}
+        for node in model.graph:
+            for value in node.outputs:
+                assert value.dtype is not None, (role, value.name)
+                assert {str(size) for size in value.shape if not isinstance(size, int)} <= known
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "mixed"])
+def test_stored_weights_have_the_types_of_kernels(tmp_path: Path, dtype: str) -> None:
+    write_target(tmp_path / "t", layers=2, dtype="bf16" if dtype == "mixed" else dtype)
+    write_draft(tmp_path / "d", target_layers=2, dtype="f16" if dtype == "mixed" else dtype)
+    if dtype == "mixed":
+        file = tmp_path / "t" / "model.safetensors"
+        tensors = load_file(file)
+        wide = ("norm", "q_proj", "sinks", "router")
+        tensors = {n: t.float() if any(w in n for w in wide) else t for n, t in tensors.items()}
+        save_file(tensors, file, metadata={"format": "pt"})
+    fused = fused_model(tmp_path / "t", tmp_path / "d", max_batch_size=1)
+    assert ops_of(fused.models["draft"]) == DRAFT
+    assert Counter(ops_of(fused.models["target"]))["RmsMoe"] == 2
+    for model in fused.models.values():
+        for name, value in model.graph.initializers.items():
+            in_fp32 = "sinks" in name or "rope" in name
+            # Experts are packed bytes, and their packed biases what the op's packing says.
+            if "experts" not in name or name.endswith("down_proj_bias"):
+                wanted = torch.float32 if in_fp32 else torch.bfloat16
+                assert recipe_of(value).checked().dtype == wanted, name
+        floats = {port.dtype for port in model.graph.inputs} - {ir.DataType.INT32}
+        assert floats == {ir.DataType.BFLOAT16}
+    assert_settled(fused)
+
+
+def test_a_tied_head_is_packed_beside_the_table(tmp_path: Path) -> None:
+    changes = {"tie_word_embeddings": True}
+    write_target(tmp_path / "t", layers=1, config_changes=changes)
+    file = tmp_path / "t" / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["lm_head.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    write_draft(tmp_path / "d", target_layers=1, taps=(0,), draft_vocab=None)
+    fused = fused_model(tmp_path / "t", tmp_path / "d")
+    table = tensors["model.embed_tokens.weight"]
+    for role in ("target", "draft"):
+        weights = fused.models[role].graph.initializers
+        heads = [n.inputs[3] for n in fused.models[role].graph if n.op_type == "RmsHead"]
+        assert torch.equal(recipe_of(weights["model.embed_tokens.weight"]).checked(), table)
+        packed = recipe_of(heads[0])
+        assert heads[0].name == "model.embed_tokens.packed"
+        assert packed.sources == ("model.embed_tokens.weight",)
+        assert not torch.equal(packed.checked().flatten(), table.flatten())
+        assert torch.equal(*(t.flatten().sort().values for t in (packed.checked(), table)))
+
+
+def geometry_20b() -> TargetGeometry:
+    return TargetGeometry(
+        model_type="gpt_oss",
+        layers=24,
+        hidden=2880,
+        vocab=201088,
+        q_heads=64,
+        kv_heads=8,
+        head_dim=64,
+        experts=32,
+        experts_per_token=4,
+        expert_inner=2880,
+        expert_format="mxfp4",
+        layer_types=("sliding_attention", "full_attention") * 12,
+        sliding_window=128,
+        max_positions=131072,
+        rms_eps=1e-5,
+        swiglu_limit=7.0,
+        rope=Rope(theta=150000.0),
+        eos_token_ids=(200002,),
+    )
+
+
+def unreadable(g: TargetGeometry) -> TargetCheckpoint:
+    """A checkpoint of this geometry whose weights must not be loaded."""
+
+    def load() -> torch.Tensor:
+        raise AssertionError("a pass loads a weight")
+
+    def source(name: str, dtype: str, shape: tuple[int, ...]) -> SourceTensor:
+        return SourceTensor(name, dtype, shape, (name,), load, None, None)
+
+    tensors = {
+        name: source(name, tensor.dtypes[0], tensor.shape)
+        for name, tensor in target_tensors(g).items()
+    }
+    return TargetCheckpoint(g, tensors, (), ())
+
+
+def checkpoint_bytes(g: TargetGeometry) -> int:
+    tensors = target_tensors(g).values()
+    return sum(math.prod(t.shape) * {"U8": 1, "BF16": 2}[t.dtypes[0]] for t in tensors)
+
+
+def test_the_20b_geometry_is_fused_in_seconds_without_its_weights() -> None:
+    g = geometry_20b()
+    require_cuda_support(g, None)
+    plan = plan_engine(BuildOptions(model=Path("m"), output=Path("o")), g, None)
+    model = graphs.target_graph(g, plan, (1, 11, 21), torch.bfloat16)
+    WeightSources(unreadable(g), None).bind(model)
+    start = time.perf_counter()
+    run_passes("target", model, CUDA_PASSES, None)
+    assert time.perf_counter() - start < 20
+    assert Counter(ops_of(model)) == {
+        "Embed": 1, "Capture": 3, "RmsHead": 1, **dict.fromkeys(LAYER, 24),
+    }  # fmt: skip
+    stored = sum(recipe_of(value).nbytes for value in model.graph.initializers.values())
+    tables = 2 * model.graph.initializers["rope_cos"].const_value.nbytes
+    # Nothing is stored twice, and packing adds next to nothing.
+    assert 1 <= (stored - tables) / checkpoint_bytes(g) < 1.005
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"expert_format": "bf16"}, ["bf16", "mxfp4"]),
+        ({"hidden": 2888}, ["hidden_size", "2888", "32"]),
+        ({"head_dim": 40}, ["head_dim", "40", "16"]),
+        ({"vocab": 201089}, ["vocab_size", "201089", "16"]),
+    ],
+)
+def test_a_target_beyond_the_kernels_is_refused(changes: dict[str, Any], names: list[str]) -> None:
+    with pytest.raises(SpecbuildError) as error:
+        require_cuda_support(replace(geometry_20b(), **changes), None)
+    assert all(name in str(error.value) for name in names)
+
+
+@pytest.mark.parametrize("name", ["norm_before_fc", "fc_norm"])
+def test_a_draft_beyond_the_kernels_is_refused(tmp_path: Path, name: str) -> None:
+    write_target(tmp_path / "t")
+    write_draft(tmp_path / "d", **{name: True})
+    target = read_target(tmp_path / "t", strict=True).geometry
+    draft = read_draft(tmp_path / "d", target, strict=True).geometry
+    with pytest.raises(SpecbuildError, match=name):
+        require_cuda_support(target, draft)
+
+
+def test_what_is_left_is_named() -> None:
+    b = BodyBuilder()
+    x = ir.Value(name="x", shape=ir.Shape(["T"]), type=ir.TensorType(ir.DataType.FLOAT))
+    y = b.Neg(x)
+    y.name = "negated"
+    model = ir.Model(ir.Graph([x], [y], nodes=b.nodes, opset_imports={"": 23}), ir_version=10)
+    with pytest.raises(AssertionError, match=r"Neg \(negated\)"):
+        only_known_ops(model)

@@ -1,0 +1,350 @@
+"""The example engine's CUDA plan, interpreted on the CPU, against the CPU engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plan_host import PlanHost, lowered_engine, step_name
+
+from specbuild.builder.backends.cuda.engine import LoweredEngine, target_of
+from specbuild.builder.backends.cuda.interpret import PlanInterpreter
+from specbuild.builder.backends.cuda.plan_writer import (
+    CallLowering,
+    LoweredProgram,
+    PlanWriter,
+    lower_program,
+    program_bytes,
+)
+from specbuild.builder.backends.cuda.program_ir import Call, ProgramIr, Storage, Tensor
+from specbuild.builder.build import build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.plugins_cuda.choose.op import gumbel_noise
+from specbuild.plugins_cuda.launches import Lowering, Phase, Target, TensorInfo
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.plan import NULL, POINTER, Program
+from specbuild.runtime.request import GenerateParams, Prompt, TokenEvent
+from specbuild.runtime.strict_json import from_json
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-gpt-oss"
+CHAIN = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
+TREE = DraftShape(draft_top_k=3, draft_depth=3, draft_tokens=8)
+TOKENS = 32
+SEED = 7
+FORCED_TOKENS = 120
+MAX_SEQ_LEN, RING_SLOTS = 512, 400
+# Two logits nearer to each other than this may change places in bf16.
+NEAR_TIE = 0.1
+
+
+@pytest.fixture(scope="module")
+def engine() -> LoweredEngine:
+    """Two sequences, trees of 8 nodes, and rings of 400 slots in windowed layers."""
+    kernels = CallLowering(target_of("sm_90a"))
+
+    def small_chunks(call: Call, phase: Phase) -> Lowering:
+        if phase == "prefill" and any(t.shape[:1] > (256,) for t in call.outputs.values()):
+            raise SpecbuildError("a chunk of more rows needs a larger ring")
+        return kernels(call, phase)
+
+    return lowered_engine(
+        EXAMPLE / "target",
+        EXAMPLE / "draft",
+        small_chunks,
+        max_seq_len=MAX_SEQ_LEN,
+        max_batch_size=2,
+        page_size=16,
+        draft_top_k=TREE.draft_top_k,
+        draft_depth=TREE.draft_depth,
+        draft_tokens=TREE.draft_tokens,
+    )
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    output = tmp_path_factory.mktemp("example") / "engine"
+    options = BuildOptions(model=EXAMPLE / "target", output=output, max_seq_len=MAX_SEQ_LEN)
+    build(options, SilentProgress())
+    return Engine.load(output)
+
+
+@pytest.fixture(scope="module")
+def prompts(cpu: Engine) -> list[list[int]]:
+    """One that ends inside a page after more than a chunk, a short one, and one past the ring."""
+    lines = (EXAMPLE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    assert cpu.text is not None
+    ids = [list(cpu.text.encode(json.loads(line)["prompt"], raw=True)) for line in lines[:12]]
+    long = [token for prompt in ids for token in prompt]
+    return [ids[0][:70], max(ids[1:6], key=len)[:23], long[: RING_SLOTS + 30]]
+
+
+@pytest.fixture(scope="module")
+def continued(cpu: Engine, prompts: list[list[int]]) -> list[list[int]]:
+    """What the CPU engine makes of each prompt, greedily."""
+    params = GenerateParams(max_new_tokens=FORCED_TOKENS, ignore_eos=True)
+    found = []
+    for ids in prompts[:2]:
+        events = cpu.generate([Prompt("p", tuple(ids), None)], params, speculation=None)
+        found.append([event.token_id for event in events if isinstance(event, TokenEvent)])
+    return found
+
+
+class Runs:
+    """``TOKENS`` tokens of one sequence by steps of a program, each run made once."""
+
+    def __init__(self, engine: LoweredEngine) -> None:
+        self.engine = engine
+        self._known: dict[tuple[Any, ...], list[int]] = {}
+
+    def __call__(self, ids: list[int], program: str, temperature: float = 0.0) -> list[int]:
+        key = (tuple(ids), program, temperature)
+        if key not in self._known:
+            host = PlanHost(self.engine)
+            host.port("ignore_eos").fill_(1)
+            first, _ = host.admit(0, ids, TOKENS, temperature=temperature, seed=SEED)
+            tokens = [first, *host.generate(0, program, TOKENS - 1)]
+            assert int(host.port("done")[0]) == 1 and len(tokens) == TOKENS
+            self._known[key] = tokens
+        return self._known[key]
+
+
+@pytest.fixture(scope="module")
+def runs(engine: LoweredEngine) -> Runs:
+    return Runs(engine)
+
+
+def assert_equal_up_to_near_ties(
+    engine: LoweredEngine, ids: list[int], pair: list[list[int]], temperature: float = 0.0
+) -> None:
+    """Sequences may part only where the two tokens were as good as equal.
+
+    The references round differently with the number of rows, unlike the kernels.
+    """
+    differ = [i for i, (a, b) in enumerate(zip(*pair, strict=True)) if a != b]
+    if not differ:
+        return
+    at = differ[0]
+    host = PlanHost(engine)
+    host.give_pages(0)
+    rows = [*ids, *pair[0][:at]]
+    for start in range(0, len(rows), 64):
+        scores = host.score(0, rows[start : start + 64], start)[-1]
+    if temperature:
+        position = torch.tensor([len(rows) - 1])
+        noise = gumbel_noise(torch.tensor([SEED]), position, len(scores))[0]
+        scores = scores / temperature + noise
+    assert abs(scores[pair[0][at]] - scores[pair[1][at]]) < NEAR_TIE
+
+
+def test_teacher_forcing_agrees_with_the_cpu_engine(
+    engine: LoweredEngine, prompts: list[list[int]], continued: list[list[int]]
+) -> None:
+    equal = total = 0
+    for ids, tokens in zip(prompts, continued, strict=False):
+        host = PlanHost(engine)
+        host.give_pages(0)
+        rows = [*ids, *tokens]
+        for start in range(0, len(rows) - 1, 64):
+            logits = host.score(0, rows[start : start + 64], start)
+            for row, logit in enumerate(logits, start):
+                if len(ids) <= row + 1 < len(rows):
+                    wanted = rows[row + 1]
+                    assert logit.max() - logit[wanted] < NEAR_TIE
+                    equal += int(logit.argmax()) == wanted
+                    total += 1
+    assert total == 2 * FORCED_TOKENS
+    assert equal / total >= 0.99
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
+@pytest.mark.parametrize("prompt", [0, 1])
+def test_steps_emit_what_the_cpu_engine_does(
+    engine: LoweredEngine,
+    runs: Runs,
+    prompts: list[list[int]],
+    continued: list[list[int]],
+    shape: DraftShape | None,
+    prompt: int,
+) -> None:
+    ids = prompts[prompt]
+    tokens = runs(ids, step_name(1, shape))
+    assert_equal_up_to_near_ties(engine, ids, [continued[prompt][:TOKENS], tokens])
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
+def test_a_windows_ring_forgets_only_what_nobody_sees(
+    engine: LoweredEngine,
+    runs: Runs,
+    cpu: Engine,
+    prompts: list[list[int]],
+    shape: DraftShape | None,
+) -> None:
+    ids = prompts[2]
+    sliding = next(group for group in engine.plan.groups if group.name == "sliding")
+    assert (sliding.pages - 1) // 2 * sliding.page_size == RING_SLOTS < len(ids)
+    params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
+    events = cpu.generate([Prompt("p", tuple(ids), None)], params, speculation=None)
+    wanted = [event.token_id for event in events if isinstance(event, TokenEvent)]
+    tokens = runs(ids, step_name(1, shape))
+    assert_equal_up_to_near_ties(engine, ids, [wanted, tokens])
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_a_draft_changes_no_token(
+    engine: LoweredEngine, runs: Runs, prompts: list[list[int]], shape: DraftShape
+) -> None:
+    ids = prompts[1]
+    plain = runs(ids, step_name(1))
+    assert runs(ids, step_name(1, shape)) == plain
+    with_logits = step_name(1, shape, full_logits=True)
+    assert runs(ids, with_logits) == plain
+
+
+def test_a_draft_changes_no_drawn_token(
+    engine: LoweredEngine, runs: Runs, prompts: list[list[int]]
+) -> None:
+    ids = prompts[1]
+    programs = (step_name(1), step_name(1, CHAIN), step_name(1, TREE, full_logits=True))
+    plain, *drafted = [runs(ids, p, temperature=0.9) for p in programs]
+    for tokens in drafted:
+        assert_equal_up_to_near_ties(engine, ids, [plain, tokens], temperature=0.9)
+
+
+def test_a_chain_is_accepted(engine: LoweredEngine, prompts: list[list[int]]) -> None:
+    """The draft sees what it was trained on: it is right more often than not."""
+    host = PlanHost(engine)
+    host.port("ignore_eos").fill_(1)
+    host.admit(0, prompts[0], TOKENS)
+    steps = []
+    while not host.port("done")[0]:
+        steps.append(host.step(step_name(1, CHAIN))[0])
+    assert sum(len(step.tokens) for step in steps) == TOKENS - 1
+    assert (TOKENS - 1) / len(steps) > 1.6
+    assert sum(step.accepted for step in steps) > len(steps) / 2
+
+
+def test_sequences_of_a_batch_do_not_touch_each_other(
+    engine: LoweredEngine, runs: Runs, prompts: list[list[int]]
+) -> None:
+    """Two sequences step together, one ends before the other, and a slot lies idle at first."""
+    alone = [runs(ids, step_name(1, CHAIN)) for ids in prompts[:2]]
+    host = PlanHost(engine)
+    host.port("ignore_eos").fill_(1)
+    tokens = [[host.admit(0, prompts[0], TOKENS)[0]], []]
+    name = step_name(2, CHAIN)
+    for _ in range(2):
+        idle = host.step(name)
+        tokens[0] += idle[0].tokens
+        assert idle[1].tokens == []
+    tokens[1].append(host.admit(1, prompts[1], TOKENS)[0])
+    while not host.port("done").all():
+        for slot, step in enumerate(host.step(name)):
+            tokens[slot] += step.tokens
+    assert tokens == alone
+
+
+def test_a_sequence_ends_at_its_first_eos(
+    engine: LoweredEngine, runs: Runs, prompts: list[list[int]]
+) -> None:
+    plain = runs(prompts[0], step_name(1, CHAIN))
+    eos = plain[TOKENS - 5]
+    host = PlanHost(engine)
+    host.port("eos_ids").fill_(-1)
+    host.port("eos_ids")[0] = eos
+    first, _ = host.admit(0, prompts[0], TOKENS)
+    tokens = [first, *host.generate(0, step_name(1, CHAIN), TOKENS)]
+    assert tokens == plain[: plain.index(eos, 1) + 1]
+
+
+def programs_of(engine: LoweredEngine) -> Iterator[tuple[str, PlanWriter, LoweredProgram, Program]]:
+    for entry, lowered in engine.programs:
+        yield entry.name, engine.writer, lowered, engine.writer.program(lowered)
+
+
+def test_every_place_of_a_program_is_its_own_while_it_is_used(engine: LoweredEngine) -> None:
+    for name, writer, _, program in programs_of(engine):
+        arena = next(i for i, b in enumerate(writer.buffers) if b.space == "arena")
+        lives = program.lifetimes
+        for i, a in enumerate(lives):
+            assert a.offset + a.bytes <= writer.buffers[arena].bytes
+            for b in lives[:i]:
+                apart_in_time = a.last < b.first or b.last < a.first
+                apart = a.offset + a.bytes <= b.offset or b.offset + b.bytes <= a.offset
+                assert apart_in_time or apart, f"{name}: {a} and {b}"
+        for index, call in enumerate(program.ops):
+            for binding in (*call.inputs.values(), *call.outputs.values()):
+                size = torch.Size(binding.shape).numel() * getattr(torch, binding.dtype).itemsize
+                end = binding.offset + size
+                assert end <= writer.buffers[binding.buffer].bytes
+                assert binding.buffer != arena or any(
+                    life.first <= index <= life.last
+                    and life.offset <= binding.offset
+                    and end <= life.offset + life.bytes
+                    for life in lives
+                ), f"{name}: {call.op} uses what is not alive"
+
+
+def test_every_launch_points_into_its_buffers(engine: LoweredEngine) -> None:
+    for name, writer, lowered, program in programs_of(engine):
+        assert len(program.launches) == len(lowered.kernels) > 0
+        for launch in program.launches:
+            for argument in launch.arguments:
+                if argument[0] == POINTER:
+                    _, buffer, offset = argument
+                    assert 0 <= offset < max(writer.buffers[buffer].bytes, 1), name
+                    assert offset % 2 == 0
+                else:
+                    assert argument[0] != NULL or argument == (NULL,)
+            assert 0 < launch.block <= 1024 and launch.shared_bytes <= 227 * 1024
+
+
+def test_a_program_reads_back_as_it_was_written(engine: LoweredEngine) -> None:
+    *_, program = list(programs_of(engine))[-1]
+    assert from_json(Program, json.loads(program_bytes(program)), "program") == program
+
+
+def looked_up_twice() -> tuple[PlanInterpreter, Program]:
+    """x = table[ids], out = x[ids]: x lives in the arena from op 0 to op 1."""
+    gen = torch.Generator().manual_seed(0)
+    table = torch.randn(5, 8, generator=gen).bfloat16()
+
+    def tensor(name: str, space: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+        info = TensorInfo(shape, dtype)
+        return Tensor(Storage(name, space, info.nbytes), 0, info)  # type: ignore[arg-type]
+
+    stored = tensor("table", "weights", (5, 8), "bfloat16")
+    ports = {
+        "ids": tensor("ids", "state", (4,), "int32"),
+        "out": tensor("out", "state", (4, 8), "bfloat16"),
+    }
+    ir = ProgramIr("twice", "decode")
+    x = ir.call("Embed", {"token_ids": ports["ids"], "table": stored})["x"]
+    ir.call("Embed", {"token_ids": ports["ids"], "table": x}, outputs={"x": ports["out"]})
+    lowered = lower_program(ir, lambda *_: Lowering(()))
+    writer = PlanWriter([lowered], [stored], [], ports)
+    memory = PlanInterpreter(writer.plan(Target(), 0, {}, []), lambda _: table)
+    memory.port("ids").copy_(torch.tensor([3, 1, 2, 0]))
+    return memory, writer.program(lowered)
+
+
+def test_what_died_too_early_shows() -> None:
+    memory, program = looked_up_twice()
+    memory.run(program)
+    assert memory.port("out").isfinite().all()
+    (life,) = program.lifetimes
+    memory.run(replace(program, lifetimes=(replace(life, last=0),)))
+    assert memory.port("out").isnan().all()
+
+
+def test_the_arena_is_poisoned_around_a_run() -> None:
+    memory, program = looked_up_twice()
+    memory.run(program)
+    assert (memory.buffer("arena") == 0xFF).all()

@@ -1,0 +1,126 @@
+"""Compiling kernels with NVRTC: what is read of the result, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from specbuild.builder.backends.cuda import kernel_source
+from specbuild.builder.backends.cuda.kernel_source import KernelSource
+from specbuild.builder.backends.cuda.nvrtc import Compiler, read_log
+from specbuild.plugins_cuda.launches import Kernel
+from specbuild.runtime.errors import SpecbuildError
+
+PLAIN = """#include "../_device/factor.cuh"
+extern "C" __global__ void scale(float* x) {
+  __shared__ float held[64];
+  held[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  x[threadIdx.x] = held[63 - threadIdx.x] * factor() * EPS;
+}
+extern "C" __global__ void shift(float* x) { x[threadIdx.x] += WIDTH; }
+"""
+SPILLING = """
+extern "C" __global__ void __launch_bounds__(1024) greedy(float* x) {
+  float kept[128];
+  for (int i = 0; i < 128; i++) kept[i] = x[i * 1024 + threadIdx.x];
+  float total = 0;
+  for (int j = 0; j < 128; j++)
+    for (int i = 0; i < 128; i++) total += kept[i] * kept[(i * 7 + j) % 128];
+  x[threadIdx.x] = total;
+}
+"""
+
+
+def kernel(entry: str, folder: str = "plain", *, hot: bool = True, width: int = 3) -> Kernel:
+    return Kernel(folder, entry, (("WIDTH", width), ("EPS", 1e-5)), hot=hot)
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of kernels: ``plain`` and ``spilling``, with one shared header."""
+    for name, text in {
+        "plain/kernel.cu": PLAIN,
+        "spilling/kernel.cu": SPILLING,
+        "_device/factor.cuh": '#include "two.cuh"\n__device__ float factor() { return TWO; }\n',
+        "_device/two.cuh": "#define TWO 2.0f\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(kernel_source, "PLUGINS", tmp_path)
+    return tmp_path
+
+
+def test_entries_of_one_source_share_a_cubin(plugins: Path) -> None:
+    heard = []
+    compiled = Compiler("sm_90a").compile(
+        [kernel("scale"), kernel("shift"), kernel("shift", width=4)], lambda: heard.append(1)
+    )
+    scale, shift, wider = compiled.kernels.values()
+    assert len(heard) == len(compiled.files) == 2
+    assert scale.cubin == shift.cubin != wider.cubin
+    assert (scale.name, scale.entry) == ("plain/kernel.cu:scale", "scale")
+    assert scale.shared_bytes == 256 and shift.shared_bytes == 0
+    assert 0 < scale.registers < 255 and scale.spill_bytes == 0
+    for name, data in compiled.files.items():
+        assert data.startswith(b"\x7fELF") and name.startswith("kernels/")
+        assert str(plugins).encode() not in data
+
+
+def test_the_same_source_gives_the_same_bytes(plugins: Path) -> None:
+    first, second = (Compiler("sm_90a").compile([kernel("scale")], lambda: None) for _ in range(2))
+    assert first == second
+
+
+def test_a_cubin_is_named_after_everything_that_it_is_made_of(plugins: Path) -> None:
+    source = KernelSource("plain", "kernel.cu", (("WIDTH", 3),))
+    digests = {source.digest(("sm_90a",)), source.digest(("sm_100a",))}
+    digests.add(KernelSource("plain", "kernel.cu", (("WIDTH", 4),)).digest(("sm_90a",)))
+    (plugins / "_device" / "two.cuh").write_text("#define TWO 2.5f\n")
+    digests.add(source.digest(("sm_90a",)))
+    assert len(digests) == 4
+
+
+def test_a_spilling_hot_kernel_is_refused_by_name(plugins: Path) -> None:
+    greedy = Kernel("spilling", "greedy")
+    with pytest.raises(
+        SpecbuildError, match=r"must not spill.*spilling/kernel.cu:greedy .* \d+ bytes"
+    ):
+        Compiler("sm_90a").compile([greedy], lambda: None)
+    cold = Kernel("spilling", "greedy", hot=False)
+    result = Compiler("sm_90a").compile([cold], lambda: None).kernels[cold]
+    assert result.spill_bytes > 0 and result.registers > 0
+
+
+def test_what_does_not_compile_is_named(plugins: Path) -> None:
+    (plugins / "plain" / "kernel.cu").write_text("extern unknown_type x;")
+    with pytest.raises(SpecbuildError, match=r"plain/kernel.cu does not compile.*unknown_type"):
+        Compiler("sm_90a").compile([kernel("scale")], lambda: None)
+
+
+def test_other_gpus_are_refused_by_name() -> None:
+    with pytest.raises(SpecbuildError, match=r"--gpu sm_100a is not supported.*--gpu sm_90a"):
+        Compiler("sm_100a")
+
+
+def test_without_nvrtc_there_is_a_remedy(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(SpecbuildError, match=r"pip install nvidia-cuda-nvrtc"):
+        Compiler("sm_90a").compile([kernel("scale")], lambda: None)
+
+
+def test_reads_the_assemblers_log() -> None:
+    log = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'b' for 'sm_90a'
+ptxas info    : Function properties for b
+ptxas         .     1344 bytes stack frame, 856 bytes spill stores, 1212 bytes spill loads
+ptxas info    : Used 32 registers, used 0 barriers, 1344 bytes cumulative stack size
+ptxas info    : Compiling entry function 'a' for 'sm_90a'
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 10 registers, used 1 barriers, 256 bytes smem
+"""
+    found = read_log(log)
+    assert (found["b"].registers, found["b"].spill_bytes, found["b"].shared_bytes) == (32, 2068, 0)
+    assert (found["a"].registers, found["a"].spill_bytes, found["a"].shared_bytes) == (10, 0, 256)

@@ -1,0 +1,137 @@
+"""Programs before they are lowered, and how launches are written down."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from specbuild.builder.backends.cuda.plan_writer import ZEROED, PlanWriter, lower_program
+from specbuild.builder.backends.cuda.program_ir import Call, ProgramIr, Storage, Tensor
+from specbuild.builder.backends.cuda.programs import batch_buckets, deepest, draft_shapes, fits
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    OpLaunch,
+    Phase,
+    TensorInfo,
+    Workspace,
+)
+from specbuild.runtime.manifest import DraftShape, Limits
+from specbuild.runtime.plan import FLOAT32, INT32, NULL, POINTER, Space
+
+KERNEL = Kernel("linear", "linear")
+
+
+def tensor(name: str, space: Space, shape: tuple[int, ...], dtype: str = "bfloat16") -> Tensor:
+    info = TensorInfo(shape, dtype)
+    return Tensor(Storage(name, space, info.nbytes), 0, info)
+
+
+def limits(top_k: int, depth: int, tokens: int) -> Limits:
+    return Limits(512, 4, 256, top_k, depth, tokens)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "buckets"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 8)), (16, (1, 2, 4, 8, 16))]
+)
+def test_buckets_are_powers_of_two_that_hold_the_batch(
+    sequences: int, buckets: tuple[int, ...]
+) -> None:
+    assert batch_buckets(sequences) == buckets
+
+
+def test_steps_draft_chains_and_the_tree_that_was_asked_for() -> None:
+    chains = [DraftShape(1, depth, depth) for depth in (1, 2, 3, 4)]
+    assert draft_shapes(limits(1, 4, 4)) == tuple(chains)
+    assert draft_shapes(limits(1, 2, 2)) == tuple(chains[:2])
+    assert draft_shapes(limits(8, 8, 60)) == (*chains, DraftShape(8, 8, 60))
+    assert deepest(draft_shapes(limits(8, 8, 60))) == 8
+    assert deepest(()) == 0
+
+
+def test_no_launch_of_a_step_has_more_than_256_rows() -> None:
+    chain, tree = DraftShape(1, 4, 4), DraftShape(8, 8, 60)
+    assert fits(256, DraftShape(0, 0, 0), depth=8)
+    assert fits(32, chain, depth=4) and not fits(64, chain, depth=4)
+    # The draft first takes up what the deepest draft of any step had accepted.
+    assert fits(32, chain, depth=7) and not fits(32, chain, depth=8)
+    assert fits(4, tree, depth=8) and not fits(8, tree, depth=8)
+
+
+def linear(program: ProgramIr, **changes: Tensor | None) -> dict[str, Tensor]:
+    inputs = {
+        "x": tensor("x", "state", (3, 64)),
+        "weight": tensor("weight", "weights", (2, 2, 512)),
+        "residual": tensor("residual", "state", (3, 32)),
+        **changes,
+    }
+    return program.call("Linear", inputs, sizes={"rows": 32})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weight": None}, r"missing \['weight'\]"),
+        ({"table": tensor("t", "weights", (3, 3))}, r"unknown \['table'\]"),
+        ({"residual": tensor("r", "state", (4, 32))}, "axis T is 4, was 3"),
+        ({"x": tensor("x", "state", (3, 8, 8))}, r"shape \(3, 8, 8\), axes"),
+    ],
+)
+def test_a_call_that_does_not_fit_its_declaration_is_refused(
+    changes: dict[str, Tensor | None], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        linear(ProgramIr("p", "decode"), **changes)
+
+
+def test_a_size_that_nothing_says_is_refused() -> None:
+    program = ProgramIr("p", "decode")
+    ids, table = tensor("ids", "state", (3,), "int32"), tensor("t", "weights", (5, 8))
+    assert program.call("Embed", {"token_ids": ids, "table": table})["x"].shape == (3, 8)
+    with pytest.raises(ValueError, match=r"Linear.y: nothing says the size of \['rows'\]"):
+        program.call("Linear", {"x": tensor("x", "state", (3, 64)),
+                                "weight": tensor("w", "weights", (2, 2, 512))})  # fmt: skip
+
+
+def test_a_view_may_not_grow() -> None:
+    pages = tensor("pages", "state", (4, 7), "int32")
+    assert pages.view(2, 7).shape == (2, 7)
+    with pytest.raises(ValueError, match=r"\(4, 7\) viewed as \(5, 7\)"):
+        pages.view(5, 7)
+
+
+def launched(call: Call, phase: Phase) -> Lowering:
+    """One launch that names all kinds of arguments, with two kinds of scratch memory."""
+    assert call.op.name == "Linear" and phase == "decode"
+    arguments = ("x", "weight", "bias", "residual", "y", "workspace", "workspace_done", -7, 0.1)
+    return Lowering(
+        (OpLaunch(KERNEL, (2, 1, 1), 64, 0, arguments),),
+        (Workspace("workspace", 300), Workspace("workspace_done", 4, zeroed=True)),
+    )
+
+
+def test_arguments_are_places_numbers_and_nothing() -> None:
+    ir = ProgramIr("p", "decode")
+    y = linear(ir)["y"]
+    linear(ir, x=tensor("x2", "state", (3, 64)), residual=y)
+    lowered = lower_program(ir, launched)
+    calls = [t for call in ir.calls for t in call.inputs.values() if t.storage.space == "state"]
+    ports = {t.storage.name: t for t in calls}
+    weight = ir.calls[0].inputs["weight"]
+    writer = PlanWriter([lowered], [weight], [], ports)
+    with pytest.raises(AssertionError, match="share a name"):
+        PlanWriter([lowered], [weight, weight], [], ports)
+    names = [buffer.name for buffer in writer.buffers]
+    assert names == ["weight", "x", "residual", "x2", ZEROED, "arena"]
+    program = writer.program(lowered)
+    first, then = (launch.arguments for launch in program.launches)
+    assert first[:4] == ((POINTER, 1, 0), (POINTER, 0, 0), (NULL,), (POINTER, 2, 0))
+    assert first[6:] == (
+        (POINTER, 4, 0), (INT32, -7), (FLOAT32, struct.unpack("<I", struct.pack("<f", 0.1))[0]),
+    )  # fmt: skip
+    assert writer.buffers[4].bytes == 256
+    # y lives from the first op to the second, and each op's workspace with its op alone.
+    assert then[3] == first[4] and first[4][:2] == first[5][:2] == (POINTER, 5)
+    assert len({first[4], first[5], then[4]}) == 3
+    assert [launch.op for launch in program.launches] == [0, 1]

@@ -1,0 +1,43 @@
+"""What the manifest of an engine with a plan must and must not hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from toy_model import toy_manifest
+
+from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.manifest import Manifest, StoredFile
+from specbuild.runtime.manifest_check import check_manifest
+from specbuild.runtime.plan import PLAN_FILE
+
+FILE = StoredFile(bytes=3, xxh3_128="0" * 32)
+
+
+def planned() -> Manifest:
+    """A toy engine whose graphs a plan has replaced."""
+    toy = toy_manifest(drafted=False, max_seq_len=48, max_batch_size=1)
+    return replace(
+        toy, backend="cuda", device="sm_90a", roles={}, tensors={}, files={PLAN_FILE: FILE}
+    )
+
+
+def test_an_engine_with_a_plan_needs_no_graphs() -> None:
+    check_manifest(planned())
+
+
+def test_the_plan_must_be_there() -> None:
+    with pytest.raises(EngineFileError, match=r"plan\.json is not listed"):
+        check_manifest(replace(planned(), files={"other": FILE}))
+
+
+def test_graphs_beside_a_plan_are_refused() -> None:
+    graphs = toy_manifest(drafted=False, max_seq_len=48, max_batch_size=1).roles
+    with pytest.raises(EngineFileError, match=r"a cuda engine has no graphs, .*target"):
+        check_manifest(replace(planned(), roles=graphs))
+
+
+def test_graphs_alone_need_no_plan_but_all_of_them() -> None:
+    with pytest.raises(EngineFileError, match="roles: missing"):
+        check_manifest(replace(planned(), backend="cpu"))

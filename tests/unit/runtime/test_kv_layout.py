@@ -1,0 +1,118 @@
+"""How cache groups lie in device memory: places, footprint, and what does not fit a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.kv_layout import KvLayout, cache_bytes, layouts, validate_caches
+from specbuild.runtime.kv_pool import pages_per_sequence
+from specbuild.runtime.manifest import CacheGroup, Limits, Rope, TargetGeometry
+
+AXES = ("pages", "kv_heads", "page_size", "width")
+TARGET = TargetGeometry(
+    model_type="gpt_oss",
+    layers=4,
+    hidden=64,
+    vocab=256,
+    q_heads=4,
+    kv_heads=2,
+    head_dim=16,
+    experts=4,
+    experts_per_token=2,
+    expert_inner=32,
+    expert_format="mxfp4",
+    layer_types=("sliding_attention", "full_attention") * 2,
+    sliding_window=8,
+    max_positions=512,
+    rms_eps=1e-5,
+    swiglu_limit=7.0,
+    rope=Rope(theta=1e4),
+    eos_token_ids=(0,),
+)
+LIMITS = Limits(
+    max_seq_len=500,
+    max_batch_size=2,
+    max_rows=64,
+    draft_top_k=1,
+    draft_depth=4,
+    draft_tokens=4,
+)
+
+
+def group(**changes: object) -> CacheGroup:
+    plain = CacheGroup("full", (1, 3), 2, 16, 16, 64, 17, 0, "bfloat16", AXES)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def test_the_footprint_of_gpt_oss_20b() -> None:
+    """gpu.md: 24 576 bytes a context token in the 12 full layers."""
+    full = group(layers=tuple(range(1, 24, 2)), kv_heads=8, k_width=64, v_width=64, pages=2049)
+    layout = KvLayout(full)
+    assert layout.bytes_per_page == 64 * 24_576
+    assert layout.bytes == 2049 * 64 * 24_576 == cache_bytes([full])
+
+
+@given(
+    layers=st.lists(st.integers(0, 40), min_size=1, max_size=8, unique=True),
+    heads=st.integers(1, 8),
+    width=st.sampled_from([16, 32, 64]),
+    pages=st.integers(2, 50),
+)
+def test_pools_lie_side_by_side(layers: list[int], heads: int, width: int, pages: int) -> None:
+    layout = KvLayout(
+        group(layers=tuple(layers), kv_heads=heads, k_width=width, v_width=width, pages=pages)
+    )
+    places = [layout.pool_offset(layer, part) for layer in layers for part in ("k", "v")]
+    places.append(layout.bytes)
+    assert places[0] == 0
+    assert {b - a for a, b in pairwise(places)} == {2 * pages * heads * 64 * width}
+    assert layout.shape == (2 * len(layers), pages, heads, 64, width)
+
+
+@given(length=st.integers(1, 4096), rows=st.integers(1, 300), window=st.integers(1, 200))
+def test_a_ring_keeps_the_window_of_every_row_of_a_launch(
+    length: int, rows: int, window: int
+) -> None:
+    """Rows ``length …`` are written, then the first of them still sees its window."""
+    size, limits = 64, replace(LIMITS, max_seq_len=4096, max_rows=300)
+    ring = pages_per_sequence("sliding", limits, tokens=4096, page_size=size, window=window)
+    place = {}
+    for slot in range(min(length + rows, 4096)):
+        place[(slot // size) % ring, slot % size] = slot
+    for slot in range(max(0, length - window + 1), min(length, 4096)):
+        assert place[(slot // size) % ring, slot % size] == slot
+
+
+def test_a_page_table_has_an_entry_for_every_slot() -> None:
+    layout = layouts([group()])["full"]
+    assert layout.logical_pages(LIMITS) * 64 >= LIMITS.max_seq_len + LIMITS.draft_tokens + 1
+    assert layout.logical_pages(replace(LIMITS, max_seq_len=59)) == 1
+
+
+def test_sound_caches_are_accepted() -> None:
+    sliding = group(name="sliding", layers=(0, 2), window=8)
+    validate_caches([group(), sliding], TARGET, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_heads": 3}, r"heads and widths \(3, 16, 16\), its model \(2, 16, 16\)"),
+        ({"v_width": 8}, r"heads and widths \(2, 16, 8\)"),
+        ({"page_size": 48}, "pages of 48 tokens"),
+        ({"page_size": 8}, "pages of 8 tokens"),
+        ({"dtype": "float32"}, "holds float32, kernels take bfloat16"),
+        ({"layers": (1, 7)}, r"layers \(1, 7\)"),
+        ({"layers": (0, 1)}, "layers that are not full_attention"),
+        ({"name": "draft"}, "the engine has no draft"),
+    ],
+)
+def test_caches_of_another_model_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(EngineFileError, match=message):
+        validate_caches([group(**changes)], TARGET, None)
