@@ -12,6 +12,9 @@ EXIT_NOT_HERE = 1
 def check(engine: options.EngineDirectory, _debug: options.Debug = False) -> None:
     """Say whether an engine is whole and runs on this machine, without loading its weights.
 
+    For a CUDA engine: is there a GPU of the architecture that it was built for, a
+    driver that is new enough, and memory for its weights and caches?
+
     Reads the manifest and the sizes of the files. Exit code 0: runs here;
     1: sound, but not here, for each reason printed; 2: not an engine, or damaged.
 
@@ -24,7 +27,7 @@ def check(engine: options.EngineDirectory, _debug: options.Debug = False) -> Non
 
     manifest = read_manifest(engine)
     check_sizes(engine, manifest)
-    reasons = check_here(manifest)
+    reasons = check_here(manifest, directory=engine)
     if not reasons:
         print(f"{engine} runs here")
         return

@@ -8,7 +8,9 @@ from specbuild.cli import options
 
 _TO_BUILD = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "onnx-graphsurgeon")
 _TO_RUN = ("onnxruntime",)
-_OTHERS = ("cuda-bindings", "cuda-core", "tensorrt")
+_TO_COMPILE = ("nvidia-cuda-nvrtc",)
+_TO_LAUNCH = ("cuda-bindings",)
+_OTHERS = ("tensorrt",)
 
 
 def doctor(_debug: options.Debug = False) -> None:
@@ -22,7 +24,8 @@ def doctor(_debug: options.Debug = False) -> None:
     from specbuild.runtime.device import this_device
 
     here = this_device()
-    found = {name: machine.package_version(name) for name in (*_TO_BUILD, *_TO_RUN, *_OTHERS)}
+    wanted = (*_TO_BUILD, *_TO_RUN, *_TO_COMPILE, *_TO_LAUNCH, *_OTHERS)
+    found = {name: machine.package_version(name) for name in wanted}
     table = console.fact_table("machine")
     table.add_row("Python", platform.python_version())
     table.add_row("system", f"{platform.system()} {platform.release()} {platform.machine()}")
@@ -39,7 +42,11 @@ def doctor(_debug: options.Debug = False) -> None:
     console.output().print(table)
     print(f"builds engines for the CPU: {_answer(found, (*_TO_BUILD, *_TO_RUN), 'cpu,build')}")
     print(f"runs engines for the CPU: {_answer(found, _TO_RUN, 'cpu')}")
-    print("builds or runs engines for GPUs: no, this version has no GPU backend")
+    to_compile = (*_TO_BUILD, *_TO_COMPILE, *_TO_LAUNCH)
+    print(f"builds engines for GPUs (sm_90a): {_answer(found, to_compile, 'build,cuda')}")
+    no_gpu = driver is None or driver.gpus == 0
+    launches = "no, no NVIDIA driver shows a GPU" if no_gpu else _answer(found, _TO_LAUNCH, "cuda")
+    print(f"runs engines for GPUs: {launches}")
 
 
 def _answer(found: dict[str, str | None], needed: tuple[str, ...], extras: str) -> str:

@@ -35,7 +35,7 @@ def engine_tables(manifest: Manifest, memory: PredictedMemory) -> Group:
         _target_table(manifest.target),
         *([] if manifest.draft is None else [_draft_table(manifest.draft)]),
         _parts_table(manifest),
-        _roles_table(manifest),
+        *([_roles_table(manifest)] if manifest.roles else []),
         _memory_table(memory),
     )
 
@@ -106,8 +106,15 @@ def _parts_table(manifest: Manifest) -> Table:
     table = Table(title="files", title_justify="left")
     table.add_column("file")
     table.add_column("size", justify="right")
+    folders: dict[str, list[int]] = {}
     for name, stored in manifest.files.items():
+        folder, _, file = name.partition("/")
+        if file and manifest.backend == "cuda":
+            folders.setdefault(folder, []).append(stored.bytes)
+            continue
         table.add_row(name, size_text(stored.bytes))
+    for folder, sizes in folders.items():
+        table.add_row(f"{folder}/ ({len(sizes)} files)", size_text(sum(sizes)))
     table.add_row("all", size_text(sum(file.bytes for file in manifest.files.values())))
     return table
 

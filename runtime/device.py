@@ -46,13 +46,22 @@ def cache_bytes(manifest: Manifest) -> int:
     return sum(pool_bytes(group) * len(group.layers) for group in manifest.cache_groups)
 
 
-def check_here(manifest: Manifest, device: Device | None = None) -> list[str]:
-    """Every reason why the engine does not run on this machine; empty when it does."""
+def check_here(
+    manifest: Manifest, device: Device | None = None, *, directory: Path | None = None
+) -> list[str]:
+    """Every reason why the engine does not run on this machine; empty when it does.
+
+    Loads no weights. Of a CUDA engine the plan in ``directory`` is read, and the GPU is asked.
+    """
+    if manifest.backend == "cuda":
+        from specbuild.runtime.executors.cuda.check import reasons_here
+
+        if directory is None:
+            raise ValueError("a CUDA engine is checked by its plan: give its directory")
+        return reasons_here(directory, manifest)
     here = device or this_device()
     reasons = []
-    if manifest.backend != "cpu":
-        reasons.append(f"backend {manifest.backend!r} is not one that this version runs: cpu")
-    elif here.onnxruntime is None:
+    if here.onnxruntime is None:
         reasons.append("onnxruntime is not installed; pip install 'specbuild[cpu]'")
     elif _numbers(here.onnxruntime) < MIN_ONNXRUNTIME:
         wanted = ".".join(map(str, MIN_ONNXRUNTIME))

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeAlias
 
-from specbuild.runtime.cost_table import CostMeasurement, CostTable, cache_path, load_or_measure
-from specbuild.runtime.device import check_here, this_device
-from specbuild.runtime.draft_tree import check_shape
-from specbuild.runtime.drafting import Drafter, Eagle3Drafter
+from specbuild.runtime.cost_table import cache_path
+from specbuild.runtime.decoder import Decoder, Speculation
+from specbuild.runtime.device import Device, check_here, this_device
+from specbuild.runtime.drafting import Drafter
 from specbuild.runtime.engine_file import check_sizes, open_weights, read_file, read_manifest
 from specbuild.runtime.errors import RequestError, UnsupportedHereError
-from specbuild.runtime.executor import Executor
+from specbuild.runtime.executor import Executor, ResidentExecutor
 from specbuild.runtime.executors.cpu import CpuExecutor
-from specbuild.runtime.generate import Generation
-from specbuild.runtime.kv_pool import KvPools, PagesReleased, slots_per_sequence
-from specbuild.runtime.launch import SlotCounter
-from specbuild.runtime.manifest import MANIFEST_FILE, WEIGHTS_FILE, DraftShape, Manifest
-from specbuild.runtime.manifest_check import DECODING_ROLES, DRAFTING_ROLES
-from specbuild.runtime.policy import DraftPolicy, FixedPolicy, MeasuredPolicy, prior_of
+from specbuild.runtime.host_decoder import HostDecoder
+from specbuild.runtime.kv_pool import KvPools, PagesInstalled, PagesReleased
+from specbuild.runtime.manifest import MANIFEST_FILE, WEIGHTS_FILE, Manifest
+from specbuild.runtime.policy import DraftPolicy
 from specbuild.runtime.request import Event, GenerateParams, Prompt, Request
+from specbuild.runtime.resident_decoder import ResidentDecoder
 from specbuild.runtime.text import (
     CHAT_TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -34,55 +31,78 @@ from specbuild.runtime.text import (
 # Every graph has threads of its own: without a bound a slip of the pen takes the machine down.
 MAX_THREADS = 64
 
-Speculation: TypeAlias = DraftShape | Literal["default"] | None
-
 
 class Engine:
-    """Decodes with one engine. ``load`` opens a directory; the constructor takes the parts."""
+    """Decodes with one engine. ``load`` opens a directory; the constructor takes the parts.
+
+    ``pages_installed`` and ``pages_released`` hear of every cache page that changes hands.
+    """
 
     def __init__(
         self,
         manifest: Manifest,
-        executor: Executor,
+        executor: Executor | ResidentExecutor,
         *,
         text: TextCodec | None = None,
         cost_file: Path | None = None,
         pages_released: PagesReleased | None = None,
+        pages_installed: PagesInstalled | None = None,
     ) -> None:
         self.manifest = manifest
         self.executor = executor
         self.text = text
-        self._cost_file = cost_file
-        limits = manifest.limits
-        self._kv = KvPools(manifest.cache_groups, limits, pages_released)
-        self._measured: dict[bool, MeasuredPolicy] = {}
-        self._last_measured: MeasuredPolicy | None = None
-        self._counter = SlotCounter(slots_per_sequence(limits) + limits.max_rows + 1)
+        self._kv = KvPools(
+            manifest.cache_groups,
+            manifest.limits,
+            pages_released,
+            pages_installed,
+            fixed=executor.capabilities.device_resident_step,
+        )
+        self.decoder: Decoder
+        if isinstance(executor, ResidentExecutor):
+            self.decoder = ResidentDecoder(executor, manifest, self._kv)
+        else:
+            self.decoder = HostDecoder(executor, manifest, self._kv, cost_file=cost_file)
 
     @classmethod
     def load(
         cls,
         path: str | Path,
-        device: str = "cpu",
+        device: str | None = None,
         threads: int | None = None,
         *,
         cache_dir: Path | None = None,
     ) -> Engine:
         """Opens an engine directory; every file is checked, weights while they stream in.
 
-        ``threads`` None is one thread, which is fastest for small models. ``cache_dir`` keeps
-        the measured cost table between runs. Raises EngineFileError where the directory is no
-        engine or damaged, UnsupportedHereError where this machine lacks what it needs.
+        ``device`` (``cpu`` or ``cuda``) None is what the engine was built for. ``threads`` compute
+        on the CPU; None is one, which is fastest for small models. ``cache_dir`` keeps the
+        measured cost table between runs. Raises EngineFileError where the directory is no engine
+        or damaged, UnsupportedHereError where this machine lacks what it needs.
         """
         directory = Path(path)
         manifest = read_manifest(directory)
-        if device != manifest.backend:
+        if device not in (None, manifest.backend):
             raise UnsupportedHereError(
                 f"{directory} was built for {manifest.backend}, not for {device}; "
                 f"use device {manifest.backend!r} or build it for {device}"
             )
-        threads = 1 if threads is None else threads
         here = this_device()
+        check_sizes(directory, manifest)
+        if manifest.backend == "cuda":
+            return cls._load_cuda(directory, manifest, threads, here)
+        return cls._load_cpu(directory, manifest, threads, here, cache_dir)
+
+    @classmethod
+    def _load_cpu(
+        cls,
+        directory: Path,
+        manifest: Manifest,
+        threads: int | None,
+        here: Device,
+        cache_dir: Path | None,
+    ) -> Engine:
+        threads = 1 if threads is None else threads
         most = max(here.cores, MAX_THREADS)
         if not 1 <= threads <= most:
             raise UnsupportedHereError(
@@ -92,7 +112,6 @@ class Engine:
         reasons = check_here(manifest, here)
         if reasons:
             raise UnsupportedHereError(f"{directory} does not run here: {'; '.join(reasons)}")
-        check_sizes(directory, manifest)
         files = {
             name: bytes(read_file(directory, manifest, name))
             for name in manifest.files
@@ -100,16 +119,24 @@ class Engine:
         }
         weights = open_weights(directory, manifest) if manifest.tensors else {}
         executor = CpuExecutor(manifest, files.__getitem__, weights, threads=threads)
-        text = None
-        if TOKENIZER_FILE in files:
-            text = TextCodec(
-                files[TOKENIZER_FILE],
-                files.get(TOKENIZER_CONFIG_FILE),
-                files.get(CHAT_TEMPLATE_FILE),
-            )
         digest = (directory / MANIFEST_FILE).read_bytes()
         cost_file = cache_path(cache_dir, digest, here.cpu_name, threads, here.onnxruntime)
+        text = _text_codec(directory, manifest)
         return cls(manifest, executor, text=text, cost_file=cost_file)
+
+    @classmethod
+    def _load_cuda(
+        cls, directory: Path, manifest: Manifest, threads: int | None, here: Device
+    ) -> Engine:
+        from specbuild.runtime.executors.cuda.loading import open_executor
+
+        if threads is not None:
+            raise UnsupportedHereError(
+                f"threads is {threads}, but {directory} computes on a GPU; leave threads out"
+            )
+        text = _text_codec(directory, manifest)
+        executor = open_executor(directory, manifest, readers=here.cores)
+        return cls(manifest, executor, text=text)
 
     def check_prompts(
         self, prompts: Sequence[Prompt], params: GenerateParams | Sequence[GenerateParams]
@@ -131,83 +158,19 @@ class Engine:
     ) -> Iterator[Event]:
         """Token and finish events of all prompts; what can be refused is refused at once.
 
-        ``speculation``: a shape, None for no draft, or "default" for the chain that pays by the
-        cost table and the acceptance so far. The output is the same with any of them.
+        ``speculation``: a shape, None for no draft, or "default" for what pays: on the CPU the
+        chain that is best by the cost table and the acceptance so far, on a GPU the engine's
+        default shape. The output is the same with any of them.
         """
         requests = self.check_prompts(prompts, params)
-        self.executor.prepare(DECODING_ROLES)
-        sampled = any(request.params.sampling.temperature > 0 for request in requests)
-        policy = self._policy(speculation, drafter, sampled=sampled)
-        if policy.max_depth == 0:
-            drafter = None
-        elif drafter is None:
-            drafter = Eagle3Drafter(self.executor, self.manifest, self._counter)
-            self.executor.prepare(DRAFTING_ROLES)
-        generation = Generation(
-            executor=self.executor,
-            manifest=self.manifest,
-            kv=self._kv,
-            counter=self._counter,
-            requests=requests,
-            drafter=drafter,
-            policy=policy,
-            text_stream=self._text_stream,
+        return self.decoder.generate(
+            requests, speculation=speculation, drafter=drafter, text_stream=self._text_stream
         )
-        return generation.events()
 
     @property
     def default_draft(self) -> DraftPolicy:
         """What ``speculation="default"`` last used; its ``reason`` says what it chose, and why."""
-        return self._last_measured or self._measured_policy(sampled=False)
-
-    def _measured_policy(self, *, sampled: bool) -> DraftPolicy:
-        """A policy that starts from what the one before it, greedy or sampled, has learned."""
-        limits = self.manifest.limits
-        if self.manifest.draft is None:
-            return FixedPolicy(None, max_depth=0, reason="the engine has no draft")
-        table, origin = self._costs
-        before = self._measured.get(sampled)
-        policy = MeasuredPolicy(
-            table,
-            max_depth=min(limits.draft_depth, limits.draft_tokens),
-            table_origin=origin,
-            prior=prior_of(sampled, before.acceptance[0] if before else None),
-        )
-        self._measured[sampled] = self._last_measured = policy
-        return policy
-
-    @cached_property
-    def _costs(self) -> tuple[CostTable, str]:
-        """The cost table, measured on first use, and where it came from."""
-        measurement = CostMeasurement(self.executor, self.manifest, self._kv)
-        return load_or_measure(self._cost_file, measurement.run)
-
-    def _policy(
-        self, speculation: Speculation, drafter: Drafter | None, *, sampled: bool
-    ) -> DraftPolicy:
-        limits = self.manifest.limits
-        if speculation is None:
-            return FixedPolicy(None, max_depth=0, reason="asked for no draft")
-        if drafter is not None:
-            return self._policy_of(drafter, speculation)
-        if speculation == "default":
-            return self._measured_policy(sampled=sampled)
-        if self.manifest.draft is None:
-            raise RequestError("a draft shape is given, but the engine was built without a draft")
-        check_shape(speculation, limits)
-        return FixedPolicy(speculation, max_depth=speculation.draft_depth, reason="asked for")
-
-    def _policy_of(self, drafter: Drafter, speculation: DraftShape | str) -> DraftPolicy:
-        limits, name = self.manifest.limits, drafter.capabilities.name
-        if "accept" not in self.manifest.roles:
-            raise RequestError(f"drafter {name}: the engine was built without a draft's graphs")
-        if drafter.capabilities.samples:
-            raise RequestError(f"drafter {name} samples its drafts; only fixed drafts are accepted")
-        shape = speculation if isinstance(speculation, DraftShape) else self.manifest.draft_default
-        if shape is None:
-            raise RequestError(f"drafter {name}: the engine names no default shape; give one")
-        check_shape(shape, limits)
-        return FixedPolicy(shape, max_depth=limits.draft_depth, reason=f"asked for {name}")
+        return self.decoder.default_draft
 
     def _request(self, prompt: Prompt, params: GenerateParams) -> Request:
         where, limit = f"prompt {prompt.id!r}", self.manifest.limits.max_seq_len
@@ -245,3 +208,16 @@ class Engine:
 
     def _text_stream(self, request: Request) -> TextStream | None:
         return None if self.text is None else self.text.stream(request.params.stop)
+
+
+def _text_codec(directory: Path, manifest: Manifest) -> TextCodec | None:
+    """The engine's tokenizer and template, None where it has none."""
+    if TOKENIZER_FILE not in manifest.files:
+        return None
+    names = (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, CHAT_TEMPLATE_FILE)
+    tokenizer, config, template = (
+        bytes(read_file(directory, manifest, name)) if name in manifest.files else None
+        for name in names
+    )
+    assert tokenizer is not None
+    return TextCodec(tokenizer, config, template)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
+
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.manifest import (
@@ -93,17 +95,24 @@ def read_file(directory: Path, manifest: Manifest, name: str) -> memoryview:
             f"{directory}: {name} has {len(data)} bytes, the manifest says {entry.bytes}; "
             "copy the engine again or rebuild it"
         )
-    wanted = entry.chunks if entry.chunk_bytes is not None else (entry.xxh3_128,)
-    for i, (digest, expected) in enumerate(
-        zip(_digests(data, entry.chunk_bytes), wanted, strict=True)
-    ):
-        if digest != expected:
-            place = "" if entry.chunk_bytes is None else f" in chunk {i}"
-            raise EngineFileError(
-                f"{directory}: {name} is damaged (wrong checksum{place}); "
-                "copy the engine again or rebuild it"
-            )
+    for i, digest in enumerate(_digests(data, entry.chunk_bytes)):
+        check_chunk(directory, manifest, name, i, digest)
     return data
+
+
+def check_chunk(directory: Path, manifest: Manifest, name: str, chunk: int, digest: str) -> None:
+    """Raises EngineFileError where a chunk's XXH3-128 is not the manifest's.
+
+    A file that is not chunked is one chunk.
+    """
+    entry = manifest.files[name]
+    expected = entry.xxh3_128 if entry.chunk_bytes is None else entry.chunks[chunk]
+    if digest != expected:
+        place = "" if entry.chunk_bytes is None else f" in chunk {chunk}"
+        raise EngineFileError(
+            f"{directory}: {name} is damaged (wrong checksum{place}); "
+            "copy the engine again or rebuild it"
+        )
 
 
 def open_weights(directory: Path, manifest: Manifest) -> TensorMap:
@@ -113,6 +122,18 @@ def open_weights(directory: Path, manifest: Manifest) -> TensorMap:
     """
     data = read_file(directory, manifest, WEIGHTS_FILE)
     return tensors_of(data, manifest.tensors, f"{directory}: {WEIGHTS_FILE}")
+
+
+def weight_spans(directory: Path, manifest: Manifest) -> dict[str, tuple[int, int]]:
+    """Where each tensor lies in ``weights.safetensors``: its offset and bytes.
+
+    Reads the file's header only, and checks no digest: whoever reads the tensors does. Raises
+    EngineFileError.
+    """
+    data = _mapped(directory, WEIGHTS_FILE)
+    tensors = tensors_of(data, manifest.tensors, f"{directory}: {WEIGHTS_FILE}")
+    start = np.frombuffer(data, np.uint8).ctypes.data
+    return {name: (array.ctypes.data - start, array.nbytes) for name, array in tensors.items()}
 
 
 def file_entry(path: Path, *, chunked: bool) -> StoredFile:

@@ -1,12 +1,14 @@
-"""What the decoding loop asks of a backend: roles to run, and the cache pools behind them."""
+"""What a decoding loop asks of a backend: roles to run, or whole steps on the device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+
+from specbuild.runtime.plan import Plan, Port, ProgramEntry
 
 
 @dataclass(frozen=True)
@@ -39,4 +41,81 @@ class Executor(Protocol):
 
         The arrays returned stay valid until the same role runs again, and may be fed to it.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step gave for each of its B sequences.
+
+    The first ``count[b]`` entries of ``tokens[b]`` and ``logprobs[b]`` were emitted;
+    ``accepted[b]`` drafts were confirmed, emitted or not.
+    """
+
+    count: list[int]
+    accepted: list[int]
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
+
+
+@runtime_checkable
+class ResidentExecutor(Protocol):
+    """Runs an engine's programs, whose state stays on the device.
+
+    The host reads and writes the state by the plan's ports (``Port`` lists them). Programs,
+    writes, fills and copies happen in the order of the calls, which do not wait for them.
+    """
+
+    @property
+    def capabilities(self) -> ExecutorCapabilities:
+        """What this executor can do."""
+        ...
+
+    @property
+    def plan(self) -> Plan:
+        """The programs and ports."""
+        ...
+
+    def use(self) -> None:
+        """Lets the calling thread use the executor."""
+        ...
+
+    def port(self, name: str) -> Port | None:
+        """A port, None where the plan has none of this name."""
+        ...
+
+    def write(self, name: str, values: np.ndarray, *, row: int = 0) -> None:
+        """Puts values into a port from a row on; they may change when this returns."""
+        ...
+
+    def fill(self, name: str, value: float, *, row: int = 0, rows: int = 1) -> None:
+        """Sets every element of some rows."""
+        ...
+
+    def copy(self, source: str, row: int, target: str, target_row: int) -> None:
+        """Copies a row of a port to one of another: as much as the smaller row has."""
+        ...
+
+    def read(self, name: str, *, rows: int | None = None) -> np.ndarray:
+        """A port's values once all that is queued is done; its first ``rows`` rows."""
+        ...
+
+    def prepare(self, entry: ProgramEntry) -> None:
+        """Does all that a program's first run would do beside running."""
+        ...
+
+    def start(self, entry: ProgramEntry) -> None:
+        """Queues a program."""
+        ...
+
+    def wait_step(self, number: int, batch: int) -> StepResult:
+        """What the step with this number gave, once it is through."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits for all that is queued."""
+        ...
+
+    def close(self) -> None:
+        """Gives everything back; nothing of the executor may be used after."""
         ...

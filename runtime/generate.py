@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -10,17 +10,15 @@ import numpy as np
 
 from specbuild.runtime.draft_tree import DraftTrees, chain_trees, shallower
 from specbuild.runtime.drafting import Drafter
+from specbuild.runtime.emission import Emission, TextStreams
 from specbuild.runtime.executor import Executor
-from specbuild.runtime.kv_pool import KvPools, SequencePages
+from specbuild.runtime.kv_pool import KvPools
 from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds, groups_of
 from specbuild.runtime.manifest import Manifest
 from specbuild.runtime.policy import DraftPolicy, Outlook
-from specbuild.runtime.records import FinishReason
-from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState, TokenEvent
+from specbuild.runtime.request import Event, Request, SequenceState
 from specbuild.runtime.sampling import sampling_feeds
 from specbuild.runtime.scheduler import Chunk, Scheduler
-from specbuild.runtime.statistics import RunTally
-from specbuild.runtime.text import TextStream
 
 
 @dataclass(frozen=True)
@@ -54,18 +52,23 @@ class Generation:
         requests: Sequence[Request],
         drafter: Drafter | None,
         policy: DraftPolicy,
-        text_stream: Callable[[Request], TextStream | None],
+        text_stream: TextStreams,
     ) -> None:
         self._executor = executor
         self._manifest = manifest
         self._counter = counter
         self._drafter = drafter
         self._policy = policy
-        self._text_stream = text_stream
         self._groups = groups_of(manifest.roles["target"])
         caches = drafter is not None and drafter.capabilities.uses_draft_caches
         self._draft_groups = groups_of(manifest.roles["draft"]) if caches else ()
-        self._scheduler = Scheduler(requests, manifest.limits, kv, self._admitted)
+        self._emission = Emission(
+            manifest.target.eos_token_ids,
+            max_depth=policy.max_depth,
+            text_stream=text_stream,
+            finished=self._finished,
+        )
+        self._scheduler = Scheduler(requests, manifest.limits, kv, self._emission.admit)
 
     def events(self) -> Iterator[Event]:
         """Runs until every request is done."""
@@ -89,25 +92,10 @@ class Generation:
         finally:
             self._scheduler.close()
 
-    def _admitted(
-        self,
-        index: int,
-        request: Request,
-        pages: dict[str, SequencePages],
-        reserved: dict[str, int],
-    ) -> SequenceState:
-        ids = np.zeros(len(request.prompt_ids) + request.token_budget, np.int32)
-        ids[: len(request.prompt_ids)] = request.prompt_ids
-        return SequenceState(
-            request=request,
-            index=index,
-            ids=ids,
-            pages=pages,
-            pages_reserved=reserved,
-            tally=RunTally(self._policy.max_depth),
-            text=self._text_stream(request),
-            known=len(request.prompt_ids),
-        )
+    def _finished(self, sequence: SequenceState) -> None:
+        self._scheduler.retire(sequence)
+        if self._drafter is not None:
+            self._drafter.release(sequence)
 
     def _prefill(self, chunks: Sequence[Chunk]) -> list[Event]:
         sequences = [chunk.sequence for chunk in chunks]
@@ -139,7 +127,7 @@ class Generation:
         fresh = dict(zip(ending, tokens, strict=True)) if ending else {}
         events: list[Event] = []
         for i, chunk in enumerate(chunks):
-            events += self._take(chunk.sequence, fresh.get(i, []), accepted=0)
+            events += self._emission.take(chunk.sequence, fresh.get(i, []), accepted=0)
             self._observe(chunk.sequence, captured, slice(int(row_start[i]), int(row_start[i + 1])))
         return events
 
@@ -242,7 +230,7 @@ class Generation:
             choices = verified.choice[b, slots].tolist()
             logprobs = verified.logprob[b, slots].tolist()
             tokens = list(zip(choices, logprobs, strict=True))
-            events += self._take(sequence, tokens, accepted=accepted)
+            events += self._emission.take(sequence, tokens, accepted=accepted)
             self._observe(sequence, verified.captured, verified.row_start[b] + slots)
         return events
 
@@ -279,43 +267,6 @@ class Generation:
         sequence.length += count
         for group in self._groups:
             sequence.pages[group].commit(sequence.length)
-
-    def _take(
-        self, sequence: SequenceState, tokens: Sequence[tuple[int, float]], *, accepted: int
-    ) -> list[Event]:
-        """Appends new tokens until one ends the request; events in order."""
-        events: list[Event] = []
-        decoding = sequence.emitted > 0
-        for i, (token, logprob) in enumerate(tokens):
-            sequence.ids[sequence.known] = token
-            sequence.known += 1
-            sequence.logprobs.append(logprob)
-            reason, text = self._end_of(sequence, token)
-            if reason is not None and sequence.text is not None:
-                text += sequence.text.finish()
-                reason = "stop" if sequence.text.stopped else reason
-            events.append(TokenEvent(sequence.index, token, text, i < accepted, logprob))
-            if reason is not None:
-                sequence.finish_reason = reason
-                break
-        if decoding and tokens:
-            sequence.tally.step(accepted=min(accepted, len(events)), emitted=len(events))
-        if sequence.finish_reason is not None:
-            self._scheduler.retire(sequence)
-            if self._drafter is not None:
-                self._drafter.release(sequence)
-            events.append(FinishEvent(sequence.index, sequence.record()))
-        return events
-
-    def _end_of(self, sequence: SequenceState, token: int) -> tuple[FinishReason | None, str]:
-        """Why the request ends with this token, if it does, and the text it gives."""
-        params = sequence.request.params
-        if not params.ignore_eos and token in self._manifest.target.eos_token_ids:
-            return "eos", ""
-        text = "" if sequence.text is None else sequence.text.push(token)
-        if sequence.text is not None and sequence.text.stopped:
-            return "stop", text
-        return ("length" if sequence.wanted == 0 else None), text
 
     def _observe(
         self, sequence: SequenceState, captured: np.ndarray | None, rows: slice | np.ndarray

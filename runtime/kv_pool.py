@@ -9,6 +9,8 @@ import numpy as np
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.manifest import CacheGroup, Limits
 
+# Hears of pages of a group: when a sequence gets them, when it gives them back.
+PagesInstalled = Callable[[str, Sequence[int]], None]
 PagesReleased = Callable[[str, Sequence[int]], None]
 
 
@@ -49,11 +51,18 @@ class PagePool:
     never has to wait.
     """
 
-    def __init__(self, name: str, pages: int, released: PagesReleased | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        pages: int,
+        released: PagesReleased | None = None,
+        installed: PagesInstalled | None = None,
+    ) -> None:
         self.name = name
         self._free = list(range(pages - 1, 0, -1))
         self._unreserved = pages - 1
         self._released = released
+        self._installed = installed
 
     @property
     def free_pages(self) -> int:
@@ -81,7 +90,10 @@ class PagePool:
         """One page."""
         if not self._free:
             raise SpecbuildError(f"cache group {self.name}: no free page; run fewer sequences")
-        return self._free.pop()
+        page = self._free.pop()
+        if self._installed is not None:
+            self._installed(self.name, (page,))
+        return page
 
     def release(self, pages: Sequence[int]) -> None:
         """Pages go back."""
@@ -173,18 +185,99 @@ class SequencePages:
             self.table[first:end] = 0
 
 
+class FixedPages(SequencePages):
+    """All pages of a sequence, taken at once: neither they nor the table change while it lives.
+
+    With a window they form a ring: logical page p is the ring's page p mod R, so slot x is
+    overwritten by slot x + R·page_size, which is R·page_size ≥ window − 1 + (the rows of the
+    largest launch) + page_size away. Without one, logical pages past those held are 0.
+    """
+
+    def __init__(
+        self, pool: PagePool, *, page_size: int, window: int, capacity: int, pages: int
+    ) -> None:
+        super().__init__(pool, page_size=page_size, window=window, capacity=capacity)
+        logical = len(self.table)
+        self.pages = [pool.allocate() for _ in range(min(pages, logical))]
+        held = np.array(self.pages, np.int32)
+        if window:
+            self.table[:] = held[np.arange(logical) % len(held)]
+        else:
+            self.table[: len(held)] = held
+        self.end_page = logical if window else len(held)
+        self.slots = (self.table[:, None] * page_size + self._offsets).reshape(-1)
+
+    def append(self, count: int) -> None:
+        """Checks that ``count`` slots after the committed length are held."""
+        held = self.end_page * self.page_size
+        if self.length + count > held:
+            raise SpecbuildError(
+                f"cache group {self._pool.name}: a sequence holds {held} slots, "
+                f"{self.length + count} wanted; use fewer tokens"
+            )
+
+    def release(self) -> None:
+        """Every page goes back."""
+        self._pool.release(self.pages)
+        self.pages = []
+        self.table[:] = 0
+        self.length = self.end_page = 0
+
+    def _give_back(self) -> None:
+        """Nothing goes back before the end."""
+
+
+class PageLedger:
+    """A cookie for every page, for debugging: who gets a page, and who gives it back.
+
+    ``installed`` and ``released`` are the callbacks of :class:`KvPools`; either raises
+    SpecbuildError where a page has two owners, or goes back without having had one.
+    """
+
+    def __init__(self) -> None:
+        self._cookies: dict[tuple[str, int], int] = {}
+        self._installs = 0
+
+    @property
+    def held(self) -> dict[tuple[str, int], int]:
+        """The pages in use, and the number of the install that gave each away."""
+        return dict(self._cookies)
+
+    def installed(self, group: str, pages: Sequence[int]) -> None:
+        """Pages go to a sequence."""
+        for page in pages:
+            if page == 0 or (group, page) in self._cookies:
+                raise SpecbuildError(f"cache group {group}: page {page} is given away twice")
+            self._installs += 1
+            self._cookies[group, page] = self._installs
+
+    def released(self, group: str, pages: Sequence[int]) -> None:
+        """Pages come back."""
+        for page in pages:
+            if self._cookies.pop((group, page), None) is None:
+                raise SpecbuildError(f"cache group {group}: page {page} comes back, but was free")
+
+
 class KvPools:
-    """The page pools of an engine, by group name."""
+    """The page pools of an engine, by group name.
+
+    With ``fixed``, a sequence takes all of its pages when it is admitted, as steps that run
+    without the host need it.
+    """
 
     def __init__(
         self,
         groups: Sequence[CacheGroup],
         limits: Limits,
         released: PagesReleased | None = None,
+        installed: PagesInstalled | None = None,
+        *,
+        fixed: bool = False,
     ) -> None:
         self._groups = {group.name: group for group in groups}
         self._limits = limits
-        self.pools = {g.name: PagePool(g.name, g.pages, released) for g in groups}
+        self._fixed = fixed
+        self.pools = {g.name: PagePool(g.name, g.pages, released, installed) for g in groups}
 
     def pages_wanted(self, tokens: int) -> dict[str, int]:
         """Pages to reserve for a sequence that ends with ``tokens`` tokens, by group."""
@@ -204,19 +297,18 @@ class KvPools:
         return all(self.pools[name].can_reserve(pages) for name, pages in wanted.items())
 
     def admit(self, wanted: Mapping[str, int]) -> dict[str, SequencePages]:
-        """Reserves the pages and gives the (still empty) holders, by group."""
+        """Reserves the pages and gives the holders, by group: empty ones, or full if fixed."""
         for name, pages in wanted.items():
             self.pools[name].reserve(pages)
+        return {name: self._holder(name, wanted[name]) for name in self._groups}
+
+    def _holder(self, name: str, pages: int) -> SequencePages:
+        pool, group = self.pools[name], self._groups[name]
+        size, window = group.page_size, group.window
         capacity = slots_per_sequence(self._limits)
-        return {
-            name: SequencePages(
-                self.pools[name],
-                page_size=group.page_size,
-                window=group.window,
-                capacity=capacity,
-            )
-            for name, group in self._groups.items()
-        }
+        if self._fixed:
+            return FixedPages(pool, page_size=size, window=window, capacity=capacity, pages=pages)
+        return SequencePages(pool, page_size=size, window=window, capacity=capacity)
 
     def release(self, pages: Mapping[str, SequencePages], wanted: Mapping[str, int]) -> None:
         """Takes pages and promises back."""

@@ -1,0 +1,1 @@
+"""Replays a plan on an NVIDIA GPU, with cuda-bindings and nothing else."""

@@ -1,0 +1,280 @@
+"""The CUDA driver through cuda-bindings: one GPU's primary context, every return code checked."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+from typing import Any
+
+import numpy as np
+
+from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
+from specbuild.runtime.executors.cuda.gpu import GpuFacts, Handle, HostMemory, LaunchConfig
+
+LEAST_BINDINGS = 13
+# A kernel may ask for this much dynamic shared memory without saying so first.
+DEFAULT_SHARED_BYTES = 48 * 1024
+
+
+def open_gpu(ordinal: int = 0) -> DriverGpu:
+    """A GPU of this machine.
+
+    Raises UnsupportedHereError where cuda-bindings, the driver or the GPU is missing.
+    """
+    driver = _bindings()
+    try:
+        (status,) = driver.cuInit(0)
+    except RuntimeError as error:  # what cuda-bindings raises where libcuda cannot be loaded
+        raise UnsupportedHereError(
+            "no NVIDIA driver was found (libcuda cannot be loaded); install one, or run on a "
+            "machine that has a GPU"
+        ) from error
+    if status != driver.CUresult.CUDA_SUCCESS:
+        name = _text(driver.cuGetErrorName(status))
+        raise UnsupportedHereError(
+            f"the NVIDIA driver finds no usable GPU ({name}); run on a machine that has one"
+        )
+    return DriverGpu(driver, ordinal)
+
+
+def _bindings() -> Any:
+    try:
+        version = importlib.metadata.version("cuda-bindings")
+        from cuda.bindings import driver
+    except ImportError as error:  # covers PackageNotFoundError
+        raise UnsupportedHereError(
+            "cuda-bindings is not installed; pip install 'specbuild[cuda]'"
+        ) from error
+    if int(version.partition(".")[0]) < LEAST_BINDINGS:
+        raise UnsupportedHereError(
+            f"cuda-bindings is {version}, {LEAST_BINDINGS}.0 or later is needed; "
+            "pip install --upgrade 'specbuild[cuda]'"
+        )
+    return driver
+
+
+class DriverGpu:
+    """One GPU through its primary context."""
+
+    def __init__(self, driver: Any, ordinal: int) -> None:
+        self._driver = driver
+        count = self._call("counting GPUs", driver.cuDeviceGetCount)
+        if ordinal >= count:
+            raise UnsupportedHereError(f"there are {count} GPUs, number {ordinal} is not one")
+        self._device = self._call("opening the GPU", driver.cuDeviceGet, ordinal)
+        self._context = self._call("opening the GPU", driver.cuDevicePrimaryCtxRetain, self._device)
+        self.use()
+        self._attribute = driver.CUlaunchAttribute()
+        ids = driver.CUlaunchAttributeID
+        self._attribute.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        self._attribute.value.programmaticStreamSerializationAllowed = 1
+        self._facts = self._describe()
+
+    @property
+    def facts(self) -> GpuFacts:
+        """What kind of GPU it is."""
+        return self._facts
+
+    def use(self) -> None:
+        """Makes the context current in the calling thread."""
+        self._call("choosing the GPU", self._driver.cuCtxSetCurrent, self._context)
+
+    def free_bytes(self) -> int:
+        """Device memory that is not in use."""
+        free, _ = self._call("asking for free memory", self._driver.cuMemGetInfo)
+        return int(free)
+
+    def allocate(self, nbytes: int) -> int:
+        """Device memory; its address."""
+        what = f"allocating {nbytes / 2**30:.2f} GiB of device memory"
+        return int(self._call(what, self._driver.cuMemAlloc, nbytes))
+
+    def release(self, address: int) -> None:
+        """Gives device memory back."""
+        self._call("releasing device memory", self._driver.cuMemFree, address)
+
+    def allocate_host(self, nbytes: int) -> HostMemory:
+        """Page-locked host memory, mapped for the device; its contents are undefined."""
+        driver, what = self._driver, f"locking {nbytes / 2**20:.1f} MiB of host memory"
+        flags = driver.CU_MEMHOSTALLOC_DEVICEMAP | driver.CU_MEMHOSTALLOC_PORTABLE
+        address = int(self._call(what, driver.cuMemHostAlloc, nbytes, flags))
+        device = int(self._call(what, driver.cuMemHostGetDevicePointer, address, 0))
+        view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+        return HostMemory(address, device, view)
+
+    def release_host(self, memory: HostMemory) -> None:
+        """Gives page-locked memory back."""
+        self._call("releasing host memory", self._driver.cuMemFreeHost, memory.address)
+
+    def new_stream(self) -> Handle:
+        """A queue that does not wait for the legacy default stream."""
+        flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        return self._call("making a stream", self._driver.cuStreamCreate, flags)
+
+    def fill(self, address: int, word: int, words: int, stream: Handle) -> None:
+        """Sets 32-bit words."""
+        fill = self._driver.cuMemsetD32Async
+        self._call("filling memory", fill, address, word & 0xFFFFFFFF, words, stream)
+
+    def upload(self, address: int, source: int, nbytes: int, stream: Handle) -> None:
+        """Copies page-locked memory to the device."""
+        upload = self._driver.cuMemcpyHtoDAsync
+        self._call("copying to the GPU", upload, address, source, nbytes, stream)
+
+    def download(self, target: int, address: int, nbytes: int, stream: Handle) -> None:
+        """Copies device memory to page-locked memory."""
+        download = self._driver.cuMemcpyDtoHAsync
+        self._call("copying from the GPU", download, target, address, nbytes, stream)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Handle) -> None:
+        """Copies within the device."""
+        copy = self._driver.cuMemcpyDtoDAsync
+        self._call("copying on the GPU", copy, target, source, nbytes, stream)
+
+    def synchronize(self, stream: Handle) -> None:
+        """Waits until the stream is empty."""
+        self._call("waiting for the GPU", self._driver.cuStreamSynchronize, stream)
+
+    def idle(self, stream: Handle) -> bool:
+        """Whether the stream is empty."""
+        (status,) = self._driver.cuStreamQuery(stream)
+        if status == self._driver.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        self._check("waiting for the GPU", status)
+        return True
+
+    def new_event(self, *, timed: bool = False) -> Handle:
+        """A mark for a stream."""
+        kinds = self._driver.CUevent_flags
+        flags = kinds.CU_EVENT_DEFAULT if timed else kinds.CU_EVENT_DISABLE_TIMING
+        return self._call("making an event", self._driver.cuEventCreate, flags)
+
+    def record(self, event: Handle, stream: Handle) -> None:
+        """Sets the mark behind what is queued so far."""
+        self._call("recording an event", self._driver.cuEventRecord, event, stream)
+
+    def wait(self, event: Handle) -> None:
+        """Waits until the stream has passed the mark."""
+        self._call("waiting for the GPU", self._driver.cuEventSynchronize, event)
+
+    def elapsed_s(self, first: Handle, last: Handle) -> float:
+        """Seconds between two timed marks that were passed."""
+        milliseconds = self._call("timing", self._driver.cuEventElapsedTime, first, last)
+        return float(milliseconds) / 1000
+
+    def load_module(self, cubin: bytes, where: str) -> Handle:
+        """A compiled file."""
+        return self._call(f"loading {where}", self._driver.cuModuleLoadData, cubin)
+
+    def function(self, module: Handle, entry: str) -> Handle:
+        """An entry point of a module."""
+        what, name = f"finding kernel {entry}", entry.encode()
+        return self._call(what, self._driver.cuModuleGetFunction, module, name)
+
+    def allow_shared(self, function: Handle, shared_bytes: int) -> None:
+        """Lets launches ask for this much dynamic shared memory."""
+        if shared_bytes <= DEFAULT_SHARED_BYTES:
+            return
+        kinds = self._driver.CUfunction_attribute
+        self._call(
+            f"asking for {shared_bytes} bytes of shared memory",
+            self._driver.cuFuncSetAttribute,
+            function,
+            kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+            shared_bytes,
+        )
+
+    def launch(self, config: LaunchConfig, stream: Handle) -> None:
+        """Queues a kernel; ``programmatic`` lets it start before the one in front is done."""
+        described = self._driver.CUlaunchConfig()
+        described.gridDimX, described.gridDimY, described.gridDimZ = config.grid
+        described.blockDimX, described.blockDimY, described.blockDimZ = config.block, 1, 1
+        described.sharedMemBytes = config.shared_bytes
+        described.hStream = stream
+        if config.programmatic:
+            described.attrs = [self._attribute]
+            described.numAttrs = 1
+        launch = self._driver.cuLaunchKernelEx
+        self._call("launching a kernel", launch, described, config.function, config.parameters, 0)
+
+    def begin_capture(self, stream: Handle) -> None:
+        """Launches on this stream are recorded from now on."""
+        modes = self._driver.CUstreamCaptureMode
+        mode = modes.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self._call("recording a graph", self._driver.cuStreamBeginCapture, stream, mode)
+
+    def end_capture(self, stream: Handle) -> Handle:
+        """The recorded launches, instantiated and uploaded."""
+        driver, what = self._driver, "recording a graph"
+        graph = self._call(what, driver.cuStreamEndCapture, stream)
+        executable = self._call(what, driver.cuGraphInstantiate, graph, 0)
+        self._call(what, driver.cuGraphDestroy, graph)
+        self._call(what, driver.cuGraphUpload, executable, stream)
+        return executable
+
+    def launch_graph(self, graph: Handle, stream: Handle) -> None:
+        """Queues a graph."""
+        self._call("launching a graph", self._driver.cuGraphLaunch, graph, stream)
+
+    def release_graph(self, graph: Handle) -> None:
+        """Forgets a graph."""
+        self._call("releasing a graph", self._driver.cuGraphExecDestroy, graph)
+
+    def close(self) -> None:
+        """Gives the context back, and with its last user everything in it."""
+        self._call("closing the GPU", self._driver.cuDevicePrimaryCtxRelease, self._device)
+
+    def _describe(self) -> GpuFacts:
+        driver, what = self._driver, "describing the GPU"
+        kinds = driver.CUdevice_attribute
+
+        def attribute(kind: Any) -> int:
+            return int(self._call(what, driver.cuDeviceGetAttribute, kind, self._device))
+
+        _, total = self._call(what, driver.cuMemGetInfo)
+        return GpuFacts(
+            name=self._call(what, driver.cuDeviceGetName, 96, self._device)
+            .partition(b"\0")[0]
+            .decode(errors="replace"),
+            capability=(
+                attribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+                attribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+            ),
+            multiprocessors=attribute(kinds.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+            driver_version=int(self._call(what, driver.cuDriverGetVersion)),
+            total_bytes=int(total),
+        )
+
+    def _call(self, what: str, function: Any, *arguments: Any) -> Any:
+        """A driver call's results without its status, which must be success."""
+        status, *results = function(*arguments)
+        if status != self._driver.CUresult.CUDA_SUCCESS:
+            self._check(what, status)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _check(self, what: str, status: Any) -> None:
+        results = self._driver.CUresult
+        if status == results.CUDA_SUCCESS:
+            return
+        name = _text(self._driver.cuGetErrorName(status))
+        reason = _text(self._driver.cuGetErrorString(status))
+        if status == results.CUDA_ERROR_OUT_OF_MEMORY:
+            raise UnsupportedHereError(
+                f"{what} failed: the GPU has not enough free memory; close what else uses it, or "
+                "build the engine with a smaller --max-seq-len or --max-batch-size"
+            )
+        unfit = (results.CUDA_ERROR_NO_BINARY_FOR_GPU, results.CUDA_ERROR_INVALID_IMAGE)
+        if status in unfit:
+            raise UnsupportedHereError(
+                f"{what} failed ({name}): it was not compiled for this GPU; build the engine again "
+                "for it"
+            )
+        raise SpecbuildError(
+            f"{what} failed: {name} ({reason}); the GPU's state is lost, start the process again"
+        )
+
+
+def _text(result: tuple[Any, Any]) -> str:
+    """The answer of cuGetErrorName or cuGetErrorString."""
+    text = result[1]
+    return text.decode(errors="replace") if isinstance(text, bytes) else "unknown error"

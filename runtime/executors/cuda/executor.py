@@ -1,0 +1,146 @@
+"""Replays an engine's plan on a GPU: the device's state by port, programs by name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import numpy as np
+
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.executor import ExecutorCapabilities, StepResult
+from specbuild.runtime.executors.cuda.gpu import Gpu
+from specbuild.runtime.executors.cuda.memory import (
+    DeviceMemory,
+    Ports,
+    item_type,
+    port_bytes,
+    row_bytes,
+)
+from specbuild.runtime.executors.cuda.programs import ProgramRunner, ReadFile
+from specbuild.runtime.executors.cuda.staging import Staging
+from specbuild.runtime.plan import Plan, Port, ProgramEntry
+
+# Looks at the ring between two questions to the driver, which take longer.
+LOOKS = 32
+# Adds the weights to memory whose addresses are given by buffer.
+LoadWeights = Callable[[tuple[int, ...]], None]
+
+
+class CudaExecutor:
+    """One engine on one GPU. All work is queued on one stream, in the order of the calls.
+
+    ``load_weights`` fills the buffers of the weights; ``read_file`` gives the checked bytes of a
+    file of the engine. Raises UnsupportedHereError where the plan does not fit into the memory
+    that is free.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        plan: Plan,
+        read_file: ReadFile,
+        load_weights: LoadWeights,
+        *,
+        recorded: bool = True,
+    ) -> None:
+        self.plan = plan
+        self._gpu = gpu
+        self._stream = gpu.new_stream()
+        with contextlib.ExitStack() as closing:
+            self._memory = DeviceMemory(gpu, plan, self._stream)
+            closing.callback(self._memory.close)
+            self._ports = Ports(plan, self._memory)
+            self._staging = Staging(gpu, self._stream)
+            closing.callback(self._staging.close)
+            self.runner = ProgramRunner(
+                gpu, plan, self._memory.addresses, read_file, self._stream, recorded=recorded
+            )
+            closing.callback(self.runner.close)
+            load_weights(self._memory.addresses)
+            ring = ("step", "count", "accepted", "tokens", "logprobs")
+            self._done, self._count, self._accepted, self._tokens, self._logprobs = (
+                self._ports.ring(f"ring.{name}") for name in ring
+            )
+            self._closing = closing.pop_all()
+
+    @property
+    def capabilities(self) -> ExecutorCapabilities:
+        """Whole steps run on the device; what decodes does not depend on its neighbours."""
+        return ExecutorCapabilities("cuda", batch_invariant=True, device_resident_step=True)
+
+    def use(self) -> None:
+        """Lets the calling thread use the executor."""
+        self._gpu.use()
+
+    def port(self, name: str) -> Port | None:
+        """A port of the plan."""
+        return self._ports.find(name)
+
+    def write(self, name: str, values: np.ndarray, *, row: int = 0) -> None:
+        """Puts values into a port from a row on; they may change when this returns."""
+        port = self._ports[name]
+        data = np.ascontiguousarray(values, item_type(port))
+        if row < 0 or row * row_bytes(port) + data.nbytes > port_bytes(port):
+            raise SpecbuildError(
+                f"port {name} holds {port.shape}, {values.shape} from row {row} on do not fit"
+            )
+        self._staging.upload(self._ports.address(name, row), data)
+
+    def fill(self, name: str, value: float, *, row: int = 0, rows: int = 1) -> None:
+        """Sets every element of some rows of a port of 32-bit elements."""
+        port = self._ports[name]
+        word = int(np.array(value, item_type(port)).view(np.uint32))
+        words = rows * row_bytes(port) // 4
+        self._gpu.fill(self._ports.address(name, row), word, words, self._stream)
+
+    def copy(self, source: str, row: int, target: str, target_row: int) -> None:
+        """Copies a row of a port to one of another: as much as the smaller row has."""
+        nbytes = min(row_bytes(self._ports[source]), row_bytes(self._ports[target]))
+        place = self._ports.address(target, target_row)
+        self._gpu.copy(place, self._ports.address(source, row), nbytes, self._stream)
+
+    def read(self, name: str, *, rows: int | None = None) -> np.ndarray:
+        """A port's values once all that is queued is done; its first ``rows`` rows."""
+        port = self._ports[name]
+        count = port.shape[0] if rows is None else rows
+        data = self._staging.download(self._ports.address(name), count * row_bytes(port))
+        return data.view(item_type(port)).reshape(count, *port.shape[1:])
+
+    def prepare(self, entry: ProgramEntry) -> None:
+        """Does all that a program's first run would do beside running."""
+        self.runner.prepare(entry)
+
+    def start(self, entry: ProgramEntry) -> None:
+        """Queues a program."""
+        self.runner.start(entry)
+
+    def wait_step(self, number: int, batch: int) -> StepResult:
+        """What step ``number`` gave, once it is through; the steps behind it go on."""
+        slot = number % len(self._done)
+        while not self._reported(slot, number):
+            # The driver knows of a kernel that failed; a stream that is empty reports no more.
+            if self._gpu.idle(self._stream) and not self._reported(slot, number):
+                raise SpecbuildError(
+                    f"step {number} ended without a result; build the engine again"
+                )
+        return StepResult(
+            count=self._count[slot, :batch].tolist(),
+            accepted=self._accepted[slot, :batch].tolist(),
+            tokens=self._tokens[slot, :batch].tolist(),
+            logprobs=self._logprobs[slot, :batch].tolist(),
+        )
+
+    def synchronize(self) -> None:
+        """Waits for all that is queued."""
+        self._gpu.synchronize(self._stream)
+
+    def close(self) -> None:
+        """Gives all memory back; nothing of the executor may be used after."""
+        self._gpu.use()
+        self._gpu.synchronize(self._stream)
+        self._closing.close()
+        self._gpu.close()
+
+    def _reported(self, slot: int, number: int) -> bool:
+        return any(self._done[slot] == number + 1 for _ in range(LOOKS))

@@ -1,0 +1,85 @@
+"""Opens a CUDA engine: its plan is checked against the GPU, then the weights stream in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from specbuild.runtime.engine_file import check_chunk, read_file, weight_spans
+from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
+from specbuild.runtime.executors.cuda.check import gpu_reasons, read_plan
+from specbuild.runtime.executors.cuda.driver import open_gpu
+from specbuild.runtime.executors.cuda.executor import CudaExecutor
+from specbuild.runtime.executors.cuda.gpu import Gpu
+from specbuild.runtime.executors.cuda.upload import Piece, WeightsUpload
+from specbuild.runtime.manifest import WEIGHTS_FILE, Manifest
+from specbuild.runtime.plan import Plan
+
+
+def open_executor(
+    directory: Path,
+    manifest: Manifest,
+    *,
+    readers: int,
+    open_device: Callable[[], Gpu] | None = None,
+    recorded: bool = True,
+) -> CudaExecutor:
+    """The engine on this machine's first GPU, or the one that ``open_device`` gives.
+
+    ``readers`` threads load the weights. ``recorded`` false launches kernel by kernel. Raises
+    UnsupportedHereError before anything is loaded where it does not run here, EngineFileError
+    where a file is damaged.
+    """
+    plan = read_plan(directory, manifest)
+    gpu = (open_device or open_gpu)()
+
+    def read(name: str) -> bytes:
+        if name not in manifest.files:
+            raise EngineFileError(
+                f"{directory}: the plan names {name}, which is no part of the engine"
+            )
+        return bytes(read_file(directory, manifest, name))
+
+    def load(addresses: tuple[int, ...]) -> None:
+        pieces = weight_pieces(directory, manifest, plan, addresses)
+        upload = WeightsUpload(
+            gpu,
+            gpu.new_stream(),
+            readers=readers,
+            check=lambda chunk, digest: check_chunk(
+                directory, manifest, WEIGHTS_FILE, chunk, digest
+            ),
+        )
+        if pieces:
+            upload.run(directory / WEIGHTS_FILE, manifest.files[WEIGHTS_FILE], pieces)
+
+    try:
+        reasons = gpu_reasons(plan, gpu)
+        if reasons:
+            raise UnsupportedHereError(f"{directory} does not run here: {'; '.join(reasons)}")
+        return CudaExecutor(gpu, plan, read, load, recorded=recorded)
+    except BaseException:
+        gpu.close()
+        raise
+
+
+def weight_pieces(
+    directory: Path, manifest: Manifest, plan: Plan, addresses: tuple[int, ...]
+) -> list[Piece]:
+    """Which bytes of ``weights.safetensors`` go to which buffer; EngineFileError if one lacks."""
+    wanted = [i for i, buffer in enumerate(plan.buffers) if buffer.space == "weights"]
+    if not wanted:
+        return []
+    spans = weight_spans(directory, manifest)
+    pieces = []
+    for i in wanted:
+        buffer = plan.buffers[i]
+        offset, size = spans.get(buffer.name, (0, -1))
+        if size != buffer.bytes:
+            found = "is missing" if size < 0 else f"has {size} bytes"
+            raise EngineFileError(
+                f"{directory}: tensor {buffer.name} {found}, the plan wants {buffer.bytes} bytes; "
+                "build the engine again"
+            )
+        pieces.append(Piece(offset, size, addresses[i]))
+    return pieces

@@ -1,0 +1,235 @@
+"""Programs of a plan, ready to run: arguments packed, kernels found, launches recorded once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, LaunchConfig
+from specbuild.runtime.plan import (
+    FLOAT32,
+    INT32,
+    POINTER,
+    CompiledKernel,
+    Launch,
+    Plan,
+    ProgramEntry,
+)
+
+ReadFile = Callable[[str], bytes]
+
+
+class KernelLibrary:
+    """The plan's kernels; a cubin is read when one of its kernels is first wanted."""
+
+    def __init__(self, gpu: Gpu, kernels: Sequence[CompiledKernel], read_file: ReadFile) -> None:
+        self._gpu = gpu
+        self._kernels = kernels
+        self._read_file = read_file
+        self._modules: dict[str, Handle] = {}
+        self._functions: dict[int, Handle] = {}
+        self._shared: dict[int, int] = {}
+
+    def function(self, index: int, shared_bytes: int) -> Handle:
+        """A kernel that may be launched with this much dynamic shared memory."""
+        kernel = self._kernels[index]
+        if index not in self._functions:
+            if kernel.cubin not in self._modules:
+                cubin = self._read_file(kernel.cubin)
+                self._modules[kernel.cubin] = self._gpu.load_module(cubin, kernel.cubin)
+            module = self._modules[kernel.cubin]
+            self._functions[index] = self._gpu.function(module, kernel.entry)
+            self._shared[index] = 0
+        if shared_bytes > self._shared[index]:
+            self._gpu.allow_shared(self._functions[index], shared_bytes)
+            self._shared[index] = shared_bytes
+        return self._functions[index]
+
+
+class PackedProgram:
+    """Launches with their arguments in memory as the driver wants them: kept alive here."""
+
+    def __init__(
+        self, launches: Sequence[Launch], addresses: Sequence[int], kernels: KernelLibrary
+    ) -> None:
+        arguments = [argument for launch in launches for argument in launch.arguments]
+        self._values = np.array([_packed(a, addresses) for a in arguments], np.uint64)
+        self._pointers = self._values.ctypes.data + 8 * np.arange(len(arguments), dtype=np.uint64)
+        self.launches = tuple(self._configured(launches, kernels))
+
+    def _configured(self, launches: Sequence[Launch], kernels: KernelLibrary) -> list[LaunchConfig]:
+        configs, first = [], self._pointers.ctypes.data
+        for launch in launches:
+            configs.append(
+                LaunchConfig(
+                    function=kernels.function(launch.kernel, launch.shared_bytes),
+                    grid=launch.grid,
+                    block=launch.block,
+                    shared_bytes=launch.shared_bytes,
+                    programmatic=launch.programmatic,
+                    parameters=first,
+                )
+            )
+            first += self._pointers.itemsize * len(launch.arguments)
+        return configs
+
+
+class ProgramRunner:
+    """Runs a plan's programs in order on one stream, each as a CUDA graph recorded on first use.
+
+    With ``recorded`` false every kernel is launched by itself, for debugging.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        plan: Plan,
+        addresses: Sequence[int],
+        read_file: ReadFile,
+        stream: Handle,
+        *,
+        recorded: bool = True,
+    ) -> None:
+        self.gpu = gpu
+        self.stream = stream
+        self._plan = plan
+        self._addresses = addresses
+        self._read_file = read_file
+        self._recorded = recorded
+        self._recording = gpu.new_stream()
+        self._kernels = KernelLibrary(gpu, plan.kernels, read_file)
+        self._programs: dict[str, PackedProgram] = {}
+        self._graphs: dict[str, Handle] = {}
+
+    def prepare(self, entry: ProgramEntry) -> None:
+        """Does all that a first run would do beside running."""
+        if not self._recorded:
+            self.program(entry)
+        elif entry.name not in self._graphs:
+            self._graphs[entry.name] = self.record(self.program(entry).launches)
+
+    def start(self, entry: ProgramEntry) -> None:
+        """Queues a program."""
+        self.prepare(entry)
+        if self._recorded:
+            self.gpu.launch_graph(self._graphs[entry.name], self.stream)
+            return
+        for config in self.program(entry).launches:
+            self.gpu.launch(config, self.stream)
+
+    def program(self, entry: ProgramEntry) -> PackedProgram:
+        """The launches of a program, read on first use."""
+        if entry.name not in self._programs:
+            launches = read_launches(self._read_file(entry.file), self._plan, entry)
+            self._programs[entry.name] = PackedProgram(launches, self._addresses, self._kernels)
+        return self._programs[entry.name]
+
+    def launches(self, entry: ProgramEntry) -> tuple[Launch, ...]:
+        """A program's launches as the plan has them."""
+        return read_launches(self._read_file(entry.file), self._plan, entry)
+
+    def kernel_name(self, index: int) -> str:
+        """What the plan calls a kernel."""
+        return self._plan.kernels[index].name
+
+    def record(self, launches: Sequence[LaunchConfig]) -> Handle:
+        """A graph of these launches."""
+        self.gpu.begin_capture(self._recording)
+        try:
+            for config in launches:
+                self.gpu.launch(config, self._recording)
+        except SpecbuildError:
+            # A stream left recording would take every later launch; the first error says more.
+            _quietly(self.gpu.end_capture, self._recording)
+            raise
+        return self.gpu.end_capture(self._recording)
+
+    def close(self) -> None:
+        """Forgets every graph."""
+        for graph in self._graphs.values():
+            self.gpu.release_graph(graph)
+        self._graphs.clear()
+
+
+def read_launches(data: bytes, plan: Plan, entry: ProgramEntry) -> tuple[Launch, ...]:
+    """The launches in a program's file.
+
+    The file's checksum has vouched for its bytes; only what could reach foreign memory is
+    checked again. Raises EngineFileError.
+    """
+    try:
+        launches = tuple(_launch(item) for item in json.loads(data)["launches"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise EngineFileError(
+            f"{entry.file} is no program ({error!r}); build the engine again"
+        ) from error
+    if len(launches) != entry.launches:
+        raise EngineFileError(
+            f"{entry.file} has {len(launches)} launches, the plan says {entry.launches}; "
+            "build the engine again"
+        )
+    for i, launch in enumerate(launches):
+        if not _is_launch(launch, plan):
+            raise EngineFileError(f"{entry.file}: launch {i} is malformed; build the engine again")
+    return launches
+
+
+def _launch(item: dict[str, Any]) -> Launch:
+    """A program may have hundreds of these, so they are taken as they are and checked after."""
+    return Launch(
+        kernel=item["kernel"],
+        op=item["op"],
+        grid=tuple(item["grid"]),
+        block=item["block"],
+        shared_bytes=item["shared_bytes"],
+        arguments=tuple(map(tuple, item["arguments"])),
+        programmatic=item["programmatic"],
+    )
+
+
+def _is_launch(launch: Launch, plan: Plan) -> bool:
+    numbers = (launch.kernel, launch.op, *launch.grid, launch.block, launch.shared_bytes)
+    return (
+        all(type(number) is int for number in numbers)
+        and 0 <= launch.kernel < len(plan.kernels)
+        and len(launch.grid) == 3
+        and min(*launch.grid, launch.block) >= 1
+        and launch.shared_bytes >= 0
+        and type(launch.programmatic) is bool
+        and all(_is_sound(argument, plan) for argument in launch.arguments)
+    )
+
+
+def _is_sound(argument: Sequence[Any], plan: Plan) -> bool:
+    match argument:
+        case (0, int(buffer), int(offset)):
+            inside = 0 <= buffer < len(plan.buffers)
+            return inside and 0 <= offset <= plan.buffers[buffer].bytes
+        case (1, int(value)):
+            return -(2**31) <= value < 2**31
+        case (2, int(bits)):
+            return 0 <= bits < 2**32
+        case (3,):
+            return True
+    return False
+
+
+def _packed(argument: Sequence[int], addresses: Sequence[int]) -> int:
+    """An argument in 8 bytes; one of 4 bytes stands in the first four."""
+    match argument:
+        case (kind, buffer, offset) if kind == POINTER:
+            return addresses[buffer] + offset
+        case (kind, value) if kind in (INT32, FLOAT32):
+            return value & 0xFFFFFFFF
+    return 0  # a null pointer
+
+
+def _quietly(call: Callable[..., object], *arguments: object) -> None:
+    try:
+        call(*arguments)
+    except SpecbuildError:
+        return

@@ -1,0 +1,56 @@
+"""Small uploads without waiting: page-locked memory that is used round and round."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specbuild.runtime.executors.cuda.gpu import Gpu, Handle
+from specbuild.runtime.executors.cuda.memory import ALIGNMENT, STAGING_BYTES
+
+
+class Staging:
+    """Copies arrays to and from the device through page-locked memory.
+
+    A piece of it is used again only when the stream has passed the copy that reads it: where the
+    end is reached, the stream is waited for once.
+    """
+
+    def __init__(self, gpu: Gpu, stream: Handle, nbytes: int = STAGING_BYTES) -> None:
+        self._gpu = gpu
+        self._stream = stream
+        self._memory = gpu.allocate_host(nbytes)
+        self._used = 0
+
+    def upload(self, address: int, values: np.ndarray) -> None:
+        """Queues the copy of an array; the array may change as soon as this returns."""
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        for first in range(0, len(data), len(self._memory.view)):
+            piece = data[first : first + len(self._memory.view)]
+            place = self._take(len(piece))
+            self._memory.view[place : place + len(piece)] = piece
+            source = self._memory.address + place
+            self._gpu.upload(address + first, source, len(piece), self._stream)
+
+    def download(self, address: int, nbytes: int) -> np.ndarray:
+        """Device memory as uint8 [bytes]; waits for what is queued before it."""
+        data = np.empty(nbytes, np.uint8)
+        for first in range(0, nbytes, len(self._memory.view)):
+            size = min(len(self._memory.view), nbytes - first)
+            place = self._take(size)
+            target = self._memory.address + place
+            self._gpu.download(target, address + first, size, self._stream)
+            self._gpu.synchronize(self._stream)
+            data[first : first + size] = self._memory.view[place : place + size]
+        return data
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self._gpu.release_host(self._memory)
+
+    def _take(self, size: int) -> int:
+        if self._used + size > len(self._memory.view):
+            self._gpu.synchronize(self._stream)
+            self._used = 0
+        place = self._used
+        self._used += -(-size // ALIGNMENT) * ALIGNMENT
+        return place

@@ -1,0 +1,148 @@
+"""Weights from file to device: read, checked and copied chunk by chunk, all at once."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, HostMemory
+from specbuild.runtime.manifest import StoredFile
+
+MOST_READERS = 8
+# Chunks in flight: one being read by each reader, and some being copied.
+CHUNKS_IN_FLIGHT = MOST_READERS + 4
+MOST_CHUNK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, order=True)
+class Piece:
+    """``bytes`` of a file from ``offset`` on that belong at ``address``."""
+
+    offset: int
+    bytes: int
+    address: int
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """Page-locked memory for one chunk, and the mark behind the copies that read it."""
+
+    memory: HostMemory
+    copied: Handle
+
+
+class WeightsUpload:
+    """Streams one chunked file to the device.
+
+    Readers take chunks from the page cache straight into page-locked memory and hash them there,
+    while the chunks before them are copied: the file is touched once. ``check(i, digest)``
+    raises where a chunk is damaged; its bytes may have reached the device by then, but nothing
+    runs on them.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        stream: Handle,
+        *,
+        readers: int,
+        check: Callable[[int, str], None],
+    ) -> None:
+        self._gpu = gpu
+        self._stream = stream
+        self._readers = max(1, min(readers, MOST_READERS))
+        self._check = check
+
+    def run(self, path: Path, entry: StoredFile, pieces: Sequence[Piece]) -> None:
+        """Every piece lies on the device when the stream has come so far."""
+        size = entry.chunk_bytes
+        if size is None or size > MOST_CHUNK_BYTES:
+            raise EngineFileError(
+                f"{path} is not stored in chunks of at most {MOST_CHUNK_BYTES} bytes; rebuild the "
+                "engine"
+            )
+        placed = _Placement(pieces)
+        count = len(entry.chunks)
+        buffers = self._allocate(min(self._readers + 4, CHUNKS_IN_FLIGHT, count), size)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            with ThreadPoolExecutor(self._readers, thread_name_prefix="weights") as pool:
+                waiting: deque[tuple[int, _Buffer, Future[str]]] = deque()
+                for i in range(count):
+                    buffer = buffers[i % len(buffers)]
+                    if len(waiting) == len(buffers):
+                        self._copy(*waiting.popleft(), size, placed)
+                    self._gpu.wait(buffer.copied)
+                    start = i * size
+                    view = buffer.memory.view[: min(size, entry.bytes - start)]
+                    future = pool.submit(_read, descriptor, view, start, path)
+                    waiting.append((i, buffer, future))
+                while waiting:
+                    self._copy(*waiting.popleft(), size, placed)
+            self._gpu.synchronize(self._stream)
+        finally:
+            os.close(descriptor)
+            for buffer in buffers:
+                self._gpu.wait(buffer.copied)
+                self._gpu.release_host(buffer.memory)
+
+    def _allocate(self, count: int, size: int) -> list[_Buffer]:
+        return [_Buffer(self._gpu.allocate_host(size), self._gpu.new_event()) for _ in range(count)]
+
+    def _copy(
+        self, chunk: int, buffer: _Buffer, digest: Future[str], size: int, placed: _Placement
+    ) -> None:
+        """Queues the copies of what lies in a chunk, once it is read."""
+        self._check(chunk, digest.result())
+        start = chunk * size
+        for piece in placed.within(start, start + size):
+            source = buffer.memory.address + piece.offset - start
+            self._gpu.upload(piece.address, source, piece.bytes, self._stream)
+        self._gpu.record(buffer.copied, self._stream)
+
+
+class _Placement:
+    """The pieces of a file, in order of their place."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = sorted(piece for piece in pieces if piece.bytes)
+        self._starts = [piece.offset for piece in self._pieces]
+        # One region may be wanted at several places, and none is longer than this.
+        self._longest = max((piece.bytes for piece in self._pieces), default=0)
+
+    def within(self, first: int, end: int) -> list[Piece]:
+        """The parts of pieces that lie between two offsets of the file."""
+        parts = []
+        for i in range(bisect_right(self._starts, first - self._longest), len(self._pieces)):
+            piece = self._pieces[i]
+            if piece.offset >= end:
+                break
+            start, stop = max(piece.offset, first), min(piece.offset + piece.bytes, end)
+            if start < stop:
+                parts.append(Piece(start, stop - start, piece.address + start - piece.offset))
+        return parts
+
+
+def _read(descriptor: int, view: np.ndarray, offset: int, path: Path) -> str:
+    """Fills ``view`` from the file; the XXH3-128 of its bytes. Runs beside other readers."""
+    from xxhash import xxh3_128_hexdigest
+
+    data = view.data
+    done = 0
+    while done < len(data):
+        count = os.preadv(descriptor, [data[done:]], offset + done)
+        if count == 0:
+            raise EngineFileError(
+                f"{path} ends at byte {offset + done}, the manifest says more; copy the engine "
+                "again or rebuild it"
+            )
+        done += count
+    return xxh3_128_hexdigest(data)

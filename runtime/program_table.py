@@ -1,0 +1,93 @@
+"""Which program of a plan runs what: the smallest that is large enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from specbuild.runtime.errors import EngineFileError, RequestError
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.plan import Plan, ProgramEntry
+from specbuild.runtime.sampling import SamplingParams
+
+_NO_DRAFT = DraftShape(0, 0, 0)
+
+
+class ProgramTable:
+    """The programs of a plan by what they are for."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._programs = plan.programs
+        self._steps: dict[tuple[DraftShape, int, bool], ProgramEntry] = {}
+        self.prefill_rows = max((p.rows for p in plan.programs if p.kind == "prefill"), default=0)
+
+    def shapes(self) -> list[DraftShape]:
+        """Every draft shape that steps are there for, smallest first."""
+        steps = {_shape(p) for p in self._programs if p.kind == "step" and p.draft_depth}
+        return sorted(steps, key=lambda s: (s.draft_top_k, s.draft_depth, s.draft_tokens))
+
+    def check_shape(self, shape: DraftShape) -> None:
+        """RequestError with the shapes there are, if this one is not among them."""
+        if shape in self.shapes():
+            return
+        known = ", ".join(map(_shown, self.shapes())) or "none"
+        raise RequestError(
+            f"the engine has no steps for the draft {_shown(shape)} (top-k x depth x tokens); it "
+            f"has {known}; ask for one of these, or build the engine with this one"
+        )
+
+    def most_sequences(self, shape: DraftShape | None, *, full_logits: bool) -> int:
+        """Sequences of the largest step of this shape; 0 where there is none."""
+        wanted = shape or _NO_DRAFT
+        steps = (p for p in self._programs if p.kind == "step" and _shape(p) == wanted)
+        return max((p.batch for p in steps if p.full_logits >= full_logits), default=0)
+
+    def step(self, shape: DraftShape | None, *, batch: int, full_logits: bool) -> ProgramEntry:
+        """A step of ``batch`` sequences; None decodes without a draft."""
+        wanted = shape or _NO_DRAFT
+        key = (wanted, batch, full_logits)
+        if key not in self._steps:
+            fits = [
+                p
+                for p in self._programs
+                if p.kind == "step" and _shape(p) == wanted and p.batch >= batch
+            ]
+            what = f"steps of {batch} sequences with the draft {_shown(wanted)}"
+            self._steps[key] = _smallest(fits, full_logits=full_logits, what=what)
+        return self._steps[key]
+
+    def prefill(self, *, rows: int, batch: int, full_logits: bool) -> ProgramEntry:
+        """Prompt rows of sequences in slots below ``batch``."""
+        fits = [
+            p for p in self._programs if p.kind == "prefill" and p.rows >= rows and p.batch >= batch
+        ]
+        what = f"prompt chunks of {rows} rows and {batch} sequences"
+        return _smallest(fits, full_logits=full_logits, what=what)
+
+    def score(self, *, rows: int) -> ProgramEntry | None:
+        """The smallest scoring program for so many rows, else the largest; None: there is none."""
+        found = sorted((p for p in self._programs if p.kind == "score"), key=lambda p: p.rows)
+        return next((p for p in found if p.rows >= rows), found[-1] if found else None)
+
+
+def needs_full_logits(params: Iterable[SamplingParams]) -> bool:
+    """Whether the logits must be there as a whole: only top-k and top-p ask for that."""
+    return any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1) for p in params)
+
+
+def _smallest(fits: list[ProgramEntry], *, full_logits: bool, what: str) -> ProgramEntry:
+    """Programs with full logits serve the others too, at a price."""
+    able = [p for p in fits if p.full_logits >= full_logits]
+    if not able:
+        with_logits = " and full logits, as top-k and top-p need them" if full_logits else ""
+        raise EngineFileError(
+            f"the engine has no program for {what}{with_logits}; build it again with larger limits"
+        )
+    return min(able, key=lambda p: (p.full_logits, p.rows, p.batch))
+
+
+def _shape(program: ProgramEntry) -> DraftShape:
+    return DraftShape(program.draft_top_k, program.draft_depth, program.draft_tokens)
+
+
+def _shown(shape: DraftShape) -> str:
+    return f"{shape.draft_top_k}x{shape.draft_depth}x{shape.draft_tokens}"

@@ -1,0 +1,213 @@
+"""The example model as a CUDA engine on a GPU: lossless, batch-invariant, and the CPU engine's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specbuild.builder.build import build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.executors.cuda.executor import CudaExecutor
+from specbuild.runtime.executors.cuda.loading import open_executor
+from specbuild.runtime.executors.cuda.memory import RESERVE_BYTES, footprint
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.resident_decoder import ResidentDecoder
+from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.step_timing import time_step
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-gpt-oss"
+CHAIN, TREE = DraftShape(1, 3, 3), DraftShape(3, 4, 12)
+TOKENS = 64
+# Two logits nearer to each other than this may change places in bf16.
+NEAR_TIE = 0.15
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("example") / "cuda"
+    options = BuildOptions(
+        model=EXAMPLE / "target",
+        draft=EXAMPLE / "draft",
+        output=output,
+        backend="cuda",
+        gpu="sm_90a",
+        max_seq_len=1024,
+        max_batch_size=8,
+        draft_top_k=TREE.draft_top_k,
+        draft_depth=TREE.draft_depth,
+        draft_tokens=TREE.draft_tokens,
+    )
+    build(options, SilentProgress())
+    return output
+
+
+@pytest.fixture(scope="module")
+def engine(directory: Path) -> Iterator[Engine]:
+    loaded = Engine.load(directory)
+    yield loaded
+    executor = loaded.executor
+    assert isinstance(executor, CudaExecutor)
+    executor.close()
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    output = tmp_path_factory.mktemp("example") / "cpu"
+    build(BuildOptions(model=EXAMPLE / "target", output=output, max_seq_len=1024), SilentProgress())
+    return Engine.load(output)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Prompt]:
+    lines = (EXAMPLE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    return [Prompt(r["id"], None, r["prompt"]) for r in map(json.loads, lines)]
+
+
+def params(temperature: float = 0.0, count: int = TOKENS) -> GenerateParams:
+    sampling = SamplingParams(temperature=temperature, seed=11)
+    return GenerateParams(max_new_tokens=count, sampling=sampling, ignore_eos=True)
+
+
+def records(
+    engine: Engine, prompts: list[Prompt], wanted: GenerateParams, speculation: object
+) -> list[RunRecord]:
+    events = engine.generate(prompts, wanted, speculation=speculation)  # type: ignore[arg-type]
+    found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
+    return [found[i] for i in range(len(prompts))]
+
+
+def last_features(engine: Engine, prompts: list[Prompt], shape: DraftShape | None) -> np.ndarray:
+    """The target's features of the first request's newest committed tokens, as bit patterns.
+
+    They are what its last step left for the draft. The first request runs longest, so that no
+    other moves into its slot.
+    """
+    executor = engine.executor
+    assert isinstance(executor, CudaExecutor)
+    port = executor.port("pending_captured")
+    assert port is not None
+    nobodys = 0x7FC0  # NaN as bf16
+    executor.write("pending_captured", np.full(port.shape, nobodys, np.uint16))
+    counts = [TOKENS, *[20 + 3 * i for i in range(len(prompts) - 1)]]
+    list(engine.generate(prompts, [params(count=n) for n in counts], speculation=shape))
+    rows = executor.read("pending_captured", rows=1)[0]
+    return rows[(rows != nobodys).any(axis=1)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_a_draft_changes_no_token_and_no_bit_of_a_logprob(
+    engine: Engine, prompts: list[Prompt], shape: DraftShape, temperature: float
+) -> None:
+    plain = records(engine, prompts, params(temperature), None)
+    drafted = records(engine, prompts, params(temperature), shape)
+    for a, b in zip(plain, drafted, strict=True):
+        assert a.output_ids == b.output_ids
+        assert a.logprobs == b.logprobs
+    accepted = sum(sum(r.stats.acceptance_histogram[1:]) for r in drafted)
+    assert accepted > len(prompts)
+
+
+def test_a_sequence_alone_is_that_of_the_batch(engine: Engine, prompts: list[Prompt]) -> None:
+    few = prompts[:8]
+    together = records(engine, few, params(), CHAIN)
+    alone = [records(engine, [prompt], params(), None)[0] for prompt in few]
+    for a, b in zip(together, alone, strict=True):
+        assert a.output_ids == b.output_ids
+        assert a.logprobs == b.logprobs
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
+def test_hidden_states_are_bit_for_bit_those_of_one_sequence_alone(
+    engine: Engine, prompts: list[Prompt], shape: DraftShape | None, batch: int
+) -> None:
+    alone = last_features(engine, prompts[:1], None)
+    rows = last_features(engine, prompts[:batch], shape)
+    assert len(alone) > 1
+    assert len(rows) >= 1
+    # The last path may lead past the last token that was asked for, by a draft's depth at most.
+    deepest = 0 if shape is None else min(shape.draft_depth, len(rows) - 1)
+    assert any(_same_tail(rows[: len(rows) - past], alone) for past in range(deepest + 1))
+
+
+def _same_tail(rows: np.ndarray, wanted: np.ndarray) -> bool:
+    """Whether the last rows are the same bits."""
+    both = min(len(rows), len(wanted))
+    return np.array_equal(rows[-both:], wanted[-both:])
+
+
+def test_greedy_tokens_are_the_cpu_engines_under_teacher_forcing(
+    engine: Engine, cpu: Engine, prompts: list[Prompt]
+) -> None:
+    decoder = engine.decoder
+    assert isinstance(decoder, ResidentDecoder)
+    equal = total = 0
+    for record in records(cpu, prompts[:8], params(), None):
+        ids = (*record.prompt_ids, *record.output_ids)
+        logits = np.concatenate([scored.logits for scored in decoder.score(ids[:-1])])
+        rows = logits[len(record.prompt_ids) - 1 :]
+        for row, token in zip(rows, record.output_ids, strict=True):
+            equal += int(row.argmax()) == token
+            total += 1
+            assert row.max() - row[token] < NEAR_TIE
+    assert equal / total >= 0.98
+
+
+def test_kernel_by_kernel_is_the_graph(
+    directory: Path, engine: Engine, prompts: list[Prompt]
+) -> None:
+    """Without graphs and so without most overlaps: a race would show as another token."""
+    executor = open_executor(directory, engine.manifest, readers=4, recorded=False)
+    plain = Engine(engine.manifest, executor, text=engine.text)
+    try:
+        few, short = prompts[:3], params(count=24)
+        slow, fast = (records(e, few, short, CHAIN) for e in (plain, engine))
+        for a, b in zip(slow, fast, strict=True):
+            assert a.output_ids == b.output_ids
+            assert a.logprobs == b.logprobs
+    finally:
+        executor.close()
+
+
+def test_stop_strings_and_ends_of_sequence(engine: Engine, prompts: list[Prompt]) -> None:
+    full = records(engine, prompts[:4], params(), CHAIN)
+    for prompt, whole in zip(prompts[:4], full, strict=True):
+        assert whole.text
+        stop = whole.text[len(whole.text) // 2 :][:4]
+        wanted = replace(params(), stop=(stop,))
+        (cut,) = records(engine, [prompt], wanted, CHAIN)
+        assert cut.finish_reason == "stop"
+        assert cut.text == whole.text[: whole.text.index(stop)]
+
+
+def test_memory_is_what_was_predicted(directory: Path, engine: Engine) -> None:
+    executor = open_executor(directory, engine.manifest, readers=4)
+    gpu = executor.runner.gpu
+    try:
+        again = Engine(engine.manifest, executor, text=engine.text)
+        predicted = footprint(executor.plan).total
+        before = gpu.free_bytes()
+        records(again, [Prompt("a", (1, 2, 3))], params(count=8), CHAIN)
+        used = before - gpu.free_bytes()
+        assert predicted > 0
+        assert used < RESERVE_BYTES
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
+def test_a_step_is_timed(engine: Engine, shape: DraftShape | None) -> None:
+    timing = time_step(engine, batch=2, context=200, shape=shape, repeats=5, profile=True)
+    assert 1e-6 < timing.step_s < 1
+    whole_s = sum(launch.added_s for launch in timing.launches)
+    assert whole_s == pytest.approx(timing.step_s, rel=0.5)

@@ -1,0 +1,137 @@
+"""The device loop over a real plan: the interpreter stands for the kernels, late as on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import write_draft, write_target
+from fake_gpu import FakeGpu
+from plan_host import PlanHost, lowered_engine, step_name
+from toy_engine import run
+from toy_model import toy_manifest
+
+from specbuild.builder.backends.cuda.engine import LoweredEngine
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.executors.cuda.executor import CudaExecutor
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.plan import ProgramEntry
+from specbuild.runtime.request import GenerateParams
+from specbuild.runtime.resident_decoder import ResidentDecoder
+from specbuild.runtime.sampling import SamplingParams
+
+CHAIN, TREE = DraftShape(1, 2, 2), DraftShape(2, 2, 4)
+TOKENS = 14
+# The references round differently with the number of rows, unlike the kernels.
+NEAR = 0.05
+
+
+@pytest.fixture(scope="module")
+def lowered(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
+    path = tmp_path_factory.mktemp("checkpoints")
+    sizes = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
+    write_target(path / "target", layers=2, experts=4, experts_per_token=2, **sizes)
+    write_draft(path / "draft", target_layers=2, target_hidden=96, inner=64, **sizes)
+    limits = {"draft_top_k": 2, "draft_depth": 2, "draft_tokens": 4}
+    return lowered_engine(
+        path / "target", path / "draft", max_seq_len=128, max_batch_size=2, page_size=16, **limits
+    )
+
+
+class InterpretedRunner:
+    """Starts programs as a ProgramRunner does; each runs when the stream comes to it."""
+
+    def __init__(self, host: PlanHost, gpu: FakeGpu, executor: CudaExecutor) -> None:
+        self.host, self.gpu, self.stream = host, gpu, executor.runner.stream
+        self.started: list[str] = []
+        memory, plan = executor._memory, host.plan
+        for i, (buffer, address) in enumerate(zip(plan.buffers, memory.addresses, strict=True)):
+            if buffer.space != "weights":
+                host.memory._memory[i] = torch.from_numpy(gpu.view(address, buffer.bytes))
+
+    def prepare(self, entry: ProgramEntry) -> None:
+        assert entry in self.host.plan.programs
+
+    def start(self, entry: ProgramEntry) -> None:
+        self.started.append(entry.name)
+        self.gpu.enqueue(self.stream, lambda: self.host.run(entry.name))
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def engine_of(lowered: LoweredEngine) -> tuple[Engine, InterpretedRunner]:
+    host, gpu = PlanHost(lowered), FakeGpu()
+    executor = CudaExecutor(gpu, host.plan, lambda _: b"", lambda _: None)
+    runner = InterpretedRunner(host, gpu, executor)
+    executor.runner = runner
+    toy = toy_manifest()
+    manifest = dataclasses.replace(
+        toy,
+        backend="cuda",
+        limits=lowered.plan.limits,
+        cache_groups=lowered.plan.groups,
+        target=dataclasses.replace(toy.target, vocab=host.port("score.logits").shape[1]),
+        roles={},
+    )
+    return Engine(manifest, executor), runner
+
+
+def prompts(engine: Engine) -> list[list[int]]:
+    random, vocab = np.random.default_rng(8), engine.manifest.target.vocab
+    return [random.integers(0, vocab, n).tolist() for n in (21, 70, 1)]
+
+
+def assert_alike(lowered: LoweredEngine, ids: list[int], pair: list[list[int]]) -> None:
+    """Equal tokens, or parting where two logits were as good as equal."""
+    at = next((i for i, (a, b) in enumerate(zip(*pair, strict=True)) if a != b), None)
+    if at is None:
+        return
+    host = PlanHost(lowered)
+    host.give_pages(0)
+    rows = [*ids, *pair[0][:at]]
+    for start in range(0, len(rows), 64):
+        scores = host.score(0, rows[start : start + 64], start)[-1]
+    assert abs(scores[pair[0][at]] - scores[pair[1][at]]) < NEAR
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
+def test_the_loop_emits_what_the_plan_emits_by_itself(
+    lowered: LoweredEngine, shape: DraftShape | None
+) -> None:
+    engine, runner = engine_of(lowered)
+    params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
+    batch = prompts(engine)
+    result = run(engine, batch, params, speculation=shape)
+    assert {name for name in runner.started if name.startswith("step")} >= {step_name(2, shape)}
+    for ids, tokens in zip(batch, result.ids, strict=True):
+        host = PlanHost(lowered)
+        host.port("ignore_eos").fill_(1)
+        first, _ = host.admit(0, ids, TOKENS)
+        alone = [first, *host.generate(0, step_name(1, shape), TOKENS - 1)]
+        assert_alike(lowered, ids, [alone[:TOKENS], tokens])
+
+
+def test_top_k_takes_the_programs_with_logits(lowered: LoweredEngine) -> None:
+    engine, runner = engine_of(lowered)
+    # Among one token there is nothing to draw.
+    sampling = SamplingParams(temperature=1.0, top_k=1, seed=4)
+    params = GenerateParams(max_new_tokens=TOKENS, sampling=sampling, ignore_eos=True)
+    greedy = dataclasses.replace(params, sampling=SamplingParams())
+    ids = prompts(engine)[0]
+    drawn = run(engine, [ids], params, speculation=CHAIN).ids[0]
+    assert step_name(1, CHAIN, full_logits=True) in runner.started
+    assert_alike(lowered, ids, [run(engine, [ids], greedy, speculation=CHAIN).ids[0], drawn])
+
+
+def test_scores_are_the_plans(lowered: LoweredEngine) -> None:
+    engine, _ = engine_of(lowered)
+    assert isinstance(engine.decoder, ResidentDecoder)
+    ids = prompts(engine)[1]
+    host = PlanHost(lowered)
+    host.give_pages(0)
+    expected = torch.cat([host.score(0, ids[s : s + 64], s) for s in range(0, len(ids), 64)])
+    found = np.concatenate([scored.logits for scored in engine.decoder.score(ids)])
+    np.testing.assert_array_equal(found, expected.numpy())

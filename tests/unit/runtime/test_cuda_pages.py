@@ -1,0 +1,91 @@
+"""Pages that are all taken at admission: rings keep the window, and every page has one owner."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_model import toy_manifest
+
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.kv_pool import FixedPages, KvPools, PageLedger, PagePool, pages_per_sequence
+from specbuild.runtime.manifest import Limits
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 200),
+    st.sampled_from([1, 2, 4, 16]),
+    st.integers(0, 40),
+    st.integers(1, 48),
+    st.integers(0, 20),
+    st.data(),
+)
+def test_a_launch_never_overwrites_what_it_still_sees(
+    tokens: int, size: int, window: int, rows: int, tree: int, data: st.DataObject
+) -> None:
+    """All rows are written before any is read: window and rows must lie in different slots."""
+    limits = Limits(200, 1, rows, 1, 1, tree)
+    pages = pages_per_sequence("g", limits, tokens=tokens, page_size=size, window=window)
+    pool = PagePool("g", pages + 1)
+    holder = FixedPages(pool, page_size=size, window=window, capacity=240, pages=pages)
+    assert pool.free_pages == 0
+    first = data.draw(st.integers(0, tokens - 1))
+    count = data.draw(st.integers(1, min(rows, tokens - first) if first else min(rows, tokens)))
+    if data.draw(st.booleans()):  # a tree behind all but one token
+        first, count = min(first, tokens), min(tree + 1, max(rows, tree + 1))
+    holder.commit(first)
+    holder.append(count)
+    seen = range(max(0, first - window + 1) if window else 0, first + count)
+    slots = holder.slots[seen.start : seen.stop]
+    assert len(set(slots.tolist())) == len(slots)
+    assert (slots // size > 0).all(), "page 0 belongs to nobody"
+    for slot in seen:
+        assert holder.slots[slot] == holder.table[slot // size] * size + slot % size
+    holder.release()
+    assert pool.free_pages == pages
+    assert not holder.table.any()
+
+
+def test_the_table_is_there_at_once_and_stays() -> None:
+    manifest = toy_manifest(max_seq_len=60, page_size=4)
+    kv = KvPools(manifest.cache_groups, manifest.limits, fixed=True)
+    wanted = kv.pages_wanted(30)
+    pages = kv.admit(wanted)
+    tables = {name: holder.table.copy() for name, holder in pages.items()}
+    assert {n: len(set(t[t > 0].tolist())) for n, t in tables.items()} == wanted
+    full, sliding = tables["full"], tables["sliding"]
+    assert (full[: wanted["full"]] > 0).all()
+    assert not full[wanted["full"] :].any()
+    assert (sliding == sliding[np.arange(len(sliding)) % wanted["sliding"]]).all()
+    for length in (7, 29):
+        for name, holder in pages.items():
+            holder.append(length - holder.length)
+            holder.commit(length)
+            assert (holder.table == tables[name]).all()
+    with pytest.raises(SpecbuildError, match=r"holds \d+ slots"):
+        pages["full"].append(60)
+    kv.release(pages, wanted)
+    assert all(kv.can_admit({n: p.free_pages}) for n, p in kv.pools.items())
+
+
+def test_a_ledger_knows_every_owner() -> None:
+    ledger, manifest = PageLedger(), toy_manifest()
+    groups, limits = manifest.cache_groups, manifest.limits
+    kv = KvPools(groups, limits, ledger.released, ledger.installed, fixed=True)
+    wanted = kv.pages_wanted(9)
+    first, second = kv.admit(wanted), kv.admit(wanted)
+    assert len(ledger.held) == 2 * sum(wanted.values())
+    assert len(set(ledger.held.values())) == len(ledger.held)
+    kv.release(first, wanted)
+    assert {page for group, page in ledger.held if group == "full"} == set(second["full"].pages)
+    kv.release(second, wanted)
+    assert not ledger.held
+    ledger.installed("full", [3])
+    with pytest.raises(SpecbuildError, match="page 3 is given away twice"):
+        ledger.installed("full", [3])
+    with pytest.raises(SpecbuildError, match="page 4 comes back, but was free"):
+        ledger.released("full", [4])
+    with pytest.raises(SpecbuildError, match="page 0"):
+        ledger.installed("full", [0])

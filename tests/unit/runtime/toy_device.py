@@ -1,0 +1,311 @@
+"""The toy model as a CUDA engine: the kernels of its plan, and an engine over them.
+
+A step is composed of the declared references, as a real plan composes it of kernels, around the
+toy's target and draft. A slot that no live row wrote holds NaN, and reading one fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from fake_gpu import FakeGpu, FakeKernel
+from toy_model import D2T, DRAFT_VOCAB, VOCAB, logits_of, mix
+from toy_plan import BATCHES, SHAPES, cuda_manifest, plan_file, toy_plan
+
+from specbuild.plugins_cuda.paged_tree_attention.op import visibility
+from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.executors.cuda.executor import CudaExecutor
+from specbuild.runtime.kv_pool import PageLedger
+from specbuild.runtime.manifest import DraftShape, Manifest
+from specbuild.runtime.plan import Plan, ProgramEntry
+
+
+class ToyDevice:
+    """The kernels of a toy plan on a fake GPU's memory."""
+
+    def __init__(self, manifest: Manifest, plan: Plan) -> None:
+        self.manifest = manifest
+        self.plan = plan
+        self.started: list[str] = []
+        self.lengths: list[list[int]] = []
+        kinds = "p" * len(plan.buffers) + "iip"
+        run = FakeKernel(self._run, kinds)
+        self.gpu = FakeGpu({entry.name: run for entry in plan.programs})
+        self._addresses: Sequence[int] = ()
+
+    def load_weights(self, addresses: Sequence[int]) -> None:
+        """D2T is the engine's one weight; unwritten cache slots become NaN, as nothing else is."""
+        self._addresses = addresses
+        stream = self.gpu.new_stream()
+        host = self.gpu.allocate_host(D2T.nbytes)
+        host.view[:] = D2T.view(np.uint8)
+        self.gpu.upload(addresses[0], host.address, D2T.nbytes, stream)
+        self.gpu.synchronize(stream)
+
+    def poison(self, executor: CudaExecutor, group: str, pages: Sequence[int]) -> None:
+        """Freed pages turn to NaN, once the work queued before is done."""
+
+        def operation() -> None:
+            self.cache(group)[:, list(pages)] = float("nan")
+
+        self.gpu.enqueue(executor.runner.stream, operation)
+
+    def cache(self, group: str) -> torch.Tensor:
+        """[2 (K, V), pages, 1, page_size, 1] of the toy's one layer."""
+        found = self.manifest.group(group)
+        index = next(i for i, b in enumerate(self.plan.buffers) if b.name == f"cache:{group}")
+        data = self.gpu.view(self._addresses[index], self.plan.buffers[index].bytes)
+        shape = (2, found.pages, 1, found.page_size, 1)
+        return torch.from_numpy(data.view(np.float32)).view(shape)
+
+    def port(self, name: str, rows: int | None = None) -> torch.Tensor:
+        """A port in the device's memory, its first rows."""
+        port = next(p for p in self.plan.ports if p.name == name)
+        address = self._addresses[port.buffer] + port.offset
+        data = self.gpu.view(address, int(np.prod(port.shape)) * 4)
+        values = torch.from_numpy(data.view(port.dtype)).view(port.shape)
+        return values if rows is None else values[:rows]
+
+    def _run(self, *arguments: int) -> None:
+        *addresses, index, seven, null = arguments
+        assert (seven, null) == (7, 0)
+        assert tuple(addresses) == tuple(self._addresses)
+        entry = self.plan.programs[index]
+        self.started.append(entry.name)
+        {"step": self._step, "prefill": self._prefill, "score": self._score}[entry.kind](entry)
+
+    def _step(self, entry: ProgramEntry) -> None:
+        n = entry.batch
+        names = ("length", "root", "done", "limit", "temperature", "top_k", "top_p", "seed")
+        state = [self.port(name, n) for name in names]
+        self.lengths.append(state[0].tolist())
+        for group in ("full", "sliding"):
+            live = self.port(f"page_table.{group}", n)[state[2] == 0]
+            held = [page for row in live for page in row.unique().tolist() if page]
+            assert len(held) == len(set(held)), "two slots decode into one page"
+        tree = self._tree(entry) if entry.draft_depth else None
+        tables = [self.port(f"page_table.{g}", n) for g in ("full", "sliding")]
+        given = (None,) * 4 if tree is None else (tree[0], tree[2], tree[3], tree[4])
+        size = self.manifest.group("full").page_size
+        rows = op_named("VerifyInputs").reference(*given, *state, *tables, page_size=size)
+        ids, positions, row_start, row_slot, tree_start, bits, full, sliding, logit_rows = rows[:9]
+        writes = {"full": full, "sliding": sliding}
+        places = (row_start, row_slot, tree_start, bits)
+        logits, captured = self._target(ids, positions, places, writes, n)
+        temperature, top_k, top_p, seed, count = rows[9:]
+        if not entry.full_logits:
+            wanted = ((top_k != 0) | (top_p != 1)) & (temperature != 0)
+            assert not wanted.any(), "top-k and top-p need full logits"
+        chosen = op_named("Choose").reference(
+            logits[logit_rows.long()], temperature, top_k, top_p, seed, positions
+        )
+        path = accepted = None
+        if tree is not None:
+            path, accepted, _ = op_named("TreeAccept").reference(
+                *(tree[0], tree[1], tree[3], count),
+                chosen[0].view(n, -1),
+                depth=entry.draft_depth,
+            )
+            self._commit(path, n)
+        self._advance(entry, chosen, path, accepted, captured)
+
+    def _advance(self, entry: ProgramEntry, chosen: tuple, path, accepted, captured) -> None:
+        n, drafted = entry.batch, self.manifest.draft is not None
+        pending = ("pending_count", "pending_tokens", "pending_captured")
+        state = [self.port("length", n), self.port("root", n)]
+        state += [self.port(name, n) for name in pending] if drafted else [None] * 3
+        state += [self.port("done", n)]
+        rest = [self.port("limit", n), self.port("ignore_eos", n), self.port("eos_ids")]
+        ring = [self.port(f"ring.{r}") for r in ("tokens", "logprobs", "accepted", "count", "step")]
+        results = op_named("Advance").reference(
+            *chosen,
+            path,
+            accepted,
+            captured if drafted else None,
+            *state,
+            *rest,
+            self.port("step"),
+            *ring,
+            extended=int(path is not None),
+        )
+        for place, result in zip([*state, self.port("step"), *ring], results, strict=True):
+            if place is not None:
+                place.copy_(result)
+
+    def _tree(self, entry: ProgramEntry) -> tuple[torch.Tensor, ...]:
+        n, k, depth = entry.batch, entry.draft_top_k, entry.draft_depth
+        size = self.manifest.group("draft").page_size
+        length, done, table = (self.port(x, n) for x in ("length", "done", "page_table.draft"))
+        pending = [self.port(f"pending_{x}", n) for x in ("count", "tokens", "captured")]
+        rows = op_named("ExtendInputs").reference(length, done, *pending, table, page_size=size)
+        ids, hidden, positions, row_start, row_slot, write, start, bits, last, score = rows
+        logits, out = self._draft(ids, hidden, positions, (row_start, row_slot, start, bits), write)
+        logits, parent_rows, parent_bits = logits[last.long()], last, None
+        m = k + (depth - 1) * k * k
+        pool = [torch.full((n, m), -7), torch.full((n, m), float("nan")), torch.full((n, m), -7)]
+        pool = [pool[0].int(), pool[1], pool[2].int(), torch.full((n, k), -7).int()]
+        for level in range(1, depth + 1):
+            expanded = op_named("TreeExpand").reference(logits, score, self._d2t(), torch.tensor(k))
+            results = op_named("LevelInputs").reference(
+                *(*expanded, out, parent_rows, parent_bits, length, done, self.port("limit", n)),
+                *(table, *pool),
+                level=level,
+                depth=depth,
+                page_size=size,
+                last=int(level == depth),
+            )
+            ids, hidden, positions, row_start, row_slot, write, start, bits, _, score = results[:10]
+            pool = list(results[10:])
+            if level < depth:
+                places = (row_start, row_slot, start, bits)
+                logits, out = self._draft(ids, hidden, positions, places, write)
+                parent_rows, parent_bits = None, bits
+        nodes = torch.tensor(entry.draft_tokens)
+        return op_named("TreeSelect").reference(*pool[:3], nodes, depth=depth)
+
+    def _prefill(self, entry: ProgramEntry) -> None:
+        self._check_padding(entry)
+        captured, logits = self._given(entry, "prefill.logit_rows")
+        names = ("temperature", "top_k", "top_p", "seed", "position")
+        params = [self.port(f"prefill.{name}") for name in names]
+        chosen = op_named("Choose").reference(logits, *params)
+        self.port("prefill.choice").copy_(chosen[0])
+        self.port("prefill.logprob").copy_(chosen[1])
+        if self.manifest.draft is None:
+            return
+        self.port("prefill.last_captured").copy_(captured[self.port("prefill.logit_rows").long()])
+        names = ("row_start", "row_slot", "tree_start", "ancestor_bits")
+        row_start, row_slot, start, bits = (self.port(f"prefill.{name}") for name in names)
+        rows = entry.rows
+        self._draft(
+            self.port("prefill.draft_token_ids", rows),
+            captured,
+            self.port("prefill.positions", rows),
+            (row_start, row_slot[:rows], start, bits[:rows]),
+            self.port("prefill.draft_write_slot", rows),
+        )
+
+    def _score(self, entry: ProgramEntry) -> None:
+        captured, logits = self._given(entry, "score.logit_rows")
+        self.port("score.logits").copy_(logits)
+        if self.manifest.draft is not None:
+            self.port("score.captured", entry.rows).copy_(captured)
+
+    def _given(self, entry: ProgramEntry, logit_rows: str) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, names = entry.rows, ("row_start", "row_slot", "tree_start", "ancestor_bits")
+        row_start, row_slot, start, bits = (self.port(f"prefill.{name}") for name in names)
+        assert not bits.any()
+        writes = {g: self.port(f"prefill.write_slot.{g}", rows) for g in ("full", "sliding")}
+        ids, positions = (self.port(f"prefill.{x}", rows) for x in ("token_ids", "positions"))
+        places = (row_start, row_slot[:rows], start, bits[:rows])
+        logits, captured = self._target(ids, positions, places, writes, BATCHES[-1])
+        return captured, logits[self.port(logit_rows).long()]
+
+    def _check_padding(self, entry: ProgramEntry) -> None:
+        live = int(self.port("prefill.row_start")[-1])
+        for name in ("token_ids", "positions", "row_slot", "write_slot.full", "write_slot.sliding"):
+            assert not self.port(f"prefill.{name}", entry.rows)[live:].any(), name
+
+    def _target(self, ids, positions, places, writes, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, at = ids.numpy(), positions.numpy()
+        full = self._attend("full", mix(x, at, 1), mix(x, at, 3), places, writes["full"], n)
+        sliding = self._attend(
+            "sliding", mix(x, at, 2), mix(x, at, 4), places, writes["sliding"], n
+        )
+        state = mix(full, sliding, x)
+        captured = np.stack([state, x], axis=1).astype(np.float32)
+        return torch.from_numpy(logits_of(state, x, VOCAB, 2.5)), torch.from_numpy(captured)
+
+    def _draft(self, ids, hidden, positions, places, write) -> tuple[torch.Tensor, torch.Tensor]:
+        x, at = ids.numpy(), positions.numpy()
+        own = mix(x, at, hidden[:, 0].nan_to_num().numpy())
+        seen = self._attend("draft", own, np.zeros_like(own), places, write, len(places[2]))
+        state = mix(seen, x)
+        out = np.stack([state, at], axis=1).astype(np.float32)
+        return torch.from_numpy(logits_of(state, x, DRAFT_VOCAB, 2.5)), torch.from_numpy(out)
+
+    def _attend(self, group: str, k, v, places, write: torch.Tensor, n: int) -> np.ndarray:
+        """Writes k and v, and sums k + 3v over what each row sees; 0 for padding rows."""
+        row_start, row_slot, tree_start, bits = places
+        cache = self.cache(group)
+        for pool, new in zip(cache, (k, v), strict=True):
+            entries = torch.from_numpy(new.astype(np.float32)).view(-1, 1, 1)
+            pool.copy_(op_named("KvWrite").reference(pool, entries, write))
+        found = self.manifest.group(group)
+        size, table = found.page_size, self.port(f"page_table.{group}")
+        values = (cache[0] + 3 * cache[1]).view(-1, size)
+        sums = torch.zeros(len(k))
+        for b in range(min(n, len(row_start) - 1)):
+            rows = slice(int(row_start[b]), int(row_start[b + 1]))
+            slots = table[b].long()
+            seen = visibility(
+                row_slot[rows].long(),
+                int(tree_start[b]),
+                bits[rows].clone(),
+                len(slots) * size,
+                found.window,
+            )
+            real = write[rows] >= size  # a row that writes to page 0 is padding
+            seen = seen & real[:, None]
+            assert (slots[seen.any(0).view(-1, size).any(1)] > 0).all(), "page 0 was read"
+            read = values[slots].view(1, -1).expand(len(seen), -1)
+            sums[rows] = read.where(seen, 0.0).sum(1)
+        assert not sums.isnan().any(), f"a row of {group} read a freed or unwritten slot"
+        return sums.numpy().astype(np.int64)
+
+    def _commit(self, path: torch.Tensor, n: int) -> None:
+        """PathCommit, by definition: slot length + path[i] goes to length + i."""
+        for group in ("full", "sliding"):
+            cache, size = self.cache(group).flatten(1), self.manifest.group(group).page_size
+            table, before = self.port(f"page_table.{group}"), cache.clone()
+            for b in range(n):
+                length = int(self.port("length")[b])
+                for i, slot in enumerate(path[b].tolist()):
+                    if slot >= 0 and slot != i:
+                        source, target = (
+                            int(table[b, x // size]) * size + x % size
+                            for x in (length + slot, length + i)
+                        )
+                        cache[:, target] = before[:, source]
+
+    def _d2t(self) -> torch.Tensor:
+        data = self.gpu.view(self._addresses[0], D2T.nbytes)
+        return torch.from_numpy(data.view(np.int32).copy())
+
+
+@dataclasses.dataclass
+class ToyCuda:
+    """An engine over a toy device, with every page accounted for."""
+
+    engine: Engine
+    device: ToyDevice
+    ledger: PageLedger
+
+
+def toy_cuda(
+    *, recorded: bool = True, shapes: Sequence[DraftShape] = SHAPES, **options: object
+) -> ToyCuda:
+    """A fresh engine whose unwritten and freed cache slots are NaN."""
+    manifest = cuda_manifest(**options)
+    plan = toy_plan(manifest, shapes)
+    device, ledger = ToyDevice(manifest, plan), PageLedger()
+    executor = CudaExecutor(
+        device.gpu,
+        plan,
+        lambda name: plan_file(plan, name),
+        device.load_weights,
+        recorded=recorded,
+    )
+    for group in manifest.cache_groups:
+        device.poison(executor, group.name, range(1, group.pages))
+
+    def released(group: str, pages: Sequence[int]) -> None:
+        ledger.released(group, pages)
+        device.poison(executor, group, pages)
+
+    engine = Engine(manifest, executor, pages_released=released, pages_installed=ledger.installed)
+    return ToyCuda(engine, device, ledger)

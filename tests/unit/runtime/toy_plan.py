@@ -1,0 +1,111 @@
+"""The toy model's plan: ports, caches and programs of one kernel each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+import numpy as np
+from toy_model import D2T, VOCAB, toy_manifest
+
+from specbuild.runtime.kv_layout import KvLayout
+from specbuild.runtime.manifest import DraftShape, Manifest
+from specbuild.runtime.plan import Buffer, CompiledKernel, Plan, Port, ProgramEntry
+
+BATCHES = (1, 2, 4)
+SHAPES = (DraftShape(1, 1, 1), DraftShape(1, 3, 3), DraftShape(2, 3, 6), DraftShape(3, 4, 12))
+PREFILL_ROWS = (4, 8)
+SCORE_ROWS, RING, EOS_IDS, CAPTURED = 4, 8, 8, 2
+DEEPEST = max(shape.draft_depth for shape in SHAPES)
+
+
+def cuda_manifest(**options: object) -> Manifest:
+    """The toy's manifest as a CUDA engine has it."""
+    manifest = toy_manifest(**options)
+    return dataclasses.replace(manifest, backend="cuda", device="sm_90a", roles={})
+
+
+def ports_of(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and element type of every port, as ``Port`` lists them."""
+    b, t = BATCHES[-1], PREFILL_ROWS[-1]
+    groups = [group.name for group in manifest.cache_groups]
+    drafted = manifest.draft is not None
+    tokens = DEEPEST + 1
+    ints = dict.fromkeys(("length", "root", "limit", "done", "ignore_eos", "top_k", "seed"), (b,))
+    ints |= {"eos_ids": (EOS_IDS,), "step": (1,)}
+    for group in manifest.cache_groups:
+        ints[f"page_table.{group.name}"] = (b, KvLayout(group).logical_pages(manifest.limits))
+    rows = ["token_ids", "positions", "row_slot"]
+    rows += [f"write_slot.{g}" for g in groups if g != "draft"]
+    rows += ["draft_token_ids", "draft_write_slot"] if drafted else []
+    ints |= {f"prefill.{name}": (t,) for name in rows}
+    slots = ("tree_start", "logit_rows", "top_k", "seed", "position", "choice")
+    ints |= {f"prefill.{name}": (b,) for name in slots}
+    ints |= {"prefill.row_start": (b + 1,), "prefill.ancestor_bits": (t, 1)}
+    ints |= {"score.logit_rows": (SCORE_ROWS,)}
+    ints |= {"ring.tokens": (RING, b, tokens), "ring.step": (RING,)}
+    ints |= {"ring.accepted": (RING, b), "ring.count": (RING, b)}
+    floats = {"temperature": (b,), "top_p": (b,), "ring.logprobs": (RING, b, tokens)}
+    floats |= {f"prefill.{name}": (b,) for name in ("temperature", "top_p", "logprob")}
+    floats |= {"score.logits": (SCORE_ROWS, VOCAB)}
+    if drafted:
+        ints |= {"pending_count": (b,), "pending_tokens": (b, tokens)}
+        floats |= {"pending_captured": (b, tokens, CAPTURED)}
+        floats |= {"prefill.last_captured": (b, CAPTURED), "score.captured": (8, CAPTURED)}
+    return {n: (s, "int32") for n, s in ints.items()} | {
+        n: (s, "float32") for n, s in floats.items()
+    }
+
+
+def toy_plan(manifest: Manifest, shapes: Sequence[DraftShape] = SHAPES) -> Plan:
+    """Ports in buffers of their own, fp32 caches of one layer, one kernel for each program."""
+    buffers = [Buffer("d2t", "weights", D2T.nbytes)]
+    for group in manifest.cache_groups:
+        size = 2 * group.pages * group.page_size * 4
+        buffers.append(Buffer(f"cache:{group.name}", "cache", size))
+    ports = []
+    for name, (shape, dtype) in ports_of(manifest).items():
+        size = int(np.prod(shape)) * 4
+        # The port does not begin where its buffer does.
+        ports.append(Port(name, len(buffers), 16, shape, dtype))
+        space = "ring" if name.startswith("ring.") else "state"
+        buffers.append(Buffer(name, space, size + 16))
+    buffers.append(Buffer("arena", "arena", 1000))
+    entries = []
+    for full_logits in (False, True):
+        for batch in BATCHES:
+            steps = [DraftShape(0, 0, 0), *(shapes if manifest.draft is not None else ())]
+            for s in steps:
+                name = f"step@{batch}.{s.draft_top_k}-{s.draft_depth}-{s.draft_tokens}"
+                rows = batch * (s.draft_tokens + 1)
+                entries.append(
+                    _entry(f"{name}.{full_logits:d}", "step", batch, rows, s, full_logits)
+                )
+    for kind, sizes in (("prefill", PREFILL_ROWS), ("score", (SCORE_ROWS,))):
+        for rows in sizes:
+            none = DraftShape(0, 0, 0)
+            entries.append(_entry(f"{kind}@{rows}", kind, BATCHES[-1], rows, none, True))
+    kernels = [
+        CompiledKernel(f"toy/kernel.cu:{e.name}", f"{e.name}.cubin", e.name, 0, 0, 0)
+        for e in entries
+    ]
+    return Plan("sm_90a", 132, 13000, tuple(buffers), tuple(kernels), tuple(ports), tuple(entries))
+
+
+def _entry(
+    name: str, kind: str, batch: int, rows: int, shape: DraftShape, full_logits: bool
+) -> ProgramEntry:
+    sizes = (shape.draft_top_k, shape.draft_depth, shape.draft_tokens)
+    return ProgramEntry(name, f"{name}.json", kind, batch, rows, *sizes, full_logits, 1)
+
+
+def plan_file(plan: Plan, name: str) -> bytes:
+    """A program's JSON or a kernel's cubin."""
+    if name.endswith(".cubin"):
+        return f"cubin of {name.removesuffix('.cubin')}".encode()
+    index = next(i for i, entry in enumerate(plan.programs) if entry.file == name)
+    arguments = [[0, i, 0] for i in range(len(plan.buffers))] + [[1, index], [2, 7], [3]]
+    launch = {"kernel": index, "op": 0, "grid": [1, 1, 1], "block": 32, "shared_bytes": 0}
+    launch |= {"arguments": arguments, "programmatic": True}
+    return json.dumps({"ops": [], "launches": [launch], "lifetimes": []}).encode()
