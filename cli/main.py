@@ -19,6 +19,7 @@ from specbuild.cli.failures import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER
 from specbuild.cli.inspect import inspect
 from specbuild.cli.options import Invocation
 from specbuild.cli.run import run
+from specbuild.cli.synth import synth
 from specbuild.cli.train import train
 from specbuild.cli.verify import verify
 
@@ -31,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (build, run, inspect, check, doctor, verify, bench):
+for _command in (build, run, inspect, check, doctor, verify, bench, synth):
     app.command()(_command)
 app.add_typer(train, name="train")
 

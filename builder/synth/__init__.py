@@ -1,0 +1,1 @@
+"""Checkpoints of true geometry and known behaviour, made of random numbers."""

@@ -1,0 +1,185 @@
+"""The weights of a synthetic EAGLE3 draft.
+
+With e the normed embedding of the row's token and g the hidden state, the layer computes
+    v = P·e − κ·Qᵀ·rms(g)            (every row attends to itself alone, see self_attention)
+    out = g + Q·v + mlp
+Q [H, n] has orthonormal columns, n = kv_heads·head_dim, κ is the rms of g: what the level before
+left in the space of Q is taken away and P·e put there, so Qᵀ·out = P·e at every level. The head's
+row of a draft token is Q·P·e of the token that it follows. The rest of g is a constant outside of
+Q, four times as strong, which keeps its rms the same, and some noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property, partial
+
+import torch
+from torch.nn import functional as F
+
+from specbuild.builder.checkpoint.draft import LAYER, draft_tensors
+from specbuild.builder.synth.noise import Noise
+from specbuild.builder.synth.self_attention import self_amplitudes
+from specbuild.builder.synth.streams import CONSTANT, embedding_rms, embeddings
+from specbuild.builder.synth.target import NORM_STD
+from specbuild.builder.synth.tensor import SynthTensor, whole_tensor
+from specbuild.builder.synth.tokens import DraftRules
+from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
+
+_CONSTANT_POWER = 4.0  # of the constant part of g, against what says the token
+_FUSED_NOISE = 0.1  # rms of what fc adds to it, against the rms of g
+_MLP_NOISE = 0.05
+_OUTPUT_NOISE = 0.1  # of o_proj's entries, against their own rms
+_QUERY_NOISE = 0.02
+_GATED_RMS = 0.6  # of silu(gate)·up for unit normal gate and up
+_ATTENTION = f"{LAYER}self_attn."
+_MLP = f"{LAYER}mlp."
+
+
+class SynthDraft:
+    """A draft of ``geometry`` that follows ``rules``; ``acceptance`` sets how sure it is."""
+
+    def __init__(
+        self,
+        noise: Noise,
+        geometry: DraftGeometry,
+        target: TargetGeometry,
+        rules: DraftRules,
+        acceptance: float,
+    ) -> None:
+        self._noise, self._geometry, self._target = noise, geometry, target
+        self._rules, self._acceptance = rules, acceptance
+        self._space = geometry.kv_heads * geometry.head_dim
+        power = (1 + _CONSTANT_POWER) * self._space
+        self._hidden_rms = math.sqrt(power / geometry.hidden)
+
+    def tensors(self) -> dict[str, SynthTensor]:
+        """All tensors, by their names in a checkpoint, with ``d2t`` and ``t2d``."""
+        d = self._geometry
+        special: dict[str, Callable[[], torch.Tensor]] = {
+            "fc.weight": self._fuse,
+            f"{_ATTENTION}q_proj.weight": lambda: self._queries("q_proj", d.q_heads),
+            f"{_ATTENTION}k_proj.weight": lambda: self._queries("k_proj", d.kv_heads),
+            f"{_ATTENTION}v_proj.weight": lambda: self._values,
+            f"{_ATTENTION}o_proj.weight": self._output,
+            "d2t": lambda: self._rules.offsets,
+        }
+        made = {}
+        for name, expected in draft_tensors(d, self._target).items():
+            if name == "lm_head.weight":
+                made[name] = SynthTensor("BF16", expected.shape, self._head)
+            elif name.endswith("norm.weight"):
+                made[name] = whole_tensor("BF16", expected.shape, partial(self._norm, name))
+            elif name in special:
+                dtype = "I64" if name == "d2t" else "BF16"
+                made[name] = whole_tensor(dtype, expected.shape, special[name])
+            else:
+                made[name] = self._mlp(name, expected.shape)
+        made["t2d"] = whole_tensor("BOOL", (self._target.vocab,), self._members)
+        return made
+
+    def _fuse(self) -> torch.Tensor:
+        """fc [H, taps·Ht]: the constant of the captured states becomes that of g."""
+        d = self._geometry
+        width = len(d.taps) * self._target.hidden
+        weight = self._normal("fc.weight", d.hidden, width)
+        weight *= _FUSED_NOISE * self._hidden_rms / math.sqrt(width)
+        constants = weight[:, :: self._target.hidden]
+        constants += self._constant_part[:, None] / (len(d.taps) * CONSTANT)
+        return weight.bfloat16()
+
+    def _queries(self, name: str, heads: int) -> torch.Tensor:
+        """q_proj or k_proj [heads·D, 2H]: the embedding's constant into rotary pairs."""
+        d = self._geometry
+        half = d.head_dim // 2
+        weight = self._normal(f"{_ATTENTION}{name}.weight", heads * d.head_dim, 2 * d.hidden)
+        weight *= _QUERY_NOISE / math.sqrt(2 * d.hidden)
+        phase = self._noise.generator("phases of queries and keys")
+        turn = 2 * math.pi * torch.rand(d.kv_heads, half, generator=phase, dtype=torch.float64)
+        turn = turn.repeat_interleave(heads // d.kv_heads, dim=0)
+        positions = d.max_positions or self._target.max_positions
+        length = self_amplitudes(d, positions) * embedding_rms(d.hidden) / CONSTANT
+        pairs = torch.cat((length * turn.cos(), length * turn.sin()), dim=1)
+        weight[:, 0] = pairs.flatten()
+        return weight.bfloat16()
+
+    @cached_property
+    def _values(self) -> torch.Tensor:
+        """v_proj bf16 [n, 2H]: (P, −κ·Qᵀ)."""
+        hidden = self._geometry.hidden
+        reading = self._normal(f"{_ATTENTION}v_proj.weight", self._space, hidden)
+        reading /= math.sqrt(hidden)
+        reading[:, 0] = 0  # the constant says nothing of the token
+        return torch.cat((reading, -self._hidden_rms * self._basis.T), dim=1).bfloat16()
+
+    def _output(self) -> torch.Tensor:
+        """o_proj [H, Hq·D]: the mean of the query heads that share a KV head, through Q."""
+        d = self._geometry
+        shared = d.q_heads // d.kv_heads
+        width = d.q_heads * d.head_dim
+        per_head = self._basis.view(d.hidden, d.kv_heads, 1, d.head_dim) / shared
+        weight = per_head.expand(-1, -1, shared, -1).reshape(d.hidden, width)
+        noise = self._normal(f"{_ATTENTION}o_proj.weight", d.hidden, width)
+        return (weight + noise * (_OUTPUT_NOISE / (shared * math.sqrt(d.hidden)))).bfloat16()
+
+    def _mlp(self, name: str, shape: tuple[int, ...]) -> SynthTensor:
+        std = 1 / math.sqrt(shape[1])
+        if name == f"{_MLP}down_proj.weight":
+            std *= _MLP_NOISE * self._hidden_rms / _GATED_RMS
+
+        def part(first: int, end: int) -> torch.Tensor:
+            return self._noise.weight(f"draft.{name}", torch.arange(first, end), shape[1], std)
+
+        return SynthTensor("BF16", shape, part)
+
+    def _head(self, first: int, end: int) -> torch.Tensor:
+        """Rows of lm_head: the direction in which ``out`` lies after the token it follows."""
+        d = self._geometry
+        tokens = self._rules.before[first:end]
+        normed = embeddings(self._noise, tokens, d.hidden).float() / embedding_rms(d.hidden)
+        normed *= self._norm(f"{LAYER}input_layernorm.weight").float()
+        says = normed @ self._values[:, : d.hidden].float().T
+        rows = F.normalize(says, dim=1) @ self._basis.T
+        # out is normed: along the right row it is √n of its rms long
+        scale = self._right_logit() * self._hidden_rms / math.sqrt(self._space)
+        return (rows * scale).bfloat16()
+
+    def _right_logit(self) -> float:
+        """The logit that beats the sum of all others to the probability of being accepted.
+
+        The others are normal with a deviation of right / √n.
+        """
+        sure = min(max(self._acceptance, 0.05), 0.95)
+        right = 0.0
+        for _ in range(20):
+            others = math.log(self._geometry.vocab) + right**2 / (2 * self._space)
+            right = others + math.log(sure / (1 - sure))
+        return right
+
+    def _norm(self, name: str) -> torch.Tensor:
+        one = torch.zeros(1, dtype=torch.int64)
+        noise = self._noise.normal(f"draft.{name}", one, self._geometry.hidden, NORM_STD)
+        return (1 + noise[0]).bfloat16()
+
+    def _members(self) -> torch.Tensor:
+        members = torch.zeros(self._target.vocab, dtype=torch.bool)
+        members[self._rules.vocabulary] = True
+        return members
+
+    def _normal(self, name: str, rows: int, width: int) -> torch.Tensor:
+        return self._noise.normal(f"draft.{name}", torch.arange(rows), width)
+
+    @cached_property
+    def _basis(self) -> torch.Tensor:
+        """Q: orthonormal columns, fp32 [H, n]."""
+        drawn = self._normal("the space that says the token", self._geometry.hidden, self._space)
+        return torch.linalg.qr(drawn).Q
+
+    @cached_property
+    def _constant_part(self) -> torch.Tensor:
+        """What g always holds, outside of Q: fp32 [H]."""
+        one = torch.zeros(1, dtype=torch.int64)
+        drawn = self._noise.normal("draft.constant", one, self._geometry.hidden)[0]
+        drawn = drawn - self._basis @ (self._basis.T @ drawn)
+        return F.normalize(drawn, dim=0) * math.sqrt(_CONSTANT_POWER * self._space)

@@ -1,0 +1,125 @@
+"""What ``specbuild synth`` is asked for, and all that follows from it: weights, rules, prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from specbuild.builder.checkpoint.draft import DraftCheckpoint
+from specbuild.builder.checkpoint.target import TargetCheckpoint
+from specbuild.builder.synth.draft import SynthDraft
+from specbuild.builder.synth.geometry import draft_geometry, named_geometry
+from specbuild.builder.synth.noise import Noise
+from specbuild.builder.synth.target import synth_target
+from specbuild.builder.synth.tensor import SynthTensor
+from specbuild.builder.synth.tokens import DraftRules, TokenRules, draft_rules, prompts, token_rules
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
+
+DEFAULT_ACCEPTANCE = 0.7
+
+
+@dataclass(frozen=True)
+class SynthOptions:
+    """``acceptance`` None is a model without a draft; ``unique_layers`` None stores every layer."""
+
+    geometry: str
+    layers: int | None = None
+    acceptance: float | None = None
+    seed: int = 0
+    unique_layers: int | None = None
+    prompts: int = 100
+    prompt_tokens: int = 128
+
+
+class SynthModel:
+    """A synthetic target, and its draft where one is asked for; nothing is made before its use.
+
+    Raises SpecbuildError for an option out of range.
+    """
+
+    def __init__(self, options: SynthOptions) -> None:
+        self.options = options
+        self._named = named_geometry(options.geometry)
+        self.target: TargetGeometry = self._named.with_layers(options.layers)
+        if options.acceptance is not None and not 0 <= options.acceptance <= 1:
+            raise SpecbuildError(
+                f"--acceptance {options.acceptance} is a probability: choose one from 0 to 1"
+            )
+        unique = options.unique_layers
+        if unique is not None and not 1 <= unique <= self.target.layers:
+            raise SpecbuildError(
+                f"--unique-layers {unique} must lie between 1 and the {self.target.layers} layers"
+            )
+        self.draft: DraftGeometry | None = None
+        if options.acceptance is not None:
+            self.draft = draft_geometry(self.target, self._named.draft)
+        self.noise = Noise(options.seed)
+
+    @property
+    def pad_token_id(self) -> int:
+        """The target's padding token."""
+        return self._named.pad_token_id
+
+    @cached_property
+    def rules(self) -> TokenRules:
+        """Which token follows which in the target."""
+        return token_rules(
+            self.noise,
+            vocab=self.target.vocab,
+            first_special=self._named.first_special,
+            in_text=self._named.draft.vocab,
+        )
+
+    @cached_property
+    def draft_rules(self) -> DraftRules:
+        """Which follows which in the draft."""
+        assert self.options.acceptance is not None
+        return draft_rules(self.noise, self.rules, self.options.acceptance)
+
+    @cached_property
+    def target_tensors(self) -> dict[str, SynthTensor]:
+        """By their names in a checkpoint."""
+        return synth_target(self.noise, self.target, self.rules)
+
+    @cached_property
+    def draft_tensors(self) -> dict[str, SynthTensor]:
+        """By their names in a checkpoint; empty without a draft."""
+        acceptance = self.options.acceptance
+        if self.draft is None or acceptance is None:
+            return {}
+        maker = SynthDraft(self.noise, self.draft, self.target, self.draft_rules, acceptance)
+        return maker.tensors()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        tensors = (*self.target_tensors.values(), *self.draft_tensors.values())
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def origin(self, name: str) -> str:
+        """The target tensor that stands for ``name`` where only some layers are unique."""
+        unique = self.options.unique_layers
+        prefix = "model.layers."
+        if unique is None or not name.startswith(prefix):
+            return name
+        index, rest = name.removeprefix(prefix).split(".", 1)
+        return f"{prefix}{int(index) % unique}.{rest}"
+
+    def prompts(self) -> list[list[int]]:
+        """Prompts from which greedy decoding meets tokens of the draft's vocabulary only."""
+        asked = self.options
+        return prompts(self.noise, self.rules, count=asked.prompts, length=asked.prompt_tokens)
+
+    def checkpoints(self) -> tuple[TargetCheckpoint, DraftCheckpoint | None]:
+        """What the checkpoints' readers would give, each tensor made when it is loaded."""
+        made = self.target_tensors
+        tensors = {}
+        for name in made:
+            origin = self.origin(name)
+            tensors[name] = made[origin].source(name, origin)
+        target = TargetCheckpoint(self.target, tensors, (), ())
+        if self.draft is None:
+            return target, None
+        sources = {n: t.source(n, n) for n, t in self.draft_tensors.items() if n != "t2d"}
+        return target, DraftCheckpoint(self.draft, sources, ())

@@ -1,0 +1,62 @@
+"""How many experts the tokens of a step choose between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from specbuild.builder.synth.model import SynthModel
+from specbuild.builder.synth.streams import embedding_rms, embeddings
+from specbuild.runtime.manifest import TargetGeometry
+
+STEP_TOKENS = (1, 2, 4, 8, 16, 32)
+_SAMPLE = 512
+
+
+@dataclass(frozen=True)
+class DistinctExperts:
+    """Mean over layers and steps, and what uniform routing would give."""
+
+    tokens: int
+    mean: float
+    uniform: float
+
+
+def distinct_experts(model: SynthModel) -> tuple[DistinctExperts, ...]:
+    """Experts of a layer that steps of 1, 2, 4 … tokens touch, by the routers' own weights.
+
+    The routers see normed embeddings, of tokens that follow each other; what the layers add to
+    them is left out.
+    """
+    g = model.target
+    tokens = model.rules.cycle[:_SAMPLE]
+    normed = embeddings(model.noise, tokens, g.hidden).float() / embedding_rms(g.hidden)
+    chosen = [_chosen(model, layer, normed) for layer in range(g.layers)]
+    experts = torch.stack(chosen)  # [layers, sample, E]
+    results = []
+    for count in STEP_TOKENS:
+        steps = experts[:, : len(tokens) // count * count].unflatten(1, (-1, count))
+        mean = float(steps.any(dim=2).sum(dim=-1).double().mean())
+        results.append(DistinctExperts(count, mean, uniform_distinct(g, count)))
+    return tuple(results)
+
+
+def uniform_distinct(geometry: TargetGeometry, tokens: int) -> float:
+    """E·(1 − (1 − k/E)^n): the mean where every expert is as likely as any other."""
+    experts = geometry.experts
+    return experts * (1 - (1 - geometry.experts_per_token / experts) ** tokens)
+
+
+def _chosen(model: SynthModel, layer: int, normed: torch.Tensor) -> torch.Tensor:
+    """bool [n, E]."""
+    tensors = model.target_tensors
+    prefix = f"model.layers.{layer}."
+
+    def load(name: str) -> torch.Tensor:
+        return tensors[model.origin(f"{prefix}{name}")].load().float()
+
+    x = normed * load("post_attention_layernorm.weight")
+    logits = x @ load("mlp.router.weight").T + load("mlp.router.bias")
+    best = logits.topk(model.target.experts_per_token, dim=1).indices
+    return torch.zeros_like(logits, dtype=torch.bool).scatter_(1, best, value=True)

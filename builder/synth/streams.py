@@ -1,0 +1,34 @@
+"""The residual stream of a synthetic target: a constant in coordinate 0, the token in the rest.
+
+Every embedding has the same length, so that its normed form is the same multiple of it for every
+token: a draft can rely on what it adds and takes away.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from specbuild.builder.synth.noise import Noise
+
+CONSTANT = 8.0  # of every embedding's coordinate 0; the others have an rms of 1
+
+
+def token_directions(noise: Noise, tokens: torch.Tensor, hidden: int) -> torch.Tensor:
+    """What tells ``tokens`` int64 [n] apart: fp32 [n, H], 0 in front, squares that sum to H − 1."""
+    rows = noise.normal("model.embed_tokens.weight", tokens, hidden)
+    rows[:, 0] = 0
+    return rows.mul_(math.sqrt(hidden - 1) / torch.linalg.vector_norm(rows, dim=1, keepdim=True))
+
+
+def embeddings(noise: Noise, tokens: torch.Tensor, hidden: int) -> torch.Tensor:
+    """Rows of the embedding, bf16 [n, H]."""
+    rows = token_directions(noise, tokens, hidden)
+    rows[:, 0] = CONSTANT
+    return rows.bfloat16()
+
+
+def embedding_rms(hidden: int) -> float:
+    """What every embedding is divided by when it is normed."""
+    return math.sqrt((CONSTANT**2 + hidden - 1) / hidden)

@@ -1,0 +1,125 @@
+"""``specbuild synth``: a model of known behaviour, as checkpoints or straight into an engine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from specbuild.builder.build import BuildReport, build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.durable import put_in_place, staging_folder, write_bytes
+from specbuild.builder.progress import Progress
+from specbuild.builder.synth.configs import draft_config, generation_config, target_config
+from specbuild.builder.synth.model import SynthModel
+from specbuild.builder.synth.routing import DistinctExperts, distinct_experts
+from specbuild.builder.synth.shards import write_json, write_shards
+from specbuild.runtime.errors import SpecbuildError
+
+TARGET_FOLDER, DRAFT_FOLDER = "target", "draft"
+PROMPTS_FILE = "prompts.jsonl"
+REPORT_FILE = "synth.json"
+_OTHER_BYTES = 16 << 20
+
+
+def write_checkpoints(
+    model: SynthModel, output: Path, progress: Progress, *, force: bool
+) -> tuple[DistinctExperts, ...]:
+    """``target``, ``draft``, ``prompts.jsonl`` and ``synth.json`` under ``output``.
+
+    Raises SpecbuildError where ``output`` exists and ``force`` is not given or it is something
+    else, for ``unique_layers``, which a checkpoint cannot express, and for a full disk.
+    """
+    if model.options.unique_layers is not None:
+        raise SpecbuildError(
+            "--unique-layers needs --engine: a checkpoint holds every layer, an engine can name "
+            "a stored one again"
+        )
+    output = output.resolve()
+    _require_replaceable(output, force=force)
+    _require_space(output.parent, model.nbytes)
+    experts = distinct_experts(model)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    staging = staging_folder(output)
+    try:
+        progress.start("writing checkpoints", model.nbytes, "B")
+        target = staging / TARGET_FOLDER
+        pad = model.pad_token_id
+        write_json(target / "config.json", target_config(model.target, pad))
+        write_json(target / "generation_config.json", generation_config(model.target, pad))
+        write_shards(target, model.target_tensors, progress)
+        if model.draft is not None:
+            draft = staging / DRAFT_FOLDER
+            write_json(draft / "config.json", draft_config(model.draft, model.target))
+            write_shards(draft, model.draft_tensors, progress)
+        write_bytes(staging / PROMPTS_FILE, _prompt_lines(model))
+        write_json(staging / REPORT_FILE, _report(model, experts))
+        staging.chmod(0o755)
+        put_in_place(staging, output)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return experts
+
+
+def build_engine(
+    model: SynthModel, options: BuildOptions, progress: Progress
+) -> tuple[BuildReport, tuple[DistinctExperts, ...]]:
+    """The engine ``options.output``, its weights made while they are stored; and its prompts.
+
+    ``options.model`` and ``options.draft`` are not read. The prompts stand beside the engine, see
+    ``prompts_beside``. Raises SpecbuildError as ``build`` does, and where these exist already.
+    """
+    prompts = prompts_beside(options.output)
+    if prompts.exists() and not options.force:
+        raise SpecbuildError(f"{prompts} exists; remove it or pass --force")
+    experts = distinct_experts(model)
+    report = build(options, progress, checkpoints=model.checkpoints())
+    write_bytes(prompts, _prompt_lines(model))
+    return report, experts
+
+
+def prompts_beside(engine: Path) -> Path:
+    """Where the prompts of a synthetic engine stand."""
+    engine = engine.resolve()
+    return engine.with_name(f"{engine.name}.{PROMPTS_FILE}")
+
+
+def _prompt_lines(model: SynthModel) -> bytes:
+    lines = [
+        json.dumps({"id": str(number), "prompt_ids": ids})
+        for number, ids in enumerate(model.prompts())
+    ]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _report(model: SynthModel, experts: tuple[DistinctExperts, ...]) -> dict[str, Any]:
+    return {
+        "options": asdict(model.options),
+        "distinct_experts": [asdict(entry) for entry in experts],
+    }
+
+
+def _require_replaceable(output: Path, *, force: bool) -> None:
+    if not output.exists():
+        return
+    if not force:
+        raise SpecbuildError(f"{output} exists; remove it or pass --force")
+    empty = output.is_dir() and not any(output.iterdir())
+    if not empty and not (output / REPORT_FILE).is_file():
+        raise SpecbuildError(
+            f"{output} exists and was not written by synth; --force replaces such folders only, "
+            "choose another place"
+        )
+
+
+def _require_space(folder: Path, wanted: int) -> None:
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < wanted + _OTHER_BYTES:
+        raise SpecbuildError(
+            f"{folder}: {free / 1e9:.2f} GB free, the checkpoints need {wanted / 1e9:.2f} GB; "
+            "free some space or choose another --output"
+        )

@@ -1,0 +1,63 @@
+"""A tensor that is made when it is asked for, whole or a part of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from specbuild.builder.checkpoint.source import DTYPE_BITS, SourceTensor
+
+CHUNK_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class SynthTensor:
+    """One tensor of a synthetic checkpoint.
+
+    ``part(first, end)`` makes the entries first … end−1 along the first axis; equal calls give
+    equal tensors.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    part: Callable[[int, int], torch.Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+
+    def chunks(self) -> Iterator[torch.Tensor]:
+        """The tensor in parts of some 32 MiB."""
+        length = self.shape[0]
+        step = max(1, CHUNK_BYTES * length // self.nbytes)
+        for first in range(0, length, step):
+            yield self.part(first, min(first + step, length))
+
+    def load(self) -> torch.Tensor:
+        """The whole tensor, filled part by part."""
+        parts = self.chunks()
+        first = next(parts)
+        if len(first) == self.shape[0]:
+            return first
+        whole = torch.empty(self.shape, dtype=first.dtype)
+        whole[: len(first)] = first
+        end = len(first)
+        for part in parts:
+            whole[end : end + len(part)] = part
+            end += len(part)
+        return whole
+
+    def source(self, name: str, made_as: str) -> SourceTensor:
+        """As a checkpoint's reader gives it; ``made_as`` is what the engine calls its origin."""
+        return SourceTensor(name, self.dtype, self.shape, (made_as,), self.load, None, None)
+
+
+def whole_tensor(
+    dtype: str, shape: tuple[int, ...], make: Callable[[], torch.Tensor]
+) -> SynthTensor:
+    """A small tensor that is made at once."""
+    return SynthTensor(dtype, shape, lambda first, end: make()[first:end])

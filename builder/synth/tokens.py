@@ -1,0 +1,101 @@
+"""Which token follows which: in the target, and in a draft that agrees with it now and then."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from specbuild.builder.synth.noise import Noise
+
+_STRATA = 32
+
+
+@dataclass(frozen=True)
+class TokenRules:
+    """``before[v]`` is the token that v follows in the target, int64 [V].
+
+    ``cycle`` int64 [S] is the target's order among the tokens that text consists of, all of them
+    once: greedy decoding that begins in it never leaves it.
+    """
+
+    before: torch.Tensor
+    cycle: torch.Tensor
+
+    def after(self) -> torch.Tensor:
+        """The target's next token, int64 [V]."""
+        following = torch.empty_like(self.before)
+        following[self.before] = torch.arange(len(self.before))
+        return following
+
+
+@dataclass(frozen=True)
+class DraftRules:
+    """The draft's vocabulary, ascending int64 [Vd], and after which of them it says each, [Vd]."""
+
+    vocabulary: torch.Tensor
+    before: torch.Tensor
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        """EAGLE3's ``d2t``: target id minus draft id, int64 [Vd]."""
+        return self.vocabulary - torch.arange(len(self.vocabulary))
+
+
+def token_rules(noise: Noise, *, vocab: int, first_special: int, in_text: int) -> TokenRules:
+    """``in_text`` tokens below ``first_special`` form one cycle, all others another."""
+    text = torch.randperm(first_special, generator=noise.generator("text tokens"))[:in_text]
+    outside = torch.ones(vocab, dtype=torch.bool)
+    outside[text] = False
+    others = outside.nonzero().flatten()
+    order = torch.randperm(len(others), generator=noise.generator("other tokens"))
+    before = torch.empty(vocab, dtype=torch.int64)
+    for cycle in (text, others[order]):
+        before[cycle] = cycle.roll(1)
+    return TokenRules(before, text)
+
+
+def draft_rules(noise: Noise, rules: TokenRules, acceptance: float) -> DraftRules:
+    """A draft over the tokens of the cycle; after the share ``acceptance`` of them it is right.
+
+    After every other one it says what follows another of these, so each token still follows one.
+    """
+    cycle = rules.cycle
+    wrong = (~_right(noise, len(cycle), acceptance)).nonzero().flatten()
+    wrong = wrong[torch.randperm(len(wrong), generator=noise.generator("wrong drafts"))]
+    before = rules.before.clone()
+    before[cycle.roll(-1)[wrong]] = cycle[wrong.roll(1)]
+    vocabulary = cycle.sort().values
+    return DraftRules(vocabulary, before[vocabulary])
+
+
+def prompts(noise: Noise, rules: TokenRules, *, count: int, length: int) -> list[list[int]]:
+    """Prompts of random tokens of the cycle whose last ones stand evenly along it."""
+    size = len(rules.cycle)
+    generator = noise.generator("prompts")
+    drawn = rules.cycle[torch.randint(size, (count, length), generator=generator)]
+    first = int(torch.randint(size, (1,), generator=generator))
+    drawn[:, -1] = rules.cycle[(first + torch.arange(count) * size // count) % size]
+    return drawn.tolist()
+
+
+def _right(noise: Noise, size: int, acceptance: float) -> torch.Tensor:
+    """bool [size]: where along the cycle the draft agrees.
+
+    k or more agreements stand between two disagreements with the probability acceptance^k. Of
+    every _STRATA such runs one falls into each quantile, so that short outputs show it too.
+    """
+    if acceptance in (0, 1):
+        return torch.full((size,), bool(acceptance))
+    generator = noise.generator("agreement")
+    right = torch.ones(size, dtype=torch.bool)
+    place = 0
+    while place < size:
+        quantile = torch.randperm(_STRATA, generator=generator)
+        quantile = quantile + torch.rand(_STRATA, generator=generator, dtype=torch.float64)
+        runs = ((quantile / _STRATA).log() / math.log(acceptance)).floor().clamp(max=size)
+        wrong = place + (runs.long() + 1).cumsum(0) - 1
+        right[wrong[wrong < size]] = False
+        place = int(wrong[-1]) + 1
+    return right

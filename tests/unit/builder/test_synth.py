@@ -1,0 +1,369 @@
+"""Synthetic models: what they are said to do is what engines built of them do."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from specbuild.builder.build import build
+from specbuild.builder.checkpoint.draft import read_draft
+from specbuild.builder.checkpoint.source import open_directory
+from specbuild.builder.checkpoint.target import read_target
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.models.rope import rope_tables
+from specbuild.builder.progress import SilentProgress
+from specbuild.builder.synth.geometry import GEOMETRIES, draft_geometry, named_geometry
+from specbuild.builder.synth.model import SynthModel, SynthOptions
+from specbuild.builder.synth.noise import Noise
+from specbuild.builder.synth.self_attention import MARGIN, self_amplitudes
+from specbuild.builder.synth.shards import write_shards
+from specbuild.builder.synth.synth import build_engine, prompts_beside, write_checkpoints
+from specbuild.builder.synth.tokens import prompts
+from specbuild.cli.main import main
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_file import read_manifest
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import DraftShape, Rope
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+
+PROMPTS, PROMPT_TOKENS, OUTPUT_TOKENS = 12, 24, 161
+MAX_SEQ_LEN = 512
+LEVELS = 3
+CHAIN = DraftShape(draft_top_k=1, draft_depth=LEVELS, draft_tokens=LEVELS)
+
+
+def tiny(acceptance: float | None, **changes: int) -> SynthModel:
+    sizes = {"prompts": PROMPTS, "prompt_tokens": PROMPT_TOKENS, **changes}
+    return SynthModel(SynthOptions("tiny", acceptance=acceptance, **sizes))
+
+
+def write(model: SynthModel, output: Path, *, force: bool = False) -> None:
+    write_checkpoints(model, output, SilentProgress(), force=force)
+
+
+def engine_of(path: Path, *, draft: bool) -> Engine:
+    """A CPU engine of the checkpoints at ``path``."""
+    options = BuildOptions(
+        model=path / "target",
+        draft=path / "draft" if draft else None,
+        output=path.parent / "engine",
+        max_seq_len=MAX_SEQ_LEN,
+        max_batch_size=PROMPTS,
+    )
+    if draft:
+        options = dataclasses.replace(options, draft_top_k=2, draft_depth=LEVELS, draft_tokens=6)
+    build(options, SilentProgress())
+    return Engine.load(options.output)
+
+
+def written_prompts(path: Path) -> list[Prompt]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [Prompt(line["id"], tuple(line["prompt_ids"]), None) for line in map(json.loads, lines)]
+
+
+def run(engine: Engine, prompts: list[Prompt], shape: DraftShape | None) -> list[RunRecord]:
+    params = GenerateParams(max_new_tokens=OUTPUT_TOKENS)
+    events = engine.generate(prompts, params, speculation=shape)
+    return [event.record for event in events if isinstance(event, FinishEvent)]
+
+
+def successors(model: SynthModel) -> tuple[list[int], dict[int, int]]:
+    """What the target and the draft say after each token, from the rules alone."""
+    before = model.rules.before.tolist()
+    target = [0] * len(before)
+    for token, previous in enumerate(before):
+        target[previous] = token
+    draft = model.draft_rules
+    return target, dict(zip(draft.before.tolist(), draft.vocabulary.tolist(), strict=True))
+
+
+@pytest.fixture(scope="module", params=[0.5, 0.7, 0.9])
+def drafted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    model = tiny(request.param)
+    path = tmp_path_factory.mktemp("synth") / "checkpoints"
+    write(model, path)
+    return model, engine_of(path, draft=True), written_prompts(path / "prompts.jsonl")
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN, DraftShape(2, LEVELS, 6)], ids=str)
+def test_greedy_output_follows_the_permutation(drafted, shape: DraftShape | None) -> None:
+    model, engine, asked = drafted
+    target, _ = successors(model)
+    for record in run(engine, asked, shape):
+        assert len(record.output_ids) == OUTPUT_TOKENS
+        token = record.prompt_ids[-1]
+        for emitted in record.output_ids:
+            assert emitted == target[token]
+            token = emitted
+
+
+def test_chain_is_accepted_where_the_rules_agree(drafted) -> None:
+    """The histogram is the one that the two successor tables give, step by step."""
+    model, engine, asked = drafted
+    target, draft = successors(model)
+    for record in run(engine, asked, CHAIN):
+        expected, root, done = [0] * (LEVELS + 1), record.output_ids[0], 1
+        while done < OUTPUT_TOKENS:
+            accepted, token = 0, root
+            most = min(LEVELS, OUTPUT_TOKENS - done - 1)
+            while accepted < most and draft[token] == target[token]:
+                accepted, token = accepted + 1, target[token]
+            expected[accepted] += 1
+            done, root = done + accepted + 1, target[token]
+        assert list(record.stats.acceptance_histogram) == expected
+
+
+def test_every_position_is_accepted_as_often_as_asked(drafted) -> None:
+    model, engine, asked = drafted
+    records = run(engine, asked, CHAIN)
+    histogram = np.sum([record.stats.acceptance_histogram for record in records], axis=0)
+    for position in range(LEVELS):
+        reached, accepted = histogram[position:].sum(), histogram[position + 1 :].sum()
+        assert accepted / reached == pytest.approx(model.options.acceptance, abs=0.05)
+
+
+def test_routing_is_spread_and_the_stream_keeps_its_token(tmp_path: Path) -> None:
+    """By transformers' GPT-OSS: experts touched by n tokens, and what the layers add."""
+    from transformers import GptOssForCausalLM
+
+    model = tiny(None)
+    write(model, tmp_path / "m")
+    theirs = GptOssForCausalLM.from_pretrained(tmp_path / "m" / "target", dtype=torch.float32)
+    ids = torch.tensor(model.prompts()).flatten()[None]
+    with torch.no_grad():
+        out = theirs.float().eval()(ids, output_hidden_states=True, output_router_logits=True)
+    g = model.target
+    assert torch.equal(out.logits[0].argmax(-1), model.rules.after()[ids[0]])
+    for logits in out.router_logits:
+        best = logits.view(-1, g.experts).topk(g.experts_per_token).indices
+        for count in (2, 4, 8):
+            steps = best.unfold(0, count, count).flatten(1)
+            mean = np.mean([len(step.unique()) for step in steps])
+            uniform = g.experts * (1 - (1 - g.experts_per_token / g.experts) ** count)
+            assert mean == pytest.approx(uniform, rel=0.1)
+    streams = torch.stack(out.hidden_states[:-1])[:, 0]
+    added = (streams[1:] - streams[:-1]).square().mean(-1).sqrt()
+    assert added.min() > 0.02 and added.max() < 0.15
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_no_distance_looks_like_none(name: str) -> None:
+    """Rotates a pair of rows through the engine's own tables, in bf16 as a GPU stores them."""
+    named = named_geometry(name)
+    d = draft_geometry(named.target, named.draft)
+    positions = named.target.max_positions
+    cos, sin = rope_tables(d.rope, d.head_dim, positions)
+    length = self_amplitudes(d, positions).float()
+    keys = torch.cat((length * cos, length * sin), dim=1).bfloat16().float()
+    scores = keys @ keys[-1] / math.sqrt(d.head_dim)  # the query is the last position's
+    assert scores[-1] - scores[:-1].max() > MARGIN - 4
+    # Not all of the softmax's other terms together weigh anything.
+    assert torch.softmax(scores, 0)[-1] > 1 - 1e-6
+
+
+def test_narrow_slow_heads_are_refused() -> None:
+    named = named_geometry("tiny")
+    d = draft_geometry(named.target, named.draft)
+    narrow = dataclasses.replace(d, head_dim=2, rope=Rope(theta=10000.0))
+    with pytest.raises(SpecbuildError, match="cannot attend to itself alone over 131072"):
+        self_amplitudes(narrow, 131072)
+
+
+def test_checkpoints_are_what_their_readers_expect(tmp_path: Path) -> None:
+    model = tiny(0.7)
+    write(model, tmp_path / "m")
+    target = read_target(tmp_path / "m" / "target", strict=True)
+    draft = read_draft(tmp_path / "m" / "draft", target.geometry, strict=True)
+    assert (target.geometry, draft.geometry) == (model.target, model.draft)
+    assert target.warnings == draft.warnings == ()
+    streamed_target, streamed_draft = model.checkpoints()
+    assert streamed_draft is not None
+    for read, streamed in ((target, streamed_target), (draft, streamed_draft)):
+        assert read.tensors.keys() == streamed.tensors.keys()
+        for name, tensor in read.tensors.items():
+            other = streamed.tensors[name]
+            assert (tensor.dtype, tensor.shape) == (other.dtype, other.shape), name
+            assert torch.equal(tensor.load(), other.load()), name
+    assert json.loads((tmp_path / "m" / "synth.json").read_text())["options"]["seed"] == 0
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "gpt-oss-120b"])
+def test_true_geometry_and_experts(name: str) -> None:
+    model = SynthModel(SynthOptions(name, acceptance=0.7))
+    billions = {"gpt-oss-20b": 13.76, "gpt-oss-120b": 65.25}[name]
+    target_bytes = sum(tensor.nbytes for tensor in model.target_tensors.values())
+    assert target_bytes / 1e9 == pytest.approx(billions, rel=0.002)
+    assert model.draft_tensors["fc.weight"].shape == (2880, 8640)
+    last = f"model.layers.{model.target.layers - 1}.mlp.experts."
+    blocks = model.target_tensors[f"{last}gate_up_proj_blocks"].part(5, 6)
+    scales = model.target_tensors[f"{last}down_proj_scales"].part(5, 6)
+    codes = torch.cat((blocks & 15, blocks >> 4)).flatten()
+    shares = torch.bincount(codes.int(), minlength=16) / codes.numel()
+    assert shares.sub(1 / 16).abs().max() < 1e-3
+    assert set(scales.unique().tolist()) <= set(range(127 - 14, 127 - 8))
+
+
+def test_a_part_is_the_same_alone_and_in_the_whole() -> None:
+    model = tiny(0.7)
+    for name, tensor in (model.target_tensors | model.draft_tensors).items():
+        whole, length = tensor.load(), tensor.shape[0]
+        first, end = length // 3, length // 3 + max(1, length // 5)
+        part = tensor.part(first, end)
+        assert (str(part.dtype), part.shape) == (str(whole.dtype), (end - first, *tensor.shape[1:]))
+        if name == "lm_head.weight" and tensor.shape[0] == model.draft.vocab:
+            torch.testing.assert_close(part, whole[first:end], rtol=0.01, atol=1e-4)
+        else:
+            assert torch.equal(part, whole[first:end]), name
+
+
+def test_noise_is_normal_independent_and_depends_on_seed_and_name() -> None:
+    rows = torch.arange(400)
+    one = Noise(1).normal("a", rows, 320)
+    assert one.mean().abs() < 0.01
+    assert one.std().sub(1).abs() < 0.01
+    similarity = torch.corrcoef(one).fill_diagonal_(0).abs().max()
+    assert similarity < 6 / math.sqrt(320)
+    for other in (Noise(2).normal("a", rows, 320), Noise(1).normal("b", rows, 320)):
+        assert (one * other).mean().abs() < 0.02
+    assert torch.equal(Noise(1).normal("a", rows.flip(0), 320), one.flip(0))
+
+
+def test_rules_are_permutations_and_close_over_the_draft_vocabulary() -> None:
+    model = tiny(0.6)
+    target, draft = successors(model)
+    vocabulary = set(model.draft_rules.vocabulary.tolist())
+    assert sorted(target) == list(range(model.target.vocab))
+    assert {target[token] for token in vocabulary} == vocabulary
+    assert set(draft) == set(draft.values()) == vocabulary
+    assert vocabulary.isdisjoint(model.target.eos_token_ids)
+    token, seen = next(iter(vocabulary)), set()
+    while token not in seen:
+        seen.add(token)
+        token = target[token]
+    assert seen == vocabulary  # one cycle: output does not repeat itself before its end
+    agreeing = np.mean([target[token] == draft[token] for token in vocabulary])
+    assert agreeing == pytest.approx(0.6, abs=0.03)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 1.0])
+def test_certain_drafts(acceptance: float) -> None:
+    target, draft = successors(tiny(acceptance))
+    agreeing = [target[token] == said for token, said in draft.items()]
+    assert set(agreeing) == {bool(acceptance)}
+
+
+def test_prompts_hold_tokens_of_the_cycle_only() -> None:
+    model = tiny(0.7)
+    cycle = set(model.rules.cycle.tolist())
+    drawn = prompts(model.noise, model.rules, count=7, length=5)
+    assert [len(ids) for ids in drawn] == [5] * 7
+    assert all(set(ids) <= cycle for ids in drawn)
+    assert len({ids[-1] for ids in drawn}) == 7
+
+
+def test_shards_and_their_index(tmp_path: Path) -> None:
+    model = tiny(None)
+    (tmp_path / "s").mkdir()
+    write_shards(tmp_path / "s", model.target_tensors, SilentProgress(), shard_bytes=4_000_000)
+    files = sorted(tmp_path.glob("s/*.safetensors"))
+    assert len(files) > 2
+    opened = open_directory(tmp_path / "s")
+    assert opened.keys() == model.target_tensors.keys()
+    for file in files:
+        for name, tensor in load_file(file).items():
+            assert torch.equal(tensor, model.target_tensors[name].load()), name
+
+
+def test_engine_is_the_same_streamed_as_from_checkpoints(tmp_path: Path) -> None:
+    model = tiny(0.7)
+    write(model, tmp_path / "m")
+    sizes = {"max_seq_len": 64, "max_batch_size": 1}
+    build(
+        BuildOptions(tmp_path / "m/target", tmp_path / "a", tmp_path / "m/draft", **sizes),
+        SilentProgress(),
+    )
+    build_engine(model, BuildOptions(Path("tiny"), tmp_path / "b", **sizes), SilentProgress())
+    names = sorted(file.name for file in (tmp_path / "a").iterdir() if file.is_file())
+    assert names == sorted(file.name for file in (tmp_path / "b").iterdir() if file.is_file())
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+    written = (tmp_path / "m" / "prompts.jsonl").read_bytes()
+    assert prompts_beside(tmp_path / "b").read_bytes() == written
+
+
+def test_unique_layers_are_stored_once_and_named_again(tmp_path: Path) -> None:
+    sizes = {"max_seq_len": MAX_SEQ_LEN, "max_batch_size": PROMPTS}
+    outputs, weights = [], []
+    for unique in (4, 2):
+        model = tiny(0.7, unique_layers=unique)
+        options = BuildOptions(Path("tiny"), tmp_path / f"u{unique}", **sizes)
+        build_engine(model, options, SilentProgress())
+        manifest = read_manifest(options.output)
+        aliases = {n: t.same_as for n, t in manifest.tensors.items() if t.same_as is not None}
+        assert {of for of in aliases.values()}.isdisjoint(aliases)
+        assert all(name.startswith(("model.layers.2.", "model.layers.3.")) for name in aliases)
+        assert bool(aliases) == (unique == 2)
+        weights.append((options.output / "weights.safetensors").stat().st_size)
+        target, _ = successors(model)
+        for record in run(
+            Engine.load(options.output), written_prompts(prompts_beside(options.output)), CHAIN
+        ):
+            sequence = (record.prompt_ids[-1], *record.output_ids)
+            assert all(target[a] == b for a, b in itertools.pairwise(sequence))
+            outputs.append(sum(record.stats.acceptance_histogram[1:]))
+    layer = sum(t.nbytes for n, t in model.target_tensors.items() if ".layers.1." in n)
+    assert weights[0] - weights[1] > layer
+    assert any(outputs[PROMPTS:])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--geometry", "gpt-4", "--output", "o"], "--geometry gpt-4 is not known; choose gpt-oss"),
+        (["--geometry", "tiny"], "give one of --output DIR, for checkpoints, and --engine DIR"),
+        (["--geometry", "tiny", "--output", "o", "--engine", "e"], "give one of --output"),
+        (["--geometry", "tiny", "--output", "o", "--acceptance", "0.5"], "needs a draft"),
+        (["--geometry", "tiny", "--output", "o", "--layers", "9"], "between 1 and the model's 4"),
+        (["--geometry", "tiny", "--engine", "e", "--unique-layers", "5"], "and the 4 layers"),
+        (["--geometry", "tiny", "--output", "o", "--unique-layers", "2"], "needs --engine"),
+        (["--geometry", "tiny", "--output", "o", "--page-size", "16"], "--page-size is about an"),
+        (["--geometry", "tiny", "--output", "taken"], "exists; remove it or pass --force"),
+        (["--geometry", "tiny", "--output", "taken", "--force"], "was not written by synth"),
+    ],
+)
+def test_bad_options(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine.txt").write_text("kept")
+    assert main(["synth", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_command_writes_and_replaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["synth", "--geometry", "tiny", "--draft", "--layers", "2", "--prompts", "3"]
+    words += ["--prompt-tokens", "6", "--output", str(tmp_path / "m")]
+    assert main(words) == 0
+    assert "distinct experts" in capsys.readouterr().err
+    first = (tmp_path / "m" / "prompts.jsonl").read_text()
+    assert main([*words, "--force", "--seed", "5"]) == 0
+    prompts = written_prompts(tmp_path / "m" / "prompts.jsonl")
+    assert [len(prompt.ids or ()) for prompt in prompts] == [6, 6, 6]
+    assert (tmp_path / "m" / "prompts.jsonl").read_text() != first
