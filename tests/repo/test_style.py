@@ -17,14 +17,13 @@ FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~])/(?:home|root|tmp|usr|work|opt|mnt|Users)/")
 
 
-def files_of(*folders: str) -> list[Path]:
-    files = [
-        file
-        for folder in folders
-        for pattern in ("*.py", "*.cu", "*.cuh")
-        for file in (ROOT / folder).rglob(pattern)
-    ]
-    return sorted(files)
+def files_of(*folders: str, suffixes: tuple[str, ...] = (".py", ".cu", ".cuh")) -> list[Path]:
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*")]
+    return sorted(file for file in files if file.suffix in suffixes)
+
+
+def python_of(*folders: str) -> list[Path]:
+    return files_of(*folders, suffixes=(".py",))
 
 
 def ours() -> list[Path]:
@@ -46,7 +45,7 @@ def test_files_are_named_for_what_they_hold() -> None:
 
 def test_environment_variables_are_read_in_the_command_line_only() -> None:
     wrong = []
-    for file in files_of("runtime", "plugins_cuda", "builder"):
+    for file in python_of("runtime", "plugins_cuda", "builder"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names = {"environ", "getenv", "environb", "putenv"}
             if isinstance(node, ast.Attribute) and node.attr in names:
@@ -76,7 +75,7 @@ def test_sources_hold_no_unfinished_work() -> None:
 def test_modules_say_what_they_are() -> None:
     assert not [
         str(file.relative_to(ROOT))
-        for file in files_of(*SOURCES)
+        for file in python_of(*SOURCES)
         if file.name != "__init__.py"
         and ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) is None
     ]
