@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from specbuild.plugins_cuda.launches import LoweringRequest, Tactic
+from specbuild.plugins_cuda.launches import (
+    Argument,
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+    Tactic,
+    Workspace,
+)
 from specbuild.runtime.errors import SpecbuildError
 
 THREADS = 384
@@ -122,6 +130,40 @@ def dense_gemm(request: LoweringRequest, weight: str, staging: int) -> Gemm:
             f"{MOST_COLUMNS}: tune again"
         )
     return Gemm(rows, blocks, row_tiles, columns, staging, request.tactic.get("wgmma", 1))
+
+
+def dense_launches(
+    request: LoweringRequest,
+    gemm: Gemm,
+    folder: str,
+    *,
+    constants: tuple[tuple[str, int | float | str], ...],
+    rows: tuple[Argument, ...],
+    product: tuple[Argument, ...],
+) -> Lowering:
+    """``<folder>_rows`` writes x as panels, ``<folder>_gemm`` multiplies them.
+
+    ``rows`` and ``product`` are their arguments in front of the panels and the counts of rows.
+    """
+
+    def kernel(entry: str) -> Kernel:
+        return Kernel(folder, entry, (*gemm.constants, *constants), file="prefill.cu")
+
+    panels = OpLaunch(
+        kernel(f"{folder}_rows"),
+        grid=(ceil_div(gemm.rows, ROWS_PER_BLOCK), 1, 1),
+        block=ROWS_THREADS,
+        shared_bytes=0,
+        arguments=(*rows, "workspace_panels", gemm.rows, gemm.panel_rows),
+    )
+    multiplied = OpLaunch(
+        kernel(f"{folder}_gemm"),
+        grid=(min(gemm.tiles, request.target.multiprocessors), 1, 1),
+        block=THREADS,
+        shared_bytes=gemm.shared_bytes,
+        arguments=(*product, "workspace_panels", gemm.rows),
+    )
+    return Lowering((panels, multiplied), (Workspace("workspace_panels", gemm.workspace_bytes),))
 
 
 def dense_tactics(request: LoweringRequest, weight: str) -> tuple[Tactic, ...]:

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from specbuild.plugins_cuda.launches import (
-    Kernel,
-    Lowering,
-    LoweringRequest,
-    OpLaunch,
-    Tactic,
-    Workspace,
-)
+from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Tactic
 from specbuild.plugins_cuda.prefill_gemm import (
-    ROWS_PER_BLOCK,
     ROWS_STAGING,
-    ROWS_THREADS,
-    THREADS,
-    ceil_div,
     dense_gemm,
+    dense_launches,
     dense_tactics,
 )
 
@@ -28,29 +18,17 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
     """
     gemm = dense_gemm(request, "weight", ROWS_STAGING)
     constants = (
-        *gemm.constants,
         ("HAS_BIAS", int("bias" in request.tensors)),
         ("HAS_RESIDUAL", int("residual" in request.tensors)),
     )
-
-    def kernel(entry: str) -> Kernel:
-        return Kernel("linear", entry, constants, file="prefill.cu")
-
-    panels = OpLaunch(
-        kernel("linear_rows"),
-        grid=(ceil_div(gemm.rows, ROWS_PER_BLOCK), 1, 1),
-        block=ROWS_THREADS,
-        shared_bytes=0,
-        arguments=("x", "workspace_panels", gemm.rows, gemm.panel_rows),
+    return dense_launches(
+        request,
+        gemm,
+        "linear",
+        constants=constants,
+        rows=("x",),
+        product=("weight", "bias", "residual", "y"),
     )
-    product = OpLaunch(
-        kernel("linear_gemm"),
-        grid=(min(gemm.tiles, request.target.multiprocessors), 1, 1),
-        block=THREADS,
-        shared_bytes=gemm.shared_bytes,
-        arguments=("weight", "bias", "residual", "y", "workspace_panels", gemm.rows),
-    )
-    return Lowering((panels, product), (Workspace("workspace_panels", gemm.workspace_bytes),))
 
 
 def prefill_tactics(request: LoweringRequest) -> tuple[Tactic, ...]:

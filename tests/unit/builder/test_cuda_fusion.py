@@ -15,6 +15,7 @@ import pytest
 import torch
 from checkpoints import write_draft, write_target
 from fused_graphs import FusedModel, fused_model, relative_error, run_graph, sequence
+from geometries import GPT_OSS_20B
 from safetensors.torch import load_file, save_file
 
 from specbuild.builder import graphs
@@ -33,7 +34,7 @@ from specbuild.builder.verify.reference_draft import load_reference_draft
 from specbuild.builder.weight_sources import WeightSources
 from specbuild.plugins_cuda.body import BodyBuilder
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import Rope, TargetGeometry
+from specbuild.runtime.manifest import TargetGeometry
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-gpt-oss"
 PAGE, PAGES = 16, 8
@@ -234,29 +235,6 @@ def test_a_tied_head_is_packed_beside_the_table(tmp_path: Path) -> None:
         assert torch.equal(*(t.flatten().sort().values for t in (packed.checked(), table)))
 
 
-def geometry_20b() -> TargetGeometry:
-    return TargetGeometry(
-        model_type="gpt_oss",
-        layers=24,
-        hidden=2880,
-        vocab=201088,
-        q_heads=64,
-        kv_heads=8,
-        head_dim=64,
-        experts=32,
-        experts_per_token=4,
-        expert_inner=2880,
-        expert_format="mxfp4",
-        layer_types=("sliding_attention", "full_attention") * 12,
-        sliding_window=128,
-        max_positions=131072,
-        rms_eps=1e-5,
-        swiglu_limit=7.0,
-        rope=Rope(theta=150000.0),
-        eos_token_ids=(200002,),
-    )
-
-
 def unreadable(g: TargetGeometry) -> TargetCheckpoint:
     """A checkpoint of this geometry whose weights must not be loaded."""
 
@@ -279,7 +257,7 @@ def checkpoint_bytes(g: TargetGeometry) -> int:
 
 
 def test_the_20b_geometry_is_fused_in_seconds_without_its_weights() -> None:
-    g = geometry_20b()
+    g = GPT_OSS_20B
     require_cuda_support(g, None)
     plan = plan_engine(BuildOptions(model=Path("m"), output=Path("o")), g, None)
     model = graphs.target_graph(g, plan, (1, 11, 21), torch.bfloat16)
@@ -307,7 +285,7 @@ def test_the_20b_geometry_is_fused_in_seconds_without_its_weights() -> None:
 )
 def test_a_target_beyond_the_kernels_is_refused(changes: dict[str, Any], names: list[str]) -> None:
     with pytest.raises(SpecbuildError) as error:
-        require_cuda_support(replace(geometry_20b(), **changes), None)
+        require_cuda_support(replace(GPT_OSS_20B, **changes), None)
     assert all(name in str(error.value) for name in names)
 
 

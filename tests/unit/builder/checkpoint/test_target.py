@@ -9,13 +9,13 @@ import pytest
 import torch
 from checkpoint_files import SPECIAL_TOKENS, edit_config, edit_tensors, remove_fields, write_json
 from checkpoints import write_draft, write_target
+from geometries import GPT_OSS_20B
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.checkpoint.target_tensors import target_tensors
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import TargetGeometry
 
 SMALL = {"layers": 2, "hidden": 32, "experts": 2, "experts_per_token": 1, "vocab": 40}
 
@@ -60,7 +60,7 @@ def test_tensors_and_geometry(tmp_path: Path, dtype: str, experts_format: str, s
 
 
 def test_expected_tensors_of_the_20b_release() -> None:
-    g = geometry_20b()
+    g = GPT_OSS_20B
     expected = target_tensors(g)
     layer = "model.layers.23."
     assert expected[f"{layer}self_attn.q_proj.weight"].shape == (4096, 2880)
@@ -69,31 +69,6 @@ def test_expected_tensors_of_the_20b_release() -> None:
     assert expected[f"{layer}mlp.experts.down_proj_scales"].shape == (32, 2880, 90)
     assert expected[f"{layer}mlp.experts.down_proj_scales"].dtypes == ("U8",)
     assert len(expected) == 3 + 24 * 19
-
-
-def geometry_20b() -> TargetGeometry:
-    from specbuild.runtime.manifest import Rope
-
-    return TargetGeometry(
-        model_type="gpt_oss",
-        layers=24,
-        hidden=2880,
-        vocab=201088,
-        q_heads=64,
-        kv_heads=8,
-        head_dim=64,
-        experts=32,
-        experts_per_token=4,
-        expert_inner=2880,
-        expert_format="mxfp4",
-        layer_types=("sliding_attention", "full_attention") * 12,
-        sliding_window=128,
-        max_positions=131072,
-        rms_eps=1e-5,
-        swiglu_limit=7.0,
-        rope=Rope(theta=150000.0),
-        eos_token_ids=(200002,),
-    )
 
 
 def test_layer_types_alternate_where_absent(target: Path) -> None:
