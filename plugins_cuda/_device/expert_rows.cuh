@@ -2,6 +2,7 @@
 // they fit, else those of one routed item after the other.
 #pragma once
 
+#include "expert_routing.cuh"
 #include "ptx.cuh"
 #include "types.cuh"
 
@@ -23,22 +24,29 @@ __device__ __forceinline__ void copy_rows(unsigned char* shared, int count, Sour
 }
 
 // The units ``first`` … ``end`` − 1 of a CTA, which are items of ``tiles`` units each: warp w runs
-// first + w, first + w + warps, …. Where not ``resident``, ``gather(item)`` copies an item's rows
-// before its units run; else the rows are there.
-template <bool resident, int tiles, int warps, class Gather, class Run>
-__device__ __forceinline__ void run_units(int first, int end, Gather&& gather, Run&& run) {
+// first + w, first + w + warps, … by ``run(unit, place of entry 0)``. Where ``resident`` all rows
+// are there. Else ``gather(entry, count)`` copies those of as many of the next items as ``places``
+// hold, before their units run: items that a CTA shares with others are short.
+template <bool resident, int tiles, int warps, int places, class Gather, class Run>
+__device__ __forceinline__ void run_units(const RoutedItem* items, int first, int end,
+                                          Gather&& gather, Run&& run) {
   int unit = first + static_cast<int>(threadIdx.x) / 32;
   if constexpr (resident) {
-    for (; unit < end; unit += warps) run(unit);
+    for (; unit < end; unit += warps) run(unit, 0);
   } else {
-    for (int item = first / tiles; item * tiles < end; ++item) {
-      // The rows of the item before are no longer read.
+    for (int item = first / tiles; item * tiles < end;) {
+      const int entry = items[item].first_entry;
+      int count = 0;
+      do {
+        count += items[item++].entries;
+      } while (item * tiles < end && count + items[item].entries <= places);
+      // The rows of the items before are no longer read.
       __syncthreads();
-      gather(item);
+      gather(entry, count);
       cp_async_wait<0>();
       __syncthreads();
-      const int stop = end < (item + 1) * tiles ? end : (item + 1) * tiles;
-      for (; unit < stop; unit += warps) run(unit);
+      const int stop = end < item * tiles ? end : item * tiles;
+      for (; unit < stop; unit += warps) run(unit, -entry);
     }
   }
 }

@@ -12,8 +12,9 @@
 // rows of one expert; one warp streams it (24.6 kB at 2880) and sums in a fixed order, so what a
 // row gets does not depend on what else is there. A CTA takes a run of neighbouring units, its
 // warps in turn. One row of GPT-OSS: 4 · 360 units on 132 CTAs, 10.9 each, 35.4 MB or 7.8 µs
-// at 4.53 TB/s, against 5 µs of issue slots (36 instructions a step of 512 weights). 64 rows of
-// 20B: 87 units a CTA, of at most 2 experts.
+// at 4.53 TB/s, against 5 µs of issue slots (36 instructions a step of 512 weights). Warps that
+// share a unit's K are no quicker: it is the chain of launch, routing and first bytes that counts.
+// 64 rows of 20B: 87 units a CTA, of at most 2 experts.
 #include "../_device/expert_routing.cuh"
 #include "../_device/expert_rows.cuh"
 #include "../_device/mxfp4.cuh"
@@ -24,6 +25,7 @@ constexpr int kTiles = INNER / 8;
 constexpr int kPassRows = PASS_ROWS < ROWS ? PASS_ROWS : ROWS;
 
 using Layout = Routing<ROWS, TOP_K, EXPERTS, PASS_ROWS>;
+constexpr int kMostOf8 = ceil_div(kPassRows, 8);
 
 struct TileOf {
   const unsigned char* gate_up;
@@ -115,23 +117,24 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     __syncthreads();
   }
 
-  const auto gather = [&](int number) {
-    const RoutedItem item = routing.items[number];
-    const int* entries = routing.entries + item.first_entry;
-    copy_rows<HIDDEN>(rows, item.entries,
+  const auto gather = [&](int first_entry, int count) {
+    const int* entries = routing.entries + first_entry;
+    copy_rows<HIDDEN>(rows, count,
                       [&](int i) { return workspace_normed + entries[i] / TOP_K * HIDDEN; });
   };
-  run_units<ROWS_RESIDENT, kTiles, WARPS>(first, end, gather, [&](int unit) {
-    const RoutedItem item = routing.items[unit / kTiles];
-    const int* entries = routing.entries + item.first_entry;
-    const int tile = unit % kTiles;
-    const auto row_of = [&](int i) -> const unsigned char* {
-      return rows + (ROWS_RESIDENT ? entries[i] / TOP_K : i) * kActivationRowBytes<HIDDEN>;
-    };
-    if (kPassRows <= 8 || item.entries <= 8) {
-      run_unit<1>(stream, item, entries, tile, gate_up_bias, workspace_h, row_of);
-    } else {
-      run_unit<2>(stream, item, entries, tile, gate_up_bias, workspace_h, row_of);
-    }
-  });
+  run_units<ROWS_RESIDENT, kTiles, WARPS, PLACES>(
+      routing.items, first, end, gather, [&](int unit, int place) {
+        const RoutedItem item = routing.items[unit / kTiles];
+        const int* entries = routing.entries + item.first_entry;
+        const int tile = unit % kTiles;
+        const auto row_of = [&](int i) -> const unsigned char* {
+          const int row = ROWS_RESIDENT ? entries[i] / TOP_K : item.first_entry + place + i;
+          return rows + row * kActivationRowBytes<HIDDEN>;
+        };
+        if (kMostOf8 == 1 || item.entries <= 8) {
+          run_unit<1>(stream, item, entries, tile, gate_up_bias, workspace_h, row_of);
+        } else {
+          run_unit<kMostOf8>(stream, item, entries, tile, gate_up_bias, workspace_h, row_of);
+        }
+      });
 }

@@ -1,4 +1,4 @@
-"""RmsMoe on a GPU; when decoding three launches: route, gate/up, down (and the experts' sum)."""
+"""RmsMoe on a GPU; when decoding four launches: route, gate/up, down, the experts' sum."""
 
 from __future__ import annotations
 
@@ -27,40 +27,23 @@ ROUTER_WARPS = 15
 ROUTER_EXPERTS = 8
 ADD_COLUMNS = 256
 
-_NAMES = ("warps", "stages", "pass_rows", "spread", "down_warps", "beside")
-# By whether a launch has at most 8 rows.
+_NAMES = ("warps", "stages", "pass_rows", "down_warps")
+# By the most rows of a launch; the first is the default.
 _CANDIDATES = {
-    True: (
-        (16, 2, 8, 1, 16, 0),
-        (12, 2, 8, 1, 12, 0),
-        (12, 2, 8, 0, 12, 1),
-        (12, 2, 8, 0, 12, 0),
-        (12, 2, 8, 1, 10, 1),
-        (16, 2, 8, 0, 12, 0),
-        (20, 2, 8, 1, 20, 0),
-    ),
-    False: (
-        (12, 2, 16, 0, 12, 0),
-        (12, 2, 16, 1, 12, 0),
-        (14, 2, 16, 1, 14, 0),
-        (10, 3, 16, 1, 10, 0),
-        (16, 2, 8, 1, 16, 0),
-        (20, 2, 8, 1, 20, 0),
-    ),
+    4: ((12, 2, 8, 12), (16, 2, 8, 16), (20, 2, 8, 20)),
+    8: ((20, 2, 8, 20), (16, 2, 8, 16), (12, 2, 8, 12)),
+    32: ((16, 2, 8, 16), (20, 2, 8, 20), (12, 2, 16, 12)),
+    MOST_DECODE_ROWS: ((12, 2, 16, 12), (14, 2, 16, 14), (16, 2, 8, 16)),
 }
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """When decoding: warps and stages a ring of gate/up, rows of one pass over a weight.
-
-    ``spread`` divides the down projection over the CTAs by experts and sums in a fourth launch;
-    without it every multiprocessor holds all of h, which few rows allow. Its ``down_warps`` take
-    less memory with ``beside``, so that its CTAs start while those of gate/up run.
-    """
+    """When decoding: warps of gate/up and of down, stages a ring, rows of one pass."""
     if request.phase == "prefill":
         return prefill_tactics(request)
-    few = request.tensors["x"].shape[0] <= 8
-    candidates = [dict(zip(_NAMES, each, strict=True)) for each in _CANDIDATES[few]]
+    rows = request.tensors["x"].shape[0]
+    of_rows = next((some for most, some in _CANDIDATES.items() if rows <= most), ())
+    candidates = [dict(zip(_NAMES, each, strict=True)) for each in of_rows]
     return tuple(tactic for tactic in candidates if _plans(request, tactic))
 
 
@@ -70,16 +53,15 @@ def lower(request: LoweringRequest) -> Lowering:
     if request.phase == "prefill":
         return lower_prefill(request)
     sizes = _checked(request)
-    fitting = tactics(request)
-    tactic = dict(request.tactic or (fitting[0] if fitting else {}))
-    if tactic not in fitting:
+    candidates = tactics(request)
+    tactic = dict(request.tactic or (candidates[0] if candidates else {}))
+    plans = _plans(request, tactic) if set(tactic) == set(_NAMES) else None
+    if plans is None:
         raise SpecbuildError(
-            f"RmsMoe got tactic {tactic} for {sizes.rows} rows, expected one of those that "
-            f"fit {request.target.shared_bytes_per_block} bytes of shared memory, "
-            f"{list(fitting)}: use a smaller bucket."
+            f"RmsMoe got tactic {tactic} for {sizes.rows} rows, expected {', '.join(_NAMES)} that "
+            f"fit {request.target.shared_bytes_per_block} bytes of shared memory, as "
+            f"{list(candidates)} do: use a smaller bucket, or measure tactics again."
         )
-    plans = _plans(request, tactic)
-    assert plans is not None
     launches = [_route(request, sizes, tactic), _gate_up(request, sizes, tactic, plans[0])]
     launches += _down(request, sizes, tactic, plans[1])
     workspaces = [
@@ -89,9 +71,8 @@ def lower(request: LoweringRequest) -> Lowering:
         Workspace("workspace_weights", 4 * sizes.entries),
         Workspace("workspace_arrivals", 4, zeroed=True),
         Workspace("workspace_h", 2 * sizes.entries * sizes.inner),
+        Workspace("workspace_partial", 4 * sizes.entries * sizes.hidden),
     ]
-    if tactic["spread"]:
-        workspaces.append(Workspace("workspace_partial", 4 * sizes.entries * sizes.hidden))
     return Lowering(tuple(launches), tuple(workspaces))
 
 
@@ -157,7 +138,7 @@ def _plans(request: LoweringRequest, tactic: Tactic) -> tuple[SharedPlan, Shared
     """Shared memory of gate/up and of down; None where the tactic does not fit."""
     sizes, target = _sizes(request), request.target
     gate_up = plan_gate_up(sizes, tactic, target)
-    down = gate_up and plan_down(sizes, tactic, target, gate_up)
+    down = plan_down(sizes, tactic, target)
     return (gate_up, down) if gate_up and down else None
 
 
@@ -212,6 +193,7 @@ def _gate_up(request: LoweringRequest, sizes: Sizes, tactic: Tactic, plan: Share
         INNER=sizes.inner,
         WARPS=tactic["warps"],
         RING_STAGES=tactic["stages"],
+        PLACES=plan.places,
         ROWS_RESIDENT=int(plan.rows_resident),
         ALPHA=float(request.attributes["alpha"]),
         LIMIT=float(request.attributes["limit"]),
@@ -243,30 +225,16 @@ def _down(
         INNER=sizes.inner,
         WARPS=tactic["down_warps"],
         RING_STAGES=tactic["stages"],
-        SLOTS=plan.slots,
+        PLACES=plan.places,
         ROWS_RESIDENT=int(plan.rows_resident),
-        OWNED_TILES=sizes.owned_tiles(request.target),
-        SPREAD=tactic["spread"],
         ADD_COLUMNS=ADD_COLUMNS,
     )
-    block = 32 * tactic["down_warps"]
     read = ("workspace_h", "workspace_logits", "workspace_routing", "workspace_weights")
-    if not tactic["spread"]:
-        grid = min(request.target.multiprocessors, sizes.hidden // TILE_OUTPUTS)
-        return [
-            OpLaunch(
-                kernel=Kernel(FOLDER, "down_owned_rows", constants, file="down.cu"),
-                grid=(grid, 1, 1),
-                block=block,
-                shared_bytes=plan.dynamic,
-                arguments=("x", "down", "down_bias", "row_start", "y", *read),
-            )
-        ]
     return [
         OpLaunch(
-            kernel=Kernel(FOLDER, "down_spread", constants, file="down.cu"),
+            kernel=Kernel(FOLDER, "down_experts", constants, file="down.cu"),
             grid=(request.target.multiprocessors, 1, 1),
-            block=block,
+            block=32 * tactic["down_warps"],
             shared_bytes=plan.dynamic,
             arguments=("down", "down_bias", "row_start", *read, "workspace_partial"),
         ),

@@ -1,4 +1,4 @@
-"""Shared memory of RmsMoe's expert kernels when decoding: what fits, and what fits together."""
+"""Shared memory of RmsMoe's expert kernels when decoding: what fits."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from specbuild.plugins_cuda.launches import Tactic, Target
 from specbuild.plugins_cuda.rms_moe.packing import (
     STAGE_STEPS,
     STEP_BYTES,
-    TILE_OUTPUTS,
-    down_steps,
-    stage_count,
 )
 
 # What the hardware takes of a multiprocessor's memory for every CTA.
@@ -49,74 +46,54 @@ class Sizes:
         """Size of the router's lists."""
         return 4 + 4 * self.items(pass_rows) + self.entries
 
-    def owned_tiles(self, target: Target) -> int:
-        """The most tiles of the down projection that one CTA owns."""
-        return -(-self.hidden // (TILE_OUTPUTS * target.multiprocessors))
-
 
 @dataclass(frozen=True)
 class SharedPlan:
     """Memory of an expert kernel: static, dynamic, and whether it holds all entries' rows.
 
-    Where it does not, it holds the rows of one item at a time. ``slots``: stages of the down
-    projection under way in a CTA that owns its rows.
+    Where it does not, it has places for those of an item, or of several that fit.
     """
 
     static: int
     dynamic: int
     rows_resident: bool
-    slots: int = 0
-
-    @property
-    def total(self) -> int:
-        """Both parts."""
-        return self.static + self.dynamic
+    places: int
 
 
 def plan_gate_up(sizes: Sizes, tactic: Tactic, target: Target) -> SharedPlan | None:
     """None where the tactic does not fit."""
     static = _static(sizes, tactic, tactic["warps"] * tactic["stages"], weights=0)
     rings = tactic["warps"] * tactic["stages"] * STAGE_BYTES
-    row = _row_bytes(sizes.hidden)
-    room = target.shared_bytes_per_block - static
-    item_rows = min(tactic["pass_rows"], sizes.rows)
-    resident = rings + sizes.rows * row <= room
-    needed = rings + (sizes.rows if resident else item_rows) * row
-    dynamic = max(needed, _alone(target) - static)
-    return _fitting(SharedPlan(static, dynamic, resident), room)
+    pass_rows = min(tactic["pass_rows"], sizes.rows)
+    return _plan(target, static, rings, _row_bytes(sizes.hidden), sizes.rows, pass_rows, None)
 
 
-def plan_down(
-    sizes: Sizes, tactic: Tactic, target: Target, gate_up: SharedPlan
-) -> SharedPlan | None:
-    """None where the tactic does not fit.
-
-    With ``beside`` a CTA fits on a multiprocessor together with one of gate/up, so that its
-    weights are on their way early; gate/up alone keeps a second CTA of either away.
-    """
-    if tactic["spread"]:
-        barriers = tactic["down_warps"] * tactic["stages"]
-    else:
-        stages = stage_count(down_steps(sizes.inner))
-        barriers = sizes.items(tactic["pass_rows"]) * sizes.owned_tiles(target) * stages
+def plan_down(sizes: Sizes, tactic: Tactic, target: Target) -> SharedPlan | None:
+    """None where the tactic does not fit."""
+    barriers = tactic["down_warps"] * tactic["stages"]
     static = _static(sizes, tactic, barriers, weights=sizes.entries)
-    room, least = target.shared_bytes_per_block - static, _alone(target) - static
-    if tactic["beside"]:
-        room, least = room - gate_up.total - RESERVED_BYTES, 0
-    row = _row_bytes(sizes.inner)
-    if tactic["spread"]:
-        rings = tactic["down_warps"] * tactic["stages"] * STAGE_BYTES
-        item_rows = min(tactic["pass_rows"], sizes.rows)
-        resident = sizes.entries * row <= min(MOST_RESIDENT_H, room - rings)
-        needed = rings + (sizes.entries if resident else item_rows) * row
-        return _fitting(SharedPlan(static, max(needed, least), resident), room)
-    partial = 4 * sizes.entries * TILE_OUTPUTS * sizes.owned_tiles(target)
-    rest = sizes.entries * row + partial
-    slots = min((room - rest) // STAGE_BYTES, barriers)
-    if slots < min(tactic["down_warps"], barriers):
+    rings, row = barriers * STAGE_BYTES, _row_bytes(sizes.inner)
+    pass_rows = min(tactic["pass_rows"], sizes.rows)
+    return _plan(target, static, rings, row, sizes.entries, pass_rows, MOST_RESIDENT_H)
+
+
+def _plan(
+    target: Target,
+    static: int,
+    rings: int,
+    row_bytes: int,
+    rows: int,
+    item_rows: int,
+    most_resident: int | None,
+) -> SharedPlan | None:
+    """Rings and rows: all of them where they fit, else as many as do, an item's at least."""
+    room = target.shared_bytes_per_block - static
+    places = min(rows, (room - rings) // row_bytes)
+    resident = places == rows and rows * row_bytes <= (most_resident or room)
+    if not resident and places < item_rows:
         return None
-    dynamic = max(slots * STAGE_BYTES + rest, least)
-    return _fitting(SharedPlan(static, dynamic, rows_resident=True, slots=slots), room)
+    dynamic = max(rings + places * row_bytes, _alone(target) - static)
+    return _fitting(SharedPlan(static, dynamic, resident, places), room)
 
 
 def _fitting(plan: SharedPlan, room: int) -> SharedPlan | None:

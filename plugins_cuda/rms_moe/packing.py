@@ -4,7 +4,7 @@ A *tile* is 16 rows of an ``mma.m16n8k16`` by the whole of K, stored as *stages*
 of 16 rows × 32 columns; a warp streams a tile stage by stage. A stage of n steps is
 
     n × 256 bytes of codes:   [step][lane 4·g + t][half h] u32: the 8 codes of mma row g + 8·h at
-                              k = 8·t … 8·t + 7 of the step, bits placed as ``_PLACES`` says
+                              k = 8·t … 8·t + 7 of the step, bits placed as ``E2M1_WORDS``
     256 bytes of scales:      [mma row (16)][16] u8: the scale of the row at each step, then zeros
 
 - gate/up, tile j of I/8: mma row g is gate row 8·j + g, mma row g + 8 its up row; step b is block b
@@ -19,9 +19,9 @@ All sizes are multiples of 256 bytes, which bulk copies want.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
 
+from specbuild.plugins_cuda.moe.e2m1 import E2M1_WORDS
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
@@ -33,20 +33,6 @@ STEP_BYTES = 256
 TILE_OUTPUTS = 8
 # The decoder multiplies by 2^(scale − 1) in bf16, whose largest power of two is 2^127.
 LARGEST_SCALE = 128
-
-# Where the bits of code i (mantissa, exponent low, exponent high, sign) stand in a word. With them
-# the bf16 pairs (0, 1), (2, 3), (4, 5), (6, 7), each e2m1 · 2^-126 in bits 8:6 and the sign in
-# bit 15 of its half, take 9 instructions: see ``decode_word`` in ``_device/mxfp4.cuh``.
-_PLACES = (
-    (6, 7, 8, 15),
-    (22, 23, 24, 31),
-    (0, 1, 2, 9),
-    (16, 17, 18, 25),
-    (10, 11, 12, 19),
-    (26, 27, 28, 3),
-    (4, 5, 14, 13),
-    (20, 21, 30, 29),
-)
 
 
 def stage_count(steps: int) -> int:
@@ -81,7 +67,7 @@ def pack_gate_up(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     tiles = rows // (2 * TILE_OUTPUTS)
     packed = torch.zeros(experts, tiles, tile_bytes(width), dtype=torch.uint8)
     for expert in range(experts):
-        words = _permuted_words(blocks[expert]).view(tiles, TILE_OUTPUTS, 2, width, 4)
+        words = E2M1_WORDS.placed(blocks[expert]).view(tiles, TILE_OUTPUTS, 2, width, 4)
         rates = scales[expert].reshape(tiles, TILE_OUTPUTS, 2, width)
         _write(packed[expert], words.permute(0, 3, 1, 4, 2), rates.permute(0, 2, 1, 3))
     return packed
@@ -92,7 +78,7 @@ def unpack_gate_up(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     words, rates = _read(packed)
     experts, tiles, width = words.shape[:3]
     rows = 2 * TILE_OUTPUTS * tiles
-    codes = _natural_bytes(words.permute(0, 1, 3, 5, 2, 4)).view(experts, rows, width, 16)
+    codes = E2M1_WORDS.natural(words.permute(0, 1, 3, 5, 2, 4)).view(experts, rows, width, 16)
     return codes, rates.permute(0, 1, 3, 2, 4).reshape(experts, rows, width)
 
 
@@ -120,7 +106,7 @@ def pack_down(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     packed = torch.zeros(experts, tiles, tile_bytes(steps), dtype=torch.uint8)
     for expert in range(experts):
         padded = F.pad(blocks[expert], (0, 0, 0, odd))
-        words = _permuted_words(padded).view(tiles, TILE_OUTPUTS, steps, 2, 4)
+        words = E2M1_WORDS.placed(padded).view(tiles, TILE_OUTPUTS, steps, 2, 4)
         rates = F.pad(scales[expert], (0, odd), value=1).view(tiles, TILE_OUTPUTS, steps, 2)
         _write(packed[expert], words.permute(0, 2, 1, 4, 3), rates.permute(0, 3, 1, 2))
     return packed
@@ -131,7 +117,7 @@ def unpack_down(packed: torch.Tensor, inner: int) -> tuple[torch.Tensor, torch.T
     words, rates = _read(packed)
     experts, tiles, steps = words.shape[:3]
     rows, width = TILE_OUTPUTS * tiles, inner // BLOCK
-    codes = _natural_bytes(words.permute(0, 1, 3, 2, 5, 4)).view(experts, rows, 2 * steps, 16)
+    codes = E2M1_WORDS.natural(words.permute(0, 1, 3, 2, 5, 4)).view(experts, rows, 2 * steps, 16)
     natural = rates.permute(0, 1, 3, 4, 2).reshape(experts, rows, 2 * steps)
     return codes[:, :, :width].contiguous(), natural[:, :, :width].contiguous()
 
@@ -158,46 +144,6 @@ def _check(
             f"2^{LARGEST_SCALE - 127}: check the checkpoint, no trained weight is that large."
         )
     return experts, rows, width
-
-
-@cache
-def _half_tables(inverse: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """By the low and by the high 16 bits of a word: the word's bits at their places, int32."""
-    import torch
-
-    natural = [4 * code + bit for code in range(8) for bit in range(4)]
-    placed = [place for code in _PLACES for place in code]
-    source, target = (placed, natural) if inverse else (natural, placed)
-    to = dict(zip(source, target, strict=True))
-    values = torch.arange(1 << 16, dtype=torch.int64)
-    tables = []
-    for first in (0, 16):
-        word = torch.zeros_like(values)
-        for bit in range(16):
-            word |= (values >> bit & 1) << to[first + bit]
-        tables.append(word.to(torch.int32))
-    return tables[0], tables[1]
-
-
-def _map_words(halves: torch.Tensor, *, inverse: bool) -> torch.Tensor:
-    """int16 [..., 2·n] (low half first) → int32 [..., n] with every word's bits permuted."""
-    low, high = _half_tables(inverse)
-    index = halves.int() & 0xFFFF
-    return low[index[..., 0::2]] | high[index[..., 1::2]]
-
-
-def _permuted_words(blocks: torch.Tensor) -> torch.Tensor:
-    """Bytes [rows, width, 16] → words int32 [rows, width, 4]."""
-    import torch
-
-    return _map_words(blocks.contiguous().view(torch.int16), inverse=False)
-
-
-def _natural_bytes(words: torch.Tensor) -> torch.Tensor:
-    """Words int32 [..., 4] in the kernel's order of bits → bytes u8 [..., 16]."""
-    import torch
-
-    return _map_words(words.contiguous().view(torch.int16), inverse=True).view(torch.uint8)
 
 
 def _stages(steps: int) -> list[tuple[int, int, int]]:
