@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.builder.backends.cuda.kernel_case import (
+from specbuild.builder.backends.cuda.kernels.kernel_case import (
     GPU_ONLY,
     KernelCase,
     bits,
@@ -29,8 +29,8 @@ from specbuild.builder.backends.cuda.kernel_case import (
     kernel_ops,
     phases_of,
 )
-from specbuild.builder.backends.cuda.nvrtc import Compiler
-from specbuild.builder.backends.cuda.op_runner import OpRunner
+from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
+from specbuild.builder.backends.cuda.kernels.op_runner import OpRunner
 from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch, Target
 from specbuild.plugins_cuda.moe.op import route
 from specbuild.runtime.errors import SpecbuildError

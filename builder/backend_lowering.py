@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -15,9 +15,16 @@ from specbuild.builder.backends.cuda.engine import (
     lower_engine,
     target_of,
 )
-from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
-from specbuild.builder.backends.cuda.nvrtc import Compiler
+from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
+from specbuild.builder.backends.cuda.lowering import cuda_passes
+from specbuild.builder.backends.cuda.plan.plan_writer import CallLowering
 from specbuild.builder.backends.cuda.report import CudaReport
+from specbuild.builder.backends.cuda.tuning.tactic_book import (
+    TacticBook,
+    require_tuned,
+    shipped_tactics,
+    tactics_report,
+)
 from specbuild.builder.engine_manifest import graph_file
 from specbuild.builder.limits import EnginePlan
 from specbuild.builder.passes.pipeline import GraphPass, PassResult, run_passes
@@ -32,11 +39,16 @@ MODEL_ROLES = ("target", "draft_fuse", "draft")
 
 @dataclass(frozen=True)
 class LoweringRun:
-    """What is lowered for, where the graph after each pass goes, and who hears of it."""
+    """What is lowered for, where the graph after each pass goes, and who hears of it.
+
+    ``tactics`` choose among the kernels of a GPU; ``tuned_only`` refuses a shape without one.
+    """
 
     device: str
     dump_passes: Path | None
     progress: Progress
+    tactics: TacticBook | None = None
+    tuned_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +68,7 @@ class Lowered:
 
 def lower_cpu(models: dict[str, ir.Model], plan: EnginePlan, run: LoweringRun) -> Lowered:
     """Every role becomes a graph of standard ops."""
-    passes = _run_passes(models, CPU_PASSES, run)
+    passes = _run_passes(models, lambda _: CPU_PASSES, run)
     files = {graph_file(role): portable_bytes(model) for role, model in models.items()}
     return Lowered(plan, models, files, _collect_weights(models), passes)
 
@@ -66,23 +78,29 @@ def lower_cuda(
 ) -> Lowered:
     """The models' graphs become programs of kernel launches, the other roles ops of these."""
     models = {role: models[role] for role in MODEL_ROLES if role in models}
-    passes = _run_passes(models, CUDA_PASSES, run)
     draft = sources.draft_geometry
+    dtype = (draft.dtype if draft is not None else None) or "bf16"
+    passes = _run_passes(models, lambda role: cuda_passes(role, dtype), run)
     d2t = None if draft is None else sources.d2t()
-    lowered = lower_engine(
-        CudaModel(models, sources.target_geometry, draft, d2t), plan, target_of(run.device)
-    )
+    book = run.tactics or shipped_tactics(run.device)
+    lowering = CallLowering(target_of(run.device), book)
+    model = CudaModel(models, sources.target_geometry, draft, d2t)
+    lowered = lower_engine(model, plan, target_of(run.device), lowering)
+    choices = lowering.choices(program for _, program in lowered.programs)
+    if run.tuned_only:
+        require_tuned(book, choices)
     engine = compile_engine(lowered, Compiler(run.device), run.progress)
-    return Lowered(lowered.plan, {}, dict(engine.files), lowered.weights, passes, engine.report)
+    report = replace(engine.report, tactics=tactics_report(book, choices))
+    return Lowered(lowered.plan, {}, dict(engine.files), lowered.weights, passes, report)
 
 
 def _run_passes(
-    models: dict[str, ir.Model], passes: Sequence[GraphPass], run: LoweringRun
+    models: dict[str, ir.Model], passes_of: Callable[[str], Sequence[GraphPass]], run: LoweringRun
 ) -> tuple[PassResult, ...]:
     run.progress.start("lowering graphs", len(models), "graph")
     results = []
     for role, model in models.items():
-        results += run_passes(role, model, passes, run.dump_passes)
+        results += run_passes(role, model, passes_of(role), run.dump_passes)
         run.progress.advance(1)
     return tuple(results)
 

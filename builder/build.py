@@ -10,9 +10,10 @@ import torch
 
 from specbuild.builder import graphs
 from specbuild.builder.backend_lowering import LoweringRun, lower_cpu, lower_cuda
-from specbuild.builder.backends.cuda.nvrtc import SUPPORTED_GPUS, require_supported
+from specbuild.builder.backends.cuda.kernels.nvrtc import SUPPORTED_GPUS, require_supported
 from specbuild.builder.backends.cuda.report import CudaReport
 from specbuild.builder.backends.cuda.support import require_cuda_support
+from specbuild.builder.backends.cuda.tuning.tactic_book import given_tactics
 from specbuild.builder.checkpoint.draft import DraftCheckpoint, read_draft
 from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
 from specbuild.builder.config import BuildOptions
@@ -32,6 +33,7 @@ from specbuild.builder.passes.portable import portable_bytes
 from specbuild.builder.progress import Progress
 from specbuild.builder.weight_sources import WeightSources
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import DraftGeometry
 
 _REPORT_FILE = "build_report.json"
 
@@ -40,6 +42,8 @@ _REPORT_FILE = "build_report.json"
 class BuildReport:
     """What a build did: passes by role, bytes written, and what a GPU will run.
 
+    ``draft_dtype`` is how the draft's weights are stored.
+
     Equal for equal builds.
     """
 
@@ -47,6 +51,7 @@ class BuildReport:
     weight_bytes: int
     graph_bytes: dict[str, int]
     warnings: tuple[str, ...]
+    draft_dtype: str | None = None
     cuda: CudaReport | None = None
 
 
@@ -63,6 +68,7 @@ def build(
     """
     output = options.output.resolve()
     device = _device(options)
+    tactics = None if options.tactics is None else given_tactics(options.tactics, device)
     _require_apart(options, output)
     require_replaceable(output, force=options.force)
     target, draft, plan = _settled(options, checkpoints or _read(options, progress))
@@ -72,7 +78,7 @@ def build(
     sources = WeightSources(target, draft)
     models = _export(sources, plan, _activations(options, sources), progress)
     portable = _portable(models) if options.keep_onnx else {}
-    run = LoweringRun(device, options.dump_passes, progress)
+    run = LoweringRun(device, options.dump_passes, progress, tactics, options.tuned_only)
     if options.backend == "cuda":
         lowered = lower_cuda(models, plan, sources, run)
     else:
@@ -87,6 +93,7 @@ def build(
             graph_file(role): len(lowered.files[graph_file(role)]) for role in lowered.models
         },
         warnings=warnings,
+        draft_dtype=draft.geometry.dtype if draft else None,
         cuda=lowered.cuda,
     )
     parts = BuiltParts(
@@ -105,14 +112,19 @@ def _device(options: BuildOptions) -> str:
         gpu = options.gpu or SUPPORTED_GPUS[0]
         require_supported(gpu)
         return gpu
-    if options.gpu is not None:
-        raise SpecbuildError(f"--gpu {options.gpu} needs --backend cuda")
+    for name, given in (("gpu", options.gpu), ("tactics", options.tactics)):
+        if given is not None:
+            raise SpecbuildError(f"--{name} {given} needs --backend cuda")
+    if options.tuned_only:
+        raise SpecbuildError("--tuned-only needs --backend cuda")
+    if options.draft_dtype is not None:
+        raise SpecbuildError(f"--draft-dtype {options.draft_dtype} needs --backend cuda")
     return options.backend
 
 
 def _require_apart(options: BuildOptions, output: Path) -> None:
     """Nothing that the build reads, or writes beside the engine, may lie where the engine goes."""
-    for kept in (options.model, options.draft, options.dump_passes):
+    for kept in (options.model, options.draft, options.dump_passes, options.tactics):
         if kept is not None and output in (kept.resolve(), *kept.resolve().parents):
             raise SpecbuildError(
                 f"--output {options.output} would replace {kept}; choose another place"
@@ -132,8 +144,10 @@ def _settled(
 ) -> tuple[TargetCheckpoint, DraftCheckpoint | None, EnginePlan]:
     """The checkpoints and the sizes that the options give them."""
     target, draft = checkpoints
+    if draft is None and options.draft_dtype is not None:
+        raise SpecbuildError(f"--draft-dtype {options.draft_dtype} needs a draft; add --draft")
     if draft is not None:
-        draft = replace(draft, geometry=windowed_draft(draft.geometry, options))
+        draft = replace(draft, geometry=_stored_draft(draft.geometry, options))
     geometry = draft.geometry if draft else None
     if options.backend == "cuda":
         require_cuda_support(target.geometry, geometry)
@@ -142,6 +156,14 @@ def _settled(
         warnings = (*draft.warnings, *context_warnings(geometry, plan.limits))
         draft = replace(draft, warnings=warnings)
     return target, draft, plan
+
+
+def _stored_draft(draft: DraftGeometry, options: BuildOptions) -> DraftGeometry:
+    """The draft with what the options say of its window and of its weights' type."""
+    windowed = windowed_draft(draft, options)
+    if options.backend == "cuda":
+        return replace(windowed, dtype=options.draft_dtype or "bf16")
+    return replace(windowed, dtype="fp32")
 
 
 def _activations(options: BuildOptions, sources: WeightSources) -> torch.dtype:

@@ -23,6 +23,9 @@ class BuildOptions:
     draft_depth: int | None = None
     draft_tokens: int | None = None
     draft_window: int | None = None
+    draft_dtype: Literal["bf16", "fp8", "mxfp4"] | None = None
+    tactics: Path | None = None
+    tuned_only: bool = False
     keep_onnx: bool = False
     dump_passes: Path | None = None
     strict: bool = False

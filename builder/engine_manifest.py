@@ -21,7 +21,8 @@ from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.manifest import Manifest, Port, Role, StoredFile, StoredTensor
 
 # Where a build reads and writes says nothing of the engine, and paths do not belong in it.
-_UNRECORDED = ("model", "draft", "output", "backend", "gpu", "dump_passes", "force")
+_PATHS = ("model", "draft", "output", "tactics", "dump_passes")
+_UNRECORDED = (*_PATHS, "backend", "gpu", "tuned_only", "force")
 
 
 @dataclass(frozen=True)

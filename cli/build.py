@@ -50,6 +50,9 @@ def build(
             help="Let the draft attend to its last N tokens only; the output stays the same.",
         ),
     ] = None,
+    tactics: options.Tactics = None,
+    tuned_only: options.TunedOnly = False,
+    draft_dtype: options.DraftDtype = None,
     keep_onnx: Annotated[
         bool, typer.Option("--keep-onnx", help="Keep the portable ONNX graphs, for Netron.")
     ] = False,
@@ -73,11 +76,13 @@ def build(
     specbuild build --model target --output engine --max-seq-len 4096 --force
     specbuild build --model target --draft draft --output engine --draft-top-k 4 --draft-depth 4
     specbuild build --model target --draft draft --output engine --backend cuda --gpu sm_90a
+    specbuild build --model target --draft draft --output engine --backend cuda --draft-dtype fp8
+    specbuild build --model target --output engine --backend cuda --tactics h200.json --tuned-only
     """
     from specbuild.builder.build import build as build_engine
     from specbuild.builder.config import BuildOptions
     from specbuild.cli.console import messages
-    from specbuild.cli.engine_table import build_summary
+    from specbuild.cli.engine_table import add_tactics, build_summary
     from specbuild.cli.progress_bar import ProgressBar
     from specbuild.runtime.engine_file import read_manifest
 
@@ -94,11 +99,16 @@ def build(
         draft_depth=draft_depth,
         draft_tokens=draft_tokens,
         draft_window=draft_window,
+        draft_dtype=draft_dtype,
+        tactics=tactics,
+        tuned_only=tuned_only,
         keep_onnx=keep_onnx,
         dump_passes=dump_passes,
         strict=strict,
         force=force,
     )
     with ProgressBar() as progress:
-        build_engine(asked, progress)
-    messages().print(build_summary(output, read_manifest(output)))
+        report = build_engine(asked, progress)
+    table = build_summary(output, read_manifest(output))
+    add_tactics(table, report.cuda)
+    messages().print(table)

@@ -21,6 +21,7 @@ from specbuild.cli.options import Invocation
 from specbuild.cli.run import run
 from specbuild.cli.synth import synth
 from specbuild.cli.train import train
+from specbuild.cli.tune import tune
 from specbuild.cli.verify import verify
 
 app = typer.Typer(
@@ -32,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (build, run, inspect, check, doctor, verify, bench, synth):
+for _command in (build, run, inspect, check, doctor, verify, bench, tune, synth):
     app.command()(_command)
 app.add_typer(train, name="train")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -49,6 +49,25 @@ DraftDepth = Annotated[
 DraftTokens = Annotated[
     int | None,
     typer.Option("--draft-tokens", metavar="N", min=1, help="Draft nodes kept and verified."),
+]
+DraftDtype = Annotated[
+    Literal["bf16", "fp8", "mxfp4"] | None,
+    typer.Option(
+        "--draft-dtype",
+        help="How a CUDA engine stores the draft's weights; the output stays the same.",
+    ),
+]
+Tactics = Annotated[
+    Path | None,
+    typer.Option(
+        "--tactics",
+        metavar="FILE",
+        help="Kernel variants as tune measured them, in place of the shipped file.",
+    ),
+]
+TunedOnly = Annotated[
+    bool,
+    typer.Option("--tuned-only", help="Refuse a shape for which no kernel variant was measured."),
 ]
 Threads = Annotated[
     int | None,

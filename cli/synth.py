@@ -82,6 +82,9 @@ def synth(
     draft_top_k: options.DraftTopK = None,
     draft_depth: options.DraftDepth = None,
     draft_tokens: options.DraftTokens = None,
+    draft_dtype: options.DraftDtype = None,
+    tactics: options.Tactics = None,
+    tuned_only: options.TunedOnly = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
     _debug: options.Debug = False,
 ) -> None:
@@ -113,6 +116,9 @@ def synth(
         "draft_top_k": draft_top_k,
         "draft_depth": draft_depth,
         "draft_tokens": draft_tokens,
+        "draft_dtype": draft_dtype,
+        "tactics": tactics,
+        "tuned_only": tuned_only or None,
     }
     given = {name: value for name, value in built.items() if value is not None}
     asked = SynthOptions(
@@ -155,13 +161,14 @@ def _write_checkpoints(model: SynthModel, output: Path, *, force: bool) -> None:
 def _build_engine(model: SynthModel, asked: BuildOptions) -> None:
     from specbuild.builder.synth.synth import build_engine, prompts_beside
     from specbuild.cli.console import messages
-    from specbuild.cli.engine_table import build_summary
+    from specbuild.cli.engine_table import add_tactics, build_summary
     from specbuild.cli.progress_bar import ProgressBar
     from specbuild.runtime.engine_file import read_manifest
 
     with ProgressBar() as progress:
-        _, experts = build_engine(model, asked, progress)
+        report, experts = build_engine(model, asked, progress)
     table = build_summary(asked.output, read_manifest(asked.output))
+    add_tactics(table, report.cuda)
     table.add_row("prompts", str(prompts_beside(asked.output)))
     messages().print(table)
     _print_experts(experts)

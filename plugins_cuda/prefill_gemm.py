@@ -14,6 +14,7 @@ from specbuild.plugins_cuda.launches import (
     Tactic,
     Workspace,
 )
+from specbuild.plugins_cuda.linear.storage import BF16, Storage, weight_tiles
 from specbuild.runtime.errors import SpecbuildError
 
 THREADS = 384
@@ -60,6 +61,7 @@ class Gemm:
     columns: int
     staging: int
     wgmma: int = 1
+    storage: Storage = BF16
 
     @property
     def stages(self) -> int:
@@ -95,6 +97,7 @@ class Gemm:
             ("COLUMNS", self.columns),
             ("STAGES", self.stages),
             ("WGMMA", self.wgmma),
+            ("WEIGHTS", self.storage.code),
         )
 
 
@@ -115,12 +118,7 @@ def dense_gemm(request: LoweringRequest, weight: str, staging: int) -> Gemm:
     SpecbuildError where a tactic is none of :func:`dense_tactics`.
     """
     rows, width = request.tensors["x"].shape
-    row_tiles, blocks, _ = request.tensors[weight].shape
-    if width != 32 * blocks:
-        raise SpecbuildError(
-            f"{weight} is packed for rows of {32 * blocks} values, x has {width}: "
-            "pack it for this model"
-        )
+    row_tiles, blocks, storage = weight_tiles(request.tensors[weight], width)
     columns = request.tactic.get("columns") or likeliest_columns(
         rows, row_tiles, request.target.multiprocessors
     )
@@ -129,7 +127,8 @@ def dense_gemm(request: LoweringRequest, weight: str, staging: int) -> Gemm:
             f"the tactic's tile has {columns} tokens, expected a multiple of {COLUMN_STEP} up to "
             f"{MOST_COLUMNS}: tune again"
         )
-    return Gemm(rows, blocks, row_tiles, columns, staging, request.tactic.get("wgmma", 1))
+    wgmma = request.tactic.get("wgmma", 1)
+    return Gemm(rows, blocks, row_tiles, columns, staging, wgmma, storage)
 
 
 def dense_launches(

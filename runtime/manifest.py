@@ -62,6 +62,7 @@ class DraftGeometry:
 
     ``d2t_form`` is what the checkpoint's ``d2t`` holds; the engine's always holds offsets.
     ``norm_before_fc`` is one norm over the concatenated states, ``fc_norm`` one for each of them.
+    ``dtype`` is how the engine stores the weights of the projections; None before it is built.
     """
 
     architecture: str
@@ -84,6 +85,7 @@ class DraftGeometry:
     norm_before_residual: bool
     norm_output: bool
     fc_norm: bool = False
+    dtype: Literal["fp32", "bf16", "fp8", "mxfp4"] | None = None
 
 
 @dataclass(frozen=True)

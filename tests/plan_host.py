@@ -19,10 +19,11 @@ from specbuild.builder.backends.cuda.engine import (
     lower_engine,
     target_of,
 )
-from specbuild.builder.backends.cuda.interpret import PlanInterpreter
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
-from specbuild.builder.backends.cuda.plan_writer import Lower
+from specbuild.builder.backends.cuda.plan.interpret import PlanInterpreter
+from specbuild.builder.backends.cuda.plan.plan_writer import Lower
 from specbuild.builder.config import BuildOptions
+from specbuild.builder.limits import EnginePlan
 from specbuild.builder.passes.pipeline import run_passes
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.weight_sources import WeightSources
@@ -34,10 +35,8 @@ from specbuild.runtime.plan import CompiledKernel, ProgramEntry
 RING_SLOTS = 64
 
 
-def lowered_engine(
-    model: Path, draft: Path | None, lower: Lower | None = None, **options: Any
-) -> LoweredEngine:
-    """The programs of a CUDA engine of these checkpoints; nothing is compiled."""
+def fused_engine(model: Path, draft: Path | None, **options: Any) -> tuple[CudaModel, EnginePlan]:
+    """The fused graphs of these checkpoints."""
     asked = BuildOptions(model=model, draft=draft, output=Path("unused"), backend="cuda", **options)
     silent = SilentProgress()
     target, read_draft, plan = building._settled(asked, building._read(asked, silent))
@@ -47,8 +46,14 @@ def lowered_engine(
     for role, graph in models.items():
         run_passes(role, graph, CUDA_PASSES, None)
     d2t = sources.d2t() if read_draft else None
-    whole = CudaModel(models, sources.target_geometry, sources.draft_geometry, d2t)
-    return lower_engine(whole, plan, target_of("sm_90a"), lower)
+    return CudaModel(models, sources.target_geometry, sources.draft_geometry, d2t), plan
+
+
+def lowered_engine(
+    model: Path, draft: Path | None, lower: Lower | None = None, **options: Any
+) -> LoweredEngine:
+    """The programs of a CUDA engine of these checkpoints; nothing is compiled."""
+    return lower_engine(*fused_engine(model, draft, **options), target_of("sm_90a"), lower)
 
 
 @dataclass

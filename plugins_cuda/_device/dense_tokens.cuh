@@ -1,14 +1,15 @@
 // How the tokens of a CTA whose warps split K reach its stream of weights.
 #pragma once
 
-#include "small_linear.cuh"
+#include "slice_sums.cuh"
 
 // What a CTA keeps in shared memory. Partial sums stand behind the rest or, where each warp is done
 // with its fragments when it has them, in their place (kOverlay).
 template <class Shape_, bool kFragments, bool kNormed, bool kOverlay>
 struct DensePlaces {
   using Shape = Shape_;
-  using Fragments = TokenFragments<Shape::kBlocks, Shape::kSlices, Shape::kTokenTiles>;
+  using Fragments =
+      TokenFragments<Shape::kBlocks, Shape::kSlices, Shape::kTokenTiles, Shape::kUnitBlocks>;
   static constexpr int kNorm = kFragments ? Fragments::kBytes : 0;
   static constexpr int kTokenBytes = kNorm + (kNormed ? Fragments::kNormBytes : 0);
   static constexpr int kPartials = kOverlay ? 0 : kTokenBytes;

@@ -56,7 +56,8 @@ struct SegmentChunks {
 template <class Shape, class Fragments, NormRounding rounding, class Chunks, class Between,
           class Finish>
 __device__ __forceinline__ void stream_head(const uint16_t* x, const int* logit_rows,
-                                            const uint16_t* norm, const uint16_t* weight,
+                                            const uint16_t* norm,
+                                            const typename Shape::Units::Stored* weight,
                                             const Chunks& chunks, unsigned char* shared,
                                             int first_row, int rows, float eps, Between between,
                                             Finish finish) {
@@ -83,8 +84,8 @@ __device__ __forceinline__ void stream_head(const uint16_t* x, const int* logit_
 // The same over rows that normed_tokens() left in ``tokens``, more than shared memory holds.
 template <class Staged, class Shape, class Chunks, class Between, class Finish>
 __device__ __forceinline__ void stream_head_staged(const unsigned char* tokens,
-                                                   const uint16_t* weight, const Chunks& chunks,
-                                                   unsigned char* shared,
+                                                   const typename Shape::Units::Stored* weight,
+                                                   const Chunks& chunks, unsigned char* shared,
                                                    typename Staged::Barriers& barriers,
                                                    Between between, Finish finish) {
   WeightStream<Shape, Chunks> stream(weight, chunks, nullptr, 0);

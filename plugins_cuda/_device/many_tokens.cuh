@@ -59,7 +59,7 @@ struct ManyTokens {
   __device__ __forceinline__ Chunks chunks() const {
     return {first_tile, last_tile, static_cast<int>(threadIdx.x) / 32 / kSlices};
   }
-  __device__ __forceinline__ Stream stream(const uint16_t* weight) const {
+  __device__ __forceinline__ Stream stream(const typename Shape::Units::Stored* weight) const {
     return Stream(weight, chunks(), nullptr, group * kSlices + slice());
   }
 

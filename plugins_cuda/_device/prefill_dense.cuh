@@ -1,44 +1,48 @@
-// Dense operands of the prefill GEMM: packed bf16 weights, and tiles of one group of rows.
+// Dense operands of the prefill GEMM: packed weights, and tiles of one group of rows.
+//
+// Compile-time constants: those of prefill_gemm.cuh, WEIGHTS (how they are stored).
 #pragma once
 
 #include "prefill_gemm.cuh"
+#include "ptx_load.cuh"
+#include "weight_units.cuh"
 
-// One packed tile of 16 rows [K/32][half (2)][lane (32)][8]: a lane's part of half h is rows
-// g + 8h of the A operand, words 0, 1 of it for the first wgmma of a block and 2, 3 for the second.
+// One packed tile of 16 rows: a lane's part of a panel of 64 columns is one unit of it, or two.
 struct DenseWeights {
   static constexpr int kAhead = COLUMNS > 128 ? 2 : 4;
+  using Units = WeightUnits<WEIGHTS>::Units;
+  static constexpr int kUnits = ceil_div(K_BLOCKS, Units::kBlocks);
+  static constexpr int kPanelUnits = 2 / Units::kBlocks;
   struct Raw {
-    uint4 half[2][2];  // [block of the panel][half of the tile]
+    Units::Held units[kPanelUnits];
   };
   const unsigned char* at;
 
   DenseWeights() = default;
-  __device__ __forceinline__ DenseWeights(const uint16_t* packed, int row_tile)
+  __device__ __forceinline__ DenseWeights(const Units::Stored* packed, int row_tile)
       : at(reinterpret_cast<const unsigned char*>(packed) +
-           static_cast<size_t>(min(row_tile, ROW_TILES - 1)) * K_BLOCKS * 1024 +
+           static_cast<size_t>(min(row_tile, ROW_TILES - 1)) * kUnits * Units::kBytes +
            threadIdx.x % 32 * 16) {}
 
   __device__ __forceinline__ void load_next(Raw& raw, int panel) {
     if (panel >= kPanels) return;
 #pragma unroll
-    for (int block = 0; block < 2; ++block) {
-      const bool there = K_BLOCKS % 2 == 0 || 2 * panel + block < K_BLOCKS;
+    for (int i = 0; i < kPanelUnits; ++i) {
+      const bool there = kUnits % kPanelUnits == 0 || kPanelUnits * panel + i < kUnits;
+      const unsigned char* const unit = at + i * Units::kBytes;
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
-        raw.half[block][half] =
-            there ? load_constant16(at + block * 1024 + half * 512) : make_uint4(0, 0, 0, 0);
+      for (int piece = 0; piece < Units::kLoads; ++piece) {
+        raw.units[i].pieces[piece] =
+            there ? load_constant16(unit + piece * kLoadBytes) : make_uint4(0, 0, 0, 0);
+      }
+      Units::load_scales(raw.units[i], unit, [](const void* of) { return load_constant4(of); });
     }
-    at += 2 * 1024;
+    at += kPanelUnits * Units::kBytes;
   }
 
   static __device__ __forceinline__ void decode(const Raw& raw, uint32_t (&a)[4][4]) {
-#pragma unroll
-    for (int block = 0; block < 2; ++block) {
-      const uint4 low = raw.half[block][0], high = raw.half[block][1];
-      const uint32_t values[8] = {low.x, high.x, low.y, high.y, low.z, high.z, low.w, high.w};
-#pragma unroll
-      for (int i = 0; i < 8; ++i) a[2 * block + i / 4][i % 4] = values[i];
-    }
+    Units::template decode<0>(raw.units[0], a[0], a[1]);
+    Units::template decode<1>(raw.units[kPanelUnits - 1], a[2], a[3]);
   }
 };
 
@@ -47,7 +51,7 @@ struct DenseGemm {
   using Weights = DenseWeights;
   static constexpr bool kAnyColumns = false;
   static constexpr int kRowTiles = ceil_div(ROW_TILES, kConsumerWarps);
-  const uint16_t* weight;
+  const Weights::Units::Stored* weight;
   const unsigned char* panel_start;
   int rows;
 

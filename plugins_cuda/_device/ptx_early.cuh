@@ -8,6 +8,9 @@
 __device__ inline uint4 load_early16(const void* address) {
   return *static_cast<const uint4*>(address);
 }
+__device__ inline uint32_t load_early4(const void* address) {
+  return *static_cast<const uint32_t*>(address);
+}
 __device__ inline uint16_t load_early_bf16(const uint16_t* address) {
   return *address;
 }
@@ -27,6 +30,13 @@ __device__ __forceinline__ uint4 load_early16(const void* address) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(address)
                : "memory");
+  return v;
+}
+
+// Through L1: lanes of a warp share it, and so do neighbouring loads.
+__device__ __forceinline__ uint32_t load_early4(const void* address) {
+  uint32_t v;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");
   return v;
 }
 

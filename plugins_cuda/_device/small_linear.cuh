@@ -1,7 +1,8 @@
 // Small-batch linear: packed weights stream once through registers, tokens are few.
 //
-// A weight tile is 16 rows × 32 columns, 1024 bytes (linear/packing.py); its rows g and g + 8 make
-// a pair. A CTA owns a contiguous run of pairs, so that 132 CTAs are balanced to one unit of pairs:
+// A weight tile is 16 rows by K, in units of one or two blocks of 32 columns (weight_units.cuh);
+// its rows g and g + 8 make a pair. A CTA owns a contiguous run of pairs, so that 132 CTAs are
+// balanced to one unit of pairs:
 //   QKV 5120 rows = 2560 pairs: 5 units of 4 at most, 4.85 on average: 97 % (whole tiles: 81 %)
 //   O, down 2880 rows = 1440 pairs: 3 units of 4, 2.73 on average: 91 % (whole tiles: 68 %)
 // Its warps split K (kSlices = kWarps, partial sums added in warp order in shared memory), or each
@@ -20,8 +21,9 @@
 #include "ptx.cuh"
 #include "ptx_early.cuh"
 #include "token_fragments.cuh"
+#include "weight_units.cuh"
 
-constexpr int kTileBytes = 1024, kHalfTileBytes = 512, kPairsPerTile = 8;
+constexpr int kHalfTileBytes = 512, kPairsPerTile = 8;
 
 __host__ __device__ constexpr int larger(int a, int b) {
   return a < b ? b : a;
@@ -29,27 +31,32 @@ __host__ __device__ constexpr int larger(int a, int b) {
 
 // Compile-time sizes. kTiles: weight tiles that a warp works on at once; kTokenTiles: groups of 8
 // tokens; kDepth: steps in flight, kRing of them in shared memory; kGroupSlices: slices that are
-// added up before groups of them are.
+// added up before groups of them are. A step is a unit of the weight.
 template <int kBlocks_, int kWarps_, int kSlices_, int kGroupSlices_, int kTiles_, int kTokenTiles_,
-          int kDepth_, int kRing_>
+          int kDepth_, int kRing_, class Units_>
 struct LinearShape {
+  using Units = Units_;
   static constexpr int kBlocks = kBlocks_, kWarps = kWarps_, kSlices = kSlices_, kTiles = kTiles_;
   static constexpr int kGroupSlices = kGroupSlices_;
   static constexpr int kTokenTiles = kTokenTiles_, kDepth = kDepth_;
   static constexpr int kRing = kRing_, kInRegisters = kDepth - kRing;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kMostTokens = kTokenTiles * kTokensPerTile;
-  static constexpr int kSliceBlocks = ceil_div(kBlocks, kSlices);
-  static constexpr int kSteps = round_up(kSliceBlocks, kDepth);
-  static constexpr bool kEven = kSliceBlocks * kSlices == kBlocks && kSteps == kSliceBlocks;
+  static constexpr int kUnitBlocks = Units::kBlocks, kUnits = ceil_div(kBlocks, kUnitBlocks);
+  static constexpr int kSliceUnits = ceil_div(kUnits, kSlices);
+  static constexpr int kSliceBlocks = kSliceUnits * kUnitBlocks;
+  static constexpr int kDepthBlocks = kDepth * kUnitBlocks;
+  static constexpr int kSteps = round_up(kSliceUnits, kDepth);
+  static constexpr bool kEven = kSliceBlocks * kSlices == kBlocks && kSteps == kSliceUnits;
   static constexpr int kWarpPartialBytes = kTiles * kTokenTiles * kHalfTileBytes;
   static constexpr int kPartialBytes = kWarps * kWarpPartialBytes;
-  static constexpr int kRingBytes = kWarps * kRing * kTiles * kTileBytes;
+  static constexpr int kRingBytes = kWarps * kRing * kTiles * Units::kBytes;
   // Whether a thread adds up at most one element of a chunk.
   static constexpr bool kOneElement = kTiles * kPairsPerTile * kMostTokens <= kThreads;
   static_assert(kSlices % kGroupSlices == 0, "whole groups");
   static_assert(kDepth <= kSteps, "more steps in flight than there are");
   static_assert(kInRegisters > 0, "what is started early waits in registers");
+  static_assert(kRing == 0 || !Units::kScaled, "scales have no place in shared memory");
 };
 
 // The slice of K of this warp, where warps split K or each has all of it.
@@ -113,7 +120,7 @@ template <class Shape>
 struct GlobalTokens {
   const uint16_t* place;
   int width, live;  // tokens from this lane's on
-  uint4 held[Shape::kDepth][Shape::kTokenTiles];
+  uint4 held[Shape::kDepthBlocks][Shape::kTokenTiles];
 
   __device__ __forceinline__ GlobalTokens(const uint16_t* x, int width_, int tokens) {
     const int slice = slice_of_warp<Shape>(), lane = threadIdx.x % 32;
@@ -138,20 +145,21 @@ struct GlobalTokens {
   }
 };
 
-// A warp's weights, kDepth steps ahead; a step is one block of 32 columns of kTiles tiles.
+// A warp's weights, kDepth steps ahead; a step is one unit of kTiles tiles. Tokens know blocks of
+// 32 columns: ``get`` and ``fetch`` take a block's place among kDepthBlocks, and its number.
 template <class Shape, class Chunks>
 class WeightStream {
  public:
   using Sums = float[Shape::kTiles][Shape::kTokenTiles][4];
 
-  __device__ __forceinline__ WeightStream(const uint16_t* weight, const Chunks& chunks,
-                                          unsigned char* ring, int slice)
+  __device__ __forceinline__ WeightStream(const typename Shape::Units::Stored* weight,
+                                          const Chunks& chunks, unsigned char* ring, int slice)
       : chunks_(chunks) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     weight_ = reinterpret_cast<const unsigned char*>(weight) +
-              slice * Shape::kSliceBlocks * kTileBytes + lane * 16;
+              slice * Shape::kSliceUnits * Units::kBytes + lane * 16;
     blocks_ = min(Shape::kSliceBlocks, Shape::kBlocks - slice * Shape::kSliceBlocks);
-    ring_ = ring + warp * Shape::kRing * Shape::kTiles * kTileBytes + lane * 16;
+    ring_ = ring + warp * Shape::kRing * Shape::kTiles * Units::kBytes + lane * 16;
   }
 
   // Starts the first loads: the weights are constant, so no other launch is waited for.
@@ -174,7 +182,7 @@ class WeightStream {
     if (chunks_.count() == 0) return;
 #pragma unroll
     for (int i = 0; i < Shape::kDepth; ++i) {
-      if (Shape::kEven || i < blocks_) tokens.fetch(i, i);
+      if (holds(i)) fetch_unit(tokens, i, i);
     }
   }
 
@@ -195,12 +203,10 @@ class WeightStream {
         tokens.begin();
 #pragma unroll
         for (int i = 0; i < Shape::kDepth; ++i) {
-          if (Shape::kEven || base + i < blocks_) multiply(sums, tokens, i, base + i);
+          if (holds(base + i)) multiply(sums, tokens, i, base + i);
           if (kAllAtOnce) continue;
           load(i, from, ahead + i);
-          if ((!last || chunk + 1 < count) && (Shape::kEven || ahead + i < blocks_)) {
-            tokens.fetch(i, ahead + i);
-          }
+          if ((!last || chunk + 1 < count) && holds(ahead + i)) fetch_unit(tokens, i, ahead + i);
         }
         tokens.end();
       }
@@ -210,6 +216,9 @@ class WeightStream {
   }
 
  private:
+  using Units = typename Shape::Units;
+  using Held = typename Units::Held;
+
   // Whether no load follows the first ones.
   static constexpr bool kAllAtOnce = Chunks::kOnlyOne && Shape::kDepth == Shape::kSteps;
 
@@ -227,60 +236,86 @@ class WeightStream {
     for (int t = 0; t < Shape::kTiles; ++t) {
       if (chunks_.holds((tile + t) * kPairsPerTile + g)) tiles |= 1u << t;
     }
-    return {weight_ + static_cast<int64_t>(tile) * Shape::kBlocks * kTileBytes, tiles};
+    return {weight_ + static_cast<int64_t>(tile) * Shape::kUnits * Units::kBytes, tiles};
   }
 
-  __device__ __forceinline__ void load(int slot, const Place& from, int block) {
+  // Whether a unit is one of this slice, and a block of it one of the weight.
+  __device__ __forceinline__ bool holds(int unit) const {
+    return Shape::kEven || unit * Shape::kUnitBlocks < blocks_;
+  }
+  __device__ __forceinline__ bool holds_block(int block) const {
+    return Shape::kBlocks % Shape::kUnitBlocks == 0 || block < blocks_;
+  }
+
+  __device__ __forceinline__ void load(int slot, const Place& from, int unit) {
 #pragma unroll
     for (int t = 0; t < Shape::kTiles; ++t) {
-      const unsigned char* address = from.address + (t * Shape::kBlocks + block) * kTileBytes;
-      const bool needed = (from.tiles >> t & 1) && (Shape::kEven || block < blocks_);
+      const unsigned char* address = from.address + (t * Shape::kUnits + unit) * Units::kBytes;
+      const bool needed = (from.tiles >> t & 1) && holds(unit);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int piece = 0; piece < Units::kLoads; ++piece) {
         if (!needed) continue;
-        const unsigned char* from_half = address + half * kHalfTileBytes;
+        const unsigned char* from_piece = address + piece * kLoadBytes;
         if (slot < Shape::kInRegisters) {
-          held_[slot][t][half] = load_early16(from_half);
+          held_[slot][t].pieces[piece] = load_early16(from_piece);
         } else {
-          cp_async_16(ring_place(slot, t, half), from_half);
+          cp_async_16(ring_place(slot, t, piece), from_piece);
         }
+      }
+      if (slot < Shape::kInRegisters && needed) {
+        Units::load_scales(held_[slot][t], address, [](const void* at) { return load_early4(at); });
       }
     }
     if (slot >= Shape::kInRegisters) cp_async_commit();
   }
 
   template <class Tokens>
-  __device__ __forceinline__ void multiply(Sums& sums, const Tokens& tokens, int slot, int block) {
+  __device__ __forceinline__ void fetch_unit(Tokens& tokens, int slot, int unit) const {
+#pragma unroll
+    for (int i = 0; i < Shape::kUnitBlocks; ++i) {
+      const int block = unit * Shape::kUnitBlocks + i;
+      if (holds_block(block)) tokens.fetch(slot * Shape::kUnitBlocks + i, block);
+    }
+  }
+
+  template <class Tokens>
+  __device__ __forceinline__ void multiply(Sums& sums, const Tokens& tokens, int slot, int unit) {
     if (slot >= Shape::kInRegisters) wait_for_ring(slot - Shape::kInRegisters);
+    multiply_block<0>(sums, tokens, slot, unit);
+    if constexpr (Shape::kUnitBlocks == 2) {
+      if (holds_block(2 * unit + 1)) multiply_block<1>(sums, tokens, slot, unit);
+    }
+  }
+
+  template <int at, class Tokens>
+  __device__ __forceinline__ void multiply_block(Sums& sums, const Tokens& tokens, int slot,
+                                                 int unit) {
     uint32_t first[Shape::kTiles][4], second[Shape::kTiles][4];
 #pragma unroll
     for (int t = 0; t < Shape::kTiles; ++t) {
-      const uint4 upper = held(slot, t, 0), lower = held(slot, t, 1);
-      set(first[t], upper.x, lower.x, upper.y, lower.y);
-      set(second[t], upper.z, lower.z, upper.w, lower.w);
+      Units::template decode<at>(held(slot, t), first[t], second[t]);
     }
 #pragma unroll
     for (int n = 0; n < Shape::kTokenTiles; ++n) {
-      const uint4 b = tokens.get(slot, block, n);
+      const uint4 b = tokens.get(slot * Shape::kUnitBlocks + at, unit * Shape::kUnitBlocks + at, n);
       const uint32_t b_first[2] = {b.x, b.y}, b_second[2] = {b.z, b.w};
 #pragma unroll
       for (int t = 0; t < Shape::kTiles; ++t) mma_bf16(sums[t][n], first[t], b_first);
 #pragma unroll
       for (int t = 0; t < Shape::kTiles; ++t) mma_bf16(sums[t][n], second[t], b_second);
+      // Else the assembler decodes and fetches so far ahead that registers run out.
+      if (Units::kScaled && (n % 4 == 3 || n == Shape::kTokenTiles - 1)) __syncwarp();
     }
   }
 
-  static __device__ __forceinline__ void set(uint32_t (&to)[4], uint32_t a, uint32_t b, uint32_t c,
-                                             uint32_t d) {
-    to[0] = a;
-    to[1] = b;
-    to[2] = c;
-    to[3] = d;
-  }
-
-  __device__ __forceinline__ uint4 held(int slot, int t, int half) const {
-    if (slot < Shape::kInRegisters) return held_[slot][t][half];
-    return *reinterpret_cast<const uint4*>(ring_place(slot, t, half));
+  __device__ __forceinline__ Held held(int slot, int t) const {
+    if (slot < Shape::kInRegisters) return held_[slot][t];
+    Held held;
+#pragma unroll
+    for (int piece = 0; piece < Units::kLoads; ++piece) {
+      held.pieces[piece] = *reinterpret_cast<const uint4*>(ring_place(slot, t, piece));
+    }
+    return held;
   }
 
   // Steps of the ring arrive in order; the younger ones may be under way.
@@ -304,79 +339,14 @@ class WeightStream {
     }
   }
 
-  __device__ __forceinline__ unsigned char* ring_place(int slot, int t, int half) const {
-    return ring_ + (((slot - Shape::kInRegisters) * Shape::kTiles + t) * 2 + half) * kHalfTileBytes;
+  __device__ __forceinline__ unsigned char* ring_place(int slot, int t, int piece) const {
+    const int unit = (slot - Shape::kInRegisters) * Shape::kTiles + t;
+    return ring_ + (unit * Units::kLoads + piece) * kLoadBytes;
   }
 
   Chunks chunks_;
   const unsigned char* weight_;
   unsigned char* ring_;
   int blocks_;
-  uint4 held_[Shape::kInRegisters][Shape::kTiles][2];
+  Held held_[Shape::kInRegisters][Shape::kTiles];
 };
-
-// Where an element of a chunk stands: its tile in the chunk, the pair in the tile, the token.
-struct Element {
-  int tile, g, token;
-};
-
-// Elements in the order (tile, token, pair), tokens counted as a power of two: no division.
-struct Elements {
-  int tokens, shift;
-  __device__ __forceinline__ explicit Elements(int tokens_)
-      : tokens(tokens_), shift(32 - __clz(tokens_ - 1)) {}
-  __device__ __forceinline__ Element at(int index) const {
-    const int pair = index / kPairsPerTile;
-    return {pair >> shift, index % kPairsPerTile, pair & ((1 << shift) - 1)};
-  }
-  __device__ __forceinline__ bool holds(const Element& e) const {
-    return e.token < tokens;
-  }
-  __device__ __forceinline__ int count(int tiles) const {
-    return (tiles * kPairsPerTile) << shift;
-  }
-};
-
-// Adds up what the warps of a CTA have of a chunk, in warp order, and gives each pair of outputs to
-// emit(index, element, row g, row g + 8). A warp's partial sums stand kStrideBytes behind those of
-// the one before. kGuarded: they replace those of another chunk.
-template <class Shape, int kStrideBytes, bool kGuarded, class Emit>
-__device__ __forceinline__ void add_slices(
-    float* partials, const float (&sums)[Shape::kTiles][Shape::kTokenTiles][4],
-    const Elements& elements, Emit emit) {
-  constexpr int kTileFloats = kHalfTileBytes / 4, kStride = kStrideBytes / 4;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if constexpr (kGuarded) __syncthreads();
-#pragma unroll
-  for (int t = 0; t < Shape::kTiles; ++t) {
-#pragma unroll
-    for (int n = 0; n < Shape::kTokenTiles; ++n) {
-      float* tile = partials + warp * kStride + (t * Shape::kTokenTiles + n) * kTileFloats;
-      const float* own = sums[t][n];
-      reinterpret_cast<float2*>(tile)[lane] = make_float2(own[0], own[1]);
-      reinterpret_cast<float2*>(tile)[32 + lane] = make_float2(own[2], own[3]);
-    }
-  }
-  __syncthreads();
-  for (int index = threadIdx.x; index < elements.count(Shape::kTiles); index += Shape::kThreads) {
-    const Element e = elements.at(index);
-    if (!elements.holds(e)) continue;
-    const float* from = partials +
-                        (e.tile * Shape::kTokenTiles + e.token / kTokensPerTile) * kTileFloats +
-                        e.g * kTokensPerTile + e.token % kTokensPerTile;
-    float low = 0.0f, high = 0.0f;
-#pragma unroll
-    for (int first = 0; first < Shape::kSlices; first += Shape::kGroupSlices) {
-      float group_low = 0.0f, group_high = 0.0f;
-#pragma unroll
-      for (int slice = first; slice < first + Shape::kGroupSlices; ++slice) {
-        const float* partial = from + slice * kStride;
-        group_low += partial[0];
-        group_high += partial[kTileFloats / 2];
-      }
-      low += group_low;
-      high += group_high;
-    }
-    emit(index, e, low, high);
-  }
-}

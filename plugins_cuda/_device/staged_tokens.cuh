@@ -1,8 +1,8 @@
 // Tokens that do not fit shared memory pass through it in stages that all warps of a CTA share.
 //
-// A stage is the kDepth blocks of columns that a warp multiplies between two looks at it. Thread 0
-// asks for the next one once every warp has left its place; it looks two stages behind, so that
-// warps may drift apart by as much.
+// A stage is the kDepthBlocks blocks of columns that a warp multiplies between two looks at it.
+// Thread 0 asks for the next one once every warp has left its place; it looks two stages behind, so
+// that warps may drift apart by as much.
 #pragma once
 
 #include "small_linear.cuh"
@@ -11,7 +11,7 @@ template <class Shape, int kStages>
 class StagedTokens {
  public:
   static constexpr int kBlockBytes = Shape::kTokenTiles * kFragmentBytes;
-  static constexpr int kStageBytes = Shape::kDepth * kBlockBytes;
+  static constexpr int kStageBytes = Shape::kDepthBlocks * kBlockBytes;
   static constexpr int kBytes = kStages * kStageBytes;
 
   struct Barriers {
@@ -46,6 +46,8 @@ class StagedTokens {
     }
     ++begun_;
     mbarrier_wait(&barriers_.full[at_], phase_);
+    // Thread 0 may come from its wait later than the lanes that multiply with it.
+    __syncwarp();
     place_ = stages_ + at_ * kStageBytes + threadIdx.x % 32 * 16;
   }
   __device__ __forceinline__ void end() {
@@ -69,11 +71,11 @@ class StagedTokens {
   __device__ __forceinline__ void request(int slot) {
     if (left_ == 0) return;
     --left_;
-    const int bytes = min(Shape::kDepth, Shape::kBlocks - next_block_) * kBlockBytes;
+    const int bytes = min(Shape::kDepthBlocks, Shape::kBlocks - next_block_) * kBlockBytes;
     mbarrier_expect_bytes(&barriers_.full[slot], bytes);
     bulk_copy_to_shared(stages_ + slot * kStageBytes, tokens_ + next_block_ * kBlockBytes, bytes,
                         &barriers_.full[slot]);
-    next_block_ += Shape::kDepth;
+    next_block_ += Shape::kDepthBlocks;
     if (next_block_ >= Shape::kBlocks) next_block_ = 0;
   }
 

@@ -106,6 +106,7 @@ CASES: tuple[Case, ...] = (
     advance("the draft did not run, long paths", "LLLL", extended=False, chain=True, nodes=5,
             depth=5, follow=1.0),
     advance("a step without a draft", "LLDL", tree=False, extended=False),
+    advance("the draft ran, without a tree", "LLDL", tree=False),
     advance("one row longer than the last thread", "LL", width=24),
 )  # fmt: skip
 

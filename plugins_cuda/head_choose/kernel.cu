@@ -3,7 +3,8 @@
 //   x                [T, 32·K_BLOCKS] bf16, in
 //   logit_rows       [rows] int32, in
 //   norm             [32·K_BLOCKS] bf16, in, constant
-//   weight           [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (linear/packing.py)
+//   weight           [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (linear/packing.py); or stored
+//                    as WEIGHTS says (linear/block_scaled.py)
 //   temperature      [rows] fp32, in; 0 = argmax
 //   seed, position   [rows] int32, in
 //   workspace_tokens  with STAGES: normed rows, as linear/normed_tokens.cu describes them
@@ -18,7 +19,8 @@
 #include "../_device/head_stream.cuh"
 #include "../_device/philox.cuh"
 
-using Shape = LinearShape<K_BLOCKS, WARPS, 1, 1, 1, TOKEN_TILES, DEPTH, 0>;
+using Units = WeightUnits<WEIGHTS>::Units;
+using Shape = LinearShape<K_BLOCKS, WARPS, 1, 1, 1, TOKEN_TILES, DEPTH, 0, Units>;
 using Chunks = SegmentChunks<SEGMENTS, SEGMENT_TILES, TILE_COUNT, WARPS, STAGES != 0>;
 #if STAGES
 using Staged = StagedTokens<Shape, STAGES>;
@@ -156,7 +158,7 @@ struct Folding {
 #if STAGES
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
-    head_folds_of_many(const uint16_t* weight, const float* temperature, const int* seed,
+    head_folds_of_many(const Units::Stored* weight, const float* temperature, const int* seed,
                        const int* position, const unsigned char* workspace_tokens,
                        float4* workspace_folds, int* workspace_ids, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
@@ -178,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     head_folds(const uint16_t* x, const int* logit_rows, const uint16_t* norm,
-               const uint16_t* weight, const float* temperature, const int* seed,
+               const Units::Stored* weight, const float* temperature, const int* seed,
                const int* position, float4* workspace_folds, int* workspace_ids, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ Sampling sampling[Shape::kMostTokens];

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
+from specbuild.plugins_cuda.linear.block_scaled import quantised
 from specbuild.plugins_cuda.linear.packing import packed_shape
+from specbuild.plugins_cuda.linear.storage import BF16, FP8, LOAD_BYTES, MXFP4, Storage
 
 # Values of one large weight that are drawn; the rest of it repeats them, rescaled tile by tile.
 _DRAWN_VALUES = 1 << 24
@@ -16,15 +18,30 @@ def draw(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndarra
     return rng.standard_normal(shape, np.float32) * np.float32(scale)
 
 
-def draw_packed(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+def draw_packed(
+    rng: np.random.Generator, rows: int, columns: int, storage: Storage = BF16
+) -> np.ndarray:
     """A packed weight whose products with normed rows are about 1; any values are a valid one."""
     tiles, blocks, values = packed_shape(rows, columns)
     distinct = min(tiles, max(1, _DRAWN_VALUES // (blocks * values)))
     drawn = draw(rng, distinct, blocks, values, scale=columns**-0.5)
+    if storage.scaled:
+        return _coded(rng, drawn, tiles, storage)
     if distinct == tiles:
         return drawn
     scales = rng.uniform(0.5, 1.0, (tiles, 1, 1)).astype(np.float32)
     return drawn[np.arange(tiles) % distinct] * scales
+
+
+def _coded(rng: np.random.Generator, drawn: np.ndarray, tiles: int, storage: Storage) -> np.ndarray:
+    """``drawn`` quantised and repeated to so many tiles, each by a half or not."""
+    import torch
+
+    coded = quantised(torch.from_numpy(drawn).bfloat16(), storage).numpy()
+    repeated = coded[np.arange(tiles) % len(coded)]
+    scales = repeated[..., storage.loads * LOAD_BYTES :]
+    scales -= rng.integers(0, 2, (tiles, 1, 1), np.uint8)
+    return repeated
 
 
 def linear(
@@ -34,6 +51,7 @@ def linear(
     *,
     bias: bool = False,
     residual: bool = False,
+    storage: Storage = BF16,
     prefix: str = "",
 ) -> Case:
     """``tokens`` rows of ``columns`` values by a weight of ``rows`` rows."""
@@ -41,12 +59,12 @@ def linear(
     def make(rng: np.random.Generator) -> Arrays:
         return (
             draw(rng, tokens, columns),
-            draw_packed(rng, rows, columns),
+            draw_packed(rng, rows, columns, storage),
             draw(rng, rows) if bias else None,
             draw(rng, tokens, rows) if residual else None,
         )
 
-    extras = ", bias" * bias + ", residual" * residual
+    extras = ", bias" * bias + ", residual" * residual + f", {storage.name}" * storage.scaled
     return Case(f"{prefix}{tokens} rows, {columns} to {rows}{extras}", make, atol=1e-4)
 
 
@@ -57,7 +75,13 @@ CASES: tuple[Case, ...] = (
     linear(5, 16, 160),
 )
 
+_CODED = (MXFP4, FP8)
+
 KERNEL_CASES: tuple[Case, ...] = (
+    # Tokens that come straight from L2, two blocks a step.
+    linear(2, 16, 9216, residual=True, storage=MXFP4),
+    # An odd number of blocks: the last unit is half empty.
+    *(linear(3, 80, 224, bias=True, residual=True, storage=form) for form in _CODED),
     linear(11, 112, 544, bias=True, residual=True),
     linear(21, 144, 96, residual=True),
     linear(40, 80, 1056, bias=True),
@@ -69,4 +93,9 @@ KERNEL_CASES: tuple[Case, ...] = (
     linear(8, 2880, 17280, residual=True, prefix="gpu: "),
     linear(4, 2880, 8640, prefix="gpu: "),
     linear(200, 2880, 4096, bias=True, residual=True, prefix="gpu: "),
+    *(
+        linear(t, 2880, columns, residual=columns != 8640, storage=form, prefix="gpu: ")
+        for form in _CODED
+        for t, columns in ((1, 4096), (5, 17280), (16, 8640), (64, 4096), (200, 17280))
+    ),
 )

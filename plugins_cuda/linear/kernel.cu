@@ -1,7 +1,8 @@
 // Linear: y = x · Wᵀ (+ bias) (+ residual) for up to 256 rows.
 //
 //   x         [rows, 32·K_BLOCKS] bf16, in
-//   weight    [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (linear/packing.py)
+//   weight    [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (linear/packing.py); or stored as
+//             WEIGHTS says (linear/block_scaled.py)
 //   bias      [16·TILE_COUNT] bf16, in, constant; null without HAS_BIAS
 //   residual  [rows, 16·TILE_COUNT] bf16, in; null without HAS_RESIDUAL
 //   y         [rows, 16·TILE_COUNT] bf16, out
@@ -14,13 +15,16 @@
 #if MANY_TOKENS
 #include "../_device/many_tokens.cuh"
 
-using Shape = LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, 1, TOKEN_TILES, DEPTH, 0>;
+using Units = WeightUnits<WEIGHTS>::Units;
+using Shape = LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, 1, TOKEN_TILES, DEPTH, 0, Units>;
 using Many = ManyTokens<Shape, TILE_COUNT, CTAS>;
 static_assert(SHARED_BYTES == Many::kBytes, "as the launch says");
 #else
 #include "../_device/dense_tokens.cuh"
 
-using Shape = LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, TILES, TOKEN_TILES, DEPTH, RING>;
+using Units = WeightUnits<WEIGHTS>::Units;
+using Shape =
+    LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, TILES, TOKEN_TILES, DEPTH, RING, Units>;
 using Chunks = CtaChunks<TILES, ONE_CHUNK != 0>;
 using Stream = WeightStream<Shape, Chunks>;
 using Places = DensePlaces<Shape, FRAGMENTS != 0, false, OVERLAY != 0>;
@@ -61,7 +65,7 @@ struct Addends {
 #if MANY_TOKENS
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
-    linear_of_many(const uint16_t* x, const uint16_t* weight, const uint16_t* bias,
+    linear_of_many(const uint16_t* x, const Units::Stored* weight, const uint16_t* bias,
                    const uint16_t* residual, uint16_t* y, float* workspace_sums,
                    unsigned* workspace_arrived, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
@@ -85,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 #else
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
-    linear(const uint16_t* x, const uint16_t* weight, const uint16_t* bias,
+    linear(const uint16_t* x, const Units::Stored* weight, const uint16_t* bias,
            const uint16_t* residual, uint16_t* y, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   pdl_launch_dependents();

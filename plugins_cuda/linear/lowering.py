@@ -5,6 +5,7 @@ from __future__ import annotations
 from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch, Tactic
 from specbuild.plugins_cuda.linear.many_tokens import ARRIVED, SUMS, dense_tactics, many_tokens
 from specbuild.plugins_cuda.linear.prefill import lower_prefill, prefill_tactics
+from specbuild.plugins_cuda.linear.storage import weight_tiles
 from specbuild.plugins_cuda.linear.streaming import Dense, streaming
 
 
@@ -43,5 +44,6 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
 
 
 def _dense(request: LoweringRequest) -> Dense:
-    tiles, blocks, _ = request.tensors["weight"].shape
-    return Dense("Linear", tiles, blocks, request.tensors["x"].shape[0], normed=False)
+    rows, width = request.tensors["x"].shape
+    tiles, blocks, storage = weight_tiles(request.tensors["weight"], width)
+    return Dense("Linear", tiles, blocks, rows, normed=False, storage=storage)

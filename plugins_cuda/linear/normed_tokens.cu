@@ -10,7 +10,7 @@
 // where a kernel norms tokens for itself.
 #include "../_device/token_fragments.cuh"
 
-using Fragments = TokenFragments<K_BLOCKS, SLICES, 1>;
+using Fragments = TokenFragments<K_BLOCKS, SLICES, 1, UNIT_BLOCKS>;
 constexpr int kWidth = K_BLOCKS * 32;
 
 extern "C" __global__ void __launch_bounds__(SLICES * 32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from specbuild.plugins_cuda.linear.block_scaled import decoded
 from specbuild.plugins_cuda.linear.lowering import lower, tactics
 from specbuild.plugins_cuda.linear.packing import unpack_rows
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
@@ -11,7 +12,8 @@ from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
 if TYPE_CHECKING:
     import torch
 
-PACKED_AXES = ("tiles", "blocks", "512")
+# Units of a tile's columns, and what stores one: see ``storage.py``.
+PACKED_AXES = ("tiles", "units", "elements")
 
 
 def reference(
@@ -24,7 +26,7 @@ def reference(
 
     Sums in fp32; what is added to the residual is rounded to its type first.
     """
-    y = x.float() @ unpack_rows(weight).float().T
+    y = x.float() @ unpack_rows(decoded(weight, x.shape[1])).float().T
     if bias is not None:
         y = y + bias.float()
     y = y.to(x.dtype)
@@ -33,7 +35,7 @@ def reference(
 
 OP = OpSpec(
     name="Linear",
-    doc="y = x · Wᵀ (+ bias) (+ residual), W packed by pack_rows.",
+    doc="y = x · Wᵀ (+ bias) (+ residual), W packed by pack_rows, stored as it is or quantised.",
     inputs=(
         TensorSpec("x", "T", ("T", "K")),
         TensorSpec("weight", "W", PACKED_AXES),

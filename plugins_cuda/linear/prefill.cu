@@ -1,7 +1,7 @@
 // Linear over a prompt chunk: y = x·Wᵀ (+ bias) (+ residual).
 //
 //   x           bf16 [rows, K]            in
-//   weight      bf16 [N/16, K/32, 512]    in   packed (linear/packing.py)
+//   weight      bf16 [N/16, K/32, 512]    in   packed (linear/packing.py), or as WEIGHTS says
 //   bias        bf16 [N]                  in   HAS_BIAS
 //   residual    bf16 [rows, N]            in   HAS_RESIDUAL
 //   y           bf16 [rows, N]            out
@@ -54,8 +54,9 @@ struct LinearGemm : DenseGemm {
 };
 
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
-    linear_gemm(const uint16_t* weight, const uint16_t* bias, const uint16_t* residual, uint16_t* y,
-                const unsigned char* workspace_panels, int rows) {
+    linear_gemm(const DenseWeights::Units::Stored* weight, const uint16_t* bias,
+                const uint16_t* residual, uint16_t* y, const unsigned char* workspace_panels,
+                int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ Ring ring;
   LinearGemm gemm;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specbuild.plugins_cuda.cases import Case
 from specbuild.plugins_cuda.linear.cases import linear
+from specbuild.plugins_cuda.linear.storage import FP8, MXFP4
 
 KERNEL_CASES: tuple[Case, ...] = (
     linear(300, 272, 96, bias=True, residual=True),
@@ -11,4 +12,9 @@ KERNEL_CASES: tuple[Case, ...] = (
     linear(1000, 2880, 4096, bias=True, residual=True, prefix="gpu: "),
     linear(2048, 2880, 17280, residual=True, prefix="gpu: "),
     linear(2048, 2880, 8640, prefix="gpu: "),
+    *(linear(1000, 2880, 8640, storage=form, prefix="gpu: ") for form in (MXFP4, FP8)),
+    *(
+        linear(300, 2880, 17280, residual=True, storage=form, prefix="gpu: ")
+        for form in (MXFP4, FP8)
+    ),
 )

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target
+from specbuild.plugins_cuda.launches import ITEM_BYTES, LoweringRequest, Tactic, Target
+from specbuild.plugins_cuda.linear.storage import BF16, Storage
 from specbuild.runtime.errors import SpecbuildError
 
 MOST_ROWS = 256
@@ -21,7 +22,7 @@ STREAMING_KEYS = ("ctas", "unit", "loads", "ring", "many")
 TOKENS_PER_TILE = 8
 PAIRS_PER_TILE = 8
 _MOST_WARPS = 16
-_HALF_TILE_BYTES, _TILE_BYTES, _FRAGMENT_BYTES = 512, 1024, 512
+_HALF_TILE_BYTES, _LOAD_BYTES, _FRAGMENT_BYTES = 512, 512, 512
 # Tokens that need no norm are held as fragments up to here; beyond, each warp streams its slice.
 _MOST_FRAGMENT_BYTES = 140 << 10
 _MOST_TOKEN_TILES = 4
@@ -29,10 +30,15 @@ _MOST_TOKEN_TILES = 4
 _MOST_TILES = {1: 4, 2: 3, 4: 2}
 # The same where a CTA walks through several chunks: fewer tiles leave more steps in flight.
 _MOST_TILES_OF_CHUNKS = 2
+# A slice of MXFP4 has few steps: tiles are what is in flight.
+_MOST_TILES_OF_MXFP4_CHUNKS = 3
 # 16-byte loads that a lane keeps in registers, by groups of 8 tokens: of weights where tokens
 # stand in shared memory, else of weights and tokens.
 _LOADS_OF_WEIGHTS = {1: 18, 2: 12, 4: 8}
 _LOADS_OF_BOTH = {1: 20, 2: 16, 4: 16}
+# The same of weights that are decoded: scales and the decoder's values take registers too.
+_LOADS_OF_CODES = {1: 18, 2: 12, 4: 6}
+_LOADS_OF_CODES_AND_TOKENS = {1: 15, 2: 14, 4: 14}
 # The same beside a ring of which places are filled again: addresses take registers too.
 _MOST_LOADS_REFILLED = 12
 # Blocks of K of which 64 tokens are 144 KB.
@@ -56,7 +62,7 @@ class Dense:
     """A packed weight of ``tiles`` × ``blocks`` by ``rows`` tokens.
 
     ``normed``: the tokens are normed before they are multiplied.
-    ``unit``: pairs of weight rows that stay together.
+    ``unit``: pairs of weight rows that stay together. ``storage``: how the weight is stored.
     """
 
     op: str
@@ -64,7 +70,45 @@ class Dense:
     blocks: int
     rows: int
     normed: bool
+    storage: Storage = BF16
     unit: int = 4
+
+    @property
+    def slices(self) -> int:
+        """Warps among which K is split."""
+        return slices_of(self.storage.units(self.blocks))
+
+    @property
+    def slice_units(self) -> int:
+        """Units of the weight in a slice, the longest."""
+        return -(-self.storage.units(self.blocks) // self.slices)
+
+    @property
+    def slice_blocks(self) -> int:
+        """Blocks of 32 columns in a slice, the longest."""
+        return self.slice_units * self.storage.unit_blocks
+
+    @property
+    def group_slices(self) -> int:
+        """Slices of K that are added up before groups of them are."""
+        return group_slices_of(self.slices, self.slice_blocks)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weight."""
+        storage = self.storage
+        return (
+            self.tiles * storage.units(self.blocks) * storage.elements * ITEM_BYTES[storage.dtype]
+        )
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the tokens, in bf16."""
+        return self.rows * self.blocks * 64
+
+    def fragment_bytes(self, token_tiles: int) -> int:
+        """Shared memory of the tokens as fragments."""
+        return self.slices * self.slice_blocks * token_tiles * _FRAGMENT_BYTES
 
 
 def normed_bytes(columns: int, tokens: int) -> int:
@@ -96,10 +140,9 @@ def slices_of(blocks: int) -> int:
     return max(range(_MOST_WARPS // 2, _MOST_WARPS + 1), key=lambda warps: (busy(warps), warps))
 
 
-def group_slices_of(blocks: int) -> int:
+def group_slices_of(slices: int, slice_blocks: int) -> int:
     """Slices of K that are added up before groups of them are: what 64 tokens fit memory with."""
-    slices = slices_of(blocks)
-    most = max(1, _MOST_GROUP_BLOCKS // -(-blocks // slices))
+    most = max(1, _MOST_GROUP_BLOCKS // slice_blocks)
     return max(size for size in range(1, min(most, slices) + 1) if slices % size == 0)
 
 
@@ -148,8 +191,8 @@ def streaming_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, .
     cut = dict(streaming(request, dense).constants)
     candidates: list[Tactic] = [{}]
     if dense.rows <= TOKENS_PER_TILE:
-        candidates.append({"loads": 12})
-    if cut["FRAGMENTS"] and cut["ONE_CHUNK"]:
+        candidates.append({"loads": 9 if dense.storage.scaled else 12})
+    if cut["FRAGMENTS"] and cut["ONE_CHUNK"] and not dense.storage.scaled:
         candidates.append({"ring": int(cut["RING"] == 0)})
     # Single pairs, where whole units leave many CTAs idle at the end.
     pairs, ctas = dense.tiles * PAIRS_PER_TILE, int(cut["CTAS"])
@@ -169,38 +212,41 @@ def token_tiles_for(rows: int) -> Iterator[int]:
 
 
 def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Streaming | None:
-    warps = slices_of(dense.blocks)
-    steps = -(-dense.blocks // warps)
+    storage, warps, steps = dense.storage, dense.slices, dense.slice_units
     passes = -(-dense.rows // (token_tiles * TOKENS_PER_TILE))
     unit = tactic.get("unit", dense.unit)
     units = dense.tiles * PAIRS_PER_TILE // unit
     ctas = min(units, max(1, tactic.get("ctas", target.multiprocessors) // passes))
     span = _most_tiles_touched(units, ctas, unit)
-    fragments = dense.normed or fragment_bytes(dense.blocks, token_tiles) <= _MOST_FRAGMENT_BYTES
-    token_bytes = fragment_bytes(dense.blocks, token_tiles) if fragments else 0
+    fragments = dense.normed or dense.fragment_bytes(token_tiles) <= _MOST_FRAGMENT_BYTES
+    token_bytes = dense.fragment_bytes(token_tiles) if fragments else 0
     if dense.normed:
         token_bytes += norm_bytes(dense.blocks, token_tiles)
     usual = _LOADS_OF_WEIGHTS if fragments else _LOADS_OF_BOTH
+    if storage.scaled:
+        usual = _LOADS_OF_CODES if fragments else _LOADS_OF_CODES_AND_TOKENS
     loads = tactic.get("loads", usual[token_tiles])
     # The fewest chunks whose partial sums fit.
     most_tiles = _MOST_TILES[token_tiles]
     if span > most_tiles:
-        most_tiles = _MOST_TILES_OF_CHUNKS
+        most_tiles = _MOST_TILES_OF_MXFP4_CHUNKS if storage.loads == 1 else _MOST_TILES_OF_CHUNKS
     for most in range(most_tiles, 0, -1):
         chunks = -(-span // most)
         tiles = -(-span // chunks)
-        overlay = int(fragments and chunks == 1 and tiles <= steps)
+        overlay = int(fragments and chunks == 1 and tiles <= dense.slice_blocks)
         partials = 0 if overlay else warps * tiles * token_tiles * _HALF_TILE_BYTES
         left = target.shared_bytes_per_block - token_bytes - partials
         if left < 0:
             continue
-        a_step = 2 * tiles + (0 if fragments else token_tiles)
+        a_step = storage.loads * tiles
+        if not fragments:
+            a_step += storage.unit_blocks * token_tiles
         in_registers = max(1, loads // a_step)
-        ring_step = warps * tiles * _TILE_BYTES
+        ring_step = warps * tiles * storage.loads * _LOAD_BYTES
         ring = 0
         # All of one chunk in flight pays; the steps of several follow one another, and the loop
         # around them takes the registers that a ring's addresses would.
-        if fragments and chunks == 1 and tactic.get("ring", 1):
+        if fragments and chunks == 1 and not storage.scaled and tactic.get("ring", 1):
             ring = min(_MOST_RING, left // ring_step)
             if in_registers + ring < steps:
                 in_registers = max(1, min(loads, _MOST_LOADS_REFILLED) // a_step)
@@ -212,7 +258,8 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
             ("TILE_COUNT", dense.tiles),
             ("WARPS", warps),
             ("SLICES", warps),
-            ("GROUP_SLICES", group_slices_of(dense.blocks)),
+            ("GROUP_SLICES", dense.group_slices),
+            ("WEIGHTS", storage.code),
             ("MANY_TOKENS", 0),
             ("TILES", tiles),
             ("TOKEN_TILES", token_tiles),

@@ -8,6 +8,7 @@ import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
 from specbuild.plugins_cuda.linear.cases import draw, draw_packed
+from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, Storage
 
 
 def chosen_rows(
@@ -26,15 +27,17 @@ def head(
     vocab: int,
     *,
     rounding: str = "gpt_oss",
+    storage: Storage = BF16,
     prefix: str = "",
 ) -> Case:
     """Logits of ``logit_rows`` among ``tokens`` rows."""
 
     def make(rng: np.random.Generator) -> Arrays:
         x, rows = chosen_rows(rng, tokens, columns, logit_rows)
-        return x, rows, draw(rng, columns), draw_packed(rng, vocab, columns)
+        return x, rows, draw(rng, columns), draw_packed(rng, vocab, columns, storage)
 
     name = f"{prefix}{len(logit_rows)} of {tokens} rows, {columns} to {vocab}, {rounding}"
+    name += f", {storage.name}" * storage.scaled
     attributes = {"eps": 1e-5, "rounding": rounding}
     # The logits are not rounded; a normed value may round the other way.
     return Case(name, make, attributes, atol=1e-4, kernel_atol=3e-3, kernel_rtol=1e-3)
@@ -47,9 +50,15 @@ CASES: tuple[Case, ...] = (
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
+    head(9, [8, *range(7), 3], 224, 112, storage=MXFP4),
     head(20, [19, *range(11), 3], 544, 848),
     head(40, range(39, -1, -1), 160, 112, rounding="llama"),
     head(16, [15], 224, 1600, rounding="llama"),
     *(head(t, range(t), 2880, 32000, rounding="llama", prefix="gpu: ") for t in (1, 4, 8)),
     head(64, range(64), 2880, 32000, rounding="llama", prefix="gpu: "),
+    *(
+        head(t, range(t), 2880, 32000, rounding="llama", storage=form, prefix="gpu: ")
+        for form in (MXFP4, FP8)
+        for t in (5, 64)
+    ),
 )

@@ -3,7 +3,8 @@
 //   x           [T, 32·K_BLOCKS] bf16, in
 //   logit_rows  [rows] int32, in
 //   norm        [32·K_BLOCKS] bf16, in, constant
-//   weight      [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (linear/packing.py)
+//   weight      [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (linear/packing.py); or stored as
+//               WEIGHTS says (linear/block_scaled.py)
 //   logits      [rows, 16·TILE_COUNT] fp32, out
 //   workspace_tokens  with STAGES: normed rows, as linear/normed_tokens.cu describes them
 //
@@ -11,7 +12,8 @@
 // 256 µs at 4.53 TB/s; a draft's 32000 tokens are 184 MB, 41 µs.
 #include "../_device/head_stream.cuh"
 
-using Shape = LinearShape<K_BLOCKS, WARPS, 1, 1, 1, TOKEN_TILES, DEPTH, 0>;
+using Units = WeightUnits<WEIGHTS>::Units;
+using Shape = LinearShape<K_BLOCKS, WARPS, 1, 1, 1, TOKEN_TILES, DEPTH, 0, Units>;
 using Chunks = SegmentChunks<SEGMENTS, SEGMENT_TILES, TILE_COUNT, WARPS, STAGES != 0>;
 #if STAGES
 using Staged = StagedTokens<Shape, STAGES>;
@@ -52,8 +54,8 @@ struct Store {
 #if STAGES
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
-    rms_head_of_many(const uint16_t* weight, float* logits, const unsigned char* workspace_tokens,
-                     int rows) {
+    rms_head_of_many(const Units::Stored* weight, float* logits,
+                     const unsigned char* workspace_tokens, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ Staged::Barriers barriers;
   pdl_launch_dependents();
@@ -72,8 +74,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 #else
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
-    rms_head(const uint16_t* x, const int* logit_rows, const uint16_t* norm, const uint16_t* weight,
-             float* logits, int rows) {
+    rms_head(const uint16_t* x, const int* logit_rows, const uint16_t* norm,
+             const Units::Stored* weight, float* logits, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   pdl_launch_dependents();
   const Chunks chunks(blockIdx.x, gridDim.x);

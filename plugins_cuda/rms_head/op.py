@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from specbuild.plugins_cuda.linear.block_scaled import decoded
 from specbuild.plugins_cuda.linear.op import PACKED_AXES
 from specbuild.plugins_cuda.linear.packing import unpack_rows
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
@@ -28,7 +29,7 @@ def reference(
     They are the fp32 sums: unlike activations they are not rounded, so that few are equal.
     """
     normed = rms_norm(x[logit_rows.long()], norm, eps, rounding)
-    return normed.float() @ unpack_rows(weight).float().T
+    return normed.float() @ unpack_rows(decoded(weight, x.shape[1])).float().T
 
 
 OP = OpSpec(

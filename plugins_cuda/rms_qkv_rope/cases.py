@@ -8,6 +8,7 @@ import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
 from specbuild.plugins_cuda.linear.cases import draw, draw_packed
+from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, Storage
 
 _POSITIONS = 50
 
@@ -32,6 +33,7 @@ def project(
     bias: bool = True,
     page_size: int = 16,
     padding: int = 0,
+    storage: Storage = BF16,
     prefix: str = "",
 ) -> Case:
     """``tokens`` rows; the last ``padding`` of them write somewhere into page 0."""
@@ -49,7 +51,7 @@ def project(
         return (
             draw(rng, tokens, columns, scale=3.0 if norm else 1.0),
             draw(rng, columns) if norm else None,
-            draw_packed(rng, rows, columns),
+            draw_packed(rng, rows, columns, storage),
             draw(rng, rows) if bias else None,
             np.cos(angles) * np.float32(1.34),
             np.sin(angles) * np.float32(1.34),
@@ -60,6 +62,7 @@ def project(
         )
 
     extras = ", norm" * norm + ", bias" * bias + f", {padding} padding" * (padding > 0)
+    extras += f", {storage.name}" * storage.scaled
     name = (
         f"{prefix}{tokens} rows of {columns}, {heads.q}/{heads.kv} heads of {heads.width}, "
         f"pages of {page_size}{extras}"
@@ -83,6 +86,7 @@ CASES: tuple[Case, ...] = (
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
+    project(3, 160, padding=1, storage=MXFP4),
     project(11, 544, padding=3),
     project(20, 224, _Heads(q=3, kv=1, width=48), page_size=64),
     project(37, 96, norm=False, bias=False, padding=4),
@@ -93,4 +97,11 @@ KERNEL_CASES: tuple[Case, ...] = (
         for t in (1, 4, 8)
     ),
     project(200, 2880, _GPT_OSS, page_size=64, padding=8, prefix="gpu: "),
+    *(
+        project(
+            t, 5760, _GPT_OSS, norm=False, bias=False, page_size=64, storage=form, prefix="gpu: "
+        )
+        for form in (MXFP4, FP8)
+        for t in (5, 64)
+    ),
 )

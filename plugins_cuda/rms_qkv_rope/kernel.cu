@@ -2,7 +2,8 @@
 //
 //   x           [rows, 32·K_BLOCKS] bf16, in
 //   norm        [32·K_BLOCKS] bf16, in, constant; null without HAS_NORM
-//   weight      [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (rms_qkv_rope/packing.py)
+//   weight      [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (rms_qkv_rope/packing.py); or
+//               stored as WEIGHTS says (linear/block_scaled.py)
 //   bias        [16·TILE_COUNT] bf16, in, constant, in packed order; null without HAS_BIAS
 //   cos, sin    [positions, HEAD_DIM/2] fp32, in, constant
 //   positions   [rows] int32, in
@@ -21,13 +22,16 @@
 #if MANY_TOKENS
 #include "../_device/many_tokens.cuh"
 
-using Shape = LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, 1, TOKEN_TILES, DEPTH, 0>;
+using Units = WeightUnits<WEIGHTS>::Units;
+using Shape = LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, 1, TOKEN_TILES, DEPTH, 0, Units>;
 using Many = ManyTokens<Shape, TILE_COUNT, CTAS>;
 static_assert(SHARED_BYTES == Many::kBytes, "as the launch says");
 #else
 #include "../_device/dense_tokens.cuh"
 
-using Shape = LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, TILES, TOKEN_TILES, DEPTH, RING>;
+using Units = WeightUnits<WEIGHTS>::Units;
+using Shape =
+    LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, TILES, TOKEN_TILES, DEPTH, RING, Units>;
 using Chunks = CtaChunks<TILES, ONE_CHUNK != 0>;
 using Stream = WeightStream<Shape, Chunks>;
 using Places = DensePlaces<Shape, FRAGMENTS != 0, HAS_NORM != 0, OVERLAY != 0>;
@@ -113,7 +117,7 @@ struct Pair {
 #if MANY_TOKENS
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
-    rms_qkv_rope_of_many(const uint16_t* x, const uint16_t* weight, const uint16_t* bias,
+    rms_qkv_rope_of_many(const uint16_t* x, const Units::Stored* weight, const uint16_t* bias,
                          const float* cos, const float* sin, const int* positions,
                          const int* write_slot, uint16_t* k_pool, uint16_t* v_pool, uint16_t* q,
                          const unsigned char* workspace_tokens, float* workspace_sums,
@@ -143,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 #else
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
-    rms_qkv_rope(const uint16_t* x, const uint16_t* norm, const uint16_t* weight,
+    rms_qkv_rope(const uint16_t* x, const uint16_t* norm, const Units::Stored* weight,
                  const uint16_t* bias, const float* cos, const float* sin, const int* positions,
                  const int* write_slot, uint16_t* k_pool, uint16_t* v_pool, uint16_t* q, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);

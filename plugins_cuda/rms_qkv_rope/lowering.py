@@ -11,6 +11,7 @@ from specbuild.plugins_cuda.linear.many_tokens import (
     many_tokens,
     normed_tokens,
 )
+from specbuild.plugins_cuda.linear.storage import weight_tiles
 from specbuild.plugins_cuda.linear.streaming import Dense, streaming
 from specbuild.plugins_cuda.rms_qkv_rope.prefill import lower_prefill, prefill_tactics
 
@@ -50,9 +51,7 @@ def lower(request: LoweringRequest) -> Lowering:
         return Lowering((launch,))
     if not dense.normed:
         return Lowering((launch,), many.workspaces)
-    norm = normed_tokens(
-        dense.blocks, dense.rows, many.token_tiles, eps=float(attributes["eps"]), rounding="gpt_oss"
-    )
+    norm = normed_tokens(dense, many.token_tiles, eps=float(attributes["eps"]), rounding="gpt_oss")
     return Lowering((norm, launch), many.workspaces)
 
 
@@ -65,6 +64,6 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
 
 def _dense(request: LoweringRequest) -> Dense:
     tensors = request.tensors
-    tiles, blocks, _ = tensors["weight"].shape
-    rows = tensors["x"].shape[0]
-    return Dense("RmsQkvRope", tiles, blocks, rows, normed="norm" in tensors)
+    rows, width = tensors["x"].shape
+    tiles, blocks, storage = weight_tiles(tensors["weight"], width)
+    return Dense("RmsQkvRope", tiles, blocks, rows, normed="norm" in tensors, storage=storage)

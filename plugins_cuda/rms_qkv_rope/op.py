@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES
 from specbuild.plugins_cuda.kv_write.op import reference as kv_write
+from specbuild.plugins_cuda.linear.block_scaled import decoded
 from specbuild.plugins_cuda.linear.op import PACKED_AXES
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.rms_norms import rms_norm
@@ -51,7 +52,7 @@ def reference(
     """
     head_dim = 2 * cos.shape[1]
     normed = x if norm is None else rms_norm(x, norm, eps, "gpt_oss")
-    qkv = normed.float() @ unpack_qkv(weight, head_dim).float().T
+    qkv = normed.float() @ unpack_qkv(decoded(weight, x.shape[1]), head_dim).float().T
     if bias is not None:
         qkv = qkv + unpack_qkv_bias(bias, head_dim).float()
     heads = qkv.to(x.dtype).view(x.shape[0], -1, head_dim)

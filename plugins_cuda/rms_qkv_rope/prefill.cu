@@ -2,13 +2,11 @@
 //
 //   x             bf16 [rows, K]                              in
 //   norm          bf16 [K]                                    in    HAS_NORM
-//   weight        bf16 [N/16, K/32, 512]                      in    packed (packing.py)
-//   bias          bf16 [N]                                    in    HAS_BIAS; in packed order
-//   cos, sin      fp32 [positions, D/2]                       in
-//   positions     int32 [rows]                                in
-//   write_slot    int32 [rows]                                in
-//   k_pool, v_pool bf16 [pages, KV_HEADS, PAGE_SIZE, D]       in and out
-//   q             bf16 [rows, Q_HEADS, D]                     out
+//   weight        bf16 [N/16, K/32, 512]                      in    packed (packing.py), or as
+//   WEIGHTS says bias          bf16 [N]                                    in    HAS_BIAS; in
+//   packed order cos, sin      fp32 [positions, D/2]                       in positions     int32
+//   [rows]                                in write_slot    int32 [rows] in k_pool, v_pool bf16
+//   [pages, KV_HEADS, PAGE_SIZE, D]       in and out q             bf16 [rows, Q_HEADS, D] out
 //   workspace     K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of the normed x
 //
 // Two launches: normed x as panels, then the GEMM. The packed rows are (Q_HEADS + 2·KV_HEADS) heads
@@ -89,9 +87,9 @@ struct QkvGemm : DenseGemm {
 };
 
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
-    rms_qkv_rope_gemm(const uint16_t* weight, const uint16_t* bias, const float* cos,
-                      const float* sin, const int* positions, const int* write_slot,
-                      uint16_t* k_pool, uint16_t* v_pool, uint16_t* q,
+    rms_qkv_rope_gemm(const DenseWeights::Units::Stored* weight, const uint16_t* bias,
+                      const float* cos, const float* sin, const int* positions,
+                      const int* write_slot, uint16_t* k_pool, uint16_t* v_pool, uint16_t* q,
                       const unsigned char* workspace_panels, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ Ring ring;

@@ -6,19 +6,22 @@ import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
 from specbuild.plugins_cuda.linear.cases import draw, draw_packed
+from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, Storage
 
 
-def swiglu(tokens: int, columns: int, inner: int, *, prefix: str = "") -> Case:
+def swiglu(
+    tokens: int, columns: int, inner: int, *, storage: Storage = BF16, prefix: str = ""
+) -> Case:
     """``tokens`` rows of ``columns`` values into an MLP ``inner`` wide."""
 
     def make(rng: np.random.Generator) -> Arrays:
         return (
             draw(rng, tokens, columns, scale=3.0),
             draw(rng, columns),
-            draw_packed(rng, 2 * inner, columns),
+            draw_packed(rng, 2 * inner, columns, storage),
         )
 
-    name = f"{prefix}{tokens} rows, {columns} to {inner}"
+    name = f"{prefix}{tokens} rows, {columns} to {inner}" + f", {storage.name}" * storage.scaled
     return Case(name, make, {"eps": 1e-5}, atol=1e-4)
 
 
@@ -29,9 +32,15 @@ CASES: tuple[Case, ...] = (
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
+    swiglu(3, 96, 40, storage=FP8),
     swiglu(3, 544, 104),
     swiglu(11, 224, 136),
     swiglu(42, 1056, 40),
     *(swiglu(t, 2880, 17280, prefix="gpu: ") for t in (1, 4, 8, 64)),
     swiglu(200, 2880, 17280, prefix="gpu: "),
+    *(
+        swiglu(t, 2880, 17280, storage=form, prefix="gpu: ")
+        for form in (MXFP4, FP8)
+        for t in (5, 16, 64)
+    ),
 )

@@ -2,7 +2,8 @@
 //
 //   x        [rows, 32·K_BLOCKS] bf16, in
 //   norm     [32·K_BLOCKS] bf16, in, constant
-//   gate_up  [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (rms_swiglu/packing.py)
+//   gate_up  [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (rms_swiglu/packing.py); or stored as
+//            WEIGHTS says (linear/block_scaled.py)
 //   h        [rows, 8·TILE_COUNT] bf16, out
 //   workspace_tokens   normed tokens, as linear/normed_tokens.cu describes them
 //   workspace_sums     [groups of tokens][SLICES / GROUP_SLICES][TILE_COUNT][TOKEN_TILES][128] fp32
@@ -15,13 +16,16 @@
 #if MANY_TOKENS
 #include "../_device/many_tokens.cuh"
 
-using Shape = LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, 1, TOKEN_TILES, DEPTH, 0>;
+using Units = WeightUnits<WEIGHTS>::Units;
+using Shape = LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, 1, TOKEN_TILES, DEPTH, 0, Units>;
 using Many = ManyTokens<Shape, TILE_COUNT, CTAS>;
 static_assert(SHARED_BYTES == Many::kBytes, "as the launch says");
 #else
 #include "../_device/dense_tokens.cuh"
 
-using Shape = LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, TILES, TOKEN_TILES, DEPTH, RING>;
+using Units = WeightUnits<WEIGHTS>::Units;
+using Shape =
+    LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, TILES, TOKEN_TILES, DEPTH, RING, Units>;
 using Chunks = CtaChunks<TILES, ONE_CHUNK != 0>;
 using Stream = WeightStream<Shape, Chunks>;
 using Places = DensePlaces<Shape, true, true, OVERLAY != 0>;
@@ -45,8 +49,9 @@ __device__ __forceinline__ uint16_t activated(float gate_sum, float up_sum) {
 #if MANY_TOKENS
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
-    rms_swiglu_of_many(const uint16_t* gate_up, uint16_t* h, const unsigned char* workspace_tokens,
-                       float* workspace_sums, unsigned* workspace_arrived, int rows) {
+    rms_swiglu_of_many(const Units::Stored* gate_up, uint16_t* h,
+                       const unsigned char* workspace_tokens, float* workspace_sums,
+                       unsigned* workspace_arrived, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   pdl_launch_dependents();
   const Many many(rows);
@@ -63,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 #else
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
-    rms_swiglu(const uint16_t* x, const uint16_t* norm, const uint16_t* gate_up, uint16_t* h,
+    rms_swiglu(const uint16_t* x, const uint16_t* norm, const Units::Stored* gate_up, uint16_t* h,
                int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   pdl_launch_dependents();

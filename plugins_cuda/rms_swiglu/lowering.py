@@ -11,6 +11,7 @@ from specbuild.plugins_cuda.linear.many_tokens import (
     many_tokens,
     normed_tokens,
 )
+from specbuild.plugins_cuda.linear.storage import weight_tiles
 from specbuild.plugins_cuda.linear.streaming import PAIRS_PER_TILE, Dense, streaming
 from specbuild.plugins_cuda.rms_swiglu.prefill import lower_prefill, prefill_tactics
 
@@ -39,7 +40,7 @@ def lower(request: LoweringRequest) -> Lowering:
     )
     if not many:
         return Lowering((launch,))
-    norm = normed_tokens(dense.blocks, dense.rows, many.token_tiles, eps=eps, rounding="llama")
+    norm = normed_tokens(dense, many.token_tiles, eps=eps, rounding="llama")
     return Lowering((norm, launch), many.workspaces)
 
 
@@ -51,7 +52,9 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
 
 
 def _dense(request: LoweringRequest) -> Dense:
-    tiles, blocks, _ = request.tensors["gate_up"].shape
-    rows = request.tensors["x"].shape[0]
+    rows, width = request.tensors["x"].shape
+    tiles, blocks, storage = weight_tiles(request.tensors["gate_up"], width)
     # An MLP is so high that whole tiles balance.
-    return Dense("RmsSwiglu", tiles, blocks, rows, normed=True, unit=PAIRS_PER_TILE)
+    return Dense(
+        "RmsSwiglu", tiles, blocks, rows, normed=True, storage=storage, unit=PAIRS_PER_TILE
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from specbuild.plugins_cuda.linear.block_scaled import decoded
 from specbuild.plugins_cuda.linear.op import PACKED_AXES
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.rms_norms import rms_norm
@@ -23,7 +24,7 @@ def reference(
     rounded.
     """
     normed = rms_norm(x, norm, eps, "llama").float()
-    gate, up = (normed @ part.float().T for part in unpack_gate_up(gate_up))
+    gate, up = (normed @ part.float().T for part in unpack_gate_up(decoded(gate_up, x.shape[1])))
     gate = gate.to(x.dtype).float()
     silu = (gate * gate.sigmoid()).to(x.dtype)
     return (silu.float() * up.to(x.dtype).float()).to(x.dtype)

@@ -2,7 +2,8 @@
 //
 //   x           bf16 [rows, K]               in
 //   norm        bf16 [K]                     in
-//   gate_up     bf16 [2·I/16, K/32, 512]     in   packed: 8 gate rows, then their 8 up rows
+//   gate_up     bf16 [2·I/16, K/32, 512]     in   packed: 8 gate rows, then their 8 up rows;
+//                                            or as WEIGHTS says
 //   h           bf16 [rows, I]               out
 //   workspace   K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of the normed x
 //
@@ -46,8 +47,8 @@ struct SwigluGemm : DenseGemm {
 };
 
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
-    rms_swiglu_gemm(const uint16_t* gate_up, uint16_t* h, const unsigned char* workspace_panels,
-                    int rows) {
+    rms_swiglu_gemm(const DenseWeights::Units::Stored* gate_up, uint16_t* h,
+                    const unsigned char* workspace_panels, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ Ring ring;
   SwigluGemm gemm;

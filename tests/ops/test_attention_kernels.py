@@ -10,7 +10,7 @@ import pytest
 import torch
 from emulation import has_compiler, run_lowering
 
-from specbuild.builder.backends.cuda.kernel_case import SMALL_TARGET, bits, values
+from specbuild.builder.backends.cuda.kernels.kernel_case import SMALL_TARGET, bits, values
 from specbuild.plugins_cuda.launches import LoweringRequest, Phase, Tactic, TensorInfo
 from specbuild.plugins_cuda.paged_tree_attention.op import OP
 from specbuild.runtime.errors import SpecbuildError

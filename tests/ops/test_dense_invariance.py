@@ -14,8 +14,10 @@ import pytest
 import torch
 from emulation import has_compiler, run_lowering
 
-from specbuild.builder.backends.cuda.kernel_case import bits
+from specbuild.builder.backends.cuda.kernels.kernel_case import bits
 from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
+from specbuild.plugins_cuda.linear.block_scaled import quantised
+from specbuild.plugins_cuda.linear.storage import FP8, MXFP4, Storage
 from specbuild.plugins_cuda.linear.streaming import MOST_ROWS, slices_of
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.errors import SpecbuildError
@@ -25,7 +27,8 @@ Tensors = dict[str, torch.Tensor]
 K, VOCAB, ROWS = 1120, 336, 40
 HALF = 544
 TARGET = Target(multiprocessors=3)
-_NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "int32"}
+_NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "int32",
+          torch.uint8: "uint8"}  # fmt: skip
 # Rows of the whole batch that a launch takes, in its order.
 BATCHES: tuple[Sequence[int], ...] = ([17], [3, 17, 5], range(9, 20), range(ROWS))
 # Tactics that take another form of the kernel, for a few rows of the batch.
@@ -95,6 +98,23 @@ def assert_same_for_every_batch(
     for form, rows in forms.items():
         check(rows, {form: 1})
         check(range(ROWS), {form: 0})
+
+
+@needs_compiler
+@pytest.mark.parametrize("storage", [MXFP4, FP8], ids=lambda storage: storage.name)
+def test_coded_weights(storage: Storage) -> None:
+    """Normed tokens: each form of the kernel gets them in its own way. The halves of K cancel."""
+    values, half = normal(18, K // 32, 512, scale=K**-0.5), HALF // 32
+    values[:, half : 2 * half] = -values[:, :half]
+    values[:, 2 * half :] /= 256
+    shared = {"norm": cancelling(), "gate_up": quantised(values, storage)}
+    by_row = {"x": cancelling(ROWS)}
+    seen: dict[int, np.ndarray] = {}
+    for rows, tactic in (([17], {}), (range(14, 20), {}), (range(14, 24), {"many": 1})):
+        inputs = shared | {n: t[list(rows)] for n, t in by_row.items()}
+        got = run("RmsSwiglu", inputs, {"h": normal(len(rows), 144)}, tactic, eps=1e-5)["h"]
+        for place, row in enumerate(rows):
+            np.testing.assert_array_equal(got[place], seen.setdefault(row, got[place]))
 
 
 @needs_compiler

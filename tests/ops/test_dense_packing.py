@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.plugins_cuda.linear.block_scaled import decoded, quantised
 from specbuild.plugins_cuda.linear.packing import pack_rows, packed_shape, unpack_rows
+from specbuild.plugins_cuda.linear.storage import FP8, MXFP4, Storage, weight_tiles
 from specbuild.plugins_cuda.rms_qkv_rope.packing import (
     pack_qkv,
     pack_qkv_bias,
@@ -95,3 +101,59 @@ def test_gate_and_up_rows_share_a_tile() -> None:
 def test_an_mlp_that_is_no_tiles_is_refused() -> None:
     with pytest.raises(SpecbuildError, match="an MLP of 12 rows"):
         pack_gate_up(random(12, 32), random(12, 32))
+
+
+def mx_values(codes: list[int], storage: Storage) -> np.ndarray:
+    """What the OCP Microscaling specification says that codes mean, with a scale of one."""
+    bits, bias, mantissa = {MXFP4: (4, 1, 1), FP8: (8, 7, 3)}[storage]
+    code = np.array(codes)
+    sign, rest = code >> (bits - 1), code & (1 << (bits - 1)) - 1
+    exponent, fraction = rest >> mantissa, (rest & (1 << mantissa) - 1) / (1 << mantissa)
+    normal = 2.0 ** (exponent - bias) * (1 + fraction)
+    return (1 - 2 * sign) * np.where(exponent > 0, normal, 2.0 ** (1 - bias) * fraction)
+
+
+CODED = pytest.mark.parametrize("storage", [MXFP4, FP8], ids=lambda storage: storage.name)
+# All elements but fp8's two NaNs.
+ELEMENTS = {MXFP4: range(16), FP8: [code for code in range(256) if code & 127 != 127]}
+
+
+@CODED
+@given(seed=st.integers(0, 1 << 20), blocks=st.integers(1, 5))
+def test_values_of_a_format_stay_as_they_are(storage: Storage, seed: int, blocks: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = mx_values(list(ELEMENTS[storage]), storage)
+    drawn = rng.choice(values, (32, blocks, 32))
+    drawn[..., rng.integers(32)] = values.max()
+    drawn *= 2.0 ** rng.integers(-40, 1, (32, blocks, 1))
+    weight = torch.from_numpy(drawn.reshape(32, -1)).bfloat16()
+    coded = quantised(pack_rows(weight), storage)
+    assert tuple(coded.shape) == (2, storage.units(blocks), storage.elements)
+    assert torch.equal(unpack_rows(decoded(coded, 32 * blocks)), weight)
+
+
+@CODED
+@given(seed=st.integers(0, 1 << 20))
+def test_other_values_go_to_the_nearest_of_a_scale(storage: Storage, seed: int) -> None:
+    """Within half a step of an element, of the largest's where the scale is one larger."""
+    rng = np.random.default_rng(seed)
+    weight = rng.standard_normal((16, 64)) * 2.0 ** rng.integers(-12, 1, (16, 1))
+    drawn = torch.from_numpy(weight).bfloat16()
+    got = unpack_rows(decoded(quantised(pack_rows(drawn), storage), 64)).double().numpy()
+    blocks = drawn.double().numpy().reshape(16, 2, 32)
+    grid = np.unique(mx_values(list(ELEMENTS[storage]), storage))
+    exponent = np.floor(np.log2(np.abs(blocks).max(-1, keepdims=True)))
+    scale = 2.0 ** (exponent - np.floor(np.log2(grid.max())))
+    beyond = 2 * grid[-1] - (grid[-1] + grid[-2]) / 2
+    scale = np.where(np.abs(blocks).max(-1, keepdims=True) > scale * beyond, 2 * scale, scale)
+    distance = np.abs(blocks[..., None] / scale[..., None] - grid)
+    error = np.abs(got.reshape(blocks.shape) - blocks) / scale
+    np.testing.assert_array_equal(error, distance.min(-1))
+
+
+@CODED
+def test_a_weight_of_another_width_is_refused(storage: Storage) -> None:
+    info = TensorInfo((4, 3, storage.elements), "uint8")
+    assert weight_tiles(info, 160) == (4, 5, storage)
+    with pytest.raises(SpecbuildError, match="multiplied by rows of 256 values"):
+        weight_tiles(info, 256)

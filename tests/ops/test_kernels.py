@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from emulation import has_compiler, run_lowering
 
-from specbuild.builder.backends.cuda.kernel_case import (
+from specbuild.builder.backends.cuda.kernels.kernel_case import (
     SMALL_TARGET,
     bits,
     cases_for,

@@ -14,7 +14,12 @@ from emulation import Guarded, emulate, guarded, has_compiler, run_lowering
 from kernel_parameters import tensor_parameters
 
 import specbuild.plugins_cuda as package
-from specbuild.builder.backends.cuda.kernel_case import SMALL_TARGET, KernelCase, bits, kernel_case
+from specbuild.builder.backends.cuda.kernels.kernel_case import (
+    SMALL_TARGET,
+    KernelCase,
+    bits,
+    kernel_case,
+)
 from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.linear.cases import linear
 from specbuild.plugins_cuda.opspec import OpSpec
@@ -222,7 +227,7 @@ def test_a_tile_that_no_kernel_has_is_refused(columns: int) -> None:
 
 def test_a_weight_of_another_width_is_refused() -> None:
     tensors = {**linear_request().tensors, "x": TensorInfo((64, 128), "bfloat16")}
-    with pytest.raises(SpecbuildError, match="packed for rows of 96 values, x has 128"):
+    with pytest.raises(SpecbuildError, match=r"3 units of 32 columns .* rows of 128 values"):
         lower(op_named("Linear"), linear_request(tensors=tensors))
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.cuda.cubin import parameter_sizes
-from specbuild.builder.backends.cuda.engine_parts import EngineParts
-from specbuild.builder.backends.cuda.fused_graph import FusedGraph, WeightTensors
-from specbuild.builder.backends.cuda.nvrtc import Compiled, Compiler
-from specbuild.builder.backends.cuda.plan_writer import (
+from specbuild.builder.backends.cuda.kernels.cubin import parameter_sizes
+from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled, Compiler
+from specbuild.builder.backends.cuda.plan.plan_writer import (
     CallLowering,
     Lower,
     LoweredProgram,
@@ -19,7 +18,9 @@ from specbuild.builder.backends.cuda.plan_writer import (
     lower_program,
     program_bytes,
 )
-from specbuild.builder.backends.cuda.programs import (
+from specbuild.builder.backends.cuda.programs.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.programs.fused_graph import FusedGraph, WeightTensors
+from specbuild.builder.backends.cuda.programs.programs import (
     NO_DRAFT,
     PREFILL_ROWS,
     SCORE_ROWS,
@@ -31,8 +32,8 @@ from specbuild.builder.backends.cuda.programs import (
     score_program,
     step_program,
 )
+from specbuild.builder.backends.cuda.programs.state import StatePorts, StateSizes
 from specbuild.builder.backends.cuda.report import CudaReport, cuda_report
-from specbuild.builder.backends.cuda.state import StatePorts, StateSizes
 from specbuild.builder.engine_writer import json_bytes
 from specbuild.builder.limits import EnginePlan, with_limits
 from specbuild.builder.passes.weights import Recipe
@@ -45,6 +46,8 @@ from specbuild.runtime.plan import PLAN_FILE, Plan, ProgramEntry
 
 PROGRAM_FOLDER = "programs"
 MULTIPROCESSORS = {"sm_90a": 132}
+
+NamedPrograms: TypeAlias = tuple[tuple[ProgramEntry, LoweredProgram], ...]
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class LoweredEngine:
     plan: EnginePlan
     parts: EngineParts
     writer: PlanWriter
-    programs: tuple[tuple[ProgramEntry, LoweredProgram], ...]
+    programs: NamedPrograms
     target: Target
 
     @property
@@ -116,24 +119,34 @@ def lower_engine(
 
 def compile_engine(lowered: LoweredEngine, compiler: Compiler, progress: Progress) -> CudaEngine:
     """Compiles every kernel and writes the plan down. Raises SpecbuildError as Compiler does."""
-    writer = lowered.writer
+    return compile_programs(lowered.writer, lowered.programs, lowered.target, compiler, progress)
+
+
+def compile_programs(
+    writer: PlanWriter,
+    programs: NamedPrograms,
+    target: Target,
+    compiler: Compiler,
+    progress: Progress,
+) -> CudaEngine:
+    """The same for the programs of a writer."""
     missing = compiler.missing(writer.kernels)
     progress.start("compiling kernels", len(missing), "source")
     compiled = compiler.compile(writer.kernels, lambda: progress.advance(1))
-    _check_arguments(lowered, compiled)
-    entries = [entry for entry, _ in lowered.programs]
-    plan = writer.plan(lowered.target, compiler.driver_version, compiled.kernels, entries)
+    _check_arguments(programs, compiled)
+    entries = [entry for entry, _ in programs]
+    plan = writer.plan(target, compiler.driver_version, compiled.kernels, entries)
     files = {PLAN_FILE: json_bytes(plan)}
-    for entry, program in lowered.programs:
+    for entry, program in programs:
         files[entry.file] = program_bytes(writer.program(program))
     files |= compiled.files
-    return CudaEngine(plan, files, cuda_report(plan, lowered.programs))
+    return CudaEngine(plan, files, cuda_report(plan, programs))
 
 
-def _check_arguments(lowered: LoweredEngine, compiled: Compiled) -> None:
+def _check_arguments(programs: NamedPrograms, compiled: Compiled) -> None:
     """AssertionError where a launch passes other arguments than its kernel's machine code takes."""
     sizes: dict[Kernel, tuple[int, ...]] = {}
-    for entry, program in lowered.programs:
+    for entry, program in programs:
         for lowering in program.lowerings:
             for launch in lowering.launches:
                 kernel = launch.kernel
@@ -218,12 +231,17 @@ def _steps(
         for shape in (NO_DRAFT, *shapes):
             if not fits(batch, shape, depth):
                 continue
-            for full_logits in (False, True):
-                program = step_program(parts, batch, shape, full_logits=full_logits)
-                lowered = lower_program(program, lower)
-                rows = batch * (shape.draft_tokens + 1)
-                entry = _described(lowered, "step", batch, rows, shape, full_logits=full_logits)
-                steps.append((entry, lowered))
+            # Only where steps with a draft are there too may the draft have to be kept current.
+            drafted = bool(shapes) and fits(batch, shapes[0], depth) and shape == NO_DRAFT
+            for extends in (False, True) if drafted else (False,):
+                for full_logits in (False, True):
+                    program = step_program(
+                        parts, batch, shape, full_logits=full_logits, extends=extends
+                    )
+                    lowered = lower_program(program, lower)
+                    rows = batch * (shape.draft_tokens + 1)
+                    entry = _described(lowered, "step", batch, rows, shape, full_logits=full_logits)
+                    steps.append((replace(entry, extends=extends), lowered))
     return steps
 
 

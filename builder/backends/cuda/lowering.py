@@ -7,21 +7,27 @@ axis of layers, [B, G, P]; a target that is built with a draft also takes ``capt
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.cuda.fuse_capture import fuse_captures
-from specbuild.builder.backends.cuda.fuse_draft_input import fuse_draft_input, fuse_lone_norm
-from specbuild.builder.backends.cuda.fuse_embed import fuse_embed
-from specbuild.builder.backends.cuda.fuse_head import fuse_head
-from specbuild.builder.backends.cuda.fuse_linear import fuse_linear
-from specbuild.builder.backends.cuda.fuse_moe import fuse_moe
-from specbuild.builder.backends.cuda.fuse_qkv import fuse_qkv
-from specbuild.builder.backends.cuda.fuse_swiglu import fuse_swiglu
-from specbuild.builder.backends.cuda.page_tables import unstack_page_tables
-from specbuild.builder.backends.cuda.retype import only_known_ops, retype_ports
+from specbuild.builder.backends.cuda.graph_passes.fuse_capture import fuse_captures
+from specbuild.builder.backends.cuda.graph_passes.fuse_draft_input import (
+    fuse_draft_input,
+    fuse_lone_norm,
+)
+from specbuild.builder.backends.cuda.graph_passes.fuse_embed import fuse_embed
+from specbuild.builder.backends.cuda.graph_passes.fuse_head import fuse_head
+from specbuild.builder.backends.cuda.graph_passes.fuse_linear import fuse_linear
+from specbuild.builder.backends.cuda.graph_passes.fuse_moe import fuse_moe
+from specbuild.builder.backends.cuda.graph_passes.fuse_qkv import fuse_qkv
+from specbuild.builder.backends.cuda.graph_passes.fuse_swiglu import fuse_swiglu
+from specbuild.builder.backends.cuda.graph_passes.page_tables import unstack_page_tables
+from specbuild.builder.backends.cuda.graph_passes.quantise_weights import quantise_weights
+from specbuild.builder.backends.cuda.graph_passes.retype import only_known_ops, retype_ports
 from specbuild.builder.passes.cleanup import remove_unused
 from specbuild.builder.passes.pipeline import GraphPass
+from specbuild.plugins_cuda.linear.storage import BF16, storage_named
 
 
 def _everywhere(rule: Callable[[ir.Graph, ir.Node], bool]) -> Callable[[ir.Model], int]:
@@ -50,3 +56,15 @@ CUDA_PASSES = (
     GraphPass("remove-unused", remove_unused),
     GraphPass("only-known-ops", only_known_ops),
 )
+
+_DRAFT_ROLES = ("draft_fuse", "draft")
+
+
+def cuda_passes(role: str, draft_dtype: str) -> tuple[GraphPass, ...]:
+    """The passes of a role's graph, where the draft's weights are stored as ``draft_dtype``."""
+    storage = storage_named(draft_dtype)
+    if role not in _DRAFT_ROLES or storage is BF16:
+        return CUDA_PASSES
+    quantise = GraphPass("quantise-weights", partial(quantise_weights, storage=storage))
+    *fusions, unused, known = CUDA_PASSES
+    return (*fusions, quantise, unused, known)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specbuild.builder.backends.cuda.plan_writer import ARENA, LoweredProgram
-from specbuild.builder.backends.cuda.program_ir import Call, tensor_bytes
+from specbuild.builder.backends.cuda.plan.plan_writer import ARENA, LoweredProgram
+from specbuild.builder.backends.cuda.programs.program_ir import Call, tensor_bytes
+from specbuild.builder.backends.cuda.tuning.tactic_book import TacticsReport
 from specbuild.runtime.plan import CompiledKernel, Plan, ProgramEntry
 
 _EXPERTS = "experts"
@@ -38,13 +39,17 @@ class ProgramReport:
 
 @dataclass(frozen=True)
 class CudaReport:
-    """``memory`` in bytes: weights, caches, state and arena; ring is memory of the host."""
+    """``memory`` in bytes: weights, caches, state and arena; ring is memory of the host.
+
+    ``tactics`` is None where nothing was chosen by a tactic file.
+    """
 
     gpu: str
     driver_version: int
     memory: dict[str, int]
     kernels: tuple[CompiledKernel, ...]
     programs: tuple[ProgramReport, ...]
+    tactics: TacticsReport | None = None
 
 
 def cuda_report(plan: Plan, programs: Sequence[tuple[ProgramEntry, LoweredProgram]]) -> CudaReport:

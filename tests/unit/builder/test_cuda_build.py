@@ -11,10 +11,11 @@ import pytest
 from checkpoints import write_draft, write_target
 from safetensors import safe_open
 
-from specbuild.builder.backends.cuda.cubin import parameter_sizes
+from specbuild.builder.backends.cuda.kernels.cubin import parameter_sizes
 from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
+from specbuild.cli.main import main
 from specbuild.runtime.engine_file import open_weights, read_manifest, verify_files
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.kv_layout import layouts, validate_caches
@@ -93,7 +94,8 @@ def test_the_plan_has_the_programs_of_the_limits(plan: Plan) -> None:
     names = [entry.name for entry in plan.programs]
     assert names == [
         "prefill@64", "score@8", "score@64",
-        "step@1", "step@1.logits", "step@1.draft-1-1-1", "step@1.draft-1-1-1.logits",
+        "step@1", "step@1.logits", "step@1.extends", "step@1.extends.logits",
+        "step@1.draft-1-1-1", "step@1.draft-1-1-1.logits",
     ]  # fmt: skip
     assert (plan.gpu, plan.multiprocessors) == ("sm_90a", 132)
     assert plan.driver_version >= 12000
@@ -164,6 +166,28 @@ def test_the_report_names_kernels_programs_and_memory(engine: Path, plan: Plan) 
     assert plain["window_bytes"] == 8 * 2 * 2 * 32 * 2
 
 
+def test_inspect_shows_programs_and_kernels(
+    engine: Path, plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(engine), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    drafted = next(p for p in facts["programs"] if p["name"] == "step@1.draft-1-1-1")
+    entry = next(e for e in plan.programs if e.name == drafted["name"])
+    launches = json.loads((engine / entry.file).read_text())["launches"]
+    assert drafted["launches"] == len(launches)
+    assert drafted["kernels"] == len({launch["kernel"] for launch in launches})
+    sizes = {buffer.name: buffer.bytes for buffer in plan.buffers}
+    most_bytes = max(p["arena_bytes"] for p in facts["programs"])
+    assert -(-most_bytes // 256) * 256 == sizes["arena"]
+    assert sum(kernel["variants"] for kernel in facts["kernels"]) == len(plan.kernels)
+    most = max(kernel.registers for kernel in plan.kernels)
+    assert max(kernel["registers"] for kernel in facts["kernels"]) == most
+    weights = sum(b.bytes for b in plan.buffers if b.space == "weights")
+    assert facts["predicted_memory"]["weights_bytes"] == weights
+    assert main(["inspect", str(engine)]) == 0
+    assert "step@1.draft-1-1-1" in capsys.readouterr().out
+
+
 def test_equal_builds_are_equal_byte_for_byte(
     engine: Path, checkpoints: Path, tmp_path: Path
 ) -> None:
@@ -188,6 +212,7 @@ def test_nothing_of_this_machine_is_in_the_engine(engine: Path, checkpoints: Pat
     [
         ({"gpu": "sm_100a"}, "--gpu sm_100a is not supported"),
         ({"backend": "cpu"}, "--gpu sm_90a needs --backend cuda"),
+        ({"backend": "cpu", "gpu": None, "draft_dtype": "fp8"}, "--draft-dtype fp8 needs"),
         ({"page_size": 24}, "--page-size 24"),
         ({"max_batch_size": 300}, "--max-batch-size 300"),
         (

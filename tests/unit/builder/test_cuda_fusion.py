@@ -19,8 +19,8 @@ from geometries import GPT_OSS_20B
 from safetensors.torch import load_file, save_file
 
 from specbuild.builder import graphs
+from specbuild.builder.backends.cuda.graph_passes.retype import only_known_ops
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
-from specbuild.builder.backends.cuda.retype import only_known_ops
 from specbuild.builder.backends.cuda.support import require_cuda_support
 from specbuild.builder.checkpoint.draft import read_draft
 from specbuild.builder.checkpoint.source import SourceTensor

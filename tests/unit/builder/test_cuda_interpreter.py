@@ -10,23 +10,32 @@ from typing import Any
 
 import pytest
 import torch
-from plan_host import PlanHost, lowered_engine, step_name
+from plan_host import PlanHost, fused_engine, step_name
 
-from specbuild.builder.backends.cuda.engine import LoweredEngine, target_of
-from specbuild.builder.backends.cuda.interpret import PlanInterpreter
-from specbuild.builder.backends.cuda.plan_writer import (
+from specbuild.builder.backends.cuda.engine import (
+    CudaModel,
+    LoweredEngine,
+    lower_engine,
+    target_of,
+)
+from specbuild.builder.backends.cuda.graph_passes.quantise_weights import quantise_weights
+from specbuild.builder.backends.cuda.plan.interpret import PlanInterpreter
+from specbuild.builder.backends.cuda.plan.plan_writer import (
     CallLowering,
     LoweredProgram,
     PlanWriter,
     lower_program,
     program_bytes,
 )
-from specbuild.builder.backends.cuda.program_ir import Call, ProgramIr, Storage, Tensor
+from specbuild.builder.backends.cuda.programs.program_ir import Call, ProgramIr, Storage, Tensor
 from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
+from specbuild.builder.limits import EnginePlan, with_limits
+from specbuild.builder.passes.cleanup import remove_unused
 from specbuild.builder.progress import SilentProgress
 from specbuild.plugins_cuda.choose.op import gumbel_noise
 from specbuild.plugins_cuda.launches import Lowering, Phase, Target, TensorInfo
+from specbuild.plugins_cuda.linear.storage import MXFP4
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.manifest import DraftShape
@@ -46,19 +55,11 @@ NEAR_TIE = 0.1
 
 
 @pytest.fixture(scope="module")
-def engine() -> LoweredEngine:
-    """Two sequences, trees of 8 nodes, and rings of 400 slots in windowed layers."""
-    kernels = CallLowering(target_of("sm_90a"))
-
-    def small_chunks(call: Call, phase: Phase) -> Lowering:
-        if phase == "prefill" and any(t.shape[:1] > (256,) for t in call.outputs.values()):
-            raise SpecbuildError("a chunk of more rows needs a larger ring")
-        return kernels(call, phase)
-
-    return lowered_engine(
+def fused() -> tuple[CudaModel, EnginePlan]:
+    """Two sequences and trees of 8 nodes."""
+    return fused_engine(
         EXAMPLE / "target",
         EXAMPLE / "draft",
-        small_chunks,
         max_seq_len=MAX_SEQ_LEN,
         max_batch_size=2,
         page_size=16,
@@ -66,6 +67,19 @@ def engine() -> LoweredEngine:
         draft_depth=TREE.draft_depth,
         draft_tokens=TREE.draft_tokens,
     )
+
+
+@pytest.fixture(scope="module")
+def engine(fused: tuple[CudaModel, EnginePlan]) -> LoweredEngine:
+    """Rings of 400 slots in windowed layers."""
+    kernels = CallLowering(target_of("sm_90a"))
+
+    def small_chunks(call: Call, phase: Phase) -> Lowering:
+        if phase == "prefill" and any(t.shape[:1] > (256,) for t in call.outputs.values()):
+            raise SpecbuildError("a chunk of more rows needs a larger ring")
+        return kernels(call, phase)
+
+    return lower_engine(*fused, target_of("sm_90a"), small_chunks)
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +243,32 @@ def test_a_chain_is_accepted(engine: LoweredEngine, prompts: list[list[int]]) ->
     assert sum(len(step.tokens) for step in steps) == TOKENS - 1
     assert (TOKENS - 1) / len(steps) > 1.6
     assert sum(step.accepted for step in steps) > len(steps) / 2
+
+
+def test_a_draft_of_codes_changes_no_token(
+    fused: tuple[CudaModel, EnginePlan], runs: Runs, prompts: list[list[int]]
+) -> None:
+    """MXFP4 loses some of the acceptance."""
+    model, plan = fused
+    models = dict(model.models)
+    for role, projections in (("draft_fuse", 1), ("draft", 5)):
+        models[role] = models[role].clone()
+        assert quantise_weights(models[role], storage=MXFP4) == projections
+        remove_unused(models[role])
+    limits = replace(plan.limits, max_batch_size=1, draft_top_k=1, draft_tokens=CHAIN.draft_tokens)
+    smaller = with_limits(plan, limits)
+    coded = lower_engine(replace(model, models=models), smaller, target_of("sm_90a"))
+    stored = [n for n in coded.weights if n.startswith("draft.") and "packed" in n]
+    assert len(stored) == 6 and all(name.endswith(".packed.mxfp4") for name in stored)
+    host = PlanHost(coded)
+    host.port("ignore_eos").fill_(1)
+    first, _ = host.admit(0, prompts[1], TOKENS)
+    tokens, steps = [first], 0
+    while not host.port("done")[0]:
+        tokens += host.step(step_name(1, CHAIN))[0].tokens
+        steps += 1
+    assert tokens == runs(prompts[1], step_name(1))
+    assert (TOKENS - 1) / steps > 1.4
 
 
 def test_sequences_of_a_batch_do_not_touch_each_other(

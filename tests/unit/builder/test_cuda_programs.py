@@ -6,9 +6,14 @@ import struct
 
 import pytest
 
-from specbuild.builder.backends.cuda.plan_writer import ZEROED, PlanWriter, lower_program
-from specbuild.builder.backends.cuda.program_ir import Call, ProgramIr, Storage, Tensor
-from specbuild.builder.backends.cuda.programs import batch_buckets, deepest, draft_shapes, fits
+from specbuild.builder.backends.cuda.plan.plan_writer import ZEROED, PlanWriter, lower_program
+from specbuild.builder.backends.cuda.programs.program_ir import Call, ProgramIr, Storage, Tensor
+from specbuild.builder.backends.cuda.programs.programs import (
+    batch_buckets,
+    deepest,
+    draft_shapes,
+    fits,
+)
 from specbuild.plugins_cuda.launches import (
     Kernel,
     Lowering,

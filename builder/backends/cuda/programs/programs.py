@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specbuild.builder.backends.cuda.draft_passes import Drafting, fuse
-from specbuild.builder.backends.cuda.engine_parts import EngineParts
-from specbuild.builder.backends.cuda.program_ir import ProgramIr, Tensor
-from specbuild.builder.backends.cuda.state import SCORE_LOGIT_ROWS
-from specbuild.builder.backends.cuda.target_pass import TargetRows, choose, logits, run_target
+from specbuild.builder.backends.cuda.programs.draft_passes import Drafting, fuse, keep_rows
+from specbuild.builder.backends.cuda.programs.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tensor
+from specbuild.builder.backends.cuda.programs.state import SCORE_LOGIT_ROWS
+from specbuild.builder.backends.cuda.programs.target_pass import (
+    TargetRows,
+    choose,
+    logits,
+    run_target,
+)
 from specbuild.builder.limits import MAX_DECODE_ROWS
 from specbuild.runtime.kv_pool import DRAFT_GROUP
 from specbuild.runtime.manifest import DraftShape, Limits
@@ -48,19 +53,23 @@ def fits(batch: int, shape: DraftShape, depth: int) -> bool:
     return batch * max(rows) <= MAX_DECODE_ROWS
 
 
-def step_name(batch: int, shape: DraftShape, *, full_logits: bool) -> str:
-    """``step@4``, ``step@1.draft-1-3-3`` (K, D, N), with ``.logits`` where they are written."""
+def step_name(batch: int, shape: DraftShape, *, full_logits: bool, extends: bool = False) -> str:
+    """``step@4``, ``step@4.extends``, ``step@1.draft-1-3-3`` (K, D, N); ``.logits`` if written."""
     draft = f".draft-{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"
-    name = f"step@{batch}{draft if shape.draft_depth else ''}"
+    name = f"step@{batch}{draft if shape.draft_depth else ''}{'.extends' if extends else ''}"
     return f"{name}.logits" if full_logits else name
 
 
 def step_program(
-    parts: EngineParts, batch: int, shape: DraftShape, *, full_logits: bool
+    parts: EngineParts, batch: int, shape: DraftShape, *, full_logits: bool, extends: bool = False
 ) -> ProgramIr:
     """One decoding step of ``batch`` sequences; see ``ProgramEntry``."""
-    program = ProgramIr(step_name(batch, shape, full_logits=full_logits), "decode")
-    tree = Drafting(parts, program, batch, shape).tree() if shape.draft_depth else None
+    name = step_name(batch, shape, full_logits=full_logits, extends=extends)
+    program = ProgramIr(name, "decode")
+    drafting = Drafting(parts, program, batch, shape)
+    tree = drafting.tree() if shape.draft_depth else None
+    if extends:
+        drafting.take_up()
     rows = _verify_rows(parts, program, batch, shape, tree)
     target = run_target(parts, program, rows)
     chosen = choose(
@@ -86,7 +95,7 @@ def step_program(
             "captured": target.captured,
             **parts.state("Advance", batch),
         },
-        {"extended": int(tree is not None)},
+        {"extended": int(tree is not None or extends)},
     )
     return program
 
@@ -171,21 +180,17 @@ def prefill_program(parts: EngineParts, rows: int) -> ProgramIr:
         {"token_ids": parts.ports["prefill.logit_rows"], "table": target.captured},
         outputs={"x": parts.ports["prefill.last_captured"]},
     )
-    table = parts.page_table(DRAFT_GROUP, batch)
-    placement = parts.placement(
-        "draft",
+    keep_rows(
+        parts,
         program,
+        batch,
         {
             "token_ids": parts.ports.first("prefill.draft_token_ids", rows),
             "hidden": fuse(parts, program, target.captured),
             "positions": parts.ports.first("prefill.positions", rows),
-            f"{DRAFT_GROUP}.page_table": table.view(batch, 1, table.shape[1]),
             f"{DRAFT_GROUP}.write_slot": parts.ports.first("prefill.draft_write_slot", rows),
         },
-        rows=rows,
-        logit_rows=batch,
     )
-    placement.place(placement.graph.pools)
     return program
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from specbuild.builder.backends.cuda.engine_parts import EngineParts
-from specbuild.builder.backends.cuda.fused_graph import HEAD, Placement, attributes_of
-from specbuild.builder.backends.cuda.program_ir import ProgramIr, Tensor
+from specbuild.builder.backends.cuda.programs.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.programs.fused_graph import HEAD, Placement, attributes_of
+from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tensor
 from specbuild.plugins_cuda.launches import TensorInfo
 
 _BLANK = "captured_blank"

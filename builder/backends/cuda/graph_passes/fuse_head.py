@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.cuda.fused_node import (
+from specbuild.builder.backends.cuda.graph_passes.fused_node import (
     LOGIT_ROWS,
     as_bf16,
     packed,
@@ -14,7 +14,13 @@ from specbuild.builder.backends.cuda.fused_node import (
     static,
     stem,
 )
-from specbuild.builder.backends.cuda.matching import Norm, laid_out, made_by, norm_of, origin
+from specbuild.builder.backends.cuda.graph_passes.matching import (
+    Norm,
+    laid_out,
+    made_by,
+    norm_of,
+    origin,
+)
 from specbuild.builder.passes.rewriting import take_place
 from specbuild.builder.passes.weights import recipe_of
 from specbuild.plugins_cuda.linear.packing import pack_rows

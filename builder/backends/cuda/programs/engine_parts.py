@@ -8,9 +8,13 @@ from functools import cached_property
 
 import torch
 
-from specbuild.builder.backends.cuda.fused_graph import FusedGraph, Placement, WeightTensors
-from specbuild.builder.backends.cuda.program_ir import ProgramIr, Storage, Tensor
-from specbuild.builder.backends.cuda.state import StatePorts
+from specbuild.builder.backends.cuda.programs.fused_graph import (
+    FusedGraph,
+    Placement,
+    WeightTensors,
+)
+from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Storage, Tensor
+from specbuild.builder.backends.cuda.programs.state import StatePorts
 from specbuild.builder.passes.weights import Recipe
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.plugins_cuda.registry import op_named

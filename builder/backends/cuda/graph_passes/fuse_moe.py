@@ -7,7 +7,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 import torch
 
-from specbuild.builder.backends.cuda.fused_node import (
+from specbuild.builder.backends.cuda.graph_passes.fused_node import (
     ROWS,
     as_bf16,
     packed,
@@ -16,7 +16,7 @@ from specbuild.builder.backends.cuda.fused_node import (
     stem,
     stored,
 )
-from specbuild.builder.backends.cuda.matching import (
+from specbuild.builder.backends.cuda.graph_passes.matching import (
     Norm,
     bias_of,
     linear_of,

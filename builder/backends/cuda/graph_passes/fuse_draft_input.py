@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.cuda.fused_node import ROWS, as_bf16, place, static
-from specbuild.builder.backends.cuda.matching import Norm, made_by, norm_of, read_norm
+from specbuild.builder.backends.cuda.graph_passes.fused_node import ROWS, as_bf16, place, static
+from specbuild.builder.backends.cuda.graph_passes.matching import Norm, made_by, norm_of, read_norm
 from specbuild.builder.passes.rewriting import take_place
 from specbuild.builder.passes.weights import recipe_of
 

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.cuda.fused_node import ROWS, as_bf16, packed, place, static, stem
-from specbuild.builder.backends.cuda.matching import bias_of, laid_out, only_user, origin
+from specbuild.builder.backends.cuda.graph_passes.fused_node import (
+    ROWS,
+    as_bf16,
+    packed,
+    place,
+    static,
+    stem,
+)
+from specbuild.builder.backends.cuda.graph_passes.matching import (
+    bias_of,
+    laid_out,
+    only_user,
+    origin,
+)
 from specbuild.builder.passes.rewriting import take_place
 from specbuild.plugins_cuda.linear.packing import pack_rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from specbuild.builder.backends.cuda.program_ir import Storage, Tensor
+from specbuild.builder.backends.cuda.programs.program_ir import Storage, Tensor
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.runtime.plan import Space
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.cuda.fused_node import ACTIVATIONS, ROWS, place, static
+from specbuild.builder.backends.cuda.graph_passes.fused_node import ACTIVATIONS, ROWS, place, static
 from specbuild.builder.passes.rewriting import producer, take_place
 
 CAPTURED = "captured"

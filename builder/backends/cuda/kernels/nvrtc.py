@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from specbuild.builder.backends.cuda.kernel_source import KernelSource, source_of
+from specbuild.builder.backends.cuda.kernels.kernel_source import KernelSource, source_of
 from specbuild.plugins_cuda.launches import Kernel
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.plan import CompiledKernel
@@ -72,10 +72,36 @@ class Compiler:
         """The least CUDA version that a driver needs: cubins run on any of the same major one."""
         return self._version[0] * 1000
 
+    def adopt(
+        self,
+        kernels: Iterable[Kernel],
+        known: Iterable[CompiledKernel],
+        read: Callable[[str], bytes],
+    ) -> None:
+        """Takes cubins from an engine instead of compiling: those of the same digest.
+
+        ``known`` are the engine's kernels, ``read`` gives a file of it.
+        """
+        held: dict[str, dict[str, Resources]] = {}
+        for entry in known:
+            took = Resources(entry.registers, entry.spill_bytes, entry.shared_bytes)
+            held.setdefault(entry.cubin, {})[entry.entry] = took
+        wanted: dict[KernelSource, set[str]] = {}
+        for kernel in kernels:
+            wanted.setdefault(source_of(kernel), set()).add(kernel.entry)
+        for source, entries in wanted.items():
+            file = self._file(source)
+            if source not in self._cubins and entries <= set(held.get(file, ())):
+                self._cubins[source] = Cubin(file, read(file), held[file])
+
     def missing(self, kernels: Iterable[Kernel]) -> tuple[KernelSource, ...]:
         """The sources that :meth:`compile` would have to compile, in the order of first use."""
-        sources = dict.fromkeys(source_of(kernel) for kernel in kernels)
-        return tuple(source for source in sources if source not in self._cubins)
+        unknown = (source_of(kernel) for kernel in kernels if not self._holds(kernel))
+        return tuple(dict.fromkeys(unknown))
+
+    def _holds(self, kernel: Kernel) -> bool:
+        cubin = self._cubins.get(source_of(kernel))
+        return cubin is not None and kernel.entry in cubin.entries
 
     def compile(self, kernels: Iterable[Kernel], done: Callable[[], None]) -> Compiled:
         """Machine code for every kernel, in the given order; ``done`` is called per source.
@@ -113,8 +139,11 @@ class Compiler:
     def _cubin(self, source: KernelSource) -> Cubin:
         options = self._options(source)
         data, log = _compiled(self._nvrtc, source, options)
+        return Cubin(self._file(source), data, read_log(log))
+
+    def _file(self, source: KernelSource) -> str:
         digest = source.digest((self.gpu, ".".join(map(str, self._version)), *self._common))
-        return Cubin(f"{KERNEL_FOLDER}/{digest}.cubin", data, read_log(log))
+        return f"{KERNEL_FOLDER}/{digest}.cubin"
 
     @property
     def _common(self) -> tuple[str, ...]:

@@ -54,6 +54,17 @@ def source_of(kernel: Kernel) -> KernelSource:
     return KernelSource(kernel.folder, kernel.file, kernel.constants)
 
 
+def source_digest(name: str) -> str | None:
+    """Changes with any byte of a file ``<folder>/<file>`` or its headers; None without it."""
+    path = PLUGINS / name
+    if not path.is_file():
+        return None
+    digest = xxhash.xxh3_128()
+    for part in included(path):
+        digest.update(_read(part) + b"\0")
+    return digest.hexdigest()
+
+
 def included(path: Path) -> tuple[Path, ...]:
     """The file and the headers that it includes, each once, in the order of first inclusion."""
     found: dict[Path, None] = {path.resolve(): None}

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.cuda.fused_node import (
+from specbuild.builder.backends.cuda.graph_passes.fused_node import (
     ROWS,
     as_bf16,
     as_fp32,
@@ -20,7 +20,13 @@ from specbuild.builder.backends.cuda.fused_node import (
     static,
     stem,
 )
-from specbuild.builder.backends.cuda.matching import bias_of, laid_out, linear_of, norm_of, origin
+from specbuild.builder.backends.cuda.graph_passes.matching import (
+    bias_of,
+    laid_out,
+    linear_of,
+    norm_of,
+    origin,
+)
 from specbuild.builder.passes.rewriting import producer, take_place
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_qkv_rope.packing import pack_qkv, pack_qkv_bias

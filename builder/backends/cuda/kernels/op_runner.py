@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.builder.backends.cuda.nvrtc import Compiler
+from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
 from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.runtime.errors import UnsupportedHereError
@@ -16,7 +16,6 @@ from specbuild.runtime.errors import UnsupportedHereError
 Pointers = Mapping[str, int]
 _POISON = 0xFF
 _GUARD_BYTES = 256
-_DEFAULT_SHARED_BYTES = 48 << 10
 
 
 class OpRunner:
@@ -36,6 +35,8 @@ class OpRunner:
         self.stream = self._call(driver.cuStreamCreate, 1)
         attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
         self.multiprocessors = int(self._call(driver.cuDeviceGetAttribute, attribute, device))
+        name = bytes(self._call(driver.cuDeviceGetName, 128, device))
+        self.device_name = name.partition(b"\0")[0].decode()
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         status, *results = function(*arguments)
@@ -65,6 +66,10 @@ class OpRunner:
         if out.nbytes:
             self._call(self._driver.cuMemcpyDtoH, out.ctypes.data, pointer, out.nbytes)
         return out
+
+    def synchronize(self) -> None:
+        """Waits for every copy and launch, of all streams."""
+        self._call(self._driver.cuCtxSynchronize)
 
     def prepare(self, lowerings: Sequence[Lowering]) -> None:
         """Compiles what these lowerings launch, in parallel."""
@@ -167,7 +172,7 @@ class OpRunner:
                 driver.cuModuleGetFunction, module, kernel.entry.encode()
             )
         function = self._functions[kernel]
-        if shared_bytes > _DEFAULT_SHARED_BYTES:
+        if shared_bytes:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._call(driver.cuFuncSetAttribute, function, attribute, shared_bytes)
         return function

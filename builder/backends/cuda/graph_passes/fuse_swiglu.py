@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.cuda.fused_node import ROWS, as_bf16, packed, place, static, stem
-from specbuild.builder.backends.cuda.matching import bias_of, linear_of, made_by, norm_of
+from specbuild.builder.backends.cuda.graph_passes.fused_node import (
+    ROWS,
+    as_bf16,
+    packed,
+    place,
+    static,
+    stem,
+)
+from specbuild.builder.backends.cuda.graph_passes.matching import (
+    bias_of,
+    linear_of,
+    made_by,
+    norm_of,
+)
 from specbuild.builder.passes.rewriting import take_place
 from specbuild.plugins_cuda.rms_swiglu.packing import pack_gate_up
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.cuda.fused_node import ACTIVATIONS
+from specbuild.builder.backends.cuda.graph_passes.fused_node import ACTIVATIONS
 from specbuild.plugins_cuda.opspec import DOMAIN
 
 FUSED_OPS = frozenset(

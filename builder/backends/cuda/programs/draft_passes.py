@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from specbuild.builder.backends.cuda.engine_parts import EngineParts
-from specbuild.builder.backends.cuda.program_ir import ProgramIr, Tensor
-from specbuild.builder.backends.cuda.target_pass import logits
+from specbuild.builder.backends.cuda.programs.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tensor
+from specbuild.builder.backends.cuda.programs.target_pass import logits
 from specbuild.builder.limits import candidate_pool
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.runtime.kv_pool import DRAFT_GROUP
@@ -72,8 +72,20 @@ class Drafting:
             },
         )
 
+    def take_up(self) -> None:
+        """The rows that were committed since the draft last ran: their keys and values only."""
+        rows, hidden = self._committed()
+        ports = {name: rows[name] for name in ("token_ids", "positions")}
+        ports |= {"hidden": hidden, f"{DRAFT_GROUP}.write_slot": rows["write_slot"]}
+        keep_rows(self.parts, self.program, self.batch, ports)
+
     def _extend(self) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
         """The rows that were committed since the draft last ran, and the first level's children."""
+        rows, hidden = self._committed()
+        return (rows, *self._run(rows, hidden, frontier=1))
+
+    def _committed(self) -> tuple[dict[str, Tensor], Tensor]:
+        """The rows that wait for the draft, and what it takes for hidden in them, [T, H]."""
         sizes = self.parts.ports.sizes
         count = self.batch * (sizes.depth + 1)
         rows = self.program.call(
@@ -85,8 +97,7 @@ class Drafting:
             {"page_size": self.parts.page_size},
             sizes={"T": count, "B1": self.batch + 1},
         )
-        hidden = fuse(self.parts, self.program, rows["captured_rows"])
-        return (rows, *self._run(rows, hidden, frontier=1))
+        return rows, fuse(self.parts, self.program, rows["captured_rows"])
 
     def _run(
         self, rows: Mapping[str, Tensor], hidden: Tensor, *, frontier: int
@@ -169,3 +180,21 @@ def fuse(parts: EngineParts, program: ProgramIr, captured: Tensor) -> Tensor:
     hidden = placement.value(output)
     assert hidden is not None
     return hidden
+
+
+def keep_rows(
+    parts: EngineParts, program: ProgramIr, batch: int, ports: Mapping[str, Tensor]
+) -> None:
+    """The draft's keys and values of rows go into its cache; nothing else of it is computed.
+
+    ``ports``: token_ids [T], hidden [T, H], positions [T] and the cache's write_slot [T].
+    """
+    table = parts.page_table(DRAFT_GROUP, batch)
+    placement = parts.placement(
+        "draft",
+        program,
+        {**ports, f"{DRAFT_GROUP}.page_table": table.view(batch, 1, table.shape[1])},
+        rows=ports["hidden"].shape[0],
+        logit_rows=batch,
+    )
+    placement.place(placement.graph.pools)

@@ -10,7 +10,12 @@ from typing import Any
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.cuda.program_ir import ProgramIr, Storage, Tensor, tensor_bytes
+from specbuild.builder.backends.cuda.programs.program_ir import (
+    ProgramIr,
+    Storage,
+    Tensor,
+    tensor_bytes,
+)
 from specbuild.builder.passes.weights import ONNX_DTYPES, Recipe, recipe_of
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.plugins_cuda.opspec import DOMAIN, TensorSpec

@@ -1,0 +1,1 @@
+"""Passes that turn the portable graphs into the CUDA target's ops."""

@@ -1,0 +1,1 @@
+"""Kernels: sources, compilation, and single ops run on a GPU."""

@@ -1,0 +1,1 @@
+"""Programs of op calls: a prompt chunk, a step, scores."""

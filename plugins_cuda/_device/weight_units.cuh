@@ -1,0 +1,147 @@
+// How the values of a dense weight are stored, and how a lane makes A operands of mma of them.
+//
+// A packed tile is 16 rows by K, cut into units of one or two blocks of 32 columns
+// (linear/packing.py, linear/block_scaled.py). A unit is kLoads times 512 bytes, 16 for each lane
+// 4g + t, and where values have scales 32 bytes more, 4 for each g: those of rows g and g + 8 in
+// the first block, then in the second. An element is its code times 2^(scale − 127), which a bf16
+// holds exactly: what is stored decides nothing but the weight's values.
+//
+// Instructions for a block of a tile: bf16 none, fp8 28 and two for scales, MXFP4 26 and two. With
+// its mma and loads a block takes an SM's scheduler about 36 issue slots of MXFP4; at 4.5 TB/s one
+// comes every 63, of fp8 every 122.
+#pragma once
+
+#include "mxfp4.cuh"
+
+constexpr int kBf16Weights = 0, kFp8Weights = 1, kMxfp4Weights = 2;
+constexpr int kLoadBytes = 512;
+
+// What a lane holds of a unit.
+template <int kLoads, bool kScaled>
+struct HeldUnit {
+  uint4 pieces[kLoads];
+  uint32_t scales;
+};
+template <int kLoads>
+struct HeldUnit<kLoads, false> {
+  uint4 pieces[kLoads];
+};
+
+// Takes a lane's scales from behind the codes of a unit, whose 16 bytes for this lane are at
+// ``unit``.
+template <class Units, class Load>
+__device__ __forceinline__ void load_scales_behind(typename Units::Held& held,
+                                                   const unsigned char* unit, const Load& load) {
+  const int lane = threadIdx.x % 32;
+  held.scales = load(unit + (Units::kLoads * kLoadBytes + lane / 4 * 4 - lane * 16));
+}
+
+struct Bf16Units {
+  static constexpr int kBlocks = 1, kLoads = 2, kBytes = kLoads * kLoadBytes;
+  static constexpr bool kScaled = false;
+  using Stored = uint16_t;
+  using Held = HeldUnit<kLoads, kScaled>;
+
+  template <int block>
+  static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
+                                                uint32_t (&second)[4]) {
+    const uint4 upper = held.pieces[0], lower = held.pieces[1];
+    set_operand(first, upper.x, lower.x, upper.y, lower.y);
+    set_operand(second, upper.z, lower.z, upper.w, lower.w);
+  }
+
+  template <class Load>
+  static __device__ __forceinline__ void load_scales(Held&, const unsigned char*, const Load&) {}
+
+  static __device__ __forceinline__ void set_operand(uint32_t (&to)[4], uint32_t a, uint32_t b,
+                                                     uint32_t c, uint32_t d) {
+    to[0] = a;
+    to[1] = b;
+    to[2] = c;
+    to[3] = d;
+  }
+};
+
+// e2m1 with a scale for 32 columns: a piece is both blocks of rows g and g + 8.
+struct Mxfp4Units {
+  static constexpr int kBlocks = 2, kLoads = 1, kBytes = kLoads * kLoadBytes + 32;
+  static constexpr bool kScaled = true;
+  using Stored = unsigned char;
+  using Held = HeldUnit<kLoads, kScaled>;
+
+  template <class Load>
+  static __device__ __forceinline__ void load_scales(Held& held, const unsigned char* unit,
+                                                     const Load& load) {
+    load_scales_behind<Mxfp4Units>(held, unit, load);
+  }
+
+  template <int block>
+  static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
+                                                uint32_t (&second)[4]) {
+    const uint4 codes = held.pieces[0];
+    uint32_t a[4], b[4];
+    decode_word_by_half<block>(block ? codes.z : codes.x, alternate_scales(held.scales, 0), a);
+    decode_word_by_half<block>(block ? codes.w : codes.y, alternate_scales(held.scales, 1), b);
+    Bf16Units::set_operand(first, a[0], b[0], a[1], b[1]);
+    Bf16Units::set_operand(second, a[2], b[2], a[3], b[3]);
+  }
+};
+
+// e4m3 with a scale for 32 columns: a piece is one block of rows g and g + 8.
+struct Fp8Units {
+  static constexpr int kBlocks = 2, kLoads = 2, kBytes = kLoads * kLoadBytes + 32;
+  static constexpr bool kScaled = true;
+  using Stored = unsigned char;
+  using Held = HeldUnit<kLoads, kScaled>;
+
+  template <class Load>
+  static __device__ __forceinline__ void load_scales(Held& held, const unsigned char* unit,
+                                                     const Load& load) {
+    load_scales_behind<Fp8Units>(held, unit, load);
+  }
+
+  template <int block>
+  static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
+                                                uint32_t (&second)[4]) {
+    const uint4 codes = held.pieces[block];
+    const uint32_t upper = scales_of(held.scales, 0), lower = scales_of(held.scales, 1);
+    uint32_t a[4], b[4];
+    decode_pairs<block>(codes.x, upper, a[0], a[1]);
+    decode_pairs<block>(codes.y, upper, a[2], a[3]);
+    decode_pairs<block>(codes.z, lower, b[0], b[1]);
+    decode_pairs<block>(codes.w, lower, b[2], b[3]);
+    Bf16Units::set_operand(first, a[0], b[0], a[1], b[1]);
+    Bf16Units::set_operand(second, a[2], b[2], a[3], b[3]);
+  }
+
+ private:
+  // 2^(scale − 7) of bytes ``odd`` and ``odd`` + 2, in the low and the high half.
+  static __device__ __forceinline__ uint32_t scales_of(uint32_t scales, int odd) {
+    return __byte_perm(scales, 0u, 0x4240u + 0x101u * odd) * 128u + 0x3C003C00u;
+  }
+
+  // Four codes times a scale. An e4m3's sign at bit 15 and its other bits at 10:4 of a half are
+  // e4m3 · 2^-120 in bf16, subnormal or not.
+  template <int half>
+  static __device__ __forceinline__ void decode_pairs(uint32_t word, uint32_t scales, uint32_t& low,
+                                                      uint32_t& high) {
+    const uint32_t turned = (word >> 4) | (word << 28);
+    low = mul_bf16x2_by_half<half>(word & 0x87F087F0u, scales);
+    high = mul_bf16x2_by_half<half>((turned & 0x87808780u) | ((word << 4) & 0x00700070u), scales);
+  }
+};
+
+template <int weights>
+struct WeightUnits;
+template <>
+struct WeightUnits<kBf16Weights> {
+  using Units = Bf16Units;
+};
+template <>
+struct WeightUnits<kFp8Weights> {
+  using Units = Fp8Units;
+};
+template <>
+struct WeightUnits<kMxfp4Weights> {
+  using Units = Mxfp4Units;
+};

@@ -1,0 +1,196 @@
+"""Dense weights as codes with a power-of-two scale for 32 columns: MXFP4, and fp8 as MXFP8.
+
+Both are formats of the OCP Microscaling Formats specification, version 1.0: elements e2m1, or e4m3,
+and an e8m0 scale for a block of 32 values of a row. The scale's exponent is that of the block's
+largest magnitude less that of the largest element (section 6.3), or one more where that magnitude
+would else be rounded beyond this element; elements are rounded to nearest even. Scales are bounded
+so that kernels decode every element exactly in bf16.
+
+Of a bf16 weight packed by ``pack_rows``, [N/16, K/32, 512], two blocks make a *unit*; an odd last
+block stands beside a block of zeros. A unit has, for lane 4·g + t and halves h (rows g + 8·h),
+
+    mxfp4   [lane][block][h] u32       8 codes: columns 8t … 8t+7, placed as ``E2M1_WORDS``
+    fp8     [block][lane][h][2] u32    4 codes: columns 8t … 8t+3 or 8t+4 … 8t+7, as ``_E4M3_WORDS``
+    both    [g][block][h] u8           the scales
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.linear.packing import BLOCK, HALF_ROWS, TILE_VALUES
+from specbuild.plugins_cuda.linear.storage import BF16, FP8, LOAD_BYTES, MXFP4, Storage
+from specbuild.plugins_cuda.moe.e2m1 import E2M1, E2M1_CODES, E2M1_WORDS
+from specbuild.plugins_cuda.placed_words import PlacedWords
+from specbuild.runtime.errors import SpecbuildError
+
+if TYPE_CHECKING:
+    import torch
+
+# Values that are quantised at once: bounds the memory, about 100 bytes each.
+_CHUNK_VALUES = 1 << 22
+_SCALE_BIAS = 127
+# Four codes of a word: the first two come to stand in bf16 pairs by a mask, the others by a turn, a
+# shift and two masks.
+_E4M3_WORDS = PlacedWords(
+    (
+        (4, 5, 6, 7, 8, 9, 10, 15),
+        (20, 21, 22, 23, 24, 25, 26, 31),
+        (0, 1, 2, 11, 12, 13, 14, 19),
+        (16, 17, 18, 27, 28, 29, 30, 3),
+    )
+)
+
+
+@dataclass(frozen=True)
+class _Element:
+    """A format of elements: exponent of its largest, and when a block needs one more; bounds of a
+    scale's code; and the codes of values that a scale was taken from.
+    """
+
+    largest_exponent: int
+    most_mantissa: float
+    least_scale: int
+    largest_scale: int
+    codes: Callable[[torch.Tensor], torch.Tensor]
+
+
+def quantised(packed: torch.Tensor, storage: Storage) -> torch.Tensor:
+    """A packed bf16 weight [tiles, blocks, 512] in another form: u8 [tiles, units, elements].
+
+    SpecbuildError for values that are larger than kernels decode.
+    """
+    import torch
+
+    if storage is BF16:
+        return packed
+    tiles, blocks, _ = packed.shape
+    shape = (tiles, storage.units(blocks), storage.elements)
+    made = torch.empty(shape, dtype=torch.uint8, device=packed.device)
+    if packed.is_meta:
+        return made
+    step = max(1, _CHUNK_VALUES // (blocks * TILE_VALUES))
+    for first in range(0, tiles, step):
+        made[first : first + step] = _quantised_tiles(packed[first : first + step], storage)
+    return made
+
+
+def decoded(packed: torch.Tensor, columns: int) -> torch.Tensor:
+    """A packed weight of any form as bf16 values [tiles, columns/32, 512]."""
+    import torch
+
+    if packed.dtype != torch.uint8:
+        return packed
+    storage = FP8 if packed.shape[2] == FP8.elements else MXFP4
+    tiles, units, _ = packed.shape
+    data, rates = packed.split([storage.loads * LOAD_BYTES, storage.elements % LOAD_BYTES], dim=2)
+    read = _read_fp8 if storage is FP8 else _read_mxfp4
+    values = read(data.contiguous().view(torch.int32))
+    scales = rates.reshape(tiles, units, HALF_ROWS, 2, 2).permute(0, 1, 3, 4, 2)
+    values = torch.ldexp(values, scales.int().unsqueeze(-1) - _SCALE_BIAS)
+    return values.reshape(tiles, 2 * units, TILE_VALUES)[:, : columns // BLOCK].bfloat16()
+
+
+def _quantised_tiles(packed: torch.Tensor, storage: Storage) -> torch.Tensor:
+    """u8 [tiles, units, elements] of bf16 [tiles, blocks, 512]."""
+    import torch
+    from torch.nn import functional as F
+
+    tiles, blocks, _ = packed.shape
+    units = storage.units(blocks)
+    padded = F.pad(packed.float(), (0, 0, 0, 2 * units - blocks))
+    rows = padded.view(tiles, units, 2, 2, HALF_ROWS, BLOCK)  # [tile, unit, block, h, g, column]
+    codes, scales = _encoded(rows, _ELEMENTS[storage])
+    words = (_fp8_words if storage is FP8 else _mxfp4_words)(codes)
+    return torch.cat(
+        [
+            words.reshape(tiles, units, -1).contiguous().view(torch.uint8),
+            scales.permute(0, 1, 4, 2, 3).reshape(tiles, units, -1),
+        ],
+        dim=2,
+    )
+
+
+def _encoded(values: torch.Tensor, element: _Element) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes u8 like ``values`` [..., 32], and scales u8 [...]; SpecbuildError for huge values."""
+    import torch
+
+    largest = torch.frexp(values.abs().amax(-1, keepdim=True))
+    shared = largest.exponent - 1 - element.largest_exponent
+    shared = shared + (2 * largest.mantissa > element.most_mantissa)
+    scales = (shared + _SCALE_BIAS).clamp_min(element.least_scale)
+    if int(scales.max()) > element.largest_scale:
+        raise SpecbuildError(
+            f"a weight of {float(values.abs().max()):g} is larger than the kernels decode "
+            f"(scales up to 2^{element.largest_scale - _SCALE_BIAS}); build with --draft-dtype bf16"
+        )
+    codes = element.codes(torch.ldexp(values, _SCALE_BIAS - scales))
+    return codes, scales.squeeze(-1).to(torch.uint8)
+
+
+def _e2m1_codes(values: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    codes = torch.bucketize(values.abs(), _e2m1_bounds(), out_int32=True).to(torch.uint8)
+    return codes | (values < 0).to(torch.uint8) << 3
+
+
+@cache
+def _e2m1_bounds() -> torch.Tensor:
+    """The largest number that each magnitude but the last is nearest to; ties go to even codes."""
+    import torch
+
+    middles = torch.tensor([(a + b) / 2 for a, b in pairwise(E2M1)])
+    below = torch.nextafter(middles, torch.zeros(()))
+    return torch.where(torch.arange(len(middles)) % 2 == 0, middles, below)
+
+
+def _e4m3_codes(values: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return values.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+# bf16 holds 2^-133 … 2^127·1.99: 2^(scale − 1) and 2^(scale − 7) are among it, and so is the least
+# element, 2^-1 and 2^-9, times 2^(scale − 127). Half way from the largest element to what would
+# follow it are 7 and 464.
+_ELEMENTS = {
+    MXFP4: _Element(2, 7 / 4, 1, 128, _e2m1_codes),
+    FP8: _Element(8, 464 / 256, 7, 134, _e4m3_codes),
+}
+
+
+def _mxfp4_words(codes: torch.Tensor) -> torch.Tensor:
+    """Codes [tile, unit, block, h, g, 32] → int32 [tile, unit, g, t, block, h]."""
+    pairs = codes[..., 0::2] | codes[..., 1::2] << 4
+    return E2M1_WORDS.placed(pairs).permute(0, 1, 4, 5, 2, 3)
+
+
+def _read_mxfp4(words: torch.Tensor) -> torch.Tensor:
+    """The inverse, as values: int32 [tile, unit, words] → fp32 [tile, unit, block, h, g, 32]."""
+    import torch
+
+    tiles, units, _ = words.shape
+    ordered = words.view(tiles, units, HALF_ROWS, 4, 2, 2).permute(0, 1, 4, 5, 2, 3)
+    pairs = E2M1_WORDS.natural(ordered)
+    codes = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(-2)
+    return torch.tensor(E2M1_CODES)[codes.int()]
+
+
+def _fp8_words(codes: torch.Tensor) -> torch.Tensor:
+    """Codes [tile, unit, block, h, g, 32] → int32 [tile, unit, block, g, t, h, 2]."""
+    words = _E4M3_WORDS.placed(codes).unflatten(-1, (4, 2))
+    return words.permute(0, 1, 2, 4, 5, 3, 6)
+
+
+def _read_fp8(words: torch.Tensor) -> torch.Tensor:
+    """The inverse, as values: int32 [tile, unit, words] → fp32 [tile, unit, block, h, g, 32]."""
+    import torch
+
+    tiles, units, _ = words.shape
+    ordered = words.view(tiles, units, 2, HALF_ROWS, 4, 2, 2).permute(0, 1, 2, 5, 3, 4, 6)
+    return _E4M3_WORDS.natural(ordered.flatten(-2)).view(torch.float8_e4m3fn).float().flatten(5)

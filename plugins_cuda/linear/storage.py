@@ -1,0 +1,84 @@
+"""How a packed dense weight is stored: bf16, or codes with a power-of-two scale for 32 columns.
+
+A tile of 16 rows is cut into *units* of one or two blocks of 32 columns, which kernels load whole:
+
+    bf16   [N/16, K/32, 512]         bf16   the values (``packing.py``)
+    fp8    [N/16, ⌈K/64⌉, 1056]      uint8  1024 e4m3 codes and 32 scales (``block_scaled.py``)
+    mxfp4  [N/16, ⌈K/64⌉, 544]       uint8  1024 e2m1 codes, two a byte, and 32 scales
+
+The weight's shape and type tell which it is; K is that of the tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
+from specbuild.runtime.errors import SpecbuildError
+
+LOAD_BYTES = 512
+
+
+@dataclass(frozen=True)
+class Storage:
+    """One form; ``code`` is what kernels are compiled with (``_device/weight_units.cuh``).
+
+    ``loads``: 16-byte loads of a lane for a unit. ``elements``: a unit's size on the last axis.
+    """
+
+    name: str
+    code: int
+    dtype: str
+    unit_blocks: int
+    loads: int
+    elements: int
+
+    @property
+    def scaled(self) -> bool:
+        """Whether a unit has scales beside its codes."""
+        return self.dtype == "uint8"
+
+    def units(self, blocks: int) -> int:
+        """Units that hold ``blocks`` blocks."""
+        return -(-blocks // self.unit_blocks)
+
+
+BF16 = Storage("bf16", 0, "bfloat16", 1, 2, LOAD_BYTES)
+FP8 = Storage("fp8", 1, "uint8", 2, 2, 2 * LOAD_BYTES + 2 * TILE_ROWS)
+MXFP4 = Storage("mxfp4", 2, "uint8", 2, 1, LOAD_BYTES + 2 * TILE_ROWS)
+STORAGES = (BF16, FP8, MXFP4)
+
+
+def storage_named(name: str) -> Storage:
+    """The form of this name."""
+    return next(storage for storage in STORAGES if storage.name == name)
+
+
+def storage_of(info: TensorInfo) -> Storage:
+    """The form of a packed weight. Raises SpecbuildError where it is none."""
+    for storage in STORAGES:
+        if len(info.shape) == 3 and (info.dtype, info.shape[2]) == (
+            storage.dtype,
+            storage.elements,
+        ):
+            return storage
+    raise SpecbuildError(
+        f"a packed weight is {info.dtype} {info.shape}, expected the last axis to be "
+        f"{', '.join(f'{s.elements} of {s.dtype}' for s in STORAGES)}: build the engine again"
+    )
+
+
+def weight_tiles(weight: TensorInfo, width: int) -> tuple[int, int, Storage]:
+    """Tiles of 16 rows, blocks of 32 columns and the form of a weight of ``width`` columns.
+
+    SpecbuildError where the weight is packed for tokens of another width.
+    """
+    storage = storage_of(weight)
+    tiles, units, _ = weight.shape
+    if width % BLOCK or units != storage.units(width // BLOCK):
+        raise SpecbuildError(
+            f"a weight of {units} units of {storage.unit_blocks * BLOCK} columns is multiplied by "
+            f"rows of {width} values, expected as many: pack it for this model"
+        )
+    return tiles, width // BLOCK, storage

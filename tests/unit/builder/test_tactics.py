@@ -1,0 +1,238 @@
+"""Tactic files, and what a build makes of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_host import lowered_engine
+
+from specbuild.builder.backends.cuda.engine import target_of
+from specbuild.builder.backends.cuda.kernels import kernel_source
+from specbuild.builder.backends.cuda.plan.plan_writer import CallLowering
+from specbuild.builder.backends.cuda.tuning import tactic_file
+from specbuild.builder.backends.cuda.tuning.tactic_book import (
+    SHIPPED_FILES,
+    Choice,
+    TacticBook,
+    given_tactics,
+    no_tactics,
+    require_tuned,
+    shipped_tactics,
+    tactics_report,
+)
+from specbuild.builder.backends.cuda.tuning.tactic_file import (
+    TacticEntry,
+    read_tactics,
+    shape_key,
+    write_tactics,
+)
+from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.plugins_cuda.registry import all_ops, op_named
+from specbuild.runtime.errors import SpecbuildError
+
+GPU = "sm_90a"
+SOURCES = ("linear/kernel.cu", "rms_moe/down.cu", "rms_moe/gate_up.cu")
+
+entries = st.builds(
+    TacticEntry,
+    op=st.sampled_from(("Linear", "RmsMoe")),
+    phase=st.sampled_from(("decode", "prefill")),
+    shapes=st.dictionaries(st.sampled_from("xyz"), st.text(max_size=8), max_size=3),
+    attributes=st.dictionaries(
+        st.sampled_from(("eps", "top_k", "gating")),
+        st.integers(0, 9) | st.floats(0, 1) | st.text(max_size=4),
+        max_size=3,
+    ),
+    sources=st.sets(st.sampled_from(SOURCES), min_size=1).map(lambda s: tuple(sorted(s))),
+    tactic=st.dictionaries(st.sampled_from(("warps", "stages")), st.integers(0, 64), max_size=2),
+    median_us=st.floats(0.1, 1e4),
+    default_us=st.floats(0.1, 1e4),
+)
+
+
+def entry_of(choice: Choice, tactic: dict[str, int]) -> TacticEntry:
+    """What ``tune`` would write had this tactic been the fastest."""
+    return TacticEntry(
+        op=choice.op.name,
+        phase=choice.request.phase,
+        shapes=shape_key(choice.op, choice.request.tensors),
+        attributes=dict(choice.request.attributes),
+        sources=SOURCES[:1],
+        tactic=tactic,
+        median_us=3.0,
+        default_us=4.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def choices(target_path: Path) -> list[Choice]:
+    """Every call of a small engine, by defaults."""
+    lowering = CallLowering(target_of(GPU))
+    engine = lowered_engine(target_path, None, lowering, max_seq_len=64, max_batch_size=2)
+    return lowering.choices(program for _, program in engine.programs)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(entries, max_size=4), st.randoms())
+def test_a_file_reads_back_as_it_was_written_in_one_order(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[TacticEntry], random: Any
+) -> None:
+    path = tmp_path_factory.mktemp("tactics") / "t.json"
+    unique = list({entry.key: entry for entry in drawn}.values())
+    file = tactic_file.tactic_file(GPU, "NVIDIA H200", unique)
+    write_tactics(path, file)
+    assert read_tactics(path) == file
+    first = path.read_bytes()
+    random.shuffle(unique)
+    write_tactics(path, tactic_file.tactic_file(GPU, "NVIDIA H200", unique))
+    assert path.read_bytes() == first
+    assert file.fresh() == file == file.with_entries(unique[:1])
+
+
+def test_rows_share_an_entry_up_to_a_power_of_two_and_pools_of_any_size_do() -> None:
+    op = op_named("RmsQkvRope")
+
+    def key(rows: int, pages: int, columns: int = 96) -> dict[str, str]:
+        pool = TensorInfo((pages, 2, 16, 32), "bfloat16")
+        return shape_key(op, {"x": TensorInfo((rows, columns), "bfloat16"), "k_pool": pool})
+
+    assert key(5, 3) == key(8, 90) == key(6, 4)
+    assert key(5, 3) not in (key(4, 3), key(9, 3), key(5, 3, 128))
+    assert key(5, 3)["x"] == "bfloat16[8,96]"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d | {"version": 2}, "of version 2, this specbuild reads 1"),
+        (lambda d: d | {"more": 1}, "unknown keys more"),
+        (lambda d: d | {"entries": d["entries"] * 2}, "names a shape twice"),
+        (lambda d: d | {"kernels": {}}, "digests of 0 kernel files"),
+        (lambda d: [d], "of version None"),
+        (lambda d: d | {"entries": [d["entries"][0] | {"tactic": {"a": 1.5}}]}, "no tactic file"),
+        (
+            lambda d: (
+                d
+                | {
+                    "kernels": {"../../x": "0"},
+                    "entries": [d["entries"][0] | {"sources": ["../../x"]}],
+                }
+            ),
+            "is no kernel file",
+        ),
+    ],
+)
+def test_a_file_that_is_none_is_refused_in_a_sentence(
+    tmp_path: Path, choices: list[Choice], change: Any, message: str
+) -> None:
+    tunable = next(choice for choice in choices if choice.tunable)
+    path = tmp_path / "t.json"
+    write_tactics(path, tactic_file.tactic_file(GPU, "GPU", [entry_of(tunable, {})]))
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(SpecbuildError, match=message):
+        given_tactics(path, GPU)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"NaN", b"[" * 100_000])
+def test_bytes_that_are_no_json_are_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "t.json").write_bytes(data)
+    with pytest.raises(SpecbuildError, match=r"t\.json is (no tactic file|a tactic file of ver)"):
+        read_tactics(tmp_path / "t.json")
+    with pytest.raises(SpecbuildError, match="cannot be read"):
+        read_tactics(tmp_path / "none.json")
+
+
+def test_a_given_file_of_other_kernels_is_refused_and_a_shipped_one_not_used(
+    tmp_path: Path,
+    choices: list[Choice],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tunable = next(choice for choice in choices if choice.tunable)
+    entry = entry_of(tunable, {})
+    kept = replace(entry, op="RmsHead", sources=("rms_moe/down.cu",))
+    path = tmp_path / SHIPPED_FILES[GPU]
+    file = tactic_file.tactic_file(GPU, "GPU", [entry, kept])
+    file.kernels["linear/kernel.cu"] = "0" * 32
+    write_tactics(path, file)
+    with pytest.raises(SpecbuildError, match=r"1 of 2 tactics.* of linear/kernel\.cu; measure"):
+        given_tactics(path, GPU)
+    monkeypatch.setattr(
+        "specbuild.builder.backends.cuda.tuning.tactic_book.SHIPPED_FOLDER", tmp_path
+    )
+    assert shipped_tactics(GPU).file.entries == (kept,)
+
+
+def test_a_changed_header_makes_entries_stale(
+    tmp_path: Path, choices: list[Choice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tactic_file.tactic_file(GPU, "GPU", [entry_of(choices[0], {})])
+    assert file.stale_sources() == ()
+    read = kernel_source._read
+    header = "small_linear.cuh"
+    monkeypatch.setattr(
+        kernel_source, "_read", lambda path: read(path) + b"//" * (path.name == header)
+    )
+    assert file.stale_sources() == ("linear/kernel.cu",)
+
+
+def test_a_file_of_another_gpu_is_refused(tmp_path: Path) -> None:
+    write_tactics(tmp_path / "t.json", tactic_file.tactic_file("sm_100a", "B200", []))
+    with pytest.raises(SpecbuildError, match=r"measured for sm_100a \(B200\), .* for sm_90a"):
+        given_tactics(tmp_path / "t.json", GPU)
+
+
+def test_what_is_shipped_is_a_valid_file() -> None:
+    for gpu, name in SHIPPED_FILES.items():
+        book = shipped_tactics(gpu)
+        assert (book.file.gpu, book.name) == (gpu, name)
+
+
+def test_an_entry_is_taken_where_its_tactic_is_a_candidate(choices: list[Choice]) -> None:
+    tunable = {id(c.op): c for c in choices if c.tunable}.values()
+    assert {c.op.name for c in tunable} >= {"Linear", "RmsMoe", "RmsQkvRope"}
+    for choice in tunable:
+        other = dict(choice.candidates[-1])
+        for tactic, expected in ((other, other), ({"unheard": 1}, {})):
+            file = tactic_file.tactic_file(GPU, "GPU", [entry_of(choice, tactic)])
+            lowering = CallLowering(target_of(GPU), TacticBook(file, "t.json"))
+            untuned = replace(choice.request, tactic={})
+            found = lowering._chosen(choice.op, untuned)
+            assert dict(found.request.tactic) == expected
+            assert found.entry is not None
+            assert choice.op.lower is not None
+            assert found.lowering == choice.op.lower(replace(untuned, tactic=expected))
+
+
+def test_tuned_only_lists_what_has_no_entry(choices: list[Choice]) -> None:
+    empty = no_tactics(GPU)
+    moe = next(c for c in choices if c.op.name == "RmsMoe" and c.request.phase == "decode")
+    with pytest.raises(SpecbuildError, match=r"RmsMoe .*decode at 1, 2, 8, 64 rows") as refused:
+        require_tuned(empty, choices)
+    assert "\n" not in str(refused.value)
+    report = tactics_report(empty, choices)
+    assert (report.tuned_shapes, report.tuned_launches) == (0, 0)
+    everything = {c.op.name + repr(c.request): entry_of(c, {}) for c in choices if c.tunable}
+    unique = {entry.key: entry for entry in everything.values()}
+    assert moe.tunable and len(unique) == report.shapes
+    book = TacticBook(tactic_file.tactic_file(GPU, "GPU", unique.values()), "t.json")
+    lowering = CallLowering(target_of(GPU), book)
+    tuned = [
+        lowering._chosen(c.op, replace(c.request, tactic={})) if c.tunable else c for c in choices
+    ]
+    require_tuned(book, tuned)
+    full = tactics_report(book, tuned)
+    assert full.tuned_shapes == full.shapes == report.shapes
+    assert full.tuned_launches == full.launches == report.launches > full.shapes
+
+
+def test_requests_of_every_tunable_op_have_rows() -> None:
+    for op in all_ops().values():
+        if op.tactics is not None:
+            names = {spec.name for spec in op.inputs}
+            assert names & {"x", "q"}, op.name

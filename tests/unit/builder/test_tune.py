@@ -1,0 +1,367 @@
+"""``tune``: programs that are read back from a plan, the choice of a tactic, a rewritten engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import write_draft, write_target
+from plan_host import PlanHost, lowered_engine
+
+from specbuild.builder.backends.cuda import engine as cuda_engine
+from specbuild.builder.backends.cuda.engine import LoweredEngine, target_of
+from specbuild.builder.backends.cuda.kernels import nvrtc
+from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
+from specbuild.builder.backends.cuda.plan.plan_reader import ReadPlan, read_programs
+from specbuild.builder.backends.cuda.plan.plan_writer import CallLowering, program_bytes
+from specbuild.builder.backends.cuda.tuning import tactic_book, tune
+from specbuild.builder.backends.cuda.tuning.relower import lowered_again
+from specbuild.builder.backends.cuda.tuning.tactic_book import TacticBook
+from specbuild.builder.backends.cuda.tuning.tactic_file import (
+    read_tactics,
+    tactic_file,
+    write_tactics,
+)
+from specbuild.builder.backends.cuda.tuning.tune import TuneOptions, TuneReport, tune_engine
+from specbuild.builder.backends.cuda.tuning.tune_choice import fastest, measure_all, shapes_of
+from specbuild.builder.backends.cuda.tuning.tune_inputs import LaunchData, contexts_for
+from specbuild.builder.backends.cuda.tuning.tune_timer import Measured
+from specbuild.builder.build import build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, TensorInfo
+from specbuild.plugins_cuda.linear.block_scaled import decoded
+from specbuild.plugins_cuda.linear.storage import STORAGES, Storage
+from specbuild.plugins_cuda.opspec import OpSpec
+from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.engine_file import read_manifest, verify_files
+from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
+
+GPU = "sm_90a"
+SIZES: dict[str, Any] = {"max_seq_len": 64, "max_batch_size": 1}
+DRAFT: dict[str, Any] = {"draft_top_k": 2, "draft_depth": 1, "draft_tokens": 2}
+SILENT = SilentProgress()
+_ENTRY = re.compile(r'extern "C" __global__[^(]*\([^)]*\)\s*(\w+)\(')
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("shipped")
+        empty = {"version": 1, "gpu": GPU, "device": "NVIDIA H200", "kernels": {}, "entries": []}
+        (folder / "h200.json").write_text(json.dumps(empty))
+        patch.setattr(f"{tactic_book.__name__}.SHIPPED_FOLDER", folder)
+        yield
+
+
+class LikesTheLast:
+    """A GPU on which an op's last candidate is the fastest."""
+
+    device = "NVIDIA H200"
+
+    def __init__(self, compiler: Compiler | None = None) -> None:
+        del compiler
+        self.asked: list[str] = []
+
+    def close(self) -> None:
+        self.asked.append("closed")
+
+    def measure(
+        self, op: OpSpec, request: LoweringRequest, lowerings: Sequence[Lowering]
+    ) -> list[Measured]:
+        del request
+        self.asked.append(op.name)
+        return [Measured((10.0 - i,), agrees=True) for i in range(len(lowerings))]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoints")
+    sizes = {"hidden": 192, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
+    write_target(path / "target", layers=2, experts=8, experts_per_token=4, **sizes)
+    write_draft(path / "draft", target_layers=2, target_hidden=192, inner=384, **sizes)
+    return path
+
+
+@pytest.fixture(scope="module")
+def lowered(checkpoints: Path) -> LoweredEngine:
+    return lowered_engine(checkpoints / "target", checkpoints / "draft", **SIZES, **DRAFT)
+
+
+@pytest.fixture(scope="module")
+def found(lowered: LoweredEngine) -> ReadPlan:
+    """The engine's programs as its files give them back."""
+    host = PlanHost(lowered)
+    files = {
+        entry.file: program_bytes(lowered.writer.program(program))
+        for entry, program in lowered.programs
+    }
+    return read_programs(host.plan, files.__getitem__)
+
+
+@pytest.fixture(scope="module")
+def likes_last(found: ReadPlan) -> TacticBook:
+    """Every shape's last candidate."""
+    entries, _ = measured(found)
+    return TacticBook(tactic_file(GPU, "NVIDIA H200", entries), "t.json")
+
+
+def measured(found: ReadPlan) -> tuple[list[Any], list[Any]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Compiler, "compile", lambda *_: None)
+        patch.setattr(Compiler, "missing", lambda *_: ())
+        shapes = shapes_of(found, target_of(GPU))
+        return measure_all(shapes, Compiler(GPU), LikesTheLast(), SILENT, float("inf"))
+
+
+def test_programs_that_are_read_back_are_written_as_they_were(
+    lowered: LoweredEngine, found: ReadPlan
+) -> None:
+    writer, programs = lowered_again(found, CallLowering(target_of(GPU)))
+    assert writer.buffers == lowered.writer.buffers
+    assert writer.kernels == lowered.writer.kernels
+    assert [entry for entry, _ in programs] == [entry for entry, _ in lowered.programs]
+    for (entry, again), (_, first) in zip(programs, lowered.programs, strict=True):
+        assert program_bytes(writer.program(again)) == program_bytes(
+            lowered.writer.program(first)
+        ), entry.name
+
+
+def test_other_tactics_compute_the_same_by_other_launches(
+    lowered: LoweredEngine, found: ReadPlan, likes_last: TacticBook
+) -> None:
+    writer, programs = lowered_again(found, CallLowering(target_of(GPU), likes_last))
+    assert set(writer.kernels) != set(lowered.writer.kernels)
+    said = []
+    for engine in (lowered, replace(lowered, writer=writer, programs=programs)):
+        host = PlanHost(engine)
+        first = host.admit(0, [3, 1, 4, 1, 5, 9, 2, 6], budget=40)
+        said.append((first, [host.step("step@1.draft-2-1-2") for _ in range(4)]))
+    assert said[0] == said[1]
+
+
+def test_a_program_of_another_version_is_refused(lowered: LoweredEngine) -> None:
+    plan = PlanHost(lowered).plan
+    entry, program = lowered.programs[0]
+    known = json.loads(program_bytes(lowered.writer.program(program)))
+    known["ops"][0]["op"] = "Unheard"
+    with pytest.raises(EngineFileError, match=r"cannot be lowered again \(.*Unheard"):
+        read_programs(plan, lambda _: json.dumps(known).encode())
+    del entry
+
+
+def test_every_tunable_shape_of_an_engine_can_be_drawn(found: ReadPlan) -> None:
+    """The reference finds finite numbers in what is drawn, and no index out of range."""
+    seen = set()
+    for shape in shapes_of(found, target_of(GPU)):
+        if (shape.layer, shape.request.phase) in seen:
+            continue
+        seen.add((shape.layer, shape.request.phase))
+        request = shape.request
+        for context in contexts_for(request, 9):
+            data = LaunchData(request, context, np.random.default_rng(1))
+            names = [spec.name for spec in shape.op.inputs if spec.name in request.tensors]
+            arrays = data.arrays(names)
+            inputs = [
+                as_tensor(arrays[spec.name], request.tensors[spec.name].dtype)
+                if spec.name in arrays
+                else None
+                for spec in shape.op.inputs
+            ]
+            for name, array in arrays.items():
+                pool = name.endswith("_pool")
+                assert array.shape[pool:] == request.tensors[name].shape[pool:], name
+                assert len(np.unique(array)) > 1 or array.size < 4 or not array.any(), name
+            results: Any = shape.op.reference(*inputs, **request.attributes)
+            results = results if isinstance(results, tuple) else (results,)
+            assert all(result.float().isfinite().all() for result in results), shape.layer
+    assert {op for layer, _ in seen for op in [layer.split()[0]]} >= {
+        "Linear", "RmsMoe", "RmsQkvRope", "RmsHead", "HeadChoose", "PagedTreeAttention",
+        "RmsSwiglu",
+    }  # fmt: skip
+
+
+def as_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
+    if dtype == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+@pytest.mark.parametrize("storage", STORAGES, ids=lambda storage: storage.name)
+def test_a_quantised_weight_is_drawn_as_its_kernels_read_it(storage: Storage) -> None:
+    tiles, blocks = 5, 3
+    shape = (tiles, storage.units(blocks), storage.elements)
+    infos = {
+        "x": TensorInfo((2, 32 * blocks), "bfloat16"),
+        "weight": TensorInfo(shape, storage.dtype),
+    }
+    data = LaunchData(LoweringRequest(infos, {}), 64, np.random.default_rng(3))
+    drawn = data.arrays(["weight"])["weight"]
+    assert drawn.shape == shape
+    values = decoded(as_tensor(drawn, storage.dtype), 32 * blocks).float()
+    assert values.shape == (tiles, blocks, 512)
+    assert 0.8 < values.std().item() * (32 * blocks) ** 0.5 < 1.2
+
+
+def test_attention_is_timed_at_contexts_that_its_tables_hold() -> None:
+    op = op_named("PagedTreeAttention")
+    infos = {
+        "q": TensorInfo((12, 8, 64), "bfloat16"),
+        "k_pool": TensorInfo((5000, 8, 64, 64), "bfloat16"),
+        "v_pool": TensorInfo((5000, 8, 64, 64), "bfloat16"),
+        "page_table": TensorInfo((3, 1, 256), "int32"),
+        "row_start": TensorInfo((4,), "int32"),
+        "row_slot": TensorInfo((12,), "int32"),
+        "tree_start": TensorInfo((3,), "int32"),
+        "ancestor_bits": TensorInfo((12, 1), "int32"),
+    }
+    request = LoweringRequest(infos, op.complete({"scale": 0.125}))
+    assert contexts_for(request, 1024) == (1024, 16384)
+    windowed = replace(request, attributes=op.complete({"scale": 0.125, "window": 128}))
+    assert contexts_for(windowed, 1024) == (1024,)
+    data = LaunchData(request, 16384, np.random.default_rng(0))
+    assert data.held.max() == 16384 - 4 and len(set(data.held.tolist())) == 3
+    arrays = data.arrays(["page_table", "row_slot", "tree_start", "ancestor_bits"])
+    np.testing.assert_array_equal(arrays["row_slot"][:4], data.held[0] + np.arange(4))
+    np.testing.assert_array_equal(arrays["ancestor_bits"][4:8, 0], [1, 3, 7, 15])
+    used = arrays["page_table"][arrays["page_table"] > 0]
+    assert len(set(used.tolist())) == len(used) == data.pages - 1
+
+
+@pytest.mark.parametrize(
+    ("candidates", "expected"),
+    [
+        ([((10.0,), True), ((9.0,), True), ((8.0,), True)], [2, 1]),
+        ([((10.0,), True), ((9.85,), True)], []),  # within the noise
+        ([((10.0,), True), ((5.0,), False), ((9.0,), True)], [2]),  # other bits
+        ([((10.0, 10.0), True), ((5.0, 10.5), True)], []),  # slower at long contexts
+        ([((10.0, 10.0), True), ((9.0, 10.1), True)], [1]),
+        ([((10.0,), True)], []),
+    ],
+)
+def test_the_default_stays_unless_another_is_surely_faster(
+    candidates: list[tuple[tuple[float, ...], bool]], expected: list[int]
+) -> None:
+    assert fastest([Measured(us, agrees) for us, agrees in candidates]) == expected
+
+
+def fake_cubin(_: Any, source: Any, options: tuple[str, ...]) -> tuple[bytes, str]:
+    """Bytes that stand for machine code, and a log with every entry of the source."""
+    text = source.path.read_text()
+    names = _ENTRY.findall(text)
+    assert names, source.name
+    log = "".join(f"Compiling entry function '{name}' for\nUsed 32 registers\n" for name in names)
+    return repr((source.name, options[:-1])).encode(), log
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An engine whose kernels are not really compiled; never changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nvrtc, "_compiled", fake_cubin)
+        patch.setattr(cuda_engine, "_check_arguments", lambda *_: None)
+        patch.setattr(tune, "check_here", lambda *_, **__: [])
+        output = tmp_path_factory.mktemp("engines") / "engine"
+        build(build_options(checkpoints, output), SILENT)
+        yield output
+
+
+def build_options(checkpoints: Path, output: Path, **changes: Any) -> BuildOptions:
+    model = checkpoints / "target"
+    return BuildOptions(model=model, output=output, backend="cuda", **SIZES, **changes)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def tuned(engine: Path, **changes: Any) -> tuple[TuneReport, LikesTheLast]:
+    timer = LikesTheLast()
+    return tune_engine(TuneOptions(engine, **changes), SILENT, lambda _: timer), timer
+
+
+def test_a_tuned_engine_is_what_a_build_with_the_file_gives(
+    engine: Path, checkpoints: Path, tmp_path: Path
+) -> None:
+    """Its weights, which stay those of a build by defaults, included."""
+    before = contents(engine)
+    shutil.copytree(engine, tmp_path / "engine")
+    weights = (tmp_path / "engine" / "weights.safetensors").stat().st_ino
+    report, _ = tuned(tmp_path / "engine")
+    file = tmp_path / "engine.tactics.json"
+    assert report.file == str(file)
+    assert len(report.measured) == report.shapes == len(read_tactics(file).entries)
+    assert report.left == 0 and any(shape.tactic for shape in report.measured)
+    after = contents(tmp_path / "engine")
+    assert after["plan.json"] != before["plan.json"]
+    assert (tmp_path / "engine" / "weights.safetensors").stat().st_ino == weights
+    verify_files(tmp_path / "engine", read_manifest(tmp_path / "engine"))
+    tactics = json.loads(after["build_report.json"])["cuda"]["tactics"]
+    assert tactics["file"] == file.name and tactics["device"] == "NVIDIA H200"
+    assert tactics["tuned_shapes"] == tactics["shapes"] == report.shapes
+    build(build_options(checkpoints, tmp_path / "fresh", tactics=file, tuned_only=True), SILENT)
+    assert contents(tmp_path / "fresh") == after
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"engine", "engine.tactics.json", "fresh"}
+
+
+def test_what_the_file_holds_is_not_measured_again(engine: Path, tmp_path: Path) -> None:
+    shutil.copytree(engine, tmp_path / "engine")
+    path, file = tmp_path / "engine", tmp_path / "t.json"
+    report, timer = tuned(path, output=file, ops=("Linear",), max_rows=8)
+    assert set(timer.asked) == {"Linear", "closed"}
+    assert {shape.rows for shape in report.measured} <= set(range(1, 9))
+    first = contents(path)
+    report, timer = tuned(path, output=file, ops=("Linear",), max_rows=8)
+    assert (timer.asked, report.measured) == (["closed"], ())
+    assert contents(path) == first
+    _, timer = tuned(path, output=file, ops=("Linear",), max_rows=8, force=True)
+    assert len(timer.asked) > 1
+    report, timer = tuned(path, output=file, seconds=0.0)
+    assert (timer.asked, report.left > 0) == (["closed"], True)
+    assert contents(path) == first
+
+
+def test_what_cannot_be_tuned_is_refused(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents(engine)
+    foreign = tmp_path / "foreign.json"
+    write_tactics(foreign, tactic_file(GPU, "NVIDIA H100", []))
+    for changes, message in (
+        ({"ops": ("Lineal",)}, "--ops Lineal: no such op has tactics; those are .*Linear"),
+        ({"output": foreign}, "was measured on NVIDIA H100"),
+        ({"output": engine / "t.json"}, "lies in the engine"),
+        ({"output": tmp_path / "none" / "t.json"}, "there is no such folder"),
+    ):
+        with pytest.raises(SpecbuildError, match=message):
+            tuned(engine, **changes)
+    monkeypatch.setattr(tune, "check_here", lambda *_, **__: ["there is no GPU"])
+    with pytest.raises(UnsupportedHereError, match="cannot be tuned here: there is no GPU"):
+        tune_engine(TuneOptions(engine), SILENT)
+    assert contents(engine) == before
+
+
+def test_tuned_only_builds_nothing_where_a_shape_is_missing(
+    engine: Path, checkpoints: Path, tmp_path: Path
+) -> None:
+    del engine
+    empty = tmp_path / "empty.json"
+    write_tactics(empty, tactic_file(GPU, "NVIDIA H200", []))
+    with pytest.raises(SpecbuildError, match=r"--tuned-only: \d+ shapes have no entry in empty"):
+        build(build_options(checkpoints, tmp_path / "e", tactics=empty, tuned_only=True), SILENT)
+    with pytest.raises(SpecbuildError, match=r"--output .* would replace"):
+        build(build_options(checkpoints, tmp_path, tactics=empty, force=True), SILENT)
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.json"]
