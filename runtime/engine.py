@@ -19,6 +19,7 @@ from specbuild.runtime.manifest import MANIFEST_FILE, WEIGHTS_FILE, Manifest
 from specbuild.runtime.policy import DraftPolicy
 from specbuild.runtime.request import Event, GenerateParams, Prompt, Request
 from specbuild.runtime.resident_decoder import ResidentDecoder
+from specbuild.runtime.step_costs import StepCosts, stored_step_costs, usable_step_costs
 from specbuild.runtime.text import (
     CHAT_TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -35,6 +36,8 @@ MAX_THREADS = 64
 class Engine:
     """Decodes with one engine. ``load`` opens a directory; the constructor takes the parts.
 
+    ``step_costs`` choose the default draft of an engine whose steps stay on the device;
+    ``without_costs`` says why there are none.
     ``pages_installed`` and ``pages_released`` hear of every cache page that changes hands.
     """
 
@@ -45,6 +48,8 @@ class Engine:
         *,
         text: TextCodec | None = None,
         cost_file: Path | None = None,
+        step_costs: StepCosts | None = None,
+        without_costs: str = "no step costs were measured",
         pages_released: PagesReleased | None = None,
         pages_installed: PagesInstalled | None = None,
     ) -> None:
@@ -60,7 +65,9 @@ class Engine:
         )
         self.decoder: Decoder
         if isinstance(executor, ResidentExecutor):
-            self.decoder = ResidentDecoder(executor, manifest, self._kv)
+            self.decoder = ResidentDecoder(
+                executor, manifest, self._kv, step_costs=step_costs, without_costs=without_costs
+            )
         else:
             self.decoder = HostDecoder(executor, manifest, self._kv, cost_file=cost_file)
 
@@ -135,8 +142,10 @@ class Engine:
                 f"threads is {threads}, but {directory} computes on a GPU; leave threads out"
             )
         text = _text_codec(directory, manifest)
+        stored = stored_step_costs(directory, manifest)
         executor = open_executor(directory, manifest, readers=here.cores)
-        return cls(manifest, executor, text=text)
+        costs, reason = usable_step_costs(stored, manifest, executor.runner.gpu.facts.name)
+        return cls(manifest, executor, text=text, step_costs=costs, without_costs=reason)
 
     def check_prompts(
         self, prompts: Sequence[Prompt], params: GenerateParams | Sequence[GenerateParams]
@@ -158,8 +167,8 @@ class Engine:
     ) -> Iterator[Event]:
         """Token and finish events of all prompts; what can be refused is refused at once.
 
-        ``speculation``: a shape, None for no draft, or "default" for what pays: on the CPU the
-        chain that is best by the cost table and the acceptance so far, on a GPU the engine's
+        ``speculation``: a shape, None for no draft, or "default" for what pays: the draft that is
+        best by the cost table and the acceptance so far; on a GPU without a table the engine's
         default shape. The output is the same with any of them.
         """
         requests = self.check_prompts(prompts, params)

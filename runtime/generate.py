@@ -8,14 +8,15 @@ from time import perf_counter
 
 import numpy as np
 
+from specbuild.runtime.draft_costs import Outlook
 from specbuild.runtime.draft_tree import DraftTrees, chain_trees, shallower
 from specbuild.runtime.drafting import Drafter
 from specbuild.runtime.emission import Emission, TextStreams
 from specbuild.runtime.executor import Executor
 from specbuild.runtime.kv_pool import KvPools
 from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds, groups_of
-from specbuild.runtime.manifest import Manifest
-from specbuild.runtime.policy import DraftPolicy, Outlook
+from specbuild.runtime.manifest import DraftShape, Manifest
+from specbuild.runtime.policy import DraftPolicy, StepOutcome
 from specbuild.runtime.request import Event, Request, SequenceState
 from specbuild.runtime.sampling import sampling_feeds
 from specbuild.runtime.scheduler import Chunk, Scheduler
@@ -81,12 +82,13 @@ class Generation:
                     after_prefill = True
                     continue
                 started_s = perf_counter()
-                trees = self._draft(batch.sequences)
+                outlook = self._outlook(batch.sequences)
+                trees = self._draft(batch.sequences, outlook)
                 verified = self._verify(batch.sequences, trees)
                 paths = self._accept(trees, verified)
                 self._commit(batch.sequences, trees, paths)
                 step_s = None if after_prefill else perf_counter() - started_s
-                self._policy.observe(trees, paths.accepted, step_s)
+                self._policy.observe(_outcome(outlook, trees, paths.accepted, step_s))
                 after_prefill = False
                 yield from self._emit(batch.sequences, verified, paths)
         finally:
@@ -131,8 +133,8 @@ class Generation:
             self._observe(chunk.sequence, captured, slice(int(row_start[i]), int(row_start[i + 1])))
         return events
 
-    def _draft(self, sequences: Sequence[SequenceState]) -> DraftTrees:
-        shape = self._policy.shape(self._outlook(sequences))
+    def _draft(self, sequences: Sequence[SequenceState], outlook: Outlook) -> DraftTrees:
+        shape = self._policy.shape(outlook)
         deepest = [min(s.wanted - 1, self._policy.max_depth) for s in sequences]
         if shape is None or self._drafter is None or max(deepest) < 1:
             return chain_trees([s.root for s in sequences])
@@ -276,3 +278,12 @@ class Generation:
             return
         wanted = self._drafter.capabilities.reads_captured
         self._drafter.observe(sequence, captured[rows] if wanted and captured is not None else None)
+
+
+def _outcome(
+    outlook: Outlook, trees: DraftTrees, accepted: list[int], step_s: float | None
+) -> StepOutcome:
+    """What became of a step whose trees are chains, as every policy that learns asks for."""
+    depth = trees.nodes
+    shape = DraftShape(1, depth, depth) if depth else None
+    return StepOutcome(outlook, shape, (trees.count - 1).tolist(), accepted, step_s)

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from specbuild.runtime.cost_table import CostMeasurement, CostTable, load_or_measure
+from specbuild.runtime.cost_table import CostMeasurement, load_or_measure
 from specbuild.runtime.decoder import Speculation
+from specbuild.runtime.draft_costs import ChainCosts
 from specbuild.runtime.draft_tree import check_shape
 from specbuild.runtime.drafting import Drafter, Eagle3Drafter
 from specbuild.runtime.emission import TextStreams
@@ -18,7 +19,7 @@ from specbuild.runtime.kv_pool import KvPools, slots_per_sequence
 from specbuild.runtime.launch import SlotCounter
 from specbuild.runtime.manifest import DraftShape, Manifest
 from specbuild.runtime.manifest_check import DECODING_ROLES, DRAFTING_ROLES
-from specbuild.runtime.policy import DraftPolicy, FixedPolicy, MeasuredPolicy, prior_of
+from specbuild.runtime.policy import DraftPolicy, FixedPolicy, LearnedPolicies
 from specbuild.runtime.request import Event, Request
 
 
@@ -32,15 +33,14 @@ class HostDecoder:
         self._manifest = manifest
         self._kv = kv
         self._cost_file = cost_file
-        self._measured: dict[bool, MeasuredPolicy] = {}
-        self._last_measured: MeasuredPolicy | None = None
+        self._measured = LearnedPolicies()
         limits = manifest.limits
         self._counter = SlotCounter(slots_per_sequence(limits) + limits.max_rows + 1)
 
     @property
     def default_draft(self) -> DraftPolicy:
         """The policy of the last run with ``speculation="default"``."""
-        return self._last_measured or self._measured_policy(sampled=False)
+        return self._measured.last or self._measured_policy(sampled=False)
 
     def generate(
         self,
@@ -73,25 +73,18 @@ class HostDecoder:
 
     def _measured_policy(self, *, sampled: bool) -> DraftPolicy:
         """A policy that starts from what the one before it, greedy or sampled, has learned."""
-        limits = self._manifest.limits
         if self._manifest.draft is None:
             return FixedPolicy(None, max_depth=0, reason="the engine has no draft")
-        table, origin = self._costs
-        before = self._measured.get(sampled)
-        policy = MeasuredPolicy(
-            table,
-            max_depth=min(limits.draft_depth, limits.draft_tokens),
-            table_origin=origin,
-            prior=prior_of(sampled, before.acceptance[0] if before else None),
-        )
-        self._measured[sampled] = self._last_measured = policy
-        return policy
+        return self._measured.next(self._costs, sampled=sampled)
 
     @cached_property
-    def _costs(self) -> tuple[CostTable, str]:
-        """The cost table, measured on first use, and where it came from."""
+    def _costs(self) -> ChainCosts:
+        """What chains cost by the cost table, which is measured on first use."""
+        limits = self._manifest.limits
         measurement = CostMeasurement(self._executor, self._manifest, self._kv)
-        return load_or_measure(self._cost_file, measurement.run)
+        table, origin = load_or_measure(self._cost_file, measurement.run)
+        depth = min(limits.draft_depth, limits.draft_tokens)
+        return ChainCosts(table, max_depth=depth, origin=origin)
 
     def _policy(
         self, speculation: Speculation, drafter: Drafter | None, *, sampled: bool

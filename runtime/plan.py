@@ -115,7 +115,9 @@ class ProgramEntry:
     ``prefill``: ``rows`` prompt rows of up to ``batch`` sequences. ``step``: one decoding step of
     ``batch`` sequences with a tree of this shape (0, 0, 0: without a draft); ``rows`` rows of the
     target. ``full_logits``: the target's logits are written and chosen from by Choose, as top-k
-    and top-p need it. ``score``: like prefill, with the kernels that decode and all logits.
+    and top-p need it. ``extends``: a step without a draft in which the draft takes up what was
+    committed before, so that nothing waits for it; those with a draft do so anyway. ``score``:
+    like prefill, with the kernels that decode and all logits.
     """
 
     name: str
@@ -128,6 +130,7 @@ class ProgramEntry:
     draft_tokens: int
     full_logits: bool
     launches: int
+    extends: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,17 @@ class ProgramTable:
 
     def __init__(self, plan: Plan) -> None:
         self._programs = plan.programs
-        self._steps: dict[tuple[DraftShape, int, bool], ProgramEntry] = {}
+        self._steps: dict[tuple[DraftShape, int, bool, bool], ProgramEntry] = {}
         self.prefill_rows = max((p.rows for p in plan.programs if p.kind == "prefill"), default=0)
 
     def shapes(self) -> list[DraftShape]:
         """Every draft shape that steps are there for, smallest first."""
         steps = {_shape(p) for p in self._programs if p.kind == "step" and p.draft_depth}
         return sorted(steps, key=lambda s: (s.draft_top_k, s.draft_depth, s.draft_tokens))
+
+    def step_batches(self) -> list[int]:
+        """The numbers of sequences that steps without a draft are made for, rising."""
+        return sorted({p.batch for p in self._programs if p.kind == "step" and not p.draft_depth})
 
     def check_shape(self, shape: DraftShape) -> None:
         """RequestError with the shapes there are, if this one is not among them."""
@@ -41,16 +45,24 @@ class ProgramTable:
         steps = (p for p in self._programs if p.kind == "step" and _shape(p) == wanted)
         return max((p.batch for p in steps if p.full_logits >= full_logits), default=0)
 
-    def step(self, shape: DraftShape | None, *, batch: int, full_logits: bool) -> ProgramEntry:
-        """A step of ``batch`` sequences; None decodes without a draft."""
+    def step(
+        self, shape: DraftShape | None, *, batch: int, full_logits: bool, extends: bool = False
+    ) -> ProgramEntry:
+        """A step of ``batch`` sequences; None decodes without a draft.
+
+        ``extends`` asks for one in which the draft takes up what waits for it; a plan without
+        such steps gives one that does not.
+        """
         wanted = shape or _NO_DRAFT
-        key = (wanted, batch, full_logits)
+        key = (wanted, batch, full_logits, extends)
         if key not in self._steps:
             fits = [
                 p
                 for p in self._programs
                 if p.kind == "step" and _shape(p) == wanted and p.batch >= batch
             ]
+            extending = [p for p in fits if p.extends]
+            fits = extending if extends and extending else [p for p in fits if not p.extends]
             what = f"steps of {batch} sequences with the draft {_shown(wanted)}"
             self._steps[key] = _smallest(fits, full_logits=full_logits, what=what)
         return self._steps[key]

@@ -16,15 +16,19 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executor import ResidentExecutor
 from specbuild.runtime.kv_pool import KvPools
 from specbuild.runtime.manifest import DraftShape, Manifest
-from specbuild.runtime.policy import DraftPolicy, FixedPolicy
+from specbuild.runtime.policy import DraftPolicy, FixedPolicy, LearnedPolicies
+from specbuild.runtime.program_costs import ProgramCosts
 from specbuild.runtime.program_table import ProgramTable, needs_full_logits
 from specbuild.runtime.prompt_rows import SlotRows, launched_rows
 from specbuild.runtime.request import Event, GenerateParams, Request, SequenceState
 from specbuild.runtime.resident_generation import ResidentGeneration
 from specbuild.runtime.slots import SlotTable
 from specbuild.runtime.statistics import RunTally
+from specbuild.runtime.step_costs import StepCosts
 
 Item = TypeVar("Item")
+# The table was measured on this kind of GPU: rare steps without a draft suffice to check it.
+PLAIN_INTERVAL = 256
 
 
 @dataclass(frozen=True)
@@ -41,20 +45,34 @@ class ScoredRows:
 
 
 class ResidentDecoder:
-    """One generation at a time: the device keeps one set of sequences."""
+    """One generation at a time: the device keeps one set of sequences.
 
-    def __init__(self, executor: ResidentExecutor, manifest: Manifest, kv: KvPools) -> None:
+    ``step_costs`` are those of this GPU: by them the default draft is chosen before every step.
+    Without them it is the engine's default shape, and ``without_costs`` says why.
+    """
+
+    def __init__(
+        self,
+        executor: ResidentExecutor,
+        manifest: Manifest,
+        kv: KvPools,
+        *,
+        step_costs: StepCosts | None = None,
+        without_costs: str = "no step costs were measured",
+    ) -> None:
         self._executor = executor
         self._manifest = manifest
         self._kv = kv
         self._programs = ProgramTable(executor.plan)
-        self._default = self._default_policy()
+        self._step_costs = step_costs if manifest.draft is not None else None
+        self._fixed = self._fixed_policy(without_costs)
+        self._measured = LearnedPolicies()
         self._busy = False
 
     @property
     def default_draft(self) -> DraftPolicy:
-        """The engine's own default shape."""
-        return self._default
+        """The policy of the last run by step costs, or the engine's default shape."""
+        return self._measured.last or self._default_policy(sampled=False, full_logits=False)
 
     def generate(
         self,
@@ -70,9 +88,16 @@ class ResidentDecoder:
                 f"drafter {drafter.capabilities.name}: this engine drafts on the device, with its "
                 "own draft only"
             )
-        policy = self._policy(speculation)
-        shape = self._shape_of(speculation)
         full_logits = needs_full_logits(r.params.sampling for r in requests)
+        sampled = any(r.params.sampling.temperature > 0 for r in requests)
+        shape = self._only_shape(speculation)
+        if shape is not None:
+            self._check(shape)
+        if speculation == "default":
+            policy = self._default_policy(sampled=sampled, full_logits=full_logits)
+        else:
+            policy = _asked_for(speculation)
+        # A policy that may leave the draft out does so where only such steps are large enough.
         most = self._programs.most_sequences(shape, full_logits=full_logits)
         if most == 0:
             raise RequestError(
@@ -159,28 +184,34 @@ class ResidentDecoder:
         finally:
             self._busy = False
 
-    def _default_policy(self) -> DraftPolicy:
+    def _default_policy(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:
+        if self._step_costs is None:
+            return self._fixed
+        costs = ProgramCosts(self._step_costs, self._programs, full_logits=full_logits)
+        return self._measured.next(costs, sampled=sampled, plain_interval=PLAIN_INTERVAL)
+
+    def _fixed_policy(self, without_costs: str) -> DraftPolicy:
         shape = self._manifest.draft_default
         if self._manifest.draft is None or shape is None:
             return FixedPolicy(None, max_depth=0, reason="the engine has no draft")
-        return FixedPolicy(shape, max_depth=shape.draft_depth, reason="the engine's default")
+        reason = f"the engine's default, for {without_costs}"
+        return FixedPolicy(shape, max_depth=shape.draft_depth, reason=reason)
 
-    def _shape_of(self, speculation: Speculation) -> DraftShape | None:
-        if isinstance(speculation, DraftShape) or speculation is None:
+    def _only_shape(self, speculation: Speculation) -> DraftShape | None:
+        """The shape that every step will have; None also where steps may differ."""
+        if speculation != "default":
             return speculation
-        return None if self._default.max_depth == 0 else self._manifest.draft_default
+        fixed = self._step_costs is None and self._manifest.draft is not None
+        return self._manifest.draft_default if fixed else None
 
-    def _policy(self, speculation: Speculation) -> DraftPolicy:
-        shape = self._shape_of(speculation)
-        if shape is not None:
-            if self._manifest.draft is None:
-                raise RequestError(
-                    "a draft shape is given, but the engine was built without a draft"
-                )
-            check_shape(shape, self._manifest.limits)
-            self._programs.check_shape(shape)
-        if speculation == "default":
-            return self._default
-        if shape is None:
-            return FixedPolicy(None, max_depth=0, reason="asked for no draft")
-        return FixedPolicy(shape, max_depth=shape.draft_depth, reason="asked for")
+    def _check(self, shape: DraftShape) -> None:
+        if self._manifest.draft is None:
+            raise RequestError("a draft shape is given, but the engine was built without a draft")
+        check_shape(shape, self._manifest.limits)
+        self._programs.check_shape(shape)
+
+
+def _asked_for(shape: DraftShape | None) -> FixedPolicy:
+    if shape is None:
+        return FixedPolicy(None, max_depth=0, reason="asked for no draft")
+    return FixedPolicy(shape, max_depth=shape.draft_depth, reason="asked for")

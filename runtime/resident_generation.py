@@ -7,34 +7,40 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-import numpy as np
-
-from specbuild.runtime.draft_tree import chain_trees
+from specbuild.runtime.draft_costs import Outlook
 from specbuild.runtime.emission import Emission, TextStreams
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executor import ResidentExecutor
 from specbuild.runtime.kv_pool import KvPools, SequencePages
 from specbuild.runtime.manifest import DraftShape, Manifest
 from specbuild.runtime.plan import ProgramEntry
-from specbuild.runtime.policy import DraftPolicy, Outlook
+from specbuild.runtime.policy import DraftPolicy, StepOutcome
 from specbuild.runtime.program_table import ProgramTable, needs_full_logits
 from specbuild.runtime.prompt_rows import SlotRows, launched_rows, sampling_rows
 from specbuild.runtime.request import Event, Request, SequenceState
 from specbuild.runtime.scheduler import Chunk, Scheduler
-from specbuild.runtime.slots import SlotTable
+from specbuild.runtime.slots import PENDING, SlotTable
 
 # Steps on the device at once: the next is queued before the last one's tokens are read, so that
 # the device never waits for the host.
 STEPS_IN_FLIGHT = 2
+# A result that was there before this long was waited for: the host came late, and the time between
+# two results is not the step's.
+_LATE_S = 50e-6
 
 
 @dataclass(frozen=True)
 class _Flight:
-    """A step that was started, and the sequences whose slots it found."""
+    """A step that was started, and the sequences whose slots it found.
+
+    ``warm``: its program had run before in this generation.
+    """
 
     number: int
     sequences: tuple[SequenceState, ...]
+    outlook: Outlook
     shape: DraftShape | None
+    warm: bool
 
 
 class ResidentGeneration:
@@ -61,6 +67,11 @@ class ResidentGeneration:
         self._flights: deque[_Flight] = deque()
         self._next_step = 0
         self._received_s: float | None = None
+        self._warm: set[str] = set()
+        pending = executor.port(PENDING[1])
+        # Rows that may wait for the draft in a slot, and at most how many do.
+        self._room = 0 if pending is None or policy.max_depth == 0 else pending.shape[1]
+        self._waiting = 0
         self._emission = Emission(
             manifest.target.eos_token_ids,
             max_depth=policy.max_depth,
@@ -124,9 +135,11 @@ class ResidentGeneration:
         self._received_s = None
         if not ending:
             return []
+        self._waiting = max(self._waiting, 1)
         if any(s.wanted > 1 for s in slots.sequences):
             # While the device works, what the first step needs is made ready.
-            executor.prepare(self._step_entry(slots.sequences, self._shape(slots.sequences)))
+            shape = self._policy.shape(_outlook(slots.sequences))
+            executor.prepare(self._step_entry(slots.sequences, shape))
         choice = executor.read("prefill.choice")
         logprob = executor.read("prefill.logprob")
         for r in ending:
@@ -140,19 +153,28 @@ class ResidentGeneration:
 
     def _launch_ahead(self, sequences: Sequence[SequenceState]) -> None:
         """Starts steps while one more can be of use: each in flight gives a token at least."""
-        wanted = max(s.wanted for s in sequences)
-        while len(self._flights) < min(STEPS_IN_FLIGHT, wanted):
-            shape = self._shape(sequences)
-            self._executor.start(self._step_entry(sequences, shape))
-            self._flights.append(_Flight(self._next_step, tuple(self._slots.sequences), shape))
+        outlook = _outlook(sequences)
+        while len(self._flights) < min(STEPS_IN_FLIGHT, outlook.tokens_left):
+            shape = self._policy.shape(outlook)
+            entry = self._step_entry(sequences, shape)
+            self._waiting = self._waiting_after(shape)
+            self._executor.start(entry)
+            warm = entry.name in self._warm
+            self._warm.add(entry.name)
+            found = tuple(self._slots.sequences)
+            self._flights.append(_Flight(self._next_step, found, outlook, shape, warm))
             self._next_step += 1
 
     def _receive(self) -> list[Event]:
         """Reads the oldest step in flight. Sequences that ended before it have no part in it."""
         flight = self._flights.popleft()
+        asked_s = perf_counter()
         result = self._executor.wait_step(flight.number, len(flight.sequences))
+        step_s = self._step_time(flight, asked_s)
+        depth = 0 if flight.shape is None else flight.shape.draft_depth
         events: list[Event] = []
         counted: list[int] = []
+        depths: list[int] = []
         for b, sequence in enumerate(flight.sequences):
             if sequence.finish_reason is not None:
                 continue
@@ -165,31 +187,53 @@ class ResidentGeneration:
                 )
             # A draft that could be emitted by no step was not worth verifying: it counts for none.
             counted.append(min(accepted, sequence.wanted - 1))
+            # What an end of sequence cut off was not refused.
+            depths.append(counted[-1] if count <= accepted else min(depth, sequence.wanted - 1))
             tokens = zip(result.tokens[b][:count], result.logprobs[b][:count], strict=True)
             events += self._emission.take(sequence, list(tokens), accepted=counted[-1])
             sequence.length = sequence.known - 1
-        self._observe(flight, counted)
+        if counted:
+            self._policy.observe(StepOutcome(flight.outlook, flight.shape, depths, counted, step_s))
         return events
 
-    def _observe(self, flight: _Flight, accepted: list[int]) -> None:
-        """Tells the policy; a step's time is that between two results that followed directly."""
-        now_s = perf_counter()
-        step_s = None if self._received_s is None else now_s - self._received_s
-        self._received_s = now_s
-        if accepted:
-            depth = 0 if flight.shape is None else flight.shape.draft_depth
-            drafts = np.zeros((len(accepted), depth), np.int32)
-            self._policy.observe(chain_trees([0] * len(accepted), drafts), accepted, step_s)
-
-    def _shape(self, sequences: Sequence[SequenceState]) -> DraftShape | None:
-        wanted = max(s.wanted for s in sequences)
-        return self._policy.shape(Outlook(len(sequences), tokens_left=wanted, rows_behind=0))
+    def _step_time(self, flight: _Flight, asked_s: float) -> float | None:
+        """The time between two results that followed directly, where it is the step's own."""
+        now_s, before_s = perf_counter(), self._received_s
+        on_time = now_s - asked_s > _LATE_S
+        self._received_s = now_s if on_time else None
+        own = on_time and flight.warm and before_s is not None
+        return now_s - before_s if own and before_s is not None else None
 
     def _step_entry(
         self, sequences: Sequence[SequenceState], shape: DraftShape | None
     ) -> ProgramEntry:
         full_logits = _full_logits(sequences)
-        return self._programs.step(shape, batch=len(sequences), full_logits=full_logits)
+        return self._programs.step(
+            shape,
+            batch=len(sequences),
+            full_logits=full_logits,
+            extends=shape is None and self._is_full,
+        )
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether one more row could find no room to wait for the draft in."""
+        return 0 < self._room <= self._waiting
+
+    def _waiting_after(self, shape: DraftShape | None) -> int:
+        """Most rows that wait for the draft after a step; where they were full it took them up."""
+        if shape is not None:
+            return shape.draft_depth + 1
+        return 1 if self._is_full else self._waiting + 1
+
+
+def _outlook(sequences: Sequence[SequenceState]) -> Outlook:
+    return Outlook(
+        len(sequences),
+        tokens_left=max(s.wanted for s in sequences),
+        rows_behind=0,
+        context=sum(s.known for s in sequences) // len(sequences),
+    )
 
 
 def _full_logits(sequences: Sequence[SequenceState]) -> bool:

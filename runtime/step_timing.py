@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.errors import UnsupportedHereError
-from specbuild.runtime.executors.cuda.executor import CudaExecutor
-from specbuild.runtime.executors.cuda.timing import LaunchTime, profile_program, time_program
+from specbuild.runtime.executors.cuda.timing import (
+    LaunchTime,
+    profile_program,
+    time_between,
+    time_prefixes,
+    time_program,
+)
 from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.placed_sequences import PlacedSequences, cuda_executor, placed_sequences
+from specbuild.runtime.plan import ProgramEntry
 from specbuild.runtime.program_table import ProgramTable
-from specbuild.runtime.request import GenerateParams, Prompt
-from specbuild.runtime.slots import SEQUENCE_PORTS
+from specbuild.runtime.routed_experts import experts_touched
+from specbuild.runtime.step_sections import step_sections
+
+# Steps in a row from which the time between two of them is taken.
+STEPS_IN_A_ROW = 8
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,31 @@ class StepTiming:
     program: str
     step_s: float
     launches: list[LaunchTime] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SectionTiming:
+    """Median seconds that a section of a step adds to those before it."""
+
+    name: str
+    added_s: float
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A step of placed sequences: its sections in order, and what it found.
+
+    ``context`` tokens a sequence. ``experts`` are the distinct ones that the step's rows chose,
+    on average over the layers; None where that cannot be read back. ``idle_s`` lies between two
+    such steps that are queued one after the other, if asked.
+    """
+
+    entry: ProgramEntry
+    step_s: float
+    sections: tuple[SectionTiming, ...]
+    context: float
+    experts: float | None
+    idle_s: float | None
 
 
 def time_step(
@@ -41,41 +72,46 @@ def time_step(
     The prompts are really taken up, and the first steps really run; then one step is repeated
     from the same state. Raises UnsupportedHereError where the engine's steps run on the host.
     """
-    executor = engine.executor
-    if not isinstance(executor, CudaExecutor):
-        raise UnsupportedHereError("steps are timed on a GPU, this engine runs on the host")
-    entry = ProgramTable(executor.plan).step(shape, batch=batch, full_logits=False)
-    random = np.random.default_rng(seed)
-    ids = random.integers(0, engine.manifest.target.vocab, (batch, context))
-    prompts = [Prompt(str(b), ids=tuple(map(int, row))) for b, row in enumerate(ids)]
-    # Enough tokens that no sequence ends while its step is timed.
-    room = engine.manifest.limits.max_seq_len - context
-    params = GenerateParams(max_new_tokens=room, ignore_eos=True)
-    events = engine.generate(prompts, params, speculation=shape)
-    try:
-        emitted = [0] * batch
-        while min(emitted) < 2:
-            emitted[next(events).request] += 1
-        reset = keep_state(executor)
-        step_s = time_program(executor.runner, entry, repeats, reset=reset)
+    runner = cuda_executor(engine).runner
+    entry = _entry(engine, batch, shape)
+    with placed_sequences(engine, batch=batch, context=context, shape=shape, seed=seed) as placed:
+        step_s = time_program(runner, entry, repeats, reset=placed.reset)
         launches = []
         if profile:
-            launches = profile_program(executor.runner, entry, repeats, reset=reset)
-            reset()
-    finally:
-        close = getattr(events, "close", None)
-        if close is not None:
-            close()
+            launches = profile_program(runner, entry, repeats, reset=placed.reset)
     return StepTiming(entry.name, step_s, launches)
 
 
-def keep_state(executor: CudaExecutor) -> Callable[[], None]:
-    """What puts the sequences back where they are now; it queues the writes and returns."""
-    ports = [name for name in SEQUENCE_PORTS if executor.port(name) is not None]
-    kept = {name: executor.read(name) for name in ports}
+def measure_step(
+    engine: Engine,
+    placed: PlacedSequences,
+    shape: DraftShape | None,
+    *,
+    repeats: int = 30,
+    idle: bool = False,
+) -> MeasuredStep:
+    """Times one step of placed sequences as a whole and by section, always from the same state."""
+    executor, reset = placed.executor, placed.reset
+    entry, runner = _entry(engine, placed.batch, shape), executor.runner
+    reset()
+    context = placed.context
+    experts = experts_touched(executor, entry)
+    step_s = time_program(runner, entry, repeats, reset=reset)
+    sections = step_sections(runner.described(entry).ops)
+    launches = runner.launches(entry)
+    counts = [sum(launch.op <= section.last for launch in launches) for section in sections]
+    totals = time_prefixes(runner, entry, counts, repeats, reset=reset)
+    timed = tuple(
+        SectionTiming(section.name, total_s - before_s)
+        for section, total_s, before_s in zip(sections, totals, [0.0, *totals], strict=False)
+    )
+    idle_s = None
+    if idle:
+        idle_s = time_between(runner, entry, STEPS_IN_A_ROW, repeats, reset=reset)
+    reset()
+    return MeasuredStep(entry, step_s, timed, context, experts, idle_s)
 
-    def restore() -> None:
-        for name, values in kept.items():
-            executor.write(name, values)
 
-    return restore
+def _entry(engine: Engine, batch: int, shape: DraftShape | None) -> ProgramEntry:
+    table = ProgramTable(cuda_executor(engine).plan)
+    return table.step(shape, batch=batch, full_logits=False)

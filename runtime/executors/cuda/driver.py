@@ -12,8 +12,6 @@ from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.gpu import GpuFacts, Handle, HostMemory, LaunchConfig
 
 LEAST_BINDINGS = 13
-# A kernel may ask for this much dynamic shared memory without saying so first.
-DEFAULT_SHARED_BYTES = 48 * 1024
 
 
 def open_gpu(ordinal: int = 0) -> DriverGpu:
@@ -172,9 +170,10 @@ class DriverGpu:
         return self._call(what, self._driver.cuModuleGetFunction, module, name)
 
     def allow_shared(self, function: Handle, shared_bytes: int) -> None:
-        """Lets launches ask for this much dynamic shared memory."""
-        if shared_bytes <= DEFAULT_SHARED_BYTES:
-            return
+        """Lets launches ask for this much dynamic shared memory.
+
+        It is said of small amounts too: 48 KiB without saying so are for both kinds together.
+        """
         kinds = self._driver.CUfunction_attribute
         self._call(
             f"asking for {shared_bytes} bytes of shared memory",

@@ -107,6 +107,16 @@ class CudaExecutor:
         data = self._staging.download(self._ports.address(name), count * row_bytes(port))
         return data.view(item_type(port)).reshape(count, *port.shape[1:])
 
+    def peek(self, buffer: int, offset: int, nbytes: int) -> np.ndarray:
+        """Bytes of a buffer of the plan, uint8, once all that is queued is done."""
+        held = self.plan.buffers[buffer].bytes
+        if not 0 <= offset <= offset + nbytes <= held:
+            raise SpecbuildError(
+                f"buffer {self.plan.buffers[buffer].name} has {held} bytes, {nbytes} from "
+                f"{offset} on do not lie in it; build the engine again"
+            )
+        return self._staging.download(self._memory.addresses[buffer] + offset, nbytes)
+
     def prepare(self, entry: ProgramEntry) -> None:
         """Does all that a program's first run would do beside running."""
         self.runner.prepare(entry)

@@ -17,8 +17,10 @@ from specbuild.runtime.plan import (
     CompiledKernel,
     Launch,
     Plan,
+    Program,
     ProgramEntry,
 )
+from specbuild.runtime.strict_json import from_json
 
 ReadFile = Callable[[str], bytes]
 
@@ -132,6 +134,10 @@ class ProgramRunner:
         """A program's launches as the plan has them."""
         return read_launches(self._read_file(entry.file), self._plan, entry)
 
+    def described(self, entry: ProgramEntry) -> Program:
+        """A program with the ops that its launches compute."""
+        return read_program(self._read_file(entry.file), entry)
+
     def kernel_name(self, index: int) -> str:
         """What the plan calls a kernel."""
         return self._plan.kernels[index].name
@@ -176,6 +182,14 @@ def read_launches(data: bytes, plan: Plan, entry: ProgramEntry) -> tuple[Launch,
         if not _is_launch(launch, plan):
             raise EngineFileError(f"{entry.file}: launch {i} is malformed; build the engine again")
     return launches
+
+
+def read_program(data: bytes, entry: ProgramEntry) -> Program:
+    """All of a program's file. Raises EngineFileError."""
+    try:
+        return from_json(Program, json.loads(data), entry.file)
+    except (SpecbuildError, ValueError, RecursionError) as error:
+        raise EngineFileError(f"{error}; build the engine again") from error
 
 
 def _launch(item: dict[str, Any]) -> Launch:

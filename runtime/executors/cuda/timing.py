@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from specbuild.runtime.executors.cuda.gpu import Handle
+from specbuild.runtime.executors.cuda.gpu import Handle, LaunchConfig
 from specbuild.runtime.executors.cuda.programs import ProgramRunner
 from specbuild.runtime.plan import ProgramEntry
 
@@ -50,18 +51,61 @@ def profile_program(
     Graphs of the first 1, 2, 3, … launches are timed, so that overlaps between neighbours show as
     they are in the whole. A launch that hides behind its neighbours adds less than it takes.
     """
-    program, described = runner.program(entry), runner.launches(entry)
-    times, before_s = [], 0.0
-    for count, launch in enumerate(described, start=1):
-        graph = runner.record(program.launches[:count])
-        try:
-            total_s = _median_s(runner, _replay(runner, graph), repeats, reset)
-        finally:
-            runner.gpu.release_graph(graph)
-        name = runner.kernel_name(launch.kernel)
-        times.append(LaunchTime(name, launch.op, total_s - before_s))
-        before_s = total_s
+    described = runner.launches(entry)
+    totals = time_prefixes(runner, entry, range(1, len(described) + 1), repeats, reset=reset)
+    return [
+        LaunchTime(runner.kernel_name(launch.kernel), launch.op, total_s - before_s)
+        for launch, total_s, before_s in zip(described, totals, [0.0, *totals], strict=False)
+    ]
+
+
+def time_prefixes(
+    runner: ProgramRunner,
+    entry: ProgramEntry,
+    counts: Iterable[int],
+    repeats: int = 20,
+    *,
+    reset: Callable[[], None] | None = None,
+) -> list[float]:
+    """Median seconds of the program's first ``count`` launches, for every count."""
+    launches, times = runner.program(entry).launches, []
+    for count in counts:
+        with _recorded(runner, launches[:count]) as graph:
+            times.append(_median_s(runner, _replay(runner, graph), repeats, reset))
     return times
+
+
+def time_between(
+    runner: ProgramRunner,
+    entry: ProgramEntry,
+    runs: int,
+    repeats: int = 20,
+    *,
+    reset: Callable[[], None] | None = None,
+) -> float:
+    """Median seconds that the device idles between two runs of a program queued one after another.
+
+    ``runs`` graphs in a row, less one graph of as many copies of the program: what lies between
+    graphs and is not there between a program's own launches.
+    """
+    runner.prepare(entry)
+
+    def queued() -> None:
+        for _ in range(runs):
+            runner.start(entry)
+
+    with _recorded(runner, runner.program(entry).launches * runs) as graph:
+        seamless_s = _median_s(runner, _replay(runner, graph), repeats, reset)
+    return (_median_s(runner, queued, repeats, reset) - seamless_s) / (runs - 1)
+
+
+@contextlib.contextmanager
+def _recorded(runner: ProgramRunner, launches: Sequence[LaunchConfig]) -> Iterator[Handle]:
+    graph = runner.record(launches)
+    try:
+        yield graph
+    finally:
+        runner.gpu.release_graph(graph)
 
 
 def _replay(runner: ProgramRunner, graph: Handle) -> Callable[[], None]:

@@ -1,0 +1,89 @@
+"""How often drafts are accepted, by position: a running estimate that starts from a belief."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import sqrt
+
+# Pseudo-observations of what is believed of a position, and how fast real ones fade.
+PRIOR_WEIGHT = 4.0
+FORGETTING = 0.97
+# A sampled token is a draft's likeliest one less often than a greedy one.
+PRIOR_GREEDY = 0.6
+PRIOR_SAMPLED = 0.4
+
+
+class Acceptance:
+    """What was seen of each position of one kind of draft.
+
+    p_i is the chance that level i is accepted once those before it were.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self._accepted = [0.0] * depth
+        self._trials = [0.0] * depth
+
+    def learn(self, depths: Sequence[int], accepted: Sequence[int]) -> None:
+        """Of ``depths[b]`` levels that were verified ``accepted[b]`` were accepted.
+
+        Sequences of one step fade together: the next step's count as much more as their number
+        says, whatever their order was.
+        """
+        room = len(self._trials)
+        last, reached_by = [0] * (room + 1), [0] * (room + 1)
+        for (depth, reached), count in Counter(zip(depths, accepted, strict=True)).items():
+            tried = min(depth, room)
+            reached_by[min(reached, tried)] += count
+            last[min(reached + 1, tried)] += count
+        trials, hits = 0, 0
+        for i in range(room - 1, -1, -1):
+            trials += last[i + 1]
+            hits += reached_by[i + 1]
+            if trials == 0:
+                continue
+            kept = FORGETTING**trials
+            weight = (1 - kept) / (trials * (1 - FORGETTING))
+            self._accepted[i] = kept * self._accepted[i] + weight * hits
+            self._trials[i] = kept * self._trials[i] + weight * trials
+
+    def along(self, prior: float) -> list[float]:
+        """p_1, p_2, … of a chain, where ``prior`` is believed of p_1 before the first step.
+
+        A later position is believed to be like the one before it until it was tried: acceptance
+        hardly falls along a chain, and a position that no chain reaches would otherwise never be
+        tried.
+        """
+        estimates, believed = [], prior
+        for accepted, trials in zip(self._accepted, self._trials, strict=True):
+            believed = (accepted + PRIOR_WEIGHT * believed) / (trials + PRIOR_WEIGHT)
+            estimates.append(believed)
+        return estimates
+
+    def against(self, believed: Iterable[float]) -> list[float]:
+        """p_1, p_2, … where each position has a belief of its own, which ends the list."""
+        seen = zip(self._accepted, self._trials, believed, strict=False)
+        return [(a + PRIOR_WEIGHT * p) / (n + PRIOR_WEIGHT) for a, n, p in seen]
+
+
+def widened(chance: float, width: float) -> float:
+    """What a level of ``width`` nodes is believed to accept where one node accepts ``chance``.
+
+    Of the misses a share of 1 − 1/√width is caught by the other nodes.
+    """
+    return 1 - (1 - chance) / sqrt(max(width, 1.0))
+
+
+def expected_tokens(chances: Iterable[float]) -> list[float]:
+    """Tokens that a step emits with 0, 1, 2, … levels: 1 + Σ_{k=1…d} Π_{i≤k} p_i."""
+    expected, reach = [1.0], 1.0
+    for chance in chances:
+        reach *= chance
+        expected.append(expected[-1] + reach)
+    return expected
+
+
+def prior_of(sampled: bool, learned: float | None = None) -> float:
+    """What a run may believe of acceptance: half experience of an earlier one, half the general."""
+    general = PRIOR_SAMPLED if sampled else PRIOR_GREEDY
+    return general if learned is None else (general + learned) / 2

@@ -1,0 +1,258 @@
+"""The bytes that a step must read at least, from an engine's plan alone.
+
+Counted is what lies in device memory as the kernels read it: every weight of a pass once however
+many rows there are, the experts that some row chose, and the keys and values that some row sees.
+Activations, the step's state and the rows that tables are looked up for stay in the L2 cache or
+are too few to matter, but for the looked-up rows, which are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from math import prod
+
+from specbuild.runtime.plan import Binding, OpCall, Plan, Program, ProgramEntry
+from specbuild.runtime.step_sections import HEADS, LEVEL, TARGET, step_sections
+
+ITEM_BYTES = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1}
+ReadProgram = Callable[[ProgramEntry], Program]
+
+_MOE, _ATTENTION = "RmsMoe", "PagedTreeAttention"
+_PER_EXPERT = ("gate_up", "gate_up_bias", "down", "down_bias")
+_POOLS = ("k_pool", "v_pool")
+# Looked up by token or position: one row for each row of the pass.
+_TABLES = ("table", "cos", "sin", "d2t")
+# Multiplied by the rows of ``x``; packed ones lie in tiles of 16 rows, whatever their form.
+_PRODUCTS = ("weight", "gate_up", "router_weight")
+_TILE_ROWS = 16
+
+
+@dataclass(frozen=True)
+class BytesByPart:
+    """What is read, by what it is. ``draft`` is all that the draft reads, its caches included."""
+
+    dense: float = 0.0
+    experts: float = 0.0
+    head: float = 0.0
+    kv_full: float = 0.0
+    kv_sliding: float = 0.0
+    draft: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All parts."""
+        return sum(getattr(self, part.name) for part in fields(self))
+
+    def plus(self, other: BytesByPart) -> BytesByPart:
+        """Part by part."""
+        names = [part.name for part in fields(self)]
+        return BytesByPart(*(getattr(self, name) + getattr(other, name) for name in names))
+
+    def as_draft(self) -> BytesByPart:
+        """The same bytes, read by the draft."""
+        return BytesByPart(draft=self.total)
+
+
+@dataclass(frozen=True)
+class Work:
+    """``rows`` of a pass, shared evenly by ``batch`` sequences that hold ``context`` tokens each.
+
+    ``experts`` is how many distinct experts the rows choose in a layer; None takes what random
+    routing would, on average. ``logit_rows`` None asks for the logits of every row.
+    """
+
+    rows: int
+    batch: int
+    context: float
+    experts: float | None = None
+    logit_rows: int | None = None
+
+    @property
+    def rows_each(self) -> float:
+        """Rows of one sequence."""
+        return self.rows / self.batch
+
+
+@dataclass
+class _CacheReads:
+    """Keys and values of a token, over the layers of one window; 0 keeps every position."""
+
+    bytes_per_token: int = 0
+    operations_per_token: int = 0
+
+    def add(self, bytes_per_token: int, operations: int) -> None:
+        self.bytes_per_token += bytes_per_token
+        self.operations_per_token += operations
+
+
+@dataclass
+class PassTraffic:
+    """What one pass through some layers reads and computes, per call, row, expert and token.
+
+    ``expert_bytes`` is one expert in every layer; ``operations`` are those of a row: products and
+    sums with dense weights and with the ``experts_per_token`` experts, and of a row of logits.
+    """
+
+    dense_bytes: int = 0
+    head_bytes: int = 0
+    looked_up_bytes: int = 0
+    expert_bytes: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    operations: int = 0
+    head_operations: int = 0
+    caches: dict[int, _CacheReads] = field(default_factory=dict)
+
+    def bytes_read(self, work: Work) -> BytesByPart:
+        """The floor of one pass."""
+        distinct = work.experts
+        if distinct is None:
+            distinct = expected_experts(self.experts, self.experts_per_token, work.rows)
+        sliding = sum(
+            reads.bytes_per_token * tokens_seen(work, window)
+            for window, reads in self.caches.items()
+            if window
+        )
+        full = self.caches.get(0, _CacheReads()).bytes_per_token * tokens_seen(work, 0)
+        return BytesByPart(
+            dense=self.dense_bytes + work.rows * self.looked_up_bytes,
+            experts=distinct * self.expert_bytes,
+            head=self.head_bytes,
+            kv_full=work.batch * full,
+            kv_sliding=work.batch * sliding,
+        )
+
+    def floating_operations(self, work: Work) -> float:
+        """Multiplications and additions of one pass."""
+        logit_rows = work.rows if work.logit_rows is None else work.logit_rows
+        attention = sum(
+            reads.operations_per_token * _pairs(work, window)
+            for window, reads in self.caches.items()
+        )
+        rows = work.rows * self.operations + logit_rows * self.head_operations
+        return rows + work.batch * attention
+
+
+@dataclass(frozen=True)
+class EngineTraffic:
+    """The passes of an engine: the target, and of its draft the first level and each further one.
+
+    The first level also takes up what was accepted. None where there is none to read it from.
+    """
+
+    target: PassTraffic
+    first_level: PassTraffic | None = None
+    further_level: PassTraffic | None = None
+
+    def level(self, level: int, work: Work) -> BytesByPart:
+        """The floor of drafting one level, from 1; ``work.rows`` are the level's."""
+        traffic = self.first_level if level == 1 else self.further_level or self.first_level
+        return BytesByPart() if traffic is None else traffic.bytes_read(work).as_draft()
+
+    def step(self, target: Work, *, top_k: int = 0, depth: int = 0) -> BytesByPart:
+        """The floor of a whole step with a tree of ``depth`` levels, ``top_k`` nodes each."""
+        found = self.target.bytes_read(target)
+        for level in range(1, depth + 1):
+            rows = target.batch * (1 if level == 1 else top_k)
+            found = found.plus(self.level(level, Work(rows, target.batch, target.context)))
+        return found
+
+
+def expected_experts(experts: int, experts_per_token: int, rows: int) -> float:
+    """Distinct experts that random rows choose: E · (1 − (1 − k/E)^T)."""
+    if experts == 0:
+        return 0.0
+    return float(experts * (1 - (1 - experts_per_token / experts) ** rows))
+
+
+def tokens_seen(work: Work, window: int) -> float:
+    """Tokens of one sequence, its own rows included, that some row of the pass sees."""
+    tokens = work.context + work.rows_each
+    return min(tokens, window - 1 + work.rows_each) if window else tokens
+
+
+def engine_traffic(plan: Plan, read: ReadProgram) -> EngineTraffic:
+    """Reads the smallest step without a draft, and of one sequence with the deepest chain."""
+    steps = [entry for entry in plan.programs if entry.kind == "step" and not entry.full_logits]
+    plain = min((e for e in steps if not e.draft_depth and not e.extends), key=lambda e: e.batch)
+    target = _section_traffic(plan, read(plain), (TARGET,))
+    drafted = [e for e in steps if e.draft_depth]
+    if not drafted:
+        return EngineTraffic(target)
+    deepest = max(drafted, key=lambda e: (e.draft_depth, -e.batch, -e.draft_top_k))
+    program = read(deepest)
+    first = _section_traffic(plan, program, (f"{LEVEL}1",))
+    if deepest.draft_depth == 1:
+        return EngineTraffic(target, first)
+    return EngineTraffic(target, first, _section_traffic(plan, program, (f"{LEVEL}2",)))
+
+
+def pass_traffic(plan: Plan, ops: Iterable[OpCall]) -> PassTraffic:
+    """What these ops read and compute when each is called once."""
+    found = PassTraffic()
+    for call in ops:
+        for name, binding in call.inputs.items():
+            if plan.buffers[binding.buffer].space == "weights":
+                _add_weight(found, call, name, binding)
+        if call.op == _ATTENTION:
+            _add_attention(found, call)
+    return found
+
+
+def _section_traffic(plan: Plan, program: Program, names: Sequence[str]) -> PassTraffic:
+    sections = [s for s in step_sections(program.ops) if s.name in names]
+    return pass_traffic(plan, (c for s in sections for c in program.ops[s.first : s.last + 1]))
+
+
+def _add_weight(found: PassTraffic, call: OpCall, name: str, binding: Binding) -> None:
+    size = _bytes(binding)
+    if name in _TABLES:
+        found.looked_up_bytes += size // binding.shape[0]
+    elif call.op == _MOE and name in _PER_EXPERT:
+        found.expert_bytes += size // binding.shape[0]
+        found.experts = binding.shape[0]
+        found.experts_per_token = int(call.attributes["top_k"])
+        if name == "gate_up_bias":
+            inner, hidden = binding.shape[1] // 2, call.inputs["x"].shape[1]
+            found.operations += 2 * found.experts_per_token * 3 * inner * hidden
+    elif call.op in HEADS:
+        found.head_bytes += size
+        found.head_operations += _operations(call, name)
+    else:
+        found.dense_bytes += size
+        found.operations += _operations(call, name)
+
+
+def _operations(call: OpCall, name: str) -> int:
+    """Of one row: a product and a sum for every element of a weight."""
+    if name not in _PRODUCTS:
+        return 0
+    shape = call.inputs[name].shape
+    outputs = shape[0] if len(shape) == 2 else _TILE_ROWS * shape[0]
+    return 2 * outputs * call.inputs["x"].shape[1]
+
+
+def _add_attention(found: PassTraffic, call: OpCall) -> None:
+    per_token = 0
+    for name in _POOLS:
+        pool = call.inputs[name]
+        per_token += pool.shape[1] * pool.shape[3] * ITEM_BYTES[pool.dtype]
+    # Scores and the weighted sum: two products of a head's width each.
+    operations = 4 * prod(call.inputs["q"].shape[1:])
+    reads = found.caches.setdefault(int(call.attributes["window"]), _CacheReads())
+    reads.add(per_token, operations)
+
+
+def _pairs(work: Work, window: int) -> float:
+    """(row, token it sees) of one sequence whose rows follow each other."""
+    rows = work.rows_each
+    if not window:
+        return rows * work.context + rows * (rows + 1) / 2
+    # Row i sees min(context + i, window) tokens, i from 1.
+    growing = min(max(window - work.context, 0.0), rows)
+    return growing * work.context + growing * (growing + 1) / 2 + (rows - growing) * window
+
+
+def _bytes(binding: Binding) -> int:
+    return prod(binding.shape) * ITEM_BYTES[binding.dtype]

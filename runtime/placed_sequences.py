@@ -1,0 +1,81 @@
+"""Sequences of random tokens on a device, ready to be decoded: what steps are timed on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.errors import UnsupportedHereError
+from specbuild.runtime.executors.cuda.executor import CudaExecutor
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.request import GenerateParams, Prompt
+from specbuild.runtime.slots import SEQUENCE_PORTS
+
+# Events of each sequence before its steps are timed: a step of its own has then run.
+_SETTLED_EVENTS = 2
+
+
+@dataclass(frozen=True)
+class PlacedSequences:
+    """``reset`` queues what puts the sequences back to where they were placed."""
+
+    executor: CudaExecutor
+    batch: int
+    reset: Callable[[], None]
+
+    @property
+    def context(self) -> float:
+        """Tokens in the target's cache, on average over the sequences."""
+        return float(self.executor.read("length", rows=self.batch).mean())
+
+
+def cuda_executor(engine: Engine) -> CudaExecutor:
+    """The engine's executor; UnsupportedHereError where its steps run on the host."""
+    if not isinstance(engine.executor, CudaExecutor):
+        raise UnsupportedHereError("steps are timed on a GPU, this engine runs on the host")
+    return engine.executor
+
+
+@contextlib.contextmanager
+def placed_sequences(
+    engine: Engine, *, batch: int, context: int, shape: DraftShape | None, seed: int = 0
+) -> Iterator[PlacedSequences]:
+    """Takes up ``batch`` random prompts of ``context`` tokens and runs their first steps.
+
+    The steps draft as ``shape`` says. Afterwards the sequences are gone.
+    """
+    executor = cuda_executor(engine)
+    random = np.random.default_rng(seed)
+    ids = random.integers(0, engine.manifest.target.vocab, (batch, context))
+    prompts = [Prompt(str(b), ids=tuple(map(int, row))) for b, row in enumerate(ids)]
+    # Enough tokens that no sequence ends while its steps are timed.
+    room = engine.manifest.limits.max_seq_len - context
+    params = GenerateParams(max_new_tokens=room, ignore_eos=True)
+    events = engine.generate(prompts, params, speculation=shape)
+    try:
+        seen = [0] * batch
+        while min(seen) < _SETTLED_EVENTS:
+            seen[next(events).request] += 1
+        reset = _keep_state(executor)
+        yield PlacedSequences(executor, batch, reset)
+        reset()
+    finally:
+        close = getattr(events, "close", None)
+        if close is not None:
+            close()
+
+
+def _keep_state(executor: CudaExecutor) -> Callable[[], None]:
+    """What puts the sequences back where they are now; it queues the writes and returns."""
+    ports = [name for name in SEQUENCE_PORTS if executor.port(name) is not None]
+    kept = {name: executor.read(name) for name in ports}
+
+    def restore() -> None:
+        for name, values in kept.items():
+            executor.write(name, values)
+
+    return restore
