@@ -1,4 +1,4 @@
-# make setup | demo | test | lint | clean
+# make setup | demo | test | lint | clean; with a Hopper GPU: make test-gpu | sanitize
 
 PYTHON ?= python3
 # Passed to pip, for example: make setup PIP_EXTRA_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
@@ -11,7 +11,7 @@ EXAMPLE := examples/tiny-gpt-oss
 DEMO := out/demo
 SPECBUILD := $(BIN)/specbuild
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test test-gpu sanitize lint clean
 
 setup: $(INSTALLED)
 
@@ -38,6 +38,24 @@ demo: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'not slow and not gpu and not speed'
 	$(BIN)/pytest -m speed
+
+# Everything that needs the GPU but the sanitizer; the log stays in out/. The kernel tests mostly
+# compile, so they run side by side; the others measure time and free memory, so they run alone.
+GPU_TESTS := $(BIN)/pytest -m 'gpu and not slow' -v -rsP --durations=20
+KERNEL_TESTS := tests/gpu/test_kernels_gpu.py
+test-gpu sanitize: SHELL := /bin/bash
+test-gpu sanitize: .SHELLFLAGS := -o pipefail -c
+test-gpu: setup
+	mkdir -p out
+	failed=0; \
+	$(GPU_TESTS) -n 8 $(KERNEL_TESTS) 2>&1 | tee out/test-gpu.log || failed=1; \
+	$(GPU_TESTS) tests/gpu --ignore $(KERNEL_TESTS) 2>&1 | tee -a out/test-gpu.log || failed=1; \
+	exit $$failed
+
+# compute-sanitizer's tools over the kernels at small shapes; logs in out/sanitizer/.
+sanitize: setup
+	mkdir -p out
+	$(BIN)/pytest -m 'gpu and slow' tests/gpu -v -rsP 2>&1 | tee out/sanitize.log
 
 # mypy resolves the specbuild.* names through a link, as the top-level folders map to sub-packages
 lint: setup

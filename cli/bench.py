@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specbuild.cli import options
 from specbuild.cli.draft_choice import DraftOptions, speculation_of
+from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from specbuild.cli.bench_measure import BenchReport, PromptSet
+    from specbuild.cli.bench_measure import BenchReport, PromptSet, SetReport
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.request import GenerateParams
 
@@ -46,9 +47,37 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the result too.")
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against",
+            metavar="FILE.json",
+            help="Show the acceptance lost against this report of another engine.",
+        ),
+    ] = None,
     draft_top_k: options.DraftTopK = None,
     draft_depth: options.DraftDepth = None,
     draft_tokens: options.DraftTokens = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            "--sweep",
+            metavar="LIST",
+            help="CUDA: time some of decode,verify,draft,profile,prefill,spec,load instead.",
+        ),
+    ] = None,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option("--batch", metavar="N", min=1, help="Sweep this batch; repeatable."),
+    ] = None,
+    context: Annotated[
+        list[int] | None,
+        typer.Option("--context", metavar="N", min=1, help="Sweep this context; repeatable."),
+    ] = None,
+    time_limit_s: Annotated[
+        float | None,
+        typer.Option("--time-limit-s", metavar="X", min=1, help="Seconds for a part of a sweep."),
+    ] = None,
     _debug: options.Debug = False,
 ) -> None:
     """Measure speed with and without the draft, in one run, with acceptance.
@@ -59,21 +88,54 @@ def bench(
     Without [b]--prompts[/b] the prompts are random tokens, which no draft can
     have learnt.
 
+    [b]--against[/b] takes what [b]bench --json[/b] wrote of an engine with another
+    [b]--draft-dtype[/b], for the same prompts.
+
+    [b]--sweep[/b] times the phases of a CUDA engine on its GPU, each beside the
+    bytes that it must read and a streaming read in the same process.
+
     \b
     Examples:
     specbuild bench engine --prompts prompts.jsonl
     specbuild bench engine --prompts code.jsonl --prompts prose.jsonl --plot speed.svg
     specbuild bench engine --max-new-tokens 256 --rounds 5 --json
+    specbuild bench engine-mxfp4 --prompts prompts.jsonl --against engine-bf16.json
+    specbuild bench engine --sweep decode,verify,draft,prefill,spec,load --plot roofline.svg
+    specbuild bench engine --sweep decode --batch 1 --context 32768 --json
     """
-    from specbuild.cli import bench_measure, console
+    if sweep is not None:
+        drafts = (draft_top_k, draft_depth, draft_tokens)
+        _refuse_beside_sweep(any(given is not None for given in (threads, against, *drafts)))
+        _sweep(
+            engine,
+            sweep,
+            {
+                "prompts": prompts,
+                "batches": batch,
+                "contexts": context,
+                "limit_s": time_limit_s,
+                "max_new_tokens": max_new_tokens,
+                "rounds": rounds,
+                "raw": raw,
+            },
+            plot=plot,
+            as_json=as_json,
+        )
+        return
+    if batch or context or time_limit_s is not None:
+        raise SpecbuildError("--batch, --context and --time-limit-s are for a --sweep: add one")
+    from specbuild.cli import bench_against, bench_measure, console
     from specbuild.cli.engine_loading import load_engine
 
+    other = None if against is None else bench_against.read_report(against)
     loaded = load_engine(engine, threads=threads)
     speculation = speculation_of(
         loaded.manifest, DraftOptions(draft_top_k, draft_depth, draft_tokens), no_spec=False
     )
     plan = bench_measure.BenchPlan(max_new_tokens, rounds, speculation, raw)
     report = bench_measure.measure(loaded, _prompt_sets(loaded, prompts or [], plan.params), plan)
+    if other is not None:
+        report = bench_against.against(report, other)
     if plot is not None:
         from specbuild.cli.bench_plot import plot as draw
 
@@ -84,7 +146,36 @@ def bench(
         pairs = "pair" if report.rounds == 1 else "pairs"
         print(f"{max_new_tokens} tokens greedily, {rounds} {pairs} a prompt, medians")
         console.output().print(bench_table(report))
-        console.output().print(f"draft: {report.draft}", soft_wrap=True)
+        stored = "" if report.draft_dtype is None else f", weights in {report.draft_dtype}"
+        console.output().print(f"draft: {report.draft}{stored}", soft_wrap=True)
+
+
+def _refuse_beside_sweep(given: bool) -> None:
+    if given:
+        raise SpecbuildError(
+            "--sweep measures every draft of a CUDA engine: leave --threads and --draft out, and "
+            "--against too"
+        )
+
+
+def _sweep(
+    engine: Path, sweep: str, given: dict[str, Any], *, plot: Path | None, as_json: bool
+) -> None:
+    """Options that are not given keep the plan's own values."""
+    from specbuild.cli import bench_sweep, console
+    from specbuild.cli.sweep_table import sweep_tables
+
+    chosen = {name: value for name, value in given.items() if value is not None}
+    plan = bench_sweep.SweepPlan(bench_sweep.sweeps_of(sweep), **chosen)
+    report = bench_sweep.run_sweep(engine, plan)
+    if as_json:
+        print(console.json_line(report))
+    else:
+        console.output().print(sweep_tables(report))
+    if plot is not None:
+        from specbuild.cli.sweep_plot import plot_sweep
+
+        plot_sweep(report, plot)
 
 
 def _prompt_sets(engine: Engine, files: Sequence[Path], params: GenerateParams) -> list[PromptSet]:
@@ -121,6 +212,12 @@ def bench_table(report: BenchReport) -> Table:
     )
     table.add_row("ratio", *(_decimals(entry.ratio, 2) for entry in sets))
     table.add_row("tokens a step", *(_decimals(entry.mean_acceptance_length, 2) for entry in sets))
+    if report.against_dtype is not None:
+        table.add_row(
+            f"with a draft in {report.against_dtype}",
+            *(_decimals(entry.acceptance_length_against, 2) for entry in sets),
+        )
+        table.add_row("tokens a step lost", *map(_acceptance_lost, sets))
     table.add_row(
         "drafts accepted:steps", *(histogram_text(entry.acceptance_histogram) for entry in sets)
     )
@@ -132,6 +229,13 @@ def bench_table(report: BenchReport) -> Table:
     )
     table.add_row("same output", *(f"{entry.same_output} of {len(entry.pairs)}" for entry in sets))
     return table
+
+
+def _acceptance_lost(entry: SetReport) -> str:
+    own, other = entry.mean_acceptance_length, entry.acceptance_length_against
+    if own is None or other is None:
+        return "–"
+    return f"{other - own:.2f} ({100 * (1 - own / other):.1f} %)"
 
 
 def _decimals(value: float | None, places: int) -> str:

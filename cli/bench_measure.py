@@ -66,17 +66,24 @@ class SetReport:
     ttft_with_draft_s: float | None
     same_output: int
     pairs: tuple[Pair, ...]
+    acceptance_length_against: float | None = None
 
 
 @dataclass(frozen=True)
 class BenchReport:
-    """What ``bench --json`` prints. ``ratio`` is the median over every pair of every set."""
+    """What ``bench --json`` prints. ``ratio`` is the median over every pair of every set.
+
+    ``draft_dtype`` is how the engine stores the draft's weights. ``against_dtype`` and every set's
+    ``acceptance_length_against`` are those of the report that ``--against`` names.
+    """
 
     max_new_tokens: int
     rounds: int
     draft: str
     ratio: float | None
     sets: tuple[SetReport, ...]
+    draft_dtype: str | None = None
+    against_dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,9 @@ def measure(engine: Engine, sets: Sequence[PromptSet], plan: BenchPlan) -> Bench
     reports = tuple(_measure_set(engine, prompt_set, plan) for prompt_set in sets)
     ratios = [pair.ratio for report in reports for pair in report.pairs if pair.ratio is not None]
     draft = _draft_text(engine, plan.speculation)
-    return BenchReport(plan.max_new_tokens, plan.rounds, draft, _median(ratios), reports)
+    stored = engine.manifest.draft
+    dtype = None if stored is None or plan.speculation is None else stored.dtype
+    return BenchReport(plan.max_new_tokens, plan.rounds, draft, _median(ratios), reports, dtype)
 
 
 def _draft_text(engine: Engine, speculation: Speculation) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table
@@ -12,6 +13,9 @@ from specbuild.cli.console import fact_table, size_text
 from specbuild.cli.draft_choice import shape_text
 from specbuild.cli.predicted_memory import PredictedMemory
 from specbuild.runtime.manifest import DraftGeometry, DraftShape, Limits, Manifest, TargetGeometry
+
+if TYPE_CHECKING:
+    from specbuild.builder.backends.cuda.report import CudaReport
 
 OPS_SHOWN = 8
 
@@ -26,6 +30,15 @@ def build_summary(engine: Path, manifest: Manifest) -> Table:
     for warning in manifest.warnings:
         table.add_row("warning", warning)
     return table
+
+
+def add_tactics(table: Table, cuda: CudaReport | None) -> None:
+    """How much of a CUDA engine runs kernels that were measured against others."""
+    if cuda is None or cuda.tactics is None:
+        return
+    tactics = cuda.tactics
+    tuned = f"{tactics.tuned_launches} of {tactics.launches} launches with variants"
+    table.add_row("tuned", f"{tuned}, by {tactics.file} ({tactics.device})")
 
 
 def engine_tables(manifest: Manifest, memory: PredictedMemory) -> Group:
@@ -94,6 +107,7 @@ def _draft_table(draft: DraftGeometry) -> Table:
     table = fact_table(f"draft: {draft.architecture}")
     table.add_row("hidden, inner", f"{draft.hidden}, {draft.inner}")
     table.add_row("vocabulary", f"{draft.vocab} ({draft.d2t_form})")
+    table.add_row("weights", draft.dtype or "unknown")
     table.add_row(
         "attention", f"{draft.q_heads} query and {draft.kv_heads} KV heads of {draft.head_dim}"
     )

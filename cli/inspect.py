@@ -25,7 +25,8 @@ def inspect(
     """Show an engine's geometry, limits, sizes, ops, and the memory it will take.
 
     Memory is predicted for the limits of the engine, or for those given here:
-    what an engine built with them would take.
+    what an engine built with them would take. Of a CUDA engine the programs
+    and kernels are listed too.
 
     \b
     Examples:
@@ -37,16 +38,31 @@ def inspect(
     from specbuild.runtime.engine_file import read_manifest
 
     manifest = read_manifest(engine)
-    memory = predict_memory(manifest, max_batch_size=max_batch_size, max_seq_len=max_seq_len)
+    facts_of_plan = plan = costs = None
+    if manifest.backend == "cuda":
+        from specbuild.cli.plan_tables import plan_facts, plan_tables
+        from specbuild.cli.step_cost_table import step_cost_facts, step_cost_table
+        from specbuild.runtime.executors.cuda.check import read_plan
+
+        plan = read_plan(engine, manifest)
+        facts_of_plan = plan_facts(engine, manifest, plan)
+        costs = step_cost_facts(engine, manifest, plan)
+    memory = predict_memory(manifest, plan, max_batch_size=max_batch_size, max_seq_len=max_seq_len)
     if as_json:
         import json
 
         from specbuild.runtime.strict_json import to_json
 
         facts = to_json(manifest) | {"predicted_memory": to_json(memory)}
+        if facts_of_plan is not None:
+            facts |= to_json(facts_of_plan) | {"step_costs": to_json(costs)}
         print(json.dumps(facts, allow_nan=False))
         return
     from specbuild.cli.console import output
     from specbuild.cli.engine_table import engine_tables
 
     output().print(engine_tables(manifest, memory))
+    if facts_of_plan is not None:
+        output().print(plan_tables(facts_of_plan))
+    if costs is not None:
+        output().print(step_cost_table(costs))

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from specbuild.runtime.device import pool_bytes
+from specbuild.runtime.executors.cuda.memory import footprint
 from specbuild.runtime.kv_pool import pages_per_sequence
 from specbuild.runtime.manifest import WEIGHTS_FILE, CacheGroup, Manifest
+from specbuild.runtime.plan import Plan
+from specbuild.runtime.weights_file import DTYPES
 
 
 @dataclass(frozen=True)
 class PredictedMemory:
-    """Bytes by use, for a batch size and a sequence length."""
+    """Bytes by use, for a batch size and a sequence length.
+
+    On a GPU every tensor has memory of its own, also one whose bytes are another's in the file;
+    ``outputs_bytes`` are then scratch and state, those of the engine's own limits.
+    """
 
     max_batch_size: int
     max_seq_len: int
@@ -22,25 +30,37 @@ class PredictedMemory:
 
 
 def predict_memory(
-    manifest: Manifest, *, max_batch_size: int | None = None, max_seq_len: int | None = None
+    manifest: Manifest,
+    plan: Plan | None = None,
+    *,
+    max_batch_size: int | None = None,
+    max_seq_len: int | None = None,
 ) -> PredictedMemory:
     """Memory at the engine's own limits, or at others (as if it had been built for them).
 
     ``outputs_bytes`` is what the largest launch returns: logits of every verified row and
-    captured hidden states of every row.
+    captured hidden states of every row. ``plan`` is that of a CUDA engine.
     """
     limits = manifest.limits
     batch = limits.max_batch_size if max_batch_size is None else max_batch_size
     length = limits.max_seq_len if max_seq_len is None else max_seq_len
-    weights = manifest.files[WEIGHTS_FILE].bytes
+    weights = manifest.files[WEIGHTS_FILE].bytes if plan is None else _tensor_bytes(manifest)
     kv = {
         group.name: len(group.layers)
         * pool_bytes(replace(group, pages=_pages(manifest, group, batch, length)))
         for group in manifest.cache_groups
     }
     outputs = _outputs_bytes(manifest, batch)
+    if plan is not None:
+        held = footprint(plan)
+        outputs = held.arena + held.state
     total = weights + sum(kv.values()) + outputs
     return PredictedMemory(batch, length, weights, kv, outputs, total)
+
+
+def _tensor_bytes(manifest: Manifest) -> int:
+    tensors = manifest.tensors.values()
+    return sum(prod(tensor.shape) * DTYPES[tensor.dtype].itemsize for tensor in tensors)
 
 
 def _pages(manifest: Manifest, group: CacheGroup, batch: int, length: int) -> int:

@@ -1,13 +1,19 @@
-"""Finds the GPU, and the case modules beside the op tests."""
+"""Finds the GPU, and the case modules beside the op tests; the example model as an engine."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "ops")]
+
+if TYPE_CHECKING:
+    from specbuild.runtime.engine import Engine
+    from specbuild.runtime.request import Prompt
 
 
 def missing_gpu() -> str | None:
@@ -38,3 +44,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.gpu)
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example model with its draft, as a CUDA engine."""
+    from example_engine import build_example
+
+    output = tmp_path_factory.mktemp("example") / "cuda"
+    build_example(output)
+    return output
+
+
+@pytest.fixture(scope="session")
+def engine(directory: Path) -> Iterator[Engine]:
+    """The example engine on the GPU."""
+    from specbuild.runtime.engine import Engine
+    from specbuild.runtime.executors.cuda.executor import CudaExecutor
+
+    loaded = Engine.load(directory)
+    yield loaded
+    assert isinstance(loaded.executor, CudaExecutor)
+    loaded.executor.close()
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[Prompt]:
+    """The example's prompts."""
+    from example_engine import example_prompts
+
+    return example_prompts()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from example_engine import CHAIN, EXAMPLE, TREE, records
 
 from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
@@ -18,45 +17,16 @@ from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.executors.cuda.loading import open_executor
 from specbuild.runtime.executors.cuda.memory import RESERVE_BYTES, footprint
 from specbuild.runtime.manifest import DraftShape
-from specbuild.runtime.records import RunRecord
-from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.resident_decoder import ResidentDecoder
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.step_timing import time_step
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-gpt-oss"
-CHAIN, TREE = DraftShape(1, 3, 3), DraftShape(3, 4, 12)
 TOKENS = 64
-# Two logits nearer to each other than this may change places in bf16.
-NEAR_TIE = 0.15
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("example") / "cuda"
-    options = BuildOptions(
-        model=EXAMPLE / "target",
-        draft=EXAMPLE / "draft",
-        output=output,
-        backend="cuda",
-        gpu="sm_90a",
-        max_seq_len=1024,
-        max_batch_size=8,
-        draft_top_k=TREE.draft_top_k,
-        draft_depth=TREE.draft_depth,
-        draft_tokens=TREE.draft_tokens,
-    )
-    build(options, SilentProgress())
-    return output
-
-
-@pytest.fixture(scope="module")
-def engine(directory: Path) -> Iterator[Engine]:
-    loaded = Engine.load(directory)
-    yield loaded
-    executor = loaded.executor
-    assert isinstance(executor, CudaExecutor)
-    executor.close()
+FORCED_TOKENS = 256
+# Two logits nearer to each other than this may change places in bf16: seven times the root mean
+# square of what the roundings of 24 layers put a logit off by.
+NEAR_TIE = 0.3
 
 
 @pytest.fixture(scope="module")
@@ -66,23 +36,9 @@ def cpu(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return Engine.load(output)
 
 
-@pytest.fixture(scope="module")
-def prompts() -> list[Prompt]:
-    lines = (EXAMPLE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    return [Prompt(r["id"], None, r["prompt"]) for r in map(json.loads, lines)]
-
-
 def params(temperature: float = 0.0, count: int = TOKENS) -> GenerateParams:
     sampling = SamplingParams(temperature=temperature, seed=11)
     return GenerateParams(max_new_tokens=count, sampling=sampling, ignore_eos=True)
-
-
-def records(
-    engine: Engine, prompts: list[Prompt], wanted: GenerateParams, speculation: object
-) -> list[RunRecord]:
-    events = engine.generate(prompts, wanted, speculation=speculation)  # type: ignore[arg-type]
-    found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
-    return [found[i] for i in range(len(prompts))]
 
 
 def last_features(engine: Engine, prompts: list[Prompt], shape: DraftShape | None) -> np.ndarray:
@@ -149,18 +105,20 @@ def _same_tail(rows: np.ndarray, wanted: np.ndarray) -> bool:
 def test_greedy_tokens_are_the_cpu_engines_under_teacher_forcing(
     engine: Engine, cpu: Engine, prompts: list[Prompt]
 ) -> None:
+    """A bf16 forward in transformers chooses 99.7 % of these tokens as fp32 does."""
     decoder = engine.decoder
     assert isinstance(decoder, ResidentDecoder)
-    equal = total = 0
-    for record in records(cpu, prompts[:8], params(), None):
+    lost: list[float] = []
+    for record in records(cpu, prompts, params(count=FORCED_TOKENS), None):
         ids = (*record.prompt_ids, *record.output_ids)
         logits = np.concatenate([scored.logits for scored in decoder.score(ids[:-1])])
         rows = logits[len(record.prompt_ids) - 1 :]
-        for row, token in zip(rows, record.output_ids, strict=True):
-            equal += int(row.argmax()) == token
-            total += 1
-            assert row.max() - row[token] < NEAR_TIE
-    assert equal / total >= 0.98
+        tokens = np.array(record.output_ids)
+        assert len(rows) == len(tokens) == FORCED_TOKENS
+        lost += (rows.max(axis=1) - rows[np.arange(len(rows)), tokens]).tolist()
+    print(f"{sum(x > 0 for x in lost)} of {len(lost)} differ, by {max(lost):.3f} at most")
+    assert sum(x == 0 for x in lost) / len(lost) >= 0.99
+    assert max(lost) < NEAR_TIE
 
 
 def test_kernel_by_kernel_is_the_graph(

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from specbuild.builder.backends.cuda.kernel_case import bits
-from specbuild.builder.backends.cuda.nvrtc import Compiler
-from specbuild.builder.backends.cuda.op_runner import OpRunner
+from specbuild.builder.backends.cuda.kernels.kernel_case import bits
+from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
+from specbuild.builder.backends.cuda.kernels.op_runner import OpRunner
 from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, TensorInfo
+from specbuild.plugins_cuda.linear.block_scaled import quantised
+from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, Storage
 from specbuild.plugins_cuda.paged_tree_attention.cases import Branch, Launch, chain_of
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_moe.packing import pack_down, pack_gate_up
@@ -70,20 +72,27 @@ def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
     return (torch.randn(*shape, generator=generator) * scale).bfloat16()
 
 
-def dense(n: int, k: int) -> torch.Tensor:
-    return normal(n // 16, k // 32, 512, scale=k**-0.5)
+def dense(n: int, k: int, storage: Storage = BF16) -> torch.Tensor:
+    return quantised(normal(n // 16, k // 32, 512, scale=k**-0.5), storage)
 
 
-def linear(n: int, k: int) -> Rows:
-    shared = {"weight": dense(n, k), "bias": normal(n)}
+def linear(n: int, k: int, storage: Storage = BF16) -> Rows:
+    shared = {"weight": dense(n, k, storage), "bias": normal(n)}
     by_row = {"x": normal(ROWS, k), "residual": normal(ROWS, n)}
     return Rows("Linear", shared, by_row, {"y": ((n,), torch.bfloat16)})
 
 
-def swiglu(inner: int, k: int) -> Rows:
-    shared = {"norm": normal(k), "gate_up": dense(2 * inner, k)}
+def swiglu(inner: int, k: int, storage: Storage = BF16) -> Rows:
+    shared = {"norm": normal(k), "gate_up": dense(2 * inner, k, storage)}
     outputs = {"h": ((inner,), torch.bfloat16)}
     return Rows("RmsSwiglu", shared, {"x": normal(ROWS, k)}, outputs, {"eps": 1e-5})
+
+
+def draft_head(vocab: int, k: int, storage: Storage) -> Rows:
+    shared = {"norm": normal(k), "weight": dense(vocab, k, storage), "x": normal(ROWS, k)}
+    by_row = {"logit_rows": torch.arange(ROWS, dtype=torch.int32)}
+    outputs = {"logits": ((vocab,), torch.float32)}
+    return Rows("RmsHead", shared, by_row, outputs, {"eps": 1e-5, "rounding": "llama"})
 
 
 def head(vocab: int, k: int) -> Rows:
@@ -126,6 +135,16 @@ CASES = {
     "RmsSwiglu, wide": swiglu(2880, 2880),
     "HeadChoose, example": head(4096, 192),
     "HeadChoose, 32000": head(32000, 2880),
+    **{
+        f"{name}, {storage.name}": made
+        for storage in (MXFP4, FP8)
+        for name, made in (
+            ("Linear, fc", linear(2880, 8640, storage)),
+            ("Linear, odd blocks", linear(192, 1120, storage)),
+            ("RmsSwiglu, wide", swiglu(2880, 2880, storage)),
+            ("RmsHead, 32000", draft_head(32000, 2880, storage)),
+        )
+    },
     "RmsMoe, example": moe(8, 192, 32),
     "RmsMoe, 20B": moe(32, 2880, 2880),
 }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from specbuild.builder.backends.cuda.kernel_case import (
+from specbuild.builder.backends.cuda.kernels.kernel_case import (
     GPU_ONLY,
     KernelCase,
     bits,
@@ -15,8 +15,8 @@ from specbuild.builder.backends.cuda.kernel_case import (
     kernel_ops,
     phases_of,
 )
-from specbuild.builder.backends.cuda.nvrtc import Compiler
-from specbuild.builder.backends.cuda.op_runner import OpRunner
+from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
+from specbuild.builder.backends.cuda.kernels.op_runner import OpRunner
 from specbuild.plugins_cuda.cases import Case
 from specbuild.plugins_cuda.launches import Lowering, Phase, Tactic, Target
 from specbuild.plugins_cuda.opspec import OpSpec

@@ -80,7 +80,7 @@ def test_links_resolve(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=names)
 def test_commands_of_documents_exist(document: Path) -> None:
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in shell_lines(document.read_text(encoding="utf-8")):
         words = shlex.split(line, comments=True)
         if words and words[0] == "make":

@@ -75,6 +75,12 @@ def test_wheel_holds_every_source_file(wheel_files: set[str]) -> None:
     assert sources <= wheel_files
 
 
+def test_wheel_holds_the_tactic_files(wheel_files: set[str]) -> None:
+    folder = "builder/backends/cuda/tuning/tactics"
+    files = {f"specbuild/{folder}/{file.name}" for file in (ROOT / folder).glob("*.json")}
+    assert files and files <= wheel_files
+
+
 def test_wheel_takes_kernel_sources(wheel_files: set[str]) -> None:
     assert "specbuild/plugins_cuda/kv_write/kernel.cu" in wheel_files
     assert "specbuild/plugins_cuda/kv_write/tile.cuh" in wheel_files

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from specbuild.cli.predicted_memory import predict_memory
-from specbuild.runtime.manifest import Manifest
+from specbuild.runtime.manifest import Manifest, StoredTensor
+from specbuild.runtime.plan import Buffer, Plan
 
 MakeManifest = Callable[..., Manifest]
 # one page of one layer: 2 heads, K and V of 8 floats, 4 slots
@@ -38,3 +40,17 @@ def test_a_window_does_not_grow_with_the_sequence(make_manifest: MakeManifest) -
 
 def test_without_a_draft_nothing_is_captured(make_manifest: MakeManifest) -> None:
     assert predict_memory(make_manifest(draft=False)).outputs_bytes == 4 * 42 * 100
+
+
+def test_on_a_gpu_every_tensor_has_memory_of_its_own(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest()
+    stored = StoredTensor("BF16", (10, 50), ("a",))
+    tensors = {"a": stored, "b": replace(stored, same_as="a"), "c": StoredTensor("U8", (7,), ())}
+    manifest = replace(manifest, tensors=tensors)
+    buffers = (Buffer("a", "weights", 1000), Buffer("arena", "arena", 900), Buffer("s", "state", 4))
+    plan = Plan("sm_90a", 132, 13000, buffers, (), (), ())
+    memory = predict_memory(manifest, plan)
+    assert memory.weights_bytes == 2 * 10 * 50 * 2 + 7
+    # Buffers lie at multiples of 512.
+    assert memory.outputs_bytes == 1024 + 512
+    assert predict_memory(manifest).weights_bytes == 5000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from rich.console import Console
 
 from specbuild.builder.verify.report import LosslessRow, VerifyReport, VerifyRow
 from specbuild.cli.bench import bench_table
+from specbuild.cli.bench_against import against, read_report
 from specbuild.cli.bench_measure import BenchReport, Pair, Speed, summarise
 from specbuild.cli.bench_plot import plot
-from specbuild.cli.console import plain_console, size_text
+from specbuild.cli.console import json_line, plain_console, size_text
 from specbuild.cli.engine_table import build_summary, engine_tables, ops_text
 from specbuild.cli.environment import cache_directory
 from specbuild.cli.predicted_memory import predict_memory
@@ -76,6 +78,25 @@ def test_bench_table_has_a_column_a_prompt_set() -> None:
     text = drawn(bench_table(BenchReport(8, 3, "chain of 2", 1.5, (report,))))
     for part in ("[code]", "100.0", "150.0", "1.50", "2.50", "0:5 1:4", "2 of 3", "20.0 ms"):
         assert part in text
+
+
+def test_bench_shows_the_acceptance_that_a_stored_type_costs(tmp_path: Path) -> None:
+    plain, drafted = Speed(100.0, 0.01, 0.01), Speed(150.0, 0.02, 0.007)
+    pairs = [Pair("a", 4, 8, plain, drafted, 1.5, length, (1, 2), True) for length in (2.5, 2.0)]
+    whole, coded = (
+        BenchReport(8, 1, "chain", 1.5, (summarise("code", [pair]),), dtype)
+        for pair, dtype in zip(pairs, ("bf16", "mxfp4"), strict=True)
+    )
+    (tmp_path / "bf16.json").write_text(json_line(whole))
+    compared = against(coded, read_report(tmp_path / "bf16.json"))
+    text = drawn(bench_table(compared))
+    for part in ("a draft in bf16", "2.50", "0.50 (20.0 %)"):
+        assert part in text
+    with pytest.raises(SpecbuildError, match="same prompts"):
+        against(replace(coded, max_new_tokens=9), whole)
+    (tmp_path / "bf16.json").write_text("no report")
+    with pytest.raises(SpecbuildError, match="cannot be read as a report"):
+        read_report(tmp_path / "bf16.json")
 
 
 def test_bench_without_a_draft() -> None:

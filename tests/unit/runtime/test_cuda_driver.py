@@ -93,6 +93,7 @@ def test_every_call_reaches_the_driver_as_it_should(stub: Path) -> None:
         "event 0",
         "event 2",
         "function entry",
+        "attribute 8 49152",
         "attribute 8 100000",
         "launch 3,2,1 256,1,1 100000 attribute 6=1 arguments 123456789a -5",
         "launch 3,2,1 256,1,1 100000 arguments 123456789a -5",

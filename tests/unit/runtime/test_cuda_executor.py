@@ -21,7 +21,11 @@ from specbuild.runtime.errors import EngineFileError, SpecbuildError, Unsupporte
 from specbuild.runtime.executors.cuda.memory import DeviceMemory, Ports, footprint
 from specbuild.runtime.executors.cuda.programs import ProgramRunner, read_launches
 from specbuild.runtime.executors.cuda.staging import Staging
-from specbuild.runtime.executors.cuda.timing import profile_program, time_program
+from specbuild.runtime.executors.cuda.timing import (
+    profile_program,
+    time_between,
+    time_program,
+)
 from specbuild.runtime.executors.cuda.upload import Piece, WeightsUpload
 from specbuild.runtime.manifest import StoredFile
 from specbuild.runtime.plan import Buffer, CompiledKernel, Plan, Port, ProgramEntry
@@ -285,6 +289,25 @@ def test_times_and_profiles_run_what_they_say() -> None:
         ("op/kernel.cu:one", 2, 1),
     ]
     assert [values[1] for values in seen] == [0] * 5 + [0, 1] * 5 + [0, 1, 2] * 5
+
+
+@pytest.mark.parametrize("gap", [0, 3])
+def test_the_time_between_two_graphs_is_not_that_of_their_launches(gap: int) -> None:
+    seen: list[tuple[int, ...]] = []
+    runner = runner_of([launch_of(), launch_of()], seen, count=2)
+    launch_graph = runner.gpu.launch_graph
+
+    def after_a_gap(graph, stream) -> None:
+        for _ in range(gap):
+            runner.gpu.enqueue(stream, lambda: None)
+        launch_graph(graph, stream)
+
+    runner.gpu.launch_graph = after_a_gap
+    resets: list[int] = []
+    found = time_between(runner, runner.entry, 5, 2, reset=lambda: resets.append(len(seen)))
+    # The first graph's gap is there both times.
+    assert found == gap
+    assert len(seen) == 2 * 5 * len(resets) == 2 * 5 * 2 * 5
 
 
 def test_ports_hold_what_is_written_and_refuse_what_does_not_fit() -> None:

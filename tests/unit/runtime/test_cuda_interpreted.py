@@ -114,6 +114,37 @@ def test_the_loop_emits_what_the_plan_emits_by_itself(
         assert_alike(lowered, ids, [alone[:TOKENS], tokens])
 
 
+def test_the_draft_keeps_up_without_drafting(lowered: LoweredEngine) -> None:
+    """Rows that steps without a draft let it take up are those that drafting would have made."""
+    ids, plain = prompts(engine_of(lowered)[0])[0], step_name(1)
+    hosts = [PlanHost(lowered) for _ in range(2)]
+    for host in hosts:
+        host.port("ignore_eos").fill_(1)
+        host.admit(0, ids, TOKENS)
+    paused, steady = hosts
+    room, waiting, emitted = paused.port("pending_tokens").shape[1], 1, []
+    for _ in range(TOKENS - 3):
+        full = waiting == room
+        emitted += paused.step(f"{plain}.extends" if full else plain)[0].tokens
+        waiting = 1 if full else waiting + 1
+        assert int(paused.port("pending_count")[0]) == waiting
+    drafted = steady.generate(0, step_name(1, CHAIN), len(emitted))
+    assert_alike(lowered, ids, [drafted[: len(emitted)], emitted])
+    held = min(int(h.port("length")[0]) - int(h.port("pending_count")[0]) for h in hosts)
+    assert held > len(ids) + room
+    rows = [draft_rows(lowered, host)[:, :held] for host in hosts]
+    assert rows[0].abs().amin((0, 2, 3)).max() > 0
+    torch.testing.assert_close(rows[0], rows[1], atol=NEAR, rtol=NEAR)
+
+
+def draft_rows(lowered: LoweredEngine, host: PlanHost) -> torch.Tensor:
+    """Keys and values of the first sequence in the draft's cache, [2, positions, heads, width]."""
+    group = next(g for g in lowered.plan.groups if g.name == "draft")
+    pool = host.memory.buffer("cache:draft").view(torch.bfloat16).float()
+    pool = pool.view(2, -1, group.kv_heads, group.page_size, group.k_width)
+    return pool[:, 1:].transpose(2, 3).flatten(1, 2)
+
+
 def test_top_k_takes_the_programs_with_logits(lowered: LoweredEngine) -> None:
     engine, runner = engine_of(lowered)
     # Among one token there is nothing to draw.

@@ -12,22 +12,21 @@ import numpy as np
 import pytest
 from toy_model import ToyExecutor, toy_manifest
 
+from specbuild.runtime.acceptance import PRIOR_GREEDY, PRIOR_SAMPLED, prior_of
 from specbuild.runtime.cost_table import (
     CostMeasurement,
     CostTable,
     cache_path,
     load_or_measure,
 )
-from specbuild.runtime.draft_tree import chain_trees
+from specbuild.runtime.draft_costs import ChainCosts, Outlook
 from specbuild.runtime.kv_pool import KvPools
+from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.policy import (
     MAX_PROBE_INTERVAL,
-    PRIOR_GREEDY,
-    PRIOR_SAMPLED,
     PROBE_INTERVAL,
     MeasuredPolicy,
-    Outlook,
-    prior_of,
+    StepOutcome,
 )
 
 ROWS = (1, 2, 3, 4, 5)
@@ -50,14 +49,15 @@ def drive(
     depths = []
     behind = prompt
     for step in range(steps):
-        shape = policy.shape(Outlook(1, left - step, behind))
+        outlook = Outlook(1, left - step, behind)
+        shape = policy.shape(outlook)
         depth = 0 if shape is None else shape.draft_depth
         behind = 1 if depth else behind + 1
         depths.append(depth)
-        tokens = np.zeros((1, depth), np.int32) if depth else None
         hits = random.random(depth) < chance
         accepted = depth if hits.all() else int(np.argmin(hits))
-        policy.observe(chain_trees([0], tokens), [accepted], seconds(truth, depth))
+        step_s = seconds(truth, depth)
+        policy.observe(StepOutcome(outlook, shape, [depth], [accepted], step_s))
     return depths
 
 
@@ -67,7 +67,7 @@ def seconds(table: CostTable, depth: int) -> float:
 
 
 def policy_of(table: CostTable) -> MeasuredPolicy:
-    return MeasuredPolicy(table, max_depth=4, table_origin="given")
+    return MeasuredPolicy(ChainCosts(table, max_depth=4, origin="given"))
 
 
 def best_depth(table: CostTable, chance: float) -> int:
@@ -116,14 +116,14 @@ def test_a_draft_starts_where_the_rest_of_the_output_pays_for_taking_up_the_prom
 def test_one_disturbed_step_changes_nothing() -> None:
     policy = policy_of(CHEAP)
     drive(policy, 0.8, 5)
-    policy.observe(chain_trees([0], np.zeros((1, 3), np.int32)), [1], 1.0)
+    policy.observe(StepOutcome(Outlook(1, 100, 0), DraftShape(1, 3, 3), [3], [1], 1.0))
     assert min(drive(policy, 0.8, 8)) > 0
 
 
 def test_a_run_starts_from_half_of_what_the_one_before_learned() -> None:
     assert prior_of(False) == PRIOR_GREEDY
     assert prior_of(True, 0.8) == pytest.approx((PRIOR_SAMPLED + 0.8) / 2)
-    policy = MeasuredPolicy(CHEAP, max_depth=4, table_origin="given", prior=0.3)
+    policy = MeasuredPolicy(ChainCosts(CHEAP, max_depth=4, origin="given"), prior=0.3)
     assert policy.acceptance == pytest.approx([0.3] * 4)
 
 
@@ -131,7 +131,7 @@ def test_a_position_never_tried_is_believed_like_the_one_before_it() -> None:
     """Or a chain that always holds would stop growing where the experience ends."""
     policy = policy_of(CHEAP)
     for _ in range(60):
-        policy.observe(chain_trees([0], np.zeros((1, 1), np.int32)), [1], None)
+        policy.observe(StepOutcome(Outlook(1, 100, 0), DraftShape(1, 1, 1), [1], [1], None))
     assert policy.acceptance[1:] == [policy.acceptance[0]] * (len(policy.acceptance) - 1)
     assert policy.acceptance[0] > 0.85
     depths = drive(policy_of(CHEAP), 0.97, 200)

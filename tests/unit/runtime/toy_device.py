@@ -22,6 +22,7 @@ from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.kv_pool import PageLedger
 from specbuild.runtime.manifest import DraftShape, Manifest
 from specbuild.runtime.plan import Plan, ProgramEntry
+from specbuild.runtime.step_costs import StepCosts
 
 
 class ToyDevice:
@@ -88,6 +89,8 @@ class ToyDevice:
             held = [page for row in live for page in row.unique().tolist() if page]
             assert len(held) == len(set(held)), "two slots decode into one page"
         tree = self._tree(entry) if entry.draft_depth else None
+        if entry.extends:
+            self._extend(entry)
         tables = [self.port(f"page_table.{g}", n) for g in ("full", "sliding")]
         given = (None,) * 4 if tree is None else (tree[0], tree[2], tree[3], tree[4])
         size = self.manifest.group("full").page_size
@@ -130,20 +133,27 @@ class ToyDevice:
             *rest,
             self.port("step"),
             *ring,
-            extended=int(path is not None),
+            extended=int(path is not None or entry.extends),
         )
         for place, result in zip([*state, self.port("step"), *ring], results, strict=True):
             if place is not None:
                 place.copy_(result)
 
-    def _tree(self, entry: ProgramEntry) -> tuple[torch.Tensor, ...]:
-        n, k, depth = entry.batch, entry.draft_top_k, entry.draft_depth
-        size = self.manifest.group("draft").page_size
+    def _extend(self, entry: ProgramEntry) -> tuple[torch.Tensor, ...]:
+        """The draft takes up what waits: its logits and outputs, last rows and scores."""
+        n, size = entry.batch, self.manifest.group("draft").page_size
         length, done, table = (self.port(x, n) for x in ("length", "done", "page_table.draft"))
         pending = [self.port(f"pending_{x}", n) for x in ("count", "tokens", "captured")]
         rows = op_named("ExtendInputs").reference(length, done, *pending, table, page_size=size)
         ids, hidden, positions, row_start, row_slot, write, start, bits, last, score = rows
         logits, out = self._draft(ids, hidden, positions, (row_start, row_slot, start, bits), write)
+        return logits, out, last, score
+
+    def _tree(self, entry: ProgramEntry) -> tuple[torch.Tensor, ...]:
+        n, k, depth = entry.batch, entry.draft_top_k, entry.draft_depth
+        size = self.manifest.group("draft").page_size
+        length, done, table = (self.port(x, n) for x in ("length", "done", "page_table.draft"))
+        logits, out, last, score = self._extend(entry)
         logits, parent_rows, parent_bits = logits[last.long()], last, None
         m = k + (depth - 1) * k * k
         pool = [torch.full((n, m), -7), torch.full((n, m), float("nan")), torch.full((n, m), -7)]
@@ -287,7 +297,11 @@ class ToyCuda:
 
 
 def toy_cuda(
-    *, recorded: bool = True, shapes: Sequence[DraftShape] = SHAPES, **options: object
+    *,
+    recorded: bool = True,
+    shapes: Sequence[DraftShape] = SHAPES,
+    step_costs: StepCosts | None = None,
+    **options: object,
 ) -> ToyCuda:
     """A fresh engine whose unwritten and freed cache slots are NaN."""
     manifest = cuda_manifest(**options)
@@ -307,5 +321,11 @@ def toy_cuda(
         ledger.released(group, pages)
         device.poison(executor, group, pages)
 
-    engine = Engine(manifest, executor, pages_released=released, pages_installed=ledger.installed)
+    engine = Engine(
+        manifest,
+        executor,
+        step_costs=step_costs,
+        pages_released=released,
+        pages_installed=ledger.installed,
+    )
     return ToyCuda(engine, device, ledger)

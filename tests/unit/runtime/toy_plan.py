@@ -79,9 +79,12 @@ def toy_plan(manifest: Manifest, shapes: Sequence[DraftShape] = SHAPES) -> Plan:
             for s in steps:
                 name = f"step@{batch}.{s.draft_top_k}-{s.draft_depth}-{s.draft_tokens}"
                 rows = batch * (s.draft_tokens + 1)
-                entries.append(
-                    _entry(f"{name}.{full_logits:d}", "step", batch, rows, s, full_logits)
-                )
+                entry = _entry(f"{name}.{full_logits:d}", "step", batch, rows, s, full_logits)
+                entries.append(entry)
+                if manifest.draft is not None and not s.draft_depth:
+                    name = f"{entry.name}.extends"
+                    changed = {"name": name, "file": f"{name}.json", "extends": True}
+                    entries.append(dataclasses.replace(entry, **changed))
     for kind, sizes in (("prefill", PREFILL_ROWS), ("score", (SCORE_ROWS,))):
         for rows in sizes:
             none = DraftShape(0, 0, 0)
@@ -105,7 +108,11 @@ def plan_file(plan: Plan, name: str) -> bytes:
     if name.endswith(".cubin"):
         return f"cubin of {name.removesuffix('.cubin')}".encode()
     index = next(i for i, entry in enumerate(plan.programs) if entry.file == name)
+    entry = plan.programs[index]
+    called = ["ExtendInputs"] if entry.draft_depth or entry.extends else []
+    called += ["VerifyInputs"] if entry.kind == "step" else []
+    ops = [{"op": op, "attributes": {}, "inputs": {}, "outputs": {}} for op in called]
     arguments = [[0, i, 0] for i in range(len(plan.buffers))] + [[1, index], [2, 7], [3]]
     launch = {"kernel": index, "op": 0, "grid": [1, 1, 1], "block": 32, "shared_bytes": 0}
     launch |= {"arguments": arguments, "programmatic": True}
-    return json.dumps({"ops": [], "launches": [launch], "lifetimes": []}).encode()
+    return json.dumps({"ops": ops, "launches": [launch], "lifetimes": []}).encode()

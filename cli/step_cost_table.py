@@ -1,0 +1,106 @@
+"""An engine's step costs beside the bytes that each step must read, as ``inspect`` shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from specbuild.runtime.byte_floor import EngineTraffic, Work, engine_traffic
+from specbuild.runtime.engine_file import read_file
+from specbuild.runtime.executors.cuda.programs import read_program
+from specbuild.runtime.manifest import Manifest
+from specbuild.runtime.plan import Plan, Program, ProgramEntry
+from specbuild.runtime.step_costs import (
+    ShapeCosts,
+    StepCosts,
+    programs_digest,
+    read_step_costs,
+)
+
+
+@dataclass(frozen=True)
+class StepCostRow:
+    """A step of ``batch`` sequences of ``context`` tokens; the target runs ``tokens`` of each.
+
+    ``floor_bytes`` is what the step must read, with the experts that random routing would choose.
+    """
+
+    batch: int
+    draft: str
+    tokens: int
+    context: int
+    step_s: float
+    target_s: float
+    draft_s: float
+    floor_bytes: float
+
+    @property
+    def floor_bytes_per_s(self) -> float:
+        """The floor over the time: what of the memory's speed the step makes use of."""
+        return self.floor_bytes / self.step_s
+
+
+@dataclass(frozen=True)
+class StepCostFacts:
+    """The table of an engine; ``current`` where it was measured with the programs of now."""
+
+    gpu: str
+    method: str
+    current: bool
+    rows: tuple[StepCostRow, ...]
+
+
+def step_cost_facts(directory: Path, manifest: Manifest, plan: Plan) -> StepCostFacts | None:
+    """None where nothing was measured. Raises EngineFileError where a file is damaged."""
+    costs = read_step_costs(directory, manifest)
+    if costs is None:
+        return None
+
+    def read(entry: ProgramEntry) -> Program:
+        return read_program(bytes(read_file(directory, manifest, entry.file)), entry)
+
+    return facts_of(costs, engine_traffic(plan, read), programs_digest(manifest))
+
+
+def facts_of(costs: StepCosts, traffic: EngineTraffic, digest: str) -> StepCostFacts:
+    """The table's points, by batch, draft and context."""
+    rows = tuple(row for entry in costs.steps for row in _rows(entry, traffic))
+    return StepCostFacts(costs.gpu, costs.method, costs.programs == digest, rows)
+
+
+def step_cost_table(facts: StepCostFacts) -> Table:
+    """Milliseconds, the floor in GB, and the floor over the time."""
+    stale = "" if facts.current else "; the engine's programs changed since: run specbuild tune"
+    table = Table(title=f"steps on {facts.gpu}{stale}", title_justify="left")
+    table.add_column("sequences", justify="right")
+    table.add_column("draft")
+    for column in ("context", "step ms", "target ms", "draft ms", "floor GB", "floor TB/s"):
+        table.add_column(column, justify="right")
+    for row in facts.rows:
+        times = (f"{1e3 * t:.3f}" for t in (row.step_s, row.target_s, row.draft_s))
+        floor = (f"{row.floor_bytes / 1e9:.2f}", f"{row.floor_bytes_per_s / 1e12:.2f}")
+        table.add_row(str(row.batch), row.draft, str(row.context), *times, *floor)
+    return table
+
+
+def _rows(entry: ShapeCosts, traffic: EngineTraffic) -> Iterator[StepCostRow]:
+    shape = entry.shape
+    name = "none" if shape is None else f"{entry.draft_top_k}x{entry.draft_depth}"
+    name += "" if shape is None else f"x{entry.draft_tokens}"
+    tokens = entry.draft_tokens + 1
+    for context, step_s, draft_s in zip(entry.contexts, entry.step_s, entry.draft_s, strict=True):
+        work = Work(entry.batch * tokens, entry.batch, context)
+        floor = traffic.step(work, top_k=entry.draft_top_k, depth=entry.draft_depth)
+        yield StepCostRow(
+            batch=entry.batch,
+            draft=name,
+            tokens=tokens,
+            context=context,
+            step_s=step_s,
+            target_s=step_s - draft_s,
+            draft_s=draft_s,
+            floor_bytes=floor.total,
+        )

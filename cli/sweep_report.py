@@ -1,0 +1,142 @@
+"""What ``bench --sweep`` measured, held against the bytes that had to be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbuild.runtime.byte_floor import BytesByPart, PassTraffic, Work, expected_experts
+
+SWEEPS = ("decode", "verify", "draft", "profile", "prefill", "spec", "load")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of one shape: its median time and what it had to read.
+
+    ``experts`` distinct ones a layer: read back from the step where ``experts_measured``, else
+    what random routing chooses. ``share_of_ceiling`` is ``bytes_per_s`` over a streaming read in
+    the same process; rates are None where a phase is too short to be told from noise. ``idle_s``
+    lies between two such steps that are queued one after the other.
+    """
+
+    sweep: str
+    name: str
+    batch: int
+    context: float
+    rows: int
+    time_s: float
+    bytes: BytesByPart
+    bytes_total: float
+    bytes_per_s: float | None
+    share_of_ceiling: float | None
+    operations: float
+    operations_per_s: float | None
+    experts: float
+    experts_measured: bool
+    tokens_per_s: float | None
+    idle_s: float | None
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """What the launches of one kernel add to a step together: to those in front of each."""
+
+    step: str
+    batch: int
+    kernel: str
+    launches: int
+    added_s: float
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Greedy decoding of real prompts. Rates are of the whole batch, medians over the rounds.
+
+    ``tokens_per_s`` counts from the last sequence's first token on; with prompts from the start.
+    ``ratio`` is that over the rate without a draft; ``same_tokens``: the tokens are those
+    without a draft.
+    """
+
+    batch: int
+    draft: str
+    tokens_per_s: float
+    with_prompts_tokens_per_s: float
+    ttft_s: float
+    mean_acceptance_length: float
+    ratio: float
+    same_tokens: bool
+
+
+@dataclass(frozen=True)
+class Load:
+    """Loading, in seconds, and device memory, in bytes.
+
+    ``first_token_s``: fresh processes from their start to a first token, one after the other.
+    ``beyond_bytes`` is taken for the engine beside weights and caches, once it has decoded;
+    ``context_bytes`` was taken before, by the driver and whatever else uses the GPU.
+    """
+
+    load_s: float
+    first_token_s: tuple[float, ...]
+    weights_bytes: int
+    cache_bytes: int
+    beyond_bytes: int
+    context_bytes: int
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """What ``bench --sweep --json`` prints; ``left_out`` says what was not measured, and why."""
+
+    gpu: str
+    engine: str
+    ceiling_bytes_per_s: float | None
+    phases: tuple[Phase, ...]
+    kernels: tuple[KernelTime, ...]
+    decoding: tuple[Decoding, ...]
+    load: Load | None
+    left_out: tuple[str, ...]
+
+
+def phase_of(
+    sweep: str,
+    name: str,
+    work: Work,
+    *,
+    time_s: float,
+    floor: BytesByPart,
+    operations: float,
+    ceiling_bytes_per_s: float | None,
+) -> Phase:
+    """A measured time beside its floor."""
+    # A difference of two medians: noise may outweigh a short phase.
+    long_enough = time_s > 0
+    rate = floor.total / time_s if long_enough else None
+    share = None
+    if rate is not None and ceiling_bytes_per_s is not None:
+        share = rate / ceiling_bytes_per_s
+    return Phase(
+        sweep=sweep,
+        name=name,
+        batch=work.batch,
+        context=work.context,
+        rows=work.rows,
+        time_s=time_s,
+        bytes=floor,
+        bytes_total=floor.total,
+        bytes_per_s=rate,
+        share_of_ceiling=share,
+        operations=operations,
+        operations_per_s=operations / time_s if long_enough else None,
+        experts=0.0,
+        experts_measured=False,
+        tokens_per_s=None,
+        idle_s=None,
+    )
+
+
+def experts_read(traffic: PassTraffic, work: Work) -> float:
+    """Distinct experts a layer: as told, else as random routing chooses."""
+    if work.experts is not None:
+        return work.experts
+    return expected_experts(traffic.experts, traffic.experts_per_token, work.rows)

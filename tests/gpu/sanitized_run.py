@@ -1,0 +1,52 @@
+"""Runs stored work on the GPU: what compute-sanitizer watches, without torch and compiler.
+
+    compute-sanitizer --tool racecheck python sanitized_run.py WORK SECONDS
+
+Prints each piece before it runs, so that a report stands under what caused it. Exit code 3: not
+all of it ran in the time given.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled
+from specbuild.builder.backends.cuda.kernels.op_runner import OpRunner
+from specbuild.plugins_cuda.launches import Kernel
+from specbuild.plugins_cuda.registry import op_named
+
+TIME_IS_UP = 3
+
+
+class Precompiled:
+    """Stands for the compiler: everything is here already."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        self._all = compiled
+
+    def compile(self, kernels: Iterable[Kernel], _done: Callable[[], None]) -> Compiled:
+        """The kernels asked for, and every file."""
+        return Compiled({kernel: self._all.kernels[kernel] for kernel in kernels}, self._all.files)
+
+
+def main(file: Path, seconds: float) -> int:
+    """The exit code."""
+    ends_s = time.monotonic() + seconds
+    work, compiled = pickle.loads(file.read_bytes())
+    runner = OpRunner(Precompiled(compiled))  # type: ignore[arg-type]
+    for number, (label, op, lowering, inputs, outputs) in enumerate(work):
+        if time.monotonic() > ends_s:
+            print(f"time is up: {len(work) - number} of {len(work)} pieces did not run")
+            return TIME_IS_UP
+        print(f"[{number + 1}/{len(work)}] {label}", flush=True)
+        runner.run(op_named(op), lowering, inputs, outputs)
+    print(f"all {len(work)} pieces ran", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), float(sys.argv[2])))

@@ -1,0 +1,159 @@
+"""Which launches compute-sanitizer watches, compiled and ready to run."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from specbuild.builder.backends.cuda.kernels.kernel_case import (
+    SMALL_TARGET,
+    KernelCase,
+    bits,
+    cases_for,
+    kernel_case,
+    kernel_ops,
+    phases_of,
+)
+from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled, Compiler
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    Phase,
+    Tactic,
+    Target,
+    TensorInfo,
+)
+from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.plan import CompiledKernel
+
+Arrays: TypeAlias = dict[str, np.ndarray]
+# What it is, the op, its launches, its inputs and its outputs.
+Piece: TypeAlias = tuple[str, str, Lowering, Arrays, Arrays]
+
+STAGED: Tactic = {"staged": 1}
+STAGED_ROWS = (33, 64, 80)
+STAGED_VOCAB, STAGED_WIDTH = 32000, 2880
+
+
+def pieces() -> list[Piece]:
+    """Every entry of every op with every tactic, each in the largest of the small cases.
+
+    The GPU counts as one of three multiprocessors, so that a CTA takes several tiles and each
+    place of its rings is used again. Behind them, heads at real size that pass their rows through
+    shared memory in stages.
+    """
+    found: list[Piece] = []
+    seen: set[Any] = set()
+    for _, op, phase, drawn in sorted(_small_cases(), key=lambda small: -small[0]):
+        for tactic in _tactics(drawn, phase):
+            try:
+                lowering = drawn.lowering(phase, SMALL_TARGET, tactic)
+            except SpecbuildError:
+                continue
+            kernels = [launch.kernel for launch in lowering.launches]
+            # How wide a tile is changes no line of what runs; it would fill the time.
+            how = tuple(sorted((name, x) for name, x in tactic.items() if name != "columns"))
+            entries = {(op, phase, kernel.file, kernel.entry, how) for kernel in kernels}
+            if entries <= seen and tactic != STAGED:
+                continue
+            seen |= entries
+            label = f"{op} {phase} {dict(tactic) or ''} {drawn.case.name}"
+            inputs, outputs = _arrays(drawn.inputs), _arrays(drawn.outputs)
+            found.append((label, op, lowering, inputs, outputs))
+    return [*found, *(staged_head(rows) for rows in STAGED_ROWS)]
+
+
+def staged_head(rows: int) -> Piece:
+    """HeadChoose with staged rows over a draft's vocabulary at the width of GPT-OSS."""
+    generator = torch.Generator().manual_seed(rows)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).bfloat16()
+
+    ids = torch.arange(rows, dtype=torch.int32)
+    inputs = {
+        "x": normal(rows, STAGED_WIDTH), "logit_rows": ids, "norm": normal(STAGED_WIDTH),
+        "weight": _staged_weight(), "temperature": torch.rand(rows, generator=generator),
+        "seed": ids, "position": ids,
+    }  # fmt: skip
+    outputs = {"choice": ids, "logprob": torch.zeros(rows)}
+    op = op_named("HeadChoose")
+    tensors = {
+        name: TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in (*inputs.items(), *outputs.items())
+    }
+    attributes = op.complete({"eps": 1e-5, "rounding": "gpt_oss"})
+    assert op.lower is not None
+    lowering = op.lower(LoweringRequest(tensors, attributes, "decode", Target(), STAGED))
+    label = f"HeadChoose {dict(STAGED)} {rows} rows, {STAGED_WIDTH} to {STAGED_VOCAB}"
+    # One array for all of them, stored once.
+    given = _arrays(inputs) | {"weight": _staged_bits()}
+    return label, op.name, lowering, given, _arrays(outputs)
+
+
+@cache
+def _staged_bits() -> np.ndarray:
+    return bits(_staged_weight())
+
+
+@cache
+def _staged_weight() -> torch.Tensor:
+    shape = (STAGED_VOCAB // 16, STAGED_WIDTH // 32, 512)
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+    return (values * STAGED_WIDTH**-0.5).bfloat16()
+
+
+def write_work(file: Path) -> list[str]:
+    """Compiles what all pieces launch and stores both; the pieces that the compiler refused."""
+    compiler, work = Compiler("sm_90a"), pieces()
+    everything = [launch.kernel for piece in work for launch in piece[2].launches]
+    # All at once, in parallel; what is refused, for a spill say, then shows piece by piece.
+    with suppress(SpecbuildError):
+        compiler.compile(everything, lambda: None)
+    kept: list[Piece] = []
+    refused: list[str] = []
+    kernels: dict[Kernel, CompiledKernel] = {}
+    files: dict[str, bytes] = {}
+    for piece in work:
+        try:
+            compiled = compiler.compile([x.kernel for x in piece[2].launches], lambda: None)
+        except SpecbuildError as refusal:
+            refused.append(f"{piece[0]}: {refusal}")
+            continue
+        kept.append(piece)
+        kernels |= compiled.kernels
+        files |= compiled.files
+    file.write_bytes(pickle.dumps((kept, Compiled(kernels, files))))
+    return refused
+
+
+def _small_cases() -> list[tuple[int, str, Phase, KernelCase]]:
+    drawn = [
+        (op.name, phase, kernel_case(op, case))
+        for op in kernel_ops()
+        for phase in phases_of(op)
+        for case in cases_for(op, phase, gpu=False)
+    ]
+    return [
+        (sum(a.nbytes for a in _arrays(case.inputs).values()), op, phase, case)
+        for op, phase, case in drawn
+    ]
+
+
+def _tactics(drawn: KernelCase, phase: Phase) -> tuple[Tactic, ...]:
+    try:
+        return drawn.op.tactics(drawn.request(phase, SMALL_TARGET)) if drawn.op.tactics else ({},)
+    except SpecbuildError:
+        return ()  # the kernels refuse the case
+
+
+def _arrays(tensors: Any) -> Arrays:
+    return {name: bits(tensor) for name, tensor in tensors.items()}

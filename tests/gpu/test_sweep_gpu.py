@@ -1,0 +1,92 @@
+"""``bench --sweep`` on the example engine: every phase is measured and nothing is impossible."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specbuild.cli.bench_sweep import SweepPlan, run_sweep, stream_kernel
+from specbuild.cli.console import json_line
+from specbuild.cli.sweep_report import SWEEPS, SweepReport
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.executors.cuda.read_speed import streaming_read
+from specbuild.runtime.placed_sequences import cuda_executor, placed_sequences
+from specbuild.runtime.program_table import ProgramTable
+from specbuild.runtime.routed_experts import experts_touched
+from specbuild.runtime.step_timing import measure_step
+
+
+@pytest.fixture(scope="module")
+def report(directory: Path) -> SweepReport:
+    """All sweeps, short ones; it loads the engine for itself."""
+    plan = SweepPlan(
+        SWEEPS, batches=(1, 8), contexts=(100, 800), max_new_tokens=32, rounds=1, limit_s=40,
+        repeats=8,
+    )  # fmt: skip
+    return run_sweep(directory, plan)
+
+
+def test_every_phase_was_measured(report: SweepReport) -> None:
+    found = {(p.sweep, p.batch, round(p.context, -2)) for p in report.phases}
+    for batch in (1, 8):
+        for context in (100, 800):
+            assert ("decode", batch, context) in found
+        assert ("verify", batch, 100) in found and ("draft", batch, 100) in found
+    assert {p.name for p in report.phases if p.sweep == "prefill"} == {"512 tokens"}
+    assert {row.batch for row in report.decoding} <= {1, 8}
+    assert json.loads(json_line(report))["ceiling_bytes_per_s"] == report.ceiling_bytes_per_s
+
+
+def test_rates_are_possible(report: SweepReport) -> None:
+    assert report.ceiling_bytes_per_s is not None
+    assert 1e12 < report.ceiling_bytes_per_s < 1e13
+    for phase in report.phases:
+        if phase.sweep in ("decode", "prefill"):
+            assert 0 < phase.time_s < 1
+            # All of the example's weights lie in the L2 cache.
+            assert phase.share_of_ceiling is not None and 0 < phase.share_of_ceiling < 2
+        if phase.idle_s is not None:
+            assert abs(phase.idle_s) < 100e-6
+        if phase.sweep == "decode":
+            assert phase.experts_measured and phase.experts >= 1
+
+
+def test_drafts_change_no_token_and_loading_is_told(report: SweepReport) -> None:
+    assert report.decoding and all(row.same_tokens for row in report.decoding)
+    assert report.load is not None
+    assert all(0 < time_s < 120 for time_s in report.load.first_token_s)
+    assert 0 < report.load.beyond_bytes < 2 << 30
+
+
+def test_one_row_touches_as_many_experts_as_it_chooses(engine: Engine) -> None:
+    """Alone a row reads ``experts_per_token`` of them, no more and no fewer; eight read more."""
+    chosen = engine.manifest.target.experts_per_token
+    table = ProgramTable(cuda_executor(engine).plan)
+    found = {}
+    for batch in (1, 8):
+        with placed_sequences(engine, batch=batch, context=60, shape=None) as placed:
+            entry = table.step(None, batch=batch, full_logits=False)
+            found[batch] = experts_touched(placed.executor, entry)
+            step = measure_step(engine, placed, None, repeats=4)
+        assert step.experts == found[batch]
+        assert step.context == pytest.approx(60, abs=4)
+        assert sum(section.added_s for section in step.sections) > 0.5 * step.step_s
+    assert found[1] == chosen
+    assert chosen < found[8] <= engine.manifest.target.experts
+
+
+def test_measuring_leaves_the_engine_as_it_was(engine: Engine) -> None:
+    executor = cuda_executor(engine)
+    ids = np.random.default_rng(5).integers(0, engine.manifest.target.vocab, 40).tolist()
+    before = [rows.logits for rows in engine.decoder.score(ids)]
+    with placed_sequences(engine, batch=2, context=30, shape=None) as placed:
+        measure_step(engine, placed, None, repeats=3, idle=True)
+    free_bytes = executor.runner.gpu.free_bytes()
+    streaming_read(executor.runner.gpu, stream_kernel(executor.plan.gpu), nbytes=1 << 30)
+    assert abs(executor.runner.gpu.free_bytes() - free_bytes) < 64 << 20
+    after = [rows.logits for rows in engine.decoder.score(ids)]
+    for one, two in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, two)

@@ -1,0 +1,78 @@
+"""``tune`` on a GPU: a few ops of the example engine, which then says the same as before."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from example_engine import CHAIN, records
+
+from specbuild.builder.backends.cuda.tuning.tactic_book import given_tactics
+from specbuild.builder.backends.cuda.tuning.tactic_file import read_tactics
+from specbuild.builder.backends.cuda.tuning.tune import TuneOptions, TuneReport, tune_engine
+from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_file import read_manifest, verify_files
+from specbuild.runtime.executors.cuda.executor import CudaExecutor
+from specbuild.runtime.request import GenerateParams, Prompt
+
+OPS = ("Linear", "PagedTreeAttention", "RmsMoe", "RmsQkvRope")
+
+
+class Notes(SilentProgress):
+    """What tune says of candidates that it leaves out."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.said.append(message)
+
+
+@pytest.fixture(scope="module")
+def notes() -> Notes:
+    return Notes()
+
+
+@pytest.fixture(scope="module")
+def tuned(directory: Path, notes: Notes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tuned") / "engine"
+    shutil.copytree(directory, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def report(tuned: Path, notes: Notes) -> TuneReport:
+    options = TuneOptions(tuned, ops=OPS, max_rows=8, context=256, seconds=180)
+    return tune_engine(options, notes)
+
+
+def test_every_shape_gets_its_times_and_no_candidate_differs(
+    tuned: Path, report: TuneReport, notes: Notes
+) -> None:
+    assert report.left == 0, f"{report.left} shapes were not reached in {report.seconds:.0f} s"
+    assert {shape.op for shape in report.measured} == set(OPS)
+    for shape in report.measured:
+        assert 0.3 < shape.median_us <= shape.default_us < 1000, shape
+    assert not [note for note in notes.said if "is left out" in note]
+    file = tuned.with_name("engine.tactics.json")
+    assert len(read_tactics(file).entries) == len(report.measured)
+    assert given_tactics(file, "sm_90a").file.device == report.device
+    verify_files(tuned, read_manifest(tuned))
+
+
+def test_a_tuned_engine_says_the_same(
+    tuned: Path, report: TuneReport, engine: Engine, prompts: list[Prompt]
+) -> None:
+    assert report.tactics.tuned_launches > 0
+    wanted = GenerateParams(max_new_tokens=48)
+    for shape in (None, CHAIN):
+        before = [r.output_ids for r in records(engine, prompts[:8], wanted, shape)]
+        loaded = Engine.load(tuned)
+        try:
+            after = [r.output_ids for r in records(loaded, prompts[:8], wanted, shape)]
+        finally:
+            assert isinstance(loaded.executor, CudaExecutor)
+            loaded.executor.close()
+        assert after == before

@@ -1,0 +1,253 @@
+"""``bench --sweep`` on a toy engine whose clock counts operations, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "runtime"))
+from fake_gpu import FakeGpu, FakeKernel
+from toy_device import ToyCuda, toy_cuda
+
+from specbuild.cli import bench_sweep
+from specbuild.cli.bench_sweep import Progress, SweepPlan, measure, run_sweep, sweeps_of
+from specbuild.cli.console import json_line, plain_console
+from specbuild.cli.sweep_budget import Budget
+from specbuild.cli.sweep_plot import plot_sweep
+from specbuild.cli.sweep_report import SWEEPS, Load, SweepReport
+from specbuild.cli.sweep_table import sweep_tables
+from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
+from specbuild.runtime.executors.cuda.programs import ProgramRunner, read_launches
+from specbuild.runtime.executors.cuda.read_speed import ReadKernel, streaming_read
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.plan import Binding, OpCall, Program, ProgramEntry
+from specbuild.runtime.request import Prompt
+from specbuild.runtime.routed_experts import experts_touched
+
+RANDOM = np.random.default_rng(11)
+CEILING = 1000.0
+
+
+def described(runner: ProgramRunner, entry: ProgramEntry) -> Program:
+    """The toy's one launch as the ops of a real step, with weights of D2T's place and size."""
+    plan = runner._plan
+    launches = read_launches(runner._read_file(entry.file), plan, entry)
+    x, weight = Binding(1, 0, (1, 32), "float32"), Binding(0, 0, (2, 1, 16), "float32")
+    linear = OpCall("Linear", {}, {"x": x, "weight": weight}, {})
+    ops = []
+    for level in range(1, entry.draft_depth + 1):
+        if level == 1:
+            ops.append(OpCall("ExtendInputs", {}, {}, {}))
+        ops.append(linear)
+        last = {"level": level, "last": int(level == entry.draft_depth)}
+        ops.append(OpCall("LevelInputs", last, {}, {}))
+    ops += [OpCall("VerifyInputs", {}, {}, {}), linear, linear]
+    ops += [OpCall("HeadChoose", {}, {"x": x, "weight": weight}, {}), OpCall("Advance", {}, {}, {})]
+    # The launch is the target's: it comes with the op in front of the choice.
+    return Program(tuple(ops), tuple(replace(launch, op=len(ops) - 3) for launch in launches), ())
+
+
+SHAPES = (DraftShape(1, 1, 1), DraftShape(1, 2, 2), DraftShape(2, 2, 3))
+PROMPTS = [Prompt("a", ids=(1, 2, 3)), Prompt("b", ids=(4,))]
+WEIGHT = 2 * 16 * 4
+
+
+def plan_of(*sweeps: str) -> SweepPlan:
+    return SweepPlan(sweeps, batches=(2,), contexts=(5, 400), max_new_tokens=6, rounds=1, repeats=1)
+
+
+@pytest.fixture(scope="module")
+def toy() -> Iterator[ToyCuda]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProgramRunner, "described", described)
+        patch.setattr(ProgramRunner, "launches", lambda r, entry: described(r, entry).launches)
+        yield toy_cuda(shapes=SHAPES)
+
+
+def new_progress() -> Progress:
+    return Progress([].append)
+
+
+@pytest.fixture(scope="module")
+def measured(toy: ToyCuda) -> Progress:
+    progress = new_progress()
+    plan = plan_of("decode", "verify", "draft", "profile", "prefill", "spec")
+    measure(toy.engine, plan, CEILING, PROMPTS, progress)
+    return progress
+
+
+def test_steps_stand_beside_their_floors(toy: ToyCuda, measured: Progress) -> None:
+    rows = {(p.sweep, p.name): p for p in measured.phases}
+    row = rows["decode", "no draft"]
+    # One kernel and the mark behind it, for two sequences.
+    assert (row.time_s, row.tokens_per_s) == (2, 1)
+    assert (row.bytes_total, row.bytes.head) == (3 * WEIGHT, WEIGHT)
+    assert row.share_of_ceiling == pytest.approx(3 * WEIGHT / 2 / CEILING)
+    assert row.operations == 2 * 3 * 2 * 32 * 32
+    assert row.context == pytest.approx(5, abs=4)
+    # The fake's graphs follow each other without a gap, but for the marks.
+    assert row.idle_s == 0
+    chain = rows["verify", "chain of 2"]
+    assert (chain.rows, chain.time_s, chain.bytes_total) == (6, 1, 3 * WEIGHT)
+    whole = rows["verify", "chain of 2, whole step"]
+    assert (whole.time_s, whole.bytes_total) == (2, 5 * WEIGHT)
+    assert ("verify", "tree of 3 (2 wide, 2 deep)") in rows
+    levels = [rows["draft", f"chain of 2, level {n}"] for n in (1, 2)]
+    assert [level.bytes.draft for level in levels] == [WEIGHT] * 2
+    # The toy's one kernel belongs to the target: there is no time to divide by.
+    assert levels[1].time_s == 0 and levels[1].bytes_per_s is None
+    assert not toy.ledger.held
+
+
+def test_a_profile_is_by_kernel(measured: Progress) -> None:
+    plain, drafted = measured.kernels
+    assert (plain.step, drafted.step) == ("no draft", "chain of 2")
+    for row in measured.kernels:
+        assert (row.batch, row.launches, row.added_s) == (2, 1, 2)
+        assert row.kernel.startswith("toy/kernel.cu:step@2.")
+
+
+def test_what_an_engine_does_not_take_is_left_out(measured: Progress) -> None:
+    assert not [p for p in measured.phases if p.sweep == "prefill"]
+    assert sum("prefill" in reason for reason in measured.left_out) == 3
+    assert any("context 400" in reason for reason in measured.left_out)
+
+
+def test_decoding_has_a_row_for_every_draft(measured: Progress) -> None:
+    drafts = [row.draft for row in measured.decoding]
+    assert drafts[:2] == ["no draft", "chain of 1"] and drafts[-1].startswith("default: ")
+    for row in measured.decoding:
+        assert row.same_tokens and row.tokens_per_s > 0
+        assert 1 <= row.mean_acceptance_length <= 3
+    assert measured.decoding[0].ratio == 1
+
+
+def test_prompts_are_timed_to_their_first_token(
+    toy: ToyCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = new_progress()
+    monkeypatch.setattr(bench_sweep, "PROMPT_TOKENS", (5, 20))
+    measure(toy.engine, plan_of("prefill"), None, PROMPTS, progress)
+    short, long = progress.phases
+    assert (short.rows, long.rows) == (5, 20)
+    assert short.share_of_ceiling is None and short.time_s > 0
+    # Chunks of 8 rows, each reading the target's three weights and the draft's one.
+    assert short.bytes_total == 4 * WEIGHT
+    assert long.bytes_total == 3 * 4 * WEIGHT
+    assert long.operations > 3.9 * short.operations
+
+
+def test_a_budget_leaves_out_what_has_no_time() -> None:
+    left_out: list[str] = []
+    budget = Budget.of(60, left_out)
+    assert budget.allows("short")
+    budget.took_up(100, 10.0)
+    assert budget.allows("short", prompt_tokens=500)
+    assert not budget.allows("long", prompt_tokens=700)
+    assert left_out == ["long: the time limit"]
+
+
+def test_the_report_is_shown_and_drawn(measured: Progress, tmp_path: Path) -> None:
+    load = Load(1.5, (2.25, 2.0), 1 << 30, 1 << 20, 3 << 20, 400 << 20)
+    report = SweepReport(
+        gpu="Fake, CUDA 13.0",
+        engine="toy",
+        ceiling_bytes_per_s=CEILING,
+        phases=tuple(measured.phases),
+        kernels=tuple(measured.kernels),
+        decoding=tuple(measured.decoding),
+        load=load,
+        left_out=("something: no time",),
+    )
+    read = json.loads(json_line(report))
+    assert read["phases"][0]["bytes"]["head"] == WEIGHT
+    assert read["load"]["first_token_s"] == [2.25, 2.0]
+    with (tmp_path / "table.txt").open("w") as file:
+        console = plain_console(file)
+        console.width = 200
+        console.print(sweep_tables(report))
+    text = (tmp_path / "table.txt").read_text()
+    for shown in ("decode: no draft", "chain of 2", "2.25 s, 2.00 s", "left out: something"):
+        assert shown in text
+    for name in ("one.svg", "two.svg"):
+        plot_sweep(report, tmp_path / name)
+    drawn = (tmp_path / "one.svg").read_bytes()
+    assert drawn == (tmp_path / "two.svg").read_bytes()
+    assert b"<svg" in drawn
+
+
+def test_sweeps_are_named(make_manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sweeps_of("spec, decode") == ("decode", "spec")
+    assert sweeps_of(",".join(SWEEPS)) == SWEEPS
+    for text, got in (("decode,fast", "fast"), (",", "nothing")):
+        with pytest.raises(
+            SpecbuildError, match=f"got {got}, expected some of decode,verify,draft,profile"
+        ):
+            sweeps_of(text)
+    monkeypatch.setattr(bench_sweep, "read_manifest", lambda _: make_manifest())
+    with pytest.raises(UnsupportedHereError, match=r"was built for cpu; leave --sweep out"):
+        run_sweep(tmp_path, plan_of("decode"))
+
+
+def test_a_fresh_process_that_fails_says_why(tmp_path: Path) -> None:
+    from specbuild.cli.sweep_runs import time_fresh_process
+
+    with pytest.raises(SpecbuildError, match=r"gave no token: .*not an engine"):
+        time_fresh_process(tmp_path / "none", 100)
+
+
+def test_a_streaming_read_is_timed() -> None:
+    seen = []
+    kernel = FakeKernel(lambda *values: seen.append(values), "ppi")
+    gpu = FakeGpu({"stream_read": kernel})
+    read = ReadKernel(b"cubin of stream_read", "stream_read")
+    found = streaming_read(gpu, read, nbytes=128 << 20)
+    # Four kernels and the mark behind them.
+    assert found == 4 * (128 << 20) / 5
+    assert {values[2] for values in seen} == {(128 << 20) // 16}
+    assert seen[0][1] == seen[0][0] + (128 << 20)
+    assert gpu.allocations == 0
+
+
+def test_experts_are_read_back_layer_by_layer() -> None:
+    """Two routers that leave their logits in the same scratch, one after the other."""
+    executor = toy_cuda().engine.executor
+    gpu, plan = executor.runner.gpu, executor.plan
+    arena = next(i for i, b in enumerate(plan.buffers) if b.space == "arena")
+    start = next(i for i, b in enumerate(plan.buffers) if b.name == "prefill.row_start")
+    layers = [RANDOM.permutation(3 * 6).reshape(3, 6).astype(np.float32) for _ in range(2)]
+    live, queue = 2, list(layers)
+    address = executor.runner._addresses[arena] + 64
+
+    def routed(*_: int) -> None:
+        gpu.view(address, 72)[:] = queue.pop(0).view(np.uint8).reshape(-1)
+
+    entry = replace(plan.programs[0], launches=2)
+    kernel = replace(plan.kernels[0], entry="route_rows")
+    executor.plan = replace(plan, kernels=(kernel, *plan.kernels[1:]))
+    gpu.kernels["route_rows"] = FakeKernel(routed, "")
+    row_start = Binding(start, 16, (3,), "int32")
+    router = Binding(0, 0, (6, 32), "bfloat16")
+    call = OpCall("RmsMoe", {"top_k": 2}, {"row_start": row_start, "router_weight": router}, {})
+    launch = read_launches(executor.runner._read_file(entry.file), plan, plan.programs[0])[0]
+    arguments = (*((3,),) * 6, (0, arena, 64))
+    launches = tuple(replace(launch, kernel=0, op=i, arguments=arguments) for i in range(2))
+    executor.runner.described = lambda _: Program((call, call), launches, ())
+    executor.runner.program = lambda _: FakeLaunches()
+    executor.write("prefill.row_start", np.array([0, 1, live], np.int32))
+    gpu.launch = lambda _, stream: gpu.enqueue(stream, routed)
+    distinct = [len({int(e) for row in x[:live] for e in np.argsort(row)[-2:]}) for x in layers]
+    assert experts_touched(executor, entry) == np.mean(distinct)
+    assert queue == []
+
+
+class FakeLaunches:
+    """Two launches without contents."""
+
+    launches = (None, None)

@@ -1,0 +1,64 @@
+"""What ``tune`` tells, and what it refuses before anything is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specbuild.builder.backends.cuda.tuning.tactic_book import TacticsReport
+from specbuild.builder.backends.cuda.tuning.tune import TuneReport
+from specbuild.builder.backends.cuda.tuning.tune_choice import TunedShape
+from specbuild.cli.console import plain_console
+from specbuild.cli.main import main
+from specbuild.cli.tune import tune_table
+
+
+def test_the_table_says_what_was_gained_and_what_was_not_reached(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import sys
+
+    shapes = (
+        TunedShape("Linear", "decode", 4, 3, {"loads": 12}, 4.5, 6.0),
+        TunedShape("Linear", "decode", 8, 3, {}, 7.0, 7.0),
+        TunedShape("RmsMoe", "decode", 4, 7, {}, 20.0, 20.0),
+    )
+    used = TacticsReport("h200.json", "NVIDIA H200", 9, 3, 120, 40)
+    report = TuneReport("NVIDIA H200", "h200.json", 9, shapes, 6, used, 12.4)
+    plain_console(sys.stdout).print(tune_table(report))
+    text = capsys.readouterr().out
+    for fact in (
+        "3 of 9 shapes", "6 shapes; give more", "1 of 2 faster: 4 rows 6.0 → 4.5 µs",
+        "0 of 1 faster", "40 of 120 launches", "12 s",
+    ):  # fmt: skip
+        assert fact in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tune", "none"], "none is not an engine"),
+        (["build", "--model", "m", "--output", "o", "--tactics", "t"], "--tactics t needs"),
+        (["build", "--model", "m", "--output", "o", "--tuned-only"], "--tuned-only needs"),
+        (
+            ["build", "--model", "m", "--output", "o", "--backend", "cuda", "--tactics", "t.json"],
+            "t.json cannot be read",
+        ),
+        (
+            ["synth", "--geometry", "tiny", "--output", "o", "--tuned-only"],
+            "--tuned-only is about an engine",
+        ),
+    ],
+)
+def test_wrong_options_are_refused_in_one_sentence(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
