@@ -10,15 +10,17 @@ import onnx_ir as ir
 
 from specbuild.builder.backends.cpu.lowering import CPU_PASSES
 from specbuild.builder.backends.cuda.engine import (
+    CudaEngine,
     CudaModel,
+    LoweredEngine,
     compile_engine,
     lower_engine,
     target_of,
 )
 from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
 from specbuild.builder.backends.cuda.lowering import cuda_passes
-from specbuild.builder.backends.cuda.plan.plan_writer import CallLowering
 from specbuild.builder.backends.cuda.report import CudaReport
+from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering, without_spills
 from specbuild.builder.backends.cuda.tuning.tactic_book import (
     TacticBook,
     require_tuned,
@@ -82,15 +84,19 @@ def lower_cuda(
     dtype = (draft.dtype if draft is not None else None) or "bf16"
     passes = _run_passes(models, lambda role: cuda_passes(role, dtype), run)
     d2t = None if draft is None else sources.d2t()
-    book = run.tactics or shipped_tactics(run.device)
-    lowering = CallLowering(target_of(run.device), book)
+    target, compiler = target_of(run.device), Compiler(run.device)
     model = CudaModel(models, sources.target_geometry, draft, d2t)
-    lowered = lower_engine(model, plan, target_of(run.device), lowering)
+
+    def make(lowering: CallLowering) -> tuple[LoweredEngine, CudaEngine]:
+        lowered = lower_engine(model, plan, target, lowering)
+        if run.tuned_only:
+            require_tuned(lowering.tactics, lowering.choices(p for _, p in lowered.programs))
+        return lowered, compile_engine(lowered, compiler, run.progress)
+
+    book = run.tactics or shipped_tactics(run.device)
+    lowering, (lowered, engine) = without_spills(target, book, make)
     choices = lowering.choices(program for _, program in lowered.programs)
-    if run.tuned_only:
-        require_tuned(book, choices)
-    engine = compile_engine(lowered, Compiler(run.device), run.progress)
-    report = replace(engine.report, tactics=tactics_report(book, choices))
+    report = replace(engine.report, tactics=tactics_report(lowering.tactics, choices))
     return Lowered(lowered.plan, {}, dict(engine.files), lowered.weights, passes, report)
 
 

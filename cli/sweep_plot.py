@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specbuild.cli.sweep_report import SWEEPS, SweepReport
+from specbuild.cli.sweep_report import SweepReport
 
-_COLOURS = dict(zip(SWEEPS, ("#0e7c86", "#c2571a", "#6b4fa0", "#9aa5b1"), strict=False))
+# Of the sweeps that have phases.
+_COLOURS = {"decode": "#0e7c86", "verify": "#c2571a", "draft": "#6b4fa0", "prefill": "#9aa5b1"}
 
 
 def plot_sweep(report: SweepReport, file: Path) -> None:

@@ -61,19 +61,18 @@ def time_prefill(
 
 
 def _prompt_bytes(traffic: EngineTraffic, work: Work) -> BytesByPart:
-    """A chunk: the target, and the draft's layer, whose head is not asked for."""
+    """A chunk: the target, and the draft's keys and values."""
     target = traffic.target.bytes_read(work)
-    if traffic.first_level is None:
+    if traffic.taken_up is None:
         return target
-    draft = replace(traffic.first_level.bytes_read(work), head=0.0)
-    return target.plus(draft.as_draft())
+    return target.plus(traffic.taken_up.bytes_read(work).as_draft())
 
 
 def _prompt_operations(traffic: EngineTraffic, work: Work) -> float:
     operations = traffic.target.floating_operations(work)
-    if traffic.first_level is None:
+    if traffic.taken_up is None:
         return operations
-    return operations + traffic.first_level.floating_operations(replace(work, logit_rows=0))
+    return operations + traffic.taken_up.floating_operations(replace(work, logit_rows=0))
 
 
 def _first_token_s(engine: Engine, tokens: int, seed: int) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
+from threading import Timer
 from time import perf_counter
 
 from specbuild.cli.draft_choice import Speculation
@@ -137,17 +138,21 @@ def time_fresh_process(directory: Path, vocab: int) -> float:
         command = [sys.executable, "-m", "specbuild.cli.main", "run", str(directory)]
         command += ["--prompts", str(file), "--max-new-tokens", "1", "--json"]
         started_s = perf_counter()
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            time_s = perf_counter() - started_s
-            try:
-                _, said = process.communicate(timeout=_PROCESS_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
-    if not line:
-        raise SpecbuildError(f"`specbuild run {directory}` gave no token: {said.strip()}")
+        # In a file, so that a process that says much does not wait for a reader.
+        with (Path(folder) / "said").open("w+") as said:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+            limit = Timer(_PROCESS_LIMIT_S, process.kill)
+            limit.start()
+            with process:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                time_s = perf_counter() - started_s
+                process.communicate()
+            limit.cancel()
+            said.seek(0)
+            if not line:
+                raise SpecbuildError(
+                    f"`specbuild run {directory}` gave no token within {_PROCESS_LIMIT_S} s: "
+                    f"{said.read().strip() or 'it said nothing'}; run it by hand"
+                )
     return time_s

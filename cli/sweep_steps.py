@@ -29,7 +29,6 @@ STEP_SWEEPS = ("decode", "verify", "draft", "profile")
 ROOM = 128
 # A context that is nearly what the engine takes stands for it.
 _NEARLY = 0.9
-
 # What a profile runs of each launch's prefix.
 _PROFILE_REPEATS = 8
 

@@ -91,15 +91,18 @@ def tune(
         seconds=seconds,
         force=force,
     )
-    with ProgressBar() as progress:
-        report = None if skip_tactics else tune_engine(asked, progress)
-        costs = None if skip_costs else tune_costs(engine, progress)
-    if as_json:
-        print(json_line({"tactics": report, "step_costs": costs}))
-        return
-    if report is not None:
-        messages().print(tune_table(report))
-    if costs is not None:
+    report = costs = None
+    try:
+        with ProgressBar() as progress:
+            report = None if skip_tactics else tune_engine(asked, progress)
+            costs = None if skip_costs else tune_costs(engine, progress)
+    finally:
+        # The tactics are in the engine, whatever becomes of the costs.
+        if as_json and (report or costs):
+            print(json_line({"tactics": report, "step_costs": costs}))
+        elif report is not None:
+            messages().print(tune_table(report))
+    if costs is not None and not as_json:
         messages().print(step_cost_table(costs))
 
 

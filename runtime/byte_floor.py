@@ -138,12 +138,14 @@ class PassTraffic:
 class EngineTraffic:
     """The passes of an engine: the target, and of its draft the first level and each further one.
 
-    The first level also takes up what was accepted. None where there is none to read it from.
+    The first level also takes up what was accepted; ``taken_up`` is that alone, keys and values
+    only, as prompts are. None where there is none to read it from.
     """
 
     target: PassTraffic
     first_level: PassTraffic | None = None
     further_level: PassTraffic | None = None
+    taken_up: PassTraffic | None = None
 
     def level(self, level: int, work: Work) -> BytesByPart:
         """The floor of drafting one level, from 1; ``work.rows`` are the level's."""
@@ -173,19 +175,24 @@ def tokens_seen(work: Work, window: int) -> float:
 
 
 def engine_traffic(plan: Plan, read: ReadProgram) -> EngineTraffic:
-    """Reads the smallest step without a draft, and of one sequence with the deepest chain."""
+    """Reads the smallest steps without a draft, and of one sequence with the deepest chain."""
     steps = [entry for entry in plan.programs if entry.kind == "step" and not entry.full_logits]
     plain = min((e for e in steps if not e.draft_depth and not e.extends), key=lambda e: e.batch)
     target = _section_traffic(plan, read(plain), (TARGET,))
     drafted = [e for e in steps if e.draft_depth]
     if not drafted:
         return EngineTraffic(target)
+    extending = min((e for e in steps if e.extends), key=lambda e: e.batch, default=None)
+    taken_up = None
+    if extending is not None:
+        taken_up = _section_traffic(plan, read(extending), (f"{LEVEL}1",))
     deepest = max(drafted, key=lambda e: (e.draft_depth, -e.batch, -e.draft_top_k))
     program = read(deepest)
     first = _section_traffic(plan, program, (f"{LEVEL}1",))
     if deepest.draft_depth == 1:
-        return EngineTraffic(target, first)
-    return EngineTraffic(target, first, _section_traffic(plan, program, (f"{LEVEL}2",)))
+        return EngineTraffic(target, first, taken_up=taken_up)
+    further = _section_traffic(plan, program, (f"{LEVEL}2",))
+    return EngineTraffic(target, first, further, taken_up)
 
 
 def pass_traffic(plan: Plan, ops: Iterable[OpCall]) -> PassTraffic:

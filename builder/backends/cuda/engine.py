@@ -11,7 +11,6 @@ import onnx_ir as ir
 from specbuild.builder.backends.cuda.kernels.cubin import parameter_sizes
 from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled, Compiler
 from specbuild.builder.backends.cuda.plan.plan_writer import (
-    CallLowering,
     Lower,
     LoweredProgram,
     PlanWriter,
@@ -34,6 +33,7 @@ from specbuild.builder.backends.cuda.programs.programs import (
 )
 from specbuild.builder.backends.cuda.programs.state import StatePorts, StateSizes
 from specbuild.builder.backends.cuda.report import CudaReport, cuda_report
+from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering
 from specbuild.builder.engine_writer import json_bytes
 from specbuild.builder.limits import EnginePlan, with_limits
 from specbuild.builder.passes.weights import Recipe

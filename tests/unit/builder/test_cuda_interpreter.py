@@ -21,13 +21,13 @@ from specbuild.builder.backends.cuda.engine import (
 from specbuild.builder.backends.cuda.graph_passes.quantise_weights import quantise_weights
 from specbuild.builder.backends.cuda.plan.interpret import PlanInterpreter
 from specbuild.builder.backends.cuda.plan.plan_writer import (
-    CallLowering,
     LoweredProgram,
     PlanWriter,
     lower_program,
     program_bytes,
 )
 from specbuild.builder.backends.cuda.programs.program_ir import Call, ProgramIr, Storage, Tensor
+from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering
 from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.limits import EnginePlan, with_limits

@@ -14,8 +14,9 @@ from plan_host import lowered_engine
 
 from specbuild.builder.backends.cuda.engine import target_of
 from specbuild.builder.backends.cuda.kernels import kernel_source
-from specbuild.builder.backends.cuda.plan.plan_writer import CallLowering
+from specbuild.builder.backends.cuda.kernels.nvrtc import SpillError
 from specbuild.builder.backends.cuda.tuning import tactic_file
+from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering, without_spills
 from specbuild.builder.backends.cuda.tuning.tactic_book import (
     SHIPPED_FILES,
     Choice,
@@ -207,6 +208,40 @@ def test_an_entry_is_taken_where_its_tactic_is_a_candidate(choices: list[Choice]
             assert found.entry is not None
             assert choice.op.lower is not None
             assert found.lowering == choice.op.lower(replace(untuned, tactic=expected))
+
+
+def test_a_tactic_that_spills_gives_way_to_the_default(choices: list[Choice]) -> None:
+    """Of two entries the one that spills is left out; where defaults spill too, that is told."""
+    decoding = {c.op.name: c for c in choices if c.tunable and c.request.phase == "decode"}
+    some, other = decoding["RmsMoe"], decoding["Linear"]
+    drawn = [entry_of(choice, dict(choice.candidates[-1])) for choice in (some, other)]
+    book = TacticBook(tactic_file.tactic_file(GPU, "GPU", drawn), "t.json")
+    assert some.op.lower is not None
+    tuned = some.op.lower(replace(some.request, tactic=some.candidates[-1]))
+    default = frozenset(launch.kernel for launch in some.lowering.launches)
+    spilling = frozenset(launch.kernel for launch in tuned.launches) - default
+    assert spilling
+    made = []
+
+    def make(lowering: CallLowering) -> list[Choice]:
+        found = [lowering._chosen(c.op, replace(c.request, tactic={})) for c in (some, other)]
+        lowering._known = {repr(choice): choice for choice in found}
+        made.append(found)
+        used = {launch.kernel for choice in found for launch in choice.lowering.launches}
+        if used & spilling:
+            raise SpillError("these spill", frozenset(used & spilling))
+        return found
+
+    lowering, (first, second) = without_spills(target_of(GPU), book, make)
+    assert len(made) == 2
+    assert first.entry is None and first.lowering == some.lowering
+    assert second.entry is not None and second.request.tactic == other.candidates[-1]
+    assert lowering.tactics.name == "t.json"
+    assert lowering.tactics.file == tactic_file.tactic_file(GPU, "GPU", drawn[1:])
+
+    spilling = default
+    with pytest.raises(SpillError, match="these spill"):
+        without_spills(target_of(GPU), book, make)
 
 
 def test_tuned_only_lists_what_has_no_entry(choices: list[Choice]) -> None:

@@ -21,8 +21,9 @@ from specbuild.builder.backends.cuda.engine import LoweredEngine, target_of
 from specbuild.builder.backends.cuda.kernels import nvrtc
 from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
 from specbuild.builder.backends.cuda.plan.plan_reader import ReadPlan, read_programs
-from specbuild.builder.backends.cuda.plan.plan_writer import CallLowering, program_bytes
+from specbuild.builder.backends.cuda.plan.plan_writer import program_bytes
 from specbuild.builder.backends.cuda.tuning import tactic_book, tune
+from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering
 from specbuild.builder.backends.cuda.tuning.relower import lowered_again
 from specbuild.builder.backends.cuda.tuning.tactic_book import TacticBook
 from specbuild.builder.backends.cuda.tuning.tactic_file import (
@@ -338,12 +339,14 @@ def test_what_cannot_be_tuned_is_refused(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = contents(engine)
+    monkeypatch.chdir(engine.parent)
     foreign = tmp_path / "foreign.json"
     write_tactics(foreign, tactic_file(GPU, "NVIDIA H100", []))
     for changes, message in (
         ({"ops": ("Lineal",)}, "--ops Lineal: no such op has tactics; those are .*Linear"),
         ({"output": foreign}, "was measured on NVIDIA H100"),
         ({"output": engine / "t.json"}, "lies in the engine"),
+        ({"output": Path(engine.name) / "t.json"}, "lies in the engine"),
         ({"output": tmp_path / "none" / "t.json"}, "there is no such folder"),
     ):
         with pytest.raises(SpecbuildError, match=message):

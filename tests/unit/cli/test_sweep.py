@@ -47,6 +47,8 @@ def described(runner: ProgramRunner, entry: ProgramEntry) -> Program:
         ops.append(linear)
         last = {"level": level, "last": int(level == entry.draft_depth)}
         ops.append(OpCall("LevelInputs", last, {}, {}))
+    if entry.extends:
+        ops += [OpCall("ExtendInputs", {}, {}, {}), linear]
     ops += [OpCall("VerifyInputs", {}, {}, {}), linear, linear]
     ops += [OpCall("HeadChoose", {}, {"x": x, "weight": weight}, {}), OpCall("Advance", {}, {}, {})]
     # The launch is the target's: it comes with the op in front of the choice.
@@ -155,11 +157,12 @@ def test_a_budget_leaves_out_what_has_no_time() -> None:
 
 def test_the_report_is_shown_and_drawn(measured: Progress, tmp_path: Path) -> None:
     load = Load(1.5, (2.25, 2.0), 1 << 30, 1 << 20, 3 << 20, 400 << 20)
+    prompt = replace(measured.phases[0], sweep="prefill", name="512 tokens")
     report = SweepReport(
         gpu="Fake, CUDA 13.0",
         engine="toy",
         ceiling_bytes_per_s=CEILING,
-        phases=tuple(measured.phases),
+        phases=(*measured.phases, prompt),
         kernels=tuple(measured.kernels),
         decoding=tuple(measured.decoding),
         load=load,
@@ -198,7 +201,7 @@ def test_sweeps_are_named(make_manifest, tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_fresh_process_that_fails_says_why(tmp_path: Path) -> None:
     from specbuild.cli.sweep_runs import time_fresh_process
 
-    with pytest.raises(SpecbuildError, match=r"gave no token: .*not an engine"):
+    with pytest.raises(SpecbuildError, match=r"gave no token within 300 s: .*not an engine"):
         time_fresh_process(tmp_path / "none", 100)
 
 

@@ -215,6 +215,11 @@ def test_every_stored_tensor_is_read_once_by_some_pass(
     fused = sum(stored[n] for n in draft if ".fc." in n)
     assert fused > 0
     assert first.draft - further.draft == pytest.approx(fused, abs=300)
+    # Keys and values alone: the fusion and QKV, no O, MLP or head, and no cache is read.
+    assert traffic.taken_up is not None
+    taken_up = traffic.taken_up.bytes_read(Work(1, 1, 100)).total
+    kept = sum(stored[n] for n in draft if ".fc." in n or "qkv" in n or "q_proj" in n)
+    assert kept > fused and kept < taken_up < kept + 2000 < first.draft
     step = traffic.step(Work(3, 1, 9), top_k=1, depth=2)
     levels = [traffic.level(n, Work(1, 1, 9)) for n in (1, 2)]
     parts = [traffic.target.bytes_read(Work(3, 1, 9)), *levels]

@@ -24,6 +24,14 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
 
 
+class SpillError(SpecbuildError):
+    """Hot kernels spill registers; ``kernels`` are these."""
+
+    def __init__(self, message: str, kernels: frozenset[Kernel]) -> None:
+        super().__init__(message)
+        self.kernels = kernels
+
+
 @dataclass(frozen=True)
 class Resources:
     """What one entry takes; ``spill_bytes`` are stores and loads together."""
@@ -106,8 +114,8 @@ class Compiler:
     def compile(self, kernels: Iterable[Kernel], done: Callable[[], None]) -> Compiled:
         """Machine code for every kernel, in the given order; ``done`` is called per source.
 
-        Raises SpecbuildError where a source does not compile, lacks an entry, or a hot kernel
-        spills registers.
+        Raises SpecbuildError where a source does not compile or lacks an entry, SpillError where
+        a hot kernel spills registers.
         """
         kernels = tuple(dict.fromkeys(kernels))
         missing = self.missing(kernels)
@@ -191,16 +199,18 @@ def read_log(log: str) -> dict[str, Resources]:
 
 
 def _refuse_spills(compiled: Mapping[Kernel, CompiledKernel]) -> None:
-    spilling = [
-        f"{result.name} ({', '.join(f'{name}={value}' for name, value in kernel.constants)}) "
+    spilling = {
+        kernel: f"{result.name} "
+        f"({', '.join(f'{name}={value}' for name, value in kernel.constants)}) "
         f"{result.spill_bytes} bytes"
         for kernel, result in compiled.items()
         if kernel.hot and result.spill_bytes
-    ]
+    }
     if spilling:
-        raise SpecbuildError(
-            f"hot kernels must not spill registers, these do: {'; '.join(spilling)}; "
-            "use another tactic or smaller tiles"
+        raise SpillError(
+            f"hot kernels must not spill registers, these do: {'; '.join(spilling.values())}; "
+            "use another tactic or smaller tiles",
+            frozenset(spilling),
         )
 
 

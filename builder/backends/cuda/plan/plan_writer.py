@@ -5,21 +5,11 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from specbuild.builder.backends.cuda.plan.memory_plan import Span, aligned, place
 from specbuild.builder.backends.cuda.programs.program_ir import Call, ProgramIr, Storage, Tensor
-from specbuild.builder.backends.cuda.tuning.tactic_book import Choice, TacticBook, no_tactics
-from specbuild.plugins_cuda.launches import (
-    Argument,
-    Kernel,
-    Lowering,
-    LoweringRequest,
-    Phase,
-    Target,
-)
-from specbuild.plugins_cuda.opspec import OpSpec
-from specbuild.runtime.errors import SpecbuildError
+from specbuild.plugins_cuda.launches import Argument, Kernel, Lowering, Phase, Target
 from specbuild.runtime.plan import (
     FLOAT32,
     INT32,
@@ -41,55 +31,6 @@ from specbuild.runtime.strict_json import to_json
 ARENA, ZEROED = "arena", "workspace.zeroed"
 
 Lower = Callable[[Call, Phase], Lowering]
-
-
-class CallLowering:
-    """Lowers calls for one GPU by a book of tactics; equal calls are lowered once."""
-
-    def __init__(self, target: Target, tactics: TacticBook | None = None) -> None:
-        self._target = target
-        self._tactics = tactics or no_tactics(target.arch)
-        self._known: dict[str, Choice] = {}
-
-    def __call__(self, call: Call, phase: Phase) -> Lowering:
-        """The launches. Raises SpecbuildError where the op has none for these sizes."""
-        return self.choice(call, phase).lowering
-
-    def choice(self, call: Call, phase: Phase) -> Choice:
-        """The launches and why these; raises SpecbuildError as a call does.
-
-        An op without kernels for a prompt chunk takes those that decode, within their rows.
-        """
-        if phase == "decode":
-            return self._choice(call, phase)
-        try:
-            return self._choice(call, phase)
-        except SpecbuildError:
-            return self._choice(call, "decode")
-
-    def choices(self, programs: Iterable[LoweredProgram]) -> list[Choice]:
-        """What was chosen for every call of some programs."""
-        return [self.choice(call, p.ir.phase) for p in programs for call in p.ir.calls]
-
-    def _choice(self, call: Call, phase: Phase) -> Choice:
-        tensors = {name: tensor.info for name, tensor in call.tensors.items()}
-        request = LoweringRequest(tensors, call.attributes, phase, self._target)
-        key = repr((call.op.name, request))
-        if key not in self._known:
-            self._known[key] = self._chosen(call.op, request)
-        return self._known[key]
-
-    def _chosen(self, op: OpSpec, request: LoweringRequest) -> Choice:
-        if op.lower is None:
-            raise AssertionError(f"{op.name} has no CUDA lowering")
-        default = op.lower(request)
-        candidates = op.tactics(request) if op.tactics is not None else ({},)
-        entry = self._tactics.entry(op, request) if len(candidates) > 1 else None
-        # An entry stands for several counts of rows; a few may not know its tactic.
-        if entry is None or not entry.tactic or entry.tactic not in candidates:
-            return Choice(op, request, candidates, entry, default)
-        tuned = replace(request, tactic=entry.tactic)
-        return Choice(op, tuned, candidates, entry, op.lower(tuned))
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from specbuild.builder.backends.cuda.engine import CudaEngine, NamedPrograms, co
 from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
 from specbuild.builder.backends.cuda.plan.plan_reader import ReadPlan
 from specbuild.builder.backends.cuda.plan.plan_writer import (
-    CallLowering,
     Lower,
     PlanWriter,
     lower_program,
 )
 from specbuild.builder.backends.cuda.report import CudaReport
+from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering, without_spills
 from specbuild.builder.backends.cuda.tuning.tactic_book import TacticBook, tactics_report
 from specbuild.builder.engine_writer import json_bytes
 from specbuild.builder.progress import Progress
@@ -38,12 +38,15 @@ def relowered(
     Raises SpecbuildError as a build does.
     """
     target = Target(arch=found.plan.gpu, multiprocessors=found.plan.multiprocessors)
-    lowering = CallLowering(target, book)
-    writer, programs = lowered_again(found, lowering)
-    compiler.adopt(writer.kernels, found.plan.kernels, read)
-    engine = compile_programs(writer, programs, target, compiler, progress)
+
+    def make(lowering: CallLowering) -> tuple[CudaEngine, NamedPrograms]:
+        writer, programs = lowered_again(found, lowering)
+        compiler.adopt(writer.kernels, found.plan.kernels, read)
+        return compile_programs(writer, programs, target, compiler, progress), programs
+
+    lowering, (engine, programs) = without_spills(target, book, make)
     choices = lowering.choices(program for _, program in programs)
-    report = replace(engine.report, tactics=tactics_report(book, choices))
+    report = replace(engine.report, tactics=tactics_report(lowering.tactics, choices))
     return replace(engine, report=report)
 
 

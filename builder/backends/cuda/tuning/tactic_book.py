@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -38,6 +38,12 @@ class TacticBook:
     def entry(self, op: OpSpec, request: LoweringRequest) -> TacticEntry | None:
         """What was measured at the request's shapes."""
         return self._entries.get(request_key(op, request))
+
+    def without(self, entries: Iterable[TacticEntry]) -> TacticBook:
+        """The book less these."""
+        left_out = {entry.key for entry in entries}
+        kept = [entry for key, entry in self._entries.items() if key not in left_out]
+        return replace(self, file=tactic_file(self.file.gpu, self.file.device, kept))
 
 
 @dataclass(frozen=True)

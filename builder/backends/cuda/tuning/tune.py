@@ -166,7 +166,7 @@ def _start(
     path = options.file
     if not path.parent.is_dir():
         raise SpecbuildError(f"--output {path}: there is no such folder; make it first")
-    if path.is_relative_to(options.engine.resolve()):
+    if path.resolve().is_relative_to(options.engine.resolve()):
         raise SpecbuildError(
             f"--output {path} lies in the engine, which holds its own files only; choose another "
             "place"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
 from specbuild.builder.backends.cuda.plan.plan_reader import ReadPlan
-from specbuild.builder.backends.cuda.plan.plan_writer import CallLowering
+from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering
 from specbuild.builder.backends.cuda.tuning.tactic_book import layer_of, rows_of
 from specbuild.builder.backends.cuda.tuning.tactic_file import TacticEntry, request_key, shape_key
 from specbuild.builder.backends.cuda.tuning.tune_timer import CandidateTimer, Measured
