@@ -24,7 +24,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                  const int* tree_count, const int* blocks, const int* budget,
                  float* workspace_scores) {
   DYNAMIC_SHARED(float, queries);  // [GROUP, QUERY_TILE, WIDTH]
-  constexpr int kVectors = WIDTH / 8, kHeads = KV_HEADS * GROUP;
+  // Two threads share a block of more channels than one has registers for.
+  constexpr int kShare = WIDTH > 64 ? 2 : 1, kBlocks = THREADS / kShare;
+  constexpr int kVectors = WIDTH / 8 / kShare, kHeads = KV_HEADS * GROUP;
   pdl_launch_dependents();
   pdl_wait();
   const int head = blockIdx.y, b = blockIdx.z, count = blocks[b];
@@ -33,13 +35,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int first = row_start[b], root = first + tree_start[b] - row_slot[first];
   const int asking = OVER_QUERIES == 2 ? 1 : tree_count[b];
   const int* pages = logical_pages + static_cast<int64_t>(b) * TABLE + SINK_PAGES;
-  for (int tile = blockIdx.x * THREADS; tile < count; tile += gridDim.x * THREADS) {
-    const int block = tile + threadIdx.x;
+  const int part = threadIdx.x % kShare;
+  for (int tile = blockIdx.x * kBlocks; tile < count; tile += gridDim.x * kBlocks) {
+    const int block = tile + threadIdx.x / kShare;
     const int64_t entry = block < count ? pages[block * BLOCK_PAGES] : 0;
-    const uint4* own = summary_pool + (entry * KV_HEADS + head) * 2 * kVectors;
+    const uint4* own = summary_pool + ((entry * KV_HEADS + head) * 2 * kShare + part) * kVectors;
     uint4 most[kVectors], least[kVectors];
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) most[i] = own[i], least[i] = own[kVectors + i];
+    for (int i = 0; i < kVectors; ++i) most[i] = own[i], least[i] = own[kShare * kVectors + i];
     float score[GROUP];
 #pragma unroll
     for (int g = 0; g < GROUP; ++g) score[g] = 0.0f;
@@ -56,7 +59,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       for (int g = 0; g < GROUP; ++g) {
         for (int row = 0; row < here; ++row) {
           const float4* query =
-              reinterpret_cast<const float4*>(queries + (g * QUERY_TILE + row) * WIDTH);
+              reinterpret_cast<const float4*>(queries + (g * QUERY_TILE + row) * WIDTH) +
+              2 * part * kVectors;
           float high = 0.0f, low = 0.0f;
 #pragma unroll
           for (int i = 0; i < 2 * kVectors; ++i) {
@@ -65,16 +69,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                      i % 2 ? most[i / 2].w : most[i / 2].y};
             const uint32_t downs[2] = {i % 2 ? least[i / 2].z : least[i / 2].x,
                                        i % 2 ? least[i / 2].w : least[i / 2].y};
-            const float part[4] = {x.x, x.y, x.z, x.w};
+            const float channel[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
               const uint32_t up = ups[j / 2], down = downs[j / 2];
               const float k = j % 2 ? bf16_high_to_float(up) : bf16_low_to_float(up);
               const float l = j % 2 ? bf16_high_to_float(down) : bf16_low_to_float(down);
-              const bool by_maximum = !QUEST || part[j] > 0.0f;
-              high = by_maximum ? __fmaf_rn(part[j], k, high) : high;
-              low = !QUEST || !by_maximum ? __fmaf_rn(part[j], l, low) : low;
+              const bool by_maximum = !QUEST || channel[j] > 0.0f;
+              high = by_maximum ? __fmaf_rn(channel[j], k, high) : high;
+              low = !QUEST || !by_maximum ? __fmaf_rn(channel[j], l, low) : low;
             }
+          }
+          if (kShare == 2) {
+            high += __shfl_xor_sync(0xFFFFFFFFu, high, 1);
+            low += __shfl_xor_sync(0xFFFFFFFFu, low, 1);
           }
           const float one = QUEST ? high + low : (high > low ? high : low);
           const bool begins = start + row == 0;
@@ -86,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
       }
     }
-    if (block < count) {
+    if (block < count && part == 0) {
       float sum = 0.0f;
 #pragma unroll
       for (int g = 0; g < GROUP; ++g) sum += score[g];

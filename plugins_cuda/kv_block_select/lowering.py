@@ -40,7 +40,12 @@ def lower(request: LoweringRequest) -> Lowering:
     batch, table = tensors["logical_pages"].shape
     entries = tensors["partial_table"].shape[2]
     group = q_heads // kv_heads
-    if tensors["q"].dtype != "bfloat16" or width > MOST_WIDTH or width % 8 or group > MOST_GROUP:
+    if (
+        tensors["q"].dtype != "bfloat16"
+        or width > MOST_WIDTH
+        or width % (16 if width > 64 else 8)
+        or group > MOST_GROUP
+    ):
         raise SpecbuildError(
             f"KvBlockSelect: {group} query heads a KV head, of {width} {tensors['q'].dtype} "
             f"values; its kernels take up to {MOST_GROUP} of up to {MOST_WIDTH} bfloat16 values, "
@@ -66,7 +71,7 @@ def lower(request: LoweringRequest) -> Lowering:
         ("QUEST", int(request.attributes["score"] == "quest")),
         ("THREADS", SCORE_THREADS),
     )
-    tiles = -(-most_blocks // SCORE_THREADS)
+    tiles = -(-most_blocks * (1 + (width > 64)) // SCORE_THREADS)
     # Most steps score nothing: a grid of a few CTAs an SM, which walk over the blocks.
     ctas = max(1, 4 * request.target.multiprocessors // (kv_heads * batch))
     scores = OpLaunch(
