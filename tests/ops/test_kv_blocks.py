@@ -95,7 +95,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 @each_form
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(world=worlds(), data=st.data())
 def test_summaries_are_the_extremes_of_whole_blocks(
     run: Run, world: World, data: st.DataObject
@@ -146,7 +146,7 @@ def summarised(world: World, pool: np.ndarray, table: np.ndarray, blocks: np.nda
 @each_form
 @pytest.mark.parametrize("reduction", ["mean", "max", "last"])
 @pytest.mark.parametrize("score", ["dot", "quest"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(world=worlds(), data=st.data())
 def test_the_best_blocks_become_a_view(
     run: Run, score: str, reduction: str, world: World, data: st.DataObject
