@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from specbuild.cli import options
+from specbuild.cli import options, specpv_options
 
 
 def build(
@@ -50,6 +50,16 @@ def build(
             help="Let the draft attend to its last N tokens only; the output stays the same.",
         ),
     ] = None,
+    specpv: specpv_options.Enable = False,
+    specpv_block_size: specpv_options.BlockSize = None,
+    specpv_n_sink_blocks: specpv_options.SinkBlocks = None,
+    specpv_n_retrieval_blocks: specpv_options.RetrievalBlocks = None,
+    specpv_n_window_blocks: specpv_options.WindowBlocks = None,
+    specpv_n_spec_tokens_buf: specpv_options.SpecTokensBuf = None,
+    specpv_partial_threshold: specpv_options.PartialThreshold = None,
+    specpv_full_refresh_interval: specpv_options.FullRefreshInterval = None,
+    specpv_reduction: specpv_options.Reduction = None,
+    specpv_score: specpv_options.Score = None,
     keep_onnx: Annotated[
         bool, typer.Option("--keep-onnx", help="Keep the portable ONNX graphs, for Netron.")
     ] = False,
@@ -73,6 +83,7 @@ def build(
     specbuild build --model target --output engine --max-seq-len 4096 --force
     specbuild build --model target --draft draft --output engine --draft-top-k 4 --draft-depth 4
     specbuild build --model target --draft draft --output engine --backend cuda --gpu sm_90a
+    specbuild build --model target --draft draft --output engine --max-seq-len 32768 --specpv
     """
     from specbuild.builder.build import build as build_engine
     from specbuild.builder.config import BuildOptions
@@ -94,6 +105,16 @@ def build(
         draft_depth=draft_depth,
         draft_tokens=draft_tokens,
         draft_window=draft_window,
+        enable_specpv=specpv,
+        specpv_block_size=specpv_block_size,
+        specpv_n_sink_blocks=specpv_n_sink_blocks,
+        specpv_n_retrieval_blocks=specpv_n_retrieval_blocks,
+        specpv_n_window_blocks=specpv_n_window_blocks,
+        specpv_n_spec_tokens_buf=specpv_n_spec_tokens_buf,
+        specpv_partial_threshold=specpv_partial_threshold,
+        specpv_full_refresh_interval=specpv_full_refresh_interval,
+        specpv_reduction=specpv_reduction,
+        specpv_score=specpv_score,
         keep_onnx=keep_onnx,
         dump_passes=dump_passes,
         strict=strict,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from specbuild.runtime.device import pool_bytes
+from specbuild.runtime.device import pool_bytes, summary_bytes
 from specbuild.runtime.kv_pool import pages_per_sequence
 from specbuild.runtime.manifest import WEIGHTS_FILE, CacheGroup, Manifest
 
@@ -34,13 +34,18 @@ def predict_memory(
     length = limits.max_seq_len if max_seq_len is None else max_seq_len
     weights = manifest.files[WEIGHTS_FILE].bytes
     kv = {
-        group.name: len(group.layers)
-        * pool_bytes(replace(group, pages=_pages(manifest, group, batch, length)))
+        group.name: _group_bytes(
+            manifest, replace(group, pages=_pages(manifest, group, batch, length))
+        )
         for group in manifest.cache_groups
     }
     outputs = _outputs_bytes(manifest, batch)
     total = weights + sum(kv.values()) + outputs
     return PredictedMemory(batch, length, weights, kv, outputs, total)
+
+
+def _group_bytes(manifest: Manifest, group: CacheGroup) -> int:
+    return len(group.layers) * (pool_bytes(group) + summary_bytes(group, manifest.specpv))
 
 
 def _pages(manifest: Manifest, group: CacheGroup, batch: int, length: int) -> int:
@@ -55,7 +60,9 @@ def _pages(manifest: Manifest, group: CacheGroup, batch: int, length: int) -> in
 
 def _outputs_bytes(manifest: Manifest, batch: int) -> int:
     limits = manifest.limits
-    logit_rows = batch * (limits.draft_tokens + 1)
+    # What a full step of SpecPV feeds again is checked against the logits too.
+    fed_again = 0 if manifest.specpv is None else manifest.specpv.n_spec_tokens_buf
+    logit_rows = batch * (limits.draft_tokens + 1 + fed_again)
     taps = 0 if manifest.draft is None else len(manifest.draft.taps)
     captured = limits.max_rows * taps * manifest.target.hidden
     return 4 * (logit_rows * manifest.target.vocab + captured)

@@ -171,6 +171,10 @@ class SequencePages:
         self._release(self.first_page, self.end_page)
         self.length = self.first_page = self.end_page = self._oldest_row = 0
 
+    def view_page(self, position: int) -> int:
+        """The first held page that a row at this position, or any behind it, sees."""
+        return max(self.first_page, self._window_page(position))
+
     def _window_page(self, length: int) -> int:
         """The first page that the token at position ``length`` sees."""
         return max(0, length - self.window + 1) // self.page_size if self.window else 0

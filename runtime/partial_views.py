@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbuild.runtime.kv_pool import FULL_GROUP, SequencePages
-from specbuild.runtime.launch import RowPlan, SlotCounter
+from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds
 from specbuild.runtime.manifest import Manifest
 from specbuild.runtime.request import SequenceState
 from specbuild.runtime.specpv import (
@@ -46,10 +46,9 @@ class PartialViews:
     def __init__(self, manifest: Manifest, counter: SlotCounter) -> None:
         geometry = view_geometry(manifest)
         assert geometry is not None
-        group = manifest.group(FULL_GROUP)
         self._geometry = geometry
         self._counter = counter
-        self._shape = (len(group.layers), group.kv_heads, geometry.entries)
+        self._shape = table_shape(manifest, geometry)
         self._held: dict[int, _Held] = {}
 
     def release(self, sequence: SequenceState) -> None:
@@ -152,6 +151,26 @@ class PartialViews:
             prompt = len(request.prompt_ids)
             return automatic_budget(self._geometry.config, prompt, request.token_budget)[0]
         return asked
+
+
+def launch_feeds(
+    manifest: Manifest,
+    group: str,
+    pages: Sequence[SequencePages],
+    plan: RowPlan,
+    counter: SlotCounter,
+) -> dict[str, np.ndarray]:
+    """One group's inputs of a launch that sees all of its sequences, with SpecPV or without."""
+    geometry = view_geometry(manifest)
+    if geometry is None or group != FULL_GROUP:
+        return cache_feeds(group, pages, plan, counter)
+    return whole_view_feeds(pages, plan, counter, table_shape(manifest, geometry))
+
+
+def table_shape(manifest: Manifest, geometry: ViewGeometry) -> tuple[int, int, int]:
+    """Layers, KV heads and entries of a partial table."""
+    group = manifest.group(FULL_GROUP)
+    return len(group.layers), group.kv_heads, geometry.entries
 
 
 def whole_view_feeds(
