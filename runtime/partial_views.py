@@ -12,8 +12,8 @@ import numpy as np
 
 from specbuild.runtime.kv_pool import FULL_GROUP, SequencePages
 from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds
-from specbuild.runtime.manifest import Manifest
-from specbuild.runtime.request import SequenceState
+from specbuild.runtime.manifest import Manifest, SpecPv
+from specbuild.runtime.request import Request, SequenceState
 from specbuild.runtime.specpv import (
     SequenceView,
     StepChoice,
@@ -135,22 +135,22 @@ class PartialViews:
     def _of(self, sequence: SequenceState) -> _Held:
         held = self._held.get(sequence.index)
         if held is None:
-            budget = self._budget(sequence)
+            budget = requested_budget(self._geometry.config, sequence.request)
             view = SequenceView(self._geometry, layers=self._shape[0], budget=budget)
             held = _Held(view, np.zeros(self._shape, np.int32))
             sequence.tally.specpv = view.tally
             self._held[sequence.index] = held
         return held
 
-    def _budget(self, sequence: SequenceState) -> int:
-        request = sequence.request
-        asked = request.params.specpv_retrieval_blocks
-        if asked is None:
-            return self._geometry.config.n_retrieval_blocks
-        if asked == "auto":
-            prompt = len(request.prompt_ids)
-            return automatic_budget(self._geometry.config, prompt, request.token_budget)[0]
-        return asked
+
+def requested_budget(config: SpecPv, request: Request) -> int:
+    """The blocks that a request may retrieve."""
+    asked = request.params.specpv_retrieval_blocks
+    if asked is None:
+        return config.n_retrieval_blocks
+    if asked == "auto":
+        return automatic_budget(config, len(request.prompt_ids), request.token_budget)[0]
+    return asked
 
 
 def launch_feeds(

@@ -17,7 +17,7 @@ class ProgramTable:
 
     def __init__(self, plan: Plan) -> None:
         self._programs = plan.programs
-        self._steps: dict[tuple[DraftShape, int, bool], ProgramEntry] = {}
+        self._steps: dict[tuple[DraftShape, int, bool, bool], ProgramEntry] = {}
         self.prefill_rows = max((p.rows for p in plan.programs if p.kind == "prefill"), default=0)
 
     def shapes(self) -> list[DraftShape]:
@@ -41,15 +41,21 @@ class ProgramTable:
         steps = (p for p in self._programs if p.kind == "step" and _shape(p) == wanted)
         return max((p.batch for p in steps if p.full_logits >= full_logits), default=0)
 
-    def step(self, shape: DraftShape | None, *, batch: int, full_logits: bool) -> ProgramEntry:
-        """A step of ``batch`` sequences; None decodes without a draft."""
+    def step(
+        self, shape: DraftShape | None, *, batch: int, full_logits: bool, refresh: bool = False
+    ) -> ProgramEntry:
+        """A step of ``batch`` sequences; None decodes without a draft.
+
+        ``refresh``: with room for rows that full steps of SpecPV feed again.
+        """
         wanted = shape or _NO_DRAFT
-        key = (wanted, batch, full_logits)
+        key = (wanted, batch, full_logits, refresh)
         if key not in self._steps:
             fits = [
                 p
                 for p in self._programs
                 if p.kind == "step" and _shape(p) == wanted and p.batch >= batch
+                if refresh == (p.fed_again > 0)
             ]
             what = f"steps of {batch} sequences with the draft {_shown(wanted)}"
             self._steps[key] = _smallest(fits, full_logits=full_logits, what=what)

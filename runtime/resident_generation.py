@@ -20,6 +20,7 @@ from specbuild.runtime.policy import DraftPolicy, Outlook
 from specbuild.runtime.program_table import ProgramTable, needs_full_logits
 from specbuild.runtime.prompt_rows import SlotRows, launched_rows, sampling_rows
 from specbuild.runtime.request import Event, Request, SequenceState
+from specbuild.runtime.resident_views import ResidentViews
 from specbuild.runtime.scheduler import Chunk, Scheduler
 from specbuild.runtime.slots import SlotTable
 
@@ -58,6 +59,7 @@ class ResidentGeneration:
         self._policy = policy
         self._groups = tuple(group.name for group in manifest.cache_groups)
         self._slots = SlotTable(executor, self._groups)
+        self._views = None if manifest.specpv is None else ResidentViews(executor, manifest)
         self._flights: deque[_Flight] = deque()
         self._next_step = 0
         self._received_s: float | None = None
@@ -104,6 +106,8 @@ class ResidentGeneration:
     def _finished(self, sequence: SequenceState) -> None:
         self._scheduler.retire(sequence)
         self._slots.remove(sequence)
+        if self._views is not None:
+            self._views.release(sequence)
 
     def _prefill(self, chunks: Sequence[Chunk]) -> list[Event]:
         """One launch of prompt chunks; only where a prompt ends its result is waited for."""
@@ -131,6 +135,8 @@ class ResidentGeneration:
         logprob = executor.read("prefill.logprob")
         for r in ending:
             slots.begin(r.sequence, int(choice[r.slot]))
+            if self._views is not None:
+                self._views.begin(r.sequence, r.slot)
             r.sequence.tally.first_token()
         events: list[Event] = []
         for r in ending:
@@ -143,7 +149,7 @@ class ResidentGeneration:
         wanted = max(s.wanted for s in sequences)
         while len(self._flights) < min(STEPS_IN_FLIGHT, wanted):
             shape = self._shape(sequences)
-            self._executor.start(self._step_entry(sequences, shape))
+            self._executor.start(self._next_entry(sequences, shape))
             self._flights.append(_Flight(self._next_step, tuple(self._slots.sequences), shape))
             self._next_step += 1
 
@@ -163,6 +169,8 @@ class ResidentGeneration:
                     f"{accepted} accepted drafts with {sequence.wanted} wanted; build the engine "
                     "again"
                 )
+            if self._views is not None:
+                self._views.received(sequence, count)
             # A draft that could be emitted by no step was not worth verifying: it counts for none.
             counted.append(min(accepted, sequence.wanted - 1))
             tokens = zip(result.tokens[b][:count], result.logprobs[b][:count], strict=True)
@@ -184,6 +192,20 @@ class ResidentGeneration:
     def _shape(self, sequences: Sequence[SequenceState]) -> DraftShape | None:
         wanted = max(s.wanted for s in sequences)
         return self._policy.shape(Outlook(len(sequences), tokens_left=wanted, rows_behind=0))
+
+    def _next_entry(
+        self, sequences: Sequence[SequenceState], shape: DraftShape | None
+    ) -> ProgramEntry:
+        """The program of the next step; with SpecPV the device learns who takes a full one."""
+        entry = self._step_entry(sequences, shape)
+        if self._views is None:
+            return entry
+        full_logits = _full_logits(sequences)
+        refresh = self._programs.step(
+            shape, batch=len(sequences), full_logits=full_logits, refresh=True
+        )
+        views = self._views.plan(self._slots.sequences, shape, refresh.fed_again)
+        return refresh if views.refresh else entry
 
     def _step_entry(
         self, sequences: Sequence[SequenceState], shape: DraftShape | None

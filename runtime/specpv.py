@@ -180,10 +180,13 @@ class SequenceView:
             return StepChoice(True, length, None, reason)
         if reason == "invariant":
             self.tally.invariant_failures += 1
-        config = self.geometry.config
-        views = self._enabled and length > config.partial_threshold
-        blocks = self.geometry.summarised_blocks(length) if views else None
-        return StepChoice(False, min(self.global_verified_len, length), blocks, reason)
+        start = min(self.global_verified_len, length)
+        return StepChoice(False, start, self.blocks_at(length), reason)
+
+    def blocks_at(self, length: int) -> int | None:
+        """The blocks among which a full step after ``length`` tokens chooses a view, if it does."""
+        views = self._enabled and length > self.geometry.config.partial_threshold
+        return self.geometry.summarised_blocks(length) if views else None
 
     @property
     def _enabled(self) -> bool:

@@ -55,8 +55,12 @@ def write_and_attend(  # noqa: PLR0917
     launch: Launch,
     sinks: torch.Tensor | None,
     window: int,
+    table: int = 0,
 ) -> tuple[torch.Tensor, LayerPools]:
-    """Writes K and V [T, kv_heads, D] and attends with q [T, Hq, D] → [T, Hq·D], new pools."""
+    """Writes K and V [T, kv_heads, D] and attends with q [T, Hq, D] → [T, Hq·D], new pools.
+
+    ``table`` is the layer's among the group's page tables, where it has one of its own.
+    """
     q, k, v = qkv
     write = torch_op("KvWrite")
     written = LayerPools(
@@ -67,7 +71,7 @@ def write_and_attend(  # noqa: PLR0917
         q,
         written.k,
         written.v,
-        view.page_table[0],
+        view.page_table[table],
         launch.row_start,
         view.row_slot,
         view.tree_start,
@@ -151,7 +155,10 @@ class Attention(nn.Module):
         k = rotate(self.k_proj(x), tables, launch.positions, g.kv_heads)
         v = self.v_proj(x).view(-1, g.kv_heads, g.head_dim)
         sinks = self.sinks.float()
-        attended, written = write_and_attend((q, k, v), pools, view, launch, sinks, self.window)
+        place = 0 if blocks is None else blocks.place
+        attended, written = write_and_attend(
+            (q, k, v), pools, view, launch, sinks, self.window, place
+        )
         partial: tuple[torch.Tensor, ...] = ()
         if blocks is not None and self.blocks is not None:
             summary = summarise(written.k, blocks, self.blocks)
@@ -302,12 +309,11 @@ class GptOss(nn.Module):
         tables = (self.rope_cos, self.rope_sin)
         written, stages, chosen = [], [], []
         for layer, layer_pools, group in zip(self.model.layers, pools, group_of_layer, strict=True):
-            view, blocks = views[group], None
+            blocks = None
             if asked is not None and layer.self_attn.blocks is not None:
                 place = len(chosen)
-                view = view._replace(page_table=view.page_table[place : place + 1])
-                blocks = LayerBlocks(asked, summaries[place], asked.partial_table[place])
-            x, new, partial = layer(x, layer_pools, view, launch, tables, blocks)
+                blocks = LayerBlocks(place, asked, summaries[place], asked.partial_table[place])
+            x, new, partial = layer(x, layer_pools, views[group], launch, tables, blocks)
             if partial:
                 chosen.append(partial)
             written.append(new)

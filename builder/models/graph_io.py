@@ -44,8 +44,9 @@ class BlockView(NamedTuple):
 
 
 class LayerBlocks(NamedTuple):
-    """One layer's part of SpecPV: the launch's, its summaries and its partial table."""
+    """One layer's part of SpecPV: its place among those that have one, the launch's, its own."""
 
+    place: int
     view: BlockView
     summary_pool: torch.Tensor
     partial_table: torch.Tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 import onnx_ir as ir
 
@@ -32,7 +33,8 @@ from specbuild.builder.backends.cuda.programs import (
     step_program,
 )
 from specbuild.builder.backends.cuda.report import CudaReport, cuda_report
-from specbuild.builder.backends.cuda.state import StatePorts, StateSizes
+from specbuild.builder.backends.cuda.state import StatePorts, StateSizes, ViewSizes
+from specbuild.builder.backends.cuda.view_passes import refresh_room
 from specbuild.builder.engine_writer import json_bytes
 from specbuild.builder.limits import EnginePlan, with_limits
 from specbuild.builder.passes.weights import Recipe
@@ -40,6 +42,7 @@ from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Kernel, Target
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.kv_layout import layouts
+from specbuild.runtime.kv_pool import FULL_GROUP
 from specbuild.runtime.manifest import DraftGeometry, DraftShape, TargetGeometry
 from specbuild.runtime.plan import PLAN_FILE, Plan, ProgramEntry
 
@@ -96,7 +99,8 @@ def lower_engine(
     graphs = {role: FusedGraph(role, graph) for role, graph in model.models.items()}
     prefill = _prefill_rows(model, graphs, plan, lower)
     score = tuple(rows for rows in SCORE_ROWS if rows <= _most_rows(plan) or rows == SCORE_ROWS[0])
-    rows = max(*prefill, *score)
+    fed_again = 0 if plan.specpv is None else plan.specpv.n_spec_tokens_buf
+    rows = max(*prefill, *score, fed_again + plan.limits.draft_tokens + 1)
     plan = with_limits(plan, replace(plan.limits, max_rows=rows))
     parts = _parts(model, graphs, plan, rows, max(score))
     programs = []
@@ -108,7 +112,7 @@ def lower_engine(
     writer = PlanWriter(
         [lowered for _, lowered in programs],
         parts.weights.tensors,
-        parts.caches.values(),
+        (*parts.caches.values(), *([parts.summaries] if parts.summaries else [])),
         parts.ports.tensors,
     )
     return LoweredEngine(plan, parts, writer, tuple(programs), target)
@@ -193,8 +197,17 @@ def _parts(
         prefill_rows=max(prefill_rows, score_rows),
         score_rows=score_rows,
         vocab=model.target.vocab,
+        views=_view_sizes(plan),
     )
-    return EngineParts(graphs, WeightTensors(), StatePorts(sizes), groups, model.d2t)
+    return EngineParts(graphs, WeightTensors(), StatePorts(sizes), groups, model.d2t, plan.views)
+
+
+def _view_sizes(plan: EnginePlan) -> ViewSizes | None:
+    if plan.specpv is None or plan.views is None:
+        return None
+    group = next(group for group in plan.groups if group.name == FULL_GROUP)
+    buffer = plan.specpv.n_spec_tokens_buf
+    return ViewSizes(len(group.layers), group.kv_heads, plan.views.entries, buffer)
 
 
 def _entry(
@@ -218,13 +231,23 @@ def _steps(
         for shape in (NO_DRAFT, *shapes):
             if not fits(batch, shape, depth):
                 continue
-            for full_logits in (False, True):
-                program = step_program(parts, batch, shape, full_logits=full_logits)
+            # With SpecPV a step must be able to set one sequence's buffer right.
+            if parts.views is not None and not refresh_room(parts.views, batch, shape):
+                continue
+            for full_logits, room in product((False, True), _rooms(parts, batch, shape)):
+                program = step_program(parts, batch, shape, full_logits=full_logits, room=room)
                 lowered = lower_program(program, lower)
-                rows = batch * (shape.draft_tokens + 1)
+                rows = batch * (shape.draft_tokens + 1) + room
                 entry = _described(lowered, "step", batch, rows, shape, full_logits=full_logits)
-                steps.append((entry, lowered))
+                steps.append((replace(entry, fed_again=room), lowered))
     return steps
+
+
+def _rooms(parts: EngineParts, batch: int, shape: DraftShape) -> tuple[int, ...]:
+    """Rows that steps have for what is fed again: none, and with SpecPV those of a refresh."""
+    if parts.views is None:
+        return (0,)
+    return 0, refresh_room(parts.views, batch, shape)
 
 
 def _described(
