@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.specpv_options import PAGE_SIZE as SPECPV_PAGE_SIZE
-from specbuild.builder.specpv_options import specpv_of
+from specbuild.builder.specpv_options import require_turns, specpv_of
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.kv_layout import KV_DTYPE, MIN_PAGE_SIZE
@@ -137,6 +137,9 @@ def plan_engine(
             "raise --max-seq-len or ask for fewer --draft-tokens"
         )
     specpv = specpv_of(options, target, shape, page_size=page_size, max_seq_len=max_seq_len)
+    if specpv is not None and options.backend == "cuda":
+        bucket = 1 << (batch - 1).bit_length()
+        require_turns(specpv, shape, batch=bucket, most_rows=MAX_DECODE_ROWS)
     fed_again = 0 if specpv is None else specpv.n_spec_tokens_buf
     rows = max(sizes.prefill_rows, batch * (fed_again + shape.draft_tokens + 1))
     limits = Limits(

@@ -59,6 +59,31 @@ def specpv_of(
     return config
 
 
+def require_turns(config: SpecPv, shape: DraftShape, *, batch: int, most_rows: int) -> None:
+    """SpecbuildError where sequences of a CUDA engine cannot take their full steps in turn.
+
+    A step has ``most_rows`` rows at most, the trees of ``batch`` sequences among them; what is left
+    bounds how many feed their buffers again at once, and so how early the others must.
+    """
+    buffer, deepest = config.n_spec_tokens_buf, shape.draft_depth + 1
+    left = most_rows - batch * (shape.draft_tokens + 1)
+    if left < buffer:
+        raise SpecbuildError(
+            f"--specpv-n-spec-tokens-buf {buffer}: a step has at most {most_rows} rows, of which "
+            f"{batch} sequences with trees of {shape.draft_tokens + 1} leave {left}; lower it, "
+            "--max-batch-size or --draft-tokens"
+        )
+    at_once = left // buffer
+    turns = -(-batch // at_once)
+    needed = shape.draft_tokens + 1 + (turns + 1) * deepest
+    if buffer < needed:
+        raise SpecbuildError(
+            f"--specpv-n-spec-tokens-buf {buffer} is too small for {batch} sequences: {at_once} at "
+            f"a time have room for a full step, so that tokens of {turns + 1} more steps must fit "
+            f"a buffer, {needed} in all; raise it or lower --max-batch-size"
+        )
+
+
 def _check_sizes(config: SpecPv) -> None:
     for name in _NAMES:
         value = getattr(config, name)

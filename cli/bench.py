@@ -14,7 +14,7 @@ from specbuild.cli.draft_choice import DraftOptions, speculation_of
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from specbuild.cli.bench_measure import BenchReport, PromptSet
+    from specbuild.cli.bench_measure import BenchReport, Pair, PromptSet
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.request import GenerateParams
 
@@ -131,7 +131,23 @@ def bench_table(report: BenchReport) -> Table:
         "first token with draft", *(milliseconds(entry.ttft_with_draft_s) for entry in sets)
     )
     table.add_row("same output", *(f"{entry.same_output} of {len(entry.pairs)}" for entry in sets))
+    if any(pair.specpv for entry in sets for pair in entry.pairs):
+        table.add_row("SpecPV (lossy)", *(specpv_total(entry.pairs) for entry in sets))
     return table
+
+
+def specpv_total(pairs: Sequence[Pair]) -> str:
+    """Steps and agreement over all pairs, and the worst refresh interval."""
+    stats = [pair.specpv for pair in pairs if pair.specpv is not None]
+    partial, full = sum(s.partial_steps for s in stats), sum(s.full_steps for s in stats)
+    text = f"{partial} partial, {full} full steps"
+    tokens = sum(s.rechecked_tokens for s in stats)
+    if tokens:
+        agreed = sum(s.agreed_tokens for s in stats)
+        worst = min(share for s in stats for share in s.agreement_per_interval)
+        text += f"; {100 * agreed / tokens:.1f} % agree, {100 * worst:.1f} % in the worst interval"
+    failures = sum(s.invariant_failures for s in stats)
+    return text + (f"; {failures} invariants failed" if failures else "")
 
 
 def _decimals(value: float | None, places: int) -> str:

@@ -159,6 +159,11 @@ def test_the_command_line_builds_runs_and_names_it_lossy(
     assert "lossy: contexts above 24 tokens" in command("inspect", specpv_engine).out.replace(
         "\n", " "
     )
+    asked = ("bench", specpv_engine, "--prompts", file, "--rounds", "1", "--max-new-tokens", "40")
+    table = command(*asked).out.replace("\n", " ")
+    assert "SpecPV (lossy)" in table
+    pairs = json.loads(command(*asked, "--json").out)["sets"][0]["pairs"]
+    assert all(pair["specpv"]["partial_steps"] > 0 for pair in pairs)
     manifest = json.loads(command("inspect", specpv_engine, "--json").out)
     assert manifest["specpv"]["n_spec_tokens_buf"] == 40
     assert manifest["options"]["specpv_block_size"] == 8

@@ -61,6 +61,26 @@ def test_a_broken_invariant_is_an_error_with_its_numbers(
         plan_engine(options(**changes), GPT_OSS_20B, None)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_batch_size": 200}, "at most 256 rows, of which 256 sequences with trees of 1 leave"),
+        (
+            {"max_batch_size": 128, "specpv_n_spec_tokens_buf": 60},
+            "too small for 128 sequences: 2 at a time .* 65 more steps .*, 66 in all",
+        ),
+    ],
+)
+def test_sequences_on_a_gpu_take_full_steps_in_turn(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecbuildError, match=message):
+        plan_engine(options(backend="cuda", **changes), GPT_OSS_20B, None)
+
+
+def test_the_defaults_let_eight_sequences_take_turns() -> None:
+    plan = plan_engine(options(backend="cuda", max_batch_size=8), GPT_OSS_20B, None)
+    assert plan.specpv is not None and plan.specpv.n_spec_tokens_buf == 64
+
+
 def test_a_model_without_full_attention_has_nothing_to_view() -> None:
     sliding = replace(GPT_OSS_20B, layer_types=("sliding_attention",) * GPT_OSS_20B.layers)
     with pytest.raises(SpecbuildError, match="no full-attention layer"):
