@@ -6,6 +6,9 @@ often both choose the same token, the divergence of their distributions, and the
 
     .venv/bin/python benchmarks/specpv_quality.py --contexts 1024 2048 4000 --budgets 8 16 32 64
 
+``--ids`` takes ``recall.npy`` of examples/tiny-gpt-oss/recall_text.py: text that asks at its end
+for what stands at its beginning (with ``--contexts 4096``, its whole length).
+
 A view drops keys but not the learned sink, whose share of the softmax rises. ``--corrections``
 compares doing nothing (``none``) with giving the dropped blocks' weight back to the denominator:
 estimated from their summaries (``summaries``), or as it is (``exact``, which no engine has).
@@ -21,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -208,6 +212,7 @@ def main() -> None:
     parser.add_argument("--budgets", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--corrections", nargs="+", choices=CORRECTIONS, default=["none"])
     parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--ids", type=Path, help="token ids [n, length] in place of the library")
     given = parser.parse_args()
     from transformers import AutoTokenizer, GptOssForCausalLM
 
@@ -218,7 +223,12 @@ def main() -> None:
         "context blocks correction  agreement divergence     loss  in part  sink's share, in part"
     )
     for context in given.contexts:
-        texts = samples(tokenizer, context, given.samples)
+        if given.ids is None:
+            texts = samples(tokenizer, context, given.samples)
+        else:
+            # What is asked stands at the end: a shorter context is the end of a longer one.
+            rows = np.load(given.ids)[: given.samples, -context - 1 :]
+            texts = [torch.from_numpy(row.astype(np.int64)) for row in rows]
         views = [View(b, c) for b in given.budgets for c in given.corrections]
         for view, quality in zip(views, measure(model, texts, views), strict=True):
             print(f"{context:7} {view.budget:6} {view.correction:10} {quality.row()}", flush=True)
