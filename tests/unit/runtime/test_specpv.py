@@ -55,7 +55,9 @@ class Cache:
                 self.exact[position] = True
             assert all(self.exact), "a full step left something approximate"
             if choice.blocks is not None:
-                assert view.summarised_blocks <= choice.blocks
+                # A rewind into the window leaves summaries of blocks that are still whole.
+                whole = max(0, before - geometry.sink_tokens) // geometry.config.block_size
+                assert view.summarised_blocks <= whole
                 self.shown = self._choose(choice.blocks, chosen)
             self.exact += [True] * (accepted + 1)
             self.since_full = 0
