@@ -92,7 +92,7 @@ class Steps:
             # Everything is exact already: the choice alone is added.
             exact = {"full_step": 1, "verified_len": int(length.max()), "summarised": blocks}
             if len(set(length.tolist())) == 1:
-                found["full"] = self._time(step, exact, batch, profile=profile)
+                found["full"] = self._time(refresh, exact, batch, profile=profile)
             chain = {**exact, "full_step": 0, "view_blocks": blocks}
             found["refresh"] = self._refresh(refresh, chain, batch, buffer, profile=profile)
         finally:

@@ -24,7 +24,10 @@ from specbuild.runtime.specpv import SequenceView, SpecPvTally, StepChoice, View
 
 @dataclass(frozen=True)
 class StepViews:
-    """How the sequences in slots 0, 1, … take part in a step; ``refresh``: rows are fed again."""
+    """How the sequences in slots 0, 1, … take part in a step.
+
+    ``refresh``: some of them choose a view, or feed tokens again.
+    """
 
     choices: tuple[StepChoice, ...]
     refresh: bool
@@ -121,7 +124,9 @@ class ResidentViews:
             if sequence.index in self._held:
                 self._held[sequence.index].flights.append((choice, most))
         self._tell([not choice.partial for choice in choices])
-        return StepViews(choices, refresh=left < room)
+        # Views are chosen, and tokens fed again, in programs of their own.
+        chosen = any(choice.blocks is not None for choice in choices)
+        return StepViews(choices, refresh=chosen or left < room)
 
     def received(self, sequence: SequenceState, emitted: int) -> None:
         """The oldest step in flight gave a sequence this many tokens."""

@@ -20,11 +20,13 @@ class TargetViews:
     """What full-attention layers see instead of everything (SpecPV).
 
     ``tables`` [layers, B, kv_heads, P]; ``inputs`` by the names of the graph's inputs behind
-    ``full.``: ``row_slot`` and ``tree_start`` in the views, and what is summarised and chosen.
+    ``full.``: ``row_slot`` and ``tree_start`` in the views, and what is summarised and chosen,
+    where the program ``chooses`` views.
     """
 
     tables: Tensor
     inputs: Mapping[str, Tensor]
+    chooses: bool
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def run_target(
     assert graph.head is not None
     hidden = graph.head.inputs[0]
     assert hidden is not None
-    chosen = [] if rows.views is None else graph.chosen
+    chosen = graph.chosen if rows.views is not None and rows.views.chooses else []
     placement.place([*graph.pools, hidden, *chosen, *([output] if output is not None else [])])
     return TargetPass(placement, placement.value(output))
 

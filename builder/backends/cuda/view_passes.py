@@ -14,6 +14,8 @@ from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.specpv import ViewGeometry
 
 _SLIDING = "sliding"
+# A context that none is longer than.
+_NEVER = 2**31 - 1
 
 
 def refresh_room(views: ViewGeometry, batch: int, shape: DraftShape) -> int:
@@ -26,7 +28,10 @@ def refresh_room(views: ViewGeometry, batch: int, shape: DraftShape) -> int:
 def view_rows(
     parts: EngineParts, program: ProgramIr, made: Mapping[str, Tensor], batch: int, room: int
 ) -> tuple[TargetRows, dict[str, Tensor]]:
-    """The rows of ``VerifyInputs`` with those that are fed again; and ``ViewInputs``' outputs."""
+    """The rows of ``VerifyInputs`` with those that are fed again; and ``ViewInputs``' outputs.
+
+    Without room nothing is fed again, and no view is chosen: most steps are spared the launches.
+    """
     views = parts.views
     assert views is not None
     rows = made["token_ids"].shape[0]
@@ -45,7 +50,7 @@ def view_rows(
             "block_size": views.config.block_size,
             "sink_tokens": views.sink_tokens,
             "window_blocks": views.config.n_window_blocks,
-            "threshold": views.config.partial_threshold,
+            "threshold": views.config.partial_threshold if room else _NEVER,
             "room": room,
         },
         sizes={"T": rows + room, "B1": batch + 1},
@@ -77,7 +82,8 @@ def view_rows(
         "tree_count": made["tree_count"],
     }
     slots = {group: placed[f"row_write_{group}"] for group in parts.target_groups}
-    return TargetRows(batch, rows + room, inputs, slots, TargetViews(seen, asked)), placed
+    target = TargetViews(seen, asked, chooses=room > 0)
+    return TargetRows(batch, rows + room, inputs, slots, target), placed
 
 
 def tree_features(program: ProgramIr, captured: Tensor, placed: Mapping[str, Tensor]) -> Tensor:

@@ -145,3 +145,12 @@ def test_programs_have_room_for_a_whole_buffer(with_views: LoweredEngine) -> Non
         nodes = entry.draft_tokens + 1
         assert entry.rows == entry.batch * nodes + entry.fed_again <= 256
         assert entry.fed_again in (0, entry.batch * SPECPV["specpv_n_spec_tokens_buf"])
+
+
+def test_only_a_refresh_chooses_views(with_views: LoweredEngine) -> None:
+    """Most steps are spared the launches: two of four layers have full attention."""
+    for entry, program in with_views.programs:
+        ops = [call.op.name for call in program.ir.calls]
+        chosen = 2 if entry.fed_again else 0
+        assert [ops.count(name) for name in ("KvBlockSummary", "KvBlockSelect")] == [chosen] * 2
+        assert ops.count("ViewInputs") == int(entry.kind == "step")
