@@ -2,12 +2,12 @@
 //
 //   q              bf16 [T, KV_HEADS·GROUP, WIDTH]
 //   summary_pool   bf16 [pages, KV_HEADS, 2, WIDTH]: maximum and minimum of a block's keys
-//   logical_pages  i32  [B, TABLE]
+//   logical_pages  i32  [B, table]
 //   row_start      i32  [B + 1]
 //   row_slot       i32  [T]
 //   tree_start, tree_count, blocks, budget  i32 [B]
-//   partial_table  i32  [B, KV_HEADS, ENTRIES], in and out
-//   workspace_scores  f32 [B, KV_HEADS, MOST_BLOCKS]
+//   partial_table  i32  [B, KV_HEADS, entries], in and out
+//   workspace_scores  f32 [B, KV_HEADS, most_blocks]
 //
 // score_blocks: a thread holds a block's two vectors and meets every query in shared memory. At
 // 131k (8190 blocks, 4 queries, 8 heads a group) a layer reads 17 MB and does 0.27 G products,
@@ -22,7 +22,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     score_blocks(const uint16_t* q, const uint4* summary_pool, const int* logical_pages,
                  const int* row_start, const int* row_slot, const int* tree_start,
                  const int* tree_count, const int* blocks, const int* budget,
-                 float* workspace_scores) {
+                 float* workspace_scores, int table, int sink_pages, int block_pages,
+                 int most_blocks) {
   DYNAMIC_SHARED(float, queries);  // [GROUP, QUERY_TILE, WIDTH]
   // Two threads share a block of more channels than one has registers for.
   constexpr int kShare = WIDTH > 64 ? 2 : 1, kBlocks = THREADS / kShare;
@@ -34,11 +35,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (count <= budget[b]) return;
   const int first = row_start[b], root = first + tree_start[b] - row_slot[first];
   const int asking = OVER_QUERIES == 2 ? 1 : tree_count[b];
-  const int* pages = logical_pages + static_cast<int64_t>(b) * TABLE + SINK_PAGES;
+  const int* pages = logical_pages + static_cast<int64_t>(b) * table + sink_pages;
   const int part = threadIdx.x % kShare;
   for (int tile = blockIdx.x * kBlocks; tile < count; tile += gridDim.x * kBlocks) {
     const int block = tile + threadIdx.x / kShare;
-    const int64_t entry = block < count ? pages[block * BLOCK_PAGES] : 0;
+    const int64_t entry = block < count ? pages[block * block_pages] : 0;
     const uint4* own = summary_pool + ((entry * KV_HEADS + head) * 2 * kShare + part) * kVectors;
     uint4 most[kVectors], least[kVectors];
 #pragma unroll
@@ -98,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       float sum = 0.0f;
 #pragma unroll
       for (int g = 0; g < GROUP; ++g) sum += score[g];
-      workspace_scores[(static_cast<int64_t>(b) * KV_HEADS + head) * MOST_BLOCKS + block] = sum;
+      workspace_scores[(static_cast<int64_t>(b) * KV_HEADS + head) * most_blocks + block] = sum;
     }
   }
 }
@@ -124,16 +125,16 @@ __device__ __forceinline__ int rank_of(bool flag, int (&counts)[kWarps], int& to
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     select_blocks(const int* logical_pages, const int* blocks, const int* budget,
-                  int* partial_table, const float* workspace_scores) {
+                  int* partial_table, const float* workspace_scores, int table, int sink_pages,
+                  int block_pages, int most_blocks, int entries) {
   DYNAMIC_SHARED(int, chosen);  // as many blocks as the table has room for
   __shared__ int digits[kDigits], counts[kWarps], found[2];
   pdl_launch_dependents();
   pdl_wait();
-  const int head = blockIdx.x, b = blockIdx.y, count = blocks[b];
+  const int head = blockIdx.x, heads = gridDim.x, b = blockIdx.y, count = blocks[b];
   if (count < 0) return;
-  const int wanted = min(min(budget[b], count), ceil_div(ENTRIES, BLOCK_PAGES));
-  const float* scores =
-      workspace_scores + (static_cast<int64_t>(b) * KV_HEADS + head) * MOST_BLOCKS;
+  const int wanted = min(min(budget[b], count), ceil_div(entries, block_pages));
+  const float* scores = workspace_scores + (static_cast<int64_t>(b) * heads + head) * most_blocks;
   const bool all = count <= budget[b];
 
   // The key of the last block taken, from its highest digit on, and how many of that key.
@@ -175,17 +176,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
   __syncthreads();
 
-  const int* pages = logical_pages + static_cast<int64_t>(b) * TABLE;
-  int* view = partial_table + (static_cast<int64_t>(b) * KV_HEADS + head) * ENTRIES;
-  for (int i = threadIdx.x; i < ENTRIES; i += THREADS) {
-    const int behind = i - SINK_PAGES, retrieved = wanted * BLOCK_PAGES;
+  const int* pages = logical_pages + static_cast<int64_t>(b) * table;
+  int* view = partial_table + (static_cast<int64_t>(b) * heads + head) * entries;
+  for (int i = threadIdx.x; i < entries; i += THREADS) {
+    const int behind = i - sink_pages, retrieved = wanted * block_pages;
     int logical = i;
     if (behind >= retrieved) {
-      logical = i - retrieved + count * BLOCK_PAGES;
+      logical = i - retrieved + count * block_pages;
     } else if (behind >= 0) {
-      logical = SINK_PAGES + chosen[behind / BLOCK_PAGES] * BLOCK_PAGES + behind % BLOCK_PAGES;
+      logical = sink_pages + chosen[behind / block_pages] * block_pages + behind % block_pages;
     }
-    view[i] = logical < TABLE ? pages[logical] : 0;
+    view[i] = logical < table ? pages[logical] : 0;
   }
 }
 #endif

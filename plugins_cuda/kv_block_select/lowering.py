@@ -54,16 +54,9 @@ def lower(request: LoweringRequest) -> Lowering:
     sink_pages = int(request.attributes["sink_pages"])
     block_pages = int(request.attributes["block_pages"])
     most_blocks = max(1, (table - sink_pages) // block_pages)
-    shape = (
-        ("KV_HEADS", kv_heads),
-        ("TABLE", table),
-        ("SINK_PAGES", sink_pages),
-        ("BLOCK_PAGES", block_pages),
-        ("MOST_BLOCKS", most_blocks),
-        ("ENTRIES", entries),
-    )
+    sizes = (table, sink_pages, block_pages, most_blocks)
     scoring = (
-        *shape,
+        ("KV_HEADS", kv_heads),
         ("GROUP", group),
         ("WIDTH", width),
         ("QUERY_TILE", QUERY_TILE),
@@ -79,14 +72,14 @@ def lower(request: LoweringRequest) -> Lowering:
         grid=(min(tiles, ctas), kv_heads, batch),
         block=SCORE_THREADS,
         shared_bytes=4 * QUERY_TILE * group * width,
-        arguments=_SCORE_ARGUMENTS,
+        arguments=(*_SCORE_ARGUMENTS, *sizes),
     )
     select = OpLaunch(
-        Kernel("kv_block_select", "select_blocks", (*shape, ("THREADS", SELECT_THREADS))),
+        Kernel("kv_block_select", "select_blocks", (("THREADS", SELECT_THREADS),)),
         grid=(kv_heads, batch, 1),
         block=SELECT_THREADS,
         shared_bytes=4 * -(-entries // block_pages),
-        arguments=_SELECT_ARGUMENTS,
+        arguments=(*_SELECT_ARGUMENTS, *sizes, entries),
     )
     workspace = Workspace("workspace_scores", 4 * batch * kv_heads * most_blocks)
     return Lowering((scores, select), (workspace,))

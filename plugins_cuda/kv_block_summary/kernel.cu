@@ -2,9 +2,9 @@
 //
 //   summary_pool   bf16 [pages, KV_HEADS, 2, WIDTH], in and out
 //   k_pool         bf16 [pages, KV_HEADS, PAGE_SIZE, WIDTH]
-//   logical_pages  i32  [BATCH, TABLE]
-//   first_block    i32  [BATCH]
-//   blocks         i32  [BATCH]
+//   logical_pages  i32  [batch, table]
+//   first_block    i32  [batch]
+//   blocks         i32  [batch]
 //
 // A warp takes a block of a KV head, a lane two channels at a time. Most steps complete no block at
 // all: the grid has a fixed size and walks over what there is. A block of 16 keys of 64 channels is
@@ -14,21 +14,21 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     summarise_blocks(uint32_t* summary_pool, const uint32_t* k_pool, const int* logical_pages,
-                     const int* first_block, const int* blocks) {
+                     const int* first_block, const int* blocks, int batch, int table,
+                     int sink_pages, int block_pages) {
   constexpr int kPairs = WIDTH / 2, kOfALane = ceil_div(kPairs, 32), kWarps = THREADS / 32;
   pdl_launch_dependents();
   pdl_wait();
   const int lane = threadIdx.x % 32;
-  for (int b = 0; b < BATCH; ++b) {
+  for (int b = 0; b < batch; ++b) {
     const int first = first_block[b], items = (blocks[b] - first) * KV_HEADS;
-    const int* pages = logical_pages + static_cast<int64_t>(b) * TABLE + SINK_PAGES;
+    const int* pages = logical_pages + static_cast<int64_t>(b) * table + sink_pages;
     for (int item = blockIdx.x * kWarps + threadIdx.x / 32; item < items;
          item += gridDim.x * kWarps) {
       const int block = first + item / KV_HEADS, head = item % KV_HEADS;
       float2 most[kOfALane], least[kOfALane];
-#pragma unroll
-      for (int page = 0; page < BLOCK_PAGES; ++page) {
-        const int64_t place = pages[block * BLOCK_PAGES + page];
+      for (int page = 0; page < block_pages; ++page) {
+        const int64_t place = pages[block * block_pages + page];
         const uint32_t* keys = k_pool + (place * KV_HEADS + head) * PAGE_SIZE * kPairs;
 #pragma unroll 4
         for (int key = 0; key < PAGE_SIZE; ++key) {
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           }
         }
       }
-      const int64_t entry = pages[block * BLOCK_PAGES];
+      const int64_t entry = pages[block * block_pages];
       uint32_t* summary = summary_pool + (entry * KV_HEADS + head) * 2 * kPairs;
 #pragma unroll
       for (int i = 0; i < kOfALane; ++i) {

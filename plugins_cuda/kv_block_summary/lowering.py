@@ -26,17 +26,23 @@ def lower(request: LoweringRequest) -> Lowering:
         ("KV_HEADS", kv_heads),
         ("PAGE_SIZE", page_size),
         ("WIDTH", width),
-        ("BATCH", batch),
-        ("TABLE", table),
-        ("SINK_PAGES", int(request.attributes["sink_pages"])),
-        ("BLOCK_PAGES", int(request.attributes["block_pages"])),
         ("THREADS", THREADS),
     )
+    pages = (int(request.attributes[name]) for name in ("sink_pages", "block_pages"))
     launch = OpLaunch(
         Kernel("kv_block_summary", "summarise_blocks", constants),
         grid=(2 * request.target.multiprocessors, 1, 1),
         block=THREADS,
         shared_bytes=0,
-        arguments=("summary_pool", "k_pool", "logical_pages", "first_block", "blocks"),
+        arguments=(
+            "summary_pool",
+            "k_pool",
+            "logical_pages",
+            "first_block",
+            "blocks",
+            batch,
+            table,
+            *pages,
+        ),
     )
     return Lowering((launch,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +105,11 @@ def test_no_partial_step_is_plain_decoding(
     checkpoints: Path, specpv_engine: Path, shape: DraftShape | None
 ) -> None:
     """``full_refresh_interval`` 0, and the engine that was built without SpecPV."""
-    plain = Engine.load(built(checkpoints, "plain"))
-    never = {**SPECPV, "specpv_full_refresh_interval": 0, "specpv_n_retrieval_blocks": 1}
-    full = Engine.load(built(checkpoints, "never", enable_specpv=True, **never))
+    plain, loaded = Engine.load(built(checkpoints, "plain")), Engine.load(specpv_engine)
+    specpv = loaded.manifest.specpv
+    assert specpv is not None
+    never = replace(specpv, full_refresh_interval=0)
+    full = Engine(replace(loaded.manifest, specpv=never), loaded.executor, text=loaded.text)
     wanted = [record.output_ids for record in decode(plain, None)]
     records = decode(full, shape)
     assert [record.output_ids for record in records] == wanted
