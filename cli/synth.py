@@ -85,6 +85,10 @@ def synth(
     draft_dtype: options.DraftDtype = None,
     tactics: options.Tactics = None,
     tuned_only: options.TunedOnly = False,
+    draft_window: Annotated[
+        int | None,
+        typer.Option("--draft-window", metavar="N", min=1, help="Tokens that the draft sees."),
+    ] = None,
     specpv: specpv_options.Enable = False,
     specpv_block_size: specpv_options.BlockSize = None,
     specpv_n_retrieval_blocks: specpv_options.RetrievalBlocks = None,
@@ -125,6 +129,7 @@ def synth(
         "draft_dtype": draft_dtype,
         "tactics": tactics,
         "tuned_only": tuned_only or None,
+        "draft_window": draft_window,
         "enable_specpv": specpv or None,
         "specpv_block_size": specpv_block_size,
         "specpv_n_retrieval_blocks": specpv_n_retrieval_blocks,
