@@ -26,6 +26,16 @@ class BuildOptions:
     draft_dtype: Literal["bf16", "fp8", "mxfp4"] | None = None
     tactics: Path | None = None
     tuned_only: bool = False
+    enable_specpv: bool = False
+    specpv_block_size: int | None = None
+    specpv_n_sink_blocks: int | None = None
+    specpv_n_retrieval_blocks: int | None = None
+    specpv_n_window_blocks: int | None = None
+    specpv_n_spec_tokens_buf: int | None = None
+    specpv_partial_threshold: int | None = None
+    specpv_full_refresh_interval: int | None = None
+    specpv_reduction: Literal["mean", "max", "last"] | None = None
+    specpv_score: Literal["dot", "quest"] | None = None
     keep_onnx: bool = False
     dump_passes: Path | None = None
     strict: bool = False

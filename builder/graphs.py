@@ -15,17 +15,21 @@ from specbuild.builder.models.eagle3 import DraftFuse, Eagle3
 from specbuild.builder.models.gpt_oss import GptOss
 from specbuild.builder.models.graph_io import (
     LAUNCH_PORTS,
+    BlockView,
     GroupView,
     InputPort,
     Launch,
     LayerPools,
+    block_ports,
     output_name,
     pool_ports,
+    summary_port,
     view_ports,
 )
 from specbuild.builder.passes.weights import ONNX_DTYPES, weight_value
 from specbuild.builder.weight_sources import WeightSources
 from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
+from specbuild.runtime.kv_pool import FULL_GROUP
 from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
 
 _VIEW = len(GroupView._fields)
@@ -37,25 +41,45 @@ def target_graph(
 ) -> ir.Model:
     """The role ``target``, with activations of this type."""
     with torch.device("meta"):
-        module = GptOss(g, taps, plan.limits.max_seq_len + plan.limits.draft_tokens + 1)
+        longest = plan.limits.max_seq_len + plan.limits.draft_tokens + 1
+        module = GptOss(g, taps, longest, plan.views)
     module.to(activations)
     group_of_layer = plan.group_of_layer(g)
     groups = plan.target_groups
+    asked, summaries = _block_ports(plan, activations)
     pools = [
         port
         for layer, group in enumerate(group_of_layer)
         for port in pool_ports(groups[group], layer, activations)
     ]
-    views = [port for group in groups for port in view_ports(group, batch_axis(plan))]
+    views = [
+        port
+        for group in groups
+        for port in view_ports(
+            group, batch_axis(plan), per_head=bool(asked) and group.name == FULL_GROUP
+        )
+    ]
+    beside = [*summaries, *asked[-1:]]
     captured = len(taps) * g.hidden
     declaration = GraphDeclaration(
         role="target",
-        inputs=(InputPort("token_ids", torch.int32, ("T",)), *launch_ports(plan), *views, *pools),
-        outputs=("logits", *(["captured"] if taps else []), *[output_name(p.name) for p in pools]),
+        inputs=(
+            InputPort("token_ids", torch.int32, ("T",)),
+            *launch_ports(plan),
+            *views,
+            *pools,
+            *asked,
+            *summaries,
+        ),
+        outputs=(
+            "logits",
+            *(["captured"] if taps else []),
+            *[output_name(p.name) for p in (*pools, *beside)],
+        ),
         output_shapes=(
             ("R", g.vocab),
             *([("T", captured)] if taps else []),
-            *[port.shape for port in pools],
+            *[port.shape for port in (*pools, *beside)],
         ),
         stages=(*[f"stage.layer.{i}" for i in range(g.layers)], "stage.pre_head"),
     )
@@ -64,15 +88,30 @@ def target_graph(
         first_pool = _HEAD + _VIEW * len(groups)
         split = [values[_HEAD + _VIEW * i :][:_VIEW] for i in range(len(groups))]
         pairs = [values[first_pool + 2 * i :][:2] for i in range(g.layers)]
-        return (
+        arguments = (
             values[0],
             Launch(*values[1:_HEAD]),
             tuple(GroupView(*part) for part in split),
             tuple(LayerPools(*pair) for pair in pairs),
         )
+        if not asked:
+            return arguments
+        behind = values[first_pool + 2 * g.layers :]
+        return (*arguments, BlockView(*behind[: len(asked)]), tuple(behind[len(asked) :]))
 
     module.forward = partial(module.forward, group_of_layer=group_of_layer)  # type: ignore[method-assign]
     return export_module(module, declaration, pack)
+
+
+def _block_ports(
+    plan: EnginePlan, activations: torch.dtype
+) -> tuple[tuple[InputPort, ...], tuple[InputPort, ...]]:
+    """What SpecPV adds to the target's inputs: its launch's ports, and the summaries'."""
+    if plan.views is None:
+        return (), ()
+    group = next(group for group in plan.groups if group.name == FULL_GROUP)
+    asked = block_ports(group, batch_axis(plan), plan.views.entries)
+    return asked, tuple(summary_port(group, layer, activations) for layer in group.layers)
 
 
 def draft_fuse_graph(d: DraftGeometry, g: TargetGeometry, activations: torch.dtype) -> ir.Model:

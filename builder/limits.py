@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from specbuild.builder.config import BuildOptions
+from specbuild.builder.specpv_options import PAGE_SIZE as SPECPV_PAGE_SIZE
+from specbuild.builder.specpv_options import require_turns, specpv_of
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.kv_layout import KV_DTYPE, MIN_PAGE_SIZE
-from specbuild.runtime.kv_pool import DRAFT_GROUP, pages_per_sequence
+from specbuild.runtime.kv_pool import DRAFT_GROUP, FULL_GROUP, pages_per_sequence
 from specbuild.runtime.manifest import (
     CacheGroup,
     DraftGeometry,
     DraftShape,
     Limits,
+    SpecPv,
     TargetGeometry,
 )
+from specbuild.runtime.specpv import ViewGeometry
 
 DEFAULT_MAX_SEQ_LEN = 4096
 DEFAULT_MAX_BATCH_SIZE = 4
@@ -52,6 +56,7 @@ class EnginePlan:
     limits: Limits
     draft_default: DraftShape | None
     groups: tuple[CacheGroup, ...]
+    specpv: SpecPv | None = None
 
     def group_of_layer(self, target: TargetGeometry) -> tuple[int, ...]:
         """For every target layer, the index of its group among ``target_groups``."""
@@ -61,6 +66,14 @@ class EnginePlan:
             )
             for layer in range(target.layers)
         )
+
+    @property
+    def views(self) -> ViewGeometry | None:
+        """The sizes of SpecPV's views, None without."""
+        if self.specpv is None:
+            return None
+        page_size = next(g.page_size for g in self.groups if g.name == FULL_GROUP)
+        return ViewGeometry(self.specpv, page_size, deepest=self.limits.draft_depth + 1)
 
     @property
     def target_groups(self) -> tuple[CacheGroup, ...]:
@@ -113,7 +126,8 @@ def plan_engine(
         )
     batch = options.max_batch_size or DEFAULT_MAX_BATCH_SIZE
     sizes = BACKEND_SIZES[options.backend]
-    page_size = options.page_size or sizes.page_size
+    usual = SPECPV_PAGE_SIZE if options.enable_specpv else sizes.page_size
+    page_size = options.page_size or usual
     shape, default = _draft_shapes(options, draft, max_seq_len)
     if options.backend == "cuda":
         _require_cuda_sizes(batch, page_size, shape)
@@ -122,7 +136,12 @@ def plan_engine(
             f"a draft of {shape.draft_tokens} tokens does not fit a sequence of {max_seq_len}; "
             "raise --max-seq-len or ask for fewer --draft-tokens"
         )
-    rows = max(sizes.prefill_rows, batch * (shape.draft_tokens + 1))
+    specpv = specpv_of(options, target, shape, page_size=page_size, max_seq_len=max_seq_len)
+    if specpv is not None and options.backend == "cuda":
+        bucket = 1 << (batch - 1).bit_length()
+        require_turns(specpv, shape, batch=bucket, most_rows=MAX_DECODE_ROWS)
+    fed_again = 0 if specpv is None else specpv.n_spec_tokens_buf
+    rows = max(sizes.prefill_rows, batch * (fed_again + shape.draft_tokens + 1))
     limits = Limits(
         max_seq_len=max_seq_len,
         max_batch_size=batch,
@@ -137,7 +156,7 @@ def plan_engine(
         groups.append(
             _group(DRAFT_GROUP, (0,), draft, window=window, page_size=page_size, sizes=sizes)
         )
-    return with_limits(EnginePlan(limits, default, tuple(groups)), limits)
+    return with_limits(EnginePlan(limits, default, tuple(groups), specpv), limits)
 
 
 def _require_cuda_sizes(batch: int, page_size: int, shape: DraftShape) -> None:
@@ -217,7 +236,7 @@ def _default_shapes(
 
 def _target_groups(target: TargetGeometry, page_size: int, sizes: BackendSizes) -> list[CacheGroup]:
     groups = []
-    for name, layer_type in (("full", "full_attention"), ("sliding", "sliding_attention")):
+    for name, layer_type in ((FULL_GROUP, "full_attention"), ("sliding", "sliding_attention")):
         layers = tuple(i for i, kind in enumerate(target.layer_types) if kind == layer_type)
         if layers:
             window = target.sliding_window if name == "sliding" else 0

@@ -15,7 +15,7 @@ from specbuild.runtime.errors import SpecbuildError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from specbuild.cli.bench_measure import BenchReport, PromptSet, SetReport
+    from specbuild.cli.bench_measure import BenchReport, Pair, PromptSet, SetReport
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.request import GenerateParams
 
@@ -63,7 +63,7 @@ def bench(
         typer.Option(
             "--sweep",
             metavar="LIST",
-            help="CUDA: time some of decode,verify,draft,profile,prefill,spec,load instead.",
+            help="CUDA: time some of decode,verify,draft,profile,prefill,spec,load,specpv instead.",
         ),
     ] = None,
     batch: Annotated[
@@ -228,6 +228,8 @@ def bench_table(report: BenchReport) -> Table:
         "first token with draft", *(milliseconds(entry.ttft_with_draft_s) for entry in sets)
     )
     table.add_row("same output", *(f"{entry.same_output} of {len(entry.pairs)}" for entry in sets))
+    if any(pair.specpv for entry in sets for pair in entry.pairs):
+        table.add_row("SpecPV (lossy)", *(specpv_total(entry.pairs) for entry in sets))
     return table
 
 
@@ -236,6 +238,20 @@ def _acceptance_lost(entry: SetReport) -> str:
     if own is None or other is None:
         return "–"
     return f"{other - own:.2f} ({100 * (1 - own / other):.1f} %)"
+
+
+def specpv_total(pairs: Sequence[Pair]) -> str:
+    """Steps and agreement over all pairs, and the worst refresh interval."""
+    stats = [pair.specpv for pair in pairs if pair.specpv is not None]
+    partial, full = sum(s.partial_steps for s in stats), sum(s.full_steps for s in stats)
+    text = f"{partial} partial, {full} full steps"
+    tokens = sum(s.rechecked_tokens for s in stats)
+    if tokens:
+        agreed = sum(s.agreed_tokens for s in stats)
+        worst = min(share for s in stats for share in s.agreement_per_interval)
+        text += f"; {100 * agreed / tokens:.1f} % agree, {100 * worst:.1f} % in the worst interval"
+    failures = sum(s.invariant_failures for s in stats)
+    return text + (f"; {failures} invariants failed" if failures else "")
 
 
 def _decimals(value: float | None, places: int) -> str:

@@ -9,7 +9,7 @@ from statistics import median
 
 from specbuild.cli.draft_choice import Speculation, shape_text
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.records import RunRecord, RunStats
+from specbuild.runtime.records import RunRecord, RunStats, SpecPvStats
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 _WARM_UP_TOKENS = 16
@@ -38,7 +38,8 @@ class Pair:
     """One prompt decoded without and with the draft, one right after the other.
 
     ``ratio`` is speed with the draft over speed without. ``with_draft`` and what follows from it
-    are None on an engine without a draft.
+    are None on an engine without a draft. ``specpv`` is of the run with the draft, where there is
+    one, and None on an engine without SpecPV.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Pair:
     mean_acceptance_length: float | None
     acceptance_histogram: tuple[int, ...]
     same_output: bool | None
+    specpv: SpecPvStats | None = None
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,7 @@ def _pair(plain: RunRecord, drafted: RunRecord | None) -> Pair:
         mean_acceptance_length=None if drafted is None else drafted.stats.mean_acceptance_length,
         acceptance_histogram=() if drafted is None else drafted.stats.acceptance_histogram,
         same_output=None if drafted is None else drafted.output_ids == plain.output_ids,
+        specpv=(drafted or plain).stats.specpv,
     )
 
 

@@ -19,6 +19,7 @@ from specbuild.cli.sweep_report import SWEEPS, Decoding, KernelTime, Load, Phase
 from specbuild.cli.sweep_runs import SpecSweep, time_fresh_process
 from specbuild.cli.sweep_steps import STEP_SWEEPS, StepSweep
 from specbuild.cli.sweep_table import decoding_line, load_line, phase_line
+from specbuild.cli.sweep_views import VIEW_SWEEP, ViewSweep
 from specbuild.runtime.byte_floor import engine_traffic
 from specbuild.runtime.engine_file import read_manifest
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
@@ -146,6 +147,12 @@ def measure(
             engine, traffic, ceiling_bytes_per_s, steps, plan.repeats, progress.kernels
         )
         sweep.run(batches, plan.contexts, budget, progress.phase)
+    if VIEW_SWEEP in plan.sweeps and engine.manifest.specpv is None:
+        progress.left_out.append("specpv: the engine was built without --specpv")
+    elif VIEW_SWEEP in plan.sweeps:
+        budget = Budget.of(plan.limit_s, progress.left_out)
+        views = ViewSweep(engine, traffic, ceiling_bytes_per_s, plan.repeats, progress.kernels)
+        views.run(batches, plan.contexts, budget, progress.phase)
     if "prefill" in plan.sweeps:
         budget = Budget.of(plan.limit_s, progress.left_out)
         time_prefill(

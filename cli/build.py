@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from specbuild.cli import options
+from specbuild.cli import options, specpv_options
 
 
 def build(
@@ -53,6 +53,16 @@ def build(
     tactics: options.Tactics = None,
     tuned_only: options.TunedOnly = False,
     draft_dtype: options.DraftDtype = None,
+    specpv: specpv_options.Enable = False,
+    specpv_block_size: specpv_options.BlockSize = None,
+    specpv_n_sink_blocks: specpv_options.SinkBlocks = None,
+    specpv_n_retrieval_blocks: specpv_options.RetrievalBlocks = None,
+    specpv_n_window_blocks: specpv_options.WindowBlocks = None,
+    specpv_n_spec_tokens_buf: specpv_options.SpecTokensBuf = None,
+    specpv_partial_threshold: specpv_options.PartialThreshold = None,
+    specpv_full_refresh_interval: specpv_options.FullRefreshInterval = None,
+    specpv_reduction: specpv_options.Reduction = None,
+    specpv_score: specpv_options.Score = None,
     keep_onnx: Annotated[
         bool, typer.Option("--keep-onnx", help="Keep the portable ONNX graphs, for Netron.")
     ] = False,
@@ -78,6 +88,7 @@ def build(
     specbuild build --model target --draft draft --output engine --backend cuda --gpu sm_90a
     specbuild build --model target --draft draft --output engine --backend cuda --draft-dtype fp8
     specbuild build --model target --output engine --backend cuda --tactics h200.json --tuned-only
+    specbuild build --model target --draft draft --output engine --max-seq-len 32768 --specpv
     """
     from specbuild.builder.build import build as build_engine
     from specbuild.builder.config import BuildOptions
@@ -102,6 +113,16 @@ def build(
         draft_dtype=draft_dtype,
         tactics=tactics,
         tuned_only=tuned_only,
+        enable_specpv=specpv,
+        specpv_block_size=specpv_block_size,
+        specpv_n_sink_blocks=specpv_n_sink_blocks,
+        specpv_n_retrieval_blocks=specpv_n_retrieval_blocks,
+        specpv_n_window_blocks=specpv_n_window_blocks,
+        specpv_n_spec_tokens_buf=specpv_n_spec_tokens_buf,
+        specpv_partial_threshold=specpv_partial_threshold,
+        specpv_full_refresh_interval=specpv_full_refresh_interval,
+        specpv_reduction=specpv_reduction,
+        specpv_score=specpv_score,
         keep_onnx=keep_onnx,
         dump_passes=dump_passes,
         strict=strict,

@@ -12,7 +12,14 @@ from rich.table import Table
 from specbuild.cli.console import fact_table, size_text
 from specbuild.cli.draft_choice import shape_text
 from specbuild.cli.predicted_memory import PredictedMemory
-from specbuild.runtime.manifest import DraftGeometry, DraftShape, Limits, Manifest, TargetGeometry
+from specbuild.runtime.manifest import (
+    DraftGeometry,
+    DraftShape,
+    Limits,
+    Manifest,
+    SpecPv,
+    TargetGeometry,
+)
 
 if TYPE_CHECKING:
     from specbuild.builder.backends.cuda.report import CudaReport
@@ -27,6 +34,8 @@ def build_summary(engine: Path, manifest: Manifest) -> Table:
     table.add_row("size", size_text(sum(file.bytes for file in manifest.files.values())))
     _add_limits(table, manifest.limits)
     _add_draft_default(table, manifest.draft_default)
+    if manifest.specpv is not None:
+        table.add_row("SpecPV", specpv_summary(manifest.specpv))
     for warning in manifest.warnings:
         table.add_row("warning", warning)
     return table
@@ -60,6 +69,8 @@ def _engine_table(manifest: Manifest) -> Table:
     table.add_row("built for", manifest.device)
     _add_limits(table, manifest.limits)
     _add_draft_default(table, manifest.draft_default)
+    if manifest.specpv is not None:
+        table.add_row("SpecPV", specpv_summary(manifest.specpv))
     given = {name: value for name, value in manifest.options.items() if value}
     for name, value in given.items():
         table.add_row(f"built with {name}", str(value))
@@ -79,6 +90,18 @@ def _add_limits(table: Table, limits: Limits) -> None:
 
 def _add_draft_default(table: Table, default: DraftShape | None) -> None:
     table.add_row("default draft", "none" if default is None else shape_text(default))
+
+
+def specpv_summary(specpv: SpecPv) -> str:
+    """What an engine with SpecPV does to its output, and its sizes."""
+    kept = specpv.n_sink_blocks + specpv.n_retrieval_blocks + specpv.n_window_blocks
+    return (
+        f"lossy: contexts above {specpv.partial_threshold} tokens are verified over {kept} blocks "
+        f"of {specpv.block_size} ({specpv.n_sink_blocks} sink, {specpv.n_retrieval_blocks} "
+        f"retrieved, {specpv.n_window_blocks} window) and a buffer of "
+        f"{specpv.n_spec_tokens_buf}, over everything again after "
+        f"{specpv.full_refresh_interval} steps at most"
+    )
 
 
 def _target_table(target: TargetGeometry) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from specbuild.runtime.device import pool_bytes
+from specbuild.runtime.device import pool_bytes, summary_bytes
 from specbuild.runtime.executors.cuda.memory import footprint
 from specbuild.runtime.kv_pool import pages_per_sequence
 from specbuild.runtime.manifest import WEIGHTS_FILE, CacheGroup, Manifest
@@ -46,8 +46,9 @@ def predict_memory(
     length = limits.max_seq_len if max_seq_len is None else max_seq_len
     weights = manifest.files[WEIGHTS_FILE].bytes if plan is None else _tensor_bytes(manifest)
     kv = {
-        group.name: len(group.layers)
-        * pool_bytes(replace(group, pages=_pages(manifest, group, batch, length)))
+        group.name: _group_bytes(
+            manifest, replace(group, pages=_pages(manifest, group, batch, length))
+        )
         for group in manifest.cache_groups
     }
     outputs = _outputs_bytes(manifest, batch)
@@ -63,6 +64,10 @@ def _tensor_bytes(manifest: Manifest) -> int:
     return sum(prod(tensor.shape) * DTYPES[tensor.dtype].itemsize for tensor in tensors)
 
 
+def _group_bytes(manifest: Manifest, group: CacheGroup) -> int:
+    return len(group.layers) * (pool_bytes(group) + summary_bytes(group, manifest.specpv))
+
+
 def _pages(manifest: Manifest, group: CacheGroup, batch: int, length: int) -> int:
     if (batch, length) == (manifest.limits.max_batch_size, manifest.limits.max_seq_len):
         return group.pages
@@ -75,7 +80,9 @@ def _pages(manifest: Manifest, group: CacheGroup, batch: int, length: int) -> in
 
 def _outputs_bytes(manifest: Manifest, batch: int) -> int:
     limits = manifest.limits
-    logit_rows = batch * (limits.draft_tokens + 1)
+    # What a full step of SpecPV feeds again is checked against the logits too.
+    fed_again = 0 if manifest.specpv is None else manifest.specpv.n_spec_tokens_buf
+    logit_rows = batch * (limits.draft_tokens + 1 + fed_again)
     taps = 0 if manifest.draft is None else len(manifest.draft.taps)
     captured = limits.max_rows * taps * manifest.target.hidden
     return 4 * (logit_rows * manifest.target.vocab + captured)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specbuild.cli import options
+from specbuild.cli import options, specpv_options
 from specbuild.cli.draft_choice import DraftOptions, speculation_of
 from specbuild.runtime.errors import RequestError, SpecbuildError
 
@@ -65,6 +65,7 @@ def run(
     draft_top_k: options.DraftTopK = None,
     draft_depth: options.DraftDepth = None,
     draft_tokens: options.DraftTokens = None,
+    specpv_retrieval_blocks: specpv_options.RequestedBlocks = None,
     _debug: options.Debug = False,
 ) -> None:
     """Decode prompts with an engine, speculatively where it has a draft.
@@ -83,6 +84,7 @@ def run(
     specbuild run engine --prompts prompts.jsonl --json --max-new-tokens 64
     specbuild run engine --prompt Hello --temperature 0.8 --top-p 0.95 --seed 7
     specbuild run engine --prompt Hello --draft-top-k 1 --draft-depth 3
+    specbuild run engine --prompts long.jsonl --specpv-retrieval-blocks auto
     """
     from specbuild.cli.engine_loading import load_engine
     from specbuild.cli.prompt_file import read_prompts
@@ -91,6 +93,7 @@ def run(
 
     if logprobs and not as_json:
         raise SpecbuildError("--logprobs shows in JSON only: add --json")
+    blocks = specpv_options.requested_blocks(specpv_retrieval_blocks)
     placed = read_prompts(prompt, prompts)
     params = [
         GenerateParams(
@@ -101,6 +104,7 @@ def run(
             stop=tuple(stop or ()),
             ignore_eos=ignore_eos,
             raw=raw,
+            specpv_retrieval_blocks=blocks,
         )
         for i in range(len(placed))
     ]
@@ -158,6 +162,8 @@ def _print_records(events: Iterator[TokenEvent | FinishEvent], *, with_logprobs:
             line = to_json(finished.pop(following))
             if not with_logprobs:
                 del line["logprobs"]
+            if line["stats"]["specpv"] is None:
+                del line["stats"]["specpv"]
             print(json.dumps(line, allow_nan=False), flush=True)
             following += 1
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from specbuild.runtime.records import RunRecord
+from specbuild.runtime.records import RunRecord, SpecPvStats
 
 DETAILED_REQUESTS = 3
 
@@ -31,6 +31,8 @@ def _detailed(records: Sequence[RunRecord]) -> Table:
     table.add_row("first token", *(milliseconds(s.ttft_s) for s in stats))
     table.add_row("each further token", *(milliseconds(s.tpot_s) for s in stats))
     table.add_row("tokens/s", *(f"{s.output_tokens_per_s:.1f}" for s in stats))
+    if any(s.specpv for s in stats):
+        table.add_row("SpecPV (lossy)", *(specpv_text(s.specpv) for s in stats))
     return table
 
 
@@ -39,6 +41,9 @@ def _compact(records: Sequence[RunRecord]) -> Table:
     table.add_column("id", overflow="fold")
     for heading in ("prompt", "output", "a step", "first token", "tokens/s"):
         table.add_column(heading, justify="right")
+    lossy = any(record.stats.specpv for record in records)
+    if lossy:
+        table.add_column("SpecPV (lossy)")
     table.add_column("ended by")
     for record in records:
         stats = record.stats
@@ -49,6 +54,7 @@ def _compact(records: Sequence[RunRecord]) -> Table:
             f"{stats.mean_acceptance_length:.2f}",
             milliseconds(stats.ttft_s),
             f"{stats.output_tokens_per_s:.1f}",
+            *([specpv_text(stats.specpv)] if lossy else []),
             record.finish_reason,
         )
     return table
@@ -57,6 +63,18 @@ def _compact(records: Sequence[RunRecord]) -> Table:
 def histogram_text(histogram: Sequence[int]) -> str:
     """Steps by accepted drafts: ``0:12 1:7 2:3``."""
     return " ".join(f"{accepted}:{steps}" for accepted, steps in enumerate(histogram) if steps)
+
+
+def specpv_text(stats: SpecPvStats | None) -> str:
+    """How many steps were partial, and how often their tokens were right."""
+    if stats is None:
+        return "–"
+    text = f"{stats.partial_steps} partial, {stats.full_steps} full steps"
+    if stats.agreement is not None:
+        text += f", {100 * stats.agreement:.1f} % of {stats.rechecked_tokens} tokens agree"
+    if stats.invariant_failures:
+        text += f", {stats.invariant_failures} invariants failed"
+    return text
 
 
 def milliseconds(time_s: float | None) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from specbuild.runtime.byte_floor import BytesByPart, PassTraffic, Work, expected_experts
 
-SWEEPS = ("decode", "verify", "draft", "profile", "prefill", "spec", "load")
+SWEEPS = ("decode", "verify", "draft", "profile", "prefill", "spec", "load", "specpv")
 
 
 @dataclass(frozen=True)

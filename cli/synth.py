@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from specbuild.cli import options
+from specbuild.cli import options, specpv_options
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
@@ -85,6 +85,16 @@ def synth(
     draft_dtype: options.DraftDtype = None,
     tactics: options.Tactics = None,
     tuned_only: options.TunedOnly = False,
+    draft_window: Annotated[
+        int | None,
+        typer.Option("--draft-window", metavar="N", min=1, help="Tokens that the draft sees."),
+    ] = None,
+    specpv: specpv_options.Enable = False,
+    specpv_block_size: specpv_options.BlockSize = None,
+    specpv_n_retrieval_blocks: specpv_options.RetrievalBlocks = None,
+    specpv_n_spec_tokens_buf: specpv_options.SpecTokensBuf = None,
+    specpv_partial_threshold: specpv_options.PartialThreshold = None,
+    specpv_full_refresh_interval: specpv_options.FullRefreshInterval = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
     _debug: options.Debug = False,
 ) -> None:
@@ -119,6 +129,13 @@ def synth(
         "draft_dtype": draft_dtype,
         "tactics": tactics,
         "tuned_only": tuned_only or None,
+        "draft_window": draft_window,
+        "enable_specpv": specpv or None,
+        "specpv_block_size": specpv_block_size,
+        "specpv_n_retrieval_blocks": specpv_n_retrieval_blocks,
+        "specpv_n_spec_tokens_buf": specpv_n_spec_tokens_buf,
+        "specpv_partial_threshold": specpv_partial_threshold,
+        "specpv_full_refresh_interval": specpv_full_refresh_interval,
     }
     given = {name: value for name, value in built.items() if value is not None}
     asked = SynthOptions(

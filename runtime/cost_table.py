@@ -17,9 +17,10 @@ from specbuild.runtime.drafting import Eagle3Drafter
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executor import Executor
 from specbuild.runtime.kv_pool import KvPools
-from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds, groups_of
+from specbuild.runtime.launch import RowPlan, SlotCounter, groups_of
 from specbuild.runtime.manifest import DraftShape, Manifest
 from specbuild.runtime.manifest_check import DECODING_ROLES, DRAFTING_ROLES
+from specbuild.runtime.partial_views import launch_feeds
 from specbuild.runtime.request import GenerateParams, Request, SequenceState
 from specbuild.runtime.statistics import RunTally
 from specbuild.runtime.strict_json import from_json, to_json
@@ -226,7 +227,7 @@ class CostMeasurement:
         for group in groups_of(self._manifest.roles["target"]):
             holder = sequence.pages[group]
             holder.append(rows)
-            feeds |= cache_feeds(group, [holder], plan, self._counter)
+            feeds |= launch_feeds(self._manifest, group, [holder], plan, self._counter)
         return self._executor.run("target", feeds)
 
 

@@ -8,7 +8,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from specbuild.runtime.manifest import CacheGroup, Manifest
+from specbuild.runtime.kv_pool import FULL_GROUP
+from specbuild.runtime.manifest import CacheGroup, Manifest, SpecPv
 
 MIN_ONNXRUNTIME = (1, 23)
 
@@ -42,8 +43,19 @@ def pool_bytes(group: CacheGroup) -> int:
 
 
 def cache_bytes(manifest: Manifest) -> int:
-    """Bytes of every pool of the engine."""
-    return sum(pool_bytes(group) * len(group.layers) for group in manifest.cache_groups)
+    """Bytes of every pool of the engine, block summaries included."""
+    return sum(
+        (pool_bytes(group) + summary_bytes(group, manifest.specpv)) * len(group.layers)
+        for group in manifest.cache_groups
+    )
+
+
+def summary_bytes(group: CacheGroup, specpv: SpecPv | None) -> int:
+    """Bytes of one layer's block summaries: SpecPV has them for full attention."""
+    if specpv is None or group.name != FULL_GROUP:
+        return 0
+    element = 2 if group.dtype in ("float16", "bfloat16") else 4
+    return group.pages * group.kv_heads * 2 * group.k_width * element
 
 
 def check_here(

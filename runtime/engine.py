@@ -197,10 +197,27 @@ class Engine:
             )
         if params.stop and self.text is None:
             raise RequestError(f"{where}: stop strings need a tokenizer, the engine has none")
+        self._check_blocks(params.specpv_retrieval_blocks, where)
         for stop in params.stop:
             check_unicode(stop, f"stop string {stop!r}")
         budget = min(params.max_new_tokens, limit - len(ids))
         return Request(prompt.id, ids, params, budget)
+
+    def _check_blocks(self, asked: int | str | None, where: str) -> None:
+        """RequestError where an engine cannot retrieve so many blocks."""
+        specpv = self.manifest.specpv
+        if asked is None:
+            return
+        if specpv is None:
+            raise RequestError(
+                f"{where}: specpv_retrieval_blocks is {asked}, but the engine was built without "
+                "SpecPV; leave it out or build with --specpv"
+            )
+        if isinstance(asked, int) and not 0 <= asked <= specpv.n_retrieval_blocks:
+            raise RequestError(
+                f"{where}: specpv_retrieval_blocks is {asked}, the engine retrieves 0 to "
+                f"{specpv.n_retrieval_blocks}; ask for less or build it with more"
+            )
 
     def _ids(self, prompt: Prompt, params: GenerateParams, where: str) -> tuple[int, ...]:
         if (prompt.ids is None) == (prompt.text is None):

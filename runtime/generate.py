@@ -13,23 +13,30 @@ from specbuild.runtime.draft_tree import DraftTrees, chain_trees, shallower
 from specbuild.runtime.drafting import Drafter
 from specbuild.runtime.emission import Emission, TextStreams
 from specbuild.runtime.executor import Executor
-from specbuild.runtime.kv_pool import KvPools
+from specbuild.runtime.kv_pool import FULL_GROUP, KvPools
 from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds, groups_of
 from specbuild.runtime.manifest import DraftShape, Manifest
+from specbuild.runtime.partial_views import PartialViews
 from specbuild.runtime.policy import DraftPolicy, StepOutcome
 from specbuild.runtime.request import Event, Request, SequenceState
 from specbuild.runtime.sampling import sampling_feeds
 from specbuild.runtime.scheduler import Chunk, Scheduler
+from specbuild.runtime.specpv import StepChoice
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What the target says of every slot [B, N+1], and its captured features [T, taps·H]."""
+    """What the target says of every slot [B, N+1], and its captured features [T, taps·H].
+
+    ``root_row`` [B] is the row of each tree's root in ``captured``; ``views`` is how each sequence
+    was verified, where it may be over a part of its context.
+    """
 
     choice: np.ndarray
     logprob: np.ndarray
     captured: np.ndarray | None
-    row_start: np.ndarray
+    root_row: np.ndarray
+    views: list[StepChoice] | None
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,7 @@ class Generation:
         self._counter = counter
         self._drafter = drafter
         self._policy = policy
+        self._views = None if manifest.specpv is None else PartialViews(manifest, counter)
         self._groups = groups_of(manifest.roles["target"])
         caches = drafter is not None and drafter.capabilities.uses_draft_caches
         self._draft_groups = groups_of(manifest.roles["draft"]) if caches else ()
@@ -86,7 +94,7 @@ class Generation:
                 trees = self._draft(batch.sequences, outlook)
                 verified = self._verify(batch.sequences, trees)
                 paths = self._accept(trees, verified)
-                self._commit(batch.sequences, trees, paths)
+                self._commit(batch.sequences, trees, verified, paths)
                 step_s = None if after_prefill else perf_counter() - started_s
                 self._policy.observe(_outcome(outlook, trees, paths.accepted, step_s))
                 after_prefill = False
@@ -98,6 +106,8 @@ class Generation:
         self._scheduler.retire(sequence)
         if self._drafter is not None:
             self._drafter.release(sequence)
+        if self._views is not None:
+            self._views.release(sequence)
 
     def _prefill(self, chunks: Sequence[Chunk]) -> list[Event]:
         sequences = [chunk.sequence for chunk in chunks]
@@ -118,6 +128,8 @@ class Generation:
         )
         for chunk in chunks:
             self._advance(chunk.sequence, chunk.count)
+            if self._views is not None:
+                self._views.prefilled(chunk.sequence)
         if ending:
             done = [sequences[i] for i in ending]
             position = np.array([s.length - 1 for s in done], np.int32)
@@ -152,10 +164,12 @@ class Generation:
 
     def _verify(self, sequences: Sequence[SequenceState], trees: DraftTrees) -> Verified:
         """One target pass over every tree; slot i of sequence b is cache slot L + i."""
+        if self._views is not None:
+            return self._verify_over_views(self._views, sequences, trees)
         count: list[int] = trees.count.tolist()
         length = [s.length for s in sequences]
         plan = RowPlan(length, count, length)
-        shape, row_start = trees.tokens.shape, plan.row_start()
+        shape, root_row = trees.tokens.shape, plan.row_start()
         # Which slots are rows; where all are, reshaping does without copies.
         used = None if trees.full else np.arange(shape[1]) < trees.count[:, None]
 
@@ -175,10 +189,58 @@ class Generation:
         captured = outputs.get("captured")
         if used is None:
             choice, logprob = row_choice.reshape(shape), row_logprob.reshape(shape)
-            return Verified(choice, logprob, captured, row_start)
+            return Verified(choice, logprob, captured, root_row, None)
         choice, logprob = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
         choice[used], logprob[used] = row_choice, row_logprob
-        return Verified(choice, logprob, captured, row_start)
+        return Verified(choice, logprob, captured, root_row, None)
+
+    def _verify_over_views(
+        self, views: PartialViews, sequences: Sequence[SequenceState], trees: DraftTrees
+    ) -> Verified:
+        """The same where a sequence may show a part of its context, or be fed tokens again.
+
+        Those stand as a chain in front of the tree; what is chosen behind them says how often
+        the partial steps that emitted them were right.
+        """
+        choices = views.choose(sequences, (trees.count - 1).tolist())
+        length = [s.length for s in sequences]
+        chain = [n - c.chain_start for n, c in zip(length, choices, strict=True)]
+        tree: list[int] = trees.count.tolist()
+        plan = RowPlan(
+            [c.chain_start for c in choices],
+            [c + t for c, t in zip(chain, tree, strict=True)],
+            length,
+        )
+        row_start = plan.row_start()
+        root_row = row_start[:-1] + np.array(chain, np.int32)
+        in_tree = np.ones(plan.rows, bool)
+        for first, root in zip(row_start, root_row, strict=False):
+            in_tree[first:root] = False
+        used = np.arange(trees.tokens.shape[1]) < trees.count[:, None]
+        token_ids, positions = np.zeros((2, plan.rows), np.int32)
+        bits = np.zeros((plan.rows, trees.ancestor_bits.shape[2]), np.int32)
+        token_ids[in_tree], bits[in_tree] = trees.tokens[used], trees.ancestor_bits[used]
+        positions[in_tree] = (trees.depths + np.array(length, np.int32)[:, None])[used]
+        for s, c, first, n in zip(sequences, choices, row_start, chain, strict=False):
+            fed_again = slice(c.chain_start, c.chain_start + n)
+            token_ids[first : first + n] = s.ids[fed_again]
+            positions[first : first + n] = np.arange(fed_again.start, fed_again.stop)
+        outputs = self._target(
+            sequences,
+            plan,
+            choices,
+            token_ids=token_ids,
+            positions=positions,
+            ancestor_bits=bits,
+            logit_rows=self._counter.range(0, plan.rows),
+        )
+        views.take(sequences, choices, outputs)
+        row_choice, row_logprob = self._choose(sequences, plan.count, positions, outputs["logits"])
+        views.recheck(sequences, choices, row_choice, row_start)
+        shape = trees.tokens.shape
+        choice, logprob = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
+        choice[used], logprob[used] = row_choice[in_tree], row_logprob[in_tree]
+        return Verified(choice, logprob, outputs.get("captured"), root_row, choices)
 
     def _accept(self, trees: DraftTrees, verified: Verified) -> Accepted:
         """The longest path of each tree that the target's choices confirm."""
@@ -197,13 +259,18 @@ class Generation:
         return Accepted(outputs["path"], outputs["accepted"].tolist())
 
     def _commit(
-        self, sequences: Sequence[SequenceState], trees: DraftTrees, paths: Accepted
+        self,
+        sequences: Sequence[SequenceState],
+        trees: DraftTrees,
+        verified: Verified,
+        paths: Accepted,
     ) -> None:
         """The path's cache entries move to the committed slots; the other nodes are forgotten."""
         if not trees.contiguous:
             self._move(sequences, paths.path)
-        for sequence, accepted in zip(sequences, paths.accepted, strict=True):
-            self._advance(sequence, accepted + 1)
+        for b, (sequence, accepted) in enumerate(zip(sequences, paths.accepted, strict=True)):
+            view = None if verified.views is None else verified.views[b]
+            self._advance(sequence, accepted + 1, view)
 
     def _move(self, sequences: Sequence[SequenceState], path: np.ndarray) -> None:
         places = np.arange(path.shape[1])
@@ -233,18 +300,25 @@ class Generation:
             logprobs = verified.logprob[b, slots].tolist()
             tokens = list(zip(choices, logprobs, strict=True))
             events += self._emission.take(sequence, tokens, accepted=accepted)
-            self._observe(sequence, verified.captured, verified.row_start[b] + slots)
+            self._observe(sequence, verified.captured, verified.root_row[b] + slots)
         return events
 
     def _target(
-        self, sequences: Sequence[SequenceState], plan: RowPlan, **feeds: np.ndarray
+        self,
+        sequences: Sequence[SequenceState],
+        plan: RowPlan,
+        views: Sequence[StepChoice] | None = None,
+        **feeds: np.ndarray,
     ) -> dict[str, np.ndarray]:
         feeds["row_start"] = plan.row_start()
         for group in self._groups:
             holders = [s.pages[group] for s in sequences]
-            for holder, count in zip(holders, plan.count, strict=True):
-                holder.append(count)
-            feeds |= cache_feeds(group, holders, plan, self._counter)
+            for holder, first, count in zip(holders, plan.first, plan.count, strict=True):
+                holder.append(first + count - holder.length)
+            if self._views is not None and group == FULL_GROUP:
+                feeds |= self._views.feeds(sequences, plan, views)
+            else:
+                feeds |= cache_feeds(group, holders, plan, self._counter)
         return self._executor.run("target", feeds)
 
     def _choose(
@@ -264,11 +338,14 @@ class Generation:
         outputs = self._executor.run("choose", feeds)
         return outputs["choice"], outputs["logprob"]
 
-    def _advance(self, sequence: SequenceState, count: int) -> None:
+    def _advance(self, sequence: SequenceState, count: int, view: StepChoice | None = None) -> None:
         """``count`` more tokens stand in the target's cache."""
+        before, fed_again = sequence.length, None
         sequence.length += count
+        if self._views is not None and view is not None:
+            fed_again = self._views.committed(sequence, view, before)
         for group in self._groups:
-            sequence.pages[group].commit(sequence.length)
+            sequence.pages[group].commit(sequence.length, fed_again=fed_again)
 
     def _observe(
         self, sequence: SequenceState, captured: np.ndarray | None, rows: slice | np.ndarray

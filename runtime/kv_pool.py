@@ -14,6 +14,7 @@ PagesInstalled = Callable[[str, Sequence[int]], None]
 PagesReleased = Callable[[str, Sequence[int]], None]
 
 
+FULL_GROUP = "full"
 DRAFT_GROUP = "draft"
 
 
@@ -120,6 +121,7 @@ class SequencePages:
         self.end_page = 0
         self.table = np.zeros(logical, np.int32)
         self.slots = np.zeros(logical * page_size, np.int32)
+        self._oldest_row = 0
         self._pool = pool
         self._offsets = np.arange(page_size, dtype=np.int32)
 
@@ -139,14 +141,18 @@ class SequencePages:
             self.slots[place * size : (place + 1) * size] = self._offsets + page * size
             self.end_page += 1
 
-    def commit(self, length: int) -> None:
-        """The first ``length`` slots are the sequence; pages that it has no use for go back."""
+    def commit(self, length: int, *, fed_again: int | None = None) -> None:
+        """The first ``length`` slots are the sequence; pages that it has no use for go back.
+
+        Rows from ``fed_again`` on may be fed once more, and keep their windows.
+        """
         if not self.length <= length <= self.end_page * self.page_size:
             raise SpecbuildError(
                 f"cache group {self._pool.name}: commit of {length} slots after {self.length}, "
                 f"with room for {self.end_page * self.page_size}"
             )
         self.length = length
+        self._oldest_row = length if fed_again is None else min(length, fed_again)
         self._give_back()
 
     def rewind(self, length: int) -> None:
@@ -157,12 +163,17 @@ class SequencePages:
                 "the pages of that window were given back"
             )
         self.length = length
+        self._oldest_row = min(self._oldest_row, length)
         self._give_back()
 
     def release(self) -> None:
         """Every page goes back."""
         self._release(self.first_page, self.end_page)
-        self.length = self.first_page = self.end_page = 0
+        self.length = self.first_page = self.end_page = self._oldest_row = 0
+
+    def view_page(self, position: int) -> int:
+        """The first held page that a row at this position, or any behind it, sees."""
+        return max(self.first_page, self._window_page(position))
 
     def _window_page(self, length: int) -> int:
         """The first page that the token at position ``length`` sees."""
@@ -174,7 +185,7 @@ class SequencePages:
             self._release(end, self.end_page)
             self.end_page = end
         if self.window:
-            first = min(self._window_page(self.length), self.end_page)
+            first = min(self._window_page(self._oldest_row), self.end_page)
             if first > self.first_page:
                 self._release(self.first_page, first)
                 self.first_page = first

@@ -70,15 +70,19 @@ def cache_feeds(
 ) -> dict[str, np.ndarray]:
     """``page_table [1,B,1,P]``, ``row_slot [T]``, ``tree_start [B]``, ``write_slot [T]``.
 
-    The view of a sequence starts at its first held page: row_slot and tree_start count from
-    there, write_slot is the place in the pool.
+    The view of a sequence starts at the first page that its rows see: row_slot and tree_start
+    count from there, write_slot is the place in the pool.
     """
     if len(holders) == 1:
         return _one_sequence_feeds(group, holders[0], plan, counter)
-    base = [holder.first_page * holder.page_size for holder in holders]
+    seen = [
+        holder.view_page(min(f, t))
+        for holder, f, t in zip(holders, plan.first, plan.tree_start, strict=True)
+    ]
+    base = [page * holder.page_size for page, holder in zip(seen, holders, strict=True)]
     shifted = [f - b for f, b in zip(plan.first, base, strict=True)]
     writes = [h.slots[f : f + n] for h, f, n in zip(holders, plan.first, plan.count, strict=True)]
-    views = [holder.table[holder.first_page : holder.end_page] for holder in holders]
+    views = [h.table[page : h.end_page] for page, h in zip(seen, holders, strict=True)]
     table = np.zeros((1, len(views), 1, max(map(len, views))), np.int32)
     for row, view in zip(table[0, :, 0], views, strict=True):
         row[: len(view)] = view
@@ -96,8 +100,9 @@ def _one_sequence_feeds(
 ) -> dict[str, np.ndarray]:
     """The same for one sequence: every array is a view of one that exists already."""
     first, count = plan.first[0], plan.count[0]
-    base = holder.first_page * holder.page_size
-    table = holder.table[holder.first_page : holder.end_page]
+    seen = holder.view_page(min(first, plan.tree_start[0]))
+    base = seen * holder.page_size
+    table = holder.table[seen : holder.end_page]
     return {
         f"{group}{_PAGE_TABLE}": table[None, None, None],
         f"{group}.row_slot": counter.range(first - base, count),

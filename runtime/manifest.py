@@ -110,6 +110,27 @@ class DraftShape:
 
 
 @dataclass(frozen=True)
+class SpecPv:
+    """Verification over a partial view of the caches: lossy between full steps (specpv.py).
+
+    Blocks of ``block_size`` tokens; a view holds ``n_sink_blocks`` at the start, up to
+    ``n_retrieval_blocks`` that are chosen, at least ``n_window_blocks`` at the end, and
+    ``n_spec_tokens_buf`` tokens behind those. Contexts up to ``partial_threshold`` tokens are
+    verified whole; ``full_refresh_interval`` partial steps may stand between two full ones.
+    """
+
+    block_size: int
+    n_sink_blocks: int
+    n_retrieval_blocks: int
+    n_window_blocks: int
+    n_spec_tokens_buf: int
+    partial_threshold: int
+    full_refresh_interval: int
+    reduction: Literal["mean", "max", "last"] = "mean"
+    score: Literal["dot", "quest"] = "dot"
+
+
+@dataclass(frozen=True)
 class CacheGroup:
     """Layers whose caches share geometry and life.
 
@@ -194,6 +215,7 @@ class Manifest:
     options: dict[str, Any]
     warnings: tuple[str, ...]
     files: dict[str, StoredFile]
+    specpv: SpecPv | None = None
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:

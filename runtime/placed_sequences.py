@@ -13,7 +13,7 @@ from specbuild.runtime.errors import UnsupportedHereError
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams, Prompt
-from specbuild.runtime.slots import SEQUENCE_PORTS
+from specbuild.runtime.slots import FULL_STEP, SEQUENCE_PORTS, VIEWS
 
 # Events of each sequence before its steps are timed: a step of its own has then run.
 _SETTLED_EVENTS = 2
@@ -71,7 +71,8 @@ def placed_sequences(
 
 def _keep_state(executor: CudaExecutor) -> Callable[[], None]:
     """What puts the sequences back where they are now; it queues the writes and returns."""
-    ports = [name for name in SEQUENCE_PORTS if executor.port(name) is not None]
+    known = (*SEQUENCE_PORTS, *VIEWS, FULL_STEP)
+    ports = [name for name in known if executor.port(name) is not None]
     kept = {name: executor.read(name) for name in ports}
 
     def restore() -> None:

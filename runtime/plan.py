@@ -118,6 +118,7 @@ class ProgramEntry:
     and top-p need it. ``extends``: a step without a draft in which the draft takes up what was
     committed before, so that nothing waits for it; those with a draft do so anyway. ``score``:
     like prefill, with the kernels that decode and all logits.
+    ``fed_again``: rows for tokens that full steps of SpecPV feed again, among ``rows``.
     """
 
     name: str
@@ -131,6 +132,7 @@ class ProgramEntry:
     full_logits: bool
     launches: int
     extends: bool = False
+    fed_again: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,10 @@ class Port:
     Sequences: ``length``, ``root``, ``limit``, ``done``, ``ignore_eos``, ``temperature``,
     ``top_k``, ``top_p``, ``seed`` [B], ``eos_ids`` [8], ``step`` [1], ``page_table.<g>`` [B, P_g];
     draft: ``pending_count`` [B], ``pending_tokens`` [B, N], ``pending_captured`` [B, N, C] bf16.
+
+    SpecPV: ``full_step``, ``verified_len``, ``view_blocks``, ``summarised``, ``budget`` [B],
+    ``buffered_tokens`` [B, F], ``partial_tables`` [L, B, kv_heads, V] and its layers
+    ``partial_table.<i>`` [B, kv_heads, V].
 
     Prefill, inputs: ``prefill.token_ids``, ``.positions``, ``.row_slot``, ``.write_slot.<g>`` (the
     target's groups) [T], ``.row_start`` [B + 1], ``.ancestor_bits`` [T, W], ``.tree_start``,

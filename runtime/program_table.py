@@ -17,7 +17,7 @@ class ProgramTable:
 
     def __init__(self, plan: Plan) -> None:
         self._programs = plan.programs
-        self._steps: dict[tuple[DraftShape, int, bool, bool], ProgramEntry] = {}
+        self._steps: dict[tuple[DraftShape, int, bool, bool, bool], ProgramEntry] = {}
         self.prefill_rows = max((p.rows for p in plan.programs if p.kind == "prefill"), default=0)
 
     def shapes(self) -> list[DraftShape]:
@@ -46,20 +46,28 @@ class ProgramTable:
         return max((p.batch for p in steps if p.full_logits >= full_logits), default=0)
 
     def step(
-        self, shape: DraftShape | None, *, batch: int, full_logits: bool, extends: bool = False
+        self,
+        shape: DraftShape | None,
+        *,
+        batch: int,
+        full_logits: bool,
+        extends: bool = False,
+        refresh: bool = False,
     ) -> ProgramEntry:
         """A step of ``batch`` sequences; None decodes without a draft.
 
         ``extends`` asks for one in which the draft takes up what waits for it; a plan without
-        such steps gives one that does not.
+        such steps gives one that does not. ``refresh``: with room for rows that full steps of
+        SpecPV feed again.
         """
         wanted = shape or _NO_DRAFT
-        key = (wanted, batch, full_logits, extends)
+        key = (wanted, batch, full_logits, extends, refresh)
         if key not in self._steps:
             fits = [
                 p
                 for p in self._programs
                 if p.kind == "step" and _shape(p) == wanted and p.batch >= batch
+                if refresh == (p.fed_again > 0)
             ]
             extending = [p for p in fits if p.extends]
             fits = extending if extends and extending else [p for p in fits if not p.extends]

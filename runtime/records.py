@@ -18,12 +18,33 @@ class PromptRecord:
 
 
 @dataclass(frozen=True)
+class SpecPvStats:
+    """How lossy verification over partial views was; ``retrieval_blocks`` is the budget.
+
+    Of the ``rechecked_tokens`` that partial steps emitted, a full step given the same tokens
+    before them chose ``agreed_tokens`` too; ``agreement_per_interval`` is the share for each full
+    step that looked. ``invariant_failures`` counts steps that were full because the state of the
+    view contradicted itself.
+    """
+
+    retrieval_blocks: int
+    partial_steps: int
+    full_steps: int
+    rechecked_tokens: int
+    agreed_tokens: int
+    agreement: float | None
+    invariant_failures: int
+    agreement_per_interval: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class RunStats:
     """Statistics of one request.
 
     ``steps`` counts target passes after prefill; ``mean_acceptance_length`` the tokens those
     passes emitted, per pass (1.0 without a draft); ``acceptance_histogram[a]`` the steps with a
     accepted drafts; ``acceptance_per_position[i]`` the share of steps with more than i.
+    ``specpv`` is None where every step verified over the whole cache, by the engine's nature.
     """
 
     prompt_tokens: int
@@ -35,6 +56,7 @@ class RunStats:
     ttft_s: float
     tpot_s: float | None
     output_tokens_per_s: float
+    specpv: SpecPvStats | None = None
 
 
 @dataclass(frozen=True)

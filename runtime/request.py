@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -26,13 +27,19 @@ class Prompt:
 
 @dataclass(frozen=True)
 class GenerateParams:
-    """What to generate. ``stop`` strings end the output; ``raw`` skips the chat template."""
+    """What to generate. ``stop`` strings end the output; ``raw`` skips the chat template.
+
+    ``specpv_retrieval_blocks`` bounds the blocks that a partial view retrieves, on an engine with
+    SpecPV: None is the engine's own number, ``auto`` goes by the longest context, 0 verifies over
+    the whole cache always.
+    """
 
     max_new_tokens: int = 128
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     raw: bool = False
+    specpv_retrieval_blocks: int | Literal["auto"] | None = None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

@@ -18,6 +18,7 @@ from specbuild.runtime.policy import DraftPolicy, StepOutcome
 from specbuild.runtime.program_table import ProgramTable, needs_full_logits
 from specbuild.runtime.prompt_rows import SlotRows, launched_rows, sampling_rows
 from specbuild.runtime.request import Event, Request, SequenceState
+from specbuild.runtime.resident_views import ResidentViews
 from specbuild.runtime.scheduler import Chunk, Scheduler
 from specbuild.runtime.slots import PENDING, SlotTable
 
@@ -64,6 +65,7 @@ class ResidentGeneration:
         self._policy = policy
         self._groups = tuple(group.name for group in manifest.cache_groups)
         self._slots = SlotTable(executor, self._groups)
+        self._views = None if manifest.specpv is None else ResidentViews(executor, manifest)
         self._flights: deque[_Flight] = deque()
         self._next_step = 0
         self._received_s: float | None = None
@@ -115,6 +117,8 @@ class ResidentGeneration:
     def _finished(self, sequence: SequenceState) -> None:
         self._scheduler.retire(sequence)
         self._slots.remove(sequence)
+        if self._views is not None:
+            self._views.release(sequence)
 
     def _prefill(self, chunks: Sequence[Chunk]) -> list[Event]:
         """One launch of prompt chunks; only where a prompt ends its result is waited for."""
@@ -144,6 +148,8 @@ class ResidentGeneration:
         logprob = executor.read("prefill.logprob")
         for r in ending:
             slots.begin(r.sequence, int(choice[r.slot]))
+            if self._views is not None:
+                self._views.begin(r.sequence, r.slot)
             r.sequence.tally.first_token()
         events: list[Event] = []
         for r in ending:
@@ -156,7 +162,7 @@ class ResidentGeneration:
         outlook = _outlook(sequences)
         while len(self._flights) < min(STEPS_IN_FLIGHT, outlook.tokens_left):
             shape = self._policy.shape(outlook)
-            entry = self._step_entry(sequences, shape)
+            entry = self._next_entry(sequences, shape)
             self._waiting = self._waiting_after(shape)
             self._executor.start(entry)
             warm = entry.name in self._warm
@@ -185,6 +191,8 @@ class ResidentGeneration:
                     f"{accepted} accepted drafts with {sequence.wanted} wanted; build the engine "
                     "again"
                 )
+            if self._views is not None:
+                self._views.received(sequence, count)
             # A draft that could be emitted by no step was not worth verifying: it counts for none.
             counted.append(min(accepted, sequence.wanted - 1))
             # What an end of sequence cut off was not refused.
@@ -204,8 +212,22 @@ class ResidentGeneration:
         own = on_time and flight.warm and before_s is not None
         return now_s - before_s if own and before_s is not None else None
 
-    def _step_entry(
+    def _next_entry(
         self, sequences: Sequence[SequenceState], shape: DraftShape | None
+    ) -> ProgramEntry:
+        """The program of the next step; with SpecPV the device learns who takes a full one."""
+        if self._views is None:
+            return self._step_entry(sequences, shape)
+        refresh = self._step_entry(sequences, shape, refresh=True)
+        views = self._views.plan(self._slots.sequences, shape, refresh.fed_again)
+        return refresh if views.refresh else self._step_entry(sequences, shape)
+
+    def _step_entry(
+        self,
+        sequences: Sequence[SequenceState],
+        shape: DraftShape | None,
+        *,
+        refresh: bool = False,
     ) -> ProgramEntry:
         full_logits = _full_logits(sequences)
         return self._programs.step(
@@ -213,6 +235,7 @@ class ResidentGeneration:
             batch=len(sequences),
             full_logits=full_logits,
             extends=shape is None and self._is_full,
+            refresh=refresh,
         )
 
     @property

@@ -22,6 +22,9 @@ _SCALARS = (
     "top_p",
     "seed",
 )
+VIEWS = ("verified_len", "view_blocks", "summarised", "budget", "buffered_tokens")
+FULL_STEP = "full_step"
+PARTIAL_TABLE = "partial_table."
 # What the device keeps of a sequence beside its page tables.
 SEQUENCE_PORTS = (*_SCALARS, *PENDING)
 _NO_TOKEN = -1
@@ -38,7 +41,13 @@ class SlotTable:
         self._executor = executor
         self._tables = tuple(f"{PAGE_TABLE}{group}" for group in groups)
         self.drafted = executor.port(PENDING[0]) is not None
-        self._columns = (*_SCALARS, *self._tables, *(PENDING if self.drafted else ()))
+        views = executor.port(VIEWS[0]) is not None
+        self._columns = (
+            *_SCALARS,
+            *self._tables,
+            *(PENDING if self.drafted else ()),
+            *((*VIEWS, *_partial_tables(executor)) if views else ()),
+        )
         self.sequences: list[SequenceState] = []
 
     def clear(self, eos_token_ids: Sequence[int]) -> None:
@@ -104,3 +113,9 @@ class SlotTable:
         empty = ("length", *self._tables, *(PENDING[:1] if self.drafted else ()))
         for name in empty:
             self._executor.fill(name, 0, row=slot, rows=count)
+
+
+def _partial_tables(executor: ResidentExecutor) -> tuple[str, ...]:
+    """The ports of the layers' partial tables (SpecPV)."""
+    names = [port.name for port in executor.plan.ports]
+    return tuple(name for name in names if name.startswith(PARTIAL_TABLE))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from time import perf_counter
 
 from specbuild.runtime.records import RunStats
+from specbuild.runtime.specpv import SpecPvTally
 
 
 class RunTally:
     """Counts while a request runs. Its clock starts when the request is admitted.
 
     An accepted draft counts when its token was emitted: drafts behind an end of sequence or a
-    stop string do not.
+    stop string do not. ``specpv`` is set where steps may verify over partial views.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -20,6 +21,7 @@ class RunTally:
         self._first_s = self._last_s = self._started_s
         self._tokens = 0
         self._step_tokens = 0
+        self.specpv: SpecPvTally | None = None
 
     def first_token(self) -> None:
         """The prefill gave its token."""
@@ -49,4 +51,5 @@ class RunTally:
             ttft_s=self._first_s - self._started_s,
             tpot_s=(self._last_s - self._first_s) / gaps if gaps > 0 else None,
             output_tokens_per_s=self._tokens / total_s if total_s > 0 else 0.0,
+            specpv=None if self.specpv is None else self.specpv.stats(),
         )

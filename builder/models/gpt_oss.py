@@ -12,9 +12,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specbuild.builder.models.graph_io import GroupView, Launch, LayerPools
+from specbuild.builder.models.graph_io import (
+    BlockView,
+    GroupView,
+    Launch,
+    LayerBlocks,
+    LayerPools,
+)
 from specbuild.plugins_cuda.torch_ops import torch_op
 from specbuild.runtime.manifest import TargetGeometry
+from specbuild.runtime.specpv import ViewGeometry
 
 
 class RmsNorm(nn.Module):
@@ -48,8 +55,12 @@ def write_and_attend(  # noqa: PLR0917
     launch: Launch,
     sinks: torch.Tensor | None,
     window: int,
+    table: int = 0,
 ) -> tuple[torch.Tensor, LayerPools]:
-    """Writes K and V [T, kv_heads, D] and attends with q [T, Hq, D] → [T, Hq·D], new pools."""
+    """Writes K and V [T, kv_heads, D] and attends with q [T, Hq, D] → [T, Hq·D], new pools.
+
+    ``table`` is the layer's among the group's page tables, where it has one of its own.
+    """
     q, k, v = qkv
     write = torch_op("KvWrite")
     written = LayerPools(
@@ -60,7 +71,7 @@ def write_and_attend(  # noqa: PLR0917
         q,
         written.k,
         written.v,
-        view.page_table[0],
+        view.page_table[table],
         launch.row_start,
         view.row_slot,
         view.tree_start,
@@ -73,29 +84,86 @@ def write_and_attend(  # noqa: PLR0917
     return attended.flatten(1), written
 
 
+def summarise(k_pool: torch.Tensor, blocks: LayerBlocks, geometry: ViewGeometry) -> torch.Tensor:
+    """The layer's summaries with those of its new whole blocks."""
+    view = blocks.view
+    summary: torch.Tensor = torch_op("KvBlockSummary")(
+        blocks.summary_pool,
+        k_pool,
+        view.logical_pages,
+        view.first_block,
+        view.blocks,
+        sink_pages=geometry.sink_pages,
+        block_pages=geometry.block_pages,
+    )
+    return summary
+
+
+def choose_blocks(  # noqa: PLR0917
+    q: torch.Tensor,
+    summary_pool: torch.Tensor,
+    blocks: LayerBlocks,
+    view: GroupView,
+    launch: Launch,
+    geometry: ViewGeometry,
+) -> torch.Tensor:
+    """The layer's partial tables [B, kv_heads, V], new where the launch asks for them."""
+    asked = blocks.view
+    table: torch.Tensor = torch_op("KvBlockSelect")(
+        q,
+        summary_pool,
+        asked.logical_pages,
+        launch.row_start,
+        view.row_slot,
+        view.tree_start,
+        asked.tree_count,
+        asked.blocks,
+        asked.budget,
+        blocks.partial_table,
+        sink_pages=geometry.sink_pages,
+        block_pages=geometry.block_pages,
+        reduction=geometry.config.reduction,
+        score=geometry.config.score,
+    )
+    return table
+
+
 class Attention(nn.Module):
     """Grouped-query attention with biases and one learned sink per query head."""
 
-    def __init__(self, g: TargetGeometry, window: int) -> None:
+    def __init__(self, g: TargetGeometry, window: int, blocks: ViewGeometry | None = None) -> None:
         super().__init__()
-        self.geometry, self.window = g, window
+        self.geometry, self.window, self.blocks = g, window, blocks
         self.q_proj = nn.Linear(g.hidden, g.q_heads * g.head_dim)
         self.k_proj = nn.Linear(g.hidden, g.kv_heads * g.head_dim)
         self.v_proj = nn.Linear(g.hidden, g.kv_heads * g.head_dim)
         self.o_proj = nn.Linear(g.q_heads * g.head_dim, g.hidden)
         self.sinks = nn.Parameter(torch.empty(g.q_heads))
 
-    def forward(
-        self, x: torch.Tensor, pools: LayerPools, view: GroupView, launch: Launch, tables: Any
-    ) -> tuple[torch.Tensor, LayerPools]:
-        """``x`` [T, H], normed → [T, H] and the written pools."""
+    def forward(  # noqa: PLR0917
+        self,
+        x: torch.Tensor,
+        pools: LayerPools,
+        view: GroupView,
+        launch: Launch,
+        tables: Any,
+        blocks: LayerBlocks | None = None,
+    ) -> tuple[torch.Tensor, LayerPools, tuple[torch.Tensor, ...]]:
+        """``x`` [T, H], normed → [T, H], the written pools, and with SpecPV summaries and table."""
         g = self.geometry
         q = rotate(self.q_proj(x), tables, launch.positions, g.q_heads)
         k = rotate(self.k_proj(x), tables, launch.positions, g.kv_heads)
         v = self.v_proj(x).view(-1, g.kv_heads, g.head_dim)
         sinks = self.sinks.float()
-        attended, written = write_and_attend((q, k, v), pools, view, launch, sinks, self.window)
-        return self.o_proj(attended), written
+        place = 0 if blocks is None else blocks.place
+        attended, written = write_and_attend(
+            (q, k, v), pools, view, launch, sinks, self.window, place
+        )
+        partial: tuple[torch.Tensor, ...] = ()
+        if blocks is not None and self.blocks is not None:
+            summary = summarise(written.k, blocks, self.blocks)
+            partial = (summary, choose_blocks(q, summary, blocks, view, launch, self.blocks))
+        return self.o_proj(attended), written, partial
 
 
 class Experts(nn.Module):
@@ -160,66 +228,100 @@ class MoeBlock(nn.Module):
 class Layer(nn.Module):
     """One transformer block."""
 
-    def __init__(self, g: TargetGeometry, layer_type: str) -> None:
+    def __init__(
+        self, g: TargetGeometry, layer_type: str, blocks: ViewGeometry | None = None
+    ) -> None:
         super().__init__()
         window = g.sliding_window if layer_type == "sliding_attention" else 0
         self.input_layernorm = RmsNorm(g.hidden, g.rms_eps)
-        self.self_attn = Attention(g, window)
+        self.self_attn = Attention(g, window, None if window else blocks)
         self.post_attention_layernorm = RmsNorm(g.hidden, g.rms_eps)
         self.mlp = MoeBlock(g)
 
-    def forward(
-        self, x: torch.Tensor, pools: LayerPools, view: GroupView, launch: Launch, tables: Any
-    ) -> tuple[torch.Tensor, LayerPools]:
-        """The residual stream ``x`` [T, H] after the block, and its pools."""
-        attended, written = self.self_attn(self.input_layernorm(x), pools, view, launch, tables)
+    def forward(  # noqa: PLR0917
+        self,
+        x: torch.Tensor,
+        pools: LayerPools,
+        view: GroupView,
+        launch: Launch,
+        tables: Any,
+        blocks: LayerBlocks | None = None,
+    ) -> tuple[torch.Tensor, LayerPools, tuple[torch.Tensor, ...]]:
+        """The residual stream ``x`` [T, H] after the block, and what attention gave beside it."""
+        attended, written, partial = self.self_attn(
+            self.input_layernorm(x), pools, view, launch, tables, blocks
+        )
         x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), written
+        return x + self.mlp(self.post_attention_layernorm(x)), written, partial
 
 
 class Backbone(nn.Module):
     """Embedding, blocks and the final norm, under the names of the checkpoint."""
 
-    def __init__(self, g: TargetGeometry) -> None:
+    def __init__(self, g: TargetGeometry, blocks: ViewGeometry | None = None) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(g.vocab, g.hidden)
-        self.layers = nn.ModuleList(Layer(g, layer_type) for layer_type in g.layer_types)
+        self.layers = nn.ModuleList(Layer(g, layer_type, blocks) for layer_type in g.layer_types)
         self.norm = RmsNorm(g.hidden, g.rms_eps)
 
 
 class GptOss(nn.Module):
-    """The role ``target``. ``taps`` are the layers whose outputs are captured (0-based)."""
+    """The role ``target``. ``taps`` are the layers whose outputs are captured (0-based).
 
-    def __init__(self, g: TargetGeometry, taps: tuple[int, ...], max_positions: int) -> None:
+    With ``blocks`` its full-attention layers summarise and choose blocks (SpecPV).
+    """
+
+    def __init__(
+        self,
+        g: TargetGeometry,
+        taps: tuple[int, ...],
+        max_positions: int,
+        blocks: ViewGeometry | None = None,
+    ) -> None:
         super().__init__()
         self.geometry, self.taps = g, taps
-        self.model = Backbone(g)
+        self.model = Backbone(g, blocks)
         self.lm_head = nn.Linear(g.hidden, g.vocab, bias=False)
         table = torch.empty(max_positions, g.head_dim // 2)
         self.register_buffer("rope_cos", table)
         self.register_buffer("rope_sin", table.clone())
 
-    def forward(
+    def forward(  # noqa: PLR0917
         self,
         token_ids: torch.Tensor,
         launch: Launch,
         views: tuple[GroupView, ...],
         pools: tuple[LayerPools, ...],
+        asked: BlockView | None = None,
+        summaries: tuple[torch.Tensor, ...] = (),
+        *,
         group_of_layer: tuple[int, ...],
     ) -> tuple[Any, ...]:
         """``token_ids`` [T] → logits [R, V] fp32, captured [T, taps·H], new pools, stages.
+
+        With SpecPV, ``summaries`` of the full-attention layers in order go in, and come out behind
+        the pools, followed by the partial tables [Lg, B, kv_heads, V].
 
         The stages are the residual stream after every layer and the normed final one; they are
         not outputs of an engine, but keep their names in it for ``verify``.
         """
         x = self.model.embed_tokens(token_ids)
         tables = (self.rope_cos, self.rope_sin)
-        written, stages = [], []
+        written, stages, chosen = [], [], []
         for layer, layer_pools, group in zip(self.model.layers, pools, group_of_layer, strict=True):
-            x, new = layer(x, layer_pools, views[group], launch, tables)
+            blocks = None
+            if asked is not None and layer.self_attn.blocks is not None:
+                place = len(chosen)
+                blocks = LayerBlocks(place, asked, summaries[place], asked.partial_table[place])
+            x, new, partial = layer(x, layer_pools, views[group], launch, tables, blocks)
+            if partial:
+                chosen.append(partial)
             written.append(new)
             stages.append(x)
         pre_head = self.model.norm(x.index_select(0, launch.logit_rows))
         logits = self.lm_head(pre_head).float()
         captured = [torch.cat([stages[tap] for tap in self.taps], dim=-1)] if self.taps else []
-        return logits, *captured, tuple(written), tuple(stages), pre_head
+        new_summaries = [summary for summary, _ in chosen]
+        new_tables = [torch.stack([table for _, table in chosen])] if chosen else []
+        beside = [(*new_summaries, *new_tables)] if chosen else []
+        return logits, *captured, tuple(written), *beside, tuple(stages), pre_head

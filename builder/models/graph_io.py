@@ -28,6 +28,30 @@ class GroupView(NamedTuple):
     write_slot: torch.Tensor
 
 
+class BlockView(NamedTuple):
+    """What SpecPV asks of a launch: summaries to make, and views to choose.
+
+    Per sequence: ``logical_pages`` [B, P] by position, summarised blocks before and after, the
+    most blocks to choose, and the rows of its tree. ``partial_table`` [Lg, B, kv_heads, V].
+    """
+
+    logical_pages: torch.Tensor
+    first_block: torch.Tensor
+    blocks: torch.Tensor
+    budget: torch.Tensor
+    tree_count: torch.Tensor
+    partial_table: torch.Tensor
+
+
+class LayerBlocks(NamedTuple):
+    """One layer's part of SpecPV: its place among those that have one, the launch's, its own."""
+
+    place: int
+    view: BlockView
+    summary_pool: torch.Tensor
+    partial_table: torch.Tensor
+
+
 class LayerPools(NamedTuple):
     """The key and value pools of one layer."""
 
@@ -52,14 +76,40 @@ LAUNCH_PORTS = (
 )
 
 
-def view_ports(group: CacheGroup, batch: int | str) -> tuple[InputPort, ...]:
-    """The ports of a :class:`GroupView`."""
+def view_ports(
+    group: CacheGroup, batch: int | str, *, per_head: bool = False
+) -> tuple[InputPort, ...]:
+    """The ports of a :class:`GroupView`; ``per_head``: a view for each layer and KV head."""
+    layers, views = (len(group.layers), group.kv_heads) if per_head else (1, 1)
+    table = (layers, batch, views, f"P_{group.name}")
     return (
-        InputPort(f"{group.name}.page_table", torch.int32, (1, batch, 1, f"P_{group.name}")),
+        InputPort(f"{group.name}.page_table", torch.int32, table),
         InputPort(f"{group.name}.row_slot", torch.int32, ("T",)),
         InputPort(f"{group.name}.tree_start", torch.int32, (batch,)),
         InputPort(f"{group.name}.write_slot", torch.int32, ("T",)),
     )
+
+
+def block_ports(group: CacheGroup, batch: int | str, entries: int) -> tuple[InputPort, ...]:
+    """The ports of a :class:`BlockView`, whose partial tables have this many entries."""
+
+    def ints(name: str, *shape: int | str) -> InputPort:
+        return InputPort(f"{group.name}.{name}", torch.int32, shape)
+
+    return (
+        ints("logical_pages", batch, f"L_{group.name}"),
+        ints("first_block", batch),
+        ints("blocks", batch),
+        ints("budget", batch),
+        ints("tree_count", batch),
+        ints("partial_table", len(group.layers), batch, group.kv_heads, entries),
+    )
+
+
+def summary_port(group: CacheGroup, layer: int, dtype: torch.dtype) -> InputPort:
+    """The port of one layer's block summaries, in portable axis order."""
+    shape = (group.pages, group.kv_heads, 2, group.k_width)
+    return InputPort(f"{group.name}.{layer}.summary_pool", dtype, shape)
 
 
 def pool_ports(group: CacheGroup, layer: int, dtype: torch.dtype) -> tuple[InputPort, ...]:

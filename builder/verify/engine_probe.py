@@ -13,8 +13,9 @@ from specbuild.runtime.engine_file import check_sizes, open_weights, read_file, 
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.executors.cpu import CpuExecutor
 from specbuild.runtime.kv_pool import KvPools, SequencePages, slots_per_sequence
-from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds, groups_of
+from specbuild.runtime.launch import RowPlan, SlotCounter, groups_of
 from specbuild.runtime.manifest import Manifest, Port
+from specbuild.runtime.partial_views import launch_feeds
 
 DRAFT_STAGES = ("stage.attention", "stage.ffn", "stage.pre_head")
 
@@ -124,7 +125,9 @@ class ProbedSequence:
         feeds["logit_rows"] = self._probe.counter.range(0, plan.rows)
         for group in groups_of(self._probe.manifest.roles[role]):
             self._pages[group].append(room)
-            feeds |= cache_feeds(group, [self._pages[group]], plan, self._probe.counter)
+            feeds |= launch_feeds(
+                self._probe.manifest, group, [self._pages[group]], plan, self._probe.counter
+            )
         return self._probe.run(role, feeds)
 
 

@@ -144,13 +144,23 @@ def _within(shape: DraftShape, limits: Limits) -> DraftShape:
 def _decode(
     engine: Engine, prompts: Sequence[Ids], sampling: SamplingParams, speculation: Speculation
 ) -> list[Ids]:
-    params = GenerateParams(max_new_tokens=NEW_TOKENS, sampling=sampling, ignore_eos=True)
+    params = _params(engine, sampling)
     asked = [Prompt(id=str(i), ids=ids) for i, ids in enumerate(prompts)]
     outputs: dict[int, Ids] = {}
     for event in engine.generate(asked, params, speculation=speculation):
         if isinstance(event, FinishEvent):
             outputs[event.request] = event.record.output_ids
     return [outputs[i] for i in range(len(prompts))]
+
+
+def _params(engine: Engine, sampling: SamplingParams) -> GenerateParams:
+    """Steps over the whole cache only, also on an engine that may verify over partial views."""
+    return GenerateParams(
+        max_new_tokens=NEW_TOKENS,
+        sampling=sampling,
+        ignore_eos=True,
+        specpv_retrieval_blocks=None if engine.manifest.specpv is None else 0,
+    )
 
 
 def _greedy(reference: ReferenceTarget, prompt: Ids, count: int) -> Ids:

@@ -9,9 +9,10 @@ import numpy as np
 
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executor import ExecutorCapabilities
-from specbuild.runtime.manifest import CacheGroup, Manifest, Role
+from specbuild.runtime.manifest import CacheGroup, Manifest, Port, Role
 
-_POOL_SUFFIXES = (".k_pool", ".v_pool")
+_SUMMARY_SUFFIX = ".summary_pool"
+_POOL_SUFFIXES = (".k_pool", ".v_pool", _SUMMARY_SUFFIX)
 _OUT = ".out"
 # Element types as the manifest spells them (ONNX's names, and numpy's for pools).
 _ELEMENTS: Mapping[str, np.dtype[Any]] = {
@@ -84,20 +85,25 @@ class CpuExecutor:
                 "engine, or install the version that it was built with"
             ) from error
         pools = {
-            port.name: self._pool(port.name)
+            port.name: self._pool(port)
             for port in role.inputs
             if port.name.endswith(_POOL_SUFFIXES)
         }
         return _RoleSession(session, role, pools)
 
-    def _pool(self, name: str) -> Any:
-        """The pool of an input's name, allocated once: ``{group}.{layer}.k_pool``."""
+    def _pool(self, port: Port) -> Any:
+        """The pool of an input, allocated once: ``{group}.{layer}.k_pool``."""
+        name = port.name
         if name not in self._pools:
             import onnxruntime as ort
 
             group = self._manifest.group(name.partition(".")[0])
-            width = group.k_width if name.endswith(".k_pool") else group.v_width
-            self._pools[name] = ort.OrtValue.ortvalue_from_numpy(_new_pool(group, width))
+            if name.endswith(_SUMMARY_SUFFIX):
+                pool = _zeros(group, list(port.shape))
+            else:
+                width = group.k_width if name.endswith(".k_pool") else group.v_width
+                pool = _new_pool(group, width)
+            self._pools[name] = ort.OrtValue.ortvalue_from_numpy(pool)
         return self._pools[name]
 
 
@@ -187,9 +193,13 @@ def _new_pool(group: CacheGroup, width: int) -> np.ndarray:
         "page_size": group.page_size,
         "width": width,
     }
+    return _zeros(group, [sizes[axis] for axis in group.pool_axes])
+
+
+def _zeros(group: CacheGroup, shape: list[int]) -> np.ndarray:
     element = _element(group.dtype, f"cache group {group.name}")
     try:
-        return np.zeros([sizes[axis] for axis in group.pool_axes], element)
+        return np.zeros(shape, element)
     except (MemoryError, ValueError) as error:
         raise UnsupportedHereError(
             f"the caches of group {group.name} do not fit into memory; build the engine with a "

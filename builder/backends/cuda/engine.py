@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -31,7 +32,8 @@ from specbuild.builder.backends.cuda.programs.programs import (
     score_program,
     step_program,
 )
-from specbuild.builder.backends.cuda.programs.state import StatePorts, StateSizes
+from specbuild.builder.backends.cuda.programs.state import StatePorts, StateSizes, ViewSizes
+from specbuild.builder.backends.cuda.programs.view_passes import refresh_room
 from specbuild.builder.backends.cuda.report import CudaReport, cuda_report
 from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering
 from specbuild.builder.engine_writer import json_bytes
@@ -41,6 +43,7 @@ from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Kernel, Target
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.kv_layout import layouts
+from specbuild.runtime.kv_pool import FULL_GROUP
 from specbuild.runtime.manifest import DraftGeometry, DraftShape, TargetGeometry
 from specbuild.runtime.plan import PLAN_FILE, Plan, ProgramEntry
 
@@ -99,7 +102,8 @@ def lower_engine(
     graphs = {role: FusedGraph(role, graph) for role, graph in model.models.items()}
     prefill = _prefill_rows(model, graphs, plan, lower)
     score = tuple(rows for rows in SCORE_ROWS if rows <= _most_rows(plan) or rows == SCORE_ROWS[0])
-    rows = max(*prefill, *score)
+    fed_again = 0 if plan.specpv is None else plan.specpv.n_spec_tokens_buf
+    rows = max(*prefill, *score, fed_again + plan.limits.draft_tokens + 1)
     plan = with_limits(plan, replace(plan.limits, max_rows=rows))
     parts = _parts(model, graphs, plan, rows, max(score))
     programs = []
@@ -111,7 +115,7 @@ def lower_engine(
     writer = PlanWriter(
         [lowered for _, lowered in programs],
         parts.weights.tensors,
-        parts.caches.values(),
+        (*parts.caches.values(), *([parts.summaries] if parts.summaries else [])),
         parts.ports.tensors,
     )
     return LoweredEngine(plan, parts, writer, tuple(programs), target)
@@ -206,8 +210,17 @@ def _parts(
         prefill_rows=max(prefill_rows, score_rows),
         score_rows=score_rows,
         vocab=model.target.vocab,
+        views=_view_sizes(plan),
     )
-    return EngineParts(graphs, WeightTensors(), StatePorts(sizes), groups, model.d2t)
+    return EngineParts(graphs, WeightTensors(), StatePorts(sizes), groups, model.d2t, plan.views)
+
+
+def _view_sizes(plan: EnginePlan) -> ViewSizes | None:
+    if plan.specpv is None or plan.views is None:
+        return None
+    group = next(group for group in plan.groups if group.name == FULL_GROUP)
+    buffer = plan.specpv.n_spec_tokens_buf
+    return ViewSizes(len(group.layers), group.kv_heads, plan.views.entries, buffer)
 
 
 def _entry(
@@ -231,18 +244,29 @@ def _steps(
         for shape in (NO_DRAFT, *shapes):
             if not fits(batch, shape, depth):
                 continue
+            # With SpecPV a step must be able to set one sequence's buffer right.
+            if parts.views is not None and not refresh_room(parts.views, batch, shape):
+                continue
             # Only where steps with a draft are there too may the draft have to be kept current.
             drafted = bool(shapes) and fits(batch, shapes[0], depth) and shape == NO_DRAFT
-            for extends in (False, True) if drafted else (False,):
-                for full_logits in (False, True):
-                    program = step_program(
-                        parts, batch, shape, full_logits=full_logits, extends=extends
-                    )
-                    lowered = lower_program(program, lower)
-                    rows = batch * (shape.draft_tokens + 1)
-                    entry = _described(lowered, "step", batch, rows, shape, full_logits=full_logits)
-                    steps.append((replace(entry, extends=extends), lowered))
+            for extends, full_logits, room in product(
+                (False, True) if drafted else (False,), (False, True), _rooms(parts, batch, shape)
+            ):
+                program = step_program(
+                    parts, batch, shape, full_logits=full_logits, extends=extends, room=room
+                )
+                lowered = lower_program(program, lower)
+                rows = batch * (shape.draft_tokens + 1) + room
+                entry = _described(lowered, "step", batch, rows, shape, full_logits=full_logits)
+                steps.append((replace(entry, extends=extends, fed_again=room), lowered))
     return steps
+
+
+def _rooms(parts: EngineParts, batch: int, shape: DraftShape) -> tuple[int, ...]:
+    """Rows that steps have for what is fed again: none, and with SpecPV those of a refresh."""
+    if parts.views is None:
+        return (0,)
+    return 0, refresh_room(parts.views, batch, shape)
 
 
 def _described(

@@ -66,6 +66,10 @@ def fuse_qkv(graph: ir.Graph, node: ir.Node) -> bool:
     q, *pools = _place_projections(graph, layer)
     for write, pool in zip((layer.k_write, layer.v_write), pools, strict=True):
         take_place(write.outputs[0], pool, graph)
+    # What else reads the rotated queries (SpecPV's choice of blocks) stands behind the attention.
+    for user, index in [*node.inputs[0].uses()] if node.inputs[0] is not None else []:
+        if user is not node:
+            user.replace_input_with(index, q)
     _place_attention(graph, node, q)
     return True
 

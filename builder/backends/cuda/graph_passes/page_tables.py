@@ -1,4 +1,7 @@
-"""A page table's axis of layers goes where it has one entry: every layer has the same view."""
+"""A table's axis of layers goes: kernels take one layer's table, and most layers share one.
+
+Where every layer has a table of its own (SpecPV), each becomes an input, and an output, of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,56 @@ import onnx_ir as ir
 
 from specbuild.builder.passes.rewriting import constant_array, producer
 
-_SUFFIX = ".page_table"
+_SUFFIXES = (".page_table", ".partial_table")
+PARTIAL_OUTPUT = ".partial_table.out"
 
 
 def unstack_page_tables(model: ir.Model) -> int:
-    """``Gather(page_table [1, B, G, P], 0)`` becomes the graph input, now [B, G, P]."""
+    """``Gather(table [layers, B, G, P], i)`` becomes a graph input [B, G, P].
+
+    It keeps its name where there is one layer's, else it is ``name.i``.
+    """
     changed = 0
-    for table in model.graph.inputs:
-        if not (table.name or "").endswith(_SUFFIX):
+    _unstack_partial_output(model.graph)
+    for table in list(model.graph.inputs):
+        if not (table.name or "").endswith(_SUFFIXES):
             continue
         assert table.shape is not None
-        if table.shape[0] != 1:
-            raise AssertionError(f"{table.name}: {table.shape[0]} views where kernels take one")
+        layers = table.shape[0]
+        assert isinstance(layers, int)
+        parts = [_part(table, i, layers) for i in range(layers)]
         for gather in list(table.consumers()):
-            assert _takes_the_first(gather), f"{gather.op_type} reads {table.name}"
-            gather.outputs[0].replace_all_uses_with(table)
+            gather.outputs[0].replace_all_uses_with(parts[_index(gather)])
+        place = model.graph.inputs.index(table)
         table.shape = ir.Shape(list(table.shape)[1:])
+        if layers > 1:
+            model.graph.inputs[place : place + 1] = parts
         changed += 1
     return changed
 
 
-def _takes_the_first(gather: ir.Node) -> bool:
+def _part(table: ir.Value, index: int, layers: int) -> ir.Value:
+    if layers == 1:
+        return table
+    assert table.shape is not None
+    shape = ir.Shape(list(table.shape)[1:])
+    return ir.Value(name=f"{table.name}.{index}", shape=shape, type=table.type)
+
+
+def _index(gather: ir.Node) -> int:
     index = constant_array(gather.inputs[1]) if producer(gather.outputs[0], "Gather") else None
-    return index is not None and index.ndim == 0 and index == 0
+    if index is None or index.ndim:
+        raise AssertionError(f"{gather.op_type} reads {gather.inputs[0].name}")  # type: ignore[union-attr]
+    return int(index)
+
+
+def _unstack_partial_output(graph: ir.Graph) -> None:
+    """The stacked partial tables are one output; every KvBlockSelect's own takes its place."""
+    stacked = [o for o in graph.outputs if (o.name or "").endswith(PARTIAL_OUTPUT)]
+    for output in stacked:
+        chosen = [node.outputs[0] for node in graph if node.op_type == "KvBlockSelect"]
+        place, name = graph.outputs.index(output), str(output.name).removesuffix(".out")
+        output.name = f"{name}.stacked"
+        for i, value in enumerate(chosen):
+            value.name = f"{name}.{i}.out" if len(chosen) > 1 else f"{name}.out"
+        graph.outputs[place : place + 1] = chosen

@@ -12,6 +12,8 @@ FUSED_OPS = frozenset(
         "Capture",
         "DraftInput",
         "Embed",
+        "KvBlockSelect",
+        "KvBlockSummary",
         "Linear",
         "PagedTreeAttention",
         "RmsHead",

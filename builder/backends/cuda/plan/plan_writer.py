@@ -102,7 +102,9 @@ class PlanWriter:
     kernels: list[Kernel] = field(init=False)
 
     def __post_init__(self) -> None:
-        storages = [t.storage for t in (*self.weights, *self.caches, *self.ports.values())]
+        # A port may be a part of another.
+        ports = dict.fromkeys(t.storage for t in self.ports.values())
+        storages = [*(t.storage for t in (*self.weights, *self.caches)), *ports]
         self.buffers = [Buffer(s.name, s.space, s.bytes) for s in storages]
         zeroed = max((p.zeroed_bytes for p in self.programs), default=0)
         arena = max((p.arena_bytes for p in self.programs), default=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +19,8 @@ from specbuild.builder.passes.weights import Recipe
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.kv_layout import KvLayout
-from specbuild.runtime.kv_pool import DRAFT_GROUP
+from specbuild.runtime.kv_pool import DRAFT_GROUP, FULL_GROUP
+from specbuild.runtime.specpv import ViewGeometry
 
 # State that all sequences share; the rest has an entry for each of them.
 _SHARED_STATE = ("eos_ids", "step")
@@ -35,6 +36,7 @@ class EngineParts:
     ports: StatePorts
     layouts: Mapping[str, KvLayout]
     d2t: Recipe | None
+    views: ViewGeometry | None = None
 
     @property
     def target_groups(self) -> tuple[str, ...]:
@@ -71,6 +73,33 @@ class EngineParts:
             for layer in layout.group.layers
             for part in ("k", "v")
         }
+
+    @cached_property
+    def summaries(self) -> Tensor | None:
+        """All block summaries, [layers, pages, kv_heads, 2, width]; None without SpecPV."""
+        if self.views is None:
+            return None
+        layout = self.layouts[FULL_GROUP]
+        pages, heads, _, width = layout.pool_shape
+        info = TensorInfo((len(layout.group.layers), pages, heads, 2, width), layout.dtype)
+        return Tensor(Storage(f"{layout.name}.summaries", "cache", info.nbytes), 0, info)
+
+    @cached_property
+    def summary_pools(self) -> dict[str, Tensor]:
+        """Every layer's block summaries under the name of its graph input."""
+        if self.summaries is None:
+            return {}
+        layers = self.layouts[FULL_GROUP].group.layers
+        return {
+            f"{FULL_GROUP}.{layer}.summary_pool": self.summaries.part(i)
+            for i, layer in enumerate(layers)
+        }
+
+    def layer_inputs(self, name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """An input of the full-attention group that each of its layers has for itself."""
+        if len(tensors) == 1:
+            return {f"{FULL_GROUP}.{name}": tensors[0]}
+        return {f"{FULL_GROUP}.{name}.{i}": tensor for i, tensor in enumerate(tensors)}
 
     def page_table(self, group: str, batch: int) -> Tensor:
         """The first ``batch`` rows of a group's page table, [batch, P]."""
@@ -110,5 +139,5 @@ class EngineParts:
     ) -> Placement:
         """A role's graph on its way into a program of these sizes."""
         sizes = {"T": rows, "R": logit_rows}
-        everything = {**self.pools, **ports}
+        everything = {**self.pools, **self.summary_pools, **ports}
         return Placement(self.graphs[role], program, self.weights, everything, sizes)

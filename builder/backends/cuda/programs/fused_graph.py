@@ -22,6 +22,7 @@ from specbuild.plugins_cuda.opspec import DOMAIN, TensorSpec
 from specbuild.plugins_cuda.registry import op_named
 
 HEAD = "RmsHead"
+_CHOSEN = ("full.partial_table",)
 _TORCH_NAMES = {dtype: str(torch).removeprefix("torch.") for torch, dtype in ONNX_DTYPES.items()}
 
 
@@ -88,8 +89,15 @@ class FusedGraph:
 
     @property
     def pools(self) -> list[ir.Value]:
-        """The graph outputs that are written pools."""
-        return [v for v in self.model.graph.outputs if v.name and v.name.endswith("_pool.out")]
+        """The graph outputs that are written pools of keys and values."""
+        outputs = self.model.graph.outputs
+        return [v for v in outputs if v.name and v.name.endswith(("k_pool.out", "v_pool.out"))]
+
+    @property
+    def chosen(self) -> list[ir.Value]:
+        """The graph outputs that are block summaries and partial tables (SpecPV)."""
+        outputs = self.model.graph.outputs
+        return [v for v in outputs if v.name and v.name.startswith(_CHOSEN)]
 
 
 @dataclass

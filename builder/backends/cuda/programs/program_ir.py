@@ -45,6 +45,13 @@ class Tensor:
             raise ValueError(f"{self.storage.name}: {self.shape} viewed as {shape}")
         return Tensor(self.storage, self.offset, info)
 
+    def part(self, index: int) -> Tensor:
+        """Entry ``index`` of the first axis."""
+        info = TensorInfo(self.shape[1:], self.info.dtype)
+        if not 0 <= index < self.shape[0]:
+            raise ValueError(f"{self.storage.name}: entry {index} of {self.shape}")
+        return Tensor(self.storage, self.offset + index * info.nbytes, info)
+
 
 @dataclass(frozen=True)
 class Call:

@@ -14,6 +14,11 @@ from specbuild.builder.backends.cuda.programs.target_pass import (
     logits,
     run_target,
 )
+from specbuild.builder.backends.cuda.programs.view_passes import (
+    advance_views,
+    tree_features,
+    view_rows,
+)
 from specbuild.builder.limits import MAX_DECODE_ROWS
 from specbuild.runtime.kv_pool import DRAFT_GROUP
 from specbuild.runtime.manifest import DraftShape, Limits
@@ -53,37 +58,55 @@ def fits(batch: int, shape: DraftShape, depth: int) -> bool:
     return batch * max(rows) <= MAX_DECODE_ROWS
 
 
-def step_name(batch: int, shape: DraftShape, *, full_logits: bool, extends: bool = False) -> str:
-    """``step@4``, ``step@4.extends``, ``step@1.draft-1-3-3`` (K, D, N); ``.logits`` if written."""
+def step_name(
+    batch: int, shape: DraftShape, *, full_logits: bool, extends: bool = False, room: int = 0
+) -> str:
+    """``step@4``, ``step@4.extends``, ``step@1.draft-1-3-3`` (K, D, N); ``.logits`` if written.
+
+    ``.refresh`` has room for rows that are fed again (SpecPV).
+    """
     draft = f".draft-{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"
     name = f"step@{batch}{draft if shape.draft_depth else ''}{'.extends' if extends else ''}"
+    name = f"{name}{'.refresh' if room else ''}"
     return f"{name}.logits" if full_logits else name
 
 
 def step_program(
-    parts: EngineParts, batch: int, shape: DraftShape, *, full_logits: bool, extends: bool = False
+    parts: EngineParts,
+    batch: int,
+    shape: DraftShape,
+    *,
+    full_logits: bool,
+    extends: bool = False,
+    room: int = 0,
 ) -> ProgramIr:
     """One decoding step of ``batch`` sequences; see ``ProgramEntry``."""
-    name = step_name(batch, shape, full_logits=full_logits, extends=extends)
+    name = step_name(batch, shape, full_logits=full_logits, extends=extends, room=room)
     program = ProgramIr(name, "decode")
     drafting = Drafting(parts, program, batch, shape)
     tree = drafting.tree() if shape.draft_depth else None
     if extends:
         drafting.take_up()
-    rows = _verify_rows(parts, program, batch, shape, tree)
+    trees = rows = _verify_rows(parts, program, batch, shape, tree)
+    placed: dict[str, Tensor] = {}
+    if parts.views is not None:
+        rows, placed = view_rows(parts, program, trees.inputs, batch, room)
     target = run_target(parts, program, rows)
+    captured = target.captured
+    if captured is not None and room:
+        captured = tree_features(program, captured, placed)
     chosen = choose(
         target.placement,
         {
-            "temperature": rows.inputs["row_temperature"],
-            "top_k": rows.inputs["row_top_k"],
-            "top_p": rows.inputs["row_top_p"],
-            "seed": rows.inputs["row_seed"],
-            "position": rows.inputs["positions"],
+            "temperature": trees.inputs["row_temperature"],
+            "top_k": trees.inputs["row_top_k"],
+            "top_p": trees.inputs["row_top_p"],
+            "seed": trees.inputs["row_seed"],
+            "position": trees.inputs["positions"],
         },
         full_logits=full_logits,
     )
-    path = {} if tree is None else _accept(program, rows, tree, chosen, shape)
+    path = {} if tree is None else _accept(program, trees, tree, chosen, shape)
     if shape.draft_top_k > 1:
         _commit(parts, program, batch, path["path"])
     program.call(
@@ -92,11 +115,13 @@ def step_program(
             **chosen,
             "path": path.get("path"),
             "accepted": path.get("accepted"),
-            "captured": target.captured,
+            "captured": captured,
             **parts.state("Advance", batch),
         },
         {"extended": int(tree is not None or extends)},
     )
+    if parts.views is not None:
+        advance_views(parts, program, trees.inputs, placed, path.get("path"), batch)
     return program
 
 

@@ -15,8 +15,19 @@ EOS_IDS = 8
 SCORE_LOGIT_ROWS = 64
 
 _INT, _FLOAT, _BF16 = "int32", "float32", "bfloat16"
+PARTIAL_TABLES, PARTIAL_TABLE = "partial_tables", "partial_table"
 Shape = tuple[int, ...]
 Ports = dict[str, tuple[Shape, str]]
+
+
+@dataclass(frozen=True)
+class ViewSizes:
+    """SpecPV's: layers and KV heads with views, entries of a partial table, tokens of a buffer."""
+
+    layers: int
+    kv_heads: int
+    entries: int
+    buffer: int
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,7 @@ class StateSizes:
     prefill_rows: int
     score_rows: int
     vocab: int
+    views: ViewSizes | None = None
 
 
 class StatePorts:
@@ -49,6 +61,10 @@ class StatePorts:
             self._add(name, "state", shape, dtype)
         for name, (shape, dtype) in _ring(sizes).items():
             self._add(name, "ring", shape, dtype)
+        if sizes.views is not None:
+            stacked = self.tensors[PARTIAL_TABLES]
+            for layer in range(sizes.views.layers):
+                self.tensors[f"{PARTIAL_TABLE}.{layer}"] = stacked.part(layer)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -80,6 +96,8 @@ def _sequences(s: StateSizes) -> Ports:
         "step": ((1,), _INT),
     }
     ports |= {f"page_table.{g}": ((*b, pages), _INT) for g, pages in s.logical_pages.items()}
+    if s.views is not None:
+        ports |= _views(s, s.views)
     if s.captured:
         ports |= {
             "pending_count": (b, _INT),
@@ -87,6 +105,22 @@ def _sequences(s: StateSizes) -> Ports:
             "pending_captured": ((*b, s.depth + 1, s.captured), _BF16),
         }
     return ports
+
+
+def _views(s: StateSizes, v: ViewSizes) -> Ports:
+    """SpecPV: what is exact, summarised and chosen of every sequence, and what was emitted since.
+
+    ``full_step`` is the host's word for the next step. ``partial_table.<i>`` [B, kv_heads, V] are
+    the layers' parts of ``partial_tables``.
+    """
+    b = (s.batch,)
+    tables = (v.layers, s.batch, v.kv_heads, v.entries)
+    scalars = ("full_step", "verified_len", "view_blocks", "summarised", "budget")
+    return {
+        **{name: (b, _INT) for name in scalars},
+        "buffered_tokens": ((*b, v.buffer), _INT),
+        PARTIAL_TABLES: (tables, _INT),
+    }
 
 
 def _prefill(s: StateSizes) -> Ports:

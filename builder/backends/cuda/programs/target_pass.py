@@ -8,9 +8,25 @@ from dataclasses import dataclass
 from specbuild.builder.backends.cuda.programs.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.programs.fused_graph import HEAD, Placement, attributes_of
 from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tensor
+from specbuild.builder.backends.cuda.programs.state import PARTIAL_TABLE
 from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.runtime.kv_pool import FULL_GROUP
 
 _BLANK = "captured_blank"
+
+
+@dataclass(frozen=True)
+class TargetViews:
+    """What full-attention layers see instead of everything (SpecPV).
+
+    ``tables`` [layers, B, kv_heads, P]; ``inputs`` by the names of the graph's inputs behind
+    ``full.``: ``row_slot`` and ``tree_start`` in the views, and what is summarised and chosen,
+    where the program ``chooses`` views.
+    """
+
+    tables: Tensor
+    inputs: Mapping[str, Tensor]
+    chooses: bool
 
 
 @dataclass(frozen=True)
@@ -21,6 +37,7 @@ class TargetRows:
     rows: int
     inputs: Mapping[str, Tensor]
     write_slots: Mapping[str, Tensor]
+    views: TargetViews | None = None
 
     @property
     def logit_rows(self) -> int:
@@ -49,6 +66,8 @@ def run_target(
             f"{group}.tree_start": rows.inputs["tree_start"],
             f"{group}.write_slot": rows.write_slots[group],
         }
+    if parts.views is not None:
+        inputs |= _full_layers(parts, rows)
     graph = parts.graphs["target"]
     output = graph.output("captured")
     if output is not None:
@@ -60,8 +79,26 @@ def run_target(
     assert graph.head is not None
     hidden = graph.head.inputs[0]
     assert hidden is not None
-    placement.place([*graph.pools, hidden, *([output] if output is not None else [])])
+    chosen = graph.chosen if rows.views is not None and rows.views.chooses else []
+    placement.place([*graph.pools, hidden, *chosen, *([output] if output is not None else [])])
     return TargetPass(placement, placement.value(output))
+
+
+def _full_layers(parts: EngineParts, rows: TargetRows) -> dict[str, Tensor]:
+    """The page table of each full-attention layer, and the inputs of views where there are any."""
+    layers = len(parts.layouts[FULL_GROUP].group.layers)
+    if rows.views is None:
+        table = parts.page_table(FULL_GROUP, rows.batch)
+        whole = table.view(rows.batch, 1, table.shape[1])
+        return parts.layer_inputs("page_table", [whole] * layers)
+    views = rows.views
+    tables = [views.tables.part(i) for i in range(layers)]
+    partial = [parts.ports.first(f"{PARTIAL_TABLE}.{i}", rows.batch) for i in range(layers)]
+    return {
+        **parts.layer_inputs("page_table", tables),
+        **parts.layer_inputs("partial_table", partial),
+        **{f"{FULL_GROUP}.{name}": tensor for name, tensor in views.inputs.items()},
+    }
 
 
 def logits(placement: Placement, outputs: Mapping[str, Tensor] | None = None) -> Tensor:

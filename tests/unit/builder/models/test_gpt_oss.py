@@ -64,7 +64,7 @@ def test_matches_transformers(tmp_path: Path, experts_format: str, rope_spelling
         for rows in (range(33), range(33, 34), range(34, 70)):  # chunks that split pages
             step, view = launch(rows)
             part, taps, pools, stages, _ = ours(
-                ids[rows.start : rows.stop].int(), step, (view,), pools, (0, 0, 0, 0)
+                ids[rows.start : rows.stop].int(), step, (view,), pools, group_of_layer=(0, 0, 0, 0)
             )
             logits.append(part)
             captured.append(taps)

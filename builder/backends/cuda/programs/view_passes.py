@@ -1,0 +1,113 @@
+"""Partial views in a step: its rows, what each layer sees, and their state (SpecPV)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from specbuild.builder.backends.cuda.programs.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tensor
+from specbuild.builder.backends.cuda.programs.state import PARTIAL_TABLES
+from specbuild.builder.backends.cuda.programs.target_pass import TargetRows, TargetViews
+from specbuild.builder.limits import MAX_DECODE_ROWS
+from specbuild.runtime.kv_pool import FULL_GROUP
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.specpv import ViewGeometry
+
+_SLIDING = "sliding"
+# A context that none is longer than.
+_NEVER = 2**31 - 1
+
+
+def refresh_room(views: ViewGeometry, batch: int, shape: DraftShape) -> int:
+    """Rows for what full steps feed again, beside the trees; 0 where one buffer does not fit."""
+    buffer = views.config.n_spec_tokens_buf
+    left = MAX_DECODE_ROWS - batch * (shape.draft_tokens + 1)
+    return min(left, batch * buffer) if left >= buffer else 0
+
+
+def view_rows(
+    parts: EngineParts, program: ProgramIr, made: Mapping[str, Tensor], batch: int, room: int
+) -> tuple[TargetRows, dict[str, Tensor]]:
+    """The rows of ``VerifyInputs`` with those that are fed again; and ``ViewInputs``' outputs.
+
+    Without room nothing is fed again, and no view is chosen: most steps are spared the launches.
+    """
+    views = parts.views
+    assert views is not None
+    rows = made["token_ids"].shape[0]
+    sliding = _SLIDING in parts.target_groups
+    tables = {"page_table_full": parts.page_table(FULL_GROUP, batch)}
+    if sliding:
+        tables["page_table_sliding"] = parts.page_table(_SLIDING, batch)
+    names = ("token_ids", "positions", "ancestor_bits", "write_slot_full", "tree_count")
+    given = {name: made[name] for name in names}
+    given["write_slot_sliding"] = made.get("write_slot_sliding") if sliding else None  # type: ignore[assignment]
+    placed = program.call(
+        "ViewInputs",
+        {**parts.state("ViewInputs", batch), **given, **tables},
+        {
+            "page_size": views.page_size,
+            "block_size": views.config.block_size,
+            "sink_tokens": views.sink_tokens,
+            "window_blocks": views.config.n_window_blocks,
+            "threshold": views.config.partial_threshold if room else _NEVER,
+            "room": room,
+        },
+        sizes={"T": rows + room, "B1": batch + 1},
+    )
+    seen = program.call(
+        "ViewTables",
+        {
+            "page_table": tables["page_table_full"],
+            "partial_tables": parts.ports[PARTIAL_TABLES],
+            "viewed": placed["viewed"],
+        },
+    )["view_tables"]
+    inputs = {
+        "token_ids": placed["row_token_ids"],
+        "positions": placed["row_positions"],
+        "row_start": placed["row_start"],
+        "row_slot": placed["row_slot"],
+        "tree_start": placed["tree_start"],
+        "ancestor_bits": placed["row_bits"],
+        "logit_rows": placed["logit_rows"],
+    }
+    asked = {
+        "row_slot": placed["view_slot"],
+        "tree_start": placed["view_start"],
+        "logical_pages": tables["page_table_full"],
+        "first_block": parts.ports.first("summarised", batch),
+        "blocks": placed["blocks"],
+        "budget": parts.ports.first("budget", batch),
+        "tree_count": made["tree_count"],
+    }
+    slots = {group: placed[f"row_write_{group}"] for group in parts.target_groups}
+    target = TargetViews(seen, asked, chooses=room > 0)
+    return TargetRows(batch, rows + room, inputs, slots, target), placed
+
+
+def tree_features(program: ProgramIr, captured: Tensor, placed: Mapping[str, Tensor]) -> Tensor:
+    """The captured features of the trees' rows [R, C], in the order of VerifyInputs."""
+    return program.call("Embed", {"token_ids": placed["logit_rows"], "table": captured})["x"]
+
+
+def advance_views(  # noqa: PLR0917
+    parts: EngineParts,
+    program: ProgramIr,
+    made: Mapping[str, Tensor],
+    placed: Mapping[str, Tensor],
+    path: Tensor | None,
+    batch: int,
+) -> None:
+    """Behind Advance: the state of the views moves to the next step."""
+    program.call(
+        "ViewAdvance",
+        {
+            **parts.state("ViewAdvance", batch),
+            "token_ids": made["token_ids"],
+            "positions": made["positions"],
+            "path": path,
+            "fed_again": placed["fed_again"],
+            "blocks": placed["blocks"],
+        },
+    )

@@ -1,0 +1,234 @@
+"""``bench --sweep specpv``: steps over partial views against steps over the whole cache."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+import numpy as np
+
+from specbuild.cli.sweep_budget import Budget
+from specbuild.cli.sweep_report import KernelTime, Phase, phase_of
+from specbuild.cli.sweep_steps import ROOM, Emit
+from specbuild.runtime.byte_floor import BytesByPart, EngineTraffic, Work
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.executors.cuda.timing import profile_program, time_program
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.partial_views import view_geometry
+from specbuild.runtime.placed_sequences import PlacedSequences, cuda_executor, placed_sequences
+from specbuild.runtime.plan import ProgramEntry
+from specbuild.runtime.program_table import ProgramTable
+from specbuild.runtime.specpv import ViewGeometry
+
+VIEW_SWEEP = "specpv"
+# Retrieved tokens: the budgets that are compared.
+RETRIEVED_TOKENS = (512, 1024, 2048, 4096, 8192)
+# Tokens that a step with the deepest chain emits, for rates: 0.7 accepted at each of three levels.
+TOKENS_A_STEP = 2.53
+# How much of a buffer a full step feeds again, on average over those that come early.
+BUFFER_SHARE = 0.75
+_PROFILE_REPEATS = 8
+
+State = Mapping[str, int | np.ndarray]
+
+
+@dataclass(frozen=True)
+class ViewSweep:
+    """Steps of an engine with SpecPV, with its deepest chain; ``kernels`` collects profiles."""
+
+    engine: Engine
+    traffic: EngineTraffic
+    ceiling_bytes_per_s: float | None
+    repeats: int = 30
+    kernels: list[KernelTime] = field(default_factory=list)
+
+    def run(
+        self, batches: Sequence[int], contexts: Sequence[int], budget: Budget, emit: Emit
+    ) -> None:
+        """Every context with every batch, as far as the engine takes them."""
+        geometry, limit = self._geometry, self.engine.manifest.limits.max_seq_len
+        least = geometry.config.partial_threshold
+        for asked in contexts:
+            context = min(asked, limit - ROOM)
+            if context < 0.9 * asked or context <= least:
+                budget.left_out.append(
+                    f"specpv at {asked}: views are for {least + 1} to {limit - ROOM} tokens"
+                )
+                continue
+            for batch in batches:
+                what = f"specpv, batch {batch}, context {context}"
+                if budget.allows(what, prompt_tokens=batch * context):
+                    self._placed(batch, context, budget, emit)
+
+    @property
+    def _geometry(self) -> ViewGeometry:
+        geometry = view_geometry(self.engine.manifest)
+        assert geometry is not None
+        return geometry
+
+    def _placed(self, batch: int, context: int, budget: Budget, emit: Emit) -> None:
+        shape, started_s = self._shape(batch), perf_counter()
+        with placed_sequences(self.engine, batch=batch, context=context, shape=shape) as placed:
+            budget.took_up(batch * context, perf_counter() - started_s)
+            _Timing(self, placed, shape, emit).run()
+
+    def _shape(self, batch: int) -> DraftShape | None:
+        table = ProgramTable(cuda_executor(self.engine).plan)
+        chains = [
+            shape
+            for shape in table.shapes()
+            if shape.draft_top_k == 1 and table.most_sequences(shape, full_logits=False) >= batch
+        ]
+        return max(chains, key=lambda s: s.draft_depth, default=None)
+
+
+class _Timing:
+    """The rows of one batch and context."""
+
+    def __init__(
+        self, sweep: ViewSweep, placed: PlacedSequences, shape: DraftShape | None, emit: Emit
+    ) -> None:
+        self._sweep, self._placed, self._shape, self._emit = sweep, placed, shape, emit
+        self._geometry = sweep._geometry
+        executor, batch = placed.executor, placed.batch
+        table = ProgramTable(executor.plan)
+        self._step, self._refresh = (
+            table.step(shape, batch=batch, full_logits=False, refresh=refresh)
+            for refresh in (False, True)
+        )
+        self._length = executor.read("length", rows=batch).copy()
+        self._blocks = np.array(
+            [self._geometry.summarised_blocks(int(n)) for n in self._length], np.int32
+        )
+
+    def run(self) -> None:
+        """Whole, the choice of a view alone, views by what they retrieve, and the mix of all."""
+        exact: State = {"verified_len": self._length, "summarised": self._blocks}
+        whole = self._row("whole", self._step, {**exact, "view_blocks": -1}, self._context)
+        self._emit(replace(whole, tokens_per_s=self._rate(whole.time_s)))
+        self._emit(self._row("full, with its choice", self._refresh, {**exact, "full_step": 1},
+                             self._context))  # fmt: skip
+        budgets = [
+            blocks
+            for tokens in RETRIEVED_TOKENS
+            if (blocks := tokens // self._geometry.config.block_size)
+            <= min(self._geometry.config.n_retrieval_blocks, int(self._blocks.min()))
+        ]
+        for blocks in budgets:
+            self._views(blocks, exact, profile=blocks == budgets[-1])
+
+    def _views(self, blocks: int, exact: State, *, profile: bool) -> None:
+        config, batch = self._geometry.config, self._placed.batch
+        state = {**exact, "view_blocks": self._blocks, "budget": blocks}
+        seen = self._seen(blocks)
+        name = f"{blocks * config.block_size} tokens retrieved"
+        partial = self._row(f"partial, {name}", self._step, state, seen, profile=profile)
+        self._emit(partial)
+        fed = int(BUFFER_SHARE * config.n_spec_tokens_buf)
+        first = np.zeros(batch, np.int32)
+        first[0] = 1
+        again = {**state, "full_step": first, "verified_len": self._length - fed * first}
+        mean = (self._context + (batch - 1) * seen) / batch
+        refresh = self._row(f"refresh of one, {name}", self._refresh, again, mean, fed=fed,
+                            profile=profile)  # fmt: skip
+        self._emit(refresh)
+        self._emit(self._mix(name, partial, refresh, fed))
+
+    def _mix(self, name: str, partial: Phase, refresh: Phase, fed: int) -> Phase:
+        """Each sequence feeds ``fed`` tokens again in turn: one refresh for so many steps."""
+        batch = self._placed.batch
+        steps = max(1.0, fed / self._tokens_a_step / batch)
+        time_s = ((steps - 1) * partial.time_s + refresh.time_s) / steps
+        read = ((steps - 1) * partial.bytes_total + refresh.bytes_total) / steps
+        rate = read / time_s
+        ceiling = self._sweep.ceiling_bytes_per_s
+        return replace(
+            partial,
+            name=f"mix, {name}",
+            time_s=time_s,
+            bytes=BytesByPart(dense=read),
+            bytes_total=read,
+            bytes_per_s=rate,
+            share_of_ceiling=None if ceiling is None else rate / ceiling,
+            tokens_per_s=self._rate(time_s),
+        )
+
+    @property
+    def _context(self) -> float:
+        return float(self._length.mean())
+
+    @property
+    def _tokens_a_step(self) -> float:
+        return 1.0 if self._shape is None else TOKENS_A_STEP
+
+    def _rate(self, time_s: float) -> float:
+        return self._placed.batch * self._tokens_a_step / time_s
+
+    def _seen(self, blocks: int) -> float:
+        """Tokens of a view: all but the blocks that it leaves out."""
+        hidden = (self._blocks - np.minimum(blocks, self._blocks)).mean()
+        return self._context - float(hidden) * self._geometry.config.block_size
+
+    def _row(
+        self,
+        name: str,
+        entry: ProgramEntry,
+        state: State,
+        seen: float,
+        *,
+        fed: int = 0,
+        profile: bool = False,
+    ) -> Phase:
+        """A timed step whose full-attention layers read ``seen`` tokens a sequence."""
+        runner, reset = self._placed.executor.runner, self._reset(state)
+        time_s = time_program(runner, entry, self._sweep.repeats, reset=reset)
+        if profile:
+            self._profile(name, entry, reset)
+        self._placed.reset()
+        batch, nodes = self._placed.batch, entry.draft_tokens + 1
+        work = Work(batch * nodes + fed, batch, seen, logit_rows=batch * nodes)
+        traffic = self._sweep.traffic
+        floor = traffic.target.bytes_read(work)
+        for level in range(1, entry.draft_depth + 1):
+            floor = floor.plus(traffic.level(level, Work(batch, batch, self._context)))
+        row = phase_of(
+            VIEW_SWEEP,
+            name,
+            work,
+            time_s=time_s,
+            floor=floor,
+            operations=traffic.target.floating_operations(work),
+            ceiling_bytes_per_s=self._sweep.ceiling_bytes_per_s,
+        )
+        return replace(row, context=self._context)
+
+    def _reset(self, state: State) -> Callable[[], None]:
+        """The placed sequences with this state of their views; no full step unless it says so."""
+        executor, batch = self._placed.executor, self._placed.batch
+        values = {
+            name: np.broadcast_to(np.asarray(value, np.int32), (batch,)).copy()
+            for name, value in ({"full_step": 0} | dict(state)).items()
+        }
+
+        def restore() -> None:
+            self._placed.reset()
+            for name, value in values.items():
+                executor.write(name, value)
+
+        return restore
+
+    def _profile(self, name: str, entry: ProgramEntry, reset: Callable[[], None]) -> None:
+        launches = profile_program(
+            self._placed.executor.runner, entry, _PROFILE_REPEATS, reset=reset
+        )
+        added_s: dict[str, list[float]] = defaultdict(list)
+        for launch in launches:
+            added_s[launch.kernel].append(launch.added_s)
+        step = f"{name}, context {self._context:.0f}"
+        rows = [
+            KernelTime(step, self._placed.batch, kernel, len(times), sum(times))
+            for kernel, times in added_s.items()
+        ]
+        self._sweep.kernels.extend(sorted(rows, key=lambda row: -row.added_s))

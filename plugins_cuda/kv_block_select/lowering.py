@@ -1,0 +1,85 @@
+"""KvBlockSelect on a GPU: scores of all blocks, then a radix selection per KV head."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+    Workspace,
+)
+from specbuild.runtime.errors import SpecbuildError
+
+SCORE_THREADS = 128
+SELECT_THREADS = 512
+QUERY_TILE = 8
+MOST_GROUP = 8
+MOST_WIDTH = 128
+
+_SCORE_ARGUMENTS = (
+    "q",
+    "summary_pool",
+    "logical_pages",
+    "row_start",
+    "row_slot",
+    "tree_start",
+    "tree_count",
+    "blocks",
+    "budget",
+    "workspace_scores",
+)
+_SELECT_ARGUMENTS = ("logical_pages", "blocks", "budget", "partial_table", "workspace_scores")
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """Two launches; SpecbuildError for heads that the kernels do not take."""
+    tensors = request.tensors
+    _, q_heads, width = tensors["q"].shape
+    _, kv_heads, _, _ = tensors["summary_pool"].shape
+    batch, table = tensors["logical_pages"].shape
+    entries = tensors["partial_table"].shape[2]
+    group = q_heads // kv_heads
+    if (
+        tensors["q"].dtype != "bfloat16"
+        or width > MOST_WIDTH
+        or width % (16 if width > 64 else 8)
+        or group > MOST_GROUP
+    ):
+        raise SpecbuildError(
+            f"KvBlockSelect: {group} query heads a KV head, of {width} {tensors['q'].dtype} "
+            f"values; its kernels take up to {MOST_GROUP} of up to {MOST_WIDTH} bfloat16 values, "
+            "in multiples of 8: build for the cpu target."
+        )
+    sink_pages = int(request.attributes["sink_pages"])
+    block_pages = int(request.attributes["block_pages"])
+    most_blocks = max(1, (table - sink_pages) // block_pages)
+    sizes = (table, sink_pages, block_pages, most_blocks)
+    scoring = (
+        ("KV_HEADS", kv_heads),
+        ("GROUP", group),
+        ("WIDTH", width),
+        ("QUERY_TILE", QUERY_TILE),
+        ("OVER_QUERIES", {"mean": 0, "max": 1, "last": 2}[str(request.attributes["reduction"])]),
+        ("QUEST", int(request.attributes["score"] == "quest")),
+        ("THREADS", SCORE_THREADS),
+    )
+    tiles = -(-most_blocks * (1 + (width > 64)) // SCORE_THREADS)
+    # Most steps score nothing: a grid of a few CTAs an SM, which walk over the blocks.
+    ctas = max(1, 4 * request.target.multiprocessors // (kv_heads * batch))
+    scores = OpLaunch(
+        Kernel("kv_block_select", "score_blocks", scoring),
+        grid=(min(tiles, ctas), kv_heads, batch),
+        block=SCORE_THREADS,
+        shared_bytes=4 * QUERY_TILE * group * width,
+        arguments=(*_SCORE_ARGUMENTS, *sizes),
+    )
+    select = OpLaunch(
+        Kernel("kv_block_select", "select_blocks", (("THREADS", SELECT_THREADS),)),
+        grid=(kv_heads, batch, 1),
+        block=SELECT_THREADS,
+        shared_bytes=4 * -(-entries // block_pages),
+        arguments=(*_SELECT_ARGUMENTS, *sizes, entries),
+    )
+    workspace = Workspace("workspace_scores", 4 * batch * kv_heads * most_blocks)
+    return Lowering((scores, select), (workspace,))

@@ -1,0 +1,60 @@
+// KvBlockSummary: the maximum and the minimum of the keys of every new block, channel by channel.
+//
+//   summary_pool   bf16 [pages, KV_HEADS, 2, WIDTH], in and out
+//   k_pool         bf16 [pages, KV_HEADS, PAGE_SIZE, WIDTH]
+//   logical_pages  i32  [batch, table]
+//   first_block    i32  [batch]
+//   blocks         i32  [batch]
+//
+// A warp takes a block of a KV head, a lane two channels at a time. Most steps complete no block at
+// all: the grid has a fixed size and walks over what there is. A block of 16 keys of 64 channels is
+// 2 KB; the first step after a prompt reads all of its keys, as attention does. No workspace.
+#include "../_device/bf16.cuh"
+#include "../_device/ptx.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    summarise_blocks(uint32_t* summary_pool, const uint32_t* k_pool, const int* logical_pages,
+                     const int* first_block, const int* blocks, int batch, int table,
+                     int sink_pages, int block_pages) {
+  constexpr int kPairs = WIDTH / 2, kOfALane = ceil_div(kPairs, 32), kWarps = THREADS / 32;
+  pdl_launch_dependents();
+  pdl_wait();
+  const int lane = threadIdx.x % 32;
+  for (int b = 0; b < batch; ++b) {
+    const int first = first_block[b], items = (blocks[b] - first) * KV_HEADS;
+    const int* pages = logical_pages + static_cast<int64_t>(b) * table + sink_pages;
+    for (int item = blockIdx.x * kWarps + threadIdx.x / 32; item < items;
+         item += gridDim.x * kWarps) {
+      const int block = first + item / KV_HEADS, head = item % KV_HEADS;
+      float2 most[kOfALane], least[kOfALane];
+      for (int page = 0; page < block_pages; ++page) {
+        const int64_t place = pages[block * block_pages + page];
+        const uint32_t* keys = k_pool + (place * KV_HEADS + head) * PAGE_SIZE * kPairs;
+#pragma unroll 4
+        for (int key = 0; key < PAGE_SIZE; ++key) {
+#pragma unroll
+          for (int i = 0; i < kOfALane; ++i) {
+            const int pair = 32 * i + lane;
+            const float2 k =
+                pair < kPairs ? unpack_bf16x2(keys[key * kPairs + pair]) : make_float2(0.0f, 0.0f);
+            const bool begins = page == 0 && key == 0;
+            most[i].x = begins || k.x > most[i].x ? k.x : most[i].x;
+            most[i].y = begins || k.y > most[i].y ? k.y : most[i].y;
+            least[i].x = begins || k.x < least[i].x ? k.x : least[i].x;
+            least[i].y = begins || k.y < least[i].y ? k.y : least[i].y;
+          }
+        }
+      }
+      const int64_t entry = pages[block * block_pages];
+      uint32_t* summary = summary_pool + (entry * KV_HEADS + head) * 2 * kPairs;
+#pragma unroll
+      for (int i = 0; i < kOfALane; ++i) {
+        const int pair = 32 * i + lane;
+        if (pair < kPairs) {
+          summary[pair] = pack_bf16x2(most[i].x, most[i].y);
+          summary[kPairs + pair] = pack_bf16x2(least[i].x, least[i].y);
+        }
+      }
+    }
+  }
+}

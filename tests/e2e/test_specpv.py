@@ -1,0 +1,178 @@
+"""Engines with SpecPV on the CPU: exact where they must be, and named lossy where they are not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import write_draft, write_target
+from command_line import Command
+
+from specbuild.builder.build import build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+
+SPECPV = {
+    "specpv_block_size": 8,
+    "specpv_n_sink_blocks": 1,
+    "specpv_n_retrieval_blocks": 12,
+    "specpv_n_window_blocks": 1,
+    "specpv_n_spec_tokens_buf": 40,
+    "specpv_partial_threshold": 24,
+    "specpv_full_refresh_interval": 30,
+}
+SHAPES = [None, DraftShape(1, 3, 3), DraftShape(2, 3, 6)]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("specpv")
+    write_target(path / "t", tokenizer=True, vocab=272)
+    write_draft(path / "d", target_vocab=272)
+    return path
+
+
+def built(checkpoints: Path, name: str, **changes: Any) -> Path:
+    output = checkpoints / name
+    if not output.exists():
+        options = BuildOptions(
+            model=checkpoints / "t",
+            draft=checkpoints / "d",
+            output=output,
+            max_seq_len=192,
+            max_batch_size=3,
+            page_size=4,
+            draft_top_k=2,
+            draft_depth=3,
+            draft_tokens=6,
+            **changes,
+        )
+        build(options, SilentProgress())
+    return output
+
+
+@pytest.fixture(scope="module")
+def specpv_engine(checkpoints: Path) -> Path:
+    return built(checkpoints, "engine", enable_specpv=True, **SPECPV)
+
+
+def prompts() -> list[Prompt]:
+    rng = np.random.default_rng(5)
+    lengths = (90, 20, 41)
+    return [
+        Prompt(str(n), ids=tuple(rng.integers(3, 270, length).tolist()))
+        for n, length in enumerate(lengths)
+    ]
+
+
+def decode(engine: Engine, shape: DraftShape | None, **params: Any) -> list[RunRecord]:
+    asked = GenerateParams(ignore_eos=True, **{"max_new_tokens": 40, **params})
+    records = {
+        event.request: event.record
+        for event in engine.generate(prompts(), asked, speculation=shape)
+        if isinstance(event, FinishEvent)
+    }
+    return [records[i] for i in range(len(records))]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_view_of_everything_is_bit_equal(specpv_engine: Path, shape: DraftShape | None) -> None:
+    """Up to the first full step, whose rows are more: ONNX Runtime's bits depend on their number.
+
+    Twelve blocks of eight tokens are all that these contexts have.
+    """
+    engine = Engine.load(specpv_engine)
+    whole = decode(engine, shape, specpv_retrieval_blocks=0, max_new_tokens=24)
+    views = decode(engine, shape, max_new_tokens=24)
+    for one, other in zip(whole, views, strict=True):
+        assert one.stats.specpv is not None and other.stats.specpv is not None
+        assert one.stats.specpv.partial_steps == 0
+        assert other.stats.specpv.partial_steps > 4
+        assert other.output_ids == one.output_ids
+        assert other.logprobs == one.logprobs
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_no_partial_step_is_plain_decoding(
+    checkpoints: Path, specpv_engine: Path, shape: DraftShape | None
+) -> None:
+    """``full_refresh_interval`` 0, and the engine that was built without SpecPV."""
+    plain, loaded = Engine.load(built(checkpoints, "plain")), Engine.load(specpv_engine)
+    specpv = loaded.manifest.specpv
+    assert specpv is not None
+    never = replace(specpv, full_refresh_interval=0)
+    full = Engine(replace(loaded.manifest, specpv=never), loaded.executor, text=loaded.text)
+    wanted = [record.output_ids for record in decode(plain, None)]
+    records = decode(full, shape)
+    assert [record.output_ids for record in records] == wanted
+    assert all(r.stats.specpv is not None and r.stats.specpv.partial_steps == 0 for r in records)
+
+
+def test_a_full_step_makes_the_cache_exact_again(specpv_engine: Path) -> None:
+    """Right after one, the same tokens have the log-probabilities of a run without partial steps.
+
+    Teacher forcing: the tokens of the lossy run are the prompt of a fresh one.
+    """
+    engine = Engine.load(specpv_engine)
+    lossy = decode(engine, None, specpv_retrieval_blocks=1)[0]
+    assert lossy.stats.specpv is not None and lossy.logprobs is not None
+    assert lossy.stats.specpv.agreed_tokens < lossy.stats.specpv.rechecked_tokens
+    ids = (*lossy.prompt_ids, *lossy.output_ids)
+
+    def fresh(emitted: int) -> float:
+        prompt = Prompt("fresh", ids=ids[: len(lossy.prompt_ids) + emitted])
+        params = GenerateParams(max_new_tokens=1, ignore_eos=True, specpv_retrieval_blocks=0)
+        *_, last = engine.generate([prompt], params, speculation=None)
+        assert isinstance(last, FinishEvent) and last.record.logprobs is not None
+        return last.record.logprobs[0]
+
+    # Token 0 is prefill's, 1 the first full step's; then partial steps, 30 at most.
+    exact = [abs(fresh(i) - lossy.logprobs[i]) < 2e-5 for i in range(40)]
+    full = [i for i, holds in enumerate(exact) if holds]
+    assert full[:2] == [0, 1]
+    assert 32 in full
+    assert sum(exact) < 15
+
+
+def test_the_command_line_builds_runs_and_names_it_lossy(
+    command: Command, checkpoints: Path, specpv_engine: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lines = [json.dumps({"id": p.id, "prompt_ids": list(p.ids or ())}) for p in prompts()]
+    file.write_text("\n".join(lines))
+    asked = ("run", specpv_engine, "--prompts", file, "--ignore-eos", "--max-new-tokens", "20")
+    shown = command(*asked, "--specpv-retrieval-blocks", "1")
+    assert "SpecPV (lossy)" in shown.err and "partial" in shown.err
+    result = command(*asked, "--specpv-retrieval-blocks", "auto", "--json", "--no-spec")
+    stats = [json.loads(line)["stats"]["specpv"] for line in result.out.splitlines()]
+    assert [s["retrieval_blocks"] for s in stats] == [12, 12, 12]
+    assert all(s["partial_steps"] > 0 and s["invariant_failures"] == 0 for s in stats)
+    refused = command(*asked, "--specpv-retrieval-blocks", "13")
+    assert refused.code == 2 and "retrieves 0 to 12" in refused.err
+    refused = command(*asked, "--specpv-retrieval-blocks", "many")
+    assert refused.code == 2 and "expected a number of blocks or 'auto'" in refused.err
+    assert "lossy: contexts above 24 tokens" in command("inspect", specpv_engine).out.replace(
+        "\n", " "
+    )
+    asked = ("bench", specpv_engine, "--prompts", file, "--rounds", "1", "--max-new-tokens", "40")
+    table = command(*asked).out.replace("\n", " ")
+    assert "SpecPV (lossy)" in table
+    pairs = json.loads(command(*asked, "--json").out)["sets"][0]["pairs"]
+    assert all(pair["specpv"]["partial_steps"] > 0 for pair in pairs)
+    manifest = json.loads(command("inspect", specpv_engine, "--json").out)
+    assert manifest["specpv"]["n_spec_tokens_buf"] == 40
+    assert manifest["options"]["specpv_block_size"] == 8
+    build_options = ["--max-seq-len", 192, "--page-size", 4, "--specpv"]
+    wrong = command(
+        "build", "--model", checkpoints / "t", "--output", tmp_path / "e", *build_options,
+        "--specpv-block-size", 6,
+    )  # fmt: skip
+    assert wrong.code == 2 and "no multiple of the page size 4" in wrong.err

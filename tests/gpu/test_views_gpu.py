@@ -1,0 +1,95 @@
+"""SpecPV on a GPU: views of everything change no bit, small ones are taken, and are counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specbuild.builder.build import build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-gpt-oss"
+CHAIN = DraftShape(1, 3, 3)
+SPECPV = {
+    "enable_specpv": True,
+    "specpv_n_sink_blocks": 1,
+    "specpv_n_retrieval_blocks": 40,
+    "specpv_n_window_blocks": 2,
+    "specpv_n_spec_tokens_buf": 32,
+    "specpv_partial_threshold": 64,
+    "specpv_full_refresh_interval": 6,
+}
+
+
+def built(folder: Path, name: str, **changes: Any) -> Engine:
+    options = BuildOptions(
+        model=EXAMPLE / "target",
+        draft=EXAMPLE / "draft",
+        output=folder / name,
+        backend="cuda",
+        max_seq_len=768,
+        max_batch_size=4,
+        page_size=16,
+        draft_top_k=1,
+        draft_depth=3,
+        draft_tokens=3,
+        **changes,
+    )
+    build(options, SilentProgress())
+    return Engine.load(folder / name)
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine]:
+    folder = tmp_path_factory.mktemp("views")
+    return built(folder, "plain"), built(folder, "views", **SPECPV)
+
+
+def decode(engine: Engine, shape: DraftShape | None, blocks: int | None) -> list[RunRecord]:
+    random = np.random.default_rng(3)
+    prompts = [
+        Prompt(str(i), ids=tuple(random.integers(3, 4000, n).tolist()))
+        for i, n in enumerate((600, 90, 333, 40, 201))
+    ]
+    params = GenerateParams(max_new_tokens=96, ignore_eos=True, specpv_retrieval_blocks=blocks)
+    found = {
+        event.request: event.record
+        for event in engine.generate(prompts, params, speculation=shape)
+        if isinstance(event, FinishEvent)
+    }
+    return [found[i] for i in range(len(prompts))]
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
+def test_a_view_of_everything_changes_no_bit(
+    engines: tuple[Engine, Engine], shape: DraftShape | None
+) -> None:
+    """Partial steps, tokens fed again, sequences that take turns: the bits of plain decoding."""
+    plain, views = engines
+    for wanted, got in zip(decode(plain, shape, None), decode(views, shape, None), strict=True):
+        assert got.stats.specpv is not None
+        assert got.stats.specpv.partial_steps > got.stats.specpv.full_steps
+        assert got.stats.specpv.invariant_failures == 0
+        assert got.output_ids == wanted.output_ids
+        assert got.logprobs == wanted.logprobs
+
+
+def test_without_partial_steps_no_bit_changes(engines: tuple[Engine, Engine]) -> None:
+    plain, views = engines
+    for wanted, got in zip(decode(plain, CHAIN, None), decode(views, CHAIN, 0), strict=True):
+        assert (got.output_ids, got.logprobs) == (wanted.output_ids, wanted.logprobs)
+
+
+def test_small_views_say_the_same_twice(engines: tuple[Engine, Engine]) -> None:
+    _, views = engines
+    first, again = decode(views, None, 2), decode(views, None, 2)
+    assert [r.output_ids for r in first] == [r.output_ids for r in again]
+    assert all(r.stats.specpv is not None and r.stats.specpv.partial_steps > 0 for r in first)

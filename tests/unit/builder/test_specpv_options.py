@@ -1,0 +1,87 @@
+"""What a build says of SpecPV's numbers: every invariant is an error that names them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from geometries import GPT_OSS_20B
+
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.limits import plan_engine
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import SpecPv
+
+
+def options(**changes: Any) -> BuildOptions:
+    given = {"enable_specpv": True, "max_seq_len": 16384, **changes}
+    return BuildOptions(model=Path("m"), output=Path("o"), **given)
+
+
+def test_defaults_are_the_published_ones() -> None:
+    plan = plan_engine(options(), GPT_OSS_20B, None)
+    assert plan.specpv == SpecPv(16, 2, 256, 8, 64, 4096, 32, "mean", "dot")
+    assert {group.page_size for group in plan.groups} == {16}
+    assert plan.views is not None
+    # sink, retrieved, then the window with an incomplete block, one token, and the buffer
+    assert plan.views.entries == 2 + 256 + -(-(9 * 16 - 1 + 1 + 64) // 16)
+
+
+def test_without_the_flag_nothing_changes() -> None:
+    assert plan_engine(options(enable_specpv=False), GPT_OSS_20B, None).specpv is None
+
+
+def test_launches_hold_what_is_fed_again() -> None:
+    """Every sequence of a batch may take a full step at once."""
+    plan = plan_engine(options(max_batch_size=9, specpv_n_spec_tokens_buf=100), GPT_OSS_20B, None)
+    assert plan.limits.max_rows == 9 * (100 + 1)
+    sliding = next(group for group in plan.groups if group.window)
+    assert sliding.pages - 1 >= 9 * (plan.limits.max_rows + sliding.window - 1) // 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"enable_specpv": False, "specpv_block_size": 16}, "block-size needs --specpv"),
+        ({"specpv_block_size": 24}, "block-size 24 is no multiple of the page size 16"),
+        ({"page_size": 64}, "block-size 16 is no multiple of the page size 64"),
+        ({"specpv_n_spec_tokens_buf": 1}, "buf 1 is too small.* 0 tokens.* margin of 1 .* need 2"),
+        ({"specpv_partial_threshold": 100}, "100 lies below the 160 tokens of 2 sink and 8 window"),
+        ({"max_seq_len": 4096}, "threshold 4096 is never passed.* 4096 tokens"),
+        ({"specpv_n_retrieval_blocks": 0}, "retrieval-blocks is 0; it must be at least 1"),
+        ({"specpv_full_refresh_interval": -1}, "refresh-interval is -1; it must be at least 0"),
+    ],
+)
+def test_a_broken_invariant_is_an_error_with_its_numbers(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SpecbuildError, match=message):
+        plan_engine(options(**changes), GPT_OSS_20B, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_batch_size": 200}, "at most 256 rows, of which 256 sequences with trees of 1 leave"),
+        (
+            {"max_batch_size": 128, "specpv_n_spec_tokens_buf": 60},
+            "too small for 128 sequences: 2 at a time .* 65 more steps .*, 66 in all",
+        ),
+    ],
+)
+def test_sequences_on_a_gpu_take_full_steps_in_turn(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecbuildError, match=message):
+        plan_engine(options(backend="cuda", **changes), GPT_OSS_20B, None)
+
+
+def test_the_defaults_let_eight_sequences_take_turns() -> None:
+    plan = plan_engine(options(backend="cuda", max_batch_size=8), GPT_OSS_20B, None)
+    assert plan.specpv is not None and plan.specpv.n_spec_tokens_buf == 64
+
+
+def test_a_model_without_full_attention_has_nothing_to_view() -> None:
+    sliding = replace(GPT_OSS_20B, layer_types=("sliding_attention",) * GPT_OSS_20B.layers)
+    with pytest.raises(SpecbuildError, match="no full-attention layer"):
+        plan_engine(options(), sliding, None)

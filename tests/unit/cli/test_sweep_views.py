@@ -1,0 +1,98 @@
+"""``bench --sweep specpv``: which state each timed step starts from, and what a mix is made of."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "runtime"))
+from checkpoints import write_draft, write_target
+from plan_host import lowered_engine
+from test_cuda_views import engine_of
+
+from specbuild.cli import sweep_views
+from specbuild.cli.bench_sweep import Progress, SweepPlan, measure
+from specbuild.cli.sweep_budget import Budget
+from specbuild.cli.sweep_report import Phase
+from specbuild.runtime import placed_sequences
+from specbuild.runtime.byte_floor import EngineTraffic, PassTraffic
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.plan import ProgramEntry
+
+SPECPV = {
+    "enable_specpv": True,
+    "specpv_n_sink_blocks": 1,
+    "specpv_n_retrieval_blocks": 6,
+    "specpv_n_window_blocks": 1,
+    "specpv_n_spec_tokens_buf": 16,
+    "specpv_partial_threshold": 40,
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    path = tmp_path_factory.mktemp("sweep")
+    sizes = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
+    write_target(path / "t", layers=2, experts=4, experts_per_token=2, **sizes)
+    write_draft(path / "d", target_layers=2, target_hidden=96, inner=64, **sizes)
+    limits = {"draft_top_k": 1, "draft_depth": 2, "draft_tokens": 2}
+    options = {"max_seq_len": 400, "max_batch_size": 2, "page_size": 16, **limits, **SPECPV}
+    return engine_of(lowered_engine(path / "t", path / "d", **options))[0]
+
+
+def test_rows_start_from_the_states_they_name(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[dict[str, np.ndarray]] = []
+    executor = engine.executor
+
+    def timed(_runner: Any, entry: ProgramEntry, _n: int, *, reset: Callable[[], None]) -> float:
+        reset()
+        names = ("full_step", "view_blocks", "budget", "verified_len", "length")
+        states.append({name: executor.read(name, rows=2) for name in names})
+        return 1e-3 if entry.fed_again == 0 else 3e-3
+
+    monkeypatch.setattr(sweep_views, "time_program", timed)
+    monkeypatch.setattr(sweep_views, "profile_program", lambda *_, **__: [])
+    monkeypatch.setattr(sweep_views, "RETRIEVED_TOKENS", (16, 48, 8192))
+    rows: list[Phase] = []
+    budget = Budget.of(600.0, [])
+    sweep = sweep_views.ViewSweep(engine, EngineTraffic(PassTraffic(dense_bytes=1000)), 1e9, 2)
+    monkeypatch.setattr(sweep_views, "cuda_executor", lambda e: e.executor)
+    monkeypatch.setattr(placed_sequences, "cuda_executor", lambda e: e.executor)
+    sweep.run([2], [200, 30, 9000], budget, rows.append)
+    names = [row.name for row in rows]
+    assert names[:3] == ["whole", "full, with its choice", "partial, 16 tokens retrieved"]
+    assert names[3:5] == ["refresh of one, 16 tokens retrieved", "mix, 16 tokens retrieved"]
+    assert len(rows) == 8 and len(budget.left_out) == 2
+    whole, full, partial, refresh = states[:4]
+    assert (whole["view_blocks"] == -1).all() and not whole["full_step"].any()
+    assert full["full_step"].all() and (full["verified_len"] == full["length"]).all()
+    blocks = [max(0, (n - 16) // 16 - 1) for n in partial["length"]]
+    assert partial["view_blocks"].tolist() == blocks and (partial["budget"] == 1).all()
+    assert refresh["full_step"].tolist() == [1, 0]
+    assert (refresh["length"] - refresh["verified_len"]).tolist() == [12, 0]
+    mix = rows[4]
+    # 12 tokens at 2.53 a step, two sequences: one step in 2.37 is a refresh.
+    assert mix.time_s == pytest.approx((1.3715 * 1e-3 + 3e-3) / 2.3715, rel=1e-3)
+    assert mix.tokens_per_s == pytest.approx(2 * 2.53 / mix.time_s)
+    assert rows[0].context > 199
+
+
+def test_an_engine_without_views_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from toy_device import toy_cuda
+
+    from specbuild.cli import bench_sweep
+
+    monkeypatch.setattr(bench_sweep, "engine_traffic", lambda *_: EngineTraffic(PassTraffic()))
+    monkeypatch.setattr(bench_sweep, "cuda_executor", lambda e: e.executor)
+    progress = Progress([].append)
+    toy = toy_cuda()
+    monkeypatch.setattr(type(toy.engine.executor.runner), "described", None, raising=False)
+    measure(toy.engine, SweepPlan(("specpv",)), None, [], progress)
+    assert "specpv: the engine was built without --specpv" in progress.left_out
