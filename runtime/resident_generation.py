@@ -73,6 +73,8 @@ class ResidentGeneration:
         pending = executor.port(PENDING[1])
         # Rows that may wait for the draft in a slot, and at most how many do.
         self._room = 0 if pending is None or policy.max_depth == 0 else pending.shape[1]
+        # A shape that was chosen ahead, and the batch that it was chosen for.
+        self._chosen: tuple[int, DraftShape | None] | None = None
         self._waiting = 0
         self._emission = Emission(
             manifest.target.eos_token_ids,
@@ -142,8 +144,9 @@ class ResidentGeneration:
         self._waiting = max(self._waiting, 1)
         if any(s.wanted > 1 for s in slots.sequences):
             # While the device works, what the first step needs is made ready.
-            shape = self._policy.shape(_outlook(slots.sequences))
-            executor.prepare(self._step_entry(slots.sequences, shape))
+            outlook = _outlook(slots.sequences)
+            self._chosen = (outlook.batch, self._next_shape(outlook))
+            executor.prepare(self._step_entry(slots.sequences, self._chosen[1]))
         choice = executor.read("prefill.choice")
         logprob = executor.read("prefill.logprob")
         for r in ending:
@@ -161,7 +164,7 @@ class ResidentGeneration:
         """Starts steps while one more can be of use: each in flight gives a token at least."""
         outlook = _outlook(sequences)
         while len(self._flights) < min(STEPS_IN_FLIGHT, outlook.tokens_left):
-            shape = self._policy.shape(outlook)
+            shape = self._next_shape(outlook)
             entry = self._next_entry(sequences, shape)
             self._waiting = self._waiting_after(shape)
             self._executor.start(entry)
@@ -170,6 +173,13 @@ class ResidentGeneration:
             found = tuple(self._slots.sequences)
             self._flights.append(_Flight(self._next_step, found, outlook, shape, warm))
             self._next_step += 1
+
+    def _next_shape(self, outlook: Outlook) -> DraftShape | None:
+        """The policy's choice, which counts as a step: one made ahead for this batch is taken."""
+        chosen, self._chosen = self._chosen, None
+        if chosen is not None and chosen[0] == outlook.batch:
+            return chosen[1]
+        return self._policy.shape(outlook)
 
     def _receive(self) -> list[Event]:
         """Reads the oldest step in flight. Sequences that ended before it have no part in it."""

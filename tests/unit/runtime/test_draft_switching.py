@@ -88,6 +88,12 @@ def test_any_order_of_drafts_gives_the_tokens_of_plain_decoding(
             assert 0 <= accepted <= depth <= deepest
 
 
+def test_the_policy_is_asked_once_for_every_step() -> None:
+    toy, policy = scripted([None, SHAPES[0]])
+    run(toy.engine, [[3, 1, 4]], GenerateParams(max_new_tokens=12, ignore_eos=True))
+    assert policy.step == sum(name.startswith("step") for name in toy.device.started)
+
+
 def test_a_draft_after_a_long_pause_is_as_good_as_one_without() -> None:
     """What a chain accepts at a place does not depend on how the steps before it drafted."""
     params = GenerateParams(max_new_tokens=40, ignore_eos=True)
