@@ -23,7 +23,7 @@ from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch
 from specbuild.plugins_cuda.opspec import OpSpec
 
 ROOT = Path(package.__path__[0])
-HEADER = Path(__file__).parent / "emulated" / "cuda_emulation.h"
+EMULATED = Path(__file__).parent / "emulated"
 GUARD_BYTES = 256
 POISON = 0xFF
 
@@ -117,8 +117,16 @@ def emulate(launch: OpLaunch, memory: Mapping[str, Guarded]) -> None:
 
 
 @cache
-def _build_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="specbuild-emulation-"))
+def _build_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="specbuild-emulation-")
+
+
+@cache
+def _emulator() -> Path:
+    """The library that runs the threads, shared by all kernels."""
+    library = Path(_build_folder().name) / "emulator.so"
+    _compile(EMULATED / "emulator.cpp", library, "-O2")
+    return library
 
 
 @cache
@@ -131,17 +139,22 @@ def _compiled(kernel: Kernel) -> Any:
         "}\n"
     )
     name = hashlib.sha256(repr(kernel).encode()).hexdigest()[:24]
-    path = _build_folder() / f"{name}.cpp"
+    path = Path(_build_folder().name) / f"{name}.cpp"
     path.write_text(text)
     library = path.with_suffix(".so")
+    constants = [f"-D{name}={value}" for name, value in kernel.constants]
+    header = EMULATED / "cuda_emulation.h"
+    _compile(path, library, "-O1", *constants, "-include", str(header), str(_emulator()))
+    return ctypes.CDLL(str(library)).run_kernel
+
+
+def _compile(source: Path, library: Path, *arguments: str) -> None:
     subprocess.run(
         [
             # Without -fno-gnu-unique a static of an inline function is one for all libraries.
-            "g++", "-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fno-gnu-unique",
-            "-ffp-contract=off",
-            "-DSPECBUILD_EMULATE", *[f"-D{name}={value}" for name, value in kernel.constants],
-            "-include", str(HEADER), str(path), "-o", str(library),
+            "g++", "-std=c++20", "-w", "-fPIC", "-shared", "-fno-gnu-unique",
+            "-ffp-contract=off", "-DSPECBUILD_EMULATE", str(source), *arguments,
+            "-o", str(library),
         ],
         check=True,
     )  # fmt: skip
-    return ctypes.CDLL(str(library)).run_kernel

@@ -1,0 +1,307 @@
+// Runs the threads of a CUDA kernel on a CPU: every thread of a block is a fiber, blocks run one
+// after another.
+//
+// Barriers and warp collectives are real: a thread that arrives yields until the others have. A
+// block whose threads all wait for nothing that can still happen is reported as a deadlock.
+#include "cuda_emulation.h"
+
+#include <cstdio>
+#include <map>
+#include <vector>
+
+uint3 threadIdx, blockIdx, blockDim, gridDim;
+
+#if !defined(__x86_64__)
+#error "the kernel emulator switches stacks on x86-64 only"
+#endif
+// Saves the callee-saved registers on the old stack, and takes them from the new one.
+extern "C" void emulation_switch(void** save, void* restore);
+asm(R"(
+.text
+.globl emulation_switch
+emulation_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+)");
+
+namespace emulation {
+
+alignas(1024) unsigned char shared[kSharedBytes];
+unsigned current = 0;
+
+namespace {
+
+constexpr size_t kStackBytes = 64 << 10;
+
+struct Fiber {
+  void* stack_pointer = nullptr;
+  std::vector<unsigned char> stack;
+  bool done = false;
+};
+
+struct Barrier {
+  int arrived = 0;
+  unsigned generation = 0;
+};
+
+struct Warp {
+  Barrier barrier;
+  Slot values[2][32];
+  unsigned alive = 0;
+};
+
+struct MbarrierState {
+  int expected = 0, pending = 0;
+  int64_t bytes = 0;
+  unsigned phase = 0;
+};
+
+std::vector<Fiber> fibers;
+std::vector<Warp> warps;
+Barrier named[16];
+std::map<void*, MbarrierState> mbarriers;
+int alive_threads = 0;
+unsigned long progress = 0;
+void* scheduler_stack = nullptr;
+void (*body)(void*) = nullptr;
+void* body_argument = nullptr;
+
+}  // namespace
+
+void yield() {
+  emulation_switch(&fibers[current].stack_pointer, scheduler_stack);
+}
+
+namespace {
+
+// Those that wait may be all that is left.
+void release(Barrier& barrier, int threads) {
+  if (barrier.arrived == 0 || barrier.arrived < threads) return;
+  barrier.arrived = 0;
+  ++barrier.generation;
+}
+
+void fiber_main() {
+  body(body_argument);
+  Warp& warp = warps[current / 32];
+  fibers[current].done = true;
+  --alive_threads;
+  warp.alive &= ~(1u << (current % 32));
+  release(named[0], alive_threads);
+  release(warp.barrier, __builtin_popcount(warp.alive));
+  ++progress;
+  for (;;) yield();
+}
+
+void start(Fiber& fiber) {
+  fiber.stack.resize(kStackBytes);
+  fiber.done = false;
+  auto top = reinterpret_cast<uintptr_t>(fiber.stack.data() + kStackBytes) & ~uintptr_t{15};
+  // After the six pops, `ret` takes the entry; the stack is then 8 past a multiple of 16.
+  auto* slots = reinterpret_cast<void**>(top) - 8;
+  std::memset(slots, 0, 8 * sizeof(void*));
+  slots[6] = reinterpret_cast<void*>(&fiber_main);
+  fiber.stack_pointer = slots;
+}
+
+void wait_for(Barrier& barrier, int threads) {
+  const unsigned generation = barrier.generation;
+  ++progress;
+  if (++barrier.arrived >= threads) {
+    barrier.arrived = 0;
+    ++barrier.generation;
+    return;
+  }
+  while (barrier.generation == generation) yield();
+}
+
+void settle(MbarrierState& state) {
+  ++progress;
+  if (state.pending == 0 && state.bytes == 0) {
+    state.phase ^= 1;
+    state.pending = state.expected;
+  }
+}
+
+// 0, or 1 where the block can make no progress any more.
+int run_block(unsigned threads) {
+  std::memset(shared, 0xFF, kSharedBytes);
+  fibers.resize(threads);
+  warps.assign((threads + 31) / 32, Warp{});
+  for (auto& barrier : named) barrier = Barrier{};
+  mbarriers.clear();
+  alive_threads = static_cast<int>(threads);
+  for (unsigned i = 0; i < threads; ++i) {
+    start(fibers[i]);
+    warps[i / 32].alive |= 1u << (i % 32);
+  }
+  while (alive_threads > 0) {
+    const unsigned long before = progress;
+    for (current = 0; current < threads; ++current) {
+      if (fibers[current].done) continue;
+      threadIdx = {current, 0, 0};
+      emulation_switch(&scheduler_stack, fibers[current].stack_pointer);
+    }
+    if (progress == before) return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+
+void sync_block() {
+  wait_for(named[0], alive_threads);
+}
+
+const Slot* exchange(const void* mine, size_t bytes) {
+  Warp& warp = warps[current / 32];
+  Slot* const slots = warp.values[warp.barrier.generation & 1];
+  if (bytes > 0) std::memcpy(slots[current % 32], mine, bytes);
+  wait_for(warp.barrier, __builtin_popcount(warp.alive));
+  return slots;
+}
+
+int run_grid(void (*thread)(void*), void* argument, const unsigned* grid, unsigned block) {
+  body = thread;
+  body_argument = argument;
+  gridDim = {grid[0], grid[1], grid[2]};
+  blockDim = {block, 1, 1};
+  for (unsigned z = 0; z < grid[2]; ++z)
+    for (unsigned y = 0; y < grid[1]; ++y)
+      for (unsigned x = 0; x < grid[0]; ++x) {
+        blockIdx = {x, y, z};
+        if (run_block(block)) return 1;
+      }
+  return 0;
+}
+
+}  // namespace emulation
+
+unsigned __ballot_sync(unsigned, bool predicate) {
+  const unsigned alive = emulation::warps[emulation::current / 32].alive;
+  const emulation::Exchange<int> all(predicate ? 1 : 0);
+  unsigned bits = 0;
+  for (unsigned lane = 0; lane < 32; ++lane)
+    if ((alive >> lane & 1) && all.of(lane)) bits |= 1u << lane;
+  return bits;
+}
+int __syncthreads_or(int predicate) {
+  static int any;
+  if (emulation::current == 0) any = 0;
+  __syncthreads();
+  if (predicate) any = 1;
+  __syncthreads();
+  const int result = any;
+  __syncthreads();
+  return result;
+}
+
+unsigned __brev(unsigned x) {
+  unsigned y = 0;
+  for (int i = 0; i < 32; ++i) y |= (x >> i & 1u) << (31 - i);
+  return y;
+}
+unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  const uint64_t bytes = a | static_cast<uint64_t>(b) << 32;
+  unsigned out = 0;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned pick = selector >> (4 * i) & 0xF;
+    unsigned byte = static_cast<unsigned>(bytes >> (8 * (pick & 7))) & 0xFF;
+    if (pick & 8) byte = byte & 0x80 ? 0xFF : 0;
+    out |= byte << (8 * i);
+  }
+  return out;
+}
+
+void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  using namespace emulation;
+  struct Operands { uint32_t a[4]; uint32_t b[2]; } mine;
+  std::memcpy(mine.a, a, sizeof(a));
+  std::memcpy(mine.b, b, sizeof(b));
+  const Exchange<Operands> all(mine);
+  const unsigned g = current % 32 / 4, t = current % 4;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned row = g, column = 2 * t + i % 2;
+    float sum = d[i];
+    for (unsigned k = 0; k < 16; ++k) {
+      const unsigned lane = k % 8 / 2, half = k % 2, upper = k / 8;
+      const float left = bf16_half(all.of(4 * row + lane).a[2 * upper + i / 2], half);
+      const float right = bf16_half(all.of(4 * column + lane).b[upper], half);
+      sum += left * right;
+    }
+    d[i] = sum;
+  }
+}
+
+void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
+  const emulation::Exchange<const void*> rows(row);
+  const unsigned lane = emulation::current % 32;
+  for (unsigned m = 0; m < 4; ++m)
+    std::memcpy(&r[m], static_cast<const unsigned char*>(rows.of(8 * m + lane / 4)) + lane % 4 * 4, 4);
+  __syncwarp();
+}
+void ldmatrix_x4_transposed(uint32_t (&r)[4], const void* row) {
+  const emulation::Exchange<const void*> rows(row);
+  const unsigned lane = emulation::current % 32;
+  for (unsigned m = 0; m < 4; ++m) {
+    uint16_t pair[2];
+    for (unsigned i = 0; i < 2; ++i)
+      std::memcpy(&pair[i], static_cast<const unsigned char*>(rows.of(8 * m + lane % 4 * 2 + i)) +
+                                lane / 4 * 2, 2);
+    r[m] = pair[0] | static_cast<uint32_t>(pair[1]) << 16;
+  }
+  __syncwarp();
+}
+
+void mbarrier_init(Mbarrier* b, int arrivals) {
+  emulation::mbarriers[b] = {arrivals, arrivals, 0, 0};
+}
+void mbarrier_arrive(Mbarrier* b) {
+  auto& state = emulation::mbarriers.at(b);
+  --state.pending;
+  emulation::settle(state);
+}
+void mbarrier_expect_bytes(Mbarrier* b, uint32_t bytes) {
+  auto& state = emulation::mbarriers.at(b);
+  state.bytes += bytes;
+  --state.pending;
+  emulation::settle(state);
+}
+void mbarrier_wait(Mbarrier* b, uint32_t parity) {
+  auto& state = emulation::mbarriers.at(b);
+  while (state.phase == parity) emulation::yield();
+}
+void bulk_copy_to_shared(void* s, const void* g, uint32_t bytes, Mbarrier* b) {
+  if (bytes % 16 || reinterpret_cast<uintptr_t>(g) % 16 || reinterpret_cast<uintptr_t>(s) % 16) {
+    std::fprintf(stderr, "bulk copy of %u bytes is not aligned to 16\n", bytes);
+    std::abort();
+  }
+  std::memcpy(s, g, bytes);
+  auto& state = emulation::mbarriers.at(b);
+  state.bytes -= bytes;
+  emulation::settle(state);
+}
+void named_barrier_sync(int id, int threads) {
+  emulation::wait_for(emulation::named[id], threads);
+}
+void named_barrier_arrive(int id, int threads) {
+  auto& barrier = emulation::named[id];
+  ++emulation::progress;
+  if (++barrier.arrived >= threads) {
+    barrier.arrived = 0;
+    ++barrier.generation;
+  }
+}
