@@ -28,5 +28,6 @@ class BuildOptions:
     tuned_only: bool = False
     keep_onnx: bool = False
     dump_passes: Path | None = None
+    no_mla: bool = False
     strict: bool = False
     force: bool = False

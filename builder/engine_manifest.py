@@ -65,6 +65,7 @@ def engine_manifest(
         options=_recorded(options),
         warnings=parts.warnings,
         files=files,
+        replaced=parts.target.replaced,
     )
 
 

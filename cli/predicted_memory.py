@@ -46,8 +46,7 @@ def predict_memory(
     length = limits.max_seq_len if max_seq_len is None else max_seq_len
     weights = manifest.files[WEIGHTS_FILE].bytes if plan is None else _tensor_bytes(manifest)
     kv = {
-        group.name: len(group.layers)
-        * pool_bytes(replace(group, pages=_pages(manifest, group, batch, length)))
+        group.name: pool_bytes(replace(group, pages=_pages(manifest, group, batch, length)))
         for group in manifest.cache_groups
     }
     outputs = _outputs_bytes(manifest, batch)

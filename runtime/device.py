@@ -34,16 +34,15 @@ def this_device() -> Device:
 
 
 def pool_bytes(group: CacheGroup) -> int:
-    """Bytes of one layer's K and V pools in this group."""
+    """Bytes of all pools of this group."""
     element = 2 if group.dtype in ("float16", "bfloat16") else 4
-    return (
-        group.pages * group.page_size * group.kv_heads * (group.k_width + group.v_width) * element
-    )
+    widths = sum(sum(group.pool_widths(layer).values()) for layer in group.layers)
+    return group.pages * group.page_size * group.kv_heads * widths * element
 
 
 def cache_bytes(manifest: Manifest) -> int:
     """Bytes of every pool of the engine."""
-    return sum(pool_bytes(group) * len(group.layers) for group in manifest.cache_groups)
+    return sum(pool_bytes(group) for group in manifest.cache_groups)
 
 
 def check_here(

@@ -12,6 +12,7 @@ from specbuild.runtime.kv_pool import SequencePages
 from specbuild.runtime.manifest import Role
 
 _PAGE_TABLE = ".page_table"
+_PAGE_POSITION = ".page_position"
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,11 @@ class SlotCounter:
 def cache_feeds(
     group: str, holders: Sequence[SequencePages], plan: RowPlan, counter: SlotCounter
 ) -> dict[str, np.ndarray]:
-    """``page_table [1,B,1,P]``, ``row_slot [T]``, ``tree_start [B]``, ``write_slot [T]``.
+    """``page_table [1,B,1,P]``, ``row_slot``, ``write_slot [T]``, ``tree_start [B]``.
 
     The view of a sequence starts at its first held page: row_slot and tree_start count from
-    there, write_slot is the place in the pool.
+    there, write_slot is the place in the pool. ``page_position [B,P]`` gives the position at
+    which each page of the view begins, for the groups whose keys are rotated when they are read.
     """
     if len(holders) == 1:
         return _one_sequence_feeds(group, holders[0], plan, counter)
@@ -80,14 +82,19 @@ def cache_feeds(
     writes = [h.slots[f : f + n] for h, f, n in zip(holders, plan.first, plan.count, strict=True)]
     views = [holder.table[holder.first_page : holder.end_page] for holder in holders]
     table = np.zeros((1, len(views), 1, max(map(len, views))), np.int32)
+    positions = np.zeros((len(views), table.shape[3]), np.int32)
     for row, view in zip(table[0, :, 0], views, strict=True):
         row[: len(view)] = view
+    for row, holder in zip(positions, holders, strict=True):
+        begins = holder.page_positions[holder.first_page : holder.end_page]
+        row[: len(begins)] = begins
     tree_start = [t - b for t, b in zip(plan.tree_start, base, strict=True)]
     return {
         f"{group}{_PAGE_TABLE}": table,
         f"{group}.row_slot": counter.ranges(shifted, plan.count),
         f"{group}.tree_start": np.array(tree_start, np.int32),
         f"{group}.write_slot": np.concatenate(writes),
+        f"{group}{_PAGE_POSITION}": positions,
     }
 
 
@@ -97,10 +104,12 @@ def _one_sequence_feeds(
     """The same for one sequence: every array is a view of one that exists already."""
     first, count = plan.first[0], plan.count[0]
     base = holder.first_page * holder.page_size
-    table = holder.table[holder.first_page : holder.end_page]
+    held = slice(holder.first_page, holder.end_page)
+    table = holder.table[held]
     return {
         f"{group}{_PAGE_TABLE}": table[None, None, None],
         f"{group}.row_slot": counter.range(first - base, count),
         f"{group}.tree_start": counter.range(plan.tree_start[0] - base, 1),
         f"{group}.write_slot": holder.slots[first : first + count],
+        f"{group}{_PAGE_POSITION}": holder.page_positions[held][None],
     }

@@ -6,13 +6,16 @@ and exported; it holds no weights of its own.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specbuild.builder.models.graph_io import GroupView, Launch, LayerPools
+from specbuild.builder.models.graph_io import GroupView, LatentPool, Launch, LayerPools
+from specbuild.builder.models.latent_attention import LatentAttention
+from specbuild.builder.models.rope import rotate
 from specbuild.plugins_cuda.torch_ops import torch_op
 from specbuild.runtime.manifest import TargetGeometry
 
@@ -28,17 +31,6 @@ class RmsNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, H] → [T, H]."""
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
-
-
-def rotate(
-    x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor], positions: torch.Tensor, heads: int
-) -> torch.Tensor:
-    """Half-split rotation of ``x`` [T, heads·D] at ``positions`` [T] → [T, heads, D], in fp32."""
-    cos, sin = tables
-    rotated = torch.onnx.ops.rotary_embedding(
-        x.float().unsqueeze(0), cos, sin, positions.long().unsqueeze(0), num_heads=heads
-    )
-    return rotated.to(x.dtype).view(x.shape[0], heads, -1)
 
 
 def write_and_attend(  # noqa: PLR0917
@@ -160,17 +152,24 @@ class MoeBlock(nn.Module):
 class Layer(nn.Module):
     """One transformer block."""
 
-    def __init__(self, g: TargetGeometry, layer_type: str) -> None:
+    def __init__(self, g: TargetGeometry, layer_type: str, latent_dim: int = 0) -> None:
         super().__init__()
         window = g.sliding_window if layer_type == "sliding_attention" else 0
         self.input_layernorm = RmsNorm(g.hidden, g.rms_eps)
-        self.self_attn = Attention(g, window)
+        self.self_attn = (
+            LatentAttention(g, window, latent_dim) if latent_dim else Attention(g, window)
+        )
         self.post_attention_layernorm = RmsNorm(g.hidden, g.rms_eps)
         self.mlp = MoeBlock(g)
 
     def forward(
-        self, x: torch.Tensor, pools: LayerPools, view: GroupView, launch: Launch, tables: Any
-    ) -> tuple[torch.Tensor, LayerPools]:
+        self,
+        x: torch.Tensor,
+        pools: LayerPools | LatentPool,
+        view: GroupView,
+        launch: Launch,
+        tables: Any,
+    ) -> tuple[torch.Tensor, LayerPools | LatentPool]:
         """The residual stream ``x`` [T, H] after the block, and its pools."""
         attended, written = self.self_attn(self.input_layernorm(x), pools, view, launch, tables)
         x = x + attended
@@ -183,7 +182,8 @@ class Backbone(nn.Module):
     def __init__(self, g: TargetGeometry) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(g.vocab, g.hidden)
-        self.layers = nn.ModuleList(Layer(g, layer_type) for layer_type in g.layer_types)
+        dims = g.latent_dims or (0,) * g.layers
+        self.layers = nn.ModuleList(map(partial(Layer, g), g.layer_types, dims))
         self.norm = RmsNorm(g.hidden, g.rms_eps)
 
 
@@ -204,7 +204,7 @@ class GptOss(nn.Module):
         token_ids: torch.Tensor,
         launch: Launch,
         views: tuple[GroupView, ...],
-        pools: tuple[LayerPools, ...],
+        pools: tuple[LayerPools | LatentPool, ...],
         group_of_layer: tuple[int, ...],
     ) -> tuple[Any, ...]:
         """``token_ids`` [T] → logits [R, V] fp32, captured [T, taps·H], new pools, stages.

@@ -39,10 +39,25 @@ class Rebuild:
     sin: ir.Value
 
 
+def slot_positions(
+    b: BodyBuilder, page_table: ir.Value, page_position: ir.Value | None, page_size: int
+) -> ir.Value:
+    """The position of every view slot as if it were committed, int64 [B, S]."""
+    one, zero = b.scalar(1, np.int64), b.scalar(0, np.int64)
+    if page_position is None:
+        pages = b.Range(zero, b.Squeeze(b.size(page_table, 2), b.i64(0)), one)
+        begins = b.Mul(b.Unsqueeze(pages, b.i64(0)), b.scalar(page_size, np.int64))
+        begins = b.Expand(begins, b.Concat(b.size(page_table, 0), b.i64(1), axis=0))
+    else:
+        begins = b.cast(page_position, INT64)
+    offsets = b.constant(range(page_size), np.int64)
+    return b.reshape(b.Add(b.Unsqueeze(begins, b.i64(2)), offsets), 0, -1)
+
+
 def key_positions(
     b: BodyBuilder,
     rows: Rows,
-    keys: ir.Value,
+    committed: ir.Value,
     row_start: ir.Value,
     tree_start: ir.Value,
     ancestor_bits: ir.Value,
@@ -50,8 +65,9 @@ def key_positions(
 ) -> ir.Value:
     """The position of every view slot, int64 [B, S], cut to the length of the rotary tables.
 
-    A tree slot is as deep as any row that has its bit has ancestors below it. Rows that only pad
-    a sequence to the longest are another sequence's and must not count.
+    ``committed`` is :func:`slot_positions`. A tree slot is as deep as any row that has its bit has
+    ancestors below it. Rows that only pad a sequence to the longest are another sequence's and
+    must not count.
     """
     one, zero = b.scalar(1, np.int64), b.scalar(0, np.int64)
     bits = unpacked_bits(b, b.cast(per_sequence(b, ancestor_bits, rows), INT64))
@@ -64,13 +80,14 @@ def key_positions(
         own = b.Less(offset, b.Unsqueeze(b.Sub(stop, first), b.i64(1)))
         depth = b.Mul(depth, b.Unsqueeze(b.cast(own, INT64), b.i64(2)))
     depth = b.ReduceMax(depth, b.i64(1), keepdims=0)
-    slot = b.Range(zero, keys, one)
+    keys = b.Squeeze(b.size(committed, 1), b.i64(0))
     start = b.reshape(b.cast(tree_start, INT64), -1, 1)
-    column = b.Sub(slot, start)
+    column = b.Sub(b.Range(zero, keys, one), start)
     last = b.Sub(b.size(depth, 1), one)
     within = b.Max(b.Min(column, last), zero)
-    tree = b.Add(start, b.GatherElements(depth, within, axis=1))
-    position = b.Where(b.Less(column, zero), slot, tree)
+    root = b.GatherElements(committed, b.Min(start, b.Sub(keys, one)), axis=1)
+    tree = b.Add(root, b.GatherElements(depth, within, axis=1))
+    position = b.Where(b.Less(column, zero), committed, tree)
     return b.Min(position, b.scalar(static_size(cos, 0) - 1, np.int64))
 
 
@@ -120,7 +137,7 @@ def body(
     else the one that pads every sequence to the longest.
     """
     q, c_pool, w_k, b_k, w_v, b_v, cos, sin = inputs[:8]
-    page_table, row_start, row_slot, tree_start, words, sinks, selected = inputs[8:]
+    page_table, row_start, row_slot, tree_start, words, sinks, selected = inputs[8:15]
     assert q is not None and c_pool is not None and w_v is not None and page_table is not None
     assert row_start is not None and row_slot is not None
     assert tree_start is not None and words is not None
@@ -146,7 +163,8 @@ def body(
     k = found
     if w_k is not None:
         assert cos is not None and sin is not None
-        positions = key_positions(b, rows, keys, row_start, tree_start, words, cos)
+        committed = slot_positions(b, page_table, inputs[15], static_size(c_pool, 2))
+        positions = key_positions(b, rows, committed, row_start, tree_start, words, cos)
         k = rebuilt_keys(b, latent, Rebuild(w_k, b_k, cos, sin), positions, single=single)
     scale = float(attributes["scale"])
     scores = b.FusedMatMul(queries, k, domain=CONTRIB_DOMAIN, transB=1, alpha=scale)

@@ -18,7 +18,8 @@ class LatentLaunch:
 
     ``rope`` None rebuilds keys (MLA-lite). A number absorbs the query (MLA): each slot holds
     ``latent`` values, of which the last ``rope`` take no part in the value, and every query head
-    has a value head of its own.
+    has a value head of its own. ``pages_skipped`` shifts the view of sequence b by so many pages,
+    and by one more for each of its pages: the pages of a partial view do not adjoin.
     """
 
     launch: Launch
@@ -29,6 +30,7 @@ class LatentLaunch:
     latent: int = 24
     rope: int | None = None
     biases: bool = True
+    pages_skipped: int | None = None
 
     @property
     def q_heads(self) -> int:
@@ -62,10 +64,26 @@ class LatentLaunch:
         if rebuilt:
             w_k = normal(self.latent, self.kv_heads, self.width, scale=0.3)
             keys = (w_k, normal(*w_k.shape[1:]) if self.biases else None)
-            tables = rope_tables(self.width, max(b.slots for b in self.launch.branches) + 1)
+            tables = rope_tables(self.width, self._last_position(drawn[3]) + 1)
         sinks = normal(self.q_heads) if self.launch.sinks else None
         views, selected = drawn[3:8], drawn[9]
-        return q, pool, *keys, w_v, b_v, *tables, *views, sinks, selected
+        begins = self._page_positions(drawn[3]) if rebuilt else None
+        return q, pool, *keys, w_v, b_v, *tables, *views, sinks, selected, begins
+
+    def _page_positions(self, table: np.ndarray | None) -> np.ndarray | None:
+        """int32 [B, P], or None where a view slot is its position."""
+        if self.pages_skipped is None:
+            return None
+        assert table is not None
+        batch, _, pages = table.shape
+        page = np.arange(pages) * 2 + self.pages_skipped * np.arange(1, batch + 1)[:, None]
+        return (page * self.launch.page_size).astype(np.int32)
+
+    def _last_position(self, table: np.ndarray | None) -> int:
+        begins = self._page_positions(table)
+        if begins is None:
+            return max(branch.slots for branch in self.launch.branches)
+        return int(begins.max()) + self.launch.page_size
 
     def case(self, name: str) -> Case:
         """This launch as a case; padding rows are unspecified."""
@@ -85,13 +103,14 @@ def latent_launch(
     latent: int = 24,
     rope: int | None = None,
     biases: bool = True,
+    pages_skipped: int | None = None,
     heads: tuple[int, int] = (2, 2),
     widths: tuple[int, int] = (16, 16),
     **changes: Any,
 ) -> LatentLaunch:
     """``heads``: KV heads and query heads to each. ``widths``: of a query and of a value."""
     launch = Launch(branches, kv_heads=1, group=1, width=latent, v_width=1, **changes)
-    return LatentLaunch(launch, *heads, *widths, latent, rope, biases)
+    return LatentLaunch(launch, *heads, *widths, latent, rope, biases, pages_skipped)
 
 
 _LAUNCHES = {
@@ -122,6 +141,8 @@ _LAUNCHES = {
         [Branch(7, 2, BUSHY)], heads=(1, 4), widths=(24, 8), latent=10
     ),
     "selected slots": latent_launch([Branch(20, 3, BUSHY), Branch(4, 2)], selected=6),
+    "view that begins late": latent_launch([Branch(13, 1), Branch(6, 2, BUSHY)], pages_skipped=3),
+    "one view with gaps": latent_launch([Branch(9, 2, BUSHY)], pages_skipped=0, window=6),
     "absorbed: decode": latent_launch(
         [Branch(13, 1)], rope=8, heads=(1, 4), biases=False, sinks=False
     ),

@@ -15,20 +15,24 @@ LATENT_POOL_AXES = ("pages", "1", "page_size", "latent")
 LATENT_POOL_BODY_AXES = ("1", "pages", "page_size", "latent")
 
 
-def key_positions(tree_start: int, ancestor_bits: torch.Tensor, keys: int) -> torch.Tensor:
-    """The position of each view slot 0..keys-1 of one sequence: int64 [keys].
+def key_positions(
+    tree_start: int, ancestor_bits: torch.Tensor, page_position: torch.Tensor, page_size: int
+) -> torch.Tensor:
+    """The position of each view slot of one sequence: int64 [P·page_size].
 
-    A committed slot is its own position; a tree slot stands as many places after ``tree_start``
-    as it has ancestors, which every row that sees it has too. What no row sees stands at
-    ``tree_start``.
+    A page's slots follow its first one, which stands at ``page_position`` [P]. A tree slot stands
+    as many places after slot ``tree_start`` as it has ancestors, which every row that sees it has
+    too; what no row sees may stand anywhere.
     """
     import torch
 
+    keys = len(page_position) * page_size
+    offset = torch.arange(page_size, device=page_position.device)
+    committed = (page_position.long().unsqueeze(1) + offset).flatten()
     bits = unpack_bits(ancestor_bits, max(keys - tree_start, 0)).long()
     before = bits.cumsum(1) - bits
     depth = torch.cat([before * bits, bits.new_zeros(1, bits.shape[1])]).amax(0)
-    chain = torch.arange(min(tree_start, keys), device=ancestor_bits.device)
-    return torch.cat([chain, tree_start + depth])
+    return torch.cat([committed[:tree_start], committed[tree_start : tree_start + 1] + depth])
 
 
 def rotated(
@@ -62,6 +66,7 @@ def reference(
     ancestor_bits: torch.Tensor,
     sinks: torch.Tensor | None,
     selected: torch.Tensor | None,
+    page_position: torch.Tensor | None,
     *,
     scale: float,
     window: int,
@@ -69,7 +74,8 @@ def reference(
     """Attention of ``q`` [T, Hq, D] over the latents c_s of each sequence → [T, Hq, Dv], fp32.
 
     With ``w_k`` [L, Hkv, D] the key of head h is rebuilt: ``k_s = RoPE(c_s w_k,h + b_k,h)`` at the
-    slot's position. Without it the query is absorbed (D = L) and the latent is every head's key.
+    slot's position, of which ``page_position`` [B, P] says where each page begins (absent: the
+    view slot). Without it the query is absorbed (D = L) and the latent is every head's key.
     Values are absorbed: ``o_h = (Σ w_s c_s[:Lv]) w_v,h + b_v,h · Σ w_s``, ``w_v`` [Lv, Hv, Dv],
     where a sink makes Σ w_s < 1. Rows, views, windows, sinks and ``selected`` are those of
     PagedTreeAttention.
@@ -97,7 +103,9 @@ def reference(
             assert cos is not None and sin is not None
             k = torch.einsum("sl,lhd->shd", latent, w_k.float())
             k = k if b_k is None else k + b_k.float()
-            k = rotated(k, cos, sin, key_positions(start, bits, keys))
+            begins = torch.arange(0, keys, page_size, device=q.device)
+            begins = begins if page_position is None else page_position[sequence]
+            k = rotated(k, cos, sin, key_positions(start, bits, begins, page_size))
         group = q_heads // kv_heads
         queries = q[first:last].float().reshape(count, kv_heads, group, q.shape[2])
         logits = torch.einsum("thgd,shd->thgs", queries, k) * scale
@@ -136,6 +144,7 @@ OP = OpSpec(
         TensorSpec("ancestor_bits", "int32", ("T", "W")),
         TensorSpec("sinks", "float32", ("q_heads",), optional=True),
         TensorSpec("selected", "int32", ("T", "S"), optional=True),
+        TensorSpec("page_position", "int32", ("B", "P"), optional=True),
     ),
     outputs=(TensorSpec("attended", "T", ("T", "q_heads", "v_width")),),
     attributes=(AttributeSpec("scale", float), AttributeSpec("window", int, 0)),

@@ -11,7 +11,7 @@ from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executor import ExecutorCapabilities
 from specbuild.runtime.manifest import CacheGroup, Manifest, Role
 
-_POOL_SUFFIXES = (".k_pool", ".v_pool")
+_POOL_SUFFIXES = (".k_pool", ".v_pool", ".c_pool")
 _OUT = ".out"
 # Element types as the manifest spells them (ONNX's names, and numpy's for pools).
 _ELEMENTS: Mapping[str, np.dtype[Any]] = {
@@ -91,12 +91,13 @@ class CpuExecutor:
         return _RoleSession(session, role, pools)
 
     def _pool(self, name: str) -> Any:
-        """The pool of an input's name, allocated once: ``{group}.{layer}.k_pool``."""
+        """The pool of an input's name, allocated once: ``{group}.{layer}.k_pool``, v or c."""
         if name not in self._pools:
             import onnxruntime as ort
 
-            group = self._manifest.group(name.partition(".")[0])
-            width = group.k_width if name.endswith(".k_pool") else group.v_width
+            group_name, layer, part = name.removesuffix("_pool").split(".")
+            group = self._manifest.group(group_name)
+            width = group.pool_widths(int(layer))[part]
             self._pools[name] = ort.OrtValue.ortvalue_from_numpy(_new_pool(group, width))
         return self._pools[name]
 

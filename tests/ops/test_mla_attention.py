@@ -57,13 +57,19 @@ def turned(key: np.ndarray, position: int) -> np.ndarray:
 def replayed(latent: LatentLaunch, arrays: Arrays) -> np.ndarray:
     launch = latent.launch
     q, pool, w_k, b_k, w_v, b_v, _, _, table = arrays[:9]
-    sinks, selected = arrays[13:]
+    sinks, selected, begins = arrays[13:]
     assert q is not None and pool is not None and w_v is not None and table is not None
     size, rows = launch.page_size, []
     for row, (sequence, branch, slot, lineage) in enumerate(launch.rows()):
         slots = list(range(min(slot + 1, branch.tree_start)))
         slots += [branch.tree_start + node for node in lineage]
-        path = list(enumerate(slots))  # a token's position is its place in the path
+        places = list(range(len(slots)))  # a token's position is its place in the path
+        if begins is not None:
+            committed = [begins[sequence, s // size] + s % size for s in range(branch.slots)]
+            root = committed[branch.tree_start] if lineage else 0
+            places = [committed[s] for s in slots[: len(slots) - len(lineage)]]
+            places += [root + depth for depth in range(len(lineage))]
+        path = list(zip(places, slots, strict=True))
         path = path[-launch.window :] if launch.window else path
         if selected is not None:
             path = [entry for entry in path if entry[1] in set(selected[row].tolist())]
@@ -98,6 +104,7 @@ def launches(draw: st.DrawFn) -> LatentLaunch:
         draw(st.lists(branches(), min_size=1, max_size=3)),
         latent=draw(st.sampled_from([5, 12, 20])),
         rope=rope,
+        pages_skipped=None if absorbed else draw(st.sampled_from([None, 0, 3])),
         biases=draw(st.booleans()),
         heads=(1 if absorbed else draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3]))),
         widths=(8, draw(st.sampled_from([8, 5]))),
