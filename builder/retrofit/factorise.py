@@ -1,0 +1,88 @@
+"""Low-rank factors of a layer's key and value projections, and how ranks are allotted to layers.
+
+``W = [W_k | W_v]`` [H, 2·kv_width] maps normed inputs x to keys and values. With inputs of second
+moment ``C = E[x xᵀ]`` the best W' of rank r in ``E‖x W − x W'‖²`` is ``W V Vᵀ``, V the first r
+right singular vectors of ``C^½ W``; ``C = I`` gives the plain SVD. Keys and values are first scaled
+to one size, so that the larger of the two does not take all of the rank.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+# Added to C, relative to its mean eigenvalue: directions that the text never showed still count.
+_RIDGE = 1e-6
+# Ranks come in steps of this many, which suits tiles of kernels, where the mean rank does too.
+RANK_STEP = 8
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """What is kept of a layer between finding its directions and writing its factors.
+
+    ``values`` [n], falling, are the singular values of ``C^½ W`` with keys and values at one size;
+    ``directions`` [2·kv_width, n] their right vectors; ``scale`` [2·kv_width] made the sizes one.
+    """
+
+    values: torch.Tensor
+    directions: torch.Tensor
+    scale: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Factors:
+    """``down`` [H, r], and ``up`` [r, 2·kv_width] whose first half makes the keys; fp64."""
+
+    down: torch.Tensor
+    up: torch.Tensor
+
+
+def spectrum_of(weight: torch.Tensor, moment: torch.Tensor | None) -> Spectrum:
+    """The directions of ``weight`` [H, 2·kv_width], by importance under ``moment`` [H, H] or I."""
+    weight = weight.double()
+    seen = weight if moment is None else _root(moment.double()) @ weight
+    half = weight.shape[1] // 2
+    sizes = torch.stack([part.norm() for part in seen.split(half, dim=1)])
+    scale = (1.0 / sizes.clamp(min=torch.finfo(torch.float64).tiny)).repeat_interleave(half)
+    _, values, rows = torch.linalg.svd(seen * scale, full_matrices=False)
+    return Spectrum(values, rows.T.contiguous(), scale)
+
+
+def factors_of(weight: torch.Tensor, spectrum: Spectrum, rank: int) -> Factors:
+    """The factors of rank ``rank`` of ``weight`` [H, 2·kv_width]."""
+    chosen = spectrum.directions[:, :rank]
+    return Factors(down=(weight.double() * spectrum.scale) @ chosen, up=chosen.T / spectrum.scale)
+
+
+def allotted_ranks(spectra: Sequence[torch.Tensor], mean_rank: int) -> tuple[int, ...]:
+    """A rank per layer with this mean, so that the energy lost over all layers is least.
+
+    ``spectra`` are the layers' singular values, falling. Every layer counts by its share of its own
+    energy. Greedy is optimal: what a further rank gains falls with the rank.
+    """
+    step = RANK_STEP if mean_rank % RANK_STEP == 0 else 1
+    energies = [(values.square() / values.square().sum()).tolist() for values in spectra]
+    ranks = [step] * len(energies)
+
+    def gain(layer: int) -> float:
+        return sum(energies[layer][ranks[layer] : ranks[layer] + step])
+
+    queue = [(-gain(layer), layer) for layer, e in enumerate(energies) if ranks[layer] < len(e)]
+    heapq.heapify(queue)
+    for _ in range((mean_rank // step - 1) * len(energies)):
+        _, layer = heapq.heappop(queue)
+        ranks[layer] = min(ranks[layer] + step, len(energies[layer]))
+        if ranks[layer] < len(energies[layer]):
+            heapq.heappush(queue, (-gain(layer), layer))
+    return tuple(ranks)
+
+
+def _root(moment: torch.Tensor) -> torch.Tensor:
+    """A square root of ``moment`` plus the ridge: R with RᵀR = C."""
+    ridge = _RIDGE * moment.diagonal().mean()
+    values, vectors = torch.linalg.eigh(moment)
+    return (values.clamp(min=0) + ridge).sqrt().unsqueeze(1) * vectors.T
