@@ -67,10 +67,10 @@ def mla(
 ) -> None:
     """Cache a latent in place of keys and values (MLA-lite), by factorising their projections.
 
-    With calibration text the factors are the best for inputs like it, and
-    layers that need more of the rank get more. Without it they are a plain
-    SVD of the weights, which loses far more. [b]build[/b] finds the result
-    beside the model.
+    With calibration text the factors are the best for inputs like it and for
+    what reads keys and values, and layers that need more of the rank get
+    more. Without it they are a plain SVD of the weights, which loses far more.
+    [b]build[/b] finds the result beside the model.
 
     \b
     Examples:

@@ -23,10 +23,18 @@ from specbuild.builder.durable import fsync, write_bytes
 from specbuild.builder.progress import Progress
 from specbuild.builder.retrofit.config import LatentOptions
 from specbuild.builder.retrofit.factorise import (
+    Importance,
     Spectrum,
     allotted_ranks,
     factors_of,
     spectrum_of,
+)
+from specbuild.builder.retrofit.readers import (
+    InputMoments,
+    key_metric,
+    moments_of,
+    query_moment,
+    value_metric,
 )
 from specbuild.builder.retrofit.report import LatentReport, LayerErrors
 from specbuild.builder.retrofit.streamed_layers import Projection, StreamedTarget
@@ -83,21 +91,32 @@ def _survey(
     progress.start("reading layers", target.geometry.layers, "layer")
     states = [target.embedded(ids) for ids in streams]
     for index in range(target.geometry.layers):
+        importance = None
         if states:
             layer = target.layer(index)
             normed = [layer.normed(x) for x in states]
             if index in layers and text.calibration is not None:
-                rows = normed[0].flatten(0, 1).double()
-                moments[index] = rows.T @ rows / len(rows)
+                seen = moments_of(normed[0])
+                moments[index] = seen.second
+                importance = _importance(target, index, seen)
             states = [
                 layer.forward(x, y, layer.keys_values) for x, y in zip(states, normed, strict=True)
             ]
         if index in layers:
-            spectra[index] = spectrum_of(target.projections(index), moments.get(index))
+            spectra[index] = spectrum_of(target.projections(index), importance)
         progress.advance(1)
     if text.evaluation is None:
         return _Survey(spectra, moments, None)
     return _Survey(spectra, moments, target.losses(states[-1], text.evaluation))
+
+
+def _importance(target: StreamedTarget, index: int, inputs: InputMoments) -> Importance:
+    g = target.geometry
+    queries = query_moment(
+        target.attention(index, "q_proj.weight"), target.attention(index, "q_proj.bias"), inputs
+    )
+    output = target.attention(index, "o_proj.weight")
+    return Importance(inputs.second, key_metric(g, queries), value_metric(g, output))
 
 
 def _ranks(

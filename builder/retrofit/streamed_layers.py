@@ -47,8 +47,11 @@ class StreamedTarget:
 
     def projections(self, index: int) -> torch.Tensor:
         """``[W_k | W_v]`` of layer ``index``, fp64 [H, 2·kv_width]."""
-        names = [f"model.layers.{index}.self_attn.{part}_proj.weight" for part in "kv"]
-        return torch.cat([self._tensors[name].load().double() for name in names]).T
+        return torch.cat([self.attention(index, f"{part}_proj.weight") for part in "kv"]).T
+
+    def attention(self, index: int, name: str) -> torch.Tensor:
+        """The tensor ``name`` of a layer's attention, fp64."""
+        return self._tensors[f"model.layers.{index}.self_attn.{name}"].load().double()
 
     @torch.no_grad()
     def losses(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
