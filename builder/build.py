@@ -133,7 +133,7 @@ def _require_apart(options: BuildOptions, output: Path) -> None:
 
 def _read(options: BuildOptions, progress: Progress) -> Checkpoints:
     progress.start("reading checkpoints", 1, "step")
-    target = read_target(options.model, strict=options.strict)
+    target = read_target(options.model, strict=options.strict, mla=not options.no_mla)
     if options.draft is None:
         return target, None
     return target, read_draft(options.draft, target.geometry, strict=options.strict)

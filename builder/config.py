@@ -38,5 +38,6 @@ class BuildOptions:
     specpv_score: Literal["dot", "quest"] | None = None
     keep_onnx: bool = False
     dump_passes: Path | None = None
+    no_mla: bool = False
     strict: bool = False
     force: bool = False

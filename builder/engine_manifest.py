@@ -66,6 +66,7 @@ def engine_manifest(
         warnings=parts.warnings,
         files=files,
         specpv=parts.plan.specpv,
+        replaced=parts.target.replaced,
     )
 
 

@@ -18,6 +18,7 @@ from specbuild.builder.models.graph_io import (
     BlockView,
     GroupView,
     InputPort,
+    LatentPool,
     Launch,
     LayerPools,
     block_ports,
@@ -32,7 +33,6 @@ from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
 from specbuild.runtime.kv_pool import FULL_GROUP
 from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
 
-_VIEW = len(GroupView._fields)
 _HEAD = 1 + len(LAUNCH_PORTS)
 
 
@@ -47,18 +47,15 @@ def target_graph(
     group_of_layer = plan.group_of_layer(g)
     groups = plan.target_groups
     asked, summaries = _block_ports(plan, activations)
-    pools = [
-        port
-        for layer, group in enumerate(group_of_layer)
-        for port in pool_ports(groups[group], layer, activations)
+    of_layers = [
+        pool_ports(groups[group], layer, activations) for layer, group in enumerate(group_of_layer)
     ]
-    views = [
-        port
+    of_groups = [
+        view_ports(group, batch_axis(plan), per_head=bool(asked) and group.name == FULL_GROUP)
         for group in groups
-        for port in view_ports(
-            group, batch_axis(plan), per_head=bool(asked) and group.name == FULL_GROUP
-        )
     ]
+    pools = [port for ports in of_layers for port in ports]
+    views = [port for ports in of_groups for port in ports]
     beside = [*summaries, *asked[-1:]]
     captured = len(taps) * g.hidden
     declaration = GraphDeclaration(
@@ -85,19 +82,18 @@ def target_graph(
     )
 
     def pack(values: Sequence[Any]) -> tuple[Any, ...]:
-        first_pool = _HEAD + _VIEW * len(groups)
-        split = [values[_HEAD + _VIEW * i :][:_VIEW] for i in range(len(groups))]
-        pairs = [values[first_pool + 2 * i :][:2] for i in range(g.layers)]
+        rest = iter(values[_HEAD:])
+        split = [[next(rest) for _ in ports] for ports in of_groups]
+        parts = [[next(rest) for _ in ports] for ports in of_layers]
         arguments = (
             values[0],
             Launch(*values[1:_HEAD]),
             tuple(GroupView(*part) for part in split),
-            tuple(LayerPools(*pair) for pair in pairs),
+            tuple(LatentPool(*p) if len(p) == 1 else LayerPools(*p) for p in parts),
         )
         if not asked:
             return arguments
-        behind = values[first_pool + 2 * g.layers :]
-        return (*arguments, BlockView(*behind[: len(asked)]), tuple(behind[len(asked) :]))
+        return (*arguments, BlockView(*[next(rest) for _ in asked]), tuple(rest))
 
     module.forward = partial(module.forward, group_of_layer=group_of_layer)  # type: ignore[method-assign]
     return export_module(module, declaration, pack)
@@ -137,14 +133,14 @@ def draft_graph(
     with torch.device("meta"):
         module = Eagle3(d, g, limits.max_seq_len + limits.draft_depth)
     module.to(activations)
-    pools = pool_ports(group, 0, activations)
+    views, pools = view_ports(group, batch_axis(plan)), pool_ports(group, 0, activations)
     declaration = GraphDeclaration(
         role="draft",
         inputs=(
             InputPort("token_ids", torch.int32, ("T",)),
             InputPort("hidden", activations, ("T", d.hidden)),
             *launch_ports(plan),
-            *view_ports(group, batch_axis(plan)),
+            *views,
             *pools,
         ),
         outputs=("draft_logits", "hidden_out", *[output_name(p.name) for p in pools]),
@@ -157,8 +153,8 @@ def draft_graph(
         return (
             *values[:2],
             Launch(*values[2 : 1 + _HEAD]),
-            GroupView(*tail[:_VIEW]),
-            LayerPools(*tail[_VIEW:]),
+            GroupView(*tail[: len(views)]),
+            LayerPools(*tail[len(views) :]),
         )
 
     return export_module(module, declaration, pack)

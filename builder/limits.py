@@ -236,14 +236,33 @@ def _default_shapes(
 
 def _target_groups(target: TargetGeometry, page_size: int, sizes: BackendSizes) -> list[CacheGroup]:
     groups = []
+    dims = target.latent_dims or (0,) * target.layers
     for name, layer_type in ((FULL_GROUP, "full_attention"), ("sliding", "sliding_attention")):
-        layers = tuple(i for i, kind in enumerate(target.layer_types) if kind == layer_type)
-        if layers:
-            window = target.sliding_window if name == "sliding" else 0
+        window = target.sliding_window if name == "sliding" else 0
+        layers = [i for i, kind in enumerate(target.layer_types) if kind == layer_type]
+        plain = tuple(i for i in layers if not dims[i])
+        latent = tuple(i for i in layers if dims[i])
+        if plain:
             groups.append(
-                _group(name, layers, target, window=window, page_size=page_size, sizes=sizes)
+                _group(name, plain, target, window=window, page_size=page_size, sizes=sizes)
             )
+        if latent:
+            group = _group(name, latent, target, window=window, page_size=page_size, sizes=sizes)
+            groups.append(_latent_group(group, tuple(dims[i] for i in latent)))
     return groups
+
+
+def _latent_group(group: CacheGroup, widths: tuple[int, ...]) -> CacheGroup:
+    """The group with one pool a layer, of these widths: ``latent``, or ``latent_sliding``."""
+    widest = max(widths)
+    return replace(
+        group,
+        name="latent_sliding" if group.window else "latent",
+        kv_heads=1,
+        k_width=widest,
+        v_width=widest,
+        latent_widths=widths,
+    )
 
 
 def _group(

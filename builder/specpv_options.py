@@ -44,6 +44,7 @@ def specpv_of(
     _check_sizes(config)
     if "full_attention" not in target.layer_types:
         raise SpecbuildError("--specpv: the model has no full-attention layer; build without it")
+    _check_latents(target)
     if config.block_size % page_size:
         raise SpecbuildError(
             f"--specpv-block-size {config.block_size} is no multiple of the page size {page_size}; "
@@ -90,6 +91,21 @@ def _check_sizes(config: SpecPv) -> None:
         least = 0 if name in _MAY_BE_ZERO else 1
         if isinstance(value, int) and value < least:
             raise SpecbuildError(f"{_option(name)} is {value}; it must be at least {least}")
+
+
+def _check_latents(target: TargetGeometry) -> None:
+    """A window needs no view, so latents of sliding layers are no obstacle."""
+    latent = [
+        layer
+        for layer, dim in enumerate(target.latent_dims)
+        if dim and target.layer_types[layer] == "full_attention"
+    ]
+    if latent:
+        raise SpecbuildError(
+            f"--specpv: full-attention layers {', '.join(map(str, latent))} cache latents "
+            "(mla_kv.safetensors), and blocks are chosen by cached keys; build with --no-mla or "
+            "without --specpv"
+        )
 
 
 def _check_threshold(config: SpecPv, max_seq_len: int) -> None:

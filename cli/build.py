@@ -63,6 +63,10 @@ def build(
     specpv_full_refresh_interval: specpv_options.FullRefreshInterval = None,
     specpv_reduction: specpv_options.Reduction = None,
     specpv_score: specpv_options.Score = None,
+    no_mla: Annotated[
+        bool,
+        typer.Option("--no-mla", help="Leave mla_kv.safetensors out: cache keys and values."),
+    ] = False,
     keep_onnx: Annotated[
         bool, typer.Option("--keep-onnx", help="Keep the portable ONNX graphs, for Netron.")
     ] = False,
@@ -85,6 +89,7 @@ def build(
     specbuild build --model target --draft draft --output engine
     specbuild build --model target --output engine --max-seq-len 4096 --force
     specbuild build --model target --draft draft --output engine --draft-top-k 4 --draft-depth 4
+    specbuild build --model target --output engine --no-mla
     specbuild build --model target --draft draft --output engine --backend cuda --gpu sm_90a
     specbuild build --model target --draft draft --output engine --backend cuda --draft-dtype fp8
     specbuild build --model target --output engine --backend cuda --tactics h200.json --tuned-only
@@ -123,6 +128,7 @@ def build(
         specpv_full_refresh_interval=specpv_full_refresh_interval,
         specpv_reduction=specpv_reduction,
         specpv_score=specpv_score,
+        no_mla=no_mla,
         keep_onnx=keep_onnx,
         dump_passes=dump_passes,
         strict=strict,

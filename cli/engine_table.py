@@ -114,6 +114,13 @@ def _target_table(target: TargetGeometry) -> Table:
         "attention",
         f"{target.q_heads} query and {target.kv_heads} KV heads of {target.head_dim}",
     )
+    held = [size for size in target.latent_dims if size]
+    if held:
+        table.add_row(
+            "latent KV",
+            f"{len(held)} layers cache {_range(held)} values a token in place of "
+            f"{2 * target.kv_heads * target.head_dim}",
+        )
     table.add_row(
         "experts",
         f"{target.experts} of {target.expert_inner}, {target.experts_per_token} a token, "
@@ -124,6 +131,11 @@ def _target_table(target: TargetGeometry) -> Table:
         table.add_row("RoPE scaling", f"{target.rope.scaling}, factor {target.rope.factor:g}")
     table.add_row("end of sequence", ", ".join(map(str, target.eos_token_ids)) or "none")
     return table
+
+
+def _range(values: list[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def _draft_table(draft: DraftGeometry) -> Table:

@@ -18,6 +18,7 @@ from specbuild.cli.doctor import doctor
 from specbuild.cli.failures import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, failure_of
 from specbuild.cli.inspect import inspect
 from specbuild.cli.options import Invocation
+from specbuild.cli.retrofit import retrofit
 from specbuild.cli.run import run
 from specbuild.cli.synth import synth
 from specbuild.cli.train import train
@@ -36,6 +37,7 @@ app = typer.Typer(
 for _command in (build, run, inspect, check, doctor, verify, bench, tune, synth):
     app.command()(_command)
 app.add_typer(train, name="train")
+app.add_typer(retrofit, name="retrofit")
 
 
 def _show_version(value: bool) -> None:

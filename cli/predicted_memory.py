@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from specbuild.runtime.device import pool_bytes, summary_bytes
+from specbuild.runtime.device import group_bytes
 from specbuild.runtime.executors.cuda.memory import footprint
 from specbuild.runtime.kv_pool import pages_per_sequence
 from specbuild.runtime.manifest import WEIGHTS_FILE, CacheGroup, Manifest
@@ -46,8 +46,8 @@ def predict_memory(
     length = limits.max_seq_len if max_seq_len is None else max_seq_len
     weights = manifest.files[WEIGHTS_FILE].bytes if plan is None else _tensor_bytes(manifest)
     kv = {
-        group.name: _group_bytes(
-            manifest, replace(group, pages=_pages(manifest, group, batch, length))
+        group.name: group_bytes(
+            replace(group, pages=_pages(manifest, group, batch, length)), manifest.specpv
         )
         for group in manifest.cache_groups
     }
@@ -62,10 +62,6 @@ def predict_memory(
 def _tensor_bytes(manifest: Manifest) -> int:
     tensors = manifest.tensors.values()
     return sum(prod(tensor.shape) * DTYPES[tensor.dtype].itemsize for tensor in tensors)
-
-
-def _group_bytes(manifest: Manifest, group: CacheGroup) -> int:
-    return len(group.layers) * (pool_bytes(group) + summary_bytes(group, manifest.specpv))
 
 
 def _pages(manifest: Manifest, group: CacheGroup, batch: int, length: int) -> int:

@@ -35,19 +35,20 @@ def this_device() -> Device:
 
 
 def pool_bytes(group: CacheGroup) -> int:
-    """Bytes of one layer's K and V pools in this group."""
+    """Bytes of all pools of this group."""
     element = 2 if group.dtype in ("float16", "bfloat16") else 4
-    return (
-        group.pages * group.page_size * group.kv_heads * (group.k_width + group.v_width) * element
-    )
+    widths = sum(sum(group.pool_widths(layer).values()) for layer in group.layers)
+    return group.pages * group.page_size * group.kv_heads * widths * element
 
 
 def cache_bytes(manifest: Manifest) -> int:
     """Bytes of every pool of the engine, block summaries included."""
-    return sum(
-        (pool_bytes(group) + summary_bytes(group, manifest.specpv)) * len(group.layers)
-        for group in manifest.cache_groups
-    )
+    return sum(group_bytes(group, manifest.specpv) for group in manifest.cache_groups)
+
+
+def group_bytes(group: CacheGroup, specpv: SpecPv | None) -> int:
+    """Bytes of all pools of this group and of its layers' block summaries."""
+    return pool_bytes(group) + len(group.layers) * summary_bytes(group, specpv)
 
 
 def summary_bytes(group: CacheGroup, specpv: SpecPv | None) -> int:

@@ -109,7 +109,8 @@ class SequencePages:
     Logical page p holds slots ``p·page_size …``. Pages ``first_page … end_page − 1`` are held:
     those before the window are given back, those past ``length`` exist only between
     :meth:`append` and :meth:`commit`. ``table[p]`` is the page (0 = none), ``slots[x]`` where
-    slot x lies in the pool (valid for held pages).
+    slot x lies in the pool (valid for held pages), ``page_positions[p]`` the position of slot
+    ``p·page_size``.
     """
 
     def __init__(self, pool: PagePool, *, page_size: int, window: int, capacity: int) -> None:
@@ -122,6 +123,7 @@ class SequencePages:
         self.table = np.zeros(logical, np.int32)
         self.slots = np.zeros(logical * page_size, np.int32)
         self._oldest_row = 0
+        self.page_positions = np.arange(logical, dtype=np.int32) * np.int32(page_size)
         self._pool = pool
         self._offsets = np.arange(page_size, dtype=np.int32)
 

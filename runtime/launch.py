@@ -12,6 +12,7 @@ from specbuild.runtime.kv_pool import SequencePages
 from specbuild.runtime.manifest import Role
 
 _PAGE_TABLE = ".page_table"
+_PAGE_POSITION = ".page_position"
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,12 @@ class SlotCounter:
 def cache_feeds(
     group: str, holders: Sequence[SequencePages], plan: RowPlan, counter: SlotCounter
 ) -> dict[str, np.ndarray]:
-    """``page_table [1,B,1,P]``, ``row_slot [T]``, ``tree_start [B]``, ``write_slot [T]``.
+    """``page_table [1,B,1,P]``, ``row_slot``, ``write_slot [T]``, ``tree_start [B]``.
 
     The view of a sequence starts at the first page that its rows see: row_slot and tree_start
-    count from there, write_slot is the place in the pool.
+    count from there, write_slot is the place in the pool. ``page_position [B,P]`` gives the
+    position at which each page of the view begins, for the groups whose keys are rotated when
+    they are read.
     """
     if len(holders) == 1:
         return _one_sequence_feeds(group, holders[0], plan, counter)
@@ -82,16 +85,20 @@ def cache_feeds(
     base = [page * holder.page_size for page, holder in zip(seen, holders, strict=True)]
     shifted = [f - b for f, b in zip(plan.first, base, strict=True)]
     writes = [h.slots[f : f + n] for h, f, n in zip(holders, plan.first, plan.count, strict=True)]
-    views = [h.table[page : h.end_page] for page, h in zip(seen, holders, strict=True)]
-    table = np.zeros((1, len(views), 1, max(map(len, views))), np.int32)
-    for row, view in zip(table[0, :, 0], views, strict=True):
-        row[: len(view)] = view
+    views = [slice(page, h.end_page) for page, h in zip(seen, holders, strict=True)]
+    widest = max(view.stop - view.start for view in views)
+    table = np.zeros((1, len(views), 1, widest), np.int32)
+    positions = np.zeros((len(views), widest), np.int32)
+    for b, (holder, view) in enumerate(zip(holders, views, strict=True)):
+        table[0, b, 0, : view.stop - view.start] = holder.table[view]
+        positions[b, : view.stop - view.start] = holder.page_positions[view]
     tree_start = [t - b for t, b in zip(plan.tree_start, base, strict=True)]
     return {
         f"{group}{_PAGE_TABLE}": table,
         f"{group}.row_slot": counter.ranges(shifted, plan.count),
         f"{group}.tree_start": np.array(tree_start, np.int32),
         f"{group}.write_slot": np.concatenate(writes),
+        f"{group}{_PAGE_POSITION}": positions,
     }
 
 
@@ -102,10 +109,11 @@ def _one_sequence_feeds(
     first, count = plan.first[0], plan.count[0]
     seen = holder.view_page(min(first, plan.tree_start[0]))
     base = seen * holder.page_size
-    table = holder.table[seen : holder.end_page]
+    view = slice(seen, holder.end_page)
     return {
-        f"{group}{_PAGE_TABLE}": table[None, None, None],
+        f"{group}{_PAGE_TABLE}": holder.table[view][None, None, None],
         f"{group}.row_slot": counter.range(first - base, count),
         f"{group}.tree_start": counter.range(plan.tree_start[0] - base, 1),
         f"{group}.write_slot": holder.slots[first : first + count],
+        f"{group}{_PAGE_POSITION}": holder.page_positions[view][None],
     }

@@ -5,7 +5,7 @@ The manifest holds no absolute path and no time stamp: the same input gives the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specbuild.runtime import FORMAT_VERSION
@@ -34,7 +34,11 @@ class Rope:
 
 @dataclass(frozen=True)
 class TargetGeometry:
-    """Shape of the target model."""
+    """Shape of the target model.
+
+    ``latent_dims`` is, for every layer, how many values of a latent stand in its keys' and values'
+    place (MLA-lite), 0 where there is none; empty where no layer has one.
+    """
 
     model_type: str
     layers: int
@@ -54,6 +58,7 @@ class TargetGeometry:
     swiglu_limit: float
     rope: Rope
     eos_token_ids: tuple[int, ...]
+    latent_dims: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,8 @@ class CacheGroup:
 
     ``pages`` counts page 0, which is never allocated. ``window`` 0 keeps every position.
     ``pool_axes`` is the order in which this engine's graphs want a pool.
+    ``latent_widths`` has the width of every layer's only pool, where it holds a latent in K's and
+    V's place; it is empty where a layer has a pool for each of the two.
     """
 
     name: str
@@ -148,6 +155,13 @@ class CacheGroup:
     window: int
     dtype: str
     pool_axes: tuple[str, ...]
+    latent_widths: tuple[int, ...] = ()
+
+    def pool_widths(self, layer: int) -> dict[str, int]:
+        """Values of a head in each pool of a layer: of ``k`` and ``v``, or of the latent ``c``."""
+        if self.latent_widths:
+            return {"c": self.latent_widths[self.layers.index(layer)]}
+        return {"k": self.k_width, "v": self.v_width}
 
 
 @dataclass(frozen=True)
@@ -198,7 +212,8 @@ class Manifest:
     """Everything the runtime and ``inspect`` know of an engine before a graph is loaded.
 
     ``device`` is what the engine was compiled for: ``cpu``, or a GPU architecture. ``roles`` is
-    empty where a plan takes the place of graphs (``cuda``).
+    empty where a plan takes the place of graphs (``cuda``). ``replaced`` names the checkpoint
+    tensors that the engine has no use for, and what stands in their place.
     """
 
     format_version: int
@@ -216,6 +231,7 @@ class Manifest:
     warnings: tuple[str, ...]
     files: dict[str, StoredFile]
     specpv: SpecPv | None = None
+    replaced: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:

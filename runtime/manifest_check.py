@@ -78,6 +78,19 @@ def _check_group(group: CacheGroup) -> None:
         raise EngineFileError(f"cache group {group.name}: window is {group.window}")
     if tuple(sorted(group.pool_axes)) != POOL_AXES:
         raise EngineFileError(f"cache group {group.name}: pool_axes are {group.pool_axes}")
+    if group.latent_widths:
+        _check_latents(group)
+
+
+def _check_latents(group: CacheGroup) -> None:
+    widths = group.latent_widths
+    if len(widths) != len(group.layers) or not all(1 <= w <= group.k_width for w in widths):
+        raise EngineFileError(
+            f"cache group {group.name}: latent_widths are {widths}, expected {len(group.layers)} "
+            f"from 1 to {group.k_width}"
+        )
+    if group.kv_heads != 1:
+        raise EngineFileError(f"cache group {group.name}: {group.kv_heads} heads share a latent")
 
 
 def _check_roles(manifest: Manifest) -> None:

@@ -103,6 +103,7 @@ GPT_OSS = FieldTable(
             "eos_token_id",
             "tie_word_embeddings",
             "quantization_config",
+            "attention",
         }
     ),
     only={"attention_bias": (True,), "hidden_act": ("silu",)},
@@ -127,9 +128,17 @@ GPT_OSS_ORIGINAL = FieldTable(
             "rope_scaling_factor",
             "rope_ntk_alpha",
             "rope_ntk_beta",
+            "attention",
         }
     ),
     only={},
+)
+
+# The section that says what stands beside a checkpoint's own attention.
+ATTENTION = FieldTable(
+    read=frozenset({"use_mla_kv", "mla_latent_dim"}),
+    only={"enable_dsa_indexer": (False,)},
+    inert=frozenset({"dsa_top_k", "dsa_threshold"}),
 )
 
 MXFP4_QUANTIZATION = FieldTable(

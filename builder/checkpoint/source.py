@@ -17,6 +17,8 @@ from specbuild.runtime.errors import SpecbuildError
 
 INDEX_SUFFIX = ".safetensors.index.json"
 LARGEST_HEADER_BYTES = 100 << 20
+# What may lie beside a checkpoint and is read by its own name.
+SIDE_FILES = ("mla_kv.safetensors",)
 DTYPE_BITS = {
     "F4": 4,
     "BOOL": 8,
@@ -67,7 +69,8 @@ def open_directory(path: Path) -> dict[str, SourceTensor]:
     if index is not None:
         return _open_indexed(index)
     single = path / "model.safetensors"
-    files = [single] if single.is_file() else sorted(path.glob("*.safetensors"))
+    found_files = (file for file in path.glob("*.safetensors") if file.name not in SIDE_FILES)
+    files = [single] if single.is_file() else sorted(found_files)
     if not files:
         raise SpecbuildError(_no_safetensors(path))
     tensors: dict[str, SourceTensor] = {}

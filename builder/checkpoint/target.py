@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +20,7 @@ from specbuild.builder.checkpoint.config_fields import (
 )
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.hints import mismatch_hints, wrong_model_hints
+from specbuild.builder.checkpoint.latents import read_latents
 from specbuild.builder.checkpoint.rope import read_rope
 from specbuild.builder.checkpoint.source import (
     SourceTensor,
@@ -43,17 +44,20 @@ class TargetCheckpoint:
     """A target that passed the audit; tensors have the names of the Hugging Face layout.
 
     With tied embeddings ``lm_head.weight`` is there all the same, its source the embedding.
+    ``replaced`` maps tensors that no graph will name to what stands in their place.
     """
 
     geometry: TargetGeometry
     tensors: dict[str, SourceTensor]
     warnings: tuple[str, ...]
     text_files: tuple[Path, ...]
+    replaced: dict[str, str] = field(default_factory=dict)
 
 
-def read_target(path: Path, *, strict: bool) -> TargetCheckpoint:
+def read_target(path: Path, *, strict: bool, mla: bool = True) -> TargetCheckpoint:
     """Read the headers of the checkpoint at ``path``, in either layout; no weights are loaded.
 
+    Latents that lie beside it take the place of keys and values, unless ``mla`` is false.
     Raises SpecbuildError if it is no checkpoint, is of an unsupported kind, or does not hold
     exactly the tensors that its configuration asks for; ``strict`` also refuses unknown fields.
     """
@@ -77,7 +81,17 @@ def read_target(path: Path, *, strict: bool) -> TargetCheckpoint:
         _tie_head(path, tensors)
     hints = mismatch_hints(geometry, tensors)
     audit(str(path), target_tensors(geometry), tensors, hints)
-    return TargetCheckpoint(geometry, tensors, warnings, _text_files(path, original))
+    text_files = _text_files(path, original)
+    latents = read_latents(path, config, geometry, strict=strict) if mla else None
+    if latents is None:
+        return TargetCheckpoint(geometry, tensors, warnings, text_files)
+    return TargetCheckpoint(
+        dataclasses.replace(geometry, latent_dims=latents.dims),
+        {**tensors, **latents.tensors},
+        (*warnings, *latents.warnings),
+        text_files,
+        latents.replaced,
+    )
 
 
 def _check_model_type(path: Path, config: Config) -> None:

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specbuild.builder.models.gpt_oss import rotate, write_and_attend
+from specbuild.builder.models.gpt_oss import write_and_attend
 from specbuild.builder.models.graph_io import GroupView, Launch, LayerPools
+from specbuild.builder.models.rope import rotate
 from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
 
 

@@ -6,6 +6,7 @@ and exported; it holds no weights of its own.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,13 @@ from torch.nn import functional as F
 from specbuild.builder.models.graph_io import (
     BlockView,
     GroupView,
+    LatentPool,
     Launch,
     LayerBlocks,
     LayerPools,
 )
+from specbuild.builder.models.latent_attention import LatentAttention
+from specbuild.builder.models.rope import rotate
 from specbuild.plugins_cuda.torch_ops import torch_op
 from specbuild.runtime.manifest import TargetGeometry
 from specbuild.runtime.specpv import ViewGeometry
@@ -35,17 +39,6 @@ class RmsNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, H] → [T, H]."""
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
-
-
-def rotate(
-    x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor], positions: torch.Tensor, heads: int
-) -> torch.Tensor:
-    """Half-split rotation of ``x`` [T, heads·D] at ``positions`` [T] → [T, heads, D], in fp32."""
-    cos, sin = tables
-    rotated = torch.onnx.ops.rotary_embedding(
-        x.float().unsqueeze(0), cos, sin, positions.long().unsqueeze(0), num_heads=heads
-    )
-    return rotated.to(x.dtype).view(x.shape[0], heads, -1)
 
 
 def write_and_attend(  # noqa: PLR0917
@@ -229,24 +222,32 @@ class Layer(nn.Module):
     """One transformer block."""
 
     def __init__(
-        self, g: TargetGeometry, layer_type: str, blocks: ViewGeometry | None = None
+        self,
+        g: TargetGeometry,
+        layer_type: str,
+        latent_dim: int = 0,
+        blocks: ViewGeometry | None = None,
     ) -> None:
         super().__init__()
         window = g.sliding_window if layer_type == "sliding_attention" else 0
         self.input_layernorm = RmsNorm(g.hidden, g.rms_eps)
-        self.self_attn = Attention(g, window, None if window else blocks)
+        self.self_attn = (
+            LatentAttention(g, window, latent_dim)
+            if latent_dim
+            else Attention(g, window, None if window else blocks)
+        )
         self.post_attention_layernorm = RmsNorm(g.hidden, g.rms_eps)
         self.mlp = MoeBlock(g)
 
     def forward(  # noqa: PLR0917
         self,
         x: torch.Tensor,
-        pools: LayerPools,
+        pools: LayerPools | LatentPool,
         view: GroupView,
         launch: Launch,
         tables: Any,
         blocks: LayerBlocks | None = None,
-    ) -> tuple[torch.Tensor, LayerPools, tuple[torch.Tensor, ...]]:
+    ) -> tuple[torch.Tensor, LayerPools | LatentPool, tuple[torch.Tensor, ...]]:
         """The residual stream ``x`` [T, H] after the block, and what attention gave beside it."""
         attended, written, partial = self.self_attn(
             self.input_layernorm(x), pools, view, launch, tables, blocks
@@ -261,7 +262,8 @@ class Backbone(nn.Module):
     def __init__(self, g: TargetGeometry, blocks: ViewGeometry | None = None) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(g.vocab, g.hidden)
-        self.layers = nn.ModuleList(Layer(g, layer_type, blocks) for layer_type in g.layer_types)
+        dims = g.latent_dims or (0,) * g.layers
+        self.layers = nn.ModuleList(map(partial(Layer, g, blocks=blocks), g.layer_types, dims))
         self.norm = RmsNorm(g.hidden, g.rms_eps)
 
 
@@ -291,7 +293,7 @@ class GptOss(nn.Module):
         token_ids: torch.Tensor,
         launch: Launch,
         views: tuple[GroupView, ...],
-        pools: tuple[LayerPools, ...],
+        pools: tuple[LayerPools | LatentPool, ...],
         asked: BlockView | None = None,
         summaries: tuple[torch.Tensor, ...] = (),
         *,

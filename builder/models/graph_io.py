@@ -20,12 +20,16 @@ class Launch(NamedTuple):
 
 
 class GroupView(NamedTuple):
-    """How one cache group sees the launch's sequences."""
+    """How one cache group sees the launch's sequences.
+
+    Where the cache is latent, ``page_position`` [B, P] is the position of each page's first slot.
+    """
 
     page_table: torch.Tensor
     row_slot: torch.Tensor
     tree_start: torch.Tensor
     write_slot: torch.Tensor
+    page_position: torch.Tensor | None = None
 
 
 class BlockView(NamedTuple):
@@ -59,6 +63,12 @@ class LayerPools(NamedTuple):
     v: torch.Tensor
 
 
+class LatentPool(NamedTuple):
+    """The only pool of a layer that caches a latent in its keys' and values' place."""
+
+    c: torch.Tensor
+
+
 @dataclass(frozen=True)
 class InputPort:
     """A graph input: name, torch dtype, and shape (a string is a dynamic axis)."""
@@ -81,12 +91,14 @@ def view_ports(
 ) -> tuple[InputPort, ...]:
     """The ports of a :class:`GroupView`; ``per_head``: a view for each layer and KV head."""
     layers, views = (len(group.layers), group.kv_heads) if per_head else (1, 1)
-    table = (layers, batch, views, f"P_{group.name}")
+    pages = f"P_{group.name}"
+    latent = (InputPort(f"{group.name}.page_position", torch.int32, (batch, pages)),)
     return (
-        InputPort(f"{group.name}.page_table", torch.int32, table),
+        InputPort(f"{group.name}.page_table", torch.int32, (layers, batch, views, pages)),
         InputPort(f"{group.name}.row_slot", torch.int32, ("T",)),
         InputPort(f"{group.name}.tree_start", torch.int32, (batch,)),
         InputPort(f"{group.name}.write_slot", torch.int32, ("T",)),
+        *(latent if group.latent_widths else ()),
     )
 
 
@@ -120,7 +132,7 @@ def pool_ports(group: CacheGroup, layer: int, dtype: torch.dtype) -> tuple[Input
             dtype,
             (group.pages, group.kv_heads, group.page_size, width),
         )
-        for part, width in (("k", group.k_width), ("v", group.v_width))
+        for part, width in group.pool_widths(layer).items()
     )
 
 

@@ -1,4 +1,4 @@
-"""Rotary tables: plain and YaRN (arXiv 2309.00071), half-split, attention factor included."""
+"""Rotary embedding: plain and YaRN (arXiv 2309.00071), half-split, attention factor included."""
 
 from __future__ import annotations
 
@@ -45,3 +45,14 @@ def rope_tables(rope: Rope, head_dim: int, positions: int) -> tuple[torch.Tensor
         (angle.cos() * rope.attention_factor).float(),
         (angle.sin() * rope.attention_factor).float(),
     )
+
+
+def rotate(
+    x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor], positions: torch.Tensor, heads: int
+) -> torch.Tensor:
+    """Half-split rotation of ``x`` [T, heads·D] at ``positions`` [T] → [T, heads, D], in fp32."""
+    cos, sin = tables
+    rotated = torch.onnx.ops.rotary_embedding(
+        x.float().unsqueeze(0), cos, sin, positions.long().unsqueeze(0), num_heads=heads
+    )
+    return rotated.to(x.dtype).view(x.shape[0], heads, -1)

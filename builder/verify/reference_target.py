@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from specbuild.builder.checkpoint.latents import DOWN, UP_KEYS, UP_VALUES, latent_name
+from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.training.frozen_target import load_target
 
 if TYPE_CHECKING:
@@ -46,6 +49,17 @@ class ReferenceTarget:
             layer.register_forward_hook(self._keep(("layer", i)))
             layer.mlp.router.register_forward_hook(self._keep(("router", i)))
         inner.norm.register_forward_hook(self._keep("pre_head"))
+
+    @torch.no_grad()
+    def use_latents(self, dims: Sequence[int], tensors: Mapping[str, SourceTensor]) -> None:
+        """Makes K and V of the layers with a latent what they are rebuilt of: ``W_c W_lat``."""
+        for i, dim in enumerate(dims):
+            attention = self.model.model.layers[i].self_attn
+            for projection, up in ((attention.k_proj, UP_KEYS), (attention.v_proj, UP_VALUES)):
+                if dim:
+                    down = tensors[latent_name(i, DOWN)].load().double()
+                    joined = down @ tensors[latent_name(i, up)].load().double()
+                    projection.weight.copy_(joined.T)
 
     def _keep(self, key: Any) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.progress import Progress, SilentProgress
 from specbuild.builder.training.self_text import Generation, generate_text
 from specbuild.builder.verify.engine_probe import EngineProbe
@@ -52,6 +53,7 @@ def verify_engine(
         progress.note("no draft checkpoint given: the draft's stages are not compared")
     target = ReferenceTarget(model)
     _check_same_model(engine, manifest, model, target)
+    _use_latents(engine, manifest, model, target)
     reference_draft = None if draft is None else _load_draft(draft, target, manifest, engine)
     rows = StageCheck(probe, reference_draft)
     progress.start("stages", len(TEXTS), "samples")
@@ -128,6 +130,19 @@ def _check_same_model(
             f"{engine}: was built from a model of (layers, hidden, vocabulary, experts) {built}, "
             f"but {model} has {given}; give the model it was built from"
         )
+
+
+def _use_latents(engine: Path, manifest: Manifest, model: Path, target: ReferenceTarget) -> None:
+    dims = manifest.target.latent_dims
+    if not dims:
+        return
+    checkpoint = read_target(model, strict=False)
+    if checkpoint.geometry.latent_dims != dims:
+        raise SpecbuildError(
+            f"{engine}: caches latents of {list(dims)} values, but those beside {model} have "
+            f"{list(checkpoint.geometry.latent_dims)}; give the model it was built from"
+        )
+    target.use_latents(dims, checkpoint.tensors)
 
 
 def _load_draft(

@@ -66,6 +66,14 @@ def per_sequence(b: BodyBuilder, x: ir.Value, rows: Rows) -> ir.Value:
     return b.Gather(x, rows.padded, axis=0)
 
 
+def unpacked_bits(b: BodyBuilder, words: ir.Value) -> ir.Value:
+    """``words`` int64 [B, R, W] → their bits as 0 and 1, int64 [B, R, 32·W]."""
+    unsigned = b.Unsqueeze(b.Mod(words, b.scalar(2**32, np.int64)), b.i64(3))
+    powers = b.constant([2**bit for bit in range(32)], np.int64)
+    bits = b.Mod(b.Div(unsigned, powers), b.scalar(2, np.int64))
+    return b.reshape(bits, 0, 0, -1)
+
+
 def ancestor_table(
     b: BodyBuilder, words: ir.Value, window: int
 ) -> tuple[ir.Value, ir.Value | None]:
@@ -74,10 +82,7 @@ def ancestor_table(
     ``words`` int64 [B, R, W] → fp32 [B, R, 32·W + 1], of which the last column hides, and
     int64 [B, R, 1]. A node's depth is the number of its ancestors, itself left out.
     """
-    unsigned = b.Unsqueeze(b.Mod(words, b.scalar(2**32, np.int64)), b.i64(3))
-    powers = b.constant([2**bit for bit in range(32)], np.int64)
-    bits = b.Mod(b.Div(unsigned, powers), b.scalar(2, np.int64))
-    bits = b.reshape(bits, 0, 0, -1)
+    bits = unpacked_bits(b, words)
     visible = b.cast(bits, ir.DataType.BOOL)
     depth = None
     if window > 0:

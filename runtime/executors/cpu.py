@@ -11,8 +11,8 @@ from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executor import ExecutorCapabilities
 from specbuild.runtime.manifest import CacheGroup, Manifest, Port, Role
 
-_SUMMARY_SUFFIX = ".summary_pool"
-_POOL_SUFFIXES = (".k_pool", ".v_pool", _SUMMARY_SUFFIX)
+# Ports that are caches: keys, values, latents, block summaries.
+_POOL_SUFFIXES = (".k_pool", ".v_pool", ".c_pool", ".summary_pool")
 _OUT = ".out"
 # Element types as the manifest spells them (ONNX's names, and numpy's for pools).
 _ELEMENTS: Mapping[str, np.dtype[Any]] = {
@@ -92,18 +92,13 @@ class CpuExecutor:
         return _RoleSession(session, role, pools)
 
     def _pool(self, port: Port) -> Any:
-        """The pool of an input, allocated once: ``{group}.{layer}.k_pool``."""
+        """The pool of an input ``{group}.{layer}.{part}_pool``, of its shape, allocated once."""
         name = port.name
         if name not in self._pools:
             import onnxruntime as ort
 
             group = self._manifest.group(name.partition(".")[0])
-            if name.endswith(_SUMMARY_SUFFIX):
-                pool = _zeros(group, list(port.shape))
-            else:
-                width = group.k_width if name.endswith(".k_pool") else group.v_width
-                pool = _new_pool(group, width)
-            self._pools[name] = ort.OrtValue.ortvalue_from_numpy(pool)
+            self._pools[name] = ort.OrtValue.ortvalue_from_numpy(_new_pool(group, port.shape))
         return self._pools[name]
 
 
@@ -185,18 +180,8 @@ def _cpu_device() -> Any:
     return ort.OrtDevice.make("cpu", 0)._get_c_device()
 
 
-def _new_pool(group: CacheGroup, width: int) -> np.ndarray:
+def _new_pool(group: CacheGroup, shape: Sequence[int]) -> np.ndarray:
     """Zeros, because page 0 is read by padding and must be finite."""
-    sizes = {
-        "pages": group.pages,
-        "kv_heads": group.kv_heads,
-        "page_size": group.page_size,
-        "width": width,
-    }
-    return _zeros(group, [sizes[axis] for axis in group.pool_axes])
-
-
-def _zeros(group: CacheGroup, shape: list[int]) -> np.ndarray:
     element = _element(group.dtype, f"cache group {group.name}")
     try:
         return np.zeros(shape, element)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from checkpoints import write_draft, write_target
 from command_line import Command
+from latent_files import write_latents
 
 from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
@@ -114,6 +115,21 @@ def test_no_partial_step_is_plain_decoding(
     records = decode(full, shape)
     assert [record.output_ids for record in records] == wanted
     assert all(r.stats.specpv is not None and r.stats.specpv.partial_steps == 0 for r in records)
+
+
+def test_sliding_layers_may_cache_latents(tmp_path: Path) -> None:
+    """Tokens of a view of everything, fed again by a full step (30 steps at most in between)."""
+    write_target(tmp_path / "t", tokenizer=True, vocab=272)
+    write_draft(tmp_path / "d", target_vocab=272)
+    write_latents(tmp_path / "t", {0: 12, 2: 20})
+    engine = Engine.load(built(tmp_path, "engine", enable_specpv=True, **SPECPV))
+    assert [g.name for g in engine.manifest.cache_groups] == ["full", "latent_sliding", "draft"]
+    for shape in (None, SHAPES[-1]):
+        whole = decode(engine, shape, specpv_retrieval_blocks=0)
+        for one, other in zip(whole, decode(engine, shape), strict=True):
+            assert other.stats.specpv is not None
+            assert other.stats.specpv.partial_steps > 4 and other.stats.specpv.full_steps > 1
+            assert other.output_ids == one.output_ids
 
 
 def test_a_full_step_makes_the_cache_exact_again(specpv_engine: Path) -> None:

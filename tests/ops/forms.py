@@ -69,8 +69,8 @@ def _moe(
 def forms_of(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> dict[str, Run]:
     """Every form that is defined for these inputs, by name."""
     forms: dict[str, Run] = {"portable": portable}
-    if op.name == "PagedTreeAttention":
-        table = arrays[3]
+    if op.name in ("PagedTreeAttention", "MlaAttention"):
+        table = arrays[[spec.name for spec in op.inputs].index("page_table")]
         assert table is not None
         if table.shape[0] == 1:
             forms["one sequence"] = one_sequence

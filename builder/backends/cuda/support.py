@@ -14,6 +14,11 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
             f"the model's experts are {target.expert_format}, CUDA kernels take mxfp4 experts "
             "only; quantise the checkpoint or build with --backend cpu"
         )
+    if target.latent_dims:
+        raise SpecbuildError(
+            "the model's layers cache latents (mla_kv.safetensors), which no CUDA kernel attends "
+            "to; build with --backend cpu or --no-mla"
+        )
     _require_tiles(
         "model",
         rows={"head_dim": target.head_dim, "vocab_size": target.vocab},

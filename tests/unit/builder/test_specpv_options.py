@@ -76,6 +76,16 @@ def test_sequences_on_a_gpu_take_full_steps_in_turn(changes: dict[str, Any], mes
         plan_engine(options(backend="cuda", **changes), GPT_OSS_20B, None)
 
 
+def test_views_are_chosen_by_keys_that_latent_layers_do_not_cache() -> None:
+    full = [i for i, kind in enumerate(GPT_OSS_20B.layer_types) if kind == "full_attention"]
+    dims = tuple(64 if i in (0, full[1], full[4]) else 0 for i in range(GPT_OSS_20B.layers))
+    latent = replace(GPT_OSS_20B, latent_dims=dims)
+    named = f"layers {full[1]}, {full[4]} cache latents.*--no-mla or without --specpv"
+    with pytest.raises(SpecbuildError, match=named):
+        plan_engine(options(), latent, None)
+    assert plan_engine(options(enable_specpv=False), latent, None).specpv is None
+
+
 def test_the_defaults_let_eight_sequences_take_turns() -> None:
     plan = plan_engine(options(backend="cuda", max_batch_size=8), GPT_OSS_20B, None)
     assert plan.specpv is not None and plan.specpv.n_spec_tokens_buf == 64

@@ -136,6 +136,7 @@ def test_feeds_name_the_live_pages_relative_to_the_window() -> None:
     assert table[0, 0, 0].tolist() == holders[0].table[4:6].tolist()
     assert feeds["sliding.row_slot"].tolist() == [5, 6, 7, 3, 4]
     assert feeds["sliding.tree_start"].tolist() == [5, 3]
+    assert feeds["sliding.page_position"].tolist() == [[16, 20], [0, 4]]
     for write, row, sequence in zip(
         feeds["sliding.write_slot"], feeds["sliding.row_slot"], (0, 0, 0, 1, 1), strict=True
     ):

@@ -1,0 +1,77 @@
+"""MLA-lite: GPT-OSS attention whose cache holds a latent, of which keys and values are rebuilt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from specbuild.builder.models.graph_io import GroupView, LatentPool, Launch, LayerBlocks
+from specbuild.builder.models.rope import rotate
+from specbuild.plugins_cuda.torch_ops import torch_op
+from specbuild.runtime.manifest import TargetGeometry
+
+
+class ProjectionBias(nn.Module):
+    """The bias of a projection whose weight a latent replaces."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(width))
+
+
+class LatentAttention(nn.Module):
+    """``c = x W_c``; keys ``RoPE(c W_k_lat + b_k)``, values ``c W_v_lat + b_v``; sinks per head."""
+
+    def __init__(self, g: TargetGeometry, window: int, latent_dim: int) -> None:
+        super().__init__()
+        self.geometry, self.window, self.blocks = g, window, None
+        kv_width = g.kv_heads * g.head_dim
+        self.q_proj = nn.Linear(g.hidden, g.q_heads * g.head_dim)
+        self.k_proj = ProjectionBias(kv_width)
+        self.v_proj = ProjectionBias(kv_width)
+        self.mla_W_c = nn.Parameter(torch.empty(g.hidden, latent_dim))
+        self.mla_W_k_lat = nn.Parameter(torch.empty(latent_dim, kv_width))
+        self.mla_W_v_lat = nn.Parameter(torch.empty(latent_dim, kv_width))
+        self.o_proj = nn.Linear(g.q_heads * g.head_dim, g.hidden)
+        self.sinks = nn.Parameter(torch.empty(g.q_heads))
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        pools: LatentPool,
+        view: GroupView,
+        launch: Launch,
+        tables: Any,
+        _blocks: LayerBlocks | None = None,
+    ) -> tuple[torch.Tensor, LatentPool, tuple[torch.Tensor, ...]]:
+        """``x`` [T, H], normed → [T, H], the written pool, and nothing for SpecPV.
+
+        Blocks are summarised by cached keys, which a latent layer does not have.
+        """
+        g = self.geometry
+        heads = (g.kv_heads, g.head_dim)
+        q = rotate(self.q_proj(x), tables, launch.positions, g.q_heads)
+        latent = (x @ self.mla_W_c).unsqueeze(1)
+        written = LatentPool(torch_op("KvWrite")(pools.c, latent, view.write_slot))
+        attended = torch_op("MlaAttention")(
+            q,
+            written.c,
+            self.mla_W_k_lat.unflatten(1, heads),
+            self.k_proj.bias.view(heads),
+            self.mla_W_v_lat.unflatten(1, heads),
+            self.v_proj.bias.view(heads),
+            *tables,
+            view.page_table[0],
+            launch.row_start,
+            view.row_slot,
+            view.tree_start,
+            launch.ancestor_bits,
+            self.sinks.float(),
+            None,
+            view.page_position,
+            scale=g.head_dim**-0.5,
+            window=self.window,
+        )
+        return self.o_proj(attended.flatten(1)), written, ()

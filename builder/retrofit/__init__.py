@@ -1,0 +1,1 @@
+"""Gives a trained checkpoint what it was trained without."""

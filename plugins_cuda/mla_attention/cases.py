@@ -1,0 +1,158 @@
+"""Named cases of MlaAttention: the launches of PagedTreeAttention over a latent pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specbuild.plugins_cuda.cases import Arrays, Case
+from specbuild.plugins_cuda.paged_tree_attention.cases import BUSHY, Branch, Launch, chain_of
+
+
+@dataclass(frozen=True)
+class LatentLaunch:
+    """A launch, and the geometry of a layer whose cache is latent.
+
+    ``rope`` None rebuilds keys (MLA-lite). A number absorbs the query (MLA): each slot holds
+    ``latent`` values, of which the last ``rope`` take no part in the value, and every query head
+    has a value head of its own. ``pages_skipped`` shifts the view of sequence b by so many pages,
+    and by one more for each of its pages: the pages of a partial view do not adjoin.
+    """
+
+    launch: Launch
+    kv_heads: int = 2
+    group: int = 2
+    width: int = 16
+    v_width: int = 16
+    latent: int = 24
+    rope: int | None = None
+    biases: bool = True
+    pages_skipped: int | None = None
+
+    @property
+    def q_heads(self) -> int:
+        """Query heads."""
+        return self.kv_heads * self.group
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The op's attributes."""
+        return {"scale": self.width**-0.5, "window": self.launch.window}
+
+    def arrays(self, rng: np.random.Generator) -> Arrays:
+        """The op's inputs; every slot that no sequence uses holds NaN."""
+        drawn = self.launch.arrays(rng)
+        shape, pool = drawn[0], drawn[1]
+        assert shape is not None and pool is not None
+        used = len(self.launch.rows())
+
+        def normal(*sizes: int, scale: float = 1.0) -> np.ndarray:
+            return (scale * rng.standard_normal(sizes)).astype(np.float32)
+
+        rebuilt = self.rope is None
+        width = self.width if rebuilt else self.latent
+        q = normal(len(shape), self.q_heads, width)
+        q[used:] = np.nan
+        v_latent, v_heads = self.latent - (self.rope or 0), self.kv_heads
+        w_v = normal(v_latent, v_heads if rebuilt else self.q_heads, self.v_width, scale=0.3)
+        b_v = normal(*w_v.shape[1:]) if self.biases else None
+        keys: Arrays = (None, None)
+        tables: Arrays = (None, None)
+        if rebuilt:
+            w_k = normal(self.latent, self.kv_heads, self.width, scale=0.3)
+            keys = (w_k, normal(*w_k.shape[1:]) if self.biases else None)
+            tables = rope_tables(self.width, self._last_position(drawn[3]) + 1)
+        sinks = normal(self.q_heads) if self.launch.sinks else None
+        views, selected = drawn[3:8], drawn[9]
+        begins = self._page_positions(drawn[3]) if rebuilt else None
+        return q, pool, *keys, w_v, b_v, *tables, *views, sinks, selected, begins
+
+    def _page_positions(self, table: np.ndarray | None) -> np.ndarray | None:
+        """int32 [B, P], or None where a view slot is its position."""
+        if self.pages_skipped is None:
+            return None
+        assert table is not None
+        batch, _, pages = table.shape
+        page = np.arange(pages) * 2 + self.pages_skipped * np.arange(1, batch + 1)[:, None]
+        return (page * self.launch.page_size).astype(np.int32)
+
+    def _last_position(self, table: np.ndarray | None) -> int:
+        begins = self._page_positions(table)
+        if begins is None:
+            return max(branch.slots for branch in self.launch.branches)
+        return int(begins.max()) + self.launch.page_size
+
+    def case(self, name: str) -> Case:
+        """This launch as a case; padding rows are unspecified."""
+        compare = {"attended": np.s_[: len(self.launch.rows())]}
+        return Case(name, self.arrays, self.attributes, compare=compare)
+
+
+def rope_tables(width: int, positions: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cosine and sine, fp32 [positions, width / 2], of a fast rotation."""
+    angle = np.outer(np.arange(positions), 50.0 ** (-2 * np.arange(width // 2) / width))
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def latent_launch(
+    branches: Sequence[Branch],
+    *,
+    latent: int = 24,
+    rope: int | None = None,
+    biases: bool = True,
+    pages_skipped: int | None = None,
+    heads: tuple[int, int] = (2, 2),
+    widths: tuple[int, int] = (16, 16),
+    **changes: Any,
+) -> LatentLaunch:
+    """``heads``: KV heads and query heads to each. ``widths``: of a query and of a value."""
+    launch = Launch(branches, kv_heads=1, group=1, width=latent, v_width=1, **changes)
+    return LatentLaunch(launch, *heads, *widths, latent, rope, biases, pages_skipped)
+
+
+_LAUNCHES = {
+    "one token, nothing before it": latent_launch(
+        [Branch(0, 1)], padding_rows=0, padding_pages=0
+    ),
+    "decode": latent_launch([Branch(13, 1)], padding_rows=0),
+    "decode, ragged batch": latent_launch([Branch(13, 1), Branch(0, 1), Branch(31, 1)]),
+    "prefill from nothing": latent_launch([Branch(0, 19)]),
+    "prefill chunk after context": latent_launch([Branch(6, 9), Branch(0, 3)]),
+    "prefill without sinks and biases": latent_launch([Branch(3, 9)], sinks=False, biases=False),
+    "prefill, window shorter than the context": latent_launch([Branch(11, 9)], window=5),
+    "decode, window of one": latent_launch([Branch(9, 1), Branch(2, 1)], window=1),
+    "verify tree": latent_launch([Branch(10, 0, BUSHY)]),
+    "verify tree at the very start": latent_launch([Branch(0, 0, BUSHY)]),
+    "verify trees, ragged": latent_launch(
+        [Branch(10, 0, BUSHY), Branch(3, 0, (-1,)), Branch(25, 0, chain_of(5))]
+    ),
+    "window of two inside the tree": latent_launch([Branch(5, 0, BUSHY), Branch(1, 2)], window=2),
+    "sequences without rows": latent_launch([Branch(4, 0), Branch(6, 2, BUSHY), Branch(0, 0)]),
+    "chain, then tree": latent_launch([Branch(5, 4, BUSHY), Branch(0, 7, chain_of(3))], window=6),
+    "bits 31 and 32": latent_launch([Branch(6, 0, chain_of(35)), Branch(2, 0, BUSHY)]),
+    "grouped query 8 of width 64": latent_launch(
+        [Branch(40, 0, BUSHY), Branch(70, 1)],
+        heads=(2, 8), widths=(64, 64), latent=96, page_size=16,
+    ),
+    "latent narrower than a head, values narrower than keys": latent_launch(
+        [Branch(7, 2, BUSHY)], heads=(1, 4), widths=(24, 8), latent=10
+    ),
+    "selected slots": latent_launch([Branch(20, 3, BUSHY), Branch(4, 2)], selected=6),
+    "view that begins late": latent_launch([Branch(13, 1), Branch(6, 2, BUSHY)], pages_skipped=3),
+    "one view with gaps": latent_launch([Branch(9, 2, BUSHY)], pages_skipped=0, window=6),
+    "absorbed: decode": latent_launch(
+        [Branch(13, 1)], rope=8, heads=(1, 4), biases=False, sinks=False
+    ),
+    "absorbed: trees, ragged": latent_launch(
+        [Branch(10, 0, BUSHY), Branch(3, 2), Branch(25, 0, chain_of(5))],
+        rope=8, heads=(1, 4), biases=False, sinks=False,
+    ),
+    "absorbed: window, sinks, biases": latent_launch(
+        [Branch(9, 3, BUSHY)], rope=4, heads=(1, 6), widths=(16, 5), window=4
+    ),
+}  # fmt: skip
+
+CASES: tuple[Case, ...] = tuple(launch.case(name) for name, launch in _LAUNCHES.items())

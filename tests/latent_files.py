@@ -1,0 +1,29 @@
+"""Writes random latents (MLA-lite) beside a checkpoint that ``checkpoints.write_target`` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from random_weights import Tensors
+from safetensors.torch import save_file
+
+
+def write_latents(
+    path: Path, dims: Mapping[int, int], *, hidden: int = 64, kv_width: int = 32, seed: int = 3
+) -> Tensors:
+    """``mla_kv.safetensors`` under ``path``: ``dims`` maps layers to the width of their latent."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer, dim in dims.items():
+        sizes = {
+            "mla_W_c": (hidden, dim),
+            "mla_W_k_lat": (dim, kv_width),
+            "mla_W_v_lat": (dim, kv_width),
+        }
+        for name, shape in sizes.items():
+            drawn = torch.randn(shape, generator=generator) * shape[0] ** -0.5
+            tensors[f"model.layers.{layer}.self_attn.{name}"] = drawn
+    save_file(tensors, path / "mla_kv.safetensors")
+    return tensors

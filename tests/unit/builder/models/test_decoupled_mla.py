@@ -1,0 +1,133 @@
+"""MLA with decoupled RoPE: three forms of one definition, transformers, and the paged form."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specbuild.builder.models.decoupled_mla import FORMS, MlaAttention, MlaGeometry, Scene
+from specbuild.builder.models.graph_io import GroupView, LatentPool, Launch
+from specbuild.builder.models.rope import rope_tables
+from specbuild.runtime.manifest import Rope
+
+ROWS, PAGE = 37, 8
+GEOMETRIES = {
+    "512 + 64, heads of 64": (512, 64, 64, 64, None, True),
+    "512 + 64, heads of 128, query latent": (512, 64, 128, 128, 96, True),
+    "narrow values, half-split weights": (48, 16, 32, 24, 40, False),
+}
+
+
+def geometry_of(name: str, heads: int = 4, hidden: int = 96) -> MlaGeometry:
+    rank, rope, nope, value, q_rank, interleaved = GEOMETRIES[name]
+    scale = (nope + rope) ** -0.5
+    return MlaGeometry(hidden, heads, rank, rope, nope, value, scale, q_rank, interleaved)
+
+
+def module_of(g: MlaGeometry, seed: int = 0) -> MlaAttention:
+    module = MlaAttention(g)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(generator=generator).mul_(parameter.shape[-1] ** -0.5)
+        module.kv_a_layernorm.weight.abs_().mul_(10)
+        if g.q_lora_rank:
+            module.q_a_layernorm.weight.abs_().mul_(10)
+    return module
+
+
+def inputs(g: MlaGeometry, rows: int = ROWS) -> tuple[torch.Tensor, torch.Tensor, tuple]:
+    x = torch.randn(rows, g.hidden, generator=torch.Generator().manual_seed(1))
+    return x, torch.arange(rows), rope_tables(Rope(theta=10000.0), g.rope_dim, rows)
+
+
+@torch.no_grad()
+def scene_of(
+    module: MlaAttention, seen: torch.Tensor, positions: torch.Tensor, sinks: torch.Tensor | None
+) -> tuple[torch.Tensor, Scene]:
+    g = module.geometry
+    x, _, tables = inputs(g, len(positions))
+    q = module.queries(x, tables, positions)
+    entries = module.entries(x, tables, positions)
+    return x, Scene(*q, entries, *module.up_projections(), seen, g.scale, sinks)
+
+
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_all_forms_agree(name: str, with_sinks: bool) -> None:
+    module = module_of(geometry_of(name))
+    sinks = torch.tensor([0.3, -1.0, 2.0, 0.0]) if with_sinks else None
+    seen = torch.ones(ROWS, ROWS).tril().bool()
+    _, scene = scene_of(module, seen, torch.arange(ROWS), sinks)
+    found = {form: attend(scene) for form, attend in FORMS.items()}
+    assert len(found) == 3 and found["naive"].std() > 0.05
+    for attended in found.values():
+        torch.testing.assert_close(attended, found["naive"], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+@torch.no_grad()
+def test_the_definition_is_transformers(name: str) -> None:
+    from transformers import DeepseekV3Config
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3 as theirs
+
+    g = geometry_of(name)
+    module = module_of(g)
+    config = DeepseekV3Config(
+        hidden_size=g.hidden, num_attention_heads=g.heads, num_key_value_heads=g.heads,
+        q_lora_rank=g.q_lora_rank, kv_lora_rank=g.kv_lora_rank, qk_rope_head_dim=g.rope_dim,
+        qk_nope_head_dim=g.nope_dim, v_head_dim=g.v_dim, rope_interleave=g.interleaved,
+        attention_bias=False, attn_implementation="eager",
+    )  # fmt: skip
+    reference = theirs.DeepseekV3Attention(config, 0).eval()
+    reference.load_state_dict(module.state_dict())  # by name: strict
+    x, positions, (cos, sin) = inputs(g)
+    doubled = tuple(torch.cat([table, table], dim=-1)[None] for table in (cos, sin))
+    hidden = torch.full((ROWS, ROWS), -torch.inf).triu(1)[None, None]
+    wanted = reference(x[None], doubled, hidden)[0][0]
+    seen = torch.ones(ROWS, ROWS).tril().bool()
+    _, scene = scene_of(module, seen, positions, None)
+    for attend in FORMS.values():
+        found = module.o_proj(attend(scene).flatten(1))
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_the_paged_form_decodes_a_tree_as_the_naive_one() -> None:
+    """A prompt, then a tree whose siblings share positions, over pages in falling order."""
+    g = geometry_of("512 + 64, heads of 64")
+    module = module_of(g)
+    parents = (-1, 0, 0, 1, 1, 2)
+    prompt = 21
+    lineages = []
+    for node in range(len(parents)):
+        lineage = [node]
+        while parents[lineage[-1]] >= 0:
+            lineage.append(parents[lineage[-1]])
+        lineages.append(lineage)
+    depths = [len(lineage) - 1 for lineage in lineages]
+    positions = torch.tensor([*range(prompt), *(prompt + depth for depth in depths)])
+    seen = torch.zeros(len(positions), len(positions)).bool()
+    seen[:, :prompt] = torch.ones(len(positions), prompt).tril().bool()
+    for node, lineage in enumerate(lineages):
+        seen[prompt + node, [prompt + ancestor for ancestor in lineage]] = True
+    x, scene = scene_of(module, seen, positions, None)
+    wanted = module.o_proj(FORMS["naive"](scene).flatten(1))
+    tables = rope_tables(Rope(theta=10000.0), g.rope_dim, len(positions))
+    table = torch.arange(5, 0, -1, dtype=torch.int32).view(1, 1, 1, -1)
+    pool = LatentPool(torch.full((6, 1, PAGE, g.entry_width), torch.nan))
+    bits = [sum(1 << ancestor for ancestor in lineage) for lineage in lineages]
+    found = []
+    for rows, words in ((range(prompt), [0] * prompt), (range(prompt, len(positions)), bits)):
+        slot = torch.arange(rows.start, rows.stop, dtype=torch.int32)
+        write = table.flatten()[slot // PAGE] * PAGE + slot % PAGE
+        launch = Launch(
+            positions[rows.start : rows.stop].int(),
+            torch.tensor([0, len(rows)], dtype=torch.int32),
+            torch.tensor(words, dtype=torch.int32).unsqueeze(1),
+            slot,
+        )
+        view = GroupView(table, slot, torch.tensor([prompt], dtype=torch.int32), write)
+        part, pool = module(x[rows.start : rows.stop], pool, view, launch, tables)
+        found.append(part)
+    torch.testing.assert_close(torch.cat(found), wanted, atol=1e-5, rtol=1e-5)
