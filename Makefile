@@ -37,7 +37,7 @@ demo: setup
 # What measures time runs last, alone.
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'not slow and not gpu and not speed'
-	$(BIN)/pytest -m speed
+	$(BIN)/pytest -m speed $$(grep -rl --include='*.py' 'mark\.speed' tests)
 
 # Everything that needs the GPU but the sanitizer; the log stays in out/. The kernel tests mostly
 # compile, so they run side by side; the others measure time and free memory, so they run alone.

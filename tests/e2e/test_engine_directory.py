@@ -48,8 +48,17 @@ def options(checkpoints: Path, output: Path, **changes: object) -> BuildOptions:
     )
 
 
-def test_same_input_same_bytes_wherever_it_stands(checkpoints: Path, tmp_path: Path) -> None:
-    build(options(checkpoints, tmp_path / "one"), SilentProgress())
+@pytest.fixture(scope="module")
+def built(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine of the checkpoints: tests that change one take a copy."""
+    engine = tmp_path_factory.mktemp("built") / "engine"
+    build(options(checkpoints, engine), SilentProgress())
+    return engine
+
+
+def test_same_input_same_bytes_wherever_it_stands(
+    checkpoints: Path, built: Path, tmp_path: Path
+) -> None:
     moved = tmp_path / "elsewhere"
     shutil.copytree(checkpoints, moved)
     done = subprocess.run(
@@ -70,15 +79,16 @@ def test_same_input_same_bytes_wherever_it_stands(checkpoints: Path, tmp_path: P
         capture_output=True,
     )
     assert done.returncode == 0
-    first, second = contents(tmp_path / "one"), contents(tmp_path / "two")
+    first, second = contents(built), contents(tmp_path / "two")
     assert first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == []
     for name, data in first.items():
-        assert str(tmp_path).encode() not in data, name
+        assert str(built.parent).encode() not in data, name
+        assert str(checkpoints).encode() not in data, name
 
 
-def test_moved_engine_runs(checkpoints: Path, tmp_path: Path) -> None:
-    build(options(checkpoints, tmp_path / "one"), SilentProgress())
+def test_moved_engine_runs(built: Path, tmp_path: Path) -> None:
+    shutil.copytree(built, tmp_path / "one")
     prompts = [Prompt("a", (5, 6, 7), None)]
     params = GenerateParams(max_new_tokens=8, ignore_eos=True)
 
@@ -91,8 +101,10 @@ def test_moved_engine_runs(checkpoints: Path, tmp_path: Path) -> None:
     assert output(tmp_path / "renamed") == before
 
 
-def test_existing_engine_is_refused_and_forced(checkpoints: Path, tmp_path: Path) -> None:
-    build(options(checkpoints, tmp_path / "e"), SilentProgress())
+def test_existing_engine_is_refused_and_forced(
+    checkpoints: Path, built: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(built, tmp_path / "e")
     before = contents(tmp_path / "e")
     with pytest.raises(SpecbuildError, match="exists; remove it or pass --force"):
         build(options(checkpoints, tmp_path / "e"), SilentProgress())
@@ -133,9 +145,9 @@ def test_what_a_killed_build_left_is_removed_by_the_next(checkpoints: Path, tmp_
 
 
 def test_failed_forced_build_keeps_the_old_engine(
-    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoints: Path, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build(options(checkpoints, tmp_path / "e"), SilentProgress())
+    shutil.copytree(built, tmp_path / "e")
     before = contents(tmp_path / "e")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
