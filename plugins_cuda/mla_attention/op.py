@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.mla_attention.body import body
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
-from specbuild.plugins_cuda.paged_tree_attention.op import unpack_bits, visibility
+from specbuild.plugins_cuda.paged_tree_attention.op import among, unpack_bits, visibility
 
 if TYPE_CHECKING:
     import torch
@@ -92,9 +92,7 @@ def reference(
         start, bits = int(tree_start[sequence]), ancestor_bits[first:last]
         mask = visibility(row_slot[first:last].long(), start, bits, keys, window)
         if selected is not None:
-            chosen = torch.zeros(count, keys + 1, dtype=torch.bool, device=q.device)
-            picks = selected[first:last].long()
-            mask &= chosen.scatter(1, picks.where(picks >= 0, keys), True)[:, :keys]
+            mask &= among(selected[first:last], keys)
         latent = c_pool[page_table[sequence, 0].long(), 0].flatten(0, 1).float()
         # What no row sees may hold anything, NaN included: 0 · NaN must not enter the sum.
         latent = latent.where(mask.any(0)[:, None], 0.0)

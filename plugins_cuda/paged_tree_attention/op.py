@@ -56,6 +56,15 @@ def visibility(
     return visible
 
 
+def among(selected: torch.Tensor, keys: int) -> torch.Tensor:
+    """Mask [rows, keys] of the view slots that ``selected`` [rows, S] names; -1 pads."""
+    import torch
+
+    chosen = torch.zeros(len(selected), keys + 1, dtype=torch.bool, device=selected.device)
+    picks = selected.long()
+    return chosen.scatter(1, picks.where(picks >= 0, keys), True)[:, :keys]
+
+
 def reference(
     q: torch.Tensor,
     k_pool: torch.Tensor,
@@ -94,9 +103,7 @@ def reference(
             window,
         )
         if selected is not None:
-            chosen = torch.zeros(last - first, keys + 1, dtype=torch.bool, device=q.device)
-            picks = selected[first:last].long()
-            mask &= chosen.scatter(1, picks.where(picks >= 0, keys), True)[:, :keys]
+            mask &= among(selected[first:last], keys)
         # "h" KV heads, "p" pages, "o" offset in the page, "d" width
         table = page_table[sequence].long().expand(kv_heads, -1)
         heads = torch.arange(kv_heads, device=q.device).unsqueeze(1)

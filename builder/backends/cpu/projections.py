@@ -6,32 +6,13 @@ transpose. After: one Gemm, one transposition, one rotation of Q and K side by s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import onnx_ir as ir
 import torch
 
+from specbuild.builder.passes.attention_layers import AttentionLayer, attention_layer
 from specbuild.builder.passes.rewriting import attribute, producer
 from specbuild.builder.passes.weights import derive
 from specbuild.plugins_cuda.body import BodyBuilder, static_size
-
-
-@dataclass(frozen=True)
-class _Rotated:
-    gemm: ir.Node
-    rotary: ir.Node
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """The nodes around one attention, as the export leaves them."""
-
-    attention: ir.Node
-    k_write: ir.Node
-    v_write: ir.Node
-    q: _Rotated
-    k: _Rotated
-    v_gemm: ir.Node
 
 
 def merge_projections(model: ir.Model) -> int:
@@ -39,25 +20,11 @@ def merge_projections(model: ir.Model) -> int:
     changed = 0
     for node in list(model.graph):
         if node.op_type == "PagedTreeAttention":
-            layer = _match(node)
-            if layer is not None:
+            layer = attention_layer(node, _through)
+            if layer is not None and _joinable(layer.gemms):
                 _rewrite(model.graph, layer)
                 changed += 1
     return changed
-
-
-def _match(attention: ir.Node) -> _Layer | None:
-    k_write = producer(attention.inputs[1], "KvWrite")
-    v_write = producer(attention.inputs[2], "KvWrite")
-    if k_write is None or v_write is None:
-        return None
-    q, k = _rotated(attention.inputs[0]), _rotated(k_write.inputs[1])
-    v_gemm = producer(_through(v_write.inputs[1]), "Gemm")
-    if q is None or k is None or v_gemm is None:
-        return None
-    if not _joinable((q.gemm, k.gemm, v_gemm)):
-        return None
-    return _Layer(attention, k_write, v_write, q, k, v_gemm)
 
 
 def _joinable(gemms: tuple[ir.Node, ir.Node, ir.Node]) -> bool:
@@ -80,21 +47,14 @@ def _through(value: ir.Value | None) -> ir.Value | None:
     return value
 
 
-def _rotated(value: ir.Value | None) -> _Rotated | None:
-    rotary = producer(_through(value), "RotaryEmbedding")
-    gemm = None if rotary is None else producer(_through(rotary.inputs[0]), "Gemm")
-    return None if rotary is None or gemm is None else _Rotated(gemm, rotary)
-
-
-def _rewrite(graph: ir.Graph, layer: _Layer) -> None:
+def _rewrite(graph: ir.Graph, layer: AttentionLayer) -> None:
     q_value, k_value = layer.attention.inputs[0], layer.k_write.inputs[1]
     v_value = layer.v_write.inputs[1]
     assert q_value is not None and k_value is not None and v_value is not None
     q_heads, width = static_size(q_value, 1), static_size(q_value, 2)
     kv_heads = static_size(k_value, 1)
-    gemms = (layer.q.gemm, layer.k.gemm, layer.v_gemm)
     b = BodyBuilder()
-    joined = _joined_gemm(b, graph, gemms)
+    joined = _joined_gemm(b, graph, layer.gemms)
     by_head = b.Transpose(
         b.reshape(joined, 1, -1, q_heads + 2 * kv_heads, width), perm=[0, 2, 1, 3]
     )

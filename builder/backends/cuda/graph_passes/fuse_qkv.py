@@ -5,7 +5,6 @@ The attention then reads the pools that it gives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,43 +22,20 @@ from specbuild.builder.backends.cuda.graph_passes.fused_node import (
 from specbuild.builder.backends.cuda.graph_passes.matching import (
     bias_of,
     laid_out,
-    linear_of,
     norm_of,
     origin,
 )
-from specbuild.builder.passes.rewriting import producer, take_place
+from specbuild.builder.passes.attention_layers import AttentionLayer, attention_layer
+from specbuild.builder.passes.rewriting import take_place
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_qkv_rope.packing import pack_qkv, pack_qkv_bias
-
-
-@dataclass(frozen=True)
-class _Rotated:
-    gemm: ir.Node
-    rotary: ir.Node
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """The nodes around one attention, as the export leaves them."""
-
-    attention: ir.Node
-    k_write: ir.Node
-    v_write: ir.Node
-    q: _Rotated
-    k: _Rotated
-    v_gemm: ir.Node
-
-    @property
-    def gemms(self) -> tuple[ir.Node, ir.Node, ir.Node]:
-        """The projections to Q, K and V."""
-        return self.q.gemm, self.k.gemm, self.v_gemm
 
 
 def fuse_qkv(graph: ir.Graph, node: ir.Node) -> bool:
     """Rewrites one PagedTreeAttention and what stands in front of it."""
     if node.op_type != "PagedTreeAttention":
         return False
-    layer = _match(node)
+    layer = attention_layer(node, laid_out)
     if layer is None:
         return False
     _require_one_input(layer)
@@ -74,25 +50,7 @@ def fuse_qkv(graph: ir.Graph, node: ir.Node) -> bool:
     return True
 
 
-def _match(attention: ir.Node) -> _Layer | None:
-    k_write = producer(attention.inputs[1], "KvWrite")
-    v_write = producer(attention.inputs[2], "KvWrite")
-    if k_write is None or v_write is None:
-        return None
-    q, k = _rotated(attention.inputs[0]), _rotated(k_write.inputs[1])
-    v_gemm = linear_of(v_write.inputs[1])
-    if q is None or k is None or v_gemm is None:
-        return None
-    return _Layer(attention, k_write, v_write, q, k, v_gemm)
-
-
-def _rotated(value: ir.Value | None) -> _Rotated | None:
-    rotary = producer(laid_out(value), "RotaryEmbedding")
-    gemm = None if rotary is None else linear_of(rotary.inputs[0])
-    return None if rotary is None or gemm is None else _Rotated(gemm, rotary)
-
-
-def _require_one_input(layer: _Layer) -> None:
+def _require_one_input(layer: AttentionLayer) -> None:
     sources = {origin(gemm.inputs[0]) for gemm in layer.gemms}
     tables = {tuple(part.rotary.inputs[1:3]) for part in (layer.q, layer.k)}
     positions = {laid_out(part.rotary.inputs[3]) for part in (layer.q, layer.k)}
@@ -101,7 +59,7 @@ def _require_one_input(layer: _Layer) -> None:
         raise AssertionError(f"{stem(layer.q.gemm.inputs[1])}: Q, K and V of different inputs")
 
 
-def _place_projections(graph: ir.Graph, layer: _Layer) -> Any:
+def _place_projections(graph: ir.Graph, layer: AttentionLayer) -> Any:
     """RmsQkvRope: rotated q [T, Hq, D] and the two written pools."""
     attention, rotary = layer.attention, layer.q.rotary
     q_heads, head_dim = static(attention.inputs[0], 1), static(attention.inputs[0], 2)
@@ -129,7 +87,7 @@ def _place_projections(graph: ir.Graph, layer: _Layer) -> Any:
     )
 
 
-def _input_and_norm(layer: _Layer) -> tuple[dict[str, ir.Value | None], float]:
+def _input_and_norm(layer: AttentionLayer) -> tuple[dict[str, ir.Value | None], float]:
     """``x`` and ``norm``, with the norm's eps.
 
     The norm is taken in where it is GPT-OSS's; LLaMA's rounds elsewhere and stays a node.
@@ -142,7 +100,7 @@ def _input_and_norm(layer: _Layer) -> tuple[dict[str, ir.Value | None], float]:
 
 
 def _joined_weights(
-    graph: ir.Graph, layer: _Layer, head_dim: int
+    graph: ir.Graph, layer: AttentionLayer, head_dim: int
 ) -> tuple[ir.Value, ir.Value | None]:
     """Packed weight and bias of the three projections."""
     weights = [gemm.inputs[1] for gemm in layer.gemms]
