@@ -37,6 +37,8 @@ _STATIC_BYTES = 1024
 _LOADS = {1: 20, 2: 20, 4: 16, 8: 16}
 # The same of weights that are decoded.
 _LOADS_OF_CODES = {1: 12, 2: 12, 4: 12, 8: 9}
+# Steps in flight of a candidate that takes few registers.
+_FEW_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def dense_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, ...]:
         return (*streaming_tactics(request, dense), *shared_out)
     if many_tokens(request, dense) is None:
         return (*streaming_tactics(request, dense)[:3], {"many": 1})
-    return ({}, {"many": 0})
+    return ({}, {"many": 0}, {"loads": _FEW_STEPS * dense.storage.loads})
 
 
 def normed_tokens(

@@ -210,8 +210,8 @@ def test_an_entry_is_taken_where_its_tactic_is_a_candidate(choices: list[Choice]
             assert found.lowering == choice.op.lower(replace(untuned, tactic=expected))
 
 
-def test_a_tactic_that_spills_gives_way_to_the_default(choices: list[Choice]) -> None:
-    """Of two entries the one that spills is left out; where defaults spill too, that is told."""
+def test_a_tactic_that_spills_gives_way(choices: list[Choice]) -> None:
+    """An entry that spills is left out, a default makes room for a candidate, or that is told."""
     decoding = {c.op.name: c for c in choices if c.tunable and c.request.phase == "decode"}
     some, other = decoding["RmsMoe"], decoding["Linear"]
     drawn = [entry_of(choice, dict(choice.candidates[-1])) for choice in (some, other)]
@@ -239,7 +239,12 @@ def test_a_tactic_that_spills_gives_way_to_the_default(choices: list[Choice]) ->
     assert lowering.tactics.name == "t.json"
     assert lowering.tactics.file == tactic_file.tactic_file(GPU, "GPU", drawn[1:])
 
-    spilling = default
+    candidates = [replace(some.request, tactic=tactic) for tactic in some.candidates]
+    kernels = [{launch.kernel for launch in some.op.lower(c).launches} for c in candidates]
+    spilling = default - kernels[1]
+    _, (first, _) = without_spills(target_of(GPU), no_tactics(GPU), make)
+    assert first.request == candidates[1] and first.entry is None
+    spilling = frozenset().union(*kernels)
     with pytest.raises(SpillError, match="these spill"):
         without_spills(target_of(GPU), book, make)
 

@@ -19,10 +19,20 @@ Made = TypeVar("Made")
 
 
 class CallLowering:
-    """Lowers calls for one GPU by a book of tactics; equal calls are lowered once."""
+    """Lowers calls for one GPU by a book of tactics; equal calls are lowered once.
 
-    def __init__(self, target: Target, tactics: TacticBook | None = None) -> None:
+    ``refused``: kernels that must not be launched. A call whose default tactic does takes its
+    first candidate that does not.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        tactics: TacticBook | None = None,
+        refused: frozenset[Kernel] = frozenset(),
+    ) -> None:
         self._target = target
+        self._refused = refused
         self.tactics = tactics or no_tactics(target.arch)
         self._known: dict[str, Choice] = {}
 
@@ -51,9 +61,7 @@ class CallLowering:
         return [
             choice.entry
             for choice in self._known.values()
-            if choice.entry is not None
-            and choice.request.tactic
-            and any(launch.kernel in kernels for launch in choice.lowering.launches)
+            if choice.entry is not None and choice.request.tactic and choice.launches_any(kernels)
         ]
 
     def _choice(self, call: Call, phase: Phase) -> Choice:
@@ -67,14 +75,26 @@ class CallLowering:
     def _chosen(self, op: OpSpec, request: LoweringRequest) -> Choice:
         if op.lower is None:
             raise AssertionError(f"{op.name} has no CUDA lowering")
-        default = op.lower(request)
         candidates = op.tactics(request) if op.tactics is not None else ({},)
         entry = self.tactics.entry(op, request) if len(candidates) > 1 else None
         # An entry stands for several counts of rows; a few may not know its tactic.
         if entry is None or not entry.tactic or entry.tactic not in candidates:
-            return Choice(op, request, candidates, entry, default)
+            return self._unrefused(Choice(op, request, candidates, entry, op.lower(request)))
         tuned = replace(request, tactic=entry.tactic)
         return Choice(op, tuned, candidates, entry, op.lower(tuned))
+
+    def _unrefused(self, default: Choice) -> Choice:
+        """By the first candidate without a refused kernel; the default where every one has some."""
+        if not default.launches_any(self._refused):
+            return default
+        lower = default.op.lower
+        assert lower is not None
+        for tactic in default.candidates[1:]:
+            request = replace(default.request, tactic=tactic)
+            choice = replace(default, request=request, lowering=lower(request), entry=None)
+            if not choice.launches_any(self._refused):
+                return choice
+        return default
 
 
 def without_spills(
@@ -83,15 +103,17 @@ def without_spills(
     """What ``make`` gives by these tactics, and the lowering that it was made with.
 
     An entry stands for several counts of rows, and a tactic may spill registers at some that were
-    not measured: entries by which hot kernels do so are left out. Raises SpillError where the
-    defaults spill too, SpecbuildError as ``make`` does.
+    not measured: entries by which hot kernels do so are left out. A default that does gives way to
+    another candidate. Raises SpillError where every one spills, SpecbuildError as ``make`` does.
     """
+    refused: frozenset[Kernel] = frozenset()
     while True:
-        lowering = CallLowering(target, tactics)
+        lowering = CallLowering(target, tactics, refused)
         try:
             return lowering, make(lowering)
         except SpillError as error:
             spilling = lowering.entries_of(error.kernels)
-            if not spilling:
+            if not spilling and error.kernels <= refused:
                 raise
             tactics = tactics.without(spilling)
+            refused |= error.kernels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from specbuild.builder.backends.cuda.tuning.tactic_file import (
     request_key,
     tactic_file,
 )
-from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Tactic
+from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, Tactic
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.runtime.errors import SpecbuildError
 
@@ -60,6 +60,10 @@ class Choice:
     def tunable(self) -> bool:
         """Whether there is anything to choose."""
         return len(self.candidates) > 1
+
+    def launches_any(self, kernels: Collection[Kernel]) -> bool:
+        """Whether it launches one of these kernels."""
+        return any(launch.kernel in kernels for launch in self.lowering.launches)
 
 
 @dataclass(frozen=True)
