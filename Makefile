@@ -41,7 +41,7 @@ test: setup
 
 # Everything that needs the GPU but the sanitizer; the log stays in out/. The kernel tests mostly
 # compile, so they run side by side; the others measure time and free memory, so they run alone.
-GPU_TESTS := $(BIN)/pytest -m 'gpu and not slow' -v -rsP --durations=20
+GPU_TESTS := OMP_NUM_THREADS=1 $(BIN)/pytest -m 'gpu and not slow' -v -rsP --durations=20
 KERNEL_TESTS := tests/gpu/test_kernels_gpu.py
 test-gpu sanitize: SHELL := /bin/bash
 test-gpu sanitize: .SHELLFLAGS := -o pipefail -c
@@ -55,7 +55,7 @@ test-gpu: setup
 # compute-sanitizer's tools over the kernels at small shapes; logs in out/sanitizer/.
 sanitize: setup
 	mkdir -p out
-	$(BIN)/pytest -m 'gpu and slow' tests/gpu -v -rsP 2>&1 | tee out/sanitize.log
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'gpu and slow' tests/gpu -v -rsP 2>&1 | tee out/sanitize.log
 
 # mypy resolves the specbuild.* names through a link, as the top-level folders map to sub-packages
 lint: setup

@@ -55,7 +55,11 @@ def export_module(
     register_torch_ops()
     sizes = _sample_sizes(declaration.inputs)
     examples = [
-        torch.empty([sizes.get(s, s) for s in port.shape], dtype=port.dtype, device="meta")
+        torch.empty(
+            [sizes[s] if isinstance(s, str) else s for s in port.shape],
+            dtype=port.dtype,
+            device="meta",
+        )
         for port in declaration.inputs
     ]
     dims = [
@@ -123,7 +127,7 @@ def _input_value(port: InputPort) -> ir.Value:
     )
 
 
-def _sample_sizes(ports: tuple[InputPort, ...]) -> dict[Any, int]:
+def _sample_sizes(ports: tuple[InputPort, ...]) -> dict[str, int]:
     """A distinct size per dynamic axis, none of them 0 or 1 (torch.export specialises those)."""
     names = dict.fromkeys(s for port in ports for s in port.shape if isinstance(s, str))
     return {name: 5 + 2 * i for i, name in enumerate(names)}

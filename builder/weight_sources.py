@@ -38,7 +38,7 @@ class WeightSources:
         """Sets the recipe of every initialiser of an exported graph."""
         for name, value in list(model.graph.initializers.items()):
             assert value.shape is not None
-            shape = tuple(int(size) for size in value.shape)
+            shape = tuple(value.shape.numpy())
             if name in ("rope_cos", "rope_sin", "draft_rope_cos", "draft_rope_sin"):
                 set_recipe(value, self._rope(name, shape))
                 continue

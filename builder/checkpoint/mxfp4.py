@@ -84,18 +84,15 @@ def _encode(blocked: Tensor) -> tuple[Tensor, Tensor]:
     largest = magnitude.amax(-1, keepdim=True)
     # A float32's exponent field is floor(log2) + 127; two less puts the largest value in [4, 8).
     tight = (largest.view(torch.int32) >> 23) - 2
-    best_codes, best_scales, best_error = None, None, None
+    rounded = []
     for candidate in (tight, tight + 1):
         scales = candidate.clamp(SMALLEST_SCALE, LARGEST_SCALE)
         codes = _round_to_code(magnitude * _power_of_two(2 * SCALE_BIAS - scales))
         error = (_decode(codes, scales) - magnitude).square().sum(-1, keepdim=True)
-        if best_error is None:
-            best_codes, best_scales, best_error = codes, scales, error
-        else:
-            better = error < best_error
-            best_codes = torch.where(better, codes, best_codes)
-            best_scales = torch.where(better, scales, best_scales)
-    return best_codes, best_scales
+        rounded.append((codes, scales, error))
+    (codes, scales, error), (wider_codes, wider_scales, wider_error) = rounded
+    wider = wider_error < error
+    return torch.where(wider, wider_codes, codes), torch.where(wider, wider_scales, scales)
 
 
 def _round_to_code(units: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ def verify_engine(
     prompts = _prompts(manifest, target)
     losslessness = check_losslessness(loaded, target, prompts, progress)
     stages = rows.comparison.rows()
-    passed = all(row.passed for row in (*stages, *losslessness))
+    passed = all(row.passed for row in stages) and all(row.passed for row in losslessness)
     return VerifyReport(rows=stages, losslessness=losslessness, passed=passed)
 
 

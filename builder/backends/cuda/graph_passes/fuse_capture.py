@@ -28,9 +28,10 @@ def fuse_captures(model: ir.Model) -> int:
     graph.inputs.append(captured)
     nodes = list(graph)
     made = {value: index for index, node in enumerate(nodes) for value in node.outputs}
-    for column, tap in sorted(enumerate(join.inputs), key=lambda item: made[item[1]]):
+    taps = [tap for tap in join.inputs if tap is not None]
+    for column, tap in sorted(enumerate(taps), key=lambda item: made[item[1]]):
         inputs = {"x": tap, "captured": captured}
         following = nodes[made[tap] + 1]
         (captured,) = place(following, "Capture", inputs, [(ROWS, width)], column=column)
     take_place(output, captured, graph)
-    return len(join.inputs)
+    return len(taps)

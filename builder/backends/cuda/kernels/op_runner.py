@@ -190,7 +190,8 @@ class OpRunner:
             attribute.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [attribute], 1
-        values, types = [], []
+        values: list[int | float] = []
+        types: list[type[Any]] = []
         for argument in launch.arguments:
             if argument is None or isinstance(argument, str):
                 values.append(0 if argument is None else place.get(argument, 0))
