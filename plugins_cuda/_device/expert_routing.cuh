@@ -115,8 +115,8 @@ struct RoutedRows {
   static constexpr int kMostHeld = kSets < 16 ? 16 / kSets : 1;
   static constexpr int kHeld =
       ceil_div(rows, warps) < kMostHeld ? ceil_div(rows, warps) : kMostHeld;
-  // Rows that a warp lists one after the other.
-  static constexpr int kRun = 4;
+  // Rows that a warp lists one after the other, all of one word.
+  static constexpr int kRun = rows < 4 ? rows : 4;
 
   RoutedItem items[kItems];
   int entries[kEntries];
@@ -132,7 +132,11 @@ struct RoutedRows {
 
   // Ends with a __syncthreads().
   __device__ __forceinline__ void clear() {
-    for (int i = threadIdx.x; i < kWords * kColumns; i += 32 * warps) takers[i] = 0u;
+#pragma unroll
+    for (int first = 0; first < kWords * kColumns; first += 32 * warps) {
+      const int i = first + threadIdx.x;
+      if (i < kWords * kColumns) takers[i] = 0u;
+    }
     __syncthreads();
   }
 
@@ -222,6 +226,7 @@ struct RoutedRows {
       for (int i = 0; i < kSets; ++i) {
         const int passes = ceil_div(counts[i], pass_rows);
         const int entry = (through[i] & 0xFFFF) - counts[i], item = (through[i] >> 16) - passes;
+#pragma unroll 1
         for (int pass = 0; pass < passes; ++pass) {
           const int left = counts[i] - pass * pass_rows;
           items[item + pass] = {lane + 32 * i, entry + pass * pass_rows,
@@ -230,6 +235,7 @@ struct RoutedRows {
       }
       if (lane == 0) item_count = before >> 16;
     }
+#pragma unroll 1
     for (int first = kRun * warp; first < rows; first += kRun * warps) {
       list_rows(first, counts, through);
     }
@@ -245,7 +251,10 @@ struct RoutedRows {
     for (int i = 0; i < kSets; ++i) {
       taken[i] = takers[word * kColumns + lane + 32 * i];
       next[i] = (through[i] & 0xFFFF) - counts[i] + __popc(taken[i] & ((1u << first % 32) - 1u));
-      for (int w = 0; w < word; ++w) next[i] += __popc(takers[w * kColumns + lane + 32 * i]);
+#pragma unroll
+      for (int w = 0; w < kWords - 1; ++w) {
+        if (w < word) next[i] += __popc(takers[w * kColumns + lane + 32 * i]);
+      }
     }
 #pragma unroll
     for (int r = 0; r < kRun; ++r) {

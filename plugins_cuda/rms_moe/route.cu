@@ -16,7 +16,7 @@
 // Who reads the logits chooses: see RoutedRows in expert_routing.cuh.
 #include "../_device/bf16.cuh"
 #include "../_device/ptx.cuh"
-#include "../_device/ptx_early.cuh"
+#include "../_device/ptx_load.cuh"
 
 constexpr int kBlocks = HIDDEN / 32;
 constexpr int kSteps = ceil_div(kBlocks, ROUTER_WARPS);
