@@ -14,12 +14,6 @@ struct alignas(16) RoutedItem {
   int expert, first_entry, entries, unused;
 };
 
-// The experts that a row has chosen, as bits.
-template <int experts>
-struct ExpertSet {
-  uint32_t words[ceil_div(experts, 32)];
-};
-
 // What a lane holds of a row's router logits: keys of the experts lane, lane + 32, ….
 template <int experts>
 struct RowKeys {
@@ -57,24 +51,27 @@ __device__ __forceinline__ auto row_keys(const float* logits) {
   return row;
 }
 
-// One warp: the greatest keys in falling order; they become 0 in ``row``.
-template <int experts, int top_k>
-__device__ __forceinline__ void best_keys(RowKeys<experts>& row, uint32_t (&best)[top_k]) {
+// One warp: the greatest keys of each of several rows in falling order; they become 0 in ``rows``.
+template <int experts, int top_k, int count>
+__device__ __forceinline__ void best_keys(RowKeys<experts> (&rows)[count],
+                                          uint32_t (&best)[count][top_k]) {
 #pragma unroll
   for (int k = 0; k < top_k; ++k) {
-    uint32_t mine = row.keys[0];
+    // Side by side: one row's maxima wait for each other.
 #pragma unroll
-    for (int i = 1; i < ceil_div(experts, 32); ++i) mine = row.keys[i] > mine ? row.keys[i] : mine;
-    best[k] = warp_max(mine);
+    for (int r = 0; r < count; ++r) {
+      uint32_t mine = rows[r].keys[0];
 #pragma unroll
-    for (int i = 0; i < ceil_div(experts, 32); ++i) {
-      row.keys[i] = row.keys[i] == best[k] ? 0u : row.keys[i];
+      for (const uint32_t key : rows[r].keys) mine = key > mine ? key : mine;
+      best[r][k] = warp_max(mine);
+#pragma unroll
+      for (uint32_t& key : rows[r].keys) key = key == best[r][k] ? 0u : key;
     }
   }
 }
 
-// One lane of the warp stores: the chosen experts by ascending id (unless null), and the softmax
-// over their logits, which are bf16 values.
+// One lane: the chosen experts by ascending id (unless null), and the softmax over their logits,
+// which are bf16 values.
 template <int top_k>
 __device__ __forceinline__ void store_choice(const uint32_t (&best)[top_k], int* chosen,
                                              float* weights) {
@@ -89,10 +86,8 @@ __device__ __forceinline__ void store_choice(const uint32_t (&best)[top_k], int*
     int place = 0;
 #pragma unroll
     for (int j = 0; j < top_k; ++j) place += key_expert(best[j]) < key_expert(best[k]);
-    if (threadIdx.x % 32 == 0) {
-      if (chosen != nullptr) chosen[place] = key_expert(best[k]);
-      weights[place] = shares[k] / total;
-    }
+    if (chosen != nullptr) chosen[place] = key_expert(best[k]);
+    weights[place] = shares[k] / total;
   }
 }
 
@@ -100,185 +95,179 @@ __device__ __forceinline__ void store_choice(const uint32_t (&best)[top_k], int*
 // into ``weights`` [top_k].
 template <int experts, int top_k>
 __device__ __forceinline__ void choose_experts(const float* logits, int* chosen, float* weights) {
-  RowKeys<experts> row = row_keys<experts>(logits);
-  uint32_t best[top_k];
-  best_keys<experts>(row, best);
-  store_choice<top_k>(best, chosen, weights);
+  RowKeys<experts> row[1] = {row_keys<experts>(logits)};
+  uint32_t best[1][top_k];
+  best_keys<experts, top_k>(row, best);
+  if (threadIdx.x % 32 == 0) store_choice<top_k>(best[0], chosen, weights);
 }
 
-// The workspace in ints: the number of items, three unused, the items, the entries. The last CTA of
-// the router's launch writes it, unless the rows are few: then every CTA of the expert kernels
-// lists them itself from the logits, which is sooner than to wait for that CTA.
-template <int rows, int top_k, int experts, int pass_rows>
-struct Routing {
-  static constexpr bool kListedByReaders = rows <= 32;
+// Items and entries in a CTA's shared memory. Every CTA of the expert kernels lists them itself
+// from the logits: that is sooner than to wait for a CTA that lists them for all. clear() first,
+// ask() where the logits are final, then read().
+template <int rows, int top_k, int experts, int pass_rows, int warps>
+struct RoutedRows {
   static constexpr int kEntries = rows * top_k;
   static constexpr int kItems = (experts < kEntries ? experts : kEntries) + kEntries / pass_rows;
-  static constexpr int kItemsAt = 4;
-  static constexpr int kEntriesAt = kItemsAt + 4 * kItems;
+  // An expert stands at lane expert % 32 of set expert / 32.
+  static constexpr int kSets = ceil_div(experts, 32), kColumns = 32 * kSets;
+  static constexpr int kWords = ceil_div(rows, 32);
+  // A warp holds the logits of so many rows at once: up to 16 registers.
+  static constexpr int kMostHeld = kSets < 16 ? 16 / kSets : 1;
+  static constexpr int kHeld =
+      ceil_div(rows, warps) < kMostHeld ? ceil_div(rows, warps) : kMostHeld;
+  // Rows that a warp lists one after the other, all of one word.
+  static constexpr int kRun = rows < 4 ? rows : 4;
 
-  // What is on its way to this thread while it does something else.
+  RoutedItem items[kItems];
+  int entries[kEntries];
+  int item_count;
+  // The rows that have chosen an expert, as bits: words of 32 rows by columns of experts.
+  uint32_t takers[kWords * kColumns];
+
+  // What is on its way to this thread while it does something else: rows warp, warp + warps, ….
   struct Asked {
-    RowKeys<experts> keys;
+    RowKeys<experts> held[kHeld];
     int live;
   };
 
-  // The CTA's own copy: ask(), then read() by the whole CTA.
-  struct Shared {
-    RoutedItem items[kItems];
-    int entries[kEntries];
-    int item_count;
-    ExpertSet<experts> chosen[kListedByReaders ? rows : 1];
-
-    // ``row_end`` holds the number of live rows.
-    __device__ __forceinline__ Asked ask(const float* logits, const int* row_end) {
-      Asked asked = {};
-      if constexpr (kListedByReaders) {
-        const int row = threadIdx.x / 32;
-        asked.live = load_l2_int(row_end);
-        if (row < rows) asked.keys = row_keys<experts>(logits + row * experts);
-      }
-      return asked;
+  // Ends with a __syncthreads().
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int first = 0; first < kWords * kColumns; first += 32 * warps) {
+      const int i = first + threadIdx.x;
+      if (i < kWords * kColumns) takers[i] = 0u;
     }
+    __syncthreads();
+  }
 
-    // Ends with a __syncthreads(). With ``weighted`` also the shares of the entries into
-    // ``weights`` [rows, top_k] in shared memory, from ``workspace_weights`` where the router's
-    // launch has computed them.
-    template <bool weighted>
-    __device__ __forceinline__ void read(const Asked& asked, const float* logits,
-                                         const int* workspace, const float* workspace_weights,
-                                         float* weights) {
-      if constexpr (kListedByReaders) {
-        choose_all<weighted>(asked, logits, weights);
-        __syncthreads();
-        if (threadIdx.x < 32) list();
-      } else {
-        load(workspace);
-        for (int i = threadIdx.x; weighted && i < kEntries; i += blockDim.x) {
-          weights[i] = load_l2_float(workspace_weights + i);
+  // ``row_end`` holds the number of live rows.
+  __device__ __forceinline__ Asked ask(const float* logits, const int* row_end) const {
+    Asked asked = {};
+    asked.live = load_l2_int(row_end);
+    ask_rows(asked, logits, threadIdx.x / 32);
+    return asked;
+  }
+
+  // Ends with a __syncthreads(). Unless ``shares`` is null, also those of the entries into
+  // ``shares`` [rows, top_k] in shared memory.
+  __device__ __forceinline__ void read(Asked& asked, const float* logits, float* shares) {
+    const int warp = threadIdx.x / 32;
+    choose(asked, warp, shares);
+#pragma unroll 1
+    for (int first = kHeld * warps; first < rows; first += kHeld * warps) {
+      ask_rows(asked, logits, first + warp);
+      choose(asked, first + warp, shares);
+    }
+    __syncthreads();
+    list();
+    __syncthreads();
+  }
+
+ private:
+  static __device__ __forceinline__ void ask_rows(Asked& asked, const float* logits, int first) {
+#pragma unroll
+    for (int r = 0; r < kHeld; ++r) {
+      const int row = first + r * warps;
+      if (row < rows) asked.held[r] = row_keys<experts>(logits + row * experts);
+    }
+  }
+
+  // One warp: the experts of the rows that it holds, first, first + warps, ….
+  __device__ __forceinline__ void choose(Asked& asked, int first, float* shares) {
+    const int lane = threadIdx.x % 32;
+    if (first >= asked.live) return;
+    uint32_t best[kHeld][top_k];
+    best_keys<experts, top_k>(asked.held, best);
+#pragma unroll
+    for (int r = 0; r < kHeld; ++r) {
+      const int row = first + r * warps;
+#pragma unroll
+      for (int i = 0; i < kSets; ++i) {
+        const bool taken = row < asked.live && lane + 32 * i < experts;
+        if (taken && asked.held[r].keys[i] == 0u) {
+          atomicOr(&takers[row / 32 * kColumns + lane + 32 * i], 1u << row % 32);
         }
       }
-      __syncthreads();
     }
-
-    __device__ __forceinline__ void load(const int* workspace) {
-      if (threadIdx.x == 0) item_count = load_l2_int(workspace);
-      for (int i = threadIdx.x; i < kItems; i += blockDim.x) {
-        const uint4 v = load_l2_16(workspace + kItemsAt + 4 * i);
-        items[i] = {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), 0};
-      }
-      for (int i = threadIdx.x; i < kEntries; i += blockDim.x) {
-        entries[i] = load_l2_int(workspace + kEntriesAt + i);
-      }
-    }
-
-    // A warp per row.
-    template <bool weighted>
-    __device__ __forceinline__ void choose_all(const Asked& asked, const float* logits,
-                                               float* weights) {
-      const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-      for (int row = warp; row < rows; row += warps) {
-        RowKeys<experts> keys = asked.keys;
-        if (row != warp && row < asked.live) keys = row_keys<experts>(logits + row * experts);
-        uint32_t best[top_k];
-        best_keys<experts>(keys, best);
-        const bool live = row < asked.live;
+    if (shares == nullptr) return;
+    // A lane a row.
+    uint32_t own[top_k] = {};
 #pragma unroll
-        for (int i = 0; i < ceil_div(experts, 32); ++i) {
-          const bool taken = live && lane + 32 * i < experts && keys.keys[i] == 0u;
-          const uint32_t word = __ballot_sync(~0u, taken);
-          if (lane == 0) chosen[row].words[i] = word;
-        }
-        if (weighted && live) store_choice<top_k>(best, nullptr, weights + row * top_k);
-      }
-    }
-
-    // One warp, a lane per expert: items and entries from ``chosen``.
-    __device__ __forceinline__ void list() {
-      const int lane = threadIdx.x % 32;
-      const uint32_t below = (1u << lane) - 1u;
-      int before = 0;
-      for (int i = 0; i < ceil_div(experts, 32); ++i) {
-        uint32_t hits = 0;
+    for (int r = 0; r < kHeld; ++r) {
 #pragma unroll
-        for (int row = 0; row < rows; ++row) hits |= ((chosen[row].words[i] >> lane) & 1u) << row;
-        const int count = __popc(hits), passes = ceil_div(count, pass_rows);
-        // Entries in the low half of a number, items in the high one.
-        const int through = warp_prefix_sum(count | (passes << 16));
-        const int first = ((before + through) & 0xFFFF) - count;
-        const int item = ((before + through) >> 16) - passes;
+      for (int k = 0; k < top_k; ++k) own[k] = lane == r ? best[r][k] : own[k];
+    }
+    const int row = first + lane * warps;
+    if (lane < kHeld && row < asked.live) store_choice<top_k>(own, nullptr, shares + row * top_k);
+  }
+
+  // A lane an expert of each set. All warps count what lies before an expert, one lists the items,
+  // and each some runs of rows.
+  __device__ __forceinline__ void list() {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int counts[kSets], through[kSets];
+#pragma unroll
+    for (int i = 0; i < kSets; ++i) {
+      counts[i] = 0;
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) counts[i] += __popc(takers[w * kColumns + lane + 32 * i]);
+      // Entries in the low half of a number, items in the high one.
+      through[i] = warp_prefix_sum(counts[i] | (ceil_div(counts[i], pass_rows) << 16));
+    }
+    int before = 0;
+#pragma unroll
+    for (int i = 0; i < kSets; ++i) {
+      const int all = __shfl_sync(~0u, through[i], 31);
+      through[i] += before;
+      before += all;
+    }
+    if (warp == warps - 1) {
+#pragma unroll
+      for (int i = 0; i < kSets; ++i) {
+        const int passes = ceil_div(counts[i], pass_rows);
+        const int entry = (through[i] & 0xFFFF) - counts[i], item = (through[i] >> 16) - passes;
+#pragma unroll 1
         for (int pass = 0; pass < passes; ++pass) {
-          const int left = count - pass * pass_rows;
-          items[item + pass] = {lane + 32 * i, first + pass * pass_rows,
+          const int left = counts[i] - pass * pass_rows;
+          items[item + pass] = {lane + 32 * i, entry + pass * pass_rows,
                                 left < pass_rows ? left : pass_rows, 0};
         }
-        for (int entry = first; hits != 0u; ++entry, hits &= hits - 1u) {
-          const int row = __ffs(hits) - 1;
-          int place = __popc(chosen[row].words[i] & below);
-          for (int j = 0; j < i; ++j) place += __popc(chosen[row].words[j]);
-          entries[entry] = row * top_k + place;
-        }
-        before += __shfl_sync(~0u, through, 31);
       }
       if (lane == 0) item_count = before >> 16;
     }
-  };
-};
+#pragma unroll 1
+    for (int first = kRun * warp; first < rows; first += kRun * warps) {
+      list_rows(first, counts, through);
+    }
+  }
 
-// The whole CTA: items and entries of ``live`` rows from ``chosen`` [rows, top_k] in shared memory.
-// ``counts`` is shared memory of experts ints, ``starts`` of 2 · experts.
-template <int rows, int top_k, int experts, int pass_rows>
-__device__ __forceinline__ void list_experts(const int* chosen, int live, int* counts, int* starts,
-                                             int* workspace) {
-  using Layout = Routing<rows, top_k, experts, pass_rows>;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const auto place_of = [&](int row, int expert) {
-    int place = -1;
-    if (row < live) {
+  // Entries of the rows first … first + kRun − 1, which are of one word.
+  __device__ __forceinline__ void list_rows(int first, const int (&counts)[kSets],
+                                            const int (&through)[kSets]) {
+    const int lane = threadIdx.x % 32, word = first / 32;
+    uint32_t taken[kSets];
+    int next[kSets];
 #pragma unroll
-      for (int k = 0; k < top_k; ++k) place = chosen[row * top_k + k] == expert ? k : place;
-    }
-    return place;
-  };
-  for (int expert = warp; expert < experts; expert += warps) {
-    int count = 0;
-    for (int row = lane; row - lane < live; row += 32) {
-      count += __popc(__ballot_sync(~0u, place_of(row, expert) >= 0));
-    }
-    if (lane == 0) counts[expert] = count;
-  }
-  __syncthreads();
-  if (warp == 0) {
-    int entries_before = 0, items_before = 0;
-    for (int base = 0; base < experts; base += 32) {
-      const int expert = base + lane;
-      const int count = expert < experts ? counts[expert] : 0;
-      const int items = ceil_div(count, pass_rows);
-      const int entries_through = warp_prefix_sum(count), items_through = warp_prefix_sum(items);
-      if (expert < experts) {
-        starts[2 * expert] = entries_before + entries_through - count;
-        starts[2 * expert + 1] = items_before + items_through - items;
+    for (int i = 0; i < kSets; ++i) {
+      taken[i] = takers[word * kColumns + lane + 32 * i];
+      next[i] = (through[i] & 0xFFFF) - counts[i] + __popc(taken[i] & ((1u << first % 32) - 1u));
+#pragma unroll
+      for (int w = 0; w < kWords - 1; ++w) {
+        if (w < word) next[i] += __popc(takers[w * kColumns + lane + 32 * i]);
       }
-      entries_before += __shfl_sync(~0u, entries_through, 31);
-      items_before += __shfl_sync(~0u, items_through, 31);
     }
-    if (lane == 0) workspace[0] = items_before;
-  }
-  __syncthreads();
-  for (int expert = warp; expert < experts; expert += warps) {
-    const int count = counts[expert], first = starts[2 * expert], item = starts[2 * expert + 1];
-    auto* items = reinterpret_cast<RoutedItem*>(workspace + Layout::kItemsAt);
-    for (int i = lane; i * pass_rows < count; i += 32) {
-      const int left = count - i * pass_rows;
-      items[item + i] = {expert, first + i * pass_rows, left < pass_rows ? left : pass_rows, 0};
-    }
-    int before = first;
-    for (int row = lane; count > 0 && row - lane < live; row += 32) {
-      const int place = place_of(row, expert);
-      const uint32_t hits = __ballot_sync(~0u, place >= 0);
-      const int rank = before + __popc(hits & ((1u << lane) - 1u));
-      if (place >= 0) workspace[Layout::kEntriesAt + rank] = row * top_k + place;
-      before += __popc(hits);
+#pragma unroll
+    for (int r = 0; r < kRun; ++r) {
+      int place = 0;
+#pragma unroll
+      for (int i = 0; i < kSets; ++i) {
+        const bool takes = taken[i] >> ((first + r) % 32) & 1u;
+        const uint32_t all = __ballot_sync(~0u, takes);
+        if (takes) {
+          entries[next[i]++] = (first + r) * top_k + place + __popc(all & ((1u << lane) - 1u));
+        }
+        place += __popc(all);
+      }
     }
   }
-}
+};

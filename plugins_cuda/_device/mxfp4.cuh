@@ -20,6 +20,13 @@ __device__ __forceinline__ uint32_t alternate_scales(uint32_t scales, int odd) {
   return __byte_perm(scales, 0u, 0x4240u + 0x101u * odd) * 128u + 0x3F003F00u;
 }
 
+__device__ __forceinline__ void set_words(uint32_t (&words)[4], uint4 v) {
+  words[0] = v.x;
+  words[1] = v.y;
+  words[2] = v.z;
+  words[3] = v.w;
+}
+
 // Eight codes → four bf16 pairs of e2m1's bits at 8:6 of a half: e2m1 · 2^-126, subnormal for ±0.5.
 // Nine instructions, because the packing put the bits where three masks and a merge suffice.
 __device__ __forceinline__ void place_word(uint32_t word, uint32_t (&pairs)[4]) {
@@ -46,35 +53,49 @@ __device__ __forceinline__ void decode_word_by_half(uint32_t word, uint32_t scal
   for (uint32_t& pair : pairs) pair = mul_bf16x2_by_half<half>(pair, scales);
 }
 
-// One warp: ``step(index, low, high)`` for each of the ``count`` steps of a stage in shared memory,
-// in order; ``low`` and ``high`` are the A operands at columns 8t … 8t+3 and 8t+4 … 8t+7 of the
-// step's 32, t = lane % 4.
-template <int count, class Step>
+// A step of a tile as A operands: at columns 8t … 8t+3 and 8t+4 … 8t+7 of its 32, t = lane % 4.
+struct StepOperands {
+  uint32_t low[4], high[4];
+};
+
+// One warp: ``step(index, operands)`` for each of the ``count`` steps of a stage in shared memory,
+// in order, where neighbouring stages are those of ``tiles`` tiles: operands of each.
+template <int count, int tiles, class Step>
 __device__ __forceinline__ void decode_stage(const unsigned char* stage, int first_step,
                                              Step&& step) {
   const int lane = threadIdx.x % 32;
-  const unsigned char* scales = stage + count * kStepBytes + lane / 4 * 16;
-  const uint4 upper = *reinterpret_cast<const uint4*>(scales);
-  const uint4 lower = *reinterpret_cast<const uint4*>(scales + 128);
-  const uint32_t upper_scales[4] = {upper.x, upper.y, upper.z, upper.w};
-  const uint32_t lower_scales[4] = {lower.x, lower.y, lower.z, lower.w};
-  uint32_t upper_pairs[2], lower_pairs[2];
+  uint32_t upper_scales[tiles][4], lower_scales[tiles][4];
+#pragma unroll
+  for (int tile = 0; tile < tiles; ++tile) {
+    const unsigned char* scales = stage + tile * kStageBytes + count * kStepBytes + lane / 4 * 16;
+    set_words(upper_scales[tile], *reinterpret_cast<const uint4*>(scales));
+    set_words(lower_scales[tile], *reinterpret_cast<const uint4*>(scales + 128));
+  }
+  uint32_t upper_pairs[tiles][2], lower_pairs[tiles][2];
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    if (i % 4 < 2) {
-      upper_pairs[i % 2] = alternate_scales(upper_scales[i / 4], i % 2);
-      lower_pairs[i % 2] = alternate_scales(lower_scales[i / 4], i % 2);
+    StepOperands operands[tiles];
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+      uint32_t& upper = upper_pairs[tile][i % 2];
+      uint32_t& lower = lower_pairs[tile][i % 2];
+      if (i % 4 < 2) {
+        upper = alternate_scales(upper_scales[tile][i / 4], i % 2);
+        lower = alternate_scales(lower_scales[tile][i / 4], i % 2);
+      }
+      const uint2 codes =
+          *reinterpret_cast<const uint2*>(stage + tile * kStageBytes + i * kStepBytes + lane * 8);
+      uint32_t a[4], b[4];
+      if (i % 4 < 2) {
+        decode_word_by_half<0>(codes.x, upper, a);
+        decode_word_by_half<0>(codes.y, lower, b);
+      } else {
+        decode_word_by_half<1>(codes.x, upper, a);
+        decode_word_by_half<1>(codes.y, lower, b);
+      }
+      operands[tile] = {{a[0], b[0], a[1], b[1]}, {a[2], b[2], a[3], b[3]}};
     }
-    const uint2 codes = *reinterpret_cast<const uint2*>(stage + i * kStepBytes + lane * 8);
-    uint32_t a[4], b[4];
-    if (i % 4 < 2) {
-      decode_word_by_half<0>(codes.x, upper_pairs[i % 2], a);
-      decode_word_by_half<0>(codes.y, lower_pairs[i % 2], b);
-    } else {
-      decode_word_by_half<1>(codes.x, upper_pairs[i % 2], a);
-      decode_word_by_half<1>(codes.y, lower_pairs[i % 2], b);
-    }
-    step(first_step + i, {a[0], b[0], a[1], b[1]}, {a[2], b[2], a[3], b[3]});
+    step(first_step + i, operands);
   }
 }
 
@@ -92,15 +113,19 @@ struct TileCut {
   }
 };
 
-// The tiles ``first``, ``first + stride``, … below ``end`` of one warp, in order. ``TileOf`` maps
-// such a number to the tile's address; copies run ahead over the end of a tile into the next.
+// The groups ``first``, ``first + stride``, … below ``end`` of one warp, in order; a group is
+// ``tiles`` tiles that are neighbours in memory and advance together, so that what the warp reads
+// of the activations serves all of them. ``TileOf`` maps a group to its first tile's address;
+// copies run ahead over the end of a group into the next.
 //
-// Shared memory of the warp: ``ring`` of ring_stages × 4096 bytes aligned to 128, and ring_stages
-// barriers. init() first, then a __syncthreads(), then start().
-template <int steps, int ring_stages, class TileOf>
+// Shared memory of the warp: ``ring`` of ring_stages × tiles × 4096 bytes aligned to 128, and
+// ring_stages barriers. init() first, then a __syncthreads(), then start().
+template <int steps, int ring_stages, int tiles, class TileOf>
 class TileStream {
  public:
   using Cut = TileCut<steps>;
+  static constexpr int kSlotBytes = tiles * kStageBytes;
+  static constexpr int kRingBytes = ring_stages * kSlotBytes;
 
   __device__ __forceinline__ TileStream(unsigned char* ring, Mbarrier* full, TileOf tile_of)
       : ring_(ring), full_(full), tile_of_(tile_of), lane_(threadIdx.x % 32) {}
@@ -121,9 +146,9 @@ class TileStream {
     for (int i = 0; i < ring_stages; ++i) request(i);
   }
 
-  // ``step`` as in decode_stage, for every step of the next tile, in order.
+  // ``step`` as in decode_stage, for every step of the next group, in order.
   template <class Step>
-  __device__ __forceinline__ void tile(Step&& step) {
+  __device__ __forceinline__ void group(Step&& step) {
 #pragma unroll 1
     for (int stage = 0; stage < Cut::kFullStages; ++stage) {
       consume<kStageSteps>(stage * kStageSteps, step);
@@ -134,13 +159,17 @@ class TileStream {
   }
 
  private:
-  // Copies the next stage, if there is one, into a free slot of the ring.
+  // Copies the next stage of each tile, if there is one, into a free slot of the ring.
   __device__ __forceinline__ void request(int slot) {
     if (next_ >= end_) return;
     const uint32_t bytes = Cut::stage_bytes(stage_);
     if (lane_ == 0) {
-      mbarrier_expect_bytes(full_ + slot, bytes);
-      bulk_copy_to_shared(ring_ + slot * kStageBytes, source_, bytes, full_ + slot);
+      mbarrier_expect_bytes(full_ + slot, tiles * bytes);
+#pragma unroll
+      for (int tile = 0; tile < tiles; ++tile) {
+        bulk_copy_to_shared(ring_ + slot * kSlotBytes + tile * kStageBytes,
+                            source_ + tile * Cut::kTileBytes, bytes, full_ + slot);
+      }
     }
     source_ += bytes;
     if (++stage_ == Cut::kStages) {
@@ -153,7 +182,7 @@ class TileStream {
   template <int count, class Step>
   __device__ __forceinline__ void consume(int first_step, Step&& step) {
     mbarrier_wait(full_ + slot_, parity_);
-    decode_stage<count>(ring_ + slot_ * kStageBytes, first_step, step);
+    decode_stage<count, tiles>(ring_ + slot_ * kSlotBytes, first_step, step);
     // Every lane has read the slot before it is filled again.
     __syncwarp();
     request(slot_);

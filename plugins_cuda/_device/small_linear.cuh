@@ -19,7 +19,7 @@
 
 #include "bf16.cuh"
 #include "ptx.cuh"
-#include "ptx_early.cuh"
+#include "ptx_load.cuh"
 #include "token_fragments.cuh"
 #include "weight_units.cuh"
 

@@ -27,15 +27,6 @@ struct HeldUnit<kLoads, false> {
   uint4 pieces[kLoads];
 };
 
-// Takes a lane's scales from behind the codes of a unit, whose 16 bytes for this lane are at
-// ``unit``.
-template <class Units, class Load>
-__device__ __forceinline__ void load_scales_behind(typename Units::Held& held,
-                                                   const unsigned char* unit, const Load& load) {
-  const int lane = threadIdx.x % 32;
-  held.scales = load(unit + (Units::kLoads * kLoadBytes + lane / 4 * 4 - lane * 16));
-}
-
 struct Bf16Units {
   static constexpr int kBlocks = 1, kLoads = 2, kBytes = kLoads * kLoadBytes;
   static constexpr bool kScaled = false;
@@ -62,19 +53,25 @@ struct Bf16Units {
   }
 };
 
-// e2m1 with a scale for 32 columns: a piece is both blocks of rows g and g + 8.
-struct Mxfp4Units {
-  static constexpr int kBlocks = 2, kLoads = 1, kBytes = kLoads * kLoadBytes + 32;
+// Codes with a scale for 32 columns: two blocks, and the scales of both behind them.
+template <int loads>
+struct ScaledUnits {
+  static constexpr int kBlocks = 2, kLoads = loads, kBytes = kLoads * kLoadBytes + 32;
   static constexpr bool kScaled = true;
   using Stored = unsigned char;
   using Held = HeldUnit<kLoads, kScaled>;
 
+  // ``unit``: this lane's 16 bytes.
   template <class Load>
   static __device__ __forceinline__ void load_scales(Held& held, const unsigned char* unit,
                                                      const Load& load) {
-    load_scales_behind<Mxfp4Units>(held, unit, load);
+    const int lane = threadIdx.x % 32;
+    held.scales = load(unit + (kLoads * kLoadBytes + lane / 4 * 4 - lane * 16));
   }
+};
 
+// e2m1 with a scale for 32 columns: a piece is both blocks of rows g and g + 8.
+struct Mxfp4Units : ScaledUnits<1> {
   template <int block>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
@@ -88,18 +85,7 @@ struct Mxfp4Units {
 };
 
 // e4m3 with a scale for 32 columns: a piece is one block of rows g and g + 8.
-struct Fp8Units {
-  static constexpr int kBlocks = 2, kLoads = 2, kBytes = kLoads * kLoadBytes + 32;
-  static constexpr bool kScaled = true;
-  using Stored = unsigned char;
-  using Held = HeldUnit<kLoads, kScaled>;
-
-  template <class Load>
-  static __device__ __forceinline__ void load_scales(Held& held, const unsigned char* unit,
-                                                     const Load& load) {
-    load_scales_behind<Fp8Units>(held, unit, load);
-  }
-
+struct Fp8Units : ScaledUnits<2> {
   template <int block>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {

@@ -125,9 +125,10 @@ CASES: tuple[Case, ...] = (
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
-    Layer(rows=70, live=67, hidden=96, inner=64, top_k=4).case("many rows"),
+    Layer(rows=70, live=69, experts=100, top_k=3).case("many rows of many experts"),
     Layer(rows=100, hidden=1056, top_k=3).case("activations that do not fit, gate/up"),
     Layer(rows=41, live=38, inner=1056, top_k=4).case("activations that do not fit, down"),
+    Layer(rows=70, live=67, hidden=96, inner=64, top_k=4).case("many rows"),
     replace(_GPT_OSS, rows=1).case("gpu: gpt-oss-20b, 1 row"),
     replace(_GPT_OSS, rows=4).case("gpu: gpt-oss-20b, 4 rows"),
     replace(_GPT_OSS, rows=16, live=15).case("gpu: gpt-oss-20b, 16 rows"),

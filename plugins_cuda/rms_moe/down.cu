@@ -6,16 +6,19 @@
 //   row_start         [SEQUENCES + 1] i32, in
 //   y                 [ROWS, HIDDEN] bf16, out, for the live rows
 //   workspace_h       [ROWS, TOP_K, INNER] bf16, in
-//   workspace_logits  [ROWS, EXPERTS] f32, in: for up to 32 rows, of the live ones
-//   workspace_routing ints, in: for more rows; see Routing in expert_routing.cuh
-//   workspace_weights [ROWS, TOP_K] f32, in: for more rows
+//   workspace_logits  [ROWS, EXPERTS] f32, in: of the live rows
 //   workspace_partial [ROWS, TOP_K, HIDDEN] f32: weighted results of the experts
 //
-// A unit is (item, tile): 8 output rows by the whole of INNER; one warp streams it (12.3 kB at
-// 2880) and sums in a fixed order. The result with its bias, times the router's weight, is the
-// *partial* of an entry; add_experts sums a row's partials by ascending expert, rounds, and adds to
-// x. A CTA takes a run of neighbouring units as in gate/up. One row of GPT-OSS: 10.9 units a CTA;
-// 17.7 MB, 3.9 µs at 4.53 TB/s, 2.7 µs of issue slots.
+// A tile is 8 output rows by the whole of INNER, a unit (item, TILES neighbouring tiles); one warp
+// streams it (12.3 kB a tile at 2880) and sums in a fixed order, which TILES does not change. The
+// result with its bias, times the router's weight, is the *partial* of an entry; add_experts sums a
+// row's partials by ascending expert, rounds, and adds to x. A CTA takes a run of neighbouring
+// units as in gate/up. One row of GPT-OSS: 10.9 tiles a CTA; 17.7 MB, 3.9 µs at 4.53 TB/s, 2.7 µs
+// of issue slots.
+//
+// One tile fills an mma with its even and its odd blocks, and half of the products are of no use:
+// 4 entries take two mma a step, 16 entries eight, and 2 kB of activations from shared memory. Two
+// tiles fill it with rows that share their activations: half the mma, half the bytes.
 //
 // Gate/up lets this launch start only after its own wait for the router. The routing and row_start
 // are therefore final from the start, and the first weights are on their way before the wait for h.
@@ -25,33 +28,38 @@
 
 constexpr int kBlocks = INNER / 32;
 constexpr int kSteps = ceil_div(kBlocks, 2);
-constexpr int kTiles = HIDDEN / 8;
+constexpr int kTiles = HIDDEN / 8, kUnits = kTiles / TILES;
+static_assert(TILES <= 2 && kTiles % TILES == 0, "a unit is of whole tiles of one item");
 // An item's entries are of different rows.
 constexpr int kPassRows = PASS_ROWS < ROWS ? PASS_ROWS : ROWS;
 
-using Layout = Routing<ROWS, TOP_K, EXPERTS, PASS_ROWS>;
-// Groups of 4 entries that a pass has at most.
-constexpr int kMostOf4 = kPassRows <= 4 ? 1 : kPassRows <= 8 ? 2 : 4;
+using Routed = RoutedRows<ROWS, TOP_K, EXPERTS, PASS_ROWS, WARPS>;
 
 struct TileOf {
   const unsigned char* down;
   const RoutedItem* items;
   __device__ __forceinline__ const unsigned char* operator()(int unit) const;
 };
-using Stream = TileStream<kSteps, RING_STAGES, TileOf>;
+using Stream = TileStream<kSteps, RING_STAGES, TILES, TileOf>;
 
 struct SharedDown {
-  Layout::Shared routing;
-  float weights[Layout::kEntries];
+  Routed routing;
+  float weights[Routed::kEntries];
   Mbarrier full[WARPS * RING_STAGES];
 };
 
 __device__ __forceinline__ const unsigned char* TileOf::operator()(int unit) const {
-  const int tile = items[unit / kTiles].expert * kTiles + unit % kTiles;
+  const int tile = items[unit / kUnits].expert * kTiles + unit % kUnits * TILES;
   return down + static_cast<int64_t>(tile) * Stream::Cut::kTileBytes;
 }
 
-// One tile for at most 4 · columns_of_4 entries: ``store(i, g, sum)`` once per entry i and output
+// The activations of an entry at a step's even block; its odd one, where there is one, follows.
+__device__ __forceinline__ uint4 block_values(const unsigned char* at, int step, bool odd) {
+  if (kBlocks % 2 != 0 && step == kSteps - 1 && odd) return make_uint4(0, 0, 0, 0);
+  return *reinterpret_cast<const uint4*>(at + 128 * step);
+}
+
+// One tile for at most 4 · columns_of_4 entries: ``store(0, i, sum)`` once per entry i, for output
 // row g. Columns n and n + 4 of an mma are one entry at the even and at the odd block of a step,
 // mma rows g and g + 8 output row g at those blocks. ``row_of(i)`` is entry i's row in shared
 // memory.
@@ -67,15 +75,12 @@ __device__ __forceinline__ void run_tile(Stream& stream, int entry_count, RowOf&
     columns[n] = row_of(column < last ? column : last) + g / 4 * 64 + 16 * t;
   }
   float sums[columns_of_4][4] = {};
-  stream.tile([&](int step, const uint32_t (&low)[4], const uint32_t (&high)[4]) {
+  stream.group([&](int step, const StepOperands(&operands)[1]) {
 #pragma unroll
     for (int n = 0; n < columns_of_4; ++n) {
-      uint4 v = make_uint4(0, 0, 0, 0);
-      if (kBlocks % 2 == 0 || step < kSteps - 1 || g < 4) {
-        v = *reinterpret_cast<const uint4*>(columns[n] + 128 * step);
-      }
-      mma_bf16(sums[n], low, {v.x, v.y});
-      mma_bf16(sums[n], high, {v.z, v.w});
+      const uint4 v = block_values(columns[n], step, g >= 4);
+      mma_bf16(sums[n], operands[0].low, {v.x, v.y});
+      mma_bf16(sums[n], operands[0].high, {v.z, v.w});
     }
   });
 #pragma unroll
@@ -84,27 +89,80 @@ __device__ __forceinline__ void run_tile(Stream& stream, int entry_count, RowOf&
     for (int i = 0; i < 2; ++i) {
       const float odd_blocks = __shfl_xor_sync(~0u, sums[n][i + 2], 2);
       const int column = 4 * n + 2 * t + i;
-      if (t < 2 && column <= last) store(column, g, sums[n][i] + odd_blocks);
+      if (t < 2 && column <= last) store(0, column, sums[n][i] + odd_blocks);
     }
   }
 }
 
-// One unit; the partial of (entry, output row g) goes to partial[entry · HIDDEN + g].
+// Half ``half`` (0: row g, 1: row g + 8) of two tiles' operands as rows g and g + 8 of one.
+template <int half>
+__device__ __forceinline__ void mma_of_both(float (&sums)[4], const StepOperands (&tiles)[2],
+                                            uint4 v) {
+  const StepOperands &a = tiles[0], &b = tiles[1];
+  mma_bf16(sums, {a.low[half], b.low[half], a.low[half + 2], b.low[half + 2]}, {v.x, v.y});
+  mma_bf16(sums, {a.high[half], b.high[half], a.high[half + 2], b.high[half + 2]}, {v.z, v.w});
+}
+
+// Two tiles for at most 8 · columns_of_8 entries: ``store(tile, i, sum)`` once per entry i, for
+// output row g of both. mma rows g and g + 8 are output row g of the first and of the second tile;
+// even and odd blocks of a step have sums of their own, which gives the bits of run_tile.
+template <int columns_of_8, class RowOf, class Store>
+__device__ __forceinline__ void run_two_tiles(Stream& stream, int entry_count, RowOf&& row_of,
+                                              Store&& store) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int last = entry_count - 1;
+  const unsigned char* columns[columns_of_8];
+#pragma unroll
+  for (int n = 0; n < columns_of_8; ++n) {
+    const int column = 8 * n + g;
+    columns[n] = row_of(column < last ? column : last) + 16 * t;
+  }
+  float even[columns_of_8][4] = {}, odd[columns_of_8][4] = {};
+  stream.group([&](int step, const StepOperands(&operands)[2]) {
+#pragma unroll
+    for (int n = 0; n < columns_of_8; ++n) {
+      mma_of_both<0>(even[n], operands, block_values(columns[n], step, false));
+      mma_of_both<1>(odd[n], operands, block_values(columns[n] + 64, step, true));
+    }
+  });
+#pragma unroll
+  for (int n = 0; n < columns_of_8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int column = 8 * n + 2 * t + i % 2;
+      if (column <= last) store(i / 2, column, even[n][i] + odd[n][i]);
+    }
+  }
+}
+
+// One unit, from tile ``tile`` on; the partial of (entry, output row) goes to
+// partial[entry · HIDDEN + output row].
 template <class RowOf>
 __device__ __forceinline__ void run_unit(Stream& stream, const SharedDown& lists, RoutedItem item,
                                          int tile, const uint16_t* bias, float* partial,
                                          RowOf&& row_of) {
+  constexpr int kMostOf4 = ceil_div(kPassRows, 4), kMostOf8 = ceil_div(kPassRows, 8);
   const int* entries = lists.routing.entries + item.first_entry;
-  const int g = threadIdx.x % 32 / 4;
-  const float row_bias = bf16_to_float(bias[item.expert * HIDDEN + 8 * tile + g]);
-  const auto store = [&](int i, int row, float sum) {
+  const int output = 8 * tile + threadIdx.x % 32 / 4;
+  // Widened when they are used: the warp would wait for them here.
+  uint16_t biases[TILES];
+#pragma unroll
+  for (int i = 0; i < TILES; ++i) biases[i] = bias[item.expert * HIDDEN + output + 8 * i];
+  const auto store = [&](int of_tile, int i, float sum) {
     const int entry = entries[i];
-    partial[entry * HIDDEN + row] = lists.weights[entry] * (sum + row_bias);
+    const float biased = sum + bf16_to_float(biases[of_tile]);
+    partial[entry * HIDDEN + output + 8 * of_tile] = lists.weights[entry] * biased;
   };
-  if (kMostOf4 == 1 || item.entries <= 4) {
+  if constexpr (TILES == 2) {
+    if (kMostOf8 == 1 || item.entries <= 8) {
+      run_two_tiles<1>(stream, item.entries, row_of, store);
+    } else {
+      run_two_tiles<kMostOf8>(stream, item.entries, row_of, store);
+    }
+  } else if (kMostOf4 == 1 || item.entries <= 4) {
     run_tile<1>(stream, item.entries, row_of, store);
   } else if (kMostOf4 == 2 || item.entries <= 8) {
-    run_tile < kMostOf4<2 ? kMostOf4 : 2>(stream, item.entries, row_of, store);
+    run_tile<2>(stream, item.entries, row_of, store);
   } else {
     run_tile<kMostOf4>(stream, item.entries, row_of, store);
   }
@@ -113,28 +171,25 @@ __device__ __forceinline__ void run_unit(Stream& stream, const SharedDown& lists
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     down_experts(const unsigned char* __restrict__ down, const uint16_t* __restrict__ down_bias,
                  const int* row_start, const uint16_t* workspace_h, const float* workspace_logits,
-                 const int* workspace_routing, const float* workspace_weights,
                  float* workspace_partial) {
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ SharedDown lists;
   const int warp = threadIdx.x / 32;
-  constexpr int kRingBytes = RING_STAGES * kStageBytes;
-  unsigned char* const rows = shared + WARPS * kRingBytes;
-  Stream stream(shared + warp * kRingBytes, lists.full + warp * RING_STAGES,
+  unsigned char* const rows = shared + WARPS * Stream::kRingBytes;
+  Stream stream(shared + warp * Stream::kRingBytes, lists.full + warp * RING_STAGES,
                 TileOf{down, lists.routing.items});
   stream.init();
   pdl_launch_dependents();
-  const auto asked = lists.routing.ask(workspace_logits, row_start + SEQUENCES);
-  lists.routing.read<true>(asked, workspace_logits, workspace_routing, workspace_weights,
-                           lists.weights);
-  const int units = lists.routing.item_count * kTiles, ctas = gridDim.x;
-  const int first = units * static_cast<int>(blockIdx.x) / ctas;
-  const int end = units * (static_cast<int>(blockIdx.x) + 1) / ctas;
+  auto asked = lists.routing.ask(workspace_logits, row_start + SEQUENCES);
+  lists.routing.clear();
+  lists.routing.read(asked, workspace_logits, lists.weights);
+  const int units = lists.routing.item_count * kUnits, cta = blockIdx.x;
+  const int first = units * cta / CTAS, end = units * (cta + 1) / CTAS;
   stream.start(first + warp, end, WARPS);
 
   pdl_wait();
   if constexpr (ROWS_RESIDENT) {
-    copy_rows<INNER>(rows, Layout::kEntries, [&](int i) { return workspace_h + i * INNER; });
+    copy_rows<INNER>(rows, Routed::kEntries, [&](int i) { return workspace_h + i * INNER; });
     cp_async_wait<0>();
     __syncthreads();
   }
@@ -143,12 +198,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     const int* entries = lists.routing.entries + first_entry;
     copy_rows<INNER>(rows, count, [&](int i) { return workspace_h + entries[i] * INNER; });
   };
-  run_units<ROWS_RESIDENT, kTiles, WARPS, PLACES>(
+  run_units<ROWS_RESIDENT, kUnits, WARPS, PLACES>(
       lists.routing.items, first, end, gather, [&](int unit, int place) {
-        const RoutedItem item = lists.routing.items[unit / kTiles];
+        const RoutedItem item = lists.routing.items[unit / kUnits];
         const int* entries = lists.routing.entries + item.first_entry;
-        const int tile = unit % kTiles;
-        run_unit(stream, lists, item, tile, down_bias, workspace_partial + 8 * tile,
+        const int tile = unit % kUnits * TILES;
+        run_unit(stream, lists, item, tile, down_bias, workspace_partial,
                  [&](int i) -> const unsigned char* {
                    const int row = ROWS_RESIDENT ? entries[i] : item.first_entry + place + i;
                    return rows + row * kActivationRowBytes<INNER>;

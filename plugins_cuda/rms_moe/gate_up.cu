@@ -4,27 +4,32 @@
 //   gate_up_bias      [EXPERTS, 2 · INNER] bf16, in, constant: per tile 8 gates, then their 8 ups
 //   row_start         [SEQUENCES + 1] i32, in
 //   workspace_normed  [ROWS, HIDDEN] bf16, in
-//   workspace_logits  [ROWS, EXPERTS] f32, in: for up to 32 rows, of the live ones
-//   workspace_routing ints, in: for more rows; see Routing in expert_routing.cuh
+//   workspace_logits  [ROWS, EXPERTS] f32, in: of the live rows
 //   workspace_h       [ROWS, TOP_K, INNER] bf16, out, for the routed rows
 //
-// A unit is (item, tile): 8 gate rows and their up rows by the whole of HIDDEN, for up to PASS_ROWS
-// rows of one expert; one warp streams it (24.6 kB at 2880) and sums in a fixed order, so what a
-// row gets does not depend on what else is there. A CTA takes a run of neighbouring units, its
-// warps in turn. One row of GPT-OSS: 4 · 360 units on 132 CTAs, 10.9 each, 35.4 MB or 7.8 µs
-// at 4.53 TB/s, against 5 µs of issue slots (36 instructions a step of 512 weights). Warps that
-// share a unit's K are no quicker: it is the chain of launch, routing and first bytes that counts.
-// 64 rows of 20B: 87 units a CTA, of at most 2 experts.
+// A tile is 8 gate rows and their up rows by the whole of HIDDEN, a unit (item, TILES neighbouring
+// tiles), for up to PASS_ROWS rows of one expert; one warp streams it (24.6 kB a tile at 2880) and
+// sums in a fixed order, so what a row gets depends neither on what else is there nor on TILES. A
+// CTA takes a run of neighbouring units, its warps in turn. One row of GPT-OSS: 4 · 360 tiles on
+// 132 CTAs, 10.9 each, 35.4 MB or 7.8 µs at 4.53 TB/s, against 5 µs of issue slots (36 instructions
+// a step of 512 weights). Warps that share a unit's K are no quicker: it is the chain of launch,
+// routing and first bytes that counts.
+//
+// 64 rows of 20B: 87 tiles a CTA, of at most 2 experts, 8 rows each or up to 16. Shared memory
+// passes 128 bytes a cycle: a step writes and reads 0.55 kB of weights and reads 0.5 kB of
+// activations for every 8 rows. With TILES 2 it reads these once for two tiles: 33 cycles a step
+// and scheduler in place of 50 for 16 rows, where 4.53 TB/s bring a step every 54.
 #include "../_device/expert_routing.cuh"
 #include "../_device/expert_rows.cuh"
 #include "../_device/mxfp4.cuh"
 
 constexpr int kBlocks = HIDDEN / 32;
-constexpr int kTiles = INNER / 8;
+constexpr int kTiles = INNER / 8, kUnits = kTiles / TILES;
+static_assert(kTiles % TILES == 0, "a unit is of whole tiles of one item");
 // An item's entries are of different rows.
 constexpr int kPassRows = PASS_ROWS < ROWS ? PASS_ROWS : ROWS;
 
-using Layout = Routing<ROWS, TOP_K, EXPERTS, PASS_ROWS>;
+using Routed = RoutedRows<ROWS, TOP_K, EXPERTS, PASS_ROWS, WARPS>;
 constexpr int kMostOf8 = ceil_div(kPassRows, 8);
 
 struct TileOf {
@@ -32,10 +37,10 @@ struct TileOf {
   const RoutedItem* items;
   __device__ __forceinline__ const unsigned char* operator()(int unit) const;
 };
-using Stream = TileStream<kBlocks, RING_STAGES, TileOf>;
+using Stream = TileStream<kBlocks, RING_STAGES, TILES, TileOf>;
 
 __device__ __forceinline__ const unsigned char* TileOf::operator()(int unit) const {
-  const int tile = items[unit / kTiles].expert * kTiles + unit % kTiles;
+  const int tile = items[unit / kUnits].expert * kTiles + unit % kUnits * TILES;
   return gate_up + static_cast<int64_t>(tile) * Stream::Cut::kTileBytes;
 }
 
@@ -46,16 +51,22 @@ __device__ __forceinline__ float clamped_swiglu(float gate, float up) {
   return __fdividef(gate, 1.0f + exp2_fast(-kAlphaLog2 * gate)) * (up + 1.0f);
 }
 
-// One unit whose item has at most 8 · columns_of_8 entries; ``row_of(i)`` is entry i's row in
-// shared memory.
+// One unit whose item has at most 8 · columns_of_8 entries, from tile ``tile`` on; ``row_of(i)`` is
+// entry i's row in shared memory.
 template <int columns_of_8, class RowOf>
 __device__ __forceinline__ void run_unit(Stream& stream, RoutedItem item, const int* entries,
                                          int tile, const uint16_t* bias, uint16_t* h,
                                          RowOf&& row_of) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int last = item.entries - 1;
-  const uint16_t* tile_bias = bias + (item.expert * kTiles + tile) * 16 + g;
-  const float gate_bias = bf16_to_float(tile_bias[0]), up_bias = bf16_to_float(tile_bias[8]);
+  const uint16_t* unit_bias = bias + (item.expert * kTiles + tile) * 16 + g;
+  // Widened when they are used: the warp would wait for them here.
+  uint16_t biases[TILES][2];
+#pragma unroll
+  for (int i = 0; i < TILES; ++i) {
+    biases[i][0] = unit_bias[16 * i];
+    biases[i][1] = unit_bias[16 * i + 8];
+  }
   const unsigned char* columns[columns_of_8];
 #pragma unroll
   for (int n = 0; n < columns_of_8; ++n) {
@@ -63,24 +74,32 @@ __device__ __forceinline__ void run_unit(Stream& stream, RoutedItem item, const 
     columns[n] = row_of(column < last ? column : last) + 16 * t;
   }
   // Two chains of sums per column, which the tensor cores work on in turn.
-  float sums[columns_of_8][2][4] = {};
-  stream.tile([&](int step, const uint32_t (&low)[4], const uint32_t (&high)[4]) {
+  float sums[TILES][columns_of_8][2][4] = {};
+  stream.group([&](int step, const StepOperands(&operands)[TILES]) {
 #pragma unroll
     for (int n = 0; n < columns_of_8; ++n) {
       const uint4 v = *reinterpret_cast<const uint4*>(columns[n] + 64 * step);
-      mma_bf16(sums[n][0], low, {v.x, v.y});
-      mma_bf16(sums[n][1], high, {v.z, v.w});
+#pragma unroll
+      for (int i = 0; i < TILES; ++i) {
+        mma_bf16(sums[i][n][0], operands[i].low, {v.x, v.y});
+        mma_bf16(sums[i][n][1], operands[i].high, {v.z, v.w});
+      }
     }
   });
 #pragma unroll
   for (int n = 0; n < columns_of_8; ++n) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int column = 8 * n + 2 * t + i;
+    for (int c = 0; c < 2; ++c) {
+      const int column = 8 * n + 2 * t + c;
       if (column > last) continue;
-      const float gate = sums[n][0][i] + sums[n][1][i] + gate_bias;
-      const float up = sums[n][0][i + 2] + sums[n][1][i + 2] + up_bias;
-      h[entries[column] * INNER + 8 * tile + g] = float_to_bf16(clamped_swiglu(gate, up));
+      uint16_t* const to = h + entries[column] * INNER + 8 * tile + g;
+#pragma unroll
+      for (int i = 0; i < TILES; ++i) {
+        const float (&sum)[2][4] = sums[i][n];
+        const float gate = sum[0][c] + sum[1][c] + bf16_to_float(biases[i][0]);
+        const float up = sum[0][c + 2] + sum[1][c + 2] + bf16_to_float(biases[i][1]);
+        to[8 * i] = float_to_bf16(clamped_swiglu(gate, up));
+      }
     }
   }
 }
@@ -89,28 +108,27 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     gate_up_experts(const unsigned char* __restrict__ gate_up,
                     const uint16_t* __restrict__ gate_up_bias, const int* row_start,
                     const uint16_t* workspace_normed, const float* workspace_logits,
-                    const int* workspace_routing, uint16_t* workspace_h) {
+                    uint16_t* workspace_h) {
   DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ Layout::Shared routing;
+  __shared__ Routed routing;
   __shared__ Mbarrier full[WARPS * RING_STAGES];
   const int warp = threadIdx.x / 32;
-  constexpr int kRingBytes = RING_STAGES * kStageBytes;
-  unsigned char* const rows = shared + WARPS * kRingBytes;
-  Stream stream(shared + warp * kRingBytes, full + warp * RING_STAGES,
+  unsigned char* const rows = shared + WARPS * Stream::kRingBytes;
+  Stream stream(shared + warp * Stream::kRingBytes, full + warp * RING_STAGES,
                 TileOf{gate_up, routing.items});
   stream.init();
+  routing.clear();
 
   // The launch behind starts only when the router's results are final, so that it may use them.
   pdl_wait();
   pdl_launch_dependents();
-  const auto asked = routing.ask(workspace_logits, row_start + SEQUENCES);
+  auto asked = routing.ask(workspace_logits, row_start + SEQUENCES);
   if constexpr (ROWS_RESIDENT) {
     copy_rows<HIDDEN>(rows, ROWS, [&](int row) { return workspace_normed + row * HIDDEN; });
   }
-  routing.read<false>(asked, workspace_logits, workspace_routing, nullptr, nullptr);
-  const int units = routing.item_count * kTiles, ctas = gridDim.x;
-  const int first = units * static_cast<int>(blockIdx.x) / ctas;
-  const int end = units * (static_cast<int>(blockIdx.x) + 1) / ctas;
+  routing.read(asked, workspace_logits, nullptr);
+  const int units = routing.item_count * kUnits, cta = blockIdx.x;
+  const int first = units * cta / CTAS, end = units * (cta + 1) / CTAS;
   stream.start(first + warp, end, WARPS);
   if constexpr (ROWS_RESIDENT) {
     cp_async_wait<0>();
@@ -122,11 +140,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     copy_rows<HIDDEN>(rows, count,
                       [&](int i) { return workspace_normed + entries[i] / TOP_K * HIDDEN; });
   };
-  run_units<ROWS_RESIDENT, kTiles, WARPS, PLACES>(
+  run_units<ROWS_RESIDENT, kUnits, WARPS, PLACES>(
       routing.items, first, end, gather, [&](int unit, int place) {
-        const RoutedItem item = routing.items[unit / kTiles];
+        const RoutedItem item = routing.items[unit / kUnits];
         const int* entries = routing.entries + item.first_entry;
-        const int tile = unit % kTiles;
+        const int tile = unit % kUnits * TILES;
         const auto row_of = [&](int i) -> const unsigned char* {
           const int row = ROWS_RESIDENT ? entries[i] / TOP_K : item.first_entry + place + i;
           return rows + row * kActivationRowBytes<HIDDEN>;

@@ -10,7 +10,15 @@ from specbuild.plugins_cuda.launches import (
     Tactic,
     Workspace,
 )
-from specbuild.plugins_cuda.rms_moe.memory import SharedPlan, Sizes, plan_down, plan_gate_up
+from specbuild.plugins_cuda.rms_moe.memory import (
+    ExpertTactic,
+    SharedPlan,
+    Sizes,
+    down_tactic,
+    gate_up_tactic,
+    plan_down,
+    plan_gate_up,
+)
 from specbuild.plugins_cuda.rms_moe.packing import (
     BLOCK,
     TILE_OUTPUTS,
@@ -27,18 +35,32 @@ ROUTER_WARPS = 15
 ROUTER_EXPERTS = 8
 ADD_COLUMNS = 256
 
-_NAMES = ("warps", "stages", "pass_rows", "down_warps")
-# By the most rows of a launch; the first is the default.
+# Two numbers are gate/up's and down's; the rings' stages are alike.
+_NAMES = ("warps", "down_warps", "stages", "pass_rows", "down_pass_rows", "tiles", "down_tiles")
+# By the most rows of a launch; the first is the default. Two tiles a warp halve what it reads of
+# the activations, which counts where an expert has many rows, and take twice the ring.
 _CANDIDATES = {
-    4: ((12, 2, 8, 12), (16, 2, 8, 16), (20, 2, 8, 20)),
-    8: ((20, 2, 8, 20), (16, 2, 8, 16), (12, 2, 8, 12)),
-    32: ((16, 2, 8, 16), (20, 2, 8, 20), (12, 2, 16, 12)),
-    MOST_DECODE_ROWS: ((12, 2, 16, 12), (14, 2, 16, 14), (16, 2, 8, 16)),
+    4: ((12, 12, 2, 8, 8, 1, 1), (16, 16, 2, 8, 8, 1, 1), (20, 20, 2, 8, 8, 1, 1)),
+    8: ((20, 20, 2, 8, 8, 1, 1), (16, 16, 2, 8, 8, 1, 1), (16, 10, 2, 8, 8, 1, 2)),
+    32: (
+        (16, 16, 2, 8, 8, 1, 1),
+        (16, 10, 2, 8, 8, 1, 2),
+        (16, 8, 2, 8, 16, 1, 2),
+        (8, 10, 2, 8, 8, 2, 2),
+    ),
+    MOST_DECODE_ROWS: (
+        (8, 8, 2, 16, 16, 2, 2),
+        (12, 8, 2, 16, 16, 1, 2),
+        (12, 12, 2, 16, 16, 1, 1),
+        (8, 10, 2, 16, 8, 2, 2),
+        (7, 7, 2, 16, 16, 2, 2),
+        (6, 6, 2, 16, 16, 2, 2),
+    ),
 }
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """When decoding: warps of gate/up and of down, stages a ring, rows of one pass."""
+    """When decoding: warps, stages of a ring, rows of one pass, tiles a warp takes together."""
     if request.phase == "prefill":
         return prefill_tactics(request)
     rows = request.tensors["x"].shape[0]
@@ -62,14 +84,11 @@ def lower(request: LoweringRequest) -> Lowering:
             f"fit {request.target.shared_bytes_per_block} bytes of shared memory, as "
             f"{list(candidates)} do: use a smaller bucket, or measure tactics again."
         )
-    launches = [_route(request, sizes, tactic), _gate_up(request, sizes, tactic, plans[0])]
-    launches += _down(request, sizes, tactic, plans[1])
+    launches = [_route(request, sizes), _gate_up(request, sizes, gate_up_tactic(tactic), plans[0])]
+    launches += _down(request, sizes, down_tactic(tactic), plans[1])
     workspaces = [
         Workspace("workspace_normed", 2 * sizes.rows * sizes.hidden),
         Workspace("workspace_logits", 4 * sizes.rows * sizes.experts),
-        Workspace("workspace_routing", 4 * sizes.routing_ints(tactic["pass_rows"])),
-        Workspace("workspace_weights", 4 * sizes.entries),
-        Workspace("workspace_arrivals", 4, zeroed=True),
         Workspace("workspace_h", 2 * sizes.entries * sizes.inner),
         Workspace("workspace_partial", 4 * sizes.entries * sizes.hidden),
     ]
@@ -137,33 +156,42 @@ def _check_types(request: LoweringRequest, sizes: Sizes) -> None:
 def _plans(request: LoweringRequest, tactic: Tactic) -> tuple[SharedPlan, SharedPlan] | None:
     """Shared memory of gate/up and of down; None where the tactic does not fit."""
     sizes, target = _sizes(request), request.target
-    gate_up = plan_gate_up(sizes, tactic, target)
-    down = plan_down(sizes, tactic, target)
+    gate_up = plan_gate_up(sizes, gate_up_tactic(tactic), target)
+    down = plan_down(sizes, down_tactic(tactic), target)
     return (gate_up, down) if gate_up and down else None
 
 
-def _constants(
-    sizes: Sizes, tactic: Tactic, **more: float
+def _expert_constants(
+    request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, plan: SharedPlan
 ) -> tuple[tuple[str, int | float | str], ...]:
+    """What both expert kernels are specialised by."""
     return (
         ("ROWS", sizes.rows),
+        ("SEQUENCES", sizes.sequences),
         ("HIDDEN", sizes.hidden),
+        ("INNER", sizes.inner),
         ("EXPERTS", sizes.experts),
         ("TOP_K", sizes.top_k),
-        ("PASS_ROWS", tactic["pass_rows"]),
-        *more.items(),
+        ("CTAS", request.target.multiprocessors),
+        ("WARPS", tactic.warps),
+        ("RING_STAGES", tactic.stages),
+        ("PASS_ROWS", tactic.pass_rows),
+        ("TILES", tactic.tiles),
+        ("PLACES", plan.places),
+        ("ROWS_RESIDENT", int(plan.rows_resident)),
     )
 
 
-def _route(request: LoweringRequest, sizes: Sizes, tactic: Tactic) -> OpLaunch:
+def _route(request: LoweringRequest, sizes: Sizes) -> OpLaunch:
     blocks = sizes.hidden // BLOCK
     warps = -(-blocks // -(-blocks // ROUTER_WARPS))
-    constants = _constants(
-        sizes,
-        tactic,
-        SEQUENCES=sizes.sequences,
-        ROUTER_WARPS=warps,
-        EPS=float(request.attributes["eps"]),
+    constants = (
+        ("ROWS", sizes.rows),
+        ("SEQUENCES", sizes.sequences),
+        ("HIDDEN", sizes.hidden),
+        ("EXPERTS", sizes.experts),
+        ("ROUTER_WARPS", warps),
+        ("EPS", float(request.attributes["eps"])),
     )
     return OpLaunch(
         kernel=Kernel(FOLDER, "route_rows", constants, file="route.cu"),
@@ -178,30 +206,22 @@ def _route(request: LoweringRequest, sizes: Sizes, tactic: Tactic) -> OpLaunch:
             "row_start",
             "workspace_normed",
             "workspace_logits",
-            "workspace_routing",
-            "workspace_weights",
-            "workspace_arrivals",
         ),
     )
 
 
-def _gate_up(request: LoweringRequest, sizes: Sizes, tactic: Tactic, plan: SharedPlan) -> OpLaunch:
-    constants = _constants(
-        sizes,
-        tactic,
-        SEQUENCES=sizes.sequences,
-        INNER=sizes.inner,
-        WARPS=tactic["warps"],
-        RING_STAGES=tactic["stages"],
-        PLACES=plan.places,
-        ROWS_RESIDENT=int(plan.rows_resident),
-        ALPHA=float(request.attributes["alpha"]),
-        LIMIT=float(request.attributes["limit"]),
+def _gate_up(
+    request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, plan: SharedPlan
+) -> OpLaunch:
+    constants = (
+        *_expert_constants(request, sizes, tactic, plan),
+        ("ALPHA", float(request.attributes["alpha"])),
+        ("LIMIT", float(request.attributes["limit"])),
     )
     return OpLaunch(
         kernel=Kernel(FOLDER, "gate_up_experts", constants, file="gate_up.cu"),
         grid=(request.target.multiprocessors, 1, 1),
-        block=32 * tactic["warps"],
+        block=32 * tactic.warps,
         shared_bytes=plan.dynamic,
         arguments=(
             "gate_up",
@@ -209,32 +229,24 @@ def _gate_up(request: LoweringRequest, sizes: Sizes, tactic: Tactic, plan: Share
             "row_start",
             "workspace_normed",
             "workspace_logits",
-            "workspace_routing",
             "workspace_h",
         ),
     )
 
 
 def _down(
-    request: LoweringRequest, sizes: Sizes, tactic: Tactic, plan: SharedPlan
+    request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, plan: SharedPlan
 ) -> list[OpLaunch]:
-    constants = _constants(
-        sizes,
-        tactic,
-        SEQUENCES=sizes.sequences,
-        INNER=sizes.inner,
-        WARPS=tactic["down_warps"],
-        RING_STAGES=tactic["stages"],
-        PLACES=plan.places,
-        ROWS_RESIDENT=int(plan.rows_resident),
-        ADD_COLUMNS=ADD_COLUMNS,
+    constants = (
+        *_expert_constants(request, sizes, tactic, plan),
+        ("ADD_COLUMNS", ADD_COLUMNS),
     )
-    read = ("workspace_h", "workspace_logits", "workspace_routing", "workspace_weights")
+    read = ("workspace_h", "workspace_logits")
     return [
         OpLaunch(
             kernel=Kernel(FOLDER, "down_experts", constants, file="down.cu"),
             grid=(request.target.multiprocessors, 1, 1),
-            block=32 * tactic["down_warps"],
+            block=32 * tactic.warps,
             shared_bytes=plan.dynamic,
             arguments=("down", "down_bias", "row_start", *read, "workspace_partial"),
         ),

@@ -16,8 +16,6 @@ RESERVED_BYTES = 1024
 DYNAMIC_ALIGNMENT = 1024
 STAGE_BYTES = STEP_BYTES * (STAGE_STEPS + 1)
 STATIC_BYTES = 48 * 1024
-# Up to so many rows every CTA lists the experts' rows itself (Routing in expert_routing.cuh).
-MOST_ROWS_LISTED_BY_READERS = 32
 # More h than this is gathered item by item, where a CTA's units are of few items.
 MOST_RESIDENT_H = 48 * 1024
 
@@ -43,8 +41,9 @@ class Sizes:
         return min(self.experts, self.entries) + self.entries // pass_rows
 
     def routing_ints(self, pass_rows: int) -> int:
-        """Size of the router's lists."""
-        return 4 + 4 * self.items(pass_rows) + self.entries
+        """Size of a CTA's lists: items, entries, their number, and who takes which expert."""
+        takers = -(-self.rows // 32) * 32 * -(-self.experts // 32)
+        return 4 * self.items(pass_rows) + self.entries + 4 + takers
 
 
 @dataclass(frozen=True)
@@ -60,37 +59,68 @@ class SharedPlan:
     places: int
 
 
-def plan_gate_up(sizes: Sizes, tactic: Tactic, target: Target) -> SharedPlan | None:
-    """None where the tactic does not fit."""
-    static = _static(sizes, tactic, tactic["warps"] * tactic["stages"], weights=0)
-    rings = tactic["warps"] * tactic["stages"] * STAGE_BYTES
-    pass_rows = min(tactic["pass_rows"], sizes.rows)
-    return _plan(target, static, rings, _row_bytes(sizes.hidden), sizes.rows, pass_rows, None)
+@dataclass(frozen=True)
+class ExpertTactic:
+    """How one of the two expert kernels runs.
+
+    ``warps`` of a CTA, ``stages`` of a warp's ring, ``pass_rows``: rows of an expert that one pass
+    over its weights serves, ``tiles``: neighbouring tiles that a warp takes together.
+    """
+
+    warps: int
+    stages: int
+    pass_rows: int
+    tiles: int
+
+    @property
+    def barriers(self) -> int:
+        """One for each stage of each ring."""
+        return self.warps * self.stages
+
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes of all rings."""
+        return self.barriers * self.tiles * STAGE_BYTES
 
 
-def plan_down(sizes: Sizes, tactic: Tactic, target: Target) -> SharedPlan | None:
+def gate_up_tactic(tactic: Tactic) -> ExpertTactic:
+    """Gate/up's part of a tactic."""
+    return ExpertTactic(tactic["warps"], tactic["stages"], tactic["pass_rows"], tactic["tiles"])
+
+
+def down_tactic(tactic: Tactic) -> ExpertTactic:
+    """Down's part of a tactic."""
+    names = ("down_warps", "stages", "down_pass_rows", "down_tiles")
+    return ExpertTactic(*(tactic[name] for name in names))
+
+
+def plan_gate_up(sizes: Sizes, tactic: ExpertTactic, target: Target) -> SharedPlan | None:
     """None where the tactic does not fit."""
-    barriers = tactic["down_warps"] * tactic["stages"]
-    static = _static(sizes, tactic, barriers, weights=sizes.entries)
-    rings, row = barriers * STAGE_BYTES, _row_bytes(sizes.inner)
-    pass_rows = min(tactic["pass_rows"], sizes.rows)
-    return _plan(target, static, rings, row, sizes.entries, pass_rows, MOST_RESIDENT_H)
+    static = _static(sizes, tactic, weights=0)
+    return _plan(target, static, tactic, _row_bytes(sizes.hidden), sizes.rows, sizes.rows, None)
+
+
+def plan_down(sizes: Sizes, tactic: ExpertTactic, target: Target) -> SharedPlan | None:
+    """None where the tactic does not fit."""
+    static, row = _static(sizes, tactic, weights=sizes.entries), _row_bytes(sizes.inner)
+    return _plan(target, static, tactic, row, sizes.entries, sizes.rows, MOST_RESIDENT_H)
 
 
 def _plan(
     target: Target,
     static: int,
-    rings: int,
+    tactic: ExpertTactic,
     row_bytes: int,
+    held_rows: int,
     rows: int,
-    item_rows: int,
     most_resident: int | None,
 ) -> SharedPlan | None:
-    """Rings and rows: all of them where they fit, else as many as do, an item's at least."""
+    """Rings and rows: all ``held_rows`` where they fit, else as many as do, an item's at least."""
     room = target.shared_bytes_per_block - static
-    places = min(rows, (room - rings) // row_bytes)
-    resident = places == rows and rows * row_bytes <= (most_resident or room)
-    if not resident and places < item_rows:
+    rings = tactic.ring_bytes
+    places = min(held_rows, (room - rings) // row_bytes)
+    resident = places == held_rows and held_rows * row_bytes <= (most_resident or room)
+    if not resident and places < min(tactic.pass_rows, rows):
         return None
     dynamic = max(rings + places * row_bytes, _alone(target) - static)
     return _fitting(SharedPlan(static, dynamic, resident, places), room)
@@ -109,11 +139,9 @@ def _alone(target: Target) -> int:
     return half - RESERVED_BYTES + 256
 
 
-def _static(sizes: Sizes, tactic: Tactic, barriers: int, weights: int) -> int:
+def _static(sizes: Sizes, tactic: ExpertTactic, weights: int) -> int:
     """Shared memory beside the dynamic one: routing, shares of the experts, barriers."""
-    listing = sizes.rows if sizes.rows <= MOST_ROWS_LISTED_BY_READERS else 1
-    sets = 4 * listing * -(-sizes.experts // 32)
-    nbytes = 4 * sizes.routing_ints(tactic["pass_rows"]) + sets + 4 * weights + 8 * barriers + 64
+    nbytes = 4 * (sizes.routing_ints(tactic.pass_rows) + weights) + 8 * tactic.barriers + 64
     return -(-nbytes // DYNAMIC_ALIGNMENT) * DYNAMIC_ALIGNMENT
 
 

@@ -1,4 +1,4 @@
-// RmsMoe, first launch: norm, router logits, and for more than 32 rows the rows of every expert.
+// RmsMoe, first launch: norm and router logits.
 //
 //   x               [ROWS, HIDDEN] bf16, in; rows from row_start[SEQUENCES] on are padding
 //   norm            [HIDDEN] bf16, in, constant
@@ -7,18 +7,16 @@
 //   row_start       [SEQUENCES + 1] i32, in
 //   workspace_normed    [ROWS, HIDDEN] bf16, out: the live rows, normed
 //   workspace_logits    [ROWS, EXPERTS] f32, out: of the live rows
-//   workspace_routing   ints, out where listed here: see Routing in expert_routing.cuh
-//   workspace_weights   [ROWS, TOP_K] f32, out where listed here: the experts' shares, ascending id
-//   workspace_arrivals  [1] u32, zero before and after
 //
 // Grid (EXPERTS / 8, ROWS / 8): a CTA computes the logits of 8 rows for 8 experts, each warp a
 // fixed slice of HIDDEN whose router weights it holds in registers before it waits for x; slices
 // are summed in a fixed order. One row of GPT-OSS reads 184 kB (20B) or 737 kB (120B) of weights,
 // hidden behind the launch in front (few registers, so that a CTA fits beside that one's); what
 // remains is latency: x from L2, two sums over the warps, 12 mma in two chains, about 1.5 µs.
-// Up to 32 rows the readers choose and list; beyond, the last CTA to arrive does (2 µs more).
-#include "../_device/expert_routing.cuh"
-#include "../_device/ptx_early.cuh"
+// Who reads the logits chooses: see RoutedRows in expert_routing.cuh.
+#include "../_device/bf16.cuh"
+#include "../_device/ptx.cuh"
+#include "../_device/ptx_load.cuh"
 
 constexpr int kBlocks = HIDDEN / 32;
 constexpr int kSteps = ceil_div(kBlocks, ROUTER_WARPS);
@@ -26,15 +24,6 @@ constexpr int kExperts = 8;
 constexpr int kThreads = 32 * ROUTER_WARPS;
 // Slices of HIDDEN, with zeros up to a multiple of 4.
 constexpr int kSlices = round_up(ROUTER_WARPS, 4);
-
-using Layout = Routing<ROWS, TOP_K, EXPERTS, PASS_ROWS>;
-
-struct SharedLists {
-  int chosen[ROWS * TOP_K];
-  int counts[EXPERTS];
-  int starts[2 * EXPERTS];
-  int last;
-};
 
 struct SharedRouter {
   uint4 norm[ROUTER_WARPS][kSteps][4];
@@ -54,25 +43,10 @@ __device__ __forceinline__ uint32_t normed_pair(uint32_t x, uint32_t norm, float
   return pack_bf16x2(value.x * rate * weight.x, value.y * rate * weight.y);
 }
 
-// Whether this CTA is the last of the grid to come here; all have then written what they write.
-__device__ __forceinline__ bool arrives_last(unsigned* arrivals, int* last) {
-  const unsigned ctas = gridDim.x * gridDim.y;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    *last = atomicAdd(arrivals, 1u) == ctas - 1;
-    if (*last) *arrivals = 0;
-    __threadfence();
-  }
-  __syncthreads();
-  return *last;
-}
-
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     route_rows(const uint16_t* x, const uint16_t* __restrict__ norm,
                const uint16_t* __restrict__ router_weight, const uint16_t* __restrict__ router_bias,
-               const int* row_start, uint16_t* workspace_normed, float* workspace_logits,
-               int* workspace_routing, float* workspace_weights, unsigned* workspace_arrivals) {
+               const int* row_start, uint16_t* workspace_normed, float* workspace_logits) {
   __shared__ SharedRouter shared;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int first_expert = blockIdx.x * kExperts, first_row = blockIdx.y * 8;
@@ -156,17 +130,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     const float logit = (parts[0] + parts[1]) + (parts[2] + parts[3]);
     workspace_logits[own_row * EXPERTS + own_expert] = bf16_to_float(float_to_bf16(logit + bias));
-  }
-
-  if constexpr (!Layout::kListedByReaders) {
-    __shared__ SharedLists lists;
-    if (!arrives_last(workspace_arrivals, &lists.last)) return;
-    for (int r = warp; r < live; r += ROUTER_WARPS) {
-      choose_experts<EXPERTS, TOP_K>(workspace_logits + r * EXPERTS, lists.chosen + r * TOP_K,
-                                     workspace_weights + r * TOP_K);
-    }
-    __syncthreads();
-    list_experts<ROWS, TOP_K, EXPERTS, PASS_ROWS>(lists.chosen, live, lists.counts, lists.starts,
-                                                  workspace_routing);
   }
 }

@@ -222,16 +222,30 @@ def test_a_row_does_not_depend_on_the_others(layer: Layer, alone: tuple[int, ...
         np.testing.assert_array_equal(single[0], together[row])
 
 
+def tactic(*, tiles: int, warps: int, pass_rows: int, stages: int = 2) -> Tactic:
+    """The same for gate/up and down, but for the warps."""
+    return {
+        "warps": warps, "down_warps": warps + 1, "stages": stages, "pass_rows": pass_rows,
+        "down_pass_rows": pass_rows, "tiles": tiles, "down_tiles": tiles,
+    }  # fmt: skip
+
+
 @emulated
 def test_tactics_and_targets_give_the_same_bits() -> None:
-    layer = Layer(rows=10, hidden=160, inner=96, top_k=3, popular=True)
+    """An odd number of blocks in down, rows in two words, more than one pass of an expert."""
+    layer = Layer(rows=34, live=33, hidden=160, inner=96, experts=4, top_k=2)
     inputs = inputs_of(layer.arrays(np.random.default_rng(3)))
-    wanted = emulated_y(inputs, layer)
-    for warps, stages, pass_rows in ((10, 3, 16), (16, 2, 8)):
-        tactic = {"warps": warps, "stages": stages, "pass_rows": pass_rows, "down_warps": 12}
-        np.testing.assert_array_equal(emulated_y(inputs, layer, tactic), wanted, str(tactic))
-    other = emulated_y(inputs, layer, target=Target(multiprocessors=7))
-    np.testing.assert_array_equal(other, wanted)
+    wanted = emulated_y(inputs, layer, tactic(tiles=1, warps=12, pass_rows=8))[:33]
+    others = (
+        tactic(tiles=2, warps=8, pass_rows=16),
+        {**tactic(tiles=2, warps=5, pass_rows=8, stages=3), "down_pass_rows": 16, "down_tiles": 1},
+    )
+    for other in others:
+        np.testing.assert_array_equal(emulated_y(inputs, layer, other)[:33], wanted, str(other))
+    # So little shared memory that down's rows are gathered.
+    small = Target(multiprocessors=7, shared_bytes_per_block=90 * 1024)
+    got = emulated_y(inputs, layer, tactic(tiles=2, warps=4, pass_rows=8), small)
+    np.testing.assert_array_equal(got[:33], wanted)
 
 
 @emulated
