@@ -1,12 +1,13 @@
 // Keys rebuilt of latents on tensor cores: K = RoPE(C·W_k + b_k), 64 features of a warpgroup.
 //
-// Constants of the kernel: ENTRY, TILE, KV_HEADS, WIDTH (16, 32 or 64), HAS_BIAS.
+// Constants of the kernel: ENTRY, TILE, KV_HEADS, WIDTH (16, 32 or 64), HAS_BIAS, HELD (steps of 16
+// values whose weights stay in registers).
 //
 // Weights are the A operand and stay in registers, latents are B: D[64 features, TILE tokens] of
 // one wgmma after another over the latent's values. Warp w of a warpgroup has packed rows 16w …
 // 16w+15: rows g and g + 8 of them are features i and i + WIDTH/2 of one head, which a rotation
-// mixes, so that a lane rotates what it has added up. Beyond kHeldSteps · 16 values, weights wait
-// in shared memory.
+// mixes, so that a lane rotates what it has added up. Weights that find no place in registers wait
+// in shared memory; they are those of the first values, so that the order of sums stays the same.
 #pragma once
 
 #include "bf16.cuh"
@@ -20,8 +21,9 @@ constexpr int kCtaHeads = kCtaFeatures / WIDTH;
 constexpr int kGroupHeads = kCtaHeads / 2;  // of a warpgroup
 constexpr int kHeadTiles = WIDTH / 16;
 constexpr int kEntrySteps = ENTRY / 16;
-constexpr int kHeldSteps = kEntrySteps < 32 ? kEntrySteps : 32;
-constexpr int kWaitingUnits = (kEntrySteps - kHeldSteps) * kLatentThreads;  // of 16 bytes
+constexpr int kHeldSteps = kEntrySteps < HELD ? kEntrySteps : HELD;
+constexpr int kWaitingSteps = kEntrySteps - kHeldSteps;
+constexpr int kWaitingUnits = kWaitingSteps * kLatentThreads;  // of 16 bytes
 constexpr int kLoadSteps = kEntrySteps < 16 ? kEntrySteps : 16;  // of weights on their way
 constexpr int kLoadUnits = kLoadSteps * 16 * 16;
 constexpr int kTableStride = WIDTH + 4;  // cosines, sines, and what sets tokens in different banks
@@ -31,19 +33,19 @@ static_assert(WIDTH == 16 || WIDTH == 32 || WIDTH == 64, "a warpgroup has whole 
 struct KeyMaker {
   uint32_t held[kHeldSteps][4];
   float sums[kTile / 2];
-  const uint4* waiting;  // this lane's part of further steps
+  const uint4* waiting;  // this lane's part of the first steps
   float bias[2];
 
   // The head of this lane's rows among the warpgroup's, and the lower of its two features.
   __device__ __forceinline__ static int group_head() {
-    return static_cast<int>(threadIdx.x) / 32 % 4 / kHeadTiles;
+    return thread_index() / 32 % 4 / kHeadTiles;
   }
   __device__ __forceinline__ static int feature() {
-    return static_cast<int>(threadIdx.x) / 32 % 4 % kHeadTiles * 8 +
-           static_cast<int>(threadIdx.x) % 32 / 4;
+    return thread_index() / 32 % 4 % kHeadTiles * 8 +
+           thread_index() % 32 / 4;
   }
   __device__ __forceinline__ static int warpgroup() {
-    return static_cast<int>(threadIdx.x) / 128;
+    return thread_index() / 128;
   }
 
   // Takes features 128 · group … of w [ENTRY, KV_HEADS, WIDTH] in, by way of ``space``
@@ -57,9 +59,9 @@ struct KeyMaker {
       bias[0] = bf16_to_float(biases[from]);
       bias[1] = bf16_to_float(biases[from + WIDTH / 2]);
     }
-    const int lane = threadIdx.x % 32, matrix = lane / 8;
+    const int lane = thread_index() % 32, matrix = lane / 8;
     const int unit = (head * WIDTH + feature() / 8 * 8 + matrix % 2 * (WIDTH / 2)) / 8;
-    waiting = waits + threadIdx.x;
+    waiting = waits + thread_index();
 #pragma unroll
     for (int first = 0; first < kEntrySteps; first += kLoadSteps) {
       load_block(w, group, 16 * first, space);
@@ -68,13 +70,12 @@ struct KeyMaker {
         const int k = 16 * (step - first) + matrix / 2 * 8 + lane % 8;
         uint32_t a[4];
         ldmatrix_x4_transposed(a, space + k * 16 + (unit ^ (k % 8)));
-        if (step < kHeldSteps) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) held[step < kHeldSteps ? step : 0][i] = a[i];
-        } else {
-          waits[(step - kHeldSteps) * kLatentThreads + threadIdx.x] =
-              make_uint4(a[0], a[1], a[2], a[3]);
+        if (step < kWaitingSteps) {
+          waits[step * kLatentThreads + thread_index()] = make_uint4(a[0], a[1], a[2], a[3]);
+          continue;
         }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) held[step < kWaitingSteps ? 0 : step - kWaitingSteps][i] = a[i];
       }
       __syncthreads();
     }
@@ -84,26 +85,30 @@ struct KeyMaker {
   __device__ __forceinline__ void start(const uint4* stage) {
 #pragma unroll
     for (int i = 0; i < kTile / 2; ++i) sums[i] = 0.0f;
+    constexpr int kAtOnce = kWaitingSteps % 4 == 0 ? 4 : 1;
+#pragma unroll 1
+    for (int first = 0; first < kWaitingSteps; first += kAtOnce) {
+      uint32_t a[kAtOnce][4];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const uint4 bits = waiting[(first + i) * kLatentThreads];
+        a[i][0] = bits.x, a[i][1] = bits.y, a[i][2] = bits.z, a[i][3] = bits.w;
+      }
+      wgmma_pin(sums);
+      wgmma_pin(a);
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) wgmma_bf16<kTile>(sums, a[i], matrix(stage, first + i));
+      wgmma_commit();
+      wgmma_wait_all();
+    }
     wgmma_pin(sums);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kHeldSteps; ++step) {
-      wgmma_bf16<kTile>(sums, held[step], matrix(stage, step));
+      wgmma_bf16<kTile>(sums, held[step], matrix(stage, kWaitingSteps + step));
     }
     wgmma_commit();
-    if constexpr (kEntrySteps > kHeldSteps) {
-#pragma unroll 1
-      for (int step = kHeldSteps; step < kEntrySteps; ++step) {
-        const uint4 rest = waiting[(step - kHeldSteps) * kLatentThreads];
-        uint32_t a[1][4] = {{rest.x, rest.y, rest.z, rest.w}};
-        wgmma_pin(a);
-        wgmma_fence();
-        wgmma_bf16<kTile>(sums, a[0], matrix(stage, step));
-        wgmma_commit();
-        wgmma_wait_all();
-        wgmma_pin(sums);
-      }
-    }
   }
   __device__ __forceinline__ void wait() {
     wgmma_wait_all();
@@ -115,7 +120,7 @@ struct KeyMaker {
   // tile they are rotated.
   template <class Use>
   __device__ __forceinline__ void finish(const float* tables, const Use& use) const {
-    const int t = threadIdx.x % 4, i = feature();
+    const int t = thread_index() % 4, i = feature();
 #pragma unroll
     for (int n = 0; n < kTile / 8; ++n) {
       float low[2], high[2];
@@ -132,6 +137,7 @@ struct KeyMaker {
         }
       }
       use(n, pack_bf16x2(low[0], low[1]), pack_bf16x2(high[0], high[1]));
+      __syncwarp();  // else the compiler asks for so much ahead that registers run out
     }
   }
 
@@ -139,7 +145,8 @@ struct KeyMaker {
   // 16 · kLoadSteps rows of the weight from row k_first on.
   __device__ __forceinline__ static void load_block(const uint4* w, int group, int k_first,
                                                     uint4* space) {
-    for (int i = threadIdx.x; i < kLoadUnits; i += kLatentThreads) {
+#pragma unroll 4
+    for (int i = thread_index(); i < kLoadUnits; i += kLatentThreads) {
       const int k = i / 16, unit = i % 16, at = group * 16 + unit;
       const bool real = at < kFeatures / 8 && k_first + k < ENTRY;
       const int64_t row = real ? k_first + k : 0;
@@ -162,7 +169,8 @@ template <class PositionOf>
 __device__ __forceinline__ void fetch_tables(const uint4* cos, const uint4* sin, int positions,
                                              uint4* tables, const PositionOf& position_of) {
   constexpr int kUnits = WIDTH / 8;  // of a row of one table
-  for (int i = threadIdx.x; i < kTile * 2 * kUnits; i += kLatentThreads) {
+#pragma unroll 1
+  for (int i = thread_index(); i < kTile * 2 * kUnits; i += kLatentThreads) {
     const int token = i / (2 * kUnits), part = i % (2 * kUnits);
     const int64_t row = min(position_of(token), positions - 1);
     const uint4* source = (part < kUnits ? cos : sin) + row * kUnits + part % kUnits;

@@ -36,14 +36,18 @@ struct Mixer {
   }
 
   __device__ __forceinline__ static int part_of(int i) {
-    return i * (kLatentThreads / 32) + static_cast<int>(threadIdx.x) / 32;
+    return i * (kLatentThreads / 32) + thread_index() / 32;
+  }
+
+  __device__ __forceinline__ static bool has(int i) {
+    return kColumnParts % (kLatentThreads / 32) == 0 || part_of(i) < kColumnParts;
   }
 
   // sums = sums · rescale + weights · tile. ``weights`` [16 · kMTiles][kTile], ``rescale`` [16 ·
   // kMTiles].
   __device__ __forceinline__ void add(const uint4* weights, const float* rescale,
                                       const uint4* stage) {
-    const int lane = threadIdx.x % 32, g = lane / 4;
+    const int lane = thread_index() % 32, g = lane / 4;
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
       const float low = rescale[16 * m + g], high = rescale[16 * m + g + 8];
@@ -53,7 +57,7 @@ struct Mixer {
         own[0] *= low, own[1] *= low, own[2] *= high, own[3] *= high;
       }
     }
-#pragma unroll
+#pragma unroll 1
     for (int step = 0; step < kTile / 16; ++step) {
       uint32_t a[kMTiles][4];
 #pragma unroll
@@ -62,7 +66,7 @@ struct Mixer {
       }
 #pragma unroll
       for (int i = 0; i < kWarpParts; ++i) {
-        if (part_of(i) >= kColumnParts) continue;
+        if (!has(i)) continue;
         uint32_t b[4];
         const int token = 16 * step + lane % 16;
         ldmatrix_x4_transposed(b, stage + entry_unit(token, 2 * part_of(i) + lane / 16));
@@ -78,7 +82,7 @@ struct Mixer {
 
   // Before a row group's first slot.
   __device__ __forceinline__ static void begin(float2* joined) {
-    for (int row = threadIdx.x; row < 16 * kMTiles; row += kLatentThreads) {
+    for (int row = thread_index(); row < 16 * kMTiles; row += kLatentThreads) {
       joined[row] = make_float2(no_maximum(), 0.0f);
     }
   }
@@ -93,7 +97,7 @@ struct Mixer {
                                            const PlaceOf& place_of) const {
     store(kRunningJoin ? 0 : slot, state, joined, slot_values, place_of);
     __syncthreads();
-    for (int row = threadIdx.x; row < 16 * kMTiles; row += kLatentThreads) {
+    for (int row = thread_index(); row < 16 * kMTiles; row += kLatentThreads) {
       Part all{joined[row].x, joined[row].y, {}};
       if (!kRunningJoin) all = empty_part();
       join(all, {state[row].x, state[row].y, {}});
@@ -110,7 +114,7 @@ struct Mixer {
   template <class PlaceOf>
   __device__ __forceinline__ void store(int slot, const float2* state, const float2* joined,
                                         float* values, const PlaceOf& place_of) const {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
@@ -121,7 +125,7 @@ struct Mixer {
         float* to = values + (place * SLOTS + slot) * VALUE + 2 * t;
 #pragma unroll
         for (int i = 0; i < kWarpParts; ++i) {
-          if (part_of(i) >= kColumnParts) continue;
+          if (!has(i)) continue;
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             float2* at = reinterpret_cast<float2*>(to + 16 * part_of(i) + 8 * half);

@@ -20,9 +20,21 @@ constexpr int kEntryPanels = ceil_div(ENTRY, 64);
 constexpr int kPanelUnits = kTile * 8;
 constexpr int kStageUnits = kEntryPanels * kPanelUnits;
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
-constexpr int kNowhere = 1 << 30;
+constexpr int kNowhere = 1 << 30, kNoTile = kNowhere / TILE;
 static_assert(ENTRY % 16 == 0 && (TILE == 32 || TILE == 64), "wgmma takes 16 values at once");
 static_assert((SPLIT & (SPLIT - 1)) == 0 && ROWS <= 2, "slots are found by masks");
+
+// threadIdx.x, read anew: what is made of it is not kept in registers from one tile to the next, of
+// which there are too few.
+__device__ __forceinline__ int thread_index() {
+#ifdef SPECBUILD_EMULATE
+  return static_cast<int>(threadIdx.x);
+#else
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+#endif
+}
 
 // Where a 16-byte unit of a token stands in a tile, in units.
 __device__ __forceinline__ int entry_unit(int token, int unit) {
@@ -90,12 +102,14 @@ struct LatentRows {
 
 // A place in a CTA's list of tiles: those of all rows, then of each row alone, slot by slot.
 struct TileCursor {
-  int slot;   // SPLIT: there are no more
   int owner;  // see LatentRows::span
-  int tile;
+  int tile;   // kNoTile: there are no more
 
   __device__ __forceinline__ bool ended() const {
-    return slot >= SPLIT;
+    return tile == kNoTile;
+  }
+  __device__ __forceinline__ int slot() const {
+    return ended() ? SPLIT : tile & (SPLIT - 1);
   }
 };
 
@@ -104,29 +118,30 @@ struct LatentWalk {
   const int* table;  // of this sequence
 
   __device__ __forceinline__ TileCursor begin() const {
-    TileCursor at{static_cast<int>(blockIdx.x), 0, 0};
-    at.tile = first_tile(at);
-    settle(at);
+    TileCursor at{0, first_tile(blockIdx.x, 0)};
+    settle(at, blockIdx.x);
     return at;
   }
 
   __device__ __forceinline__ void advance(TileCursor& at) const {
+    const int slot = at.slot();
     at.tile += SPLIT;
-    settle(at);
+    settle(at, slot);
   }
 
   // The pool's entries of this lane's two tokens of a tile; −1 where nobody sees them.
   __device__ __forceinline__ int2 look_up(const TileCursor& at) const {
-    const int position = at.tile * kTile + static_cast<int>(threadIdx.x) % 32;
+    const int position = at.tile * kTile + thread_index() % 32;
     return make_int2(entry_at(position, at), kTile > 32 ? entry_at(position + 32, at) : -1);
   }
 
   // Starts the copies of a tile. What no row sees becomes zeros: a weight of 0 silences no NaN.
   __device__ __forceinline__ void fetch(const uint4* c_pool, int2 entries, uint4* stage) const {
     constexpr int kUnits = kTile * kEntryUnits, kCopies = ceil_div(kUnits, kLatentThreads);
-#pragma unroll 4
+    const int thread = thread_index();
+#pragma unroll 1
     for (int i = 0; i < kCopies; ++i) {
-      const int at = i * kLatentThreads + static_cast<int>(threadIdx.x);
+      const int at = i * kLatentThreads + thread;
       const int token = at / kEntryUnits % kTile, unit = at % kEntryUnits;
       const int low = __shfl_sync(kAllLanes, entries.x, token % 32);
       const int high = __shfl_sync(kAllLanes, entries.y, token % 32);
@@ -143,19 +158,24 @@ struct LatentWalk {
     return owner == 0 ? sees : Span{max(sees.first, rows.tree_start), sees.last};
   }
 
-  __device__ __forceinline__ int first_tile(const TileCursor& at) const {
-    const int from = own_tiles(at.owner).first / kTile;
-    return from + ((at.slot - from) & (SPLIT - 1));
+  __device__ __forceinline__ int first_tile(int slot, int owner) const {
+    const int from = own_tiles(owner).first / kTile;
+    return from + ((slot - from) & (SPLIT - 1));
   }
 
-  __device__ __forceinline__ void settle(TileCursor& at) const {
+  // From behind an owner's last tile of a slot to the next tile that there is.
+  __device__ __forceinline__ void settle(TileCursor& at, int slot) const {
     constexpr int kOwners = ROWS == 1 ? 1 : 1 + ROWS;
-    while (at.slot < SPLIT && at.tile * kTile > own_tiles(at.owner).last) {
+    while (at.tile * kTile > own_tiles(at.owner).last) {
       if (++at.owner == kOwners) {
         at.owner = 0;
-        at.slot += CONTEXT_CTAS;
+        slot += CONTEXT_CTAS;
+        if (slot >= SPLIT) {
+          at.tile = kNoTile;
+          return;
+        }
       }
-      at.tile = min(first_tile(at), kNowhere / kTile);
+      at.tile = min(first_tile(slot, at.owner), kNoTile);
     }
   }
 

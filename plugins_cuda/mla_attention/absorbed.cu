@@ -178,7 +178,7 @@ __device__ __forceinline__ void attend_row(const uint4* q, const uint4* c_pool,
   for (int slot = blockIdx.x; slot < SLOTS_IN_USE; slot += CONTEXT_CTAS) {
     mixer.clear();
     softmax.clear();
-    while (at.slot == slot) {
+    while (at.slot() == slot) {
       const uint4* tile = memory.ring + stage * kStageUnits;
       stage = stage + 1 == STAGES ? 0 : stage + 1;
       cp_async_wait<STAGES - 1>();

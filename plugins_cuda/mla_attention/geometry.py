@@ -83,10 +83,15 @@ class LatentGeometry:
         """Of a tile's cosines and sines."""
         return self.tile * (self.width + 4) * 4
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Of the weights that no register holds."""
-        return max(0, self.entry - MOST_HELD) // ENTRY_STEP * THREADS * 16
+    def held_steps(self, rows: int) -> int:
+        """Steps of 16 values whose weights a CTA of so many rows keeps in registers."""
+        steps = MOST_HELD // ENTRY_STEP
+        return steps if rows == 1 or self.entry <= MOST_HELD // 2 else steps - 4
+
+    def waiting_bytes(self, rows: int) -> int:
+        """Of the weights that wait in shared memory."""
+        steps = self.entry // ENTRY_STEP - self.held_steps(rows)
+        return max(0, steps) * THREADS * 16
 
     def walk_constants(self) -> tuple[tuple[str, int | float], ...]:
         """Compile-time constants of everything that reads the pool."""
@@ -99,9 +104,10 @@ class LatentGeometry:
             ("WINDOW", self.window),
         )
 
-    def key_constants(self) -> tuple[tuple[str, int | float], ...]:
-        """Those of what rebuilds keys."""
+    def key_constants(self, rows: int) -> tuple[tuple[str, int | float], ...]:
+        """Those of what rebuilds keys for a CTA of so many rows."""
         return (
+            ("HELD", self.held_steps(rows)),
             ("KV_HEADS", self.kv_heads),
             ("WIDTH", self.width),
             ("POSITIONS", self.positions),

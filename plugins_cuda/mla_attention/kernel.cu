@@ -49,6 +49,7 @@ struct Memory {
   float* rescale;   // [kStates]
   float2* state;    // [kStates]
   float2* joined;   // [kStates]
+  int* guess;       // whether a tile is likely, in a place of its own
 
   __device__ __forceinline__ explicit Memory(unsigned char* shared) {
     ring = reinterpret_cast<uint4*>(shared);
@@ -60,40 +61,40 @@ struct Memory {
     rescale = maxima + 8 * kWarpStates;
     state = reinterpret_cast<float2*>(rescale + kStates);
     joined = state + kStates;
+    guess = reinterpret_cast<int*>(joined + kStates);
   }
 };
 
 // Weights of a tile of a warp's tokens: lane 4·g + t has head g of row j, tokens 8n + 2t, + 1.
 struct Softmax {
-  uint32_t q[kGroupHeads][kHeadTiles][4];
+  const uint32_t* queries;
+  int first_row, rows_held;
   float score[kGroupHeads][kBlocks][4];
   RowState state[kGroupHeads][ROWS];
 
   __device__ __forceinline__ static int warp() {
-    return static_cast<int>(threadIdx.x) / 32;
+    return thread_index() / 32;
   }
   // The row of weights of a head of this warpgroup and a row.
   __device__ __forceinline__ static int row_of(int head, int j) {
-    const int g = threadIdx.x % 32 / 4;
+    const int g = thread_index() % 32 / 4;
     return (j * kCtaHeads + KeyMaker::warpgroup() * kGroupHeads + head) * kHeads + g;
   }
 
-  __device__ __forceinline__ void load(const uint32_t* queries, int first_row, int rows) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  // A head's queries as A operands. They are read anew for every tile: registers are scarce.
+  __device__ __forceinline__ void load(uint32_t (&q)[kHeadTiles][4], int head) const {
+    const int g = thread_index() % 32 / 4, t = thread_index() % 4;
+    const int kv_head = blockIdx.y * kCtaHeads + KeyMaker::warpgroup() * kGroupHeads + head;
+    const bool real = g < GROUP && kv_head < KV_HEADS;
 #pragma unroll
-    for (int head = 0; head < kGroupHeads; ++head) {
-      const int kv_head = blockIdx.y * kCtaHeads + KeyMaker::warpgroup() * kGroupHeads + head;
-      const bool real = g < GROUP && kv_head < KV_HEADS;
+    for (int j = 0; j < 2; ++j) {
+      const int64_t row = first_row + min(j, rows_held - 1);
+      const uint32_t* from =
+          queries + ((row * KV_HEADS + kv_head) * GROUP + g) * (WIDTH / 2) + t;
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int64_t row = first_row + min(j, rows - 1);
-        const int64_t q_head = (row * KV_HEADS + kv_head) * GROUP + g;
-        const uint32_t* from = queries + q_head * (WIDTH / 2) + t;
-#pragma unroll
-        for (int tile = 0; tile < kHeadTiles; ++tile) {
-          q[head][tile][j] = real && j < ROWS ? from[4 * tile] : 0u;
-          q[head][tile][j + 2] = real && j < ROWS ? from[4 * tile + WIDTH / 4] : 0u;
-        }
+      for (int tile = 0; tile < kHeadTiles; ++tile) {
+        q[tile][j] = real && j < ROWS ? from[4 * tile] : 0u;
+        q[tile][j + 2] = real && j < ROWS ? from[4 * tile + WIDTH / 4] : 0u;
       }
     }
   }
@@ -106,11 +107,13 @@ struct Softmax {
   // S = Q·Kᵀ, what is not seen left out; and each row's greatest to ``maxima``.
   __device__ __forceinline__ void take_scores(const uint2* keys, float* maxima,
                                               const LatentRows& rows, const TileCursor& at) {
-    const int lane = threadIdx.x % 32, t = lane % 4, block = warp() % 4 * kBlocks;
+    const int lane = thread_index() % 32, t = lane % 4, block = warp() % 4 * kBlocks;
 #pragma unroll
     for (int head = 0; head < kGroupHeads; ++head) {
       const uint2* of_head =
           keys + (KeyMaker::warpgroup() * kGroupHeads + head) * (kTile / 8) * kHeadTiles * 32;
+      uint32_t q[kHeadTiles][4];
+      load(q, head);
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
         float (&own)[4] = score[head][n];
@@ -119,7 +122,7 @@ struct Softmax {
         for (int tile = 0; tile < kHeadTiles; ++tile) {
           const uint2 pair = of_head[((block + n) * kHeadTiles + tile) * 32 + lane];
           const uint32_t b[2] = {pair.x, pair.y};
-          mma_bf16(own, q[head][tile], b);
+          mma_bf16(own, q[tile], b);
         }
       }
 #pragma unroll
@@ -144,7 +147,7 @@ struct Softmax {
   // Weights by the greatest of all four warps' scores, and what the sums so far are multiplied by.
   __device__ __forceinline__ void take_weights(uint4* weights, float* rescale,
                                                const float* maxima) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, block = warp() % 4 * kBlocks;
+    const int lane = thread_index() % 32, g = lane / 4, t = lane % 4, block = warp() % 4 * kBlocks;
 #pragma unroll
     for (int head = 0; head < kGroupHeads; ++head) {
 #pragma unroll
@@ -177,7 +180,7 @@ struct Softmax {
 
   // The rows' maxima and sums over a slot, by way of ``maxima``.
   __device__ __forceinline__ void publish(float2* slot_state, float* maxima) const {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < kGroupHeads * ROWS; ++i) {
       float sum = state[i / ROWS][i % ROWS].sum;
@@ -223,14 +226,10 @@ __device__ __forceinline__ void attend_rows(const Inputs& in, const LatentWalk& 
                                             float2* slot_sums, float* slot_values) {
   const int count = walk.rows.count;
   TileCursor at = walk.begin(), ahead = at;
-  int2 entries = walk.look_up(ahead);
-  int filled = 0;
-  const auto fetch_next = [&] {
+  const auto fetch_next = [&](int to) {
     if (!ahead.ended()) {
-      walk.fetch(in.c_pool, entries, memory.ring + filled * kStageUnits);
-      filled = filled + 1 == STAGES ? 0 : filled + 1;
+      walk.fetch(in.c_pool, walk.look_up(ahead), memory.ring + to * kStageUnits);
       walk.advance(ahead);
-      entries = walk.look_up(ahead);
     }
     cp_async_commit();
   };
@@ -242,35 +241,37 @@ __device__ __forceinline__ void attend_rows(const Inputs& in, const LatentWalk& 
     cp_async_commit();
   };
   fetch_tables_of(at);
-  fetch_next();
+  fetch_next(0);
   cp_async_wait<0>();
 #pragma unroll 1
-  for (int i = 1; i < STAGES; ++i) fetch_next();
+  for (int i = 1; i < STAGES; ++i) fetch_next(i);
   Softmax softmax;
-  softmax.load(in.q, first, count);
+  softmax.queries = in.q;
+  softmax.first_row = first;
+  softmax.rows_held = count;
   Mixer<kMTiles> mixer;
   mixer.begin(memory.joined);
   fence_async_shared();
   __syncthreads();
-  if (!at.ended()) maker.start(memory.ring);
+  // Behind the last tile it is whatever the ring holds: nobody asks for it, and an unconditional
+  // start leaves the sums in their registers.
+  maker.start(memory.ring);
   int stage = 0;
   bool is_first = true;
   for (int slot = blockIdx.x; slot < SLOTS_IN_USE; slot += CONTEXT_CTAS) {
     mixer.clear();
     softmax.clear();
-    while (at.slot == slot) {
-      const TileCursor here = at;
-      walk.advance(at);
-      const uint4* tile = memory.ring + stage * kStageUnits;
+    while (at.slot() == slot) {
+      const int spent = stage;
       stage = stage + 1 == STAGES ? 0 : stage + 1;
       maker.wait();
       uint2* keys =
           memory.keys + (KeyMaker::warpgroup() * kGroupHeads + KeyMaker::group_head()) *
                             (kTile / 8) * kHeadTiles * 32;
-      const int key_tile = threadIdx.x / 32 % 4 % kHeadTiles;
+      const int key_tile = thread_index() / 32 % 4 % kHeadTiles;
       maker.finish(reinterpret_cast<const float*>(memory.tables),
                    [&](int n, uint32_t low, uint32_t high) {
-                     keys[(n * kHeadTiles + key_tile) * 32 + threadIdx.x % 32] =
+                     keys[(n * kHeadTiles + key_tile) * 32 + thread_index() % 32] =
                          make_uint2(transpose_8x8(low), transpose_8x8(high));
                    });
       if (STAGES == 2 || is_first) {
@@ -279,22 +280,24 @@ __device__ __forceinline__ void attend_rows(const Inputs& in, const LatentWalk& 
         is_first = false;
       }
       __syncthreads();
-      if (!at.ended()) maker.start(memory.ring + stage * kStageUnits);
+      maker.start(memory.ring + stage * kStageUnits);
+      softmax.take_scores(memory.keys, memory.maxima, walk.rows, at);
+      walk.advance(at);
       fetch_tables_of(at);
-      softmax.take_scores(memory.keys, memory.maxima, walk.rows, here);
       __syncthreads();
       softmax.take_weights(memory.weights, memory.rescale, memory.maxima);
       __syncthreads();
-      mixer.add(memory.weights, memory.rescale, tile);
+      mixer.add(memory.weights, memory.rescale, memory.ring + spent * kStageUnits);
       cp_async_wait<0>();
       fence_async_shared();
       __syncthreads();
-      fetch_next();
+      fetch_next(spent);
     }
     softmax.publish(memory.state, memory.maxima);
     mixer.end_slot(slot, memory.state, memory.joined, slot_sums, slot_values,
                    [&](int row) { return place_of(row, first, count); });
   }
+  maker.wait();
 }
 
 }  // namespace
@@ -306,18 +309,17 @@ extern "C" __global__ void __launch_bounds__(kLatentThreads, 1)
                    const int* selected, const int* page_position, float2* workspace_sums,
                    float* workspace_values) {
   DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ int guess;
   const Memory memory(shared);
   const int sequence = blockIdx.z / ROW_CTAS;
   const int row_cta = static_cast<int>(blockIdx.z) % ROW_CTAS * ROWS;
   pdl_launch_dependents();
   // Whether this CTA may have a tile is a guess before the wait, good enough to load weights by.
-  if (threadIdx.x == 0) {
+  if (thread_index() == 0) {
     const int slot = load_l2_int(row_slot + min(sequence * SEQUENCE_ROWS, LAUNCH_ROWS - 1));
-    guess = WINDOW > 0 || static_cast<int>(blockIdx.x) <= slot / kTile + 1;
+    *memory.guess = WINDOW > 0 || static_cast<int>(blockIdx.x) <= slot / kTile + 1;
   }
   __syncthreads();
-  const bool loaded = guess != 0;
+  const bool loaded = *memory.guess != 0;
   KeyMaker maker;
   if (loaded) maker.load(w_k, b_k, blockIdx.y, memory.ring, memory.waiting);
   pdl_wait();

@@ -17,6 +17,7 @@ from specbuild.plugins_cuda.mla_attention.geometry import (
     CTA_FEATURES,
     PANEL,
     THREADS,
+    MOST_HELD,
     LatentGeometry,
     latent_geometry,
 )
@@ -118,7 +119,7 @@ def _attend(request: LoweringRequest, shape: LatentGeometry, cut: LatentCut) -> 
         kernel = Kernel(FOLDER, "attend_absorbed", constants, file="absorbed.cu")
         return OpLaunch(kernel, grid, THREADS, shared, ("q", "c_pool", *ATTEND))
     constants += (
-        *shape.key_constants(),
+        *shape.key_constants(cut.rows),
         ("GROUP", shape.group),
         ("LAUNCH_ROWS", shape.rows),
         ("SEQUENCE_ROWS", max(1, shape.rows // shape.batch)),
@@ -156,7 +157,8 @@ def _cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
     split = WINDOW_SLOTS if few else SLOTS
     in_use = max(1, min(split, -(-shape.capacity // shape.tile)))
     sequence_rows = -(-shape.rows // shape.batch)
-    most_rows = 2 if shape.rebuilt and sequence_rows > 1 else 1
+    several = shape.rebuilt and shape.entry <= MOST_HELD and sequence_rows > 1
+    most_rows = 2 if several else 1
     rows = request.tactic.get("rows", most_rows)
     row_ctas = -(-sequence_rows // rows)
     groups = shape.batch * shape.head_groups * row_ctas
@@ -186,6 +188,6 @@ def _shared_bytes(shape: LatentGeometry, rows: int, stages: int) -> int:
     states = rows * heads * HEADS
     maxima = 8 * (heads // 2) * 2 * HEADS
     keys = CTA_FEATURES * shape.tile * 2
-    small = 4 * maxima + 4 * states + 16 * states
-    return ring + shape.table_bytes + keys + shape.waiting_bytes + small
+    small = 4 * maxima + 20 * states + 16
+    return ring + shape.table_bytes + keys + shape.waiting_bytes(rows) + small
 

@@ -21,7 +21,7 @@ def lower_prefill(request: LoweringRequest, shape: LatentGeometry) -> Lowering:
     """
     constants = (
         *shape.walk_constants(),
-        *shape.key_constants(),
+        *shape.key_constants(1),
         ("BATCH", shape.batch),
         ("SPLIT", 1),
         ("CONTEXT_CTAS", 1),
@@ -33,7 +33,7 @@ def lower_prefill(request: LoweringRequest, shape: LatentGeometry) -> Lowering:
         Kernel("mla_attention", "rebuild_context", constants, file="rebuild.cu"),
         grid=(min(tiles, max(1, request.target.multiprocessors // groups)), groups, 1),
         block=THREADS,
-        shared_bytes=2 * (shape.stage_bytes + shape.table_bytes) + shape.waiting_bytes,
+        shared_bytes=2 * (shape.stage_bytes + shape.table_bytes) + shape.waiting_bytes(1),
         arguments=(
             *("c_pool", "w_k", "b_k", "w_v", "b_v", "cos", "sin", "page_table", "row_start"),
             *("row_slot", "tree_start", "ancestor_bits", "workspace_keys", "workspace_values"),
