@@ -59,9 +59,7 @@ class KvLayout:
     def pools(self) -> tuple[Pool, ...]:
         """Every pool, in the order in which they lie."""
         g = self.group
-        widths = [
-            (layer, part, width) for layer in g.layers for part, width in _widths(g, layer)
-        ]
+        widths = [(layer, part, width) for layer in g.layers for part, width in _widths(g, layer)]
         if g.latent_widths:
             widths.sort(key=lambda pool: pool[2])
         pools, offset = [], 0
@@ -72,7 +70,7 @@ class KvLayout:
 
     @property
     def stacks(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Pools of one shape that adjoin, as (offset, [pools, pages, kv_heads, page_size, width])."""
+        """Pools of one shape that adjoin: (offset, [pools, pages, kv_heads, page_size, width])."""
         return tuple(
             (pools[0].offset, (len(pools), *shape))
             for shape, found in groupby(self.pools, key=lambda pool: pool.shape)

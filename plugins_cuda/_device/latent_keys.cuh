@@ -23,7 +23,7 @@ constexpr int kHeadTiles = WIDTH / 16;
 constexpr int kEntrySteps = ENTRY / 16;
 constexpr int kHeldSteps = kEntrySteps < HELD ? kEntrySteps : HELD;
 constexpr int kWaitingSteps = kEntrySteps - kHeldSteps;
-constexpr int kWaitingUnits = kWaitingSteps * kLatentThreads;  // of 16 bytes
+constexpr int kWaitingUnits = kWaitingSteps * kLatentThreads;    // of 16 bytes
 constexpr int kLoadSteps = kEntrySteps < 16 ? kEntrySteps : 16;  // of weights on their way
 constexpr int kLoadUnits = kLoadSteps * 16 * 16;
 constexpr int kTableStride = WIDTH + 4;  // cosines, sines, and what sets tokens in different banks
@@ -41,8 +41,7 @@ struct KeyMaker {
     return thread_index() / 32 % 4 / kHeadTiles;
   }
   __device__ __forceinline__ static int feature() {
-    return thread_index() / 32 % 4 % kHeadTiles * 8 +
-           thread_index() % 32 / 4;
+    return thread_index() / 32 % 4 % kHeadTiles * 8 + thread_index() % 32 / 4;
   }
   __device__ __forceinline__ static int warpgroup() {
     return thread_index() / 128;
@@ -163,8 +162,8 @@ struct KeyMaker {
   }
 };
 
-// Starts the copies of the rotary tables' rows at the positions of a tile's tokens. Past the tables'
-// last row there are only tokens that nobody sees.
+// Starts the copies of the rotary tables' rows at the positions of a tile's tokens. Past the
+// tables' last row there are only tokens that nobody sees.
 template <class PositionOf>
 __device__ __forceinline__ void fetch_tables(const uint4* cos, const uint4* sin, int positions,
                                              uint4* tables, const PositionOf& position_of) {

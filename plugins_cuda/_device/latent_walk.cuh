@@ -4,10 +4,10 @@
 // 64), PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT, CONTEXT_CTAS, ROWS (of the CTA, 1 or 2).
 //
 // Tile c is the positions TILE·c … TILE·c + TILE − 1, and belongs to slot c mod SPLIT. A row with
-// ancestors in the tree has tiles of its own from tree_start's on, in which entries stand where they
-// will once they are committed; where a CTA has one row only, all of its tiles are such. A tile in
-// shared memory is [panels of 64 values][TILE tokens][128 bytes] in the 128-byte swizzle: that of a
-// wgmma's B operand (ptx_wgmma.cuh).
+// ancestors in the tree has tiles of its own from tree_start's on, in which entries stand where
+// they will once they are committed; where a CTA has one row only, all of its tiles are such. A
+// tile in shared memory is [panels of 64 values][TILE tokens][128 bytes] in the 128-byte swizzle:
+// that of a wgmma's B operand (ptx_wgmma.cuh).
 #pragma once
 
 #include "attention_rows.cuh"

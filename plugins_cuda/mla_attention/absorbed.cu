@@ -71,8 +71,7 @@ struct Softmax {
 #pragma unroll
     for (int step = 0; step < ENTRY / 16; ++step) {
       const uint64_t a = wgmma_matrix(memory.queries + step / 4 * kHeads * 8);
-      const uint64_t b =
-          wgmma_matrix(tile + step / 4 * kPanelUnits + group() * kGroupTokens * 8);
+      const uint64_t b = wgmma_matrix(tile + step / 4 * kPanelUnits + group() * kGroupTokens * 8);
       wgmma_bf16_shared(score, a + 2 * (step % 4), b + 2 * (step % 4));
     }
     wgmma_commit();

@@ -62,7 +62,9 @@ class LatentLaunch:
         q = normal(len(shape), self.q_heads, width)
         q[used:] = np.nan
         v_latent, v_heads = self.latent - (self.rope or 0), self.kv_heads
-        w_v = normal(v_latent, v_heads if rebuilt else self.q_heads, self.v_width, scale=self._weight_scale)
+        w_v = normal(
+            v_latent, v_heads if rebuilt else self.q_heads, self.v_width, scale=self._weight_scale
+        )
         b_v = normal(*w_v.shape[1:]) if self.biases else None
         keys: Arrays = (None, None)
         tables: Arrays = (None, None)

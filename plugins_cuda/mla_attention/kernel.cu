@@ -40,16 +40,16 @@ constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
 static_assert(GROUP <= kHeads && SCALE > 0, "one mma holds two rows of a KV head's heads");
 
 struct Memory {
-  uint4* ring;      // [STAGES][kStageUnits]
-  uint4* tables;    // kTableUnits
-  uint2* keys;      // [kCtaHeads][kTile / 8][kHeadTiles][lanes]: B operands
-  uint4* weights;   // [kStates][kTile], in the keys' place
-  uint4* waiting;   // of KeyMaker
-  float* maxima;    // [warps][kGroupHeads][2][kHeads]
-  float* rescale;   // [kStates]
-  float2* state;    // [kStates]
-  float2* joined;   // [kStates]
-  int* guess;       // whether a tile is likely, in a place of its own
+  uint4* ring;     // [STAGES][kStageUnits]
+  uint4* tables;   // kTableUnits
+  uint2* keys;     // [kCtaHeads][kTile / 8][kHeadTiles][lanes]: B operands
+  uint4* weights;  // [kStates][kTile], in the keys' place
+  uint4* waiting;  // of KeyMaker
+  float* maxima;   // [warps][kGroupHeads][2][kHeads]
+  float* rescale;  // [kStates]
+  float2* state;   // [kStates]
+  float2* joined;  // [kStates]
+  int* guess;      // whether a tile is likely, in a place of its own
 
   __device__ __forceinline__ explicit Memory(unsigned char* shared) {
     ring = reinterpret_cast<uint4*>(shared);
@@ -89,8 +89,7 @@ struct Softmax {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int64_t row = first_row + min(j, rows_held - 1);
-      const uint32_t* from =
-          queries + ((row * KV_HEADS + kv_head) * GROUP + g) * (WIDTH / 2) + t;
+      const uint32_t* from = queries + ((row * KV_HEADS + kv_head) * GROUP + g) * (WIDTH / 2) + t;
 #pragma unroll
       for (int tile = 0; tile < kHeadTiles; ++tile) {
         q[tile][j] = real && j < ROWS ? from[4 * tile] : 0u;
@@ -265,9 +264,8 @@ __device__ __forceinline__ void attend_rows(const Inputs& in, const LatentWalk& 
       const int spent = stage;
       stage = stage + 1 == STAGES ? 0 : stage + 1;
       maker.wait();
-      uint2* keys =
-          memory.keys + (KeyMaker::warpgroup() * kGroupHeads + KeyMaker::group_head()) *
-                            (kTile / 8) * kHeadTiles * 32;
+      uint2* keys = memory.keys + (KeyMaker::warpgroup() * kGroupHeads + KeyMaker::group_head()) *
+                                      (kTile / 8) * kHeadTiles * 32;
       const int key_tile = thread_index() / 32 % 4 % kHeadTiles;
       maker.finish(reinterpret_cast<const float*>(memory.tables),
                    [&](int n, uint32_t low, uint32_t high) {

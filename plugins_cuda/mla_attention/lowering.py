@@ -15,9 +15,9 @@ from specbuild.plugins_cuda.launches import (
 from specbuild.plugins_cuda.mla_attention.geometry import (
     ABSORBED_HEADS,
     CTA_FEATURES,
+    MOST_HELD,
     PANEL,
     THREADS,
-    MOST_HELD,
     LatentGeometry,
     latent_geometry,
 )
@@ -84,7 +84,7 @@ def lower(request: LoweringRequest) -> Lowering:
         Workspace("workspace_partials", 4 * partials),
         Workspace("workspace_arrivals", 4 * tiles * shape.v_heads, zeroed=True),
     )
-    return Lowering((_attend(request, shape, cut), _project(shape, cut, panels, tiles)), workspaces)
+    return Lowering((_attend(shape, cut), _project(shape, cut, panels, tiles)), workspaces)
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
@@ -99,7 +99,7 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     return ({}, {"rows": 1}, {"stages": 2}, {"context_ctas": 8})
 
 
-def _attend(request: LoweringRequest, shape: LatentGeometry, cut: LatentCut) -> OpLaunch:
+def _attend(shape: LatentGeometry, cut: LatentCut) -> OpLaunch:
     constants = (
         *shape.walk_constants(),
         ("VALUE", shape.value),
@@ -190,4 +190,3 @@ def _shared_bytes(shape: LatentGeometry, rows: int, stages: int) -> int:
     keys = CTA_FEATURES * shape.tile * 2
     small = 4 * maxima + 20 * states + 16
     return ring + shape.table_bytes + keys + shape.waiting_bytes(rows) + small
-

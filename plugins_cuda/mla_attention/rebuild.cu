@@ -32,8 +32,8 @@ __device__ __forceinline__ Span seen_slots(const Inputs& in, int begin, int stop
   __syncthreads();
   for (int row = begin + static_cast<int>(threadIdx.x); row < stop; row += kLatentThreads) {
     const int slot = in.row_slot[row];
-    const RowView view =
-        view_of<WORDS, WINDOW>(slot, tree_start, in.ancestor_bits + static_cast<int64_t>(row) * WORDS);
+    const RowView view = view_of<WORDS, WINDOW>(
+        slot, tree_start, in.ancestor_bits + static_cast<int64_t>(row) * WORDS);
     atomicMin(bounds, view.first);
     atomicMax(bounds + 1, slot);
   }
@@ -129,7 +129,8 @@ extern "C" __global__ void __launch_bounds__(kLatentThreads, 1)
       __syncthreads();
       maker.start(ring + stage * kStageUnits);
       maker.wait();
-      store_keys(maker, values ? nullptr : reinterpret_cast<const float*>(tables + stage * kTableUnits),
+      store_keys(maker,
+                 values ? nullptr : reinterpret_cast<const float*>(tables + stage * kTableUnits),
                  entries[stage], values ? workspace_values : workspace_keys);
       __syncthreads();
       stage ^= 1;

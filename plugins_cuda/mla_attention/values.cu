@@ -76,8 +76,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     project_values(const uint4* w_v, const uint16_t* b_v, const int* row_start, const float* sinks,
                    uint16_t* attended, const float2* workspace_sums, const float* workspace_values,
                    float* workspace_partials, int* workspace_arrivals) {
-  __shared__ uint4 mixed[kRows * 8];            // [16][64] bf16
-  __shared__ uint4 weight[64 * kWidthUnits];    // [64][V_WIDTH] bf16
+  __shared__ uint4 mixed[kRows * 8];          // [16][64] bf16
+  __shared__ uint4 weight[64 * kWidthUnits];  // [64][V_WIDTH] bf16
   __shared__ float mass[kRows];
   __shared__ bool is_last;
   const int panel = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -84,15 +84,15 @@ struct Pair {
   __device__ __forceinline__ void store(const Tensors& tensors, float low, float high) const {
     const uint16_t first = float_to_bf16(low + bias[0]), second = float_to_bf16(high + bias[1]);
     if (is_latent()) {
-      uint16_t* out = tensors.c_pool + static_cast<int64_t>(place) * LATENT +
-                      16 * (tile - kQueryTiles) + i;
+      uint16_t* out =
+          tensors.c_pool + static_cast<int64_t>(place) * LATENT + 16 * (tile - kQueryTiles) + i;
       out[0] = first;
       out[8] = second;
       return;
     }
     const float a = bf16_to_float(first), b = bf16_to_float(second);
-    uint16_t* out = tensors.q +
-                    (static_cast<int64_t>(token) * Q_HEADS + tile / kTilesPerHead) * HEAD_DIM + i;
+    uint16_t* out =
+        tensors.q + (static_cast<int64_t>(token) * Q_HEADS + tile / kTilesPerHead) * HEAD_DIM + i;
     out[0] = float_to_bf16(a * cosine - b * sine);
     out[kHalf] = float_to_bf16(b * cosine + a * sine);
   }
@@ -104,10 +104,10 @@ struct Pair {
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     rms_query_latent_of_many(const uint16_t* x, const Units::Stored* weight, const uint16_t* bias,
-                         const float* cos, const float* sin, const int* positions,
-                         const int* write_slot, uint16_t* c_pool, uint16_t* q,
-                         const unsigned char* workspace_tokens, float* workspace_sums,
-                         unsigned* workspace_arrived, int rows) {
+                             const float* cos, const float* sin, const int* positions,
+                             const int* write_slot, uint16_t* c_pool, uint16_t* q,
+                             const unsigned char* workspace_tokens, float* workspace_sums,
+                             unsigned* workspace_arrived, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   pdl_launch_dependents();
   const Many many(rows);
@@ -134,8 +134,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     rms_query_latent(const uint16_t* x, const uint16_t* norm, const Units::Stored* weight,
-                 const uint16_t* bias, const float* cos, const float* sin, const int* positions,
-                 const int* write_slot, uint16_t* c_pool, uint16_t* q, int rows) {
+                     const uint16_t* bias, const float* cos, const float* sin, const int* positions,
+                     const int* write_slot, uint16_t* c_pool, uint16_t* q, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   pdl_launch_dependents();
   const Chunks chunks{share_of_pairs<TILE_COUNT * 8, UNIT_PAIRS, CTAS>(blockIdx.x)};

@@ -35,7 +35,11 @@ def lower(request: LoweringRequest) -> Lowering:
         ("EPS", attributes["eps"]),
     )
     launch = OpLaunch(
-        Kernel("rms_query_latent", "rms_query_latent_of_many" if many else "rms_query_latent", constants),
+        Kernel(
+            "rms_query_latent",
+            "rms_query_latent_of_many" if many else "rms_query_latent",
+            constants,
+        ),
         grid=cut.grid,
         block=cut.block,
         shared_bytes=cut.shared_bytes,

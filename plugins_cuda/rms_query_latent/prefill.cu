@@ -19,7 +19,7 @@
 
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     rms_query_latent_rows(const uint16_t* x, const uint16_t* norm, unsigned char* workspace_panels,
-                      int rows, int panel_rows) {
+                          int rows, int panel_rows) {
   write_panel_rows<HAS_NORM ? Norm::kGptOss : Norm::kNone>(x, norm, static_cast<float>(EPS),
                                                            workspace_panels, rows, panel_rows);
 }
@@ -84,9 +84,9 @@ struct QueryLatentGemm : DenseGemm {
 
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
     rms_query_latent_gemm(const DenseWeights::Units::Stored* weight, const uint16_t* bias,
-                      const float* cos, const float* sin, const int* positions,
-                      const int* write_slot, uint16_t* c_pool, uint16_t* q,
-                      const unsigned char* workspace_panels, int rows) {
+                          const float* cos, const float* sin, const int* positions,
+                          const int* write_slot, uint16_t* c_pool, uint16_t* q,
+                          const unsigned char* workspace_panels, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ Ring ring;
   QueryLatentGemm gemm;

@@ -19,22 +19,22 @@ extern "C" __global__ void __launch_bounds__(128, 1)
                   const int* page_table_sliding,  // [B, P_sliding] or null
                   const int* page_table_latent,   // [B, P_latent] or null
                   const int* page_table_latent_sliding,  // [B, P_latent_sliding] or null
-                  int* token_ids,                 // out [T], T = B·N1
-                  int* positions,                 // out [T]
-                  int* row_start,                 // out [B + 1]
-                  int* row_slot,                  // out [T]
-                  int* tree_start,                // out [B]
-                  int* ancestor_bits,             // out [T, W]
-                  int* write_slot_full,           // out [T]
-                  int* write_slot_sliding,        // out [T]
-                  int* write_slot_latent,         // out [T]
-                  int* write_slot_latent_sliding,  // out [T]
-                  int* logit_rows,                // out [T]
-                  float* row_temperature,         // out [T]
-                  int* row_top_k,                 // out [T]
-                  float* row_top_p,               // out [T]
-                  int* row_seed,                  // out [T]
-                  int* tree_count,                // out [B]
+                  int* token_ids,                        // out [T], T = B·N1
+                  int* positions,                        // out [T]
+                  int* row_start,                        // out [B + 1]
+                  int* row_slot,                         // out [T]
+                  int* tree_start,                       // out [B]
+                  int* ancestor_bits,                    // out [T, W]
+                  int* write_slot_full,                  // out [T]
+                  int* write_slot_sliding,               // out [T]
+                  int* write_slot_latent,                // out [T]
+                  int* write_slot_latent_sliding,        // out [T]
+                  int* logit_rows,                       // out [T]
+                  float* row_temperature,                // out [T]
+                  int* row_top_k,                        // out [T]
+                  float* row_top_p,                      // out [T]
+                  int* row_seed,                         // out [T]
+                  int* tree_count,                       // out [B]
                   int batch, int nodes, int words, int pages_full, int pages_sliding,
                   int pages_latent, int pages_latent_sliding, int page_size) {
   pdl_launch_dependents();

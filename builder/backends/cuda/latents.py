@@ -1,4 +1,4 @@
-"""Latent caches as CUDA kernels hold them: every width is a multiple of what an mma sums at once."""
+"""Latent caches as CUDA kernels hold them: as wide as a whole number of an mma's steps."""
 
 from __future__ import annotations
 

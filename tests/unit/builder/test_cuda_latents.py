@@ -47,9 +47,8 @@ def test_fused_latents_compute_what_transformers_computes(model: Path) -> None:
     assert ops["RmsQueryLatent"] == ops["MlaAttention"] == len(DIMS)
     assert ops["RmsQkvRope"] == ops["PagedTreeAttention"] == 1
     reference = ReferenceTarget(model)
-    reference.use_latents(
-        read_target(model, strict=True).geometry.latent_dims, read_target(model, strict=True).tensors
-    )
+    checkpoint = read_target(model, strict=True)
+    reference.use_latents(checkpoint.geometry.latent_dims, checkpoint.tensors)
     ids = torch.randint(3, 256, (60,), generator=torch.Generator().manual_seed(5))
     expected = torch.from_numpy(reference.run(ids.numpy()).logits)
     pools = {

@@ -11,6 +11,7 @@ from functools import partial
 import onnx_ir as ir
 import torch
 
+from specbuild.builder.backends.cuda.graph_passes.fuse_qkv import input_and_norm
 from specbuild.builder.backends.cuda.graph_passes.fused_node import (
     ROWS,
     as_fp32,
@@ -19,7 +20,6 @@ from specbuild.builder.backends.cuda.graph_passes.fused_node import (
     static,
     stem,
 )
-from specbuild.builder.backends.cuda.graph_passes.fuse_qkv import input_and_norm
 from specbuild.builder.backends.cuda.graph_passes.matching import bias_of, laid_out, origin
 from specbuild.builder.passes.attention_layers import Rotated, rotated_projection
 from specbuild.builder.passes.rewriting import producer, take_place
