@@ -170,6 +170,14 @@ _KERNEL_LAUNCHES = {
         [Branch(37, 0, BUSHY), Branch(64, 1), Branch(0, 3)],
         heads=(2, 3), widths=(32, 32), latent=48, page_size=16,
     ),
+    "absorbed: 6 heads, a tree": latent_launch(
+        [Branch(100, 0, BUSHY), Branch(66, 1)], rope=16, heads=(1, 6), widths=(16, 32),
+        latent=80, biases=False, page_size=16,
+    ),
+}  # fmt: skip
+
+# Sizes of a test that an emulator takes long for.
+_SLOW_LAUNCHES = {
     "heads of 64, a latent of 80": latent_launch(
         [Branch(130, 0, BUSHY), Branch(70, 2)],
         heads=(3, 8), widths=(64, 64), latent=80, page_size=32,
@@ -193,10 +201,6 @@ _KERNEL_LAUNCHES = {
     "longer than the context's slots": latent_launch(
         [Branch(2300, 1)], heads=(1, 4), widths=(16, 16), latent=16, page_size=64,
         padding_rows=0,
-    ),
-    "absorbed: 6 heads, a tree": latent_launch(
-        [Branch(100, 0, BUSHY), Branch(66, 1)], rope=16, heads=(1, 6), widths=(16, 32),
-        latent=80, biases=False, page_size=16,
     ),
     "absorbed: 72 heads, window": latent_launch(
         [Branch(300, 1)], rope=32, heads=(1, 72), widths=(16, 16), latent=96, biases=False,
@@ -245,5 +249,6 @@ _GPU_LAUNCHES = {
 
 KERNEL_CASES: tuple[Case, ...] = (
     *(launch.case(name) for name, launch in _KERNEL_LAUNCHES.items()),
+    *(launch.case(f"gpu: small: {name}") for name, launch in _SLOW_LAUNCHES.items()),
     *(launch.case(f"gpu: {name}") for name, launch in _GPU_LAUNCHES.items()),
 )

@@ -41,6 +41,7 @@ def engine(model: Path) -> LoweredEngine:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_fused_latents_compute_what_transformers_computes(model: Path) -> None:
     graph = fused_model(model, page_size=PAGE).models["target"]
     ops = Counter(node.op_type for node in graph.graph)
