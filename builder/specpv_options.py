@@ -44,7 +44,7 @@ def specpv_of(
     _check_sizes(config)
     if "full_attention" not in target.layer_types:
         raise SpecbuildError("--specpv: the model has no full-attention layer; build without it")
-    _check_latents(target)
+    _check_latents(target, options.backend)
     if config.block_size % page_size:
         raise SpecbuildError(
             f"--specpv-block-size {config.block_size} is no multiple of the page size {page_size}; "
@@ -93,8 +93,13 @@ def _check_sizes(config: SpecPv) -> None:
             raise SpecbuildError(f"{_option(name)} is {value}; it must be at least {least}")
 
 
-def _check_latents(target: TargetGeometry) -> None:
-    """A window needs no view, so latents of sliding layers are no obstacle."""
+def _check_latents(target: TargetGeometry, backend: str) -> None:
+    """A window needs no view, so latents of sliding layers are no obstacle on a CPU."""
+    if backend == "cuda" and target.latent_dims:
+        raise SpecbuildError(
+            "--specpv: the model's layers cache latents (mla_kv.safetensors), whose rows a CUDA "
+            "engine does not feed again; build with --no-mla or without --specpv"
+        )
     latent = [
         layer
         for layer, dim in enumerate(target.latent_dims)

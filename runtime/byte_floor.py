@@ -18,7 +18,7 @@ from specbuild.runtime.step_sections import HEADS, LEVEL, TARGET, step_sections
 ITEM_BYTES = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1}
 ReadProgram = Callable[[ProgramEntry], Program]
 
-_MOE, _ATTENTION = "RmsMoe", "PagedTreeAttention"
+_MOE, _ATTENTION, _LATENT = "RmsMoe", "PagedTreeAttention", "MlaAttention"
 _PER_EXPERT = ("gate_up", "gate_up_bias", "down", "down_bias")
 _POOLS = ("k_pool", "v_pool")
 # Looked up by token or position: one row for each row of the pass.
@@ -76,14 +76,20 @@ class Work:
 
 @dataclass
 class _CacheReads:
-    """Keys and values of a token, over the layers of one window; 0 keeps every position."""
+    """What caches hold of a token, over the layers of one window; 0 keeps every position.
+
+    ``operations_per_token`` are those of a row, ``rebuilding_per_token`` those that the rows of a
+    sequence share (keys of a latent).
+    """
 
     bytes_per_token: int = 0
     operations_per_token: int = 0
+    rebuilding_per_token: int = 0
 
-    def add(self, bytes_per_token: int, operations: int) -> None:
+    def add(self, bytes_per_token: int, operations: int, rebuilding: int = 0) -> None:
         self.bytes_per_token += bytes_per_token
         self.operations_per_token += operations
+        self.rebuilding_per_token += rebuilding
 
 
 @dataclass
@@ -128,6 +134,7 @@ class PassTraffic:
         logit_rows = work.rows if work.logit_rows is None else work.logit_rows
         attention = sum(
             reads.operations_per_token * _pairs(work, window)
+            + reads.rebuilding_per_token * tokens_seen(work, window)
             for window, reads in self.caches.items()
         )
         rows = work.rows * self.operations + logit_rows * self.head_operations
@@ -204,6 +211,8 @@ def pass_traffic(plan: Plan, ops: Iterable[OpCall]) -> PassTraffic:
                 _add_weight(found, call, name, binding)
         if call.op == _ATTENTION:
             _add_attention(found, call)
+        elif call.op == _LATENT:
+            _add_latent_attention(found, call)
     return found
 
 
@@ -249,6 +258,17 @@ def _add_attention(found: PassTraffic, call: OpCall) -> None:
     operations = 4 * prod(call.inputs["q"].shape[1:])
     reads = found.caches.setdefault(int(call.attributes["window"]), _CacheReads())
     reads.add(per_token, operations)
+
+
+def _add_latent_attention(found: PassTraffic, call: OpCall) -> None:
+    """Scores and the weighted sum of latents; and where keys are rebuilt, that."""
+    pool = call.inputs["c_pool"]
+    q_heads, width = call.inputs["q"].shape[1:]
+    value, _, v_width = call.inputs["w_v"].shape
+    rebuilding = 2 * prod(call.inputs["w_k"].shape) if "w_k" in call.inputs else 0
+    found.operations += 2 * q_heads * value * v_width
+    reads = found.caches.setdefault(int(call.attributes["window"]), _CacheReads())
+    reads.add(pool.shape[3] * ITEM_BYTES[pool.dtype], 2 * q_heads * (width + value), rebuilding)
 
 
 def _pairs(work: Work, window: int) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.kv_pool import DRAFT_GROUP, slots_per_sequence
@@ -11,14 +13,26 @@ from specbuild.runtime.manifest import CacheGroup, DraftGeometry, Limits, Target
 
 KV_DTYPE = "bfloat16"
 _BYTES_PER_VALUE = 2
-_PARTS = ("k", "v")
 MIN_PAGE_SIZE = 16
+# Values that an mma sums at once: latents are as wide as a whole number of them.
+_LATENT_STEP = 16
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One pool of a layer: where it begins in the group's buffer, in bytes, and its shape."""
+
+    layer: int
+    part: str
+    offset: int
+    shape: tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
 class KvLayout:
-    """All pools of a group in one buffer: [layers, 2 (K, V), pages, kv_heads, page_size, width].
+    """All pools of a group in one buffer, each [pages, kv_heads, page_size, width].
 
+    They lie layer by layer, K before V; latents by their width, so that those of one width adjoin.
     Logical page p of a sequence is entry p of its row of the page table. Where the group keeps
     every position each entry is a page of its own; with a window the sequence has ``ring_pages``
     of them and entry p repeats entry ``p mod ring_pages``.
@@ -41,34 +55,39 @@ class KvLayout:
         """Slots of a page."""
         return self.group.page_size
 
-    @property
-    def pool_shape(self) -> tuple[int, int, int, int]:
-        """One layer's K, or V: [pages, kv_heads, page_size, width]."""
+    @cached_property
+    def pools(self) -> tuple[Pool, ...]:
+        """Every pool, in the order in which they lie."""
         g = self.group
-        return (g.pages, g.kv_heads, g.page_size, g.k_width)
+        widths = [(layer, part, width) for layer in g.layers for part, width in _widths(g, layer)]
+        if g.latent_widths:
+            widths.sort(key=lambda pool: pool[2])
+        pools, offset = [], 0
+        for layer, part, width in widths:
+            pools.append(Pool(layer, part, offset, (g.pages, g.kv_heads, g.page_size, width)))
+            offset += g.pages * g.kv_heads * g.page_size * width * _BYTES_PER_VALUE
+        return tuple(pools)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """All pools at once: [layers · 2, pages, kv_heads, page_size, width]."""
-        return (2 * len(self.group.layers), *self.pool_shape)
+    def stacks(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Pools of one shape that adjoin: (offset, [pools, pages, kv_heads, page_size, width])."""
+        return tuple(
+            (pools[0].offset, (len(pools), *shape))
+            for shape, found in groupby(self.pools, key=lambda pool: pool.shape)
+            if (pools := list(found))
+        )
 
     @property
     def bytes_per_page(self) -> int:
-        """What a page takes over all layers, K and V."""
+        """What a page takes over all layers."""
         g = self.group
-        per_layer = 2 * g.kv_heads * g.page_size * g.k_width * _BYTES_PER_VALUE
-        return len(g.layers) * per_layer
+        values = sum(width for layer in g.layers for _, width in _widths(g, layer))
+        return g.kv_heads * g.page_size * values * _BYTES_PER_VALUE
 
     @property
     def bytes(self) -> int:
         """What the buffer takes, page 0 included."""
         return self.group.pages * self.bytes_per_page
-
-    def pool_offset(self, layer: int, part: str) -> int:
-        """Where the pool of a model's layer begins; ``part`` is ``k`` or ``v``."""
-        g = self.group
-        pool = g.pages * g.kv_heads * g.page_size * g.k_width * _BYTES_PER_VALUE
-        return (2 * g.layers.index(layer) + _PARTS.index(part)) * pool
 
     def logical_pages(self, limits: Limits) -> int:
         """Entries of a sequence's row of the page table."""
@@ -77,13 +96,7 @@ class KvLayout:
     def validate(self, model: TargetGeometry | DraftGeometry) -> None:
         """Raises EngineFileError where the group's caches are none of ``model``'s, or malformed."""
         g = self.group
-        wanted = (model.kv_heads, model.head_dim, model.head_dim)
-        found = (g.kv_heads, g.k_width, g.v_width)
-        if found != wanted:
-            raise EngineFileError(
-                f"cache group {g.name} has heads and widths {found}, its model {wanted}; "
-                "rebuild the engine"
-            )
+        self._validate_widths(model)
         if g.page_size < MIN_PAGE_SIZE or g.page_size & (g.page_size - 1):
             raise EngineFileError(
                 f"cache group {g.name} has pages of {g.page_size} tokens, kernels take powers of "
@@ -94,6 +107,21 @@ class KvLayout:
                 f"cache group {g.name} holds {g.dtype}, kernels take {KV_DTYPE}; rebuild the engine"
             )
         self._validate_layers(model)
+
+    def _validate_widths(self, model: TargetGeometry | DraftGeometry) -> None:
+        g = self.group
+        wanted: tuple[int, ...] = (model.kv_heads, model.head_dim, model.head_dim)
+        found: tuple[int, ...] = (g.kv_heads, g.k_width, g.v_width)
+        if g.latent_widths:
+            dims = model.latent_dims if isinstance(model, TargetGeometry) else ()
+            held = [dims[layer] for layer in g.layers if 0 <= layer < len(dims)]
+            wanted = (1, *map(padded_width, held))
+            found = (g.kv_heads, *g.latent_widths)
+        if found != wanted:
+            raise EngineFileError(
+                f"cache group {g.name} has heads and widths {found}, its model {wanted}; "
+                "rebuild the engine"
+            )
 
     def _validate_layers(self, model: TargetGeometry | DraftGeometry) -> None:
         g = self.group
@@ -110,6 +138,11 @@ class KvLayout:
                 f"cache group {g.name} has layers {g.layers} and window {g.window}, its model "
                 f"{count} layers and window {window}; rebuild the engine"
             )
+
+
+def padded_width(latent: int) -> int:
+    """The width of the pool of a latent of so many values; what is behind it holds zeros."""
+    return -(-latent // _LATENT_STEP) * _LATENT_STEP
 
 
 def layouts(groups: Sequence[CacheGroup]) -> dict[str, KvLayout]:
@@ -131,3 +164,7 @@ def validate_caches(
         if model is None:
             raise EngineFileError(f"cache group {group.name}: the engine has no draft")
         KvLayout(group).validate(model)
+
+
+def _widths(group: CacheGroup, layer: int) -> list[tuple[str, int]]:
+    return list(group.pool_widths(layer).items())

@@ -45,15 +45,16 @@ def attention_layer(attention: ir.Node, through: Through) -> AttentionLayer | No
     v_write = producer(attention.inputs[2], "KvWrite")
     if k_write is None or v_write is None:
         return None
-    q = _rotated(attention.inputs[0], through)
-    k = _rotated(k_write.inputs[1], through)
+    q = rotated_projection(attention.inputs[0], through)
+    k = rotated_projection(k_write.inputs[1], through)
     v_gemm = producer(through(v_write.inputs[1]), "Gemm")
     if q is None or k is None or v_gemm is None:
         return None
     return AttentionLayer(attention, k_write, v_write, q, k, v_gemm)
 
 
-def _rotated(value: ir.Value | None, through: Through) -> Rotated | None:
+def rotated_projection(value: ir.Value | None, through: Through) -> Rotated | None:
+    """The projection and the rotation that make ``value``; None where it is none."""
     rotary = producer(through(value), "RotaryEmbedding")
     gemm = None if rotary is None else producer(through(rotary.inputs[0]), "Gemm")
     return None if rotary is None or gemm is None else Rotated(gemm, rotary)

@@ -38,6 +38,11 @@ class LatentLaunch:
         return self.kv_heads * self.group
 
     @property
+    def _weight_scale(self) -> float:
+        """Keys of a wide latent stay as large as those of a narrow one."""
+        return min(0.3, 1.5 * self.latent**-0.5)
+
+    @property
     def attributes(self) -> dict[str, Any]:
         """The op's attributes."""
         return {"scale": self.width**-0.5, "window": self.launch.window}
@@ -57,12 +62,14 @@ class LatentLaunch:
         q = normal(len(shape), self.q_heads, width)
         q[used:] = np.nan
         v_latent, v_heads = self.latent - (self.rope or 0), self.kv_heads
-        w_v = normal(v_latent, v_heads if rebuilt else self.q_heads, self.v_width, scale=0.3)
+        w_v = normal(
+            v_latent, v_heads if rebuilt else self.q_heads, self.v_width, scale=self._weight_scale
+        )
         b_v = normal(*w_v.shape[1:]) if self.biases else None
         keys: Arrays = (None, None)
         tables: Arrays = (None, None)
         if rebuilt:
-            w_k = normal(self.latent, self.kv_heads, self.width, scale=0.3)
+            w_k = normal(self.latent, self.kv_heads, self.width, scale=self._weight_scale)
             keys = (w_k, normal(*w_k.shape[1:]) if self.biases else None)
             tables = rope_tables(self.width, self._last_position(drawn[3]) + 1)
         sinks = normal(self.q_heads) if self.launch.sinks else None
@@ -88,7 +95,8 @@ class LatentLaunch:
     def case(self, name: str) -> Case:
         """This launch as a case; padding rows are unspecified."""
         compare = {"attended": np.s_[: len(self.launch.rows())]}
-        return Case(name, self.arrays, self.attributes, compare=compare)
+        # Keys, weights and sums of latents are rounded to bf16 on the way.
+        return Case(name, self.arrays, self.attributes, compare=compare, kernel_atol=3e-2)
 
 
 def rope_tables(width: int, positions: int) -> tuple[np.ndarray, np.ndarray]:
@@ -156,3 +164,91 @@ _LAUNCHES = {
 }  # fmt: skip
 
 CASES: tuple[Case, ...] = tuple(launch.case(name) for name, launch in _LAUNCHES.items())
+
+_KERNEL_LAUNCHES = {
+    "example geometry, 6 on 2 heads of 32": latent_launch(
+        [Branch(37, 0, BUSHY), Branch(64, 1), Branch(0, 3)],
+        heads=(2, 3), widths=(32, 32), latent=48, page_size=16,
+    ),
+    "absorbed: 6 heads, a tree": latent_launch(
+        [Branch(100, 0, BUSHY), Branch(66, 1)], rope=16, heads=(1, 6), widths=(16, 32),
+        latent=80, biases=False, page_size=16,
+    ),
+}  # fmt: skip
+
+# Sizes of a test that an emulator takes long for.
+_SLOW_LAUNCHES = {
+    "heads of 64, a latent of 80": latent_launch(
+        [Branch(130, 0, BUSHY), Branch(70, 2)],
+        heads=(3, 8), widths=(64, 64), latent=80, page_size=32,
+    ),
+    "without sinks and biases": latent_launch(
+        [Branch(75, 2), Branch(190, 0, chain_of(3))],
+        heads=(2, 4), widths=(64, 64), latent=32, page_size=64, sinks=False, biases=False,
+    ),
+    "window of 40, trees": latent_launch(
+        [Branch(120, 0, BUSHY), Branch(3, 1), Branch(62, 3)],
+        heads=(4, 2), widths=(16, 16), latent=64, page_size=16, window=40,
+    ),
+    "window of two inside the tree, two words": latent_launch(
+        [Branch(61, 0, (*BUSHY, *range(9, 40))), Branch(1, 2)],
+        heads=(2, 3), widths=(32, 32), latent=32, page_size=16, window=2,
+    ),
+    "weights beyond the registers": latent_launch(
+        [Branch(60, 1), Branch(29, 0, BUSHY)],
+        heads=(2, 2), widths=(64, 64), latent=560, page_size=16,
+    ),
+    "longer than the context's slots": latent_launch(
+        [Branch(2300, 1)], heads=(1, 4), widths=(16, 16), latent=16, page_size=64,
+        padding_rows=0,
+    ),
+    "absorbed: 72 heads, window": latent_launch(
+        [Branch(300, 1)], rope=32, heads=(1, 72), widths=(16, 16), latent=96, biases=False,
+        sinks=False, page_size=64, window=200, padding_rows=0,
+    ),
+}  # fmt: skip
+
+
+def _real(branches: Sequence[Branch], latent: int = 512, **changes: Any) -> LatentLaunch:
+    """GPT-OSS's heads and pages."""
+    return latent_launch(
+        branches, heads=(8, 8), widths=(64, 64), latent=latent, page_size=64, **changes
+    )
+
+
+def _deepseek(branches: Sequence[Branch], heads: int = 64, **changes: Any) -> LatentLaunch:
+    """Heads of 64 over a latent of 512 and a rotated key of 64."""
+    return latent_launch(
+        branches, heads=(1, heads), widths=(64, 64), latent=576, rope=64, biases=False,
+        sinks=False, page_size=64, **changes,
+    )  # fmt: skip
+
+
+_GPU_LAUNCHES = {
+    "decode at 1k": _real([Branch(1023, 1)], padding_rows=0),
+    "decode at 32k": _real([Branch(32767, 1)], padding_rows=0),
+    "decode at 32k, latent of 256": _real([Branch(32767, 1)], 256, padding_rows=0),
+    "decode at 8k, latent of 768": _real([Branch(8191, 1)], 768, padding_rows=0),
+    "decode at 4k, window": _real([Branch(4090, 1)], window=128, padding_rows=0),
+    "verify a chain of 4 at 1k": _real([Branch(1000, 0, chain_of(4))], padding_rows=0),
+    "verify a tree of 10 at 8k": _real([Branch(8100, 0, BUSHY)], padding_rows=0),
+    "verify a tree of 10, window": _real([Branch(1000, 0, BUSHY)], window=128, padding_rows=0),
+    "16 sequences at 1k": _real([Branch(960 + 8 * b, 1) for b in range(16)], padding_rows=0),
+    "verify 16 sequences, ragged": _real(
+        [Branch(100 + 211 * b, 0, chain_of(1 + b % 4)) for b in range(16)]
+    ),
+    "prompt chunk of 500 at 1k": _real([Branch(1000, 500)]),
+    "prompt chunks, ragged, window": _real([Branch(0, 300), Branch(777, 130)], window=128),
+    "absorbed: decode at 1k": _deepseek([Branch(1023, 1)], padding_rows=0),
+    "absorbed: decode at 131k": _deepseek([Branch(131071, 1)], padding_rows=0),
+    "absorbed: a tree of 10 at 8k": _deepseek([Branch(8100, 0, BUSHY)], padding_rows=0),
+    "absorbed: 128 heads, 4 sequences": _deepseek(
+        [Branch(900 + 60 * b, 1) for b in range(4)], 128, padding_rows=0
+    ),
+}
+
+KERNEL_CASES: tuple[Case, ...] = (
+    *(launch.case(name) for name, launch in _KERNEL_LAUNCHES.items()),
+    *(launch.case(f"gpu: small: {name}") for name, launch in _SLOW_LAUNCHES.items()),
+    *(launch.case(f"gpu: {name}") for name, launch in _GPU_LAUNCHES.items()),
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.mla_attention.body import body
+from specbuild.plugins_cuda.mla_attention.lowering import lower, tactics
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.paged_tree_attention.op import among, unpack_bits, visibility
 
@@ -148,4 +149,6 @@ OP = OpSpec(
     attributes=(AttributeSpec("scale", float), AttributeSpec("window", int, 0)),
     reference=reference,
     body=body,
+    lower=lower,
+    tactics=tactics,
 )

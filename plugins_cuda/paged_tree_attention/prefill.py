@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
-from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, geometry_of
+from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry, geometry_of
 
 KEYS = 64
 MOST_ROWS, ROWS_OF_WIDE_HEADS = 16, 8
@@ -12,9 +12,13 @@ THREADS = 128
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
     """One launch for any number of rows."""
-    shape = geometry_of(request)
+    return Lowering((attend_prompt(geometry_of(request), ARGUMENTS),))
+
+
+def attend_prompt(shape: Geometry, arguments: tuple[str, ...]) -> OpLaunch:
+    """The launch; ``arguments`` are those of the op, or what stands in their place."""
     rows = MOST_ROWS if shape.width <= 64 else ROWS_OF_WIDE_HEADS
-    launch = OpLaunch(
+    return OpLaunch(
         Kernel(
             "paged_tree_attention",
             "attend_prompt",
@@ -25,6 +29,5 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
         grid=(shape.rows // rows + shape.batch, shape.kv_heads, 1),
         block=THREADS,
         shared_bytes=2 * 2 * KEYS * shape.width * 2,
-        arguments=ARGUMENTS,
+        arguments=arguments,
     )
-    return Lowering((launch,))

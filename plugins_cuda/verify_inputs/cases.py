@@ -32,6 +32,7 @@ def verify(
     tree: bool = True,
     full: bool = True,
     sliding: bool = True,
+    latent: bool = False,
     absent: float = 0.0,
     page_size: int = 4,
     pages: int = 12,
@@ -60,10 +61,14 @@ def verify(
             rng.integers(0, 2**31, size).astype(np.int32),
             batch.page_table if full else None,
             ring if sliding else None,
+            batch.page_table[:, ::-1].copy() if latent else None,
+            ring[:, ::-1].copy() if latent else None,
         )
 
     compare = {} if full else {"write_slot_full": np.s_[:0]}
     compare |= {} if sliding else {"write_slot_sliding": np.s_[:0]}
+    absent_slots = ("write_slot_latent", "write_slot_latent_sliding")
+    compare |= {} if latent else dict.fromkeys(absent_slots, np.s_[:0])
     return Case(
         name,
         make,
@@ -92,6 +97,7 @@ CASES: tuple[Case, ...] = (
 
 KERNEL_CASES: tuple[Case, ...] = (
     verify("roots alone", "LLDL", nodes=0, tree=False),
+    verify("latent groups too", "LPL", latent=True),
     verify("roots alone, padding", "LPP", nodes=0, tree=False, full=False),
     verify("more rows than a block", "LLDLLLPP", top_k=8, depth=6, nodes=40),
     verify("gpu: batch 64", "LLLD" * 16, top_k=8, depth=8, nodes=60, page_size=64, pages=40),

@@ -17,22 +17,26 @@ extern "C" __global__ void __launch_bounds__(128, 1)
                   const int* seed,                // [B]
                   const int* page_table_full,     // [B, P_full] or null
                   const int* page_table_sliding,  // [B, P_sliding] or null
-                  int* token_ids,                 // out [T], T = B·N1
-                  int* positions,                 // out [T]
-                  int* row_start,                 // out [B + 1]
-                  int* row_slot,                  // out [T]
-                  int* tree_start,                // out [B]
-                  int* ancestor_bits,             // out [T, W]
-                  int* write_slot_full,           // out [T]
-                  int* write_slot_sliding,        // out [T]
-                  int* logit_rows,                // out [T]
-                  float* row_temperature,         // out [T]
-                  int* row_top_k,                 // out [T]
-                  float* row_top_p,               // out [T]
-                  int* row_seed,                  // out [T]
-                  int* tree_count,                // out [B]
+                  const int* page_table_latent,   // [B, P_latent] or null
+                  const int* page_table_latent_sliding,  // [B, P_latent_sliding] or null
+                  int* token_ids,                        // out [T], T = B·N1
+                  int* positions,                        // out [T]
+                  int* row_start,                        // out [B + 1]
+                  int* row_slot,                         // out [T]
+                  int* tree_start,                       // out [B]
+                  int* ancestor_bits,                    // out [T, W]
+                  int* write_slot_full,                  // out [T]
+                  int* write_slot_sliding,               // out [T]
+                  int* write_slot_latent,                // out [T]
+                  int* write_slot_latent_sliding,        // out [T]
+                  int* logit_rows,                       // out [T]
+                  float* row_temperature,                // out [T]
+                  int* row_top_k,                        // out [T]
+                  float* row_top_p,                      // out [T]
+                  int* row_seed,                         // out [T]
+                  int* tree_count,                       // out [B]
                   int batch, int nodes, int words, int pages_full, int pages_sliding,
-                  int page_size) {
+                  int pages_latent, int pages_latent_sliding, int page_size) {
   pdl_launch_dependents();
   pdl_wait();
   if (blockIdx.x == 0) {
@@ -59,15 +63,15 @@ extern "C" __global__ void __launch_bounds__(128, 1)
     if (live && tree_bits != nullptr) bits = tree_bits[row * words + word];
     ancestor_bits[row * words + word] = static_cast<int>(bits);
   }
-  if (page_table_full != nullptr) {
-    write_slot_full[row] = pool_slot(page_table_full + static_cast<int64_t>(b) * pages_full,
-                                     pages_full, page_size, start + slot, row, in_use);
-  }
-  if (page_table_sliding != nullptr) {
-    write_slot_sliding[row] =
-        pool_slot(page_table_sliding + static_cast<int64_t>(b) * pages_sliding, pages_sliding,
-                  page_size, start + slot, row, in_use);
-  }
+  const auto place = [&](const int* table, int pages, int* write_slot) {
+    if (table == nullptr) return;
+    write_slot[row] = pool_slot(table + static_cast<int64_t>(b) * pages, pages, page_size,
+                                start + slot, row, in_use);
+  };
+  place(page_table_full, pages_full, write_slot_full);
+  place(page_table_sliding, pages_sliding, write_slot_sliding);
+  place(page_table_latent, pages_latent, write_slot_latent);
+  place(page_table_latent_sliding, pages_latent_sliding, write_slot_latent_sliding);
   logit_rows[row] = row;
   row_temperature[row] = temperature[b];
   row_top_k[row] = top_k[b];

@@ -20,6 +20,8 @@ _POINTERS = (
     "seed",
     "page_table_full",
     "page_table_sliding",
+    "page_table_latent",
+    "page_table_latent_sliding",
     "token_ids",
     "positions",
     "row_start",
@@ -28,6 +30,8 @@ _POINTERS = (
     "ancestor_bits",
     "write_slot_full",
     "write_slot_sliding",
+    "write_slot_latent",
+    "write_slot_latent_sliding",
     "logit_rows",
     "row_temperature",
     "row_top_k",
@@ -44,7 +48,8 @@ def lower(request: LoweringRequest) -> Lowering:
     (batch,) = shapes["length"]
     pages = [
         shapes[name][1] if name in shapes else 0
-        for name in ("page_table_full", "page_table_sliding")
+        for name in _POINTERS
+        if name.startswith("page_table_")
     ]
     page_size = int(request.attributes["page_size"])
     launch = OpLaunch(

@@ -40,6 +40,8 @@ def reference(
     seed: torch.Tensor,
     page_table_full: torch.Tensor | None,
     page_table_sliding: torch.Tensor | None,
+    page_table_latent: torch.Tensor | None,
+    page_table_latent_sliding: torch.Tensor | None,
     *,
     page_size: int,
 ) -> tuple[torch.Tensor, ...]:
@@ -49,12 +51,12 @@ def reference(
     outputs; the token of slot 0 is ``root`` [B] instead. The row stands at position ``length`` +
     depth and at view slot ``length`` + i. Slots whose token could not be emitted any more, i.e.
     of a depth above limit − length − 2, are unused, as are those from ``count`` on; so every
-    position lies below ``limit``. ``page_table_full``, ``page_table_sliding`` [B, P] are those of
-    the target's cache groups, absent where it has none.
+    position lies below ``limit``. ``page_table_full`` and so on [B, P] are those of the target's
+    cache groups, absent where it has none.
 
     Returns token_ids [T], positions [T], row_start [B+1] (0, N1, 2·N1, … up to the last sequence
     that is not ``done``), row_slot [T], tree_start [B] = length, ancestor_bits [T, W] (W = 1
-    without a tree), write_slot_full [T], write_slot_sliding [T] (unspecified without the table),
+    without a tree), write_slot_full [T] and so on (unspecified without the table),
     logit_rows [T] = 0, 1, …, row_temperature, row_top_k, row_top_p, row_seed [T] (the sequence's),
     and tree_count [B]: the slots in use, for TreeAccept. An unused slot has token 0, depth 0 and
     a write_slot in page 0. All slots of a ``done`` sequence are such, at length 0, with their own
@@ -99,6 +101,8 @@ def reference(
         torch.where(live[:, None, None], tree_bits, own).flatten(0, 1),
         write_slots(page_table_full),
         write_slots(page_table_sliding),
+        write_slots(page_table_latent),
+        write_slots(page_table_latent_sliding),
         torch.arange(batch * nodes, dtype=torch.int32),
         per_row(temperature),
         per_row(top_k),
@@ -126,6 +130,8 @@ OP = OpSpec(
         TensorSpec("seed", "int32", ("B",)),
         TensorSpec("page_table_full", "int32", ("B", "P_full"), optional=True),
         TensorSpec("page_table_sliding", "int32", ("B", "P_sliding"), optional=True),
+        TensorSpec("page_table_latent", "int32", ("B", "P_latent"), optional=True),
+        TensorSpec("page_table_latent_sliding", "int32", ("B", "P_latent_sliding"), optional=True),
     ),
     outputs=(
         TensorSpec("token_ids", "int32", ("T",)),
@@ -136,6 +142,8 @@ OP = OpSpec(
         TensorSpec("ancestor_bits", "int32", ("T", "words")),
         TensorSpec("write_slot_full", "int32", ("T",), optional=True),
         TensorSpec("write_slot_sliding", "int32", ("T",), optional=True),
+        TensorSpec("write_slot_latent", "int32", ("T",), optional=True),
+        TensorSpec("write_slot_latent_sliding", "int32", ("T",), optional=True),
         TensorSpec("logit_rows", "int32", ("T",)),
         TensorSpec("row_temperature", "float32", ("T",)),
         TensorSpec("row_top_k", "int32", ("T",)),

@@ -15,6 +15,7 @@ from specbuild.builder.backends.cuda.kernels.op_runner import OpRunner
 from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.linear.block_scaled import quantised
 from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, Storage
+from specbuild.plugins_cuda.mla_attention.cases import LatentLaunch, latent_launch
 from specbuild.plugins_cuda.paged_tree_attention.cases import Branch, Launch, chain_of
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_moe.packing import pack_down, pack_gate_up
@@ -164,27 +165,22 @@ def test_rows_do_not_see_each_other(runner: OpRunner, name: str) -> None:
                 assert not wrong.any(), f"{output}: {count} rows from {first}: {wrong.nonzero()}"
 
 
-@pytest.mark.parametrize(("heads", "group", "width"), [(2, 3, 32), (8, 8, 64)])
-@pytest.mark.parametrize("window", [0, 128])
-@pytest.mark.parametrize("nodes", [1, 4, 5, 9])
-def test_sequences_do_not_see_each_other(
-    runner: OpRunner, heads: int, group: int, width: int, window: int, nodes: int
+def check_sequences_apart(
+    runner: OpRunner, name: str, launch: Launch | LatentLaunch, branches: int, nodes: int
 ) -> None:
-    branches = [Branch(c, 0, chain_of(nodes)) for c in (200, 3, 64, 700, 127)]
-    launch = Launch(
-        branches, kv_heads=heads, group=group, width=width, v_width=width, page_size=64,
-        window=window, padding_rows=0,
-    )  # fmt: skip
-    op = op_named("PagedTreeAttention")
+    """Every sequence of a launch alone gives the bits that it has among the others."""
+    op = op_named(name)
     arrays = launch.arrays(np.random.default_rng(5))
     whole = {s.name: a for s, a in zip(op.inputs, arrays, strict=True) if a is not None}
+    rounded = {spec.name for spec in op.inputs if spec.dtype == "T"}
     tensors = {
-        n: torch.from_numpy(a).bfloat16() if n in ("q", "k_pool", "v_pool") else torch.from_numpy(a)
+        n: torch.from_numpy(a).bfloat16() if n in rounded else torch.from_numpy(a)
         for n, a in whole.items()
     }
+    width = tensors["v_pool"].shape[3] if "v_pool" in tensors else tensors["w_v"].shape[2]
 
     def attend(inputs: Tensors) -> np.ndarray:
-        output = torch.empty_like(inputs["q"])
+        output = torch.empty(*inputs["q"].shape[:2], width, dtype=torch.bfloat16)
         named = {n: TensorInfo(tuple(t.shape), _NAMES[t.dtype]) for n, t in inputs.items()}
         named["attended"] = TensorInfo(tuple(output.shape), "bfloat16")
         assert op.lower is not None
@@ -193,10 +189,101 @@ def test_sequences_do_not_see_each_other(
         return runner.run(op, lowering, given, {"attended": bits(output)})["attended"]
 
     together = attend(tensors)
-    for b in range(len(branches)):
+    for b in range(branches):
         rows = slice(b * nodes, (b + 1) * nodes)
         alone = {n: tensors[n][rows] for n in ("q", "row_slot", "ancestor_bits")}
         alone |= {n: tensors[n][b : b + 1] for n in ("page_table", "tree_start")}
         alone["row_start"] = torch.tensor([0, nodes], dtype=torch.int32)
         inputs = {n: alone.get(n, tensors[n]) for n in tensors}
         np.testing.assert_array_equal(attend(inputs), together[rows], err_msg=f"sequence {b}")
+
+
+CONTEXTS = (200, 3, 64, 700, 127)
+
+
+@pytest.mark.parametrize(("heads", "group", "width"), [(2, 3, 32), (8, 8, 64)])
+@pytest.mark.parametrize("window", [0, 128])
+@pytest.mark.parametrize("nodes", [1, 4, 5, 9])
+def test_sequences_do_not_see_each_other(
+    runner: OpRunner, heads: int, group: int, width: int, window: int, nodes: int
+) -> None:
+    branches = [Branch(c, 0, chain_of(nodes)) for c in CONTEXTS]
+    launch = Launch(
+        branches, kv_heads=heads, group=group, width=width, v_width=width, page_size=64,
+        window=window, padding_rows=0,
+    )  # fmt: skip
+    check_sequences_apart(runner, "PagedTreeAttention", launch, len(branches), nodes)
+
+
+@pytest.mark.parametrize("latent", [48, 256, 512, 768])
+@pytest.mark.parametrize("window", [0, 128])
+@pytest.mark.parametrize("nodes", [1, 2, 5])
+def test_sequences_over_latents_do_not_see_each_other(
+    runner: OpRunner, latent: int, window: int, nodes: int
+) -> None:
+    branches = [Branch(c, 0, chain_of(nodes)) for c in CONTEXTS]
+    launch = latent_launch(
+        branches, latent=latent, heads=(8, 8), widths=(64, 64), page_size=64, window=window,
+        padding_rows=0,
+    )  # fmt: skip
+    check_sequences_apart(runner, "MlaAttention", launch, len(branches), nodes)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_sequences_of_absorbed_queries_do_not_see_each_other(runner: OpRunner, nodes: int) -> None:
+    branches = [Branch(c, 0, chain_of(nodes)) for c in CONTEXTS]
+    launch = latent_launch(
+        branches, latent=576, rope=64, heads=(1, 64), widths=(64, 64), biases=False, page_size=64,
+        padding_rows=0,
+    )  # fmt: skip
+    check_sequences_apart(runner, "MlaAttention", launch, len(branches), nodes)
+
+
+@pytest.mark.parametrize(
+    ("form", "latent"), [("rebuilt", 512), ("rebuilt", 256), ("absorbed", 576)]
+)
+@pytest.mark.parametrize("window", [0, 128])
+def test_a_node_has_the_bits_of_the_token_decoded_alone(
+    runner: OpRunner, form: str, latent: int, window: int
+) -> None:
+    """The last node of a path through a tree, its ancestors in scattered slots, and the same token
+    behind its committed past; as a row among others and alone."""
+    rope, heads = (64, (1, 64)) if form == "absorbed" else (None, (8, 8))
+    parents = (-1, 0, 0, 1, 0, 3, 1)  # the path 0, 1, 3, 5
+    path, context, op = (0, 1, 3, 5), 300, op_named("MlaAttention")
+    tree = latent_launch(
+        [Branch(context, 0, parents)], latent=latent, rope=rope, heads=heads, widths=(64, 64),
+        biases=form == "rebuilt", page_size=64, window=window, padding_rows=0,
+    )  # fmt: skip
+    arrays = tree.arrays(np.random.default_rng(6))
+    rounded = {spec.name for spec in op.inputs if spec.dtype == "T"}
+    inputs = {
+        s.name: bits(torch.from_numpy(a).bfloat16() if s.name in rounded else torch.from_numpy(a))
+        for s, a in zip(op.inputs, arrays, strict=True)
+        if a is not None
+    }
+
+    def attend(given: dict[str, np.ndarray]) -> np.ndarray:
+        names = {"uint16": "bfloat16", "float32": "float32", "int32": "int32"}
+        named = {n: TensorInfo(a.shape, names[a.dtype.name]) for n, a in given.items()}
+        output = np.zeros((len(given["q"]), given["q"].shape[1], 64), np.uint16)
+        named["attended"] = TensorInfo(output.shape, "bfloat16")
+        assert op.lower is not None
+        lowering = op.lower(LoweringRequest(named, op.complete(tree.attributes)))
+        return runner.run(op, lowering, given, {"attended": output})["attended"]
+
+    node = attend(inputs)[path[-1]]
+    table, pool = inputs["page_table"][0, 0], inputs["c_pool"].copy()
+    place = [(table[s // 64], 0, s % 64) for s in range(context + len(parents))]
+    for depth, slot in enumerate(path):
+        pool[place[context + depth]] = inputs["c_pool"][place[context + slot]]
+    position = context + len(path) - 1
+    alone = inputs | {
+        "c_pool": pool,
+        "q": inputs["q"][path[-1] :][:1],
+        "row_start": np.array([0, 1], np.int32),
+        "row_slot": np.array([position], np.int32),
+        "tree_start": np.array([position + 1], np.int32),
+        "ancestor_bits": np.zeros((1, 1), np.int32),
+    }
+    np.testing.assert_array_equal(attend(alone)[0], node)

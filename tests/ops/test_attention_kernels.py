@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from emulation import has_compiler, run_lowering
+from launch_branches import Branch, alone, node, refed, wide_node
 
 from specbuild.builder.backends.cuda.kernels.kernel_case import SMALL_TARGET, bits, values
 from specbuild.plugins_cuda.launches import LoweringRequest, Phase, Tactic, TensorInfo
@@ -16,9 +17,6 @@ from specbuild.plugins_cuda.paged_tree_attention.op import OP
 from specbuild.runtime.errors import SpecbuildError
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
-
-Ints = tuple[int, ...]
-TREE_SLOTS = 7
 
 
 @dataclass(frozen=True)
@@ -51,25 +49,11 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Branch:
-    """Slots in use and rows of one sequence: which token stands in a slot, which slots are rows.
-
-    ``lineages[i]`` are the tree bits of row i.
-    """
-
-    text: Text
-    tokens: Ints
-    tree_start: int
-    rows: Ints
-    lineages: tuple[Ints, ...] = ()
-
-
-@dataclass(frozen=True)
 class Launch:
     """Sequences that are attended together."""
 
     geometry: Geometry
-    sequences: Sequence[Branch]
+    sequences: Sequence[Branch[Text]]
     padding_rows: int = 0
     pages: int = 13
     tactic: Tactic = field(default_factory=dict)
@@ -110,8 +94,7 @@ class Launch:
             for row, slot in enumerate(sequence.rows):
                 q.append(sequence.text.q[sequence.tokens[slot]])
                 slots.append(slot)
-                lineage = sequence.lineages[row] if sequence.lineages else ()
-                words.append(sum(1 << bit for bit in lineage))
+                words.append(sequence.words(row))
         counts = [len(sequence.rows) for sequence in self.sequences]
         total = len(q) + self.padding_rows
         all_q = np.full((total, shape.kv_heads * shape.group, shape.width), 0x7FC0, np.uint16)
@@ -133,7 +116,7 @@ class Launch:
             "sinks": sinks,
         }
 
-    def _oldest(self, sequence: Branch) -> int:
+    def _oldest(self, sequence: Branch[Text]) -> int:
         """The first slot that a windowed layer still holds: a ring overwrites what is older."""
         if not self.geometry.window or not sequence.rows:
             return 0
@@ -143,34 +126,6 @@ class Launch:
 
 def _dtype(array: np.ndarray) -> str:
     return {"uint16": "bfloat16"}.get(array.dtype.name, array.dtype.name)
-
-
-def alone(text: Text, position: int) -> Branch:
-    """The token is decoded after all of its past was committed."""
-    return Branch(text, tuple(range(position + 1)), position + 1, (position,))
-
-
-def refed(text: Text, position: int, rows: int) -> Branch:
-    """The token is the last of a chain of rows."""
-    first = max(0, position + 1 - rows)
-    return Branch(text, tuple(range(position + 1)), position + 1, tuple(range(first, position + 1)))
-
-
-def node(text: Text, position: int, decoys: Ints) -> Branch:
-    """The token is the last node of a path of three, at tree slots 0, 3 and 5; decoys between."""
-    start = position - 2
-    tokens = (*range(start), start, *decoys[:2], start + 1, decoys[2], start + 2, decoys[3])
-    lineages = ((0,), (0, 1), (0, 2), (0, 3), (0, 3, 4), (0, 3, 5), (0, 1, 6))
-    return Branch(text, tokens, start, tuple(range(start, start + TREE_SLOTS)), lineages)
-
-
-def wide_node(text: Text, position: int) -> Branch:
-    """The token stands behind 34 decoys, so that its bits lie in two words; 5 rows."""
-    start = position - 1
-    tokens = (*range(start), start, *[0] * 34, start + 1)
-    lineages = ((0,), (0, 7), (0, 7, 9), (0, 34), (0, 35))
-    rows = tuple(start + lineage[-1] for lineage in lineages)
-    return Branch(text, tokens, start, rows, lineages)
 
 
 def expected(geometry: Geometry, text: Text, position: int) -> np.ndarray:
@@ -236,7 +191,7 @@ def test_bits_do_not_depend_on_how_the_context_is_cut(position: int) -> None:
         node(text, position, (0, 1, 2, 3)),
     ]
 
-    def attended(tactic: Tactic, *branches: Branch) -> list[np.ndarray]:
+    def attended(tactic: Tactic, *branches: Branch[Text]) -> list[np.ndarray]:
         padding = len(branches) - 1
         launch = Launch(shape, branches, pages=pages, tactic=tactic, padding_rows=padding)
         return launch.attended()
@@ -261,7 +216,7 @@ def test_prefill_does_not_depend_on_where_a_prompt_is_cut(geometry: Geometry, wi
     shape = replace(geometry, window=window)
     text, other = Text.drawn(150, shape, 4), Text.drawn(60, shape, 5)
 
-    def chunk(begin: int, end: int) -> Branch:
+    def chunk(begin: int, end: int) -> Branch[Text]:
         return Branch(text, tuple(range(end)), end, tuple(range(begin, end)))
 
     whole = Launch(shape, [chunk(0, 150)], phase="prefill").attended()[0]

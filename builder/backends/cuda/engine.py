@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from specbuild.builder.backends.cuda.kernels.cubin import parameter_sizes
 from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled, Compiler
+from specbuild.builder.backends.cuda.latents import with_padded_latents
 from specbuild.builder.backends.cuda.plan.plan_writer import (
     Lower,
     LoweredProgram,
@@ -99,6 +100,7 @@ def lower_engine(
 ) -> LoweredEngine:
     """All programs of an engine. Raises SpecbuildError where an op cannot be lowered."""
     lower = lower or CallLowering(target)
+    plan = with_padded_latents(plan)
     graphs = {role: FusedGraph(role, graph) for role, graph in model.models.items()}
     prefill = _prefill_rows(model, graphs, plan, lower)
     score = tuple(rows for rows in SCORE_ROWS if rows <= _most_rows(plan) or rows == SCORE_ROWS[0])

@@ -18,6 +18,7 @@ from specbuild.builder.backends.cuda.graph_passes.fuse_draft_input import (
 )
 from specbuild.builder.backends.cuda.graph_passes.fuse_embed import fuse_embed
 from specbuild.builder.backends.cuda.graph_passes.fuse_head import fuse_head
+from specbuild.builder.backends.cuda.graph_passes.fuse_latent import fuse_latent
 from specbuild.builder.backends.cuda.graph_passes.fuse_linear import fuse_linear
 from specbuild.builder.backends.cuda.graph_passes.fuse_moe import fuse_moe
 from specbuild.builder.backends.cuda.graph_passes.fuse_qkv import fuse_qkv
@@ -45,6 +46,7 @@ CUDA_PASSES = (
     GraphPass("retype-ports", retype_ports),
     GraphPass("unstack-page-tables", unstack_page_tables),
     GraphPass("fuse-qkv", _everywhere(fuse_qkv)),
+    GraphPass("fuse-latent", _everywhere(fuse_latent)),
     GraphPass("fuse-moe", _everywhere(fuse_moe)),
     GraphPass("fuse-swiglu", _everywhere(fuse_swiglu)),
     GraphPass("fuse-draft-input", _everywhere(fuse_draft_input)),

@@ -11,7 +11,8 @@ from specbuild.builder.backends.cuda.tuning.tactic_book import TacticsReport
 from specbuild.runtime.plan import CompiledKernel, Plan, ProgramEntry
 
 _EXPERTS = "experts"
-_CONTEXT_OP = "PagedTreeAttention"
+# The pools of which an op reads what its rows see.
+_CONTEXT_POOLS = {"PagedTreeAttention": ("k_pool", "v_pool"), "MlaAttention": ("c_pool",)}
 # First axes of weights that are looked up by token or by position.
 _TABLES = (("V",), ("P",))
 
@@ -77,8 +78,8 @@ def _program(entry: ProgramEntry, lowered: LoweredProgram) -> ProgramReport:
                 experts = tensor.shape[0]
             else:
                 dense += _read_bytes(call, name)
-        if call.op.name == _CONTEXT_OP:
-            pools = [call.inputs[name] for name in ("k_pool", "v_pool")]
+        if call.op.name in _CONTEXT_POOLS:
+            pools = [call.inputs[name] for name in _CONTEXT_POOLS[call.op.name]]
             per_token = sum(tensor_bytes((p.shape[1], p.shape[3]), p.info.dtype) for p in pools)
             if call.attributes["window"]:
                 window += per_token * call.attributes["window"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
+from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
 
@@ -14,10 +15,12 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
             f"the model's experts are {target.expert_format}, CUDA kernels take mxfp4 experts "
             "only; quantise the checkpoint or build with --backend cpu"
         )
-    if target.latent_dims:
+    widest = max(target.latent_dims, default=0)
+    if widest > MOST_REBUILT:
         raise SpecbuildError(
-            "the model's layers cache latents (mla_kv.safetensors), which no CUDA kernel attends "
-            "to; build with --backend cpu or --no-mla"
+            f"the model's layers cache latents of up to {widest} values (mla_kv.safetensors), CUDA "
+            f"kernels rebuild keys of up to {MOST_REBUILT}; use a lower --rank in retrofit, or "
+            "build with --backend cpu or --no-mla"
         )
     _require_tiles(
         "model",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -68,11 +69,43 @@ def test_pools_lie_side_by_side(layers: list[int], heads: int, width: int, pages
     layout = KvLayout(
         group(layers=tuple(layers), kv_heads=heads, k_width=width, v_width=width, pages=pages)
     )
-    places = [layout.pool_offset(layer, part) for layer in layers for part in ("k", "v")]
-    places.append(layout.bytes)
+    assert [(p.layer, p.part) for p in layout.pools] == [(i, p) for i in layers for p in ("k", "v")]
+    places = [*[pool.offset for pool in layout.pools], layout.bytes]
     assert places[0] == 0
     assert {b - a for a, b in pairwise(places)} == {2 * pages * heads * 64 * width}
-    assert layout.shape == (2 * len(layers), pages, heads, 64, width)
+    assert layout.stacks == ((0, (2 * len(layers), pages, heads, 64, width)),)
+
+
+@given(widths=st.lists(st.sampled_from([16, 48, 64, 512]), min_size=1, max_size=8))
+def test_latents_of_one_width_adjoin(widths: list[int]) -> None:
+    layout = KvLayout(
+        group(
+            layers=tuple(range(len(widths))),
+            kv_heads=1,
+            k_width=max(widths),
+            v_width=max(widths),
+            latent_widths=tuple(widths),
+        )
+    )
+    held = {pool.layer: pool for pool in layout.pools}
+    assert {layer: pool.shape[3] for layer, pool in held.items()} == dict(enumerate(widths))
+    ends = [pool.offset + 2 * 17 * 64 * pool.shape[3] for pool in layout.pools]
+    assert [pool.offset for pool in layout.pools] == [0, *ends[:-1]]
+    assert ends[-1] == layout.bytes == 17 * layout.bytes_per_page
+    assert {shape[4]: shape[0] for _, shape in layout.stacks} == Counter(widths)
+    offsets = {pool.offset for pool in layout.pools}
+    assert {offset for offset, _ in layout.stacks} <= offsets
+
+
+def test_latents_of_other_widths_than_the_model_are_refused() -> None:
+    latent = replace(TARGET, latent_dims=(0, 20, 0, 16))
+    held = group(name="latent", kv_heads=1, k_width=32, v_width=32, latent_widths=(32, 16))
+    sliding = group(name="sliding", layers=(0, 2), window=8)
+    validate_caches([held, sliding], latent, None)
+    with pytest.raises(EngineFileError, match=r"latent has heads and widths \(1, 16, 16\)"):
+        validate_caches([replace(held, latent_widths=(16, 16))], latent, None)
+    with pytest.raises(EngineFileError, match=r"its model \(1, 16, 16\)"):
+        validate_caches([held], replace(TARGET, latent_dims=(0, 16, 0, 16)), None)
 
 
 @given(length=st.integers(1, 4096), rows=st.integers(1, 300), window=st.integers(1, 200))

@@ -65,7 +65,7 @@ def _place_projections(graph: ir.Graph, layer: AttentionLayer) -> Any:
     q_heads, head_dim = static(attention.inputs[0], 1), static(attention.inputs[0], 2)
     pools = [layer.k_write.inputs[0], layer.v_write.inputs[0]]
     weight, bias = _joined_weights(graph, layer, head_dim)
-    inputs, eps = _input_and_norm(layer)
+    inputs, eps = input_and_norm(layer.q.gemm.inputs[0])
     inputs |= {
         "weight": weight,
         "bias": bias,
@@ -87,12 +87,11 @@ def _place_projections(graph: ir.Graph, layer: AttentionLayer) -> Any:
     )
 
 
-def _input_and_norm(layer: AttentionLayer) -> tuple[dict[str, ir.Value | None], float]:
-    """``x`` and ``norm``, with the norm's eps.
+def input_and_norm(x: ir.Value | None) -> tuple[dict[str, ir.Value | None], float]:
+    """``x`` and ``norm`` of projections that read ``x``, with the norm's eps.
 
     The norm is taken in where it is GPT-OSS's; LLaMA's rounds elsewhere and stays a node.
     """
-    x = layer.q.gemm.inputs[0]
     norm = norm_of(x)
     if norm is None or norm.rounding != "gpt_oss":
         return {"x": origin(x)}, 0.0

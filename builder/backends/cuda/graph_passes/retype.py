@@ -15,10 +15,12 @@ FUSED_OPS = frozenset(
         "KvBlockSelect",
         "KvBlockSummary",
         "Linear",
+        "MlaAttention",
         "PagedTreeAttention",
         "RmsHead",
         "RmsMoe",
         "RmsQkvRope",
+        "RmsQueryLatent",
         "RmsSwiglu",
     )
 )

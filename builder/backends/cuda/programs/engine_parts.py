@@ -50,28 +50,33 @@ class EngineParts:
 
     @cached_property
     def caches(self) -> dict[str, Tensor]:
-        """All pools of a group, [layers · 2, pages, kv_heads, page_size, width], by group."""
+        """The buffer of a group's pools, as bytes, by group."""
         return {
             name: Tensor(
                 Storage(layout.name, "cache", layout.bytes),
                 0,
-                TensorInfo(layout.shape, layout.dtype),
+                TensorInfo((layout.bytes,), "uint8"),
             )
             for name, layout in self.layouts.items()
         }
+
+    def stacks(self, group: str) -> tuple[Tensor, ...]:
+        """A group's pools, those of one shape that adjoin as one [parts, pages, …]."""
+        layout = self.layouts[group]
+        return tuple(
+            Tensor(self.caches[group].storage, offset, TensorInfo(shape, layout.dtype))
+            for offset, shape in layout.stacks
+        )
 
     @cached_property
     def pools(self) -> dict[str, Tensor]:
         """Every pool under the name of its graph input."""
         return {
-            f"{name}.{layer}.{part}_pool": Tensor(
-                self.caches[name].storage,
-                layout.pool_offset(layer, part),
-                TensorInfo(layout.pool_shape, layout.dtype),
+            f"{name}.{pool.layer}.{pool.part}_pool": Tensor(
+                self.caches[name].storage, pool.offset, TensorInfo(pool.shape, layout.dtype)
             )
             for name, layout in self.layouts.items()
-            for layer in layout.group.layers
-            for part in ("k", "v")
+            for pool in layout.pools
         }
 
     @cached_property
@@ -80,7 +85,7 @@ class EngineParts:
         if self.views is None:
             return None
         layout = self.layouts[FULL_GROUP]
-        pages, heads, _, width = layout.pool_shape
+        pages, heads, _, width = layout.pools[0].shape
         info = TensorInfo((len(layout.group.layers), pages, heads, 2, width), layout.dtype)
         return Tensor(Storage(f"{layout.name}.summaries", "cache", info.nbytes), 0, info)
 

@@ -22,6 +22,7 @@ from specbuild.plugins_cuda.opspec import DOMAIN, TensorSpec
 from specbuild.plugins_cuda.registry import op_named
 
 HEAD = "RmsHead"
+_POOL_OUTPUTS = ("k_pool.out", "v_pool.out", "c_pool.out")
 _CHOSEN = ("full.partial_table",)
 _TORCH_NAMES = {dtype: str(torch).removeprefix("torch.") for torch, dtype in ONNX_DTYPES.items()}
 
@@ -89,9 +90,8 @@ class FusedGraph:
 
     @property
     def pools(self) -> list[ir.Value]:
-        """The graph outputs that are written pools of keys and values."""
-        outputs = self.model.graph.outputs
-        return [v for v in outputs if v.name and v.name.endswith(("k_pool.out", "v_pool.out"))]
+        """The graph outputs that are written pools of keys and values, or of latents."""
+        return [v for v in self.model.graph.outputs if v.name and v.name.endswith(_POOL_OUTPUTS)]
 
     @property
     def chosen(self) -> list[ir.Value]:

@@ -175,15 +175,16 @@ def _accept(
 def _commit(parts: EngineParts, program: ProgramIr, batch: int, path: Tensor) -> None:
     """The accepted nodes' keys and values move to the committed slots; a chain's lie there."""
     for group in parts.target_groups:
-        program.call(
-            "PathCommit",
-            {
-                "pools": parts.caches[group],
-                "path": path,
-                **parts.state("PathCommit", batch),
-                "page_table": parts.page_table(group, batch),
-            },
-        )
+        for pools in parts.stacks(group):
+            program.call(
+                "PathCommit",
+                {
+                    "pools": pools,
+                    "path": path,
+                    **parts.state("PathCommit", batch),
+                    "page_table": parts.page_table(group, batch),
+                },
+            )
 
 
 def prefill_program(parts: EngineParts, rows: int) -> ProgramIr:

@@ -1,0 +1,251 @@
+"""Times attention over latent caches at real geometry on a GPU, against bytes and operations.
+
+    python benchmarks/latent_attention.py [--contexts 8192,32768,131072] [--batches 1,8]
+        [--rows 1,4] [--forms plain,512,256,absorbed] [--tactics] [--json FILE]
+
+One layer of GPT-OSS-20B geometry: keys and values (``plain``), a latent of so many values with keys
+rebuilt, or absorbed MLA with 64 heads over 512 + 64 values. ``rows`` are rows of a sequence: the
+last is a chain's. Calls take turns over copies of the caches, so that nothing is found in L2. The
+floor is the larger of the bytes at the rate of a streaming read of 8 GiB in the same process and of
+the operations at ``--tflops``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from kernels import gpu_description, stream_ceiling
+
+from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
+from specbuild.builder.backends.cuda.kernels.op_runner import OpRunner
+from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
+from specbuild.plugins_cuda.opspec import OpSpec
+from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.errors import SpecbuildError
+
+PAGE = 64
+LAUNCHES = 24
+ROTATED_BYTES = 800 << 20
+MOST_BYTES = 48 << 30
+DATASHEET_TFLOPS = 989.0  # dense bf16 of an H200
+Q_HEADS, KV_HEADS, WIDTH = 64, 8, 64
+RANK, ROPE = 512, 64
+
+
+@dataclass(frozen=True)
+class Work:
+    """One launch: ``rows`` of each of ``batch`` sequences behind ``context`` tokens."""
+
+    form: str
+    batch: int
+    context: int
+    rows: int
+    window: int = 0
+
+    @property
+    def op(self) -> OpSpec:
+        return op_named("PagedTreeAttention" if self.form == "plain" else "MlaAttention")
+
+    @property
+    def entry(self) -> int:
+        """Values of a token in the cache."""
+        if self.form == "plain":
+            return 2 * KV_HEADS * WIDTH
+        return RANK + ROPE if self.form == "absorbed" else int(self.form)
+
+    @property
+    def tokens_read(self) -> int:
+        """Of one sequence."""
+        tokens = self.context + self.rows
+        return min(tokens, self.window - 1 + self.rows) if self.window else tokens
+
+    @property
+    def bytes_read(self) -> int:
+        weights = sum(info.nbytes for name, info in self.tensors().items() if name.startswith("w_"))
+        return weights + 2 * self.batch * self.tokens_read * self.entry
+
+    @property
+    def operations(self) -> int:
+        """Of a row and token: scores and sums; once for a token: its rebuilt keys."""
+        known = {"plain": 4 * WIDTH, "absorbed": 2 * (2 * RANK + ROPE)}
+        per_row = Q_HEADS * known.get(self.form, 2 * (WIDTH + self.entry))
+        shared = 0 if self.form in known else 2 * self.entry * KV_HEADS * WIDTH
+        return self.batch * self.tokens_read * (self.rows * per_row + shared)
+
+    def tensors(self) -> dict[str, TensorInfo]:
+        """What the op is lowered for."""
+        pages = -(-(self.context + self.rows) // PAGE)
+        total = self.batch * self.rows
+        positions = self.context + self.rows
+
+        def half(*shape: int) -> TensorInfo:
+            return TensorInfo(shape, "bfloat16")
+
+        made: dict[str, TensorInfo] = {"q": half(total, Q_HEADS, WIDTH)}
+        if self.form == "plain":
+            pool = half(1 + self.batch * pages, KV_HEADS, PAGE, WIDTH)
+            made |= {"k_pool": pool, "v_pool": pool}
+        else:
+            made["c_pool"] = half(1 + self.batch * pages, 1, PAGE, self.entry)
+        if self.form == "absorbed":
+            made["q"] = half(total, Q_HEADS, self.entry)
+            made["w_v"] = half(RANK, Q_HEADS, WIDTH)
+        elif self.form != "plain":
+            made |= {name: half(self.entry, KV_HEADS, WIDTH) for name in ("w_k", "w_v")}
+            made |= {name: half(KV_HEADS, WIDTH) for name in ("b_k", "b_v")}
+            table = TensorInfo((positions, WIDTH // 2), "float32")
+            made |= {"cos": table, "sin": table}
+        made |= {
+            "page_table": TensorInfo((self.batch, 1, pages), "int32"),
+            "row_start": TensorInfo((self.batch + 1,), "int32"),
+            "row_slot": TensorInfo((total,), "int32"),
+            "tree_start": TensorInfo((self.batch,), "int32"),
+            "ancestor_bits": TensorInfo((total, 1), "int32"),
+            "attended": half(total, Q_HEADS, WIDTH),
+        }
+        if self.form != "absorbed":
+            made["sinks"] = TensorInfo((Q_HEADS,), "float32")
+        order = [tensor.name for tensor in (*self.op.inputs, *self.op.outputs)]
+        return {name: made[name] for name in order if name in made}
+
+    def integers(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Pages in random order; the rows of a sequence are a chain's nodes."""
+        pages = self.tensors()["page_table"].shape[2]
+        row = np.arange(self.batch * self.rows) % self.rows
+        table = 1 + rng.permutation(self.batch * pages).astype(np.int32)
+        return {
+            "page_table": table.reshape(self.batch, 1, pages),
+            "row_start": (np.arange(self.batch + 1) * self.rows).astype(np.int32),
+            "row_slot": (self.context + row).astype(np.int32),
+            "tree_start": np.full(self.batch, self.context, np.int32),
+            "ancestor_bits": ((2 << row) - 1).astype(np.int32)[:, None],
+        }
+
+
+class Bench:
+    """The GPU, its streaming read, and noise to fill tensors with."""
+
+    def __init__(self) -> None:
+        self.runner = OpRunner(Compiler("sm_90a"))
+        self.ceiling = stream_ceiling(self.runner)
+        noise = np.random.default_rng(1).standard_normal(32 << 20, np.float32)
+        self._noise = {
+            "float32": noise,
+            "bfloat16": (noise.view(np.uint32) >> 16).astype(np.uint16),
+        }
+
+    def time_us(self, work: Work, tactic: Tactic) -> float:
+        """Microseconds of a call in a graph of many; SpecbuildError where nothing does it."""
+        tensors = work.tensors()
+        attributes = {"scale": WIDTH**-0.5, "window": work.window}
+        assert work.op.lower is not None
+        lowering = work.op.lower(
+            LoweringRequest(tensors, attributes, "decode", Target(), dict(tactic))
+        )
+        pools = {name for name in tensors if name.endswith("_pool")}
+        size = sum(tensors[name].nbytes for name in pools)
+        scratch = sum(workspace.nbytes for workspace in lowering.workspaces)
+        if 2 * size + scratch > MOST_BYTES:
+            raise SpecbuildError(
+                f"{2 * size + scratch >> 30} GiB are more than the benchmark takes"
+            )
+        copies = max(2, min(LAUNCHES, -(-ROTATED_BYTES // size)))
+        shared = self._place({n: i for n, i in tensors.items() if n not in pools}, work)
+        for workspace in lowering.workspaces:
+            shared[workspace.name] = self.runner.allocate(workspace.nbytes)
+            if workspace.zeroed:
+                self.runner.upload(shared[workspace.name], np.zeros(workspace.nbytes, np.uint8))
+        places = [self._place({n: tensors[n] for n in pools}, work) for _ in range(copies)]
+        calls = [(lowering, {**shared, **p}) for p in places * -(-LAUNCHES // copies)]
+        try:
+            return 1e6 * self.runner.time_s(calls, replays=8) / len(calls)
+        finally:
+            for place in (shared, *places):
+                for pointer in place.values():
+                    self.runner.free(pointer)
+
+    def _place(self, tensors: dict[str, TensorInfo], work: Work) -> dict[str, int]:
+        integers = work.integers(np.random.default_rng(2))
+        place = {}
+        for name, info in tensors.items():
+            place[name] = self.runner.allocate(info.nbytes)
+            if name in integers:
+                self.runner.upload(place[name], integers[name])
+                continue
+            values = self._noise[info.dtype]
+            if name in ("w_k", "w_v"):
+                small = np.float32(0.04) * self._noise["float32"][: prod(info.shape)]
+                values = (small.view(np.uint32) >> 16).astype(np.uint16)
+            if name in ("cos", "sin"):
+                values = np.cos(values[: prod(info.shape)])
+            for offset in range(0, info.nbytes, values.nbytes):
+                count = min(values.nbytes, info.nbytes - offset) // values.itemsize
+                self.runner.upload(place[name] + offset, values[:count])
+        return place
+
+
+def main() -> None:
+    """Prints a table and writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--contexts", default="8192,32768,131072")
+    parser.add_argument("--batches", default="1,8")
+    parser.add_argument("--rows", default="1,4")
+    parser.add_argument("--forms", default="plain,512,256,absorbed")
+    parser.add_argument("--windows", default="0", help="0 is none; 128 for sliding layers")
+    parser.add_argument("--tactics", action="store_true", help="every tactic, not the default only")
+    parser.add_argument("--tflops", type=float, default=DATASHEET_TFLOPS)
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    options = parser.parse_args()
+    bench = Bench()
+    print(f"streaming read {bench.ceiling / 1e12:.3f} TB/s, matmul {options.tflops:.0f} TFLOP/s")
+    rows: list[dict[str, Any]] = []
+    grid = [
+        Work(form, int(batch), int(context), int(count), int(window))
+        for form in options.forms.split(",")
+        for window in options.windows.split(",")
+        for batch in options.batches.split(",")
+        for context in options.contexts.split(",")
+        for count in options.rows.split(",")
+    ]
+    for work in grid:
+        request = LoweringRequest(work.tensors(), {"scale": 0.125, "window": work.window})
+        tactics = work.op.tactics(request) if options.tactics and work.op.tactics else ({},)
+        for tactic in tactics:
+            name = (
+                f"{work.form:8s} window {work.window:3d} batch {work.batch} "
+                f"context {work.context:6d} rows {work.rows}"
+            )
+            try:
+                took = bench.time_us(work, tactic)
+            except SpecbuildError as refusal:
+                print(f"{name} {dict(tactic)}: refused ({refusal})")
+                continue
+            by_bytes = 1e6 * work.bytes_read / bench.ceiling
+            by_operations = work.operations / options.tflops / 1e6
+            share = max(by_bytes, by_operations) / took
+            rows.append({"form": work.form, "window": work.window, "batch": work.batch,
+                         "context": work.context, "rows": work.rows, "tactic": dict(tactic),
+                         "time_us": took, "bytes": work.bytes_read, "operations": work.operations,
+                         "byte_floor_us": by_bytes, "operation_floor_us": by_operations,
+                         "of_floor": share})  # fmt: skip
+            print(
+                f"{name}  {took:8.2f} us  floors {by_bytes:7.2f} (bytes) {by_operations:7.2f} "
+                f"(operations) us  {100 * share:5.1f} %  {dict(tactic) or ''}",
+                flush=True,
+            )
+    if options.json:
+        record = {"date": datetime.date.today().isoformat(), **gpu_description(),
+                  "ceiling_bytes_per_s": bench.ceiling, "tflops": options.tflops,
+                  "rows": rows}  # fmt: skip
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

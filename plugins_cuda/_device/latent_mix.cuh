@@ -1,0 +1,151 @@
+// Sums of latents, weighted: M rows of weights in shared memory times a tile, eight warps.
+//
+// Constants of the kernel: those of latent_walk.cuh, VALUE (columns of an entry that are summed),
+// Q_HEADS, SLOTS (of the workspaces). A warp has 16 columns of every 128 and all rows of weights.
+#pragma once
+
+#include "attention_softmax.cuh"
+#include "attention_tile.cuh"
+#include "latent_walk.cuh"
+
+constexpr int kColumnParts = VALUE / 16;
+constexpr int kWarpParts = ceil_div(kColumnParts, kLatentThreads / 32);
+constexpr bool kRunningJoin = SLOTS == 1 && SPLIT > 1;
+static_assert(VALUE % 16 == 0, "an mma has eight columns, and two share a load");
+
+// A row of weights' own softmax, by one thread: of a head and a row of the launch.
+struct RowState {
+  float maximum;  // of the scores, before the scale
+  float sum;      // over this thread's keys
+
+  __device__ __forceinline__ void clear() {
+    maximum = no_maximum();
+    sum = 0.0f;
+  }
+};
+
+template <int kMTiles>
+struct Mixer {
+  float sums[kMTiles][kWarpParts][2][4];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kMTiles * kWarpParts * 8; ++i) {
+      sums[i / 8 / kWarpParts][i / 8 % kWarpParts][i / 4 % 2][i % 4] = 0.0f;
+    }
+  }
+
+  __device__ __forceinline__ static int part_of(int i) {
+    return i * (kLatentThreads / 32) + thread_index() / 32;
+  }
+
+  __device__ __forceinline__ static bool has(int i) {
+    return kColumnParts % (kLatentThreads / 32) == 0 || part_of(i) < kColumnParts;
+  }
+
+  // sums = sums · rescale + weights · tile. ``weights`` [16 · kMTiles][kTile], ``rescale`` [16 ·
+  // kMTiles].
+  __device__ __forceinline__ void add(const uint4* weights, const float* rescale,
+                                      const uint4* stage) {
+    const int lane = thread_index() % 32, g = lane / 4;
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+      const float low = rescale[16 * m + g], high = rescale[16 * m + g + 8];
+#pragma unroll
+      for (int i = 0; i < kWarpParts * 2; ++i) {
+        float (&own)[4] = sums[m][i / 2][i % 2];
+        own[0] *= low, own[1] *= low, own[2] *= high, own[3] *= high;
+      }
+    }
+#pragma unroll 1
+    for (int step = 0; step < kTile / 16; ++step) {
+      uint32_t a[kMTiles][4];
+#pragma unroll
+      for (int m = 0; m < kMTiles; ++m) {
+        ldmatrix_x4(a[m], weights + tile_unit<kTile>(16 * m + lane % 16, 2 * step + lane / 16));
+      }
+#pragma unroll
+      for (int i = 0; i < kWarpParts; ++i) {
+        if (!has(i)) continue;
+        uint32_t b[4];
+        const int token = 16 * step + lane % 16;
+        ldmatrix_x4_transposed(b, stage + entry_unit(token, 2 * part_of(i) + lane / 16));
+        const uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m) {
+          mma_bf16(sums[m][i][0], a[m], first);
+          mma_bf16(sums[m][i][1], a[m], second);
+        }
+      }
+    }
+  }
+
+  // Before a row group's first slot.
+  __device__ __forceinline__ static void begin(float2* joined) {
+    for (int row = thread_index(); row < 16 * kMTiles; row += kLatentThreads) {
+      joined[row] = make_float2(no_maximum(), 0.0f);
+    }
+  }
+
+  // Ends a slot, with all threads: its states go to the workspaces. ``place_of(m)`` is the (row,
+  // head) of a row of weights in them, or negative; ``state`` [16 · kMTiles] has its maximum, in
+  // units of log 2, and its sum. Where all slots share a place they join there one after another;
+  // ``joined`` has what those before came to.
+  template <class PlaceOf>
+  __device__ __forceinline__ void end_slot(int slot, const float2* state, float2* joined,
+                                           float2* slot_sums, float* slot_values,
+                                           const PlaceOf& place_of) const {
+    store(kRunningJoin ? 0 : slot, state, joined, slot_values, place_of);
+    __syncthreads();
+    for (int row = thread_index(); row < 16 * kMTiles; row += kLatentThreads) {
+      Part all{joined[row].x, joined[row].y, {}};
+      if (!kRunningJoin) all = empty_part();
+      join(all, {state[row].x, state[row].y, {}});
+      joined[row] = make_float2(all.maximum, all.sum);
+      const int64_t at = place_of(row);
+      if (at >= 0) {
+        slot_sums[at * SLOTS + (kRunningJoin ? 0 : slot)] = make_float2(all.maximum, all.sum);
+      }
+    }
+    __syncthreads();
+  }
+
+ private:
+  template <class PlaceOf>
+  __device__ __forceinline__ void store(int slot, const float2* state, const float2* joined,
+                                        float* values, const PlaceOf& place_of) const {
+    const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int row = 16 * m + 8 * j + g;
+        const int64_t place = place_of(row);
+        if (place < 0) continue;
+        float* to = values + (place * SLOTS + slot) * VALUE + 2 * t;
+#pragma unroll
+        for (int i = 0; i < kWarpParts; ++i) {
+          if (!has(i)) continue;
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float2* at = reinterpret_cast<float2*>(to + 16 * part_of(i) + 8 * half);
+            const float* mine = sums[m][i][half] + 2 * j;
+            *at = kRunningJoin ? with_joined(*at, joined[row], state[row], mine)
+                               : make_float2(mine[0], mine[1]);
+          }
+        }
+      }
+    }
+  }
+
+  // Two columns of the slots before, and this slot's.
+  __device__ __forceinline__ static float2 with_joined(float2 before, float2 joined, float2 state,
+                                                       const float* mine) {
+    Part all = empty_part();
+    if (joined.x != no_maximum()) {
+      all = {joined.x, joined.y, make_float4(before.x, before.y, 0.0f, 0.0f)};
+    }
+    join(all, {state.x, state.y, make_float4(mine[0], mine[1], 0.0f, 0.0f)});
+    return make_float2(all.values.x, all.values.y);
+  }
+};

@@ -1,0 +1,194 @@
+"""What the kernels of latent attention are told of a launch, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
+from specbuild.runtime.errors import SpecbuildError
+
+ENTRY_STEP = 16
+WIDTHS = (16, 32, 64)
+VALUE_WIDTHS = (16, 32, 64, 128)
+MOST_GROUP = 8
+MOST_REBUILT = 768
+MOST_ABSORBED = 576
+CTA_FEATURES = 128
+ABSORBED_HEADS = 64
+# Widest latent whose part of w_k fits the registers of a CTA; the rest waits in shared memory.
+MOST_HELD = 512
+THREADS = 256
+PANEL = 64
+
+
+@dataclass(frozen=True)
+class LatentGeometry:
+    """Sizes of one launch; ``rebuilt`` keys have ``kv_heads`` heads of ``width``.
+
+    ``entry`` values of a token are cached, of which ``value`` are summed. ``positions`` is the
+    length of the rotary tables, 0 with absorbed queries.
+    """
+
+    rows: int
+    batch: int
+    rebuilt: bool
+    q_heads: int
+    kv_heads: int
+    v_heads: int
+    width: int
+    v_width: int
+    entry: int
+    value: int
+    page_size: int
+    pages: int
+    table: int
+    words: int
+    positions: int
+    window: int
+    scale: float
+    has_sinks: bool
+    has_key_bias: bool
+    has_value_bias: bool
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def tile(self) -> int:
+        """Positions of a tile: a constant of the layer, since a row's sums go tile by tile."""
+        return 64 if not self.rebuilt or self.entry <= MOST_HELD else 32
+
+    @property
+    def capacity(self) -> int:
+        """View slots of a sequence."""
+        return self.table * self.page_size
+
+    @property
+    def head_groups(self) -> int:
+        """CTAs that read the same latents: 128 features of keys, or 64 heads, each."""
+        if self.rebuilt:
+            return -(-self.kv_heads * self.width // CTA_FEATURES)
+        return -(-self.q_heads // ABSORBED_HEADS)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of a tile of latents in shared memory."""
+        return -(-self.entry // PANEL) * PANEL * self.tile * 2
+
+    @property
+    def table_bytes(self) -> int:
+        """Of a tile's cosines and sines."""
+        return self.tile * (self.width + 4) * 4
+
+    def held_steps(self, rows: int) -> int:
+        """Steps of 16 values whose weights a CTA of so many rows keeps in registers."""
+        steps = MOST_HELD // ENTRY_STEP
+        return steps if rows == 1 or self.entry <= MOST_HELD // 2 else steps - 4
+
+    def waiting_bytes(self, rows: int) -> int:
+        """Of the weights that wait in shared memory."""
+        steps = self.entry // ENTRY_STEP - self.held_steps(rows)
+        return max(0, steps) * THREADS * 16
+
+    def walk_constants(self) -> tuple[tuple[str, int | float], ...]:
+        """Compile-time constants of everything that reads the pool."""
+        return (
+            ("ENTRY", self.entry),
+            ("TILE", self.tile),
+            ("PAGE_SIZE", self.page_size),
+            ("TABLE", self.table),
+            ("WORDS", self.words),
+            ("WINDOW", self.window),
+        )
+
+    def key_constants(self, rows: int) -> tuple[tuple[str, int | float], ...]:
+        """Those of what rebuilds keys for a CTA of so many rows."""
+        return (
+            ("HELD", self.held_steps(rows)),
+            ("KV_HEADS", self.kv_heads),
+            ("WIDTH", self.width),
+            ("POSITIONS", self.positions),
+            ("HAS_BIAS", int(self.has_key_bias)),
+        )
+
+
+def latent_geometry(request: LoweringRequest) -> LatentGeometry:
+    """The sizes in a request; SpecbuildError for what no kernel here does."""
+    tensors = request.tensors
+    rows, q_heads, width = tensors["q"].shape
+    pages, _, page_size, entry = tensors["c_pool"].shape
+    value, v_heads, v_width = tensors["w_v"].shape
+    batch, _, table = tensors["page_table"].shape
+    rebuilt = "w_k" in tensors
+    shape = LatentGeometry(
+        rows=rows,
+        batch=batch,
+        rebuilt=rebuilt,
+        q_heads=q_heads,
+        kv_heads=tensors["w_k"].shape[1] if rebuilt else 1,
+        v_heads=v_heads,
+        width=width,
+        v_width=v_width,
+        entry=entry,
+        value=value,
+        page_size=page_size,
+        pages=pages,
+        table=table,
+        words=tensors["ancestor_bits"].shape[1],
+        positions=tensors["cos"].shape[0] if rebuilt else 0,
+        window=int(request.attributes["window"]),
+        scale=float(request.attributes["scale"]),
+        has_sinks="sinks" in tensors,
+        has_key_bias="b_k" in tensors,
+        has_value_bias="b_v" in tensors,
+    )
+    _refuse_inputs(tensors)
+    _refuse_sizes(shape)
+    return shape
+
+
+def _refuse_inputs(tensors: Mapping[str, TensorInfo]) -> None:
+    if "selected" in tensors:
+        raise SpecbuildError(
+            "MlaAttention: the CUDA kernels take no selected slots (DSA): build for the cpu target."
+        )
+    if "page_position" in tensors:
+        raise SpecbuildError(
+            "MlaAttention: the CUDA kernels take views whose slots are positions: build for the "
+            "cpu target."
+        )
+    dtypes = {name: tensors[name].dtype for name in ("q", "c_pool", "w_v")}
+    if set(dtypes.values()) != {"bfloat16"}:
+        raise SpecbuildError(
+            f"MlaAttention: the CUDA kernels take bfloat16, got {dtypes}: build the engine in "
+            "bfloat16."
+        )
+
+
+def _refuse_sizes(shape: LatentGeometry) -> None:
+    most = MOST_REBUILT if shape.rebuilt else MOST_ABSORBED
+    steps = (shape.entry, shape.value)
+    if shape.entry > most or any(size % ENTRY_STEP for size in steps):
+        raise SpecbuildError(
+            f"MlaAttention: cache entries of {shape.entry} values, {shape.value} of them summed; "
+            f"the CUDA kernels take multiples of {ENTRY_STEP} up to {most}: build for the cpu "
+            "target."
+        )
+    if shape.rebuilt and (shape.width not in WIDTHS or shape.group > MOST_GROUP):
+        raise SpecbuildError(
+            f"MlaAttention: heads of {shape.width}, {shape.group} of them on a KV head; the CUDA "
+            f"kernels take widths of {WIDTHS} and up to {MOST_GROUP}: build for the cpu target."
+        )
+    if shape.v_width not in VALUE_WIDTHS or shape.q_heads % shape.v_heads:
+        raise SpecbuildError(
+            f"MlaAttention: {shape.v_heads} value heads of {shape.v_width} for {shape.q_heads} "
+            f"query heads; the CUDA kernels take widths of {VALUE_WIDTHS} and a whole number of "
+            "query heads to each: build for the cpu target."
+        )
+    if shape.scale <= 0:
+        raise SpecbuildError(
+            f"MlaAttention: scale {shape.scale}, expected a positive one: check the model's config."
+        )

@@ -1,0 +1,192 @@
+"""MlaAttention on a GPU: how a launch is cut over rows, heads and the context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+    Tactic,
+    Workspace,
+)
+from specbuild.plugins_cuda.mla_attention.geometry import (
+    ABSORBED_HEADS,
+    CTA_FEATURES,
+    MOST_HELD,
+    PANEL,
+    THREADS,
+    LatentGeometry,
+    latent_geometry,
+)
+from specbuild.plugins_cuda.mla_attention.prefill import lower_prefill
+from specbuild.runtime.errors import SpecbuildError
+
+FOLDER = "mla_attention"
+PROJECT_THREADS = 128
+PROJECT_ROWS = 16
+HEADS = 8
+
+# Slots of the context: a constant of the layer, as a row's sums are taken slot by slot. A window
+# spans few tiles, each of which is a CTA's.
+SLOTS, WINDOW_SLOTS = 32, 4
+WIDEST_WINDOW_OF_FEW_SLOTS = 256
+
+ATTEND = (
+    "page_table",
+    "row_start",
+    "row_slot",
+    "tree_start",
+    "ancestor_bits",
+    "selected",
+    "page_position",
+    "workspace_sums",
+    "workspace_values",
+)
+
+
+@dataclass(frozen=True)
+class LatentCut:
+    """How one launch is cut; ``rows`` are those of a CTA, ``slots`` those of the workspaces."""
+
+    split: int
+    slots_in_use: int
+    context_ctas: int
+    rows: int
+    row_ctas: int
+    stages: int
+
+    @property
+    def slots(self) -> int:
+        """Slots that the workspaces tell apart: a CTA that has all of them joins them itself."""
+        return 1 if self.context_ctas == 1 else self.slots_in_use
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """Two launches: attention over the slots, then their join and the projection to values.
+
+    In phase ``decode`` a row's sums do not depend on the grid that is chosen here. Prompt chunks
+    have plain attention over what was rebuilt for all of their rows, where keys are rebuilt.
+    """
+    shape = latent_geometry(request)
+    if request.phase == "prefill" and shape.rebuilt and shape.v_width == shape.width:
+        return lower_prefill(request, shape)
+    cut = _cut(request, shape)
+    states = shape.rows * shape.q_heads * cut.slots
+    panels = -(-shape.value // PANEL)
+    tiles = -(-shape.rows * (shape.q_heads // shape.v_heads) // PROJECT_ROWS)
+    partials = tiles * shape.v_heads * panels * PROJECT_ROWS * shape.v_width
+    workspaces = (
+        Workspace("workspace_sums", 8 * states),
+        Workspace("workspace_values", 4 * states * shape.value),
+        Workspace("workspace_partials", 4 * partials),
+        Workspace("workspace_arrivals", 4 * tiles * shape.v_heads, zeroed=True),
+    )
+    return Lowering((_attend(shape, cut), _project(shape, cut, panels, tiles)), workspaces)
+
+
+def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
+    """Tiles in flight, rows of a CTA, CTAs over the context; the default first."""
+    shape = latent_geometry(request)
+    if request.phase == "prefill":
+        return ({},)
+    if not shape.rebuilt:
+        return ({}, {"context_ctas": 8}, {"context_ctas": 16})
+    if shape.rows == shape.batch:
+        return ({}, {"stages": 2}, {"context_ctas": 8})
+    return ({}, {"rows": 1}, {"stages": 2}, {"context_ctas": 8})
+
+
+def _attend(shape: LatentGeometry, cut: LatentCut) -> OpLaunch:
+    constants = (
+        *shape.walk_constants(),
+        ("VALUE", shape.value),
+        ("Q_HEADS", shape.q_heads),
+        ("SCALE", shape.scale),
+        ("SPLIT", cut.split),
+        ("SLOTS", cut.slots),
+        ("SLOTS_IN_USE", cut.slots_in_use),
+        ("CONTEXT_CTAS", cut.context_ctas),
+        ("ROWS", cut.rows),
+        ("ROW_CTAS", cut.row_ctas),
+        ("STAGES", cut.stages),
+    )
+    grid = (cut.context_ctas, shape.head_groups, shape.batch * cut.row_ctas)
+    shared = _shared_bytes(shape, cut.rows, cut.stages)
+    if not shape.rebuilt:
+        kernel = Kernel(FOLDER, "attend_absorbed", constants, file="absorbed.cu")
+        return OpLaunch(kernel, grid, THREADS, shared, ("q", "c_pool", *ATTEND))
+    constants += (
+        *shape.key_constants(cut.rows),
+        ("GROUP", shape.group),
+        ("LAUNCH_ROWS", shape.rows),
+        ("SEQUENCE_ROWS", max(1, shape.rows // shape.batch)),
+    )
+    arguments = ("q", "c_pool", "w_k", "b_k", "cos", "sin", *ATTEND)
+    return OpLaunch(Kernel(FOLDER, "attend_latents", constants), grid, THREADS, shared, arguments)
+
+
+def _project(shape: LatentGeometry, cut: LatentCut, panels: int, tiles: int) -> OpLaunch:
+    constants = (
+        ("BATCH", shape.batch),
+        ("Q_HEADS", shape.q_heads),
+        ("V_HEADS", shape.v_heads),
+        ("V_WIDTH", shape.v_width),
+        ("VALUE", shape.value),
+        ("PANELS", panels),
+        ("SLOTS", cut.slots),
+        ("HAS_SINKS", int(shape.has_sinks)),
+        ("HAS_BIAS", int(shape.has_value_bias)),
+    )
+    return OpLaunch(
+        Kernel(FOLDER, "project_values", constants, file="values.cu"),
+        grid=(panels, shape.v_heads, tiles),
+        block=PROJECT_THREADS,
+        shared_bytes=0,
+        arguments=(
+            *("w_v", "b_v", "row_start", "sinks", "attended"),
+            *("workspace_sums", "workspace_values", "workspace_partials", "workspace_arrivals"),
+        ),
+    )
+
+
+def _cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
+    few = 0 < shape.window <= WIDEST_WINDOW_OF_FEW_SLOTS
+    split = WINDOW_SLOTS if few else SLOTS
+    in_use = max(1, min(split, -(-shape.capacity // shape.tile)))
+    sequence_rows = -(-shape.rows // shape.batch)
+    several = shape.rebuilt and shape.entry <= MOST_HELD and sequence_rows > 1
+    most_rows = 2 if several else 1
+    rows = request.tactic.get("rows", most_rows)
+    row_ctas = -(-sequence_rows // rows)
+    groups = shape.batch * shape.head_groups * row_ctas
+    context_ctas = min(in_use, max(1, request.target.multiprocessors // groups))
+    context_ctas = min(in_use, request.tactic.get("context_ctas", context_ctas))
+    limit = request.target.shared_bytes_per_block
+    stages = request.tactic.get("stages", 3)
+    while stages > 2 and _shared_bytes(shape, rows, stages) > limit:
+        stages -= 1
+    if _shared_bytes(shape, rows, stages) > limit:
+        raise SpecbuildError(
+            f"MlaAttention: cache entries of {shape.entry} values need "
+            f"{_shared_bytes(shape, rows, stages)} bytes of shared memory, of which a CTA has "
+            f"{limit}: build for the cpu target."
+        )
+    return LatentCut(split, in_use, context_ctas, rows, row_ctas, stages)
+
+
+def _shared_bytes(shape: LatentGeometry, rows: int, stages: int) -> int:
+    """As the kernels lay it out: a ring of tiles, then what keys, weights and states need."""
+    ring = stages * shape.stage_bytes
+    if not shape.rebuilt:
+        queries = -(-shape.entry // PANEL) * PANEL * ABSORBED_HEADS * 2
+        weights = ABSORBED_HEADS * shape.tile * 2
+        return queries + ring + weights + 4 * 3 * ABSORBED_HEADS + 16 * ABSORBED_HEADS
+    heads = CTA_FEATURES // shape.width
+    states = rows * heads * HEADS
+    maxima = 8 * (heads // 2) * 2 * HEADS
+    keys = CTA_FEATURES * shape.tile * 2
+    small = 4 * maxima + 20 * states + 16
+    return ring + shape.table_bytes + keys + shape.waiting_bytes(rows) + small

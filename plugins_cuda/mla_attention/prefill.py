@@ -1,0 +1,68 @@
+"""MlaAttention of prompt chunks: keys and values are rebuilt once for all rows of the chunk."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+    Workspace,
+)
+from specbuild.plugins_cuda.mla_attention.geometry import THREADS, LatentGeometry
+from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry
+from specbuild.plugins_cuda.paged_tree_attention.prefill import attend_prompt
+
+
+def lower_prefill(request: LoweringRequest, shape: LatentGeometry) -> Lowering:
+    """``q`` [T, Hq, D] → ``attended``: rebuild what is seen, then attend to it as to plain caches.
+
+    The workspaces take one layer's keys and values of the group's pages.
+    """
+    constants = (
+        *shape.walk_constants(),
+        *shape.key_constants(1),
+        ("BATCH", shape.batch),
+        ("SPLIT", 1),
+        ("CONTEXT_CTAS", 1),
+        ("ROWS", 1),
+    )
+    tiles = -(-shape.capacity // shape.tile)
+    groups = 2 * shape.head_groups
+    rebuild = OpLaunch(
+        Kernel("mla_attention", "rebuild_context", constants, file="rebuild.cu"),
+        grid=(min(tiles, max(1, request.target.multiprocessors // groups)), groups, 1),
+        block=THREADS,
+        shared_bytes=2 * (shape.stage_bytes + shape.table_bytes) + shape.waiting_bytes(1),
+        arguments=(
+            *("c_pool", "w_k", "b_k", "w_v", "b_v", "cos", "sin", "page_table", "row_start"),
+            *("row_slot", "tree_start", "ancestor_bits", "workspace_keys", "workspace_values"),
+        ),
+    )
+    pool = shape.pages * shape.kv_heads * shape.page_size * shape.width * 2
+    places = {"k_pool": "workspace_keys", "v_pool": "workspace_values"}
+    attend = attend_prompt(
+        _plain(shape), arguments=tuple(places.get(name, name) for name in ARGUMENTS)
+    )
+    return Lowering(
+        (rebuild, attend),
+        (Workspace("workspace_keys", pool), Workspace("workspace_values", pool)),
+    )
+
+
+def _plain(shape: LatentGeometry) -> Geometry:
+    """The same launch over a cache of keys and values."""
+    return Geometry(
+        rows=shape.rows,
+        batch=shape.batch,
+        kv_heads=shape.kv_heads,
+        group=shape.group,
+        width=shape.width,
+        page_size=shape.page_size,
+        views=1,
+        table=shape.table,
+        words=shape.words,
+        window=shape.window,
+        scale=shape.scale,
+        has_sinks=shape.has_sinks,
+    )

@@ -1,0 +1,165 @@
+// MlaAttention, the end: slots join, sinks join, and sums of latents become values.
+//
+//   w_v            bf16 [VALUE, V_HEADS, V_WIDTH], constant
+//   b_v            bf16 [V_HEADS, V_WIDTH], constant; null without HAS_BIAS
+//   row_start      i32  [BATCH + 1]
+//   sinks          f32  [Q_HEADS], null without HAS_SINKS
+//   attended       bf16 [T, Q_HEADS, V_WIDTH], out
+//   workspace_sums      f32 [T, Q_HEADS, SLOTS, 2]: maximum in units of log 2 (−∞: no key), sum
+//   workspace_values    f32 [T, Q_HEADS, SLOTS, VALUE]
+//   workspace_partials  f32 [tiles, V_HEADS, PANELS, 16, V_WIDTH]
+//   workspace_arrivals  i32 [tiles, V_HEADS], zeros before and after
+//
+// Grid (PANELS, V_HEADS, tiles of 16 rows of the product). A row of the product is a row of the
+// launch and one of the query heads that share the value head. A CTA joins 64 columns of 16 rows,
+// slot by slot, and multiplies them by its panel of w_v; the last of the PANELS to arrive adds the
+// products in order, and the bias as often as the weights sum to.
+#include "../_device/attention_softmax.cuh"
+#include "../_device/attention_tile.cuh"
+
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;
+constexpr int kShared = Q_HEADS / V_HEADS;  // query heads of a value head
+constexpr int kRows = 16;
+constexpr int kWidthUnits = V_WIDTH / 8;
+constexpr int kParts = V_WIDTH / 16;
+constexpr int kWarpParts = ceil_div(kParts, kWarps);
+constexpr int kAhead = SLOTS < 8 ? SLOTS : 8;
+
+// Row ``row`` of this CTA's 16 as (row of the launch, query head); −1 past the launch's rows.
+__device__ __forceinline__ int64_t place_of(int row, int rows) {
+  const int at = static_cast<int>(blockIdx.z) * kRows + row;
+  if (at / kShared >= rows) return -1;
+  return static_cast<int64_t>(at / kShared) * Q_HEADS + blockIdx.y * kShared + at % kShared;
+}
+
+// All slots of four columns in order, and the sink.
+__device__ __forceinline__ Part joined(int64_t place, int column, const float2* sums,
+                                       const float* values) {
+  Part all = empty_part();
+  for (int slot = 0; slot < SLOTS; slot += kAhead) {
+    Part part[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      part[i] = empty_part();
+      if (slot + i >= SLOTS) continue;
+      const float2 pair = load_l2_float2(sums + place * SLOTS + slot + i);
+      part[i].maximum = pair.x;
+      part[i].sum = pair.y;
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (column >= VALUE || part[i].maximum == no_maximum()) continue;
+      const uint4 bits = load_l2_16(values + (place * SLOTS + slot + i) * VALUE + column);
+      part[i].values = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y),
+                                   __uint_as_float(bits.z), __uint_as_float(bits.w));
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) join(all, part[i]);
+  }
+  return all;
+}
+
+// The sum of a row's weights, of one that all slots have joined.
+__device__ __forceinline__ float mass_of(const Part& all, const float* sinks, int head) {
+  if (!HAS_SINKS) return all.sum > 0.0f ? 1.0f : 0.0f;
+  Part one{all.maximum, all.sum, make_float4(all.sum, 0.0f, 0.0f, 0.0f)};
+  join_sink(one, sinks[head]);
+  return one.sum > 0.0f ? one.values.x / one.sum : 0.0f;
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    project_values(const uint4* w_v, const uint16_t* b_v, const int* row_start, const float* sinks,
+                   uint16_t* attended, const float2* workspace_sums, const float* workspace_values,
+                   float* workspace_partials, int* workspace_arrivals) {
+  __shared__ uint4 mixed[kRows * 8];          // [16][64] bf16
+  __shared__ uint4 weight[64 * kWidthUnits];  // [64][V_WIDTH] bf16
+  __shared__ float mass[kRows];
+  __shared__ bool is_last;
+  const int panel = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  pdl_launch_dependents();
+  for (int i = threadIdx.x; i < 64 * kWidthUnits; i += kThreads) {
+    const int k = panel * 64 + i / kWidthUnits, unit = i % kWidthUnits;
+    const int64_t row = min(k, VALUE - 1);
+    cp_async_16_or_zero(weight + tile_unit<V_WIDTH>(i / kWidthUnits, unit),
+                        w_v + (row * V_HEADS + blockIdx.y) * kWidthUnits + unit, k < VALUE);
+  }
+  cp_async_commit();
+  pdl_wait();
+  const int rows = row_start[BATCH];
+  if (place_of(0, rows) < 0) {
+    cp_async_wait<0>();
+    return;
+  }
+  for (int i = threadIdx.x; i < kRows * 16; i += kThreads) {
+    const int row = i / 16, quad = i % 16;
+    const int64_t place = place_of(row, rows);
+    uint2 mean = make_uint2(0u, 0u);
+    if (place >= 0) {
+      const int head = static_cast<int>(place % Q_HEADS);
+      Part all = joined(place, panel * 64 + 4 * quad, workspace_sums, workspace_values);
+      if (quad == 0) mass[row] = mass_of(all, sinks, head);
+      if (HAS_SINKS) join_sink(all, sinks[head]);
+      mean = mean_of(all);
+    }
+    reinterpret_cast<uint2*>(mixed + tile_unit<64>(row, quad / 2))[quad % 2] = mean;
+  }
+  cp_async_wait<0>();
+  __syncthreads();
+  float sums[kWarpParts][2][4] = {};
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    uint32_t a[4];
+    ldmatrix_x4(a, mixed + tile_unit<64>(lane % 16, 2 * step + lane / 16));
+#pragma unroll
+    for (int i = 0; i < kWarpParts; ++i) {
+      const int part = i * kWarps + warp;
+      if (part >= kParts) continue;
+      uint32_t low[2], high[2];
+      load_value_columns<V_WIDTH>(low, high, weight, 16 * step, part);
+      mma_bf16(sums[i][0], a, low);
+      mma_bf16(sums[i][1], a, high);
+    }
+  }
+  const int64_t tile = static_cast<int64_t>(blockIdx.z) * V_HEADS + blockIdx.y;
+  float* partials = workspace_partials + tile * PANELS * kRows * V_WIDTH;
+#pragma unroll
+  for (int i = 0; i < kWarpParts; ++i) {
+    const int part = i * kWarps + warp;
+    if (part >= kParts) continue;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int row = lane / 4 + j / 2 * 8;
+      float* to = partials + (panel * kRows + row) * V_WIDTH + 16 * part + 2 * (lane % 4);
+      *reinterpret_cast<float2*>(to + j % 2 * 8) =
+          make_float2(sums[i][j % 2][j / 2 * 2], sums[i][j % 2][j / 2 * 2 + 1]);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    is_last = PANELS == 1 || atomicAdd(workspace_arrivals + tile, 1) == PANELS - 1;
+    if (is_last && PANELS > 1) workspace_arrivals[tile] = 0;
+    __threadfence();
+  }
+  __syncthreads();
+  if (!is_last) return;
+  for (int i = threadIdx.x; i < kRows * V_WIDTH; i += kThreads) {
+    const int row = i / V_WIDTH, column = i % V_WIDTH;
+    const int64_t place = place_of(row, rows);
+    if (place < 0) continue;
+    float sum = 0.0f;
+#pragma unroll
+    for (int from = 0; from < PANELS; ++from) {
+      sum += load_l2_float(partials + from * kRows * V_WIDTH + i);
+    }
+    if (HAS_BIAS) {
+      sum = __fmaf_rn(mass[row], bf16_to_float(b_v[blockIdx.y * V_WIDTH + column]), sum);
+    }
+    attended[place * V_WIDTH + column] = float_to_bf16(sum);
+  }
+}

@@ -1,0 +1,116 @@
+"""The example model with latent caches on a GPU: losslessness, the CPU engine, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from shutil import copytree
+
+import numpy as np
+import pytest
+from example_engine import CHAIN, EXAMPLE, TREE, records
+
+from specbuild.builder.build import build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.builder.retrofit.config import LatentOptions
+from specbuild.builder.retrofit.mla import retrofit_mla
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.executors.cuda.executor import CudaExecutor
+from specbuild.runtime.executors.cuda.memory import footprint
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.request import GenerateParams, Prompt
+from specbuild.runtime.resident_decoder import ResidentDecoder
+from specbuild.runtime.sampling import SamplingParams
+
+RANK, PROMPTS, TOKENS, FORCED_TOKENS = 64, 40, 128, 64
+# Two logits nearer to each other than this may change places in bf16.
+NEAR_TIE = 0.1
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Half the cache, by a plain SVD of every layer."""
+    path = tmp_path_factory.mktemp("latent") / "target"
+    copytree(EXAMPLE / "target", path)
+    retrofit_mla(LatentOptions(model=path, rank=RANK), SilentProgress())
+    return path
+
+
+def options(model: Path, backend: str) -> BuildOptions:
+    return BuildOptions(
+        model=model,
+        draft=EXAMPLE / "draft",
+        output=model.parent / backend,
+        backend=backend,  # type: ignore[arg-type]
+        max_seq_len=1024,
+        max_batch_size=8,
+        draft_top_k=TREE.draft_top_k,
+        draft_depth=TREE.draft_depth,
+        draft_tokens=TREE.draft_tokens,
+    )
+
+
+@pytest.fixture(scope="module")
+def latent(model: Path) -> Iterator[Engine]:
+    asked = replace(options(model, "cuda"), gpu="sm_90a")
+    build(asked, SilentProgress())
+    loaded = Engine.load(asked.output)
+    yield loaded
+    assert isinstance(loaded.executor, CudaExecutor)
+    loaded.executor.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_a_draft_changes_no_token_and_no_bit_of_a_logprob(
+    latent: Engine, prompts: list[Prompt], temperature: float, shape: DraftShape
+) -> None:
+    wanted = [
+        GenerateParams(
+            max_new_tokens=TOKENS,
+            sampling=SamplingParams(temperature=temperature, seed=seed),
+            ignore_eos=True,
+        )
+        for seed in range(len(prompts[:PROMPTS]))
+    ]
+    plain = records(latent, prompts[:PROMPTS], wanted, None)
+    drafted = records(latent, prompts[:PROMPTS], wanted, shape)
+    for a, b in zip(plain, drafted, strict=True):
+        assert len(b.output_ids) == TOKENS
+        assert a.output_ids == b.output_ids
+        assert a.logprobs == b.logprobs
+    assert sum(sum(r.stats.acceptance_histogram[1:]) for r in drafted) > len(drafted)
+
+
+def test_greedy_tokens_are_the_cpu_engines_under_teacher_forcing(
+    model: Path, latent: Engine, prompts: list[Prompt]
+) -> None:
+    build(options(model, "cpu"), SilentProgress())
+    cpu = Engine.load(options(model, "cpu").output)
+    decoder = latent.decoder
+    assert isinstance(decoder, ResidentDecoder)
+    lost: list[float] = []
+    params = GenerateParams(max_new_tokens=FORCED_TOKENS, ignore_eos=True)
+    for record in records(cpu, prompts[:12], params, None):
+        ids = (*record.prompt_ids, *record.output_ids)
+        logits = np.concatenate([scored.logits for scored in decoder.score(ids[:-1])])
+        rows = logits[len(record.prompt_ids) - 1 :]
+        tokens = np.array(record.output_ids)
+        lost += (rows.max(axis=1) - rows[np.arange(len(rows)), tokens]).tolist()
+    print(f"{sum(x > 0 for x in lost)} of {len(lost)} differ, by {max(lost):.3f} at most")
+    assert sum(x == 0 for x in lost) / len(lost) >= 0.98
+    assert max(lost) < 2 * NEAR_TIE
+
+
+def test_caches_take_half_the_memory(latent: Engine, engine: Engine) -> None:
+    """Of the same limits: the draft's cache stays."""
+    taken = []
+    for each in (latent, engine):
+        assert isinstance(each.executor, CudaExecutor)
+        plan = each.executor.plan
+        assert footprint(plan).cache > 0
+        names = [b for b in plan.buffers if b.space == "cache" and b.name != "cache:draft"]
+        taken.append(sum(buffer.bytes for buffer in names))
+    assert taken[0] * 2 == taken[1]

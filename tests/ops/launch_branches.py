@@ -1,0 +1,56 @@
+"""How one token comes into a launch: alone, in a chain of rows, or as a node of a tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Ints = tuple[int, ...]
+TREE_SLOTS = 7
+TextT = TypeVar("TextT")
+
+
+@dataclass(frozen=True)
+class Branch(Generic[TextT]):
+    """Slots in use and rows of one sequence: which token stands in a slot, which slots are rows.
+
+    ``lineages[i]`` are the tree bits of row i.
+    """
+
+    text: TextT
+    tokens: Ints
+    tree_start: int
+    rows: Ints
+    lineages: tuple[Ints, ...] = ()
+
+    def words(self, row: int) -> int:
+        """The ancestor bits of a row, as one number."""
+        return sum(1 << bit for bit in (self.lineages[row] if self.lineages else ()))
+
+
+def alone(text: TextT, position: int) -> Branch[TextT]:
+    """The token is decoded after all of its past was committed."""
+    return Branch(text, tuple(range(position + 1)), position + 1, (position,))
+
+
+def refed(text: TextT, position: int, rows: int) -> Branch[TextT]:
+    """The token is the last of a chain of rows."""
+    first = max(0, position + 1 - rows)
+    return Branch(text, tuple(range(position + 1)), position + 1, tuple(range(first, position + 1)))
+
+
+def node(text: TextT, position: int, decoys: Ints) -> Branch[TextT]:
+    """The token is the last node of a path of three, at tree slots 0, 3 and 5; decoys between."""
+    start = position - 2
+    tokens = (*range(start), start, *decoys[:2], start + 1, decoys[2], start + 2, decoys[3])
+    lineages = ((0,), (0, 1), (0, 2), (0, 3), (0, 3, 4), (0, 3, 5), (0, 1, 6))
+    return Branch(text, tokens, start, tuple(range(start, start + TREE_SLOTS)), lineages)
+
+
+def wide_node(text: TextT, position: int) -> Branch[TextT]:
+    """The token stands behind 34 decoys, so that its bits lie in two words; 5 rows."""
+    start = position - 1
+    tokens = (*range(start), start, *[0] * 34, start + 1)
+    lineages = ((0,), (0, 7), (0, 7, 9), (0, 34), (0, 35))
+    rows = tuple(start + lineage[-1] for lineage in lineages)
+    return Branch(text, tokens, start, rows, lineages)

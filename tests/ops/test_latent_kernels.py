@@ -1,0 +1,242 @@
+"""The latent attention kernels, emulated: a token's bits are its own, whatever is beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from emulation import has_compiler, run_lowering
+from launch_branches import Branch, alone, node, refed, wide_node
+
+from specbuild.builder.backends.cuda.kernels.kernel_case import (
+    SMALL_TARGET,
+    bits,
+    kernel_case,
+    values,
+)
+from specbuild.plugins_cuda.launches import LoweringRequest, Phase, Tactic, TensorInfo
+from specbuild.plugins_cuda.mla_attention.cases import KERNEL_CASES, rope_tables
+from specbuild.plugins_cuda.mla_attention.op import OP
+from specbuild.runtime.errors import SpecbuildError
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+
+PAGE = 16
+SMALL = "gpu: small: "
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer whose cache is latent, its weights drawn; ``rope`` of an absorbed one."""
+
+    latent: int = 32
+    heads: tuple[int, int] = (2, 3)
+    width: int = 16
+    window: int = 0
+    rope: int | None = None
+
+    @property
+    def q_heads(self) -> int:
+        return self.heads[0] * self.heads[1]
+
+    @property
+    def q_width(self) -> int:
+        return self.width if self.rope is None else self.latent
+
+    def weights(self) -> dict[str, np.ndarray]:
+        def normal(*shape: int) -> np.ndarray:
+            drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+            return bits((drawn * self.latent**-0.5).bfloat16())
+
+        sinks = np.linspace(-1, 1, self.q_heads).astype(np.float32)
+        if self.rope is not None:
+            w_v = normal(self.latent - self.rope, self.q_heads, self.width)
+            return {"w_v": w_v, "sinks": sinks}
+        cos, sin = rope_tables(self.width, 400)
+        return {
+            "w_k": normal(self.latent, self.heads[0], self.width),
+            "b_k": normal(self.heads[0], self.width),
+            "w_v": normal(self.latent, self.heads[0], self.width),
+            "b_v": normal(self.heads[0], self.width),
+            "cos": cos,
+            "sin": sin,
+            "sinks": sinks,
+        }
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens by position: bf16 bits of q [n, Hq, D] and of latents [n, L]."""
+
+    q: np.ndarray
+    c: np.ndarray
+
+    @classmethod
+    def drawn(cls, length: int, layer: Layer, seed: int) -> Text:
+        generator = torch.Generator().manual_seed(seed)
+        q = torch.randn(length, layer.q_heads, layer.q_width, generator=generator)
+        c = torch.randn(length, layer.latent, generator=generator)
+        return cls(bits(q.bfloat16()), bits(c.bfloat16()))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Sequences that are attended together."""
+
+    layer: Layer
+    sequences: Sequence[Branch[Text]]
+    tactic: Tactic = field(default_factory=dict)
+    phase: Phase = "decode"
+    padding_rows: int = 0
+    pages: int = 14
+    words: int = 2
+
+    def inputs(self) -> dict[str, np.ndarray]:
+        """The op's inputs by name; NaN wherever nothing was written."""
+        needed = [-(-len(sequence.tokens) // PAGE) for sequence in self.sequences]
+        pages = 1 + np.random.default_rng(0).permutation(sum(needed)).astype(np.int32)
+        table = np.zeros((len(needed), 1, max(self.pages, *needed)), np.int32)
+        pool = np.full((len(pages) + 1, 1, PAGE, self.layer.latent), 0x7FC0, np.uint16)
+        counts = [len(sequence.rows) for sequence in self.sequences]
+        total = sum(counts) + self.padding_rows
+        q = np.full((total, self.layer.q_heads, self.layer.q_width), 0x7FC0, np.uint16)
+        slots, ancestors = np.zeros(total, np.int32), np.zeros((total, self.words), np.uint32)
+        at = 0
+        for index, sequence in enumerate(self.sequences):
+            mine = pages[sum(needed[:index]) : sum(needed[: index + 1])]
+            table[index, 0, : len(mine)] = mine
+            for slot, token in enumerate(sequence.tokens):
+                pool[mine[slot // PAGE], 0, slot % PAGE] = sequence.text.c[token]
+            for row, slot in enumerate(sequence.rows):
+                q[at], slots[at] = sequence.text.q[sequence.tokens[slot]], slot
+                bits_of_row = sequence.words(row)
+                ancestors[at] = [bits_of_row >> 32 * w & 0xFFFFFFFF for w in range(self.words)]
+                at += 1
+        given = {
+            "q": q,
+            "c_pool": pool,
+            "page_table": table,
+            "row_start": np.cumsum([0, *counts]).astype(np.int32),
+            "row_slot": slots,
+            "tree_start": np.array([s.tree_start for s in self.sequences], np.int32),
+            "ancestor_bits": ancestors.view(np.int32),
+            **self.layer.weights(),
+        }
+        return {spec.name: given[spec.name] for spec in OP.inputs if spec.name in given}
+
+    def attended(self) -> list[np.ndarray]:
+        """The result's bits [rows, Hq, Dv] of each sequence."""
+        inputs = self.inputs()
+        output = np.zeros((len(inputs["q"]), self.layer.q_heads, self.layer.width), np.uint16)
+        shapes = {name: _info(array) for name, array in (*inputs.items(), ("attended", output))}
+        attributes = {"scale": self.layer.width**-0.5, "window": self.layer.window}
+        request = LoweringRequest(shapes, attributes, self.phase, SMALL_TARGET, self.tactic)
+        assert OP.lower is not None
+        result = run_lowering(OP, OP.lower(request), inputs, {"attended": output})["attended"]
+        return np.split(result, inputs["row_start"][1:])[: len(self.sequences)]
+
+
+def _info(array: np.ndarray) -> TensorInfo:
+    return TensorInfo(array.shape, {"uint16": "bfloat16"}.get(array.dtype.name, array.dtype.name))
+
+
+ABSORBED = Layer(latent=48, heads=(1, 5), rope=16)
+
+
+@pytest.mark.parametrize(
+    ("layer", "positions"),
+    [
+        (Layer(), (65,)),
+        pytest.param(Layer(), (0, 63, 128, 160), marks=pytest.mark.slow),
+        pytest.param(Layer(window=70), (64, 130), marks=pytest.mark.slow),
+        pytest.param(Layer(latent=16, heads=(1, 2), window=5), (66,), marks=pytest.mark.slow),
+        pytest.param(ABSORBED, (2, 64, 129), marks=pytest.mark.slow),
+    ],
+    ids=["full", "full, more positions", "window", "narrow window", "absorbed"],
+)
+def test_a_token_has_the_same_bits_alone_in_a_chain_in_a_tree_and_in_a_batch(
+    layer: Layer, positions: Sequence[int]
+) -> None:
+    """With ancestors in scattered slots, however the context is cut."""
+    text, other = Text.drawn(165, layer, 1), Text.drawn(165, layer, 2)
+    for position in positions:
+        single = alone(text, position)
+        bystander = node(other, 40, (3, 4, 5, 6))
+        launches = {
+            "chain": Launch(layer, [refed(text, position, 4)], padding_rows=1),
+            "batch": Launch(layer, [bystander, alone(other, 90), single]),
+            "few CTAs": Launch(layer, [single], {"context_ctas": 1}),
+            "more CTAs": Launch(layer, [single], {"context_ctas": 2, "stages": 2}),
+        }
+        if position >= 2:
+            tree = node(text, position, (164, 163, 0, 162))
+            launches |= {
+                "tree": Launch(layer, [tree]),
+                "tree, few CTAs": Launch(layer, [tree], {"context_ctas": 1}, padding_rows=2),
+                "tree in a batch": Launch(layer, [alone(other, 7), tree, refed(other, 33, 2)]),
+                "two words": Launch(layer, [wide_node(text, position)]),
+            }
+        wanted = Launch(layer, [single]).attended()[0][-1]
+        for name, launch in launches.items():
+            sequence = next(i for i, s in enumerate(launch.sequences) if s.text is text)
+            row = 4 if name == "two words" else 5 if "tree" in name else -1
+            rows = launch.attended()[sequence]
+            np.testing.assert_array_equal(rows[row], wanted, err_msg=f"{name} at {position}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_prompt_in_chunks_is_the_prompt_decoded(window: int) -> None:
+    """To rounding: prompts have rebuilt caches and their own kernels."""
+    layer = Layer(window=window)
+    text = Text.drawn(150, layer, 4)
+
+    def chunk(begin: int, end: int, phase: Phase) -> np.ndarray:
+        branch = Branch(text, tuple(range(end)), end, tuple(range(begin, end)))
+        return values(Launch(layer, [branch], phase=phase).attended()[0], torch.bfloat16)
+
+    whole = chunk(0, 150, "prefill")
+    parts = [chunk(begin, end, "prefill") for begin, end in ((0, 17), (17, 65), (65, 150))]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    np.testing.assert_allclose(chunk(140, 150, "decode"), whole[140:], atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize("name", [c.name for c in KERNEL_CASES if c.name.startswith(SMALL)])
+def test_kernels_agree_with_the_reference(name: str, phase: Phase) -> None:
+    drawn = kernel_case(OP, next(case for case in KERNEL_CASES if case.name == name))
+    inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
+    outputs = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
+    drawn.check(run_lowering(OP, drawn.lowering(phase, SMALL_TARGET), inputs, outputs))
+
+
+def test_what_no_kernel_does_is_refused() -> None:
+    launch = Launch(Layer(), [alone(Text.drawn(4, Layer(), 6), 3)])
+    tensors = {name: _info(array) for name, array in launch.inputs().items()}
+    tensors["attended"] = tensors["q"]
+
+    def refuses(match: str, **changes: TensorInfo) -> None:
+        assert OP.lower is not None
+        with pytest.raises(SpecbuildError, match=match):
+            OP.lower(LoweringRequest({**tensors, **changes}, {"scale": 0.25, "window": 0}))
+
+    refuses("selected slots", selected=TensorInfo((1, 4), "int32"))
+    refuses("slots are positions", page_position=TensorInfo((1, 14), "int32"))
+    refuses("bfloat16", q=TensorInfo((1, 6, 16), "float32"))
+    refuses("multiples of 16 up to 768", c_pool=TensorInfo((4, 1, 16, 40), "bfloat16"))
+    refuses("multiples of 16 up to 768", c_pool=TensorInfo((4, 1, 16, 1024), "bfloat16"))
+    refuses("heads of 48", q=TensorInfo((1, 6, 48), "bfloat16"))
+    refuses("value heads of 8", w_v=TensorInfo((32, 2, 8), "bfloat16"))
+    wide = replace(Layer(), heads=(1, 9))
+    refuses(
+        "9 of them on a KV head",
+        **{
+            name: _info(array)
+            for name, array in Launch(wide, [alone(Text.drawn(4, wide, 7), 3)]).inputs().items()
+            if name in ("q", "w_k", "b_k", "w_v", "b_v", "sinks")
+        },
+    )
