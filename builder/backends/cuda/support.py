@@ -19,6 +19,11 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
             "the model's layers cache latents (mla_kv.safetensors), which no CUDA kernel attends "
             "to; build with --backend cpu or --no-mla"
         )
+    if target.indexer is not None:
+        raise SpecbuildError(
+            "the model's layers choose what they attend to (dsa_indexer.safetensors), which no "
+            "CUDA kernel does; build with --backend cpu or --no-dsa"
+        )
     _require_tiles(
         "model",
         rows={"head_dim": target.head_dim, "vocab_size": target.vocab},
