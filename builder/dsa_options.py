@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specbuild.builder.config import BuildOptions
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import Dsa, DraftShape, TargetGeometry
+from specbuild.runtime.manifest import DraftShape, Dsa, TargetGeometry
 
 DEFAULTS = Dsa(
     top_k=2048,

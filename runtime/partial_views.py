@@ -129,7 +129,8 @@ class PartialViews:
             for s, h, p in zip(sequences, held, partial, strict=True)
         ]
         placed = _placed(own, plan, hidden, self._counter, INDEXER_GROUP)
-        shape = (len(self._indexed), *self._shape[1:])
+        _, kv_heads, entries = self._shape
+        shape = (len(self._indexed), kv_heads, entries)
         return placed | {f"{INDEXER_GROUP}.page_table": _stacked(views, shape)}
 
     def take(
@@ -196,8 +197,8 @@ def launch_feeds(
         budget = {f"{INDEXER_GROUP}.budget": np.full(len(pages), EVERYTHING, np.int32)}
         if geometry is None:
             return cache_feeds(group, pages, plan, counter) | budget
-        _, *per_layer = table_shape(manifest, geometry)
-        shape = (len(_indexed_places(manifest)), *per_layer)
+        _, kv_heads, entries = table_shape(manifest, geometry)
+        shape = (len(_indexed_places(manifest)), kv_heads, entries)
         whole = [p.table[None, None, : p.end_page] for p in pages]
         placed = _placed(pages, plan, [0] * len(pages), counter, group)
         return placed | budget | {f"{group}.page_table": _stacked(whole, shape)}

@@ -1,4 +1,4 @@
-"""Reads the indexers that may lie beside a checkpoint: which tokens a layer attends to (DSA-lite)."""
+"""Reads the indexers that may lie beside a checkpoint (DSA-lite)."""
 
 from __future__ import annotations
 

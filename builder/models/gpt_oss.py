@@ -127,7 +127,7 @@ def choose_blocks(  # noqa: PLR0917
 class Attention(IndexedAttention):
     """Grouped-query attention with biases and one learned sink per query head."""
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         g: TargetGeometry,
         window: int,
@@ -153,8 +153,7 @@ class Attention(IndexedAttention):
         blocks: LayerBlocks | None = None,
         index: LayerIndex | None = None,
     ) -> tuple[torch.Tensor, LayerPools, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """``x`` [T, H], normed → [T, H], the written pools; SpecPV's summaries and table, DSA's part.
-        """
+        """``x`` [T, H], normed → [T, H], the written pools, SpecPV's part and DSA's."""
         g = self.geometry
         q = rotate(self.q_proj(x), tables, launch.positions, g.q_heads)
         k = rotate(self.k_proj(x), tables, launch.positions, g.kv_heads)
@@ -291,7 +290,7 @@ class GptOss(nn.Module):
     those that have an indexer choose tokens.
     """
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         g: TargetGeometry,
         taps: tuple[int, ...],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from specbuild.builder.models.graph_io import LayerIndex, Launch
+from specbuild.builder.models.graph_io import Launch, LayerIndex
 from specbuild.plugins_cuda.torch_ops import torch_op
 from specbuild.runtime.manifest import Dsa, IndexerGeometry
 

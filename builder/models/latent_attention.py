@@ -31,7 +31,7 @@ class ProjectionBias(nn.Module):
 class LatentAttention(IndexedAttention):
     """``c = x W_c``; keys ``RoPE(c W_k_lat + b_k)``, values ``c W_v_lat + b_v``; sinks per head."""
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         g: TargetGeometry,
         window: int,

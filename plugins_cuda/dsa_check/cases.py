@@ -20,7 +20,7 @@ Break = Callable[[np.ndarray], None]
 def as_selected(launch: IndexerLaunch, rng: np.random.Generator) -> Arrays:
     """The op's inputs with the lists that DsaIndexer gives; padding rows hold anything."""
     arrays = launch.arrays(rng)
-    tensors = [None if a is None else torch.from_numpy(a) for a in arrays]
+    tensors: list[Any] = [None if a is None else torch.from_numpy(a) for a in arrays]
     selected: np.ndarray = indexer(*tensors, **launch.attributes).numpy()
     used = len(launch.launch.rows())
     selected[used:] = rng.integers(-5, 99, selected[used:].shape)

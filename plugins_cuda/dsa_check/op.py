@@ -70,8 +70,7 @@ def reference(
             kept = {s for s in sees if s < first_tokens or s in recent or s >= start}
             narrowed = allowed >= 0 and int(positions[rows][i]) >= threshold
             violations[b] += sum(
-                not holds(listed, sees, kept, narrowed=narrowed, budget=allowed)
-                for listed in lists
+                not holds(listed, sees, kept, narrowed=narrowed, budget=allowed) for listed in lists
             )
         if violations[b]:
             checked[rows] = -1

@@ -26,9 +26,7 @@ from specbuild.plugins_cuda.paged_tree_attention.body import (
 INT32 = ir.DataType.INT32
 
 
-def list_length(
-    keys: int, words: int, top_k: int, first_tokens: int, recent_tokens: int
-) -> int:
+def list_length(keys: int, words: int, top_k: int, first_tokens: int, recent_tokens: int) -> int:
     """Entries of a row's list: what can be kept and chosen of ``keys`` slots."""
     return min(keys, first_tokens + recent_tokens + 32 * words + top_k)
 

@@ -1,4 +1,4 @@
-"""The score of the DSA-lite indexer, in plain torch: what the op computes and what training fits."""
+"""The score of the DSA-lite indexer in plain torch: what the op computes, what training fits."""
 
 from __future__ import annotations
 

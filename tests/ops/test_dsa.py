@@ -7,6 +7,7 @@ masks, bits or sorting networks: only who comes before whom.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -123,10 +124,9 @@ def permitted(launch: IndexerLaunch, arrays: Arrays, row: int, listed: list[int]
     kept |= set(path[-launch.recent_tokens :])
     count = min(len(path), len(kept) + budget[sequence])
     slots = listed[:count]
-    rising = all(one < other for one, other in zip(slots, slots[1:], strict=False))
-    return rising and kept <= set(slots) <= set(path) and listed[count:] == [-1] * len(
-        listed[count:]
-    )
+    rising = all(one < other for one, other in pairwise(slots))
+    padding = [-1] * (len(listed) - count)
+    return rising and kept <= set(slots) <= set(path) and listed[count:] == padding
 
 
 @settings(max_examples=15, deadline=None)
@@ -167,9 +167,10 @@ def test_scores_are_the_sum_over_heads(weighted: bool) -> None:
     k = torch.randn(2, 7, 8, generator=generator)
     w = torch.randn(2, 5, 3, generator=generator) if weighted else None
     scores = indexer_scores(q, k, w)
+    queries = q.detach()
     for a, t, s in [(0, 0, 0), (1, 4, 6), (0, 3, 2)]:
         by_hand = sum(
-            (1.0 if w is None else float(w[a, t, h])) * max(0.0, float(q.detach()[a, t, h] @ k[a, s]))
+            (1.0 if w is None else float(w[a, t, h])) * max(0.0, float(queries[a, t, h] @ k[a, s]))
             for h in range(3)
         )
         assert float(scores.detach()[a, t, s]) == pytest.approx(by_hand, abs=1e-5)
