@@ -17,6 +17,7 @@ from specbuild.builder.backends.cuda.tuning.tactic_book import given_tactics
 from specbuild.builder.checkpoint.draft import DraftCheckpoint, read_draft
 from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
 from specbuild.builder.config import BuildOptions
+from specbuild.builder.dsa_options import dsa_warnings
 from specbuild.builder.engine_manifest import BuiltParts, engine_manifest, graph_file
 from specbuild.builder.engine_writer import (
     EngineFolder,
@@ -133,7 +134,9 @@ def _require_apart(options: BuildOptions, output: Path) -> None:
 
 def _read(options: BuildOptions, progress: Progress) -> Checkpoints:
     progress.start("reading checkpoints", 1, "step")
-    target = read_target(options.model, strict=options.strict, mla=not options.no_mla)
+    target = read_target(
+        options.model, strict=options.strict, mla=not options.no_mla, dsa=options.dsa
+    )
     if options.draft is None:
         return target, None
     return target, read_draft(options.draft, target.geometry, strict=options.strict)
@@ -152,6 +155,8 @@ def _settled(
     if options.backend == "cuda":
         require_cuda_support(target.geometry, geometry)
     plan = plan_engine(options, target.geometry, geometry)
+    unused = dsa_warnings(plan.dsa, max_seq_len=plan.limits.max_seq_len)
+    target = replace(target, warnings=(*target.warnings, *unused))
     if draft is not None and geometry is not None:
         warnings = (*draft.warnings, *context_warnings(geometry, plan.limits))
         draft = replace(draft, warnings=warnings)

@@ -39,5 +39,12 @@ class BuildOptions:
     keep_onnx: bool = False
     dump_passes: Path | None = None
     no_mla: bool = False
+    dsa: bool | None = None
+    dsa_top_k: int | None = None
+    dsa_threshold: int | None = None
+    dsa_first_tokens: int | None = None
+    dsa_recent_tokens: int | None = None
+    dsa_min_agreement: float | None = None
+    dsa_check_interval: int | None = None
     strict: bool = False
     force: bool = False

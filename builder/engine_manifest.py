@@ -67,6 +67,7 @@ def engine_manifest(
         files=files,
         specpv=parts.plan.specpv,
         replaced=parts.target.replaced,
+        dsa=parts.plan.dsa,
     )
 
 

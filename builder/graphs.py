@@ -22,6 +22,7 @@ from specbuild.builder.models.graph_io import (
     Launch,
     LayerPools,
     block_ports,
+    budget_port,
     output_name,
     pool_ports,
     summary_port,
@@ -31,7 +32,7 @@ from specbuild.builder.passes.weights import ONNX_DTYPES, weight_value
 from specbuild.builder.weight_sources import WeightSources
 from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
 from specbuild.runtime.kv_pool import FULL_GROUP
-from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
+from specbuild.runtime.manifest import INDEXER_GROUP, DraftGeometry, TargetGeometry
 
 _HEAD = 1 + len(LAUNCH_PORTS)
 
@@ -42,7 +43,7 @@ def target_graph(
     """The role ``target``, with activations of this type."""
     with torch.device("meta"):
         longest = plan.limits.max_seq_len + plan.limits.draft_tokens + 1
-        module = GptOss(g, taps, longest, plan.views)
+        module = GptOss(g, taps, longest, plan.views, plan.dsa)
     module.to(activations)
     group_of_layer = plan.group_of_layer(g)
     groups = plan.target_groups
@@ -50,13 +51,19 @@ def target_graph(
     of_layers = [
         pool_ports(groups[group], layer, activations) for layer, group in enumerate(group_of_layer)
     ]
+    per_head = g.kv_heads if asked else None
     of_groups = [
-        view_ports(group, batch_axis(plan), per_head=bool(asked) and group.name == FULL_GROUP)
+        view_ports(
+            group,
+            batch_axis(plan),
+            views=per_head if group.name in (FULL_GROUP, INDEXER_GROUP) else None,
+        )
         for group in groups
     ]
+    budget, keys, broken = _index_ports(plan, activations)
     pools = [port for ports in of_layers for port in ports]
     views = [port for ports in of_groups for port in ports]
-    beside = [*summaries, *asked[-1:]]
+    beside = [*summaries, *asked[-1:], *keys]
     captured = len(taps) * g.hidden
     declaration = GraphDeclaration(
         role="target",
@@ -67,16 +74,19 @@ def target_graph(
             *pools,
             *asked,
             *summaries,
+            *budget,
+            *keys,
         ),
         outputs=(
             "logits",
             *(["captured"] if taps else []),
             *[output_name(p.name) for p in (*pools, *beside)],
+            *[port.name for port in broken],
         ),
         output_shapes=(
             ("R", g.vocab),
             *([("T", captured)] if taps else []),
-            *[port.shape for port in (*pools, *beside)],
+            *[port.shape for port in (*pools, *beside, *broken)],
         ),
         stages=(*[f"stage.layer.{i}" for i in range(g.layers)], "stage.pre_head"),
     )
@@ -91,9 +101,12 @@ def target_graph(
             tuple(GroupView(*part) for part in split),
             tuple(LatentPool(*p) if len(p) == 1 else LayerPools(*p) for p in parts),
         )
-        if not asked:
-            return arguments
-        return (*arguments, BlockView(*[next(rest) for _ in asked]), tuple(rest))
+        if asked:
+            blocks = BlockView(*[next(rest) for _ in asked])
+            arguments = (*arguments, blocks, tuple(next(rest) for _ in summaries))
+        elif budget:
+            arguments = (*arguments, None, ())
+        return (*arguments, next(rest), tuple(rest)) if budget else arguments
 
     module.forward = partial(module.forward, group_of_layer=group_of_layer)  # type: ignore[method-assign]
     return export_module(module, declaration, pack)
@@ -108,6 +121,20 @@ def _block_ports(
     group = next(group for group in plan.groups if group.name == FULL_GROUP)
     asked = block_ports(group, batch_axis(plan), plan.views.entries)
     return asked, tuple(summary_port(group, layer, activations) for layer in group.layers)
+
+
+def _index_ports(
+    plan: EnginePlan, activations: torch.dtype
+) -> tuple[tuple[InputPort, ...], tuple[InputPort, ...], tuple[InputPort, ...]]:
+    """What DSA adds to the target: its launch's port, the keys' pools, and an output's."""
+    group = plan.indexer_group
+    if group is None:
+        return (), (), ()
+    keys = [port for layer in group.layers for port in pool_ports(group, layer, activations)]
+    broken = InputPort(
+        f"{INDEXER_GROUP}.violations", torch.int32, (len(group.layers), batch_axis(plan))
+    )
+    return (budget_port(batch_axis(plan)),), tuple(keys), (broken,)
 
 
 def draft_fuse_graph(d: DraftGeometry, g: TargetGeometry, activations: torch.dtype) -> ir.Model:

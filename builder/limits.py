@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from specbuild.builder.config import BuildOptions
+from specbuild.builder.dsa_options import dsa_of
 from specbuild.builder.specpv_options import PAGE_SIZE as SPECPV_PAGE_SIZE
 from specbuild.builder.specpv_options import require_turns, specpv_of
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
@@ -12,9 +13,12 @@ from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.kv_layout import KV_DTYPE, MIN_PAGE_SIZE
 from specbuild.runtime.kv_pool import DRAFT_GROUP, FULL_GROUP, pages_per_sequence
 from specbuild.runtime.manifest import (
+    INDEXER_GROUP,
     CacheGroup,
     DraftGeometry,
     DraftShape,
+    Dsa,
+    IndexerGeometry,
     Limits,
     SpecPv,
     TargetGeometry,
@@ -57,15 +61,20 @@ class EnginePlan:
     draft_default: DraftShape | None
     groups: tuple[CacheGroup, ...]
     specpv: SpecPv | None = None
+    dsa: Dsa | None = None
 
     def group_of_layer(self, target: TargetGeometry) -> tuple[int, ...]:
-        """For every target layer, the index of its group among ``target_groups``."""
+        """For every target layer, the index of its keys' and values' group in ``target_groups``."""
+        beside = (DRAFT_GROUP, INDEXER_GROUP)
         return tuple(
-            next(
-                i for i, g in enumerate(self.groups) if g.name != DRAFT_GROUP and layer in g.layers
-            )
+            next(i for i, g in enumerate(self.groups) if g.name not in beside and layer in g.layers)
             for layer in range(target.layers)
         )
+
+    @property
+    def indexer_group(self) -> CacheGroup | None:
+        """The group of the indexers' keys, None without DSA."""
+        return next((g for g in self.groups if g.name == INDEXER_GROUP), None)
 
     @property
     def views(self) -> ViewGeometry | None:
@@ -151,12 +160,15 @@ def plan_engine(
         draft_tokens=shape.draft_tokens,
     )
     groups = _target_groups(target, page_size, sizes)
+    dsa = dsa_of(options, target, shape, max_seq_len=max_seq_len)
+    if target.indexer is not None:
+        groups.append(_indexer_group(target, target.indexer, page_size, sizes))
     if draft is not None:
         window = draft.sliding_window
         groups.append(
             _group(DRAFT_GROUP, (0,), draft, window=window, page_size=page_size, sizes=sizes)
         )
-    return with_limits(EnginePlan(limits, default, tuple(groups), specpv), limits)
+    return with_limits(EnginePlan(limits, default, tuple(groups), specpv, dsa), limits)
 
 
 def _require_cuda_sizes(batch: int, page_size: int, shape: DraftShape) -> None:
@@ -262,6 +274,22 @@ def _latent_group(group: CacheGroup, widths: tuple[int, ...]) -> CacheGroup:
         k_width=widest,
         v_width=widest,
         latent_widths=widths,
+    )
+
+
+def _indexer_group(
+    target: TargetGeometry, indexer: IndexerGeometry, page_size: int, sizes: BackendSizes
+) -> CacheGroup:
+    """One key of an indexer a token and layer; its pages live as long as the layer's own."""
+    group = _group(
+        INDEXER_GROUP, indexer.layers, target, window=0, page_size=page_size, sizes=sizes
+    )
+    return replace(
+        group,
+        kv_heads=1,
+        k_width=indexer.width,
+        v_width=indexer.width,
+        latent_widths=(indexer.width,) * len(indexer.layers),
     )
 
 

@@ -10,6 +10,7 @@ import typer
 
 from specbuild.cli import options
 from specbuild.cli.draft_choice import DraftOptions, speculation_of
+from specbuild.cli.dsa_options import dsa_text
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
@@ -230,6 +231,9 @@ def bench_table(report: BenchReport) -> Table:
     table.add_row("same output", *(f"{entry.same_output} of {len(entry.pairs)}" for entry in sets))
     if any(pair.specpv for entry in sets for pair in entry.pairs):
         table.add_row("SpecPV (lossy)", *(specpv_total(entry.pairs) for entry in sets))
+    if any(pair.dsa for entry in sets for pair in entry.pairs):
+        rows = (dsa_text([pair.dsa for pair in entry.pairs]) for entry in sets)
+        table.add_row("DSA (lossy)", *rows)
     return table
 
 

@@ -9,7 +9,7 @@ from statistics import median
 
 from specbuild.cli.draft_choice import Speculation, shape_text
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.records import RunRecord, RunStats, SpecPvStats
+from specbuild.runtime.records import DsaStats, RunRecord, RunStats, SpecPvStats
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 _WARM_UP_TOKENS = 16
@@ -38,8 +38,8 @@ class Pair:
     """One prompt decoded without and with the draft, one right after the other.
 
     ``ratio`` is speed with the draft over speed without. ``with_draft`` and what follows from it
-    are None on an engine without a draft. ``specpv`` is of the run with the draft, where there is
-    one, and None on an engine without SpecPV.
+    are None on an engine without a draft. ``specpv`` and ``dsa`` are of the run with the draft,
+    where there is one, and None on an engine without SpecPV, or DSA.
     """
 
     id: str
@@ -52,6 +52,7 @@ class Pair:
     acceptance_histogram: tuple[int, ...]
     same_output: bool | None
     specpv: SpecPvStats | None = None
+    dsa: DsaStats | None = None
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,7 @@ def _pair(plain: RunRecord, drafted: RunRecord | None) -> Pair:
         acceptance_histogram=() if drafted is None else drafted.stats.acceptance_histogram,
         same_output=None if drafted is None else drafted.output_ids == plain.output_ids,
         specpv=(drafted or plain).stats.specpv,
+        dsa=(drafted or plain).stats.dsa,
     )
 
 

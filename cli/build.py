@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from specbuild.cli import options, specpv_options
+from specbuild.cli import dsa_options, options, specpv_options
 
 
 def build(
@@ -67,6 +67,13 @@ def build(
         bool,
         typer.Option("--no-mla", help="Leave mla_kv.safetensors out: cache keys and values."),
     ] = False,
+    dsa: dsa_options.Enable = None,
+    dsa_top_k: dsa_options.TopK = None,
+    dsa_threshold: dsa_options.Threshold = None,
+    dsa_first_tokens: dsa_options.FirstTokens = None,
+    dsa_recent_tokens: dsa_options.RecentTokens = None,
+    dsa_min_agreement: dsa_options.MinAgreement = None,
+    dsa_check_interval: dsa_options.CheckInterval = None,
     keep_onnx: Annotated[
         bool, typer.Option("--keep-onnx", help="Keep the portable ONNX graphs, for Netron.")
     ] = False,
@@ -94,6 +101,7 @@ def build(
     specbuild build --model target --draft draft --output engine --backend cuda --draft-dtype fp8
     specbuild build --model target --output engine --backend cuda --tactics h200.json --tuned-only
     specbuild build --model target --draft draft --output engine --max-seq-len 32768 --specpv
+    specbuild build --model target --output engine --max-seq-len 32768 --dsa --dsa-top-k 1024
     """
     from specbuild.builder.build import build as build_engine
     from specbuild.builder.config import BuildOptions
@@ -129,6 +137,13 @@ def build(
         specpv_reduction=specpv_reduction,
         specpv_score=specpv_score,
         no_mla=no_mla,
+        dsa=dsa,
+        dsa_top_k=dsa_top_k,
+        dsa_threshold=dsa_threshold,
+        dsa_first_tokens=dsa_first_tokens,
+        dsa_recent_tokens=dsa_recent_tokens,
+        dsa_min_agreement=dsa_min_agreement,
+        dsa_check_interval=dsa_check_interval,
         keep_onnx=keep_onnx,
         dump_passes=dump_passes,
         strict=strict,

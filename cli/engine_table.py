@@ -11,6 +11,7 @@ from rich.table import Table
 
 from specbuild.cli.console import fact_table, size_text
 from specbuild.cli.draft_choice import shape_text
+from specbuild.cli.dsa_options import dsa_summary
 from specbuild.cli.predicted_memory import PredictedMemory
 from specbuild.runtime.manifest import (
     DraftGeometry,
@@ -36,6 +37,8 @@ def build_summary(engine: Path, manifest: Manifest) -> Table:
     _add_draft_default(table, manifest.draft_default)
     if manifest.specpv is not None:
         table.add_row("SpecPV", specpv_summary(manifest.specpv))
+    if manifest.dsa is not None:
+        table.add_row("DSA", dsa_summary(manifest))
     for warning in manifest.warnings:
         table.add_row("warning", warning)
     return table
@@ -71,6 +74,8 @@ def _engine_table(manifest: Manifest) -> Table:
     _add_draft_default(table, manifest.draft_default)
     if manifest.specpv is not None:
         table.add_row("SpecPV", specpv_summary(manifest.specpv))
+    if manifest.dsa is not None:
+        table.add_row("DSA", dsa_summary(manifest))
     given = {name: value for name, value in manifest.options.items() if value}
     for name, value in given.items():
         table.add_row(f"built with {name}", str(value))

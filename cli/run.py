@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specbuild.cli import options, specpv_options
+from specbuild.cli import dsa_options, options, specpv_options
 from specbuild.cli.draft_choice import DraftOptions, speculation_of
 from specbuild.runtime.errors import RequestError, SpecbuildError
 
@@ -66,6 +66,7 @@ def run(
     draft_depth: options.DraftDepth = None,
     draft_tokens: options.DraftTokens = None,
     specpv_retrieval_blocks: specpv_options.RequestedBlocks = None,
+    dsa_top_k: dsa_options.RequestedTopK = None,
     _debug: options.Debug = False,
 ) -> None:
     """Decode prompts with an engine, speculatively where it has a draft.
@@ -85,6 +86,7 @@ def run(
     specbuild run engine --prompt Hello --temperature 0.8 --top-p 0.95 --seed 7
     specbuild run engine --prompt Hello --draft-top-k 1 --draft-depth 3
     specbuild run engine --prompts long.jsonl --specpv-retrieval-blocks auto
+    specbuild run engine --prompts long.jsonl --dsa-top-k 512
     """
     from specbuild.cli.engine_loading import load_engine
     from specbuild.cli.prompt_file import read_prompts
@@ -105,6 +107,7 @@ def run(
             ignore_eos=ignore_eos,
             raw=raw,
             specpv_retrieval_blocks=blocks,
+            dsa_top_k=dsa_top_k,
         )
         for i in range(len(placed))
     ]
@@ -162,8 +165,9 @@ def _print_records(events: Iterator[TokenEvent | FinishEvent], *, with_logprobs:
             line = to_json(finished.pop(following))
             if not with_logprobs:
                 del line["logprobs"]
-            if line["stats"]["specpv"] is None:
-                del line["stats"]["specpv"]
+            for lossy in ("specpv", "dsa"):
+                if line["stats"][lossy] is None:
+                    del line["stats"][lossy]
             print(json.dumps(line, allow_nan=False), flush=True)
             following += 1
 

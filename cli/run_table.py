@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from specbuild.cli.dsa_options import dsa_text
 from specbuild.runtime.records import RunRecord, SpecPvStats
 
 DETAILED_REQUESTS = 3
@@ -33,6 +34,8 @@ def _detailed(records: Sequence[RunRecord]) -> Table:
     table.add_row("tokens/s", *(f"{s.output_tokens_per_s:.1f}" for s in stats))
     if any(s.specpv for s in stats):
         table.add_row("SpecPV (lossy)", *(specpv_text(s.specpv) for s in stats))
+    if any(s.dsa for s in stats):
+        table.add_row("DSA (lossy)", *(dsa_text([s.dsa]) for s in stats))
     return table
 
 
@@ -44,6 +47,9 @@ def _compact(records: Sequence[RunRecord]) -> Table:
     lossy = any(record.stats.specpv for record in records)
     if lossy:
         table.add_column("SpecPV (lossy)")
+    narrowed = any(record.stats.dsa for record in records)
+    if narrowed:
+        table.add_column("DSA (lossy)")
     table.add_column("ended by")
     for record in records:
         stats = record.stats
@@ -55,6 +61,7 @@ def _compact(records: Sequence[RunRecord]) -> Table:
             milliseconds(stats.ttft_s),
             f"{stats.output_tokens_per_s:.1f}",
             *([specpv_text(stats.specpv)] if lossy else []),
+            *([dsa_text([stats.dsa])] if narrowed else []),
             record.finish_reason,
         )
     return table

@@ -198,6 +198,7 @@ class Engine:
         if params.stop and self.text is None:
             raise RequestError(f"{where}: stop strings need a tokenizer, the engine has none")
         self._check_blocks(params.specpv_retrieval_blocks, where)
+        self._check_top_k(params.dsa_top_k, where)
         for stop in params.stop:
             check_unicode(stop, f"stop string {stop!r}")
         budget = min(params.max_new_tokens, limit - len(ids))
@@ -217,6 +218,22 @@ class Engine:
             raise RequestError(
                 f"{where}: specpv_retrieval_blocks is {asked}, the engine retrieves 0 to "
                 f"{specpv.n_retrieval_blocks}; ask for less or build it with more"
+            )
+
+    def _check_top_k(self, asked: int | None, where: str) -> None:
+        """RequestError where an engine cannot choose so many tokens."""
+        dsa = self.manifest.dsa
+        if asked is None:
+            return
+        if dsa is None:
+            raise RequestError(
+                f"{where}: dsa_top_k is {asked}, but the engine was built without DSA; leave it "
+                "out or build with --dsa"
+            )
+        if not 0 <= asked <= dsa.top_k:
+            raise RequestError(
+                f"{where}: dsa_top_k is {asked}, the engine chooses 0 to {dsa.top_k} tokens; ask "
+                "for less or build it with more"
             )
 
     def _ids(self, prompt: Prompt, params: GenerateParams, where: str) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -15,36 +14,15 @@ from specbuild.runtime.emission import Emission, TextStreams
 from specbuild.runtime.executor import Executor
 from specbuild.runtime.kv_pool import FULL_GROUP, KvPools
 from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds, groups_of
-from specbuild.runtime.manifest import DraftShape, Manifest
+from specbuild.runtime.manifest import INDEXER_GROUP, DraftShape, Manifest
 from specbuild.runtime.partial_views import PartialViews
 from specbuild.runtime.policy import DraftPolicy, StepOutcome
 from specbuild.runtime.request import Event, Request, SequenceState
 from specbuild.runtime.sampling import sampling_feeds
 from specbuild.runtime.scheduler import Chunk, Scheduler
+from specbuild.runtime.selections import Selections
 from specbuild.runtime.specpv import StepChoice
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What the target says of every slot [B, N+1], and its captured features [T, taps·H].
-
-    ``root_row`` [B] is the row of each tree's root in ``captured``; ``views`` is how each sequence
-    was verified, where it may be over a part of its context.
-    """
-
-    choice: np.ndarray
-    logprob: np.ndarray
-    captured: np.ndarray | None
-    root_row: np.ndarray
-    views: list[StepChoice] | None
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """Accepted slots ``path`` [B, D+1] (-1 padded) and how many drafts are among them, [B]."""
-
-    path: np.ndarray
-    accepted: list[int]
+from specbuild.runtime.verified import Accepted, Verified
 
 
 class Generation:
@@ -68,6 +46,7 @@ class Generation:
         self._drafter = drafter
         self._policy = policy
         self._views = None if manifest.specpv is None else PartialViews(manifest, counter)
+        self._selections = None if manifest.dsa is None else Selections(manifest)
         self._groups = groups_of(manifest.roles["target"])
         caches = drafter is not None and drafter.capabilities.uses_draft_caches
         self._draft_groups = groups_of(manifest.roles["draft"]) if caches else ()
@@ -92,8 +71,7 @@ class Generation:
                 started_s = perf_counter()
                 outlook = self._outlook(batch.sequences)
                 trees = self._draft(batch.sequences, outlook)
-                verified = self._verify(batch.sequences, trees)
-                paths = self._accept(trees, verified)
+                verified, paths = self._verify_and_accept(batch.sequences, trees)
                 self._commit(batch.sequences, trees, verified, paths)
                 step_s = None if after_prefill else perf_counter() - started_s
                 self._policy.observe(_outcome(outlook, trees, paths.accepted, step_s))
@@ -108,6 +86,8 @@ class Generation:
             self._drafter.release(sequence)
         if self._views is not None:
             self._views.release(sequence)
+        if self._selections is not None:
+            self._selections.release(sequence)
 
     def _prefill(self, chunks: Sequence[Chunk]) -> list[Event]:
         sequences = [chunk.sequence for chunk in chunks]
@@ -121,6 +101,7 @@ class Generation:
         outputs = self._target(
             sequences,
             plan,
+            prompts=True,
             token_ids=np.concatenate(ids),
             positions=self._counter.ranges(first, count),
             ancestor_bits=np.zeros((plan.rows, 1), np.int32),
@@ -162,10 +143,27 @@ class Generation:
             rows_behind=sum(behind),
         )
 
-    def _verify(self, sequences: Sequence[SequenceState], trees: DraftTrees) -> Verified:
+    def _verify_and_accept(
+        self, sequences: Sequence[SequenceState], trees: DraftTrees
+    ) -> tuple[Verified, Accepted]:
+        """What counts, after a pass that is only looked at where attention is to be checked."""
+        selections = self._selections
+        if selections is not None and selections.begin(sequences):
+            narrowed = self._verify(sequences, trees, counts=False)
+            accepted = self._accept(trees, narrowed).accepted
+            selections.sample(sequences, narrowed.choice, accepted)
+        verified = self._verify(sequences, trees)
+        paths = self._accept(trees, verified)
+        if selections is not None:
+            selections.judge(sequences, verified.choice, paths.path, paths.accepted)
+        return verified, paths
+
+    def _verify(
+        self, sequences: Sequence[SequenceState], trees: DraftTrees, *, counts: bool = True
+    ) -> Verified:
         """One target pass over every tree; slot i of sequence b is cache slot L + i."""
         if self._views is not None:
-            return self._verify_over_views(self._views, sequences, trees)
+            return self._verify_over_views(self._views, sequences, trees, counts=counts)
         count: list[int] = trees.count.tolist()
         length = [s.length for s in sequences]
         plan = RowPlan(length, count, length)
@@ -195,7 +193,12 @@ class Generation:
         return Verified(choice, logprob, captured, root_row, None)
 
     def _verify_over_views(
-        self, views: PartialViews, sequences: Sequence[SequenceState], trees: DraftTrees
+        self,
+        views: PartialViews,
+        sequences: Sequence[SequenceState],
+        trees: DraftTrees,
+        *,
+        counts: bool,
     ) -> Verified:
         """The same where a sequence may show a part of its context, or be fed tokens again.
 
@@ -234,9 +237,10 @@ class Generation:
             ancestor_bits=bits,
             logit_rows=self._counter.range(0, plan.rows),
         )
-        views.take(sequences, choices, outputs)
         row_choice, row_logprob = self._choose(sequences, plan.count, positions, outputs["logits"])
-        views.recheck(sequences, choices, row_choice, row_start)
+        if counts:
+            views.take(sequences, choices, outputs)
+            views.recheck(sequences, choices, row_choice, row_start)
         shape = trees.tokens.shape
         choice, logprob = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
         choice[used], logprob[used] = row_choice[in_tree], row_logprob[in_tree]
@@ -308,6 +312,8 @@ class Generation:
         sequences: Sequence[SequenceState],
         plan: RowPlan,
         views: Sequence[StepChoice] | None = None,
+        *,
+        prompts: bool = False,
         **feeds: np.ndarray,
     ) -> dict[str, np.ndarray]:
         feeds["row_start"] = plan.row_start()
@@ -317,9 +323,16 @@ class Generation:
                 holder.append(first + count - holder.length)
             if self._views is not None and group == FULL_GROUP:
                 feeds |= self._views.feeds(sequences, plan, views)
+            elif self._views is not None and group == INDEXER_GROUP:
+                feeds |= self._views.index_feeds(sequences, plan, views)
             else:
                 feeds |= cache_feeds(group, holders, plan, self._counter)
-        return self._executor.run("target", feeds)
+        if self._selections is None:
+            return self._executor.run("target", feeds)
+        feeds |= self._selections.feeds(sequences, prompts=prompts)
+        outputs = self._executor.run("target", feeds)
+        self._selections.note(sequences, outputs)
+        return outputs
 
     def _choose(
         self,

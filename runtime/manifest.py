@@ -15,6 +15,8 @@ MANIFEST_HASH_FILE = "manifest.sha256"
 WEIGHTS_FILE = "weights.safetensors"
 CHUNK_BYTES = 16 << 20  # one checksum per this many bytes of a chunked file
 
+INDEXER_GROUP = "indexer"
+
 ROLES = ("target", "draft_fuse", "draft", "expand", "select", "choose", "accept", "commit")
 
 
@@ -33,11 +35,28 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class IndexerGeometry:
+    """Shape of the indexers (DSA-lite) of ``layers``: query heads of one width, one key head.
+
+    ``weighted``: each head has a weight of its own at every token. ``top_k`` and ``threshold`` are
+    what the checkpoint's config names, None where it does not.
+    """
+
+    layers: tuple[int, ...]
+    heads: int
+    width: int
+    weighted: bool
+    top_k: int | None = None
+    threshold: int | None = None
+
+
+@dataclass(frozen=True)
 class TargetGeometry:
     """Shape of the target model.
 
     ``latent_dims`` is, for every layer, how many values of a latent stand in its keys' and values'
-    place (MLA-lite), 0 where there is none; empty where no layer has one.
+    place (MLA-lite), 0 where there is none; empty where no layer has one. ``indexer`` is that of
+    the layers that choose what they attend to, None where none does.
     """
 
     model_type: str
@@ -59,6 +78,7 @@ class TargetGeometry:
     rope: Rope
     eos_token_ids: tuple[int, ...]
     latent_dims: tuple[int, ...] = ()
+    indexer: IndexerGeometry | None = None
 
 
 @dataclass(frozen=True)
@@ -136,13 +156,31 @@ class SpecPv:
 
 
 @dataclass(frozen=True)
+class Dsa:
+    """Attention to the tokens that an indexer chooses: lossy (dsa.py).
+
+    Rows at ``threshold`` and behind attend to the first ``first_tokens``, the last
+    ``recent_tokens``, their ancestors in the tree, and the best ``top_k`` of the others. Every
+    ``check_interval`` steps (0: never) one is verified over everything too; where less than
+    ``min_agreement`` of what is compared agrees, steps attend to everything.
+    """
+
+    top_k: int
+    threshold: int
+    first_tokens: int
+    recent_tokens: int
+    min_agreement: float
+    check_interval: int
+
+
+@dataclass(frozen=True)
 class CacheGroup:
     """Layers whose caches share geometry and life.
 
     ``pages`` counts page 0, which is never allocated. ``window`` 0 keeps every position.
     ``pool_axes`` is the order in which this engine's graphs want a pool.
     ``latent_widths`` has the width of every layer's only pool, where it holds a latent in K's and
-    V's place; it is empty where a layer has a pool for each of the two.
+    V's place, or an indexer's keys; it is empty where a layer has a pool for each of the two.
     """
 
     name: str
@@ -158,9 +196,13 @@ class CacheGroup:
     latent_widths: tuple[int, ...] = ()
 
     def pool_widths(self, layer: int) -> dict[str, int]:
-        """Values of a head in each pool of a layer: of ``k`` and ``v``, or of the latent ``c``."""
+        """Values of a head in each pool of a layer: ``k`` and ``v``, or the latent ``c`` alone.
+
+        An indexer has keys ``k`` alone.
+        """
         if self.latent_widths:
-            return {"c": self.latent_widths[self.layers.index(layer)]}
+            part = "k" if self.name == INDEXER_GROUP else "c"
+            return {part: self.latent_widths[self.layers.index(layer)]}
         return {"k": self.k_width, "v": self.v_width}
 
 
@@ -232,6 +274,7 @@ class Manifest:
     files: dict[str, StoredFile]
     specpv: SpecPv | None = None
     replaced: dict[str, str] = field(default_factory=dict)
+    dsa: Dsa | None = None
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specbuild.runtime.dsa import EVERYTHING
 from specbuild.runtime.kv_pool import FULL_GROUP, SequencePages
 from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds
-from specbuild.runtime.manifest import Manifest, SpecPv
+from specbuild.runtime.manifest import INDEXER_GROUP, Manifest, SpecPv
 from specbuild.runtime.request import Request, SequenceState
 from specbuild.runtime.specpv import (
     SequenceView,
@@ -49,6 +50,7 @@ class PartialViews:
         self._geometry = geometry
         self._counter = counter
         self._shape = table_shape(manifest, geometry)
+        self._indexed = _indexed_places(manifest)
         self._held: dict[int, _Held] = {}
 
     def release(self, sequence: SequenceState) -> None:
@@ -94,8 +96,9 @@ class PartialViews:
             _partial_table(h, p) if c.partial else p.table[None, None, : p.end_page]
             for h, p, c in zip(held, pages, choices, strict=True)
         ]
-        feeds = _placed(pages, plan, hidden, self._counter)
+        feeds = _placed(pages, plan, hidden, self._counter, FULL_GROUP)
         feeds |= {
+            f"{FULL_GROUP}.logical_pages": _logical_pages(pages),
             f"{FULL_GROUP}.page_table": _stacked(views, self._shape),
             f"{FULL_GROUP}.first_block": _ints([h.view.summarised_blocks for h in held]),
             f"{FULL_GROUP}.blocks": _ints([-1 if n is None else n for n in blocks]),
@@ -104,6 +107,31 @@ class PartialViews:
             PARTIAL_TABLE: _no_tables(len(sequences), self._shape),
         }
         return feeds
+
+    def index_feeds(
+        self,
+        sequences: Sequence[SequenceState],
+        plan: RowPlan,
+        choices: Sequence[StepChoice] | None,
+    ) -> dict[str, np.ndarray]:
+        """The inputs of the indexers' group, which sees what the full-attention group sees.
+
+        To be asked for after :meth:`feeds`, which brings partial tables up to date.
+        """
+        own = [s.pages[INDEXER_GROUP] for s in sequences]
+        partial = [choices is not None and choices[b].partial for b in range(len(sequences))]
+        held = [self._of(s) for s in sequences]
+        hidden = [h.view.hidden_tokens if p else 0 for h, p in zip(held, partial, strict=True)]
+        views = [
+            _translated(_partial_table(h, s.pages[FULL_GROUP])[self._indexed], s)
+            if p
+            else s.pages[INDEXER_GROUP].table[None, None, : s.pages[INDEXER_GROUP].end_page]
+            for s, h, p in zip(sequences, held, partial, strict=True)
+        ]
+        placed = _placed(own, plan, hidden, self._counter, INDEXER_GROUP)
+        _, kv_heads, entries = self._shape
+        shape = (len(self._indexed), kv_heads, entries)
+        return placed | {f"{INDEXER_GROUP}.page_table": _stacked(views, shape)}
 
     def take(
         self,
@@ -160,11 +188,38 @@ def launch_feeds(
     plan: RowPlan,
     counter: SlotCounter,
 ) -> dict[str, np.ndarray]:
-    """One group's inputs of a launch that sees all of its sequences, with SpecPV or without."""
+    """One group's inputs of a launch that sees all of its sequences, with SpecPV or without.
+
+    Its rows attend to all that they see.
+    """
     geometry = view_geometry(manifest)
+    if group == INDEXER_GROUP:
+        budget = {f"{INDEXER_GROUP}.budget": np.full(len(pages), EVERYTHING, np.int32)}
+        if geometry is None:
+            return cache_feeds(group, pages, plan, counter) | budget
+        _, kv_heads, entries = table_shape(manifest, geometry)
+        shape = (len(_indexed_places(manifest)), kv_heads, entries)
+        whole = [p.table[None, None, : p.end_page] for p in pages]
+        placed = _placed(pages, plan, [0] * len(pages), counter, group)
+        return placed | budget | {f"{group}.page_table": _stacked(whole, shape)}
     if geometry is None or group != FULL_GROUP:
         return cache_feeds(group, pages, plan, counter)
     return whole_view_feeds(pages, plan, counter, table_shape(manifest, geometry))
+
+
+def _indexed_places(manifest: Manifest) -> list[int]:
+    """Where the layers that have an indexer stand among the full-attention ones."""
+    layers = manifest.group(FULL_GROUP).layers
+    indexer = manifest.target.indexer
+    return [] if indexer is None else [layers.index(layer) for layer in indexer.layers]
+
+
+def _translated(table: np.ndarray, sequence: SequenceState) -> np.ndarray:
+    """A table of a sequence's full-attention pages as one of its indexers' pages."""
+    full, own = sequence.pages[FULL_GROUP], sequence.pages[INDEXER_GROUP]
+    pages = np.zeros(full.table.max() + 1, np.int32)
+    pages[full.table[: full.end_page]] = own.table[: own.end_page]
+    return pages[table]
 
 
 def table_shape(manifest: Manifest, geometry: ViewGeometry) -> tuple[int, int, int]:
@@ -183,10 +238,11 @@ def whole_view_feeds(
 
     ``shape`` is (layers, kv_heads, entries) of a partial table.
     """
-    feeds = _placed(pages, plan, [0] * len(pages), counter)
+    feeds = _placed(pages, plan, [0] * len(pages), counter, FULL_GROUP)
     zeros = np.zeros(len(pages), np.int32)
     whole = [p.table[None, None, : p.end_page] for p in pages]
     return feeds | {
+        f"{FULL_GROUP}.logical_pages": _logical_pages(pages),
         f"{FULL_GROUP}.page_table": _stacked(whole, shape),
         f"{FULL_GROUP}.first_block": zeros,
         f"{FULL_GROUP}.blocks": zeros - 1,
@@ -207,21 +263,29 @@ def _partial_table(held: _Held, pages: SequencePages) -> np.ndarray:
 
 
 def _placed(
-    pages: Sequence[SequencePages], plan: RowPlan, hidden: Sequence[int], counter: SlotCounter
+    pages: Sequence[SequencePages],
+    plan: RowPlan,
+    hidden: Sequence[int],
+    counter: SlotCounter,
+    group: str,
 ) -> dict[str, np.ndarray]:
-    """Where the rows stand in their views and in the pool, and the pages of every position."""
+    """Where the rows stand in their views and in the pool."""
     first = [f - h for f, h in zip(plan.first, hidden, strict=True)]
     start = [t - h for t, h in zip(plan.tree_start, hidden, strict=True)]
     writes = [p.slots[f : f + n] for p, f, n in zip(pages, plan.first, plan.count, strict=True)]
+    return {
+        f"{group}.row_slot": counter.ranges(first, plan.count),
+        f"{group}.tree_start": _ints(start),
+        f"{group}.write_slot": np.concatenate(writes),
+    }
+
+
+def _logical_pages(pages: Sequence[SequencePages]) -> np.ndarray:
+    """The pages of every position [B, P]."""
     logical = np.zeros((len(pages), max(p.end_page for p in pages)), np.int32)
     for row, holder in zip(logical, pages, strict=True):
         row[: holder.end_page] = holder.table[: holder.end_page]
-    return {
-        f"{FULL_GROUP}.row_slot": counter.ranges(first, plan.count),
-        f"{FULL_GROUP}.tree_start": _ints(start),
-        f"{FULL_GROUP}.write_slot": np.concatenate(writes),
-        f"{FULL_GROUP}.logical_pages": logical,
-    }
+    return logical
 
 
 def _stacked(views: Sequence[np.ndarray], shape: tuple[int, int, int]) -> np.ndarray:

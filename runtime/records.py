@@ -38,13 +38,38 @@ class SpecPvStats:
 
 
 @dataclass(frozen=True)
+class DsaStats:
+    """How lossy attention to chosen tokens was; ``top_k`` is how many a row chooses.
+
+    ``narrowed_steps`` emitted what narrowed attention gave; ``checked_steps`` ran whole too, and
+    emitted that; ``fallback_steps`` attended to everything because checks agreed too little. Of
+    the ``checked_tokens`` narrowed attention chose ``agreed_tokens`` too; drafts accepted in
+    checks by either are ``accepted_narrowed`` and ``accepted_whole``. ``broken_lists`` of slots,
+    in ``broken_launches``, broke an invariant and gave way to everything.
+    """
+
+    top_k: int
+    narrowed_steps: int
+    checked_steps: int
+    fallback_steps: int
+    checked_tokens: int
+    agreed_tokens: int
+    agreement: float | None
+    accepted_narrowed: int
+    accepted_whole: int
+    broken_launches: int
+    broken_lists: int
+
+
+@dataclass(frozen=True)
 class RunStats:
     """Statistics of one request.
 
     ``steps`` counts target passes after prefill; ``mean_acceptance_length`` the tokens those
     passes emitted, per pass (1.0 without a draft); ``acceptance_histogram[a]`` the steps with a
     accepted drafts; ``acceptance_per_position[i]`` the share of steps with more than i.
-    ``specpv`` is None where every step verified over the whole cache, by the engine's nature.
+    ``specpv`` is None where every step verified over the whole cache, by the engine's nature, and
+    ``dsa`` where every row attended to all that it saw.
     """
 
     prompt_tokens: int
@@ -57,6 +82,7 @@ class RunStats:
     tpot_s: float | None
     output_tokens_per_s: float
     specpv: SpecPvStats | None = None
+    dsa: DsaStats | None = None
 
 
 @dataclass(frozen=True)

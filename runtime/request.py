@@ -31,7 +31,8 @@ class GenerateParams:
 
     ``specpv_retrieval_blocks`` bounds the blocks that a partial view retrieves, on an engine with
     SpecPV: None is the engine's own number, ``auto`` goes by the longest context, 0 verifies over
-    the whole cache always.
+    the whole cache always. ``dsa_top_k`` bounds the tokens that a row chooses on an engine with
+    DSA: None is the engine's own number, 0 attends to everything always.
     """
 
     max_new_tokens: int = 128
@@ -40,6 +41,7 @@ class GenerateParams:
     ignore_eos: bool = False
     raw: bool = False
     specpv_retrieval_blocks: int | Literal["auto"] | None = None
+    dsa_top_k: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

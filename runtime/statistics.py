@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from time import perf_counter
 
+from specbuild.runtime.dsa import DsaTally
 from specbuild.runtime.records import RunStats
 from specbuild.runtime.specpv import SpecPvTally
 
@@ -12,7 +13,8 @@ class RunTally:
     """Counts while a request runs. Its clock starts when the request is admitted.
 
     An accepted draft counts when its token was emitted: drafts behind an end of sequence or a
-    stop string do not. ``specpv`` is set where steps may verify over partial views.
+    stop string do not. ``specpv`` is set where steps may verify over partial views, ``dsa`` where
+    they may attend to chosen tokens.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -22,6 +24,7 @@ class RunTally:
         self._tokens = 0
         self._step_tokens = 0
         self.specpv: SpecPvTally | None = None
+        self.dsa: DsaTally | None = None
 
     def first_token(self) -> None:
         """The prefill gave its token."""
@@ -52,4 +55,5 @@ class RunTally:
             tpot_s=(self._last_s - self._first_s) / gaps if gaps > 0 else None,
             output_tokens_per_s=self._tokens / total_s if total_s > 0 else 0.0,
             specpv=None if self.specpv is None else self.specpv.stats(),
+            dsa=None if self.dsa is None else self.dsa.stats(),
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 from random_weights import Tensors
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 
@@ -27,3 +28,18 @@ def write_latents(
             tensors[f"model.layers.{layer}.self_attn.{name}"] = drawn
     save_file(tensors, path / "mla_kv.safetensors")
     return tensors
+
+
+def write_factors(path: Path, checkpoint: Path, layers: Iterable[int], rank: int) -> None:
+    """Latents of a checkpoint's own layers: the plain factors of ``[W_k | W_v]`` at a rank."""
+    tensors = {}
+    with safe_open(checkpoint, framework="pt") as weights:
+        for layer in layers:
+            name = f"model.layers.{layer}.self_attn."
+            k, v = (weights.get_tensor(f"{name}{part}_proj.weight").double() for part in "kv")
+            left, values, right = torch.linalg.svd(torch.cat([k, v]).T, full_matrices=False)
+            tensors[f"{name}mla_W_c"] = (left[:, :rank] * values[:rank]).float().contiguous()
+            ups = right[:rank].split([len(k), len(v)], dim=1)
+            for part, up in zip("kv", ups, strict=True):
+                tensors[f"{name}mla_W_{part}_lat"] = up.float().contiguous()
+    save_file(tensors, path / "mla_kv.safetensors")

@@ -136,9 +136,11 @@ GPT_OSS_ORIGINAL = FieldTable(
 
 # The section that says what stands beside a checkpoint's own attention.
 ATTENTION = FieldTable(
-    read=frozenset({"use_mla_kv", "mla_latent_dim"}),
-    only={"enable_dsa_indexer": (False,)},
-    inert=frozenset({"dsa_top_k", "dsa_threshold"}),
+    read=frozenset(
+        {"use_mla_kv", "mla_latent_dim", "enable_dsa_indexer", "dsa_top_k", "dsa_threshold"}
+    ),
+    only={},
+    inert=frozenset(),
 )
 
 MXFP4_QUANTIZATION = FieldTable(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbuild.builder.checkpoint.audit import ExpectedTensor, audit, group_names
-from specbuild.builder.checkpoint.config_fields import ATTENTION, check_fields
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, read_header
 from specbuild.runtime.errors import SpecbuildError
@@ -42,7 +41,7 @@ def full_rank(g: TargetGeometry) -> int:
     return min(g.hidden, 2 * g.kv_heads * g.head_dim)
 
 
-def read_latents(path: Path, config: Config, g: TargetGeometry, *, strict: bool) -> Latents | None:
+def read_latents(path: Path, config: Config, g: TargetGeometry) -> Latents | None:
     """The latents beside the checkpoint at ``path``, or None where there are none to use.
 
     They are found by the name of their file; ``attention.use_mla_kv`` of the config may switch
@@ -50,7 +49,6 @@ def read_latents(path: Path, config: Config, g: TargetGeometry, *, strict: bool)
     or one does not fit the checkpoint or ``attention.mla_latent_dim``.
     """
     section = config.section("attention")
-    warnings = check_fields(section, ATTENTION, strict=strict)
     file = path / LATENT_FILE
     if not section.boolean("use_mla_kv", file.is_file()):
         return None
@@ -70,7 +68,7 @@ def read_latents(path: Path, config: Config, g: TargetGeometry, *, strict: bool)
         for projection, up in _UP_OF.items()
     }
     layers = ", ".join(group_names(latent_name(i, DOWN) for i, dim in enumerate(dims) if dim))
-    warnings += (
+    warnings = (
         f"target: {LATENT_FILE} stands in the place of keys and values ({layers}), which changes "
         "the output; --no-mla leaves it out",
     )

@@ -13,6 +13,7 @@ import torch
 from specbuild.builder.checkpoint import original_layout
 from specbuild.builder.checkpoint.audit import audit
 from specbuild.builder.checkpoint.config_fields import (
+    ATTENTION,
     GPT_OSS,
     GPT_OSS_ORIGINAL,
     MXFP4_QUANTIZATION,
@@ -20,7 +21,8 @@ from specbuild.builder.checkpoint.config_fields import (
 )
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.hints import mismatch_hints, wrong_model_hints
-from specbuild.builder.checkpoint.latents import read_latents
+from specbuild.builder.checkpoint.indexers import Indexers, read_indexers
+from specbuild.builder.checkpoint.latents import Latents, read_latents
 from specbuild.builder.checkpoint.rope import read_rope
 from specbuild.builder.checkpoint.source import (
     SourceTensor,
@@ -54,10 +56,13 @@ class TargetCheckpoint:
     replaced: dict[str, str] = field(default_factory=dict)
 
 
-def read_target(path: Path, *, strict: bool, mla: bool = True) -> TargetCheckpoint:
+def read_target(
+    path: Path, *, strict: bool, mla: bool = True, dsa: bool | None = None
+) -> TargetCheckpoint:
     """Read the headers of the checkpoint at ``path``, in either layout; no weights are loaded.
 
-    Latents that lie beside it take the place of keys and values, unless ``mla`` is false.
+    Latents that lie beside it take the place of keys and values, unless ``mla`` is false. Indexers
+    are used where ``dsa`` asks for them, or the config where it is None.
     Raises SpecbuildError if it is no checkpoint, is of an unsupported kind, or does not hold
     exactly the tensors that its configuration asks for; ``strict`` also refuses unknown fields.
     """
@@ -82,15 +87,34 @@ def read_target(path: Path, *, strict: bool, mla: bool = True) -> TargetCheckpoi
     hints = mismatch_hints(geometry, tensors)
     audit(str(path), target_tensors(geometry), tensors, hints)
     text_files = _text_files(path, original)
-    latents = read_latents(path, config, geometry, strict=strict) if mla else None
+    warnings += check_fields(config.section("attention"), ATTENTION, strict=strict)
+    target = TargetCheckpoint(geometry, tensors, warnings, text_files)
+    if mla:
+        target = _with_latents(target, read_latents(path, config, geometry))
+    indexers, more = read_indexers(path, config, geometry, asked=dsa)
+    target = _with_indexers(target, indexers)
+    return dataclasses.replace(target, warnings=(*target.warnings, *more))
+
+
+def _with_latents(target: TargetCheckpoint, latents: Latents | None) -> TargetCheckpoint:
     if latents is None:
-        return TargetCheckpoint(geometry, tensors, warnings, text_files)
-    return TargetCheckpoint(
-        dataclasses.replace(geometry, latent_dims=latents.dims),
-        {**tensors, **latents.tensors},
-        (*warnings, *latents.warnings),
-        text_files,
-        latents.replaced,
+        return target
+    return dataclasses.replace(
+        target,
+        geometry=dataclasses.replace(target.geometry, latent_dims=latents.dims),
+        tensors={**target.tensors, **latents.tensors},
+        warnings=(*target.warnings, *latents.warnings),
+        replaced=latents.replaced,
+    )
+
+
+def _with_indexers(target: TargetCheckpoint, indexers: Indexers | None) -> TargetCheckpoint:
+    if indexers is None:
+        return target
+    return dataclasses.replace(
+        target,
+        geometry=dataclasses.replace(target.geometry, indexer=indexers.geometry),
+        tensors={**target.tensors, **indexers.tensors},
     )
 
 

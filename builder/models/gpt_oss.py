@@ -6,7 +6,6 @@ and exported; it holds no weights of its own.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,12 +18,14 @@ from specbuild.builder.models.graph_io import (
     LatentPool,
     Launch,
     LayerBlocks,
+    LayerIndex,
     LayerPools,
 )
+from specbuild.builder.models.indexer import IndexedAttention
 from specbuild.builder.models.latent_attention import LatentAttention
 from specbuild.builder.models.rope import rotate
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.manifest import TargetGeometry
+from specbuild.runtime.manifest import Dsa, IndexerGeometry, TargetGeometry
 from specbuild.runtime.specpv import ViewGeometry
 
 
@@ -49,10 +50,12 @@ def write_and_attend(  # noqa: PLR0917
     sinks: torch.Tensor | None,
     window: int,
     table: int = 0,
+    selected: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, LayerPools]:
     """Writes K and V [T, kv_heads, D] and attends with q [T, Hq, D] → [T, Hq·D], new pools.
 
-    ``table`` is the layer's among the group's page tables, where it has one of its own.
+    ``table`` is the layer's among the group's page tables, where it has one of its own;
+    ``selected`` [T, N, S] narrows rows to some slots (DSA).
     """
     q, k, v = qkv
     write = torch_op("KvWrite")
@@ -70,7 +73,7 @@ def write_and_attend(  # noqa: PLR0917
         view.tree_start,
         launch.ancestor_bits,
         sinks,
-        None,
+        selected,
         scale=q.shape[-1] ** -0.5,
         window=window,
     )
@@ -121,11 +124,18 @@ def choose_blocks(  # noqa: PLR0917
     return table
 
 
-class Attention(nn.Module):
+class Attention(IndexedAttention):
     """Grouped-query attention with biases and one learned sink per query head."""
 
-    def __init__(self, g: TargetGeometry, window: int, blocks: ViewGeometry | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        g: TargetGeometry,
+        window: int,
+        blocks: ViewGeometry | None = None,
+        indexer: IndexerGeometry | None = None,
+        dsa: Dsa | None = None,
+    ) -> None:
+        super().__init__(g.hidden, indexer, dsa)
         self.geometry, self.window, self.blocks = g, window, blocks
         self.q_proj = nn.Linear(g.hidden, g.q_heads * g.head_dim)
         self.k_proj = nn.Linear(g.hidden, g.kv_heads * g.head_dim)
@@ -141,22 +151,24 @@ class Attention(nn.Module):
         launch: Launch,
         tables: Any,
         blocks: LayerBlocks | None = None,
-    ) -> tuple[torch.Tensor, LayerPools, tuple[torch.Tensor, ...]]:
-        """``x`` [T, H], normed → [T, H], the written pools, and with SpecPV summaries and table."""
+        index: LayerIndex | None = None,
+    ) -> tuple[torch.Tensor, LayerPools, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """``x`` [T, H], normed → [T, H], the written pools, SpecPV's part and DSA's."""
         g = self.geometry
         q = rotate(self.q_proj(x), tables, launch.positions, g.q_heads)
         k = rotate(self.k_proj(x), tables, launch.positions, g.kv_heads)
         v = self.v_proj(x).view(-1, g.kv_heads, g.head_dim)
         sinks = self.sinks.float()
         place = 0 if blocks is None else blocks.place
+        selected, indexed = self.choose_slots(x, index, launch)
         attended, written = write_and_attend(
-            (q, k, v), pools, view, launch, sinks, self.window, place
+            (q, k, v), pools, view, launch, sinks, self.window, place, selected
         )
         partial: tuple[torch.Tensor, ...] = ()
         if blocks is not None and self.blocks is not None:
             summary = summarise(written.k, blocks, self.blocks)
             partial = (summary, choose_blocks(q, summary, blocks, view, launch, self.blocks))
-        return self.o_proj(attended), written, partial
+        return self.o_proj(attended), written, partial, indexed
 
 
 class Experts(nn.Module):
@@ -224,17 +236,19 @@ class Layer(nn.Module):
     def __init__(
         self,
         g: TargetGeometry,
-        layer_type: str,
-        latent_dim: int = 0,
+        number: int,
         blocks: ViewGeometry | None = None,
+        dsa: Dsa | None = None,
     ) -> None:
         super().__init__()
-        window = g.sliding_window if layer_type == "sliding_attention" else 0
+        window = g.sliding_window if g.layer_types[number] == "sliding_attention" else 0
+        latent_dim = g.latent_dims[number] if g.latent_dims else 0
+        indexer = g.indexer if g.indexer and number in g.indexer.layers else None
         self.input_layernorm = RmsNorm(g.hidden, g.rms_eps)
         self.self_attn = (
-            LatentAttention(g, window, latent_dim)
+            LatentAttention(g, window, latent_dim, indexer, dsa)
             if latent_dim
-            else Attention(g, window, None if window else blocks)
+            else Attention(g, window, None if window else blocks, indexer, dsa)
         )
         self.post_attention_layernorm = RmsNorm(g.hidden, g.rms_eps)
         self.mlp = MoeBlock(g)
@@ -247,30 +261,33 @@ class Layer(nn.Module):
         launch: Launch,
         tables: Any,
         blocks: LayerBlocks | None = None,
-    ) -> tuple[torch.Tensor, LayerPools | LatentPool, tuple[torch.Tensor, ...]]:
+        index: LayerIndex | None = None,
+    ) -> tuple[torch.Tensor, *tuple[Any, ...]]:
         """The residual stream ``x`` [T, H] after the block, and what attention gave beside it."""
-        attended, written, partial = self.self_attn(
-            self.input_layernorm(x), pools, view, launch, tables, blocks
+        attended, *beside = self.self_attn(
+            self.input_layernorm(x), pools, view, launch, tables, blocks, index
         )
         x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), written, partial
+        return x + self.mlp(self.post_attention_layernorm(x)), *beside
 
 
 class Backbone(nn.Module):
     """Embedding, blocks and the final norm, under the names of the checkpoint."""
 
-    def __init__(self, g: TargetGeometry, blocks: ViewGeometry | None = None) -> None:
+    def __init__(
+        self, g: TargetGeometry, blocks: ViewGeometry | None = None, dsa: Dsa | None = None
+    ) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(g.vocab, g.hidden)
-        dims = g.latent_dims or (0,) * g.layers
-        self.layers = nn.ModuleList(map(partial(Layer, g, blocks=blocks), g.layer_types, dims))
+        self.layers = nn.ModuleList(Layer(g, number, blocks, dsa) for number in range(g.layers))
         self.norm = RmsNorm(g.hidden, g.rms_eps)
 
 
 class GptOss(nn.Module):
     """The role ``target``. ``taps`` are the layers whose outputs are captured (0-based).
 
-    With ``blocks`` its full-attention layers summarise and choose blocks (SpecPV).
+    With ``blocks`` its full-attention layers summarise and choose blocks (SpecPV); with ``dsa``
+    those that have an indexer choose tokens.
     """
 
     def __init__(
@@ -279,10 +296,11 @@ class GptOss(nn.Module):
         taps: tuple[int, ...],
         max_positions: int,
         blocks: ViewGeometry | None = None,
+        dsa: Dsa | None = None,
     ) -> None:
         super().__init__()
         self.geometry, self.taps = g, taps
-        self.model = Backbone(g, blocks)
+        self.model = Backbone(g, blocks, dsa)
         self.lm_head = nn.Linear(g.hidden, g.vocab, bias=False)
         table = torch.empty(max_positions, g.head_dim // 2)
         self.register_buffer("rope_cos", table)
@@ -296,28 +314,40 @@ class GptOss(nn.Module):
         pools: tuple[LayerPools | LatentPool, ...],
         asked: BlockView | None = None,
         summaries: tuple[torch.Tensor, ...] = (),
+        budget: torch.Tensor | None = None,
+        key_pools: tuple[torch.Tensor, ...] = (),
         *,
         group_of_layer: tuple[int, ...],
     ) -> tuple[Any, ...]:
         """``token_ids`` [T] → logits [R, V] fp32, captured [T, taps·H], new pools, stages.
 
         With SpecPV, ``summaries`` of the full-attention layers in order go in, and come out behind
-        the pools, followed by the partial tables [Lg, B, kv_heads, V].
+        the pools, followed by the partial tables [Lg, B, kv_heads, V]. With DSA, the last of
+        ``views`` is the indexers'; behind all of these come their pools, and by layer and sequence
+        how many lists broke an invariant, [Lg, B].
 
         The stages are the residual stream after every layer and the normed final one; they are
         not outputs of an engine, but keep their names in it for ``verify``.
         """
         x = self.model.embed_tokens(token_ids)
         tables = (self.rope_cos, self.rope_sin)
-        written, stages, chosen = [], [], []
+        written, stages, chosen, indexed = [], [], [], []
         for layer, layer_pools, group in zip(self.model.layers, pools, group_of_layer, strict=True):
             blocks = None
             if asked is not None and layer.self_attn.blocks is not None:
                 place = len(chosen)
                 blocks = LayerBlocks(place, asked, summaries[place], asked.partial_table[place])
-            x, new, partial = layer(x, layer_pools, views[group], launch, tables, blocks)
+            index = None
+            if budget is not None and layer.self_attn.indexer is not None:
+                place = 0 if asked is None else len(indexed)
+                index = LayerIndex(place, views[-1], budget, key_pools[len(indexed)])
+            x, new, partial, keyed = layer(
+                x, layer_pools, views[group], launch, tables, blocks, index
+            )
             if partial:
                 chosen.append(partial)
+            if keyed:
+                indexed.append(keyed)
             written.append(new)
             stages.append(x)
         pre_head = self.model.norm(x.index_select(0, launch.logit_rows))
@@ -326,4 +356,7 @@ class GptOss(nn.Module):
         new_summaries = [summary for summary, _ in chosen]
         new_tables = [torch.stack([table for _, table in chosen])] if chosen else []
         beside = [(*new_summaries, *new_tables)] if chosen else []
+        if indexed:
+            broken = torch.stack([violations for _, violations in indexed])
+            beside.append((*[pool for pool, _ in indexed], broken))
         return logits, *captured, tuple(written), *beside, tuple(stages), pre_head

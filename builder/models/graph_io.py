@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from specbuild.runtime.manifest import CacheGroup
+from specbuild.runtime.manifest import INDEXER_GROUP, CacheGroup
 
 
 class Launch(NamedTuple):
@@ -56,6 +56,18 @@ class LayerBlocks(NamedTuple):
     partial_table: torch.Tensor
 
 
+class LayerIndex(NamedTuple):
+    """One layer's part of DSA: its place among the page tables, and its keys' pool.
+
+    ``budget`` [B] is how many tokens a sequence's rows may choose, −1 for all.
+    """
+
+    place: int
+    view: GroupView
+    budget: torch.Tensor
+    key_pool: torch.Tensor
+
+
 class LayerPools(NamedTuple):
     """The key and value pools of one layer."""
 
@@ -87,18 +99,19 @@ LAUNCH_PORTS = (
 
 
 def view_ports(
-    group: CacheGroup, batch: int | str, *, per_head: bool = False
+    group: CacheGroup, batch: int | str, *, views: int | None = None
 ) -> tuple[InputPort, ...]:
-    """The ports of a :class:`GroupView`; ``per_head``: a view for each layer and KV head."""
-    layers, views = (len(group.layers), group.kv_heads) if per_head else (1, 1)
+    """The ports of a :class:`GroupView`; each layer has ``views`` of its own, or all share one."""
+    layers = 1 if views is None else len(group.layers)
+    rotated_when_read = bool(group.latent_widths) and group.name != INDEXER_GROUP
     pages = f"P_{group.name}"
     latent = (InputPort(f"{group.name}.page_position", torch.int32, (batch, pages)),)
     return (
-        InputPort(f"{group.name}.page_table", torch.int32, (layers, batch, views, pages)),
+        InputPort(f"{group.name}.page_table", torch.int32, (layers, batch, views or 1, pages)),
         InputPort(f"{group.name}.row_slot", torch.int32, ("T",)),
         InputPort(f"{group.name}.tree_start", torch.int32, (batch,)),
         InputPort(f"{group.name}.write_slot", torch.int32, ("T",)),
-        *(latent if group.latent_widths else ()),
+        *(latent if rotated_when_read else ()),
     )
 
 
@@ -116,6 +129,11 @@ def block_ports(group: CacheGroup, batch: int | str, entries: int) -> tuple[Inpu
         ints("tree_count", batch),
         ints("partial_table", len(group.layers), batch, group.kv_heads, entries),
     )
+
+
+def budget_port(batch: int | str) -> InputPort:
+    """The port of how many tokens each sequence's rows may choose (DSA)."""
+    return InputPort(f"{INDEXER_GROUP}.budget", torch.int32, (batch,))
 
 
 def summary_port(group: CacheGroup, layer: int, dtype: torch.dtype) -> InputPort:

@@ -7,10 +7,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from specbuild.builder.models.graph_io import GroupView, LatentPool, Launch, LayerBlocks
+from specbuild.builder.models.graph_io import (
+    GroupView,
+    LatentPool,
+    Launch,
+    LayerBlocks,
+    LayerIndex,
+)
+from specbuild.builder.models.indexer import IndexedAttention
 from specbuild.builder.models.rope import rotate
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.manifest import TargetGeometry
+from specbuild.runtime.manifest import Dsa, IndexerGeometry, TargetGeometry
 
 
 class ProjectionBias(nn.Module):
@@ -21,11 +28,18 @@ class ProjectionBias(nn.Module):
         self.bias = nn.Parameter(torch.empty(width))
 
 
-class LatentAttention(nn.Module):
+class LatentAttention(IndexedAttention):
     """``c = x W_c``; keys ``RoPE(c W_k_lat + b_k)``, values ``c W_v_lat + b_v``; sinks per head."""
 
-    def __init__(self, g: TargetGeometry, window: int, latent_dim: int) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        g: TargetGeometry,
+        window: int,
+        latent_dim: int,
+        indexer: IndexerGeometry | None = None,
+        dsa: Dsa | None = None,
+    ) -> None:
+        super().__init__(g.hidden, indexer, dsa)
         self.geometry, self.window, self.blocks = g, window, None
         kv_width = g.kv_heads * g.head_dim
         self.q_proj = nn.Linear(g.hidden, g.q_heads * g.head_dim)
@@ -37,7 +51,7 @@ class LatentAttention(nn.Module):
         self.o_proj = nn.Linear(g.q_heads * g.head_dim, g.hidden)
         self.sinks = nn.Parameter(torch.empty(g.q_heads))
 
-    def forward(
+    def forward(  # noqa: PLR0917
         self,
         x: torch.Tensor,
         pools: LatentPool,
@@ -45,8 +59,9 @@ class LatentAttention(nn.Module):
         launch: Launch,
         tables: Any,
         _blocks: LayerBlocks | None = None,
-    ) -> tuple[torch.Tensor, LatentPool, tuple[torch.Tensor, ...]]:
-        """``x`` [T, H], normed → [T, H], the written pool, and nothing for SpecPV.
+        index: LayerIndex | None = None,
+    ) -> tuple[torch.Tensor, LatentPool, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """``x`` [T, H], normed → [T, H], the written pool, nothing for SpecPV, and DSA's part.
 
         Blocks are summarised by cached keys, which a latent layer does not have.
         """
@@ -55,6 +70,7 @@ class LatentAttention(nn.Module):
         q = rotate(self.q_proj(x), tables, launch.positions, g.q_heads)
         latent = (x @ self.mla_W_c).unsqueeze(1)
         written = LatentPool(torch_op("KvWrite")(pools.c, latent, view.write_slot))
+        selected, indexed = self.choose_slots(x, index, launch)
         attended = torch_op("MlaAttention")(
             q,
             written.c,
@@ -69,9 +85,9 @@ class LatentAttention(nn.Module):
             view.tree_start,
             launch.ancestor_bits,
             self.sinks.float(),
-            None,
+            selected,
             view.page_position,
             scale=g.head_dim**-0.5,
             window=self.window,
         )
-        return self.o_proj(attended.flatten(1)), written, ()
+        return self.o_proj(attended.flatten(1)), written, (), indexed

@@ -161,6 +161,7 @@ def _params(engine: Engine, sampling: SamplingParams) -> GenerateParams:
         sampling=sampling,
         ignore_eos=True,
         specpv_retrieval_blocks=None if engine.manifest.specpv is None else 0,
+        dsa_top_k=None if engine.manifest.dsa is None else 0,
     )
 
 

@@ -93,7 +93,7 @@ def reference(
         start, bits = int(tree_start[sequence]), ancestor_bits[first:last]
         mask = visibility(row_slot[first:last].long(), start, bits, keys, window)
         if selected is not None:
-            mask &= among(selected[first:last], keys)
+            mask &= among(selected[first:last], keys)[:, 0]
         latent = c_pool[page_table[sequence, 0].long(), 0].flatten(0, 1).float()
         # What no row sees may hold anything, NaN included: 0 · NaN must not enter the sum.
         latent = latent.where(mask.any(0)[:, None], 0.0)
@@ -142,7 +142,7 @@ OP = OpSpec(
         TensorSpec("tree_start", "int32", ("B",)),
         TensorSpec("ancestor_bits", "int32", ("T", "W")),
         TensorSpec("sinks", "float32", ("q_heads",), optional=True),
-        TensorSpec("selected", "int32", ("T", "S"), optional=True),
+        TensorSpec("selected", "int32", ("T", "1", "S"), optional=True),
         TensorSpec("page_position", "int32", ("B", "P"), optional=True),
     ),
     outputs=(TensorSpec("attended", "T", ("T", "q_heads", "v_width")),),

@@ -21,6 +21,9 @@ INT64 = ir.DataType.INT64
 # Added to a hidden score. Finite, so that a padding row that sees nothing gives no NaN.
 HIDDEN = -3e38
 
+# First entry of a list of slots that narrows nothing.
+WHOLE = -2
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -131,15 +134,36 @@ def additive_mask(
 
 
 def keep_selected(b: BodyBuilder, mask: ir.Value, rows: Rows, selected: ir.Value) -> ir.Value:
-    """The mask narrowed to the view slots that ``selected`` [T, n] names (-1 pads)."""
+    """The mask [B, R, S] narrowed to the view slots that ``selected`` [T, N, n] names.
+
+    [B, R, S] where all KV heads have one list, else [N or 1, B, R, S]. Lists that narrow nothing,
+    as all are below a threshold, cost next to nothing.
+    """
+    alone = static_size(selected, 1) == 1
+    begins = b.slice(selected, 0, 1, 2)
+    narrowed = b.Not(b.Equal(begins, b.scalar(WHOLE, np.int32)))
+    any_narrowed = b.ReduceMax(b.cast(narrowed, ir.DataType.INT32), b.i64(0, 1, 2), keepdims=0)
+    return b.branch(
+        b.cast(any_narrowed, ir.DataType.BOOL),
+        lambda inner: _narrowed(inner, mask, rows, selected, alone=alone),
+        lambda inner: inner.Identity(mask) if alone else inner.Unsqueeze(mask, inner.i64(0)),
+    )
+
+
+def _narrowed(
+    b: BodyBuilder, mask: ir.Value, rows: Rows, selected: ir.Value, *, alone: bool
+) -> ir.Value:
     picks = b.cast(per_sequence(b, selected, rows), INT64)
+    picks = b.Squeeze(picks, b.i64(2)) if alone else b.Transpose(picks, perm=[2, 0, 1, 3])
     keys = b.size(mask, 2)
-    shape = b.Concat(b.Shape(mask, start=0, end=2), b.Add(keys, b.i64(1)), axis=0)
+    shape = b.Concat(b.Shape(picks, start=0, end=-1), b.Add(keys, b.i64(1)), axis=0)
     none = b.Expand(b.scalar(HIDDEN), shape)
     target = b.Where(b.Less(picks, b.scalar(0, np.int64)), keys, picks)
     zeros = b.Expand(b.scalar(0.0), b.Shape(target))
-    chosen = b.ScatterElements(none, target, zeros, axis=2)
-    return b.Min(mask, b.Slice(chosen, b.i64(0), keys, b.i64(2)))
+    chosen = b.ScatterElements(none, target, zeros, axis=-1)
+    chosen = b.Slice(chosen, b.i64(0), keys, b.i64(-1))
+    whole = b.Equal(b.Slice(picks, b.i64(0), b.i64(1), b.i64(-1)), b.scalar(WHOLE, np.int64))
+    return b.Min(mask, b.Where(whole, b.scalar(0.0), chosen))
 
 
 def gathered(b: BodyBuilder, pool: ir.Value, page_table: ir.Value, *, single: bool) -> ir.Value:
@@ -217,8 +241,10 @@ def body(
     mask = additive_mask(b, rows, keys, row_slot, tree_start, words, int(attributes["window"]))
     if selected is not None:
         mask = keep_selected(b, mask, rows, selected)
+        if single and static_size(selected, 1) > 1:
+            mask = b.Squeeze(mask, b.i64(1))
     if group > 1:
-        mask = b.Concat(*[mask] * group, axis=1)
+        mask = b.Concat(*[mask] * group, axis=-2)
 
     queries = b.reshape(b.Transpose(q, perm=[1, 0, 2]), kv_heads, -1, width)
     if not single:

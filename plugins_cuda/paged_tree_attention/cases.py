@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
+from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
 
 Ints = tuple[int, ...]
 
@@ -65,6 +66,8 @@ class Launch:
     sinks: bool = True
     view_per_head: bool = False
     selected: int = 0
+    lists_per_head: bool = False
+    whole_rows: int | None = None
     padding_rows: int = 2
     padding_pages: int = 1
     words: int = 0
@@ -136,12 +139,16 @@ class Launch:
         return words.view(np.int32)
 
     def _selected(self, rng: np.random.Generator, total: int) -> np.ndarray:
-        picks = np.full((total, self.selected), -1, np.int32)
+        lists = self.kv_heads if self.lists_per_head else 1
+        picks = np.full((total, lists, self.selected), -1, np.int32)
         for row, (_, branch, slot, _) in enumerate(self.rows()):
             others = np.delete(np.arange(branch.slots), slot)
-            count = min(len(others), int(rng.integers(self.selected)))
-            chosen = sorted([slot, *rng.choice(others, count, replace=False)])
-            picks[row, : len(chosen)] = chosen
+            for mine in picks[row]:
+                count = min(len(others), int(rng.integers(self.selected)))
+                chosen = sorted([slot, *rng.choice(others, count, replace=False)])
+                mine[: len(chosen)] = chosen
+                if row % 3 == self.whole_rows:
+                    mine[:] = [WHOLE, *[-1] * (self.selected - 1)]
         return picks
 
     def case(self, name: str) -> Case:
@@ -223,6 +230,16 @@ _LAUNCHES = {
     "selected slots, window, view per head": Launch(
         [Branch(20, 0, BUSHY)], selected=9, window=7, view_per_head=True, sinks=False
     ),
+    "selected slots, a list per KV head": Launch(
+        [Branch(20, 0, BUSHY), Branch(9, 2)], selected=7, lists_per_head=True, view_per_head=True
+    ),
+    "selected slots, lists per KV head, one sequence": Launch(
+        [Branch(20, 3, BUSHY)], selected=7, lists_per_head=True, kv_heads=3
+    ),
+    "selected slots, some rows whole": Launch(
+        [Branch(20, 3, BUSHY), Branch(4, 2)], selected=6, whole_rows=1
+    ),
+    "selected slots, all rows whole": Launch([Branch(20, 1)], selected=3, whole_rows=0),
 }
 
 CASES: tuple[Case, ...] = (

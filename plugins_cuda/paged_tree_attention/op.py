@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
-from specbuild.plugins_cuda.paged_tree_attention.body import body
+from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE, body
 from specbuild.plugins_cuda.paged_tree_attention.lowering import lower, tactics
 
 if TYPE_CHECKING:
@@ -57,12 +57,16 @@ def visibility(
 
 
 def among(selected: torch.Tensor, keys: int) -> torch.Tensor:
-    """Mask [rows, keys] of the view slots that ``selected`` [rows, S] names; -1 pads."""
+    """Mask [rows, N, keys] of the view slots that ``selected`` [rows, N, S] names.
+
+    -1 pads a list; one that begins with :data:`WHOLE` names every slot.
+    """
     import torch
 
-    chosen = torch.zeros(len(selected), keys + 1, dtype=torch.bool, device=selected.device)
     picks = selected.long()
-    return chosen.scatter(1, picks.where(picks >= 0, keys), True)[:, :keys]
+    chosen = torch.zeros(*picks.shape[:2], keys + 1, dtype=torch.bool, device=picks.device)
+    chosen = chosen.scatter(2, picks.where(picks >= 0, keys), True)[..., :keys]
+    return chosen | (picks[..., :1] == WHOLE)
 
 
 def reference(
@@ -85,7 +89,9 @@ def reference(
     Row i of sequence b (``row_start[b] <= i < row_start[b+1]``) sees the slots of
     :func:`visibility`. ``page_table`` [B, G, P] has one view (G = 1) or one per KV head. The
     sink of head h joins every row's softmax as a logit without a value (GPT-OSS). ``selected``
-    [T, S] narrows a row to those view slots (-1 pads). Rows of no sequence give zeros.
+    [T, N, S] narrows a row to those view slots, rising and -1 padded: one list for all KV heads
+    (N = 1), or one for each; a list that begins with :data:`WHOLE` narrows nothing. Rows of no
+    sequence give zeros.
     """
     import torch
 
@@ -101,21 +107,21 @@ def reference(
             ancestor_bits[first:last],
             keys,
             window,
-        )
+        ).unsqueeze(1)
         if selected is not None:
-            mask &= among(selected[first:last], keys)
+            mask = mask & among(selected[first:last], keys)
         # "h" KV heads, "p" pages, "o" offset in the page, "d" width
         table = page_table[sequence].long().expand(kv_heads, -1)
         heads = torch.arange(kv_heads, device=q.device).unsqueeze(1)
         k = k_pool[table, heads].flatten(1, 2).float()
         v = v_pool[table, heads].flatten(1, 2).float()
         # What no row sees may hold anything, NaN included: 0 · NaN must not enter the sum.
-        seen = mask.any(0)[:, None]
+        seen = mask.any(0).unsqueeze(2)
         k, v = k.where(seen, 0.0), v.where(seen, 0.0)
         group = q_heads // kv_heads
         queries = q[first:last].float().reshape(last - first, kv_heads, group, q.shape[2])
         logits = torch.einsum("thgd,hsd->thgs", queries, k) * scale
-        logits = logits.masked_fill(~mask[:, None, None, :], -torch.inf)
+        logits = logits.masked_fill(~mask.unsqueeze(2), -torch.inf)
         if sinks is not None:
             sink = sinks.float().view(1, kv_heads, group, 1).expand(last - first, -1, -1, 1)
             logits = torch.cat([logits, sink], dim=-1)
@@ -145,7 +151,7 @@ OP = OpSpec(
         TensorSpec("tree_start", "int32", ("B",)),
         TensorSpec("ancestor_bits", "int32", ("T", "W")),
         TensorSpec("sinks", "float32", ("q_heads",), optional=True),
-        TensorSpec("selected", "int32", ("T", "S"), optional=True),
+        TensorSpec("selected", "int32", ("T", "N", "S"), optional=True),
     ),
     outputs=(TensorSpec("attended", "T", ("T", "q_heads", "v_width")),),
     attributes=(AttributeSpec("scale", float), AttributeSpec("window", int, 0)),

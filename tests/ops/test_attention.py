@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.plugins_cuda.cases import Arrays
+from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
 from specbuild.plugins_cuda.paged_tree_attention.cases import BUSHY, Branch, Launch, chain_of
 from specbuild.plugins_cuda.registry import op_named
 
@@ -53,11 +54,13 @@ def replayed(launch: Launch, arrays: Arrays) -> np.ndarray:
         path += [branch.tree_start + node for node in lineage]
         if launch.window:
             path = path[-launch.window :]
-        if selected is not None:
-            path = [place for place in path if place in set(selected[row].tolist())]
+        everything = path
         rows.append([])
         for head in range(q.shape[1]):
             kv_head = head // launch.group
+            if selected is not None:
+                named = selected[row, kv_head if launch.lists_per_head else 0].tolist()
+                path = [p for p in everything if p in named or named[0] == WHOLE]
             view = table[sequence, kv_head if launch.view_per_head else 0]
             entries = [(view[p // launch.page_size], kv_head, p % launch.page_size) for p in path]
             query = q[row, head].astype(np.float64)
@@ -93,6 +96,8 @@ def launches(draw: st.DrawFn) -> Launch:
         sinks=draw(st.booleans()),
         view_per_head=draw(st.booleans()),
         selected=draw(st.sampled_from([0, 0, 5])),
+        lists_per_head=draw(st.booleans()),
+        whole_rows=draw(st.sampled_from([None, 0, 1])),
         padding_rows=draw(st.integers(0, 2)),
         padding_pages=draw(st.integers(0, 1)),
     )

@@ -19,6 +19,7 @@ from test_attention import branches
 
 from specbuild.plugins_cuda.cases import Arrays
 from specbuild.plugins_cuda.mla_attention.cases import LatentLaunch, latent_launch
+from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
 from specbuild.plugins_cuda.paged_tree_attention.cases import BUSHY, Branch, chain_of
 from specbuild.plugins_cuda.registry import op_named
 
@@ -72,7 +73,8 @@ def replayed(latent: LatentLaunch, arrays: Arrays) -> np.ndarray:
         path = list(zip(places, slots, strict=True))
         path = path[-launch.window :] if launch.window else path
         if selected is not None:
-            path = [entry for entry in path if entry[1] in set(selected[row].tolist())]
+            named = selected[row, 0].tolist()
+            path = [e for e in path if e[1] in named or named[0] == WHOLE]
         cached = [pool[table[sequence, 0, s // size], 0, s % size].astype(np.float64)
                   for _, s in path]  # fmt: skip
         rows.append([])
@@ -112,6 +114,7 @@ def launches(draw: st.DrawFn) -> LatentLaunch:
         window=draw(st.sampled_from([0, 0, 1, 2, 5, 40])),
         sinks=draw(st.booleans()),
         selected=draw(st.sampled_from([0, 0, 5])),
+        whole_rows=draw(st.sampled_from([None, 0])),
         padding_rows=draw(st.integers(0, 2)),
         padding_pages=draw(st.integers(0, 1)),
     )

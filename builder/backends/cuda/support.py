@@ -22,6 +22,11 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
             f"kernels rebuild keys of up to {MOST_REBUILT}; use a lower --rank in retrofit, or "
             "build with --backend cpu or --no-mla"
         )
+    if target.indexer is not None:
+        raise SpecbuildError(
+            "the model's layers choose what they attend to (dsa_indexer.safetensors), which no "
+            "CUDA kernel does; build with --backend cpu or --no-dsa"
+        )
     _require_tiles(
         "model",
         rows={"head_dim": target.head_dim, "vocab_size": target.vocab},

@@ -62,7 +62,7 @@ def test_the_config_may_name_their_width(tmp_path: Path, wanted: Any) -> None:
         ({"mla_latent_dim": 16}, r"mla_latent_dim: got 16, expected .* \[0, 12, 0, 0\]"),
         ({"mla_latent_dim": [12, 12, 12, 12]}, r"mla_latent_dim: got \[12"),
         ({"use_mla_kv": "yes"}, "use_mla_kv: got 'yes', expected true or false"),
-        ({"enable_dsa_indexer": True}, "enable_dsa_indexer True is not implemented"),
+        ({"enable_dsa_indexer": "on"}, "enable_dsa_indexer: got .on., expected true or false"),
         ({"use_mla": True}, "unknown fields use_mla"),
     ],
 )

@@ -1,0 +1,60 @@
+"""DSA-lite: attention modules whose layer may choose the tokens that it attends to."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from specbuild.builder.models.graph_io import Launch, LayerIndex
+from specbuild.plugins_cuda.torch_ops import torch_op
+from specbuild.runtime.manifest import Dsa, IndexerGeometry
+
+
+class IndexedAttention(nn.Module):
+    """An attention with an indexer's projections, where its layer has one; they are not rotated."""
+
+    def __init__(self, hidden: int, indexer: IndexerGeometry | None, dsa: Dsa | None) -> None:
+        super().__init__()
+        self.indexer, self.dsa = indexer, dsa
+        if indexer is None:
+            return
+        self.dsa_W_q = nn.Parameter(torch.empty(hidden, indexer.heads * indexer.width))
+        self.dsa_W_k = nn.Parameter(torch.empty(hidden, indexer.width))
+        if indexer.weighted:
+            self.dsa_W_h = nn.Parameter(torch.empty(hidden, indexer.heads))
+
+    def choose_slots(
+        self, x: torch.Tensor, index: LayerIndex | None, launch: Launch
+    ) -> tuple[torch.Tensor | None, tuple[torch.Tensor, ...]]:
+        """Of ``x`` [T, H], the attention's own input: the slots to attend to, [T, N, S] or None.
+
+        Beside them the written pool, and how many lists of each sequence broke an invariant, [B].
+        """
+        if index is None or self.indexer is None or self.dsa is None:
+            return None, ()
+        view, dsa, heads = index.view, self.dsa, self.indexer.heads
+        keys = (x @ self.dsa_W_k).unsqueeze(1)
+        written = torch_op("KvWrite")(index.key_pool, keys, view.write_slot)
+        queries = (x @ self.dsa_W_q).unflatten(1, (heads, self.indexer.width))
+        weights = x @ self.dsa_W_h if self.indexer.weighted else None
+        rows = (launch.row_start, view.row_slot, view.tree_start, launch.ancestor_bits)
+        kept = {
+            "threshold": dsa.threshold,
+            "first_tokens": dsa.first_tokens,
+            "recent_tokens": dsa.recent_tokens,
+        }
+        lists = torch_op("DsaIndexer")(
+            queries,
+            weights,
+            written,
+            view.page_table[index.place],
+            *rows,
+            launch.positions,
+            index.budget,
+            top_k=dsa.top_k,
+            **kept,
+        )
+        checked, violations = torch_op("DsaCheck")(
+            lists, *rows, launch.positions, index.budget, **kept
+        )
+        return checked, (written, violations)

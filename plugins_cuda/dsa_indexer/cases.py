@@ -1,0 +1,133 @@
+"""Named cases of DsaIndexer: the launches of PagedTreeAttention over a pool of indexer keys.
+
+Queries, keys and head weights are small whole numbers: every score is exact in any order of
+summation, so that ties are ties in every form of the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specbuild.plugins_cuda.cases import Arrays, Case
+from specbuild.plugins_cuda.paged_tree_attention.cases import BUSHY, Branch, Launch, chain_of
+
+
+@dataclass(frozen=True)
+class IndexerLaunch:
+    """A launch, an indexer's geometry, and what it is asked to keep.
+
+    ``budgets`` has one number for each sequence. ``hidden`` positions lie between the view's first
+    slots and the others: rows stand so much further on than their slots say.
+    """
+
+    launch: Launch
+    budgets: Sequence[int]
+    heads: int = 2
+    weighted: bool = True
+    top_k: int = 8
+    threshold: int = 0
+    first_tokens: int = 2
+    recent_tokens: int = 3
+    hidden: int = 0
+    largest: int = 3
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The op's attributes."""
+        names = ("top_k", "threshold", "first_tokens", "recent_tokens")
+        return {name: getattr(self, name) for name in names}
+
+    def arrays(self, rng: np.random.Generator) -> Arrays:
+        """The op's inputs; every slot that no sequence uses holds NaN."""
+        drawn = self.launch.arrays(rng)
+        shape, pool, bits = drawn[0], drawn[1], drawn[7]
+        assert shape is not None and pool is not None and bits is not None
+        used, total = len(self.launch.rows()), len(shape)
+
+        def whole(*sizes: int) -> np.ndarray:
+            return rng.integers(-self.largest, self.largest + 1, sizes).astype(np.float32)
+
+        # A slot that any KV head's view has in use holds a key.
+        unused = np.isnan(pool).all(axis=1, keepdims=True)
+        keys = np.where(unused, np.float32(np.nan), whole(*unused.shape))
+        q = whole(total, self.heads, pool.shape[3])
+        weights = whole(total, self.heads) if self.weighted else None
+        q[used:] = np.nan
+        if weights is not None:
+            weights[used:] = np.nan
+        positions = np.zeros(total, np.int32)
+        for row, (_, branch, slot, lineage) in enumerate(self.launch.rows()):
+            seen = branch.tree_start + len(lineage) if lineage else slot + 1
+            positions[row] = seen - 1 + self.hidden
+        return q, weights, keys, *drawn[3:8], positions, np.array(self.budgets, np.int32)
+
+    def case(self, name: str) -> Case:
+        """This launch as a case; padding rows are unspecified."""
+        compare = {"selected": np.s_[: len(self.launch.rows())]}
+        return Case(name, self.arrays, self.attributes, compare=compare)
+
+
+def indexer_launch(
+    branches: Sequence[Branch],
+    *budgets: int,
+    heads: int = 2,
+    weighted: bool = True,
+    width: int = 8,
+    views: int = 1,
+    page_size: int = 4,
+    padding_rows: int = 2,
+    padding_pages: int = 1,
+    **indexer: Any,
+) -> IndexerLaunch:
+    """``views`` > 1 gives each of so many KV heads a view of its own."""
+    launch = Launch(
+        branches, kv_heads=views, group=1, width=width, v_width=1, page_size=page_size,
+        sinks=False, view_per_head=views > 1, padding_rows=padding_rows,
+        padding_pages=padding_pages,
+    )  # fmt: skip
+    return IndexerLaunch(launch, budgets, heads, weighted, **indexer)
+
+
+RAGGED = (Branch(30, 0, BUSHY), Branch(9, 4), Branch(21, 2, chain_of(5)))
+
+_LAUNCHES = {
+    "one token, nothing before it": indexer_launch([Branch(0, 1)], 3, padding_rows=0),
+    "decode": indexer_launch([Branch(25, 1)], 5, padding_rows=0),
+    "decode, ragged batch": indexer_launch([Branch(25, 1), Branch(2, 1), Branch(40, 1)], 5, 5, 8),
+    "as many as there are": indexer_launch([Branch(13, 1)], 8, first_tokens=2, recent_tokens=4),
+    "one less than there are": indexer_launch([Branch(14, 1)], 8, recent_tokens=4),
+    "more than there are": indexer_launch([Branch(6, 2)], 8),
+    "nothing but what must stay": indexer_launch([Branch(20, 0, BUSHY)], 0),
+    "no first tokens, no recent ones but itself": indexer_launch(
+        [Branch(20, 3)], 4, first_tokens=0, recent_tokens=1
+    ),
+    "first and recent overlap": indexer_launch([Branch(4, 3)], 2, first_tokens=4, recent_tokens=6),
+    "simple form": indexer_launch([Branch(25, 2, BUSHY)], 6, heads=1, weighted=False),
+    "one weighted head": indexer_launch([Branch(25, 2)], 6, heads=1),
+    "heads without weights": indexer_launch([Branch(25, 2)], 6, heads=3, weighted=False),
+    "trees, ragged": indexer_launch(RAGGED, 5, 4, 8),
+    "one sequence asks for everything": indexer_launch(RAGGED, 5, -1, 8),
+    "all sequences ask for everything": indexer_launch(RAGGED, -1, -1, -1),
+    "below the threshold": indexer_launch(RAGGED, 5, 4, 8, threshold=60),
+    "the threshold lies inside a chunk": indexer_launch([Branch(10, 9)], 3, threshold=14),
+    "the threshold lies inside a tree": indexer_launch([Branch(20, 0, BUSHY)], 3, threshold=22),
+    "a view that hides some": indexer_launch([Branch(20, 2, BUSHY)], 3, threshold=60, hidden=45),
+    "ties": indexer_launch([Branch(40, 2, BUSHY)], 6, width=4, largest=1),
+    "all scores equal": indexer_launch([Branch(30, 2)], 6, largest=0),
+    "a view per KV head": indexer_launch(RAGGED, 5, 4, 8, views=3),
+    "a view per KV head, one sequence": indexer_launch([Branch(30, 2, BUSHY)], 6, views=2),
+    "bits 31 and 32": indexer_launch([Branch(6, 0, chain_of(35)), Branch(9, 0, BUSHY)], 3, 2),
+    "recent tokens end inside the tree": indexer_launch(
+        [Branch(12, 0, chain_of(6))], 3, recent_tokens=3
+    ),
+    "sequences without rows": indexer_launch([Branch(4, 0), Branch(16, 2, BUSHY)], 2, 4),
+    "many keys of a large page": indexer_launch(
+        [Branch(300, 3, chain_of(3))], 24, page_size=16, width=32, heads=4, top_k=24
+    ),
+}  # fmt: skip
+
+CASES: tuple[Case, ...] = tuple(launch.case(name) for name, launch in _LAUNCHES.items())

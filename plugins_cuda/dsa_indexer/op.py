@@ -1,0 +1,107 @@
+"""DsaIndexer: the cached tokens that each row attends to, by a learned score (DSA-lite)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.dsa_indexer.body import body, list_length
+from specbuild.plugins_cuda.dsa_indexer.reference import indexer_scores
+from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
+from specbuild.plugins_cuda.paged_tree_attention.op import visibility
+
+if TYPE_CHECKING:
+    import torch
+
+INDEXER_POOL_AXES = ("pages", "1", "page_size", "d_idx")
+INDEXER_POOL_BODY_AXES = ("1", "pages", "page_size", "d_idx")
+ATTRIBUTES = (
+    AttributeSpec("top_k", int),
+    AttributeSpec("threshold", int),
+    AttributeSpec("first_tokens", int),
+    AttributeSpec("recent_tokens", int),
+)
+
+
+def reference(
+    q: torch.Tensor,
+    head_weights: torch.Tensor | None,
+    key_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    row_start: torch.Tensor,
+    row_slot: torch.Tensor,
+    tree_start: torch.Tensor,
+    ancestor_bits: torch.Tensor,
+    positions: torch.Tensor,
+    budget: torch.Tensor,
+    *,
+    top_k: int,
+    threshold: int,
+    first_tokens: int,
+    recent_tokens: int,
+) -> torch.Tensor:
+    """The view slots that each row attends to: int32 [T, N, S], rising, −1 padded.
+
+    Row i of sequence b, at ``positions[i]``, is narrowed where ``budget[b] >= 0`` and
+    ``positions[i] >= threshold``; else its list begins with ``WHOLE`` (it attends to all that it
+    sees). Of the slots that it sees (PagedTreeAttention, no window) it keeps the view's first
+    ``first_tokens``, those of the last ``recent_tokens`` positions, itself among them, and its
+    ancestors in the tree; and of the others the ``budget[b] <= top_k`` with the best
+    :func:`indexer_scores` of ``q`` [T, n_idx, d_idx] with the keys in ``key_pool``, on ties the
+    lower slot. ``page_table`` [B, N, P] has one view for all KV heads, or one for each.
+
+    S = ``min(P·page_size, first_tokens + recent_tokens + 32·W + top_k)``. Rows of no sequence have
+    empty lists.
+    """
+    import torch
+
+    batch, views, pages = page_table.shape
+    keys = pages * key_pool.shape[2]
+    held = list_length(keys, ancestor_bits.shape[1], top_k, first_tokens, recent_tokens)
+    out = torch.full((len(q), views, held), -1, dtype=torch.int32, device=q.device)
+    slot = torch.arange(keys, device=q.device)
+    for b in range(batch):
+        rows = slice(int(row_start[b]), int(row_start[b + 1]))
+        start, places, bits = int(tree_start[b]), row_slot[rows].long(), ancestor_bits[rows]
+        seen = visibility(places, start, bits, keys, 0)
+        near = visibility(places, start, bits, keys, recent_tokens)
+        kept = near | (seen & ((slot < first_tokens) | (slot >= start)))
+        narrowed = (positions[rows] >= threshold) & (int(budget[b]) >= 0)
+        for view in range(views):
+            cached = key_pool[page_table[b, view].long(), 0].flatten(0, 1).float()
+            # What no row sees may hold anything, NaN included.
+            cached = cached.where(seen.any(0)[:, None], 0.0)
+            weights = None if head_weights is None else head_weights[rows]
+            scores = indexer_scores(q[rows], cached, weights)
+            scores = scores.masked_fill(kept, torch.inf).masked_fill(~seen, -torch.inf)
+            ranked = scores.sort(dim=1, descending=True, stable=True).indices
+            for i, order in enumerate(ranked):
+                mine = out[rows.start + i, view]
+                if not narrowed[i]:
+                    mine[0] = WHOLE
+                    continue
+                count = min(int(seen[i].sum()), int(kept[i].sum()) + int(budget[b]))
+                mine[:count] = order[:count].sort().values
+    return out
+
+
+OP = OpSpec(
+    name="DsaIndexer",
+    doc="The slots that each row attends to: first, recent, ancestors, and the best by a score.",
+    inputs=(
+        TensorSpec("q", "T", ("T", "n_idx", "d_idx")),
+        TensorSpec("head_weights", "T", ("T", "n_idx"), optional=True),
+        TensorSpec("key_pool", "T", INDEXER_POOL_AXES, body_axes=INDEXER_POOL_BODY_AXES),
+        TensorSpec("page_table", "int32", ("B", "N", "P")),
+        TensorSpec("row_start", "int32", ("B1",)),
+        TensorSpec("row_slot", "int32", ("T",)),
+        TensorSpec("tree_start", "int32", ("B",)),
+        TensorSpec("ancestor_bits", "int32", ("T", "W")),
+        TensorSpec("positions", "int32", ("T",)),
+        TensorSpec("budget", "int32", ("B",)),
+    ),
+    outputs=(TensorSpec("selected", "int32", ("T", "N", "S")),),
+    attributes=ATTRIBUTES,
+    reference=reference,
+    body=body,
+)

@@ -1,0 +1,283 @@
+"""Engines with DSA on the CPU: exact where they must be, named lossy, checked and put right."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import write_draft, write_target
+from command_line import Command
+from indexer_files import write_indexers
+from latent_files import write_latents
+
+from specbuild.builder.build import build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.executors.cpu import CpuExecutor
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+
+DSA = {"dsa": True, "dsa_top_k": 120, "dsa_threshold": 40, "dsa_recent_tokens": 8}
+SPECPV = {
+    "enable_specpv": True,
+    "specpv_block_size": 8,
+    "specpv_n_sink_blocks": 1,
+    "specpv_n_retrieval_blocks": 12,
+    "specpv_n_window_blocks": 1,
+    "specpv_n_spec_tokens_buf": 40,
+    "specpv_partial_threshold": 24,
+    "specpv_full_refresh_interval": 30,
+}
+SHAPES = [None, DraftShape(1, 3, 3), DraftShape(2, 3, 6)]
+NARROW = 6
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("dsa")
+    for name, latents in (("t", {0: 12}), ("latent", {0: 12, 1: 20})):
+        write_target(path / name, tokenizer=True, vocab=272)
+        write_indexers(path / name, [1, 3])
+        write_latents(path / name, latents)
+    write_draft(path / "d", target_vocab=272)
+    return path
+
+
+def built(checkpoints: Path, name: str, model: str = "t", **changes: Any) -> Path:
+    output = checkpoints / name
+    if not output.exists():
+        options = BuildOptions(
+            model=checkpoints / model,
+            draft=checkpoints / "d",
+            output=output,
+            max_seq_len=192,
+            max_batch_size=3,
+            page_size=4,
+            draft_top_k=2,
+            draft_depth=3,
+            draft_tokens=6,
+            **changes,
+        )
+        build(options, SilentProgress())
+    return output
+
+
+@pytest.fixture(scope="module")
+def engine_path(checkpoints: Path) -> Path:
+    """DSA, SpecPV, and a latent in a sliding layer: requests switch off what they do not want."""
+    return built(checkpoints, "engine", **DSA, **SPECPV)
+
+
+@pytest.fixture(scope="module")
+def engine(engine_path: Path) -> Engine:
+    return Engine.load(engine_path)
+
+
+def prompts() -> list[Prompt]:
+    rng = np.random.default_rng(5)
+    return [
+        Prompt(str(n), ids=tuple(rng.integers(3, 270, length).tolist()))
+        for n, length in enumerate((90, 20, 41))
+    ]
+
+
+def unchecked(engine: Engine, **changes: Any) -> Engine:
+    """The engine without checks, or with other numbers that graphs do not hold."""
+    dsa = engine.manifest.dsa
+    assert dsa is not None
+    numbers = replace(dsa, **{"check_interval": 0, **changes})
+    return Engine(replace(engine.manifest, dsa=numbers), engine.executor, text=engine.text)
+
+
+def decode(engine: Engine, shape: DraftShape | None, **params: Any) -> list[RunRecord]:
+    blocks = None if engine.manifest.specpv is None else 0
+    given = {"max_new_tokens": 40, "specpv_retrieval_blocks": blocks, **params}
+    asked = GenerateParams(ignore_eos=True, **given)
+    records = {
+        event.request: event.record
+        for event in engine.generate(prompts(), asked, speculation=shape)
+        if isinstance(event, FinishEvent)
+    }
+    return [records[i] for i in range(len(records))]
+
+
+def tokens(records: list[RunRecord]) -> list[tuple[int, ...]]:
+    return [record.output_ids for record in records]
+
+
+@pytest.mark.parametrize("views", [0, None], ids=["whole", "views"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_choosing_among_fewer_than_there_are_is_full_attention_bit_for_bit(
+    engine: Engine, shape: DraftShape | None, views: int | None
+) -> None:
+    """As many tokens, and those that stay in any case, are all that these contexts have."""
+    asked = {"max_new_tokens": 16, "specpv_retrieval_blocks": views}
+    whole = decode(engine, shape, dsa_top_k=0, **asked)
+    chosen = decode(unchecked(engine), shape, **asked)
+    for one, two in zip(whole, chosen, strict=True):
+        assert (two.output_ids, two.logprobs) == (one.output_ids, one.logprobs)
+        assert one.stats.dsa is not None and two.stats.dsa is not None
+        assert two.stats.dsa.broken_lists == one.stats.dsa.narrowed_steps == 0
+        assert two.stats.specpv == one.stats.specpv
+    assert chosen[0].stats.dsa is not None and chosen[0].stats.dsa.narrowed_steps > 3
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_chooses_inside_partial_views(engine: Engine, shape: DraftShape | None) -> None:
+    asked = {"max_new_tokens": 24, "specpv_retrieval_blocks": None}
+    whole = decode(engine, shape, dsa_top_k=0, **asked)[0]
+    chosen = decode(unchecked(engine), shape, dsa_top_k=NARROW, **asked)[0]
+    assert chosen.logprobs != whole.logprobs
+    assert chosen.stats.dsa is not None and chosen.stats.dsa.broken_lists == 0
+    assert chosen.stats.dsa.narrowed_steps > 4
+    assert chosen.stats.specpv is not None and chosen.stats.specpv.partial_steps > 4
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_below_the_threshold_it_is_full_attention_bit_for_bit(
+    engine: Engine, shape: DraftShape | None
+) -> None:
+    """The second sequence has 20 tokens, and stays below 40 for the 16 to come."""
+    narrow = decode(unchecked(engine), shape, max_new_tokens=16, dsa_top_k=NARROW)
+    whole = decode(engine, shape, max_new_tokens=16, dsa_top_k=0)
+    assert (narrow[1].output_ids, narrow[1].logprobs) == (whole[1].output_ids, whole[1].logprobs)
+    assert narrow[1].stats.dsa is not None and narrow[1].stats.dsa.narrowed_steps == 0
+    assert narrow[0].logprobs != whole[0].logprobs
+    assert narrow[0].stats.dsa is not None and narrow[0].stats.dsa.narrowed_steps > 4
+
+
+def test_a_draft_changes_no_token_of_narrowed_attention(engine: Engine) -> None:
+    plain = decode(unchecked(engine), None, dsa_top_k=NARROW)
+    for shape in SHAPES[1:]:
+        assert tokens(decode(unchecked(engine), shape, dsa_top_k=NARROW)) == tokens(plain)
+
+
+def test_checks_emit_what_full_attention_chooses_and_count_the_others(engine: Engine) -> None:
+    """With a check at every step the tokens are those of a cache that was read whole.
+
+    Prompts are narrowed too, so those that reach the threshold have other keys and values.
+    """
+    checked = unchecked(engine, check_interval=1, min_agreement=0.0)
+    records = decode(checked, None, dsa_top_k=NARROW)
+    assert records[1].output_ids == decode(engine, None, dsa_top_k=0)[1].output_ids
+    for record, steps in zip(records, (39, 19, 39), strict=True):
+        stats = record.stats.dsa
+        assert stats is not None
+        assert (stats.checked_steps, stats.checked_tokens, stats.narrowed_steps) == (
+            steps, steps, 0,
+        )  # fmt: skip
+        assert stats.agreement == stats.agreed_tokens / steps
+    assert any(r.stats.dsa and r.stats.dsa.agreed_tokens < 39 for r in records)
+
+
+def test_too_little_agreement_falls_back_and_says_so(engine: Engine) -> None:
+    strict = unchecked(engine, check_interval=4, min_agreement=1.0)
+    lenient = unchecked(engine, check_interval=4, min_agreement=0.0)
+    for shape in SHAPES:
+        fallen, kept = (decode(e, shape, dsa_top_k=1)[0].stats.dsa for e in (strict, lenient))
+        assert fallen is not None and kept is not None
+        assert fallen.agreement is not None and fallen.agreement < 1.0
+        assert fallen.fallback_steps > 4 and fallen.checked_steps > 8
+        assert kept.fallback_steps == 0 and kept.narrowed_steps > 4
+
+
+class Spoiled(CpuExecutor):
+    """Runs an engine whose sequences are told of broken lists in every launch."""
+
+    def run(self, role: str, feeds: Any) -> dict[str, np.ndarray]:
+        outputs = super().run(role, feeds)
+        if role == "target":
+            outputs["indexer.violations"] = outputs["indexer.violations"] + 1
+        return outputs
+
+
+def test_broken_lists_are_counted(engine_path: Path, engine: Engine) -> None:
+    spoiled = Engine.load(engine_path)
+    spoiled.executor.__class__ = Spoiled
+    stats = decode(spoiled, None, max_new_tokens=5)[0].stats.dsa
+    # One launch for the prompts and four steps of it, two layers each; the first steps run twice.
+    assert stats is not None and (stats.broken_launches, stats.broken_lists) == (9, 18)
+    sound = decode(engine, None, max_new_tokens=5)[0].stats.dsa
+    assert sound is not None and sound.broken_launches == 0
+
+
+COMBINATIONS = {
+    "alone": ("t", {"no_mla": True}),
+    "SpecPV": ("t", SPECPV),
+    "latents": ("latent", {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_is_an_engine_without_indexers_where_it_chooses_all(checkpoints: Path, name: str) -> None:
+    """Bit for bit, though its graph has more nodes."""
+    model, options = COMBINATIONS[name]
+    plain = Engine.load(built(checkpoints, f"plain {name}", model, dsa=False, **options))
+    chosen = unchecked(Engine.load(built(checkpoints, f"dsa {name}", model, **DSA, **options)))
+    for shape in SHAPES:
+        asked = {"max_new_tokens": 24, "specpv_retrieval_blocks": None}
+        wanted = decode(plain, shape, **asked)
+        for top_k in (None, 0):
+            for one, two in zip(
+                wanted, decode(chosen, shape, dsa_top_k=top_k, **asked), strict=True
+            ):
+                assert (two.output_ids, two.logprobs) == (one.output_ids, one.logprobs)
+                assert two.stats.specpv == one.stats.specpv and one.stats.dsa is None
+        narrowed = decode(chosen, shape, dsa_top_k=NARROW, **asked)
+        assert narrowed[0].logprobs != wanted[0].logprobs
+        stats = narrowed[0].stats.dsa
+        assert stats is not None and stats.narrowed_steps > 4 and stats.broken_lists == 0
+
+
+def test_an_engine_without_dsa_refuses_a_number_of_tokens(engine: Engine) -> None:
+    plain = Engine(replace(engine.manifest, dsa=None), engine.executor, text=engine.text)
+    with pytest.raises(RequestError, match="dsa_top_k is 4, but the engine was built without DSA"):
+        plain.check_prompts(prompts(), GenerateParams(dsa_top_k=4))
+    with pytest.raises(RequestError, match="the engine chooses 0 to 120 tokens"):
+        engine.check_prompts(prompts(), GenerateParams(dsa_top_k=121))
+
+
+def test_the_cache_group_and_the_warning_are_shown(engine: Engine) -> None:
+    groups = {group.name: group for group in engine.manifest.cache_groups}
+    assert list(groups) == ["full", "sliding", "latent_sliding", "indexer", "draft"]
+    assert groups["indexer"].layers == (1, 3)
+    assert groups["indexer"].pool_widths(3) == {"k": 8}
+    assert any("--no-dsa leaves it out" in warning for warning in engine.manifest.warnings)
+
+
+def test_the_command_line_builds_runs_and_names_it_lossy(
+    command: Command, checkpoints: Path, engine_path: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lines = [json.dumps({"id": p.id, "prompt_ids": list(p.ids or ())}) for p in prompts()]
+    file.write_text("\n".join(lines))
+    asked = ("run", engine_path, "--prompts", file, "--ignore-eos", "--max-new-tokens", "20")
+    shown = command(*asked, "--dsa-top-k", "4")
+    assert "DSA (lossy)" in shown.err and "checked steps" in shown.err
+    result = command(*asked, "--dsa-top-k", "4", "--json", "--no-spec")
+    stats = [json.loads(line)["stats"]["dsa"] for line in result.out.splitlines()]
+    assert [s["top_k"] for s in stats] == [4, 4, 4]
+    assert [s["checked_steps"] for s in stats] == [8, 0, 8]
+    refused = command(*asked, "--dsa-top-k", "121")
+    assert refused.code == 2 and "chooses 0 to 120 tokens" in refused.err
+    inspected = " ".join(command("inspect", engine_path).out.replace("│", " ").split())
+    assert "lossy: 2 layers (2 indexer heads of 8) attend from position 40" in inspected
+    assert "KV cache, indexer" in inspected
+    output = ("build", "--model", checkpoints / "t", "--output", tmp_path / "e")
+    refused = command(*output, "--dsa-top-k", 4)
+    assert refused.code == 2 and "--dsa-top-k needs --dsa; add it" in refused.err
+    refused = command(*output, "--dsa", "--backend", "cuda")
+    assert refused.code == 2 and "build with --backend cpu" in refused.err
+    refused = command(
+        *output, "--draft", checkpoints / "d", "--dsa", "--dsa-recent-tokens", 3,
+        "--dsa-threshold", 64, "--draft-top-k", 1, "--draft-depth", 3,
+    )  # fmt: skip
+    assert refused.code == 2 and "does not cover a draft of depth 3" in refused.err

@@ -1,0 +1,250 @@
+"""DsaIndexer against path replay, DsaCheck against lists that it broke, and both in attention.
+
+The replay walks each row's literal token path, scores its keys one by one in Python, and knows no
+masks, bits or sorting networks: only who comes before whom.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from forms import one_sequence, portable
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from test_attention import branches
+
+from specbuild.plugins_cuda.cases import Arrays
+from specbuild.plugins_cuda.dsa_indexer.cases import RAGGED, IndexerLaunch, indexer_launch
+from specbuild.plugins_cuda.dsa_indexer.reference import indexer_scores
+from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
+from specbuild.plugins_cuda.paged_tree_attention.cases import BUSHY, Branch, Launch, chain_of
+from specbuild.plugins_cuda.registry import op_named
+
+INDEXER, CHECK = op_named("DsaIndexer"), op_named("DsaCheck")
+ATTENTION = op_named("PagedTreeAttention")
+
+
+def by_reference(launch: IndexerLaunch, arrays: Arrays) -> np.ndarray:
+    tensors = [None if a is None else torch.from_numpy(a) for a in arrays]
+    result: np.ndarray = INDEXER.reference(*tensors, **launch.attributes).numpy()
+    return result
+
+
+def finite(arrays: Arrays) -> Arrays:
+    return tuple(None if a is None else np.nan_to_num(a, nan=1e30) for a in arrays)
+
+
+def by_body(launch: IndexerLaunch, arrays: Arrays) -> np.ndarray:
+    return portable(INDEXER, finite(arrays), launch.attributes)[0]
+
+
+def replayed(launch: IndexerLaunch, arrays: Arrays) -> list[list[list[int]]]:
+    """Every row's lists without their padding."""
+    q, weights, pool, table, *_, positions, budget = arrays
+    assert q is not None and pool is not None and table is not None
+    assert positions is not None and budget is not None
+    size, found = launch.launch.page_size, []
+    for row, (sequence, branch, slot, lineage) in enumerate(launch.launch.rows()):
+        path = list(range(min(slot + 1, branch.tree_start)))
+        path += [branch.tree_start + node for node in lineage]
+        if budget[sequence] < 0 or positions[row] < launch.threshold:
+            found.append([[WHOLE]] * table.shape[1])
+            continue
+        kept = set(path[: launch.first_tokens]) & set(range(launch.first_tokens))
+        kept |= set(path[-launch.recent_tokens :]) | {s for s in path if s >= branch.tree_start}
+        found.append([])
+        for view in table[sequence]:
+
+            def score(s: int, view: np.ndarray = view, row: int = row) -> float:
+                key = pool[view[s // size], 0, s % size]
+                dots = [max(0.0, float(query @ key)) for query in q[row]]
+                shares = [1.0] * len(dots) if weights is None else weights[row].tolist()
+                return sum(w * dot for w, dot in zip(shares, dots, strict=True))
+
+            others = sorted((s for s in path if s not in kept), key=lambda s: (-score(s), s))
+            found[-1].append(sorted([*kept, *others[: budget[sequence]]]))
+    return found
+
+
+@st.composite
+def launches(draw: st.DrawFn) -> IndexerLaunch:
+    grown = draw(st.lists(branches(), min_size=1, max_size=3))
+    launch = indexer_launch(
+        grown,
+        *[draw(st.integers(-1, 9)) for _ in grown],
+        heads=draw(st.sampled_from([1, 2, 3])),
+        weighted=draw(st.booleans()),
+        width=draw(st.sampled_from([3, 8])),
+        views=draw(st.sampled_from([1, 1, 3])),
+        page_size=draw(st.sampled_from([1, 4, 16])),
+        padding_rows=draw(st.integers(0, 2)),
+        padding_pages=draw(st.integers(0, 1)),
+        top_k=9,
+        threshold=draw(st.sampled_from([0, 0, 7, 12])),
+        first_tokens=draw(st.integers(0, 4)),
+        recent_tokens=draw(st.integers(1, 5)),
+        hidden=draw(st.sampled_from([0, 0, 9])),
+        largest=draw(st.sampled_from([0, 1, 5])),
+    )
+    assume(launch.launch.rows())
+    return launch
+
+
+def without_padding(lists: np.ndarray) -> list[list[list[int]]]:
+    """Every row's lists; what follows their entries must be −1."""
+    assert ((lists >= 0) | (lists == -1) | (lists == WHOLE)).all()
+    rows = [[[s for s in mine if s != -1] for mine in row] for row in lists.tolist()]
+    padded = [[[*mine, *[-1] * (lists.shape[2] - len(mine))] for mine in row] for row in rows]
+    assert padded == lists.tolist()
+    return rows
+
+
+@settings(max_examples=25, deadline=None)
+@given(launches(), st.integers(0, 2**32 - 1), st.booleans())
+def test_the_indexer_is_path_replay(launch: IndexerLaunch, seed: int, in_onnx: bool) -> None:
+    arrays = launch.arrays(np.random.default_rng(seed))
+    lists = (by_body if in_onnx else by_reference)(launch, arrays)
+    assert without_padding(lists[: len(launch.launch.rows())]) == replayed(launch, arrays)
+
+
+def permitted(launch: IndexerLaunch, arrays: Arrays, row: int, listed: list[int]) -> bool:
+    """Whether a list could be the row's under other scores."""
+    positions, budget = arrays[8:]
+    assert positions is not None and budget is not None
+    sequence, branch, slot, lineage = launch.launch.rows()[row]
+    if budget[sequence] < 0 or positions[row] < launch.threshold:
+        return listed == [WHOLE, *[-1] * (len(listed) - 1)]
+    path = list(range(min(slot + 1, branch.tree_start)))
+    path += [branch.tree_start + node for node in lineage]
+    kept = {s for s in path if s < launch.first_tokens or s >= branch.tree_start}
+    kept |= set(path[-launch.recent_tokens :])
+    count = min(len(path), len(kept) + budget[sequence])
+    slots = listed[:count]
+    rising = all(one < other for one, other in pairwise(slots))
+    padding = [-1] * (len(listed) - count)
+    return rising and kept <= set(slots) <= set(path) and listed[count:] == padding
+
+
+@settings(max_examples=15, deadline=None)
+@given(launches(), st.integers(0, 2**32 - 1), st.data())
+def test_the_check_finds_every_change(
+    launch: IndexerLaunch, seed: int, data: st.DataObject
+) -> None:
+    """One entry of a list is changed; the sequence of that row, and no other, attends to all.
+
+    A list may be changed into another that is right, by giving a chosen slot for another.
+    """
+    arrays = launch.arrays(np.random.default_rng(seed))
+    lists = by_reference(launch, arrays)
+    rows = launch.launch.rows()
+    row = data.draw(st.integers(0, len(rows) - 1))
+    entry = data.draw(st.integers(0, lists.shape[2] - 1))
+    view = data.draw(st.integers(0, lists.shape[1] - 1))
+    broken = lists.copy()
+    broken[row, view, entry] = data.draw(st.integers(-3, 60))
+    sequence = rows[row][0]
+    fine = permitted(launch, arrays, row, broken[row, view].tolist())
+    attributes = {**launch.attributes}
+    del attributes["top_k"]
+    checked, violations = portable(CHECK, finite((broken, *arrays[4:])), attributes)
+    wanted = np.zeros(len(launch.budgets), np.int32)
+    wanted[sequence] = not fine
+    np.testing.assert_array_equal(violations, wanted)
+    for other, (owner, *_) in enumerate(rows):
+        mark = np.array([WHOLE, *[-1] * (lists.shape[2] - 1)])
+        expected = np.broadcast_to(mark, lists.shape[1:]) if wanted[owner] else broken[other]
+        np.testing.assert_array_equal(checked[other], expected)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_scores_are_the_sum_over_heads(weighted: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn(2, 5, 3, 8, generator=generator, requires_grad=True)
+    k = torch.randn(2, 7, 8, generator=generator)
+    w = torch.randn(2, 5, 3, generator=generator) if weighted else None
+    scores = indexer_scores(q, k, w)
+    queries = q.detach()
+    for a, t, s in [(0, 0, 0), (1, 4, 6), (0, 3, 2)]:
+        by_hand = sum(
+            (1.0 if w is None else float(w[a, t, h])) * max(0.0, float(queries[a, t, h] @ k[a, s]))
+            for h in range(3)
+        )
+        assert float(scores.detach()[a, t, s]) == pytest.approx(by_hand, abs=1e-5)
+    scores.sum().backward()
+    assert q.grad is not None and q.grad.abs().sum() > 0
+
+
+EXACT = {
+    "decode": ([Branch(37, 1), Branch(5, 1)], False),
+    "trees": (RAGGED, False),
+    "one sequence": ([Branch(33, 2, BUSHY)], False),
+    "a view per KV head": ([Branch(30, 0, chain_of(4)), Branch(11, 3)], True),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("asked", ["everything", "below the threshold"])
+def test_what_is_not_narrowed_is_full_attention_bit_for_bit(name: str, asked: str) -> None:
+    """Eight query heads a KV head; with lists of everything, and with lists that narrow nothing."""
+    grown, per_head = EXACT[name]
+    launch = Launch(grown, group=8, width=16, v_width=16, view_per_head=per_head)
+    arrays = list(launch.arrays(np.random.default_rng(11)))
+    index = indexer_launch(
+        grown, *[64] * len(grown), views=2 if per_head else 1, top_k=64,
+        threshold=0 if asked == "everything" else 1000,
+    )  # fmt: skip
+    lists = by_body(index, index.arrays(np.random.default_rng(12)))
+    narrowed = lists[: len(launch.rows()), :, 0] != WHOLE
+    assert narrowed.all() if asked == "everything" else not narrowed.any()
+    run = one_sequence if len(grown) == 1 else portable
+    whole = run(ATTENTION, finite(tuple(arrays)), launch.attributes)[0]
+    arrays[9] = lists
+    sparse = run(ATTENTION, finite(tuple(arrays)), launch.attributes)[0]
+    rows = len(launch.rows())
+    np.testing.assert_array_equal(sparse[:rows], whole[:rows])
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(branches(), min_size=1, max_size=3), st.integers(0, 2**32 - 1), st.integers(0, 6))
+def test_attention_over_the_lists_is_attention_over_those_tokens(
+    grown: list[Branch], seed: int, budget: int
+) -> None:
+    """Keys that no list names may hold anything."""
+    launch = Launch(grown, group=8, kv_heads=1, width=8, v_width=8, page_size=4)
+    assume(launch.rows())
+    index = indexer_launch(grown, *[budget] * len(grown))
+    rng = np.random.default_rng(seed)
+    lists = by_reference(index, index.arrays(rng))
+    arrays = list(launch.arrays(rng))
+    arrays[9] = lists
+    sparse = portable(ATTENTION, finite(tuple(arrays)), launch.attributes)[0]
+    q, k, v, table, *_ = arrays
+    assert q is not None and k is not None and v is not None and table is not None
+    sinks = arrays[8]
+    assert sinks is not None
+    for row, (sequence, *_) in enumerate(launch.rows()):
+        slots = lists[row, 0][lists[row, 0] >= 0]
+        pages = table[sequence, 0, slots // 4]
+        keys, values = (pool[pages, 0, slots % 4].astype(np.float64) for pool in (k, v))
+        logits = q[row] @ keys.T * 8**-0.5
+        most = np.maximum(logits.max(1), sinks)
+        weights = np.exp(logits - most[:, None])
+        total = weights.sum(1) + np.exp(sinks - most)
+        np.testing.assert_allclose(
+            sparse[row], weights @ values / total[:, None], atol=2e-6, rtol=1e-5
+        )
+
+
+def test_a_draft_changes_no_list() -> None:
+    """Recent tokens cover the draft: a row of a chain keeps what it keeps alone, in the cache."""
+    drawn = indexer_launch([Branch(40, 0, chain_of(4))], 6, recent_tokens=5, padding_rows=0)
+    arrays = drawn.arrays(np.random.default_rng(4))
+    verified = by_body(drawn, arrays)
+    alone = replace(drawn, launch=replace(drawn.launch, branches=[Branch(40, 4)]))
+    plain = list(arrays)
+    plain[6], plain[7] = np.array([44], np.int32), np.zeros((4, 1), np.int32)
+    np.testing.assert_array_equal(by_body(alone, tuple(plain)), verified)

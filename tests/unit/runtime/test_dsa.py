@@ -1,0 +1,94 @@
+"""When a step attends to chosen tokens, is checked, or falls back to everything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbuild.runtime.dsa import FIRST_CHECKS, LAST_CHECKS, Check, SequenceSelection
+from specbuild.runtime.manifest import Dsa
+
+CONFIG = Dsa(
+    top_k=16, threshold=100, first_tokens=4, recent_tokens=8, min_agreement=0.75, check_interval=5
+)
+AGREED, PARTED = Check(1, 1, 0, 0), Check(1, 0, 0, 0)
+
+
+def judged(selection: SequenceSelection, check: Check, checks: int) -> list[str]:
+    """Steps until so many checks are through, each of them with this outcome."""
+    steps: list[str] = []
+    while steps.count("check") < checks:
+        steps.append(selection.begin(200))
+        if steps[-1] == "check":
+            selection.judge(check)
+    return steps
+
+
+def test_below_the_threshold_nothing_is_asked() -> None:
+    selection = SequenceSelection(CONFIG, 16)
+    assert {selection.begin(length) for length in range(100)} == {"whole"}
+    assert selection.begin(100) == "check"
+    assert selection.tally.narrowed_steps == 0
+
+
+@pytest.mark.parametrize("length", [5, 100, 5000])
+def test_a_request_may_ask_for_everything(length: int) -> None:
+    selection = SequenceSelection(CONFIG, 0)
+    assert {selection.begin(length) for _ in range(20)} == {"whole"}
+    assert selection.budget == -1
+
+
+def test_checks_come_first_and_then_at_their_interval() -> None:
+    selection = SequenceSelection(CONFIG, 16)
+    steps = judged(selection, AGREED, FIRST_CHECKS + 2)
+    assert steps == ["check"] * FIRST_CHECKS + (["narrowed"] * 4 + ["check"]) * 2
+    stats = selection.tally.stats()
+    assert (stats.checked_steps, stats.narrowed_steps, stats.agreement) == (10, 8, 1.0)
+    assert stats.fallback_steps == 0
+
+
+def test_without_an_interval_nothing_is_checked() -> None:
+    selection = SequenceSelection(replace(CONFIG, check_interval=0), 16)
+    assert {selection.begin(200) for _ in range(40)} == {"narrowed"}
+    assert selection.tally.stats().agreement is None
+
+
+def test_too_little_agreement_falls_back_and_recovers() -> None:
+    selection = SequenceSelection(CONFIG, 16)
+    judged(selection, PARTED, FIRST_CHECKS)
+    assert [selection.begin(200) for _ in range(5)] == ["fallback"] * 4 + ["check"]
+    selection.judge(AGREED)
+    steps = judged(selection, AGREED, LAST_CHECKS)
+    assert steps[:4] == ["fallback"] * 4
+    assert steps[-5:] == ["narrowed"] * 4 + ["check"]
+    assert selection.tally.stats().fallback_steps > 8
+
+
+def test_drafts_that_only_whole_passes_accept_count_against_narrowed_ones() -> None:
+    fewer = Check(4, 4, 3, 1)
+    selection = SequenceSelection(CONFIG, 16)
+    judged(selection, fewer, FIRST_CHECKS)
+    assert selection.doubtful
+    kinder = SequenceSelection(replace(CONFIG, min_agreement=0.5), 16)
+    judged(kinder, fewer, FIRST_CHECKS)
+    assert not kinder.doubtful
+    stats = kinder.tally.stats()
+    assert (stats.accepted_narrowed, stats.accepted_whole) == (8, 24)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), max_size=40), st.floats(0, 1))
+def test_it_falls_back_exactly_where_the_last_checks_agree_less(
+    outcomes: list[tuple[int, int]], least: float
+) -> None:
+    selection = SequenceSelection(replace(CONFIG, min_agreement=least, check_interval=1), 16)
+    checks = [Check(tokens, min(tokens, agreed), 0, 0) for tokens, agreed in outcomes]
+    for check in checks:
+        assert selection.begin(200) == "check"
+        selection.judge(check)
+    last = checks[-LAST_CHECKS:]
+    few = len(last) < FIRST_CHECKS
+    below = sum(c.agreed for c in last) < least * sum(c.tokens for c in last)
+    assert selection.doubtful == (below and not few)
