@@ -59,10 +59,8 @@ def read_latents(path: Path, config: Config, g: TargetGeometry, *, strict: bool)
             f"{section.where}: use_mla_kv is true, but {path} has no {LATENT_FILE}; make it with "
             "specbuild retrofit mla, or build with --no-mla"
         )
-    tensors = read_header(file)
-    dims = _dims(tensors, g)
-    _audit(file, tensors, dims, g)
-    _check_dims(file, section, dims, g)
+    tensors, dims = read_latent_file(file, g)
+    _check_dims(file, section, dims)
     replaced = {
         f"{latent_name(layer, projection)}.weight": latent_name(layer, up)
         for layer, dim in enumerate(dims)
@@ -75,6 +73,26 @@ def read_latents(path: Path, config: Config, g: TargetGeometry, *, strict: bool)
         "the output; --no-mla leaves it out",
     )
     return Latents(dims, tensors, replaced, warnings)
+
+
+def read_latent_file(
+    file: Path, g: TargetGeometry
+) -> tuple[dict[str, SourceTensor], tuple[int, ...]]:
+    """The tensors of ``file`` and the width of every layer's latent, 0 where it has none.
+
+    Raises SpecbuildError where they do not fit a checkpoint of this geometry.
+    """
+    tensors = read_header(file)
+    dims = _dims(tensors, g)
+    _audit(file, tensors, dims, g)
+    most = full_rank(g)
+    above = [f"layer {layer}: {dim}" for layer, dim in enumerate(dims) if dim > most]
+    if above:
+        raise SpecbuildError(
+            f"{file}: latents of more than the full rank of {most} ({', '.join(above)}); make them "
+            "anew with specbuild retrofit mla"
+        )
+    return tensors, dims
 
 
 def _dims(tensors: dict[str, SourceTensor], g: TargetGeometry) -> tuple[int, ...]:
@@ -108,14 +126,7 @@ def _audit(
         raise SpecbuildError(f"{file}: holds no latents; {hint}")
 
 
-def _check_dims(file: Path, section: Config, dims: tuple[int, ...], g: TargetGeometry) -> None:
-    most = full_rank(g)
-    above = [f"layer {layer}: {dim}" for layer, dim in enumerate(dims) if dim > most]
-    if above:
-        raise SpecbuildError(
-            f"{file}: latents of more than the full rank of {most} ({', '.join(above)}); make them "
-            "anew with specbuild retrofit mla"
-        )
+def _check_dims(file: Path, section: Config, dims: tuple[int, ...]) -> None:
     wanted = section.integers("mla_latent_dim")
     if wanted is None:
         return

@@ -1,0 +1,66 @@
+"""The files of a training of new heads: report and plot beside the tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbuild.builder.training.heads.plan import TrainingPlan
+from specbuild.builder.training.heads.run import HeadPoint
+from specbuild.builder.training.output import PLOT_FILE, REPORT_FILE, save_plot, write_json
+from specbuild.runtime.strict_json import to_json
+
+
+@dataclass(frozen=True)
+class Perplexities:
+    """Of held-out text: the model as it was, with the heads as they began, as they ended.
+
+    None where there is no such text, or training did not finish.
+    """
+
+    tokens: int
+    base: float | None
+    initial: float | None
+    trained: float | None
+
+
+@dataclass(frozen=True)
+class HeadReport:
+    """What training reached. ``finished`` False: the time limit came first; resume it."""
+
+    finished: bool
+    steps: int
+    plan: TrainingPlan
+    training_tokens: int
+    held_out: Perplexities
+    losses: tuple[HeadPoint, ...]
+    options: dict[str, Any]
+
+
+def write_head_report(folder: Path, report: HeadReport) -> None:
+    """Writes the report and the plot of its losses."""
+    write_json(folder / REPORT_FILE, to_json(report))
+    plot_terms(folder / PLOT_FILE, report)
+
+
+def plot_terms(file: Path, report: HeadReport) -> None:
+    """Every term over the steps, and perplexities where they were measured."""
+    from matplotlib.figure import Figure
+
+    held_out = report.held_out
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 1))
+    for name in sorted({name for point in report.losses for name in point.terms}):
+        points = [point for point in report.losses if name in point.terms]
+        left.plot([p.step for p in points], [p.terms[name] for p in points], label=name)
+    left.set(xlabel="training step", ylabel="loss", title="Loss by term", yscale="log")
+    left.legend()
+    values = (held_out.base, held_out.initial, held_out.trained)
+    if None in values:
+        right.set_axis_off()
+    else:
+        bars = right.bar(("model", "before", "after"), values)
+        right.bar_label(bars, fmt="%.3f")
+        right.set(ylabel="perplexity", title="Held out")
+    save_plot(figure, file)
