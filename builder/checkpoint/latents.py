@@ -15,6 +15,8 @@ from specbuild.runtime.manifest import TargetGeometry
 
 LATENT_FILE = "mla_kv.safetensors"
 DOWN, UP_KEYS, UP_VALUES = "mla_W_c", "mla_W_k_lat", "mla_W_v_lat"
+# A layer with a latent may have this one too: the checkpoint's own, adapted to the latent.
+OUTPUT = "o_proj.weight"
 _NAME = re.compile(rf"model\.layers\.(\d+)\.self_attn\.({DOWN}|{UP_KEYS}|{UP_VALUES})")
 _UP_OF = {"k_proj": UP_KEYS, "v_proj": UP_VALUES}
 
@@ -22,6 +24,9 @@ _UP_OF = {"k_proj": UP_KEYS, "v_proj": UP_VALUES}
 @dataclass(frozen=True)
 class Latents:
     """The latent tensors of some layers; ``dims`` [layers] has 0 for the others.
+
+    Among ``tensors`` may be output projections under the names that the checkpoint has, too: the
+    latents' take their place.
 
     ``replaced`` maps the projections that they stand for to the tensors that rebuild these.
     """
@@ -116,10 +121,13 @@ def _audit(
             shapes[latent_name(layer, DOWN)] = (g.hidden, dim)
             shapes[latent_name(layer, UP_KEYS)] = (dim, kv_width)
             shapes[latent_name(layer, UP_VALUES)] = (dim, kv_width)
+        if dim and latent_name(layer, OUTPUT) in tensors:
+            shapes[latent_name(layer, OUTPUT)] = (g.hidden, g.q_heads * g.head_dim)
     expected = {name: ExpectedTensor(shape, FLOAT_DTYPES) for name, shape in shapes.items()}
     hint = (
-        f"the latents of a layer are {DOWN}, {UP_KEYS} and {UP_VALUES}, made for this checkpoint; "
-        "make them anew with specbuild retrofit mla, or build with --no-mla"
+        f"the latents of a layer are {DOWN}, {UP_KEYS} and {UP_VALUES} (and {OUTPUT} where it was "
+        "adapted), made for this checkpoint; make them anew with specbuild retrofit mla, or build "
+        "with --no-mla"
     )
     audit(str(file), expected, tensors, [hint])
     if not expected:

@@ -96,7 +96,7 @@ def _attend(scene: Scene, joins: torch.Tensor) -> torch.Tensor:
     return out[..., :width]
 
 
-def _explicit(  # noqa: PLR0917
+def _explicit(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Plain products: on a CPU they are faster than the fused kernel."""

@@ -1,4 +1,4 @@
-"""A frozen GPT-OSS that teaches as it is and learns with new heads in place, on one set of weights."""
+"""A frozen GPT-OSS: it teaches as it is and learns with new heads in place, on the same weights."""
 
 from __future__ import annotations
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from specbuild.builder.checkpoint.latents import DOWN, UP_KEYS, UP_VALUES, latent_name
+from specbuild.builder.checkpoint.latents import (
+    DOWN,
+    OUTPUT,
+    UP_KEYS,
+    UP_VALUES,
+    latent_name,
+)
 from specbuild.builder.training.heads.backbone import Backbone, Switch
 
-OUTPUT = "o_proj.weight"
 _PARTS = (DOWN, UP_KEYS, UP_VALUES)
 
 
@@ -51,39 +57,76 @@ class RebuiltProjection(nn.Module):
         return self.latents.rebuilt(x, self.up) + self.plain.bias
 
 
-class AdaptedOutput(nn.Module):
-    """``o_proj`` plus ``x A B``: LoRA (arXiv 2106.09685), B zero at first."""
+class Adaptation(nn.Module):
+    """What changes an ``o_proj``: LoRA (arXiv 2106.09685), B zero at first; none at rank 0.
 
-    def __init__(self, plain: nn.Linear, rank: int, switch: Switch, seed: int) -> None:
+    ``given`` is a weight that the file of latents has in place of the checkpoint's.
+    """
+
+    given: torch.Tensor | None
+
+    def __init__(
+        self, plain: nn.Linear, given: torch.Tensor | None, *, rank: int, seed: int
+    ) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randn(plain.in_features, rank, generator=generator)
-        self.plain, self.switch = plain, switch
-        self.lora_a = nn.Parameter(drawn * plain.in_features**-0.5)
-        self.lora_b = nn.Parameter(torch.zeros(rank, plain.out_features))
+        self.rank = rank
+        self.register_buffer("given", given, persistent=False)
+        if rank:
+            generator = torch.Generator().manual_seed(seed)
+            drawn = torch.randn(plain.in_features, rank, generator=generator)
+            self.lora_a = nn.Parameter(drawn * plain.in_features**-0.5)
+            self.lora_b = nn.Parameter(torch.zeros(rank, plain.out_features))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [..., Q] → [..., H]."""
-        y = self.plain(x)
-        if not self.switch.on:
+    def forward(self, x: torch.Tensor, plain: nn.Linear) -> torch.Tensor:
+        """``x`` [..., Q] → [..., H]: ``x W + x A B``."""
+        if self.given is None:
+            y = plain(x)
+        else:
+            y = F.linear(x, self.given.to(x.dtype), plain.bias)
+        if not self.rank:
             return y
         return y + (x @ self.lora_a.to(x.dtype)) @ self.lora_b.to(x.dtype)
 
-    def merged(self, weight: torch.Tensor) -> torch.Tensor:
-        """``weight`` [H, Q] of the plain projection with the adaptation in it, fp32."""
-        joined = self.lora_a.detach().double() @ self.lora_b.detach().double()
-        return (weight.double() + joined.T.to(weight.device)).float()
+    def merged(self, plain: torch.Tensor) -> torch.Tensor:
+        """The weight [H, Q] that computes the same, fp32; ``plain`` is the checkpoint's."""
+        weight = (plain if self.given is None else self.given).cpu().double()
+        if self.rank:
+            joined = self.lora_a.detach().double() @ self.lora_b.detach().double()
+            weight = weight + joined.T.cpu()
+        return weight.float()
+
+
+class AdaptedOutput(nn.Module):
+    """Stands where ``o_proj`` stood."""
+
+    def __init__(self, plain: nn.Linear, adaptation: Adaptation, switch: Switch) -> None:
+        super().__init__()
+        self.plain, self.adaptation, self.switch = plain, adaptation, switch
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [..., Q] → [..., H]."""
+        return self.adaptation(x, self.plain) if self.switch.on else self.plain(x)
 
 
 class LatentHeads(nn.Module):
-    """The latents of all layers that have one, and LoRA of rank ``lora_rank`` on their outputs."""
+    """The latents of all layers that have one, and LoRA of rank ``lora_rank`` on their outputs.
+
+    ``plain_outputs`` gives the checkpoint's ``o_proj.weight`` of a layer, which is merged with it.
+    """
 
     def __init__(
-        self, backbone: Backbone, tensors: Mapping[str, torch.Tensor], *, lora_rank: int, seed: int
+        self,
+        backbone: Backbone,
+        tensors: Mapping[str, torch.Tensor],
+        plain_outputs: Callable[[int], torch.Tensor],
+        *,
+        lora_rank: int,
+        seed: int,
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleDict()
         self.outputs = nn.ModuleDict()
+        self._plain_outputs = plain_outputs
         device = next(backbone.model.parameters()).device
         for index, layer in enumerate(backbone.layers):
             if latent_name(index, DOWN) not in tensors:
@@ -93,19 +136,22 @@ class LatentHeads(nn.Module):
             attention, switch = layer.self_attn, backbone.switch
             attention.k_proj = RebuiltProjection(attention.k_proj, latents, UP_KEYS, switch)
             attention.v_proj = RebuiltProjection(attention.v_proj, latents, UP_VALUES, switch)
-            if lora_rank:
-                output = AdaptedOutput(attention.o_proj, lora_rank, switch, seed + index)
-                self.outputs[str(index)] = attention.o_proj = output.to(device)
+            given = tensors.get(latent_name(index, OUTPUT))
+            if lora_rank or given is not None:
+                adaptation = Adaptation(
+                    attention.o_proj, given, rank=lora_rank, seed=seed + index
+                ).to(device)
+                self.outputs[str(index)] = adaptation
+                attention.o_proj = AdaptedOutput(attention.o_proj, adaptation, switch)
 
-    def tensors(
-        self, dtype: torch.dtype, outputs: Mapping[int, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """What the file holds; ``outputs`` are the plain ``o_proj`` weights of adapted layers."""
+    def tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """What the file holds."""
         stored = {
             latent_name(int(index), part): latents.get_parameter(part).detach()
             for index, latents in self.layers.items()
             for part in _PARTS
         }
-        for index, output in self.outputs.items():
-            stored[latent_name(int(index), OUTPUT)] = output.merged(outputs[int(index)])
+        for index, adaptation in self.outputs.items():
+            plain = self._plain_outputs(int(index))
+            stored[latent_name(int(index), OUTPUT)] = adaptation.merged(plain)
         return {name: tensor.cpu().to(dtype).contiguous() for name, tensor in stored.items()}

@@ -9,7 +9,6 @@ from typing import Literal
 
 from specbuild.builder.training.heads.losses import (
     ATTENTION_KL,
-    HIDDEN_MSE,
     LOGITS_KL,
     LONG_LOGITS,
     TERMS,
@@ -119,9 +118,43 @@ class LatentTraining(HeadOptions):
             raise SpecbuildError(f"--loss {ATTENTION_KL}: it trains an indexer; see train dsa")
 
 
-def needs_hidden(losses: Losses) -> bool:
-    """Whether states after layers are compared."""
-    return HIDDEN_MSE in dict(losses)
+@dataclass(frozen=True, kw_only=True)
+class IndexerTraining(HeadOptions):
+    """``specbuild train dsa``.
+
+    ``steps`` train the indexers of ``layers`` (a list, None for all with full attention), each of
+    ``heads`` query heads ``width`` wide. Latents beside the model stay as they are, unless ``mla``
+    is false, where they are left out; ``joint_steps`` more then train both, latents by
+    ``joint_losses``. ``top_k`` are the numbers of tokens to judge with; where training narrows
+    attention, it does by the first.
+    """
+
+    heads: int = 4
+    width: int = 256
+    layers: str | None = None
+    top_k: tuple[int, ...] = (2048,)
+    first_tokens: int = 4
+    recent_tokens: int = 64
+    mla: bool = True
+    joint_steps: int = 0
+    joint_losses: Losses = ((LOGITS_KL, 1.0), (ATTENTION_KL, 1.0))
+    learning_rate: float = 1e-3
+    losses: Losses = ((ATTENTION_KL, 1.0),)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_losses(self.joint_losses)
+        for name in ("heads", "width", "recent_tokens"):
+            _check(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
+        for name in ("first_tokens", "joint_steps"):
+            _check(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
+        if not self.top_k or min(self.top_k) < 1:
+            raise SpecbuildError(f"--top-k: got {self.top_k}, expected numbers of 1 or more")
+        if min(self.top_k) + self.first_tokens + self.recent_tokens >= self.sequence_length:
+            raise SpecbuildError(
+                f"--top-k {min(self.top_k)}: sequences of {self.sequence_length} tokens are never "
+                "narrowed by it; raise --sequence-length or lower --top-k"
+            )
 
 
 def _check(name: str, value: object, holds: bool, expected: str) -> None:

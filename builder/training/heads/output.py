@@ -13,27 +13,19 @@ from specbuild.runtime.strict_json import to_json
 
 
 @dataclass(frozen=True)
-class Perplexities:
-    """Of held-out text: the model as it was, with the heads as they began, as they ended.
-
-    None where there is no such text, or training did not finish.
-    """
-
-    tokens: int
-    base: float | None
-    initial: float | None
-    trained: float | None
-
-
-@dataclass(frozen=True)
 class HeadReport:
-    """What training reached. ``finished`` False: the time limit came first; resume it."""
+    """What training reached. ``finished`` False: the time limit came first; resume it.
+
+    ``perplexities`` of ``held_out_tokens`` predictions, by what was judged: the model as it was,
+    and with the new heads. Empty without held-out text.
+    """
 
     finished: bool
     steps: int
     plan: TrainingPlan
     training_tokens: int
-    held_out: Perplexities
+    held_out_tokens: int
+    perplexities: dict[str, float]
     losses: tuple[HeadPoint, ...]
     options: dict[str, Any]
 
@@ -48,7 +40,6 @@ def plot_terms(file: Path, report: HeadReport) -> None:
     """Every term over the steps, and perplexities where they were measured."""
     from matplotlib.figure import Figure
 
-    held_out = report.held_out
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 1))
     for name in sorted({name for point in report.losses for name in point.terms}):
@@ -56,11 +47,10 @@ def plot_terms(file: Path, report: HeadReport) -> None:
         left.plot([p.step for p in points], [p.terms[name] for p in points], label=name)
     left.set(xlabel="training step", ylabel="loss", title="Loss by term", yscale="log")
     left.legend()
-    values = (held_out.base, held_out.initial, held_out.trained)
-    if None in values:
-        right.set_axis_off()
-    else:
-        bars = right.bar(("model", "before", "after"), values)
+    if report.perplexities:
+        bars = right.bar(list(report.perplexities), list(report.perplexities.values()))
         right.bar_label(bars, fmt="%.3f")
         right.set(ylabel="perplexity", title="Held out")
+    else:
+        right.set_axis_off()
     save_plot(figure, file)

@@ -40,7 +40,8 @@ class TrainingPlan:
             f"{self.frozen_parameters:,} frozen; {self.tokens:,} tokens",
             f"plan: {self.bytes_per_device / gigabyte:.2f} GB per device (backbone "
             f"{self.backbone_bytes / gigabyte:.2f}, new parameters with their optimiser "
-            f"{self.state_bytes / gigabyte:.2f}, activations {self.activation_bytes / gigabyte:.2f})",
+            f"{self.state_bytes / gigabyte:.2f}, activations "
+            f"{self.activation_bytes / gigabyte:.2f})",
             f"plan: {self.step_s:.2f} s a step on {self.processes} "
             f"device{'s' if self.processes > 1 else ''}, {self.device_hours:.2f} device-hours",
         )
@@ -55,16 +56,16 @@ class Trial:
 
 
 class SavedBytes:
-    """Counts storage that a forward pass keeps for the backward pass; use around the forward."""
+    """Counts what a forward pass keeps for the backward pass, parameters left out."""
 
-    def __init__(self, apart: list[nn.Parameter]) -> None:
+    def __init__(self) -> None:
         self._sizes: dict[int, int] = {}
-        self._apart = {p.untyped_storage().data_ptr() for p in apart}
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Counts one saved tensor."""
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._apart:
+        """Counts the storage of one saved tensor, once."""
+        owner = tensor if tensor._base is None else tensor._base
+        if not isinstance(owner, nn.Parameter):
+            storage = tensor.untyped_storage()
             self._sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 

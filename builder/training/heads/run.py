@@ -13,7 +13,13 @@ from torch import nn
 from specbuild.builder.progress import Progress
 from specbuild.builder.training.corpus import TrainingText
 from specbuild.builder.training.heads.backbone import Backbone
-from specbuild.builder.training.heads.losses import HIDDEN_MSE, Lesson, terms, total
+from specbuild.builder.training.heads.losses import (
+    ATTENTION_KL,
+    HIDDEN_MSE,
+    Lesson,
+    terms,
+    total,
+)
 from specbuild.builder.training.heads.options import HeadOptions
 from specbuild.builder.training.heads.plan import SavedBytes, Trial
 from specbuild.builder.training.heads.stage import Schedule, Stage
@@ -97,7 +103,7 @@ def trial(run: HeadRun) -> Trial:
     stage, _ = run.schedule.at(0)
     enter(run, stage)
     parts = _micro_batches(run)
-    saved = SavedBytes(list(run.backbone.model.parameters()))
+    saved = SavedBytes()
     with torch.autograd.graph.saved_tensors_hooks(saved.keep, lambda tensor: tensor):
         _learn(run, stage, parts[0])
     for parameter in stage.trained():
@@ -149,12 +155,15 @@ def _learn(run: HeadRun, stage: Stage, rows: Batch) -> torch.Tensor:
     keep: tuple[int, ...] = ()
     if HIDDEN_MSE in stage.losses:
         keep = options.hidden_layers or tuple(range(len(backbone.layers)))
-    teacher = backbone.teach(rows.ids, keep)
+    taught = any(name != ATTENTION_KL for name in stage.losses)
+    teacher = backbone.teach(rows.ids, keep) if taught else None
     with backbone.switch.turned(True):  # the backward pass may compute layers again
         student = backbone.run(rows.ids, keep)
         positions = options.batch_size * rows.ids.shape[1]
         beside = {name: value / positions for name, value in stage.beside().items()}
-        lesson = Lesson(teacher, student, rows.counted, positions, options.long_context, beside)
+        lesson = Lesson(
+            teacher or student, student, rows.counted, positions, options.long_context, beside
+        )
         found = terms(lesson, backbone.head, stage.losses)
         total(found, stage.losses).backward()
     return found.detach()

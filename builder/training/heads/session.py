@@ -24,7 +24,7 @@ from specbuild.builder.training.frozen_target import end_of_text_ids, load_targe
 from specbuild.builder.training.heads.backbone import Backbone
 from specbuild.builder.training.heads.evaluation import perplexity
 from specbuild.builder.training.heads.options import HeadOptions
-from specbuild.builder.training.heads.output import HeadReport, Perplexities, write_head_report
+from specbuild.builder.training.heads.output import HeadReport, write_head_report
 from specbuild.builder.training.heads.plan import TrainingPlan, make_plan
 from specbuild.builder.training.heads.run import HeadRun, restore, train, trial
 from specbuild.builder.training.heads.stage import Schedule
@@ -36,6 +36,20 @@ from specbuild.runtime.errors import SpecbuildError
 # What does not change the result of a run, and may differ when it is resumed.
 FREE_OPTIONS = ("output", "save_every", "resume", "time_limit_s")
 UNREPORTED_OPTIONS = (*FREE_OPTIONS, "model", "texts", "held_out", "initial", "device")
+
+
+Measure = Callable[..., float]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Perplexities to measure before training and after it, by name.
+
+    Both get a function that measures held-out text with (``heads=True``) or without the new heads.
+    """
+
+    before: Callable[[Measure], dict[str, float]]
+    after: Callable[[Measure], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -76,11 +90,7 @@ class Session:
     def backbone(self, *, checkpointing: bool) -> Backbone:
         """The model, frozen, on this process's device."""
         options = self.options
-        if options.device == "cuda":
-            load_on = self.workers.device
-        else:
-            load_on = "cpu"
-        model = load_target(options.model, device=load_on, dtype=options.dtype)
+        model = load_target(options.model, device=self.workers.device, dtype=options.dtype)
         layers = options.hidden_layers or ()
         wrong = [i for i in layers if not 0 <= i < model.config.num_hidden_layers]
         if wrong:
@@ -94,6 +104,7 @@ class Session:
         self,
         backbone: Backbone,
         schedule: Schedule,
+        judge: Judge,
         write: Callable[[Path], None],
         started_s: float,
     ) -> HeadReport:
@@ -103,17 +114,24 @@ class Session:
         own = [p for stage in schedule.stages for p in stage.heads.parameters()]
         workers.shard(backbone.layers, own)
         run = HeadRun(options, backbone, schedule, text, workers)
-        before = [self._perplexity(backbone, held_out, heads=heads) for heads in (False, True)]
+        size = options.micro_batch_size or options.batch_size
+
+        def measure(*, heads: bool) -> float:
+            return perplexity(backbone, held_out, heads=heads, batch_size=size)
+
+        found = judge.before(measure) if len(held_out.ids) else {}
         plan = self._planned(run, own)
         restore(run, self.folder.load())
         finished = train(run, self.folder, self.progress, started_s)
-        after = self._perplexity(backbone, held_out, heads=True) if finished else None
+        if finished and found:
+            found |= judge.after(measure)
         report = HeadReport(
             finished=finished,
             steps=run.step,
             plan=plan,
             training_tokens=len(text.stream.ids),
-            held_out=Perplexities(held_out.ids[:, 1:].size, *before, after),
+            held_out_tokens=held_out.ids[:, 1:].size,
+            perplexities=found,
             losses=tuple(run.points),
             options={k: v for k, v in asdict(options).items() if k not in UNREPORTED_OPTIONS},
         )
@@ -139,10 +157,6 @@ class Session:
         length = options.sequence_length
         text = TrainingText(pack(kept, end), no_rows(length), length, options.seed)
         return text, cut_rows(pack(held_out, end), length, options.held_out_rows)
-
-    def _perplexity(self, backbone: Backbone, rows: Rows, *, heads: bool) -> float | None:
-        size = self.options.micro_batch_size or self.options.batch_size
-        return perplexity(backbone, rows, heads=heads, batch_size=size) if len(rows.ids) else None
 
     def _planned(self, run: HeadRun, own: list[nn.Parameter]) -> TrainingPlan:
         options = self.options

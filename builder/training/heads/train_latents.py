@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from specbuild.builder.checkpoint.latents import LATENT_FILE, read_latent_file
+from specbuild.builder.checkpoint.latents import (
+    LATENT_FILE,
+    OUTPUT,
+    latent_name,
+    read_latent_file,
+)
 from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
 from specbuild.builder.progress import Progress
 from specbuild.builder.retrofit.config import LatentOptions
 from specbuild.builder.retrofit.mla import retrofit_mla
-from specbuild.builder.training.heads.backbone import Backbone
-from specbuild.builder.training.heads.latents import OUTPUT, LatentHeads, latent_name
+from specbuild.builder.training.heads.latents import LatentHeads
 from specbuild.builder.training.heads.options import LatentTraining
 from specbuild.builder.training.heads.output import HeadReport
-from specbuild.builder.training.heads.session import Session
+from specbuild.builder.training.heads.session import Judge, Session
 from specbuild.builder.training.heads.stage import Schedule, Stage
 from specbuild.builder.training.pace import Pace
 
@@ -39,21 +44,29 @@ def train_latents(options: LatentTraining, progress: Progress) -> HeadReport:
         tensors = _initial(options, target, session)
         backbone = session.backbone(checkpointing=options.checkpointing)
         heads = LatentHeads(
-            backbone, tensors, lora_rank=options.lora_rank, seed=options.seed
+            backbone,
+            tensors,
+            plain_outputs(target),
+            lora_rank=options.lora_rank,
+            seed=options.seed,
         )
         pace = Pace(options.steps, options.learning_rate, options.warmup_fraction)
         schedule = Schedule((Stage("latents", pace, dict(options.losses), heads),))
-        outputs = {int(i): _weight(target, int(i)) for i in heads.outputs}
 
         def write(folder: Path) -> None:
-            stored = heads.tensors(getattr(torch, options.stored_dtype), outputs)
+            stored = heads.tensors(getattr(torch, options.stored_dtype))
             save_file(stored, folder / LATENT_FILE, metadata={"format": "pt"})
 
-        return session.trained(backbone, schedule, write, started_s)
+        judge = Judge(
+            before=lambda measure: {"model": measure(heads=False), "before": measure(heads=True)},
+            after=lambda measure: {"after": measure(heads=True)},
+        )
+        return session.trained(backbone, schedule, judge, write, started_s)
 
 
-def _weight(target: TargetCheckpoint, layer: int) -> torch.Tensor:
-    return target.tensors[latent_name(layer, OUTPUT)].load()
+def plain_outputs(target: TargetCheckpoint) -> Callable[[int], torch.Tensor]:
+    """The checkpoint's own ``o_proj.weight`` of a layer."""
+    return lambda layer: target.tensors[latent_name(layer, OUTPUT)].load()
 
 
 def _initial(
