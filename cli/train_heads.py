@@ -71,6 +71,10 @@ SaveEvery = Annotated[
     int, typer.Option("--save-every", metavar="N", min=1, help="Steps between saves.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last save.")]
+Finish = Annotated[
+    bool,
+    typer.Option("--finish", help="With --resume: write what was reached, without further steps."),
+]
 TimeLimit = Annotated[
     float | None,
     typer.Option("--time-limit-s", metavar="X", help="End early, ready for --resume."),
@@ -117,6 +121,7 @@ def mla(
     seed: Seed = 0,
     save_every: SaveEvery = 200,
     resume: Resume = False,
+    finish: Finish = False,
     time_limit_s: TimeLimit = None,
     _debug: options.Debug = False,
 ) -> None:
@@ -161,6 +166,7 @@ def mla(
         seed=seed,
         save_every=save_every,
         resume=resume,
+        finish=finish,
         time_limit_s=time_limit_s,
         **given_losses(losses=loss),
     )
@@ -225,6 +231,7 @@ def dsa(
     seed: Seed = 0,
     save_every: SaveEvery = 200,
     resume: Resume = False,
+    finish: Finish = False,
     time_limit_s: TimeLimit = None,
     _debug: options.Debug = False,
 ) -> None:
@@ -272,6 +279,7 @@ def dsa(
         seed=seed,
         save_every=save_every,
         resume=resume,
+        finish=finish,
         time_limit_s=time_limit_s,
         **given_losses(losses=loss, joint_losses=joint_loss),
     )

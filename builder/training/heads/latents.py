@@ -79,10 +79,7 @@ class Adaptation(nn.Module):
 
     def forward(self, x: torch.Tensor, plain: nn.Linear) -> torch.Tensor:
         """``x`` [..., Q] → [..., H]: ``x W + x A B``."""
-        if self.given is None:
-            y = plain(x)
-        else:
-            y = F.linear(x, self.given.to(x.dtype), plain.bias)
+        y = plain(x) if self.given is None else F.linear(x, self.given.to(x.dtype), plain.bias)
         if not self.rank:
             return y
         return y + (x @ self.lora_a.to(x.dtype)) @ self.lora_b.to(x.dtype)

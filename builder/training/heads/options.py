@@ -27,7 +27,7 @@ class HeadOptions:
     sequences of a step over all processes, ``micro_batch_size`` those that one process runs at a
     time (None: all it has). ``hidden_layers`` are 0-based, None for all. ``dtype`` is the frozen
     backbone's; new parameters and their optimiser's state are fp32. ``time_limit_s`` ends this run
-    early, ready for ``resume``.
+    early, ready for ``resume``; ``finish`` then takes no further step and writes what was reached.
     """
 
     model: Path
@@ -53,6 +53,7 @@ class HeadOptions:
     seed: int = 0
     save_every: int = 200
     resume: bool = False
+    finish: bool = False
     time_limit_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -70,6 +71,8 @@ class HeadOptions:
             _check("micro_batch_size", self.micro_batch_size, self.micro_batch_size >= 1, "1 up")
         if not self.texts:
             raise SpecbuildError("train: no text given; name at least one file or directory")
+        if self.finish and not self.resume:
+            raise SpecbuildError("--finish ends an unfinished run; give --resume with it")
         self.check_losses(self.losses)
 
     def check_losses(self, losses: Losses) -> None:

@@ -59,8 +59,13 @@ class HeadRun:
 
 
 def train(run: HeadRun, folder: RunFolder, progress: Progress, started_s: float) -> bool:
-    """Takes the remaining steps; False if the time limit came first."""
+    """Takes the remaining steps; False if the time limit came first.
+
+    None of them where the options say to finish what there is.
+    """
     options, steps = run.options, run.schedule.steps
+    if options.finish:
+        return True
     progress.start("training", steps, "steps")
     progress.advance(run.step)
     while run.step < steps:

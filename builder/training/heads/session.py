@@ -34,7 +34,7 @@ from specbuild.builder.training.self_text import no_rows
 from specbuild.runtime.errors import SpecbuildError
 
 # What does not change the result of a run, and may differ when it is resumed.
-FREE_OPTIONS = ("output", "save_every", "resume", "time_limit_s")
+FREE_OPTIONS = ("output", "save_every", "resume", "finish", "time_limit_s")
 UNREPORTED_OPTIONS = (*FREE_OPTIONS, "model", "texts", "held_out", "initial", "device")
 
 

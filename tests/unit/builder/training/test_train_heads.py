@@ -64,20 +64,23 @@ def indexer_options(model: Path, text: Path, output: Path, **changes: Any) -> In
 def test_trained_latents_are_nearer_to_the_model(model: Path, text: Path, tmp_path: Path) -> None:
     """And an engine built with them, adapted outputs included, computes what they say."""
     losses = (("logits-kl", 1.0), ("hidden-mse", 0.1))
+    write_latents(tmp_path, {0: 8, 1: 8}, hidden=32, kv_width=16)
     options = latent_options(
-        model, text, tmp_path / "out", steps=40, losses=losses, lora_rank=2,
-        held_out=(text,), stored_dtype="float32", micro_batch_size=2,
+        model, text, tmp_path / "out", steps=30, learning_rate=1e-2, losses=losses, lora_rank=2,
+        initial=tmp_path / FILES[0], rank=None, held_out=(text,), stored_dtype="float32",
+        micro_batch_size=2,
     )  # fmt: skip
     report = train_latents(options, SilentProgress())
-    assert report.finished and report.steps == 40
-    first, last = report.losses[0], report.losses[-1]
-    assert [last.terms[n] < 0.9 * first.terms[n] for n, _ in losses] == [True, True], (first, last)
+    assert report.finished and report.steps == 30
+    for name, _ in losses:  # batches differ, so several
+        values = [point.terms[name] for point in report.losses]
+        assert np.mean(values[-5:]) < 0.9 * np.mean(values[:3]), name
     assert report.plan.trained_parameters == 2 * ((32 + 2 * 16) * 8 + 2 * (32 + 32))
-    assert report.plan.tokens == 40 * 4 * 24 and report.plan.step_s > 0
+    assert report.plan.tokens == 30 * 4 * 24 and report.plan.step_s > 0
     assert 0 < report.plan.activation_bytes < 1 << 24
     assert sorted(p.name for p in options.output.iterdir()) == FILES
     written = (options.output / "training_report.json").read_text()
-    assert str(tmp_path) not in written and json.loads(written)["steps"] == 40
+    assert str(tmp_path) not in written and json.loads(written)["steps"] == 30
     with_latents = tmp_path / "model"
     with_latents.mkdir()
     for file in [*model.iterdir(), options.output / FILES[0]]:
@@ -97,30 +100,36 @@ def interrupted(make: Any, options: Any, steps: int, monkeypatch: pytest.MonkeyP
     clock = iter([0.0] * (steps + 1) + [1000.0] * 100)
     with monkeypatch.context() as patched:
         patched.setattr(loop.time, "monotonic", lambda: next(clock))
-        stopped = make(replace(options, time_limit_s=100.0), SilentProgress())
+        begun = replace(options, time_limit_s=100.0, resume=False, finish=False)
+        stopped = make(begun, SilentProgress())
     assert not stopped.finished and 0 < stopped.steps <= steps
     assert not options.output.exists()
     return make(replace(options, resume=True), SilentProgress())
 
 
-@pytest.mark.parametrize("stop", [3, 5])
 def test_resumed_latents_end_bit_for_bit_alike(
-    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Stopped between two saves and within two points of the curve."""
     whole = latent_options(model, text, tmp_path / "whole", steps=8, dtype="bfloat16", lora_rank=2)
     parts = replace(whole, output=tmp_path / "parts")
     one = train_latents(whole, SilentProgress())
-    two = interrupted(train_latents, parts, stop, monkeypatch)
+    two = interrupted(train_latents, parts, 3, monkeypatch)
     assert one.losses == two.losses and one.perplexities == two.perplexities
     files = [output / FILES[0] for output in (whole.output, parts.output)]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert not parts.output.with_name("parts.training").exists()
+    ended = replace(whole, output=tmp_path / "ended", resume=True, finish=True)
+    report = interrupted(train_latents, ended, 3, monkeypatch)
+    assert report.finished and report.steps == 3
+    assert load_file(ended.output / FILES[0]).keys() == load_file(files[0]).keys()
+    assert (ended.output / FILES[0]).read_bytes() != files[0].read_bytes()
 
 
 def test_indexers_then_both(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The latents stay as they are in the first stage, move in the second; resumed in either."""
+    """The latents stay as they are in the first stage, move in the second; resumed within that."""
     own = tmp_path / "model"
     own.mkdir()
     for file in model.iterdir():
@@ -137,13 +146,13 @@ def test_indexers_then_both(
     shapes = {n.removeprefix(name): list(t.shape) for n, t in stored.items()}
     assert shapes == {"dsa_W_q": [32, 16], "dsa_W_k": [32, 8], "dsa_W_h": [32, 2]}
     after = load_file(whole.output / "mla_kv.safetensors")
-    products = [t[f"{name}mla_W_c"].float() @ t[f"{name}mla_W_k_lat"].float() for t in (before, after)]  # fmt: skip
+    files = (before, after)
+    products = [f[f"{name}mla_W_c"].float() @ f[f"{name}mla_W_k_lat"].float() for f in files]
     assert 0.001 < (products[0] - products[1]).norm() / products[0].norm() < 0.5
-    for stop in (5, 14):
-        parts = replace(whole, output=tmp_path / f"parts{stop}")
-        assert interrupted(train_indexers, parts, stop, monkeypatch).losses == report.losses
-        for file in ("dsa_indexer.safetensors", "mla_kv.safetensors"):
-            assert (whole.output / file).read_bytes() == (parts.output / file).read_bytes()
+    parts = replace(whole, output=tmp_path / "parts")
+    assert interrupted(train_indexers, parts, 14, monkeypatch).losses == report.losses
+    for file in ("dsa_indexer.safetensors", "mla_kv.safetensors"):
+        assert (whole.output / file).read_bytes() == (parts.output / file).read_bytes()
 
 
 def test_logits_train_an_indexer_too(model: Path, text: Path, tmp_path: Path) -> None:
