@@ -1,4 +1,4 @@
-"""``specbuild train``: train what speculates."""
+"""``specbuild train``: what a checkpoint lacks, learned from the checkpoint."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from specbuild.cli import options
-from specbuild.runtime.errors import SpecbuildError
+from specbuild.cli import options, train_heads
+from specbuild.cli.train_heads import parse_list
 
-train = typer.Typer(help="Train what speculates.", no_args_is_help=True)
+train = typer.Typer(help="Train what a checkpoint lacks.", no_args_is_help=True)
 
 
 @train.callback()
 def _train() -> None:
-    """Train what speculates."""
+    """Train what a checkpoint lacks: a draft, latents, indexers."""
 
 
 @train.command()
@@ -132,7 +132,7 @@ def draft(
         kv_heads=kv_heads,
         head_dim=head_dim,
         rope_theta=rope_theta,
-        taps=None if taps is None else parse_taps(taps),
+        taps=parse_list("--taps", taps),
         held_out=tuple(held_out or ()),
         self_text=SelfText(count=self_text, temperature=self_text_temperature),
         device=device,
@@ -147,11 +147,5 @@ def draft(
     typer.echo(f"{output} holds the draft, for specbuild build --draft", err=True)
 
 
-def parse_taps(text: str) -> tuple[int, ...]:
-    """Layer indices of ``--taps 1,11,21``."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise SpecbuildError(
-            f"--taps {text} is not a list of layers: write them as 1,11,21"
-        ) from error
+train.command()(train_heads.mla)
+train.command()(train_heads.dsa)

@@ -14,6 +14,8 @@ from specbuild.runtime.manifest import TargetGeometry
 
 LATENT_FILE = "mla_kv.safetensors"
 DOWN, UP_KEYS, UP_VALUES = "mla_W_c", "mla_W_k_lat", "mla_W_v_lat"
+# A layer with a latent may have this one too: the checkpoint's own, adapted to the latent.
+OUTPUT = "o_proj.weight"
 _NAME = re.compile(rf"model\.layers\.(\d+)\.self_attn\.({DOWN}|{UP_KEYS}|{UP_VALUES})")
 _UP_OF = {"k_proj": UP_KEYS, "v_proj": UP_VALUES}
 
@@ -21,6 +23,9 @@ _UP_OF = {"k_proj": UP_KEYS, "v_proj": UP_VALUES}
 @dataclass(frozen=True)
 class Latents:
     """The latent tensors of some layers; ``dims`` [layers] has 0 for the others.
+
+    Among ``tensors`` may be output projections under the names that the checkpoint has, too: the
+    latents' take their place.
 
     ``replaced`` maps the projections that they stand for to the tensors that rebuild these.
     """
@@ -57,10 +62,8 @@ def read_latents(path: Path, config: Config, g: TargetGeometry) -> Latents | Non
             f"{section.where}: use_mla_kv is true, but {path} has no {LATENT_FILE}; make it with "
             "specbuild retrofit mla, or build with --no-mla"
         )
-    tensors = read_header(file)
-    dims = _dims(tensors, g)
-    _audit(file, tensors, dims, g)
-    _check_dims(file, section, dims, g)
+    tensors, dims = read_latent_file(file, g)
+    _check_dims(file, section, dims)
     replaced = {
         f"{latent_name(layer, projection)}.weight": latent_name(layer, up)
         for layer, dim in enumerate(dims)
@@ -73,6 +76,26 @@ def read_latents(path: Path, config: Config, g: TargetGeometry) -> Latents | Non
         "the output; --no-mla leaves it out",
     )
     return Latents(dims, tensors, replaced, warnings)
+
+
+def read_latent_file(
+    file: Path, g: TargetGeometry
+) -> tuple[dict[str, SourceTensor], tuple[int, ...]]:
+    """The tensors of ``file`` and the width of every layer's latent, 0 where it has none.
+
+    Raises SpecbuildError where they do not fit a checkpoint of this geometry.
+    """
+    tensors = read_header(file)
+    dims = _dims(tensors, g)
+    _audit(file, tensors, dims, g)
+    most = full_rank(g)
+    above = [f"layer {layer}: {dim}" for layer, dim in enumerate(dims) if dim > most]
+    if above:
+        raise SpecbuildError(
+            f"{file}: latents of more than the full rank of {most} ({', '.join(above)}); make them "
+            "anew with specbuild retrofit mla"
+        )
+    return tensors, dims
 
 
 def _dims(tensors: dict[str, SourceTensor], g: TargetGeometry) -> tuple[int, ...]:
@@ -96,24 +119,20 @@ def _audit(
             shapes[latent_name(layer, DOWN)] = (g.hidden, dim)
             shapes[latent_name(layer, UP_KEYS)] = (dim, kv_width)
             shapes[latent_name(layer, UP_VALUES)] = (dim, kv_width)
+        if dim and latent_name(layer, OUTPUT) in tensors:
+            shapes[latent_name(layer, OUTPUT)] = (g.hidden, g.q_heads * g.head_dim)
     expected = {name: ExpectedTensor(shape, FLOAT_DTYPES) for name, shape in shapes.items()}
     hint = (
-        f"the latents of a layer are {DOWN}, {UP_KEYS} and {UP_VALUES}, made for this checkpoint; "
-        "make them anew with specbuild retrofit mla, or build with --no-mla"
+        f"the latents of a layer are {DOWN}, {UP_KEYS} and {UP_VALUES} (and {OUTPUT} where it was "
+        "adapted), made for this checkpoint; make them anew with specbuild retrofit mla, or build "
+        "with --no-mla"
     )
     audit(str(file), expected, tensors, [hint])
     if not expected:
         raise SpecbuildError(f"{file}: holds no latents; {hint}")
 
 
-def _check_dims(file: Path, section: Config, dims: tuple[int, ...], g: TargetGeometry) -> None:
-    most = full_rank(g)
-    above = [f"layer {layer}: {dim}" for layer, dim in enumerate(dims) if dim > most]
-    if above:
-        raise SpecbuildError(
-            f"{file}: latents of more than the full rank of {most} ({', '.join(above)}); make them "
-            "anew with specbuild retrofit mla"
-        )
+def _check_dims(file: Path, section: Config, dims: tuple[int, ...]) -> None:
     wanted = section.integers("mla_latent_dim")
     if wanted is None:
         return

@@ -76,7 +76,9 @@ def retrofit_mla(options: LatentOptions, progress: Progress) -> LatentReport:
         tensors |= {latent_name(layer, part): tensor for part, tensor in parts.items()}
         errors.append(_errors(layer, weight, parts, survey.moments.get(layer)))
         progress.advance(1)
-    after = _losses_after(streamed, tensors, text.evaluation, progress)
+    after = None
+    if text.evaluation is not None:
+        after = losses_with(streamed, tensors, text.evaluation, progress)
     _write(file, tensors)
     return _report(file, target, errors, text, (survey.losses, after))
 
@@ -152,11 +154,10 @@ def _errors(
     return LayerErrors(layer, down.shape[1], *by_weight, *by_output)
 
 
-def _losses_after(
-    target: StreamedTarget, tensors: Tensors, ids: torch.Tensor | None, progress: Progress
-) -> torch.Tensor | None:
-    if ids is None:
-        return None
+def losses_with(
+    target: StreamedTarget, tensors: Tensors, ids: torch.Tensor, progress: Progress
+) -> torch.Tensor:
+    """What the tokens of ``ids`` [N, T] cost, [N, T − 1] nats, with the latents in ``tensors``."""
     progress.start("judging", target.geometry.layers, "layer")
     x = target.embedded(ids)
     for index in range(target.geometry.layers):

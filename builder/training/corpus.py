@@ -101,7 +101,7 @@ class TrainingText:
     def __post_init__(self) -> None:
         if len(self.stream.ids) < self.length:
             raise SpecbuildError(
-                f"train draft: the text has {len(self.stream.ids)} tokens to train on, expected at "
+                f"train: the text has {len(self.stream.ids)} tokens to train on, expected at "
                 f"least one sequence of {self.length}"
             )
 

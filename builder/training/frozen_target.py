@@ -70,7 +70,7 @@ def load_target(path: Path, *, device: str = "cpu", dtype: str = "float32") -> G
         raise SpecbuildError(
             f"{path}: model_type is {config.get('model_type')!r}, expected 'gpt_oss'"
         )
-    if device == "cuda" and not torch.cuda.is_available():
+    if device.startswith("cuda") and not torch.cuda.is_available():
         raise SpecbuildError("device cuda: this machine has no usable CUDA device; use device cpu")
     quantised = {}
     if "quantization_config" in config:

@@ -102,7 +102,6 @@ def write_report(folder: Path, report: TrainReport) -> None:
 
 def plot_losses(file: Path, report: TrainReport) -> None:
     """Losses per test-time training step, and acceptance where it was measured."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -122,7 +121,13 @@ def plot_losses(file: Path, report: TrainReport) -> None:
     right.set(xlabel="draft position", ylabel="agreement", title="Held out", ylim=(0, 1))
     if right.lines:
         right.legend()
-    # A fixed salt and no date: the same report draws the same bytes.
+    save_plot(figure, file)
+
+
+def save_plot(figure: Any, file: Path) -> None:
+    """Writes a figure; the same figure gives the same bytes: a fixed salt and no date."""
+    import matplotlib as mpl
+
     with mpl.rc_context({"svg.hashsalt": "specbuild"}):
         figure.savefig(file, metadata={"Date": None, "Creator": None})
 

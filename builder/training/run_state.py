@@ -37,7 +37,7 @@ class RunFolder:
         """
         if output.exists():
             raise SpecbuildError(f"{output}: exists already; name another output or remove it")
-        folder = cls(output.with_name(f"{output.name}.training"), fingerprint)
+        folder = cls.of(output, fingerprint)
         if folder.path.exists() and not resume:
             raise SpecbuildError(
                 f"{folder.path}: an unfinished run is there; resume it or remove it"
@@ -47,6 +47,11 @@ class RunFolder:
         except OSError as error:
             raise SpecbuildError(f"{folder.path}: cannot be made: {error.strerror}") from error
         return folder
+
+    @classmethod
+    def of(cls, output: Path, fingerprint: str) -> RunFolder:
+        """The folder that a run with this output has."""
+        return cls(output.with_name(f"{output.name}.training"), fingerprint)
 
     def load(self) -> dict[str, Any] | None:
         """The last state saved; None at the start.

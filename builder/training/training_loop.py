@@ -18,11 +18,11 @@ from specbuild.builder.training.draft_module import DraftModule
 from specbuild.builder.training.frozen_target import FrozenTarget
 from specbuild.builder.training.objective import Objective
 from specbuild.builder.training.output import LossPoint
+from specbuild.builder.training.pace import Pace
 from specbuild.builder.training.run_state import RunFolder
 from specbuild.runtime.errors import SpecbuildError
 
 POINTS = 200  # of the loss curve
-FINAL_RATE = 0.02  # of the learning rate, at the end of the cosine
 
 
 @dataclass
@@ -81,13 +81,8 @@ def _step(run: TrainingRun) -> torch.Tensor:
 
 
 def learning_rate(step: int, options: TrainOptions) -> float:
-    """Linear warm-up, then a cosine down to a fiftieth."""
-    warmup = round(options.warmup_fraction * options.steps)
-    if step < warmup:
-        return options.learning_rate * (step + 1) / warmup
-    done = (step - warmup) / max(1, options.steps - warmup)
-    share = FINAL_RATE + (1 - FINAL_RATE) * 0.5 * (1 + math.cos(math.pi * done))
-    return options.learning_rate * share
+    """The pace that the options ask for."""
+    return Pace(options.steps, options.learning_rate, options.warmup_fraction).rate(step)
 
 
 def _mark_point(run: TrainingRun) -> None:

@@ -11,7 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from specbuild.builder.checkpoint.latents import DOWN, UP_KEYS, UP_VALUES, latent_name
+from specbuild.builder.checkpoint.latents import (
+    DOWN,
+    OUTPUT,
+    UP_KEYS,
+    UP_VALUES,
+    latent_name,
+)
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.training.frozen_target import load_target
 
@@ -52,9 +58,14 @@ class ReferenceTarget:
 
     @torch.no_grad()
     def use_latents(self, dims: Sequence[int], tensors: Mapping[str, SourceTensor]) -> None:
-        """Makes K and V of the layers with a latent what they are rebuilt of: ``W_c W_lat``."""
+        """Makes K and V of the layers with a latent what they are rebuilt of: ``W_c W_lat``.
+
+        Their output projections may be adapted to it.
+        """
         for i, dim in enumerate(dims):
             attention = self.model.model.layers[i].self_attn
+            if dim:
+                attention.o_proj.weight.copy_(tensors[latent_name(i, OUTPUT)].load())
             for projection, up in ((attention.k_proj, UP_KEYS), (attention.v_proj, UP_VALUES)):
                 if dim:
                     down = tensors[latent_name(i, DOWN)].load().double()

@@ -21,7 +21,7 @@ from specbuild.cli.environment import cache_directory
 from specbuild.cli.predicted_memory import predict_memory
 from specbuild.cli.progress_bar import ProgressBar
 from specbuild.cli.run_table import histogram_text, milliseconds, run_table
-from specbuild.cli.train import parse_taps
+from specbuild.cli.train_heads import given_losses, parse_list
 from specbuild.cli.verify import verify_tables
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.manifest import Manifest
@@ -198,7 +198,12 @@ def test_a_user_without_a_home_keeps_no_cache(monkeypatch: pytest.MonkeyPatch) -
     assert cache_directory({"XDG_CACHE_HOME": "b"}) == Path("b") / "specbuild"
 
 
-def test_taps_are_a_list_of_layers() -> None:
-    assert parse_taps("1,11,21") == (1, 11, 21)
+def test_lists_of_numbers_and_losses_are_read() -> None:
+    assert parse_list("--taps", "1,11,21") == (1, 11, 21)
     with pytest.raises(SpecbuildError, match="--taps 1;2"):
-        parse_taps("1;2")
+        parse_list("--taps", "1;2")
+    assert given_losses(losses=["logits-kl", "hidden-mse=0.5"], joint_losses=None) == {
+        "losses": (("logits-kl", 1.0), ("hidden-mse", 0.5))
+    }
+    with pytest.raises(SpecbuildError, match="--loss logits-kl=x: 'x' is no number"):
+        given_losses(losses=["logits-kl=x"])

@@ -1,0 +1,56 @@
+"""The files of a training of new heads: report and plot beside the tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbuild.builder.training.heads.plan import TrainingPlan
+from specbuild.builder.training.heads.run import HeadPoint
+from specbuild.builder.training.output import PLOT_FILE, REPORT_FILE, save_plot, write_json
+from specbuild.runtime.strict_json import to_json
+
+
+@dataclass(frozen=True)
+class HeadReport:
+    """What training reached. ``finished`` False: the time limit came first; resume it.
+
+    ``perplexities`` of ``held_out_tokens`` predictions, by what was judged: the model as it was,
+    and with the new heads. Empty without held-out text.
+    """
+
+    finished: bool
+    steps: int
+    plan: TrainingPlan
+    training_tokens: int
+    held_out_tokens: int
+    perplexities: dict[str, float]
+    losses: tuple[HeadPoint, ...]
+    options: dict[str, Any]
+
+
+def write_head_report(folder: Path, report: HeadReport) -> None:
+    """Writes the report and the plot of its losses."""
+    write_json(folder / REPORT_FILE, to_json(report))
+    plot_terms(folder / PLOT_FILE, report)
+
+
+def plot_terms(file: Path, report: HeadReport) -> None:
+    """Every term over the steps, and perplexities where they were measured."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 1))
+    for name in sorted({name for point in report.losses for name in point.terms}):
+        points = [point for point in report.losses if name in point.terms]
+        left.plot([p.step for p in points], [p.terms[name] for p in points], label=name)
+    left.set(xlabel="training step", ylabel="loss", title="Loss by term", yscale="log")
+    left.legend()
+    if report.perplexities:
+        bars = right.bar(list(report.perplexities), list(report.perplexities.values()))
+        right.bar_label(bars, fmt="%.3f")
+        right.set(ylabel="perplexity", title="Held out")
+    else:
+        right.set_axis_off()
+    save_plot(figure, file)

@@ -1,0 +1,102 @@
+"""What a training run will take, said before it starts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+# Parameter, gradient and AdamW's two moments, fp32.
+BYTES_PER_TRAINED = 16
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """``activation_bytes`` are what a micro batch keeps for its backward pass, as a trial showed;
+    ``device_hours`` follow from the time that the trial took."""
+
+    trained_parameters: int
+    frozen_parameters: int
+    processes: int
+    backbone_bytes: int
+    state_bytes: int
+    activation_bytes: int
+    tokens: int
+    step_s: float
+    device_hours: float
+
+    @property
+    def bytes_per_device(self) -> int:
+        """All of it together."""
+        return self.backbone_bytes + self.state_bytes + self.activation_bytes
+
+    def lines(self) -> tuple[str, ...]:
+        """For people."""
+        gigabyte = 1e9
+        return (
+            f"plan: {self.trained_parameters:,} parameters to train, "
+            f"{self.frozen_parameters:,} frozen; {self.tokens:,} tokens",
+            f"plan: {self.bytes_per_device / gigabyte:.2f} GB per device (backbone "
+            f"{self.backbone_bytes / gigabyte:.2f}, new parameters with their optimiser "
+            f"{self.state_bytes / gigabyte:.2f}, activations "
+            f"{self.activation_bytes / gigabyte:.2f})",
+            f"plan: {self.step_s:.2f} s a step on {self.processes} "
+            f"device{'s' if self.processes > 1 else ''}, {self.device_hours:.2f} device-hours",
+        )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One step's time, and the bytes that its first micro batch kept."""
+
+    step_s: float
+    activation_bytes: int
+
+
+class SavedBytes:
+    """Counts what a forward pass keeps for the backward pass, parameters left out."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, int] = {}
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Counts the storage of one saved tensor, once."""
+        owner = tensor if tensor._base is None else tensor._base
+        if not isinstance(owner, nn.Parameter):
+            storage = tensor.untyped_storage()
+            self._sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    @property
+    def total(self) -> int:
+        """Bytes counted."""
+        return sum(self._sizes.values())
+
+
+def make_plan(
+    backbone: nn.Module, trained: list[nn.Parameter], *, processes: int, tokens: int, steps: int,
+    trial: Trial,
+) -> TrainingPlan:  # fmt: skip
+    """The plan of a run of ``steps`` over ``tokens`` tokens in all."""
+    own = {id(p) for p in trained}
+    frozen = [p for p in backbone.parameters() if id(p) not in own]
+    return TrainingPlan(
+        trained_parameters=sum(p.numel() for p in trained),
+        frozen_parameters=sum(p.numel() for p in frozen),
+        processes=processes,
+        backbone_bytes=sum(_local_bytes(p) for p in frozen),
+        state_bytes=BYTES_PER_TRAINED * sum(p.numel() for p in trained),
+        activation_bytes=trial.activation_bytes,
+        tokens=tokens,
+        step_s=trial.step_s,
+        device_hours=trial.step_s * steps * processes / 3600,
+    )
+
+
+def _local_bytes(parameter: nn.Parameter) -> int:
+    """What of a parameter lies on this device: all, or its shard."""
+    shard = getattr(parameter, "to_local", None)
+    local = parameter if shard is None else shard()
+    return math.prod(local.shape) * local.element_size()

@@ -1,0 +1,215 @@
+"""The loop that trains new heads: stages of steps, the loss curve, and what a resumed run needs."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from specbuild.builder.progress import Progress
+from specbuild.builder.training.corpus import TrainingText
+from specbuild.builder.training.heads.backbone import Backbone
+from specbuild.builder.training.heads.losses import (
+    ATTENTION_KL,
+    HIDDEN_MSE,
+    Lesson,
+    terms,
+    total,
+)
+from specbuild.builder.training.heads.options import HeadOptions
+from specbuild.builder.training.heads.plan import SavedBytes, Trial
+from specbuild.builder.training.heads.stage import Schedule, Stage
+from specbuild.builder.training.heads.workers import Workers
+from specbuild.builder.training.objective import Batch
+from specbuild.builder.training.run_state import RunFolder
+from specbuild.runtime.errors import SpecbuildError
+
+BETAS = (0.9, 0.95)
+POINTS = 200  # of the loss curve
+
+
+@dataclass(frozen=True)
+class HeadPoint:
+    """Means over the steps since the point before: the weighted sum, and each term."""
+
+    step: int
+    stage: str
+    learning_rate: float
+    total: float
+    terms: dict[str, float]
+
+
+@dataclass
+class HeadRun:
+    """What one training run owns. ``step`` counts over all stages."""
+
+    options: HeadOptions
+    backbone: Backbone
+    schedule: Schedule
+    text: TrainingText
+    workers: Workers
+    step: int = 0
+    points: list[HeadPoint] = field(default_factory=list)
+    recent: list[torch.Tensor] = field(default_factory=list)
+    optimiser: torch.optim.Optimizer | None = None
+
+
+def train(run: HeadRun, folder: RunFolder, progress: Progress, started_s: float) -> bool:
+    """Takes the remaining steps; False if the time limit came first.
+
+    None of them where the options say to finish what there is.
+    """
+    options, steps = run.options, run.schedule.steps
+    if options.finish:
+        return True
+    progress.start("training", steps, "steps")
+    progress.advance(run.step)
+    while run.step < steps:
+        late = options.time_limit_s and time.monotonic() - started_s > options.time_limit_s
+        if options.time_limit_s and run.workers.agreed(late):
+            _save(run, folder)
+            progress.note(f"stopped by the time limit after {run.step} of {steps} steps")
+            return False
+        stage, within = run.schedule.at(run.step)
+        if not within or run.optimiser is None:
+            enter(run, stage)
+        run.recent.append(_step(run, stage, within))
+        run.step += 1
+        progress.advance(1)
+        if run.step % max(1, steps // POINTS) == 0 or within + 1 == stage.pace.steps:
+            _mark_point(run, stage, within)
+        if run.step % options.save_every == 0 and run.step < steps:
+            _save(run, folder)
+            if run.points:
+                progress.note(f"step {run.step}: loss {run.points[-1].total:.4f}")
+    return True
+
+
+def enter(run: HeadRun, stage: Stage) -> None:
+    """Each stage has an optimiser of its own, and nothing else wants gradients."""
+    for other in run.schedule.stages:
+        other.heads.requires_grad_(False)
+    stage.heads.requires_grad_(True)
+    stage.enter()
+    run.optimiser = torch.optim.AdamW(
+        stage.trained(), lr=stage.pace.peak, betas=BETAS, weight_decay=0.0
+    )
+
+
+def trial(run: HeadRun) -> Trial:
+    """What the first step will take: its first micro batch is computed, and then forgotten.
+
+    Twice, since the first pass on a device loads what the second finds.
+    """
+    stage, _ = run.schedule.at(0)
+    enter(run, stage)
+    parts = _micro_batches(run)
+    saved = SavedBytes()
+    with torch.autograd.graph.saved_tensors_hooks(saved.keep, lambda tensor: tensor):
+        _learn(run, stage, parts[0])
+    for parameter in stage.trained():
+        parameter.grad = None
+    _synchronised(run.workers.device)
+    started_s = time.perf_counter()
+    _learn(run, stage, parts[0])
+    _synchronised(run.workers.device)
+    step_s = (time.perf_counter() - started_s) * len(parts)
+    run.optimiser = None
+    for parameter in stage.trained():
+        parameter.grad = None
+    return Trial(step_s=step_s, activation_bytes=saved.total)
+
+
+def _synchronised(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def _step(run: HeadRun, stage: Stage, within: int) -> torch.Tensor:
+    optimiser = run.optimiser
+    assert optimiser is not None
+    for group in optimiser.param_groups:
+        group["lr"] = stage.pace.rate(within)
+    found = torch.zeros(len(stage.losses), device=run.workers.device)
+    for part in _micro_batches(run):
+        found = found + _learn(run, stage, part)
+    run.workers.sum_gradients(stage.trained())
+    nn.utils.clip_grad_norm_(stage.trained(), run.options.gradient_clip)
+    optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
+    return run.workers.summed(found)
+
+
+def _micro_batches(run: HeadRun) -> list[Batch]:
+    """This process's rows of the step's batch, as many at a time as it runs."""
+    options = run.options
+    whole = run.text.batch(run.step, options.batch_size, run.workers.device)
+    own = slice(run.workers.rank, None, run.workers.count)
+    ids, counted = whole.ids[own], whole.counted[own]
+    size = options.micro_batch_size or len(ids)
+    return [Batch(*rows) for rows in zip(ids.split(size), counted.split(size), strict=True)]
+
+
+def _learn(run: HeadRun, stage: Stage, rows: Batch) -> torch.Tensor:
+    """Adds the gradients of some rows; returns their part of the terms."""
+    options, backbone = run.options, run.backbone
+    keep: tuple[int, ...] = ()
+    if HIDDEN_MSE in stage.losses:
+        keep = options.hidden_layers or tuple(range(len(backbone.layers)))
+    taught = any(name != ATTENTION_KL for name in stage.losses)
+    teacher = backbone.teach(rows.ids, keep) if taught else None
+    with backbone.switch.turned(True):  # the backward pass may compute layers again
+        student = backbone.run(rows.ids, keep)
+        positions = options.batch_size * rows.ids.shape[1]
+        beside = {name: value / positions for name, value in stage.beside().items()}
+        lesson = Lesson(
+            teacher or student, student, rows.counted, positions, options.long_context, beside
+        )
+        found = terms(lesson, backbone.head, stage.losses)
+        total(found, stage.losses).backward()
+    return found.detach()
+
+
+def _mark_point(run: HeadRun, stage: Stage, within: int) -> None:
+    means = torch.stack(run.recent).mean(dim=0)
+    run.recent.clear()
+    weighted = float(total(means, stage.losses))
+    if not math.isfinite(weighted):
+        raise SpecbuildError(
+            f"train: the loss is {weighted} by step {run.step}; lower --learning-rate"
+        )
+    found = dict(zip(stage.losses, means.tolist(), strict=True))
+    run.points.append(HeadPoint(run.step, stage.name, stage.pace.rate(within), weighted, found))
+
+
+def _save(run: HeadRun, folder: RunFolder) -> None:
+    if run.workers.leads:
+        folder.save(
+            {
+                "step": run.step,
+                "heads": [stage.heads.state_dict() for stage in run.schedule.stages],
+                "optimiser": None if run.optimiser is None else run.optimiser.state_dict(),
+                "points": [asdict(point) for point in run.points],
+                "recent": [losses.cpu() for losses in run.recent],
+            }
+        )
+
+
+def restore(run: HeadRun, state: dict[str, Any] | None) -> None:
+    """Goes on from a saved state, if there is one."""
+    if state is None:
+        return
+    for stage, heads in zip(run.schedule.stages, state["heads"], strict=True):
+        stage.heads.load_state_dict(heads)
+    run.step = state["step"]
+    run.points = [HeadPoint(**point) for point in state["points"]]
+    run.recent = [losses.to(run.workers.device) for losses in state["recent"]]
+    stage, within = run.schedule.at(run.step)
+    if within:
+        enter(run, stage)
+        assert run.optimiser is not None
+        run.optimiser.load_state_dict(state["optimiser"])

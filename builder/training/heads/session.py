@@ -1,0 +1,174 @@
+"""What every training of new heads does around its steps: read, plan, train, judge, write."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from torch import nn
+
+from specbuild.builder.progress import Progress, SilentProgress
+from specbuild.builder.training.corpus import (
+    Rows,
+    TrainingText,
+    cut_rows,
+    pack,
+    split_documents,
+)
+from specbuild.builder.training.documents import DocumentReader
+from specbuild.builder.training.frozen_target import end_of_text_ids, load_target
+from specbuild.builder.training.heads.backbone import Backbone
+from specbuild.builder.training.heads.evaluation import perplexity
+from specbuild.builder.training.heads.options import HeadOptions
+from specbuild.builder.training.heads.output import HeadReport, write_head_report
+from specbuild.builder.training.heads.plan import TrainingPlan, make_plan
+from specbuild.builder.training.heads.run import HeadRun, restore, train, trial
+from specbuild.builder.training.heads.stage import Schedule
+from specbuild.builder.training.heads.workers import Workers
+from specbuild.builder.training.run_state import RunFolder
+from specbuild.builder.training.self_text import no_rows
+from specbuild.runtime.errors import SpecbuildError
+
+# What does not change the result of a run, and may differ when it is resumed.
+FREE_OPTIONS = ("output", "save_every", "resume", "finish", "time_limit_s")
+UNREPORTED_OPTIONS = (*FREE_OPTIONS, "model", "texts", "held_out", "initial", "device")
+
+
+Measure = Callable[..., float]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Perplexities to measure before training and after it, by name.
+
+    Both get a function that measures held-out text with (``heads=True``) or without the new heads.
+    """
+
+    before: Callable[[Measure], dict[str, float]]
+    after: Callable[[Measure], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run's folder, processes and progress."""
+
+    options: HeadOptions
+    folder: RunFolder
+    workers: Workers
+    progress: Progress
+
+    @classmethod
+    @contextmanager
+    def begun(cls, options: HeadOptions, progress: Progress) -> Iterator[Session]:
+        """Joins the other processes and opens the run's folder; a refused run leaves nothing."""
+        workers = Workers.joined(options.device)
+        if options.batch_size < workers.count:
+            raise SpecbuildError(
+                f"train: a batch of {options.batch_size} sequences for {workers.count} processes; "
+                "give at least one each"
+            )
+        values = {k: v for k, v in asdict(options).items() if k not in FREE_OPTIONS}
+        values["processes"] = workers.count  # sums come out differently in the last bits
+        text = json.dumps(values, default=str, sort_keys=True)
+        fingerprint = hashlib.sha256(text.encode()).hexdigest()
+        if workers.leads:
+            folder = RunFolder.open(options.output, fingerprint=fingerprint, resume=options.resume)
+        workers.wait()
+        if not workers.leads:
+            folder = RunFolder.of(options.output, fingerprint)
+        try:
+            yield cls(options, folder, workers, progress if workers.leads else SilentProgress())
+        finally:
+            if workers.leads and folder.path.is_dir() and not any(folder.path.iterdir()):
+                folder.path.rmdir()
+            workers.leave()
+
+    def backbone(self, *, checkpointing: bool) -> Backbone:
+        """The model, frozen, on this process's device."""
+        options = self.options
+        model = load_target(options.model, device=self.workers.device, dtype=options.dtype)
+        layers = options.hidden_layers or ()
+        wrong = [i for i in layers if not 0 <= i < model.config.num_hidden_layers]
+        if wrong:
+            raise SpecbuildError(
+                f"--hidden-layers: {wrong[0]} is no layer of the model, expected 0 to "
+                f"{model.config.num_hidden_layers - 1}"
+            )
+        return Backbone(model, checkpointing=checkpointing)
+
+    def trained(
+        self,
+        backbone: Backbone,
+        schedule: Schedule,
+        judge: Judge,
+        write: Callable[[Path], None],
+        started_s: float,
+    ) -> HeadReport:
+        """Plans, trains, judges, and publishes what ``write`` puts in a folder."""
+        options, workers = self.options, self.workers
+        text, held_out = self._text(backbone)
+        own = [p for stage in schedule.stages for p in stage.heads.parameters()]
+        workers.shard(backbone.layers, own)
+        run = HeadRun(options, backbone, schedule, text, workers)
+        size = options.micro_batch_size or options.batch_size
+
+        def measure(*, heads: bool) -> float:
+            return perplexity(backbone, held_out, heads=heads, batch_size=size)
+
+        found = judge.before(measure) if len(held_out.ids) else {}
+        plan = self._planned(run, own)
+        restore(run, self.folder.load())
+        finished = train(run, self.folder, self.progress, started_s)
+        if finished and found:
+            found |= judge.after(measure)
+        report = HeadReport(
+            finished=finished,
+            steps=run.step,
+            plan=plan,
+            training_tokens=len(text.stream.ids),
+            held_out_tokens=held_out.ids[:, 1:].size,
+            perplexities=found,
+            losses=tuple(run.points),
+            options={k: v for k, v in asdict(options).items() if k not in UNREPORTED_OPTIONS},
+        )
+        if finished and workers.leads:
+
+            def write_all(folder: Path) -> None:
+                write(folder)
+                write_head_report(folder, report)
+
+            self.folder.publish(write_all, options.output)
+        return report
+
+    def _text(self, backbone: Backbone) -> tuple[TrainingText, Rows]:
+        options, model = self.options, backbone.model
+        end = end_of_text_ids(model)
+        reader = DocumentReader(options.model, vocab=model.config.vocab_size, end_of_text=end)
+        documents = reader.read(options.texts)
+        if options.held_out:
+            kept, held_out = documents, reader.read(options.held_out)
+        else:
+            fraction = options.held_out_fraction
+            kept, held_out = split_documents(documents, fraction=fraction, seed=options.seed)
+        length = options.sequence_length
+        text = TrainingText(pack(kept, end), no_rows(length), length, options.seed)
+        return text, cut_rows(pack(held_out, end), length, options.held_out_rows)
+
+    def _planned(self, run: HeadRun, own: list[nn.Parameter]) -> TrainingPlan:
+        options = self.options
+        steps = run.schedule.steps
+        plan = make_plan(
+            run.backbone.model,
+            own,
+            processes=self.workers.count,
+            tokens=steps * options.batch_size * options.sequence_length,
+            steps=steps,
+            trial=trial(run),
+        )
+        for line in plan.lines():
+            self.progress.note(line)
+        return plan

@@ -1,0 +1,90 @@
+"""``specbuild train mla``: the latents of a retrofit, trained so that the model changes least."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from specbuild.builder.checkpoint.latents import (
+    LATENT_FILE,
+    OUTPUT,
+    latent_name,
+    read_latent_file,
+)
+from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
+from specbuild.builder.progress import Progress
+from specbuild.builder.retrofit.config import LatentOptions
+from specbuild.builder.retrofit.mla import retrofit_mla
+from specbuild.builder.training.heads.latents import LatentHeads
+from specbuild.builder.training.heads.options import LatentTraining
+from specbuild.builder.training.heads.output import HeadReport
+from specbuild.builder.training.heads.session import Judge, Session
+from specbuild.builder.training.heads.stage import Schedule, Stage
+from specbuild.builder.training.pace import Pace
+
+INITIAL_FILE = "initial.safetensors"
+
+
+def train_latents(options: LatentTraining, progress: Progress) -> HeadReport:
+    """Trains latents and writes ``options.output``: the file, a report and a plot of the losses.
+
+    Ended by its time limit, it writes no output; the same options with ``resume`` go on.
+
+    Raises:
+        SpecbuildError: options, text, model or latents do not do, the output exists, or the loss
+            diverges.
+    """
+    started_s = time.monotonic()
+    with Session.begun(options, progress) as session:
+        target = read_target(options.model, strict=False, mla=False)
+        tensors = _initial(options, target, session)
+        backbone = session.backbone(checkpointing=options.checkpointing)
+        heads = LatentHeads(
+            backbone,
+            tensors,
+            plain_outputs(target),
+            lora_rank=options.lora_rank,
+            seed=options.seed,
+        )
+        pace = Pace(options.steps, options.learning_rate, options.warmup_fraction)
+        schedule = Schedule((Stage("latents", pace, dict(options.losses), heads),))
+
+        def write(folder: Path) -> None:
+            stored = heads.tensors(getattr(torch, options.stored_dtype))
+            save_file(stored, folder / LATENT_FILE, metadata={"format": "pt"})
+
+        judge = Judge(
+            before=lambda measure: {"model": measure(heads=False), "before": measure(heads=True)},
+            after=lambda measure: {"after": measure(heads=True)},
+        )
+        return session.trained(backbone, schedule, judge, write, started_s)
+
+
+def plain_outputs(target: TargetCheckpoint) -> Callable[[int], torch.Tensor]:
+    """The checkpoint's own ``o_proj.weight`` of a layer."""
+    return lambda layer: target.tensors[latent_name(layer, OUTPUT)].load()
+
+
+def _initial(
+    options: LatentTraining, target: TargetCheckpoint, session: Session
+) -> dict[str, torch.Tensor]:
+    """The latents that training begins with; made by the first process where none are given."""
+    file = options.initial or session.folder.path / INITIAL_FILE
+    if options.initial is None and session.workers.leads and not file.exists():
+        assert options.rank is not None
+        wanted = LatentOptions(
+            model=options.model,
+            rank=options.rank,
+            calibration=options.texts,
+            layers=options.layers,
+            sequence_length=options.sequence_length,
+            output=file,
+        )
+        retrofit_mla(wanted, session.progress)
+    session.workers.wait()
+    read_latent_file(file, target.geometry)
+    return load_file(file)

@@ -1,0 +1,91 @@
+"""Several processes that train one set of new heads, by torch's own engine (FSDP2).
+
+``torchrun -m specbuild.cli.main train …`` starts them, on one machine or several. The frozen layers
+are sharded over the processes and gathered one at a time; new parameters are small and whole in
+each, their gradients summed after every step.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import distributed, nn
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+@dataclass(frozen=True)
+class Workers:
+    """This process among ``count``; ``device`` is its own."""
+
+    rank: int
+    count: int
+    device: str
+
+    @classmethod
+    def joined(cls, kind: Literal["cpu", "cuda"]) -> Workers:
+        """As ``torchrun`` says in the environment; alone where it says nothing."""
+        count = int(os.environ.get("WORLD_SIZE", "1"))
+        if count == 1:
+            return cls(0, 1, kind)
+        device = f"cuda:{os.environ['LOCAL_RANK']}" if kind == "cuda" else kind
+        if kind == "cuda":
+            torch.cuda.set_device(device)
+        if not distributed.is_initialized():
+            distributed.init_process_group(BACKENDS[kind])
+        return cls(distributed.get_rank(), count, device)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes files and speaks."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.count > 1:
+            distributed.barrier()
+
+    def shard(self, layers: nn.ModuleList, whole: Iterable[nn.Parameter]) -> None:
+        """Shards the frozen parameters of ``layers``; those of ``whole`` stay as they are."""
+        if self.count == 1:
+            return
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(self.device.partition(":")[0], (self.count,))
+        for layer in layers:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=set(whole))
+
+    def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
+        """Every process gets the sum of all processes' gradients."""
+        if self.count == 1:
+            return
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        distributed.all_reduce(flat)
+        parts = flat.split([p.numel() for p in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+
+    def summed(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of all processes' ``values``."""
+        if self.count > 1:
+            distributed.all_reduce(values)
+        return values
+
+    def agreed(self, value: Any) -> Any:
+        """The first process's ``value``."""
+        if self.count == 1:
+            return value
+        held = [value]
+        distributed.broadcast_object_list(held, src=0)
+        return held[0]
+
+    def leave(self) -> None:
+        """Ends the group."""
+        if self.count > 1 and distributed.is_initialized():
+            distributed.destroy_process_group()

@@ -1,0 +1,251 @@
+"""Attention, losses, latents and indexers of head training, against transformers and the ops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import write_target
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latent_files import write_latents
+from torch.nn import functional as F
+
+from specbuild.builder.checkpoint.target import read_target
+from specbuild.builder.training.frozen_target import load_target
+from specbuild.builder.training.heads.attention import Scene, attend
+from specbuild.builder.training.heads.backbone import Backbone, States
+from specbuild.builder.training.heads.indexers import (
+    IndexerHeads,
+    IndexerShape,
+    Narrowing,
+    choose,
+)
+from specbuild.builder.training.heads.latents import LatentHeads
+from specbuild.builder.training.heads.losses import Lesson, terms, total
+from specbuild.builder.verify.reference_target import ReferenceTarget
+from specbuild.plugins_cuda.dsa_indexer.op import reference as indexer_reference
+
+LENGTH = 48
+NEAR = {"atol": 3e-4, "rtol": 1e-4}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("target") / "target"
+    write_target(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ids() -> torch.Tensor:
+    return torch.randint(3, 256, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def backbone(model: Path, *, checkpointing: bool = False) -> Backbone:
+    return Backbone(load_target(model), checkpointing=checkpointing)
+
+
+def by_transformers(reference: ReferenceTarget, ids: torch.Tensor) -> torch.Tensor:
+    """Its logits of all rows."""
+    return torch.stack([torch.from_numpy(reference.run(row.numpy()).logits) for row in ids])
+
+
+@torch.no_grad()
+def logits(one: Backbone, ids: torch.Tensor, *, heads: bool) -> torch.Tensor:
+    with one.switch.turned(heads):
+        return one.head(one.run(ids).last)
+
+
+def test_the_frozen_backbone_is_transformers(model: Path, ids: torch.Tensor) -> None:
+    """Sinks, windows taken in blocks (8 divides 48) and the rest, by its eager attention."""
+    got = logits(backbone(model), ids, heads=False)
+    torch.testing.assert_close(got, by_transformers(ReferenceTarget(model), ids), **NEAR)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    rows=st.integers(1, 40), window=st.integers(0, 12), groups=st.integers(1, 3),
+    dim=st.sampled_from([2, 8, 12]), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_attention_is_a_softmax_over_what_is_seen(
+    rows: int, window: int, groups: int, dim: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(2, 2 * groups, rows, dim, generator=generator)
+    k, v = torch.randn(2, 2, 2, rows, dim, generator=generator)
+    sinks = 3 * torch.randn(2 * groups, generator=generator)
+    got = attend(Scene(q, k, v, sinks, 0.3, window))
+    for head in range(2 * groups):
+        for t in range(rows):
+            first = max(0, t + 1 - window) if window else 0
+            seen = slice(first, t + 1)
+            scores = 0.3 * q[:, head, t, None] @ k[:, head // groups, seen].mT
+            joined = torch.cat([scores[:, 0], sinks[head].expand(2, 1)], dim=1).softmax(1)
+            wanted = joined[:, None, :-1] @ v[:, head // groups, seen]
+            torch.testing.assert_close(got[:, head, t], wanted[:, 0], atol=1e-5, rtol=1e-5)
+
+
+def test_latents_compute_what_their_file_says(
+    model: Path, ids: torch.Tensor, tmp_path: Path
+) -> None:
+    """With LoRA and an output projection in the file; and what is written computes the same."""
+    tensors = write_latents(tmp_path, {0: 12, 3: 20})
+    name = "model.layers.3.self_attn.o_proj.weight"
+    plain = read_target(model, strict=True, mla=False).tensors
+    generator = torch.Generator().manual_seed(5)
+    tensors[name] = plain[name].load().float() + 0.05 * torch.randn(64, 64, generator=generator)
+    one = backbone(model)
+    before = logits(one, ids, heads=False)
+    heads = LatentHeads(
+        one, tensors, lambda i: plain[f"model.layers.{i}.self_attn.o_proj.weight"].load(),
+        lora_rank=4, seed=0,
+    )  # fmt: skip
+    for adaptation in heads.outputs.values():
+        torch.nn.init.normal_(adaptation.lora_b, std=0.05, generator=generator)
+    assert sum(p.numel() for p in heads.parameters()) == 32 * (64 + 32 + 32) + 2 * 4 * (64 + 64)
+    assert torch.equal(logits(one, ids, heads=False), before)
+    after = logits(one, ids, heads=True)
+    assert (after - before).abs().max() > 0.1
+
+    class Loaded:
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.load = lambda: tensor
+
+    reference = ReferenceTarget(model)
+    stored = heads.tensors(torch.float32)
+    assert sorted(n.split(".")[2] for n in stored if n.endswith("o_proj.weight")) == ["0", "3"]
+    reference.use_latents((12, 0, 0, 20), {n: Loaded(t) for n, t in stored.items()})
+    torch.testing.assert_close(after, by_transformers(reference, ids), **NEAR)
+
+
+def test_checkpointing_changes_no_gradient(model: Path, ids: torch.Tensor, tmp_path: Path) -> None:
+    """Of latents by logits and of indexers by attention, together and in narrowed attention."""
+    tensors = write_latents(tmp_path, {0: 12, 1: 20})
+    gradients = []
+    for checkpointing in (False, True):
+        one = backbone(model, checkpointing=checkpointing)
+        latents = LatentHeads(one, tensors, lambda _: torch.empty(0), lora_rank=0, seed=0)
+        narrowing = Narrowing(6, 1, 4, "narrowed", learns=True)
+        indexers = IndexerHeads(one, (1, 3), IndexerShape(2, 8), narrowing, seed=0)
+        teacher = one.teach(ids)
+        with one.switch.turned(True):
+            student = one.run(ids)
+            beside = {"attention-kl": indexers.divergence() / ids.numel()}
+            counted = torch.ones_like(ids, dtype=torch.bool)
+            weights = {"logits-kl": 1.0, "attention-kl": 0.5}
+            lesson = Lesson(teacher, student, counted, ids.numel(), 0, beside)
+            total(terms(lesson, one.head, weights), weights).backward()
+        heads = [*latents.parameters(), *indexers.parameters()]
+        gradients.append(torch.cat([p.grad.flatten() for p in heads]))
+        assert all(p.grad is not None and p.grad.abs().max() > 0 for p in heads)
+        assert not any(p.requires_grad for p in one.layers[2].parameters())
+    torch.testing.assert_close(*gradients, atol=0, rtol=0)
+
+
+def test_terms_are_what_they_say() -> None:
+    """Against a second writing in fp64, and summed over two halves of a batch."""
+    generator = torch.Generator().manual_seed(0)
+    head = torch.nn.Linear(8, 30, bias=False)
+    wanted, got = torch.randn(2, 4, 6, 8, generator=generator)
+    counted = torch.rand(4, 6, generator=generator) > 0.3
+    weights = {"logits-kl": 1.0, "logits-mse": 2.0, "long-logits-l2": 3.0, "hidden-mse": 4.0}
+
+    def lesson(rows: slice) -> Lesson:
+        teacher = States(wanted[rows], {1: wanted[rows], 3: got[rows]})
+        student = States(got[rows], {1: got[rows], 3: got[rows]})
+        return Lesson(teacher, student, counted[rows], 24, 4)
+
+    found = terms(lesson(slice(None)), head, weights)
+    a, b = (x.double() @ head.weight.double().T for x in (wanted, got))
+    kl = (a.softmax(-1) * (a.log_softmax(-1) - b.log_softmax(-1))).sum(-1)
+    square = (a - b).square().mean(-1)
+    late = counted & (torch.arange(6) >= 4)
+    hidden = (wanted - got).square().sum(-1) / wanted.square().sum(-1) / 2
+    masked = [(kl, counted), (square, counted), (square, late), (hidden, counted)]
+    by_hand = torch.stack([(value * mask).sum().double() for value, mask in masked]) / 24
+    torch.testing.assert_close(found.double(), by_hand, atol=1e-6, rtol=1e-5)
+    halves = [terms(lesson(rows), head, weights) for rows in (slice(0, 1), slice(1, 4))]
+    torch.testing.assert_close(sum(halves), found)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(1, 24), top_k=st.integers(1, 26), first=st.integers(0, 4),
+    recent=st.integers(1, 5), heads=st.integers(1, 3), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_training_chooses_as_the_op_does(
+    rows: int, top_k: int, first: int, recent: int, heads: int, seed: int
+) -> None:
+    """A prefill in DsaIndexer's reference, with ties, attends to the same keys."""
+    from specbuild.builder.training.heads.indexers import _kept
+    from specbuild.plugins_cuda.dsa_indexer.reference import indexer_scores
+
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randint(-1, 2, (rows, heads, 2), generator=generator).float()
+    keys = torch.randint(-1, 2, (rows, 2), generator=generator).float()
+    weights = torch.randint(0, 3, (rows, heads), generator=generator).float()
+    seen = torch.ones(rows, rows, dtype=torch.bool).tril()
+    kept = _kept(seen, Narrowing(top_k, first, recent))
+    chosen, _ = choose(indexer_scores(q, keys, weights), seen, kept, top_k)
+    page = 8
+    pages = -(-rows // page)
+    pool = torch.full((pages + 1, 1, page, 2), float("nan"))
+    pool[1:].view(-1, 2)[:rows] = keys
+    int32 = torch.int32
+    lists = indexer_reference(
+        q, weights, pool, torch.arange(1, pages + 1, dtype=int32).view(1, 1, -1),
+        torch.tensor([0, rows], dtype=int32), torch.arange(rows, dtype=int32),
+        torch.tensor([rows], dtype=int32), torch.zeros(rows, 1, dtype=int32),
+        torch.arange(rows, dtype=int32), torch.tensor([top_k], dtype=int32),
+        top_k=top_k, threshold=0, first_tokens=first, recent_tokens=recent,
+    )[:, 0]  # fmt: skip
+    for row, mine in zip(lists, chosen, strict=True):
+        assert row[row >= 0].tolist() == mine.nonzero().flatten().tolist()
+
+
+def test_an_indexer_learns_and_judges_attention(
+    model: Path, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loss by hand; all tokens chosen is plain attention; a relaxed choice has gradients."""
+    monkeypatch.setattr("specbuild.builder.training.heads.indexers._ROWS", 20)
+    one = backbone(model)
+    plain = logits(one, ids, heads=False)
+    narrowing = Narrowing(LENGTH, 1, 4, "whole", learns=True)
+    indexers = IndexerHeads(one, (3,), IndexerShape(2, 8), narrowing, seed=0)
+    seen: dict[str, torch.Tensor] = {}
+    attention = one.layers[3].self_attn
+    attention.head.register_forward_pre_hook(lambda _m, args: seen.update(scene=args[0]))
+    attention.register_forward_pre_hook(
+        lambda _m, _a, kwargs: seen.update(x=kwargs["hidden_states"]), with_kwargs=True
+    )
+    torch.testing.assert_close(logits(one, ids, heads=True), plain)
+    scene = seen["scene"]
+    k = scene.k.repeat_interleave(2, dim=1)
+    sinks = scene.sinks.view(1, -1, 1, 1).expand(2, -1, LENGTH, 1)
+    joined = torch.cat([scene.q @ k.mT * scene.scale, sinks], -1)
+    causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    joined[..., :-1].masked_fill_(~causal, -torch.inf)
+    p = joined.double().softmax(-1)[..., :-1].mean(1)
+    layer = indexers.layers["3"]
+    queries = (seen["x"] @ layer.dsa_W_q).view(2, LENGTH, 2, 8)
+    products = torch.einsum("bthd,bsd->bths", queries, seen["x"] @ layer.dsa_W_k).relu()
+    scores = (products * (seen["x"] @ layer.dsa_W_h)[..., None]).sum(2).double()
+    by_hand = 0.0
+    for b in range(2):
+        for t in range(5, LENGTH):
+            free = slice(1, t - 3)  # neither the first token nor the last four
+            mass = p[b, t, free].sum()
+            inner = scores[b, t, free].log_softmax(0)
+            by_hand += (mass * F.kl_div(inner, p[b, t, free] / mass, reduction="sum")).item()
+    assert float(indexers.divergence()) == pytest.approx(by_hand, rel=1e-4)
+    narrowing.learns = False
+    for mode in ("narrowed", "relaxed"):
+        narrowing.mode, narrowing.top_k = mode, LENGTH
+        torch.testing.assert_close(logits(one, ids, heads=True), plain, atol=1e-4, rtol=1e-4)
+        narrowing.top_k = 6
+        assert (logits(one, ids, heads=True) - plain).abs().max() > 1e-3
+    with one.switch.turned(True):
+        one.run(ids).last.square().mean().backward()
+    assert all(p.grad.abs().max() > 0 for p in indexers.parameters())
