@@ -48,6 +48,7 @@ struct DenseWeights {
 
 // What dense GEMMs share: all rows are one group, CTAs take tiles in turn, weight rows fastest.
 struct DenseGemm {
+  struct Nothing {};
   using Weights = DenseWeights;
   static constexpr bool kAnyColumns = false;
   static constexpr int kRowTiles = ceil_div(ROW_TILES, kConsumerWarps);
@@ -64,11 +65,14 @@ struct DenseGemm {
   __device__ __forceinline__ int panel_rows() const {
     return token_tiles() * COLUMNS;
   }
-  __device__ __forceinline__ GemmTile first_tile() const {
-    return tile(blockIdx.x);
+  __device__ __forceinline__ int first() const {
+    return blockIdx.x;
   }
-  __device__ __forceinline__ GemmTile next_tile(const GemmTile& one) const {
-    return tile(one.first / COLUMNS * kRowTiles + one.row_tile / kConsumerWarps + gridDim.x);
+  __device__ __forceinline__ int next(const GemmTile& one) const {
+    return one.first / COLUMNS * kRowTiles + one.row_tile / kConsumerWarps + gridDim.x;
+  }
+  __device__ __forceinline__ int found(int id) const {
+    return id;
   }
   __device__ __forceinline__ GemmTile tile(int id) const {
     if (id >= kRowTiles * token_tiles()) return no_tile();

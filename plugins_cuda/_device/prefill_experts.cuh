@@ -7,7 +7,7 @@
 // TFLOP/s: 450 and 225 µs.
 //
 // Compile-time constants: those of prefill_gemm.cuh, STEPS (of a packed tile, 16 mma rows × 32
-// columns each).
+// columns each), MOST_TILES (of tokens, whatever the routing).
 #pragma once
 
 #include "mxfp4.cuh"
@@ -154,16 +154,26 @@ struct ExpertGemm {
   __device__ __forceinline__ int panel_rows() const {
     return rows_of_panels;
   }
-  __device__ __forceinline__ GemmTile first_tile() const {
-    return next_tile(no_tile());
+  // A tile as the sort wrote it; beyond the last it is any, and not used.
+  struct Found {
+    int id, count;
+    uint4 tokens;
+  };
+  __device__ __forceinline__ int first() const {
+    return atomicAdd(tiles + taken, 1);
   }
-  __device__ __forceinline__ GemmTile next_tile(const GemmTile&) const {
-    const int id = atomicAdd(tiles + taken, 1), token_tile = id / kRowTiles;
-    if (token_tile >= load_l2_int(tiles + kTokenTiles)) return no_tile();
-    const uint4 v = load_l2_16(tiles + kTilesHeader + 4 * token_tile);
-    const int live = static_cast<int>(v.z);
-    return {id % kRowTiles * kConsumerWarps, static_cast<int>(v.x), static_cast<int>(v.y),
-            round_up(live, 16), live};
+  __device__ __forceinline__ int next(const GemmTile&) const {
+    return first();
+  }
+  __device__ __forceinline__ Found found(int id) const {
+    const int place = min(id / kRowTiles, MOST_TILES - 1);
+    return {id, load_l2_int(tiles + kTokenTiles), load_l2_16(tiles + kTilesHeader + 4 * place)};
+  }
+  __device__ __forceinline__ GemmTile tile(const Found& found) const {
+    if (found.id / kRowTiles >= found.count) return no_tile();
+    const int live = static_cast<int>(found.tokens.z);
+    return {found.id % kRowTiles * kConsumerWarps, static_cast<int>(found.tokens.x),
+            static_cast<int>(found.tokens.y), round_up(live, 16), live};
   }
   __device__ __forceinline__ Weights weights(const GemmTile& tile, int row_tile) const {
     return {packed, tile.expert, row_tile};

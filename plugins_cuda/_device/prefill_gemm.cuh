@@ -60,24 +60,32 @@ struct Ring {
   GemmTile tile[STAGES];  // of the stage that is the first of a tile
 };
 
-// Fills the ring for one tile after another. One thread; it looks one tile ahead.
+// Fills the ring for one tile after another. One thread. It takes the next tile while it copies:
+// a number at once, what that number stands for behind half of the panels, so that no answer from
+// L2 holds up a copy.
 template <class Gemm>
 __device__ __forceinline__ void produce(const Gemm& gemm, Ring& ring, unsigned char* stages) {
   RingPlace place;
-  GemmTile tile = gemm.first_tile();
+  GemmTile tile = gemm.tile(gemm.found(gemm.first()));
   while (tile.row_tile >= 0) {
-    const GemmTile following = gemm.next_tile(tile);
     const uint32_t bytes = static_cast<uint32_t>(tile.columns) * kPanelRowBytes;
     const unsigned char* source = gemm.panels() + panel_chunk(0, 0, tile.first, 0);
-    for (int panel = 0; panel < kPanels; ++panel) {
-      mbarrier_wait(&ring.empty[place.slot], place.parity ^ 1);
-      if (panel == 0) ring.tile[place.slot] = tile;
-      mbarrier_expect_bytes(&ring.full[place.slot], bytes);
-      bulk_copy_to_shared(stages + place.slot * kRingBytes, source, bytes, &ring.full[place.slot]);
-      source += static_cast<size_t>(gemm.panel_rows()) * kPanelRowBytes;
-      place.advance();
-    }
-    tile = following;
+    const auto copy = [&](int first, int end) {
+      for (int panel = first; panel < end; ++panel) {
+        mbarrier_wait(&ring.empty[place.slot], place.parity ^ 1);
+        if (panel == 0) ring.tile[place.slot] = tile;
+        mbarrier_expect_bytes(&ring.full[place.slot], bytes);
+        bulk_copy_to_shared(stages + place.slot * kRingBytes, source, bytes,
+                            &ring.full[place.slot]);
+        source += static_cast<size_t>(gemm.panel_rows()) * kPanelRowBytes;
+        place.advance();
+      }
+    };
+    const int number = gemm.next(tile);
+    copy(0, kPanels / 2);
+    const auto found = gemm.found(number);
+    copy(kPanels / 2, kPanels);
+    tile = gemm.tile(found);
   }
   mbarrier_wait(&ring.empty[place.slot], place.parity ^ 1);
   ring.tile[place.slot] = tile;
@@ -193,6 +201,7 @@ struct Consumer {
     constexpr int whole = kPanels / Weights::kAhead * Weights::kAhead;
     static_assert(Weights::kAhead % 2 == 0, "two decoded panels take turns");
     const GemmTile done = tile;
+    const auto ahead = gemm.ahead_of(done);
     float sums[columns / 2];
 #pragma unroll
     for (int i = 0; i < columns / 2; ++i) sums[i] = 0.0f;
@@ -203,7 +212,7 @@ struct Consumer {
       loop.template steps<0, Weights::kAhead>(panel);
     loop.template steps<0, kPanels - whole>(whole);
     next();
-    gemm.template store<columns>(done, sums, staging);
+    gemm.template store<columns>(done, ahead, sums, staging);
   }
 
   // The narrowest of the widths up to ``columns`` that holds the tile.
@@ -226,8 +235,9 @@ struct Consumer {
 //
 // ``Gemm`` says: Weights (16 rows of a warp: kAhead, Raw, load_next, decode), kAnyColumns (tiles
 // differ in their tokens), kStagingValues (16-bit values of a token and warpgroup), panels(),
-// panel_rows(), first_tile() and next_tile(tile) for the producer, weights(tile, row_tile),
-// store<columns>(tile, sums, staging).
+// panel_rows(); for the producer first() and next(tile), a tile's number, found(number), what is
+// loaded for it, and tile(found); weights(tile, row_tile); ahead_of(tile), what a lane loads before
+// the tile's sums for store<columns>(tile, ahead, sums, staging).
 template <class Gemm>
 __device__ __forceinline__ void prefill_gemm(const Gemm& gemm, Ring& ring, unsigned char* shared) {
   const int warp = threadIdx.x / 32;

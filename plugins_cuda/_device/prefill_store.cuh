@@ -25,11 +25,20 @@ __device__ __forceinline__ void stage_word(uint16_t* staging, int stride, int to
   *reinterpret_cast<uint32_t*>(staging + token * stride + value) = transpose_8x8(pair);
 }
 
-// The bias of rows g and g + 8 of the warp's 16 weight rows; rows beyond the last repeat it.
-__device__ __forceinline__ float2 lane_bias(const uint16_t* bias, const GemmTile& tile) {
+// The bias of rows g and g + 8 of the warp's 16 weight rows; rows beyond the last repeat it. What a
+// Gemm asks for before a tile's sums, so that it is there behind them: as bits, because a warp
+// would wait for the load to widen it.
+struct LaneBias {
+  uint16_t low, high;
+  __device__ __forceinline__ float2 widened() const {
+    return make_float2(bf16_to_float(low), bf16_to_float(high));
+  }
+};
+
+__device__ __forceinline__ LaneBias lane_bias(const uint16_t* bias, const GemmTile& tile) {
   const int slab = min(tile.row_tile + static_cast<int>(threadIdx.x) / 32, ROW_TILES - 1);
   const uint16_t* const row = bias + 16 * slab + threadIdx.x % 32 / 4;
-  return make_float2(bf16_to_float(row[0]), bf16_to_float(row[8]));
+  return {row[0], row[8]};
 }
 
 // [token][64 weight rows of the warpgroup], sums plus the bias of rows g and g + 8, rounded.
@@ -69,4 +78,26 @@ template <int pieces, class Store>
 __device__ __forceinline__ void for_each_piece(int live, const Store& store) {
   for (int unit = threadIdx.x % kGroupThreads; unit < live * pieces; unit += kGroupThreads)
     store(unit / pieces, unit % pieces);
+}
+
+// The same with ``fetch(token, piece)``, a load whose result goes to ``store(token, piece, got)``:
+// several loads are under way at a time, where a store would hold up the next one's.
+template <int pieces, class Fetch, class Store>
+__device__ __forceinline__ void for_each_fetched_piece(int live, const Fetch& fetch,
+                                                       const Store& store) {
+  constexpr int kAtOnce = 4;
+  const int units = live * pieces;
+  for (int first = threadIdx.x % kGroupThreads; first < units; first += kAtOnce * kGroupThreads) {
+    decltype(fetch(0, 0)) got[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int unit = min(first + i * kGroupThreads, units - 1);
+      got[i] = fetch(unit / pieces, unit % pieces);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int unit = first + i * kGroupThreads;
+      if (unit < units) store(unit / pieces, unit % pieces, got[i]);
+    }
+  }
 }

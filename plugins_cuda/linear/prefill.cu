@@ -25,26 +25,38 @@ struct LinearGemm : DenseGemm {
   const uint16_t* residual;
   uint16_t* y;
 
-  template <int columns>
-  __device__ __forceinline__ void store(const GemmTile& tile, const float (&sums)[columns / 2],
-                                        uint16_t* staging) const {
+  __device__ __forceinline__ LaneBias ahead_of(const GemmTile& tile) const {
 #if HAS_BIAS
-    stage_rows<columns>(sums, lane_bias(bias, tile), staging);
+    return lane_bias(bias, tile);
 #else
-    stage_rows<columns>(sums, make_float2(0.0f, 0.0f), staging);
+    return {0, 0};
 #endif
+  }
+
+  template <int columns>
+  __device__ __forceinline__ void store(const GemmTile& tile, LaneBias ahead,
+                                        const float (&sums)[columns / 2], uint16_t* staging) const {
+    stage_rows<columns>(sums, ahead.widened(), staging);
     const int first_row = 16 * tile.row_tile + kGroupRows * warpgroup();
-    for_each_piece<8>(tile.live, [&](int token, int piece) {
-      const int column = first_row + 8 * piece;
-      if (column >= 16 * ROW_TILES) return;
-      const size_t place = static_cast<size_t>(tile.first + token) * (16 * ROW_TILES) + column;
-      uint4 v = *reinterpret_cast<const uint4*>(staging + token * kRowsStride + 8 * piece);
+    const auto place = [&](int token, int piece) {
+      return static_cast<size_t>(tile.first + token) * (16 * ROW_TILES) + first_row + 8 * piece;
+    };
+    const auto there = [&](int piece) { return first_row + 8 * piece < 16 * ROW_TILES; };
+    for_each_fetched_piece<8>(
+        tile.live,
+        [&](int token, int piece) {
+          const bool fetched = HAS_RESIDUAL && there(piece);
+          return fetched ? *reinterpret_cast<const uint4*>(residual + place(token, piece))
+                         : make_uint4(0, 0, 0, 0);
+        },
+        [&](int token, int piece, uint4 r) {
+          if (!there(piece)) return;
+          uint4 v = *reinterpret_cast<const uint4*>(staging + token * kRowsStride + 8 * piece);
 #if HAS_RESIDUAL
-      const uint4 r = *reinterpret_cast<const uint4*>(residual + place);
-      v = make_uint4(added(v.x, r.x), added(v.y, r.y), added(v.z, r.z), added(v.w, r.w));
+          v = make_uint4(added(v.x, r.x), added(v.y, r.y), added(v.z, r.z), added(v.w, r.w));
 #endif
-      *reinterpret_cast<uint4*>(y + place) = v;
-    });
+          *reinterpret_cast<uint4*>(y + place(token, piece)) = v;
+        });
   }
 
   static __device__ __forceinline__ uint32_t added(uint32_t a, uint32_t b) {

@@ -37,24 +37,22 @@ ADD_COLUMNS = 256
 
 # Two numbers are gate/up's and down's; the rings' stages are alike.
 _NAMES = ("warps", "down_warps", "stages", "pass_rows", "down_pass_rows", "tiles", "down_tiles")
-# By the most rows of a launch; the first is the default. Two tiles a warp halve what it reads of
-# the activations, which counts where an expert has many rows, and take twice the ring.
+# By the most rows of a launch; the first that fits is the default. Two tiles a warp halve what it
+# reads of the activations and, in down, its mma; they take twice the ring, so fewer warps.
 _CANDIDATES = {
     4: ((12, 12, 2, 8, 8, 1, 1), (16, 16, 2, 8, 8, 1, 1), (20, 20, 2, 8, 8, 1, 1)),
-    8: ((20, 20, 2, 8, 8, 1, 1), (16, 16, 2, 8, 8, 1, 1), (16, 10, 2, 8, 8, 1, 2)),
+    8: ((20, 20, 2, 8, 8, 1, 1), (16, 16, 2, 8, 8, 1, 1), (12, 12, 2, 8, 8, 1, 1)),
     32: (
-        (16, 16, 2, 8, 8, 1, 1),
-        (16, 10, 2, 8, 8, 1, 2),
         (16, 8, 2, 8, 16, 1, 2),
-        (8, 10, 2, 8, 8, 2, 2),
+        (12, 8, 2, 16, 16, 1, 2),
+        (16, 16, 2, 8, 8, 1, 1),
     ),
     MOST_DECODE_ROWS: (
-        (8, 8, 2, 16, 16, 2, 2),
         (12, 8, 2, 16, 16, 1, 2),
+        (8, 8, 2, 16, 16, 2, 2),
+        (12, 7, 2, 16, 16, 1, 2),
+        (12, 10, 2, 16, 8, 1, 2),
         (12, 12, 2, 16, 16, 1, 1),
-        (8, 10, 2, 16, 8, 2, 2),
-        (7, 7, 2, 16, 16, 2, 2),
-        (6, 6, 2, 16, 16, 2, 2),
     ),
 }
 

@@ -141,11 +141,15 @@ struct GateUpGemm : ExpertGemm<GateUpWeights> {
   const uint16_t* bias;
   unsigned char* h;
 
+  __device__ __forceinline__ LaneBias ahead_of(const GemmTile& tile) const {
+    return lane_bias(bias + static_cast<size_t>(tile.expert) * (16 * ROW_TILES), tile);
+  }
+
   // The panels of h have the 64 results of a tile in one of their own: 16-byte chunks of 8.
   template <int columns>
-  __device__ __forceinline__ void store(const GemmTile& tile, const float (&sums)[columns / 2],
-                                        uint16_t* staging) const {
-    const float2 b = lane_bias(bias + static_cast<size_t>(tile.expert) * (16 * ROW_TILES), tile);
+  __device__ __forceinline__ void store(const GemmTile& tile, LaneBias ahead,
+                                        const float (&sums)[columns / 2], uint16_t* staging) const {
+    const float2 b = ahead.widened();
     const auto act = [b](float gate, float up) {
       const float limit = static_cast<float>(LIMIT);
       const float g = fminf(gate + b.x, limit);
@@ -192,11 +196,14 @@ struct DownGemm : ExpertGemm<DownWeights> {
   const uint16_t* bias;
   uint16_t* out;  // [sorted rows, H]
 
+  __device__ __forceinline__ LaneBias ahead_of(const GemmTile& tile) const {
+    return lane_bias(bias + static_cast<size_t>(tile.expert) * (16 * ROW_TILES), tile);
+  }
+
   template <int columns>
-  __device__ __forceinline__ void store(const GemmTile& tile, const float (&sums)[columns / 2],
-                                        uint16_t* staging) const {
-    const uint16_t* const expert_bias = bias + static_cast<size_t>(tile.expert) * (16 * ROW_TILES);
-    stage_rows<columns>(sums, lane_bias(expert_bias, tile), staging);
+  __device__ __forceinline__ void store(const GemmTile& tile, LaneBias ahead,
+                                        const float (&sums)[columns / 2], uint16_t* staging) const {
+    stage_rows<columns>(sums, ahead.widened(), staging);
     const int first_row = 16 * tile.row_tile + kGroupRows * warpgroup();
     for_each_piece<8>(tile.live, [&](int token, int piece) {
       const int column = first_row + 8 * piece;

@@ -239,6 +239,7 @@ def _gate_up(request: LoweringRequest, layer: Layer) -> OpLaunch:
         ROW_TILES=layer.inner // TILE_OUTPUTS,
         STEPS=gate_up_steps(layer.hidden),
         STAGES=stages,
+        MOST_TILES=layer.most_tiles,
         WGMMA=layer.wgmma,
         ALPHA=float(request.attributes["alpha"]),
         LIMIT=float(request.attributes["limit"]),
@@ -264,6 +265,7 @@ def _down(request: LoweringRequest, layer: Layer) -> OpLaunch:
         ROW_TILES=layer.hidden // PACKED_ROWS,
         STEPS=down_steps(layer.inner),
         STAGES=stages,
+        MOST_TILES=layer.most_tiles,
         WGMMA=layer.wgmma,
     )
     return _gemm(

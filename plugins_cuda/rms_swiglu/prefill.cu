@@ -31,9 +31,13 @@ struct SwigluGemm : DenseGemm {
     return bf16_to_float(float_to_bf16(silu)) * u;
   }
 
+  __device__ __forceinline__ Nothing ahead_of(const GemmTile&) const {
+    return {};
+  }
+
   template <int columns>
-  __device__ __forceinline__ void store(const GemmTile& tile, const float (&sums)[columns / 2],
-                                        uint16_t* staging) const {
+  __device__ __forceinline__ void store(const GemmTile& tile, Nothing,
+                                        const float (&sums)[columns / 2], uint16_t* staging) const {
     stage_pairs<columns>(sums, activate, staging);
     const int first_column = 8 * tile.row_tile + kGroupRows / 2 * warpgroup();
     for_each_piece<4>(tile.live, [&](int token, int piece) {
