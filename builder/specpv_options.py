@@ -94,11 +94,20 @@ def _check_sizes(config: SpecPv) -> None:
 
 
 def _check_latents(target: TargetGeometry, backend: str) -> None:
-    """A window needs no view, so latents of sliding layers are no obstacle on a CPU."""
-    if backend == "cuda" and target.latent_dims:
+    """A window needs no view, so latents of sliding layers are no obstacle.
+
+    A CUDA engine's full steps feed rows again to one group with a window.
+    """
+    windowed = {
+        bool(dim)
+        for dim, kind in zip(target.latent_dims, target.layer_types, strict=False)
+        if kind == "sliding_attention"
+    }
+    if backend == "cuda" and len(windowed) > 1:
         raise SpecbuildError(
-            "--specpv: the model's layers cache latents (mla_kv.safetensors), whose rows a CUDA "
-            "engine does not feed again; build with --no-mla or without --specpv"
+            "--specpv: some sliding-window layers cache latents (mla_kv.safetensors) and some keys "
+            "and values, CUDA engines take one of the two; retrofit all or none of them, or build "
+            "with --no-mla or without --specpv"
         )
     latent = [
         layer

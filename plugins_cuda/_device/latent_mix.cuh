@@ -1,7 +1,8 @@
 // Sums of latents, weighted: M rows of weights in shared memory times a tile, eight warps.
 //
 // Constants of the kernel: those of latent_walk.cuh, VALUE (columns of an entry that are summed),
-// Q_HEADS, SLOTS (of the workspaces). A warp has 16 columns of every 128 and all rows of weights.
+// Q_HEADS, PLACES (of the workspaces, for a row and head). A warp has 16 columns of every 128 and
+// all rows of weights.
 #pragma once
 
 #include "attention_softmax.cuh"
@@ -10,7 +11,6 @@
 
 constexpr int kColumnParts = VALUE / 16;
 constexpr int kWarpParts = ceil_div(kColumnParts, kLatentThreads / 32);
-constexpr bool kRunningJoin = SLOTS == 1 && SPLIT > 1;
 static_assert(VALUE % 16 == 0, "an mma has eight columns, and two share a load");
 
 // A row of weights' own softmax, by one thread: of a head and a row of the launch.
@@ -80,39 +80,34 @@ struct Mixer {
     }
   }
 
-  // Before a row group's first slot.
-  __device__ __forceinline__ static void begin(float2* joined) {
-    for (int row = thread_index(); row < 16 * kMTiles; row += kLatentThreads) {
-      joined[row] = make_float2(no_maximum(), 0.0f);
-    }
-  }
-
   // Ends a slot, with all threads: its states go to the workspaces. ``place_of(m)`` is the (row,
   // head) of a row of weights in them, or negative; ``state`` [16 · kMTiles] has its maximum, in
-  // units of log 2, and its sum. Where all slots share a place they join there one after another;
-  // ``joined`` has what those before came to.
+  // units of log 2, and its sum. The slots of a whole group join one after another in their place;
+  // ``joined`` has what those before came to. ``any``: whether the slot has a tile.
   template <class PlaceOf>
-  __device__ __forceinline__ void end_slot(int slot, const float2* state, float2* joined,
+  __device__ __forceinline__ void end_slot(int slot, bool any, const float2* state, float2* joined,
                                            float2* slot_sums, float* slot_values,
                                            const PlaceOf& place_of) const {
-    store(kRunningJoin ? 0 : slot, state, joined, slot_values, place_of);
+    const bool is_first = !kWholeGroups || slot < GROUPS;
+    for (int row = thread_index(); row < 16 * kMTiles && is_first; row += kLatentThreads) {
+      joined[row] = make_float2(no_maximum(), 0.0f);
+    }
+    __syncthreads();
+    if (any) store(place_of_slot(slot), state, joined, slot_values, place_of);
     __syncthreads();
     for (int row = thread_index(); row < 16 * kMTiles; row += kLatentThreads) {
       Part all{joined[row].x, joined[row].y, {}};
-      if (!kRunningJoin) all = empty_part();
-      join(all, {state[row].x, state[row].y, {}});
+      if (any) join(all, {state[row].x, state[row].y, {}});
       joined[row] = make_float2(all.maximum, all.sum);
       const int64_t at = place_of(row);
-      if (at >= 0) {
-        slot_sums[at * SLOTS + (kRunningJoin ? 0 : slot)] = make_float2(all.maximum, all.sum);
-      }
+      if (at >= 0) slot_sums[at * PLACES + place_of_slot(slot)] = joined[row];
     }
     __syncthreads();
   }
 
  private:
   template <class PlaceOf>
-  __device__ __forceinline__ void store(int slot, const float2* state, const float2* joined,
+  __device__ __forceinline__ void store(int place, const float2* state, const float2* joined,
                                         float* values, const PlaceOf& place_of) const {
     const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -120,9 +115,9 @@ struct Mixer {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int row = 16 * m + 8 * j + g;
-        const int64_t place = place_of(row);
-        if (place < 0) continue;
-        float* to = values + (place * SLOTS + slot) * VALUE + 2 * t;
+        const int64_t at_row = place_of(row);
+        if (at_row < 0) continue;
+        float* to = values + (at_row * PLACES + place) * VALUE + 2 * t;
 #pragma unroll
         for (int i = 0; i < kWarpParts; ++i) {
           if (!has(i)) continue;
@@ -130,7 +125,7 @@ struct Mixer {
           for (int half = 0; half < 2; ++half) {
             float2* at = reinterpret_cast<float2*>(to + 16 * part_of(i) + 8 * half);
             const float* mine = sums[m][i][half] + 2 * j;
-            *at = kRunningJoin ? with_joined(*at, joined[row], state[row], mine)
+            *at = kWholeGroups ? with_joined(*at, joined[row], state[row], mine)
                                : make_float2(mine[0], mine[1]);
           }
         }

@@ -1,9 +1,11 @@
 // Which tiles of positions a CTA of latent attention walks over, and where their entries lie.
 //
 // Constants of the kernel: ENTRY (values of a token in the cache), TILE (positions of a tile, 32 or
-// 64), PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT, CONTEXT_CTAS, ROWS (of the CTA, 1 or 2).
+// 64), PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT, GROUPS, CONTEXT_CTAS, ROWS (of the CTA, 1 or 2).
 //
-// Tile c is the positions TILE·c … TILE·c + TILE − 1, and belongs to slot c mod SPLIT. A row with
+// Tile c is the positions TILE·c … TILE·c + TILE − 1, and belongs to slot c mod SPLIT, which is one
+// of group slot mod GROUPS. A row's slots join group by group, those of a group in order. CTAs take
+// single slots each, or where they are few whole groups, of which they leave one state. A row with
 // ancestors in the tree has tiles of its own from tree_start's on, in which entries stand where
 // they will once they are committed; where a CTA has one row only, all of its tiles are such. A
 // tile in shared memory is [panels of 64 values][TILE tokens][128 bytes] in the 128-byte swizzle:
@@ -22,7 +24,22 @@ constexpr int kStageUnits = kEntryPanels * kPanelUnits;
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 constexpr int kNowhere = 1 << 30, kNoTile = kNowhere / TILE;
 static_assert(ENTRY % 16 == 0 && (TILE == 32 || TILE == 64), "wgmma takes 16 values at once");
+constexpr bool kWholeGroups = CONTEXT_CTAS <= GROUPS && GROUPS < SPLIT;
 static_assert((SPLIT & (SPLIT - 1)) == 0 && ROWS <= 2, "slots are found by masks");
+static_assert(SPLIT % GROUPS == 0, "groups have as many slots each");
+
+// The slot after one of a CTA's, or SPLIT.
+__device__ __forceinline__ int next_slot(int slot) {
+  if (!kWholeGroups) return min(slot + CONTEXT_CTAS, SPLIT);
+  if (slot + GROUPS < SPLIT) return slot + GROUPS;
+  const int group = slot % GROUPS + CONTEXT_CTAS;
+  return group < GROUPS ? group : SPLIT;
+}
+
+// Where a slot's state stands in the workspaces.
+__device__ __forceinline__ int place_of_slot(int slot) {
+  return kWholeGroups ? slot % GROUPS : slot;
+}
 
 // threadIdx.x, read anew: what is made of it is not kept in registers from one tile to the next, of
 // which there are too few.
@@ -169,7 +186,7 @@ struct LatentWalk {
     while (at.tile * kTile > own_tiles(at.owner).last) {
       if (++at.owner == kOwners) {
         at.owner = 0;
-        slot += CONTEXT_CTAS;
+        slot = next_slot(slot);
         if (slot >= SPLIT) {
           at.tile = kNoTile;
           return;

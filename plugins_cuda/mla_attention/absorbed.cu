@@ -172,9 +172,10 @@ __device__ __forceinline__ void attend_row(const uint4* q, const uint4* c_pool,
   for (int i = 0; i < STAGES; ++i) fetch_next();
   Softmax softmax;
   Mixer<kMTiles> mixer;
-  mixer.begin(memory.joined);
   int stage = 0;
-  for (int slot = blockIdx.x; slot < SLOTS_IN_USE; slot += CONTEXT_CTAS) {
+  for (int slot = blockIdx.x; slot < SPLIT; slot = next_slot(slot)) {
+    if (slot >= SLOTS_IN_USE) continue;
+    const bool any = at.slot() == slot;
     mixer.clear();
     softmax.clear();
     while (at.slot() == slot) {
@@ -193,7 +194,7 @@ __device__ __forceinline__ void attend_row(const uint4* q, const uint4* c_pool,
       walk.advance(at);
     }
     softmax.publish(memory);
-    mixer.end_slot(slot, memory.state, memory.joined, slot_sums, slot_values, [&](int head) {
+    mixer.end_slot(slot, any, memory.state, memory.joined, slot_sums, slot_values, [&](int head) {
       const int q_head = static_cast<int>(blockIdx.y) * kHeads + head;
       return q_head < Q_HEADS ? static_cast<int64_t>(row) * Q_HEADS + q_head : -1;
     });

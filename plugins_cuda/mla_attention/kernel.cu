@@ -11,8 +11,8 @@
 //   tree_start     i32  [B]
 //   ancestor_bits  i32  [T, WORDS]
 //   selected, page_position   not taken: null
-//   workspace_sums    f32  [T, KV_HEADS·GROUP, SLOTS, 2], out
-//   workspace_values  f32  [T, KV_HEADS·GROUP, SLOTS, ENTRY], out
+//   workspace_sums    f32  [T, KV_HEADS·GROUP, PLACES, 2], out
+//   workspace_values  f32  [T, KV_HEADS·GROUP, PLACES, ENTRY], out, of places with a tile
 //
 // Grid (CONTEXT_CTAS, feature groups, B·ROW_CTAS). A CTA takes 128 features (two heads of 64),
 // ROWS rows of a sequence, and slots x, x + CONTEXT_CTAS, … of the context (latent_walk.cuh). Its
@@ -220,6 +220,17 @@ __device__ __forceinline__ int64_t place_of(int row, int first, int count) {
   return (static_cast<int64_t>(first + j) * KV_HEADS + kv_head) * GROUP + g;
 }
 
+// What a CTA without a tile leaves.
+__device__ __forceinline__ void leave_empty(int first, int count, float2* slot_sums) {
+  for (int slot = blockIdx.x; slot < SPLIT; slot = next_slot(slot)) {
+    if (slot >= SLOTS_IN_USE) continue;
+    for (int row = thread_index(); row < kStates; row += kLatentThreads) {
+      const int64_t at = place_of(row, first, count);
+      if (at >= 0) slot_sums[at * PLACES + place_of_slot(slot)] = make_float2(no_maximum(), 0.0f);
+    }
+  }
+}
+
 __device__ __forceinline__ void attend_rows(const Inputs& in, const LatentWalk& walk,
                                             KeyMaker& maker, const Memory& memory, int first,
                                             float2* slot_sums, float* slot_values) {
@@ -249,7 +260,6 @@ __device__ __forceinline__ void attend_rows(const Inputs& in, const LatentWalk& 
   softmax.first_row = first;
   softmax.rows_held = count;
   Mixer<kMTiles> mixer;
-  mixer.begin(memory.joined);
   fence_async_shared();
   __syncthreads();
   // Behind the last tile it is whatever the ring holds: nobody asks for it, and an unconditional
@@ -257,7 +267,9 @@ __device__ __forceinline__ void attend_rows(const Inputs& in, const LatentWalk& 
   maker.start(memory.ring);
   int stage = 0;
   bool is_first = true;
-  for (int slot = blockIdx.x; slot < SLOTS_IN_USE; slot += CONTEXT_CTAS) {
+  for (int slot = blockIdx.x; slot < SPLIT; slot = next_slot(slot)) {
+    if (slot >= SLOTS_IN_USE) continue;
+    const bool any = at.slot() == slot;
     mixer.clear();
     softmax.clear();
     while (at.slot() == slot) {
@@ -292,7 +304,7 @@ __device__ __forceinline__ void attend_rows(const Inputs& in, const LatentWalk& 
       fetch_next(spent);
     }
     softmax.publish(memory.state, memory.maxima);
-    mixer.end_slot(slot, memory.state, memory.joined, slot_sums, slot_values,
+    mixer.end_slot(slot, any, memory.state, memory.joined, slot_sums, slot_values,
                    [&](int row) { return place_of(row, first, count); });
   }
   maker.wait();
@@ -317,17 +329,22 @@ extern "C" __global__ void __launch_bounds__(kLatentThreads, 1)
     *memory.guess = WINDOW > 0 || static_cast<int>(blockIdx.x) <= slot / kTile + 1;
   }
   __syncthreads();
-  const bool loaded = *memory.guess != 0;
+  bool loaded = *memory.guess != 0;
   KeyMaker maker;
   if (loaded) maker.load(w_k, b_k, blockIdx.y, memory.ring, memory.waiting);
   pdl_wait();
-  if (!loaded) maker.load(w_k, b_k, blockIdx.y, memory.ring, memory.waiting);
   const int begin = row_start[sequence], stop = row_start[sequence + 1];
   const Inputs in{q, c_pool, cos, sin, row_slot, ancestor_bits};
   LatentWalk walk;
   walk.table = page_table + static_cast<int64_t>(sequence) * TABLE;
   for (int first = begin + row_cta; first < stop; first += ROW_CTAS * ROWS) {
     walk.rows.open(first, min(ROWS, stop - first), row_slot, tree_start[sequence], ancestor_bits);
+    if (walk.begin().ended()) {
+      leave_empty(first, walk.rows.count, workspace_sums);
+      continue;
+    }
+    if (!loaded) maker.load(w_k, b_k, blockIdx.y, memory.ring, memory.waiting);
+    loaded = true;
     attend_rows(in, walk, maker, memory, first, workspace_sums, workspace_values);
     __syncthreads();
   }

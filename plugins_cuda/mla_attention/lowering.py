@@ -29,9 +29,12 @@ PROJECT_THREADS = 128
 PROJECT_ROWS = 16
 HEADS = 8
 
-# Slots of the context: a constant of the layer, as a row's sums are taken slot by slot. A window
-# spans few tiles, each of which is a CTA's.
-SLOTS, WINDOW_SLOTS = 32, 4
+# Slots of the context, and groups of them that join first: constants of the layer, as a row's sums
+# are taken slot by slot. The CTAs of one row are to fill the GPU; those of many rows take whole
+# groups and leave fewer states. A window spans few tiles, each of which is a CTA's.
+CTAS_WANTED = 128
+MOST_SLOTS, FEWEST_SLOTS, WINDOW_SLOTS = 128, 16, 4
+SLOTS_OF_A_GROUP, FEWEST_GROUPS = 8, 8
 WIDEST_WINDOW_OF_FEW_SLOTS = 256
 
 ATTEND = (
@@ -49,9 +52,10 @@ ATTEND = (
 
 @dataclass(frozen=True)
 class LatentCut:
-    """How one launch is cut; ``rows`` are those of a CTA, ``slots`` those of the workspaces."""
+    """How one launch is cut; ``rows`` are those of a CTA."""
 
     split: int
+    groups: int
     slots_in_use: int
     context_ctas: int
     rows: int
@@ -59,9 +63,10 @@ class LatentCut:
     stages: int
 
     @property
-    def slots(self) -> int:
-        """Slots that the workspaces tell apart: a CTA that has all of them joins them itself."""
-        return 1 if self.context_ctas == 1 else self.slots_in_use
+    def places(self) -> int:
+        """States of a row and head in the workspaces: of slots, or of whole groups of them."""
+        whole_groups = self.context_ctas <= self.groups < self.split
+        return min(self.groups, self.slots_in_use) if whole_groups else self.slots_in_use
 
 
 def lower(request: LoweringRequest) -> Lowering:
@@ -74,7 +79,7 @@ def lower(request: LoweringRequest) -> Lowering:
     if request.phase == "prefill" and shape.rebuilt and shape.v_width == shape.width:
         return lower_prefill(request, shape)
     cut = _cut(request, shape)
-    states = shape.rows * shape.q_heads * cut.slots
+    states = shape.rows * shape.q_heads * cut.places
     panels = -(-shape.value // PANEL)
     tiles = -(-shape.rows * (shape.q_heads // shape.v_heads) // PROJECT_ROWS)
     partials = tiles * shape.v_heads * panels * PROJECT_ROWS * shape.v_width
@@ -106,7 +111,8 @@ def _attend(shape: LatentGeometry, cut: LatentCut) -> OpLaunch:
         ("Q_HEADS", shape.q_heads),
         ("SCALE", shape.scale),
         ("SPLIT", cut.split),
-        ("SLOTS", cut.slots),
+        ("GROUPS", cut.groups),
+        ("PLACES", cut.places),
         ("SLOTS_IN_USE", cut.slots_in_use),
         ("CONTEXT_CTAS", cut.context_ctas),
         ("ROWS", cut.rows),
@@ -136,7 +142,10 @@ def _project(shape: LatentGeometry, cut: LatentCut, panels: int, tiles: int) -> 
         ("V_WIDTH", shape.v_width),
         ("VALUE", shape.value),
         ("PANELS", panels),
-        ("SLOTS", cut.slots),
+        ("PLACES", cut.places),
+        ("GROUPS", min(cut.groups, cut.places)),
+        ("TILE", shape.tile),
+        ("WINDOW", shape.window),
         ("HAS_SINKS", int(shape.has_sinks)),
         ("HAS_BIAS", int(shape.has_value_bias)),
     )
@@ -146,15 +155,14 @@ def _project(shape: LatentGeometry, cut: LatentCut, panels: int, tiles: int) -> 
         block=PROJECT_THREADS,
         shared_bytes=0,
         arguments=(
-            *("w_v", "b_v", "row_start", "sinks", "attended"),
+            *("w_v", "b_v", "row_start", "row_slot", "sinks", "attended"),
             *("workspace_sums", "workspace_values", "workspace_partials", "workspace_arrivals"),
         ),
     )
 
 
 def _cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
-    few = 0 < shape.window <= WIDEST_WINDOW_OF_FEW_SLOTS
-    split = WINDOW_SLOTS if few else SLOTS
+    split, slot_groups = _split(shape)
     in_use = max(1, min(split, -(-shape.capacity // shape.tile)))
     sequence_rows = -(-shape.rows // shape.batch)
     several = shape.rebuilt and shape.entry <= MOST_HELD and sequence_rows > 1
@@ -163,7 +171,7 @@ def _cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
     row_ctas = -(-sequence_rows // rows)
     groups = shape.batch * shape.head_groups * row_ctas
     context_ctas = min(in_use, max(1, request.target.multiprocessors // groups))
-    context_ctas = min(in_use, request.tactic.get("context_ctas", context_ctas))
+    context_ctas = min(in_use, request.tactic.get("context_ctas", _even(context_ctas, split)))
     limit = request.target.shared_bytes_per_block
     stages = request.tactic.get("stages", 3)
     while stages > 2 and _shared_bytes(shape, rows, stages) > limit:
@@ -174,7 +182,21 @@ def _cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
             f"{_shared_bytes(shape, rows, stages)} bytes of shared memory, of which a CTA has "
             f"{limit}: build for the cpu target."
         )
-    return LatentCut(split, in_use, context_ctas, rows, row_ctas, stages)
+    return LatentCut(split, slot_groups, in_use, context_ctas, rows, row_ctas, stages)
+
+
+def _split(shape: LatentGeometry) -> tuple[int, int]:
+    """Slots of a layer's context, and the groups that they join in."""
+    if 0 < shape.window <= WIDEST_WINDOW_OF_FEW_SLOTS:
+        return WINDOW_SLOTS, WINDOW_SLOTS
+    slots = 1 << (CTAS_WANTED // shape.head_groups).bit_length() - 1
+    slots = max(FEWEST_SLOTS, min(slots, MOST_SLOTS))
+    return slots, max(FEWEST_GROUPS, slots // SLOTS_OF_A_GROUP)
+
+
+def _even(context_ctas: int, split: int) -> int:
+    """The most CTAs, up to these, that have as many slots each."""
+    return min(split, 1 << context_ctas.bit_length() - 1)
 
 
 def _shared_bytes(shape: LatentGeometry, rows: int, stages: int) -> int:

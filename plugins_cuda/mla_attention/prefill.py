@@ -24,6 +24,7 @@ def lower_prefill(request: LoweringRequest, shape: LatentGeometry) -> Lowering:
         *shape.key_constants(1),
         ("BATCH", shape.batch),
         ("SPLIT", 1),
+        ("GROUPS", 1),
         ("CONTEXT_CTAS", 1),
         ("ROWS", 1),
     )

@@ -3,17 +3,18 @@
 //   w_v            bf16 [VALUE, V_HEADS, V_WIDTH], constant
 //   b_v            bf16 [V_HEADS, V_WIDTH], constant; null without HAS_BIAS
 //   row_start      i32  [BATCH + 1]
+//   row_slot       i32  [T]
 //   sinks          f32  [Q_HEADS], null without HAS_SINKS
 //   attended       bf16 [T, Q_HEADS, V_WIDTH], out
-//   workspace_sums      f32 [T, Q_HEADS, SLOTS, 2]: maximum in units of log 2 (−∞: no key), sum
-//   workspace_values    f32 [T, Q_HEADS, SLOTS, VALUE]
+//   workspace_sums      f32 [T, Q_HEADS, PLACES, 2]: maximum in units of log 2 (−∞: no key), sum
+//   workspace_values    f32 [T, Q_HEADS, PLACES, VALUE]
 //   workspace_partials  f32 [tiles, V_HEADS, PANELS, 16, V_WIDTH]
 //   workspace_arrivals  i32 [tiles, V_HEADS], zeros before and after
 //
 // Grid (PANELS, V_HEADS, tiles of 16 rows of the product). A row of the product is a row of the
 // launch and one of the query heads that share the value head. A CTA joins 64 columns of 16 rows,
-// slot by slot, and multiplies them by its panel of w_v; the last of the PANELS to arrive adds the
-// products in order, and the bias as often as the weights sum to.
+// place by place in the order of latent_walk.cuh, and multiplies them by its panel of w_v; the last
+// of the PANELS to arrive adds the products in order, and the bias as often as the weights sum to.
 #include "../_device/attention_softmax.cuh"
 #include "../_device/attention_tile.cuh"
 
@@ -26,7 +27,8 @@ constexpr int kRows = 16;
 constexpr int kWidthUnits = V_WIDTH / 8;
 constexpr int kParts = V_WIDTH / 16;
 constexpr int kWarpParts = ceil_div(kParts, kWarps);
-constexpr int kAhead = SLOTS < 8 ? SLOTS : 8;
+constexpr int kGroupPlaces = ceil_div(PLACES, GROUPS);
+constexpr int kAheadGroups = ceil_div(16, kGroupPlaces);  // that are asked for at once
 
 // Row ``row`` of this CTA's 16 as (row of the launch, query head); −1 past the launch's rows.
 __device__ __forceinline__ int64_t place_of(int row, int rows) {
@@ -35,29 +37,34 @@ __device__ __forceinline__ int64_t place_of(int row, int rows) {
   return static_cast<int64_t>(at / kShared) * Q_HEADS + blockIdx.y * kShared + at % kShared;
 }
 
-// All slots of four columns in order, and the sink.
-__device__ __forceinline__ Part joined(int64_t place, int column, const float2* sums,
+// All places of four columns: the places of a group in order, then the groups. Where the context is
+// read from its start, those behind ``last`` are empty.
+__device__ __forceinline__ Part joined(int64_t row, int column, int last, const float2* sums,
                                        const float* values) {
   Part all = empty_part();
-  for (int slot = 0; slot < SLOTS; slot += kAhead) {
-    Part part[kAhead];
+  for (int first = 0; first < GROUPS; first += kAheadGroups) {
+    Part part[kAheadGroups][kGroupPlaces];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      part[i] = empty_part();
-      if (slot + i >= SLOTS) continue;
-      const float2 pair = load_l2_float2(sums + place * SLOTS + slot + i);
-      part[i].maximum = pair.x;
-      part[i].sum = pair.y;
+    for (int i = 0; i < kAheadGroups * kGroupPlaces; ++i) {
+      const int group = first + i / kGroupPlaces, place = group + i % kGroupPlaces * GROUPS;
+      Part& own = part[i / kGroupPlaces][i % kGroupPlaces];
+      own = empty_part();
+      if (group >= GROUPS || place >= PLACES || place > last) continue;
+      const float2 pair = load_l2_float2(sums + row * PLACES + place);
+      own.maximum = pair.x;
+      own.sum = pair.y;
+      if (column >= VALUE) continue;
+      const uint4 bits = load_l2_16(values + (row * PLACES + place) * VALUE + column);
+      own.values = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y),
+                               __uint_as_float(bits.z), __uint_as_float(bits.w));
     }
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (column >= VALUE || part[i].maximum == no_maximum()) continue;
-      const uint4 bits = load_l2_16(values + (place * SLOTS + slot + i) * VALUE + column);
-      part[i].values = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y),
-                                   __uint_as_float(bits.z), __uint_as_float(bits.w));
-    }
+    for (int group = 0; group < kAheadGroups; ++group) {
+      Part whole = empty_part();
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) join(all, part[i]);
+      for (int i = 0; i < kGroupPlaces; ++i) join(whole, part[group][i]);
+      join(all, whole);
+    }
   }
   return all;
 }
@@ -73,9 +80,10 @@ __device__ __forceinline__ float mass_of(const Part& all, const float* sinks, in
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-    project_values(const uint4* w_v, const uint16_t* b_v, const int* row_start, const float* sinks,
-                   uint16_t* attended, const float2* workspace_sums, const float* workspace_values,
-                   float* workspace_partials, int* workspace_arrivals) {
+    project_values(const uint4* w_v, const uint16_t* b_v, const int* row_start, const int* row_slot,
+                   const float* sinks, uint16_t* attended, const float2* workspace_sums,
+                   const float* workspace_values, float* workspace_partials,
+                   int* workspace_arrivals) {
   __shared__ uint4 mixed[kRows * 8];          // [16][64] bf16
   __shared__ uint4 weight[64 * kWidthUnits];  // [64][V_WIDTH] bf16
   __shared__ float mass[kRows];
@@ -101,7 +109,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     uint2 mean = make_uint2(0u, 0u);
     if (place >= 0) {
       const int head = static_cast<int>(place % Q_HEADS);
-      Part all = joined(place, panel * 64 + 4 * quad, workspace_sums, workspace_values);
+      const int slot = row_slot[place / Q_HEADS];
+      const int last = WINDOW > 0 ? PLACES : slot / TILE;
+      Part all = joined(place, panel * 64 + 4 * quad, last, workspace_sums, workspace_values);
       if (quad == 0) mass[row] = mass_of(all, sinks, head);
       if (HAS_SINKS) join_sink(all, sinks[head]);
       mean = mean_of(all);

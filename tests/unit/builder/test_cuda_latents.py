@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import write_draft, write_target
@@ -13,8 +15,12 @@ from latent_files import write_latents
 from plan_host import PlanHost, lowered_engine
 
 from specbuild.builder.backends.cuda.engine import LoweredEngine
+from specbuild.builder.backends.cuda.support import require_cuda_support
+from specbuild.builder.backends.cuda.tuning.tune_inputs import LaunchData, contexts_for
 from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.verify.reference_target import ReferenceTarget
+from specbuild.plugins_cuda.launches import LoweringRequest
+from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.kv_layout import KvLayout
 
 # Full and sliding layers, widths that kernels widen, and a layer that keeps keys and values.
@@ -108,3 +114,46 @@ def test_no_draft_changes_a_token_of_latent_layers(engine: LoweredEngine, progra
         runs.append(host.generate(0, name, 20)[:20])
     assert runs[0] == runs[1]
     assert len(set(runs[0])) > 1
+
+
+def test_what_latent_layers_launch_can_be_drawn_for_tuning(engine: LoweredEngine) -> None:
+    lowered = next(program for entry, program in engine.programs if entry.name == "step@2")
+    drawn = set()
+    for call in lowered.ir.calls:
+        if call.op.name not in ("MlaAttention", "RmsQueryLatent"):
+            continue
+        tensors = {name: tensor.info for name, tensor in call.tensors.items()}
+        request = LoweringRequest(tensors, call.attributes)
+        for context in contexts_for(request, 16):
+            data = LaunchData(request, context, np.random.default_rng(1))
+            arrays = data.arrays([name for name in call.inputs if name != "page_position"])
+            for name, array in arrays.items():
+                if not name.endswith("_pool"):
+                    assert array.shape == call.inputs[name].shape
+            assert arrays["c_pool"].shape[0] == data.pages
+        drawn.add(call.op.name)
+    assert drawn == {"MlaAttention", "RmsQueryLatent"}
+
+
+def test_latents_that_no_kernel_holds_are_refused(model: Path) -> None:
+    geometry = replace(read_target(model, strict=True).geometry, latent_dims=(0, 800, 0, 16))
+    geometry = replace(geometry, hidden=64, q_heads=4, head_dim=16)
+    with pytest.raises(SpecbuildError, match=r"up to 800 values .* up to 768; use a lower --rank"):
+        require_cuda_support(geometry, None)
+
+
+def test_views_stand_beside_latents_of_windowed_layers(tmp_path: Path) -> None:
+    """SpecPV's steps feed tokens again to the latent group as to keys and values."""
+    write_target(tmp_path / "t")
+    write_latents(tmp_path / "t", {0: 12, 2: 20})
+    engine = lowered_engine(
+        tmp_path / "t", None, max_seq_len=256, max_batch_size=1, page_size=PAGE,
+        enable_specpv=True, specpv_block_size=PAGE, specpv_n_sink_blocks=1,
+        specpv_n_retrieval_blocks=2, specpv_n_window_blocks=1, specpv_n_spec_tokens_buf=20,
+        specpv_partial_threshold=64, specpv_full_refresh_interval=4,
+    )  # fmt: skip
+    assert {g.name for g in engine.plan.target_groups} == {"full", "latent_sliding"}
+    refresh = next(low for entry, low in engine.programs if entry.fed_again)
+    writes = {c.inputs["write_slot"] for c in refresh.ir.calls if c.op.name == "RmsQueryLatent"}
+    (view,) = (c for c in refresh.ir.calls if c.op.name == "ViewInputs")
+    assert {tensor.storage for tensor in writes} == {view.outputs["row_write_sliding"].storage}

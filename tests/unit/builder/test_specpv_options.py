@@ -84,6 +84,14 @@ def test_views_are_chosen_by_keys_that_latent_layers_do_not_cache() -> None:
     with pytest.raises(SpecbuildError, match=named):
         plan_engine(options(), latent, None)
     assert plan_engine(options(enable_specpv=False), latent, None).specpv is None
+    windowed = tuple(0 if i in full else 64 for i in range(GPT_OSS_20B.layers))
+    some = replace(GPT_OSS_20B, latent_dims=(*windowed[:4], *(0,) * (GPT_OSS_20B.layers - 4)))
+    for backend in ("cpu", "cuda"):
+        every = replace(GPT_OSS_20B, latent_dims=windowed)
+        assert plan_engine(options(backend=backend), every, None).specpv is not None
+    assert plan_engine(options(), some, None).specpv is not None
+    with pytest.raises(SpecbuildError, match="retrofit all or none"):
+        plan_engine(options(backend="cuda"), some, None)
 
 
 def test_the_defaults_let_eight_sequences_take_turns() -> None:

@@ -150,6 +150,32 @@ def test_tokens_and_pairs_are_those_of_the_mask(rows: int, context: int, window:
     assert (read.kv_full == 0) == (window > 0)
 
 
+@given(rows=st.integers(1, 5), context=st.integers(0, 40), window=st.integers(0, 20) | st.just(0))
+def test_latents_cost_one_entry_a_token_and_their_rebuilding_once(
+    rows: int, context: int, window: int
+) -> None:
+    """Keys of 2 heads of 16 from 24 values; 6 query heads of 16 score and sum."""
+    slots, positions = np.arange(context + rows), context + np.arange(rows)[:, None]
+    mask = slots <= positions
+    if window:
+        mask &= slots > positions - window
+    calls = Calls()
+    tensors = {
+        "q": calls.tensor("arena", (rows, 6, 16)),
+        "c_pool": calls.tensor("cache", (3, 1, 16, 24)),
+        "w_k": calls.tensor("arena", (24, 2, 16)),
+        "w_v": calls.tensor("arena", (24, 2, 16)),
+    }
+    calls.call("MlaAttention", tensors, window=window)
+    traffic = calls.traffic()
+    work = Work(2 * rows, 2, context)
+    seen, pairs = mask.any(0).sum(), mask.sum()
+    assert traffic.bytes_read(work).total == 2 * seen * 24 * 2
+    rebuilt, attended = seen * 2 * 24 * 2 * 16, pairs * 2 * 6 * (16 + 24)
+    projected = rows * 2 * 6 * 24 * 16
+    assert traffic.floating_operations(work) == 2 * (rebuilt + attended + projected)
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
     path = tmp_path_factory.mktemp("checkpoints")

@@ -13,7 +13,6 @@ from specbuild.runtime.kv_pool import FULL_GROUP
 from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.specpv import ViewGeometry
 
-_SLIDING = "sliding"
 # A context that none is longer than.
 _NEVER = 2**31 - 1
 
@@ -35,13 +34,15 @@ def view_rows(
     views = parts.views
     assert views is not None
     rows = made["token_ids"].shape[0]
-    sliding = _SLIDING in parts.target_groups
+    # The only one beside the full layers' (specpv_options.py).
+    sliding = next((name for name in parts.target_groups if name != FULL_GROUP), None)
     tables = {"page_table_full": parts.page_table(FULL_GROUP, batch)}
     if sliding:
-        tables["page_table_sliding"] = parts.page_table(_SLIDING, batch)
+        tables["page_table_sliding"] = parts.page_table(sliding, batch)
     names = ("token_ids", "positions", "ancestor_bits", "write_slot_full", "tree_count")
     given = {name: made[name] for name in names}
-    given["write_slot_sliding"] = made.get("write_slot_sliding") if sliding else None  # type: ignore[assignment]
+    if sliding:
+        given["write_slot_sliding"] = made[f"write_slot_{sliding}"]
     placed = program.call(
         "ViewInputs",
         {**parts.state("ViewInputs", batch), **given, **tables},
@@ -81,7 +82,10 @@ def view_rows(
         "budget": parts.ports.first("budget", batch),
         "tree_count": made["tree_count"],
     }
-    slots = {group: placed[f"row_write_{group}"] for group in parts.target_groups}
+    slots = {
+        group: placed["row_write_full" if group == FULL_GROUP else "row_write_sliding"]
+        for group in parts.target_groups
+    }
     target = TargetViews(seen, asked, chooses=room > 0)
     return TargetRows(batch, rows + room, inputs, slots, target), placed
 

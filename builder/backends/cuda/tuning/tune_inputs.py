@@ -24,7 +24,7 @@ Draw: TypeAlias = "Callable[[LaunchData, TensorInfo], np.ndarray]"
 # Tokens that all sequences together hold at most, so that pools stay small beside the weights.
 MOST_CONTEXT = 1 << 17
 _TABLE_VALUES = (1 << 22) + 3  # odd: a large weight repeats it at other places
-_POOLS = ("k_pool", "v_pool")
+_POOLS = ("k_pool", "v_pool", "c_pool")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class LaunchData:
     @property
     def page_size(self) -> int:
         """Tokens in a page."""
-        return self.request.tensors["k_pool"].shape[2]
+        return page_size_of(self.request)
 
     @property
     def held(self) -> np.ndarray:
@@ -127,9 +127,14 @@ def contexts_for(request: LoweringRequest, context: int) -> tuple[int, ...]:
     if "page_table" not in request.tensors or request.phase == "prefill":
         return (context,)
     batch, _, pages = request.tensors["page_table"].shape
-    capacity = min(pages * request.tensors["k_pool"].shape[2], MOST_CONTEXT // batch, 16 * context)
+    capacity = min(pages * page_size_of(request), MOST_CONTEXT // batch, 16 * context)
     reads_all = not request.attributes["window"]
     return (context, capacity) if reads_all and capacity >= 4 * context else (context,)
+
+
+def page_size_of(request: LoweringRequest) -> int:
+    """Tokens in a page of the caches that a request has."""
+    return next(request.tensors[name] for name in _POOLS if name in request.tensors).shape[2]
 
 
 def _activations(data: LaunchData, info: TensorInfo) -> np.ndarray:
@@ -156,6 +161,11 @@ def _packed(data: LaunchData, info: TensorInfo) -> np.ndarray:
     codes = quantised(bits.view(torch.bfloat16), storage_of(info)).numpy()
     repeated: np.ndarray = codes[np.arange(tiles) % distinct]
     return repeated
+
+
+def _rebuilding(data: LaunchData, info: TensorInfo) -> np.ndarray:
+    """What makes keys or values of a latent."""
+    return data.normal(info, info.shape[0] ** -0.5)
 
 
 def _router(data: LaunchData, info: TensorInfo) -> np.ndarray:
@@ -261,6 +271,7 @@ _DRAWN: Mapping[str, Draw] = {
     "residual": _activations,
     "k_pool": _activations,
     "v_pool": _activations,
+    "c_pool": _activations,
     "sinks": _activations,
     "norm": _norm,
     "weight": _packed,
@@ -268,6 +279,10 @@ _DRAWN: Mapping[str, Draw] = {
     "gate_up": _gate_up,
     "down": _down,
     "bias": _bias,
+    "w_k": _rebuilding,
+    "w_v": _rebuilding,
+    "b_k": _bias,
+    "b_v": _bias,
     "router_bias": _bias,
     "gate_up_bias": _bias,
     "down_bias": _bias,
