@@ -35,7 +35,7 @@ class BuildOptions:
     specpv_partial_threshold: int | None = None
     specpv_full_refresh_interval: int | None = None
     specpv_reduction: Literal["mean", "max", "last"] | None = None
-    specpv_score: Literal["dot", "quest"] | None = None
+    specpv_score: Literal["dot", "quest", "indexer"] | None = None
     keep_onnx: bool = False
     dump_passes: Path | None = None
     no_mla: bool = False

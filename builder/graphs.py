@@ -31,7 +31,6 @@ from specbuild.builder.models.graph_io import (
 from specbuild.builder.passes.weights import ONNX_DTYPES, weight_value
 from specbuild.builder.weight_sources import WeightSources
 from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
-from specbuild.runtime.kv_pool import FULL_GROUP
 from specbuild.runtime.manifest import INDEXER_GROUP, DraftGeometry, TargetGeometry
 
 _HEAD = 1 + len(LAUNCH_PORTS)
@@ -51,13 +50,9 @@ def target_graph(
     of_layers = [
         pool_ports(groups[group], layer, activations) for layer, group in enumerate(group_of_layer)
     ]
-    per_head = g.kv_heads if asked else None
+    per_head = plan.choosing_group.kv_heads if asked else None
     of_groups = [
-        view_ports(
-            group,
-            batch_axis(plan),
-            views=per_head if group.name in (FULL_GROUP, INDEXER_GROUP) else None,
-        )
+        view_ports(group, batch_axis(plan), views=None if group.window else per_head)
         for group in groups
     ]
     budget, keys, broken = _index_ports(plan, activations)
@@ -118,7 +113,7 @@ def _block_ports(
     """What SpecPV adds to the target's inputs: its launch's ports, and the summaries'."""
     if plan.views is None:
         return (), ()
-    group = next(group for group in plan.groups if group.name == FULL_GROUP)
+    group = plan.choosing_group
     asked = block_ports(group, batch_axis(plan), plan.views.entries)
     return asked, tuple(summary_port(group, layer, activations) for layer in group.layers)
 

@@ -23,7 +23,7 @@ from specbuild.runtime.manifest import (
     SpecPv,
     TargetGeometry,
 )
-from specbuild.runtime.specpv import ViewGeometry
+from specbuild.runtime.specpv import ViewGeometry, choosing_group
 
 DEFAULT_MAX_SEQ_LEN = 4096
 DEFAULT_MAX_BATCH_SIZE = 4
@@ -81,8 +81,15 @@ class EnginePlan:
         """The sizes of SpecPV's views, None without."""
         if self.specpv is None:
             return None
-        page_size = next(g.page_size for g in self.groups if g.name == FULL_GROUP)
+        page_size = self.choosing_group.page_size
         return ViewGeometry(self.specpv, page_size, deepest=self.limits.draft_depth + 1)
+
+    @property
+    def choosing_group(self) -> CacheGroup:
+        """The group whose keys SpecPV chooses blocks by; only with SpecPV."""
+        assert self.specpv is not None
+        name = choosing_group(self.specpv)
+        return next(group for group in self.groups if group.name == name)
 
     @property
     def target_groups(self) -> tuple[CacheGroup, ...]:

@@ -44,7 +44,10 @@ def specpv_of(
     _check_sizes(config)
     if "full_attention" not in target.layer_types:
         raise SpecbuildError("--specpv: the model has no full-attention layer; build without it")
-    _check_latents(target, options.backend)
+    if config.score == "indexer":
+        _check_indexers(target)
+    else:
+        _check_latents(target, options.backend)
     if config.block_size % page_size:
         raise SpecbuildError(
             f"--specpv-block-size {config.block_size} is no multiple of the page size {page_size}; "
@@ -117,8 +120,20 @@ def _check_latents(target: TargetGeometry, backend: str) -> None:
     if latent:
         raise SpecbuildError(
             f"--specpv: full-attention layers {', '.join(map(str, latent))} cache latents "
-            "(mla_kv.safetensors), and blocks are chosen by cached keys; build with --no-mla or "
-            "without --specpv"
+            "(mla_kv.safetensors), and blocks are chosen by cached keys; choose them by indexers "
+            "(--dsa --specpv-score indexer), or build with --no-mla or without --specpv"
+        )
+
+
+def _check_indexers(target: TargetGeometry) -> None:
+    """Where indexers choose the blocks, every layer that sees a view must have one."""
+    full = {i for i, kind in enumerate(target.layer_types) if kind == "full_attention"}
+    indexed = set(target.indexer.layers) if target.indexer else set()
+    missing = sorted(full - indexed)
+    if missing:
+        raise SpecbuildError(
+            f"--specpv-score indexer: full-attention layers {', '.join(map(str, missing))} have no "
+            "indexer in use; add --dsa with indexers for all of them, or take dot or quest"
         )
 
 

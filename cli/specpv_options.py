@@ -72,8 +72,11 @@ Reduction = Annotated[
     ),
 ]
 Score = Annotated[
-    Literal["dot", "quest"] | None,
-    typer.Option("--specpv-score", help="By products with extreme keys (dot), or Quest's bound."),
+    Literal["dot", "quest", "indexer"] | None,
+    typer.Option(
+        "--specpv-score",
+        help="By products with extreme keys (dot), Quest's bound, or that of DSA's indexers.",
+    ),
 ]
 RequestedBlocks = Annotated[
     str | None,

@@ -8,8 +8,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from specbuild.runtime.kv_pool import FULL_GROUP
 from specbuild.runtime.manifest import CacheGroup, Manifest, SpecPv
+from specbuild.runtime.specpv import choosing_group
 
 MIN_ONNXRUNTIME = (1, 23)
 
@@ -52,8 +52,8 @@ def group_bytes(group: CacheGroup, specpv: SpecPv | None) -> int:
 
 
 def summary_bytes(group: CacheGroup, specpv: SpecPv | None) -> int:
-    """Bytes of one layer's block summaries: SpecPV has them for full attention."""
-    if specpv is None or group.name != FULL_GROUP:
+    """Bytes of one layer's block summaries: SpecPV has them for the keys that it chooses by."""
+    if specpv is None or group.name != choosing_group(specpv):
         return 0
     element = 2 if group.dtype in ("float16", "bfloat16") else 4
     return group.pages * group.kv_heads * 2 * group.k_width * element

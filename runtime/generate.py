@@ -12,9 +12,9 @@ from specbuild.runtime.draft_tree import DraftTrees, chain_trees, shallower
 from specbuild.runtime.drafting import Drafter
 from specbuild.runtime.emission import Emission, TextStreams
 from specbuild.runtime.executor import Executor
-from specbuild.runtime.kv_pool import FULL_GROUP, KvPools
+from specbuild.runtime.kv_pool import KvPools
 from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds, groups_of
-from specbuild.runtime.manifest import INDEXER_GROUP, DraftShape, Manifest
+from specbuild.runtime.manifest import DraftShape, Manifest
 from specbuild.runtime.partial_views import PartialViews
 from specbuild.runtime.policy import DraftPolicy, StepOutcome
 from specbuild.runtime.request import Event, Request, SequenceState
@@ -321,10 +321,8 @@ class Generation:
             holders = [s.pages[group] for s in sequences]
             for holder, first, count in zip(holders, plan.first, plan.count, strict=True):
                 holder.append(first + count - holder.length)
-            if self._views is not None and group == FULL_GROUP:
-                feeds |= self._views.feeds(sequences, plan, views)
-            elif self._views is not None and group == INDEXER_GROUP:
-                feeds |= self._views.index_feeds(sequences, plan, views)
+            if self._views is not None and group in self._views.groups:
+                feeds |= self._views.feeds(group, sequences, plan, views)
             else:
                 feeds |= cache_feeds(group, holders, plan, self._counter)
         if self._selections is None:

@@ -142,6 +142,8 @@ class SpecPv:
     ``n_retrieval_blocks`` that are chosen, at least ``n_window_blocks`` at the end, and
     ``n_spec_tokens_buf`` tokens behind those. Contexts up to ``partial_threshold`` tokens are
     verified whole; ``full_refresh_interval`` partial steps may stand between two full ones.
+    ``score`` says by which products with a block's extreme keys it is chosen: ``indexer`` by those
+    of the indexers (DSA) in place of attention's own, for all heads of a layer alike.
     """
 
     block_size: int
@@ -152,7 +154,7 @@ class SpecPv:
     partial_threshold: int
     full_refresh_interval: int
     reduction: Literal["mean", "max", "last"] = "mean"
-    score: Literal["dot", "quest"] = "dot"
+    score: Literal["dot", "quest", "indexer"] = "dot"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbuild.runtime.dsa import EVERYTHING
-from specbuild.runtime.kv_pool import FULL_GROUP, SequencePages
+from specbuild.runtime.kv_pool import DRAFT_GROUP, SequencePages
 from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds
 from specbuild.runtime.manifest import INDEXER_GROUP, Manifest, SpecPv
 from specbuild.runtime.request import Request, SequenceState
@@ -20,38 +20,66 @@ from specbuild.runtime.specpv import (
     StepChoice,
     ViewGeometry,
     automatic_budget,
+    choosing_group,
 )
-
-PARTIAL_TABLE = f"{FULL_GROUP}.partial_table"
 
 
 @dataclass
 class _Held:
-    """A sequence's view and its page table [layers, kv_heads, entries]."""
+    """A sequence's view, and the logical page of each of its entries [layers, heads, entries]."""
 
     view: SequenceView
-    table: np.ndarray
+    pages: np.ndarray
+
+
+@dataclass(frozen=True)
+class ViewLayout:
+    """Which cache groups views narrow, and how.
+
+    By the keys of group ``chooser`` blocks are chosen for each of its ``layers`` and KV ``heads``.
+    ``places`` has the groups that see a view, and where their layers stand among the chooser's.
+    """
+
+    geometry: ViewGeometry
+    chooser: str
+    layers: int
+    heads: int
+    places: Mapping[str, list[int]]
 
 
 def view_geometry(manifest: Manifest) -> ViewGeometry | None:
     """The sizes of this engine's views, None without SpecPV."""
     if manifest.specpv is None:
         return None
-    page_size = manifest.group(FULL_GROUP).page_size
+    page_size = manifest.group(choosing_group(manifest.specpv)).page_size
     return ViewGeometry(manifest.specpv, page_size, deepest=manifest.limits.draft_depth + 1)
+
+
+def view_layout(manifest: Manifest) -> ViewLayout | None:
+    """Which groups see this engine's views, None without SpecPV."""
+    geometry = view_geometry(manifest)
+    if geometry is None:
+        return None
+    chooser = manifest.group(choosing_group(geometry.config))
+    seen = [g for g in manifest.cache_groups if g.window == 0 and g.name != DRAFT_GROUP]
+    places = {g.name: [chooser.layers.index(layer) for layer in g.layers] for g in seen}
+    return ViewLayout(geometry, chooser.name, len(chooser.layers), chooser.kv_heads, places)
 
 
 class PartialViews:
     """Views of the sequences of one generation, by their index."""
 
     def __init__(self, manifest: Manifest, counter: SlotCounter) -> None:
-        geometry = view_geometry(manifest)
-        assert geometry is not None
-        self._geometry = geometry
+        layout = view_layout(manifest)
+        assert layout is not None
+        self._layout = layout
         self._counter = counter
-        self._shape = table_shape(manifest, geometry)
-        self._indexed = _indexed_places(manifest)
         self._held: dict[int, _Held] = {}
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """The cache groups that see views."""
+        return tuple(self._layout.places)
 
     def release(self, sequence: SequenceState) -> None:
         """The sequence is done."""
@@ -76,62 +104,39 @@ class PartialViews:
 
     def feeds(
         self,
+        group: str,
         sequences: Sequence[SequenceState],
         plan: RowPlan,
         choices: Sequence[StepChoice] | None,
     ) -> dict[str, np.ndarray]:
-        """The inputs of the full-attention group; ``choices`` None for a prompt's chunks."""
+        """The inputs of one of :attr:`groups`; ``choices`` None for a prompt's chunks."""
+        pages = [s.pages[group] for s in sequences]
         if choices is None:
-            return whole_view_feeds(
-                [s.pages[FULL_GROUP] for s in sequences], plan, self._counter, self._shape
-            )
+            return whole_view_feeds(self._layout, group, pages, plan, self._counter)
         held = [self._of(s) for s in sequences]
-        pages = [s.pages[FULL_GROUP] for s in sequences]
-        blocks = [c.blocks for c in choices]
-        rows = [f + n - t for f, n, t in zip(plan.first, plan.count, plan.tree_start, strict=True)]
+        places = self._layout.places[group]
+        shown = [
+            _shown_pages(h, p)[places] if c.partial else None
+            for h, p, c in zip(held, pages, choices, strict=True)
+        ]
         hidden = [
             h.view.hidden_tokens if c.partial else 0 for h, c in zip(held, choices, strict=True)
         ]
-        views = [
-            _partial_table(h, p) if c.partial else p.table[None, None, : p.end_page]
-            for h, p, c in zip(held, pages, choices, strict=True)
-        ]
-        feeds = _placed(pages, plan, hidden, self._counter, FULL_GROUP)
-        feeds |= {
-            f"{FULL_GROUP}.logical_pages": _logical_pages(pages),
-            f"{FULL_GROUP}.page_table": _stacked(views, self._shape),
-            f"{FULL_GROUP}.first_block": _ints([h.view.summarised_blocks for h in held]),
-            f"{FULL_GROUP}.blocks": _ints([-1 if n is None else n for n in blocks]),
-            f"{FULL_GROUP}.budget": _ints([h.view.budget for h in held]),
-            f"{FULL_GROUP}.tree_count": _ints(rows),
-            PARTIAL_TABLE: _no_tables(len(sequences), self._shape),
+        feeds = _viewed(self._layout, group, pages, shown) | _placed(
+            group, pages, plan, hidden, self._counter
+        )
+        if group != self._layout.chooser:
+            return feeds
+        rows = [f + n - t for f, n, t in zip(plan.first, plan.count, plan.tree_start, strict=True)]
+        blocks = [-1 if c.blocks is None else c.blocks for c in choices]
+        return feeds | {
+            f"{group}.logical_pages": _logical_pages(pages),
+            f"{group}.first_block": _ints([h.view.summarised_blocks for h in held]),
+            f"{group}.blocks": _ints(blocks),
+            f"{group}.budget": _ints([h.view.budget for h in held]),
+            f"{group}.tree_count": _ints(rows),
+            f"{group}.partial_table": _no_tables(self._layout, len(sequences)),
         }
-        return feeds
-
-    def index_feeds(
-        self,
-        sequences: Sequence[SequenceState],
-        plan: RowPlan,
-        choices: Sequence[StepChoice] | None,
-    ) -> dict[str, np.ndarray]:
-        """The inputs of the indexers' group, which sees what the full-attention group sees.
-
-        To be asked for after :meth:`feeds`, which brings partial tables up to date.
-        """
-        own = [s.pages[INDEXER_GROUP] for s in sequences]
-        partial = [choices is not None and choices[b].partial for b in range(len(sequences))]
-        held = [self._of(s) for s in sequences]
-        hidden = [h.view.hidden_tokens if p else 0 for h, p in zip(held, partial, strict=True)]
-        views = [
-            _translated(_partial_table(h, s.pages[FULL_GROUP])[self._indexed], s)
-            if p
-            else s.pages[INDEXER_GROUP].table[None, None, : s.pages[INDEXER_GROUP].end_page]
-            for s, h, p in zip(sequences, held, partial, strict=True)
-        ]
-        placed = _placed(own, plan, hidden, self._counter, INDEXER_GROUP)
-        _, kv_heads, entries = self._shape
-        shape = (len(self._indexed), kv_heads, entries)
-        return placed | {f"{INDEXER_GROUP}.page_table": _stacked(views, shape)}
 
     def take(
         self,
@@ -140,10 +145,14 @@ class PartialViews:
         outputs: Mapping[str, np.ndarray],
     ) -> None:
         """Keeps the views that a launch chose."""
-        tables = outputs[f"{PARTIAL_TABLE}.out"]
+        chooser = self._layout.chooser
+        tables = outputs[f"{chooser}.partial_table.out"]
         for b, (sequence, choice) in enumerate(zip(sequences, choices, strict=True)):
             if choice.blocks is not None:
-                self._of(sequence).table[:] = tables[:, b]
+                pages = sequence.pages[chooser]
+                logical = np.zeros(pages.table.max() + 1, np.int32)
+                logical[pages.table[: pages.end_page]] = np.arange(pages.end_page)
+                self._of(sequence).pages[:] = logical[tables[:, b]]
 
     def recheck(
         self,
@@ -163,9 +172,11 @@ class PartialViews:
     def _of(self, sequence: SequenceState) -> _Held:
         held = self._held.get(sequence.index)
         if held is None:
-            budget = requested_budget(self._geometry.config, sequence.request)
-            view = SequenceView(self._geometry, layers=self._shape[0], budget=budget)
-            held = _Held(view, np.zeros(self._shape, np.int32))
+            layout = self._layout
+            budget = requested_budget(layout.geometry.config, sequence.request)
+            view = SequenceView(layout.geometry, layers=layout.layers, budget=budget)
+            entries = (layout.layers, layout.heads, layout.geometry.entries)
+            held = _Held(view, np.zeros(entries, np.int32))
             sequence.tally.specpv = view.tally
             self._held[sequence.index] = held
         return held
@@ -192,82 +203,83 @@ def launch_feeds(
 
     Its rows attend to all that they see.
     """
-    geometry = view_geometry(manifest)
+    layout = view_layout(manifest)
+    if layout is None or group not in layout.places:
+        feeds = cache_feeds(group, pages, plan, counter)
+    else:
+        feeds = whole_view_feeds(layout, group, pages, plan, counter)
     if group == INDEXER_GROUP:
-        budget = {f"{INDEXER_GROUP}.budget": np.full(len(pages), EVERYTHING, np.int32)}
-        if geometry is None:
-            return cache_feeds(group, pages, plan, counter) | budget
-        _, kv_heads, entries = table_shape(manifest, geometry)
-        shape = (len(_indexed_places(manifest)), kv_heads, entries)
-        whole = [p.table[None, None, : p.end_page] for p in pages]
-        placed = _placed(pages, plan, [0] * len(pages), counter, group)
-        return placed | budget | {f"{group}.page_table": _stacked(whole, shape)}
-    if geometry is None or group != FULL_GROUP:
-        return cache_feeds(group, pages, plan, counter)
-    return whole_view_feeds(pages, plan, counter, table_shape(manifest, geometry))
-
-
-def _indexed_places(manifest: Manifest) -> list[int]:
-    """Where the layers that have an indexer stand among the full-attention ones."""
-    layers = manifest.group(FULL_GROUP).layers
-    indexer = manifest.target.indexer
-    return [] if indexer is None else [layers.index(layer) for layer in indexer.layers]
-
-
-def _translated(table: np.ndarray, sequence: SequenceState) -> np.ndarray:
-    """A table of a sequence's full-attention pages as one of its indexers' pages."""
-    full, own = sequence.pages[FULL_GROUP], sequence.pages[INDEXER_GROUP]
-    pages = np.zeros(full.table.max() + 1, np.int32)
-    pages[full.table[: full.end_page]] = own.table[: own.end_page]
-    return pages[table]
+        feeds[f"{group}.top_k"] = np.full(len(pages), EVERYTHING, np.int32)
+    return feeds
 
 
 def table_shape(manifest: Manifest, geometry: ViewGeometry) -> tuple[int, int, int]:
     """Layers, KV heads and entries of a partial table."""
-    group = manifest.group(FULL_GROUP)
+    group = manifest.group(choosing_group(geometry.config))
     return len(group.layers), group.kv_heads, geometry.entries
 
 
 def whole_view_feeds(
+    layout: ViewLayout,
+    group: str,
     pages: Sequence[SequencePages],
     plan: RowPlan,
     counter: SlotCounter,
-    shape: tuple[int, int, int],
 ) -> dict[str, np.ndarray]:
-    """The full-attention group's inputs of a launch that sees everything and chooses nothing.
-
-    ``shape`` is (layers, kv_heads, entries) of a partial table.
-    """
-    feeds = _placed(pages, plan, [0] * len(pages), counter, FULL_GROUP)
+    """A group's inputs of a launch that sees everything and chooses no blocks."""
+    feeds = _viewed(layout, group, pages, [None] * len(pages))
+    feeds |= _placed(group, pages, plan, [0] * len(pages), counter)
+    if group != layout.chooser:
+        return feeds
     zeros = np.zeros(len(pages), np.int32)
-    whole = [p.table[None, None, : p.end_page] for p in pages]
     return feeds | {
-        f"{FULL_GROUP}.logical_pages": _logical_pages(pages),
-        f"{FULL_GROUP}.page_table": _stacked(whole, shape),
-        f"{FULL_GROUP}.first_block": zeros,
-        f"{FULL_GROUP}.blocks": zeros - 1,
-        f"{FULL_GROUP}.budget": zeros,
-        f"{FULL_GROUP}.tree_count": zeros,
-        PARTIAL_TABLE: _no_tables(len(pages), shape),
+        f"{group}.logical_pages": _logical_pages(pages),
+        f"{group}.first_block": zeros,
+        f"{group}.blocks": zeros - 1,
+        f"{group}.budget": zeros,
+        f"{group}.tree_count": zeros,
+        f"{group}.partial_table": _no_tables(layout, len(pages)),
     }
 
 
-def _partial_table(held: _Held, pages: SequencePages) -> np.ndarray:
-    """The chosen table with the pages that the sequence has now behind the last block."""
+def _shown_pages(held: _Held, pages: SequencePages) -> np.ndarray:
+    """The logical pages of a view, with those that the sequence has behind the last block."""
     view, geometry = held.view, held.view.geometry
     first = view.tail_start // geometry.page_size
     place = geometry.sink_pages + view.retrieved_pages
     end = place + pages.end_page - first
-    held.table[:, :, place:end] = pages.table[first : pages.end_page]
-    return held.table[:, :, :end]
+    held.pages[:, :, place:end] = np.arange(first, pages.end_page)
+    return held.pages[:, :, :end]
+
+
+def _viewed(
+    layout: ViewLayout,
+    group: str,
+    pages: Sequence[SequencePages],
+    shown: Sequence[np.ndarray | None],
+) -> dict[str, np.ndarray]:
+    """Page tables [layers, B, heads, P] of what is shown: logical pages, or None for all.
+
+    Beside them the position of each page of the first head's, [layers, B, P].
+    """
+    every = [p.end_page if s is None else s.shape[2] for p, s in zip(pages, shown, strict=True)]
+    shape = (len(layout.places[group]), len(pages), layout.heads, max(every))
+    table, logical = np.zeros((2, *shape), np.int32)
+    for b, (holder, view, count) in enumerate(zip(pages, shown, every, strict=True)):
+        logical[:, b, :, :count] = np.arange(count) if view is None else view
+        table[:, b, :, :count] = holder.table[logical[:, b, :, :count]]
+    return {
+        f"{group}.page_table": table,
+        f"{group}.page_position": logical[:, :, 0] * np.int32(layout.geometry.page_size),
+    }
 
 
 def _placed(
+    group: str,
     pages: Sequence[SequencePages],
     plan: RowPlan,
     hidden: Sequence[int],
     counter: SlotCounter,
-    group: str,
 ) -> dict[str, np.ndarray]:
     """Where the rows stand in their views and in the pool."""
     first = [f - h for f, h in zip(plan.first, hidden, strict=True)]
@@ -288,20 +300,9 @@ def _logical_pages(pages: Sequence[SequencePages]) -> np.ndarray:
     return logical
 
 
-def _stacked(views: Sequence[np.ndarray], shape: tuple[int, int, int]) -> np.ndarray:
-    """Tables [layers or 1, kv_heads or 1, n] as one [layers, B, kv_heads, P]."""
-    layers, kv_heads, _ = shape
-    widest = max(view.shape[2] for view in views)
-    table = np.zeros((layers, len(views), kv_heads, widest), np.int32)
-    for b, view in enumerate(views):
-        table[:, b, :, : view.shape[2]] = view
-    return table
-
-
-def _no_tables(batch: int, shape: tuple[int, int, int]) -> np.ndarray:
+def _no_tables(layout: ViewLayout, batch: int) -> np.ndarray:
     """What no sequence reads: the host keeps the tables itself."""
-    layers, kv_heads, entries = shape
-    return np.zeros((layers, batch, kv_heads, entries), np.int32)
+    return np.zeros((layout.layers, batch, layout.heads, layout.geometry.entries), np.int32)
 
 
 def _ints(values: Sequence[int]) -> np.ndarray:

@@ -49,7 +49,7 @@ class Selections:
     ) -> dict[str, np.ndarray]:
         """The launch's budgets; ``prompts``: the rows are chunks of prompts."""
         budgets = [self._budget(s, prompts=prompts) for s in sequences]
-        return {f"{INDEXER_GROUP}.budget": np.array(budgets, np.int32)}
+        return {f"{INDEXER_GROUP}.top_k": np.array(budgets, np.int32)}
 
     def note(self, sequences: Sequence[SequenceState], outputs: Mapping[str, np.ndarray]) -> None:
         """Counts the lists of a launch that broke an invariant."""

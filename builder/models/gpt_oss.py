@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from specbuild.builder.models.block_views import BlockKeys, choose_blocks
 from specbuild.builder.models.graph_io import (
     BlockView,
     GroupView,
@@ -80,50 +81,6 @@ def write_and_attend(  # noqa: PLR0917
     return attended.flatten(1), written
 
 
-def summarise(k_pool: torch.Tensor, blocks: LayerBlocks, geometry: ViewGeometry) -> torch.Tensor:
-    """The layer's summaries with those of its new whole blocks."""
-    view = blocks.view
-    summary: torch.Tensor = torch_op("KvBlockSummary")(
-        blocks.summary_pool,
-        k_pool,
-        view.logical_pages,
-        view.first_block,
-        view.blocks,
-        sink_pages=geometry.sink_pages,
-        block_pages=geometry.block_pages,
-    )
-    return summary
-
-
-def choose_blocks(  # noqa: PLR0917
-    q: torch.Tensor,
-    summary_pool: torch.Tensor,
-    blocks: LayerBlocks,
-    view: GroupView,
-    launch: Launch,
-    geometry: ViewGeometry,
-) -> torch.Tensor:
-    """The layer's partial tables [B, kv_heads, V], new where the launch asks for them."""
-    asked = blocks.view
-    table: torch.Tensor = torch_op("KvBlockSelect")(
-        q,
-        summary_pool,
-        asked.logical_pages,
-        launch.row_start,
-        view.row_slot,
-        view.tree_start,
-        asked.tree_count,
-        asked.blocks,
-        asked.budget,
-        blocks.partial_table,
-        sink_pages=geometry.sink_pages,
-        block_pages=geometry.block_pages,
-        reduction=geometry.config.reduction,
-        score=geometry.config.score,
-    )
-    return table
-
-
 class Attention(IndexedAttention):
     """Grouped-query attention with biases and one learned sink per query head."""
 
@@ -135,8 +92,8 @@ class Attention(IndexedAttention):
         indexer: IndexerGeometry | None = None,
         dsa: Dsa | None = None,
     ) -> None:
-        super().__init__(g.hidden, indexer, dsa)
-        self.geometry, self.window, self.blocks = g, window, blocks
+        super().__init__(g.hidden, blocks, indexer, dsa)
+        self.geometry, self.window = g, window
         self.q_proj = nn.Linear(g.hidden, g.q_heads * g.head_dim)
         self.k_proj = nn.Linear(g.hidden, g.kv_heads * g.head_dim)
         self.v_proj = nn.Linear(g.hidden, g.kv_heads * g.head_dim)
@@ -160,14 +117,14 @@ class Attention(IndexedAttention):
         v = self.v_proj(x).view(-1, g.kv_heads, g.head_dim)
         sinks = self.sinks.float()
         place = 0 if blocks is None else blocks.place
-        selected, indexed = self.choose_slots(x, index, launch)
+        selected, indexed, index_keys = self.choose_slots(x, index, launch)
         attended, written = write_and_attend(
             (q, k, v), pools, view, launch, sinks, self.window, place, selected
         )
         partial: tuple[torch.Tensor, ...] = ()
         if blocks is not None and self.blocks is not None:
-            summary = summarise(written.k, blocks, self.blocks)
-            partial = (summary, choose_blocks(q, summary, blocks, view, launch, self.blocks))
+            keys = index_keys or BlockKeys(q, written.k)
+            partial = choose_blocks(keys, blocks, view, launch, self.blocks)
         return self.o_proj(attended), written, partial, indexed
 
 
@@ -246,7 +203,7 @@ class Layer(nn.Module):
         indexer = g.indexer if g.indexer and number in g.indexer.layers else None
         self.input_layernorm = RmsNorm(g.hidden, g.rms_eps)
         self.self_attn = (
-            LatentAttention(g, window, latent_dim, indexer, dsa)
+            LatentAttention(g, window, latent_dim, None if window else blocks, indexer, dsa)
             if latent_dim
             else Attention(g, window, None if window else blocks, indexer, dsa)
         )
@@ -332,12 +289,15 @@ class GptOss(nn.Module):
         x = self.model.embed_tokens(token_ids)
         tables = (self.rope_cos, self.rope_sin)
         written, stages, chosen, indexed = [], [], [], []
+        tables_used = [0] * len(views)
         for layer, layer_pools, group in zip(self.model.layers, pools, group_of_layer, strict=True):
-            blocks = None
+            blocks = index = None
             if asked is not None and layer.self_attn.blocks is not None:
                 place = len(chosen)
-                blocks = LayerBlocks(place, asked, summaries[place], asked.partial_table[place])
-            index = None
+                blocks = LayerBlocks(
+                    tables_used[group], asked, summaries[place], asked.partial_table[place]
+                )
+                tables_used[group] += 1
             if budget is not None and layer.self_attn.indexer is not None:
                 place = 0 if asked is None else len(indexed)
                 index = LayerIndex(place, views[-1], budget, key_pools[len(indexed)])

@@ -22,7 +22,8 @@ class Launch(NamedTuple):
 class GroupView(NamedTuple):
     """How one cache group sees the launch's sequences.
 
-    Where the cache is latent, ``page_position`` [B, P] is the position of each page's first slot.
+    Where the cache is latent, ``page_position`` [B, P] is the position of each page's first slot,
+    [Lg, B, P] where each layer has a view of its own.
     """
 
     page_table: torch.Tensor
@@ -33,7 +34,7 @@ class GroupView(NamedTuple):
 
 
 class BlockView(NamedTuple):
-    """What SpecPV asks of a launch: summaries to make, and views to choose.
+    """What SpecPV asks of a launch: summaries to make, and views to choose, of the group ``view``.
 
     Per sequence: ``logical_pages`` [B, P] by position, summarised blocks before and after, the
     most blocks to choose, and the rows of its tree. ``partial_table`` [Lg, B, kv_heads, V].
@@ -48,7 +49,7 @@ class BlockView(NamedTuple):
 
 
 class LayerBlocks(NamedTuple):
-    """One layer's part of SpecPV: its place among those that have one, the launch's, its own."""
+    """One layer's part of SpecPV: its table among its group's, the launch's, its own."""
 
     place: int
     view: BlockView
@@ -105,7 +106,8 @@ def view_ports(
     layers = 1 if views is None else len(group.layers)
     rotated_when_read = bool(group.latent_widths) and group.name != INDEXER_GROUP
     pages = f"P_{group.name}"
-    latent = (InputPort(f"{group.name}.page_position", torch.int32, (batch, pages)),)
+    position = (batch, pages) if views is None else (layers, batch, pages)
+    latent = (InputPort(f"{group.name}.page_position", torch.int32, position),)
     return (
         InputPort(f"{group.name}.page_table", torch.int32, (layers, batch, views or 1, pages)),
         InputPort(f"{group.name}.row_slot", torch.int32, ("T",)),
@@ -133,7 +135,7 @@ def block_ports(group: CacheGroup, batch: int | str, entries: int) -> tuple[Inpu
 
 def budget_port(batch: int | str) -> InputPort:
     """The port of how many tokens each sequence's rows may choose (DSA)."""
-    return InputPort(f"{INDEXER_GROUP}.budget", torch.int32, (batch,))
+    return InputPort(f"{INDEXER_GROUP}.top_k", torch.int32, (batch,))
 
 
 def summary_port(group: CacheGroup, layer: int, dtype: torch.dtype) -> InputPort:

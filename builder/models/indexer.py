@@ -5,17 +5,25 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from specbuild.builder.models.block_views import BlockKeys
 from specbuild.builder.models.graph_io import Launch, LayerIndex
 from specbuild.plugins_cuda.torch_ops import torch_op
 from specbuild.runtime.manifest import Dsa, IndexerGeometry
+from specbuild.runtime.specpv import ViewGeometry
 
 
 class IndexedAttention(nn.Module):
     """An attention with an indexer's projections, where its layer has one; they are not rotated."""
 
-    def __init__(self, hidden: int, indexer: IndexerGeometry | None, dsa: Dsa | None) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        blocks: ViewGeometry | None,
+        indexer: IndexerGeometry | None,
+        dsa: Dsa | None,
+    ) -> None:
         super().__init__()
-        self.indexer, self.dsa = indexer, dsa
+        self.blocks, self.indexer, self.dsa = blocks, indexer, dsa
         if indexer is None:
             return
         self.dsa_W_q = nn.Parameter(torch.empty(hidden, indexer.heads * indexer.width))
@@ -25,13 +33,14 @@ class IndexedAttention(nn.Module):
 
     def choose_slots(
         self, x: torch.Tensor, index: LayerIndex | None, launch: Launch
-    ) -> tuple[torch.Tensor | None, tuple[torch.Tensor, ...]]:
+    ) -> tuple[torch.Tensor | None, tuple[torch.Tensor, ...], BlockKeys | None]:
         """Of ``x`` [T, H], the attention's own input: the slots to attend to, [T, N, S] or None.
 
-        Beside them the written pool, and how many lists of each sequence broke an invariant, [B].
+        Beside them the written pool, and how many lists of each sequence broke an invariant, [B];
+        and weighted queries and keys for SpecPV, where it chooses blocks by them.
         """
         if index is None or self.indexer is None or self.dsa is None:
-            return None, ()
+            return None, (), None
         view, dsa, heads = index.view, self.dsa, self.indexer.heads
         keys = (x @ self.dsa_W_k).unsqueeze(1)
         written = torch_op("KvWrite")(index.key_pool, keys, view.write_slot)
@@ -57,4 +66,6 @@ class IndexedAttention(nn.Module):
         checked, violations = torch_op("DsaCheck")(
             lists, *rows, launch.positions, index.budget, **kept
         )
-        return checked, (written, violations)
+        by_blocks = queries if weights is None else queries * weights.unsqueeze(2)
+        asked = self.blocks is not None and self.blocks.config.score == "indexer"
+        return checked, (written, violations), BlockKeys(by_blocks, written) if asked else None

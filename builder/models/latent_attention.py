@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from specbuild.builder.models.block_views import choose_blocks
 from specbuild.builder.models.graph_io import (
     GroupView,
     LatentPool,
@@ -18,6 +19,7 @@ from specbuild.builder.models.indexer import IndexedAttention
 from specbuild.builder.models.rope import rotate
 from specbuild.plugins_cuda.torch_ops import torch_op
 from specbuild.runtime.manifest import Dsa, IndexerGeometry, TargetGeometry
+from specbuild.runtime.specpv import ViewGeometry
 
 
 class ProjectionBias(nn.Module):
@@ -31,16 +33,18 @@ class ProjectionBias(nn.Module):
 class LatentAttention(IndexedAttention):
     """``c = x W_c``; keys ``RoPE(c W_k_lat + b_k)``, values ``c W_v_lat + b_v``; sinks per head."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         g: TargetGeometry,
         window: int,
         latent_dim: int,
+        blocks: ViewGeometry | None = None,
         indexer: IndexerGeometry | None = None,
         dsa: Dsa | None = None,
     ) -> None:
-        super().__init__(g.hidden, indexer, dsa)
-        self.geometry, self.window, self.blocks = g, window, None
+        # Blocks are chosen by cached keys: here only an indexer has some.
+        super().__init__(g.hidden, blocks, indexer, dsa)
+        self.geometry, self.window = g, window
         kv_width = g.kv_heads * g.head_dim
         self.q_proj = nn.Linear(g.hidden, g.q_heads * g.head_dim)
         self.k_proj = ProjectionBias(kv_width)
@@ -58,19 +62,20 @@ class LatentAttention(IndexedAttention):
         view: GroupView,
         launch: Launch,
         tables: Any,
-        _blocks: LayerBlocks | None = None,
+        blocks: LayerBlocks | None = None,
         index: LayerIndex | None = None,
     ) -> tuple[torch.Tensor, LatentPool, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """``x`` [T, H], normed → [T, H], the written pool, nothing for SpecPV, and DSA's part.
-
-        Blocks are summarised by cached keys, which a latent layer does not have.
-        """
+        """``x`` [T, H], normed → [T, H], the written pool, SpecPV's part and DSA's."""
         g = self.geometry
         heads = (g.kv_heads, g.head_dim)
         q = rotate(self.q_proj(x), tables, launch.positions, g.q_heads)
         latent = (x @ self.mla_W_c).unsqueeze(1)
         written = LatentPool(torch_op("KvWrite")(pools.c, latent, view.write_slot))
-        selected, indexed = self.choose_slots(x, index, launch)
+        selected, indexed, index_keys = self.choose_slots(x, index, launch)
+        place = 0 if blocks is None else blocks.place
+        position = view.page_position
+        if blocks is not None and position is not None:
+            position = position[place]
         attended = torch_op("MlaAttention")(
             q,
             written.c,
@@ -79,15 +84,18 @@ class LatentAttention(IndexedAttention):
             self.mla_W_v_lat.unflatten(1, heads),
             self.v_proj.bias.view(heads),
             *tables,
-            view.page_table[0],
+            view.page_table[place],
             launch.row_start,
             view.row_slot,
             view.tree_start,
             launch.ancestor_bits,
             self.sinks.float(),
             selected,
-            view.page_position,
+            position,
             scale=g.head_dim**-0.5,
             window=self.window,
         )
-        return self.o_proj(attended.flatten(1)), written, (), indexed
+        partial: tuple[torch.Tensor, ...] = ()
+        if blocks is not None and self.blocks is not None and index_keys is not None:
+            partial = choose_blocks(index_keys, blocks, view, launch, self.blocks)
+        return self.o_proj(attended.flatten(1)), written, partial, indexed

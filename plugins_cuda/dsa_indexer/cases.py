@@ -116,7 +116,7 @@ _LAUNCHES = {
     "the threshold lies inside a chunk": indexer_launch([Branch(10, 9)], 3, threshold=14),
     "the threshold lies inside a tree": indexer_launch([Branch(20, 0, BUSHY)], 3, threshold=22),
     "a view that hides some": indexer_launch([Branch(20, 2, BUSHY)], 3, threshold=60, hidden=45),
-    "ties": indexer_launch([Branch(40, 2, BUSHY)], 6, width=4, largest=1),
+    "ties": indexer_launch([Branch(40, 2, BUSHY)], 6, largest=1),
     "all scores equal": indexer_launch([Branch(30, 2)], 6, largest=0),
     "a view per KV head": indexer_launch(RAGGED, 5, 4, 8, views=3),
     "a view per KV head, one sequence": indexer_launch([Branch(30, 2, BUSHY)], 6, views=2),
@@ -131,3 +131,39 @@ _LAUNCHES = {
 }  # fmt: skip
 
 CASES: tuple[Case, ...] = tuple(launch.case(name) for name, launch in _LAUNCHES.items())
+
+_KERNEL_LAUNCHES = {
+    "more keys than threads": indexer_launch(
+        [Branch(1500, 3, chain_of(3)), Branch(1100, 0, BUSHY)], 200, 90,
+        heads=3, width=40, page_size=16, top_k=200,
+    ),
+    "ties of more keys than threads": indexer_launch(
+        [Branch(2300, 1)], 700, heads=1, weighted=False, page_size=64, top_k=700, largest=1
+    ),
+    "nine heads of 256": indexer_launch(
+        [Branch(90, 0, BUSHY)], 20, heads=9, width=256, page_size=32, top_k=20
+    ),
+    "negative scores": indexer_launch(
+        [Branch(200, 2)], 60, heads=2, width=16, page_size=16, top_k=60, first_tokens=0
+    ),
+}  # fmt: skip
+
+_GPU_LAUNCHES = {
+    "a chain of 4 at 131k": indexer_launch(
+        [Branch(131000, 0, chain_of(4))], 2048, heads=4, width=256, page_size=64, top_k=2048,
+        first_tokens=4, recent_tokens=64, padding_rows=0,
+    ),
+    "simple form at 131k": indexer_launch(
+        [Branch(131000, 1)], 2048, heads=1, weighted=False, width=256, page_size=64, top_k=2048,
+        first_tokens=4, recent_tokens=64, padding_rows=0,
+    ),
+    "8 sequences of 32k": indexer_launch(
+        [Branch(32000 - 77 * b, 0, chain_of(4)) for b in range(8)], *[2048] * 8,
+        heads=4, width=64, page_size=64, top_k=2048, first_tokens=4, recent_tokens=64,
+    ),
+}  # fmt: skip
+
+KERNEL_CASES: tuple[Case, ...] = (
+    *(launch.case(name) for name, launch in _KERNEL_LAUNCHES.items()),
+    *(launch.case(f"gpu: {name}") for name, launch in _GPU_LAUNCHES.items()),
+)

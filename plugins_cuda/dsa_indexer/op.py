@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.dsa_indexer.body import body, list_length
+from specbuild.plugins_cuda.dsa_indexer.lowering import lower
 from specbuild.plugins_cuda.dsa_indexer.reference import indexer_scores
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
@@ -104,4 +105,5 @@ OP = OpSpec(
     attributes=ATTRIBUTES,
     reference=reference,
     body=body,
+    lower=lower,
 )

@@ -12,7 +12,7 @@ import pytest
 from checkpoints import write_draft, write_target
 from command_line import Command
 from indexer_files import write_indexers
-from latent_files import write_latents
+from latent_files import write_factors, write_latents
 
 from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
@@ -42,10 +42,11 @@ NARROW = 6
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("dsa")
-    for name, latents in (("t", {0: 12}), ("latent", {0: 12, 1: 20})):
+    for name in ("t", "full rank"):
         write_target(path / name, tokenizer=True, vocab=272)
         write_indexers(path / name, [1, 3])
-        write_latents(path / name, latents)
+    write_latents(path / "t", {0: 12, 1: 20})
+    write_factors(path / "full rank", path / "full rank" / "model.safetensors", [0, 1, 3], 64)
     write_draft(path / "d", target_vocab=272)
     return path
 
@@ -71,8 +72,11 @@ def built(checkpoints: Path, name: str, model: str = "t", **changes: Any) -> Pat
 
 @pytest.fixture(scope="module")
 def engine_path(checkpoints: Path) -> Path:
-    """DSA, SpecPV, and a latent in a sliding layer: requests switch off what they do not want."""
-    return built(checkpoints, "engine", **DSA, **SPECPV)
+    """Everything at once: requests switch off what they do not want.
+
+    A sliding and a full layer cache latents, so that indexers choose the blocks of views.
+    """
+    return built(checkpoints, "engine", **DSA, **SPECPV, specpv_score="indexer")
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +100,15 @@ def unchecked(engine: Engine, **changes: Any) -> Engine:
     return Engine(replace(engine.manifest, dsa=numbers), engine.executor, text=engine.text)
 
 
-def decode(engine: Engine, shape: DraftShape | None, **params: Any) -> list[RunRecord]:
+def decode(
+    engine: Engine, shape: DraftShape | None, given: list[Prompt] | None = None, **params: Any
+) -> list[RunRecord]:
     blocks = None if engine.manifest.specpv is None else 0
-    given = {"max_new_tokens": 40, "specpv_retrieval_blocks": blocks, **params}
-    asked = GenerateParams(ignore_eos=True, **given)
+    defaults = {"max_new_tokens": 40, "specpv_retrieval_blocks": blocks}
+    asked = GenerateParams(ignore_eos=True, **{**defaults, **params})
     records = {
         event.request: event.record
-        for event in engine.generate(prompts(), asked, speculation=shape)
+        for event in engine.generate(given or prompts(), asked, speculation=shape)
         if isinstance(event, FinishEvent)
     }
     return [records[i] for i in range(len(records))]
@@ -144,13 +150,17 @@ def test_chooses_inside_partial_views(engine: Engine, shape: DraftShape | None) 
 def test_below_the_threshold_it_is_full_attention_bit_for_bit(
     engine: Engine, shape: DraftShape | None
 ) -> None:
-    """The second sequence has 20 tokens, and stays below 40 for the 16 to come."""
-    narrow = decode(unchecked(engine), shape, max_new_tokens=16, dsa_top_k=NARROW)
-    whole = decode(engine, shape, max_new_tokens=16, dsa_top_k=0)
-    assert (narrow[1].output_ids, narrow[1].logprobs) == (whole[1].output_ids, whole[1].logprobs)
-    assert narrow[1].stats.dsa is not None and narrow[1].stats.dsa.narrowed_steps == 0
-    assert narrow[0].logprobs != whole[0].logprobs
-    assert narrow[0].stats.dsa is not None and narrow[0].stats.dsa.narrowed_steps > 4
+    """20 tokens, and 16 to come. Alone: bits depend on the rows that others bring to a launch."""
+    short, asked = prompts()[1:2], {"max_new_tokens": 16}
+    narrow = decode(unchecked(engine), shape, short, dsa_top_k=1, **asked)[0]
+    whole = decode(engine, shape, short, dsa_top_k=0, **asked)[0]
+    assert (narrow.output_ids, narrow.logprobs) == (whole.output_ids, whole.logprobs)
+    assert narrow.stats.dsa is not None and narrow.stats.dsa.narrowed_steps == 0
+    longer = {"max_new_tokens": 60}
+    narrow = decode(unchecked(engine), shape, short, dsa_top_k=1, **longer)[0]
+    whole = decode(engine, shape, short, dsa_top_k=0, **longer)[0]
+    assert narrow.logprobs != whole.logprobs
+    assert narrow.stats.dsa is not None and narrow.stats.dsa.narrowed_steps > 4
 
 
 def test_a_draft_changes_no_token_of_narrowed_attention(engine: Engine) -> None:
@@ -208,10 +218,22 @@ def test_broken_lists_are_counted(engine_path: Path, engine: Engine) -> None:
     assert sound is not None and sound.broken_launches == 0
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_view_of_everything_is_bit_equal(engine: Engine, shape: DraftShape | None) -> None:
+    """Of keys, of latents and of indexers' keys, whose groups have pages of their own."""
+    for top_k in (0, NARROW):
+        asked = {"max_new_tokens": 16, "dsa_top_k": top_k}
+        whole = decode(unchecked(engine), shape, **asked)
+        views = decode(unchecked(engine), shape, specpv_retrieval_blocks=None, **asked)
+        for one, two in zip(whole, views, strict=True):
+            assert (two.output_ids, two.logprobs) == (one.output_ids, one.logprobs)
+            assert two.stats.specpv is not None and two.stats.specpv.partial_steps > 2
+
+
 COMBINATIONS = {
-    "alone": ("t", {"no_mla": True}),
-    "SpecPV": ("t", SPECPV),
-    "latents": ("latent", {}),
+    "alone": {"no_mla": True},
+    "SpecPV": {"no_mla": True, **SPECPV},
+    "latents": {},
 }
 
 
@@ -219,9 +241,9 @@ COMBINATIONS = {
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_is_an_engine_without_indexers_where_it_chooses_all(checkpoints: Path, name: str) -> None:
     """Bit for bit, though its graph has more nodes."""
-    model, options = COMBINATIONS[name]
-    plain = Engine.load(built(checkpoints, f"plain {name}", model, dsa=False, **options))
-    chosen = unchecked(Engine.load(built(checkpoints, f"dsa {name}", model, **DSA, **options)))
+    options = COMBINATIONS[name]
+    plain = Engine.load(built(checkpoints, f"plain {name}", dsa=False, **options))
+    chosen = unchecked(Engine.load(built(checkpoints, f"dsa {name}", **DSA, **options)))
     for shape in SHAPES:
         asked = {"max_new_tokens": 24, "specpv_retrieval_blocks": None}
         wanted = decode(plain, shape, **asked)
@@ -237,6 +259,27 @@ def test_is_an_engine_without_indexers_where_it_chooses_all(checkpoints: Path, n
         assert stats is not None and stats.narrowed_steps > 4 and stats.broken_lists == 0
 
 
+@pytest.mark.slow
+def test_views_of_latents_have_the_positions_of_their_tokens(checkpoints: Path) -> None:
+    """Factors of full rank are the same model: keys are rebuilt where the view says they stand."""
+    options = {**DSA, **SPECPV, "specpv_score": "indexer"}
+    latent, plain = (
+        unchecked(Engine.load(built(checkpoints, f"rank {no_mla}", "full rank", no_mla=no_mla,
+                                    **options)))
+        for no_mla in (False, True)
+    )  # fmt: skip
+    assert [g.name for g in latent.manifest.cache_groups][:2] == ["latent", "sliding"]
+    for shape in SHAPES:
+        for top_k in (0, NARROW):
+            asked = {"max_new_tokens": 30, "specpv_retrieval_blocks": 2, "dsa_top_k": top_k}
+            for one, two in zip(
+                decode(latent, shape, **asked), decode(plain, shape, **asked), strict=True
+            ):
+                assert one.stats.specpv is not None and one.stats.specpv.partial_steps > 4
+                assert one.output_ids == two.output_ids
+                np.testing.assert_allclose(one.logprobs, two.logprobs, atol=2e-4)
+
+
 def test_an_engine_without_dsa_refuses_a_number_of_tokens(engine: Engine) -> None:
     plain = Engine(replace(engine.manifest, dsa=None), engine.executor, text=engine.text)
     with pytest.raises(RequestError, match="dsa_top_k is 4, but the engine was built without DSA"):
@@ -247,7 +290,8 @@ def test_an_engine_without_dsa_refuses_a_number_of_tokens(engine: Engine) -> Non
 
 def test_the_cache_group_and_the_warning_are_shown(engine: Engine) -> None:
     groups = {group.name: group for group in engine.manifest.cache_groups}
-    assert list(groups) == ["full", "sliding", "latent_sliding", "indexer", "draft"]
+    names = ["full", "latent", "sliding", "latent_sliding", "indexer", "draft"]
+    assert list(groups) == names
     assert groups["indexer"].layers == (1, 3)
     assert groups["indexer"].pool_widths(3) == {"k": 8}
     assert any("--no-dsa leaves it out" in warning for warning in engine.manifest.warnings)

@@ -44,7 +44,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
     for name, latents, options in (
         ("keys and values", (), SPECPV),
         ("latent windows", SLIDING, SPECPV),
-        ("latents", (*FULL, *SLIDING), {}),
+        ("latents", (*FULL, *SLIDING), {**SPECPV, "specpv_score": "indexer"}),
     ):
         model = root / name
         model.mkdir()
@@ -77,7 +77,7 @@ def decode(
         max_new_tokens=NEW_TOKENS,
         ignore_eos=True,
         dsa_top_k=top_k,
-        specpv_retrieval_blocks=blocks if engine.manifest.specpv else None,
+        specpv_retrieval_blocks=blocks,
     )
     *_, last = engine.generate([prompt(engine)], params, speculation=shape)
     assert isinstance(last, FinishEvent) and last.record.logprobs is not None
@@ -92,8 +92,6 @@ def test_every_combination_runs(
 ) -> None:
     """Choosing all is full attention bit for bit; choosing a quarter mostly agrees with it."""
     engine = engines[caches]
-    if views is None and engine.manifest.specpv is None:
-        pytest.skip("full-attention layers that cache latents have no keys to choose blocks by")
     whole = decode(engine, SHAPES[shape], 0, views)
     chosen = decode(engine, SHAPES[shape], 1024, views)
     assert chosen[:2] == whole[:2]
