@@ -1,1 +1,1 @@
-"""Runs an engine's graphs with TensorRT, their ops by plugins that replay recorded launches."""
+"""TensorRT engines: what they are checked for, and how they run."""
