@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from specbuild.runtime.errors import UnsupportedHereError
 from specbuild.runtime.executors.tensorrt.plugin import OpenGpu, plugin_classes
-from specbuild.runtime.executors.tensorrt.plugin_record import NAMESPACE
+from specbuild.runtime.executors.tensorrt.plugin_record import (
+    NAME_PREFIX,
+    NAMESPACE,
+    RECORD_FORMAT,
+)
 
 # A registry holds a creator by its address alone: these live as long as the process.
 _creators: dict[tuple[str, str, str], Any] = {}
 
 
-def register_creators(trt: Any, plugins: Iterable[tuple[str, str]], open_gpu: OpenGpu) -> None:
-    """Makes every ``(name, version)`` known to TensorRT.
+def register_creators(trt: Any, plugins: Mapping[str, str], open_gpu: OpenGpu) -> None:
+    """Makes plugins, versions by name, known to TensorRT.
 
     A creator is made of data alone, so that one serves all engines. Raises UnsupportedHereError
     where the registry has a creator of this name from elsewhere.
     """
     registry = trt.get_plugin_registry()
-    for name, version in plugins:
+    for name, version in plugins.items():
         key = (trt.__name__, name, version)
         if key in _creators:
             continue
@@ -35,11 +39,14 @@ def register_creators(trt: Any, plugins: Iterable[tuple[str, str]], open_gpu: Op
         _creators[key] = creator
 
 
-def missing_creators(trt: Any, plugins: Iterable[tuple[str, str]]) -> list[str]:
-    """The plugins that no creator is registered for."""
-    registry = trt.get_plugin_registry()
-    return [
-        f"{name} {version}"
-        for name, version in plugins
-        if registry.get_creator(name, version, NAMESPACE) is None
-    ]
+def creatable(plugins: Mapping[str, str]) -> dict[str, str]:
+    """The version, by name, that this runtime could create of an engine's plugins.
+
+    It knows no op: every plugin of its record format is made of the engine's own data.
+    """
+    known = {}
+    for name, version in plugins.items():
+        if name.startswith(NAME_PREFIX):
+            same = version.partition(".")[0] == str(RECORD_FORMAT)
+            known[name] = version if same else f"{RECORD_FORMAT}.*"
+    return known

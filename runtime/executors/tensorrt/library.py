@@ -1,4 +1,4 @@
-"""The TensorRT library of the runtime: the one place that imports it."""
+"""The one place of the runtime that imports TensorRT, or TensorRT-RTX in its place."""
 
 from __future__ import annotations
 
@@ -6,35 +6,34 @@ import importlib
 from typing import Any
 
 from specbuild.runtime.errors import UnsupportedHereError
-
-LEAST_VERSION: dict[str, tuple[int, int]] = {"tensorrt": (10, 16), "tensorrt-rtx": (1, 7)}
-_INSTALL = {
-    "tensorrt": "pip install 'specbuild[tensorrt]'",
-    "tensorrt-rtx": "pip install tensorrt-rtx",
-}
+from specbuild.runtime.executors.tensorrt.engine_check import LIBRARIES, library_reason
 
 
 def load(backend: str) -> Any:
     """The module of a backend, ``tensorrt`` or ``tensorrt-rtx``; both have one interface.
 
-    Raises UnsupportedHereError where it is missing, does not load, or is too old.
+    Raises UnsupportedHereError where it is missing, too old, or does not load.
     """
+    reason = library_reason(backend)
+    if reason is not None:
+        raise UnsupportedHereError(reason)
     try:
-        module = importlib.import_module(backend.replace("-", "_"))
-    except ImportError as error:
+        return importlib.import_module(LIBRARIES[backend].module)
+    except (ImportError, OSError, RuntimeError) as error:  # a shared library is missing or broken
+        facts = LIBRARIES[backend]
         raise UnsupportedHereError(
-            f"{backend} is not installed ({error}); {_INSTALL[backend]}"
+            f"{facts.title} cannot be loaded ({error}); {facts.install}"
         ) from error
-    found, least = str(module.__version__), LEAST_VERSION[backend]
-    if version_numbers(found) < least:
-        raise UnsupportedHereError(
-            f"{backend} is {found}, {least[0]}.{least[1]} or later is needed; "
-            f"{_INSTALL[backend].replace('install', 'install --upgrade')}"
-        )
-    return module
 
 
-def version_numbers(version: str) -> tuple[int, int]:
-    """Major and minor number."""
-    major, minor, *_ = (*version.split("."), "0")
-    return int(major), int(minor)
+def new_logger(library: Any, errors: list[str]) -> Any:
+    """A logger that keeps what the library reports as an error."""
+
+    def log(_self: Any, severity: Any, message: str) -> None:
+        if severity in (library.ILogger.INTERNAL_ERROR, library.ILogger.ERROR):
+            errors.append(message)
+
+    def initialise(self: Any) -> None:
+        library.ILogger.__init__(self)
+
+    return type("ErrorLogger", (library.ILogger,), {"__init__": initialise, "log": log})()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
 )
 
 OpenGpu = Callable[[], Gpu]
-Size = TypeVar("Size")
 # Element types of a record by the names of ``tensorrt.DataType``.
 _TRT_TYPES: Mapping[str, str] = {"bfloat16": "BF16", "float32": "FLOAT", "int32": "INT32"}
 
@@ -71,7 +70,7 @@ class OpPlugin:
         self._bucket = bucket
         self._tactic = tactic
         self.plugin_name = record.name
-        self.plugin_version = str(record.version)
+        self.plugin_version = record.plugin_version
         self.plugin_namespace = NAMESPACE
         self.num_outputs = len(record.outputs)
         self.format_combination_limit = 1
@@ -106,7 +105,13 @@ class OpPlugin:
     ) -> list[Any]:
         """Each axis as a constant, or as the axis of an input."""
         return [
-            self._trt.DimsExprs(axes) for axes in output_axes(self.record, inputs, builder.constant)
+            self._trt.DimsExprs(
+                [
+                    builder.constant(axis[0]) if len(axis) == 1 else inputs[axis[0]][axis[1]]
+                    for axis in output.axes
+                ]
+            )
+            for output in self.record.outputs
         ]
 
     def supports_format_combination(
@@ -207,10 +212,10 @@ class OpCreator:
             self._loaded[digest] = LoadedFields(fields, self._open_gpu)
         loaded = self._loaded[digest]
         record = loaded.record
-        if (record.name, str(record.version)) != (self.name, self.plugin_version):
+        if (record.name, record.plugin_version) != (self.name, self.plugin_version):
             raise SpecbuildError(
                 f"node {node} asks for {self.name} {self.plugin_version}, its fields are those of "
-                f"{record.name} {record.version}; build the engine again"
+                f"{record.name} {record.plugin_version}; build the engine again"
             )
         plugin: OpPlugin = plugin_classes(self._trt)[0]()
         plugin.set_up(loaded)
@@ -241,16 +246,6 @@ def plugin_classes(trt: Any) -> tuple[Any, Any]:
         {"__init__": initialise_creator, "_trt": trt},
     )
     return plugin, creator
-
-
-def output_axes(
-    record: PluginRecord, inputs: Sequence[Sequence[Size]], constant: Callable[[int], Size]
-) -> list[list[Size]]:
-    """The outputs' axes from those of the inputs, as numbers or as TensorRT's expressions."""
-    return [
-        [constant(axis[0]) if len(axis) == 1 else inputs[axis[0]][axis[1]] for axis in output.axes]
-        for output in record.outputs
-    ]
 
 
 def _collection(trt: Any, arrays: Mapping[str, np.ndarray]) -> Any:

@@ -104,6 +104,11 @@ class PluginRecord:
         return f"{NAME_PREFIX}{self.op}"
 
     @property
+    def plugin_version(self) -> str:
+        """The version of its fields: of the record's format, and of the op."""
+        return f"{self.format}.{self.version}"
+
+    @property
     def tensors(self) -> tuple[PluginInput | PluginOutput, ...]:
         """The inputs, then the outputs."""
         return (*self.inputs, *self.outputs)
