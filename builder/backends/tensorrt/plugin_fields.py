@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled
 from specbuild.builder.backends.cuda.plan.plan_writer import number_argument
@@ -28,13 +28,12 @@ from specbuild.runtime.plan import NULL, POINTER, Launch
 class PluginForm:
     """An op at one set of sizes: its present tensors by declared name, and its launches.
 
+    A tensor may have more axes than the op names: the op sees the trailing ones as one.
     ``lowerings`` are the candidates; all of them give the same bits wherever that matters.
-    ``assumes`` are values of scalar inputs, by name, that the launches are made for.
     """
 
     tensors: Mapping[str, TensorInfo]
     lowerings: tuple[Lowering, ...]
-    assumes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,11 @@ class PluginOp:
 
 
 def plugin_record(
-    plugin: PluginOp, compiled: Compiled, gpu: str
+    plugin: PluginOp, compiled: Compiled, gpu: str, *, in_network: bool = True
 ) -> tuple[PluginRecord, dict[str, bytes]]:
     """The record and the cubins that it names.
 
-    Raises SpecbuildError where TensorRT could not know an output's shape, or take a tensor.
+    ``in_network`` false leaves out what only TensorRT asks: how an output's shape follows. Raises SpecbuildError where TensorRT could not know an output's shape, or take a tensor.
     """
     first = plugin.forms[0].tensors
     names = [spec.name for spec in plugin.inputs]
@@ -88,7 +87,7 @@ def plugin_record(
             PluginOutput(
                 name=spec.name,
                 dtype=first[spec.name].dtype,
-                axes=_axes(plugin, spec),
+                axes=_axes(plugin, spec) if in_network else (),
                 alias=names.index(aliases[spec.name]) if spec.name in aliases else None,
             )
             for spec in plugin.outputs
@@ -123,8 +122,12 @@ def _source(plugin: PluginOp, axis: str) -> tuple[int, int] | None:
     if axis.isdigit():
         return None
     for index, spec in enumerate(plugin.inputs):
-        if axis in spec.axes and not spec.rank_free and spec.dtype != "W":
-            return index, spec.axes.index(axis)
+        if spec.rank_free or axis not in spec.axes:
+            continue
+        place, info = spec.axes.index(axis), plugin.forms[0].tensors[spec.name]
+        joined = len(info.shape) > len(spec.axes) and place == len(spec.axes) - 1
+        if info.dtype != "uint8" and not joined:
+            return index, place
     return None
 
 
@@ -133,7 +136,6 @@ def _bucket(plugin: PluginOp, form: PluginForm, kernels: Sequence[Kernel]) -> Pl
         inputs=tuple(form.tensors[spec.name].shape for spec in plugin.inputs),
         outputs=tuple(form.tensors[spec.name].shape for spec in plugin.outputs),
         tactics=tuple(_tactic(plugin, lowering, kernels) for lowering in form.lowerings),
-        assumes=dict(form.assumes),
     )
 
 

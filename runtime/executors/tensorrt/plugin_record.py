@@ -10,7 +10,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.plan import FLOAT32, INT32, NULL, POINTER, CompiledKernel, Launch
@@ -40,6 +40,8 @@ class PluginInput:
 @dataclass(frozen=True)
 class PluginOutput:
     """A present output. An axis is ``(size,)``, or ``(input, axis)`` whose size it has.
+
+    There are no ``axes`` where no network asks for them: each bucket has its own shape.
 
     ``alias`` is the input that it is written over; None where it has memory of its own.
     """
@@ -71,15 +73,11 @@ class PluginTactic:
 
 @dataclass(frozen=True)
 class PluginBucket:
-    """Shapes, as the op declares them, and the ways to compute the op for these.
-
-    ``assumes`` are values of scalar inputs that the launches are made for.
-    """
+    """Shapes of the inputs and outputs, and the ways to compute the op for these."""
 
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
     tactics: tuple[PluginTactic, ...]
-    assumes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
