@@ -61,7 +61,7 @@ class Engine:
             manifest.limits,
             pages_released,
             pages_installed,
-            fixed=executor.capabilities.device_resident_step,
+            fixed=(executor.capabilities.device_resident_step or executor.capabilities.fixed_pages),
         )
         self.decoder: Decoder
         if isinstance(executor, ResidentExecutor):

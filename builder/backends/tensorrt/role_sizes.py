@@ -67,7 +67,8 @@ def role_sizes(
     }
     shapes = draft_shapes(limits) if drafted else ()
     every = {"B": batch, "B1": batch + 1, **tables}
-    verified = _verified_rows(limits, shapes)
+    # Scoring a text asks for the logits of whole chunks.
+    verified = [*_verified_rows(limits, shapes), MAX_DECODE_ROWS]
     chunks = [*CHUNK_ROWS, *prefill_rows]
     found = {
         "target": RoleSizes(

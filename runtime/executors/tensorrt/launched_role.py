@@ -58,7 +58,8 @@ def read_launched_role(data: bytes, where: str, profiles: int) -> LaunchedRole:
         file = from_json(_RoleFile, json.loads(data), where)
     except (SpecbuildError, ValueError, RecursionError) as error:
         raise EngineFileError(f"{error}; build the engine again") from error
-    records, cubins = [], {}
+    records: list[PluginRecord] = []
+    cubins: dict[str, bytes] = {}
     for texts in file.records:
         record, code = read_fields({n: t.encode() for n, t in texts.items() if n in FIELD_NAMES})
         records.append(record)
