@@ -94,8 +94,8 @@ def _role(role: str, model: ir.Model) -> Role:
     )
     return Role(
         file=graph_file(role),
-        inputs=tuple(map(_port, graph.inputs)),
-        outputs=tuple(map(_port, graph.outputs)),
+        inputs=tuple(map(port_of, graph.inputs)),
+        outputs=tuple(map(port_of, graph.outputs)),
         tensors=tuple(
             name for name, value in graph.initializers.items() if recipe_of(value) is not None
         ),
@@ -103,7 +103,8 @@ def _role(role: str, model: ir.Model) -> Role:
     )
 
 
-def _port(value: ir.Value) -> Port:
+def port_of(value: ir.Value) -> Port:
+    """A graph's input or output as the manifest lists it."""
     assert value.name is not None and value.dtype is not None and value.shape is not None
     shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
     return Port(value.name, value.dtype.numpy().name, shape)

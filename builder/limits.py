@@ -46,6 +46,7 @@ BACKEND_SIZES = {
     "cpu": BackendSizes(16, DEFAULT_TREE_LIMITS, 256, "float32", POOL_BODY_AXES),
     # On a GPU every verified row reads more experts: short chains.
     "cuda": BackendSizes(64, DraftShape(1, 4, 4), 2048, KV_DTYPE, POOL_AXES),
+    "tensorrt": BackendSizes(64, DraftShape(1, 4, 4), 2048, KV_DTYPE, POOL_AXES),
 }
 
 
@@ -129,7 +130,7 @@ def plan_engine(
     usual = SPECPV_PAGE_SIZE if options.enable_specpv else sizes.page_size
     page_size = options.page_size or usual
     shape, default = _draft_shapes(options, draft, max_seq_len)
-    if options.backend == "cuda":
+    if options.backend in ("cuda", "tensorrt"):
         _require_cuda_sizes(batch, page_size, shape)
     if shape.draft_tokens >= max_seq_len:
         raise SpecbuildError(

@@ -71,7 +71,8 @@ def plugin_record(
 ) -> tuple[PluginRecord, dict[str, bytes]]:
     """The record and the cubins that it names.
 
-    ``in_network`` false leaves out what only TensorRT asks: how an output's shape follows. Raises SpecbuildError where TensorRT could not know an output's shape, or take a tensor.
+    ``in_network`` false leaves out what only TensorRT asks: how an output's shape follows from the
+    inputs'. Raises SpecbuildError where TensorRT could not know a shape, or take a tensor.
     """
     first = plugin.forms[0].tensors
     names = [spec.name for spec in plugin.inputs]
