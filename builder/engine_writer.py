@@ -34,6 +34,8 @@ from specbuild.runtime.strict_json import to_json
 
 SAFETENSORS_DTYPES = {
     "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.int8": "I8",
     "torch.int32": "I32",
     "torch.bfloat16": "BF16",
     "torch.uint8": "U8",
