@@ -27,6 +27,11 @@ from specbuild.builder.backends.cuda.tuning.tactic_book import (
     shipped_tactics,
     tactics_report,
 )
+from specbuild.builder.backends.tensorrt.build_plans import MakePlans, plan_maker
+from specbuild.builder.backends.tensorrt.capabilities import expert_storage
+from specbuild.builder.backends.tensorrt.standard_lowering import standard_passes
+from specbuild.builder.backends.tensorrt.standard_profiles import role_profiles
+from specbuild.builder.config import BuildOptions
 from specbuild.builder.engine_manifest import graph_file
 from specbuild.builder.limits import EnginePlan
 from specbuild.builder.passes.pipeline import GraphPass, PassResult, run_passes
@@ -57,7 +62,8 @@ class LoweringRun:
 class Lowered:
     """Files and weights; ``models`` are the graphs among the files, by role.
 
-    ``plan`` is the engine's, with what the backend settled of it.
+    ``plan`` is the engine's, with what the backend settled of it. ``make_plans`` builds the engines
+    that take the graphs' place and hold the weights, None where there are none.
     """
 
     plan: EnginePlan
@@ -66,6 +72,7 @@ class Lowered:
     weights: dict[str, Recipe]
     passes: tuple[PassResult, ...]
     cuda: CudaReport | None = None
+    make_plans: MakePlans | None = None
 
 
 def lower_cpu(models: dict[str, ir.Model], plan: EnginePlan, run: LoweringRun) -> Lowered:
@@ -98,6 +105,17 @@ def lower_cuda(
     choices = lowering.choices(program for _, program in lowered.programs)
     report = replace(engine.report, tactics=tactics_report(lowering.tactics, choices))
     return Lowered(lowered.plan, {}, dict(engine.files), lowered.weights, passes, report)
+
+
+def lower_tensorrt_rtx(
+    models: dict[str, ir.Model], plan: EnginePlan, options: BuildOptions, run: LoweringRun
+) -> Lowered:
+    """Every role becomes a graph of standard ops, and that an engine of TensorRT-RTX."""
+    capabilities = tuple(run.device.split(","))
+    steps = standard_passes(expert_storage(capabilities))
+    passes = _run_passes(models, lambda _: steps, run)
+    make = plan_maker(models, role_profiles(plan), capabilities, options, run.progress)
+    return Lowered(plan, models, {}, _collect_weights(models), passes, make_plans=make)
 
 
 def _run_passes(
