@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from specbuild.builder.backends.tensorrt.built_plans import BuiltPlans
 from specbuild.builder.checkpoint.draft import DraftCheckpoint
 from specbuild.builder.checkpoint.target import TargetCheckpoint
 from specbuild.builder.config import BuildOptions
@@ -21,7 +22,7 @@ from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.manifest import Manifest, Port, Role, StoredFile, StoredTensor
 
 # Where a build reads and writes says nothing of the engine, and paths do not belong in it.
-_PATHS = ("model", "draft", "output", "tactics", "dump_passes")
+_PATHS = ("model", "draft", "output", "tactics", "dump_passes", "timing_cache")
 _UNRECORDED = (*_PATHS, "backend", "gpu", "tuned_only", "force")
 
 
@@ -29,7 +30,8 @@ _UNRECORDED = (*_PATHS, "backend", "gpu", "tuned_only", "force")
 class BuiltParts:
     """What a build has settled by the time that its manifest is written.
 
-    ``models`` are the graphs that the engine holds, by role; ``device`` is what it runs on.
+    ``models`` are the graphs that the engine holds, by role; ``device`` is what it runs on;
+    ``plans`` stands for TensorRT's engines, which take the place of the graphs.
     """
 
     target: TargetCheckpoint
@@ -39,6 +41,7 @@ class BuiltParts:
     weights: Mapping[str, Recipe]
     warnings: tuple[str, ...]
     device: str
+    plans: BuiltPlans | None = None
 
 
 def graph_file(role: str) -> str:
@@ -60,13 +63,17 @@ def engine_manifest(
         limits=parts.plan.limits,
         draft_default=parts.plan.draft_default,
         cache_groups=parts.plan.groups,
-        roles={role: _role(role, model) for role, model in parts.models.items()},
+        roles={
+            **{role: _role(role, model, parts.plans) for role, model in parts.models.items()},
+            **({} if parts.plans is None else parts.plans.described),
+        },
         tensors=_stored(parts.weights),
         options=_recorded(options),
         warnings=parts.warnings,
         files=files,
         specpv=parts.plan.specpv,
         replaced=parts.target.replaced,
+        tensorrt=None if parts.plans is None else parts.plans.build,
     )
 
 
@@ -87,19 +94,23 @@ def _stored(weights: Mapping[str, Recipe]) -> dict[str, StoredTensor]:
     }
 
 
-def _role(role: str, model: ir.Model) -> Role:
-    graph = model.graph
+def _role(role: str, model: ir.Model, plans: BuiltPlans | None) -> Role:
+    graph, plan = model.graph, None if plans is None else plans.roles[role]
     counts = Counter(
         f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in graph
     )
     return Role(
-        file=graph_file(role),
+        file=graph_file(role) if plan is None else plan.file,
         inputs=tuple(map(port_of, graph.inputs)),
         outputs=tuple(map(port_of, graph.outputs)),
         tensors=tuple(
-            name for name, value in graph.initializers.items() if recipe_of(value) is not None
+            name
+            for name, value in graph.initializers.items()
+            if recipe_of(value) is not None and (plan is None or plan.stripped)
         ),
         ops=dict(sorted(counts.items())),
+        profiles=() if plan is None else plan.profiles,
+        layers={} if plan is None else plan.layers,
     )
 
 

@@ -91,6 +91,12 @@ class EngineBuild:
         if not self._parser.parse_model_proto():
             found = [self._parser.get_error(i) for i in range(self._parser.num_errors)]
             raise self._refusal(f"refuses the graph: {found[0].desc()}" if found else "fails")
+        for i in range(self._network.num_layers):
+            layer = self._network.get_layer(i)
+            if layer.type == self._library.LayerType.ATTENTION_INPUT:
+                # Where no fused kernel takes these shapes, plain ones must.
+                layer.__class__ = self._library.IAttentionInputLayer
+                layer.attention.decomposable = True
 
     def _addresses(self) -> dict[str, tuple[int, int]]:
         """Where each tensor of the weights file lies in memory, and its bytes."""
@@ -143,10 +149,14 @@ class EngineBuild:
                 capability = getattr(trt.ComputeCapability, name.replace("_", "").upper())
                 if not config.set_compute_capability(capability, index):
                     raise self._refusal(f"builds nothing for {name}")
+        network = self._network
+        inputs = [network.get_input(i) for i in range(network.num_inputs)]
+        scalars = {tensor.name for tensor in inputs if tensor.is_shape_tensor}
         for profile in request.profiles:
             shapes = self._builder.create_optimization_profile()
             for port in profile:
-                shapes.set_shape(port.name, port.least, port.usual, port.most)
+                put = shapes.set_shape_input if port.name in scalars else shapes.set_shape
+                put(port.name, port.least, port.usual, port.most)
             if config.add_optimization_profile(shapes) < 0:
                 raise self._refusal("refuses an optimisation profile")
         self._load_timing_cache()

@@ -14,13 +14,22 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.cuda.engine import check_arguments
-from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled, SpillError
+from specbuild.builder.backend_lowering import Lowered, LoweringRun, run_role_passes
+from specbuild.builder.backends.cuda.engine import check_arguments, target_of
+from specbuild.builder.backends.cuda.kernels.nvrtc import (
+    SUPPORTED_GPUS,
+    Compiled,
+    Compiler,
+    SpillError,
+    require_supported,
+)
+from specbuild.builder.backends.cuda.lowering import cuda_passes
 from specbuild.builder.backends.cuda.programs.fused_graph import FusedGraph, WeightTensors
-from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering
+from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering, without_spills
+from specbuild.builder.backends.cuda.tuning.tactic_book import shipped_tactics
 from specbuild.builder.backends.tensorrt.launched_roles import LoweredRole, lower_role
 from specbuild.builder.backends.tensorrt.plugin_fields import PluginOp, plugin_record
-from specbuild.builder.backends.tensorrt.plugin_graph import plugin_graph
+from specbuild.builder.backends.tensorrt.plugin_graph import Carried, plugin_graph
 from specbuild.builder.backends.tensorrt.plugin_lowering import (
     PluginNode,
     lower_graph,
@@ -32,15 +41,23 @@ from specbuild.builder.backends.tensorrt.role_sizes import (
     exact,
     role_sizes,
 )
+from specbuild.builder.config import BuildOptions
 from specbuild.builder.engine_manifest import port_of
 from specbuild.builder.limits import MAX_DECODE_ROWS, EnginePlan
 from specbuild.builder.passes.weights import Recipe, recipe_of
+from specbuild.builder.weight_sources import WeightSources
 from specbuild.plugins_cuda.launches import Kernel
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.launched_role import launched_role_bytes
 from specbuild.runtime.manifest import Port, Role
 
 ENGINE_ROLES = ("target", "draft_fuse", "draft")
+_REFUSED = {
+    "strip_weights": ("--strip-weights", "its engines hold no weights"),
+    "weight_streaming": ("--weight-streaming", "its engines hold no weights"),
+    "hardware_compatible": ("--hardware-compatible", "its kernels are for one architecture"),
+    "enable_specpv": ("--enable-specpv", "no profile has the rows of partial views"),
+}
 
 
 class KernelCompiler(Protocol):
@@ -95,6 +112,53 @@ class LoweredRoles:
             for role, nodes in self.graphs.items()
         }
         return replace(self, graphs=graphs)
+
+
+def lower_plugins(
+    models: dict[str, ir.Model],
+    plan: EnginePlan,
+    sources: WeightSources,
+    options: BuildOptions,
+    run: LoweringRun,
+) -> Lowered:
+    """The target's part of a build; its engines are made where TensorRT is.
+
+    Raises SpecbuildError for an option that plugins have no form for, or that kernels refuse.
+    """
+    from specbuild.builder.backends.tensorrt.plugin_plans import build_plugin_plans
+
+    _require_options(options)
+    gpu = options.gpu or SUPPORTED_GPUS[0]
+    require_supported(gpu)
+    draft = sources.draft_geometry
+    dtype = (draft.dtype if draft is not None else None) or "bf16"
+    fused = {role: models[role] for role in ENGINE_ROLES if role in models}
+    passes = run_role_passes(fused, lambda role: cuda_passes(role, dtype), run)
+    compiler = Compiler(gpu)
+
+    def make(lowering: CallLowering) -> PluginEngine:
+        lowered = lower_roles(models, plan, lowering)
+        missing = compiler.missing(lowered.kernels)
+        run.progress.start("compiling kernels", len(missing), "source")
+        return compile_roles(models, lowered, compiler, gpu, lambda: run.progress.advance(1))
+
+    _, engine = without_spills(target_of(gpu), run.tactics or shipped_tactics(gpu), make)
+    return Lowered(
+        plan=engine.plan,
+        models={},
+        files=engine.files,
+        weights=engine.weights,
+        passes=passes,
+        make_plans=lambda folder: build_plugin_plans(folder, engine, options, run.progress),
+        weights_beside=True,
+    )
+
+
+def _require_options(options: BuildOptions) -> None:
+    for name in ("strip_weights", "weight_streaming", "hardware_compatible", "enable_specpv"):
+        if getattr(options, name):
+            option, why = _REFUSED[name]
+            raise SpecbuildError(f"--backend tensorrt does not know {option}: {why}; leave it out")
 
 
 def lower_roles(
@@ -171,11 +235,9 @@ def _compiled(
             lowered = fewer
 
 
-def _shared(
-    plugins: Sequence[PluginOp], compiled: Compiled, gpu: str
-) -> list[tuple[object, dict[str, bytes]]]:
+def _shared(plugins: Sequence[PluginOp], compiled: Compiled, gpu: str) -> list[Carried]:
     """The record of every node; layers that are alike share one."""
-    known: dict[str, tuple[object, dict[str, bytes]]] = {}
+    known: dict[str, Carried] = {}
     found = []
     for plugin in plugins:
         key = repr((plugin.op.name, plugin.forms))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class InputShapes:
-    """The shapes of a network's input in one profile."""
+    """The shapes of a network's input in one profile; of a scalar that sizes others its values."""
 
     name: str
     least: tuple[int, ...]
