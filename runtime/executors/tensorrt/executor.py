@@ -52,6 +52,10 @@ class RoleSession(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Gives its memory back."""
+        ...
+
 
 OpenSession = Callable[[str], RoleSession]
 
@@ -59,7 +63,8 @@ OpenSession = Callable[[str], RoleSession]
 class TensorRtExecutor:
     """One engine on one GPU. ``weights`` are the addresses of loaded tensors by name.
 
-    Raises UnsupportedHereError where the caches or a role's tensors do not fit into memory.
+    ``release_weights`` is called at the end. Raises UnsupportedHereError where the caches or a
+    role's tensors do not fit into memory.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class TensorRtExecutor:
         open_session: OpenSession,
         weights: Mapping[str, int],
         *,
+        release_weights: Callable[[], None] = lambda: None,
         recorded: bool = True,
     ) -> None:
         self._gpu = gpu
@@ -79,6 +85,7 @@ class TensorRtExecutor:
         self._stream = gpu.new_stream()
         self._recording = gpu.new_stream()
         self._closing = contextlib.ExitStack()
+        self._closing.callback(release_weights)
         self._staging = Staging(gpu, self._stream)
         self._closing.callback(self._staging.close)
         self._pools: dict[str, int] = {}
@@ -96,6 +103,11 @@ class TensorRtExecutor:
             device_resident_step=False,
             fixed_pages=name == "tensorrt",
         )
+
+    @property
+    def gpu_name(self) -> str:
+        """What the GPU is called."""
+        return self._gpu.facts.name
 
     def prepare(self, roles: Sequence[str]) -> None:
         """Loads the engines of these roles."""
@@ -126,6 +138,7 @@ class TensorRtExecutor:
         for loaded in self._roles.values():
             for graph in loaded.graphs.values():
                 self._gpu.release_graph(graph)
+            loaded.session.close()
         self._roles.clear()
         self._closing.close()
         self._gpu.close()

@@ -17,6 +17,7 @@ class LaunchedSession:
     """Replays the launches of a role that has no engine."""
 
     def __init__(self, gpu: Gpu, role: LaunchedRole) -> None:
+        self._gpu = gpu
         self._role = role
         self._launchers = [OpLauncher(gpu, record, role.cubins) for record in role.records]
         wanted = max((record.workspace_bytes for record in role.records), default=0)
@@ -29,6 +30,10 @@ class LaunchedSession:
         for call in self._role.calls:
             tensors = [addresses[name] for name in call.tensors]
             self._launchers[call.record].enqueue(profile, tensors, self._workspace, stream)
+
+    def close(self) -> None:
+        """Gives the scratch memory back."""
+        self._gpu.release(self._workspace)
 
 
 class EngineSession:
@@ -65,6 +70,12 @@ class EngineSession:
             context.set_tensor_address(name, addresses[name])
         if not context.execute_async_v3(int(stream)):
             raise self._refusal("the launch")
+
+    def close(self) -> None:
+        """Gives the contexts and their scratch memory back."""
+        self._contexts.clear()
+        self._engine = None
+        self._gpu.release(self._scratch)
 
     def _context(self, profile: int, stream: Handle) -> Any:
         """The context of a profile; the first call of one must not be recorded."""
