@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbuild.runtime.kv_pool import FULL_GROUP
-from specbuild.runtime.manifest import CacheGroup, Manifest, SpecPv
+from specbuild.runtime.manifest import TENSORRT_BACKENDS, CacheGroup, Manifest, SpecPv
 
 MIN_ONNXRUNTIME = (1, 23)
 
@@ -64,8 +64,15 @@ def check_here(
 ) -> list[str]:
     """Every reason why the engine does not run on this machine; empty when it does.
 
-    Loads no weights. Of a CUDA engine the plan in ``directory`` is read, and the GPU is asked.
+    Loads no weights. Of a CUDA engine the plan in ``directory`` is read, of TensorRT engines their
+    headers, and the GPU is asked.
     """
+    if manifest.backend in TENSORRT_BACKENDS:
+        from specbuild.runtime.executors.tensorrt import engine_check
+
+        if directory is None:
+            raise ValueError("TensorRT engines are checked by their headers: give the directory")
+        return engine_check.reasons_here(directory, manifest)
     if manifest.backend == "cuda":
         from specbuild.runtime.executors.cuda.check import reasons_here
 
