@@ -102,7 +102,8 @@ def build(
     size = weight_bytes(lowered.weights)
     progress.note(f"the engine stores {size / 1e6:.1f} MB of weights")
     # Beside an engine that holds its weights they lie in a file while it is built.
-    require_space(output.parent, size if lowered.make_plans is None else 2 * size)
+    held = lowered.make_plans is not None and not lowered.weights_beside
+    require_space(output.parent, 2 * size if held else size)
     report = BuildReport(
         passes=lowered.passes,
         weight_bytes=size,
@@ -115,7 +116,7 @@ def build(
         draft_dtype=draft.geometry.dtype if draft else None,
         cuda=lowered.cuda,
     )
-    stored = lowered.weights if lowered.make_plans is None else {}
+    stored = {} if held else lowered.weights
     parts = BuiltParts(target, draft, lowered.plan, lowered.models, stored, warnings, device)
     with staged_engine(output, force=options.force) as folder:
         if lowered.make_plans is not None:

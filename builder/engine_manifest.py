@@ -63,7 +63,10 @@ def engine_manifest(
         limits=parts.plan.limits,
         draft_default=parts.plan.draft_default,
         cache_groups=parts.plan.groups,
-        roles={role: _role(role, model, parts.plans) for role, model in parts.models.items()},
+        roles={
+            **{role: _role(role, model, parts.plans) for role, model in parts.models.items()},
+            **({} if parts.plans is None else parts.plans.described),
+        },
         tensors=_stored(parts.weights),
         options=_recorded(options),
         warnings=parts.warnings,
@@ -98,8 +101,8 @@ def _role(role: str, model: ir.Model, plans: BuiltPlans | None) -> Role:
     )
     return Role(
         file=graph_file(role) if plan is None else plan.file,
-        inputs=tuple(map(_port, graph.inputs)),
-        outputs=tuple(map(_port, graph.outputs)),
+        inputs=tuple(map(port_of, graph.inputs)),
+        outputs=tuple(map(port_of, graph.outputs)),
         tensors=tuple(
             name
             for name, value in graph.initializers.items()
@@ -111,7 +114,8 @@ def _role(role: str, model: ir.Model, plans: BuiltPlans | None) -> Role:
     )
 
 
-def _port(value: ir.Value) -> Port:
+def port_of(value: ir.Value) -> Port:
+    """A graph's input or output as the manifest lists it."""
     assert value.name is not None and value.dtype is not None and value.shape is not None
     shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
     return Port(value.name, value.dtype.numpy().name, shape)

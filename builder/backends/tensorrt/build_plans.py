@@ -128,9 +128,7 @@ def _weights(model: ir.Model) -> dict[str, Recipe]:
     return {name: recipe for name, recipe in found.items() if recipe is not None}
 
 
-def _check_answer(
-    role: str, model: ir.Model, request: EngineRequest, result: EngineResult
-) -> None:
+def _check_answer(role: str, model: ir.Model, request: EngineRequest, result: EngineResult) -> None:
     """The library built what was asked for: the graph's ports, for these GPUs, of this version."""
     wanted = [(value.name, True) for value in model.graph.inputs]
     wanted += [(value.name, False) for value in model.graph.outputs]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from specbuild.runtime.manifest import ShapeProfile, TensorRtBuild
+from specbuild.runtime.manifest import Role, ShapeProfile, TensorRtBuild
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,11 @@ class BuiltPlan:
 
 @dataclass(frozen=True)
 class BuiltPlans:
-    """All of them, by role, and what built them."""
+    """All of them, by role, and what built them.
+
+    ``described`` are roles whose graphs the engine does not have: all is said of them already.
+    """
 
     build: TensorRtBuild
     roles: Mapping[str, BuiltPlan]
+    described: Mapping[str, Role] = field(default_factory=dict)

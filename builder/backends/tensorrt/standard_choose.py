@@ -96,8 +96,7 @@ def philox(
     def one_round(inner: BodyBuilder, state: Sequence[ir.Value]) -> list[ir.Value]:
         c, k = state[:4], state[4:]
         (high0, low0), (high1, low1) = (
-            high_and_low(inner, x, m)
-            for x, m in zip((c[0], c[2]), PHILOX_MULTIPLIERS, strict=True)
+            high_and_low(inner, x, m) for x, m in zip((c[0], c[2]), PHILOX_MULTIPLIERS, strict=True)
         )
         word = inner.scalar(WORD, np.int64)
         return [
