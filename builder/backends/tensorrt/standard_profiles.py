@@ -1,6 +1,7 @@
 """Which sizes every role's engine takes: ranges of its dynamic axes, in a profile for each use.
 
 The library chooses kernels for a profile's usual sizes. A launch takes the first that it fits.
+Sizes that follow from a scalar's value are exact: the runtime then knows its outputs' shapes.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:
     of_draft = _launch(batch, [group for group in plan.groups if group.name == DRAFT_GROUP])
     pool, usual_pool = candidate_pool(DraftShape(width, depth, 0)), candidate_pool(usual)
     sequences = {"B": SizeRange(1, 1, batch)}
+    path = _exact(depth + 1)
     in_tree = {"N1": SizeRange(2, usual.draft_tokens + 1, nodes), "W": SizeRange(1, 1, tree_bits)}
     return profiles | {
         "draft_fuse": tuple(
@@ -69,24 +71,31 @@ def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:
             rows(of_draft, "step", extends, level, level, level_bits),
             rows(of_draft, "prefill", limits.max_rows, limits.max_rows, level, 1),
         ),
-        "expand": (
+        "expand": tuple(
             _one(
-                "level",
-                BF=SizeRange(1, 1, batch * width),
-                F=SizeRange(1, 1, width),
-                top_k=SizeRange(1, usual.draft_top_k, width),
+                f"{first}x{children}",
+                BF=SizeRange(first, first, batch * first),
+                F=_exact(first),
+                K=_exact(children),
+                FK=_exact(first * children),
+                top_k=_exact(children),
                 **sequences,
-            ),
+            )
+            for children in range(1, width + 1)
+            for first in sorted({1, children})
         ),
-        "select": (
+        "select": tuple(
             _one(
-                "candidates",
-                M=SizeRange(1, usual_pool, pool),
-                draft_tokens=SizeRange(1, usual.draft_tokens, kept),
+                f"{tokens}",
+                M=SizeRange(tokens, max(usual_pool, tokens), pool),
+                N1=_exact(tokens + 1),
+                W=_exact(_words(tokens + 1)),
+                draft_tokens=_exact(tokens),
                 **sequences,
-            ),
+            )
+            for tokens in range(1, kept + 1)
         ),
-        "accept": (_one("tree", **sequences, **in_tree),),
+        "accept": (_one("tree", D1=path, **sequences, **in_tree),),
         "commit": (_one("path", D1=SizeRange(1, usual.draft_depth + 1, depth + 1), **sequences),),
     }
 
@@ -129,6 +138,10 @@ def _launch(batch: int, groups: Iterable[CacheGroup]) -> dict[str, SizeRange]:
         most = (group.pages - 1) // batch
         axes[f"P_{group.name}"] = SizeRange(1, -(-most // 4), most)
     return axes
+
+
+def _exact(size: int) -> SizeRange:
+    return SizeRange(size, size, size)
 
 
 def _one(name: str, **axes: SizeRange) -> ShapeProfile:
