@@ -64,8 +64,8 @@ def check_here(
 ) -> list[str]:
     """Every reason why the engine does not run on this machine; empty when it does.
 
-    Loads no weights. Of a CUDA engine the plan in ``directory`` is read, and the GPU is asked; of a
-    TensorRT engine the library's version and the plugins are looked up too.
+    Loads no weights. Of a CUDA engine the plan in ``directory`` is read, of a TensorRT engine the
+    headers, the library's version and the plugins' are, and the GPU is asked.
     """
     if manifest.backend == "cuda":
         from specbuild.runtime.executors.cuda.check import reasons_here

@@ -146,8 +146,9 @@ class EngineBuild:
         if request.compute_capabilities:
             config.num_compute_capabilities = len(request.compute_capabilities)
             for index, name in enumerate(request.compute_capabilities):
-                capability = getattr(trt.ComputeCapability, name.replace("_", "").upper())
-                if not config.set_compute_capability(capability, index):
+                capability = getattr(trt.ComputeCapability, name.replace("_", "").upper(), None)
+                known = capability is not None
+                if not known or not config.set_compute_capability(capability, index):
                     raise self._refusal(f"builds nothing for {name}")
         network = self._network
         inputs = [network.get_input(i) for i in range(network.num_inputs)]

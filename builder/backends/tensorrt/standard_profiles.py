@@ -1,6 +1,7 @@
 """Which sizes every role's engine takes: ranges of its dynamic axes, in a profile for each use.
 
 The library chooses kernels for a profile's usual sizes. A launch takes the first that it fits.
+Sizes that follow from a scalar's value are exact: the runtime then knows its outputs' shapes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import onnx_ir as ir
 
 from specbuild.builder.backends.tensorrt.request import InputShapes
 from specbuild.builder.limits import EnginePlan, candidate_pool
-from specbuild.runtime.manifest import DraftShape, ShapeProfile, SizeRange
+from specbuild.runtime.kv_pool import DRAFT_GROUP
+from specbuild.runtime.manifest import CacheGroup, DraftShape, ShapeProfile, SizeRange
 
 
 def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:
@@ -21,10 +23,16 @@ def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:
     depth, nodes = limits.draft_depth, kept + 1
     usual = plan.draft_default or DraftShape(0, 0, 0)
     tree_bits, level_bits = _words(nodes), _words(width * max(depth - 1, 0))
-    launch = _launch(plan)
 
-    def rows(name: str, usual_rows: int, most: int, wanted: int, words: int) -> ShapeProfile:
-        """Launches of ``most`` rows, of which ``wanted`` have logits."""
+    def rows(  # noqa: PLR0917
+        launch: Mapping[str, SizeRange],
+        name: str,
+        usual_rows: int,
+        most: int,
+        wanted: int,
+        words: int,
+    ) -> ShapeProfile:
+        """Launches of up to ``most`` rows, of which ``wanted`` have logits."""
         axes = {
             "T": SizeRange(1, min(usual_rows, most), most),
             "R": SizeRange(1, 1 if most > wanted else min(usual_rows, most), min(wanted, most)),
@@ -34,10 +42,11 @@ def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:
 
     verified = batch * nodes
     level = batch * max(width, depth + 1)
-    target = [rows("decode", 1, batch, batch, 1)]
+    views = _launch(batch, plan.target_groups)
+    target = [rows(views, "decode", 1, batch, batch, 1)]
     if kept:
-        target.append(rows("verify", usual.draft_tokens + 1, verified, verified, tree_bits))
-    target.append(rows("prefill", limits.max_rows, limits.max_rows, max(verified, batch), 1))
+        target.append(rows(views, "verify", usual.draft_tokens + 1, verified, verified, tree_bits))
+    target.append(rows(views, "prefill", limits.max_rows, limits.max_rows, verified, 1))
     profiles = {
         "target": tuple(target),
         "choose": (_one("rows", R=SizeRange(1, usual.draft_tokens + 1, verified)),),
@@ -45,8 +54,10 @@ def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:
     if not kept:
         return profiles
     extends = max(usual.draft_depth, 1)
+    of_draft = _launch(batch, [group for group in plan.groups if group.name == DRAFT_GROUP])
     pool, usual_pool = candidate_pool(DraftShape(width, depth, 0)), candidate_pool(usual)
     sequences = {"B": SizeRange(1, 1, batch)}
+    path = _exact(depth + 1)
     in_tree = {"N1": SizeRange(2, usual.draft_tokens + 1, nodes), "W": SizeRange(1, 1, tree_bits)}
     return profiles | {
         "draft_fuse": tuple(
@@ -57,27 +68,34 @@ def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:
             )
         ),
         "draft": (
-            rows("step", extends, level, level, level_bits),
-            rows("prefill", limits.max_rows, limits.max_rows, level, 1),
+            rows(of_draft, "step", extends, level, level, level_bits),
+            rows(of_draft, "prefill", limits.max_rows, limits.max_rows, level, 1),
         ),
-        "expand": (
+        "expand": tuple(
             _one(
-                "level",
-                BF=SizeRange(1, 1, batch * width),
-                F=SizeRange(1, 1, width),
-                top_k=SizeRange(1, usual.draft_top_k, width),
+                f"{first}x{children}",
+                BF=SizeRange(first, first, batch * first),
+                F=_exact(first),
+                K=_exact(children),
+                FK=_exact(first * children),
+                top_k=_exact(children),
                 **sequences,
-            ),
+            )
+            for children in range(1, width + 1)
+            for first in sorted({1, children})
         ),
-        "select": (
+        "select": tuple(
             _one(
-                "candidates",
-                M=SizeRange(1, usual_pool, pool),
-                draft_tokens=SizeRange(1, usual.draft_tokens, kept),
+                f"{tokens}",
+                M=SizeRange(tokens, max(usual_pool, tokens), pool),
+                N1=_exact(tokens + 1),
+                W=_exact(_words(tokens + 1)),
+                draft_tokens=_exact(tokens),
                 **sequences,
-            ),
+            )
+            for tokens in range(1, kept + 1)
         ),
-        "accept": (_one("tree", **sequences, **in_tree),),
+        "accept": (_one("tree", D1=path, **sequences, **in_tree),),
         "commit": (_one("path", D1=SizeRange(1, usual.draft_depth + 1, depth + 1), **sequences),),
     }
 
@@ -113,14 +131,17 @@ def _range(size: int | ir.SymbolicDim, axes: Mapping[str, SizeRange]) -> SizeRan
     return SizeRange(size, size, size) if isinstance(size, int) else axes[str(size.value)]
 
 
-def _launch(plan: EnginePlan) -> dict[str, SizeRange]:
+def _launch(batch: int, groups: Iterable[CacheGroup]) -> dict[str, SizeRange]:
     """The axes of sequences and page tables: any number of sequences, views of any length."""
-    batch = plan.limits.max_batch_size
     axes = {"B": SizeRange(1, 1, batch), "B1": SizeRange(2, 2, batch + 1)}
-    for group in plan.groups:
+    for group in groups:
         most = (group.pages - 1) // batch
         axes[f"P_{group.name}"] = SizeRange(1, -(-most // 4), most)
     return axes
+
+
+def _exact(size: int) -> SizeRange:
+    return SizeRange(size, size, size)
 
 
 def _one(name: str, **axes: SizeRange) -> ShapeProfile:
