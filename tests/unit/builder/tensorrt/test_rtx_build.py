@@ -115,16 +115,16 @@ def request_of(graph: bytes, tmp_path: Path, ops: tuple[tuple[str, str], ...]) -
     shapes = InputShapes("x", (1, 4), (2, 4), (8, 4))
     engine = str(tmp_path / "e.engine")
     profiles = ((shapes,),)
-    return EngineRequest(
-        "tensorrt-rtx", "e", str(path), None, engine, ops, profiles, ("sm_120",)
-    )
+    return EngineRequest("tensorrt-rtx", "e", str(path), None, engine, ops, profiles, ("sm_120",))
 
 
 def one_node(op: str, domain: str = "") -> bytes:
     from onnx import TensorProto, helper
 
     ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["B", 4]) for n in ("x", "y")]
-    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], domain=domain)], "g", *[[p] for p in ports])
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x"], ["y"], domain=domain)], "g", *[[p] for p in ports]
+    )
     sets = [helper.make_opsetid("", 23), helper.make_opsetid("specbuild", 1)]
     return helper.make_model(graph, opset_imports=sets, ir_version=11).SerializeToString()
 
