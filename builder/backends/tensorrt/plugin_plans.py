@@ -41,7 +41,7 @@ def register_plugins(trt: Any) -> None:
 def build_plugin_plans(
     folder: EngineFolder, engine: PluginEngine, options: BuildOptions, progress: Progress
 ) -> tuple[BuiltPlans, dict[str, RoleReport]]:
-    """Writes ``<role>.engine`` for every plugin graph. Raises SpecbuildError as TensorRT refuses."""
+    """Writes ``<role>.engine`` for every plugin graph. Raises SpecbuildError as TensorRT says."""
     described, reports, results = dict(engine.roles), {}, []
     for role, graph in engine.graphs.items():
         file = engine.roles[role].file
