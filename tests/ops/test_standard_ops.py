@@ -69,11 +69,10 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             ("standard", (retyped, *standard_passes(INT8))),
         ):
             patch.setattr(backend_lowering, "CPU_PASSES", passes)
-            lower = backend_lowering.lower_cpu
 
             def kept(models: dict[str, ir.Model], *rest: Any, name: str = name) -> Any:
                 lowered[name] = models
-                return lower(models, *rest)
+                return backend_lowering.lower_cpu(models, *rest)
 
             patch.setattr(build_module, "lower_cpu", kept)
             options = BuildOptions(
@@ -191,6 +190,7 @@ def test_cuts_are_those_of_a_sort(seed: int, top_k: int, top_p: float) -> None:
 
 def experts(rng: np.random.Generator) -> list[np.ndarray | None]:
     """Moe's inputs: 3 experts of 64 inner columns over 32 hidden ones, in MXFP4."""
+
     def blocks(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
         codes = rng.integers(0, 256, (3, rows, columns // 32, 16), dtype=np.uint8)
         return codes, rng.integers(120, 127, (3, rows, columns // 32), dtype=np.uint8)

@@ -134,13 +134,10 @@ class EngineBuild:
         config.clear_flag(trt.BuilderFlag.TF32)
         for wanted, flag in (
             (request.version_compatible, "VERSION_COMPATIBLE"),
-            (request.stripped, "STRIP_PLAN"),
             (request.weight_streaming, "WEIGHT_STREAMING"),
         ):
             if wanted:
                 config.set_flag(getattr(trt.BuilderFlag, flag))
-        if request.hardware_compatible:
-            config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
         if request.aliased_plugins:
             config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
         if request.compute_capabilities:

@@ -70,7 +70,9 @@ def taken(role: Role, name: str, sizes: Mapping[str, int]) -> dict[str, int]:
 
 @settings(max_examples=60, deadline=None)
 @given(plans, st.data())
-def test_every_launch_has_a_profile_and_is_not_padded(built: EnginePlan, data: st.DataObject) -> None:
+def test_every_launch_has_a_profile_and_is_not_padded(
+    built: EnginePlan, data: st.DataObject
+) -> None:
     limits = built.limits
     batch = data.draw(st.integers(1, limits.max_batch_size))
     pages = {

@@ -105,7 +105,7 @@ def test_a_plan_for_another_gpu_is_found_by_its_header(engine: Path, tmp_path: P
     assert read_header(bytes(data[:64]), "plan").compute_capabilities == ("sm_89", "sm_120")
     data[32] = 1 << 1
     plan.write_bytes(data)
-    with pytest.raises(EngineFileError, match="role target is of version .* for sm_80 with"):
+    with pytest.raises(EngineFileError, match=r"role target is of version .* for sm_80 with"):
         check_plans(moved, read_manifest(moved))
 
 
@@ -115,16 +115,16 @@ def request_of(graph: bytes, tmp_path: Path, ops: tuple[tuple[str, str], ...]) -
     shapes = InputShapes("x", (1, 4), (2, 4), (8, 4))
     engine = str(tmp_path / "e.engine")
     profiles = ((shapes,),)
-    return EngineRequest(
-        "tensorrt-rtx", "e", str(path), None, engine, ops, profiles, ("sm_120",)
-    )
+    return EngineRequest("tensorrt-rtx", "e", str(path), None, engine, ops, profiles, ("sm_120",))
 
 
 def one_node(op: str, domain: str = "") -> bytes:
     from onnx import TensorProto, helper
 
     ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["B", 4]) for n in ("x", "y")]
-    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], domain=domain)], "g", *[[p] for p in ports])
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x"], ["y"], domain=domain)], "g", *[[p] for p in ports]
+    )
     sets = [helper.make_opsetid("", 23), helper.make_opsetid("specbuild", 1)]
     return helper.make_model(graph, opset_imports=sets, ir_version=11).SerializeToString()
 
@@ -132,14 +132,14 @@ def one_node(op: str, domain: str = "") -> bytes:
 @pytest.mark.parametrize("domain", ["", "specbuild"])
 def test_a_node_that_would_end_the_process_is_refused_by_name(domain: str, tmp_path: Path) -> None:
     request = request_of(one_node("KvWrite", domain), tmp_path, ((domain, "KvWrite"),))
-    with pytest.raises(SpecbuildError, match="knows no op or plugin (specbuild::)?KvWrite"):
+    with pytest.raises(SpecbuildError, match=r"knows no op or plugin (specbuild::)?KvWrite"):
         build_engine(request, SilentProgress())
 
 
 def test_a_process_that_ends_is_an_error_of_ours(tmp_path: Path) -> None:
     """The parser aborts at an unknown node: here it is not told of the node beforehand."""
     request = request_of(one_node("KvWrite", "specbuild"), tmp_path, (("", "Relu"),))
-    with pytest.raises(SpecbuildError, match="e.engine ended with|refuses the graph"):
+    with pytest.raises(SpecbuildError, match=r"e.engine ended with|refuses the graph"):
         build_engine(request, SilentProgress())
 
 
