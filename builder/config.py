@@ -28,8 +28,6 @@ class BuildOptions:
     tuned_only: bool = False
     timing_cache: Path | None = None
     version_compatible: bool = False
-    hardware_compatible: bool = False
-    strip_weights: bool = False
     weight_streaming: bool = False
     enable_specpv: bool = False
     specpv_block_size: int | None = None

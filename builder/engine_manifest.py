@@ -106,7 +106,7 @@ def _role(role: str, model: ir.Model, plans: BuiltPlans | None) -> Role:
         tensors=tuple(
             name
             for name, value in graph.initializers.items()
-            if recipe_of(value) is not None and (plan is None or plan.stripped)
+            if plan is None and recipe_of(value) is not None
         ),
         ops=dict(sorted(counts.items())),
         profiles=() if plan is None else plan.profiles,

@@ -19,21 +19,10 @@ VersionCompatible = Annotated[
     bool,
     typer.Option("--version-compatible", help="Let later versions of TensorRT run the engine."),
 ]
-HardwareCompatible = Annotated[
-    bool,
-    typer.Option(
-        "--hardware-compatible", help="Let later GPUs, from Ampere on, run a TensorRT engine."
-    ),
-]
-StripWeights = Annotated[
-    bool,
-    typer.Option(
-        "--strip-weights", help="Keep weights out of TensorRT engines; loading puts them in."
-    ),
-]
 WeightStreaming = Annotated[
     bool,
     typer.Option(
-        "--weight-streaming", help="Let a TensorRT engine keep weights in host memory while it runs."
+        "--weight-streaming",
+        help="Let a TensorRT engine keep weights in host memory while it runs.",
     ),
 ]

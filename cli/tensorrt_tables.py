@@ -16,16 +16,17 @@ _POOLS = ("_pool", "_pool.out")
 
 def tensorrt_tables(manifest: Manifest, build: TensorRtBuild) -> Group:
     """The build, then every role's engine."""
-    return Group(_build_table(build), *(_role_table(manifest, name) for name in manifest.roles))
+    return Group(
+        _build_table(manifest, build), *(_role_table(manifest, name) for name in manifest.roles)
+    )
 
 
-def _build_table(build: TensorRtBuild) -> Table:
+def _build_table(manifest: Manifest, build: TensorRtBuild) -> Table:
     table = fact_table("TensorRT")
     table.add_row("built by", f"{build.library} {build.version}")
     table.add_row("for", ", ".join(build.compute_capabilities))
     table.add_row("later versions run it", "yes" if build.version_compatible else "no")
-    table.add_row("later GPUs run it", "yes" if build.hardware_compatible else "no")
-    table.add_row("weights", "beside the engines" if build.stripped else "inside the engines")
+    table.add_row("weights", "beside the engines" if manifest.tensors else "inside the engines")
     for name, version in sorted(build.plugins.items()):
         table.add_row("plugin", f"{name} {version}")
     return table

@@ -213,17 +213,13 @@ class TensorRtBuild:
     """What TensorRT engines were built by and for.
 
     ``compute_capabilities`` as in ``sm_120``. ``version_compatible`` engines run with later
-    versions, ``hardware_compatible`` ones on later GPUs. The weights of ``stripped`` ones stand in
-    ``weights.safetensors`` and are put in when they are loaded. ``plugins`` are the versions of
-    the plugins that they name.
+    versions. ``plugins`` are the versions of the plugins that they name.
     """
 
     library: Literal["tensorrt", "tensorrt_rtx"]
     version: str
     compute_capabilities: tuple[str, ...]
     version_compatible: bool = False
-    hardware_compatible: bool = False
-    stripped: bool = False
     plugins: dict[str, str] = field(default_factory=dict)
 
 

@@ -20,23 +20,24 @@ from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.strict_json import from_json, to_json
 
 _PARTS = 100
+# What this process finds, the other must find too.
+_START = f"""import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from {__name__} import main
+sys.exit(main())"""
 
 
 def build_engine(request: EngineRequest, progress: Progress) -> EngineResult:
     """Builds the file ``request.engine``. Raises SpecbuildError with what the library says."""
     progress.start(f"building {request.role}.engine", _PARTS, "step")
-    environment = dict(os.environ)
-    # What this process finds, the other must find too.
-    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     with (
         tempfile.TemporaryFile("w+") as said,
         subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-c", _START, json.dumps(sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=said,
             text=True,
-            env=environment,
         ) as process,
     ):
         assert process.stdin is not None and process.stdout is not None
@@ -71,7 +72,8 @@ def _follow(lines: IO[str], progress: Progress) -> EngineResult | None:
     return None
 
 
-def _main() -> int:
+def main() -> int:
+    """What the other process does; its exit code."""
     from specbuild.builder.backends.tensorrt.network import EngineBuild
 
     # The library prints to standard output; the answers must stay apart from that.
@@ -92,7 +94,3 @@ def _main() -> int:
         return 2
     tell(result=to_json(result))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main())

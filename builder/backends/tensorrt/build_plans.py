@@ -75,12 +75,11 @@ def build_plans(  # noqa: PLR0917
             if weights:
                 EngineFolder(Path(at)).write_weights(weights, progress)
             result = build_engine(request, progress)
+        progress.note(_told(request, result))
         folder.adopt(engine_file(role))
         _check_answer(role, model, request, result)
         version = result.version
-        roles[role] = BuiltPlan(
-            engine_file(role), profiles[role], result.layers, stripped=options.strip_weights
-        )
+        roles[role] = BuiltPlan(engine_file(role), profiles[role], result.layers)
         reports[role] = RoleReport(
             result.engine_bytes, result.layers, result.bindings, result.profiles
         )
@@ -89,8 +88,6 @@ def build_plans(  # noqa: PLR0917
         version=version,
         compute_capabilities=capabilities,
         version_compatible=options.version_compatible,
-        hardware_compatible=options.hardware_compatible,
-        stripped=options.strip_weights,
     )
     return BuiltPlans(build, roles), reports
 
@@ -117,9 +114,15 @@ def _request(  # noqa: PLR0917
         compute_capabilities=capabilities,
         timing_cache=None if cache is None else str(cache.resolve()),
         version_compatible=options.version_compatible,
-        hardware_compatible=options.hardware_compatible,
-        stripped=options.strip_weights,
         weight_streaming=options.weight_streaming,
+    )
+
+
+def _told(request: EngineRequest, result: EngineResult) -> str:
+    return (
+        f"{request.role}.engine: {result.engine_bytes / 1e6:.1f} MB in {result.seconds:.0f} s, "
+        f"{result.peak_anonymous_bytes / 1e6:.0f} MB of memory held, "
+        f"{result.parsed_anonymous_bytes / 1e6:.0f} MB of it before compiling"
     )
 
 

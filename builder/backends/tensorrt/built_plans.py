@@ -10,12 +10,11 @@ from specbuild.runtime.manifest import Role, ShapeProfile, TensorRtBuild
 
 @dataclass(frozen=True)
 class BuiltPlan:
-    """One role's engine: its file, profiles, its network's layers by type, whether it is whole."""
+    """One role's engine: its file, its profiles, and its network's layers by type."""
 
     file: str
     profiles: tuple[ShapeProfile, ...]
     layers: dict[str, int]
-    stripped: bool
 
 
 @dataclass(frozen=True)

@@ -25,19 +25,15 @@ class Offers:
     plugins: bool
     timing_cache: bool
     version_compatible: bool
-    hardware_compatible: bool
-    stripped: bool
     capabilities: tuple[str, ...] | None
 
 
-# TensorRT-RTX compiles kernels when an engine is loaded: a timing cache is a no-op there, the lean
-# runtime of version-compatible engines is not shipped, and refittable or stripped engines are
-# compiled at once, which takes a GPU (found by trial with 1.7.1).
+# TensorRT-RTX compiles kernels when an engine is loaded: a timing cache is a no-op there, and the
+# lean runtime of version-compatible engines is not shipped. Refittable and stripped engines take a
+# GPU to build, and hardware compatibility is not implemented: GPUs are listed (trial with 1.7.1).
 OFFERS = {
-    "tensorrt": Offers(True, True, True, True, True, None),
+    "tensorrt": Offers(True, True, True, None),
     "tensorrt-rtx": Offers(
-        False,
-        False,
         False,
         False,
         False,

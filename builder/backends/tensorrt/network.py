@@ -72,7 +72,8 @@ class EngineBuild:
     def _require_known_ops(self) -> None:
         """The parser ends the process at a node that it does not know: they are asked for first."""
         registry = self._builder.get_plugin_registry()
-        creators = {creator.name for creator in registry.all_creators}
+        # The builder's own registry is empty: plugins stand in the process's, its parent.
+        creators = {creator.name for creator in registry.all_creators_recursive}
         unknown = []
         for domain, name in self._request.ops:
             plugin = OFFERS[self._request.backend].plugins and name in creators
@@ -134,13 +135,10 @@ class EngineBuild:
         config.clear_flag(trt.BuilderFlag.TF32)
         for wanted, flag in (
             (request.version_compatible, "VERSION_COMPATIBLE"),
-            (request.stripped, "STRIP_PLAN"),
             (request.weight_streaming, "WEIGHT_STREAMING"),
         ):
             if wanted:
                 config.set_flag(getattr(trt.BuilderFlag, flag))
-        if request.hardware_compatible:
-            config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
         if request.aliased_plugins:
             config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
         if request.compute_capabilities:

@@ -53,10 +53,8 @@ from specbuild.runtime.manifest import Port, Role
 
 ENGINE_ROLES = ("target", "draft_fuse", "draft")
 _REFUSED = {
-    "strip_weights": ("--strip-weights", "its engines hold no weights"),
     "weight_streaming": ("--weight-streaming", "its engines hold no weights"),
-    "hardware_compatible": ("--hardware-compatible", "its kernels are for one architecture"),
-    "enable_specpv": ("--enable-specpv", "no profile has the rows of partial views"),
+    "enable_specpv": ("--specpv", "no profile has the rows of partial views"),
 }
 
 
@@ -155,7 +153,7 @@ def lower_plugins(
 
 
 def _require_options(options: BuildOptions) -> None:
-    for name in ("strip_weights", "weight_streaming", "hardware_compatible", "enable_specpv"):
+    for name in ("weight_streaming", "enable_specpv"):
         if getattr(options, name):
             option, why = _REFUSED[name]
             raise SpecbuildError(f"--backend tensorrt does not know {option}: {why}; leave it out")

@@ -113,7 +113,7 @@ def philox(
     return list(b.repeat(rounds, [*counter, *key], INT64, one_round)[:4])
 
 
-def gumbel_noise(  # noqa: PLR0917
+def gumbel_noise(
     b: BodyBuilder, seed: ir.Value, position: ir.Value, logits: ir.Value, rounds: ir.Value
 ) -> ir.Value:
     """Noise like ``logits`` [R, V]: counter (position, v // 4, 0, 0), key (seed, 0), word v % 4."""

@@ -101,7 +101,7 @@ def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:
 
 
 def input_shapes(inputs: Iterable[ir.Value], profile: ShapeProfile) -> tuple[InputShapes, ...]:
-    """What a profile says of a graph's inputs; those that are the same in all launches are left out.
+    """What a profile says of a graph's inputs; those that never change are left out.
 
     A scalar has an entry where the profile has an axis of its name: other sizes follow from its
     value. Raises KeyError where the profile lacks an axis.

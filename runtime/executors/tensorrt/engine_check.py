@@ -161,8 +161,6 @@ def capability_reason(build: TensorRtBuild, gpu: GpuFacts) -> str | None:
     here = "sm_{}{}".format(*gpu.capability)
     if here in build.compute_capabilities:
         return None
-    if build.hardware_compatible and gpu.capability >= min(map(_capability, _listed(build))):
-        return None
     return (
         f"it was built for {', '.join(build.compute_capabilities)}, this GPU ({gpu.name}) is "
         f"{here}; build it for {here}"
@@ -203,19 +201,6 @@ def _gpu_reasons(build: TensorRtBuild) -> list[str]:
     finally:
         gpu.close()
     return [] if reason is None else [reason]
-
-
-def _listed(build: TensorRtBuild) -> tuple[str, ...]:
-    if not build.compute_capabilities:
-        raise EngineFileError("manifest.json names no GPU that the engines are for; build again")
-    return build.compute_capabilities
-
-
-def _capability(name: str) -> tuple[int, int]:
-    match = re.fullmatch(r"sm_(\d+)(\d)[af]?", name)
-    if match is None:
-        raise EngineFileError(f"manifest.json: {name!r} is no GPU architecture; build again")
-    return int(match[1]), int(match[2])
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
     PluginRecord,
     read_fields,
     wire_dtype,
+    wire_shapes,
 )
 
 OpenGpu = Callable[[], Gpu]
@@ -36,6 +37,10 @@ class LoadedFields:
         self.record, cubins = read_fields(fields)
         self.arrays = {name: np.frombuffer(fields[name], np.int8) for name in FIELD_NAMES}
         self.digest = _digest(fields)
+        self.buckets = {
+            wire_shapes(self.record.inputs, bucket.inputs): index
+            for index, bucket in enumerate(self.record.buckets)
+        }
         self._cubins = cubins
         self._open_gpu = open_gpu
         self._launcher: OpLauncher | None = None
@@ -125,8 +130,11 @@ class OpPlugin:
         return bool(linear and desc.type == self._data_type(spec.dtype))
 
     def configure_plugin(self, inputs: Sequence[Any], _outputs: Sequence[Any]) -> None:
-        """Chooses the bucket of a profile: its largest shapes."""
-        self._bucket = self.record.bucket_of([tuple(tensor.max) for tensor in inputs])
+        """Chooses the bucket of a profile: its largest shapes.
+
+        None where these are no profile's, as before one is considered; to run it is asked again.
+        """
+        self._bucket = self._loaded.buckets.get(tuple(tuple(tensor.max) for tensor in inputs))
 
     def get_workspace_size(self, _inputs: Sequence[Any], _outputs: Sequence[Any]) -> int:
         """What the largest bucket takes."""
@@ -155,8 +163,14 @@ class OpPlugin:
         self._tactic = max(tactic, 1) - 1
 
     def on_shape_change(self, inputs: Sequence[Any], _outputs: Sequence[Any]) -> None:
-        """Finds the bucket of the shapes to come."""
-        self._bucket = self.record.bucket_of([tuple(tensor.dims) for tensor in inputs])
+        """Finds the bucket of the shapes to come. Raises SpecbuildError where there is none."""
+        shapes = tuple(tuple(tensor.dims) for tensor in inputs)
+        if shapes not in self._loaded.buckets:
+            raise SpecbuildError(
+                f"{self.record.name} has no launches for inputs of shapes {list(shapes)}, only for "
+                f"{list(self._loaded.buckets)}; build the engine again"
+            )
+        self._bucket = self._loaded.buckets[shapes]
 
     def enqueue(
         self,
@@ -168,8 +182,7 @@ class OpPlugin:
         stream: int,
     ) -> None:
         """Queues the launches."""
-        if self._bucket is None:
-            self.on_shape_change(input_descriptions, ())
+        self.on_shape_change(input_descriptions, ())
         assert self._bucket is not None
         tactic = self._tactic
         tensors = [*map(int, inputs), *map(int, outputs)]

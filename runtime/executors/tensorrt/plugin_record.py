@@ -117,17 +117,6 @@ class PluginRecord:
         tactics = (tactic for bucket in self.buckets for tactic in bucket.tactics)
         return max((workspace_places(tactic.workspaces)[-1] for tactic in tactics), default=0)
 
-    def bucket_of(self, shapes: Sequence[Shape]) -> int:
-        """The bucket of these input shapes, as TensorRT has them; SpecbuildError without one."""
-        for index, bucket in enumerate(self.buckets):
-            if wire_shapes(self.inputs, bucket.inputs) == tuple(shapes):
-                return index
-        known = [bucket.inputs for bucket in self.buckets]
-        raise SpecbuildError(
-            f"{self.name} has no launches for inputs of shapes {list(shapes)}, only for {known}; "
-            "build the engine again"
-        )
-
 
 def workspace_places(workspaces: Sequence[PluginWorkspace]) -> list[int]:
     """Where each workspace begins in the scratch memory, and last the bytes that all take."""

@@ -142,9 +142,8 @@ def test_profiles_name_every_dynamic_input(built: Made) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("strip_weights", "--strip-weights: its engines hold no weights"),
-        ("enable_specpv", "--enable-specpv: no profile has the rows"),
-        ("hardware_compatible", "--hardware-compatible: its kernels are for one architecture"),
+        ("weight_streaming", "--weight-streaming: its engines hold no weights"),
+        ("enable_specpv", "--specpv: no profile has the rows"),
     ],
 )
 def test_options_without_a_form_are_refused(

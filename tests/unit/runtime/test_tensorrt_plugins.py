@@ -239,6 +239,20 @@ def test_a_creator_refuses_the_fields_of_another_op(
         creator.create_plugin("layers.0", collection, trt.TensorRTPhase.RUNTIME)
 
 
+def test_a_builder_finds_the_plugins_where_they_are_registered(trt: Any) -> None:
+    """The check of a network's ops asks the builder's registry, the parser the same."""
+    from specbuild.builder.backends.tensorrt.plugin_plans import register_plugins
+    from specbuild.runtime.executors.tensorrt.library import new_logger
+
+    register_plugins(trt)
+    registry = trt.Builder(new_logger(trt, [])).get_plugin_registry()
+    names = {creator.name for creator in registry.all_creators_recursive}
+    assert {f"Specbuild{op.name}" for op in kernel_ops()} <= names
+    for op in kernel_ops():
+        version = f"1.{plugin_versions.plugin_version(op)}"
+        assert registry.get_creator(f"Specbuild{op.name}", version, NAMESPACE) is not None
+
+
 def test_no_plugin_is_called_like_an_op_of_the_parser(trt: Any) -> None:
     """The parser prefers its own importer of a name to a plugin."""
     from specbuild.runtime.executors.tensorrt.library import new_logger
