@@ -6,36 +6,22 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 
+from specbuild.builder.backends.tensorrt import plugin_registration
 from specbuild.builder.backends.tensorrt.build_engine import build_engine
 from specbuild.builder.backends.tensorrt.build_plans import RoleReport
 from specbuild.builder.backends.tensorrt.built_plans import BuiltPlans
 from specbuild.builder.backends.tensorrt.plugin_target import PluginEngine
-from specbuild.builder.backends.tensorrt.plugin_versions import stored_versions
 from specbuild.builder.backends.tensorrt.request import EngineRequest, EngineResult, InputShapes
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.engine_writer import EngineFolder
 from specbuild.builder.progress import Progress
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.executors.tensorrt.plugin_record import NAME_PREFIX, RECORD_FORMAT
 from specbuild.runtime.manifest import Port, Role, ShapeProfile, SizeRange, TensorRtBuild
 
 BACKEND = "tensorrt"
-
-
-def register_plugins(trt: Any) -> None:
-    """Makes every op's plugin known to TensorRT: what the building process calls first."""
-    from specbuild.runtime.executors.cuda.driver import open_gpu
-    from specbuild.runtime.executors.tensorrt.creators import register_creators
-
-    versions = {
-        f"{NAME_PREFIX}{op}": f"{RECORD_FORMAT}.{version}"
-        for op, (version, _) in stored_versions().items()
-    }
-    register_creators(trt, versions, open_gpu)
 
 
 def build_plugin_plans(
@@ -81,7 +67,7 @@ def engine_request(
         engine=str(engine),
         ops=tuple(sorted({(node.domain, node.op_type) for node in nodes})),
         profiles=tuple(_input_shapes(role.inputs, profile) for profile in role.profiles),
-        prepare=f"{__name__}:register_plugins",
+        prepare=f"{plugin_registration.__name__}:register_plugins",
         timing_cache=None if cache is None else str(cache.resolve()),
         version_compatible=options.version_compatible,
         aliased_plugins=True,

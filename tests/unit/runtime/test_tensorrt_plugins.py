@@ -241,7 +241,7 @@ def test_a_creator_refuses_the_fields_of_another_op(
 
 def test_a_builder_finds_the_plugins_where_they_are_registered(trt: Any) -> None:
     """The check of a network's ops asks the builder's registry, the parser the same."""
-    from specbuild.builder.backends.tensorrt.plugin_plans import register_plugins
+    from specbuild.builder.backends.tensorrt.plugin_registration import register_plugins
     from specbuild.runtime.executors.tensorrt.library import new_logger
 
     register_plugins(trt)
