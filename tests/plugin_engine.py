@@ -65,15 +65,23 @@ def built_by_nobody(request: EngineRequest, _progress: Any) -> EngineResult:
 
 @dataclass(frozen=True)
 class Built:
-    """A plugin engine with what its graphs were before: fused models and portable roles."""
+    """A plugin engine's manifest, and its graphs before: fused models and portable roles."""
 
-    engine: PluginEngine
     models: dict[str, ir.Model]
-    kernels: tuple[Kernel, ...]
     manifest: Manifest
 
 
-def build_plugins(model: Path, draft: Path | None, monkeypatch: Any, **options: Any) -> Built:
+@dataclass(frozen=True)
+class BuiltPlugins(Built):
+    """The same with the plugins themselves and the kernels that their cubins stand for."""
+
+    engine: PluginEngine
+    kernels: tuple[Kernel, ...]
+
+
+def build_plugins(
+    model: Path, draft: Path | None, monkeypatch: Any, **options: Any
+) -> BuiltPlugins:
     """Lowers a checkpoint; no kernel is compiled."""
     asked = BuildOptions(model=model, draft=draft, output=Path("unused"), backend="cuda", **options)
     silent = SilentProgress()
@@ -103,7 +111,7 @@ def build_plugins(model: Path, draft: Path | None, monkeypatch: Any, **options: 
         warnings=(),
         files={name: StoredFile(len(data), "0" * 32) for name, data in engine.files.items()},
     )
-    return Built(engine, models, tuple(lowered.kernels), manifest)
+    return BuiltPlugins(models, manifest, engine, tuple(lowered.kernels))
 
 
 @dataclass

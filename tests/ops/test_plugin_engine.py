@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from emulation import emulated_entry, has_compiler
-from plugin_engine import Built, HostGpu, Stream, build_plugins, executor_of
+from plugin_engine import BuiltPlugins, HostGpu, Stream, build_plugins, executor_of
 from walked_graph import WalkedGraph
 
 from specbuild.plugins_cuda.launches import Kernel
@@ -61,7 +61,7 @@ class EmulatedHost(HostGpu):
 
 
 @pytest.fixture(scope="module")
-def built(target_path: Path, draft_path: Path, patch: pytest.MonkeyPatch) -> Built:
+def built(target_path: Path, draft_path: Path, patch: pytest.MonkeyPatch) -> BuiltPlugins:
     return build_plugins(
         target_path, draft_path, patch,
         max_seq_len=64, max_batch_size=2, page_size=16,
@@ -75,7 +75,7 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
         yield patched
 
 
-def emulated(built: Built) -> TensorRtExecutor:
+def emulated(built: BuiltPlugins) -> TensorRtExecutor:
     """The executor over walked graphs and replayed roles, its weights in host memory."""
     gpu = EmulatedHost(kernels=built.kernels)
     weights = {}
@@ -95,7 +95,7 @@ def emulated(built: Built) -> TensorRtExecutor:
 
 
 def ids(
-    built: Built, executor: TensorRtExecutor, shape: DraftShape | None
+    built: BuiltPlugins, executor: TensorRtExecutor, shape: DraftShape | None
 ) -> list[tuple[object, object]]:
     """Tokens and log-probabilities of every prompt."""
     prompts = [Prompt(str(i), ids=p) for i, p in enumerate(PROMPTS)]
@@ -105,7 +105,7 @@ def ids(
     return [(found[i].output_ids, found[i].logprobs) for i in range(len(PROMPTS))]
 
 
-def test_drafts_change_no_bit(built: Built) -> None:
+def test_drafts_change_no_bit(built: BuiltPlugins) -> None:
     plain = ids(built, emulated(built), None)
     assert ids(built, emulated(built), DraftShape(1, 2, 2)) == plain
     assert ids(built, emulated(built), TREE) == plain

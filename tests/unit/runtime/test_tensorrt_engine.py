@@ -1,42 +1,49 @@
-"""``build --backend tensorrt`` up to TensorRT, which a stand-in is; and what loads its engines."""
+"""``build --backend tensorrt`` with a stand-in for TensorRT; its engine under the decoding loop."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
-from plugin_engine import HOST, VERSION, HostGpu, NoCompiler, Stream, built_by_nobody
+import torch
+from fused_graphs import run_graph, sequence
+from plugin_engine import HOST, VERSION, Built, HostGpu, NoCompiler, built_by_nobody, executor_of
+from toy_engine import run
 
 from specbuild.builder.backends.tensorrt import capabilities, plugin_plans, plugin_target
 from specbuild.builder.backends.tensorrt.plugin_plans import engine_request
+from specbuild.builder.backends.tensorrt.plugin_target import lower_roles
 from specbuild.builder.backends.tensorrt.request import EngineRequest, EngineResult
 from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_file import open_weights, read_manifest, verify_files
-from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
-from specbuild.runtime.executors.tensorrt import engine_check, library, loading
+from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
+from specbuild.runtime.executors.tensorrt import engine_check, loading
 from specbuild.runtime.executors.tensorrt.plugin_record import (
     CUBINS,
     DESCRIPTION,
     NAMESPACE,
     read_fields,
 )
-from specbuild.runtime.executors.tensorrt.sessions import EngineSession
-from specbuild.runtime.manifest import Manifest
+from specbuild.runtime.manifest import DraftShape, Manifest
+from specbuild.runtime.request import GenerateParams
+from specbuild.runtime.sampling import SamplingParams
 
 SIZES = {
     "max_seq_len": 64, "max_batch_size": 2, "page_size": 16,
-    "draft_top_k": 1, "draft_depth": 2, "draft_tokens": 2,
+    "draft_top_k": 2, "draft_depth": 3, "draft_tokens": 5,
 }  # fmt: skip
+TREE = DraftShape(2, 3, 5)
+PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1])
 
 
 class StandIn(NoCompiler):
@@ -55,6 +62,7 @@ class Made:
 
     directory: Path
     requests: dict[str, EngineRequest] = field(default_factory=dict)
+    models: dict[str, ir.Model] = field(default_factory=dict)
 
     @property
     def manifest(self) -> Manifest:
@@ -62,30 +70,41 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def built(
+def made(
     target_path: Path, draft_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Made]:
-    made = Made(tmp_path_factory.mktemp("plugins") / "engine")
+    found = Made(tmp_path_factory.mktemp("plugins") / "engine")
 
     def build_engine(request: EngineRequest, progress: Any) -> EngineResult:
-        made.requests[request.role] = request
+        found.requests[request.role] = request
         return built_by_nobody(request, progress)
+
+    def lower(models: dict[str, ir.Model], *rest: Any) -> Any:
+        found.models = models
+        return lower_roles(models, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(capabilities, "require_library", lambda _: None)
         patch.setattr(plugin_target, "Compiler", StandIn)
         patch.setattr(plugin_target, "check_arguments", lambda *_: None)
+        patch.setattr(plugin_target, "lower_roles", lower)
         patch.setattr(plugin_plans, "build_engine", build_engine)
         options = BuildOptions(
-            model=target_path, draft=draft_path, output=made.directory, backend="tensorrt", **SIZES
+            model=target_path, draft=draft_path, output=found.directory, backend="tensorrt", **SIZES
         )
         build(options, SilentProgress())
-    yield made
+    yield found
 
 
-def test_the_directory_is_whole(built: Made) -> None:
-    manifest = built.manifest
-    verify_files(built.directory, manifest)
+@pytest.fixture(scope="module")
+def built(made: Made) -> Built:
+    """The same for an executor whose engines are walked by references."""
+    return Built(made.models, made.manifest)
+
+
+def test_the_directory_is_whole(made: Made) -> None:
+    manifest = made.manifest
+    verify_files(made.directory, manifest)
     assert manifest.backend == "tensorrt" and manifest.tensorrt is not None
     assert manifest.tensorrt.version == VERSION
     assert manifest.tensorrt.compute_capabilities == ("sm_90",)
@@ -94,15 +113,15 @@ def test_the_directory_is_whole(built: Made) -> None:
     assert {"choose.launches.json", "commit.launches.json"} <= files
     assert files <= set(manifest.files)
     named = {name for role in manifest.roles.values() for name in role.tensors}
-    assert named == set(manifest.tensors) == set(open_weights(built.directory, manifest))
+    assert named == set(manifest.tensors) == set(open_weights(made.directory, manifest))
     assert "d2t" in manifest.roles["expand"].tensors
 
 
-def test_nodes_are_plugins_and_weights_are_inputs(built: Made) -> None:
-    manifest = built.manifest
+def test_nodes_are_plugins_and_weights_are_inputs(made: Made) -> None:
+    manifest = made.manifest
     assert manifest.tensorrt is not None
     for role in ("target", "draft_fuse", "draft"):
-        model = onnx.load(built.directory / manifest.roles[role].file)
+        model = onnx.load(made.directory / manifest.roles[role].file)
         assert not model.functions and not model.graph.initializer
         assert {entry.domain for entry in model.opset_import} == {"", NAMESPACE}
         described = manifest.roles[role]
@@ -122,9 +141,9 @@ def test_nodes_are_plugins_and_weights_are_inputs(built: Made) -> None:
             assert cubins
 
 
-def test_profiles_name_every_dynamic_input(built: Made) -> None:
-    for role, request in built.requests.items():
-        graph = onnx.load(built.directory / f"{role}.engine").graph
+def test_profiles_name_every_dynamic_input(made: Made) -> None:
+    for role, request in made.requests.items():
+        graph = onnx.load(made.directory / f"{role}.engine").graph
         dynamic = {
             value.name
             for value in graph.input
@@ -155,10 +174,8 @@ def test_options_without_a_form_are_refused(
         plugin_target._require_options(replace(options, **{option: True}))
 
 
-def test_check_says_what_lacks_without_loading(
-    built: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest, directory = built.manifest, built.directory
+def test_check_says_what_lacks_without_loading(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, directory = made.manifest, made.directory
     monkeypatch.setattr(engine_check, "_gpu_reasons", lambda _: [])
     monkeypatch.setattr(engine_check, "installed_version", lambda _: None)
     (reason,) = loading.reasons_against(directory, manifest)
@@ -179,26 +196,12 @@ def test_check_says_what_lacks_without_loading(
     assert "plugin SpecbuildLinear is of version 7.1, this specbuild has 1.*" in reasons[1]
 
 
-def test_a_missing_or_broken_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "library_reason", lambda _: "TensorRT is not installed; x")
-    with pytest.raises(UnsupportedHereError, match="TensorRT is not installed"):
-        library.load("tensorrt")
-    monkeypatch.setattr(library, "library_reason", lambda _: None)
-
-    def broken(_name: str) -> Any:
-        raise OSError("libnvinfer.so.10: cannot open shared object file")
-
-    monkeypatch.setattr(library.importlib, "import_module", broken)
-    with pytest.raises(UnsupportedHereError, match=r"cannot be loaded \(libnvinfer"):
-        library.load("tensorrt")
-
-
-def test_weights_lie_on_the_device_under_their_names(built: Made) -> None:
-    manifest, gpu = built.manifest, HostGpu()
+def test_weights_lie_on_the_device_under_their_names(made: Made) -> None:
+    manifest, gpu = made.manifest, HostGpu()
     gpu.new_event = lambda **_: None  # type: ignore[attr-defined]
     gpu.wait = gpu.record = lambda *_: None  # type: ignore[attr-defined]
-    weights = loading.load_weights(gpu, built.directory, manifest, readers=2)  # type: ignore[arg-type]
-    tensors = open_weights(built.directory, manifest)
+    weights = loading.load_weights(gpu, made.directory, manifest, readers=2)  # type: ignore[arg-type]
+    tensors = open_weights(made.directory, manifest)
     assert set(weights.addresses) == set(tensors)
     (block,) = (m for m in gpu.held.values() if m.ctypes.data == min(weights.addresses.values()))
     for name, array in tensors.items():
@@ -210,123 +213,100 @@ def test_weights_lie_on_the_device_under_their_names(built: Made) -> None:
     assert not gpu.held
     small = HostGpu(facts=replace(HOST, total_bytes=1 << 20))
     with pytest.raises(UnsupportedHereError, match=r"the weights take .* GiB of device memory"):
-        loading.load_weights(small, built.directory, manifest, readers=1)  # type: ignore[arg-type]
+        loading.load_weights(small, made.directory, manifest, readers=1)  # type: ignore[arg-type]
 
 
-@dataclass
-class Context:
-    """An execution context that remembers what it was told."""
-
-    told: list[tuple[Any, ...]]
-    refuses: str = ""
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any) -> bool:
-            self.told.append((name, *arguments))
-            return name != self.refuses
-
-        return call
-
-
-class Engine:
-    """A deserialised engine of one dynamic input, one weight and one output."""
-
-    device_memory_size_v2 = 4096
-    num_io_tensors = 3
-
-    def __init__(self, refuses: str = "", on_host: str = "") -> None:
-        self.on_host = on_host
-        self.told: list[tuple[Any, ...]] = []
-        self.refuses = refuses
-
-    def get_tensor_name(self, index: int) -> str:
-        return ("token_ids", "weight", "logits")[index]
-
-    def get_tensor_mode(self, name: str) -> str:
-        return "output" if name == "logits" else "input"
-
-    def get_tensor_location(self, name: str) -> str:
-        return "host" if name == self.on_host else "device"
-
-    def create_execution_context(self, strategy: str) -> Context:
-        self.told.append(("create", strategy))
-        return Context(self.told, self.refuses)
-
-
-LIBRARY = SimpleNamespace(
-    TensorIOMode=SimpleNamespace(INPUT="input"),
-    TensorLocation=SimpleNamespace(HOST="host"),
-    ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED="user managed"),
-)
-
-
-class NumberedStream(Stream):
-    """A stream that has a handle, as TensorRT wants it."""
-
-    def __int__(self) -> int:
-        return 77
-
-
-def test_an_engine_has_a_context_for_each_profile() -> None:
-    gpu, engine = HostGpu(), Engine()
-    session = EngineSession(LIBRARY, gpu, engine, "target", [])  # type: ignore[arg-type]
-    addresses = {"token_ids": 1, "weight": 2, "logits": 3}
-    for profile in (2, 2, 0):
-        session.queue(profile, {"token_ids": (4,)}, addresses, NumberedStream(), scalars={})
-    (scratch,) = gpu.held
-    once = [
-        ("set_input_shape", "token_ids", (4,)),
-        ("set_tensor_address", "token_ids", 1),
-        ("set_tensor_address", "weight", 2),
-        ("set_tensor_address", "logits", 3),
-        ("execute_async_v3", 77),
-    ]
-    made = [("create", "user managed")]
-    memory = [("set_device_memory", scratch, 4096)]
-    assert engine.told == [
-        *made, ("set_optimization_profile_async", 2, 77), *memory, *once, *once,
-        *made, ("set_optimization_profile_async", 0, 77), *memory, *once,
-    ]  # fmt: skip
-    session.close()
-    assert not gpu.held
-
-
-def test_a_value_that_shapes_follow_from_is_read_on_the_host() -> None:
-    engine = Engine(on_host="token_ids")
-    session = EngineSession(LIBRARY, HostGpu(), engine, "expand", [])  # type: ignore[arg-type]
-    addresses = {"token_ids": 1, "weight": 2, "logits": 3}
-    for value in (5, 7):
-        session.queue(0, {}, addresses, NumberedStream(), scalars={"token_ids": value})
-        place = [told[2] for told in engine.told if told[:2] == ("set_tensor_address", "token_ids")]
-        assert ctypes.c_int32.from_address(place[-1]).value == value
-
-
-@pytest.mark.parametrize(
-    "refused", ["set_input_shape", "execute_async_v3", "set_optimization_profile_async"]
-)
-def test_what_tensorrt_refuses_is_said(refused: str) -> None:
-    session = EngineSession(
-        LIBRARY,
-        HostGpu(),
-        Engine(refused),
-        "draft",
-        ["Error Code 4:\n shape"],  # type: ignore[arg-type]
-    )
-    addresses = {"token_ids": 1, "weight": 2, "logits": 3}
-    with pytest.raises(UnsupportedHereError, match=r"of role draft \(Error Code 4: shape\)"):
-        session.queue(0, {"token_ids": (4,)}, addresses, NumberedStream(), scalars={})
-
-
-def test_a_tensor_that_nobody_knows_is_refused() -> None:
-    session = EngineSession(LIBRARY, HostGpu(), Engine(), "draft", [])  # type: ignore[arg-type]
-    with pytest.raises(EngineFileError, match="role draft has a tensor weight"):
-        session.queue(0, {}, {"token_ids": 1, "logits": 3}, NumberedStream(), scalars={})
-
-
-def test_the_request_names_absolute_files(built: Made, tmp_path: Path) -> None:
-    role, options = built.manifest.roles["draft"], BuildOptions(Path("m"), Path("o"))
-    graph = (built.directory / "draft.engine").read_bytes()
+def test_the_request_names_absolute_files(made: Made, tmp_path: Path) -> None:
+    role, options = made.manifest.roles["draft"], BuildOptions(Path("m"), Path("o"))
+    graph = (made.directory / "draft.engine").read_bytes()
     timed = replace(options, backend="tensorrt", timing_cache=Path("cache.bin"))
     request = engine_request(role, graph, tmp_path / "g.onnx", tmp_path / "draft.engine", timed)
     assert Path(str(request.timing_cache)).is_absolute()
     assert request.role == "draft"
+
+
+@pytest.mark.parametrize(
+    "sampled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["greedy", "sampled"]
+)
+def test_drafts_change_no_token(built: Built, sampled: bool) -> None:
+    """Padded to profiles, over pools that stay on the device, replayed from graphs."""
+    sampling = SamplingParams(temperature=0.8, top_k=20, seed=5) if sampled else SamplingParams()
+    params = GenerateParams(max_new_tokens=6, sampling=sampling)
+    results = {}
+    for name, speculation in (("none", None), ("chain", DraftShape(1, 2, 2)), ("tree", TREE)):
+        executor, gpu, sessions = executor_of(built)
+        engine = Engine(built.manifest, executor)
+        results[name] = run(engine, PROMPTS, params, speculation=speculation)
+        assert gpu.graphs > 0, "profiles that ran twice are recorded"
+        assert ("draft" in sessions) == (name != "none")
+        executor.close()
+        assert gpu.closed and not gpu.held
+    assert results["chain"].ids == results["none"].ids
+    assert results["tree"].ids == results["none"].ids
+    alone = [
+        run(Engine(built.manifest, executor_of(built)[0]), [p], params, speculation=None).ids[0]
+        for p in PROMPTS
+    ]
+    assert alone == results["none"].ids
+
+
+def test_tokens_are_those_of_one_pass_over_the_whole_sequence(built: Built) -> None:
+    """No pages, steps or padding: all rows at once, by the references."""
+    executor, _, _ = executor_of(built)
+    params = GenerateParams(max_new_tokens=8)
+    (tokens,) = run(Engine(built.manifest, executor), PROMPTS[:1], params, speculation=TREE).ids
+    ids = [*PROMPTS[0], *tokens]
+    model, pages = built.models["target"], 1 + -(-len(ids) // 16)
+    feeds = {
+        "token_ids": torch.tensor(ids, dtype=torch.int32),
+        "positions": torch.arange(len(ids), dtype=torch.int32),
+        "row_start": torch.tensor([0, len(ids)], dtype=torch.int32),
+        "ancestor_bits": torch.zeros(len(ids), 1, dtype=torch.int32),
+        "logit_rows": torch.arange(len(ids), dtype=torch.int32),
+    }
+    for port in model.graph.inputs:
+        _, _, part = str(port.name).rpartition(".")
+        if part in ("page_table", "row_slot", "tree_start", "write_slot"):
+            feeds[str(port.name)] = sequence(range(len(ids)), 16, pages)[part]
+        elif str(port.name) not in feeds:
+            shape = [len(ids) if str(getattr(s, "value", s)) == "T" else int(s) for s in port.shape]
+            feeds[str(port.name)] = torch.zeros(shape, dtype=torch.bfloat16)
+    logits = run_graph(model, feeds)["logits"]
+    assert logits.argmax(1)[len(PROMPTS[0]) - 1 : -1].tolist() == tokens
+
+
+def test_a_profile_is_walked_once_and_recorded_once(built: Built) -> None:
+    executor, gpu, sessions = executor_of(built)
+    rng = np.random.default_rng(1)
+    feeds = {
+        "logits": rng.standard_normal((2, built.manifest.target.vocab), np.float32),
+        "temperature": np.zeros(2, np.float32),
+        "top_k": np.zeros(2, np.int32),
+        "top_p": np.ones(2, np.float32),
+        "seed": np.arange(2, dtype=np.int32),
+        "position": np.arange(2, dtype=np.int32),
+    }
+    for _ in range(4):
+        feeds["logits"] = rng.standard_normal(feeds["logits"].shape, np.float32)
+        got = executor.run("choose", feeds)
+        np.testing.assert_array_equal(got["choice"], feeds["logits"].argmax(1))
+    assert sessions["choose"].queued == 2 and gpu.graphs == 3
+    plain, plain_gpu, _ = executor_of(built, recorded=False)
+    for _ in range(3):
+        np.testing.assert_array_equal(plain.run("choose", feeds)["choice"], got["choice"])
+    assert plain_gpu.graphs == 0
+
+
+def test_what_no_profile_holds_is_refused(built: Built) -> None:
+    executor, _, _ = executor_of(built)
+    rows = 1 + max(p.axes["R"].most for p in built.manifest.roles["choose"].profiles)
+    feeds = {
+        "logits": np.zeros((rows, built.manifest.target.vocab), np.float32),
+        **{n: np.zeros(rows, np.float32) for n in ("temperature", "top_p")},
+        **{n: np.zeros(rows, np.int32) for n in ("top_k", "seed", "position")},
+    }
+    with pytest.raises(SpecbuildError, match=f"role choose has no profile for R {rows}"):
+        executor.run("choose", feeds)
+    feeds["seed"] = feeds["seed"][1:]
+    with pytest.raises(SpecbuildError, match="axis R is"):
+        executor.run("choose", feeds)
