@@ -204,8 +204,11 @@ class GraphSession:
         shapes: Mapping[str, tuple[int, ...]],
         addresses: Mapping[str, int],
         stream: Stream,
+        *,
+        scalars: Mapping[str, int],
     ) -> None:
         self.queued += 1
+        assert all(self._role.profiles[profile].axes[n].most == v for n, v in scalars.items())
         held = self._role.profiles[profile].axes
         sizes = {axis: size.most for axis, size in held.items()}
         inputs = {port.name: port for port in self._role.inputs}

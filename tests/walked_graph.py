@@ -51,8 +51,15 @@ class WalkedGraph:
         gpu.synchronize(stream)
 
     def queue(
-        self, profile: int, _shapes: object, addresses: Mapping[str, int], stream: Any
+        self,
+        profile: int,
+        _shapes: object,
+        addresses: Mapping[str, int],
+        stream: Any,
+        *,
+        scalars: object,
     ) -> None:
+        del scalars
         places = {**self._between, **addresses}
         for launcher, inputs, outputs in self._nodes:
             for name, output in zip(outputs, launcher.record.outputs, strict=True):

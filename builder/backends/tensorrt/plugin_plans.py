@@ -62,6 +62,7 @@ def build_plugin_plans(
         version=results[0].version,
         compute_capabilities=results[0].compute_capabilities,
         version_compatible=options.version_compatible,
+        stripped=True,
         plugins=dict(sorted(engine.plugins.items())),
     )
     return BuiltPlans(build, {}, described), reports

@@ -45,10 +45,13 @@ class RoleSession(Protocol):
         shapes: Mapping[str, tuple[int, ...]],
         addresses: Mapping[str, int],
         stream: Handle,
+        *,
+        scalars: Mapping[str, int],
     ) -> None:
         """Queues the role once, on a stream that runs or one that records.
 
-        ``shapes`` are those of the inputs, ``addresses`` those of every tensor, by name.
+        ``shapes`` are those of the inputs, ``addresses`` those of every tensor, ``scalars`` the
+        values of the scalar inputs, by name.
         """
         ...
 
@@ -128,7 +131,8 @@ class TensorRtExecutor:
         shapes = {port.name: port_shape(port, full) for port in description.inputs}
         for port in ports:
             self._feed(loaded, port, np.asarray(feeds[port.name]), shapes[port.name])
-        self._queue(loaded, profile, shapes)
+        scalars = {port.name: sizes[port.name] for port in ports if not port.shape}
+        self._queue(loaded, _Launch(profile, shapes, scalars))
         return self._outputs(role, loaded, full, sizes)
 
     def close(self) -> None:
@@ -204,26 +208,21 @@ class TensorRtExecutor:
                 return
         self._staging.upload(address, to_device(padded(fitted(array, port), port, shape), port))
 
-    def _queue(
-        self, loaded: _LoadedRole, profile: int, shapes: Mapping[str, tuple[int, ...]]
-    ) -> None:
+    def _queue(self, loaded: _LoadedRole, launch: _Launch) -> None:
+        profile = launch.profile
         fixed = all(a.least == a.most for a in loaded.role.profiles[profile].axes.values())
-        if profile in loaded.graphs:
-            self._gpu.launch_graph(loaded.graphs[profile], self._stream)
-            return
-        if self._recorded and fixed and profile in loaded.ran:
-            loaded.graphs[profile] = self._record(loaded, profile, shapes)
-            self._gpu.launch_graph(loaded.graphs[profile], self._stream)
-            return
-        loaded.session.queue(profile, shapes, loaded.addresses, self._stream)
-        loaded.ran.add(profile)
+        if profile not in loaded.graphs:
+            if not (self._recorded and fixed and profile in loaded.ran):
+                loaded.queue(launch, self._stream)
+                loaded.ran.add(profile)
+                return
+            loaded.graphs[profile] = self._record(loaded, launch)
+        self._gpu.launch_graph(loaded.graphs[profile], self._stream)
 
-    def _record(
-        self, loaded: _LoadedRole, profile: int, shapes: Mapping[str, tuple[int, ...]]
-    ) -> Handle:
+    def _record(self, loaded: _LoadedRole, launch: _Launch) -> Handle:
         self._gpu.begin_capture(self._recording)
         try:
-            loaded.session.queue(profile, shapes, loaded.addresses, self._recording)
+            loaded.queue(launch, self._recording)
         except BaseException:
             # A stream left recording would take every later launch; the first error says more.
             with contextlib.suppress(SpecbuildError):
@@ -265,6 +264,15 @@ class _Returned:
     address: int
 
 
+@dataclass(frozen=True)
+class _Launch:
+    """One run of a role: its profile, the shapes of its inputs, the values of scalar ones."""
+
+    profile: int
+    shapes: Mapping[str, tuple[int, ...]]
+    scalars: Mapping[str, int]
+
+
 class _LoadedRole:
     """A role with its session, where its tensors lie, and what was recorded of it."""
 
@@ -281,6 +289,12 @@ class _LoadedRole:
         self.fed = fed
         self.ran: set[int] = set()
         self.graphs: dict[int, Handle] = {}
+
+    def queue(self, launch: _Launch, stream: Handle) -> None:
+        """Queues the role once."""
+        self.session.queue(
+            launch.profile, launch.shapes, self.addresses, stream, scalars=launch.scalars
+        )
 
 
 def _nbytes(port: Port, shape: Sequence[int]) -> int:

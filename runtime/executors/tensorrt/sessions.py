@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle
 from specbuild.runtime.executors.tensorrt.launched_role import LaunchedRole
@@ -24,9 +26,16 @@ class LaunchedSession:
         self._workspace = gpu.allocate(max(wanted, 512))
 
     def queue(
-        self, profile: int, _shapes: Shapes, addresses: Mapping[str, int], stream: Handle
+        self,
+        profile: int,
+        shapes: Shapes,
+        addresses: Mapping[str, int],
+        stream: Handle,
+        *,
+        scalars: Mapping[str, int],
     ) -> None:
         """Queues every call; bucket i of a record is for profile i."""
+        del shapes, scalars  # the profile says them
         for call in self._role.calls:
             tensors = [addresses[name] for name in call.tensors]
             self._launchers[call.record].enqueue(profile, tensors, self._workspace, stream)
@@ -52,9 +61,21 @@ class EngineSession:
         inputs = trt.TensorIOMode.INPUT
         self._inputs = [name for name in names if engine.get_tensor_mode(name) == inputs]
         self._names = names
+        host = trt.TensorLocation.HOST
+        self._on_host = {
+            name: np.zeros((), np.int32)
+            for name in self._inputs
+            if engine.get_tensor_location(name) == host
+        }
 
     def queue(
-        self, profile: int, shapes: Shapes, addresses: Mapping[str, int], stream: Handle
+        self,
+        profile: int,
+        shapes: Shapes,
+        addresses: Mapping[str, int],
+        stream: Handle,
+        *,
+        scalars: Mapping[str, int],
     ) -> None:
         """Queues the engine at these shapes."""
         context = self._context(profile, stream)
@@ -67,9 +88,16 @@ class EngineSession:
                     f"the engine of role {self._role} has a tensor {name} that its manifest does "
                     "not list; build the engine again"
                 )
-            context.set_tensor_address(name, addresses[name])
+            context.set_tensor_address(name, self._place(name, addresses[name], scalars))
         if not context.execute_async_v3(int(stream)):
             raise self._refusal("the launch")
+
+    def _place(self, name: str, address: int, scalars: Mapping[str, int]) -> int:
+        """Where TensorRT finds a tensor: a value that shapes follow from is read on the host."""
+        if name not in scalars or name not in self._on_host:
+            return address
+        self._on_host[name][...] = scalars[name]
+        return self._on_host[name].ctypes.data
 
     def close(self) -> None:
         """Gives the contexts and their scratch memory back."""

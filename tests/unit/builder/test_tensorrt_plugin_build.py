@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -232,7 +233,8 @@ class Engine:
     device_memory_size_v2 = 4096
     num_io_tensors = 3
 
-    def __init__(self, refuses: str = "") -> None:
+    def __init__(self, refuses: str = "", on_host: str = "") -> None:
+        self.on_host = on_host
         self.told: list[tuple[Any, ...]] = []
         self.refuses = refuses
 
@@ -242,6 +244,9 @@ class Engine:
     def get_tensor_mode(self, name: str) -> str:
         return "output" if name == "logits" else "input"
 
+    def get_tensor_location(self, name: str) -> str:
+        return "host" if name == self.on_host else "device"
+
     def create_execution_context(self, strategy: str) -> Context:
         self.told.append(("create", strategy))
         return Context(self.told, self.refuses)
@@ -249,6 +254,7 @@ class Engine:
 
 LIBRARY = SimpleNamespace(
     TensorIOMode=SimpleNamespace(INPUT="input"),
+    TensorLocation=SimpleNamespace(HOST="host"),
     ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED="user managed"),
 )
 
@@ -265,7 +271,7 @@ def test_an_engine_has_a_context_for_each_profile() -> None:
     session = EngineSession(LIBRARY, gpu, engine, "target", [])  # type: ignore[arg-type]
     addresses = {"token_ids": 1, "weight": 2, "logits": 3}
     for profile in (2, 2, 0):
-        session.queue(profile, {"token_ids": (4,)}, addresses, NumberedStream())
+        session.queue(profile, {"token_ids": (4,)}, addresses, NumberedStream(), scalars={})
     (scratch,) = gpu.held
     once = [
         ("set_input_shape", "token_ids", (4,)),
@@ -284,6 +290,16 @@ def test_an_engine_has_a_context_for_each_profile() -> None:
     assert not gpu.held
 
 
+def test_a_value_that_shapes_follow_from_is_read_on_the_host() -> None:
+    engine = Engine(on_host="token_ids")
+    session = EngineSession(LIBRARY, HostGpu(), engine, "expand", [])  # type: ignore[arg-type]
+    addresses = {"token_ids": 1, "weight": 2, "logits": 3}
+    for value in (5, 7):
+        session.queue(0, {}, addresses, NumberedStream(), scalars={"token_ids": value})
+        place = [told[2] for told in engine.told if told[:2] == ("set_tensor_address", "token_ids")]
+        assert ctypes.c_int32.from_address(place[-1]).value == value
+
+
 @pytest.mark.parametrize(
     "refused", ["set_input_shape", "execute_async_v3", "set_optimization_profile_async"]
 )
@@ -297,13 +313,13 @@ def test_what_tensorrt_refuses_is_said(refused: str) -> None:
     )
     addresses = {"token_ids": 1, "weight": 2, "logits": 3}
     with pytest.raises(UnsupportedHereError, match=r"of role draft \(Error Code 4: shape\)"):
-        session.queue(0, {"token_ids": (4,)}, addresses, NumberedStream())
+        session.queue(0, {"token_ids": (4,)}, addresses, NumberedStream(), scalars={})
 
 
 def test_a_tensor_that_nobody_knows_is_refused() -> None:
     session = EngineSession(LIBRARY, HostGpu(), Engine(), "draft", [])  # type: ignore[arg-type]
     with pytest.raises(EngineFileError, match="role draft has a tensor weight"):
-        session.queue(0, {}, {"token_ids": 1, "logits": 3}, NumberedStream())
+        session.queue(0, {}, {"token_ids": 1, "logits": 3}, NumberedStream(), scalars={})
 
 
 def test_the_request_names_absolute_files(built: Made, tmp_path: Path) -> None:

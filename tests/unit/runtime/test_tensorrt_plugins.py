@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -324,3 +325,25 @@ def test_an_op_whose_fields_changed_needs_a_new_version() -> None:
 def test_the_runtime_creates_what_has_its_format() -> None:
     asked = {"SpecbuildLinear": "1.7", "SpecbuildEmbed": "2.1", "OtherPlugin": "1.1"}
     assert creatable(asked) == {"SpecbuildLinear": "1.7", "SpecbuildEmbed": "1.*"}
+
+
+def test_the_document_names_the_ops_that_could_be_embedded(
+    records: dict[str, list[tuple[str, Fields]]],
+) -> None:
+    """One launch and no scratch memory, at every size."""
+
+    def alone(fields: Fields) -> bool:
+        record, _ = read_fields(fields)
+        tactics = [tactic for bucket in record.buckets for tactic in bucket.tactics]
+        return all(len(t.launches) == 1 and not t.workspaces for t in tactics)
+
+    found = {name: [alone(fields) for _, fields in cases] for name, cases in records.items()}
+    text = (Path(__file__).parents[3] / "docs/tensorrt-plugins.md").read_text(encoding="utf-8")
+    section = text.partition("## Ahead-of-time plugins")[2].partition("This form")[0]
+    always, sometimes = section.partition("`ViewTables`. ")[::2]
+    assert set(re.findall(r"`(\w+)`", always + "`ViewTables`")) == {
+        name for name, each in found.items() if all(each)
+    }
+    assert set(re.findall(r"`(\w+)`", sometimes)) == {
+        name for name, each in found.items() if any(each) and not all(each)
+    }

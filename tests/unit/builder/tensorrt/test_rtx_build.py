@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from rtx_library import needs_tensorrt_rtx
 
 from specbuild.builder.backends.tensorrt.build_engine import build_engine
 from specbuild.builder.backends.tensorrt.request import EngineRequest, InputShapes
+from specbuild.builder.build import build as run_build
+from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli.main import main
 from specbuild.runtime.engine_file import read_manifest, verify_files
@@ -184,3 +187,36 @@ def _relu(tmp_path: Path, gpu: str) -> EngineRequest:
 
     request = request_of(one_node("Relu"), tmp_path, (("", "Relu"),))
     return replace(request, compute_capabilities=tuple(gpu.split(",")))
+
+
+class Notes(SilentProgress):
+    """Keeps what a build tells."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.told.append(message)
+
+
+@pytest.mark.slow
+def test_a_layer_of_20b_geometry_takes_what_its_engine_takes(tmp_path: Path) -> None:
+    """The library holds the engine whole, and its compiler; what is ours is next to nothing."""
+    arguments = ["--geometry", "gpt-oss-20b", "--layers", "1", "--output", str(tmp_path)]
+    assert main(["synth", *arguments, "--force"]) == 0
+    notes = Notes()
+    options = BuildOptions(
+        model=tmp_path / "target", output=tmp_path / "engine", backend="tensorrt-rtx",
+        max_batch_size=1,
+    )  # fmt: skip
+    report = run_build(options, notes)
+    [told] = [note for note in notes.told if note.startswith("target.engine:")]
+    held, before = (int(n) * 1e6 for n in re.findall(r"(\d+) MB of", told))
+    size = report.tensorrt["target"].engine_bytes
+    # Four bits a weight and a scale in sixteen for every 32 of them, bf16 for the rest.
+    assert report.weight_bytes < size < 1.05 * report.weight_bytes
+    assert before < 200e6
+    assert held < size + 1.5e9
+    manifest = read_manifest(tmp_path / "engine")
+    check_plans(tmp_path / "engine", manifest)
+    bound_as_the_manifest_says(tmp_path / "engine", manifest)
