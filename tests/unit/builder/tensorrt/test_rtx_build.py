@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import write_draft, write_target
@@ -144,6 +146,30 @@ def test_a_process_that_ends_is_an_error_of_ours(tmp_path: Path) -> None:
     request = request_of(one_node("KvWrite", "specbuild"), tmp_path, (("", "Relu"),))
     with pytest.raises(SpecbuildError, match=r"e.engine ended with|refuses the graph"):
         build_engine(request, SilentProgress())
+
+
+class Interrupting(SilentProgress):
+    """Ends the build at the first sign of it."""
+
+    def advance(self, amount: int) -> None:
+        del amount
+        raise KeyboardInterrupt
+
+
+def test_a_build_that_is_interrupted_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def kept(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", kept)
+    with pytest.raises(KeyboardInterrupt):
+        build_engine(_relu(tmp_path, "sm_120"), Interrupting())
+    assert [process.poll() is None for process in started] == [False]
 
 
 @pytest.mark.slow
