@@ -1,7 +1,8 @@
 """Builds an engine in a process of its own: the library may end the process that it runs in.
 
-The process gets the request as JSON on standard input, and writes lines of JSON to the standard
-output that it was started with; the library's own output goes to the standard error.
+The process gets the request as a line of JSON on standard input, which stays open as long as it is
+wanted. It writes lines of JSON to the standard output that it was started with; the library's own
+output goes to the standard error.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from typing import IO
 
 from specbuild.builder.backends.tensorrt.request import EngineRequest, EngineResult
@@ -42,8 +44,8 @@ def build_engine(request: EngineRequest, progress: Progress) -> EngineResult:
     ):
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # where it ended early, its exit code says why
-            process.stdin.write(json.dumps(to_json(request)))
-            process.stdin.close()
+            process.stdin.write(json.dumps(to_json(request)) + "\n")
+            process.stdin.flush()
         answer = _follow(process.stdout, progress)
         process.wait()
         said.seek(0)
@@ -72,6 +74,13 @@ def _follow(lines: IO[str], progress: Progress) -> EngineResult | None:
     return None
 
 
+def _end_with_parent() -> None:
+    """Standard input ends when the process that asked does, however that came about."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
 def main() -> int:
     """What the other process does; its exit code."""
     from specbuild.builder.backends.tensorrt.network import EngineBuild
@@ -84,7 +93,8 @@ def main() -> int:
         answers.write(json.dumps(event) + "\n")
 
     try:
-        request = from_json(EngineRequest, json.load(sys.stdin), "request")
+        request = from_json(EngineRequest, json.loads(sys.stdin.readline()), "request")
+        threading.Thread(target=_end_with_parent, daemon=True).start()
         result = EngineBuild(request, lambda fraction: tell(done=fraction)).run()
     except SpecbuildError as error:
         tell(error=str(error))

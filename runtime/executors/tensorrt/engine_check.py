@@ -35,13 +35,13 @@ LIBRARIES: Mapping[str, LibraryFacts] = {
         "tensorrt",
         ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
         (10, 16),
-        "pip install 'specbuild[tensorrt]' --extra-index-url https://pypi.nvidia.com",
+        "pip install 'specbuild[tensorrt]'",
     ),
     "tensorrt-rtx": LibraryFacts(
         "TensorRT-RTX",
         "tensorrt_rtx",
         ("tensorrt-rtx", "tensorrt_rtx_cu13", "tensorrt_rtx_cu12"),
-        (1, 4),
+        (1, 7),
         "pip install 'specbuild[tensorrt-rtx]'",
     ),
 }

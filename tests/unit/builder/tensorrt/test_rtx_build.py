@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import write_draft, write_target
@@ -12,6 +15,8 @@ from rtx_library import needs_tensorrt_rtx
 
 from specbuild.builder.backends.tensorrt.build_engine import build_engine
 from specbuild.builder.backends.tensorrt.request import EngineRequest, InputShapes
+from specbuild.builder.build import build as run_build
+from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli.main import main
 from specbuild.runtime.engine_file import read_manifest, verify_files
@@ -143,6 +148,30 @@ def test_a_process_that_ends_is_an_error_of_ours(tmp_path: Path) -> None:
         build_engine(request, SilentProgress())
 
 
+class Interrupting(SilentProgress):
+    """Ends the build at the first sign of it."""
+
+    def advance(self, amount: int) -> None:
+        del amount
+        raise KeyboardInterrupt
+
+
+def test_a_build_that_is_interrupted_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def kept(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", kept)
+    with pytest.raises(KeyboardInterrupt):
+        build_engine(_relu(tmp_path, "sm_120"), Interrupting())
+    assert [process.poll() is None for process in started] == [False]
+
+
 @pytest.mark.slow
 def test_every_role_of_a_draft_too(tmp_path: Path) -> None:
     write_target(tmp_path / "target", layers=2, **SIZES)
@@ -184,3 +213,36 @@ def _relu(tmp_path: Path, gpu: str) -> EngineRequest:
 
     request = request_of(one_node("Relu"), tmp_path, (("", "Relu"),))
     return replace(request, compute_capabilities=tuple(gpu.split(",")))
+
+
+class Notes(SilentProgress):
+    """Keeps what a build tells."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.told.append(message)
+
+
+@pytest.mark.slow
+def test_a_layer_of_20b_geometry_takes_what_its_engine_takes(tmp_path: Path) -> None:
+    """The library holds the engine whole, and its compiler; what is ours is next to nothing."""
+    arguments = ["--geometry", "gpt-oss-20b", "--layers", "1", "--output", str(tmp_path)]
+    assert main(["synth", *arguments, "--force"]) == 0
+    notes = Notes()
+    options = BuildOptions(
+        model=tmp_path / "target", output=tmp_path / "engine", backend="tensorrt-rtx",
+        max_batch_size=1,
+    )  # fmt: skip
+    report = run_build(options, notes)
+    [told] = [note for note in notes.told if note.startswith("target.engine:")]
+    held, before = (int(n) * 1e6 for n in re.findall(r"(\d+) MB of", told))
+    size = report.tensorrt["target"].engine_bytes
+    # Four bits a weight and a scale in sixteen for every 32 of them, bf16 for the rest.
+    assert report.weight_bytes < size < 1.05 * report.weight_bytes
+    assert before < 200e6
+    assert held < size + 1.5e9
+    manifest = read_manifest(tmp_path / "engine")
+    check_plans(tmp_path / "engine", manifest)
+    bound_as_the_manifest_says(tmp_path / "engine", manifest)
