@@ -135,8 +135,8 @@ def mla(
     \b
     Examples:
     specbuild train mla --model target --text corpus --rank 512 --output latents
-    specbuild train mla --model target --text corpus --initial svd.safetensors --output latents \\
-      --loss logits-kl --loss hidden-mse=0.5 --hidden-layers 11,23 --lora-rank 16
+    specbuild train mla --model target --text corpus --initial svd.safetensors --output latents
+    specbuild train mla --model target --text a.txt --rank 256 --output b --loss hidden-mse=0.5
     """
     from specbuild.builder.training.heads.options import LatentTraining
     from specbuild.builder.training.heads.train_latents import train_latents

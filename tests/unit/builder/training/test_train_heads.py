@@ -170,6 +170,7 @@ def test_logits_train_an_indexer_too(model: Path, text: Path, tmp_path: Path) ->
 
 def _one_of_two(rank: int, port: int, make: Any, options: Any) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+    os.environ["TORCHELASTIC_RUN_ID"] = "test"
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     make(options, SilentProgress())
