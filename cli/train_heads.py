@@ -214,6 +214,10 @@ def dsa(
         list[str] | None,
         typer.Option("--joint-loss", metavar="TERM[=W]", help="As --loss, for those steps."),
     ] = None,
+    joint_learning_rate: Annotated[
+        float,
+        typer.Option("--joint-learning-rate", metavar="X", help="Peak rate in those steps."),
+    ] = 2e-4,
     loss: Loss = None,
     hidden_layers: HiddenLayers = None,
     long_context: LongContext = 8192,
@@ -263,6 +267,7 @@ def dsa(
         recent_tokens=recent_tokens,
         mla=not no_mla,
         joint_steps=joint_steps,
+        joint_learning_rate=joint_learning_rate,
         hidden_layers=parse_list("--hidden-layers", hidden_layers),
         long_context=long_context,
         steps=steps,

@@ -136,6 +136,7 @@ def test_indexers_then_both(
         (own / file.name).symlink_to(file)
     before = write_latents(own, {1: 24}, hidden=32, kv_width=16)
     whole = indexer_options(own, text, tmp_path / "whole", joint_steps=4, held_out=(text,))
+    whole = replace(whole, joint_learning_rate=1e-2)
     report = train_indexers(whole, SilentProgress())
     assert list(report.perplexities) == ["model", "latents", "top 4", "top 8"]
     assert {point.stage for point in report.losses} == {"indexers", "both"}
