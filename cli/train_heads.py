@@ -171,8 +171,7 @@ def mla(
         **given_losses(losses=loss),
     )
     with ProgressBar() as progress:
-        report = train_latents(asked, progress)
-    say(report, f"{output}/mla_kv.safetensors goes beside the model, for specbuild build")
+        train_latents(asked, progress)
 
 
 def dsa(
@@ -289,8 +288,7 @@ def dsa(
         **given_losses(losses=loss, joint_losses=joint_loss),
     )
     with ProgressBar() as progress:
-        report = train_indexers(asked, progress)
-    say(report, f"{output}/dsa_indexer.safetensors goes beside the model, for specbuild build")
+        train_indexers(asked, progress)
 
 
 def given_losses(**lists: list[str] | None) -> dict[str, Any]:
@@ -322,11 +320,3 @@ def parse_list(option: str, text: str | None) -> tuple[int, ...] | None:
         raise SpecbuildError(
             f"{option} {text} is not a list of numbers: write them as 1,11,21"
         ) from error
-
-
-def say(report: Any, where: str) -> None:
-    """What a finished run reached, or that it is to be resumed."""
-    for name, value in report.perplexities.items():
-        typer.echo(f"perplexity, {name}: {value:.4f}", err=True)
-    if report.finished:
-        typer.echo(where, err=True)
