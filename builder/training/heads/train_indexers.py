@@ -115,7 +115,8 @@ def _stage(
     def beside() -> Mapping[str, torch.Tensor]:
         return {ATTENTION_KL: indexers.divergence()} if learns else {}
 
-    pace = Pace(steps, options.learning_rate, options.warmup_fraction)
+    peak = options.joint_learning_rate if joint else options.learning_rate
+    pace = Pace(steps, peak, options.warmup_fraction)
     return Stage(name, pace, dict(losses), heads, enter, beside)
 
 
