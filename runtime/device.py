@@ -8,7 +8,6 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from specbuild.runtime.kv_pool import FULL_GROUP
 from specbuild.runtime.manifest import TENSORRT_BACKENDS, CacheGroup, Manifest, SpecPv
 from specbuild.runtime.specpv import choosing_group
 

@@ -125,15 +125,9 @@ def _audit(
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, dim in enumerate(dims):
         if dim:
-<<<<<<< HEAD
-            shapes[latent_name(layer, DOWN)] = (g.hidden, dim)
-            shapes[latent_name(layer, UP_KEYS)] = (dim, kv_width)
-            shapes[latent_name(layer, UP_VALUES)] = (dim, kv_width)
+            shapes |= latent_shapes(g, layer, dim)
         if dim and latent_name(layer, OUTPUT) in tensors:
             shapes[latent_name(layer, OUTPUT)] = (g.hidden, g.q_heads * g.head_dim)
-=======
-            shapes |= latent_shapes(g, layer, dim)
->>>>>>> 2fac7361fca56420c1ca0bba9015862cba672de4
     expected = {name: ExpectedTensor(shape, FLOAT_DTYPES) for name, shape in shapes.items()}
     hint = (
         f"the latents of a layer are {DOWN}, {UP_KEYS} and {UP_VALUES} (and {OUTPUT} where it was "
