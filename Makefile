@@ -23,6 +23,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_EXTRA_ARGS) \
 	  -c constraints.txt -e '.[dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_EXTRA_ARGS) \
+	  -c constraints.txt -e '.[dev,tensorrt-rtx]' || \
+	  echo "tensorrt-rtx cannot be installed here: the tests that need it are skipped" >&2
 	@touch $@
 
 demo: setup
