@@ -58,8 +58,8 @@ def fuse_moe(graph: ir.Graph, node: ir.Node) -> bool:
     activation = attributes.pop("activation")
     if activation != "swiglu_clamped":
         raise AssertionError(f"RmsMoe computes swiglu_clamped, the graph has {activation}")
-    for name in _UNGROUPED:
-        if attributes.pop(name) != _UNGROUPED[name]:
+    for name, neutral in _UNGROUPED.items():
+        if attributes.pop(name) != neutral:
             raise AssertionError(f"RmsMoe has no {name}")
     inputs = {**_router(norm, router), **_experts(graph, node), "row_start": _row_start(graph)}
     sizes = [(ROWS, static(norm.weight, 0))]
