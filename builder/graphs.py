@@ -11,6 +11,7 @@ import torch
 
 from specbuild.builder.export import GraphDeclaration, export_module, single_op_model
 from specbuild.builder.limits import EnginePlan
+from specbuild.builder.models.deepseek import DeepSeek
 from specbuild.builder.models.eagle3 import DraftFuse, Eagle3
 from specbuild.builder.models.gpt_oss import GptOss
 from specbuild.builder.models.graph_io import (
@@ -28,6 +29,7 @@ from specbuild.builder.models.graph_io import (
     summary_port,
     view_ports,
 )
+from specbuild.builder.models.target_model import TargetModel
 from specbuild.builder.passes.weights import ONNX_DTYPES, weight_value
 from specbuild.builder.weight_sources import WeightSources
 from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
@@ -42,7 +44,11 @@ def target_graph(
     """The role ``target``, with activations of this type."""
     with torch.device("meta"):
         longest = plan.limits.max_seq_len + plan.limits.draft_tokens + 1
-        module = GptOss(g, taps, longest, plan.views, plan.dsa)
+        module: TargetModel = (
+            GptOss(g, taps, longest, plan.views, plan.dsa)
+            if g.mla is None
+            else DeepSeek(g, taps, longest)
+        )
     module.to(activations)
     group_of_layer = plan.group_of_layer(g)
     groups = plan.target_groups
@@ -52,7 +58,12 @@ def target_graph(
     ]
     per_head = plan.choosing_group.kv_heads if asked else None
     of_groups = [
-        view_ports(group, batch_axis(plan), views=None if group.window else per_head)
+        view_ports(
+            group,
+            batch_axis(plan),
+            views=None if group.window else per_head,
+            rotated_when_read=g.mla is None and bool(group.latent_widths),
+        )
         for group in groups
     ]
     budget, keys, broken = _index_ports(plan, activations)
