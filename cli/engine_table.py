@@ -119,7 +119,9 @@ def _target_table(target: TargetGeometry) -> Table:
     _add_attention(table, target)
     if target.feed_forward is not None and target.feed_forward.dense_layers:
         f = target.feed_forward
-        table.add_row("dense MLP", f"of {f.dense_inner}, in the first {f.dense_layers} layers")
+        table.add_row(
+            "dense MLP", f"of {f.dense_inner}, in {f.dense_layers} of {target.layers} layers"
+        )
     if target.experts:
         table.add_row("experts", _experts_text(target))
     table.add_row("positions", f"{target.max_positions}, RoPE theta {target.rope.theta:g}")

@@ -95,7 +95,7 @@ def _is_dense(config: Config) -> bool:
 def _attention_hints(names: list[str]) -> list[str]:
     if any("kv_a_proj" in name or "kv_b_proj" in name for name in names):
         return [
-            "the shards hold MLA with decoupled RoPE, which is built under a config of model_type "
+            "the shards hold MLA attention, which is built for a config.json of model_type "
             "deepseek_v3 only"
         ]
     return []

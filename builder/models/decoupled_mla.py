@@ -5,9 +5,9 @@ The cache entry of a token is ``[c | r]``: the normed latent c [kv_lora_rank] an
 ``W_uv,h c``; ``kv_b_proj`` holds ``[W_uk,h; W_uv,h]``. Three forms of that are here as executable
 definitions, and :meth:`MlaAttention.forward` is the absorbed one over a paged cache.
 
-Queries are absorbed while decoding, not when building: ``q_b_proj`` with W_uk taken in would be
-``heads · kv_lora_rank`` rows where it has ``heads · nope_dim`` (four times as many bytes to read a
-step at DeepSeek-V3's sizes), and its rounding another one than the checkpoint's.
+Queries are absorbed while decoding, not when building: ``q_b_proj`` with W_uk taken in would have
+``rank + rope`` rows a head in place of ``nope + rope`` (2.5 times the bytes of both weights at
+DeepSeek-V3's sizes), and its rounding would be another one than the checkpoint's.
 """
 
 from __future__ import annotations

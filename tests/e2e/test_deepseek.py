@@ -69,7 +69,8 @@ def test_a_token_takes_one_entry_of_the_cache(folder: Path) -> None:
 
 VARIANTS = {
     "no query latent, dense, pairs half apart, bf16": {
-        "num_hidden_layers": 1, "q_lora_rank": None, "first_k_dense_replace": 1, "rope_interleave": False,
+        "num_hidden_layers": 1, "q_lora_rank": None, "first_k_dense_replace": 1,
+        "rope_interleave": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "dtype": "bfloat16",
     },
     "experts everywhere, wide enough for ONNX Runtime's own op": {

@@ -173,7 +173,7 @@ def test_a_gpt_oss_config_over_these_shards(model: Path) -> None:
     message = refusal(model)
     assert "deepseek_v3 (DeepseekV3ForCausalLM)" in message
     assert "dense MLP, but the shards hold mlp.experts.*" in message
-    assert "MLA with decoupled RoPE, which is built under a config of model_type" in message
+    assert "MLA attention, which is built for a config.json of model_type" in message
 
 
 def test_what_belongs_to_gpt_oss(model: Path, tmp_path: Path) -> None:
