@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import write_draft
+from command_line import Command
 from deepseek_checkpoints import HIDDEN, LAYERS, VOCAB, write_deepseek
 
 from specbuild.builder.build import build
@@ -16,6 +17,9 @@ from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.verify import verify_engine
 from specbuild.builder.verify.engine_probe import EngineProbe
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 
 def built(folder: Path, model: Path, draft: Path | None = None) -> Path:
@@ -31,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_deepseek(folder / "model")
     write_draft(
         folder / "draft", target_layers=LAYERS, target_hidden=HIDDEN, target_vocab=VOCAB,
-        draft_vocab=96,
+        draft_vocab=24,
     )  # fmt: skip
     built(folder, folder / "model", folder / "draft")
     return folder
@@ -55,6 +59,34 @@ def test_every_stage_and_every_token_is_transformers(folder: Path) -> None:
     ]
     assert all(row.tokens > 0 for row in report.losslessness)
     assert report.passed
+
+
+def test_drafts_that_were_right_are_kept(folder: Path) -> None:
+    """The draft is random, but not always wrong: entries of the cache move to their places."""
+    engine = Engine.load(folder / "engine")
+    prompts = [Prompt(id=str(i), ids=(3 + i, 7, 9)) for i in range(4)]
+    params = GenerateParams(max_new_tokens=48, ignore_eos=True)
+    outputs, accepted = {}, 0
+    for shape in (None, DraftShape(draft_top_k=4, draft_depth=4, draft_tokens=16)):
+        for event in engine.generate(prompts, params, speculation=shape):
+            if isinstance(event, FinishEvent):
+                found = event.record.output_ids
+                assert outputs.setdefault(event.request, found) == found
+                accepted += sum(event.record.stats.acceptance_histogram[1:])
+    assert accepted > 8
+
+
+def test_inspect_names_the_parts(folder: Path, command: Command) -> None:
+    shown = command("inspect", folder / "engine")
+    assert shown.code == 0
+    for part in (
+        "MLA, 4 heads of 24 + 16 rotated, values of 20",
+        "2 layers cache 48 values a token in place of 240",
+        "of 96, in 1 of 2 layers",
+        "2 in 4 groups",
+        "a shared one of 48",
+    ):
+        assert part in " ".join(shown.out.replace("│", " ").split())
 
 
 def test_a_token_takes_one_entry_of_the_cache(folder: Path) -> None:

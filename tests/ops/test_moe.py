@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from forms import moe_contrib, moe_dense, portable
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import DeepseekV3Config, GptOssConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3Experts,
@@ -136,6 +138,35 @@ def test_gating_by_hand(gating: str) -> None:
     total = sum(map(math.exp, row)) if gating == "softmax_topk" else sum(raw)
     wanted = [0.0, 0.0, raw[0] / total, raw[1] / total]
     assert route(torch.tensor([row]), 2, gating)[0].tolist() == pytest.approx(wanted)
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_groups_by_hand(data: st.DataObject) -> None:
+    """Scores on a coarse grid, so that groups and experts tie: the lower one is taken."""
+    groups = data.draw(st.integers(1, 4), "groups")
+    size = data.draw(st.integers(2, 4), "experts of a group")
+    kept = data.draw(st.integers(1, groups), "groups chosen")
+    top_k = data.draw(st.integers(1, kept * size), "top k")
+    grid = st.lists(st.sampled_from([-2.0, 0.0, 0.5, 1.5]), min_size=size, max_size=size)
+    row = [value for _ in range(groups) for value in data.draw(grid, "logits")]
+    bias = [value for _ in range(groups) for value in data.draw(grid, "bias")]
+    weights = route(
+        torch.tensor([row]), top_k, "sigmoid", torch.tensor(bias),
+        groups=groups, groups_chosen=kept, scaling=2.0,
+    )[0].tolist()  # fmt: skip
+    sigmoid = torch.tensor(row).sigmoid().tolist()
+    score = (torch.tensor(row).sigmoid() + torch.tensor(bias)).tolist()
+    of_group = [range(size * group, size * (group + 1)) for group in range(groups)]
+    sums = [
+        float(torch.tensor(sorted(score[e] for e in members)[-2:]).flip(0).sum())
+        for members in of_group
+    ]
+    best = sorted(range(groups), key=lambda group: (-sums[group], group))[:kept]
+    open_ = sorted(e for group in best for e in of_group[group])
+    chosen = sorted(open_, key=lambda e: (-score[e], e))[:top_k]
+    wanted = [2 * sigmoid[e] if e in chosen else 0.0 for e in range(len(row))]
+    assert weights == pytest.approx(wanted)
 
 
 def test_wide_layers_leave_unchosen_experts_out() -> None:
