@@ -43,7 +43,7 @@ def target_graph(
 ) -> ir.Model:
     """The role ``target``, with activations of this type."""
     with torch.device("meta"):
-        longest = plan.limits.max_seq_len + plan.limits.draft_tokens + 1
+        longest = _table_length(plan, plan.limits.draft_tokens + 1)
         module: TargetModel = (
             GptOss(g, taps, longest, plan.views, plan.dsa)
             if g.mla is None
@@ -118,6 +118,14 @@ def target_graph(
     return export_module(module, declaration, pack)
 
 
+def _table_length(plan: EnginePlan, ahead: int) -> int:
+    """Positions of rotary tables where rows reach so many places beyond the longest sequence.
+
+    ONNX Runtime refuses launches of more rows than its tables have positions.
+    """
+    return max(plan.limits.max_seq_len + ahead, plan.limits.max_rows)
+
+
 def _block_ports(
     plan: EnginePlan, activations: torch.dtype
 ) -> tuple[tuple[InputPort, ...], tuple[InputPort, ...]]:
@@ -162,9 +170,8 @@ def draft_graph(
 ) -> ir.Model:
     """The role ``draft``."""
     group = plan.groups[-1]
-    limits = plan.limits
     with torch.device("meta"):
-        module = Eagle3(d, g, limits.max_seq_len + limits.draft_depth)
+        module = Eagle3(d, g, _table_length(plan, plan.limits.draft_depth))
     module.to(activations)
     views, pools = view_ports(group, batch_axis(plan)), pool_ports(group, 0, activations)
     declaration = GraphDeclaration(
