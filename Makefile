@@ -1,4 +1,4 @@
-# make setup | demo | test | lint | clean; with a Hopper GPU: make test-gpu | sanitize
+# make setup | demo | test | lint | clean; with a Hopper GPU: make test-gpu | sanitize | test-tensorrt
 
 PYTHON ?= python3
 # Passed to pip, for example: make setup PIP_EXTRA_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
@@ -11,7 +11,7 @@ EXAMPLE := examples/tiny-gpt-oss
 DEMO := out/demo
 SPECBUILD := $(BIN)/specbuild
 
-.PHONY: setup demo test test-gpu sanitize lint clean
+.PHONY: setup demo test test-gpu test-tensorrt sanitize lint clean
 
 setup: $(INSTALLED)
 
@@ -23,6 +23,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_EXTRA_ARGS) \
 	  -c constraints.txt -e '.[dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_EXTRA_ARGS) \
+	  -c constraints.txt -e '.[dev,tensorrt-rtx]' || \
+	  echo "tensorrt-rtx cannot be installed here: the tests that need it are skipped" >&2
 	@touch $@
 
 demo: setup
@@ -36,7 +39,7 @@ demo: setup
 
 # What measures time runs last, alone.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'not slow and not gpu and not speed'
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'not slow and not gpu and not tensorrt and not speed'
 	$(BIN)/pytest -m speed $$(grep -rl --include='*.py' 'mark\.speed' tests)
 
 # Everything that needs the GPU but the sanitizer; the log stays in out/. The kernel tests mostly
@@ -51,6 +54,14 @@ test-gpu: setup
 	$(GPU_TESTS) -n 8 $(KERNEL_TESTS) 2>&1 | tee out/test-gpu.log || failed=1; \
 	$(GPU_TESTS) tests/gpu --ignore $(KERNEL_TESTS) 2>&1 | tee -a out/test-gpu.log || failed=1; \
 	exit $$failed
+
+# What only full TensorRT can show: build, run, losslessness, comparison with the CUDA target. Its
+# libraries come from NVIDIA: see docs/tensorrt.md. Without them each test says why it is skipped.
+test-tensorrt: SHELL := /bin/bash
+test-tensorrt: .SHELLFLAGS := -o pipefail -c
+test-tensorrt: setup
+	mkdir -p out
+	$(BIN)/pytest -m tensorrt tests/tensorrt -v -rsP 2>&1 | tee out/test-tensorrt.log
 
 # compute-sanitizer's tools over the kernels at small shapes; logs in out/sanitizer/.
 sanitize: setup

@@ -27,6 +27,11 @@ from specbuild.builder.backends.cuda.tuning.tactic_book import (
     shipped_tactics,
     tactics_report,
 )
+from specbuild.builder.backends.tensorrt.build_plans import MakePlans, plan_maker
+from specbuild.builder.backends.tensorrt.capabilities import expert_storage
+from specbuild.builder.backends.tensorrt.standard_lowering import standard_passes
+from specbuild.builder.backends.tensorrt.standard_profiles import role_profiles
+from specbuild.builder.config import BuildOptions
 from specbuild.builder.engine_manifest import graph_file
 from specbuild.builder.limits import EnginePlan
 from specbuild.builder.passes.pipeline import GraphPass, PassResult, run_passes
@@ -57,7 +62,9 @@ class LoweringRun:
 class Lowered:
     """Files and weights; ``models`` are the graphs among the files, by role.
 
-    ``plan`` is the engine's, with what the backend settled of it.
+    ``plan`` is the engine's, with what the backend settled of it. ``make_plans`` builds the engines
+    that take the graphs' place, None where there are none; they hold the weights too, unless these
+    are ``weights_beside``.
     """
 
     plan: EnginePlan
@@ -66,11 +73,13 @@ class Lowered:
     weights: dict[str, Recipe]
     passes: tuple[PassResult, ...]
     cuda: CudaReport | None = None
+    make_plans: MakePlans | None = None
+    weights_beside: bool = False
 
 
 def lower_cpu(models: dict[str, ir.Model], plan: EnginePlan, run: LoweringRun) -> Lowered:
     """Every role becomes a graph of standard ops."""
-    passes = _run_passes(models, lambda _: CPU_PASSES, run)
+    passes = run_role_passes(models, lambda _: CPU_PASSES, run)
     files = {graph_file(role): portable_bytes(model) for role, model in models.items()}
     return Lowered(plan, models, files, _collect_weights(models), passes)
 
@@ -82,7 +91,7 @@ def lower_cuda(
     models = {role: models[role] for role in MODEL_ROLES if role in models}
     draft = sources.draft_geometry
     dtype = (draft.dtype if draft is not None else None) or "bf16"
-    passes = _run_passes(models, lambda role: cuda_passes(role, dtype), run)
+    passes = run_role_passes(models, lambda role: cuda_passes(role, dtype), run)
     d2t = None if draft is None else sources.d2t()
     target, compiler = target_of(run.device), Compiler(run.device)
     model = CudaModel(models, sources.target_geometry, draft, d2t)
@@ -100,9 +109,21 @@ def lower_cuda(
     return Lowered(lowered.plan, {}, dict(engine.files), lowered.weights, passes, report)
 
 
-def _run_passes(
+def lower_tensorrt_rtx(
+    models: dict[str, ir.Model], plan: EnginePlan, options: BuildOptions, run: LoweringRun
+) -> Lowered:
+    """Every role becomes a graph of standard ops, and that an engine of TensorRT-RTX."""
+    capabilities = tuple(run.device.split(","))
+    steps = standard_passes(expert_storage(capabilities))
+    passes = run_role_passes(models, lambda _: steps, run)
+    make = plan_maker(models, role_profiles(plan), capabilities, options, run.progress)
+    return Lowered(plan, models, {}, _collect_weights(models), passes, make_plans=make)
+
+
+def run_role_passes(
     models: dict[str, ir.Model], passes_of: Callable[[str], Sequence[GraphPass]], run: LoweringRun
 ) -> tuple[PassResult, ...]:
+    """Runs a role's passes over its graph, for every role."""
     run.progress.start("lowering graphs", len(models), "graph")
     results = []
     for role, model in models.items():

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx_ir as ir
 import torch
 
 from specbuild.builder import graphs
-from specbuild.builder.backend_lowering import LoweringRun, lower_cpu, lower_cuda
+from specbuild.builder.backend_lowering import (
+    Lowered,
+    LoweringRun,
+    lower_cpu,
+    lower_cuda,
+    lower_tensorrt_rtx,
+)
 from specbuild.builder.backends.cuda.kernels.nvrtc import SUPPORTED_GPUS, require_supported
 from specbuild.builder.backends.cuda.report import CudaReport
 from specbuild.builder.backends.cuda.support import require_cuda_support
 from specbuild.builder.backends.cuda.tuning.tactic_book import given_tactics
+from specbuild.builder.backends.tensorrt.build_plans import RoleReport
+from specbuild.builder.backends.tensorrt.capabilities import (
+    require_standard_support,
+    require_tensorrt_options,
+    tensorrt_device,
+)
 from specbuild.builder.checkpoint.draft import DraftCheckpoint, read_draft
 from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
 from specbuild.builder.config import BuildOptions
@@ -27,14 +39,20 @@ from specbuild.builder.engine_writer import (
     staged_engine,
     weight_bytes,
 )
-from specbuild.builder.limits import EnginePlan, context_warnings, plan_engine, windowed_draft
+from specbuild.builder.limits import (
+    KERNEL_BACKENDS,
+    EnginePlan,
+    context_warnings,
+    plan_engine,
+    windowed_draft,
+)
 from specbuild.builder.passes.metadata import clear_metadata
 from specbuild.builder.passes.pipeline import PassResult
 from specbuild.builder.passes.portable import portable_bytes
 from specbuild.builder.progress import Progress
 from specbuild.builder.weight_sources import WeightSources
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftGeometry
+from specbuild.runtime.manifest import TENSORRT_BACKENDS, DraftGeometry
 
 _REPORT_FILE = "build_report.json"
 
@@ -54,6 +72,7 @@ class BuildReport:
     warnings: tuple[str, ...]
     draft_dtype: str | None = None
     cuda: CudaReport | None = None
+    tensorrt: dict[str, RoleReport] = field(default_factory=dict)
 
 
 Checkpoints = tuple[TargetCheckpoint, DraftCheckpoint | None]
@@ -80,35 +99,62 @@ def build(
     models = _export(sources, plan, _activations(options, sources), progress)
     portable = _portable(models) if options.keep_onnx else {}
     run = LoweringRun(device, options.dump_passes, progress, tactics, options.tuned_only)
-    if options.backend == "cuda":
-        lowered = lower_cuda(models, plan, sources, run)
-    else:
-        lowered = lower_cpu(models, plan, run)
+    lowered = _lowered(options, models, plan, sources, run)
     size = weight_bytes(lowered.weights)
     progress.note(f"the engine stores {size / 1e6:.1f} MB of weights")
-    require_space(output.parent, size)
+    # Beside an engine that holds its weights they lie in a file while it is built.
+    held = lowered.make_plans is not None and not lowered.weights_beside
+    require_space(output.parent, 2 * size if held else size)
     report = BuildReport(
         passes=lowered.passes,
         weight_bytes=size,
         graph_bytes={
-            graph_file(role): len(lowered.files[graph_file(role)]) for role in lowered.models
+            graph_file(role): len(lowered.files[graph_file(role)])
+            for role in lowered.models
+            if graph_file(role) in lowered.files
         },
         warnings=warnings,
         draft_dtype=draft.geometry.dtype if draft else None,
         cuda=lowered.cuda,
     )
-    parts = BuiltParts(
-        target, draft, lowered.plan, lowered.models, lowered.weights, warnings, device
-    )
+    stored = {} if held else lowered.weights
+    parts = BuiltParts(target, draft, lowered.plan, lowered.models, stored, warnings, device)
     with staged_engine(output, force=options.force) as folder:
+        if lowered.make_plans is not None:
+            plans, reports = lowered.make_plans(folder)
+            parts = replace(parts, plans=plans, device=",".join(plans.build.compute_capabilities))
+            report = replace(report, tensorrt=reports)
         _write(folder, parts, {**portable, **lowered.files}, report, progress)
         progress.start("reading back", 1, "step")
         folder.seal(engine_manifest(options, parts, folder.stored_files()))
     return report
 
 
+def _lowered(
+    options: BuildOptions,
+    models: dict[str, ir.Model],
+    plan: EnginePlan,
+    sources: WeightSources,
+    run: LoweringRun,
+) -> Lowered:
+    """What the backend makes of the portable graphs."""
+    if options.backend == "cuda":
+        return lower_cuda(models, plan, sources, run)
+    if options.backend == "tensorrt":
+        from specbuild.builder.backends.tensorrt.plugin_target import lower_plugins
+
+        lowered: Lowered = lower_plugins(models, plan, sources, options, run)
+        return lowered
+    if options.backend == "tensorrt-rtx":
+        return lower_tensorrt_rtx(models, plan, options, run)
+    return lower_cpu(models, plan, run)
+
+
 def _device(options: BuildOptions) -> str:
-    """What the engine is built for: ``cpu``, or the GPU architecture."""
+    """What the engine is built for: ``cpu``, or the GPU architectures."""
+    require_tensorrt_options(options)
+    if options.backend in TENSORRT_BACKENDS:
+        return tensorrt_device(options)
     if options.backend == "cuda":
         gpu = options.gpu or SUPPORTED_GPUS[0]
         require_supported(gpu)
@@ -125,7 +171,8 @@ def _device(options: BuildOptions) -> str:
 
 def _require_apart(options: BuildOptions, output: Path) -> None:
     """Nothing that the build reads, or writes beside the engine, may lie where the engine goes."""
-    for kept in (options.model, options.draft, options.dump_passes, options.tactics):
+    beside = (options.dump_passes, options.tactics, options.timing_cache)
+    for kept in (options.model, options.draft, *beside):
         if kept is not None and output in (kept.resolve(), *kept.resolve().parents):
             raise SpecbuildError(
                 f"--output {options.output} would replace {kept}; choose another place"
@@ -152,8 +199,10 @@ def _settled(
     if draft is not None:
         draft = replace(draft, geometry=_stored_draft(draft.geometry, options))
     geometry = draft.geometry if draft else None
-    if options.backend == "cuda":
+    if options.backend in KERNEL_BACKENDS:
         require_cuda_support(target.geometry, geometry)
+    if options.backend == "tensorrt-rtx":
+        require_standard_support(target.geometry, options)
     plan = plan_engine(options, target.geometry, geometry)
     unused = dsa_warnings(plan.dsa, max_seq_len=plan.limits.max_seq_len)
     target = replace(target, warnings=(*target.warnings, *unused))
@@ -166,14 +215,14 @@ def _settled(
 def _stored_draft(draft: DraftGeometry, options: BuildOptions) -> DraftGeometry:
     """The draft with what the options say of its window and of its weights' type."""
     windowed = windowed_draft(draft, options)
-    if options.backend == "cuda":
+    if options.backend != "cpu":
         return replace(windowed, dtype=options.draft_dtype or "bf16")
     return replace(windowed, dtype="fp32")
 
 
 def _activations(options: BuildOptions, sources: WeightSources) -> torch.dtype:
     """The type of the portable graphs: the checkpoint's, or what a GPU's kernels take."""
-    return torch.bfloat16 if options.backend == "cuda" else sources.activations
+    return sources.activations if options.backend == "cpu" else torch.bfloat16
 
 
 def _export(
@@ -217,4 +266,5 @@ def _write(
     for file in parts.target.text_files:
         folder.write(file.name, file.read_bytes())
     folder.write(_REPORT_FILE, json_bytes(report))
-    folder.write_weights(parts.weights, progress)
+    if parts.weights:
+        folder.write_weights(parts.weights, progress)

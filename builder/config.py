@@ -14,7 +14,7 @@ class BuildOptions:
     model: Path
     output: Path
     draft: Path | None = None
-    backend: Literal["cpu", "cuda"] = "cpu"
+    backend: Literal["cpu", "cuda", "tensorrt", "tensorrt-rtx"] = "cpu"
     gpu: str | None = None
     max_seq_len: int | None = None
     max_batch_size: int | None = None
@@ -26,6 +26,9 @@ class BuildOptions:
     draft_dtype: Literal["bf16", "fp8", "mxfp4"] | None = None
     tactics: Path | None = None
     tuned_only: bool = False
+    timing_cache: Path | None = None
+    version_compatible: bool = False
+    weight_streaming: bool = False
     enable_specpv: bool = False
     specpv_block_size: int | None = None
     specpv_n_sink_blocks: int | None = None

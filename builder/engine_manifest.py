@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from specbuild.builder.backends.tensorrt.built_plans import BuiltPlans
 from specbuild.builder.checkpoint.draft import DraftCheckpoint
 from specbuild.builder.checkpoint.target import TargetCheckpoint
 from specbuild.builder.config import BuildOptions
@@ -21,7 +22,7 @@ from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.manifest import Manifest, Port, Role, StoredFile, StoredTensor
 
 # Where a build reads and writes says nothing of the engine, and paths do not belong in it.
-_PATHS = ("model", "draft", "output", "tactics", "dump_passes")
+_PATHS = ("model", "draft", "output", "tactics", "dump_passes", "timing_cache")
 _UNRECORDED = (*_PATHS, "backend", "gpu", "tuned_only", "force")
 
 
@@ -29,7 +30,8 @@ _UNRECORDED = (*_PATHS, "backend", "gpu", "tuned_only", "force")
 class BuiltParts:
     """What a build has settled by the time that its manifest is written.
 
-    ``models`` are the graphs that the engine holds, by role; ``device`` is what it runs on.
+    ``models`` are the graphs that the engine holds, by role; ``device`` is what it runs on;
+    ``plans`` stands for TensorRT's engines, which take the place of the graphs.
     """
 
     target: TargetCheckpoint
@@ -39,6 +41,7 @@ class BuiltParts:
     weights: Mapping[str, Recipe]
     warnings: tuple[str, ...]
     device: str
+    plans: BuiltPlans | None = None
 
 
 def graph_file(role: str) -> str:
@@ -60,7 +63,10 @@ def engine_manifest(
         limits=parts.plan.limits,
         draft_default=parts.plan.draft_default,
         cache_groups=parts.plan.groups,
-        roles={role: _role(role, model) for role, model in parts.models.items()},
+        roles={
+            **{role: _role(role, model, parts.plans) for role, model in parts.models.items()},
+            **({} if parts.plans is None else parts.plans.described),
+        },
         tensors=_stored(parts.weights),
         options=_recorded(options),
         warnings=parts.warnings,
@@ -68,6 +74,7 @@ def engine_manifest(
         specpv=parts.plan.specpv,
         replaced=parts.target.replaced,
         dsa=parts.plan.dsa,
+        tensorrt=None if parts.plans is None else parts.plans.build,
     )
 
 
@@ -88,23 +95,28 @@ def _stored(weights: Mapping[str, Recipe]) -> dict[str, StoredTensor]:
     }
 
 
-def _role(role: str, model: ir.Model) -> Role:
-    graph = model.graph
+def _role(role: str, model: ir.Model, plans: BuiltPlans | None) -> Role:
+    graph, plan = model.graph, None if plans is None else plans.roles[role]
     counts = Counter(
         f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in graph
     )
     return Role(
-        file=graph_file(role),
-        inputs=tuple(map(_port, graph.inputs)),
-        outputs=tuple(map(_port, graph.outputs)),
+        file=graph_file(role) if plan is None else plan.file,
+        inputs=tuple(map(port_of, graph.inputs)),
+        outputs=tuple(map(port_of, graph.outputs)),
         tensors=tuple(
-            name for name, value in graph.initializers.items() if recipe_of(value) is not None
+            name
+            for name, value in graph.initializers.items()
+            if plan is None and recipe_of(value) is not None
         ),
         ops=dict(sorted(counts.items())),
+        profiles=() if plan is None else plan.profiles,
+        layers={} if plan is None else plan.layers,
     )
 
 
-def _port(value: ir.Value) -> Port:
+def port_of(value: ir.Value) -> Port:
+    """A graph's input or output as the manifest lists it."""
     assert value.name is not None and value.dtype is not None and value.shape is not None
     shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
     return Port(value.name, value.dtype.numpy().name, shape)

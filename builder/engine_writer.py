@@ -24,6 +24,7 @@ from specbuild.runtime.engine_file import (
 )
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.manifest import (
+    CHUNK_BYTES,
     MANIFEST_FILE,
     MANIFEST_HASH_FILE,
     WEIGHTS_FILE,
@@ -34,6 +35,8 @@ from specbuild.runtime.strict_json import to_json
 
 SAFETENSORS_DTYPES = {
     "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.int8": "I8",
     "torch.int32": "I32",
     "torch.bfloat16": "BF16",
     "torch.uint8": "U8",
@@ -71,6 +74,16 @@ class EngineFolder:
         fsync(path)
         self._written[WEIGHTS_FILE] = digest.hexdigest()
 
+    def adopt(self, name: str) -> None:
+        """Takes in a file that another process wrote into the folder."""
+        path = self.path / name
+        digest = xxhash.xxh3_128()
+        with path.open("rb") as file:
+            while block := file.read(CHUNK_BYTES):
+                digest.update(block)
+        fsync(path)
+        self._written[name] = digest.hexdigest()
+
     def stored_files(self) -> dict[str, StoredFile]:
         """Size and checksums of every file, read back from the disk.
 
@@ -78,7 +91,7 @@ class EngineFolder:
         """
         entries = {}
         for name, digest in sorted(self._written.items()):
-            entries[name] = file_entry(self.path / name, chunked=name == WEIGHTS_FILE)
+            entries[name] = file_entry(self.path / name, chunked=_chunked(name))
             if entries[name].xxh3_128 != digest:
                 raise SpecbuildError(
                     f"{name} reads back other than it was written; the disk is full or faulty"
@@ -91,6 +104,11 @@ class EngineFolder:
         write_bytes(self.path / MANIFEST_FILE, data)
         write_bytes(self.path / MANIFEST_HASH_FILE, manifest_digest(data).encode())
         verify_files(self.path, read_manifest(self.path))
+
+
+def _chunked(name: str) -> bool:
+    """Large files are checked while they stream in."""
+    return name == WEIGHTS_FILE or name.endswith(".engine")
 
 
 @contextmanager

@@ -31,6 +31,8 @@ DEFAULT_MAX_BATCH_SIZE = 4
 DEFAULT_TREE_LIMITS = DraftShape(draft_top_k=8, draft_depth=8, draft_tokens=60)
 # A chain of three: what pays for a deep, narrow target; a run adapts it to what it sees.
 DEFAULT_DRAFT_SHAPE = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
+# Backends that launch the CUDA kernels.
+KERNEL_BACKENDS = ("cuda", "tensorrt")
 # Rows of a launch up to which CUDA kernels are batch-invariant.
 MAX_DECODE_ROWS = 256
 
@@ -50,6 +52,9 @@ BACKEND_SIZES = {
     "cpu": BackendSizes(16, DEFAULT_TREE_LIMITS, 256, "float32", POOL_BODY_AXES),
     # On a GPU every verified row reads more experts: short chains.
     "cuda": BackendSizes(64, DraftShape(1, 4, 4), 2048, KV_DTYPE, POOL_AXES),
+    "tensorrt": BackendSizes(64, DraftShape(1, 4, 4), 2048, KV_DTYPE, POOL_AXES),
+    # Attention's mask has an entry for every head, row and key: shorter chunks.
+    "tensorrt-rtx": BackendSizes(64, DraftShape(1, 4, 4), 256, KV_DTYPE, POOL_BODY_AXES),
 }
 
 
@@ -145,7 +150,7 @@ def plan_engine(
     usual = SPECPV_PAGE_SIZE if options.enable_specpv else sizes.page_size
     page_size = options.page_size or usual
     shape, default = _draft_shapes(options, draft, max_seq_len)
-    if options.backend == "cuda":
+    if options.backend in KERNEL_BACKENDS:
         _require_cuda_sizes(batch, page_size, shape)
     if shape.draft_tokens >= max_seq_len:
         raise SpecbuildError(
@@ -153,7 +158,7 @@ def plan_engine(
             "raise --max-seq-len or ask for fewer --draft-tokens"
         )
     specpv = specpv_of(options, target, shape, page_size=page_size, max_seq_len=max_seq_len)
-    if specpv is not None and options.backend == "cuda":
+    if specpv is not None and options.backend in KERNEL_BACKENDS:
         bucket = 1 << (batch - 1).bit_length()
         require_turns(specpv, shape, batch=bucket, most_rows=MAX_DECODE_ROWS)
     fed_again = 0 if specpv is None else specpv.n_spec_tokens_buf

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from specbuild.cli import dsa_options, options, specpv_options
+from specbuild.cli import dsa_options, options, specpv_options, tensorrt_options
 
 
 def build(
@@ -18,12 +18,16 @@ def build(
     ],
     draft: options.Draft = None,
     backend: Annotated[
-        Literal["cpu", "cuda"], typer.Option("--backend", help="What the engine runs on.")
+        Literal["cpu", "cuda", "tensorrt", "tensorrt-rtx"],
+        typer.Option("--backend", help="What the engine runs on."),
     ] = "cpu",
     gpu: Annotated[
         str | None,
         typer.Option(
-            "--gpu", metavar="ARCH", help="GPU to compile for, with --backend cuda: sm_90a."
+            "--gpu",
+            metavar="ARCH",
+            help="GPU to compile for: sm_90a with --backend cuda; with tensorrt-rtx one or more of "
+            "sm_80, sm_86, sm_89, sm_120 and sm_121, separated by commas.",
         ),
     ] = None,
     max_seq_len: Annotated[
@@ -53,6 +57,9 @@ def build(
     tactics: options.Tactics = None,
     tuned_only: options.TunedOnly = False,
     draft_dtype: options.DraftDtype = None,
+    timing_cache: tensorrt_options.TimingCache = None,
+    version_compatible: tensorrt_options.VersionCompatible = False,
+    weight_streaming: tensorrt_options.WeightStreaming = False,
     specpv: specpv_options.Enable = False,
     specpv_block_size: specpv_options.BlockSize = None,
     specpv_n_sink_blocks: specpv_options.SinkBlocks = None,
@@ -103,6 +110,9 @@ def build(
     specbuild build --model target --output engine --backend cuda --tactics h200.json --tuned-only
     specbuild build --model target --draft draft --output engine --max-seq-len 32768 --specpv
     specbuild build --model target --output engine --max-seq-len 32768 --dsa --dsa-top-k 1024
+    specbuild build --model target --draft draft --output engine --backend tensorrt-rtx --gpu sm_120
+    specbuild build --model target --output engine --backend tensorrt-rtx --gpu sm_89,sm_120
+    specbuild build --model target --output engine --backend tensorrt --timing-cache timings.bin
     """
     from specbuild.builder.build import build as build_engine
     from specbuild.builder.config import BuildOptions
@@ -127,6 +137,9 @@ def build(
         draft_dtype=draft_dtype,
         tactics=tactics,
         tuned_only=tuned_only,
+        timing_cache=timing_cache,
+        version_compatible=version_compatible,
+        weight_streaming=weight_streaming,
         enable_specpv=specpv,
         specpv_block_size=specpv_block_size,
         specpv_n_sink_blocks=specpv_n_sink_blocks,

@@ -13,7 +13,9 @@ def check(engine: options.EngineDirectory, _debug: options.Debug = False) -> Non
     """Say whether an engine is whole and runs on this machine, without loading its weights.
 
     For a CUDA engine: is there a GPU of the architecture that it was built for, a
-    driver that is new enough, and memory for its weights and caches?
+    driver that is new enough, and memory for its weights and caches? For TensorRT
+    engines: is the library installed, of the version that built them, and the
+    GPU one of theirs? They are not loaded.
 
     Reads the manifest and the sizes of the files. Exit code 0: runs here;
     1: sound, but not here, for each reason printed; 2: not an engine, or damaged.

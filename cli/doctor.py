@@ -10,7 +10,7 @@ _TO_BUILD = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "onnx-gra
 _TO_RUN = ("onnxruntime",)
 _TO_COMPILE = ("nvidia-cuda-nvrtc",)
 _TO_LAUNCH = ("cuda-bindings",)
-_OTHERS = ("tensorrt",)
+_OTHERS = ("tensorrt", "tensorrt-rtx")
 
 
 def doctor(_debug: options.Debug = False) -> None:
@@ -44,6 +44,8 @@ def doctor(_debug: options.Debug = False) -> None:
     print(f"runs engines for the CPU: {_answer(found, _TO_RUN, 'cpu')}")
     to_compile = (*_TO_BUILD, *_TO_COMPILE, *_TO_LAUNCH)
     print(f"builds engines for GPUs (sm_90a): {_answer(found, to_compile, 'build,cuda')}")
+    rtx = _answer(found, (*_TO_BUILD, "tensorrt-rtx"), "build,tensorrt-rtx")
+    print(f"builds engines for RTX GPUs (tensorrt-rtx): {rtx}")
     no_gpu = driver is None or driver.gpus == 0
     launches = "no, no NVIDIA driver shows a GPU" if no_gpu else _answer(found, _TO_LAUNCH, "cuda")
     print(f"runs engines for GPUs: {launches}")

@@ -76,7 +76,7 @@ def dsa_summary(manifest: Manifest) -> str:
     """What an engine with DSA does to its output, and its sizes."""
     dsa, indexer = manifest.dsa, manifest.target.indexer
     assert dsa is not None and indexer is not None
-    checked = f"every {dsa.check_interval}th step" if dsa.check_interval else "no step"
+    checked = f"1 step in {dsa.check_interval}" if dsa.check_interval else "no step"
     return (
         f"lossy: {len(indexer.layers)} layers ({indexer.heads} indexer heads of {indexer.width}) "
         f"attend from position {dsa.threshold} on to the first {dsa.first_tokens}, the last "

@@ -26,7 +26,7 @@ def inspect(
 
     Memory is predicted for the limits of the engine, or for those given here:
     what an engine built with them would take. Of a CUDA engine the programs
-    and kernels are listed too.
+    and kernels are listed too, of TensorRT engines layers, bindings and profiles.
 
     \b
     Examples:
@@ -62,6 +62,10 @@ def inspect(
     from specbuild.cli.engine_table import engine_tables
 
     output().print(engine_tables(manifest, memory))
+    if manifest.tensorrt is not None:
+        from specbuild.cli.tensorrt_tables import tensorrt_tables
+
+        output().print(tensorrt_tables(manifest, manifest.tensorrt))
     if facts_of_plan is not None:
         output().print(plan_tables(facts_of_plan))
     if costs is not None:

@@ -44,7 +44,7 @@ def predict_memory(
     limits = manifest.limits
     batch = limits.max_batch_size if max_batch_size is None else max_batch_size
     length = limits.max_seq_len if max_seq_len is None else max_seq_len
-    weights = manifest.files[WEIGHTS_FILE].bytes if plan is None else _tensor_bytes(manifest)
+    weights = _stored_bytes(manifest) if plan is None else _tensor_bytes(manifest)
     kv = {
         group.name: group_bytes(
             replace(group, pages=_pages(manifest, group, batch, length)), manifest.specpv
@@ -57,6 +57,14 @@ def predict_memory(
         outputs = held.arena + held.state
     total = weights + sum(kv.values()) + outputs
     return PredictedMemory(batch, length, weights, kv, outputs, total)
+
+
+def _stored_bytes(manifest: Manifest) -> int:
+    """The weights' file; TensorRT engines may hold their weights themselves."""
+    weights = manifest.files.get(WEIGHTS_FILE)
+    held = [role.file for role in manifest.roles.values()] if manifest.tensorrt else []
+    engines = sum(manifest.files[name].bytes for name in held)
+    return engines + (0 if weights is None else weights.bytes)
 
 
 def _tensor_bytes(manifest: Manifest) -> int:

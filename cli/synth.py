@@ -53,6 +53,15 @@ def synth(
             help="Store U layers and name them again for the others; needs --engine.",
         ),
     ] = None,
+    latent: Annotated[
+        int,
+        typer.Option(
+            "--latent",
+            metavar="R",
+            min=0,
+            help="Cache latents of R values in place of keys and values; needs --engine.",
+        ),
+    ] = 0,
     seed: Annotated[int, typer.Option("--seed", metavar="S", min=0, help="Random seed.")] = 0,
     prompts: Annotated[
         int, typer.Option("--prompts", metavar="N", min=1, help="Prompts to write.")
@@ -111,6 +120,7 @@ def synth(
     specbuild synth --geometry gpt-oss-20b --draft --acceptance 0.7 --output synth-20b
     specbuild synth --geometry tiny --draft --output synth-tiny --force
     specbuild synth --geometry gpt-oss-120b --draft --unique-layers 4 --engine e --backend cuda
+    specbuild synth --geometry gpt-oss-20b --unique-layers 2 --latent 512 --engine e --backend cuda
     """
     from specbuild.builder.config import BuildOptions
     from specbuild.builder.synth.model import DEFAULT_ACCEPTANCE, SynthModel, SynthOptions
@@ -144,6 +154,7 @@ def synth(
         acceptance=(DEFAULT_ACCEPTANCE if acceptance is None else acceptance) if draft else None,
         seed=seed,
         unique_layers=unique_layers,
+        latent=latent,
         prompts=prompts,
         prompt_tokens=prompt_tokens,
     )

@@ -135,8 +135,8 @@ def mla(
     \b
     Examples:
     specbuild train mla --model target --text corpus --rank 512 --output latents
-    specbuild train mla --model target --text corpus --initial svd.safetensors --output latents \\
-      --loss logits-kl --loss hidden-mse=0.5 --hidden-layers 11,23 --lora-rank 16
+    specbuild train mla --model target --text corpus --initial svd.safetensors --output latents
+    specbuild train mla --model target --text a.txt --rank 256 --output b --loss hidden-mse=0.5
     """
     from specbuild.builder.training.heads.options import LatentTraining
     from specbuild.builder.training.heads.train_latents import train_latents
@@ -171,8 +171,7 @@ def mla(
         **given_losses(losses=loss),
     )
     with ProgressBar() as progress:
-        report = train_latents(asked, progress)
-    say(report, f"{output}/mla_kv.safetensors goes beside the model, for specbuild build")
+        train_latents(asked, progress)
 
 
 def dsa(
@@ -214,6 +213,10 @@ def dsa(
         list[str] | None,
         typer.Option("--joint-loss", metavar="TERM[=W]", help="As --loss, for those steps."),
     ] = None,
+    joint_learning_rate: Annotated[
+        float,
+        typer.Option("--joint-learning-rate", metavar="X", help="Peak rate in those steps."),
+    ] = 2e-4,
     loss: Loss = None,
     hidden_layers: HiddenLayers = None,
     long_context: LongContext = 8192,
@@ -263,6 +266,7 @@ def dsa(
         recent_tokens=recent_tokens,
         mla=not no_mla,
         joint_steps=joint_steps,
+        joint_learning_rate=joint_learning_rate,
         hidden_layers=parse_list("--hidden-layers", hidden_layers),
         long_context=long_context,
         steps=steps,
@@ -284,8 +288,7 @@ def dsa(
         **given_losses(losses=loss, joint_losses=joint_loss),
     )
     with ProgressBar() as progress:
-        report = train_indexers(asked, progress)
-    say(report, f"{output}/dsa_indexer.safetensors goes beside the model, for specbuild build")
+        train_indexers(asked, progress)
 
 
 def given_losses(**lists: list[str] | None) -> dict[str, Any]:
@@ -317,11 +320,3 @@ def parse_list(option: str, text: str | None) -> tuple[int, ...] | None:
         raise SpecbuildError(
             f"{option} {text} is not a list of numbers: write them as 1,11,21"
         ) from error
-
-
-def say(report: Any, where: str) -> None:
-    """What a finished run reached, or that it is to be resumed."""
-    for name, value in report.perplexities.items():
-        typer.echo(f"perplexity, {name}: {value:.4f}", err=True)
-    if report.finished:
-        typer.echo(where, err=True)

@@ -21,7 +21,7 @@ from onnx_ir.tape import Tape
 
 STANDARD_OPSET = 23
 CONTRIB_DOMAIN = "com.microsoft"
-
+BOOL, INT64 = ir.DataType.BOOL, ir.DataType.INT64
 
 DeriveWeight = Callable[[str, Sequence[ir.Value | None], Callable[..., Any]], ir.Value]
 
@@ -46,7 +46,7 @@ class BodyBuilder:
     def __init__(self, scope: str = "") -> None:
         self._tape = Tape()
         self._scope = scope
-        self._branches = 0
+        self._subgraphs = 0
 
     @property
     def nodes(self) -> Sequence[ir.Node]:
@@ -108,24 +108,56 @@ class BodyBuilder:
         otherwise: Callable[[BodyBuilder], ir.Value],
     ) -> ir.Value:
         """``If`` with one output: each branch records its own nodes and may read outer values."""
-        self._branches += 1
-        path = f"{self._scope}if{self._branches}"
+        self._subgraphs += 1
+        path = f"{self._scope}if{self._subgraphs}"
 
         def graph(build: Callable[[BodyBuilder], ir.Value], name: str) -> ir.Graph:
-            scope = f"{path}.{name}."
-            inner = BodyBuilder(scope)
+            inner = BodyBuilder(f"{path}.{name}.")
             result = build(inner)
-            # An inner name must not hide one of an outer graph, where names are numbered too.
-            values = [value for node in inner.nodes for value in node.outputs]
-            for index, value in enumerate(values):
-                value.name = f"{scope}{index}"
-            return ir.Graph([], [result], nodes=inner.nodes, name=name)
+            return inner._graph([], [result], name)
 
         return self.If(
             condition,
             then_branch=graph(then, "then"),
             else_branch=graph(otherwise, "otherwise"),
         )
+
+    def repeat(
+        self,
+        times: ir.Value,
+        state: Sequence[ir.Value],
+        dtype: ir.DataType,
+        step: Callable[[BodyBuilder, Sequence[ir.Value]], Sequence[ir.Value]],
+    ) -> Sequence[ir.Value]:
+        """``Loop``: ``step`` on values of one type that keep their shapes.
+
+        ``times`` is an int64 scalar. The step records its own nodes and may read outer values.
+        """
+        self._subgraphs += 1
+        inner = BodyBuilder(f"{self._scope}loop{self._subgraphs}.")
+        number = ir.Value(type=ir.TensorType(INT64), shape=ir.Shape([]))
+        again = ir.Value(type=ir.TensorType(BOOL), shape=ir.Shape([]))
+        values = [ir.Value(type=ir.TensorType(dtype)) for _ in state]
+        results = [inner.Identity(again), *step(inner, values)]
+        for result, kind in zip(results, (BOOL, *[dtype] * len(state)), strict=True):
+            result.type = ir.TensorType(kind)
+        body = inner._graph([number, again, *values], results, "step")
+        found: Sequence[ir.Value] = self._tape.op_multi_out(
+            "Loop",
+            [times, self.constant(True, np.bool_), *state],
+            {"body": body},
+            num_outputs=len(state),
+        )
+        return found
+
+    def _graph(
+        self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], name: str
+    ) -> ir.Graph:
+        # An inner name must not hide one of an outer graph, where names are numbered too.
+        values = [*inputs, *(value for node in self.nodes for value in node.outputs)]
+        for index, value in enumerate(values):
+            value.name = f"{self._scope}{index}"
+        return ir.Graph(inputs, outputs, nodes=self.nodes, name=name)
 
 
 def static_size(value: ir.Value, axis: int) -> int:

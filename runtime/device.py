@@ -8,7 +8,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from specbuild.runtime.manifest import CacheGroup, Manifest, SpecPv
+from specbuild.runtime.manifest import TENSORRT_BACKENDS, CacheGroup, Manifest, SpecPv
 from specbuild.runtime.specpv import choosing_group
 
 MIN_ONNXRUNTIME = (1, 23)
@@ -64,7 +64,8 @@ def check_here(
 ) -> list[str]:
     """Every reason why the engine does not run on this machine; empty when it does.
 
-    Loads no weights. Of a CUDA engine the plan in ``directory`` is read, and the GPU is asked.
+    Loads no weights. Of a CUDA engine the plan in ``directory`` is read, of a TensorRT engine the
+    headers, the library's version and the plugins' are, and the GPU is asked.
     """
     if manifest.backend == "cuda":
         from specbuild.runtime.executors.cuda.check import reasons_here
@@ -72,6 +73,12 @@ def check_here(
         if directory is None:
             raise ValueError("a CUDA engine is checked by its plan: give its directory")
         return reasons_here(directory, manifest)
+    if manifest.backend in TENSORRT_BACKENDS:
+        from specbuild.runtime.executors.tensorrt.loading import reasons_against
+
+        if directory is None:
+            raise ValueError("a TensorRT engine is checked by its files: give its directory")
+        return reasons_against(directory, manifest)
     here = device or this_device()
     reasons = []
     if here.onnxruntime is None:

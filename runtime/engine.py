@@ -15,7 +15,7 @@ from specbuild.runtime.executor import Executor, ResidentExecutor
 from specbuild.runtime.executors.cpu import CpuExecutor
 from specbuild.runtime.host_decoder import HostDecoder
 from specbuild.runtime.kv_pool import KvPools, PagesInstalled, PagesReleased
-from specbuild.runtime.manifest import MANIFEST_FILE, WEIGHTS_FILE, Manifest
+from specbuild.runtime.manifest import MANIFEST_FILE, TENSORRT_BACKENDS, WEIGHTS_FILE, Manifest
 from specbuild.runtime.policy import DraftPolicy
 from specbuild.runtime.request import Event, GenerateParams, Prompt, Request
 from specbuild.runtime.resident_decoder import ResidentDecoder
@@ -61,7 +61,7 @@ class Engine:
             manifest.limits,
             pages_released,
             pages_installed,
-            fixed=executor.capabilities.device_resident_step,
+            fixed=(executor.capabilities.device_resident_step or executor.capabilities.fixed_pages),
         )
         self.decoder: Decoder
         if isinstance(executor, ResidentExecutor):
@@ -82,10 +82,11 @@ class Engine:
     ) -> Engine:
         """Opens an engine directory; every file is checked, weights while they stream in.
 
-        ``device`` (``cpu`` or ``cuda``) None is what the engine was built for. ``threads`` compute
-        on the CPU; None is one, which is fastest for small models. ``cache_dir`` keeps the
-        measured cost table between runs. Raises EngineFileError where the directory is no engine
-        or damaged, UnsupportedHereError where this machine lacks what it needs.
+        ``device`` (``cpu``, ``cuda``, ``tensorrt`` or ``tensorrt-rtx``) None is what the engine was
+        built for. ``threads`` compute on the CPU; None is one, which is fastest for small models.
+        ``cache_dir`` keeps the measured cost table between runs. Raises EngineFileError where the
+        directory is no engine or damaged, UnsupportedHereError where this machine lacks what it
+        needs.
         """
         directory = Path(path)
         manifest = read_manifest(directory)
@@ -98,6 +99,8 @@ class Engine:
         check_sizes(directory, manifest)
         if manifest.backend == "cuda":
             return cls._load_cuda(directory, manifest, threads, here)
+        if manifest.backend in TENSORRT_BACKENDS:
+            return cls._load_tensorrt(directory, manifest, threads, here, cache_dir)
         return cls._load_cpu(directory, manifest, threads, here, cache_dir)
 
     @classmethod
@@ -137,15 +140,30 @@ class Engine:
     ) -> Engine:
         from specbuild.runtime.executors.cuda.loading import open_executor
 
-        if threads is not None:
-            raise UnsupportedHereError(
-                f"threads is {threads}, but {directory} computes on a GPU; leave threads out"
-            )
+        _refuse_threads(directory, threads)
         text = _text_codec(directory, manifest)
         stored = stored_step_costs(directory, manifest)
         executor = open_executor(directory, manifest, readers=here.cores)
         costs, reason = usable_step_costs(stored, manifest, executor.runner.gpu.facts.name)
         return cls(manifest, executor, text=text, step_costs=costs, without_costs=reason)
+
+    @classmethod
+    def _load_tensorrt(
+        cls,
+        directory: Path,
+        manifest: Manifest,
+        threads: int | None,
+        here: Device,
+        cache_dir: Path | None,
+    ) -> Engine:
+        from specbuild.runtime.executors.tensorrt.loading import open_executor
+
+        _refuse_threads(directory, threads)
+        text = _text_codec(directory, manifest)
+        executor = open_executor(directory, manifest, readers=here.cores)
+        digest = (directory / MANIFEST_FILE).read_bytes()
+        cost_file = cache_path(cache_dir, digest, executor.gpu_name)
+        return cls(manifest, executor, text=text, cost_file=cost_file)
 
     def check_prompts(
         self, prompts: Sequence[Prompt], params: GenerateParams | Sequence[GenerateParams]
@@ -251,6 +269,13 @@ class Engine:
 
     def _text_stream(self, request: Request) -> TextStream | None:
         return None if self.text is None else self.text.stream(request.params.stop)
+
+
+def _refuse_threads(directory: Path, threads: int | None) -> None:
+    if threads is not None:
+        raise UnsupportedHereError(
+            f"threads is {threads}, but {directory} computes on a GPU; leave threads out"
+        )
 
 
 def _text_codec(directory: Path, manifest: Manifest) -> TextCodec | None:

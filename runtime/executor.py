@@ -17,11 +17,14 @@ class ExecutorCapabilities:
 
     ``batch_invariant``: a row's result does not depend, bit for bit, on what shares its launch.
     ``device_resident_step``: runs a whole speculative step without the host.
+    ``fixed_pages``: sequences keep their pages and tables while they live, and views of them begin
+    at position 0, so that a row's sums are cut alike whatever stands before it in the launch.
     """
 
     name: str
     batch_invariant: bool
     device_resident_step: bool
+    fixed_pages: bool = False
 
 
 class Executor(Protocol):

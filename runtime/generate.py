@@ -71,9 +71,17 @@ class Generation:
                 started_s = perf_counter()
                 outlook = self._outlook(batch.sequences)
                 trees = self._draft(batch.sequences, outlook)
-                verified, paths = self._verify_and_accept(batch.sequences, trees)
+                checked = self._selections is not None and self._selections.begin(batch.sequences)
+                if checked:
+                    self._sample(batch.sequences, trees)
+                verified = self._verify(batch.sequences, trees)
+                paths = self._accept(trees, verified)
+                if self._selections is not None:
+                    self._selections.judge(batch.sequences, verified, paths)
                 self._commit(batch.sequences, trees, verified, paths)
-                step_s = None if after_prefill else perf_counter() - started_s
+                # A check takes two passes, which says nothing of what a step costs.
+                untypical = after_prefill or checked
+                step_s = None if untypical else perf_counter() - started_s
                 self._policy.observe(_outcome(outlook, trees, paths.accepted, step_s))
                 after_prefill = False
                 yield from self._emit(batch.sequences, verified, paths)
@@ -143,20 +151,11 @@ class Generation:
             rows_behind=sum(behind),
         )
 
-    def _verify_and_accept(
-        self, sequences: Sequence[SequenceState], trees: DraftTrees
-    ) -> tuple[Verified, Accepted]:
-        """What counts, after a pass that is only looked at where attention is to be checked."""
-        selections = self._selections
-        if selections is not None and selections.begin(sequences):
-            narrowed = self._verify(sequences, trees, counts=False)
-            accepted = self._accept(trees, narrowed).accepted
-            selections.sample(sequences, narrowed.choice, accepted)
-        verified = self._verify(sequences, trees)
-        paths = self._accept(trees, verified)
-        if selections is not None:
-            selections.judge(sequences, verified.choice, paths.path, paths.accepted)
-        return verified, paths
+    def _sample(self, sequences: Sequence[SequenceState], trees: DraftTrees) -> None:
+        """A pass that does not count: what narrowed attention chooses where it is checked."""
+        assert self._selections is not None
+        narrowed = self._verify(sequences, trees, counts=False)
+        self._selections.sample(sequences, narrowed, self._accept(trees, narrowed))
 
     def _verify(
         self, sequences: Sequence[SequenceState], trees: DraftTrees, *, counts: bool = True

@@ -16,7 +16,7 @@ WEIGHTS_FILE = "weights.safetensors"
 CHUNK_BYTES = 16 << 20  # one checksum per this many bytes of a chunked file
 
 INDEXER_GROUP = "indexer"
-
+TENSORRT_BACKENDS = ("tensorrt", "tensorrt-rtx")
 ROLES = ("target", "draft_fuse", "draft", "expand", "select", "choose", "accept", "commit")
 
 
@@ -262,14 +262,52 @@ class Port:
 
 
 @dataclass(frozen=True)
+class SizeRange:
+    """Sizes that a dynamic axis may take; ``usual`` is what kernels are chosen for."""
+
+    least: int
+    usual: int
+    most: int
+
+
+@dataclass(frozen=True)
+class ShapeProfile:
+    """One optimisation profile of a TensorRT engine: the range of every dynamic axis by name."""
+
+    name: str
+    axes: dict[str, SizeRange]
+
+
+@dataclass(frozen=True)
 class Role:
-    """One graph of the engine: its file, its ports, the tensors that it names, its op counts."""
+    """One graph of the engine: its file, its ports, the tensors that it names, its op counts.
+
+    A TensorRT engine also has its optimisation profiles, in the library's order, and how many
+    layers of each type its network had.
+    """
 
     file: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     tensors: tuple[str, ...]
     ops: dict[str, int]
+    profiles: tuple[ShapeProfile, ...] = ()
+    layers: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TensorRtBuild:
+    """What TensorRT engines were built by and for.
+
+    ``compute_capabilities`` as in ``sm_120``. ``version_compatible`` engines run with later
+    versions. ``plugins`` are the versions of the plugins that they name.
+    """
+
+    library: Literal["tensorrt", "tensorrt_rtx"]
+    version: str
+    compute_capabilities: tuple[str, ...]
+    version_compatible: bool = False
+    plugins: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -299,14 +337,15 @@ class StoredFile:
 class Manifest:
     """Everything the runtime and ``inspect`` know of an engine before a graph is loaded.
 
-    ``device`` is what the engine was compiled for: ``cpu``, or a GPU architecture. ``roles`` is
+    ``device`` is what the engine was compiled for: ``cpu``, or GPU architectures. ``roles`` is
     empty where a plan takes the place of graphs (``cuda``). ``replaced`` names the checkpoint
-    tensors that the engine has no use for, and what stands in their place.
+    tensors that the engine has no use for, and what stands in their place. ``tensorrt`` is null
+    for the other backends.
     """
 
     format_version: int
     specbuild_version: str
-    backend: Literal["cpu", "cuda"]
+    backend: Literal["cpu", "cuda", "tensorrt", "tensorrt-rtx"]
     device: str
     target: TargetGeometry
     draft: DraftGeometry | None
@@ -321,6 +360,7 @@ class Manifest:
     specpv: SpecPv | None = None
     replaced: dict[str, str] = field(default_factory=dict)
     dsa: Dsa | None = None
+    tensorrt: TensorRtBuild | None = None
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:

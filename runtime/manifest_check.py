@@ -8,10 +8,12 @@ from pathlib import PurePosixPath
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.manifest import (
     ROLES,
+    TENSORRT_BACKENDS,
     WEIGHTS_FILE,
     CacheGroup,
     Limits,
     Manifest,
+    Role,
     StoredFile,
 )
 from specbuild.runtime.plan import PLAN_FILE
@@ -102,6 +104,10 @@ def _check_roles(manifest: Manifest) -> None:
         if manifest.roles:
             raise EngineFileError(f"a cuda engine has no graphs, {sorted(manifest.roles)} listed")
         return
+    if (manifest.backend in TENSORRT_BACKENDS) != (manifest.tensorrt is not None):
+        raise EngineFileError(
+            f"backend is {manifest.backend}, but tensorrt is {manifest.tensorrt}: one is wrong"
+        )
     wanted = DECODING_ROLES + (DRAFTING_ROLES if manifest.draft is not None else ())
     missing = [role for role in wanted if role not in manifest.roles]
     unknown = sorted(set(manifest.roles) - set(ROLES))
@@ -111,6 +117,7 @@ def _check_roles(manifest: Manifest) -> None:
     for name, role in manifest.roles.items():
         if role.file not in manifest.files:
             raise EngineFileError(f"role {name}: its file {role.file!r} is not listed")
+        _check_profiles(name, role)
         absent = sorted(set(role.tensors) - set(manifest.tensors))
         if absent:
             raise EngineFileError(f"role {name}: tensors {absent[:3]} are not listed")
@@ -118,3 +125,13 @@ def _check_roles(manifest: Manifest) -> None:
             group = port.name.partition(".")[0]
             if "." in port.name and group not in groups:
                 raise EngineFileError(f"role {name}: input {port.name} names no cache group")
+
+
+def _check_profiles(name: str, role: Role) -> None:
+    for profile in role.profiles:
+        for axis, sizes in profile.axes.items():
+            if not 0 <= sizes.least <= sizes.usual <= sizes.most <= _LARGEST:
+                raise EngineFileError(
+                    f"role {name}: profile {profile.name} gives axis {axis} the sizes "
+                    f"{sizes.least}, {sizes.usual} and {sizes.most}, which do not rise"
+                )

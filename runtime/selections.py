@@ -13,6 +13,7 @@ import numpy as np
 from specbuild.runtime.dsa import EVERYTHING, Attends, Check, SequenceSelection
 from specbuild.runtime.manifest import INDEXER_GROUP, Manifest
 from specbuild.runtime.request import SequenceState
+from specbuild.runtime.verified import Accepted, Verified
 
 
 @dataclass(frozen=True)
@@ -60,28 +61,23 @@ class Selections:
             tally.broken_lists += lists
 
     def sample(
-        self, sequences: Sequence[SequenceState], choice: np.ndarray, accepted: Sequence[int]
+        self, sequences: Sequence[SequenceState], narrowed: Verified, paths: Accepted
     ) -> None:
-        """A narrowed pass chose ``choice`` [B, N + 1]; sequences that are checked turn whole."""
+        """What a narrowed pass gave; the sequences that are checked turn whole."""
         for b, s in enumerate(sequences):
             if self._attends[s.index] == "check":
-                self._sampled[s.index] = _Sampled(choice[b].copy(), accepted[b])
+                self._sampled[s.index] = _Sampled(narrowed.choice[b].copy(), paths.accepted[b])
 
-    def judge(
-        self,
-        sequences: Sequence[SequenceState],
-        choice: np.ndarray,
-        path: np.ndarray,
-        accepted: Sequence[int],
-    ) -> None:
-        """A whole pass chose ``choice`` [B, N + 1] and accepted the slots ``path`` [B, D + 1]."""
+    def judge(self, sequences: Sequence[SequenceState], whole: Verified, paths: Accepted) -> None:
+        """What the pass that counts gave, against the one before it where there was one."""
         for b, s in enumerate(sequences):
             sampled = self._sampled.pop(s.index, None)
             if sampled is None:
                 continue
-            slots = path[b, : accepted[b] + 1]
-            agreed = int((sampled.choice[slots] == choice[b, slots]).sum())
-            self._of(s).judge(Check(len(slots), agreed, accepted[b], sampled.accepted))
+            accepted = paths.accepted[b]
+            slots = paths.path[b, : accepted + 1]
+            agreed = int((sampled.choice[slots] == whole.choice[b, slots]).sum())
+            self._of(s).judge(Check(len(slots), agreed, accepted, sampled.accepted))
 
     def _budget(self, sequence: SequenceState, *, prompts: bool) -> int:
         narrowed = self._of(sequence).budget

@@ -41,6 +41,16 @@ def latent_name(layer: int, part: str) -> str:
     return f"model.layers.{layer}.self_attn.{part}"
 
 
+def latent_shapes(g: TargetGeometry, layer: int, dim: int) -> dict[str, tuple[int, ...]]:
+    """The latent tensors of a layer by name, where it caches ``dim`` values a token."""
+    kv_width = g.kv_heads * g.head_dim
+    return {
+        latent_name(layer, DOWN): (g.hidden, dim),
+        latent_name(layer, UP_KEYS): (dim, kv_width),
+        latent_name(layer, UP_VALUES): (dim, kv_width),
+    }
+
+
 def full_rank(g: TargetGeometry) -> int:
     """The rank of a layer's keys and values together: more latent values cannot help."""
     return min(g.hidden, 2 * g.kv_heads * g.head_dim)
@@ -112,13 +122,10 @@ def _dims(tensors: dict[str, SourceTensor], g: TargetGeometry) -> tuple[int, ...
 def _audit(
     file: Path, tensors: dict[str, SourceTensor], dims: tuple[int, ...], g: TargetGeometry
 ) -> None:
-    kv_width = g.kv_heads * g.head_dim
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, dim in enumerate(dims):
         if dim:
-            shapes[latent_name(layer, DOWN)] = (g.hidden, dim)
-            shapes[latent_name(layer, UP_KEYS)] = (dim, kv_width)
-            shapes[latent_name(layer, UP_VALUES)] = (dim, kv_width)
+            shapes |= latent_shapes(g, layer, dim)
         if dim and latent_name(layer, OUTPUT) in tensors:
             shapes[latent_name(layer, OUTPUT)] = (g.hidden, g.q_heads * g.head_dim)
     expected = {name: ExpectedTensor(shape, FLOAT_DTYPES) for name, shape in shapes.items()}

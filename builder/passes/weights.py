@@ -19,6 +19,7 @@ ONNX_DTYPES = {
     torch.float16: ir.DataType.FLOAT16,
     torch.bfloat16: ir.DataType.BFLOAT16,
     torch.uint8: ir.DataType.UINT8,
+    torch.int8: ir.DataType.INT8,
     torch.int32: ir.DataType.INT32,
     torch.int64: ir.DataType.INT64,
 }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from specbuild.builder.checkpoint.draft import DraftCheckpoint
+from specbuild.builder.checkpoint.latents import full_rank
 from specbuild.builder.checkpoint.target import TargetCheckpoint
 from specbuild.builder.synth.draft import SynthDraft
 from specbuild.builder.synth.geometry import draft_geometry, named_geometry
@@ -21,13 +22,17 @@ DEFAULT_ACCEPTANCE = 0.7
 
 @dataclass(frozen=True)
 class SynthOptions:
-    """``acceptance`` None is a model without a draft; ``unique_layers`` None stores every layer."""
+    """``acceptance`` None is a model without a draft; ``unique_layers`` None stores every layer.
+
+    ``latent`` is how many values every layer caches in its keys' and values' place, 0 for these.
+    """
 
     geometry: str
     layers: int | None = None
     acceptance: float | None = None
     seed: int = 0
     unique_layers: int | None = None
+    latent: int = 0
     prompts: int = 100
     prompt_tokens: int = 128
 
@@ -42,6 +47,8 @@ class SynthModel:
         self.options = options
         self._named = named_geometry(options.geometry)
         self.target: TargetGeometry = self._named.with_layers(options.layers)
+        if options.latent:
+            self.target = self._with_latents(options.latent)
         if options.acceptance is not None and not 0 <= options.acceptance <= 1:
             raise SpecbuildError(
                 f"--acceptance {options.acceptance} is a probability: choose one from 0 to 1"
@@ -55,6 +62,14 @@ class SynthModel:
         if options.acceptance is not None:
             self.draft = draft_geometry(self.target, self._named.draft)
         self.noise = Noise(options.seed)
+
+    def _with_latents(self, latent: int) -> TargetGeometry:
+        most = full_rank(self.target)
+        if not 1 <= latent <= most:
+            raise SpecbuildError(
+                f"--latent {latent} must lie between 1 and the full rank of {most}"
+            )
+        return replace(self.target, latent_dims=(latent,) * self.target.layers)
 
     @property
     def pad_token_id(self) -> int:

@@ -30,12 +30,16 @@ def write_checkpoints(
     """``target``, ``draft``, ``prompts.jsonl`` and ``synth.json`` under ``output``.
 
     Raises SpecbuildError where ``output`` exists and ``force`` is not given or it is something
-    else, for ``unique_layers``, which a checkpoint cannot express, and for a full disk.
+    else, for ``unique_layers`` and ``latent``, which are an engine's, and for a full disk.
     """
     if model.options.unique_layers is not None:
         raise SpecbuildError(
             "--unique-layers needs --engine: a checkpoint holds every layer, an engine can name "
             "a stored one again"
+        )
+    if model.options.latent:
+        raise SpecbuildError(
+            "--latent needs --engine; for a checkpoint run specbuild retrofit mla on it"
         )
     output = output.resolve()
     _require_replaceable(output, force=force)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specbuild.builder.checkpoint.latents import latent_name, latent_shapes
 from specbuild.builder.checkpoint.mxfp4 import BLOCK_VALUES, SCALE_BIAS
 from specbuild.builder.checkpoint.target_tensors import EMBEDDING, HEAD, target_tensors
 from specbuild.builder.synth.noise import Noise
@@ -111,6 +112,11 @@ def synth_target(noise: Noise, g: TargetGeometry, rules: TokenRules) -> dict[str
             made[name] = _head(noise, g, rules)
         else:
             made[name] = _layer_tensor(fill, name, expected.shape)
+    for layer, latent in enumerate(g.latent_dims):
+        for projection in ("k_proj", "v_proj"):
+            del made[f"{latent_name(layer, projection)}.weight"]
+        for name, shape in latent_shapes(g, layer, latent).items():
+            made[name] = fill.normal(name, shape, 1 / math.sqrt(shape[0]))
     return made
 
 

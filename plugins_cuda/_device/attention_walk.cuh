@@ -1,7 +1,7 @@
 // How a warp of the decode kernel walks over tiles of keys, and how it fetches them.
 //
 // Constants of the kernel: KV_HEADS, WIDTH, PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT, CONTEXT_CTAS,
-// ROWS (per warp), ROW_WARPS, WARMED (tiles of a warp that are asked for early).
+// ROWS (per warp), ROW_WARPS, ROW_CTAS, WARMED (tiles of a warp that are asked for early).
 //
 // Tile c is the positions 32c … 32c + 31. Chunks of four tiles go to slot `chunk mod SPLIT`, the
 // tiles of a chunk to the four key warps. Tiles of committed keys are fetched once for all rows of
@@ -30,6 +30,12 @@ static_assert((SPLIT & (SPLIT - 1)) == 0, "slots are found by masks");
 static_assert((CONTEXT_CTAS & (CONTEXT_CTAS - 1)) == 0, "so are their CTAs");
 static_assert(kRows <= kRowLanes, "every 16 lanes hold the views of all rows");
 static_assert(kTile == 32 && kChunk == 128, "shifts by 5 and 7");
+
+// CTAs of different rows that read the same keys stand next to each other, so that they run at the
+// same time and L2 serves all but one.
+__device__ __forceinline__ int context_cta() {
+  return static_cast<int>(blockIdx.x) / ROW_CTAS;
+}
 
 // The least and the greatest of all rows' values, in every lane.
 __device__ __forceinline__ int least(int value) {
@@ -114,14 +120,13 @@ struct Rows {
   }
 
   __device__ __forceinline__ bool occupy_cta() const {
-    return ((static_cast<int>(blockIdx.x) - (first >> 7)) & (CONTEXT_CTAS - 1)) < chunks();
+    return ((context_cta() - (first >> 7)) & (CONTEXT_CTAS - 1)) < chunks();
   }
 
   // Whether a tile of the tail may stand in a slot of this CTA.
   __device__ __forceinline__ bool tail_in_cta() const {
     const int chunk = view.tree_start >> 7;
-    return any_tree &&
-           ((static_cast<int>(blockIdx.x) - chunk) & (CONTEXT_CTAS - 1)) <= (tail_end >> 7) - chunk;
+    return any_tree && ((context_cta() - chunk) & (CONTEXT_CTAS - 1)) <= (tail_end >> 7) - chunk;
   }
 };
 
@@ -170,7 +175,7 @@ struct Walk {
   __device__ __forceinline__ void warm(const int* row_slot, int row) {
     const int slot = min(max(load_l2_int(row_slot + row), 0), TABLE * PAGE_SIZE - 1);
     const int first = WINDOW > 0 ? max(slot - WINDOW + 1, 0) : 0;
-    entries_from = own_tile_from(first >> 5, static_cast<int>(blockIdx.x) * kKeyWarps + key_warp);
+    entries_from = own_tile_from(first >> 5, context_cta() * kKeyWarps + key_warp);
     if (PAGE_SIZE % kTile != 0) return;
 #pragma unroll
     for (int i = 0; i < WARMED; ++i) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.dsa_check.body import body
+from specbuild.plugins_cuda.dsa_check.lowering import lower
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
@@ -101,4 +102,5 @@ OP = OpSpec(
     ),
     reference=reference,
     body=body,
+    lower=lower,
 )

@@ -16,7 +16,8 @@ SELECT_THREADS = 512
 KEYS_OF_A_CTA = 64
 MOST_WIDTH = 256
 MOST_HEADS = 64
-QUERY_BYTES = 48 * 1024
+# Rows whose queries a CTA holds at once.
+MOST_ROWS, QUERY_BYTES = 8, 48 * 1024
 
 _SCORE_ARGUMENTS = (
     "q",
@@ -71,7 +72,7 @@ def lower(request: LoweringRequest) -> Lowering:
         )
     padded_heads, stride = -(-heads // 8) * 8, -(-width // 32) * 32 + 32
     row_bytes = 2 * padded_heads * stride
-    rows_at_once = max(1, min(-(-rows // batch), QUERY_BYTES // row_bytes))
+    rows_at_once = max(1, min(MOST_ROWS, QUERY_BYTES // row_bytes))
     scoring = (
         ("HEADS", heads),
         ("WIDTH", width),

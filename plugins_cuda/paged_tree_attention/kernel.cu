@@ -14,8 +14,9 @@
 //   workspace_sums      f32  [T, KV_HEADS, SLOTS, GROUP, 2]
 //   workspace_values    f32  [T, KV_HEADS, SLOTS, GROUP, WIDTH]
 //
-// Grid (CONTEXT_CTAS, KV_HEADS, B·ROW_CTAS). A CTA takes kRows rows of a sequence, one KV head, and
-// the context slots x, x + CONTEXT_CTAS, … of SPLIT; one without keys leaves at once. Within a slot
+// Grid (CONTEXT_CTAS·ROW_CTAS, KV_HEADS, B). A CTA takes kRows rows of a sequence, one KV head, and
+// the context slots c, c + CONTEXT_CTAS, … of SPLIT, c = x / ROW_CTAS; one without keys leaves at
+// once. Within a slot
 // each key warp walks over its tiles (attention_walk.cuh) with a softmax state of its own; the
 // warps' states join in order, then the slots' in order, in the CTA that arrives last. No sum
 // depends on which rows share the launch, on the grid, or on where the tree's nodes lie.
@@ -114,7 +115,7 @@ __device__ __forceinline__ void attend_slots(const Inputs& in, Walk& walk, const
   load_queries(queries, memory.queries, in.q, walk, first);
   if (has_tail) walk.fetch_tail(memory.tail);
   if (kRows > 1) cp_async_commit();
-  Cursor ahead{static_cast<int>(blockIdx.x), walk.first_tile(blockIdx.x)};
+  Cursor ahead{context_cta(), walk.first_tile(context_cta())};
   auto fetch_next = [&](int stage) {
     walk.settle(ahead);
     if (ahead.slot < SPLIT) {
@@ -131,7 +132,7 @@ __device__ __forceinline__ void attend_slots(const Inputs& in, Walk& walk, const
     __syncthreads();
   }
   int stage = 0, spent = -1;
-  for (int slot = blockIdx.x; slot < SPLIT; slot += CONTEXT_CTAS) {
+  for (int slot = context_cta(); slot < SPLIT; slot += CONTEXT_CTAS) {
     if (!rows.occupy(slot)) continue;
     states.clear();
     int own = first_row, own_tile = -1;  // of a row's own tiles, after the shared ones
@@ -191,8 +192,8 @@ __device__ __forceinline__ void attend(const Inputs& in, uint2* attended, int* a
   DYNAMIC_SHARED(unsigned char, shared);
   const Memory memory(shared, in, attended, slot_sums, slot_values);
   const Joiner& joiner = memory.joiner;
-  const int sequence = blockIdx.z / ROW_CTAS, lane = threadIdx.x % 32;
-  const int kv_head = blockIdx.y, row_cta = static_cast<int>(blockIdx.z) % ROW_CTAS * kRows;
+  const int sequence = blockIdx.z, lane = threadIdx.x % 32;
+  const int kv_head = blockIdx.y, row_cta = static_cast<int>(blockIdx.x) % ROW_CTAS * kRows;
   const int view = sequence * VIEWS + (VIEWS > 1 ? kv_head : 0);
   const int guess_row = row_cta + min(lane % kRowLanes, kRows - 1);
   const int guess =

@@ -91,7 +91,7 @@ def lower(request: LoweringRequest) -> Lowering:
     entry = "attend_split" if cut.slots > 1 else "attend_whole"
     launch = OpLaunch(
         Kernel("paged_tree_attention", entry, constants),
-        grid=(cut.context_ctas, shape.kv_heads, shape.batch * cut.row_ctas),
+        grid=(cut.context_ctas * cut.row_ctas, shape.kv_heads, shape.batch),
         block=32 * KEY_WARPS * cut.row_warps,
         shared_bytes=cut.shared_bytes(shape.width, shape.words),
         arguments=(*ARGUMENTS, *(workspace.name for workspace in workspaces)),
@@ -132,10 +132,10 @@ def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
     while True:
         row_ctas = -(-sequence_rows // (rows * row_warps))
         groups = shape.batch * shape.kv_heads * row_ctas
-        # CTAs that read the same keys shall run at the same time, so that L2 serves all but one.
-        most = MOST_CTAS if row_ctas == 1 else request.target.multiprocessors
-        context_ctas = request.tactic.get("context_ctas", 0) or max(1, most // groups)
-        context_ctas = _power_of_two(min(context_ctas, slots))
+        # One sequence may have most rows of a launch (where SpecPV feeds tokens again): then its
+        # CTAs alone have work.
+        usual = max(1, MOST_CTAS // groups) if row_ctas == 1 else slots
+        context_ctas = _power_of_two(min(request.tactic.get("context_ctas", usual), slots))
         crowded = groups * context_ctas > request.target.multiprocessors
         stages = 2 if split == 1 or (crowded and rows * row_warps > 1 and row_warps == 1) else 3
         stages = request.tactic.get("stages", stages)

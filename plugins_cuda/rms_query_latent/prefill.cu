@@ -35,46 +35,71 @@ struct QueryLatentGemm : DenseGemm {
   uint16_t* c_pool;
   uint16_t* q;
 
-  template <int columns>
-  __device__ __forceinline__ void store(const GemmTile& tile, const float (&sums)[columns / 2],
-                                        uint16_t* staging) const {
+  __device__ __forceinline__ LaneBias ahead_of(const GemmTile& tile) const {
 #if HAS_BIAS
-    stage_rows<columns>(sums, lane_bias(bias, tile), staging);
+    return lane_bias(bias, tile);
 #else
-    stage_rows<columns>(sums, make_float2(0.0f, 0.0f), staging);
+    return {0, 0};
 #endif
-    const int first_tile = tile.row_tile + 4 * warpgroup();
-    for_each_piece<4>(tile.live, [&](int token, int piece) {
-      const int packed = first_tile + piece, head = packed / kHeadTiles;
-      if (packed >= ROW_TILES) return;
-      const int row = tile.first + token, part = packed % kHeadTiles;
-      const uint4* const staged =
-          reinterpret_cast<const uint4*>(staging + token * kRowsStride + 16 * piece);
-      uint4 first = staged[0], second = staged[1];
-      if (head >= Q_HEADS) {
-        uint16_t* const out = c_pool + static_cast<size_t>(write_slot[row]) * LATENT +
-                              16 * (packed - Q_HEADS * kHeadTiles);
-        *reinterpret_cast<uint4*>(out) = first;
-        *reinterpret_cast<uint4*>(out + 8) = second;
-        return;
-      }
-      rotate(first, second, positions[row], part);
-      uint16_t* const out = q + (static_cast<size_t>(row) * Q_HEADS + head) * HEAD_DIM + 8 * part;
-      *reinterpret_cast<uint4*>(out) = first;
-      *reinterpret_cast<uint4*>(out + HEAD_DIM / 2) = second;
-    });
   }
 
-  // Eight pairs (i, i + D/2), i = 8·part … + 7, at a position.
-  __device__ __forceinline__ void rotate(uint4& first, uint4& second, int position,
-                                         int part) const {
-    const size_t at = static_cast<size_t>(position) * (HEAD_DIM / 2) + 8 * part;
+  // Angles of eight pairs at a token's position, and where its latent goes.
+  struct Place {
+    float2 cos[4], sin[4];
+    int slot;
+  };
+
+  template <int columns>
+  __device__ __forceinline__ void store(const GemmTile& tile, LaneBias ahead,
+                                        const float (&sums)[columns / 2], uint16_t* staging) const {
+    stage_rows<columns>(sums, ahead.widened(), staging);
+    const int first_tile = tile.row_tile + 4 * warpgroup();
+    for_each_fetched_piece<4>(
+        tile.live,
+        [&](int token, int piece) { return place_of(tile.first + token, first_tile + piece); },
+        [&](int token, int piece, const Place& at) {
+          const int packed = first_tile + piece, head = packed / kHeadTiles;
+          if (packed >= ROW_TILES) return;
+          const uint4* const staged =
+              reinterpret_cast<const uint4*>(staging + token * kRowsStride + 16 * piece);
+          uint4 first = staged[0], second = staged[1];
+          if (head >= Q_HEADS) {
+            uint16_t* const out = c_pool + static_cast<size_t>(at.slot) * LATENT +
+                                  16 * (packed - Q_HEADS * kHeadTiles);
+            *reinterpret_cast<uint4*>(out) = first;
+            *reinterpret_cast<uint4*>(out + 8) = second;
+            return;
+          }
+          rotate(first, second, at);
+          const size_t row = tile.first + token;
+          uint16_t* const out = q + (row * Q_HEADS + head) * HEAD_DIM + 8 * (packed % kHeadTiles);
+          *reinterpret_cast<uint4*>(out) = first;
+          *reinterpret_cast<uint4*>(out + HEAD_DIM / 2) = second;
+        });
+  }
+
+  // Of packed rows 16·packed … + 15: of a head those of pairs i = 8·part … + 7.
+  __device__ __forceinline__ Place place_of(int row, int packed) const {
+    Place at;
+    const bool rotated = packed < Q_HEADS * kHeadTiles;
+    at.slot = rotated ? 0 : write_slot[row];
+    const size_t angles =
+        static_cast<size_t>(positions[row]) * (HEAD_DIM / 2) + 8 * (packed % kHeadTiles);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      at.cos[i] = *reinterpret_cast<const float2*>(cos + angles + 2 * i);
+      at.sin[i] = *reinterpret_cast<const float2*>(sin + angles + 2 * i);
+    }
+    return at;
+  }
+
+  // Eight pairs (i, i + D/2).
+  static __device__ __forceinline__ void rotate(uint4& first, uint4& second, const Place& at) {
     uint32_t* const a = &first.x;
     uint32_t* const b = &second.x;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float2 c = *reinterpret_cast<const float2*>(cos + at + 2 * i);
-      const float2 s = *reinterpret_cast<const float2*>(sin + at + 2 * i);
+      const float2 c = at.cos[i], s = at.sin[i];
       const float2 u = unpack_bf16x2(a[i]), v = unpack_bf16x2(b[i]);
       a[i] = pack_bf16x2(u.x * c.x - v.x * s.x, u.y * c.y - v.y * s.y);
       b[i] = pack_bf16x2(v.x * c.x + u.x * s.x, v.y * c.y + u.y * s.y);

@@ -21,7 +21,8 @@ from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.records import RunStats
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
-pytestmark = pytest.mark.slow
+# Engines are built in the first test.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-gpt-oss"
 CONTEXT, NEW_TOKENS = 600, 40

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
@@ -18,13 +19,13 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-gpt-oss"
 CHAIN, TREE = DraftShape(1, 3, 3), DraftShape(3, 4, 12)
 
 
-def build_example(output: Path) -> None:
+def build_example(output: Path, backend: Literal["cuda", "tensorrt"] = "cuda") -> None:
     """Builds it, with room for the tree and for batches of 8."""
     options = BuildOptions(
         model=EXAMPLE / "target",
         draft=EXAMPLE / "draft",
         output=output,
-        backend="cuda",
+        backend=backend,
         gpu="sm_90a",
         max_seq_len=1024,
         max_batch_size=8,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
+import numpy as np
 import pytest
+from plugin_cases import plugin_of
 
 from specbuild.builder.backends.cuda.kernels.kernel_case import (
     GPU_ONLY,
@@ -17,10 +19,14 @@ from specbuild.builder.backends.cuda.kernels.kernel_case import (
 )
 from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler, SpillError
 from specbuild.builder.backends.cuda.kernels.op_runner import OpRunner
+from specbuild.builder.backends.tensorrt.plugin_fields import plugin_record
 from specbuild.plugins_cuda.cases import Case
 from specbuild.plugins_cuda.launches import Lowering, Phase, Tactic, Target
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.executors.cuda.driver import DriverGpu, open_gpu
+from specbuild.runtime.executors.tensorrt.op_launches import OpLauncher
+from specbuild.runtime.executors.tensorrt.plugin_record import read_fields, write_fields
 
 FORMS = [
     (op, phase, case)
@@ -30,10 +36,21 @@ FORMS = [
 ]
 
 
+Queue = Callable[[Mapping[str, int]], None] | None
+
+
 @pytest.fixture(scope="session")
 def runner() -> Iterator[OpRunner]:
     """The GPU."""
     yield OpRunner(Compiler("sm_90a"))
+
+
+@pytest.fixture(scope="session")
+def gpu(runner: OpRunner) -> Iterator[DriverGpu]:
+    """The same GPU, as the runtime has it."""
+    opened = open_gpu()
+    yield opened
+    opened.close()
 
 
 def lowered(drawn: KernelCase, phase: Phase, tactic: Tactic | None = None) -> Lowering:
@@ -56,10 +73,17 @@ def compiling(runner: OpRunner, drawn: KernelCase, phase: Phase) -> Iterator[Low
             yield lowering
 
 
-def run(runner: OpRunner, drawn: KernelCase, lowering: Lowering) -> None:
+def launched(runner: OpRunner, drawn: KernelCase, phase: Phase) -> Lowering:
+    """By the tactic that a build takes."""
+    if drawn.op.tactics is None:
+        return lowered(drawn, phase)
+    return next(compiling(runner, drawn, phase))
+
+
+def run(runner: OpRunner, drawn: KernelCase, lowering: Lowering, queue: Queue = None) -> None:
     inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
     outputs = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
-    drawn.check(runner.run(drawn.op, lowering, inputs, outputs))
+    drawn.check(runner.run(drawn.op, lowering, inputs, outputs, queue=queue))
 
 
 @pytest.mark.parametrize(
@@ -69,11 +93,41 @@ def test_kernels_agree_with_the_reference(
     runner: OpRunner, op: OpSpec, phase: Phase, case: Case
 ) -> None:
     drawn = kernel_case(op, case)
-    lowering = lowered(drawn, phase)
+    run(runner, drawn, launched(runner, drawn, phase))
+
+
+@pytest.mark.parametrize(
+    ("op", "phase", "case"), FORMS, ids=[f"{o.name}-{p}: {c.name}" for o, p, c in FORMS]
+)
+def test_what_a_plugin_queues_agrees_with_the_reference(
+    runner: OpRunner, gpu: DriverGpu, op: OpSpec, phase: Phase, case: Case
+) -> None:
+    """What ``enqueue`` of a TensorRT plugin calls, inside of a CUDA graph; without TensorRT."""
+    drawn = kernel_case(op, case)
+    lowering = launched(runner, drawn, phase)
+    plugin = plugin_of(drawn, phase, Target(), lowering)
+    written = plugin_record(plugin, runner.compiled(plugin.kernels), "sm_90a")
+    record, cubins = read_fields(write_fields(*written))
+    launcher = OpLauncher(gpu, record, cubins)
+    launcher.prepare(0)
+    guard = 256
+    scratch = runner.allocate(record.workspace_bytes + guard)
+
+    def queue(place: Mapping[str, int]) -> None:
+        stream = gpu.new_stream()
+        gpu.begin_capture(stream)
+        launcher.enqueue(0, [place[tensor.name] for tensor in record.tensors], scratch, stream)
+        graph = gpu.end_capture(stream)
+        gpu.launch_graph(graph, stream)
+        gpu.synchronize(stream)
+        gpu.release_graph(graph)
+
     try:
-        run(runner, drawn, lowering)
-    except SpillError:
-        run(runner, drawn, next(compiling(runner, drawn, phase)))
+        run(runner, drawn, lowering, queue)
+        behind = runner.download(scratch + record.workspace_bytes, np.empty(guard, np.uint8))
+        assert (behind == 0xFF).all(), "a kernel wrote outside of the workspace"
+    finally:
+        runner.free(scratch)
 
 
 REAL = [(o, p, c) for o, p, c in FORMS if c.name.startswith(GPU_ONLY) and o.tactics is not None]

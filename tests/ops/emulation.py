@@ -110,7 +110,7 @@ def emulate(launch: OpLaunch, memory: Mapping[str, Guarded]) -> None:
             holders.append(ctypes.c_int32(argument))
     pointers = (ctypes.c_void_p * len(holders))(*[ctypes.addressof(h) for h in holders])
     grid = (ctypes.c_uint * 3)(*launch.grid)
-    entry = _compiled(launch.kernel)
+    entry = emulated_entry(launch.kernel)
     assert entry(grid, ctypes.c_uint(launch.block), pointers) == 0, (
         f"{launch.kernel.folder}.{launch.kernel.entry}: deadlock"
     )
@@ -130,7 +130,8 @@ def _emulator() -> Path:
 
 
 @cache
-def _compiled(kernel: Kernel) -> Any:
+def emulated_entry(kernel: Kernel) -> Any:
+    """A compiled kernel: called with the grid, the block and an array of pointers to arguments."""
     source = ROOT / kernel.folder / kernel.file
     text = (
         f'#include "{source}"\n'

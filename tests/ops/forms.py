@@ -1,14 +1,30 @@
-"""The standard-ONNX forms of every op: its body, and whatever else the CPU lowering may choose."""
+"""The standard-ONNX forms of every op: its body, and what else a lowering may choose."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
 import torch
-from body_session import run_body, run_record
+from body_session import run_body, run_record, value_like
+from onnx.reference import ReferenceEvaluator
 
+from specbuild.builder.backends.tensorrt.standard_ops import (
+    FORMS,
+    FP4,
+    INT8,
+    ExpertStorage,
+    moe,
+)
+from specbuild.builder.passes.cleanup import remove_unused
+from specbuild.builder.passes.weights import Recipe, recipe_of, weight_value
+from specbuild.plugins_cuda.body import STANDARD_OPSET, BodyBuilder
 from specbuild.plugins_cuda.moe.contrib import contrib_body, contrib_weights
 from specbuild.plugins_cuda.moe.dense import dense_body, dense_weights
 from specbuild.plugins_cuda.opspec import OpSpec
@@ -39,6 +55,78 @@ def moe_contrib(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> li
     """ONNX Runtime's own operator."""
     complete = op.complete(attributes)
     return _moe(arrays, contrib_weights(*_tensors(arrays[2:8])), complete, contrib_body)
+
+
+def tensorrt_form(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> list[np.ndarray]:
+    """What TensorRT-RTX is given, where it differs from the body."""
+    return run_body(replace(op, body=FORMS[op.name]), arrays, dict(attributes))
+
+
+def tensorrt_one_sequence(
+    op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]
+) -> list[np.ndarray]:
+    """The same for a static batch of 1."""
+    form = replace(op, body=FORMS[op.name])
+    return run_body(form, arrays, dict(attributes), static_axes=frozenset({"B"}))
+
+
+def moe_tensorrt(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> list[np.ndarray]:
+    """All experts at once, MXFP4 in eight bits: ONNX Runtime has no four-bit floats."""
+    return run_standard_moe(op, arrays, attributes, INT8)
+
+
+def run_standard_moe(
+    op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any], storage: ExpertStorage
+) -> list[np.ndarray]:
+    """Moe as TensorRT-RTX is given it; onnx's own evaluator runs what ONNX Runtime lacks."""
+    model = standard_moe(op, arrays, attributes, storage)
+    feed = dict(zip(("x", "router_logits"), arrays, strict=False))
+    if storage is FP4:
+        return ReferenceEvaluator(model).run(None, feed)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, feed)
+
+
+def standard_moe(
+    op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any], storage: ExpertStorage
+) -> onnx.ModelProto:
+    """The graph of it, the weights inside."""
+    names = [spec.name for spec in op.inputs]
+    x, logits = (value_like(names[i], arrays[i], dynamic=(0,)) for i in range(2))
+    graph = ir.Graph([x, logits], [], nodes=[], opset_imports={"": STANDARD_OPSET}, name="moe")
+    weights: list[ir.Value | None] = []
+    for name, tensor in zip(names[2:], _tensors(arrays[2:]), strict=True):
+        if tensor is None:
+            weights.append(None)
+            continue
+        recipe = Recipe(tuple(tensor.shape), tensor.dtype, (), lambda tensor=tensor: tensor)
+        weights.append(weight_value(name, recipe))
+        graph.register_initializer(weights[-1])
+    b = BodyBuilder()
+    [y] = moe(b, [x, logits, *weights], op.complete(attributes), graph, storage)
+    graph.extend(b.nodes)
+    y.name, y.type, y.shape = "y", x.type, x.shape
+    graph.outputs.append(y)
+    model = ir.Model(graph, ir_version=11)
+    remove_unused(model)
+    for value in graph.initializers.values():
+        tensor = recipe_of(value).checked()
+        packed = tensor if tensor.dtype != torch.bfloat16 else tensor.view(torch.int16)
+        value.const_value = ir.Tensor(
+            _PACKED.get(value.dtype, lambda a: a)(packed.numpy()),
+            dtype=value.dtype,
+            shape=value.shape,
+            name=value.name,
+        )
+    return ir.to_proto(model)
+
+
+_PACKED = {
+    ir.DataType.FLOAT4E2M1: lambda a: (
+        np.stack([a & 15, a >> 4], axis=-1).reshape(*a.shape[:-1], -1).view(ml_dtypes.float4_e2m1fn)
+    ),
+    ir.DataType.BFLOAT16: lambda a: a.view(ml_dtypes.bfloat16),
+}
 
 
 def _tensors(arrays: Arrays) -> list[torch.Tensor | None]:
@@ -77,6 +165,12 @@ def forms_of(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> dict[
         assert table is not None
         if table.shape[0] == 1:
             forms["one sequence"] = one_sequence
+    if op.name in FORMS:
+        forms["TensorRT-RTX"] = tensorrt_form
+        if "one sequence" in forms:
+            forms["TensorRT-RTX, one sequence"] = tensorrt_one_sequence
     if op.name == "Moe":
         forms |= {"dense": moe_dense, "contrib": moe_contrib}
+        if op.complete(attributes)["activation"] == "swiglu_clamped":
+            forms["TensorRT-RTX"] = moe_tensorrt
     return forms

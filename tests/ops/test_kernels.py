@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from emulation import has_compiler, run_lowering
+from plugin_cases import plugin_of, run_plugin
 
 from specbuild.builder.backends.cuda.kernels.kernel_case import (
     SMALL_TARGET,
+    KernelCase,
     bits,
     cases_for,
     kernel_case,
@@ -14,7 +17,7 @@ from specbuild.builder.backends.cuda.kernels.kernel_case import (
     phases_of,
 )
 from specbuild.plugins_cuda.cases import Case
-from specbuild.plugins_cuda.launches import Phase, Tactic
+from specbuild.plugins_cuda.launches import Lowering, Phase, Tactic
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.runtime.errors import SpecbuildError
 
@@ -28,7 +31,24 @@ FORMS = [
 ]
 
 
-def run(op: OpSpec, phase: Phase, case: Case, tactic: Tactic | None = None) -> None:
+_SEEN: set[object] = set()
+
+
+def _is_new(drawn: KernelCase, lowering: Lowering) -> bool:
+    """Whether no case before passed the same arguments to the same entries."""
+    launches = [
+        (launch.kernel.entry, *(a if isinstance(a, str) else type(a) for a in launch.arguments))
+        for launch in lowering.launches
+    ]
+    form = (drawn.op.name, *drawn.inputs, *launches)
+    known = form in _SEEN
+    _SEEN.add(form)
+    return not known
+
+
+def run(
+    op: OpSpec, phase: Phase, case: Case, tactic: Tactic | None = None, *, as_plugin: bool = False
+) -> None:
     drawn = kernel_case(op, case)
     try:
         lowering = drawn.lowering(phase, SMALL_TARGET, tactic)
@@ -36,14 +56,21 @@ def run(op: OpSpec, phase: Phase, case: Case, tactic: Tactic | None = None) -> N
         pytest.skip(f"the kernels refuse it: {refusal}")
     inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
     outputs = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
-    drawn.check(run_lowering(op, lowering, inputs, outputs))
+    got = run_lowering(op, lowering, inputs, outputs)
+    drawn.check(got)
+    if as_plugin and _is_new(drawn, lowering):
+        plugin = plugin_of(drawn, phase, SMALL_TARGET, lowering)
+        for name, ours in run_plugin(drawn, plugin, inputs, outputs).items():
+            defined = drawn.case.compare.get(name, np.s_[:])
+            np.testing.assert_array_equal(ours[defined], got[name][defined], err_msg=name)
 
 
 @pytest.mark.parametrize(
     ("op", "phase", "case"), FORMS, ids=[f"{o.name}-{p}: {c.name}" for o, p, c in FORMS]
 )
 def test_kernels_agree_with_the_reference(op: OpSpec, phase: Phase, case: Case) -> None:
-    run(op, phase, case)
+    """And a TensorRT plugin that carries the launches gives the same bits."""
+    run(op, phase, case, as_plugin=True)
 
 
 @pytest.mark.parametrize("op", kernel_ops(), ids=lambda op: op.name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import TypeAlias
 
@@ -41,7 +42,7 @@ from specbuild.builder.engine_writer import json_bytes
 from specbuild.builder.limits import EnginePlan, with_limits
 from specbuild.builder.passes.weights import Recipe
 from specbuild.builder.progress import Progress
-from specbuild.plugins_cuda.launches import Kernel, Target
+from specbuild.plugins_cuda.launches import Lowering, Target
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.kv_layout import layouts
 from specbuild.runtime.kv_pool import FULL_GROUP
@@ -139,7 +140,8 @@ def compile_programs(
     missing = compiler.missing(writer.kernels)
     progress.start("compiling kernels", len(missing), "source")
     compiled = compiler.compile(writer.kernels, lambda: progress.advance(1))
-    _check_arguments(programs, compiled)
+    for entry, program in programs:
+        check_arguments(entry.name, program.lowerings, compiled)
     entries = [entry for entry, _ in programs]
     plan = writer.plan(target, compiler.driver_version, compiled.kernels, entries)
     files = {PLAN_FILE: json_bytes(plan)}
@@ -149,22 +151,23 @@ def compile_programs(
     return CudaEngine(plan, files, cuda_report(plan, programs))
 
 
-def _check_arguments(programs: NamedPrograms, compiled: Compiled) -> None:
+def check_arguments(where: str, lowerings: Iterable[Lowering], compiled: Compiled) -> None:
     """AssertionError where a launch passes other arguments than its kernel's machine code takes."""
-    sizes: dict[Kernel, tuple[int, ...]] = {}
-    for entry, program in programs:
-        for lowering in program.lowerings:
-            for launch in lowering.launches:
-                kernel = launch.kernel
-                if kernel not in sizes:
-                    cubin = compiled.files[compiled.kernels[kernel].cubin]
-                    sizes[kernel] = parameter_sizes(cubin, kernel.entry)
-                passed = tuple(4 if isinstance(a, int | float) else 8 for a in launch.arguments)
-                if passed != sizes[kernel]:
-                    raise AssertionError(
-                        f"{entry.name}: {compiled.kernels[kernel].name} takes parameters of "
-                        f"{sizes[kernel]} bytes, the launch passes {passed}"
-                    )
+    for lowering in lowerings:
+        for launch in lowering.launches:
+            entry = compiled.kernels[launch.kernel]
+            sizes = _parameter_sizes(compiled.files[entry.cubin], entry.entry)
+            passed = tuple(4 if isinstance(a, int | float) else 8 for a in launch.arguments)
+            if passed != sizes:
+                raise AssertionError(
+                    f"{where}: {entry.name} takes parameters of {sizes} bytes, the launch passes "
+                    f"{passed}"
+                )
+
+
+@lru_cache(maxsize=512)
+def _parameter_sizes(cubin: bytes, entry: str) -> tuple[int, ...]:
+    return parameter_sizes(cubin, entry)
 
 
 def _prefill_rows(

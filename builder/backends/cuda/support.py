@@ -30,8 +30,8 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
         )
     if target.indexer is not None:
         raise SpecbuildError(
-            "the model's layers choose what they attend to (dsa_indexer.safetensors), which no "
-            "CUDA kernel does; build with --backend cpu or --no-dsa"
+            "the model's layers attend to chosen tokens (dsa_indexer.safetensors), which no CUDA "
+            "attention does; build with --backend cpu or --no-dsa"
         )
     _require_tiles(
         "model",

@@ -127,9 +127,9 @@ class IndexerTraining(HeadOptions):
 
     ``steps`` train the indexers of ``layers`` (a list, None for all with full attention), each of
     ``heads`` query heads ``width`` wide. Latents beside the model stay as they are, unless ``mla``
-    is false, where they are left out; ``joint_steps`` more then train both, latents by
-    ``joint_losses``. ``top_k`` are the numbers of tokens to judge with; where training narrows
-    attention, it does by the first.
+    is false, where they are left out; ``joint_steps`` more then train both, by
+    ``joint_losses`` at ``joint_learning_rate``. ``top_k`` are the numbers of tokens to judge with;
+    where training narrows attention, it does by the first.
     """
 
     heads: int = 4
@@ -141,6 +141,7 @@ class IndexerTraining(HeadOptions):
     mla: bool = True
     joint_steps: int = 0
     joint_losses: Losses = ((LOGITS_KL, 1.0), (ATTENTION_KL, 1.0))
+    joint_learning_rate: float = 2e-4
     learning_rate: float = 1e-3
     losses: Losses = ((ATTENTION_KL, 1.0),)
 
@@ -151,6 +152,8 @@ class IndexerTraining(HeadOptions):
             _check(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
         for name in ("first_tokens", "joint_steps"):
             _check(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
+        rate = self.joint_learning_rate
+        _check("joint_learning_rate", rate, math.isfinite(rate) and rate > 0, "more than 0")
         if not self.top_k or min(self.top_k) < 1:
             raise SpecbuildError(f"--top-k: got {self.top_k}, expected numbers of 1 or more")
         if min(self.top_k) + self.first_tokens + self.recent_tokens >= self.sequence_length:

@@ -142,6 +142,9 @@ class Session:
                 write_head_report(folder, report)
 
             self.folder.publish(write_all, options.output)
+            for name, value in found.items():
+                self.progress.note(f"perplexity, {name}: {value:.4f}")
+            self.progress.note(f"the tensors in {options.output} go beside the model, for build")
         return report
 
     def _text(self, backbone: Backbone) -> tuple[TrainingText, Rows]:

@@ -7,7 +7,6 @@ each, their gradients summed after every step.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,16 +27,15 @@ class Workers:
 
     @classmethod
     def joined(cls, kind: Literal["cpu", "cuda"]) -> Workers:
-        """As ``torchrun`` says in the environment; alone where it says nothing."""
-        count = int(os.environ.get("WORLD_SIZE", "1"))
-        if count == 1:
+        """As ``torchrun`` has started it; alone where it has not."""
+        if not distributed.is_torchelastic_launched():
             return cls(0, 1, kind)
-        device = f"cuda:{os.environ['LOCAL_RANK']}" if kind == "cuda" else kind
+        device: str = kind
         if kind == "cuda":
+            device = f"cuda:{distributed.get_node_local_rank()}"
             torch.cuda.set_device(device)
-        if not distributed.is_initialized():
-            distributed.init_process_group(BACKENDS[kind])
-        return cls(distributed.get_rank(), count, device)
+        distributed.init_process_group(BACKENDS[kind])
+        return cls(distributed.get_rank(), distributed.get_world_size(), device)
 
     @property
     def leads(self) -> bool:
@@ -87,5 +85,5 @@ class Workers:
 
     def leave(self) -> None:
         """Ends the group."""
-        if self.count > 1 and distributed.is_initialized():
+        if distributed.is_torchelastic_launched() and distributed.is_initialized():
             distributed.destroy_process_group()

@@ -325,6 +325,26 @@ def test_unique_layers_are_stored_once_and_named_again(tmp_path: Path) -> None:
     assert any(outputs[PROMPTS:])
 
 
+@pytest.mark.slow
+def test_layers_that_cache_latents_follow_the_same_permutation(tmp_path: Path) -> None:
+    model = tiny(0.7, latent=32)
+    options = BuildOptions(
+        Path("tiny"), tmp_path / "e", max_seq_len=MAX_SEQ_LEN, max_batch_size=PROMPTS
+    )
+    build_engine(model, options, SilentProgress())
+    manifest = read_manifest(options.output)
+    assert manifest.target.latent_dims == (32,) * 4
+    assert {g.name for g in manifest.cache_groups} == {"latent", "latent_sliding", "draft"}
+    kept = [name for name in manifest.tensors if name.startswith("model.layers.")]
+    assert not any(name.endswith("k_proj.weight") for name in kept)
+    target, _ = successors(model)
+    for record in run(
+        Engine.load(options.output), written_prompts(prompts_beside(options.output)), CHAIN
+    ):
+        sequence = (record.prompt_ids[-1], *record.output_ids)
+        assert all(target[a] == b for a, b in itertools.pairwise(sequence))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -335,6 +355,8 @@ def test_unique_layers_are_stored_once_and_named_again(tmp_path: Path) -> None:
         (["--geometry", "tiny", "--output", "o", "--layers", "9"], "between 1 and the model's 4"),
         (["--geometry", "tiny", "--engine", "e", "--unique-layers", "5"], "and the 4 layers"),
         (["--geometry", "tiny", "--output", "o", "--unique-layers", "2"], "needs --engine"),
+        (["--geometry", "tiny", "--output", "o", "--latent", "16"], "run specbuild retrofit mla"),
+        (["--geometry", "tiny", "--engine", "e", "--latent", "9999"], "and the full rank of"),
         (["--geometry", "tiny", "--output", "o", "--page-size", "16"], "--page-size is about an"),
         (["--geometry", "tiny", "--output", "taken"], "exists; remove it or pass --force"),
         (["--geometry", "tiny", "--output", "taken", "--force"], "was not written by synth"),

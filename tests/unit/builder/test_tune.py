@@ -268,7 +268,7 @@ def engine(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """An engine whose kernels are not really compiled; never changed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvrtc, "_compiled", fake_cubin)
-        patch.setattr(cuda_engine, "_check_arguments", lambda *_: None)
+        patch.setattr(cuda_engine, "check_arguments", lambda *_: None)
         patch.setattr(tune, "check_here", lambda *_, **__: [])
         output = tmp_path_factory.mktemp("engines") / "engine"
         build(build_options(checkpoints, output), SILENT)

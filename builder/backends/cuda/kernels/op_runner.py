@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
+from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled, Compiler
 from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.runtime.errors import UnsupportedHereError
@@ -71,11 +71,15 @@ class OpRunner:
         """Waits for every copy and launch, of all streams."""
         self._call(self._driver.cuCtxSynchronize)
 
+    def compiled(self, kernels: Sequence[Kernel]) -> Compiled:
+        """Machine code of these kernels, compiled once."""
+        return self._compiler.compile(kernels, lambda: None)
+
     def prepare(self, lowerings: Sequence[Lowering]) -> None:
         """Compiles what these lowerings launch, in parallel."""
         kernels = [launch.kernel for lowering in lowerings for launch in lowering.launches]
         missing = [kernel for kernel in kernels if kernel not in self._cubins]
-        compiled = self._compiler.compile(missing, lambda: None)
+        compiled = self.compiled(missing)
         for kernel, entry in compiled.kernels.items():
             self._cubins[kernel] = compiled.files[entry.cubin]
 
@@ -85,9 +89,12 @@ class OpRunner:
         lowering: Lowering,
         inputs: Mapping[str, np.ndarray],
         outputs: Mapping[str, np.ndarray],
+        *,
+        queue: Callable[[Pointers], None] | None = None,
     ) -> dict[str, np.ndarray]:
         """The outputs by name; poisoned before, with guards around every array.
 
+        ``queue`` runs the launches in another way than :meth:`launch`, and waits for them.
         AssertionError where a kernel wrote outside of an array, or left a workspace that must
         stay zero otherwise.
         """
@@ -106,7 +113,10 @@ class OpRunner:
                 if workspace.zeroed and workspace.nbytes:
                     self._call(self._driver.cuMemsetD8, place[workspace.name], 0, workspace.nbytes)
             self._call(self._driver.cuCtxSynchronize)
-            self.launch(lowering, place)
+            if queue is None:
+                self.launch(lowering, place)
+            else:
+                queue(place)
             self._call(self._driver.cuStreamSynchronize, self.stream)
             self._check_guards(op.name, sizes, blocks)
             for workspace in lowering.workspaces:

@@ -177,12 +177,8 @@ class PlanWriter:
         return Binding(buffer, offset, tensor.shape, tensor.info.dtype)
 
     def _argument(self, lowered: LoweredProgram, index: int, argument: Argument) -> tuple[int, ...]:
-        if argument is None:
-            return (NULL,)
-        if isinstance(argument, float):
-            return (FLOAT32, struct.unpack("<I", struct.pack("<f", argument))[0])
-        if isinstance(argument, int):
-            return (INT32, argument)
+        if not isinstance(argument, str):
+            return number_argument(argument)
         call = lowered.ir.calls[index]
         if argument in lowered.workspaces[index]:
             return (POINTER, *self._place(lowered, *lowered.workspaces[index][argument]))
@@ -191,6 +187,15 @@ class PlanWriter:
             return (POINTER, *self._place(lowered, tensor.storage, tensor.offset))
         call.op.tensor(argument)  # an absent optional tensor, or KeyError
         return (NULL,)
+
+
+def number_argument(argument: int | float | None) -> tuple[int, ...]:
+    """A launch argument that is no tensor: an int32, the bits of a float32, or a null pointer."""
+    if argument is None:
+        return (NULL,)
+    if isinstance(argument, float):
+        return (FLOAT32, struct.unpack("<I", struct.pack("<f", argument))[0])
+    return (INT32, argument)
 
 
 def program_bytes(program: Program) -> bytes:

@@ -14,6 +14,7 @@ from deepseek_checkpoints import HIDDEN, LAYERS, SIZES, write_deepseek
 from safetensors.torch import load_file
 
 from specbuild.builder.backends.cuda.support import require_cuda_support
+from specbuild.builder.backends.tensorrt.capabilities import require_standard_support
 from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.limits import plan_engine
@@ -186,6 +187,8 @@ def test_what_belongs_to_gpt_oss(model: Path, tmp_path: Path) -> None:
         retrofit_mla(LatentOptions(model=model, rank=8), SilentProgress())
     with pytest.raises(SpecbuildError, match="a deepseek_v3: CUDA kernels compute its attention"):
         require_cuda_support(geometry, None)
+    with pytest.raises(SpecbuildError, match="is built for the CPU only"):
+        require_standard_support(geometry, options)
     (model / "mla_kv.safetensors").write_bytes(b"")
     assert "caches latents of its own" in refusal(model)
     assert read_target(model, strict=True, mla=False).geometry == geometry

@@ -136,6 +136,7 @@ def test_indexers_then_both(
         (own / file.name).symlink_to(file)
     before = write_latents(own, {1: 24}, hidden=32, kv_width=16)
     whole = indexer_options(own, text, tmp_path / "whole", joint_steps=4, held_out=(text,))
+    whole = replace(whole, joint_learning_rate=1e-2)
     report = train_indexers(whole, SilentProgress())
     assert list(report.perplexities) == ["model", "latents", "top 4", "top 8"]
     assert {point.stage for point in report.losses} == {"indexers", "both"}
@@ -170,6 +171,7 @@ def test_logits_train_an_indexer_too(model: Path, text: Path, tmp_path: Path) ->
 
 def _one_of_two(rank: int, port: int, make: Any, options: Any) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+    os.environ["TORCHELASTIC_RUN_ID"] = "test"
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     make(options, SilentProgress())

@@ -1,0 +1,1 @@
+"""TensorRT and TensorRT-RTX: the portable graphs as engines of NVIDIA's compiler."""

@@ -1,0 +1,153 @@
+"""Builds every role's engine into the engine directory, one process and one role at a time."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from specbuild.builder.backends.tensorrt.build_engine import build_engine
+from specbuild.builder.backends.tensorrt.built_plans import BuiltPlan, BuiltPlans
+from specbuild.builder.backends.tensorrt.request import Binding, EngineRequest, EngineResult
+from specbuild.builder.backends.tensorrt.standard_profiles import input_shapes
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.engine_writer import EngineFolder
+from specbuild.builder.passes.portable import portable_bytes
+from specbuild.builder.passes.weights import Recipe, recipe_of
+from specbuild.builder.progress import Progress
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.executors.tensorrt.engine_check import LIBRARIES, read_header
+from specbuild.runtime.manifest import WEIGHTS_FILE, ShapeProfile, TensorRtBuild
+
+
+@dataclass(frozen=True)
+class RoleReport:
+    """What the build report says of a role's engine; ``bindings`` are the network's own."""
+
+    engine_bytes: int
+    layers: dict[str, int]
+    bindings: tuple[Binding, ...]
+    profiles: int
+
+
+MakePlans: TypeAlias = Callable[[EngineFolder], tuple[BuiltPlans, dict[str, RoleReport]]]
+
+
+def engine_file(role: str) -> str:
+    """Where a role's engine stands in the directory."""
+    return f"{role}.engine"
+
+
+def plan_maker(
+    models: Mapping[str, ir.Model],
+    profiles: Mapping[str, tuple[ShapeProfile, ...]],
+    capabilities: tuple[str, ...],
+    options: BuildOptions,
+    progress: Progress,
+) -> MakePlans:
+    """:func:`build_plans` for a folder that is to come."""
+    return lambda folder: build_plans(folder, models, profiles, capabilities, options, progress)
+
+
+def build_plans(  # noqa: PLR0917
+    folder: EngineFolder,
+    models: Mapping[str, ir.Model],
+    profiles: Mapping[str, tuple[ShapeProfile, ...]],
+    capabilities: tuple[str, ...],
+    options: BuildOptions,
+    progress: Progress,
+) -> tuple[BuiltPlans, dict[str, RoleReport]]:
+    """Writes ``<role>.engine`` for every graph. Raises SpecbuildError as :func:`build_engine`.
+
+    A role's weights lie in a file beside the directory while its engine is built, and are mapped
+    from there: what is held in memory is what the library itself holds.
+    """
+    roles, reports, version = {}, {}, ""
+    for role, model in models.items():
+        with tempfile.TemporaryDirectory(dir=folder.path.parent, prefix=".specbuild-graph-") as at:
+            engine = folder.path / engine_file(role)
+            request = _request(model, profiles[role], capabilities, options, engine, Path(at))
+            weights = _weights(model)
+            if weights:
+                EngineFolder(Path(at)).write_weights(weights, progress)
+            result = build_engine(request, progress)
+        progress.note(_told(request, result))
+        folder.adopt(engine_file(role))
+        _check_answer(role, model, request, result)
+        version = result.version
+        roles[role] = BuiltPlan(engine_file(role), profiles[role], result.layers)
+        reports[role] = RoleReport(
+            result.engine_bytes, result.layers, result.bindings, result.profiles
+        )
+    build = TensorRtBuild(
+        library="tensorrt_rtx" if options.backend == "tensorrt-rtx" else "tensorrt",
+        version=version,
+        compute_capabilities=capabilities,
+        version_compatible=options.version_compatible,
+    )
+    return BuiltPlans(build, roles), reports
+
+
+def _request(  # noqa: PLR0917
+    model: ir.Model,
+    profiles: tuple[ShapeProfile, ...],
+    capabilities: tuple[str, ...],
+    options: BuildOptions,
+    engine: Path,
+    at: Path,
+) -> EngineRequest:
+    graph = at / "graph.onnx"
+    graph.write_bytes(portable_bytes(model))
+    cache = options.timing_cache
+    return EngineRequest(
+        backend=options.backend,
+        role=engine.stem,
+        graph=str(graph),
+        weights=str(at / WEIGHTS_FILE) if _weights(model) else None,
+        engine=str(engine),
+        ops=tuple(sorted({(node.domain, node.op_type) for node in model.graph.all_nodes()})),
+        profiles=tuple(input_shapes(model.graph.inputs, profile) for profile in profiles),
+        compute_capabilities=capabilities,
+        timing_cache=None if cache is None else str(cache.resolve()),
+        version_compatible=options.version_compatible,
+        weight_streaming=options.weight_streaming,
+    )
+
+
+def _told(request: EngineRequest, result: EngineResult) -> str:
+    return (
+        f"{request.role}.engine: {result.engine_bytes / 1e6:.1f} MB in {result.seconds:.0f} s, "
+        f"{result.peak_anonymous_bytes / 1e6:.0f} MB of memory held, "
+        f"{result.parsed_anonymous_bytes / 1e6:.0f} MB of it before compiling"
+    )
+
+
+def _weights(model: ir.Model) -> dict[str, Recipe]:
+    found = {name: recipe_of(value) for name, value in model.graph.initializers.items()}
+    return {name: recipe for name, recipe in found.items() if recipe is not None}
+
+
+def _check_answer(role: str, model: ir.Model, request: EngineRequest, result: EngineResult) -> None:
+    """The library built what was asked for: the graph's ports, for these GPUs, of this version."""
+    wanted = [(value.name, True) for value in model.graph.inputs]
+    wanted += [(value.name, False) for value in model.graph.outputs]
+    got = [(binding.name, binding.is_input) for binding in result.bindings]
+    if got != wanted:
+        odd = sorted({str(name) for name, _ in set(got) ^ set(wanted)})
+        raise SpecbuildError(
+            f"{LIBRARIES[request.backend].title} gave {engine_file(role)} other inputs and outputs "
+            f"than the graph has ({', '.join(odd) or 'in another order'}); this is a fault of it"
+        )
+    if request.backend == "tensorrt-rtx":
+        with Path(request.engine).open("rb") as file:
+            header = read_header(file.read(64), engine_file(role))
+        told = (result.version, set(request.compute_capabilities), result.engine_bytes)
+        if (header.version, set(header.compute_capabilities), header.plan_bytes) != told:
+            raise SpecbuildError(
+                f"{engine_file(role)} says of itself {header}, expected {told}; the library writes "
+                "headers that this specbuild does not know"
+            )

@@ -1,0 +1,29 @@
+"""What the manifest is told of TensorRT's engines once they are built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specbuild.runtime.manifest import Role, ShapeProfile, TensorRtBuild
+
+
+@dataclass(frozen=True)
+class BuiltPlan:
+    """One role's engine: its file, its profiles, and its network's layers by type."""
+
+    file: str
+    profiles: tuple[ShapeProfile, ...]
+    layers: dict[str, int]
+
+
+@dataclass(frozen=True)
+class BuiltPlans:
+    """All of them, by role, and what built them.
+
+    ``described`` are roles whose graphs the engine does not have: all is said of them already.
+    """
+
+    build: TensorRtBuild
+    roles: Mapping[str, BuiltPlan]
+    described: Mapping[str, Role] = field(default_factory=dict)

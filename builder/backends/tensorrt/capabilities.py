@@ -1,0 +1,91 @@
+"""What TensorRT engines can be built for, and of: refused here, before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specbuild.builder.backends.tensorrt.library import OFFERS, require_library
+from specbuild.builder.backends.tensorrt.standard_ops import FP4, INT8, ExpertStorage
+from specbuild.builder.config import BuildOptions
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.executors.tensorrt.engine_check import LIBRARIES
+from specbuild.runtime.manifest import TENSORRT_BACKENDS, TargetGeometry
+
+DEFAULT_CAPABILITY = "sm_120"
+# Engines of TensorRT-RTX hold bf16, which older GPUs lack.
+_WITHOUT_BF16 = ("sm_75",)
+_WITH_E2M1 = ("sm_120", "sm_121")
+_SWITCHES = (
+    "timing_cache",
+    "version_compatible",
+    "weight_streaming",
+)
+
+
+def require_tensorrt_options(options: BuildOptions) -> None:
+    """SpecbuildError where an option is not the chosen backend's."""
+    given = [name for name in _SWITCHES if getattr(options, name)]
+    if options.backend not in TENSORRT_BACKENDS:
+        if given:
+            raise SpecbuildError(f"{_option(given[0])} needs --backend tensorrt")
+        return
+    offers, title = OFFERS[options.backend], LIBRARIES[options.backend].title
+    for name, offered, why in (
+        ("timing_cache", offers.timing_cache, "it chooses kernels when an engine is loaded"),
+        ("version_compatible", offers.version_compatible, "it ships no lean runtime"),
+    ):
+        if name in given and not offered:
+            raise SpecbuildError(f"{title} does not know {_option(name)}: {why}; leave it out")
+    if options.draft_dtype not in (None, "bf16"):
+        raise SpecbuildError(
+            f"--draft-dtype {options.draft_dtype} needs --backend cuda; leave it out"
+        )
+    if not offers.plugins and (options.tactics is not None or options.tuned_only):
+        raise SpecbuildError(
+            f"{title} takes no kernels of ours: --tactics and --tuned-only need another backend"
+        )
+
+
+def tensorrt_device(options: BuildOptions) -> str:
+    """The GPUs to build for, comma-separated. SpecbuildError where one cannot be built for."""
+    require_library(options.backend)
+    known = OFFERS[options.backend].capabilities
+    if known is None:
+        return options.gpu or ""
+    usable = [name for name in known if name not in _WITHOUT_BF16]
+    asked = list(dict.fromkeys((options.gpu or DEFAULT_CAPABILITY).split(",")))
+    for name in asked:
+        if name not in usable:
+            raise SpecbuildError(
+                f"--gpu {name}: {LIBRARIES[options.backend].title} builds these engines for "
+                f"{', '.join(usable)}; name one or more of them, separated by commas"
+            )
+    return ",".join(name for name in usable if name in asked)
+
+
+def require_standard_support(target: TargetGeometry, options: BuildOptions) -> None:
+    """SpecbuildError naming what a target or build has that no engine of standard ops computes."""
+    title = LIBRARIES["tensorrt-rtx"].title
+    if target.mla is not None:
+        raise SpecbuildError(
+            f"the model is a {target.model_type}, whose attention (MLA) is built for the CPU only; "
+            "build with --backend cpu"
+        )
+    if target.latent_dims:
+        raise SpecbuildError(
+            f"the model's layers cache latents (mla_kv.safetensors), which engines of {title} do "
+            "not attend to; build with --backend cpu or --no-mla"
+        )
+    if options.enable_specpv:
+        raise SpecbuildError(
+            f"--specpv has no form for {title}; build with --backend cpu or cuda, or without it"
+        )
+
+
+def expert_storage(capabilities: Sequence[str]) -> ExpertStorage:
+    """Four bits where every GPU has e2m1, else eight; both hold MXFP4 exactly."""
+    return FP4 if set(capabilities) <= set(_WITH_E2M1) else INT8
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,95 @@
+"""The version of each op's plugin, and a digest of all that the version stands for.
+
+Run as a module, this writes ``plugin_versions.json``: an op whose digest has changed gets the next
+version.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import cache
+from pathlib import Path
+
+import xxhash
+
+from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.registry import all_ops
+from specbuild.runtime.executors.tensorrt import plugin_record
+from specbuild.runtime.plan import CompiledKernel, Launch
+
+VERSIONS_FILE = Path(__file__).with_name("plugin_versions.json")
+_FIELD_SET = (
+    plugin_record.PluginInput,
+    plugin_record.PluginOutput,
+    plugin_record.PluginWorkspace,
+    plugin_record.PluginTactic,
+    plugin_record.PluginBucket,
+    plugin_record.PluginRecord,
+    CompiledKernel,
+    Launch,
+)
+
+
+def field_digest(op: OpSpec) -> str:
+    """Changes with the op's tensors, attributes or aliases, and with the serialised fields."""
+    content = {
+        "inputs": [_tensor(tensor) for tensor in op.inputs],
+        "outputs": [_tensor(tensor) for tensor in op.outputs],
+        "attributes": [[a.name, a.type.__name__, a.default] for a in op.attributes],
+        "aliases": op.aliases,
+        "format": plugin_record.RECORD_FORMAT,
+        "fields": [plugin_record.FIELD_NAMES, *map(_record_fields, _FIELD_SET)],
+    }
+    return xxhash.xxh3_64_hexdigest(json.dumps(content).encode())
+
+
+def plugin_version(op: OpSpec) -> int:
+    """The version. AssertionError where the op is not what the version was given for."""
+    version, digest = stored_versions().get(op.name, (0, ""))
+    if digest != field_digest(op):
+        raise AssertionError(
+            f"{op.name}: its plugin's fields are not those of version {version}; give it the next "
+            f"one with python -m {__name__}"
+        )
+    return version
+
+
+@cache
+def stored_versions() -> dict[str, tuple[int, str]]:
+    """Version and digest by op, as the file has them."""
+    stored = json.loads(VERSIONS_FILE.read_text(encoding="utf-8"))
+    return {name: (int(version), str(digest)) for name, (version, digest) in stored.items()}
+
+
+def next_versions(stored: dict[str, tuple[int, str]]) -> dict[str, tuple[int, str]]:
+    """What the file should hold: the next version for every op with kernels that changed."""
+    versions = {}
+    for name, op in all_ops().items():
+        if op.lower is None:
+            continue
+        version, digest = stored.get(name, (0, ""))
+        current = field_digest(op)
+        versions[name] = (version + (digest != current), current)
+    return versions
+
+
+def _tensor(tensor: TensorSpec) -> list[object]:
+    return [tensor.name, tensor.dtype, tensor.axes, tensor.optional, tensor.rank_free]
+
+
+def _record_fields(kind: type) -> list[tuple[str, str]]:
+    return [(field.name, str(field.type)) for field in dataclasses.fields(kind)]
+
+
+def _write() -> None:
+    stored = stored_versions() if VERSIONS_FILE.exists() else {}
+    lines = [
+        f"  {json.dumps(name)}: {json.dumps(entry)}"
+        for name, entry in next_versions(stored).items()
+    ]
+    VERSIONS_FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _write()

@@ -1,0 +1,35 @@
+"""DsaCheck on a GPU: a CTA per sequence."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
+
+THREADS = 512
+_ARGUMENTS = (
+    "selected",
+    "row_start",
+    "row_slot",
+    "tree_start",
+    "ancestor_bits",
+    "positions",
+    "budget",
+    "checked",
+    "violations",
+)
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """One launch for any number of rows."""
+    _, views, held = request.tensors["selected"].shape
+    words = request.tensors["ancestor_bits"].shape[1]
+    numbers = (
+        int(request.attributes[name]) for name in ("threshold", "first_tokens", "recent_tokens")
+    )
+    launch = OpLaunch(
+        Kernel("dsa_check", "check_lists", (("WORDS", words), ("THREADS", THREADS))),
+        grid=(request.tensors["budget"].shape[0], 1, 1),
+        block=THREADS,
+        shared_bytes=0,
+        arguments=(*_ARGUMENTS, views, held, *numbers),
+    )
+    return Lowering((launch,))

@@ -1,0 +1,1 @@
+"""TensorRT engines: what they are checked for, and how they run."""

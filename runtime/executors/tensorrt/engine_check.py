@@ -1,0 +1,208 @@
+"""Whether TensorRT engines run here: every reason why not, found before one is loaded.
+
+The library is not imported, and no engine is deserialised.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbuild.runtime.engine_file import check_sizes
+from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
+from specbuild.runtime.executors.cuda.gpu import GpuFacts
+from specbuild.runtime.manifest import Manifest, TensorRtBuild
+
+
+@dataclass(frozen=True)
+class LibraryFacts:
+    """A library that builds and runs engines: its module, its distributions, how to get it."""
+
+    title: str
+    module: str
+    distributions: tuple[str, ...]
+    least_version: tuple[int, int]
+    install: str
+
+
+LIBRARIES: Mapping[str, LibraryFacts] = {
+    "tensorrt": LibraryFacts(
+        "TensorRT",
+        "tensorrt",
+        ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
+        (10, 16),
+        "pip install 'specbuild[tensorrt]'",
+    ),
+    "tensorrt-rtx": LibraryFacts(
+        "TensorRT-RTX",
+        "tensorrt_rtx",
+        ("tensorrt-rtx", "tensorrt_rtx_cu13", "tensorrt_rtx_cu12"),
+        (1, 7),
+        "pip install 'specbuild[tensorrt-rtx]'",
+    ),
+}
+
+# TensorRT-RTX's plan begins with these 64 bytes; found by building for several GPUs and reading.
+_HEADER_BYTES = 64
+_TAG = b"vtrt"
+_CAPABILITY_BITS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
+
+
+@dataclass(frozen=True)
+class PlanHeader:
+    """What the header of a TensorRT-RTX plan says: who built it, for what, and its size."""
+
+    version: str
+    compute_capabilities: tuple[str, ...]
+    plan_bytes: int
+
+
+def read_header(data: bytes, where: str) -> PlanHeader:
+    """The header of a TensorRT-RTX plan. Raises EngineFileError where it is none."""
+    if len(data) < _HEADER_BYTES or data[:4] != _TAG or data[28:32] != _TAG:
+        raise EngineFileError(f"{where} is no TensorRT-RTX engine; build the engine again")
+    mask = int.from_bytes(data[32:36], "little")
+    if mask >> len(_CAPABILITY_BITS):
+        raise EngineFileError(
+            f"{where} is for GPUs (mask {mask:#x}) that this specbuild does not know; update it"
+        )
+    return PlanHeader(
+        version=".".join(map(str, data[24:28])),
+        compute_capabilities=tuple(
+            name for bit, name in enumerate(_CAPABILITY_BITS) if mask >> bit & 1
+        ),
+        plan_bytes=int.from_bytes(data[16:24], "little"),
+    )
+
+
+def check_plans(directory: Path, manifest: Manifest) -> None:
+    """Raises EngineFileError where a plan's header disagrees with the manifest.
+
+    Of full TensorRT the plan's header is not documented: there the checksums vouch for it.
+    """
+    check_sizes(directory, manifest)
+    build = built_by(manifest)
+    if build.library != "tensorrt_rtx":
+        return
+    for role, entry in manifest.roles.items():
+        with (directory / entry.file).open("rb") as file:
+            header = read_header(file.read(_HEADER_BYTES), f"{directory}: {entry.file}")
+        told = (build.version, build.compute_capabilities, manifest.files[entry.file].bytes)
+        if (header.version, header.compute_capabilities, header.plan_bytes) != told:
+            raise EngineFileError(
+                f"{directory}: the engine of role {role} is of version {header.version} for "
+                f"{', '.join(header.compute_capabilities)} with {header.plan_bytes} bytes, the "
+                f"manifest says {told[0]}, {', '.join(told[1])} and {told[2]}; build it again"
+            )
+
+
+def built_by(manifest: Manifest) -> TensorRtBuild:
+    """What built a TensorRT engine. Raises EngineFileError where the manifest does not say."""
+    if manifest.tensorrt is None:
+        raise EngineFileError(
+            f"manifest.json: backend is {manifest.backend}, but it does not say what built the "
+            "engines; build the engine again"
+        )
+    return manifest.tensorrt
+
+
+def installed_version(backend: str) -> str | None:
+    """The version of a backend's library here, None where it is not installed."""
+    facts = LIBRARIES[backend]
+    if importlib.util.find_spec(facts.module) is None:
+        return None
+    for name in facts.distributions:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def library_reason(backend: str) -> str | None:
+    """Why a backend's library cannot be used here, None where it can."""
+    facts, found = LIBRARIES[backend], installed_version(backend)
+    wanted = ".".join(map(str, facts.least_version))
+    if found is None:
+        return f"{facts.title} is not installed; {facts.install}"
+    if _numbers(found)[:2] < facts.least_version:
+        return f"{facts.title} is {found}, {wanted} or later is needed; {facts.install} --upgrade"
+    return None
+
+
+def reasons_here(
+    directory: Path, manifest: Manifest, known_plugins: Mapping[str, str] | None = None
+) -> list[str]:
+    """Every reason why the engines do not run on this machine; empty when they do.
+
+    ``known_plugins`` are the versions of the plugins that the runtime can create, by name.
+    """
+    check_plans(directory, manifest)
+    build = built_by(manifest)
+    reasons = []
+    lack = library_reason(manifest.backend)
+    if lack is not None:
+        reasons.append(lack)
+    else:
+        found = installed_version(manifest.backend)
+        assert found is not None
+        reasons += _version_reasons(LIBRARIES[manifest.backend], build, found)
+    reasons += _plugin_reasons(build, known_plugins or {})
+    reasons += _gpu_reasons(build)
+    return reasons
+
+
+def capability_reason(build: TensorRtBuild, gpu: GpuFacts) -> str | None:
+    """Why engines do not run on this GPU, None where they do."""
+    here = "sm_{}{}".format(*gpu.capability)
+    if here in build.compute_capabilities:
+        return None
+    return (
+        f"it was built for {', '.join(build.compute_capabilities)}, this GPU ({gpu.name}) is "
+        f"{here}; build it for {here}"
+    )
+
+
+def _version_reasons(facts: LibraryFacts, build: TensorRtBuild, found: str) -> list[str]:
+    here, there = _numbers(found), _numbers(build.version)
+    fits = here >= there if build.version_compatible else here == there
+    if fits:
+        return []
+    return [
+        f"it was built by {facts.title} {build.version}, here is {found}; install that version or "
+        "build it again"
+    ]
+
+
+def _plugin_reasons(build: TensorRtBuild, known: Mapping[str, str]) -> list[str]:
+    return [
+        f"its plugin {name} is of version {version}, this specbuild has "
+        f"{known.get(name, 'none of that name')}; build it again or use the specbuild that built it"
+        for name, version in sorted(build.plugins.items())
+        if known.get(name) != version
+    ]
+
+
+def _gpu_reasons(build: TensorRtBuild) -> list[str]:
+    from specbuild.runtime.executors.cuda.driver import open_gpu
+
+    try:
+        gpu = open_gpu()
+    except UnsupportedHereError as error:
+        return [str(error)]
+    try:
+        reason = capability_reason(build, gpu.facts)
+    except SpecbuildError as error:
+        reason = str(error)
+    finally:
+        gpu.close()
+    return [] if reason is None else [reason]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a version: ``1.7.1.116`` gives (1, 7, 1, 116)."""
+    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])))

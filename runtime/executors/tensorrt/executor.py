@@ -1,0 +1,301 @@
+"""Runs an engine's roles on a GPU: feeds go to the device, a role is queued, its outputs return.
+
+The pools stay on the device. A role is padded to one of its profiles; a profile of one size is
+recorded as a CUDA graph when it has run once, and replayed from then on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
+from specbuild.runtime.executor import ExecutorCapabilities
+from specbuild.runtime.executors.cuda.gpu import Gpu, Handle
+from specbuild.runtime.executors.cuda.staging import Staging
+from specbuild.runtime.executors.tensorrt.feeds import (
+    chosen_profile,
+    device_type,
+    fitted,
+    from_device,
+    padded,
+    port_shape,
+    profile_sizes,
+    sizes_of,
+    to_device,
+    used,
+)
+from specbuild.runtime.manifest import Manifest, Port, Role
+
+_POOL, _OUT, _BLANK = "_pool", ".out", "_blank"
+_ALIGNMENT = 512
+
+
+class RoleSession(Protocol):
+    """What computes a role: an engine, or launches alone."""
+
+    def queue(
+        self,
+        profile: int,
+        shapes: Mapping[str, tuple[int, ...]],
+        addresses: Mapping[str, int],
+        stream: Handle,
+        *,
+        scalars: Mapping[str, int],
+    ) -> None:
+        """Queues the role once, on a stream that runs or one that records.
+
+        ``shapes`` are those of the inputs, ``addresses`` those of every tensor, ``scalars`` the
+        values of the scalar inputs, by name.
+        """
+        ...
+
+    def close(self) -> None:
+        """Gives its memory back."""
+        ...
+
+
+OpenSession = Callable[[str], RoleSession]
+
+
+class TensorRtExecutor:
+    """One engine on one GPU. ``weights`` are the addresses of loaded tensors by name.
+
+    ``release_weights`` is called at the end. Raises UnsupportedHereError where the caches or a
+    role's tensors do not fit into memory.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        manifest: Manifest,
+        open_session: OpenSession,
+        weights: Mapping[str, int],
+        *,
+        release_weights: Callable[[], None] = lambda: None,
+        recorded: bool = True,
+    ) -> None:
+        self._gpu = gpu
+        self._manifest = manifest
+        self._open_session = open_session
+        self._weights = weights
+        self._recorded = recorded
+        self._stream = gpu.new_stream()
+        self._recording = gpu.new_stream()
+        self._closing = contextlib.ExitStack()
+        self._closing.callback(release_weights)
+        self._staging = Staging(gpu, self._stream)
+        self._closing.callback(self._staging.close)
+        self._pools: dict[str, int] = {}
+        self._roles: dict[str, _LoadedRole] = {}
+        # The last outputs of every role: fed on, they are copied where they are.
+        self._returned: dict[str, list[_Returned]] = {}
+
+    @property
+    def capabilities(self) -> ExecutorCapabilities:
+        """Plugins run the kernels that are batch-invariant; TensorRT-RTX's own are not."""
+        name = self._manifest.backend
+        return ExecutorCapabilities(
+            name,
+            batch_invariant=name == "tensorrt",
+            device_resident_step=False,
+            fixed_pages=name == "tensorrt",
+        )
+
+    @property
+    def gpu_name(self) -> str:
+        """What the GPU is called."""
+        return self._gpu.facts.name
+
+    def prepare(self, roles: Sequence[str]) -> None:
+        """Loads the engines of these roles."""
+        self._gpu.use()
+        for name in roles:
+            if name not in self._roles:
+                self._roles[name] = self._load(name)
+
+    def run(self, role: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The outputs of a role. Raises SpecbuildError where no profile holds the feeds."""
+        self.prepare([role])
+        loaded = self._roles[role]
+        description = loaded.role
+        ports = [port for port in description.inputs if port.name in loaded.fed]
+        sizes = sizes_of(ports, feeds)
+        profile = chosen_profile(role, description, sizes)
+        full = profile_sizes(description.profiles[profile], sizes)
+        shapes = {port.name: port_shape(port, full) for port in description.inputs}
+        for port in ports:
+            self._feed(loaded, port, np.asarray(feeds[port.name]), shapes[port.name])
+        scalars = {port.name: sizes[port.name] for port in ports if not port.shape}
+        self._queue(loaded, _Launch(profile, shapes, scalars))
+        return self._outputs(role, loaded, full, sizes)
+
+    def close(self) -> None:
+        """Gives everything back; nothing of the executor may be used after."""
+        self._gpu.use()
+        self._gpu.synchronize(self._stream)
+        for loaded in self._roles.values():
+            for graph in loaded.graphs.values():
+                self._gpu.release_graph(graph)
+            loaded.session.close()
+        self._roles.clear()
+        self._closing.close()
+        self._gpu.close()
+
+    def _load(self, name: str) -> _LoadedRole:
+        role = self._manifest.roles[name]
+        addresses = {name: self._weights[name] for name in role.tensors if name in self._weights}
+        fed = []
+        outputs = {port.name for port in role.outputs}
+        for port in role.inputs:
+            if port.name.endswith(_POOL):
+                addresses[port.name] = self._pool(port)
+                addresses[port.name + _OUT] = self._pools[port.name]
+                continue
+            addresses[port.name] = self._allocate(role, port)
+            written_over = port.name.removesuffix(_BLANK)
+            if written_over != port.name and written_over in outputs:
+                addresses[written_over] = addresses[port.name]
+            else:
+                fed.append(port.name)
+        for port in role.outputs:
+            if port.name not in addresses:
+                addresses[port.name] = self._allocate(role, port)
+        return _LoadedRole(role, self._open_session(name), addresses, frozenset(fed))
+
+    def _pool(self, port: Port) -> int:
+        """The pool of this name, zeros at first, shared by all roles."""
+        if port.name not in self._pools:
+            nbytes = _nbytes(port, port_shape(port, {}))
+            self._pools[port.name] = self._zeros(nbytes, f"the cache pool {port.name}")
+        return self._pools[port.name]
+
+    def _allocate(self, role: Role, port: Port) -> int:
+        """Memory for a port at its largest size."""
+        most = [
+            port_shape(port, {axis: held.most for axis, held in profile.axes.items()})
+            for profile in role.profiles
+        ]
+        return self._zeros(max(_nbytes(port, shape) for shape in most), f"the tensor {port.name}")
+
+    def _zeros(self, nbytes: int, what: str) -> int:
+        wanted = -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        free = self._gpu.free_bytes()
+        if wanted > free:
+            raise UnsupportedHereError(
+                f"{what} takes {wanted / 2**20:.0f} MiB of device memory, {free / 2**20:.0f} are "
+                "free; build the engine with a smaller --max-seq-len or --max-batch-size"
+            )
+        address = self._gpu.allocate(wanted)
+        self._closing.callback(self._gpu.release, address)
+        self._gpu.fill(address, 0, wanted // 4, self._stream)
+        return address
+
+    def _feed(
+        self, loaded: _LoadedRole, port: Port, array: np.ndarray, shape: tuple[int, ...]
+    ) -> None:
+        address = loaded.addresses[port.name]
+        for held in (item for items in self._returned.values() for item in items):
+            same = held.array is array and held.dtype == port.dtype
+            if same and array.shape[1:] == shape[1:]:
+                nbytes = array.size * device_type(port).itemsize
+                self._gpu.copy(address, held.address, nbytes, self._stream)
+                return
+        self._staging.upload(address, to_device(padded(fitted(array, port), port, shape), port))
+
+    def _queue(self, loaded: _LoadedRole, launch: _Launch) -> None:
+        profile = launch.profile
+        fixed = all(a.least == a.most for a in loaded.role.profiles[profile].axes.values())
+        if profile not in loaded.graphs:
+            if not (self._recorded and fixed and profile in loaded.ran):
+                loaded.queue(launch, self._stream)
+                loaded.ran.add(profile)
+                return
+            loaded.graphs[profile] = self._record(loaded, launch)
+        self._gpu.launch_graph(loaded.graphs[profile], self._stream)
+
+    def _record(self, loaded: _LoadedRole, launch: _Launch) -> Handle:
+        self._gpu.begin_capture(self._recording)
+        try:
+            loaded.queue(launch, self._recording)
+        except BaseException:
+            # A stream left recording would take every later launch; the first error says more.
+            with contextlib.suppress(SpecbuildError):
+                self._gpu.end_capture(self._recording)
+            raise
+        return self._gpu.end_capture(self._recording)
+
+    def _outputs(
+        self, role: str, loaded: _LoadedRole, full: Mapping[str, int], sizes: Mapping[str, int]
+    ) -> dict[str, np.ndarray]:
+        outputs: dict[str, np.ndarray] = {}
+        returned: list[_Returned] = []
+        for port in loaded.role.outputs:
+            if port.name.endswith(_POOL + _OUT):
+                continue
+            shape = port_shape(port, full)
+            # Whole rows of the first axis: what lies behind those asked for is not read.
+            rows = sizes.get(port.shape[0], shape[0]) if shape else 1
+            shape = (rows, *shape[1:])
+            address = loaded.addresses[port.name]
+            data = self._staging.download(address, _nbytes(port, shape))
+            whole = from_device(data.view(device_type(port)).reshape(shape), port)
+            output = outputs[port.name] = used(whole, port, sizes)
+            if output.shape[1:] == shape[1:]:
+                output.setflags(write=False)
+                returned.append(_Returned(output, port.dtype, address))
+        if not outputs:
+            self._gpu.synchronize(self._stream)
+        self._returned[role] = returned
+        return outputs
+
+
+@dataclass(frozen=True)
+class _Returned:
+    """An output that the host holds, and the device still does."""
+
+    array: np.ndarray
+    dtype: str
+    address: int
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """One run of a role: its profile, the shapes of its inputs, the values of scalar ones."""
+
+    profile: int
+    shapes: Mapping[str, tuple[int, ...]]
+    scalars: Mapping[str, int]
+
+
+class _LoadedRole:
+    """A role with its session, where its tensors lie, and what was recorded of it."""
+
+    def __init__(
+        self,
+        role: Role,
+        session: RoleSession,
+        addresses: Mapping[str, int],
+        fed: frozenset[str],
+    ) -> None:
+        self.role = role
+        self.session = session
+        self.addresses = addresses
+        self.fed = fed
+        self.ran: set[int] = set()
+        self.graphs: dict[int, Handle] = {}
+
+    def queue(self, launch: _Launch, stream: Handle) -> None:
+        """Queues the role once."""
+        self.session.queue(
+            launch.profile, launch.shapes, self.addresses, stream, scalars=launch.scalars
+        )
+
+
+def _nbytes(port: Port, shape: Sequence[int]) -> int:
+    return math.prod(shape) * device_type(port).itemsize

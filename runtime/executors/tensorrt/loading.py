@@ -1,0 +1,136 @@
+"""Opens a TensorRT engine: checked against this machine, then weights and roles are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from specbuild.runtime.engine_file import check_chunk, read_file, weight_spans
+from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
+from specbuild.runtime.executors.cuda.driver import open_gpu
+from specbuild.runtime.executors.cuda.gpu import Gpu
+from specbuild.runtime.executors.cuda.upload import Piece, WeightsUpload
+from specbuild.runtime.executors.tensorrt.creators import creatable, register_creators
+from specbuild.runtime.executors.tensorrt.engine_check import built_by, reasons_here
+from specbuild.runtime.executors.tensorrt.executor import RoleSession, TensorRtExecutor
+from specbuild.runtime.executors.tensorrt.launched_role import read_launched_role
+from specbuild.runtime.executors.tensorrt.library import load, new_logger
+from specbuild.runtime.executors.tensorrt.sessions import EngineSession, LaunchedSession
+from specbuild.runtime.manifest import WEIGHTS_FILE, Manifest
+
+_ENGINE = ".engine"
+_ALIGNMENT = 512
+_RESERVE_BYTES = 256 << 20
+
+
+def reasons_against(directory: Path, manifest: Manifest) -> list[str]:
+    """Every reason why the engine does not run here, its plugins among them; nothing is loaded."""
+    return reasons_here(directory, manifest, creatable(built_by(manifest).plugins))
+
+
+def open_executor(directory: Path, manifest: Manifest, *, readers: int) -> TensorRtExecutor:
+    """The engine on this machine's first GPU; ``readers`` threads load the weights.
+
+    A role is deserialised when it first runs. Raises UnsupportedHereError before anything is
+    loaded where it does not run here, EngineFileError where a file is damaged.
+    """
+    reasons = reasons_against(directory, manifest)
+    if reasons:
+        raise UnsupportedHereError(f"{directory} does not run here: {'; '.join(reasons)}")
+    library = load(manifest.backend)
+    # TensorRT keeps the creators for the life of the process, and with them the GPU they run on.
+    register_creators(library, built_by(manifest).plugins, _process_gpu)
+    gpu = open_gpu()
+    try:
+        weights = load_weights(gpu, directory, manifest, readers=readers)
+        opener = session_opener(library, gpu, directory, manifest)
+        return TensorRtExecutor(
+            gpu, manifest, opener, weights.addresses, release_weights=weights.release
+        )
+    except BaseException:
+        gpu.close()
+        raise
+
+
+def session_opener(
+    library: Any, gpu: Gpu, directory: Path, manifest: Manifest
+) -> Callable[[str], RoleSession]:
+    """What makes a role ready to run. Raises UnsupportedHereError where TensorRT refuses it."""
+    errors: list[str] = []
+    logger = new_logger(library, errors)
+    runtime = library.Runtime(logger)
+
+    def open_session(name: str) -> RoleSession:
+        role = manifest.roles[name]
+        data = bytes(read_file(directory, manifest, role.file))
+        if not role.file.endswith(_ENGINE):
+            where = f"{directory}: {role.file}"
+            return LaunchedSession(gpu, read_launched_role(data, where, len(role.profiles)))
+        engine = runtime.deserialize_cuda_engine(data)
+        if engine is None:
+            told = f" ({' '.join(errors[-1].split())[:300]})" if errors else ""
+            raise UnsupportedHereError(
+                f"{directory}: TensorRT {library.__version__} refuses {role.file}{told}; build the "
+                "engine again on this machine"
+            )
+        return EngineSession(library, gpu, engine, name, errors)
+
+    return open_session
+
+
+@dataclass(frozen=True)
+class DeviceWeights:
+    """Tensors on the device, their addresses by name; ``release`` gives their memory back."""
+
+    addresses: Mapping[str, int]
+    release: Callable[[], None]
+
+
+def load_weights(gpu: Gpu, directory: Path, manifest: Manifest, *, readers: int) -> DeviceWeights:
+    """The tensors that roles name. Raises UnsupportedHereError where they do not fit."""
+    names = dict.fromkeys(name for role in manifest.roles.values() for name in role.tensors)
+    if not names:
+        return DeviceWeights({}, lambda: None)
+    places, total = _places(names, weight_spans(directory, manifest))
+    free = gpu.free_bytes()
+    if total + _RESERVE_BYTES > free:
+        raise UnsupportedHereError(
+            f"the weights take {total / 2**30:.2f} GiB of device memory, {free / 2**30:.2f} are "
+            "free; close what else uses the GPU"
+        )
+    base = gpu.allocate(total)
+    upload = WeightsUpload(
+        gpu,
+        gpu.new_stream(),
+        readers=readers,
+        check=lambda chunk, digest: check_chunk(directory, manifest, WEIGHTS_FILE, chunk, digest),
+    )
+    pieces = [Piece(offset, size, base + place) for offset, size, place in places.values()]
+    upload.run(directory / WEIGHTS_FILE, manifest.files[WEIGHTS_FILE], pieces)
+    addresses = {name: base + place for name, (_, _, place) in places.items()}
+    return DeviceWeights(addresses, lambda: gpu.release(base))
+
+
+def _places(
+    names: Iterable[str], spans: Mapping[str, tuple[int, int]]
+) -> tuple[dict[str, tuple[int, int, int]], int]:
+    """Offset and size in the file, and place on the device, by name; and what all take."""
+    places, total = {}, 0
+    for name in names:
+        if name not in spans:
+            raise EngineFileError(
+                f"tensor {name} is not in {WEIGHTS_FILE}, but a role names it; build the engine "
+                "again"
+            )
+        offset, size = spans[name]
+        places[name] = (offset, size, total)
+        total += -(-max(size, 1) // _ALIGNMENT) * _ALIGNMENT
+    return places, total
+
+
+@cache
+def _process_gpu() -> Gpu:
+    return open_gpu()

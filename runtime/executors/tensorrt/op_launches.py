@@ -1,0 +1,81 @@
+"""Queues the launches of a plugin's op: plain addresses and a stream, nothing of TensorRT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.executors.cuda.gpu import Gpu, Handle
+from specbuild.runtime.executors.cuda.programs import KernelLibrary, PackedProgram
+from specbuild.runtime.executors.tensorrt.plugin_record import PluginRecord, workspace_places
+
+# Places that tensors lay in lately: a context has its own, and uses them again and again.
+_MOST_PACKED = 256
+_Fill = tuple[int, int]
+
+
+class OpLauncher:
+    """One op on one GPU. Nodes of a graph that carry the same fields share it.
+
+    A cubin is loaded when a bucket first wants one of its kernels.
+    """
+
+    def __init__(self, gpu: Gpu, record: PluginRecord, cubins: Mapping[str, bytes]) -> None:
+        self.record = record
+        self._gpu = gpu
+        self._kernels = KernelLibrary(gpu, record.kernels, cubins.__getitem__)
+        self._packed: dict[tuple[int, ...], tuple[tuple[_Fill, ...], PackedProgram]] = {}
+
+    def prepare(self, bucket: int, tactic: int = 0) -> None:
+        """Loads the kernels, which no graph that is being recorded may do."""
+        for launch in self.record.buckets[bucket].tactics[tactic].launches:
+            self._kernels.function(launch.kernel, launch.shared_bytes)
+
+    def enqueue(
+        self,
+        bucket: int,
+        tensors: Sequence[int],
+        workspace: int,
+        stream: Handle,
+        *,
+        tactic: int = 0,
+    ) -> None:
+        """Queues the launches, on a stream that runs or one that records.
+
+        ``tensors`` are the addresses of the inputs, then of the outputs; ``workspace`` that of
+        ``record.workspace_bytes`` of scratch memory. Raises SpecbuildError where an output that
+        is written over its input lies elsewhere.
+        """
+        key = (bucket, tactic, workspace, *tensors)
+        if key not in self._packed:
+            if len(self._packed) == _MOST_PACKED:
+                self._packed.clear()
+            self._packed[key] = self._pack(bucket, tactic, tensors, workspace)
+        fills, program = self._packed[key]
+        for address, words in fills:
+            self._gpu.fill(address, 0, words, stream)
+        for config in program.launches:
+            self._gpu.launch(config, stream)
+
+    def _pack(
+        self, bucket: int, tactic: int, tensors: Sequence[int], workspace: int
+    ) -> tuple[tuple[_Fill, ...], PackedProgram]:
+        self._require_aliases(tensors)
+        chosen = self.record.buckets[bucket].tactics[tactic]
+        places = [workspace + place for place in workspace_places(chosen.workspaces)[:-1]]
+        fills = tuple(
+            (place, -(-scratch.bytes // 4))
+            for place, scratch in zip(places, chosen.workspaces, strict=True)
+            if scratch.zeroed and scratch.bytes
+        )
+        return fills, PackedProgram(chosen.launches, [*tensors, *places], self._kernels)
+
+    def _require_aliases(self, tensors: Sequence[int]) -> None:
+        record = self.record
+        for index, output in enumerate(record.outputs, start=len(record.inputs)):
+            if output.alias is not None and tensors[index] != tensors[output.alias]:
+                raise SpecbuildError(
+                    f"{record.name} writes {output.name} over {record.inputs[output.alias].name}, "
+                    "but they lie apart; build with TensorRT's preview feature for aliased plugin "
+                    "tensors, and bind both to one address"
+                )

@@ -1,0 +1,85 @@
+"""The tensorrt target's plugins and executor on a GPU, TensorRT itself left out.
+
+Its engines are the plugin graphs, walked node by node: the same records, launches, profiles,
+pools, CUDA graphs and decoding loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from time import perf_counter
+
+import pytest
+from example_engine import CHAIN, TREE, records
+from plugin_walk import build_walked, load_walked
+
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.executors.tensorrt.executor import TensorRtExecutor
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.request import GenerateParams, Prompt
+from specbuild.runtime.sampling import SamplingParams
+
+TOKENS = 96
+FORCED = 24
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    directory = tmp_path_factory.mktemp("walked") / "engine"
+    started_s = perf_counter()
+    build_walked(directory)
+    print(f"built in {perf_counter() - started_s:.1f} s")
+    engine = load_walked(directory)
+    yield engine
+    assert isinstance(engine.executor, TensorRtExecutor)
+    engine.executor.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+def test_a_draft_changes_no_bit(walked: Engine, prompts: list[Prompt], temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=3)
+    wanted = GenerateParams(max_new_tokens=TOKENS, sampling=sampling, ignore_eos=True)
+    plain = records(walked, prompts, wanted, None)
+    for name, shape in (("chain", CHAIN), ("tree", TREE)):
+        drafted = records(walked, prompts, wanted, shape)
+        for a, b in zip(plain, drafted, strict=True):
+            assert len(b.output_ids) == TOKENS
+            assert a.output_ids == b.output_ids, name
+            assert a.logprobs == b.logprobs, name
+        accepted = sum(sum(r.stats.acceptance_histogram[1:]) for r in drafted)
+        assert accepted > len(prompts), name
+    alone = records(walked, prompts[:1], wanted, None)
+    assert (alone[0].output_ids, alone[0].logprobs) == (plain[0].output_ids, plain[0].logprobs)
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN], ids=["plain", "chain"])
+def test_it_decodes_as_the_cuda_engine_does(
+    walked: Engine, engine: Engine, prompts: list[Prompt], shape: DraftShape | None
+) -> None:
+    """From the same tokens the next one, and how fast: prompts run through other kernels there."""
+    wanted = GenerateParams(max_new_tokens=FORCED, ignore_eos=True)
+    started_s = perf_counter()
+    ours = records(walked, prompts[:8], wanted, shape)
+    middle_s = perf_counter()
+    theirs = records(engine, prompts[:8], wanted, shape)
+    ended_s = perf_counter()
+    tokens = 8 * FORCED
+    print(
+        f"walked plugins {tokens / (middle_s - started_s):.0f} tokens/s, "
+        f"cuda {tokens / (ended_s - middle_s):.0f} tokens/s"
+    )
+    assert walked.text is not None
+    one = replace(wanted, max_new_tokens=1)
+    same = total = 0
+    for record, other in zip(ours, theirs, strict=True):
+        same += record.output_ids[0] == other.output_ids[0]
+        total += 1
+        for count in range(4, FORCED, 4):
+            ids = tuple(other.output_ids[:count])
+            (next_one,) = records(walked, [Prompt("p", ids=ids)], one, None)
+            (wanted_one,) = records(engine, [Prompt("p", ids=ids)], one, None)
+            same += next_one.output_ids == wanted_one.output_ids
+            total += 1
+    print(f"{same} of {total} tokens equal")
+    assert same >= 0.97 * total

@@ -1,0 +1,114 @@
+"""A whole tensorrt engine with its own kernels, in the emulator; only TensorRT is left out."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from emulation import emulated_entry, has_compiler
+from plugin_engine import BuiltPlugins, HostGpu, Stream, build_plugins, executor_of
+from walked_graph import WalkedGraph
+
+from specbuild.plugins_cuda.launches import Kernel
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.executors.cuda.gpu import LaunchConfig
+from specbuild.runtime.executors.tensorrt.executor import RoleSession, TensorRtExecutor
+from specbuild.runtime.executors.tensorrt.launched_role import read_launched_role
+from specbuild.runtime.executors.tensorrt.sessions import LaunchedSession
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not has_compiler(), reason="g++ is not installed"),
+]
+PROMPTS = ((3, 1, 4, 1, 5), (2, 7))
+TREE = DraftShape(2, 2, 3)
+
+
+@dataclass
+class EmulatedHost(HostGpu):
+    """The host's memory, and kernels in the emulator; a cubin is a kernel's number."""
+
+    kernels: tuple[Kernel, ...] = ()
+    shared: dict[Kernel, int] = field(default_factory=dict)
+
+    def load_module(self, cubin: bytes, where: str) -> int:
+        assert where == f"kernels/{cubin.decode()}.cubin"
+        return int(cubin)
+
+    def function(self, module: int, entry: str) -> Kernel:
+        assert self.kernels[module].entry == entry
+        return self.kernels[module]
+
+    def allow_shared(self, function: Kernel, shared_bytes: int) -> None:
+        self.shared[function] = shared_bytes
+
+    def launch(self, config: LaunchConfig, stream: Stream) -> None:
+        assert config.shared_bytes <= self.shared.get(config.function, 0)
+        grid = (ctypes.c_uint * 3)(*config.grid)
+        pointers = ctypes.c_void_p(config.parameters)
+
+        def operation() -> None:
+            entry = emulated_entry(config.function)
+            assert entry(grid, ctypes.c_uint(config.block), pointers) == 0, "deadlock"
+
+        self.do(stream, operation)
+
+
+@pytest.fixture(scope="module")
+def built(target_path: Path, draft_path: Path, patch: pytest.MonkeyPatch) -> BuiltPlugins:
+    return build_plugins(
+        target_path, draft_path, patch,
+        max_seq_len=64, max_batch_size=2, page_size=16,
+        draft_top_k=2, draft_depth=2, draft_tokens=3,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patched:
+        yield patched
+
+
+def emulated(built: BuiltPlugins) -> TensorRtExecutor:
+    """The executor over walked graphs and replayed roles, its weights in host memory."""
+    gpu = EmulatedHost(kernels=built.kernels)
+    weights = {}
+    for name, recipe in built.engine.weights.items():
+        data = recipe.checked().contiguous().flatten().view(torch.uint8).numpy()
+        weights[name] = gpu.allocate(data.nbytes + 512)
+        gpu.held[weights[name]][: data.nbytes] = data
+
+    def open_session(name: str) -> RoleSession:
+        role = built.manifest.roles[name]
+        if name in built.engine.graphs:
+            return WalkedGraph(gpu, built.engine.graphs[name])
+        data = built.engine.files[role.file]
+        return LaunchedSession(gpu, read_launched_role(data, name, len(role.profiles)))
+
+    return TensorRtExecutor(gpu, built.manifest, open_session, weights)
+
+
+def ids(
+    built: BuiltPlugins, executor: TensorRtExecutor, shape: DraftShape | None
+) -> list[tuple[object, object]]:
+    """Tokens and log-probabilities of every prompt."""
+    prompts = [Prompt(str(i), ids=p) for i, p in enumerate(PROMPTS)]
+    params = GenerateParams(max_new_tokens=6, ignore_eos=True)
+    events = Engine(built.manifest, executor).generate(prompts, params, speculation=shape)
+    found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
+    return [(found[i].output_ids, found[i].logprobs) for i in range(len(PROMPTS))]
+
+
+def test_drafts_change_no_bit(built: BuiltPlugins) -> None:
+    plain = ids(built, emulated(built), None)
+    assert ids(built, emulated(built), DraftShape(1, 2, 2)) == plain
+    assert ids(built, emulated(built), TREE) == plain
+    by_references, _, _ = executor_of(built)
+    wanted = ids(built, by_references, None)
+    assert [tokens for tokens, _ in plain] == [tokens for tokens, _ in wanted]

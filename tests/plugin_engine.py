@@ -1,0 +1,261 @@
+"""A TensorRT engine of a checkpoint without TensorRT: its engines are walked by references."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+from fused_graphs import run_graph
+
+from specbuild.builder import build as building
+from specbuild.builder.backend_lowering import MODEL_ROLES
+from specbuild.builder.backends.cuda.engine import target_of
+from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled
+from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
+from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering
+from specbuild.builder.backends.tensorrt import plugin_target
+from specbuild.builder.backends.tensorrt.plugin_target import PluginEngine, lower_roles
+from specbuild.builder.backends.tensorrt.request import Binding, EngineRequest, EngineResult
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.passes.pipeline import run_passes
+from specbuild.builder.progress import SilentProgress
+from specbuild.builder.weight_sources import WeightSources
+from specbuild.plugins_cuda.launches import Kernel
+from specbuild.runtime import FORMAT_VERSION
+from specbuild.runtime.executors.cuda.gpu import GpuFacts, HostMemory
+from specbuild.runtime.executors.tensorrt.executor import TensorRtExecutor
+from specbuild.runtime.manifest import Manifest, Port, StoredFile
+from specbuild.runtime.plan import CompiledKernel
+
+_TORCH = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32}
+
+
+class NoCompiler:
+    """Gives every kernel a cubin of its own that holds its number."""
+
+    def compile(self, kernels: Any, _done: Callable[[], None]) -> Compiled:
+        files = {f"kernels/{i}.cubin": str(i).encode() for i in range(len(kernels))}
+        entries = {
+            kernel: CompiledKernel(f"{kernel.folder}/{kernel.file}", file, kernel.entry, 0, 0, 0)
+            for kernel, file in zip(kernels, files, strict=True)
+        }
+        return Compiled(entries, files)
+
+
+VERSION = "10.16.0.1"
+
+
+def built_by_nobody(request: EngineRequest, _progress: Any) -> EngineResult:
+    """Writes the graph where TensorRT would write its engine."""
+    graph = onnx.load(request.graph).graph
+    Path(request.engine).write_bytes(Path(request.graph).read_bytes())
+    bindings = [Binding(v.name, "", (), is_input=True) for v in graph.input]
+    bindings += [Binding(v.name, "", (), is_input=False) for v in graph.output]
+    return EngineResult(VERSION, 1, {"plugin_v3": len(graph.node)}, tuple(bindings),
+                        len(request.profiles), 0.0, 0, 0, ("sm_90",))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Built:
+    """A plugin engine's manifest, and its graphs before: fused models and portable roles."""
+
+    models: dict[str, ir.Model]
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class BuiltPlugins(Built):
+    """The same with the plugins themselves and the kernels that their cubins stand for."""
+
+    engine: PluginEngine
+    kernels: tuple[Kernel, ...]
+
+
+def build_plugins(
+    model: Path, draft: Path | None, monkeypatch: Any, **options: Any
+) -> BuiltPlugins:
+    """Lowers a checkpoint; no kernel is compiled."""
+    asked = BuildOptions(model=model, draft=draft, output=Path("unused"), backend="cuda", **options)
+    silent = SilentProgress()
+    target, read_draft, plan = building._settled(asked, building._read(asked, silent))
+    sources = WeightSources(target, read_draft)
+    models = building._export(sources, plan, torch.bfloat16, silent)
+    for role in MODEL_ROLES:
+        if role in models:
+            run_passes(role, models[role], CUDA_PASSES, None)
+    lowered = lower_roles(models, plan, CallLowering(target_of("sm_90a")))
+    # There is no machine code whose parameters could be read.
+    monkeypatch.setattr(plugin_target, "check_arguments", lambda *_: None)
+    engine = plugin_target.compile_roles(models, lowered, NoCompiler(), "sm_90a")
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        specbuild_version="0",
+        backend="tensorrt",
+        device="sm_90a",
+        target=sources.target_geometry,
+        draft=sources.draft_geometry,
+        limits=engine.plan.limits,
+        draft_default=engine.plan.draft_default,
+        cache_groups=engine.plan.groups,
+        roles=engine.roles,
+        tensors={},
+        options={},
+        warnings=(),
+        files={name: StoredFile(len(data), "0" * 32) for name, data in engine.files.items()},
+    )
+    return BuiltPlugins(models, manifest, engine, tuple(lowered.kernels))
+
+
+@dataclass
+class Stream:
+    """Operations run at once, or are recorded."""
+
+    recording: list[Callable[[], None]] | None = None
+
+
+HOST = GpuFacts("Host", (9, 0), 132, 13000, 1 << 40)
+
+
+@dataclass
+class HostGpu:
+    """A GPU without kernels whose memory is the host's; it starts poisoned."""
+
+    facts: GpuFacts = HOST
+    held: dict[int, np.ndarray] = field(default_factory=dict)
+    graphs: int = 0
+    closed: bool = False
+
+    def do(self, stream: Stream, operation: Callable[[], None]) -> None:
+        """Runs or records an operation."""
+        if stream.recording is None:
+            operation()
+        else:
+            stream.recording.append(operation)
+
+    def use(self) -> None:
+        assert not self.closed
+
+    def free_bytes(self) -> int:
+        return self.facts.total_bytes - sum(map(len, self.held.values()))
+
+    def allocate(self, nbytes: int) -> int:
+        memory = np.full(nbytes, 0xFF, np.uint8)
+        self.held[memory.ctypes.data] = memory
+        return memory.ctypes.data
+
+    def release(self, address: int) -> None:
+        del self.held[address]
+
+    def allocate_host(self, nbytes: int) -> HostMemory:
+        address = self.allocate(nbytes)
+        return HostMemory(address, address, self.held[address])
+
+    def release_host(self, memory: HostMemory) -> None:
+        self.release(memory.address)
+
+    def new_stream(self) -> Stream:
+        return Stream()
+
+    def fill(self, address: int, word: int, words: int, stream: Stream) -> None:
+        place = (ctypes.c_uint32 * words).from_address(address)
+        self.do(stream, lambda: np.ctypeslib.as_array(place).fill(word))
+
+    def upload(self, address: int, source: int, nbytes: int, stream: Stream) -> None:
+        self.do(stream, lambda: ctypes.memmove(address, source, nbytes) and None)
+
+    download = copy = upload
+
+    def synchronize(self, stream: Stream) -> None:
+        assert stream.recording is None
+
+    def begin_capture(self, stream: Stream) -> None:
+        assert stream.recording is None
+        stream.recording = []
+
+    def end_capture(self, stream: Stream) -> list[Callable[[], None]]:
+        graph, stream.recording = stream.recording, None
+        assert graph is not None
+        return graph
+
+    def launch_graph(self, graph: list[Callable[[], None]], stream: Stream) -> None:
+        self.graphs += 1
+        for operation in graph:
+            self.do(stream, operation)
+
+    def release_graph(self, graph: list[Callable[[], None]]) -> None:
+        graph.clear()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class GraphSession:
+    """Stands for a deserialised engine: every node of the role by its op's reference."""
+
+    def __init__(self, gpu: HostGpu, role: str, built: Built) -> None:
+        self._gpu = gpu
+        self._model = built.models[role]
+        self._role = built.manifest.roles[role]
+        self.queued = 0
+
+    def queue(
+        self,
+        profile: int,
+        shapes: Mapping[str, tuple[int, ...]],
+        addresses: Mapping[str, int],
+        stream: Stream,
+        *,
+        scalars: Mapping[str, int],
+    ) -> None:
+        self.queued += 1
+        assert all(self._role.profiles[profile].axes[n].most == v for n, v in scalars.items())
+        held = self._role.profiles[profile].axes
+        sizes = {axis: size.most for axis, size in held.items()}
+        inputs = {port.name: port for port in self._role.inputs}
+        for name, port in inputs.items():
+            exact = tuple(sizes[s] if isinstance(s, str) else s for s in port.shape)
+            assert shapes[name] == exact, (name, shapes[name], exact)
+        self._gpu.do(stream, lambda: self._run(shapes, addresses))
+
+    def close(self) -> None:
+        self.queued = 0
+
+    def _run(self, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
+        feeds = {
+            port.name: _view(port, shapes[port.name], addresses[port.name])
+            for port in self._role.inputs
+        }
+        results = run_graph(self._model, feeds)
+        for port in self._role.outputs:
+            value = results[port.name]
+            _view(port, tuple(value.shape), addresses[port.name]).copy_(value)
+
+
+def _view(port: Port, shape: tuple[int, ...], address: int) -> torch.Tensor:
+    dtype = _TORCH[port.dtype]
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = (ctypes.c_uint8 * nbytes).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype).reshape(shape)
+
+
+def executor_of(
+    built: Built, *, recorded: bool = True
+) -> tuple[TensorRtExecutor, HostGpu, dict[str, GraphSession]]:
+    """An executor whose sessions walk the graphs."""
+    gpu = HostGpu()
+    sessions: dict[str, GraphSession] = {}
+
+    def open_session(role: str) -> GraphSession:
+        sessions[role] = GraphSession(gpu, role, built)
+        return sessions[role]
+
+    executor = TensorRtExecutor(gpu, built.manifest, open_session, {}, recorded=recorded)
+    return executor, gpu, sessions

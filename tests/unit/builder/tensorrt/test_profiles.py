@@ -1,0 +1,111 @@
+"""The profiles of TensorRT-RTX engines hold every launch that decoding makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbuild.builder.backends.tensorrt.standard_profiles import role_profiles
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.limits import EnginePlan, candidate_pool, plan_engine
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.executors.tensorrt.feeds import chosen_profile, profile_sizes
+from specbuild.runtime.manifest import (
+    DraftGeometry,
+    DraftShape,
+    Port,
+    Role,
+    Rope,
+    TargetGeometry,
+)
+
+TARGET = TargetGeometry(
+    model_type="gpt_oss", layers=2, hidden=64, vocab=256, q_heads=4, kv_heads=2, head_dim=16,
+    experts=4, experts_per_token=2, expert_inner=32, expert_format="mxfp4",
+    layer_types=("sliding_attention", "full_attention"), sliding_window=8, max_positions=4096,
+    rms_eps=1e-5, swiglu_limit=7.0, rope=Rope(150000.0), eos_token_ids=(0,),
+)  # fmt: skip
+DRAFT = DraftGeometry(
+    architecture="eagle3", hidden=64, vocab=128, q_heads=4, kv_heads=2, head_dim=16, inner=64,
+    rms_eps=1e-5, rope=Rope(10000.0), taps=(0, 1), max_positions=None, d2t_form="offsets",
+    sliding_window=0, own_embedding=False, own_head=True, norm_before_fc=False,
+    input_width="embedding_and_hidden", norm_before_residual=True, norm_output=False,
+)  # fmt: skip
+
+
+def plan(batch: int, length: int, shape: DraftShape) -> EnginePlan:
+    options = BuildOptions(
+        model=Path(), output=Path(), backend="tensorrt-rtx", max_seq_len=length,
+        max_batch_size=batch, draft_top_k=shape.draft_top_k, draft_depth=shape.draft_depth,
+        draft_tokens=shape.draft_tokens,
+    )  # fmt: skip
+    return plan_engine(options, TARGET, DRAFT)
+
+
+shapes = st.builds(
+    lambda k, d, part: DraftShape(
+        k, d, max(1, round(part * min(candidate_pool(DraftShape(k, d, 0)), 40)))
+    ),
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.floats(0, 1),
+)
+plans = st.builds(plan, st.integers(1, 5), st.sampled_from([64, 300, 1024]), shapes)
+
+
+def role_of(built: EnginePlan, name: str, *scalars: str) -> Role:
+    ports = tuple(Port(scalar, "int32", ()) for scalar in scalars)
+    return Role("", ports, (), (), {}, role_profiles(built)[name])
+
+
+def taken(role: Role, name: str, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The sizes at which a launch runs; an error where no profile holds it."""
+    profile = role.profiles[chosen_profile(name, role, sizes)]
+    return profile_sizes(profile, sizes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans, st.data())
+def test_every_launch_has_a_profile_and_is_not_padded(
+    built: EnginePlan, data: st.DataObject
+) -> None:
+    limits = built.limits
+    batch = data.draw(st.integers(1, limits.max_batch_size))
+    pages = {
+        f"P_{group.name}": data.draw(st.integers(1, (group.pages - 1) // limits.max_batch_size))
+        for group in built.target_groups
+    }
+    nodes = data.draw(st.integers(1, limits.draft_tokens + 1))
+    words = data.draw(st.integers(1, -(-nodes // 32)))
+    views = {"B": batch, "B1": batch + 1, **pages}
+    target = role_of(built, "target")
+    verified = {"T": batch * nodes, "R": batch * nodes, "W": words, **views}
+    assert taken(target, "target", verified) == verified
+    chunk = data.draw(st.integers(batch, limits.max_rows))
+    prompt = {"T": chunk, "R": data.draw(st.integers(1, batch)), "W": 1, **views}
+    assert taken(target, "target", prompt) == prompt
+    choices = {"R": batch * nodes}
+    assert taken(role_of(built, "choose"), "choose", choices) == choices
+    k = data.draw(st.integers(1, limits.draft_top_k))
+    for first in {1, k}:
+        level = {"BF": batch * first, "B": batch, "F": first, "top_k": k}
+        run = taken(role_of(built, "expand", "top_k"), "expand", level)
+        assert {name: run[name] for name in level} == level
+        assert (run["FK"], run["K"]) == (first * k, k)
+    asked = data.draw(st.integers(1, limits.draft_tokens))
+    most = candidate_pool(DraftShape(limits.draft_top_k, limits.draft_depth, 0))
+    candidates = {"B": batch, "M": data.draw(st.integers(asked, most)), "draft_tokens": asked}
+    run = taken(role_of(built, "select", "draft_tokens"), "select", candidates)
+    assert {name: run[name] for name in candidates} == candidates
+    assert (run["N1"], run["W"]) == (asked + 1, -(-(asked + 1) // 32))
+
+
+def test_a_launch_beyond_the_limits_has_none() -> None:
+    role = role_of(plan(2, 64, DraftShape(1, 3, 3)), "choose")
+    assert taken(role, "choose", {"R": 8}) == {"R": 8}
+    with pytest.raises(SpecbuildError, match="no profile for R 9"):
+        taken(role, "choose", {"R": 9})

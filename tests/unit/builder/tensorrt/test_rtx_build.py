@@ -1,0 +1,248 @@
+"""``build --backend tensorrt-rtx``: engines of NVIDIA's compiler, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import write_draft, write_target
+from rtx_library import needs_tensorrt_rtx
+
+from specbuild.builder.backends.tensorrt.build_engine import build_engine
+from specbuild.builder.backends.tensorrt.request import EngineRequest, InputShapes
+from specbuild.builder.build import build as run_build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.cli.main import main
+from specbuild.runtime.engine_file import read_manifest, verify_files
+from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.executors.tensorrt.engine_check import check_plans, read_header
+from specbuild.runtime.manifest import Manifest
+
+pytestmark = needs_tensorrt_rtx
+SIZES = {"hidden": 64, "q_heads": 4, "kv_heads": 2, "head_dim": 32}
+# The library's names of the types that a manifest spells as numpy does.
+DTYPES = {"bf16": "bfloat16", "float": "float32", "int32": "int32"}
+
+
+def build(folder: Path, name: str, *arguments: str) -> Path:
+    model = ["--model", folder / "target", "--output", folder / name]
+    options = ["--backend", "tensorrt-rtx", "--max-seq-len", "64", "--max-batch-size", "2"]
+    assert main(["build", *map(str, model), *options, *arguments]) == 0
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One layer for two GPUs, without a draft."""
+    folder = tmp_path_factory.mktemp("rtx")
+    write_target(folder / "target", layers=1, **SIZES)
+    return build(folder, "engine", "--gpu", "sm_120,sm_89")
+
+
+def bound_as_the_manifest_says(directory: Path, manifest: Manifest) -> None:
+    """The network's own bindings are the ports of the manifest, and the plan knows their names."""
+    report = json.loads((directory / "build_report.json").read_text())["tensorrt"]
+    assert set(report) == set(manifest.roles)
+    for name, role in manifest.roles.items():
+        bindings = report[name]["bindings"]
+        told = [
+            (b["name"], DTYPES[b["dtype"]], [None if s < 0 else s for s in b["shape"]])
+            for b in bindings
+        ]
+        ports = [
+            (p.name, p.dtype, [s if isinstance(s, int) else None for s in p.shape])
+            for p in (*role.inputs, *role.outputs)
+        ]
+        assert [t[:2] for t in told] == [p[:2] for p in ports]
+        # The library works out more sizes than a graph declares, never others.
+        for (_, _, got), (_, _, declared) in zip(told, ports, strict=True):
+            assert len(got) == len(declared)
+            assert all(d is None or g == d for g, d in zip(got, declared, strict=True))
+        plan = (directory / role.file).read_bytes()
+        assert all(b["name"].encode() in plan for b in bindings)
+        assert report[name]["profiles"] == len(role.profiles) > 0
+        assert role.layers == report[name]["layers"]
+
+
+def test_engines_are_what_the_manifest_says(engine: Path) -> None:
+    manifest = read_manifest(engine)
+    verify_files(engine, manifest)
+    check_plans(engine, manifest)
+    assert manifest.device == "sm_89,sm_120"
+    assert manifest.tensorrt is not None
+    assert manifest.tensorrt.compute_capabilities == ("sm_89", "sm_120")
+    assert sorted(manifest.roles) == ["choose", "target"]
+    bound_as_the_manifest_says(engine, manifest)
+    target = manifest.roles["target"]
+    assert [profile.name for profile in target.profiles] == ["decode", "prefill"]
+    # One attention with a rotation of Q and of K, and two stored weights of experts.
+    assert (target.layers["attention_input"], target.layers["rotary_embedding"]) == (1, 2)
+    assert target.layers["dequantize"] == 2
+    assert not any("specbuild" in op for role in manifest.roles.values() for op in role.ops)
+
+
+def test_a_moved_engine_is_checked_without_loading_it(
+    engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(engine, moved)
+    assert main(["inspect", str(moved)]) == 0
+    shown = capsys.readouterr().out
+    for told in ("tensorrt_rtx", "sm_89, sm_120", "profile prefill", "pools of sliding"):
+        assert told in shown
+    assert main(["check", str(moved)]) == 1
+    assert "GPU" in capsys.readouterr().out
+    assert main(["run", str(moved), "--prompt", "x"]) == 2
+    assert "does not run here" in capsys.readouterr().err
+
+
+def test_a_plan_for_another_gpu_is_found_by_its_header(engine: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "swapped"
+    shutil.copytree(engine, moved)
+    plan = moved / "target.engine"
+    data = bytearray(plan.read_bytes())
+    assert read_header(bytes(data[:64]), "plan").compute_capabilities == ("sm_89", "sm_120")
+    data[32] = 1 << 1
+    plan.write_bytes(data)
+    with pytest.raises(EngineFileError, match=r"role target is of version .* for sm_80 with"):
+        check_plans(moved, read_manifest(moved))
+
+
+def request_of(graph: bytes, tmp_path: Path, ops: tuple[tuple[str, str], ...]) -> EngineRequest:
+    path = tmp_path / "graph.onnx"
+    path.write_bytes(graph)
+    shapes = InputShapes("x", (1, 4), (2, 4), (8, 4))
+    engine = str(tmp_path / "e.engine")
+    profiles = ((shapes,),)
+    return EngineRequest("tensorrt-rtx", "e", str(path), None, engine, ops, profiles, ("sm_120",))
+
+
+def one_node(op: str, domain: str = "") -> bytes:
+    from onnx import TensorProto, helper
+
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["B", 4]) for n in ("x", "y")]
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x"], ["y"], domain=domain)], "g", *[[p] for p in ports]
+    )
+    sets = [helper.make_opsetid("", 23), helper.make_opsetid("specbuild", 1)]
+    return helper.make_model(graph, opset_imports=sets, ir_version=11).SerializeToString()
+
+
+@pytest.mark.parametrize("domain", ["", "specbuild"])
+def test_a_node_that_would_end_the_process_is_refused_by_name(domain: str, tmp_path: Path) -> None:
+    request = request_of(one_node("KvWrite", domain), tmp_path, ((domain, "KvWrite"),))
+    with pytest.raises(SpecbuildError, match=r"knows no op or plugin (specbuild::)?KvWrite"):
+        build_engine(request, SilentProgress())
+
+
+def test_a_process_that_ends_is_an_error_of_ours(tmp_path: Path) -> None:
+    """The parser aborts at an unknown node: here it is not told of the node beforehand."""
+    request = request_of(one_node("KvWrite", "specbuild"), tmp_path, (("", "Relu"),))
+    with pytest.raises(SpecbuildError, match=r"e.engine ended with|refuses the graph"):
+        build_engine(request, SilentProgress())
+
+
+class Interrupting(SilentProgress):
+    """Ends the build at the first sign of it."""
+
+    def advance(self, amount: int) -> None:
+        del amount
+        raise KeyboardInterrupt
+
+
+def test_a_build_that_is_interrupted_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def kept(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", kept)
+    with pytest.raises(KeyboardInterrupt):
+        build_engine(_relu(tmp_path, "sm_120"), Interrupting())
+    assert [process.poll() is None for process in started] == [False]
+
+
+@pytest.mark.slow
+def test_every_role_of_a_draft_too(tmp_path: Path) -> None:
+    write_target(tmp_path / "target", layers=2, **SIZES)
+    write_draft(tmp_path / "draft", target_layers=2, target_hidden=64, inner=64, **SIZES)
+    tree = ["--draft-top-k", "2", "--draft-depth", "3", "--draft-tokens", "6"]
+    engine = build(tmp_path, "engine", "--draft", str(tmp_path / "draft"), *tree)
+    manifest = read_manifest(engine)
+    check_plans(engine, manifest)
+    bound_as_the_manifest_says(engine, manifest)
+    assert len(manifest.roles) == 8
+
+
+@pytest.mark.slow
+def test_the_example_builds(tmp_path: Path) -> None:
+    example = Path(__file__).parents[4] / "examples" / "tiny-gpt-oss"
+    (tmp_path / "target").symlink_to(example / "target")
+    engine = build(tmp_path, "engine", "--draft", str(example / "draft"))
+    manifest = read_manifest(engine)
+    check_plans(engine, manifest)
+    bound_as_the_manifest_says(engine, manifest)
+    assert manifest.roles["target"].layers["attention_input"] == 24
+
+
+@pytest.mark.parametrize("gpu", ["sm_75", "sm_90", "sm_80,sm_86,sm_89,sm_120,sm_121"])
+def test_headers_name_every_gpu(gpu: str, tmp_path: Path) -> None:
+    """Bits of the header that no other test sees; plans of one node take a moment."""
+    if gpu == "sm_90":
+        with pytest.raises(SpecbuildError, match="sm_90"):
+            build_engine(_relu(tmp_path, gpu), SilentProgress())
+        return
+    result = build_engine(_relu(tmp_path, gpu), SilentProgress())
+    header = read_header((tmp_path / "e.engine").read_bytes()[:64], "plan")
+    assert header.compute_capabilities == tuple(gpu.split(","))
+    assert (header.version, header.plan_bytes) == (result.version, result.engine_bytes)
+
+
+def _relu(tmp_path: Path, gpu: str) -> EngineRequest:
+    from dataclasses import replace
+
+    request = request_of(one_node("Relu"), tmp_path, (("", "Relu"),))
+    return replace(request, compute_capabilities=tuple(gpu.split(",")))
+
+
+class Notes(SilentProgress):
+    """Keeps what a build tells."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.told.append(message)
+
+
+@pytest.mark.slow
+def test_a_layer_of_20b_geometry_takes_what_its_engine_takes(tmp_path: Path) -> None:
+    """The library holds the engine whole, and its compiler; what is ours is next to nothing."""
+    arguments = ["--geometry", "gpt-oss-20b", "--layers", "1", "--output", str(tmp_path)]
+    assert main(["synth", *arguments, "--force"]) == 0
+    notes = Notes()
+    options = BuildOptions(
+        model=tmp_path / "target", output=tmp_path / "engine", backend="tensorrt-rtx",
+        max_batch_size=1,
+    )  # fmt: skip
+    report = run_build(options, notes)
+    [told] = [note for note in notes.told if note.startswith("target.engine:")]
+    held, before = (int(n) * 1e6 for n in re.findall(r"(\d+) MB of", told))
+    size = report.tensorrt["target"].engine_bytes
+    # Four bits a weight and a scale in sixteen for every 32 of them, bf16 for the rest.
+    assert report.weight_bytes < size < 1.05 * report.weight_bytes
+    assert before < 200e6
+    assert held < size + 1.5e9
+    manifest = read_manifest(tmp_path / "engine")
+    check_plans(tmp_path / "engine", manifest)
+    bound_as_the_manifest_says(tmp_path / "engine", manifest)
