@@ -149,8 +149,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
   pdl_launch_dependents();
   pdl_wait();
   const int* ancestors = ancestor_bits + static_cast<int64_t>(row) * WORDS;
-  Gather gather{k_pool,    v_pool, page_table, selected + list * held,
-                ancestors, held,   kv_head,    lane};
+  Gather gather{k_pool, v_pool, page_table, selected + list * held, ancestors, held, kv_head, lane};
   const int sequence = sequence_of(row_start, row, batch, lane);
   const int chunks = gather.chunks();
   if (gather.list[0] == kWhole || sequence >= batch) return;

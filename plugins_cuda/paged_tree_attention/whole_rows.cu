@@ -21,7 +21,8 @@ __device__ __forceinline__ bool any_whole(const int* row_start, const int* selec
   for (int first = begin; first < stop; first += ROW_CTAS * kRows) {
     const int row = first + lane;
     const bool mine = lane < kRows && row < stop;
-    found = found || (mine && selected[(static_cast<int64_t>(row) * LISTS + list) * held] == kWhole);
+    found =
+        found || (mine && selected[(static_cast<int64_t>(row) * LISTS + list) * held] == kWhole);
   }
   return __ballot_sync(kAllLanes, found) != 0;
 }

@@ -24,7 +24,7 @@ _TINY = Sizes()
 REAL = Sizes(heads=4, width=256)
 
 
-def index(  # noqa: PLR0917
+def index(
     tokens: int,
     columns: int,
     sizes: Sizes = _TINY,

@@ -19,7 +19,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """The launches; SpecbuildError for more than 256 rows of decoding, or keys of no whole tiles."""
+    """The launches; SpecbuildError for over 256 rows of decoding, or keys of no whole tiles."""
     require_tiles(request)
     if request.phase == "prefill":
         return lower_prefill(request)
