@@ -11,6 +11,7 @@ import torch
 
 from specbuild.builder.export import GraphDeclaration, export_module, single_op_model
 from specbuild.builder.limits import EnginePlan
+from specbuild.builder.models.deepseek import DeepSeek
 from specbuild.builder.models.eagle3 import DraftFuse, Eagle3
 from specbuild.builder.models.gpt_oss import GptOss
 from specbuild.builder.models.graph_io import (
@@ -28,6 +29,7 @@ from specbuild.builder.models.graph_io import (
     summary_port,
     view_ports,
 )
+from specbuild.builder.models.target_model import TargetModel
 from specbuild.builder.passes.weights import ONNX_DTYPES, weight_value
 from specbuild.builder.weight_sources import WeightSources
 from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
@@ -41,8 +43,12 @@ def target_graph(
 ) -> ir.Model:
     """The role ``target``, with activations of this type."""
     with torch.device("meta"):
-        longest = plan.limits.max_seq_len + plan.limits.draft_tokens + 1
-        module = GptOss(g, taps, longest, plan.views, plan.dsa)
+        longest = _table_length(plan, plan.limits.draft_tokens + 1)
+        module: TargetModel = (
+            GptOss(g, taps, longest, plan.views, plan.dsa)
+            if g.mla is None
+            else DeepSeek(g, taps, longest)
+        )
     module.to(activations)
     group_of_layer = plan.group_of_layer(g)
     groups = plan.target_groups
@@ -52,7 +58,12 @@ def target_graph(
     ]
     per_head = plan.choosing_group.kv_heads if asked else None
     of_groups = [
-        view_ports(group, batch_axis(plan), views=None if group.window else per_head)
+        view_ports(
+            group,
+            batch_axis(plan),
+            views=None if group.window else per_head,
+            rotated_when_read=g.mla is None and bool(group.latent_widths),
+        )
         for group in groups
     ]
     budget, keys, broken = _index_ports(plan, activations)
@@ -107,6 +118,14 @@ def target_graph(
     return export_module(module, declaration, pack)
 
 
+def _table_length(plan: EnginePlan, ahead: int) -> int:
+    """Positions of rotary tables where rows reach so many places beyond the longest sequence.
+
+    ONNX Runtime refuses launches of more rows than its tables have positions.
+    """
+    return max(plan.limits.max_seq_len + ahead, plan.limits.max_rows)
+
+
 def _block_ports(
     plan: EnginePlan, activations: torch.dtype
 ) -> tuple[tuple[InputPort, ...], tuple[InputPort, ...]]:
@@ -151,9 +170,8 @@ def draft_graph(
 ) -> ir.Model:
     """The role ``draft``."""
     group = plan.groups[-1]
-    limits = plan.limits
     with torch.device("meta"):
-        module = Eagle3(d, g, limits.max_seq_len + limits.draft_depth)
+        module = Eagle3(d, g, _table_length(plan, plan.limits.draft_depth))
     module.to(activations)
     views, pools = view_ports(group, batch_axis(plan)), pool_ports(group, 0, activations)
     declaration = GraphDeclaration(

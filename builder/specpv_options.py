@@ -112,6 +112,11 @@ def _check_latents(target: TargetGeometry, backend: str) -> None:
             "and values, CUDA engines take one of the two; retrofit all or none of them, or build "
             "with --no-mla or without --specpv"
         )
+    if target.mla is not None:
+        raise SpecbuildError(
+            f"--specpv: the {target.model_type}'s layers cache latents, and blocks are chosen by "
+            "cached keys; build without --specpv"
+        )
     latent = [
         layer
         for layer, dim in enumerate(target.latent_dims)

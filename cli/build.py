@@ -96,7 +96,8 @@ def build(
 ) -> None:
     """Build a checkpoint, and its EAGLE3 draft, into an engine directory.
 
-    The draft options are limits: [b]run[/b] may ask for any smaller tree.
+    Targets are GPT-OSS, or DeepSeek-V3 for the CPU. The draft options are limits: [b]run[/b] may
+    ask for any smaller tree.
 
     \b
     Examples:

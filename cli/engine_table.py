@@ -112,30 +112,57 @@ def specpv_summary(specpv: SpecPv) -> str:
 def _target_table(target: TargetGeometry) -> Table:
     table = fact_table(f"target: {target.model_type}")
     sliding = target.layer_types.count("sliding_attention")
-    table.add_row("layers", f"{target.layers}, {sliding} with a window of {target.sliding_window}")
+    windows = f"{sliding} with a window of {target.sliding_window}" if sliding else "no windows"
+    table.add_row("layers", f"{target.layers}, {windows}")
     table.add_row("hidden", str(target.hidden))
     table.add_row("vocabulary", str(target.vocab))
-    table.add_row(
-        "attention",
-        f"{target.q_heads} query and {target.kv_heads} KV heads of {target.head_dim}",
-    )
-    held = [size for size in target.latent_dims if size]
-    if held:
+    _add_attention(table, target)
+    if target.feed_forward is not None and target.feed_forward.dense_layers:
+        f = target.feed_forward
         table.add_row(
-            "latent KV",
-            f"{len(held)} layers cache {_range(held)} values a token in place of "
-            f"{2 * target.kv_heads * target.head_dim}",
+            "dense MLP", f"of {f.dense_inner}, in {f.dense_layers} of {target.layers} layers"
         )
-    table.add_row(
-        "experts",
-        f"{target.experts} of {target.expert_inner}, {target.experts_per_token} a token, "
-        f"stored as {target.expert_format} in the checkpoint",
-    )
+    if target.experts:
+        table.add_row("experts", _experts_text(target))
     table.add_row("positions", f"{target.max_positions}, RoPE theta {target.rope.theta:g}")
     if target.rope.scaling != "none":
         table.add_row("RoPE scaling", f"{target.rope.scaling}, factor {target.rope.factor:g}")
     table.add_row("end of sequence", ", ".join(map(str, target.eos_token_ids)) or "none")
     return table
+
+
+def _add_attention(table: Table, target: TargetGeometry) -> None:
+    """Heads, and what latents stand in the place of."""
+    mla = target.mla
+    held = [size for size in target.latent_dims if size]
+    if mla is None:
+        heads = f"{target.q_heads} query and {target.kv_heads} KV heads of {target.head_dim}"
+        expanded = 2 * target.kv_heads * target.head_dim
+    else:
+        heads = (
+            f"MLA, {target.q_heads} heads of {mla.nope_dim} + {mla.rope_dim} rotated, values of "
+            f"{mla.v_dim}"
+        )
+        expanded = target.q_heads * (mla.nope_dim + mla.rope_dim + mla.v_dim)
+    table.add_row("attention", heads)
+    if held:
+        table.add_row(
+            "latent KV",
+            f"{len(held)} layers cache {_range(held)} values a token in place of {expanded}",
+        )
+
+
+def _experts_text(target: TargetGeometry) -> str:
+    text = (
+        f"{target.experts} of {target.expert_inner}, {target.experts_per_token} a token, "
+        f"stored as {target.expert_format} in the checkpoint"
+    )
+    f = target.feed_forward
+    if f is None:
+        return text
+    shared = f", beside a shared one of {f.shared_inner}" if f.shared_inner else ""
+    grouped = f", of {f.groups_chosen} in {f.groups} groups" if f.groups > 1 else ""
+    return text + grouped + shared
 
 
 def _range(values: list[int]) -> str:

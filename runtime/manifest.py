@@ -51,12 +51,54 @@ class IndexerGeometry:
 
 
 @dataclass(frozen=True)
+class MlaGeometry:
+    """Sizes of MLA with decoupled RoPE; ``q_lora_rank`` None where queries have no latent.
+
+    ``scale`` multiplies the scores: ``(nope_dim + rope_dim)^-½``, times YaRN's factors where a
+    model has them.
+    """
+
+    kv_lora_rank: int
+    rope_dim: int
+    nope_dim: int
+    v_dim: int
+    scale: float
+    q_lora_rank: int | None = None
+
+    @property
+    def entry_width(self) -> int:
+        """Values of a token in the cache: its latent, and the rotated key of all heads."""
+        return self.kv_lora_rank + self.rope_dim
+
+
+@dataclass(frozen=True)
+class MixedFeedForward:
+    """DeepSeek's: a dense MLP in the first ``dense_layers``, routed and shared experts behind.
+
+    ``dense_inner`` and ``shared_inner`` are the inner widths of the dense MLPs and of all shared
+    experts together. ``groups_chosen`` of ``groups`` of experts take part for a token; the weights
+    of the chosen experts are ``normalised`` to sum 1 or not, then multiplied by ``scaling``.
+    """
+
+    dense_layers: int
+    dense_inner: int
+    shared_inner: int
+    groups: int
+    groups_chosen: int
+    normalised: bool
+    scaling: float
+
+
+@dataclass(frozen=True)
 class TargetGeometry:
     """Shape of the target model.
 
     ``latent_dims`` is, for every layer, how many values of a latent stand in its keys' and values'
-    place (MLA-lite), 0 where there is none; empty where no layer has one. ``indexer`` is that of
-    the layers that choose what they attend to, None where none does.
+    place (MLA), 0 where there is none; empty where no layer has one. ``indexer`` is that of
+    the layers that choose what they attend to, None where none does. ``mla`` is that of a model
+    which was made with latents, None where they came later (MLA-lite); its ``head_dim`` and
+    ``kv_heads`` are those of the absorbed form, one head as wide as an entry of the cache.
+    ``feed_forward`` is None where every layer has GPT-OSS's.
     """
 
     model_type: str
@@ -79,6 +121,8 @@ class TargetGeometry:
     eos_token_ids: tuple[int, ...]
     latent_dims: tuple[int, ...] = ()
     indexer: IndexerGeometry | None = None
+    mla: MlaGeometry | None = None
+    feed_forward: MixedFeedForward | None = None
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,54 @@ GPT_OSS_ORIGINAL = FieldTable(
     only={},
 )
 
+DEEPSEEK = FieldTable(
+    read=frozenset(
+        {
+            "architectures",
+            "model_type",
+            "num_hidden_layers",
+            "hidden_size",
+            "vocab_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "kv_lora_rank",
+            "q_lora_rank",
+            "qk_rope_head_dim",
+            "qk_nope_head_dim",
+            "v_head_dim",
+            "intermediate_size",
+            "moe_intermediate_size",
+            "first_k_dense_replace",
+            "n_routed_experts",
+            "n_shared_experts",
+            "num_experts_per_tok",
+            "n_group",
+            "topk_group",
+            "norm_topk_prob",
+            "routed_scaling_factor",
+            "num_nextn_predict_layers",
+            "max_position_embeddings",
+            "rms_norm_eps",
+            "rope_theta",
+            "rope_scaling",
+            "rope_parameters",
+            "rope_interleave",
+            "eos_token_id",
+            "tie_word_embeddings",
+        }
+    ),
+    only={
+        "attention_bias": (False,),
+        "hidden_act": ("silu",),
+        "moe_layer_freq": (1,),
+        "quantization_config": (),
+        "scoring_func": ("sigmoid",),
+        "topk_method": ("noaux_tc",),
+    },
+    # The two widths follow from others; the rest is training's.
+    inert=frozenset({"head_dim", "qk_head_dim", "aux_loss_alpha", "ep_size", "seq_aux"}),
+)
+
 # The section that says what stands beside a checkpoint's own attention.
 ATTENTION = FieldTable(
     read=frozenset(

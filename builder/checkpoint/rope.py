@@ -32,6 +32,16 @@ def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
+def yarn_score_factor(config: Config, rope: Rope) -> float:
+    """What DeepSeek multiplies its scores by where YaRN stretches the context: ``mscale²``."""
+    if rope.scaling == "none":
+        return 1.0
+    nested = next(config.section(name) for name in NESTED if config.get(name) is not None)
+    if not nested.get("mscale_all_dim"):
+        return 1.0
+    return yarn_attention_factor(rope.factor, nested.number("mscale_all_dim")) ** 2
+
+
 def describe(rope: Rope) -> str:
     """One phrase for reports."""
     if rope.scaling == "none":

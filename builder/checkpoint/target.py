@@ -1,16 +1,13 @@
-"""Reads a GPT-OSS checkpoint: geometry, tensors under canonical names, text files to carry."""
+"""Reads a target's checkpoint: geometry, tensors under canonical names, text files to carry."""
 
 from __future__ import annotations
 
 import dataclasses
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import torch
-
-from specbuild.builder.checkpoint import original_layout
+from specbuild.builder.checkpoint import deepseek, original_layout
 from specbuild.builder.checkpoint.audit import audit
 from specbuild.builder.checkpoint.config_fields import (
     ATTENTION,
@@ -24,36 +21,21 @@ from specbuild.builder.checkpoint.hints import mismatch_hints, wrong_model_hints
 from specbuild.builder.checkpoint.indexers import Indexers, read_indexers
 from specbuild.builder.checkpoint.latents import Latents, read_latents
 from specbuild.builder.checkpoint.rope import read_rope
-from specbuild.builder.checkpoint.source import (
-    SourceTensor,
-    open_directory,
-    read_config,
-    read_json,
+from specbuild.builder.checkpoint.source import open_directory, read_config
+from specbuild.builder.checkpoint.target_parts import (
+    TargetCheckpoint,
+    read_eos,
+    text_files,
+    tie_head,
 )
-from specbuild.builder.checkpoint.target_tensors import EMBEDDING, HEAD, target_tensors
+from specbuild.builder.checkpoint.target_tensors import target_tensors
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.manifest import TargetGeometry
 
-SUPPORTED = {"gpt_oss": ("GptOssForCausalLM",)}
+SUPPORTED = {"gpt_oss": ("GptOssForCausalLM",), deepseek.MODEL_TYPE: ("DeepseekV3ForCausalLM",)}
 LABEL = "target config.json"
 DEFAULT_THETA = 150000.0
-TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 LAYER_TYPES = ("sliding_attention", "full_attention")
-
-
-@dataclass(frozen=True)
-class TargetCheckpoint:
-    """A target that passed the audit; tensors have the names of the Hugging Face layout.
-
-    With tied embeddings ``lm_head.weight`` is there all the same, its source the embedding.
-    ``replaced`` maps tensors that no graph will name to what stands in their place.
-    """
-
-    geometry: TargetGeometry
-    tensors: dict[str, SourceTensor]
-    warnings: tuple[str, ...]
-    text_files: tuple[Path, ...]
-    replaced: dict[str, str] = field(default_factory=dict)
 
 
 def read_target(
@@ -71,6 +53,8 @@ def read_target(
     original = original_layout.is_original(config.fields)
     if not original:
         _check_model_type(path, config)
+    if config.text("model_type") == deepseek.MODEL_TYPE:
+        return deepseek.read_deepseek(path, config, strict=strict, mla=mla, dsa=dsa)
     geometry, warnings = (_read_original if original else _read_hf)(path, config, strict=strict)
     _check_geometry(config.where, geometry)
     if not geometry.eos_token_ids:
@@ -83,12 +67,12 @@ def read_target(
             kv_rows=geometry.kv_heads * geometry.head_dim,
         )
     if config.boolean("tie_word_embeddings", False):
-        _tie_head(path, tensors)
+        tie_head(path, tensors)
     hints = mismatch_hints(geometry, tensors)
     audit(str(path), target_tensors(geometry), tensors, hints)
-    text_files = _text_files(path, original)
+    files = text_files(_text_roots(path, original))
     warnings += check_fields(config.section("attention"), ATTENTION, strict=strict)
-    target = TargetCheckpoint(geometry, tensors, warnings, text_files)
+    target = TargetCheckpoint(geometry, tensors, warnings, files)
     if mla:
         target = _with_latents(target, read_latents(path, config, geometry))
     indexers, more = read_indexers(path, config, geometry, asked=dsa)
@@ -160,7 +144,7 @@ def _read_hf(path: Path, config: Config, *, strict: bool) -> tuple[TargetGeometr
         rms_eps=config.number("rms_norm_eps", 1e-5),
         swiglu_limit=config.number("swiglu_limit", 7.0),
         rope=read_rope(config, default_theta=DEFAULT_THETA),
-        eos_token_ids=_read_eos((path,), config),
+        eos_token_ids=read_eos((path,), config),
     )
     return geometry, warnings + more
 
@@ -189,7 +173,7 @@ def _read_original(
         rms_eps=original_layout.RMS_EPS,
         swiglu_limit=config.number("swiglu_limit", 7.0),
         rope=rope,
-        eos_token_ids=_read_eos(_text_roots(path, original=True), config),
+        eos_token_ids=read_eos(_text_roots(path, original=True), config),
     )
     if not geometry.eos_token_ids and geometry.vocab == original_layout.RELEASE_VOCAB:
         geometry = dataclasses.replace(geometry, eos_token_ids=original_layout.RELEASE_EOS)
@@ -229,26 +213,6 @@ def _either(config: Config, name: str, alias: str) -> int:
     return values.pop() if values else config.integer(name)
 
 
-def _read_eos(roots: tuple[Path, ...], config: Config) -> tuple[int, ...]:
-    """The EOS list of ``generation_config.json``; ``config.json``'s only where that names none."""
-    for root in roots:
-        file = root / "generation_config.json"
-        if file.is_file():
-            generation = Config(str(file), "generation_config.json", read_json(file))
-            listed = generation.integers("eos_token_id")
-            if listed is not None:
-                return _in_vocabulary(generation, listed, config.integer("vocab_size"))
-    return _in_vocabulary(
-        config, config.integers("eos_token_id") or (), config.integer("vocab_size")
-    )
-
-
-def _in_vocabulary(config: Config, ids: tuple[int, ...], vocab: int) -> tuple[int, ...]:
-    if any(not 0 <= token < vocab for token in ids):
-        raise config.wrong("eos_token_id", f"ids below the vocabulary's {vocab}")
-    return ids
-
-
 def _check_geometry(where: str, g: TargetGeometry) -> None:
     wrong = []
     if g.q_heads % g.kv_heads:
@@ -266,34 +230,8 @@ def _check_geometry(where: str, g: TargetGeometry) -> None:
         raise SpecbuildError(f"{where}: {'; '.join(wrong)}")
 
 
-def _tie_head(path: Path, tensors: dict[str, SourceTensor]) -> None:
-    """Make the embedding the head's source; a head of its own must hold the same values."""
-    embedding, head = tensors.get(EMBEDDING), tensors.get(HEAD)
-    if embedding is None:
-        return  # the audit reports it
-    if head is not None and not _same_values(head, embedding):
-        raise SpecbuildError(
-            f"{path}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}; set it to "
-            "false or remove the tensor"
-        )
-    tensors[HEAD] = dataclasses.replace(embedding, name=HEAD)
-
-
-def _same_values(one: SourceTensor, other: SourceTensor) -> bool:
-    if (one.shape, one.dtype) != (other.shape, other.dtype):
-        return False
-    return torch.equal(one.load(), other.load())
-
-
 def _text_roots(path: Path, original: bool) -> tuple[Path, ...]:
     """Where text files lie: the release keeps its original layout in a folder of the other one."""
     return (
         (path, path.resolve().parent) if original and path.resolve().name == "original" else (path,)
     )
-
-
-def _text_files(path: Path, original: bool) -> tuple[Path, ...]:
-    for root in _text_roots(path, original):
-        if (root / TEXT_FILES[0]).is_file():
-            return tuple(root / name for name in TEXT_FILES if (root / name).is_file())
-    return ()

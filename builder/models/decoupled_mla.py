@@ -4,6 +4,10 @@ The cache entry of a token is ``[c | r]``: the normed latent c [kv_lora_rank] an
 [rope_dim] that all heads share. Head h scores ``q_h · W_uk,h c + p_h · r`` and its value is
 ``W_uv,h c``; ``kv_b_proj`` holds ``[W_uk,h; W_uv,h]``. Three forms of that are here as executable
 definitions, and :meth:`MlaAttention.forward` is the absorbed one over a paged cache.
+
+Queries are absorbed while decoding, not when building: ``q_b_proj`` with W_uk taken in would have
+``rank + rope`` rows a head in place of ``nope + rope`` (2.5 times the bytes of both weights at
+DeepSeek-V3's sizes), and its rounding would be another one than the checkpoint's.
 """
 
 from __future__ import annotations
@@ -13,38 +17,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from specbuild.builder.models.graph_io import GroupView, LatentPool, Launch
-from specbuild.plugins_cuda.mla_attention.op import rotated
+from specbuild.builder.models.llama_parts import LlamaNorm
+from specbuild.builder.models.rope import rotate
 from specbuild.plugins_cuda.torch_ops import torch_op
+from specbuild.runtime.manifest import MlaGeometry
 
 Tables = tuple[torch.Tensor, torch.Tensor]
 
-
-@dataclass(frozen=True)
-class MlaGeometry:
-    """Sizes of a layer; ``q_lora_rank`` None where queries have no latent of their own.
-
-    ``interleaved`` weights hold the pairs that RoPE turns side by side. ``scale`` multiplies the
-    scores (``(nope_dim + rope_dim)^-½``, times YaRN's factors where a model has them).
-    """
-
-    hidden: int
-    heads: int
-    kv_lora_rank: int
-    rope_dim: int
-    nope_dim: int
-    v_dim: int
-    scale: float
-    q_lora_rank: int | None = None
-    interleaved: bool = True
-    rms_eps: float = 1e-6
-
-    @property
-    def entry_width(self) -> int:
-        """Values of a token in the cache."""
-        return self.kv_lora_rank + self.rope_dim
+# The norms of latents have it, whatever a model's config says of its other norms.
+LATENT_EPS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -119,40 +102,41 @@ FORMS: dict[str, Callable[[Scene], torch.Tensor]] = {
 
 def absorbed_query(q_nope: torch.Tensor, w_uk: torch.Tensor) -> torch.Tensor:
     """``q_nope`` [T, h, nope] in the space of latents, [T, h, rank]."""
-    return torch.einsum("thn,hnr->thr", q_nope, w_uk)
-
-
-class LatentNorm(nn.Module):
-    """RMSNorm of a latent, fp32 inside, cast back before the weight."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [T, width] → [T, width]."""
-        return self.weight * F.rms_norm(x.float(), self.weight.shape, eps=self.eps).to(x.dtype)
+    return (q_nope.transpose(0, 1) @ w_uk).transpose(0, 1)
 
 
 class MlaAttention(nn.Module):
-    """One layer's attention; parameter names are those of DeepSeek checkpoints."""
+    """One layer's attention; parameter names are those of DeepSeek checkpoints.
 
-    def __init__(self, g: MlaGeometry) -> None:
+    ``interleaved`` weights hold the pairs that RoPE turns side by side, others half a head apart.
+    """
+
+    def __init__(self, hidden: int, heads: int, g: MlaGeometry, *, interleaved: bool) -> None:
         super().__init__()
-        self.geometry = g
-        q_width = g.heads * (g.nope_dim + g.rope_dim)
+        self.heads, self.geometry, self.interleaved = heads, g, interleaved
+        q_width = heads * (g.nope_dim + g.rope_dim)
         if g.q_lora_rank is None:
-            self.q_proj = nn.Linear(g.hidden, q_width, bias=False)
+            self.q_proj = nn.Linear(hidden, q_width, bias=False)
         else:
-            self.q_a_proj = nn.Linear(g.hidden, g.q_lora_rank, bias=False)
-            self.q_a_layernorm = LatentNorm(g.q_lora_rank, g.rms_eps)
+            self.q_a_proj = nn.Linear(hidden, g.q_lora_rank, bias=False)
+            self.q_a_layernorm = LlamaNorm(g.q_lora_rank, LATENT_EPS)
             self.q_b_proj = nn.Linear(g.q_lora_rank, q_width, bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(g.hidden, g.entry_width, bias=False)
-        self.kv_a_layernorm = LatentNorm(g.kv_lora_rank, g.rms_eps)
-        kv_width = g.heads * (g.nope_dim + g.v_dim)
-        self.kv_b_proj = nn.Linear(g.kv_lora_rank, kv_width, bias=False)
-        self.o_proj = nn.Linear(g.heads * g.v_dim, g.hidden, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(hidden, g.entry_width, bias=False)
+        self.kv_a_layernorm = LlamaNorm(g.kv_lora_rank, LATENT_EPS)
+        self.kv_b_proj = self.make_up_projections()
+        self.o_proj = nn.Linear(heads * g.v_dim, hidden, bias=False)
+
+    def make_up_projections(self) -> nn.Module:
+        """The module ``kv_b_proj``."""
+        g = self.geometry
+        return nn.Linear(g.kv_lora_rank, self.heads * (g.nope_dim + g.v_dim), bias=False)
+
+    def up_projections(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """``W_uk`` [h, nope, rank] and ``W_uv`` [h, v, rank]."""
+        g = self.geometry
+        both = self.kv_b_proj.weight.unflatten(0, (self.heads, -1))
+        w_uk, w_uv = both.split([g.nope_dim, g.v_dim], dim=1)
+        return w_uk, w_uv
 
     def queries(
         self, x: torch.Tensor, tables: Tables, positions: torch.Tensor
@@ -163,7 +147,8 @@ class MlaAttention(nn.Module):
             q = self.q_proj(x)
         else:
             q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
-        nope, rope = q.unflatten(1, (g.heads, -1)).split([g.nope_dim, g.rope_dim], dim=-1)
+        q = q.view(-1, self.heads, g.nope_dim + g.rope_dim)
+        nope, rope = q.split([g.nope_dim, g.rope_dim], dim=-1)
         return nope, self._turned(rope, tables, positions)
 
     def entries(self, x: torch.Tensor, tables: Tables, positions: torch.Tensor) -> torch.Tensor:
@@ -173,21 +158,20 @@ class MlaAttention(nn.Module):
         shared = self._turned(rope.unsqueeze(1), tables, positions).squeeze(1)
         return torch.cat([self.kv_a_layernorm(latent), shared], dim=-1)
 
-    def up_projections(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """``W_uk`` [h, nope, rank] and ``W_uv`` [h, v, rank]."""
-        g = self.geometry
-        both = self.kv_b_proj.weight.unflatten(0, (g.heads, -1))
-        w_uk, w_uv = both.split([g.nope_dim, g.v_dim], dim=1)
-        return w_uk, w_uv
-
-    def forward(
-        self, x: torch.Tensor, pools: LatentPool, view: GroupView, launch: Launch, tables: Tables
-    ) -> tuple[torch.Tensor, LatentPool]:
+    def forward(  # noqa: PLR0917
+        self,
+        x: torch.Tensor,
+        pools: LatentPool,
+        view: GroupView,
+        launch: Launch,
+        tables: Tables,
+        blocks: None = None,  # noqa: ARG002  SpecPV and DSA choose by what this cache has not
+        index: None = None,  # noqa: ARG002
+    ) -> tuple[torch.Tensor, LatentPool, tuple[()], tuple[()]]:
         """``x`` [T, H], normed → [T, H] and the written pool, of ``entry_width`` values a slot."""
-        positions = launch.positions.long()
-        entries = self.entries(x, tables, positions).unsqueeze(1)
+        entries = self.entries(x, tables, launch.positions).unsqueeze(1)
         written = LatentPool(torch_op("KvWrite")(pools.c, entries, view.write_slot))
-        q_nope, q_rope = self.queries(x, tables, positions)
+        q_nope, q_rope = self.queries(x, tables, launch.positions)
         w_uk, w_uv = self.up_projections()
         q = torch.cat([absorbed_query(q_nope, w_uk), q_rope], dim=-1)
         attended = torch_op("MlaAttention")(
@@ -196,10 +180,34 @@ class MlaAttention(nn.Module):
             launch.ancestor_bits, None, None, None,
             scale=self.geometry.scale, window=0,
         )  # fmt: skip
-        return self.o_proj(attended.flatten(1)), written
+        return self.o_proj(attended.flatten(1)), written, (), ()
 
     def _turned(self, x: torch.Tensor, tables: Tables, positions: torch.Tensor) -> torch.Tensor:
         """``x`` [T, heads, rope] rotated; interleaved pairs come out half-split."""
-        if self.geometry.interleaved:
+        if self.interleaved:
             x = torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)
-        return rotated(x.float(), *tables, positions).to(x.dtype)
+        return rotate(x.flatten(1), tables, positions, x.shape[1])
+
+
+class SplitUpProjections(nn.Module):
+    """``kv_b_proj`` as its two parts, each by head: W_uk and W_uv."""
+
+    def __init__(self, heads: int, g: MlaGeometry) -> None:
+        super().__init__()
+        self.key = nn.Parameter(torch.empty(heads, g.nope_dim, g.kv_lora_rank))
+        self.value = nn.Parameter(torch.empty(heads, g.v_dim, g.kv_lora_rank))
+
+
+class EngineMlaAttention(MlaAttention):
+    """The layer with the weights of an engine: ``kv_b_proj`` apart, rotated pairs half-split."""
+
+    def __init__(self, hidden: int, heads: int, g: MlaGeometry) -> None:
+        super().__init__(hidden, heads, g, interleaved=False)
+
+    def make_up_projections(self) -> nn.Module:
+        """The module ``kv_b_proj``."""
+        return SplitUpProjections(self.heads, self.geometry)
+
+    def up_projections(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """``W_uk`` [h, nope, rank] and ``W_uv`` [h, v, rank]."""
+        return self.kv_b_proj.key, self.kv_b_proj.value

@@ -6,25 +6,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from specbuild.builder.models.gpt_oss import write_and_attend
 from specbuild.builder.models.graph_io import GroupView, Launch, LayerPools
+from specbuild.builder.models.llama_parts import LlamaNorm, SwigluMlp
 from specbuild.builder.models.rope import rotate
 from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
-
-
-class DraftNorm(nn.Module):
-    """RMSNorm that casts to the input's type before the weight (the LLaMA family's)."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [..., H] → [..., H]."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class DraftAttention(nn.Module):
@@ -51,31 +38,17 @@ class DraftAttention(nn.Module):
         return self.o_proj(attended), written
 
 
-class DraftMlp(nn.Module):
-    """SwiGLU feed-forward."""
-
-    def __init__(self, d: DraftGeometry) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(d.hidden, d.inner, bias=False)
-        self.up_proj = nn.Linear(d.hidden, d.inner, bias=False)
-        self.down_proj = nn.Linear(d.inner, d.hidden, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [T, H] → [T, H]."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
 class MidLayer(nn.Module):
     """The draft's one block, under the names of the checkpoint."""
 
     def __init__(self, d: DraftGeometry) -> None:
         super().__init__()
         if d.input_width == "embedding_and_hidden":
-            self.input_layernorm = DraftNorm(d.hidden, d.rms_eps)
-        self.hidden_norm = DraftNorm(d.hidden, d.rms_eps)
+            self.input_layernorm = LlamaNorm(d.hidden, d.rms_eps)
+        self.hidden_norm = LlamaNorm(d.hidden, d.rms_eps)
         self.self_attn = DraftAttention(d)
-        self.post_attention_layernorm = DraftNorm(d.hidden, d.rms_eps)
-        self.mlp = DraftMlp(d)
+        self.post_attention_layernorm = LlamaNorm(d.hidden, d.rms_eps)
+        self.mlp = SwigluMlp(d.hidden, d.inner)
 
 
 class DraftWeights(nn.Module):
@@ -85,11 +58,11 @@ class DraftWeights(nn.Module):
         super().__init__()
         self.fc = nn.Linear(len(d.taps) * target.hidden, d.hidden, bias=False)
         if d.norm_before_fc:
-            self.input_norm = DraftNorm(len(d.taps) * target.hidden, d.rms_eps)
+            self.input_norm = LlamaNorm(len(d.taps) * target.hidden, d.rms_eps)
         if d.fc_norm:
-            self.fc_norm = nn.ModuleList(DraftNorm(target.hidden, d.rms_eps) for _ in d.taps)
+            self.fc_norm = nn.ModuleList(LlamaNorm(target.hidden, d.rms_eps) for _ in d.taps)
         self.midlayer = MidLayer(d)
-        self.norm = DraftNorm(d.hidden, d.rms_eps)
+        self.norm = LlamaNorm(d.hidden, d.rms_eps)
         if d.own_head:
             self.lm_head = nn.Linear(d.hidden, d.vocab, bias=False)
         if d.own_embedding:

@@ -1,8 +1,4 @@
-"""GPT-OSS as one ragged graph: prefill chunks, plain decode and tree verification alike.
-
-Parameter names are those of the Hugging Face checkpoint. The module is made on the meta device
-and exported; it holds no weights of its own.
-"""
+"""GPT-OSS: grouped-query attention with sinks, and experts in every layer."""
 
 from __future__ import annotations
 
@@ -14,9 +10,7 @@ from torch.nn import functional as F
 
 from specbuild.builder.models.block_views import BlockKeys, choose_blocks
 from specbuild.builder.models.graph_io import (
-    BlockView,
     GroupView,
-    LatentPool,
     Launch,
     LayerBlocks,
     LayerIndex,
@@ -25,6 +19,7 @@ from specbuild.builder.models.graph_io import (
 from specbuild.builder.models.indexer import IndexedAttention
 from specbuild.builder.models.latent_attention import LatentAttention
 from specbuild.builder.models.rope import rotate
+from specbuild.builder.models.target_model import Backbone, Block, TargetModel
 from specbuild.plugins_cuda.torch_ops import torch_op
 from specbuild.runtime.manifest import Dsa, IndexerGeometry, TargetGeometry
 from specbuild.runtime.specpv import ViewGeometry
@@ -182,66 +177,30 @@ class MoeBlock(nn.Module):
             x,
             self.router(x).float(),
             *self.experts.weights(),
+            None,
             top_k=self.geometry.experts_per_token,
             limit=self.geometry.swiglu_limit,
         )
 
 
-class Layer(nn.Module):
-    """One transformer block."""
-
-    def __init__(
-        self,
-        g: TargetGeometry,
-        number: int,
-        blocks: ViewGeometry | None = None,
-        dsa: Dsa | None = None,
-    ) -> None:
-        super().__init__()
-        window = g.sliding_window if g.layer_types[number] == "sliding_attention" else 0
-        latent_dim = g.latent_dims[number] if g.latent_dims else 0
-        indexer = g.indexer if g.indexer and number in g.indexer.layers else None
-        self.input_layernorm = RmsNorm(g.hidden, g.rms_eps)
-        self.self_attn = (
-            LatentAttention(g, window, latent_dim, None if window else blocks, indexer, dsa)
-            if latent_dim
-            else Attention(g, window, None if window else blocks, indexer, dsa)
-        )
-        self.post_attention_layernorm = RmsNorm(g.hidden, g.rms_eps)
-        self.mlp = MoeBlock(g)
-
-    def forward(  # noqa: PLR0917
-        self,
-        x: torch.Tensor,
-        pools: LayerPools | LatentPool,
-        view: GroupView,
-        launch: Launch,
-        tables: Any,
-        blocks: LayerBlocks | None = None,
-        index: LayerIndex | None = None,
-    ) -> tuple[torch.Tensor, *tuple[Any, ...]]:
-        """The residual stream ``x`` [T, H] after the block, and what attention gave beside it."""
-        attended, *beside = self.self_attn(
-            self.input_layernorm(x), pools, view, launch, tables, blocks, index
-        )
-        x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), *beside
+def layer_of(
+    g: TargetGeometry, number: int, blocks: ViewGeometry | None = None, dsa: Dsa | None = None
+) -> Block:
+    """The block of this number, its attention over keys and values or over a latent."""
+    window = g.sliding_window if g.layer_types[number] == "sliding_attention" else 0
+    latent_dim = g.latent_dims[number] if g.latent_dims else 0
+    indexer = g.indexer if g.indexer and number in g.indexer.layers else None
+    attention = (
+        LatentAttention(g, window, latent_dim, None if window else blocks, indexer, dsa)
+        if latent_dim
+        else Attention(g, window, None if window else blocks, indexer, dsa)
+    )
+    norms = RmsNorm(g.hidden, g.rms_eps), RmsNorm(g.hidden, g.rms_eps)
+    return Block(norms, attention, MoeBlock(g))
 
 
-class Backbone(nn.Module):
-    """Embedding, blocks and the final norm, under the names of the checkpoint."""
-
-    def __init__(
-        self, g: TargetGeometry, blocks: ViewGeometry | None = None, dsa: Dsa | None = None
-    ) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(g.vocab, g.hidden)
-        self.layers = nn.ModuleList(Layer(g, number, blocks, dsa) for number in range(g.layers))
-        self.norm = RmsNorm(g.hidden, g.rms_eps)
-
-
-class GptOss(nn.Module):
-    """The role ``target``. ``taps`` are the layers whose outputs are captured (0-based).
+class GptOss(TargetModel):
+    """GPT-OSS in the role ``target``.
 
     With ``blocks`` its full-attention layers summarise and choose blocks (SpecPV); with ``dsa``
     those that have an indexer choose tokens.
@@ -255,68 +214,6 @@ class GptOss(nn.Module):
         blocks: ViewGeometry | None = None,
         dsa: Dsa | None = None,
     ) -> None:
-        super().__init__()
-        self.geometry, self.taps = g, taps
-        self.model = Backbone(g, blocks, dsa)
-        self.lm_head = nn.Linear(g.hidden, g.vocab, bias=False)
-        table = torch.empty(max_positions, g.head_dim // 2)
-        self.register_buffer("rope_cos", table)
-        self.register_buffer("rope_sin", table.clone())
-
-    def forward(  # noqa: PLR0917
-        self,
-        token_ids: torch.Tensor,
-        launch: Launch,
-        views: tuple[GroupView, ...],
-        pools: tuple[LayerPools | LatentPool, ...],
-        asked: BlockView | None = None,
-        summaries: tuple[torch.Tensor, ...] = (),
-        budget: torch.Tensor | None = None,
-        key_pools: tuple[torch.Tensor, ...] = (),
-        *,
-        group_of_layer: tuple[int, ...],
-    ) -> tuple[Any, ...]:
-        """``token_ids`` [T] → logits [R, V] fp32, captured [T, taps·H], new pools, stages.
-
-        With SpecPV, ``summaries`` of the full-attention layers in order go in, and come out behind
-        the pools, followed by the partial tables [Lg, B, kv_heads, V]. With DSA, the last of
-        ``views`` is the indexers'; behind all of these come their pools, and by layer and sequence
-        how many lists broke an invariant, [Lg, B].
-
-        The stages are the residual stream after every layer and the normed final one; they are
-        not outputs of an engine, but keep their names in it for ``verify``.
-        """
-        x = self.model.embed_tokens(token_ids)
-        tables = (self.rope_cos, self.rope_sin)
-        written, stages, chosen, indexed = [], [], [], []
-        tables_used = [0] * len(views)
-        for layer, layer_pools, group in zip(self.model.layers, pools, group_of_layer, strict=True):
-            blocks = index = None
-            if asked is not None and layer.self_attn.blocks is not None:
-                place = len(chosen)
-                blocks = LayerBlocks(
-                    tables_used[group], asked, summaries[place], asked.partial_table[place]
-                )
-                tables_used[group] += 1
-            if budget is not None and layer.self_attn.indexer is not None:
-                place = 0 if asked is None else len(indexed)
-                index = LayerIndex(place, views[-1], budget, key_pools[len(indexed)])
-            x, new, partial, keyed = layer(
-                x, layer_pools, views[group], launch, tables, blocks, index
-            )
-            if partial:
-                chosen.append(partial)
-            if keyed:
-                indexed.append(keyed)
-            written.append(new)
-            stages.append(x)
-        pre_head = self.model.norm(x.index_select(0, launch.logit_rows))
-        logits = self.lm_head(pre_head).float()
-        captured = [torch.cat([stages[tap] for tap in self.taps], dim=-1)] if self.taps else []
-        new_summaries = [summary for summary, _ in chosen]
-        new_tables = [torch.stack([table for _, table in chosen])] if chosen else []
-        beside = [(*new_summaries, *new_tables)] if chosen else []
-        if indexed:
-            broken = torch.stack([violations for _, violations in indexed])
-            beside.append((*[pool for pool, _ in indexed], broken))
-        return logits, *captured, tuple(written), *beside, tuple(stages), pre_head
+        layers = [layer_of(g, number, blocks, dsa) for number in range(g.layers)]
+        backbone = Backbone(g, layers, RmsNorm(g.hidden, g.rms_eps))
+        super().__init__(g, taps, backbone, torch.empty(max_positions, g.head_dim // 2))

@@ -22,8 +22,8 @@ class Launch(NamedTuple):
 class GroupView(NamedTuple):
     """How one cache group sees the launch's sequences.
 
-    Where the cache is latent, ``page_position`` [B, P] is the position of each page's first slot,
-    [Lg, B, P] where each layer has a view of its own.
+    Where keys are rebuilt of latents, ``page_position`` [B, P] is the position of each page's
+    first slot, [Lg, B, P] where each layer has a view of its own.
     """
 
     page_table: torch.Tensor
@@ -100,11 +100,18 @@ LAUNCH_PORTS = (
 
 
 def view_ports(
-    group: CacheGroup, batch: int | str, *, views: int | None = None
+    group: CacheGroup,
+    batch: int | str,
+    *,
+    views: int | None = None,
+    rotated_when_read: bool = False,
 ) -> tuple[InputPort, ...]:
-    """The ports of a :class:`GroupView`; each layer has ``views`` of its own, or all share one."""
+    """The ports of a :class:`GroupView`; each layer has ``views`` of its own, or all share one.
+
+    Where keys are rotated when they are read, attention is told where each page stands.
+    """
     layers = 1 if views is None else len(group.layers)
-    rotated_when_read = bool(group.latent_widths) and group.name != INDEXER_GROUP
+    rotated_when_read = rotated_when_read and group.name != INDEXER_GROUP
     pages = f"P_{group.name}"
     position = (batch, pages) if views is None else (layers, batch, pages)
     latent = (InputPort(f"{group.name}.page_position", torch.int32, position),)

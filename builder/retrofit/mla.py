@@ -62,6 +62,11 @@ def retrofit_mla(options: LatentOptions, progress: Progress) -> LatentReport:
     if file.exists() and not options.force:
         raise SpecbuildError(f"{file} exists; replace it with --force, or name another --output")
     target = read_target(options.model, strict=False, mla=False)
+    if target.geometry.mla is not None:
+        raise SpecbuildError(
+            f"{options.model}: a {target.geometry.model_type} caches latents already; retrofit mla "
+            "is for gpt_oss"
+        )
     layers = options.checked_layers(target.geometry.layers, full_rank(target.geometry))
     text = read_text(options, target)
     streamed = StreamedTarget(target.geometry, target.tensors)

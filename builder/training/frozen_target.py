@@ -57,19 +57,27 @@ class FrozenTarget:
         return Teaching(captured=captured, logits=logits)
 
 
-def load_target(path: Path, *, device: str = "cpu", dtype: str = "float32") -> GptOssForCausalLM:
+def load_target(
+    path: Path,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    families: tuple[str, ...] = ("gpt_oss",),
+) -> GptOssForCausalLM:
     """The checkpoint in transformers, dequantised, frozen, in evaluation mode.
 
     Raises:
-        SpecbuildError: ``path`` is no GPT-OSS checkpoint, or ``device`` is not there.
+        SpecbuildError: ``path`` is a checkpoint of none of the ``families``, or ``device`` is not
+            there.
     """
-    from transformers import GptOssForCausalLM, Mxfp4Config
+    from transformers import DeepseekV3ForCausalLM, GptOssForCausalLM, Mxfp4Config
 
     config = read_config(path)
-    if config.get("model_type") != "gpt_oss":
-        raise SpecbuildError(
-            f"{path}: model_type is {config.get('model_type')!r}, expected 'gpt_oss'"
-        )
+    family = config.get("model_type")
+    if family not in families:
+        expected = " or ".join(map(repr, families))
+        raise SpecbuildError(f"{path}: model_type is {family!r}, expected {expected}")
+    classes = {"gpt_oss": GptOssForCausalLM, "deepseek_v3": DeepseekV3ForCausalLM}
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise SpecbuildError("device cuda: this machine has no usable CUDA device; use device cpu")
     quantised = {}
@@ -77,7 +85,7 @@ def load_target(path: Path, *, device: str = "cpu", dtype: str = "float32") -> G
         quantised["quantization_config"] = Mxfp4Config(dequantize=True)
     try:
         with _quiet_transformers():
-            model = GptOssForCausalLM.from_pretrained(
+            model = classes[family].from_pretrained(
                 path, dtype=getattr(torch, dtype), attn_implementation="eager", **quantised
             )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
@@ -87,7 +95,8 @@ def load_target(path: Path, *, device: str = "cpu", dtype: str = "float32") -> G
         ) from error
     # The reader leaves dequantised experts in bf16 whatever type was asked for.
     model = model.to(device=device, dtype=getattr(torch, dtype)).eval().requires_grad_(False)
-    model.set_experts_implementation(_experts_implementation(model))
+    if family == "gpt_oss":
+        model.set_experts_implementation(_experts_implementation(model))
     return model
 
 

@@ -123,7 +123,7 @@ def _check_same_model(
         config.num_hidden_layers,
         config.hidden_size,
         config.vocab_size,
-        config.num_local_experts,
+        config.num_local_experts if geometry.experts else 0,
     )
     if built != given:
         raise SpecbuildError(
@@ -134,7 +134,7 @@ def _check_same_model(
 
 def _use_latents(engine: Path, manifest: Manifest, model: Path, target: ReferenceTarget) -> None:
     dims = manifest.target.latent_dims
-    if not dims:
+    if not dims or manifest.target.mla is not None:
         return
     checkpoint = read_target(model, strict=False)
     if checkpoint.geometry.latent_dims != dims:

@@ -13,21 +13,57 @@ from specbuild.plugins_cuda.moe.e2m1 import E2M1_CODES
 
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 
+ACTIVATIONS = ("swiglu_clamped", "swiglu")
+# Keeps a sum of vanishing sigmoids from dividing by zero.
+LEAST_SUM = 1e-20
+UNCHOSEN = -1e30
 
-def routing(b: BodyBuilder, logits: ir.Value, *, experts: int, top_k: int, gating: str) -> ir.Value:
+
+def _in_best_groups(b: BodyBuilder, scores: ir.Value, groups: int, groups_chosen: int) -> ir.Value:
+    """``scores`` [T, E], far down outside the groups whose two best have the largest sums."""
+    by_group = b.reshape(scores, 0, groups, -1)
+    best, _ = b.topk(by_group, b.i64(2))
+    sums = b.ReduceSum(best, b.i64(2), keepdims=0)
+    picked, kept = b.topk(sums, b.i64(groups_chosen))
+    low = b.Add(b.Sub(sums, sums), b.scalar(UNCHOSEN))
+    mask = b.ScatterElements(low, kept, b.Sub(picked, picked), axis=1)
+    return b.Reshape(b.Add(by_group, b.Unsqueeze(mask, b.i64(2))), b.Shape(scores))
+
+
+def routing(
+    b: BodyBuilder,
+    logits: ir.Value,
+    choice_bias: ir.Value | None,
+    attributes: Mapping[str, Any],
+    *,
+    experts: int,
+) -> ir.Value:
     """Weights of all experts, fp32 [T, E], zero for those that a row did not choose."""
-    if gating == "softmax_selected" and top_k == experts:
+    top_k, gating = int(attributes["top_k"]), str(attributes["gating"])
+    groups, groups_chosen = int(attributes["groups"]), int(attributes["groups_chosen"])
+    scaling = float(attributes["scaling"])
+    if gating == "softmax_selected" and top_k == experts and scaling == 1.0:
         return b.Softmax(logits, axis=-1)
-    picked, chosen = b.topk(logits, b.i64(top_k))
+    scores = logits if choice_bias is None else b.Add(b.Sigmoid(logits), choice_bias)
+    if groups_chosen < groups:
+        scores = _in_best_groups(b, scores, groups, groups_chosen)
+    picked, chosen = b.topk(scores, b.i64(top_k))
+    if scores is not logits:
+        picked = b.GatherElements(logits, chosen, axis=1)
     if gating == "softmax_selected":
         weights = b.Softmax(picked, axis=-1)
     elif gating == "softmax_topk":
         weights = b.GatherElements(b.Softmax(logits, axis=-1), chosen, axis=1)
     elif gating == "sigmoid_norm":
         gate = b.Sigmoid(picked)
-        weights = b.Div(gate, b.ReduceSum(gate, b.i64(1), keepdims=1))
+        total = b.ReduceSum(gate, b.i64(1), keepdims=1)
+        weights = b.Div(gate, b.Add(total, b.scalar(LEAST_SUM)))
+    elif gating == "sigmoid":
+        weights = b.Sigmoid(picked)
     else:
         raise ValueError(f"Moe: unknown gating {gating!r}")
+    if scaling != 1.0:
+        weights = b.Mul(weights, b.scalar(scaling))
     # One node where a shape and a fill would be two; router logits are finite.
     zeros = b.Sub(logits, logits)
     return b.ScatterElements(zeros, chosen, weights, axis=1)
@@ -52,29 +88,41 @@ def expert_weight(b: BodyBuilder, weight: ir.Value, scales: ir.Value | None) -> 
 
 def clamped_swiglu(b: BodyBuilder, y: ir.Value, alpha: float, limit: float) -> ir.Value:
     """GPT-OSS's activation of [..., 2·I] with gate and up interleaved → [..., I]."""
-    axis = b.i64(2)
-    stop, step = b.i64(2**31), b.i64(2)
-    gate = b.Min(b.Slice(y, b.i64(0), stop, axis, step), b.scalar(limit))
-    up = b.Clip(b.Slice(y, b.i64(1), stop, axis, step), b.scalar(-limit), b.scalar(limit))
+    gate, up = _gate_and_up(b, y)
+    gate = b.Min(gate, b.scalar(limit))
+    up = b.Clip(up, b.scalar(-limit), b.scalar(limit))
     sigmoid = b.Sigmoid(b.Mul(gate, b.scalar(alpha)))
     return b.Mul(b.Mul(gate, sigmoid), b.Add(up, b.scalar(1.0)))
+
+
+def swiglu(b: BodyBuilder, y: ir.Value) -> ir.Value:
+    """``silu(gate) · up`` of [..., 2·I] with gate and up interleaved → [..., I]."""
+    gate, up = _gate_and_up(b, y)
+    return b.Mul(b.Mul(gate, b.Sigmoid(gate)), up)
+
+
+def _gate_and_up(b: BodyBuilder, y: ir.Value) -> tuple[ir.Value, ir.Value]:
+    axis, stop, step = b.i64(2), b.i64(2**31), b.i64(2)
+    gate = b.Slice(y, b.i64(0), stop, axis, step)
+    return gate, b.Slice(y, b.i64(1), stop, axis, step)
 
 
 def body(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
     """The portable form, on the declared inputs; see ``dense.py`` and ``contrib.py`` for speed."""
-    x, logits, gate_up, gate_up_scales, gate_up_bias, down, down_scales, down_bias = inputs
+    x, logits, gate_up, gate_up_scales, gate_up_bias, down, down_scales, down_bias = inputs[:8]
     assert x is not None and logits is not None and gate_up is not None and down is not None
-    if attributes["activation"] != "swiglu_clamped":
+    if attributes["activation"] not in ACTIVATIONS:
         raise ValueError(f"Moe: unknown activation {attributes['activation']!r}")
-    top_k, gating = int(attributes["top_k"]), str(attributes["gating"])
-    experts = static_size(logits, 1)
-    weights = routing(b, logits, experts=experts, top_k=top_k, gating=gating)
+    weights = routing(b, logits, inputs[8], attributes, experts=static_size(logits, 1))
     y = b.MatMul(x, expert_weight(b, gate_up, gate_up_scales))
     if gate_up_bias is not None:
         y = b.Add(y, b.Unsqueeze(gate_up_bias, b.i64(1)))
-    h = clamped_swiglu(b, y, float(attributes["alpha"]), float(attributes["limit"]))
+    if attributes["activation"] == "swiglu":
+        h = swiglu(b, y)
+    else:
+        h = clamped_swiglu(b, y, float(attributes["alpha"]), float(attributes["limit"]))
     z = b.MatMul(h, expert_weight(b, down, down_scales))
     if down_bias is not None:
         z = b.Add(z, b.Unsqueeze(down_bias, b.i64(1)))

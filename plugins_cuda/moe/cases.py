@@ -26,6 +26,11 @@ class Layer:
     gating: str = "softmax_selected"
     alpha: float = 1.702
     limit: float = 7.0
+    activation: str = "swiglu_clamped"
+    choice_bias: bool = False
+    groups: int = 1
+    groups_chosen: int = 1
+    scaling: float = 1.0
 
     def attributes(self) -> dict[str, Any]:
         """The op's attributes."""
@@ -34,6 +39,10 @@ class Layer:
             "gating": self.gating,
             "alpha": self.alpha,
             "limit": self.limit,
+            "activation": self.activation,
+            "groups": self.groups,
+            "groups_chosen": self.groups_chosen,
+            "scaling": self.scaling,
         }
 
     def _weight(
@@ -57,7 +66,10 @@ class Layer:
         b1 = rng.standard_normal((self.experts, 2 * self.inner)).astype(np.float32)
         b2 = rng.standard_normal((self.experts, self.hidden)).astype(np.float32)
         first, second = (b1, b2) if self.biases else (None, None)
-        return x, logits, gate_up, gate_up_scales, first, down, down_scales, second
+        bias = rng.standard_normal(self.experts).astype(np.float32) if self.choice_bias else None
+        if bias is not None and self.tied_router:
+            bias = np.round(bias)
+        return x, logits, gate_up, gate_up_scales, first, down, down_scales, second, bias
 
     def case(self, name: str) -> Case:
         """This layer as a case."""
@@ -66,6 +78,19 @@ class Layer:
 
 
 _MXFP4 = Layer(mxfp4=True)
+# DeepSeek-V3's: two of four groups, three experts of those.
+_GROUPED = Layer(
+    rows=17,
+    experts=8,
+    top_k=3,
+    biases=False,
+    gating="sigmoid_norm",
+    activation="swiglu",
+    choice_bias=True,
+    groups=4,
+    groups_chosen=2,
+    scaling=2.5,
+)
 
 CASES: tuple[Case, ...] = (
     Layer().case("plain"),
@@ -81,6 +106,15 @@ CASES: tuple[Case, ...] = (
     Layer(hidden=48, inner=20).case("sizes that are no power of two"),
     Layer(gating="softmax_topk").case("softmax over all experts"),
     Layer(gating="sigmoid_norm", tied_router=True).case("normalised sigmoids"),
+    Layer(gating="sigmoid", scaling=0.5).case("scaled sigmoids"),
+    Layer(activation="swiglu", x_scale=20.0).case("an activation without a clamp"),
+    Layer(gating="sigmoid_norm", choice_bias=True).case("chosen by biased scores"),
+    _GROUPED.case("groups of experts"),
+    replace(_GROUPED, rows=1, gating="sigmoid").case("groups of experts, one row, not normalised"),
+    replace(_GROUPED, tied_router=True, groups=2, groups_chosen=1).case("ties within a group"),
+    replace(_GROUPED, experts=32, inner=20, top_k=8, groups=8, groups_chosen=4).case(
+        "8 of 32 experts in 4 of 8 groups"
+    ),
     _MXFP4.case("mxfp4"),
     replace(_MXFP4, rows=1, hidden=96, inner=64).case("mxfp4, one row, several blocks"),
     replace(_MXFP4, rows=9, tied_router=True).case("mxfp4, ties in the router"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import onnx_ir as ir
 
 from specbuild.plugins_cuda.body import CONTRIB_DOMAIN, BodyBuilder
+from specbuild.plugins_cuda.moe.body import UNCHOSEN, routing
 
 if TYPE_CHECKING:
     import torch
@@ -15,15 +16,10 @@ if TYPE_CHECKING:
 # Above this many inner columns over all experts, computing only the chosen ones is faster.
 DENSE_COLUMNS = 512
 
-UNCHOSEN = -1e30
 
-
-def cpu_form(
-    experts: int, inner: int, gating: str = "softmax_selected"
-) -> Literal["dense", "contrib"]:
-    """Which form runs faster on a CPU; ``contrib`` knows only GPT-OSS's gating."""
-    few = experts * inner <= DENSE_COLUMNS
-    return "dense" if few or gating != "softmax_selected" else "contrib"
+def cpu_form(experts: int, inner: int) -> Literal["dense", "contrib"]:
+    """Which form runs faster on a CPU."""
+    return "dense" if experts * inner <= DENSE_COLUMNS else "contrib"
 
 
 def contrib_weights(
@@ -61,22 +57,45 @@ def without_ties(b: BodyBuilder, logits: ir.Value, top_k: int) -> ir.Value:
     return b.ScatterElements(low, chosen, picked, axis=1)
 
 
+def as_logits(b: BodyBuilder, routed: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Logits whose softmax is ``routed`` [T, E] over its sum, and that sum, [T, 1].
+
+    The op knows softmax over the chosen only: any other weights go in as their logarithms.
+    """
+    zero = b.scalar(0.0)
+    logits = b.Where(b.Greater(routed, zero), b.Log(routed), b.scalar(UNCHOSEN))
+    return logits, b.ReduceSum(routed, b.i64(1), keepdims=1)
+
+
 def contrib_body(
     b: BodyBuilder,
     x: ir.Value,
     router_logits: ir.Value,
+    choice_bias: ir.Value | None,
     weights: Mapping[str, ir.Value],
     attributes: Mapping[str, Any],
     *,
     experts: int,
 ) -> ir.Value:
     """``x`` [T, H] and ``router_logits`` [T, E] → [T, H] over :func:`contrib_weights`."""
-    if attributes["gating"] != "softmax_selected":
-        raise ValueError(f"com.microsoft.MoE has no gating {attributes['gating']!r}")
     top_k = int(attributes["top_k"])
-    if top_k < experts:
+    own = attributes["gating"] == "softmax_selected" and choice_bias is None
+    own = own and attributes["scaling"] == 1.0
+    own = own and attributes["groups_chosen"] == attributes["groups"]
+    total = None
+    if not own:
+        routed = routing(b, router_logits, choice_bias, attributes, experts=experts)
+        router_logits, total = as_logits(b, routed)
+    elif top_k < experts:
         router_logits = without_ties(b, router_logits, top_k)
-    return b.MoE(
+    activation: dict[str, float] = {"activation_alpha": 1.0, "activation_beta": 0.0}
+    if attributes["activation"] != "swiglu":
+        activation = {
+            "activation_alpha": float(attributes["alpha"]),
+            "activation_beta": 1.0,
+            "swiglu_limit": float(attributes["limit"]),
+        }
+    y = b.MoE(
         x,
         router_logits,
         weights["w1"],
@@ -87,8 +106,7 @@ def contrib_body(
         k=top_k,
         activation_type="swiglu",
         swiglu_fusion=1,
-        activation_alpha=float(attributes["alpha"]),
-        activation_beta=1.0,
-        swiglu_limit=float(attributes["limit"]),
         normalize_routing_weights=1,
+        **activation,
     )
+    return y if total is None else b.Mul(y, total)

@@ -28,16 +28,19 @@ def dense_weights(
     down_bias: torch.Tensor | None,
     *,
     alpha: float,
+    activation: str,
 ) -> dict[str, torch.Tensor]:
     """The op's weights as fp32 matrices for :func:`dense_body`.
 
     ``w1`` [H, 2·E·I] and ``b1`` [2·E·I]: all gates, times alpha, then all ups, plus 1 in the
     bias. ``w2`` [E·I, H], divided by alpha. ``b2`` [E, H]. ``spread`` is :func:`dense_spread`.
+    For ``swiglu`` alpha is 1 and nothing is added to the ups.
     """
     import torch
 
     from specbuild.plugins_cuda.moe.op import expert_weight
 
+    alpha, shift = (1.0, 0.0) if activation == "swiglu" else (alpha, 1.0)
     w1, w2 = expert_weight(gate_up, gate_up_scales), expert_weight(down, down_scales)
     experts, hidden, two_inner = w1.shape
     inner = two_inner // 2
@@ -46,7 +49,7 @@ def dense_weights(
     ups = w1[..., 1::2].permute(1, 0, 2).reshape(hidden, -1)
     return {
         "w1": torch.cat([gates, ups], dim=1),
-        "b1": torch.cat([b1[:, 0::2].flatten() * alpha, b1[:, 1::2].flatten() + 1]),
+        "b1": torch.cat([b1[:, 0::2].flatten() * alpha, b1[:, 1::2].flatten() + shift]),
         "w2": w2.reshape(experts * inner, hidden) / alpha,
         "b2": torch.zeros(experts, hidden) if down_bias is None else down_bias.float().clone(),
         "spread": dense_spread(experts, inner),
@@ -64,6 +67,7 @@ def dense_body(
     b: BodyBuilder,
     x: ir.Value,
     router_logits: ir.Value,
+    choice_bias: ir.Value | None,
     weights: Mapping[str, ir.Value],
     attributes: Mapping[str, Any],
     *,
@@ -71,12 +75,13 @@ def dense_body(
 ) -> ir.Value:
     """``x`` [T, H] and ``router_logits`` [T, E] → [T, H] over :func:`dense_weights`."""
     alpha, limit = float(attributes["alpha"]), float(attributes["limit"])
-    top_k, gating = int(attributes["top_k"]), str(attributes["gating"])
-    chosen = routing(b, router_logits, experts=experts, top_k=top_k, gating=gating)
+    chosen = routing(b, router_logits, choice_bias, attributes, experts=experts)
     y = b.Gemm(x, weights["w1"], weights["b1"])
     gate, up = b.Split(y, outputs=2, axis=1, num_outputs=2)
-    gate = b.Clip(gate, None, b.scalar(alpha * limit))
+    clamped = attributes["activation"] != "swiglu"
+    if clamped:
+        gate = b.Clip(gate, None, b.scalar(alpha * limit))
+        up = b.Clip(up, b.scalar(1 - limit), b.scalar(1 + limit))
     gate = b.QuickGelu(gate, domain=CONTRIB_DOMAIN, alpha=1.0)
-    up = b.Clip(up, b.scalar(1 - limit), b.scalar(1 + limit))
     h = b.Mul(b.Mul(gate, up), b.MatMul(chosen, weights["spread"]))
     return b.Gemm(h, weights["w2"], b.MatMul(chosen, weights["b2"]))

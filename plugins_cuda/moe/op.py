@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specbuild.plugins_cuda.moe.body import body
+from specbuild.plugins_cuda.moe.body import ACTIVATIONS, LEAST_SUM, body
 from specbuild.plugins_cuda.moe.e2m1 import E2M1_CODES
 from specbuild.plugins_cuda.moe.weighted_body import weighted_body
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
@@ -29,27 +29,63 @@ def expert_weight(weight: torch.Tensor, scales: torch.Tensor | None) -> torch.Te
     return values.flatten(-2).transpose(1, 2)
 
 
-def route(router_logits: torch.Tensor, top_k: int, gating: str) -> torch.Tensor:
+def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """The ``count`` best of each row, best first; ties go to the lower index."""
+    import torch
+
+    return torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def _in_best_groups(scores: torch.Tensor, groups: int, groups_chosen: int) -> torch.Tensor:
+    """``scores`` [T, E], −inf outside the groups whose two best scores have the largest sums."""
+    import torch
+
+    by_group = scores.unflatten(1, (groups, -1))
+    sums = by_group.topk(2, dim=-1).values.sum(dim=-1)
+    kept = torch.zeros_like(sums).scatter(1, _best(sums, groups_chosen), 1.0).bool()
+    return by_group.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(1)
+
+
+def route(
+    router_logits: torch.Tensor,
+    top_k: int,
+    gating: str,
+    choice_bias: torch.Tensor | None = None,
+    *,
+    groups: int = 1,
+    groups_chosen: int = 1,
+    scaling: float = 1.0,
+) -> torch.Tensor:
     """Weights of all experts [T, E], zero for those that a row did not choose.
 
     ``softmax_selected``: softmax over the chosen logits (GPT-OSS). ``softmax_topk``: softmax
     over all, the chosen ones kept as they are. ``sigmoid_norm``: sigmoids, normalised to sum 1
-    over the chosen. Ties go to the lower id.
+    over the chosen; ``sigmoid``: sigmoids as they are. Ties go to the lower id.
+
+    DeepSeek-V3 (arXiv 2412.19437, section 2.1.2): ``choice_bias`` [E] is added to the sigmoids
+    that experts are chosen by, not to their weights; experts stand in ``groups`` of equal size, of
+    which a row takes the ``groups_chosen`` with the largest sums of two; ``scaling`` multiplies
+    the weights.
     """
     import torch
 
     logits = router_logits.float()
-    chosen = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :top_k]
+    scores = logits if choice_bias is None else logits.sigmoid() + choice_bias.float()
+    if groups_chosen < groups:
+        scores = _in_best_groups(scores, groups, groups_chosen)
+    chosen = _best(scores, top_k)
     picked = logits.gather(1, chosen)
     if gating == "softmax_selected":
         weights = picked.softmax(dim=-1)
     elif gating == "softmax_topk":
         weights = logits.softmax(dim=-1).gather(1, chosen)
     elif gating == "sigmoid_norm":
-        weights = picked.sigmoid() / picked.sigmoid().sum(dim=-1, keepdim=True)
+        weights = picked.sigmoid() / (picked.sigmoid().sum(dim=-1, keepdim=True) + LEAST_SUM)
+    elif gating == "sigmoid":
+        weights = picked.sigmoid()
     else:
         raise ValueError(f"Moe: unknown gating {gating!r}")
-    return torch.zeros_like(logits).scatter(1, chosen, weights)
+    return torch.zeros_like(logits).scatter(1, chosen, scaling * weights)
 
 
 def clamped_swiglu(y: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
@@ -57,6 +93,12 @@ def clamped_swiglu(y: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     gate = y[..., 0::2].clamp(max=limit)
     up = y[..., 1::2].clamp(min=-limit, max=limit)
     return gate * (alpha * gate).sigmoid() * (up + 1)
+
+
+def swiglu(y: torch.Tensor) -> torch.Tensor:
+    """``silu(gate) · up`` of [..., 2·I] with gate and up interleaved → [..., I]."""
+    gate, up = y[..., 0::2], y[..., 1::2]
+    return gate * gate.sigmoid() * up
 
 
 def reference(
@@ -68,30 +110,44 @@ def reference(
     down: torch.Tensor,
     down_scales: torch.Tensor | None,
     down_bias: torch.Tensor | None,
+    choice_bias: torch.Tensor | None = None,
     *,
     top_k: int,
     gating: str,
     activation: str,
     alpha: float,
     limit: float,
+    groups: int = 1,
+    groups_chosen: int = 1,
+    scaling: float = 1.0,
 ) -> torch.Tensor:
     """Mixture of experts on ``x`` [T, H] → [T, H]; fp32 inside, experts summed by rising id.
 
     A row's expert e gives ``W2 · act(W1 x + b1) + b2``; the router's weight multiplies the
-    bias too. ``activation``: ``swiglu_clamped`` (interleaved gate and up).
+    bias too (:func:`route`). ``activation``: ``swiglu_clamped``, or ``swiglu``, which has no use
+    for ``alpha`` and ``limit``; gate and up are interleaved for both.
     """
     import torch
 
-    if activation != "swiglu_clamped":
+    if activation not in ACTIVATIONS:
         raise ValueError(f"Moe: unknown activation {activation!r}")
-    weights = route(router_logits, top_k, gating)
+    weights = route(
+        router_logits,
+        top_k,
+        gating,
+        choice_bias,
+        groups=groups,
+        groups_chosen=groups_chosen,
+        scaling=scaling,
+    )
     w1, w2 = expert_weight(gate_up, gate_up_scales), expert_weight(down, down_scales)
     out = torch.zeros_like(x, dtype=torch.float32)
     for expert in range(w1.shape[0]):
         y = x.float() @ w1[expert]
         if gate_up_bias is not None:
             y = y + gate_up_bias[expert].float()
-        z = clamped_swiglu(y, alpha, limit) @ w2[expert]
+        h = swiglu(y) if activation == "swiglu" else clamped_swiglu(y, alpha, limit)
+        z = h @ w2[expert]
         if down_bias is not None:
             z = z + down_bias[expert].float()
         out = out + weights[:, expert : expert + 1] * z
@@ -110,6 +166,7 @@ OP = OpSpec(
         TensorSpec("down", "W", rank_free=True),
         TensorSpec("down_scales", "W", ("experts", "hidden", "blocks_inner"), optional=True),
         TensorSpec("down_bias", "W", ("experts", "hidden"), optional=True),
+        TensorSpec("choice_bias", "float32", ("experts",), optional=True),
     ),
     outputs=(TensorSpec("y", "T", ("T", "hidden")),),
     attributes=(
@@ -118,6 +175,9 @@ OP = OpSpec(
         AttributeSpec("activation", str, "swiglu_clamped"),
         AttributeSpec("alpha", float, 1.702),
         AttributeSpec("limit", float, 7.0),
+        AttributeSpec("groups", int, 1),
+        AttributeSpec("groups_chosen", int, 1),
+        AttributeSpec("scaling", float, 1.0),
     ),
     reference=reference,
     body=body,

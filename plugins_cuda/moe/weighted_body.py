@@ -23,7 +23,7 @@ def weighted_body(
     derive: DeriveWeight,
 ) -> Sequence[ir.Value]:
     """The faster of the two forms, over weights that are derived from the declared ones."""
-    x, logits, *weights = inputs
+    x, logits, weights, choice_bias = *inputs[:2], inputs[2:8], inputs[8]
     gate_up = weights[0]
     assert x is not None and logits is not None and gate_up is not None
     assert gate_up.name is not None
@@ -34,8 +34,9 @@ def weighted_body(
     make: Callable[..., dict[str, torch.Tensor]] = contrib_weights
     form: Callable[..., ir.Value] = contrib_body
     names = {key: f"{prefix}.{key}" for key in ("w1", "b1", "w2", "b2")}
-    if cpu_form(experts, inner, attributes["gating"]) == "dense":
-        make, form = partial(dense_weights, alpha=attributes["alpha"]), dense_body
+    if cpu_form(experts, inner) == "dense":
+        settings = {name: attributes[name] for name in ("alpha", "activation")}
+        make, form = partial(dense_weights, **settings), dense_body
         names = {key: f"{prefix}.dense.{key}" for key in names}
 
     def part(key: str, *tensors: torch.Tensor | None) -> torch.Tensor:
@@ -46,4 +47,4 @@ def weighted_body(
         # The same for every layer, and of no tensor of the checkpoint.
         name = f"expert_spread.{experts}x{inner}"
         derived["spread"] = derive(name, (), partial(dense_spread, experts, inner))
-    return [form(b, x, logits, derived, attributes, experts=experts)]
+    return [form(b, x, logits, choice_bias, derived, attributes, experts=experts)]

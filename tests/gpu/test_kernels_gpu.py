@@ -62,9 +62,10 @@ def lowered(drawn: KernelCase, phase: Phase, tactic: Tactic | None = None) -> Lo
 
 def compiling(runner: OpRunner, drawn: KernelCase, phase: Phase) -> Iterator[Lowering]:
     """By every tactic, the default first; a build leaves out those that spill registers."""
+    default = lowered(drawn, phase)
     assert drawn.op.tactics is not None
     for tactic in drawn.op.tactics(drawn.request(phase, Target())):
-        lowering = lowered(drawn, phase, tactic)
+        lowering = lowered(drawn, phase, tactic) if tactic else default
         try:
             runner.prepare([lowering])
         except SpillError as refusal:

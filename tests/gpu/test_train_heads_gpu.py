@@ -34,7 +34,7 @@ def test_fused_attention_is_the_explicit_one(window: int, dtype: torch.dtype, ne
     sinks = torch.randn(8, generator=generator)
     found = []
     for device in ("cpu", "cuda"):
-        parts = [x.to(device).requires_grad_() for x in (q, k, v)]
+        parts = [x.detach().to(device, copy=True).requires_grad_() for x in (q, k, v)]
         out = attend(Scene(*parts, sinks.to(device), 0.125, window))
         out.float().square().sum().backward()
         found.append([out.float().cpu(), *(part.grad.float().cpu() for part in parts)])

@@ -142,7 +142,7 @@ def check_choices(got: np.ndarray, forward: Forward) -> None:
         f"equal choices {(lost == 0).mean():.4f}, bf16's {_equal(forward.bf16, wanted):.4f}; "
         f"margins from {near:.3f} on: {clear.mean():.2f} of the rows, largest lost {lost.max():.3f}"
     )
-    assert clear.sum() > 5
+    assert clear.any()
     assert (lost[clear] == 0).mean() >= 0.99
     assert lost.max() < near
     assert (lost == 0).mean() >= _equal(forward.bf16, wanted) - 0.05

@@ -46,14 +46,15 @@ def one_sequence(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> l
 def moe_dense(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> list[np.ndarray]:
     """All experts as two Gemms."""
     complete = op.complete(attributes)
-    weights = dense_weights(*_tensors(arrays[2:]), alpha=complete["alpha"])
+    settings = {name: complete[name] for name in ("alpha", "activation")}
+    weights = dense_weights(*_tensors(arrays[2:8]), **settings)
     return _moe(arrays, weights, complete, dense_body)
 
 
 def moe_contrib(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> list[np.ndarray]:
     """ONNX Runtime's own operator."""
     complete = op.complete(attributes)
-    return _moe(arrays, contrib_weights(*_tensors(arrays[2:])), complete, contrib_body)
+    return _moe(arrays, contrib_weights(*_tensors(arrays[2:8])), complete, contrib_body)
 
 
 def tensorrt_form(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> list[np.ndarray]:
@@ -141,14 +142,16 @@ def _moe(
     x, logits = arrays[:2]
     assert x is not None and logits is not None
     experts = logits.shape[1]
+    bias = {} if arrays[8] is None else {"choice_bias": arrays[8]}
 
     def record(b: Any, values: Sequence[Any]) -> list[Any]:
-        named = dict(zip(weights, values[2:], strict=True))
-        return [body(b, values[0], values[1], named, attributes, experts=experts)]
+        named = dict(zip((*bias, *weights), values[2:], strict=True))
+        chosen_by = named.pop("choice_bias", None)
+        return [body(b, values[0], values[1], chosen_by, named, attributes, experts=experts)]
 
     return run_record(
-        ["x", "router_logits", *weights],
-        [x, logits, *(tensor.numpy() for tensor in weights.values())],
+        ["x", "router_logits", *bias, *weights],
+        [x, logits, *bias.values(), *(tensor.numpy() for tensor in weights.values())],
         record,
         dynamic=lambda name, axis: name in ("x", "router_logits") and axis == 0,
     )
@@ -167,8 +170,7 @@ def forms_of(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> dict[
         if "one sequence" in forms:
             forms["TensorRT-RTX, one sequence"] = tensorrt_one_sequence
     if op.name == "Moe":
-        forms["dense"] = moe_dense
-        forms["TensorRT-RTX"] = moe_tensorrt
-        if op.complete(attributes)["gating"] == "softmax_selected":
-            forms["contrib"] = moe_contrib
+        forms |= {"dense": moe_dense, "contrib": moe_contrib}
+        if op.complete(attributes)["activation"] == "swiglu_clamped":
+            forms["TensorRT-RTX"] = moe_tensorrt
     return forms

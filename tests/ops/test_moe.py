@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 from forms import moe_contrib, moe_dense, portable
-from transformers import GptOssConfig
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DeepseekV3Config, GptOssConfig
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+    DeepseekV3Experts,
+    DeepseekV3TopkRouter,
+)
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssTopKRouter
 
 from specbuild.plugins_cuda.moe.contrib import cpu_form
@@ -52,9 +58,47 @@ def test_equals_transformers(run: Run, rows: int, top_k: int, x_scale: float) ->
         bf["down_proj"],
         None,
         bf["down_proj_bias"],
+        None,
     ]
     got = run(OP, arrays, {"top_k": top_k})[0]
     np.testing.assert_allclose(got, wanted, atol=1e-4 * x_scale, rtol=1e-5)
+
+
+@pytest.mark.parametrize("run", [by_reference, portable, moe_dense, moe_contrib])
+@pytest.mark.parametrize(
+    ("groups", "groups_chosen", "normalised"), [(4, 2, True), (2, 1, False), (1, 1, True)]
+)
+def test_equals_deepseek_in_transformers(
+    run: Run, groups: int, groups_chosen: int, normalised: bool
+) -> None:
+    torch.manual_seed(groups)
+    config = DeepseekV3Config(
+        hidden_size=48, moe_intermediate_size=24, n_routed_experts=16, num_experts_per_tok=3,
+        n_group=groups, topk_group=groups_chosen, norm_topk_prob=normalised,
+        routed_scaling_factor=2.5,
+    )  # fmt: skip
+    router, experts = DeepseekV3TopkRouter(config), DeepseekV3Experts(config)
+    with torch.no_grad():
+        for parameter in (*router.parameters(), *experts.parameters()):
+            parameter.normal_(std=0.3)
+        router.e_score_correction_bias.normal_()
+        x = torch.randn(21, 48)
+        logits, weights, chosen = router(x)
+        wanted = experts(x, chosen, weights).numpy()
+        gate, up = experts.gate_up_proj.chunk(2, dim=1)
+        gate_up = torch.stack([gate, up], dim=2).flatten(1, 2).transpose(1, 2)
+        down = experts.down_proj.transpose(1, 2)
+    arrays = [x, logits, gate_up, None, None, down, None, None, router.e_score_correction_bias]
+    attributes = {
+        "top_k": 3,
+        "gating": "sigmoid_norm" if normalised else "sigmoid",
+        "activation": "swiglu",
+        "groups": groups,
+        "groups_chosen": groups_chosen,
+        "scaling": 2.5,
+    }
+    given = [None if a is None else a.detach().contiguous().numpy() for a in arrays]
+    np.testing.assert_allclose(run(OP, given, attributes)[0], wanted, atol=2e-5, rtol=1e-5)
 
 
 def test_mxfp4_is_read_nibble_by_nibble() -> None:
@@ -96,8 +140,36 @@ def test_gating_by_hand(gating: str) -> None:
     assert route(torch.tensor([row]), 2, gating)[0].tolist() == pytest.approx(wanted)
 
 
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_groups_by_hand(data: st.DataObject) -> None:
+    """Scores on a coarse grid, so that groups and experts tie: the lower one is taken."""
+    groups = data.draw(st.integers(1, 4), "groups")
+    size = data.draw(st.integers(2, 4), "experts of a group")
+    kept = data.draw(st.integers(1, groups), "groups chosen")
+    top_k = data.draw(st.integers(1, kept * size), "top k")
+    grid = st.lists(st.sampled_from([-2.0, 0.0, 0.5, 1.5]), min_size=size, max_size=size)
+    row = [value for _ in range(groups) for value in data.draw(grid, "logits")]
+    bias = [value for _ in range(groups) for value in data.draw(grid, "bias")]
+    weights = route(
+        torch.tensor([row]), top_k, "sigmoid", torch.tensor(bias),
+        groups=groups, groups_chosen=kept, scaling=2.0,
+    )[0].tolist()  # fmt: skip
+    sigmoid = torch.tensor(row).sigmoid().tolist()
+    score = (torch.tensor(row).sigmoid() + torch.tensor(bias)).tolist()
+    of_group = [range(size * group, size * (group + 1)) for group in range(groups)]
+    sums = [
+        float(torch.tensor(sorted(score[e] for e in members)[-2:]).flip(0).sum())
+        for members in of_group
+    ]
+    best = sorted(range(groups), key=lambda group: (-sums[group], group))[:kept]
+    open_ = sorted(e for group in best for e in of_group[group])
+    chosen = sorted(open_, key=lambda e: (-score[e], e))[:top_k]
+    wanted = [2 * sigmoid[e] if e in chosen else 0.0 for e in range(len(row))]
+    assert weights == pytest.approx(wanted)
+
+
 def test_wide_layers_leave_unchosen_experts_out() -> None:
     assert cpu_form(8, 32) == "dense"
     assert cpu_form(8, 64) == "dense"
     assert cpu_form(8, 128) == "contrib"
-    assert cpu_form(32, 2880, gating="sigmoid_norm") == "dense"

@@ -12,6 +12,12 @@ from specbuild.runtime.manifest import DraftGeometry, IndexerGeometry, TargetGeo
 
 def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) -> None:
     """SpecbuildError naming what this target or draft has that no CUDA kernel computes."""
+    if target.mla is not None:
+        raise SpecbuildError(
+            f"the model is a {target.model_type}: CUDA kernels compute its attention (absorbed "
+            "MLA), but not the absorbed queries, its latent's norm and its routed bf16 experts; "
+            "build with --backend cpu"
+        )
     if target.expert_format != "mxfp4":
         raise SpecbuildError(
             f"the model's experts are {target.expert_format}, CUDA kernels take mxfp4 experts "

@@ -66,6 +66,11 @@ def tensorrt_device(options: BuildOptions) -> str:
 def require_standard_support(target: TargetGeometry, options: BuildOptions) -> None:
     """SpecbuildError naming what a target or build has that no engine of standard ops computes."""
     title = LIBRARIES["tensorrt-rtx"].title
+    if target.mla is not None:
+        raise SpecbuildError(
+            f"the model is a {target.model_type}, whose attention (MLA) is built for the CPU only; "
+            "build with --backend cpu"
+        )
     if target.latent_dims:
         raise SpecbuildError(
             f"the model's layers cache latents (mla_kv.safetensors), which engines of {title} do "

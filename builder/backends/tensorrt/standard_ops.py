@@ -149,15 +149,12 @@ def moe(
     storage: ExpertStorage,
 ) -> Sequence[ir.Value]:
     """Moe over all experts at once: products in the activation type, all else in fp32."""
-    x, logits, gate_up, gate_up_scales, gate_up_bias, down, down_scales, down_bias = inputs
+    x, logits, gate_up, gate_up_scales, gate_up_bias, down, down_scales, down_bias = inputs[:8]
     assert x is not None and logits is not None and gate_up is not None and down is not None
     assert x.dtype is not None
     if attributes["activation"] != "swiglu_clamped":
         raise ValueError(f"Moe: unknown activation {attributes['activation']!r}")
-    experts = static_size(logits, 1)
-    chosen = routing(
-        b, logits, experts=experts, top_k=int(attributes["top_k"]), gating=attributes["gating"]
-    )
+    chosen = routing(b, logits, inputs[8], attributes, experts=static_size(logits, 1))
     weight = partial(_expert_weight, b, graph=graph, storage=storage, dtype=x.dtype)
     y = b.cast(b.MatMul(b.Unsqueeze(x, b.i64(0)), weight(gate_up, gate_up_scales)), FLOAT)
     if gate_up_bias is not None:

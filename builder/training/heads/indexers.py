@@ -21,11 +21,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from specbuild.builder.checkpoint.indexers import HEAD_WEIGHTS, KEYS, QUERIES
 from specbuild.builder.training.heads.attention import Scene, attend
 from specbuild.builder.training.heads.backbone import Backbone, Switch
 from specbuild.plugins_cuda.dsa_indexer.reference import indexer_scores
 
-QUERIES, KEYS, HEAD_WEIGHTS = "dsa_W_q", "dsa_W_k", "dsa_W_h"
 # Scores of so many rows are made at a time in the loss; the backward pass makes them again.
 _ROWS = 256
 # Standard deviations of scores over which a relaxed choice fades.

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from specbuild.builder.checkpoint.indexers import INDEXER_FILE
 from specbuild.builder.checkpoint.latents import LATENT_FILE
 from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
 from specbuild.builder.progress import Progress
@@ -29,8 +30,6 @@ from specbuild.builder.training.heads.stage import Schedule, Stage
 from specbuild.builder.training.heads.train_latents import plain_outputs
 from specbuild.builder.training.pace import Pace
 from specbuild.runtime.errors import SpecbuildError
-
-INDEXER_FILE = "dsa_indexer.safetensors"
 
 
 def train_indexers(options: IndexerTraining, progress: Progress) -> HeadReport:

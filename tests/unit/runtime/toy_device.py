@@ -94,12 +94,14 @@ class ToyDevice:
         tables = [self.port(f"page_table.{g}", n) for g in ("full", "sliding")]
         given = (None,) * 4 if tree is None else (tree[0], tree[2], tree[3], tree[4])
         size = self.manifest.group("full").page_size
-        rows = op_named("VerifyInputs").reference(*given, *state, *tables, page_size=size)
-        ids, positions, row_start, row_slot, tree_start, bits, full, sliding, logit_rows = rows[:9]
+        rows = op_named("VerifyInputs").reference(
+            *given, *state, *tables, None, None, None, page_size=size
+        )
+        ids, positions, row_start, row_slot, tree_start, bits, full, sliding = rows[:8]
         writes = {"full": full, "sliding": sliding}
         places = (row_start, row_slot, tree_start, bits)
         logits, captured = self._target(ids, positions, places, writes, n)
-        temperature, top_k, top_p, seed, count = rows[9:]
+        logit_rows, temperature, top_k, top_p, seed, count = rows[11:]
         if not entry.full_logits:
             wanted = ((top_k != 0) | (top_p != 1)) & (temperature != 0)
             assert not wanted.any(), "top-k and top-p need full logits"

@@ -37,6 +37,9 @@ from specbuild.plugins_cuda.rms_moe.packing import (
     tile_bytes,
 )
 
+# What RmsMoe's routing has none of.
+_UNGROUPED = {"groups": 1, "groups_chosen": 1, "scaling": 1.0}
+
 Pack = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -55,6 +58,9 @@ def fuse_moe(graph: ir.Graph, node: ir.Node) -> bool:
     activation = attributes.pop("activation")
     if activation != "swiglu_clamped":
         raise AssertionError(f"RmsMoe computes swiglu_clamped, the graph has {activation}")
+    for name, neutral in _UNGROUPED.items():
+        if attributes.pop(name) != neutral:
+            raise AssertionError(f"RmsMoe has no {name}")
     inputs = {**_router(norm, router), **_experts(graph, node), "row_start": _row_start(graph)}
     sizes = [(ROWS, static(norm.weight, 0))]
     (y,) = place(add, "RmsMoe", inputs, sizes, eps=norm.eps, **attributes)

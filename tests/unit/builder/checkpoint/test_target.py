@@ -243,7 +243,7 @@ def test_dense_mlp_config_over_expert_shards(
     )
     message = refusal(tmp_path)
     assert "the shards hold MLA attention" in message
-    assert "is not supported (supported: gpt_oss (GptOssForCausalLM))" in message
+    assert "is not supported (supported: gpt_oss (GptOssForCausalLM), deepseek_v3 (" in message
     assert "LlamaMLAForCausalLM with a dense MLP" in message
     assert "the shards hold mlp.experts.* and mlp.router.*" in message
 

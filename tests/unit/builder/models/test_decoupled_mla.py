@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specbuild.builder.models.decoupled_mla import FORMS, MlaAttention, MlaGeometry, Scene
+from specbuild.builder.models.decoupled_mla import FORMS, MlaAttention, Scene
 from specbuild.builder.models.graph_io import GroupView, LatentPool, Launch
 from specbuild.builder.models.rope import rope_tables
-from specbuild.runtime.manifest import Rope
+from specbuild.runtime.manifest import MlaGeometry, Rope
 
 ROWS, PAGE = 37, 8
 GEOMETRIES = {
@@ -18,15 +18,14 @@ GEOMETRIES = {
 }
 
 
-def geometry_of(name: str, heads: int = 4, hidden: int = 96) -> MlaGeometry:
+HEADS, HIDDEN = 4, 96
+
+
+def module_of(name: str) -> MlaAttention:
     rank, rope, nope, value, q_rank, interleaved = GEOMETRIES[name]
-    scale = (nope + rope) ** -0.5
-    return MlaGeometry(hidden, heads, rank, rope, nope, value, scale, q_rank, interleaved)
-
-
-def module_of(g: MlaGeometry, seed: int = 0) -> MlaAttention:
-    module = MlaAttention(g)
-    generator = torch.Generator().manual_seed(seed)
+    g = MlaGeometry(rank, rope, nope, value, (nope + rope) ** -0.5, q_rank)
+    module = MlaAttention(HIDDEN, HEADS, g, interleaved=interleaved)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(generator=generator).mul_(parameter.shape[-1] ** -0.5)
@@ -37,7 +36,7 @@ def module_of(g: MlaGeometry, seed: int = 0) -> MlaAttention:
 
 
 def inputs(g: MlaGeometry, rows: int = ROWS) -> tuple[torch.Tensor, torch.Tensor, tuple]:
-    x = torch.randn(rows, g.hidden, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(1))
     return x, torch.arange(rows), rope_tables(Rope(theta=10000.0), g.rope_dim, rows)
 
 
@@ -55,7 +54,7 @@ def scene_of(
 @pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_all_forms_agree(name: str, with_sinks: bool) -> None:
-    module = module_of(geometry_of(name))
+    module = module_of(name)
     sinks = torch.tensor([0.3, -1.0, 2.0, 0.0]) if with_sinks else None
     seen = torch.ones(ROWS, ROWS).tril().bool()
     _, scene = scene_of(module, seen, torch.arange(ROWS), sinks)
@@ -71,12 +70,12 @@ def test_the_definition_is_transformers(name: str) -> None:
     from transformers import DeepseekV3Config
     from transformers.models.deepseek_v3 import modeling_deepseek_v3 as theirs
 
-    g = geometry_of(name)
-    module = module_of(g)
+    module = module_of(name)
+    g = module.geometry
     config = DeepseekV3Config(
-        hidden_size=g.hidden, num_attention_heads=g.heads, num_key_value_heads=g.heads,
+        hidden_size=HIDDEN, num_attention_heads=HEADS, num_key_value_heads=HEADS,
         q_lora_rank=g.q_lora_rank, kv_lora_rank=g.kv_lora_rank, qk_rope_head_dim=g.rope_dim,
-        qk_nope_head_dim=g.nope_dim, v_head_dim=g.v_dim, rope_interleave=g.interleaved,
+        qk_nope_head_dim=g.nope_dim, v_head_dim=g.v_dim, rope_interleave=module.interleaved,
         attention_bias=False, attn_implementation="eager",
     )  # fmt: skip
     reference = theirs.DeepseekV3Attention(config, 0).eval()
@@ -95,8 +94,8 @@ def test_the_definition_is_transformers(name: str) -> None:
 @torch.no_grad()
 def test_the_paged_form_decodes_a_tree_as_the_naive_one() -> None:
     """A prompt, then a tree whose siblings share positions, over pages in falling order."""
-    g = geometry_of("512 + 64, heads of 64")
-    module = module_of(g)
+    module = module_of("512 + 64, heads of 64")
+    g = module.geometry
     parents = (-1, 0, 0, 1, 1, 2)
     prompt = 21
     lineages = []
@@ -128,6 +127,6 @@ def test_the_paged_form_decodes_a_tree_as_the_naive_one() -> None:
             slot,
         )
         view = GroupView(table, slot, torch.tensor([prompt], dtype=torch.int32), write)
-        part, pool = module(x[rows.start : rows.stop], pool, view, launch, tables)
+        part, pool, *_ = module(x[rows.start : rows.stop], pool, view, launch, tables)
         found.append(part)
     torch.testing.assert_close(torch.cat(found), wanted, atol=1e-5, rtol=1e-5)

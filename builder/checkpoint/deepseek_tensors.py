@@ -1,0 +1,171 @@
+"""The tensors of a DeepSeek-V3 on disk, and the forms in which an engine's graphs name them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from specbuild.builder.checkpoint.audit import ExpectedTensor
+from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor
+from specbuild.builder.checkpoint.target_tensors import EMBEDDING, HEAD
+from specbuild.runtime.manifest import MlaGeometry, TargetGeometry
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def deepseek_tensors(g: TargetGeometry) -> dict[str, ExpectedTensor]:
+    """Name on disk → shape and dtypes."""
+    assert g.mla is not None and g.feed_forward is not None
+    shapes: Shapes = {
+        EMBEDDING: (g.vocab, g.hidden),
+        HEAD: (g.vocab, g.hidden),
+        "model.norm.weight": (g.hidden,),
+    }
+    for index in range(g.layers):
+        dense = index < g.feed_forward.dense_layers
+        layer: Shapes = {
+            "input_layernorm.weight": (g.hidden,),
+            "post_attention_layernorm.weight": (g.hidden,),
+            **_prefixed("self_attn.", _attention(g, g.mla)),
+            **_prefixed("mlp.", _mlp(g.hidden, g.feed_forward.dense_inner) if dense else _moe(g)),
+        }
+        shapes |= _prefixed(f"model.layers.{index}.", layer)
+    return {name: ExpectedTensor(shape, FLOAT_DTYPES) for name, shape in shapes.items()}
+
+
+def for_engine(
+    tensors: dict[str, SourceTensor], g: TargetGeometry, *, interleaved: bool
+) -> dict[str, SourceTensor]:
+    """Audited tensors in the engine's forms, each made when it is loaded.
+
+    ``kv_b_proj`` becomes ``key`` [h, nope, rank] and ``value`` [h, v, rank]. Rows that RoPE turns
+    stand half-split, in ``interleaved`` checkpoints side by side. The experts of a layer are
+    ``gate_up_proj`` [E, H, 2·I], gate and up interleaved, and ``down_proj`` [E, I, H].
+    """
+    assert g.mla is not None and g.feed_forward is not None
+    made = dict(tensors)
+    for index in range(g.layers):
+        attention = f"model.layers.{index}.self_attn."
+        made |= _up_projections(made.pop(f"{attention}kv_b_proj.weight"), g.q_heads, g.mla)
+        if interleaved:
+            query = "q_proj" if g.mla.q_lora_rank is None else "q_b_proj"
+            for part, heads in ((query, g.q_heads), ("kv_a_proj_with_mqa", 1)):
+                name = f"{attention}{part}.weight"
+                made[name] = _half_split(made[name], heads, g.mla.rope_dim)
+        if index >= g.feed_forward.dense_layers:
+            made |= _stacked_experts(made, f"model.layers.{index}.mlp.experts.", g.experts)
+    return made
+
+
+def _prefixed(prefix: str, shapes: Shapes) -> Shapes:
+    return {f"{prefix}{name}": shape for name, shape in shapes.items()}
+
+
+def _attention(g: TargetGeometry, mla: MlaGeometry) -> Shapes:
+    q_rows = g.q_heads * (mla.nope_dim + mla.rope_dim)
+    queries: Shapes = {"q_proj.weight": (q_rows, g.hidden)}
+    if mla.q_lora_rank is not None:
+        queries = {
+            "q_a_proj.weight": (mla.q_lora_rank, g.hidden),
+            "q_a_layernorm.weight": (mla.q_lora_rank,),
+            "q_b_proj.weight": (q_rows, mla.q_lora_rank),
+        }
+    return queries | {
+        "kv_a_proj_with_mqa.weight": (mla.entry_width, g.hidden),
+        "kv_a_layernorm.weight": (mla.kv_lora_rank,),
+        "kv_b_proj.weight": (g.q_heads * (mla.nope_dim + mla.v_dim), mla.kv_lora_rank),
+        "o_proj.weight": (g.hidden, g.q_heads * mla.v_dim),
+    }
+
+
+def _mlp(hidden: int, inner: int) -> Shapes:
+    return {
+        "gate_proj.weight": (inner, hidden),
+        "up_proj.weight": (inner, hidden),
+        "down_proj.weight": (hidden, inner),
+    }
+
+
+def _moe(g: TargetGeometry) -> Shapes:
+    assert g.feed_forward is not None
+    shapes: Shapes = {
+        "gate.weight": (g.experts, g.hidden),
+        "gate.e_score_correction_bias": (g.experts,),
+    }
+    if g.feed_forward.shared_inner:
+        shapes |= _prefixed("shared_experts.", _mlp(g.hidden, g.feed_forward.shared_inner))
+    for expert in range(g.experts):
+        shapes |= _prefixed(f"experts.{expert}.", _mlp(g.hidden, g.expert_inner))
+    return shapes
+
+
+def _made(
+    name: str, parents: Sequence[SourceTensor], make: Callable[..., torch.Tensor]
+) -> SourceTensor:
+    """What ``make(*parents)`` gives, in fp32 where their types differ.
+
+    The shape is found on the meta device.
+    """
+    alike = len({parent.dtype for parent in parents}) == 1
+    blanks = [torch.empty(parent.shape, device="meta") for parent in parents]
+
+    def load() -> torch.Tensor:
+        loaded = [parent.load() for parent in parents]
+        return make(*(loaded if alike else [part.float() for part in loaded]))
+
+    return SourceTensor(
+        name=name,
+        dtype=parents[0].dtype if alike else "F32",
+        shape=tuple(make(*blanks).shape),
+        sources=tuple(source for parent in parents for source in parent.sources),
+        load=load,
+        file=None,
+        offset=None,
+    )
+
+
+def _up_projections(tensor: SourceTensor, heads: int, mla: MlaGeometry) -> dict[str, SourceTensor]:
+    def part(place: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        sizes = [mla.nope_dim, mla.v_dim]
+        return lambda weight: weight.unflatten(0, (heads, -1)).split(sizes, dim=1)[place]
+
+    stem = tensor.name.removesuffix("weight")
+    return {
+        f"{stem}{name}": _made(f"{stem}{name}", [tensor], part(place))
+        for place, name in enumerate(("key", "value"))
+    }
+
+
+def _half_split(tensor: SourceTensor, heads: int, rope_dim: int) -> SourceTensor:
+    """The rows of each head's last ``rope_dim`` outputs, even ones first."""
+
+    def split(weight: torch.Tensor) -> torch.Tensor:
+        by_head = weight.unflatten(0, (heads, -1))
+        kept, turned = by_head[:, :-rope_dim], by_head[:, -rope_dim:]
+        return torch.cat([kept, turned[:, 0::2], turned[:, 1::2]], dim=1).flatten(0, 1)
+
+    return _made(tensor.name, [tensor], split)
+
+
+def _stacked_experts(
+    tensors: dict[str, SourceTensor], prefix: str, experts: int
+) -> dict[str, SourceTensor]:
+    """Takes the experts' own tensors out of ``tensors``; what they become together."""
+
+    def taken(part: str) -> list[SourceTensor]:
+        return [tensors.pop(f"{prefix}{expert}.{part}.weight") for expert in range(experts)]
+
+    def gate_up(*weights: torch.Tensor) -> torch.Tensor:
+        pairs = zip(weights[:experts], weights[experts:], strict=True)
+        rows = [torch.stack([gate, up], dim=1).flatten(0, 1).T for gate, up in pairs]
+        return torch.stack(rows)
+
+    def down(*weights: torch.Tensor) -> torch.Tensor:
+        return torch.stack([weight.T for weight in weights])
+
+    inner = [*taken("gate_proj"), *taken("up_proj")]
+    return {
+        f"{prefix}gate_up_proj": _made(f"{prefix}gate_up_proj", inner, gate_up),
+        f"{prefix}down_proj": _made(f"{prefix}down_proj", taken("down_proj"), down),
+    }

@@ -1,0 +1,79 @@
+"""What reading a target takes, whatever its family: the result, and the files beside weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.source import SourceTensor, read_json
+from specbuild.builder.checkpoint.target_tensors import EMBEDDING, HEAD
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import TargetGeometry
+
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True)
+class TargetCheckpoint:
+    """A target that passed the audit; tensors have the names of the Hugging Face layout.
+
+    With tied embeddings ``lm_head.weight`` is there all the same, its source the embedding.
+    ``replaced`` maps tensors that no graph will name to what stands in their place.
+    """
+
+    geometry: TargetGeometry
+    tensors: dict[str, SourceTensor]
+    warnings: tuple[str, ...]
+    text_files: tuple[Path, ...]
+    replaced: dict[str, str] = field(default_factory=dict)
+
+
+def read_eos(roots: tuple[Path, ...], config: Config) -> tuple[int, ...]:
+    """The EOS list of ``generation_config.json``; ``config.json``'s only where that names none."""
+    for root in roots:
+        file = root / "generation_config.json"
+        if file.is_file():
+            generation = Config(str(file), "generation_config.json", read_json(file))
+            listed = generation.integers("eos_token_id")
+            if listed is not None:
+                return _in_vocabulary(generation, listed, config.integer("vocab_size"))
+    return _in_vocabulary(
+        config, config.integers("eos_token_id") or (), config.integer("vocab_size")
+    )
+
+
+def _in_vocabulary(config: Config, ids: tuple[int, ...], vocab: int) -> tuple[int, ...]:
+    if any(not 0 <= token < vocab for token in ids):
+        raise config.wrong("eos_token_id", f"ids below the vocabulary's {vocab}")
+    return ids
+
+
+def tie_head(path: Path, tensors: dict[str, SourceTensor]) -> None:
+    """Make the embedding the head's source; a head of its own must hold the same values."""
+    embedding, head = tensors.get(EMBEDDING), tensors.get(HEAD)
+    if embedding is None:
+        return  # the audit reports it
+    if head is not None and not _same_values(head, embedding):
+        raise SpecbuildError(
+            f"{path}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}; set it to "
+            "false or remove the tensor"
+        )
+    tensors[HEAD] = dataclasses.replace(embedding, name=HEAD)
+
+
+def _same_values(one: SourceTensor, other: SourceTensor) -> bool:
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return torch.equal(one.load(), other.load())
+
+
+def text_files(roots: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Tokenizer and chat template, from the first of ``roots`` that has a tokenizer."""
+    for root in roots:
+        if (root / TEXT_FILES[0]).is_file():
+            return tuple(root / name for name in TEXT_FILES if (root / name).is_file())
+    return ()

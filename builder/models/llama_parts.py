@@ -1,0 +1,34 @@
+"""Norm and feed-forward of the LLaMA family, which EAGLE3 drafts and DeepSeek share."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class LlamaNorm(nn.Module):
+    """RMSNorm that casts to the input's type before the weight."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [..., H] → [..., H]."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class SwigluMlp(nn.Module):
+    """SwiGLU feed-forward, ``W_down (silu(W_gate x) · W_up x)``."""
+
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, inner, bias=False)
+        self.up_proj = nn.Linear(hidden, inner, bias=False)
+        self.down_proj = nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, H] → [T, H]."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

@@ -1,0 +1,200 @@
+"""DeepSeek-V3 checkpoints: geometry, the engine's forms of their tensors, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_files import edit_config, edit_tensors
+from deepseek_checkpoints import HIDDEN, LAYERS, SIZES, write_deepseek
+from safetensors.torch import load_file
+
+from specbuild.builder.backends.cuda.support import require_cuda_support
+from specbuild.builder.backends.tensorrt.capabilities import require_standard_support
+from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.limits import plan_engine
+from specbuild.builder.progress import SilentProgress
+from specbuild.builder.retrofit.config import LatentOptions
+from specbuild.builder.retrofit.mla import retrofit_mla
+from specbuild.runtime.errors import SpecbuildError
+
+RANK, ROPE, NOPE, VALUE, HEADS = 32, 16, 24, 20, 4
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("deepseek") / "model"
+    write_deepseek(path)
+    return path
+
+
+@pytest.fixture
+def model(written: Path, tmp_path: Path) -> Path:
+    """A copy that may be edited."""
+    return Path(shutil.copytree(written, tmp_path / "model"))
+
+
+def refusal(path: Path, **options: bool) -> str:
+    with pytest.raises(SpecbuildError) as error:
+        read_target(path, **({"strict": False} | options))
+    return str(error.value)
+
+
+def test_geometry(written: Path) -> None:
+    checkpoint = read_target(written, strict=True)
+    assert checkpoint.warnings == ()
+    g = checkpoint.geometry
+    assert (g.q_heads, g.kv_heads, g.head_dim) == (HEADS, 1, RANK + ROPE)
+    assert g.latent_dims == (RANK + ROPE,) * LAYERS
+    assert (g.experts, g.experts_per_token, g.expert_inner) == (8, 3, 24)
+    assert g.mla is not None and g.mla.q_lora_rank == 24
+    # YaRN: cos and sin by the ratio of both factors, scores by the square of one of them.
+    both, alone = 0.1 * math.log(4) + 1, 0.1 * 0.8 * math.log(4) + 1
+    assert g.rope.attention_factor == pytest.approx(both / alone)
+    assert g.mla.scale == pytest.approx((NOPE + ROPE) ** -0.5 * alone**2)
+    f = g.feed_forward
+    assert f is not None and (f.dense_layers, f.dense_inner, f.shared_inner) == (1, 96, 48)
+    assert (f.groups, f.groups_chosen, f.normalised, f.scaling) == (4, 2, True, 2.5)
+
+
+def stored(path: Path, checkpoint: TargetCheckpoint, name: str) -> tuple[torch.Tensor, ...]:
+    source = checkpoint.tensors[name]
+    loaded = source.load()
+    assert tuple(loaded.shape) == source.shape and loaded.dtype == torch.float32
+    return loaded, *(load_file(path / "model.safetensors")[name] for name in source.sources)
+
+
+def test_up_projections_stand_apart(written: Path) -> None:
+    checkpoint = read_target(written, strict=True)
+    prefix = "model.layers.1.self_attn.kv_b_proj."
+    key, whole = stored(written, checkpoint, f"{prefix}key")
+    value, _ = stored(written, checkpoint, f"{prefix}value")
+    for head in range(HEADS):
+        rows = whole[head * (NOPE + VALUE) : (head + 1) * (NOPE + VALUE)]
+        assert torch.equal(key[head], rows[:NOPE]) and torch.equal(value[head], rows[NOPE:])
+
+
+@pytest.mark.parametrize(("name", "heads"), [("q_b_proj", HEADS), ("kv_a_proj_with_mqa", 1)])
+def test_rotated_rows_are_put_half_a_head_apart(written: Path, name: str, heads: int) -> None:
+    checkpoint = read_target(written, strict=True)
+    made, disk = stored(written, checkpoint, f"model.layers.0.self_attn.{name}.weight")
+    width = len(disk) // heads
+    for head in range(heads):
+        kept = head * width + width - ROPE
+        assert torch.equal(made[head * width : kept], disk[head * width : kept])
+        for pair in range(ROPE // 2):
+            assert torch.equal(made[kept + pair], disk[kept + 2 * pair])
+            assert torch.equal(made[kept + ROPE // 2 + pair], disk[kept + 2 * pair + 1])
+
+
+def test_rows_that_are_half_a_head_apart_stay(model: Path) -> None:
+    edit_config(model, rope_interleave=False)
+    checkpoint = read_target(model, strict=True)
+    made, disk = stored(model, checkpoint, "model.layers.0.self_attn.q_b_proj.weight")
+    assert torch.equal(made, disk)
+
+
+def test_experts_are_stacked(written: Path) -> None:
+    checkpoint = read_target(written, strict=True)
+    prefix = "model.layers.1.mlp.experts."
+    assert not any(".mlp.experts.0." in name for name in checkpoint.tensors)
+    gate_up, *inner = stored(written, checkpoint, f"{prefix}gate_up_proj")
+    down, *outer = stored(written, checkpoint, f"{prefix}down_proj")
+    assert gate_up.shape == (8, HIDDEN, 48) and down.shape == (8, 24, HIDDEN)
+    for expert in range(8):
+        assert torch.equal(gate_up[expert, :, 0::2], inner[expert].T)
+        assert torch.equal(gate_up[expert, :, 1::2], inner[8 + expert].T)
+        assert torch.equal(down[expert], outer[expert].T)
+
+
+def test_a_dense_config_over_experts(model: Path) -> None:
+    edit_config(model, first_k_dense_replace=LAYERS)
+    message = refusal(model)
+    assert "missing: model.layers.1.mlp.down_proj.weight" in message
+    assert "left over: model.layers.1.mlp.experts.0.down_proj.weight" in message
+    assert "hint: config.json says that layers 1 have a dense MLP" in message
+    assert "the shards hold mlp.experts.* there" in message
+    edit_config(model, first_k_dense_replace=1, n_routed_experts=None)
+    assert "layers 1 have a dense MLP" in refusal(model)
+
+
+def test_a_config_of_experts_over_a_dense_mlp(model: Path) -> None:
+    edit_config(model, first_k_dense_replace=0)
+    message = refusal(model)
+    assert "hint: config.json says that layers 0 have experts" in message
+    assert "hold a dense mlp.gate_proj there" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_routed_experts": 16}, "the shards hold 8 experts, config.json says 16"),
+        ({"moe_intermediate_size": 48}, "wrong shape: model.layers.1.mlp.experts.0.down_proj"),
+        ({"n_shared_experts": 1}, "wrong shape: model.layers.1.mlp.shared_experts.down_proj"),
+        ({"n_shared_experts": 0}, "left over: model.layers.1.mlp.shared_experts.down_proj"),
+        ({"intermediate_size": 64}, "wrong shape: model.layers.0.mlp.down_proj.weight"),
+        ({"kv_lora_rank": 48}, "got [176, 32], expected [176, 48]"),
+        ({"q_lora_rank": None}, "missing: model.layers.{0-1}.self_attn.q_proj.weight"),
+        ({"num_hidden_layers": 3}, "the shards hold 2 layers, config.json says 3"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads: got 2, expected as many as"),
+        ({"n_group": 3}, "8 experts do not divide into n_group 3 groups"),
+        ({"topk_group": 5}, "topk_group 5 of n_group 4"),
+        ({"n_group": 8}, "8 experts in n_group 8 groups, which need two or more"),
+        ({"num_experts_per_tok": 5}, "5 experts per token, but only 4 in the 2 groups"),
+        ({"scoring_func": "softmax"}, "scoring_func 'softmax' is not implemented"),
+        ({"attention_bias": True}, "attention_bias True is not implemented"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"architectures": ["Other"]}, "architectures ['Other'] is not supported"),
+    ],
+)
+def test_configs_that_do_not_fit(model: Path, changes: dict, message: str) -> None:
+    edit_config(model, **changes)
+    assert message in refusal(model)
+
+
+def test_layers_that_predict_further_tokens_are_named(model: Path) -> None:
+    edit_tensors(
+        model, lambda t: t.update({f"model.layers.{LAYERS}.eh_proj.weight": torch.randn(4, 8)})
+    )
+    warning = f"layer {LAYERS} predicts further tokens"
+    checkpoint = read_target(model, strict=True)
+    assert warning in checkpoint.warnings[0] and "1 in number" in checkpoint.warnings[0]
+    assert not any(f"layers.{LAYERS}." in name for name in checkpoint.tensors)
+    edit_config(model, num_nextn_predict_layers=0)
+    assert f"left over: model.layers.{LAYERS}.eh_proj.weight" in refusal(model)
+
+
+def test_a_gpt_oss_config_over_these_shards(model: Path) -> None:
+    edit_config(model, model_type="llama", architectures=["LlamaForCausalLM"])
+    message = refusal(model)
+    assert "deepseek_v3 (DeepseekV3ForCausalLM)" in message
+    assert "dense MLP, but the shards hold mlp.experts.*" in message
+    assert "MLA attention, which is built for a config.json of model_type" in message
+
+
+def test_what_belongs_to_gpt_oss(model: Path, tmp_path: Path) -> None:
+    assert "--dsa: indexers" in refusal(model, dsa=True)
+    options = BuildOptions(model=model, output=tmp_path / "e", enable_specpv=True)
+    geometry = read_target(model, strict=True).geometry
+    with pytest.raises(SpecbuildError, match="blocks are chosen by cached keys"):
+        plan_engine(options, geometry, None)
+    with pytest.raises(SpecbuildError, match="caches latents already"):
+        retrofit_mla(LatentOptions(model=model, rank=8), SilentProgress())
+    with pytest.raises(SpecbuildError, match="a deepseek_v3: CUDA kernels compute its attention"):
+        require_cuda_support(geometry, None)
+    with pytest.raises(SpecbuildError, match="is built for the CPU only"):
+        require_standard_support(geometry, options)
+    (model / "mla_kv.safetensors").write_bytes(b"")
+    assert "caches latents of its own" in refusal(model)
+    assert read_target(model, strict=True, mla=False).geometry == geometry
+
+
+def test_the_written_config_is_the_one_that_was_asked_for(written: Path) -> None:
+    """Guards the fixture: transformers renames and moves fields between versions."""
+    config = json.loads((written / "config.json").read_text())
+    assert {name: config[name] for name in SIZES} == SIZES
