@@ -18,7 +18,7 @@ from specbuild.builder.backend_lowering import (
 )
 from specbuild.builder.backends.cuda.kernels.nvrtc import SUPPORTED_GPUS, require_supported
 from specbuild.builder.backends.cuda.report import CudaReport
-from specbuild.builder.backends.cuda.support import require_cuda_support
+from specbuild.builder.backends.cuda.support import require_cuda_options, require_cuda_support
 from specbuild.builder.backends.cuda.tuning.tactic_book import given_tactics
 from specbuild.builder.backends.tensorrt.build_plans import RoleReport
 from specbuild.builder.backends.tensorrt.capabilities import (
@@ -204,6 +204,8 @@ def _settled(
     if options.backend == "tensorrt-rtx":
         require_standard_support(target.geometry, options)
     plan = plan_engine(options, target.geometry, geometry)
+    if options.backend in KERNEL_BACKENDS:
+        require_cuda_options(plan, options.backend)
     unused = dsa_warnings(plan.dsa, max_seq_len=plan.limits.max_seq_len)
     target = replace(target, warnings=(*target.warnings, *unused))
     if draft is not None and geometry is not None:

@@ -21,7 +21,7 @@ from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.placed_sequences import PlacedSequences, cuda_executor, placed_sequences
 from specbuild.runtime.program_table import ProgramTable
 from specbuild.runtime.step_sections import LEVEL, TARGET
-from specbuild.runtime.step_timing import MeasuredStep, measure_step
+from specbuild.runtime.step_timing import MeasuredStep, measure_step, narrows_at
 
 # The sweeps that time steps of placed sequences.
 STEP_SWEEPS = ("decode", "verify", "draft", "profile")
@@ -108,23 +108,52 @@ class StepSweep:
         return sorted(able, key=lambda s: (-s.draft_top_k, s.draft_depth))
 
     def _decode(self, placed: PlacedSequences, emit: Emit) -> None:
-        step = measure_step(self.engine, placed, None, repeats=self.repeats, idle=True)
-        work = self._work(step, placed.batch, placed.batch)
-        row = self._phase("decode", "no draft", step, work, step.step_s)
-        emit(replace(row, tokens_per_s=placed.batch / step.step_s, idle_s=step.idle_s))
+        for narrows, name in self._ways(placed):
+            step = measure_step(
+                self.engine, placed, None, repeats=self.repeats, idle=True, narrows=narrows
+            )
+            work = self._work(step, placed.batch, placed.batch)
+            traffic = self.traffic.verifying(narrows=narrows)
+            row = self._phase("decode", f"no draft{name}", step, work, step.step_s, traffic=traffic)
+            emit(replace(row, tokens_per_s=placed.batch / step.step_s, idle_s=step.idle_s))
+
+    def _ways(self, placed: PlacedSequences) -> list[tuple[bool, str]]:
+        """How steps attend there: to everything and, with DSA, to what indexers choose."""
+        ways = [(False, "")]
+        if narrows_at(self.engine, placed.context):
+            ways.append((True, ", chosen tokens"))
+        return ways
 
     def _drafted(
         self, placed: PlacedSequences, shape: DraftShape, emit: Emit, *, levels: bool
     ) -> None:
         if "verify" not in self.sweeps and not (levels and "draft" in self.sweeps):
             return
-        step = measure_step(self.engine, placed, shape, repeats=self.repeats, idle=levels)
-        name, batch = tree_text(shape), placed.batch
+        for narrows, way in self._ways(placed):
+            self._verified(placed, shape, emit, levels=levels and not way, narrows=narrows, way=way)
+
+    def _verified(
+        self,
+        placed: PlacedSequences,
+        shape: DraftShape,
+        emit: Emit,
+        *,
+        levels: bool,
+        narrows: bool,
+        way: str,
+    ) -> None:
+        step = measure_step(
+            self.engine, placed, shape, repeats=self.repeats, idle=levels, narrows=narrows
+        )
+        name, batch = f"{tree_text(shape)}{way}", placed.batch
+        traffic = self.traffic.verifying(narrows=narrows)
         work = self._work(step, batch * (shape.draft_tokens + 1), batch)
         added = {section.name: section.added_s for section in step.sections}
         if "verify" in self.sweeps:
-            emit(self._phase("verify", name, step, work, added[TARGET]))
-            whole = self.traffic.step(work, top_k=shape.draft_top_k, depth=shape.draft_depth)
+            emit(self._phase("verify", name, step, work, added[TARGET], traffic=traffic))
+            whole = self.traffic.step(
+                work, top_k=shape.draft_top_k, depth=shape.draft_depth, narrows=narrows
+            )
             row = self._phase("verify", f"{name}, whole step", step, work, step.step_s, floor=whole)
             emit(replace(row, idle_s=step.idle_s))
         if "draft" in self.sweeps and levels:
@@ -135,7 +164,8 @@ class StepSweep:
 
     def _profile(self, placed: PlacedSequences, shape: DraftShape | None) -> None:
         runner, table = placed.executor.runner, ProgramTable(placed.executor.plan)
-        entry = table.step(shape, batch=placed.batch, full_logits=False)
+        narrows = narrows_at(self.engine, placed.context)
+        entry = table.step(shape, batch=placed.batch, full_logits=False, narrows=narrows)
         launches = profile_program(runner, entry, _PROFILE_REPEATS, reset=placed.reset)
         added_s: dict[str, list[float]] = defaultdict(list)
         for launch in launches:

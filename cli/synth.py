@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from specbuild.cli import options, specpv_options
+from specbuild.cli import dsa_options, options, specpv_options
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
@@ -62,6 +62,15 @@ def synth(
             help="Cache latents of R values in place of keys and values; needs --engine.",
         ),
     ] = 0,
+    indexer: Annotated[
+        int,
+        typer.Option(
+            "--indexer",
+            metavar="D",
+            min=0,
+            help="Give full-attention layers indexers of width D (DSA); needs --engine.",
+        ),
+    ] = 0,
     seed: Annotated[int, typer.Option("--seed", metavar="S", min=0, help="Random seed.")] = 0,
     prompts: Annotated[
         int, typer.Option("--prompts", metavar="N", min=1, help="Prompts to write.")
@@ -104,6 +113,8 @@ def synth(
     specpv_n_spec_tokens_buf: specpv_options.SpecTokensBuf = None,
     specpv_partial_threshold: specpv_options.PartialThreshold = None,
     specpv_full_refresh_interval: specpv_options.FullRefreshInterval = None,
+    dsa_top_k: dsa_options.TopK = None,
+    dsa_threshold: dsa_options.Threshold = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
     _debug: options.Debug = False,
 ) -> None:
@@ -121,6 +132,7 @@ def synth(
     specbuild synth --geometry tiny --draft --output synth-tiny --force
     specbuild synth --geometry gpt-oss-120b --draft --unique-layers 4 --engine e --backend cuda
     specbuild synth --geometry gpt-oss-20b --unique-layers 2 --latent 512 --engine e --backend cuda
+    specbuild synth --geometry gpt-oss-20b --unique-layers 2 --indexer 64 --engine e --backend cuda
     """
     from specbuild.builder.config import BuildOptions
     from specbuild.builder.synth.model import DEFAULT_ACCEPTANCE, SynthModel, SynthOptions
@@ -146,6 +158,8 @@ def synth(
         "specpv_n_spec_tokens_buf": specpv_n_spec_tokens_buf,
         "specpv_partial_threshold": specpv_partial_threshold,
         "specpv_full_refresh_interval": specpv_full_refresh_interval,
+        "dsa_top_k": dsa_top_k,
+        "dsa_threshold": dsa_threshold,
     }
     given = {name: value for name, value in built.items() if value is not None}
     asked = SynthOptions(
@@ -155,6 +169,7 @@ def synth(
         seed=seed,
         unique_layers=unique_layers,
         latent=latent,
+        indexer=indexer,
         prompts=prompts,
         prompt_tokens=prompt_tokens,
     )

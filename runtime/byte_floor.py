@@ -19,6 +19,9 @@ ITEM_BYTES = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1}
 ReadProgram = Callable[[ProgramEntry], Program]
 
 _MOE, _ATTENTION, _LATENT = "RmsMoe", "PagedTreeAttention", "MlaAttention"
+_INDEXER = "DsaIndexer"
+# What a row attends to, beside its ancestors in the tree.
+_CHOSEN = ("top_k", "first_tokens", "recent_tokens")
 _PER_EXPERT = ("gate_up", "gate_up_bias", "down", "down_bias")
 _POOLS = ("k_pool", "v_pool")
 # Looked up by token or position: one row for each row of the pass.
@@ -98,6 +101,8 @@ class PassTraffic:
 
     ``expert_bytes`` is one expert in every layer; ``operations`` are those of a row: products and
     sums with dense weights and with the ``experts_per_token`` experts, and of a row of logits.
+    Where attention is narrowed a row gathers up to ``chosen`` tokens for itself, of
+    ``chosen_bytes`` and ``chosen_operations`` each (DSA).
     """
 
     dense_bytes: int = 0
@@ -109,6 +114,9 @@ class PassTraffic:
     operations: int = 0
     head_operations: int = 0
     caches: dict[int, _CacheReads] = field(default_factory=dict)
+    chosen: int = 0
+    chosen_bytes: int = 0
+    chosen_operations: int = 0
 
     def bytes_read(self, work: Work) -> BytesByPart:
         """The floor of one pass."""
@@ -125,7 +133,7 @@ class PassTraffic:
             dense=self.dense_bytes + work.rows * self.looked_up_bytes,
             experts=distinct * self.expert_bytes,
             head=self.head_bytes,
-            kv_full=work.batch * full,
+            kv_full=work.batch * full + self._gathered(work) * self.chosen_bytes,
             kv_sliding=work.batch * sliding,
         )
 
@@ -138,7 +146,12 @@ class PassTraffic:
             for window, reads in self.caches.items()
         )
         rows = work.rows * self.operations + logit_rows * self.head_operations
-        return rows + work.batch * attention
+        gathered = self._gathered(work) * self.chosen_operations
+        return rows + work.batch * attention + gathered
+
+    def _gathered(self, work: Work) -> float:
+        """Tokens that all rows gather."""
+        return work.rows * min(self.chosen, tokens_seen(work, 0))
 
 
 @dataclass(frozen=True)
@@ -146,26 +159,34 @@ class EngineTraffic:
     """The passes of an engine: the target, and of its draft the first level and each further one.
 
     The first level also takes up what was accepted; ``taken_up`` is that alone, keys and values
-    only, as prompts are. None where there is none to read it from.
+    only, as prompts are. None where there is none to read it from. ``narrowed`` is the target
+    where it attends to what indexers choose.
     """
 
     target: PassTraffic
     first_level: PassTraffic | None = None
     further_level: PassTraffic | None = None
     taken_up: PassTraffic | None = None
+    narrowed: PassTraffic | None = None
 
     def level(self, level: int, work: Work) -> BytesByPart:
         """The floor of drafting one level, from 1; ``work.rows`` are the level's."""
         traffic = self.first_level if level == 1 else self.further_level or self.first_level
         return BytesByPart() if traffic is None else traffic.bytes_read(work).as_draft()
 
-    def step(self, target: Work, *, top_k: int = 0, depth: int = 0) -> BytesByPart:
+    def step(
+        self, target: Work, *, top_k: int = 0, depth: int = 0, narrows: bool = False
+    ) -> BytesByPart:
         """The floor of a whole step with a tree of ``depth`` levels, ``top_k`` nodes each."""
-        found = self.target.bytes_read(target)
+        found = self.verifying(narrows=narrows).bytes_read(target)
         for level in range(1, depth + 1):
             rows = target.batch * (1 if level == 1 else top_k)
             found = found.plus(self.level(level, Work(rows, target.batch, target.context)))
         return found
+
+    def verifying(self, *, narrows: bool) -> PassTraffic:
+        """The target's pass of a step that narrows, or does not."""
+        return self.narrowed if narrows and self.narrowed is not None else self.target
 
 
 def expected_experts(experts: int, experts_per_token: int, rows: int) -> float:
@@ -184,11 +205,18 @@ def tokens_seen(work: Work, window: int) -> float:
 def engine_traffic(plan: Plan, read: ReadProgram) -> EngineTraffic:
     """Reads the smallest steps without a draft, and of one sequence with the deepest chain."""
     steps = [entry for entry in plan.programs if entry.kind == "step" and not entry.full_logits]
-    plain = min((e for e in steps if not e.draft_depth and not e.extends), key=lambda e: e.batch)
-    target = _section_traffic(plan, read(plain), (TARGET,))
+    plain = [e for e in steps if not e.draft_depth and not e.extends and not e.fed_again]
+    target, narrowed = (
+        _section_traffic(plan, read(min(found, key=lambda e: e.batch)), (TARGET,))
+        if (found := [e for e in plain if e.narrows == narrows])
+        else None
+        for narrows in (False, True)
+    )
+    assert target is not None
+    steps = [e for e in steps if not e.narrows]
     drafted = [e for e in steps if e.draft_depth]
     if not drafted:
-        return EngineTraffic(target)
+        return EngineTraffic(target, narrowed=narrowed)
     extending = min((e for e in steps if e.extends), key=lambda e: e.batch, default=None)
     taken_up = None
     if extending is not None:
@@ -197,9 +225,9 @@ def engine_traffic(plan: Plan, read: ReadProgram) -> EngineTraffic:
     program = read(deepest)
     first = _section_traffic(plan, program, (f"{LEVEL}1",))
     if deepest.draft_depth == 1:
-        return EngineTraffic(target, first, taken_up=taken_up)
+        return EngineTraffic(target, first, taken_up=taken_up, narrowed=narrowed)
     further = _section_traffic(plan, program, (f"{LEVEL}2",))
-    return EngineTraffic(target, first, further, taken_up)
+    return EngineTraffic(target, first, further, taken_up, narrowed)
 
 
 def pass_traffic(plan: Plan, ops: Iterable[OpCall]) -> PassTraffic:
@@ -213,6 +241,8 @@ def pass_traffic(plan: Plan, ops: Iterable[OpCall]) -> PassTraffic:
             _add_attention(found, call)
         elif call.op == _LATENT:
             _add_latent_attention(found, call)
+        elif call.op == _INDEXER:
+            _add_indexer(found, call)
     return found
 
 
@@ -256,8 +286,20 @@ def _add_attention(found: PassTraffic, call: OpCall) -> None:
         per_token += pool.shape[1] * pool.shape[3] * ITEM_BYTES[pool.dtype]
     # Scores and the weighted sum: two products of a head's width each.
     operations = 4 * prod(call.inputs["q"].shape[1:])
+    if "selected" in call.inputs:
+        found.chosen_bytes += per_token
+        found.chosen_operations += operations
+        return
     reads = found.caches.setdefault(int(call.attributes["window"]), _CacheReads())
     reads.add(per_token, operations)
+
+
+def _add_indexer(found: PassTraffic, call: OpCall) -> None:
+    """A key for every cached token, which the rows of a sequence share."""
+    pool = call.inputs["key_pool"]
+    found.chosen = sum(int(call.attributes[name]) for name in _CHOSEN)
+    reads = found.caches.setdefault(0, _CacheReads())
+    reads.add(pool.shape[3] * ITEM_BYTES[pool.dtype], 2 * prod(call.inputs["q"].shape[1:]))
 
 
 def _add_latent_attention(found: PassTraffic, call: OpCall) -> None:

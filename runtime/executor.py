@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -52,13 +52,15 @@ class StepResult:
     """What one step gave for each of its B sequences.
 
     The first ``count[b]`` entries of ``tokens[b]`` and ``logprobs[b]`` were emitted;
-    ``accepted[b]`` drafts were confirmed, emitted or not.
+    ``accepted[b]`` drafts were confirmed, emitted or not. ``broken[b]`` of its lists broke an
+    invariant, where the step narrowed attention (DSA).
     """
 
     count: list[int]
     accepted: list[int]
     tokens: list[list[int]]
     logprobs: list[list[float]]
+    broken: list[int] = field(default_factory=list)
 
 
 @runtime_checkable

@@ -9,7 +9,13 @@ from itertools import groupby
 
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.kv_pool import DRAFT_GROUP, slots_per_sequence
-from specbuild.runtime.manifest import CacheGroup, DraftGeometry, Limits, TargetGeometry
+from specbuild.runtime.manifest import (
+    INDEXER_GROUP,
+    CacheGroup,
+    DraftGeometry,
+    Limits,
+    TargetGeometry,
+)
 
 KV_DTYPE = "bfloat16"
 _BYTES_PER_VALUE = 2
@@ -112,7 +118,12 @@ class KvLayout:
         g = self.group
         wanted: tuple[int, ...] = (model.kv_heads, model.head_dim, model.head_dim)
         found: tuple[int, ...] = (g.kv_heads, g.k_width, g.v_width)
-        if g.latent_widths:
+        if g.name == INDEXER_GROUP:
+            indexer = model.indexer if isinstance(model, TargetGeometry) else None
+            width = 0 if indexer is None else indexer.width
+            wanted = (1, *[width] * len(g.layers))
+            found = (g.kv_heads, *g.latent_widths)
+        elif g.latent_widths:
             dims = model.latent_dims if isinstance(model, TargetGeometry) else ()
             held = [dims[layer] for layer in g.layers if 0 <= layer < len(dims)]
             wanted = (1, *map(padded_width, held))

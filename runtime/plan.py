@@ -119,6 +119,7 @@ class ProgramEntry:
     committed before, so that nothing waits for it; those with a draft do so anyway. ``score``:
     like prefill, with the kernels that decode and all logits.
     ``fed_again``: rows for tokens that full steps of SpecPV feed again, among ``rows``.
+    ``narrows``: rows from DSA's threshold on attend to what indexers choose.
     """
 
     name: str
@@ -133,6 +134,7 @@ class ProgramEntry:
     launches: int
     extends: bool = False
     fed_again: int = 0
+    narrows: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,8 @@ class Port:
     ``buffered_tokens`` [B, F], ``partial_tables`` [L, B, kv_heads, V] and its layers
     ``partial_table.<i>`` [B, kv_heads, V].
 
+    DSA: ``list_budget`` [B], tokens that a sequence's rows may choose, −1 for all.
+
     Prefill, inputs: ``prefill.token_ids``, ``.positions``, ``.row_slot``, ``.write_slot.<g>`` (the
     target's groups) [T], ``.row_start`` [B + 1], ``.ancestor_bits`` [T, W], ``.tree_start``,
     ``.logit_rows``, ``.temperature``, ``.top_k``, ``.top_p``, ``.seed``, ``.position`` [B]; draft:
@@ -166,7 +170,8 @@ class Port:
     program of T rows gives min(T, R) rows of logits.
 
     Ring: ``ring.tokens``, ``ring.logprobs`` [S, B, N], ``ring.accepted``, ``ring.count`` [S, B],
-    ``ring.step`` [S].
+    ``ring.step`` [S]; DSA: ``ring.broken`` [S, B], lists that broke an invariant, of steps that
+    narrow.
     """
 
     name: str

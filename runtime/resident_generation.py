@@ -18,6 +18,7 @@ from specbuild.runtime.policy import DraftPolicy, StepOutcome
 from specbuild.runtime.program_table import ProgramTable, needs_full_logits
 from specbuild.runtime.prompt_rows import SlotRows, launched_rows, sampling_rows
 from specbuild.runtime.request import Event, Request, SequenceState
+from specbuild.runtime.resident_selections import ResidentSelections
 from specbuild.runtime.resident_views import ResidentViews
 from specbuild.runtime.scheduler import Chunk, Scheduler
 from specbuild.runtime.slots import PENDING, SlotTable
@@ -34,7 +35,8 @@ _LATE_S = 50e-6
 class _Flight:
     """A step that was started, and the sequences whose slots it found.
 
-    ``warm``: its program had run before in this generation.
+    ``warm``: its program had run before in this generation. ``narrows``: it may attend to what
+    indexers choose.
     """
 
     number: int
@@ -42,6 +44,7 @@ class _Flight:
     outlook: Outlook
     shape: DraftShape | None
     warm: bool
+    narrows: bool
 
 
 class ResidentGeneration:
@@ -66,6 +69,7 @@ class ResidentGeneration:
         self._groups = tuple(group.name for group in manifest.cache_groups)
         self._slots = SlotTable(executor, self._groups)
         self._views = None if manifest.specpv is None else ResidentViews(executor, manifest)
+        self._selections = None if manifest.dsa is None else ResidentSelections(executor, manifest)
         self._flights: deque[_Flight] = deque()
         self._next_step = 0
         self._received_s: float | None = None
@@ -121,6 +125,8 @@ class ResidentGeneration:
         self._slots.remove(sequence)
         if self._views is not None:
             self._views.release(sequence)
+        if self._selections is not None:
+            self._selections.release(sequence)
 
     def _prefill(self, chunks: Sequence[Chunk]) -> list[Event]:
         """One launch of prompt chunks; only where a prompt ends its result is waited for."""
@@ -146,13 +152,16 @@ class ResidentGeneration:
             # While the device works, what the first step needs is made ready.
             outlook = _outlook(slots.sequences)
             self._chosen = (outlook.batch, self._next_shape(outlook))
-            executor.prepare(self._step_entry(slots.sequences, self._chosen[1]))
+            narrows = self._narrows(slots.sequences, self._chosen[1])
+            executor.prepare(self._step_entry(slots.sequences, self._chosen[1], narrows=narrows))
         choice = executor.read("prefill.choice")
         logprob = executor.read("prefill.logprob")
         for r in ending:
             slots.begin(r.sequence, int(choice[r.slot]))
             if self._views is not None:
                 self._views.begin(r.sequence, r.slot)
+            if self._selections is not None:
+                self._selections.begin(r.sequence, r.slot)
             r.sequence.tally.first_token()
         events: list[Event] = []
         for r in ending:
@@ -171,7 +180,8 @@ class ResidentGeneration:
             warm = entry.name in self._warm
             self._warm.add(entry.name)
             found = tuple(self._slots.sequences)
-            self._flights.append(_Flight(self._next_step, found, outlook, shape, warm))
+            flight = _Flight(self._next_step, found, outlook, shape, warm, entry.narrows)
+            self._flights.append(flight)
             self._next_step += 1
 
     def _next_shape(self, outlook: Outlook) -> DraftShape | None:
@@ -187,7 +197,7 @@ class ResidentGeneration:
         asked_s = perf_counter()
         result = self._executor.wait_step(flight.number, len(flight.sequences))
         step_s = self._step_time(flight, asked_s)
-        depth = 0 if flight.shape is None else flight.shape.draft_depth
+        depth = _depth(flight.shape)
         events: list[Event] = []
         counted: list[int] = []
         depths: list[int] = []
@@ -203,6 +213,8 @@ class ResidentGeneration:
                 )
             if self._views is not None:
                 self._views.received(sequence, count)
+            if self._selections is not None and flight.narrows:
+                self._selections.received(sequence, sequence.length, result.broken[b])
             # A draft that could be emitted by no step was not worth verifying: it counts for none.
             counted.append(min(accepted, sequence.wanted - 1))
             # What an end of sequence cut off was not refused.
@@ -227,7 +239,7 @@ class ResidentGeneration:
     ) -> ProgramEntry:
         """The program of the next step; with SpecPV the device learns who takes a full one."""
         if self._views is None:
-            return self._step_entry(sequences, shape)
+            return self._step_entry(sequences, shape, narrows=self._narrows(sequences, shape))
         refresh = self._step_entry(sequences, shape, refresh=True)
         views = self._views.plan(self._slots.sequences, shape, refresh.fed_again)
         return refresh if views.refresh else self._step_entry(sequences, shape)
@@ -238,6 +250,7 @@ class ResidentGeneration:
         shape: DraftShape | None,
         *,
         refresh: bool = False,
+        narrows: bool = False,
     ) -> ProgramEntry:
         full_logits = _full_logits(sequences)
         return self._programs.step(
@@ -246,7 +259,15 @@ class ResidentGeneration:
             full_logits=full_logits,
             extends=shape is None and self._is_full,
             refresh=refresh,
+            narrows=narrows,
         )
+
+    def _narrows(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> bool:
+        """Whether a row of the next step may attend to what indexers choose."""
+        if self._selections is None:
+            return False
+        ahead = sum(1 + _depth(flight.shape) for flight in self._flights)
+        return self._selections.narrows(sequences, ahead=ahead, depth=_depth(shape))
 
     @property
     def _is_full(self) -> bool:
@@ -258,6 +279,10 @@ class ResidentGeneration:
         if shape is not None:
             return shape.draft_depth + 1
         return 1 if self._is_full else self._waiting + 1
+
+
+def _depth(shape: DraftShape | None) -> int:
+    return 0 if shape is None else shape.draft_depth
 
 
 def _outlook(sequences: Sequence[SequenceState]) -> Outlook:

@@ -14,6 +14,7 @@ from specbuild.runtime.plan import ProgramEntry
 from specbuild.runtime.program_table import ProgramTable
 from specbuild.runtime.step_costs import METHOD, ShapeCosts, StepCosts, programs_digest
 from specbuild.runtime.step_sections import TARGET, step_sections
+from specbuild.runtime.step_timing import narrows_at
 
 MEASURING_BUDGET_S = 60.0
 CONTEXTS = (64, 1024, 8192, 32768)
@@ -97,7 +98,12 @@ class _Points:
         for shape in shapes:
             if self.table.most_sequences(shape, full_logits=False) < placed.batch:
                 continue
-            entry = self.table.step(shape, batch=placed.batch, full_logits=False)
+            entry = self.table.step(
+                shape,
+                batch=placed.batch,
+                full_logits=False,
+                narrows=narrows_at(self.engine, context),
+            )
             step_s = time_program(runner, entry, self.repeats, reset=placed.reset)
             draft_s, count = 0.0, self._draft_launches(placed, entry)
             if count:

@@ -73,7 +73,7 @@ def time_step(
     from the same state. Raises UnsupportedHereError where the engine's steps run on the host.
     """
     runner = cuda_executor(engine).runner
-    entry = _entry(engine, batch, shape)
+    entry = _entry(engine, batch, shape, narrows=narrows_at(engine, context))
     with placed_sequences(engine, batch=batch, context=context, shape=shape, seed=seed) as placed:
         step_s = time_program(runner, entry, repeats, reset=placed.reset)
         launches = []
@@ -89,10 +89,14 @@ def measure_step(
     *,
     repeats: int = 30,
     idle: bool = False,
+    narrows: bool = False,
 ) -> MeasuredStep:
-    """Times one step of placed sequences as a whole and by section, always from the same state."""
+    """Times one step of placed sequences as a whole and by section, always from the same state.
+
+    ``narrows``: it attends to what indexers choose (DSA).
+    """
     executor, reset = placed.executor, placed.reset
-    entry, runner = _entry(engine, placed.batch, shape), executor.runner
+    entry, runner = _entry(engine, placed.batch, shape, narrows=narrows), executor.runner
     reset()
     context = placed.context
     experts = experts_touched(executor, entry)
@@ -112,6 +116,14 @@ def measure_step(
     return MeasuredStep(entry, step_s, timed, context, experts, idle_s)
 
 
-def _entry(engine: Engine, batch: int, shape: DraftShape | None) -> ProgramEntry:
+def narrows_at(engine: Engine, context: float) -> bool:
+    """Whether steps after so many tokens attend to what indexers choose (DSA)."""
+    dsa = engine.manifest.dsa
+    return dsa is not None and context >= dsa.threshold
+
+
+def _entry(
+    engine: Engine, batch: int, shape: DraftShape | None, *, narrows: bool = False
+) -> ProgramEntry:
     table = ProgramTable(cuda_executor(engine).plan)
-    return table.step(shape, batch=batch, full_logits=False)
+    return table.step(shape, batch=batch, full_logits=False, narrows=narrows)

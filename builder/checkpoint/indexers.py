@@ -85,15 +85,7 @@ def _geometry(
     width = _first(shapes, KEYS) or _first(shapes, QUERIES) or 1
     heads = max(1, (_first(shapes, QUERIES) or width) // width)
     weighted = heads > 1 or _first(shapes, HEAD_WEIGHTS) is not None
-    sizes = {QUERIES: heads * width, KEYS: width}
-    sizes |= {HEAD_WEIGHTS: heads} if weighted else {}
-    expected = {
-        indexer_name(layer, part): ExpectedTensor((g.hidden, size), FLOAT_DTYPES)
-        for layer in layers
-        for part, size in sizes.items()
-    }
-    audit(str(file), expected, tensors, [_HINT])
-    return IndexerGeometry(
+    found = IndexerGeometry(
         layers=layers,
         heads=heads,
         width=width,
@@ -101,6 +93,23 @@ def _geometry(
         top_k=section.optional_integer("dsa_top_k"),
         threshold=_optional_threshold(section),
     )
+    expected = {
+        name: ExpectedTensor(shape, FLOAT_DTYPES)
+        for name, shape in indexer_shapes(g, found).items()
+    }
+    audit(str(file), expected, tensors, [_HINT])
+    return found
+
+
+def indexer_shapes(g: TargetGeometry, indexer: IndexerGeometry) -> dict[str, tuple[int, ...]]:
+    """The tensors of indexers by name."""
+    sizes = {QUERIES: indexer.heads * indexer.width, KEYS: indexer.width}
+    sizes |= {HEAD_WEIGHTS: indexer.heads} if indexer.weighted else {}
+    return {
+        indexer_name(layer, part): (g.hidden, size)
+        for layer in indexer.layers
+        for part, size in sizes.items()
+    }
 
 
 def _first(shapes: dict[tuple[int, str], tuple[int, ...]], part: str) -> int | None:

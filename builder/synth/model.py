@@ -15,16 +15,18 @@ from specbuild.builder.synth.target import synth_target
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import DraftRules, TokenRules, draft_rules, prompts, token_rules
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
+from specbuild.runtime.manifest import DraftGeometry, IndexerGeometry, TargetGeometry
 
 DEFAULT_ACCEPTANCE = 0.7
+INDEXER_HEADS = 4
 
 
 @dataclass(frozen=True)
 class SynthOptions:
     """``acceptance`` None is a model without a draft; ``unique_layers`` None stores every layer.
 
-    ``latent`` is how many values every layer caches in its keys' and values' place, 0 for these.
+    ``latent`` is how many values every layer caches in its keys' and values' place, 0 for these;
+    ``indexer`` how wide the indexers of full-attention layers are, 0 for none.
     """
 
     geometry: str
@@ -33,6 +35,7 @@ class SynthOptions:
     seed: int = 0
     unique_layers: int | None = None
     latent: int = 0
+    indexer: int = 0
     prompts: int = 100
     prompt_tokens: int = 128
 
@@ -49,6 +52,8 @@ class SynthModel:
         self.target: TargetGeometry = self._named.with_layers(options.layers)
         if options.latent:
             self.target = self._with_latents(options.latent)
+        if options.indexer:
+            self.target = self._with_indexers(options.indexer)
         if options.acceptance is not None and not 0 <= options.acceptance <= 1:
             raise SpecbuildError(
                 f"--acceptance {options.acceptance} is a probability: choose one from 0 to 1"
@@ -70,6 +75,19 @@ class SynthModel:
                 f"--latent {latent} must lie between 1 and the full rank of {most}"
             )
         return replace(self.target, latent_dims=(latent,) * self.target.layers)
+
+    def _with_indexers(self, width: int) -> TargetGeometry:
+        kinds = self.target.layer_types
+        layers = tuple(i for i, kind in enumerate(kinds) if kind == "full_attention")
+        unique = self.options.unique_layers
+        windowed = {i % unique for i in layers} - set(layers) if unique else set()
+        if windowed:
+            raise SpecbuildError(
+                f"--unique-layers {unique} lets layer {min(windowed)}, which has a window, stand "
+                "for layers with an indexer; choose an even number"
+            )
+        indexer = IndexerGeometry(layers, INDEXER_HEADS, width, weighted=True)
+        return replace(self.target, indexer=indexer)
 
     @property
     def pad_token_id(self) -> int:

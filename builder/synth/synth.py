@@ -30,7 +30,8 @@ def write_checkpoints(
     """``target``, ``draft``, ``prompts.jsonl`` and ``synth.json`` under ``output``.
 
     Raises SpecbuildError where ``output`` exists and ``force`` is not given or it is something
-    else, for ``unique_layers`` and ``latent``, which are an engine's, and for a full disk.
+    else, for ``unique_layers``, ``latent`` and ``indexer``, which are an engine's, and for a full
+    disk.
     """
     if model.options.unique_layers is not None:
         raise SpecbuildError(
@@ -40,6 +41,10 @@ def write_checkpoints(
     if model.options.latent:
         raise SpecbuildError(
             "--latent needs --engine; for a checkpoint run specbuild retrofit mla on it"
+        )
+    if model.options.indexer:
+        raise SpecbuildError(
+            "--indexer needs --engine; for a checkpoint run specbuild train dsa on it"
         )
     output = output.resolve()
     _require_replaceable(output, force=force)

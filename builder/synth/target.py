@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specbuild.builder.checkpoint.indexers import indexer_shapes
 from specbuild.builder.checkpoint.latents import latent_name, latent_shapes
 from specbuild.builder.checkpoint.mxfp4 import BLOCK_VALUES, SCALE_BIAS
 from specbuild.builder.checkpoint.target_tensors import EMBEDDING, HEAD, target_tensors
@@ -116,6 +117,9 @@ def synth_target(noise: Noise, g: TargetGeometry, rules: TokenRules) -> dict[str
         for projection in ("k_proj", "v_proj"):
             del made[f"{latent_name(layer, projection)}.weight"]
         for name, shape in latent_shapes(g, layer, latent).items():
+            made[name] = fill.normal(name, shape, 1 / math.sqrt(shape[0]))
+    if g.indexer is not None:
+        for name, shape in indexer_shapes(g, g.indexer).items():
             made[name] = fill.normal(name, shape, 1 / math.sqrt(shape[0]))
     return made
 

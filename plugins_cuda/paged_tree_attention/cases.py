@@ -265,6 +265,10 @@ _KERNEL_LAUNCHES = {
     "longer than the context's slots": Launch(
         [Branch(4300, 0, BUSHY)], kv_heads=1, page_size=64, padding_rows=0
     ),
+    "selected slots of several chunks": Launch(
+        [Branch(700, 0, BUSHY), Branch(500, 2)], kv_heads=1, group=8, page_size=64, selected=600,
+        whole_rows=2,
+    ),
     "a window that is split": Launch(
         [Branch(1700, 0, chain_of(3))], kv_heads=1, page_size=64, window=1500
     ),
@@ -294,6 +298,13 @@ _GPU_LAUNCHES = {
     ),
     "64 sequences, window": _real(
         [Branch(17 * b, 1) for b in range(64)], window=128, padding_rows=0
+    ),
+    "selected: 2116 of 131k": _real([Branch(131071, 1)], selected=2148, padding_rows=0),
+    "selected: a chain of 4 at 131k": _real(
+        [Branch(131000, 0, chain_of(4))], selected=2148, padding_rows=0
+    ),
+    "selected: 8 chains of 4 at 8k, some whole": _real(
+        [Branch(8000 + 31 * b, 0, chain_of(4)) for b in range(8)], selected=2148, whole_rows=1
     ),
     "prompt chunk of 500 at 1k": _real([Branch(1000, 500)]),
     "prompt chunks, ragged, window": _real([Branch(0, 300), Branch(777, 130)], window=128),

@@ -71,11 +71,6 @@ def geometry_of(request: LoweringRequest) -> Geometry:
     _, kv_heads, page_size, v_width = tensors["v_pool"].shape
     batch, views, table = tensors["page_table"].shape
     scale = float(request.attributes["scale"])
-    if "selected" in tensors:
-        raise SpecbuildError(
-            "PagedTreeAttention: the CUDA kernels take no selected slots (DSA): build for the cpu "
-            "target."
-        )
     dtypes = {name: tensors[name].dtype for name in ("q", "k_pool", "v_pool")}
     if set(dtypes.values()) != {"bfloat16"}:
         raise SpecbuildError(

@@ -14,6 +14,13 @@ from specbuild.plugins_cuda.launches import (
 )
 from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry, geometry_of
 from specbuild.plugins_cuda.paged_tree_attention.prefill import lower_prefill
+from specbuild.plugins_cuda.paged_tree_attention.selected import (
+    STAGES as STAGES_OF_A_LIST,
+)
+from specbuild.plugins_cuda.paged_tree_attention.selected import (
+    require_lists,
+    with_lists,
+)
 
 KEY_WARPS = 4
 TILE_KEYS = 32
@@ -60,7 +67,7 @@ class Cut:
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One launch; SpecbuildError for what no kernel here does.
+    """One launch, two where rows have lists; SpecbuildError for what no kernel here does.
 
     In phase ``decode`` a row's sums do not depend on the grid that is chosen here.
     """
@@ -68,6 +75,17 @@ def lower(request: LoweringRequest) -> Lowering:
         return lower_prefill(request)
     shape = geometry_of(request)
     cut = _cut(request, shape)
+    plain = _lowered(request, shape, cut)
+    if "selected" not in request.tensors:
+        return plain
+    require_lists(request, shape)
+    single = replace(cut, rows=1, row_warps=1, row_ctas=1, stages=STAGES_OF_A_LIST)
+    [alone] = _lowered(request, shape, single).launches
+    return with_lists(request, shape, plain, alone=alone, slots=cut.slots)
+
+
+def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
+    """The launch of a cut over everything that rows see."""
     constants = (
         *shape.constants(),
         ("SPLIT", cut.split),
@@ -101,7 +119,7 @@ def lower(request: LoweringRequest) -> Lowering:
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     """Depths of the pipeline, CTAs over the context, tiles asked for early; the default first."""
-    if request.phase == "prefill":
+    if request.phase == "prefill" or "selected" in request.tensors:
         return ({},)
     if geometry_of(request).window and _split(geometry_of(request)) == 1:
         return ({}, {"warmed": 0}, {"stages": 3})

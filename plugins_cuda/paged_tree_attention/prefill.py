@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
 from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry, geometry_of
+from specbuild.plugins_cuda.paged_tree_attention.selected import require_lists
 
 KEYS = 64
 MOST_ROWS, ROWS_OF_WIDE_HEADS = 16, 8
@@ -12,7 +13,10 @@ THREADS = 128
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
     """One launch for any number of rows."""
-    return Lowering((attend_prompt(geometry_of(request), ARGUMENTS),))
+    shape = geometry_of(request)
+    if "selected" in request.tensors:
+        require_lists(request, shape)
+    return Lowering((attend_prompt(shape, ARGUMENTS),))
 
 
 def attend_prompt(shape: Geometry, arguments: tuple[str, ...]) -> OpLaunch:

@@ -33,6 +33,7 @@ def verify(
     full: bool = True,
     sliding: bool = True,
     latent: bool = False,
+    indexer: bool = False,
     absent: float = 0.0,
     page_size: int = 4,
     pages: int = 12,
@@ -63,12 +64,14 @@ def verify(
             ring if sliding else None,
             batch.page_table[:, ::-1].copy() if latent else None,
             ring[:, ::-1].copy() if latent else None,
+            np.roll(batch.page_table, 1, axis=1) if indexer else None,
         )
 
     compare = {} if full else {"write_slot_full": np.s_[:0]}
     compare |= {} if sliding else {"write_slot_sliding": np.s_[:0]}
     absent_slots = ("write_slot_latent", "write_slot_latent_sliding")
     compare |= {} if latent else dict.fromkeys(absent_slots, np.s_[:0])
+    compare |= {} if indexer else {"write_slot_indexer": np.s_[:0]}
     return Case(
         name,
         make,
@@ -98,6 +101,7 @@ CASES: tuple[Case, ...] = (
 KERNEL_CASES: tuple[Case, ...] = (
     verify("roots alone", "LLDL", nodes=0, tree=False),
     verify("latent groups too", "LPL", latent=True),
+    verify("indexers too", "LPL", indexer=True),
     verify("roots alone, padding", "LPP", nodes=0, tree=False, full=False),
     verify("more rows than a block", "LLDLLLPP", top_k=8, depth=6, nodes=40),
     verify("gpu: batch 64", "LLLD" * 16, top_k=8, depth=8, nodes=60, page_size=64, pages=40),

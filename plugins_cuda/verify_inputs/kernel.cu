@@ -19,6 +19,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
                   const int* page_table_sliding,  // [B, P_sliding] or null
                   const int* page_table_latent,   // [B, P_latent] or null
                   const int* page_table_latent_sliding,  // [B, P_latent_sliding] or null
+                  const int* page_table_indexer,         // [B, P_indexer] or null
                   int* token_ids,                        // out [T], T = B·N1
                   int* positions,                        // out [T]
                   int* row_start,                        // out [B + 1]
@@ -29,6 +30,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
                   int* write_slot_sliding,               // out [T]
                   int* write_slot_latent,                // out [T]
                   int* write_slot_latent_sliding,        // out [T]
+                  int* write_slot_indexer,               // out [T]
                   int* logit_rows,                       // out [T]
                   float* row_temperature,                // out [T]
                   int* row_top_k,                        // out [T]
@@ -36,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
                   int* row_seed,                         // out [T]
                   int* tree_count,                       // out [B]
                   int batch, int nodes, int words, int pages_full, int pages_sliding,
-                  int pages_latent, int pages_latent_sliding, int page_size) {
+                  int pages_latent, int pages_latent_sliding, int pages_indexer, int page_size) {
   pdl_launch_dependents();
   pdl_wait();
   if (blockIdx.x == 0) {
@@ -72,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   place(page_table_sliding, pages_sliding, write_slot_sliding);
   place(page_table_latent, pages_latent, write_slot_latent);
   place(page_table_latent_sliding, pages_latent_sliding, write_slot_latent_sliding);
+  place(page_table_indexer, pages_indexer, write_slot_indexer);
   logit_rows[row] = row;
   row_temperature[row] = temperature[b];
   row_top_k[row] = top_k[b];

@@ -42,6 +42,7 @@ def reference(
     page_table_sliding: torch.Tensor | None,
     page_table_latent: torch.Tensor | None,
     page_table_latent_sliding: torch.Tensor | None,
+    page_table_indexer: torch.Tensor | None,
     *,
     page_size: int,
 ) -> tuple[torch.Tensor, ...]:
@@ -103,6 +104,7 @@ def reference(
         write_slots(page_table_sliding),
         write_slots(page_table_latent),
         write_slots(page_table_latent_sliding),
+        write_slots(page_table_indexer),
         torch.arange(batch * nodes, dtype=torch.int32),
         per_row(temperature),
         per_row(top_k),
@@ -132,6 +134,7 @@ OP = OpSpec(
         TensorSpec("page_table_sliding", "int32", ("B", "P_sliding"), optional=True),
         TensorSpec("page_table_latent", "int32", ("B", "P_latent"), optional=True),
         TensorSpec("page_table_latent_sliding", "int32", ("B", "P_latent_sliding"), optional=True),
+        TensorSpec("page_table_indexer", "int32", ("B", "P_indexer"), optional=True),
     ),
     outputs=(
         TensorSpec("token_ids", "int32", ("T",)),
@@ -144,6 +147,7 @@ OP = OpSpec(
         TensorSpec("write_slot_sliding", "int32", ("T",), optional=True),
         TensorSpec("write_slot_latent", "int32", ("T",), optional=True),
         TensorSpec("write_slot_latent_sliding", "int32", ("T",), optional=True),
+        TensorSpec("write_slot_indexer", "int32", ("T",), optional=True),
         TensorSpec("logit_rows", "int32", ("T",)),
         TensorSpec("row_temperature", "float32", ("T",)),
         TensorSpec("row_top_k", "int32", ("T",)),

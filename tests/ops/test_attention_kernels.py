@@ -248,7 +248,6 @@ def test_what_no_kernel_does_is_refused() -> None:
         with pytest.raises(SpecbuildError, match=match):
             OP.lower(LoweringRequest({**tensors, **changes}, attributes))
 
-    refuses("selected slots", selected=TensorInfo((1, 1, 4), "int32"))
     refuses("bfloat16", q=TensorInfo((1, 3, 16), "float32"))
     refuses("equal widths", v_pool=TensorInfo((2, 1, 16, 8), "bfloat16"))
     refuses("query heads", q=TensorInfo((1, 9, 16), "bfloat16"))

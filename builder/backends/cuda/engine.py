@@ -216,8 +216,11 @@ def _parts(
         score_rows=score_rows,
         vocab=model.target.vocab,
         views=_view_sizes(plan),
+        narrows=plan.dsa is not None,
     )
-    return EngineParts(graphs, WeightTensors(), StatePorts(sizes), groups, model.d2t, plan.views)
+    return EngineParts(
+        graphs, WeightTensors(), StatePorts(sizes), groups, model.d2t, plan.views, plan.dsa
+    )
 
 
 def _view_sizes(plan: EnginePlan) -> ViewSizes | None:
@@ -254,16 +257,26 @@ def _steps(
                 continue
             # Only where steps with a draft are there too may the draft have to be kept current.
             drafted = bool(shapes) and fits(batch, shapes[0], depth) and shape == NO_DRAFT
-            for extends, full_logits, room in product(
-                (False, True) if drafted else (False,), (False, True), _rooms(parts, batch, shape)
+            for extends, full_logits, room, narrows in product(
+                (False, True) if drafted else (False,),
+                (False, True),
+                _rooms(parts, batch, shape),
+                (False, True) if parts.dsa is not None else (False,),
             ):
                 program = step_program(
-                    parts, batch, shape, full_logits=full_logits, extends=extends, room=room
+                    parts,
+                    batch,
+                    shape,
+                    full_logits=full_logits,
+                    extends=extends,
+                    room=room,
+                    narrows=narrows,
                 )
                 lowered = lower_program(program, lower)
                 rows = batch * (shape.draft_tokens + 1) + room
                 entry = _described(lowered, "step", batch, rows, shape, full_logits=full_logits)
-                steps.append((replace(entry, extends=extends, fed_again=room), lowered))
+                entry = replace(entry, extends=extends, fed_again=room, narrows=narrows)
+                steps.append((entry, lowered))
     return steps
 
 

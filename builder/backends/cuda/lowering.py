@@ -18,6 +18,10 @@ from specbuild.builder.backends.cuda.graph_passes.fuse_draft_input import (
 )
 from specbuild.builder.backends.cuda.graph_passes.fuse_embed import fuse_embed
 from specbuild.builder.backends.cuda.graph_passes.fuse_head import fuse_head
+from specbuild.builder.backends.cuda.graph_passes.fuse_indexer import (
+    fuse_indexer,
+    unstack_violations,
+)
 from specbuild.builder.backends.cuda.graph_passes.fuse_latent import fuse_latent
 from specbuild.builder.backends.cuda.graph_passes.fuse_linear import fuse_linear
 from specbuild.builder.backends.cuda.graph_passes.fuse_moe import fuse_moe
@@ -45,6 +49,8 @@ def _everywhere(rule: Callable[[ir.Graph, ir.Node], bool]) -> Callable[[ir.Model
 CUDA_PASSES = (
     GraphPass("retype-ports", retype_ports),
     GraphPass("unstack-page-tables", unstack_page_tables),
+    GraphPass("unstack-violations", unstack_violations),
+    GraphPass("fuse-indexer", _everywhere(fuse_indexer)),
     GraphPass("fuse-qkv", _everywhere(fuse_qkv)),
     GraphPass("fuse-latent", _everywhere(fuse_latent)),
     GraphPass("fuse-moe", _everywhere(fuse_moe)),

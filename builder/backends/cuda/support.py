@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from specbuild.builder.limits import EnginePlan
+from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
+from specbuild.runtime.manifest import DraftGeometry, IndexerGeometry, TargetGeometry
 
 
 def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) -> None:
@@ -29,10 +31,7 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
             "build with --backend cpu or --no-mla"
         )
     if target.indexer is not None:
-        raise SpecbuildError(
-            "the model's layers attend to chosen tokens (dsa_indexer.safetensors), which no CUDA "
-            "attention does; build with --backend cpu or --no-dsa"
-        )
+        _require_indexers(target, target.indexer)
     _require_tiles(
         "model",
         rows={"head_dim": target.head_dim, "vocab_size": target.vocab},
@@ -54,6 +53,39 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
             "num_attention_heads * head_dim": draft.q_heads * draft.head_dim,
         },
     )
+
+
+def _require_indexers(target: TargetGeometry, indexer: IndexerGeometry) -> None:
+    """SpecbuildError where lists of slots meet what no kernel narrows."""
+    latent = [i for i in indexer.layers if target.latent_dims and target.latent_dims[i]]
+    if latent:
+        raise SpecbuildError(
+            f"layers {', '.join(map(str, latent))} cache latents (mla_kv.safetensors) and have "
+            "indexers (dsa_indexer.safetensors), and no CUDA kernel attends to chosen latents; "
+            "build with --backend cpu, --no-mla or --no-dsa"
+        )
+    if indexer.width % TILE_ROWS or indexer.width > MOST_WIDTH or indexer.heads > MOST_HEADS:
+        raise SpecbuildError(
+            f"the model's indexers have {indexer.heads} heads of {indexer.width} values, CUDA "
+            f"kernels take up to {MOST_HEADS} of up to {MOST_WIDTH}, in multiples of {TILE_ROWS}; "
+            "build with --backend cpu or --no-dsa"
+        )
+
+
+def require_cuda_options(plan: EnginePlan, backend: str) -> None:
+    """SpecbuildError naming what is asked for together and has kernels only apart."""
+    if plan.dsa is None:
+        return
+    if backend != "cuda":
+        raise SpecbuildError(
+            f"--dsa is not built for --backend {backend}; build with --backend cuda or cpu, or "
+            "with --no-dsa"
+        )
+    if plan.specpv is not None:
+        raise SpecbuildError(
+            "--dsa with --specpv: no CUDA step chooses tokens inside a partial view; leave one of "
+            "them out or build with --backend cpu"
+        )
 
 
 def _require_variant(draft: DraftGeometry) -> None:

@@ -357,6 +357,12 @@ def test_layers_that_cache_latents_follow_the_same_permutation(tmp_path: Path) -
         (["--geometry", "tiny", "--output", "o", "--unique-layers", "2"], "needs --engine"),
         (["--geometry", "tiny", "--output", "o", "--latent", "16"], "run specbuild retrofit mla"),
         (["--geometry", "tiny", "--engine", "e", "--latent", "9999"], "and the full rank of"),
+        (["--geometry", "tiny", "--output", "o", "--indexer", "16"], "run specbuild train dsa"),
+        (
+            ["--geometry", "tiny", "--engine", "e", "--indexer", "16", "--unique-layers", "3"],
+            "choose an even number",
+        ),
+        (["--geometry", "tiny", "--engine", "e", "--dsa-top-k", "16"], "--dsa-top-k needs --dsa"),
         (["--geometry", "tiny", "--output", "o", "--page-size", "16"], "--page-size is about an"),
         (["--geometry", "tiny", "--output", "taken"], "exists; remove it or pass --force"),
         (["--geometry", "tiny", "--output", "taken", "--force"], "was not written by synth"),

@@ -176,6 +176,31 @@ def test_latents_cost_one_entry_a_token_and_their_rebuilding_once(
     assert traffic.floating_operations(work) == 2 * (rebuilt + attended + projected)
 
 
+@given(rows=st.integers(1, 5), context=st.integers(0, 40))
+def test_chosen_tokens_are_gathered_by_every_row_and_indexer_keys_read_once(
+    rows: int, context: int
+) -> None:
+    """Two sequences, lists of 12; 2 KV heads of 16 under 6, an indexer of 3 heads of 8."""
+    calls = Calls()
+    pool = calls.tensor("cache", (3, 2, 16, 16))
+    attended = {"q": calls.tensor("arena", (rows, 6, 16)), "k_pool": pool, "v_pool": pool}
+    keys = calls.tensor("cache", (3, 1, 16, 8))
+    indexed = {"q": calls.tensor("arena", (rows, 3, 8)), "key_pool": keys}
+    for _ in range(2):
+        calls.call("DsaIndexer", indexed, top_k=7, first_tokens=1, recent_tokens=4)
+        lists = calls.tensor("arena", (rows, 1, 44), "int32")
+        calls.call("PagedTreeAttention", {**attended, "selected": lists}, window=0)
+    traffic = calls.traffic()
+    work = Work(2 * rows, 2, context)
+    seen = context + rows
+    gathered = 2 * rows * min(12, seen)
+    read = traffic.bytes_read(work)
+    assert read.kv_full == read.total == 2 * (gathered * 2 * 2 * 16 * 2 + 2 * seen * 8 * 2)
+    pairs = sum(context + i + 1 for i in range(rows))
+    scored = 2 * pairs * 2 * 3 * 8
+    assert traffic.floating_operations(work) == 2 * (gathered * 4 * 6 * 16 + scored)
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
     path = tmp_path_factory.mktemp("checkpoints")

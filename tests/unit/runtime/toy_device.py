@@ -95,13 +95,13 @@ class ToyDevice:
         given = (None,) * 4 if tree is None else (tree[0], tree[2], tree[3], tree[4])
         size = self.manifest.group("full").page_size
         rows = op_named("VerifyInputs").reference(
-            *given, *state, *tables, None, None, page_size=size
+            *given, *state, *tables, None, None, None, page_size=size
         )
         ids, positions, row_start, row_slot, tree_start, bits, full, sliding = rows[:8]
         writes = {"full": full, "sliding": sliding}
         places = (row_start, row_slot, tree_start, bits)
         logits, captured = self._target(ids, positions, places, writes, n)
-        logit_rows, temperature, top_k, top_p, seed, count = rows[10:]
+        logit_rows, temperature, top_k, top_p, seed, count = rows[11:]
         if not entry.full_logits:
             wanted = ((top_k != 0) | (top_p != 1)) & (temperature != 0)
             assert not wanted.any(), "top-k and top-p need full logits"

@@ -10,6 +10,8 @@ from specbuild.plugins_cuda.opspec import DOMAIN
 FUSED_OPS = frozenset(
     (
         "Capture",
+        "DsaCheck",
+        "DsaIndexer",
         "DraftInput",
         "Embed",
         "KvBlockSelect",
@@ -18,6 +20,7 @@ FUSED_OPS = frozenset(
         "MlaAttention",
         "PagedTreeAttention",
         "RmsHead",
+        "RmsIndexer",
         "RmsMoe",
         "RmsQkvRope",
         "RmsQueryLatent",

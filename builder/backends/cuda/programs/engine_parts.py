@@ -16,15 +16,19 @@ from specbuild.builder.backends.cuda.programs.fused_graph import (
 from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Storage, Tensor
 from specbuild.builder.backends.cuda.programs.state import StatePorts
 from specbuild.builder.passes.weights import Recipe
+from specbuild.plugins_cuda.dsa_indexer.body import list_length
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.kv_layout import KvLayout
 from specbuild.runtime.kv_pool import DRAFT_GROUP, FULL_GROUP
+from specbuild.runtime.manifest import INDEXER_GROUP, Dsa
 from specbuild.runtime.specpv import ViewGeometry
 
 # State that all sequences share; the rest has an entry for each of them.
 _SHARED_STATE = ("eos_ids", "step")
 _RING = "ring."
+# The graph input that a narrowed pass alone has (DSA).
+LISTS_ASKED = f"{INDEXER_GROUP}.top_k"
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class EngineParts:
     layouts: Mapping[str, KvLayout]
     d2t: Recipe | None
     views: ViewGeometry | None = None
+    dsa: Dsa | None = None
 
     @property
     def target_groups(self) -> tuple[str, ...]:
@@ -144,5 +149,18 @@ class EngineParts:
     ) -> Placement:
         """A role's graph on its way into a program of these sizes."""
         sizes = {"T": rows, "R": logit_rows}
+        budget = ports.get(LISTS_ASKED)
+        if budget is not None:
+            words = ports["ancestor_bits"].shape[1]
+            sizes |= {"B": budget.shape[0], "S": self._list_length(words)}
         everything = {**self.pools, **self.summary_pools, **ports}
-        return Placement(self.graphs[role], program, self.weights, everything, sizes)
+        return Placement(
+            self.graphs[role], program, self.weights, everything, sizes, budget is not None
+        )
+
+    def _list_length(self, words: int) -> int:
+        """Entries of a row's list where its ancestors have so many words of bits."""
+        assert self.dsa is not None
+        slots = self.page_size * self.ports.sizes.logical_pages[INDEXER_GROUP]
+        dsa = self.dsa
+        return list_length(slots, words, dsa.top_k, dsa.first_tokens, dsa.recent_tokens)

@@ -20,10 +20,14 @@ from specbuild.builder.passes.weights import ONNX_DTYPES, Recipe, recipe_of
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.plugins_cuda.opspec import DOMAIN, TensorSpec
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.manifest import INDEXER_GROUP
 
 HEAD = "RmsHead"
 _POOL_OUTPUTS = ("k_pool.out", "v_pool.out", "c_pool.out")
 _CHOSEN = ("full.partial_table",)
+_VIOLATIONS = f"{INDEXER_GROUP}.violations"
+# What only narrowed attention reads: elsewhere it and what makes it are left out.
+_LISTS = "selected"
 _TORCH_NAMES = {dtype: str(torch).removeprefix("torch.") for torch, dtype in ONNX_DTYPES.items()}
 
 
@@ -74,13 +78,14 @@ class FusedGraph:
         """The node that makes the logits."""
         return next((node for node in self._nodes if node.op_type == HEAD), None)
 
-    def body(self, wanted: Sequence[ir.Value]) -> list[ir.Node]:
-        """The nodes that ``wanted`` values need, in order."""
+    def body(self, wanted: Sequence[ir.Value], *, narrowed: bool) -> list[ir.Node]:
+        """The nodes that ``wanted`` values need, in order; ``narrowed``: by lists of slots."""
         needed = {id(value) for value in wanted}
         kept = []
         for node in reversed(self._nodes):
             if any(id(output) in needed for output in node.outputs):
-                needed |= {id(value) for value in node.inputs if value is not None}
+                read = _read(node, narrowed=narrowed).values()
+                needed |= {id(value) for value in read if value is not None}
                 kept.append(node)
         return kept[::-1]
 
@@ -99,23 +104,38 @@ class FusedGraph:
         outputs = self.model.graph.outputs
         return [v for v in outputs if v.name and v.name.startswith(_CHOSEN)]
 
+    @property
+    def violations(self) -> list[ir.Value]:
+        """The graph outputs that count broken lists, one a layer (DSA)."""
+        outputs = self.model.graph.outputs
+        return [v for v in outputs if v.name and v.name.startswith(_VIOLATIONS)]
+
 
 @dataclass
 class Placement:
-    """A fused graph on its way into a program: values so far, by identity."""
+    """A fused graph on its way into a program: values so far, by identity.
+
+    ``narrowed``: attention reads lists of slots where the graph has them (DSA).
+    """
 
     graph: FusedGraph
     program: ProgramIr
     weights: WeightTensors
     ports: Mapping[str, Tensor]
     sizes: Mapping[str, int]
+    narrowed: bool = False
 
     def __post_init__(self) -> None:
         self._values: dict[int, Tensor] = {}
+        self._places: dict[int, Tensor] = {}
+
+    def put(self, value: ir.Value, place: Tensor) -> None:
+        """Where an output of a call will lie."""
+        self._places[id(value)] = place
 
     def place(self, wanted: Sequence[ir.Value]) -> None:
         """Calls what ``wanted`` needs, beside what is there already."""
-        for node in self.graph.body(wanted):
+        for node in self.graph.body(wanted, narrowed=self.narrowed):
             if not all(id(output) in self._values for output in node.outputs):
                 self._call(node)
 
@@ -135,17 +155,18 @@ class Placement:
 
     def arguments(self, node: ir.Node) -> dict[str, Tensor | None]:
         """The inputs of a node, by declared name."""
-        specs = op_named(node.op_type).inputs
+        specs = {spec.name: spec for spec in op_named(node.op_type).inputs}
         return {
-            spec.name: _joined(self.value(value), spec)
-            for spec, value in zip(specs, node.inputs, strict=False)
+            name: _joined(self.value(value), specs[name])
+            for name, value in _read(node, narrowed=self.narrowed).items()
         }
 
     def _call(self, node: ir.Node) -> None:
         op = op_named(node.op_type)
         aliased = {output for output, _ in op.aliases}
         outputs = {
-            spec.name: self.program.scratch(spec.name, self.info(value))
+            spec.name: self._places.get(id(value))
+            or self.program.scratch(spec.name, self.info(value))
             for spec, value in zip(op.outputs, node.outputs, strict=True)
             if spec.name not in aliased
         }
@@ -162,6 +183,14 @@ class Placement:
             size if isinstance(size, int) else self.sizes[str(size.value)] for size in value.shape
         )
         return TensorInfo(shape, _TORCH_NAMES[value.dtype])
+
+
+def _read(node: ir.Node, *, narrowed: bool) -> dict[str, ir.Value | None]:
+    """What a call of a node reads, by declared name."""
+    names = (spec.name for spec in op_named(node.op_type).inputs)
+    named = dict(zip(names, node.inputs, strict=False))
+    checks = node.op_type == "DsaCheck"
+    return {n: value for n, value in named.items() if narrowed or checks or n != _LISTS}
 
 
 def _joined(tensor: Tensor | None, spec: TensorSpec) -> Tensor | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from specbuild.builder.backends.cuda.programs.draft_passes import Drafting, fuse, keep_rows
 from specbuild.builder.backends.cuda.programs.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tensor
-from specbuild.builder.backends.cuda.programs.state import SCORE_LOGIT_ROWS
+from specbuild.builder.backends.cuda.programs.state import LIST_BUDGET, SCORE_LOGIT_ROWS
 from specbuild.builder.backends.cuda.programs.target_pass import (
     TargetRows,
     choose,
@@ -59,15 +60,22 @@ def fits(batch: int, shape: DraftShape, depth: int) -> bool:
 
 
 def step_name(
-    batch: int, shape: DraftShape, *, full_logits: bool, extends: bool = False, room: int = 0
+    batch: int,
+    shape: DraftShape,
+    *,
+    full_logits: bool,
+    extends: bool = False,
+    room: int = 0,
+    narrows: bool = False,
 ) -> str:
     """``step@4``, ``step@4.extends``, ``step@1.draft-1-3-3`` (K, D, N); ``.logits`` if written.
 
-    ``.refresh`` has room for rows that are fed again (SpecPV).
+    ``.refresh`` has room for rows that are fed again (SpecPV); ``.narrowed`` attends to what
+    indexers choose (DSA).
     """
     draft = f".draft-{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"
     name = f"step@{batch}{draft if shape.draft_depth else ''}{'.extends' if extends else ''}"
-    name = f"{name}{'.refresh' if room else ''}"
+    name = f"{name}{'.refresh' if room else ''}{'.narrowed' if narrows else ''}"
     return f"{name}.logits" if full_logits else name
 
 
@@ -79,9 +87,12 @@ def step_program(
     full_logits: bool,
     extends: bool = False,
     room: int = 0,
+    narrows: bool = False,
 ) -> ProgramIr:
     """One decoding step of ``batch`` sequences; see ``ProgramEntry``."""
-    name = step_name(batch, shape, full_logits=full_logits, extends=extends, room=room)
+    name = step_name(
+        batch, shape, full_logits=full_logits, extends=extends, room=room, narrows=narrows
+    )
     program = ProgramIr(name, "decode")
     drafting = Drafting(parts, program, batch, shape)
     tree = drafting.tree() if shape.draft_depth else None
@@ -91,6 +102,8 @@ def step_program(
     placed: dict[str, Tensor] = {}
     if parts.views is not None:
         rows, placed = view_rows(parts, program, trees.inputs, batch, room)
+    if narrows:
+        rows = replace(rows, budget=parts.ports.first(LIST_BUDGET, batch))
     target = run_target(parts, program, rows)
     captured = target.captured
     if captured is not None and room:
@@ -109,6 +122,10 @@ def step_program(
     path = {} if tree is None else _accept(program, trees, tree, chosen, shape)
     if shape.draft_top_k > 1:
         _commit(parts, program, batch, path["path"])
+    if target.violations is not None:
+        program.call(
+            "DsaTally", {"violations": target.violations, **parts.state("DsaTally", batch)}
+        )
     program.call(
         "Advance",
         {

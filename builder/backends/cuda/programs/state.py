@@ -15,6 +15,7 @@ EOS_IDS = 8
 SCORE_LOGIT_ROWS = 64
 
 _INT, _FLOAT, _BF16 = "int32", "float32", "bfloat16"
+LIST_BUDGET = "list_budget"
 PARTIAL_TABLES, PARTIAL_TABLE = "partial_tables", "partial_table"
 Shape = tuple[int, ...]
 Ports = dict[str, tuple[Shape, str]]
@@ -36,7 +37,8 @@ class StateSizes:
 
     ``batch`` sequences; ``depth`` of the deepest draft of any program; ``captured`` features of a
     row, 0 without a draft; ``words`` of ancestor bits; entries of a page table by cache group;
-    rows of the largest program that the host feeds, and of the largest that scores.
+    rows of the largest program that the host feeds, and of the largest that scores. ``narrows``:
+    there are steps that attend to what indexers choose (DSA).
     """
 
     batch: int
@@ -48,6 +50,7 @@ class StateSizes:
     score_rows: int
     vocab: int
     views: ViewSizes | None = None
+    narrows: bool = False
 
 
 class StatePorts:
@@ -98,6 +101,8 @@ def _sequences(s: StateSizes) -> Ports:
     ports |= {f"page_table.{g}": ((*b, pages), _INT) for g, pages in s.logical_pages.items()}
     if s.views is not None:
         ports |= _views(s, s.views)
+    if s.narrows:
+        ports[LIST_BUDGET] = (b, _INT)
     if s.captured:
         ports |= {
             "pending_count": (b, _INT),
@@ -166,7 +171,9 @@ def _score(s: StateSizes) -> Ports:
 def _ring(s: StateSizes) -> Ports:
     """The results of the last steps: step i is in slot i mod ``RING_SLOTS``."""
     tokens = (RING_SLOTS, s.batch, s.depth + 1)
+    broken: Ports = {"ring.broken": ((RING_SLOTS, s.batch), _INT)} if s.narrows else {}
     return {
+        **broken,
         "ring.tokens": (tokens, _INT),
         "ring.logprobs": (tokens, _FLOAT),
         "ring.accepted": ((RING_SLOTS, s.batch), _INT),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from specbuild.builder.backends.cuda.programs.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.programs.engine_parts import LISTS_ASKED, EngineParts
 from specbuild.builder.backends.cuda.programs.fused_graph import HEAD, Placement, attributes_of
 from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.programs.state import PARTIAL_TABLE
@@ -31,13 +31,18 @@ class TargetViews:
 
 @dataclass(frozen=True)
 class TargetRows:
-    """The rows of one pass: tensors by the names of the graph's inputs, ``logit_rows`` [R]."""
+    """The rows of one pass: tensors by the names of the graph's inputs, ``logit_rows`` [R].
+
+    ``budget`` [B]: how many tokens each sequence's rows may choose; None where they attend to
+    everything.
+    """
 
     batch: int
     rows: int
     inputs: Mapping[str, Tensor]
     write_slots: Mapping[str, Tensor]
     views: TargetViews | None = None
+    budget: Tensor | None = None
 
     @property
     def logit_rows(self) -> int:
@@ -47,10 +52,14 @@ class TargetRows:
 
 @dataclass(frozen=True)
 class TargetPass:
-    """A placed target; ``captured`` [T, C] where there is a draft."""
+    """A placed target; ``captured`` [T, C] where there is a draft.
+
+    ``violations`` [layers, B] of a narrowed pass: its broken lists.
+    """
 
     placement: Placement
     captured: Tensor | None
+    violations: Tensor | None = None
 
 
 def run_target(
@@ -68,6 +77,8 @@ def run_target(
         }
     if parts.views is not None:
         inputs |= _full_layers(parts, rows)
+    if rows.budget is not None:
+        inputs[LISTS_ASKED] = rows.budget
     graph = parts.graphs["target"]
     output = graph.output("captured")
     if output is not None:
@@ -80,8 +91,16 @@ def run_target(
     hidden = graph.head.inputs[0]
     assert hidden is not None
     chosen = graph.chosen if rows.views is not None and rows.views.chooses else []
-    placement.place([*graph.pools, hidden, *chosen, *([output] if output is not None else [])])
-    return TargetPass(placement, placement.value(output))
+    counts = graph.violations if rows.budget is not None else []
+    violations = None
+    if counts:
+        info = TensorInfo((len(counts), rows.batch), "int32")
+        violations = program.scratch("violations", info)
+        for i, count in enumerate(counts):
+            placement.put(count, violations.part(i))
+    wanted = [*graph.pools, hidden, *chosen, *counts]
+    placement.place([*wanted, *([output] if output is not None else [])])
+    return TargetPass(placement, placement.value(output), violations)
 
 
 def _full_layers(parts: EngineParts, rows: TargetRows) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ Draw: TypeAlias = "Callable[[LaunchData, TensorInfo], np.ndarray]"
 # Tokens that all sequences together hold at most, so that pools stay small beside the weights.
 MOST_CONTEXT = 1 << 17
 _TABLE_VALUES = (1 << 22) + 3  # odd: a large weight repeats it at other places
-_POOLS = ("k_pool", "v_pool", "c_pool")
+_POOLS = ("k_pool", "v_pool", "c_pool", "key_pool")
 
 
 @dataclass(frozen=True)
@@ -272,6 +272,7 @@ _DRAWN: Mapping[str, Draw] = {
     "k_pool": _activations,
     "v_pool": _activations,
     "c_pool": _activations,
+    "key_pool": _activations,
     "sinks": _activations,
     "norm": _norm,
     "weight": _packed,

@@ -1,0 +1,61 @@
+"""PagedTreeAttention over lists of slots on a GPU: rows that see everything, then the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
+from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry
+from specbuild.runtime.errors import SpecbuildError
+
+# A CTA of one row: more than two of them on an SM gain nothing.
+CTAS_OF_AN_SM = 2
+STAGES = 2
+
+WORKSPACES = ("workspace_arrivals", "workspace_sums", "workspace_values")
+
+
+def require_lists(request: LoweringRequest, shape: Geometry) -> None:
+    """SpecbuildError for a launch whose lists no kernel takes."""
+    if request.phase == "prefill":
+        raise SpecbuildError(
+            "PagedTreeAttention: no kernel narrows the chunks of a prompt to selected slots: leave "
+            "the lists out there."
+        )
+    if shape.window:
+        raise SpecbuildError(
+            f"PagedTreeAttention: selected slots in a layer with a window of {shape.window}, the "
+            "CUDA kernels take them in full-attention layers: build for the cpu target."
+        )
+
+
+def with_lists(
+    request: LoweringRequest, shape: Geometry, plain: Lowering, *, alone: OpLaunch, slots: int
+) -> Lowering:
+    """The launches of rows with lists, made of those without.
+
+    ``alone`` is the plain launch of a row that shares its keys with none: its cut is a list's.
+    """
+    _, lists, held = request.tensors["selected"].shape
+    [launch] = plain.launches
+    workspaces = WORKSPACES if slots > 1 else (None, None, None)
+    constants = (*launch.kernel.constants, ("LISTS", lists))
+    whole = replace(
+        launch,
+        kernel=Kernel("paged_tree_attention", "attend_whole_rows", constants, "whole_rows.cu"),
+        arguments=(*ARGUMENTS, *workspaces, held),
+    )
+    groups = shape.rows * shape.kv_heads
+    wanted = max(1, CTAS_OF_AN_SM * request.target.multiprocessors // groups)
+    ctas = 1 << (min(wanted, slots).bit_length() - 1)
+    # Launches of any number of rows share the code.
+    settled = {"CONTEXT_CTAS": ctas, "LISTS": lists, "LAUNCH_ROWS": 1, "SEQUENCE_ROWS": 1}
+    given = dict(alone.kernel.constants) | settled
+    chosen = OpLaunch(
+        Kernel("paged_tree_attention", "attend_selected", tuple(given.items()), "selected.cu"),
+        grid=(ctas, shape.kv_heads, shape.rows),
+        block=alone.block,
+        shared_bytes=alone.shared_bytes,
+        arguments=(*ARGUMENTS, *workspaces, shape.batch, held),
+    )
+    return Lowering((whole, chosen), plain.workspaces)

@@ -1,0 +1,42 @@
+// PagedTreeAttention where rows have lists of slots: those whose list stands for everything.
+//
+//   selected       i32  [T, LISTS, held]; a list that begins with −2 stands for all that a row sees
+//   workspace_…    as attend_split's, null where SLOTS is 1
+//   the rest       as kernel.cu's
+//
+// A CTA none of whose rows has such a list leaves at once; any other is the plain kernel's CTA, so
+// that these rows get its bits. What it writes of rows with other lists, attend_selected replaces.
+#include "kernel.cu"
+
+namespace {
+
+constexpr int kWhole = -2;
+
+// Whether a row of this CTA attends to everything.
+__device__ __forceinline__ bool any_whole(const int* row_start, const int* selected, int held) {
+  const int row_cta = static_cast<int>(blockIdx.x) % ROW_CTAS * kRows;
+  const int begin = row_start[blockIdx.z] + row_cta, stop = row_start[blockIdx.z + 1];
+  const int list = LISTS > 1 ? blockIdx.y : 0, lane = threadIdx.x % 32;
+  bool found = false;
+  for (int first = begin; first < stop; first += ROW_CTAS * kRows) {
+    const int row = first + lane;
+    const bool mine = lane < kRows && row < stop;
+    found =
+        found || (mine && selected[(static_cast<int64_t>(row) * LISTS + list) * held] == kWhole);
+  }
+  return __ballot_sync(kAllLanes, found) != 0;
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
+    attend_whole_rows(const uint32_t* q, const uint4* k_pool, const uint4* v_pool,
+                      const int* page_table, const int* row_start, const int* row_slot,
+                      const int* tree_start, const int* ancestor_bits, const float* sinks,
+                      const int* selected, uint2* attended, int* workspace_arrivals,
+                      float2* workspace_sums, float4* workspace_values, int held) {
+  pdl_launch_dependents();
+  pdl_wait();
+  if (!any_whole(row_start, selected, held)) return;
+  attend(INPUTS, attended, workspace_arrivals, workspace_sums, workspace_values);
+}

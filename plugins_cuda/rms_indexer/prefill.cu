@@ -1,0 +1,95 @@
+// RmsIndexer over a prompt chunk: norm, an indexer's projections, its key into its page slot.
+//
+//   x                 bf16 [rows, K], in
+//   norm              bf16 [K], in, HAS_NORM
+//   weight            bf16 [N/16, K/32, 512], in, packed (packing.py)
+//   write_slot        int32 [rows], in
+//   key_pool          bf16 [pages, 1, PAGE_SIZE, WIDTH], in and out
+//   q                 bf16 [rows, HEADS, WIDTH], out
+//   head_weights      bf16 [rows, HEADS], out; ones where there are no tiles behind the key's
+//   workspace_panels  K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of the normed x
+//
+// Two launches, as RmsQkvRope's: normed x as panels, then the GEMM.
+#include "../_device/prefill_dense.cuh"
+#include "../_device/prefill_rows.cuh"
+#include "../_device/prefill_store.cuh"
+
+extern "C" __global__ void __launch_bounds__(kRowsThreads)
+    rms_indexer_rows(const uint16_t* x, const uint16_t* norm, unsigned char* workspace_panels,
+                     int rows, int panel_rows) {
+  write_panel_rows<HAS_NORM ? Norm::kGptOss : Norm::kNone>(x, norm, static_cast<float>(EPS),
+                                                           workspace_panels, rows, panel_rows);
+}
+
+constexpr int kQueryTiles = HEADS * WIDTH / 16, kKeyTiles = WIDTH / 16;
+constexpr bool kWeighted = ROW_TILES > kQueryTiles + kKeyTiles;
+
+struct IndexerGemm : DenseGemm {
+  static constexpr int kStagingValues = kRowsStride;
+  const int* write_slot;
+  uint16_t* key_pool;
+  uint16_t* q;
+  uint16_t* head_weights;
+
+  __device__ __forceinline__ LaneBias ahead_of(const GemmTile&) const {
+    return {0, 0};
+  }
+
+  template <int columns>
+  __device__ __forceinline__ void store(const GemmTile& tile, LaneBias ahead,
+                                        const float (&sums)[columns / 2], uint16_t* staging) const {
+    stage_rows<columns>(sums, ahead.widened(), staging);
+    const int first_tile = tile.row_tile + 4 * warpgroup();
+    for_each_fetched_piece<4>(
+        tile.live,
+        [&](int token, int piece) {
+          const int key = first_tile + piece - kQueryTiles;
+          return key >= 0 && key < kKeyTiles ? write_slot[tile.first + token] : 0;
+        },
+        [&](int token, int piece, int slot) {
+          const int packed = first_tile + piece, row = tile.first + token;
+          if (packed >= ROW_TILES) return;
+          const uint16_t* const staged = staging + token * kRowsStride + 16 * piece;
+          uint16_t* out = q + static_cast<size_t>(row) * (HEADS * WIDTH) + 16 * packed;
+          if (packed >= kQueryTiles + kKeyTiles) {
+            store_weights(staged, row, 16 * (packed - kQueryTiles - kKeyTiles));
+            return;
+          }
+          if (packed >= kQueryTiles) {
+            out = key_pool + static_cast<size_t>(slot) * WIDTH + 16 * (packed - kQueryTiles);
+          }
+          const uint4* const from = reinterpret_cast<const uint4*>(staged);
+          *reinterpret_cast<uint4*>(out) = from[0];
+          *reinterpret_cast<uint4*>(out + 8) = from[1];
+        });
+  }
+
+  __device__ __forceinline__ void store_weights(const uint16_t* staged, int row, int first) const {
+    for (int i = 0; i < 16 && first + i < HEADS; ++i) {
+      head_weights[static_cast<size_t>(row) * HEADS + first + i] = staged[i];
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
+    rms_indexer_gemm(const DenseWeights::Units::Stored* weight, const int* write_slot,
+                     uint16_t* key_pool, uint16_t* q, uint16_t* head_weights,
+                     const unsigned char* workspace_panels, int rows) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  __shared__ Ring ring;
+  IndexerGemm gemm;
+  gemm.weight = weight;
+  gemm.panel_start = workspace_panels;
+  gemm.rows = rows;
+  gemm.write_slot = write_slot;
+  gemm.key_pool = key_pool;
+  gemm.q = q;
+  gemm.head_weights = head_weights;
+  if (!kWeighted) {
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < rows * HEADS;
+         i += gridDim.x * blockDim.x) {
+      head_weights[i] = float_to_bf16(1.0f);
+    }
+  }
+  prefill_gemm(gemm, ring, shared);
+}

@@ -1,0 +1,127 @@
+"""DSA on a GPU: full attention's bits where they must be, drafts that change nothing, counts."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from example_engine import CHAIN, EXAMPLE, TREE, records
+from indexer_files import write_derived_indexers
+
+from specbuild.builder.build import build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.executors.cuda.executor import CudaExecutor
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import GenerateParams, Prompt
+
+THRESHOLD, TOKENS, FEW = 256, 96, 64
+FULL = range(1, 24, 2)
+
+
+def built(folder: Path, backend: str) -> Engine:
+    options = BuildOptions(
+        model=folder / "target",
+        draft=EXAMPLE / "draft",
+        output=folder / backend,
+        backend=backend,  # type: ignore[arg-type]
+        max_seq_len=1024,
+        max_batch_size=4,
+        draft_top_k=TREE.draft_top_k,
+        draft_depth=TREE.draft_depth,
+        draft_tokens=TREE.draft_tokens,
+        dsa=True,
+        dsa_top_k=1024,
+        dsa_threshold=THRESHOLD,
+        dsa_recent_tokens=16,
+        **({"dsa_check_interval": 0} if backend == "cpu" else {}),
+    )
+    build(options, SilentProgress())
+    return Engine.load(options.output)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example with indexers of its own projections."""
+    root = tmp_path_factory.mktemp("dsa")
+    model = root / "target"
+    model.mkdir()
+    for file in (EXAMPLE / "target").iterdir():
+        (model / file.name).symlink_to(file)
+    write_derived_indexers(model, EXAMPLE / "target" / "model.safetensors", FULL, width=64)
+    return root
+
+
+@pytest.fixture(scope="module")
+def narrowing(folder: Path) -> Iterator[Engine]:
+    engine = built(folder, "cuda")
+    yield engine
+    assert isinstance(engine.executor, CudaExecutor)
+    engine.executor.close()
+
+
+def texts(engine: Engine) -> list[Prompt]:
+    """Below the threshold, across it while decoding, and beyond it."""
+    assert engine.text is not None
+    ids = engine.text.encode(inspect.getsource(textwrap), raw=True)
+    return [Prompt(str(n), ids=ids[7 * n : 7 * n + n]) for n in (40, 200, 250, 700, 420)]
+
+
+def decode(engine: Engine, shape: DraftShape | None, top_k: int | None) -> list[RunRecord]:
+    params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, dsa_top_k=top_k)
+    return records(engine, texts(engine), params, shape)
+
+
+def outputs(found: list[RunRecord]) -> list[tuple[tuple[int, ...], object]]:
+    return [(record.output_ids, record.logprobs) for record in found]
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
+def test_choosing_everything_is_full_attention_bit_for_bit(
+    narrowing: Engine, shape: DraftShape | None
+) -> None:
+    whole, chosen = decode(narrowing, shape, 0), decode(narrowing, shape, None)
+    assert outputs(chosen) == outputs(whole)
+    for record in chosen:
+        assert record.stats.dsa is not None and record.stats.dsa.broken_lists == 0
+    narrowed = [r.stats.dsa.narrowed_steps for r in chosen if r.stats.dsa is not None]
+    assert narrowed[0] == 0 and all(narrowed[1:])
+
+
+def test_a_draft_changes_no_token_and_no_bit_of_a_logprob(narrowing: Engine) -> None:
+    plain = decode(narrowing, None, FEW)
+    for shape in (CHAIN, TREE):
+        assert outputs(decode(narrowing, shape, FEW)) == outputs(plain)
+    whole = decode(narrowing, None, 0)
+    # Below the threshold nothing is narrowed, not even beside rows that are.
+    assert outputs(plain)[0] == outputs(whole)[0]
+    assert all(a.logprobs != b.logprobs for a, b in zip(plain[1:], whole[1:], strict=True))
+    assert all(r.stats.dsa is not None and r.stats.dsa.broken_lists == 0 for r in plain)
+
+
+def test_chosen_tokens_are_those_of_the_cpu_engine(folder: Path, narrowing: Engine) -> None:
+    """Of prompts below the threshold: the CPU narrows the rows of longer ones too."""
+    cpu = built(folder, "cpu")
+    distances: list[list[float]] = [[], []]
+    params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, dsa_top_k=FEW)
+    prompts = texts(cpu)[1:3]
+    theirs = records(cpu, prompts, params, None)
+    for distance, top_k in zip(distances, (FEW, 0), strict=True):
+        asked = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, dsa_top_k=top_k)
+        for ours, wanted in zip(records(narrowing, prompts, asked, None), theirs, strict=True):
+            pairs = zip(ours.output_ids, wanted.output_ids, strict=True)
+            same = next((i for i, (a, b) in enumerate(pairs) if a != b), TOKENS)
+            first = THRESHOLD - len(wanted.prompt_ids) + 1
+            assert wanted.logprobs is not None and ours.logprobs is not None
+            near = np.subtract(ours.logprobs[first:same], wanted.logprobs[first:same])
+            distance.extend(np.abs(near).tolist())
+    chosen, everything = (float(np.median(found)) for found in distances)
+    print(f"median distance of log-probabilities: {chosen:.4f}, attending to all {everything:.4f}")
+    assert len(distances[0]) > 20
+    assert chosen < everything

@@ -1,0 +1,151 @@
+"""Attention over lists of slots, emulated: bits of full attention, and of a token anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from emulation import has_compiler, run_lowering
+
+from specbuild.builder.backends.cuda.kernels.kernel_case import SMALL_TARGET, bits
+from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
+from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
+from specbuild.plugins_cuda.paged_tree_attention.cases import BUSHY, Branch, Launch
+from specbuild.plugins_cuda.paged_tree_attention.op import OP
+from specbuild.runtime.errors import SpecbuildError
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+
+GEOMETRY = Launch(
+    [Branch(300, 0, BUSHY), Branch(70, 2)], kv_heads=2, group=3, page_size=16, padding_rows=1
+)
+_NAMES = {"q": "bfloat16", "k_pool": "bfloat16", "v_pool": "bfloat16", "sinks": "float32"}
+Arrays = dict[str, np.ndarray]
+
+
+def drawn(launch: Launch, seed: int = 0) -> Arrays:
+    arrays = launch.arrays(np.random.default_rng(seed))
+    named = dict(zip([spec.name for spec in OP.inputs], arrays, strict=True))
+    return {
+        name: bits(torch.from_numpy(array).bfloat16()) if name in list(_NAMES)[:3] else array
+        for name, array in named.items()
+        if array is not None
+    }
+
+
+def attended(arrays: Arrays, target_ctas: int = 3) -> np.ndarray:
+    """The result's bits [T, Hq, D]."""
+    shapes = {n: TensorInfo(a.shape, _NAMES.get(n, "int32")) for n, a in arrays.items()}
+    width = arrays["q"].shape[2]
+    assert OP.lower is not None
+    lowering = OP.lower(
+        LoweringRequest(
+            {**shapes, "attended": shapes["q"]},
+            {"scale": width**-0.5, "window": 0},
+            target=replace(SMALL_TARGET, multiprocessors=target_ctas),
+        )
+    )
+    return run_lowering(OP, lowering, arrays, {"attended": arrays["q"]})["attended"]
+
+
+def all_seen(launch: Launch, held: int) -> np.ndarray:
+    """Lists [T, 1, held] of everything that each row sees."""
+    lists = np.full((len(launch.rows()) + launch.padding_rows, 1, held), -1, np.int32)
+    for row, (_, branch, slot, lineage) in enumerate(launch.rows()):
+        chain = range(branch.tree_start if lineage else slot + 1)
+        seen = [*chain, *(branch.tree_start + node for node in lineage)]
+        lists[row, 0, : len(seen)] = seen
+    return lists
+
+
+def test_lists_of_everything_give_the_bits_of_full_attention() -> None:
+    arrays, used = drawn(GEOMETRY), len(GEOMETRY.rows())
+    full = attended(arrays)
+    for multiprocessors in (1, 64):
+        listed = attended(
+            arrays | {"selected": all_seen(GEOMETRY, 320)}, target_ctas=multiprocessors
+        )
+        np.testing.assert_array_equal(listed[:used], full[:used])
+
+
+def test_rows_that_attend_to_everything_have_its_bits_beside_others() -> None:
+    """Whole and narrowed rows share CTAs; a list per KV head may be whole for one of them."""
+    arrays, used = drawn(GEOMETRY, 1), len(GEOMETRY.rows())
+    full, lists = attended(arrays), all_seen(GEOMETRY, 320)[:, [0, 0]]
+    lists[:, :, 40:] = -1
+    narrowed = attended(arrays | {"selected": lists})
+    whole = [(0, 0), (0, 1), (3, 1), (7, 0), (10, 0), (10, 1)]
+    for row, head in whole:
+        lists[row, head] = [WHOLE, *[-1] * 319]
+    mixed = attended(arrays | {"selected": lists}).reshape(len(lists), 2, 3, -1)
+    wanted = narrowed.copy().reshape(mixed.shape)
+    for row, head in whole:
+        wanted[row, head] = full.reshape(mixed.shape)[row, head]
+    np.testing.assert_array_equal(mixed[:used], wanted[:used])
+    assert (mixed[:used] != full[:used].reshape(mixed[:used].shape)).any()
+
+
+@dataclass(frozen=True)
+class _Text:
+    """Keys and values of the tokens of a sequence, and the query of the last."""
+
+    k: np.ndarray
+    v: np.ndarray
+    q: np.ndarray
+
+    def at(self, slots: Sequence[int], tree_start: int) -> Arrays:
+        """The last token as the only row, every token i at slot ``slots[i]``."""
+        pages = 12
+        table = 1 + np.random.default_rng(sum(slots)).permutation(pages).astype(np.int32)
+        pools = []
+        for values in (self.k, self.v):
+            pool = np.full((pages + 1, values.shape[1], 16, values.shape[2]), np.nan, np.float32)
+            for token, slot in enumerate(slots):
+                pool[table[slot // 16], :, slot % 16] = values[token]
+            pools.append(bits(torch.from_numpy(pool).bfloat16()))
+        words = np.zeros((1, 1), np.uint32)
+        for slot in slots:
+            words[0, 0] |= np.uint32(1 << (slot - tree_start) if slot >= tree_start else 0)
+        return {
+            "q": bits(torch.from_numpy(self.q[None]).bfloat16()),
+            "k_pool": pools[0],
+            "v_pool": pools[1],
+            "page_table": table[None, None],
+            "row_start": np.array([0, 1], np.int32),
+            "row_slot": np.array([slots[-1]], np.int32),
+            "tree_start": np.array([tree_start], np.int32),
+            "ancestor_bits": words.view(np.int32),
+        }
+
+
+def test_a_token_has_the_same_bits_alone_and_in_a_tree() -> None:
+    rng = np.random.default_rng(5)
+    k, v = (rng.standard_normal((160, 2, 16)).astype(np.float32) for _ in range(2))
+    text = _Text(k, v, rng.standard_normal((6, 16)).astype(np.float32))
+    chosen = sorted([*rng.choice(150, 130, replace=False), *range(150, 160)])
+
+    def listed(slots: Sequence[int]) -> np.ndarray:
+        lists = np.full((1, 1, 150), -1, np.int32)
+        lists[0, 0, : len(chosen)] = [slots[token] for token in chosen]
+        return lists
+
+    straight = list(range(160))
+    tree = [*range(155), 156, 159, 160, 170, 181]
+    alone = attended(text.at(straight, 160) | {"selected": listed(straight)})
+    for target in (1, 40):
+        branched = text.at(tree, 155) | {"selected": listed(tree)}
+        np.testing.assert_array_equal(attended(branched, target), alone)
+
+
+def test_what_no_kernel_narrows_is_refused() -> None:
+    launch = replace(GEOMETRY, selected=5)
+    shapes = {n: TensorInfo(a.shape, _NAMES.get(n, "int32")) for n, a in drawn(launch).items()}
+    tensors = {**shapes, "attended": shapes["q"]}
+    assert OP.lower is not None
+    with pytest.raises(SpecbuildError, match="window of 8"):
+        OP.lower(LoweringRequest(tensors, {"scale": 0.25, "window": 8}))
+    with pytest.raises(SpecbuildError, match="chunks of a prompt"):
+        OP.lower(LoweringRequest(tensors, {"scale": 0.25, "window": 0}, "prefill"))
