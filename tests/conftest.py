@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
 from checkpoints import write_draft, write_target
+from run_store import use_folder_of
+from shared_graphs import share_exports
+
+
+@pytest.fixture(scope="session", autouse=True)
+def made_once_in_a_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What takes seconds to make, and is the same for many tests, is made for all of them."""
+    use_folder_of(tmp_path_factory)
+    share_exports()
+    # The garbage collector would walk what torch and transformers hold again and again.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import write_draft, write_target
+from shared_graphs import exported_anew
 
 from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
@@ -52,7 +53,8 @@ def options(checkpoints: Path, output: Path, **changes: object) -> BuildOptions:
 def built(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An engine of the checkpoints: tests that change one take a copy."""
     engine = tmp_path_factory.mktemp("built") / "engine"
-    build(options(checkpoints, engine), SilentProgress())
+    with exported_anew():
+        build(options(checkpoints, engine), SilentProgress())
     return engine
 
 
