@@ -32,7 +32,7 @@ def _own_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="specbuild-tests-")
 
 
-def made_once(name: str, make: Callable[[Path], None]) -> Path:
+def made_once(name: str, make: Callable[[Path], object]) -> Path:
     """The file or folder that ``make`` wrote under this name, in whichever process came first.
 
     ``make`` gets a path that does not exist. Whoever reads must not write.
