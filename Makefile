@@ -1,4 +1,4 @@
-# make setup | demo | test | lint | clean; with a Hopper GPU: make test-gpu | sanitize | test-tensorrt
+# make setup | demo | test | test-slow | lint | clean; with a Hopper GPU: make test-gpu | sanitize | test-tensorrt
 
 PYTHON ?= python3
 # Passed to pip, for example: make setup PIP_EXTRA_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
@@ -11,7 +11,7 @@ EXAMPLE := examples/tiny-gpt-oss
 DEMO := out/demo
 SPECBUILD := $(BIN)/specbuild
 
-.PHONY: setup demo test test-gpu test-tensorrt sanitize lint clean
+.PHONY: setup demo test test-slow test-gpu test-tensorrt sanitize lint clean
 
 setup: $(INSTALLED)
 
@@ -41,6 +41,10 @@ demo: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'not slow and not gpu and not tensorrt and not speed'
 	$(BIN)/pytest -m speed $$(grep -rl --include='*.py' 'mark\.speed' tests)
+
+# What `make test` leaves out for its time, on a machine without a GPU.
+test-slow: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'slow and not gpu and not tensorrt'
 
 # Everything that needs the GPU but the sanitizer; the log stays in out/. The kernel tests mostly
 # compile, so they run side by side; the others measure time and free memory, so they run alone.

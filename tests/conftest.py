@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+import gc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from checkpoints import write_draft, write_target
+from run_store import made_once, use_folder_of
+from shared_graphs import share_exports
+
+from specbuild.builder.build import build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.progress import SilentProgress
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-gpt-oss"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def made_once_in_a_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What takes seconds to make, and is the same for many tests, is made for all of them."""
+    use_folder_of(tmp_path_factory)
+    share_exports()
+    # The garbage collector would walk what torch and transformers hold again and again.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def example_engine(made_once_in_a_run: None) -> Path:
+    """The example's CPU engine, as a build without options makes it; read only."""
+    options = BuildOptions(model=EXAMPLE / "target", draft=EXAMPLE / "draft", output=Path("unused"))
+    return made_once(
+        "example-engine", lambda path: build(replace(options, output=path), SilentProgress())
+    )
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,12 @@ from specbuild.builder.passes.weights import recipe_of
 from specbuild.builder.weight_sources import WeightSources
 from specbuild.plugins_cuda.registry import op_named
 
+# Two sequences of the example and trees of 8 nodes: one export serves the tests that fuse it.
+EXAMPLE_LIMITS = {
+    "max_seq_len": 512, "max_batch_size": 2, "page_size": 16,
+    "draft_top_k": 3, "draft_depth": 3, "draft_tokens": 8,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class FusedModel:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import write_draft, write_target
+from shared_graphs import exported_anew
 
 from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
@@ -34,8 +35,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("engines")
-    write_target(path / "target", vocab=300, tokenizer=True)
-    write_draft(path / "draft", target_vocab=300)
+    write_target(path / "target", layers=2, vocab=300, tokenizer=True)
+    write_draft(path / "draft", target_layers=2, target_vocab=300)
     return path
 
 
@@ -52,7 +53,8 @@ def options(checkpoints: Path, output: Path, **changes: object) -> BuildOptions:
 def built(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An engine of the checkpoints: tests that change one take a copy."""
     engine = tmp_path_factory.mktemp("built") / "engine"
-    build(options(checkpoints, engine), SilentProgress())
+    with exported_anew():
+        build(options(checkpoints, engine), SilentProgress())
     return engine
 
 
@@ -195,7 +197,7 @@ def test_greedy_tokens_equal_transformers(
     """64 tokens, with few experts (two dense Gemms) and many (the contrib op)."""
     from transformers import GptOssForCausalLM
 
-    write_target(tmp_path / "t", experts_format=experts_format, experts=experts, layers=6)
+    write_target(tmp_path / "t", experts_format=experts_format, experts=experts, layers=4)
     build(BuildOptions(model=tmp_path / "t", output=tmp_path / "e"), SilentProgress())
     reference = GptOssForCausalLM.from_pretrained(tmp_path / "t", dtype=torch.float32).float()
     generator = torch.Generator().manual_seed(experts)

@@ -11,9 +11,6 @@ from time import perf_counter
 import pytest
 import torch
 
-from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
@@ -26,11 +23,8 @@ TREE = DraftShape(draft_top_k=3, draft_depth=4, draft_tokens=12)
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    output = tmp_path_factory.mktemp("example") / "engine"
-    model, draft = EXAMPLE / "target", EXAMPLE / "draft"
-    build(BuildOptions(model=model, draft=draft, output=output), SilentProgress())
-    return Engine.load(output, device="cpu")
+def engine(example_engine: Path) -> Engine:
+    return Engine.load(example_engine, device="cpu")
 
 
 @pytest.fixture(scope="module")

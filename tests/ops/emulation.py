@@ -7,16 +7,15 @@ is written. What it cannot show: races between warps, memory ordering, speed.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from run_store import digest, made_once
 
 import specbuild.plugins_cuda as package
 from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch
@@ -117,16 +116,10 @@ def emulate(launch: OpLaunch, memory: Mapping[str, Guarded]) -> None:
 
 
 @cache
-def _build_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="specbuild-emulation-")
-
-
-@cache
 def _emulator() -> Path:
     """The library that runs the threads, shared by all kernels."""
-    library = Path(_build_folder().name) / "emulator.so"
-    _compile(EMULATED / "emulator.cpp", library, "-O2")
-    return library
+    source = EMULATED / "emulator.cpp"
+    return made_once("emulator.so", lambda library: _compile(source, library, "-O2"))
 
 
 @cache
@@ -139,13 +132,16 @@ def emulated_entry(kernel: Kernel) -> Any:
         f"  return emulation::launch({kernel.entry}, grid, block, arguments);\n"
         "}\n"
     )
-    name = hashlib.sha256(repr(kernel).encode()).hexdigest()[:24]
-    path = Path(_build_folder().name) / f"{name}.cpp"
-    path.write_text(text)
-    library = path.with_suffix(".so")
     constants = [f"-D{name}={value}" for name, value in kernel.constants]
     header = EMULATED / "cuda_emulation.h"
-    _compile(path, library, "-O1", *constants, "-include", str(header), str(_emulator()))
+    emulator = str(_emulator())
+
+    def compiled(library: Path) -> None:
+        path = library.with_suffix(".cpp")
+        path.write_text(text)
+        _compile(path, library, "-O1", *constants, "-include", str(header), emulator)
+
+    library = made_once(f"kernel-{digest(repr(kernel))}", compiled)
     return ctypes.CDLL(str(library)).run_kernel
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from checkpoints import write_draft, write_target
 from safetensors import safe_open
+from shared_graphs import exported_anew
 
 from specbuild.builder.backends.cuda.kernels.cubin import parameter_sizes
 from specbuild.builder.build import build
@@ -68,7 +69,8 @@ def stages() -> Stages:
 @pytest.fixture(scope="module")
 def engine(checkpoints: Path, stages: Stages, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("engine") / "cuda"
-    build(options(checkpoints, output), stages)
+    with exported_anew():
+        build(options(checkpoints, output), stages)
     return output
 
 
@@ -191,7 +193,8 @@ def test_inspect_shows_programs_and_kernels(
 def test_equal_builds_are_equal_byte_for_byte(
     engine: Path, checkpoints: Path, tmp_path: Path
 ) -> None:
-    build(options(checkpoints, tmp_path / "again"), SilentProgress())
+    with exported_anew():
+        build(options(checkpoints, tmp_path / "again"), SilentProgress())
     first, second = (
         {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
         for root in (engine, tmp_path / "again")

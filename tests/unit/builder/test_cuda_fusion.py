@@ -14,7 +14,14 @@ import onnx_ir as ir
 import pytest
 import torch
 from checkpoints import write_draft, write_target
-from fused_graphs import FusedModel, fused_model, relative_error, run_graph, sequence
+from fused_graphs import (
+    EXAMPLE_LIMITS,
+    FusedModel,
+    fused_model,
+    relative_error,
+    run_graph,
+    sequence,
+)
 from geometries import GPT_OSS_20B
 from safetensors.torch import load_file, save_file
 
@@ -159,7 +166,13 @@ def test_fused_draft_computes_what_the_reference_computes(tmp_path: Path, varian
 
 
 def test_the_example_becomes_exactly_the_fused_ops(tmp_path: Path) -> None:
-    fused = fused_model(EXAMPLE / "target", EXAMPLE / "draft", dump_passes=tmp_path)
+    fused = fused_model(
+        EXAMPLE / "target",
+        EXAMPLE / "draft",
+        backend="cuda",
+        dump_passes=tmp_path,
+        **EXAMPLE_LIMITS,
+    )
     wanted = ["Embed"]
     for layer in range(24):
         wanted += [*LAYER, *["Capture"] * (layer in (1, 11, 20))]

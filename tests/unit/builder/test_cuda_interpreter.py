@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fused_graphs import EXAMPLE_LIMITS
 from plan_host import PlanHost, fused_engine, step_name
 
 from specbuild.builder.backends.cuda.engine import (
@@ -28,11 +29,8 @@ from specbuild.builder.backends.cuda.plan.plan_writer import (
 )
 from specbuild.builder.backends.cuda.programs.program_ir import Call, ProgramIr, Storage, Tensor
 from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering
-from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
 from specbuild.builder.limits import EnginePlan, with_limits
 from specbuild.builder.passes.cleanup import remove_unused
-from specbuild.builder.progress import SilentProgress
 from specbuild.plugins_cuda.choose.op import gumbel_noise
 from specbuild.plugins_cuda.launches import Lowering, Phase, Target, TensorInfo
 from specbuild.plugins_cuda.linear.storage import MXFP4
@@ -45,11 +43,11 @@ from specbuild.runtime.strict_json import from_json
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-gpt-oss"
 CHAIN = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
-TREE = DraftShape(draft_top_k=3, draft_depth=3, draft_tokens=8)
+TREE = DraftShape(**{name: EXAMPLE_LIMITS[name] for name in DraftShape.__dataclass_fields__})
 TOKENS = 32
 SEED = 7
 FORCED_TOKENS = 120
-MAX_SEQ_LEN, RING_SLOTS = 512, 400
+RING_SLOTS = 400
 # Two logits nearer to each other than this may change places in bf16.
 NEAR_TIE = 0.1
 
@@ -57,16 +55,7 @@ NEAR_TIE = 0.1
 @pytest.fixture(scope="module")
 def fused() -> tuple[CudaModel, EnginePlan]:
     """Two sequences and trees of 8 nodes."""
-    return fused_engine(
-        EXAMPLE / "target",
-        EXAMPLE / "draft",
-        max_seq_len=MAX_SEQ_LEN,
-        max_batch_size=2,
-        page_size=16,
-        draft_top_k=TREE.draft_top_k,
-        draft_depth=TREE.draft_depth,
-        draft_tokens=TREE.draft_tokens,
-    )
+    return fused_engine(EXAMPLE / "target", EXAMPLE / "draft", **EXAMPLE_LIMITS)
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +72,8 @@ def engine(fused: tuple[CudaModel, EnginePlan]) -> LoweredEngine:
 
 
 @pytest.fixture(scope="module")
-def cpu(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    output = tmp_path_factory.mktemp("example") / "engine"
-    options = BuildOptions(model=EXAMPLE / "target", output=output, max_seq_len=MAX_SEQ_LEN)
-    build(options, SilentProgress())
-    return Engine.load(output)
+def cpu(example_engine: Path) -> Engine:
+    return Engine.load(example_engine)
 
 
 @pytest.fixture(scope="module")

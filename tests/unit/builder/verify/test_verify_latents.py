@@ -86,12 +86,6 @@ def test_other_latents_than_the_engines_are_named(engine: Path, tmp_path: Path) 
         verify_engine(engine, tmp_path / "other", None, SilentProgress())
 
 
-def test_cuda_says_what_to_do_instead(model: Path, tmp_path: Path) -> None:
-    asked = replace(options(model, tmp_path / "engine"), backend="cuda")
-    with pytest.raises(SpecbuildError, match=r"cache latents .* --backend cpu or --no-mla"):
-        build(asked, SilentProgress())
-
-
 def test_specpv_wants_the_keys_that_no_mla_gives(model: Path, tmp_path: Path) -> None:
     asked = replace(options(model, tmp_path / "engine"), enable_specpv=True, page_size=32)
     with pytest.raises(SpecbuildError, match=r"layers 1, 3 cache latents .* --no-mla or without"):
