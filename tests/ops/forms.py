@@ -95,7 +95,8 @@ def standard_moe(
     x, logits = (value_like(names[i], arrays[i], dynamic=(0,)) for i in range(2))
     graph = ir.Graph([x, logits], [], nodes=[], opset_imports={"": STANDARD_OPSET}, name="moe")
     weights: list[ir.Value | None] = []
-    for name, tensor in zip(names[2:], _tensors(arrays[2:]), strict=True):
+    left_out = [None] * (len(names) - len(arrays))
+    for name, tensor in zip(names[2:], _tensors([*arrays[2:], *left_out]), strict=True):
         if tensor is None:
             weights.append(None)
             continue

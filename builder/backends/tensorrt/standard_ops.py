@@ -103,7 +103,11 @@ def attention(b: BodyBuilder, inputs: Inputs, attributes: Attributes) -> Sequenc
     mask = additive_mask(b, rows, keys, row_slot, tree_start, words, int(attributes["window"]))
     if selected is not None:
         mask = keep_selected(b, mask, rows, selected)
-    mask = b.Max(b.Unsqueeze(mask, b.i64(1)), b.scalar(HIDDEN[q.dtype]))
+    if selected is not None and static_size(selected, 1) > 1:
+        mask = _per_query_head(b, mask, static_size(k_pool, 0), static_size(q, 1))
+    else:
+        mask = b.Unsqueeze(mask, b.i64(1))
+    mask = b.Max(mask, b.scalar(HIDDEN[q.dtype]))
     k = _keys(b, k_pool, page_table, single=single)
     v = _keys(b, v_pool, page_table, single=single)
     if sinks is not None:
@@ -119,6 +123,17 @@ def _keys(b: BodyBuilder, pool: ir.Value, page_table: ir.Value, *, single: bool)
     """The pages of every sequence in view order, [B, kv_heads, S, width]."""
     found = gathered(b, pool, page_table, single=single)
     return b.Unsqueeze(found, b.i64(0)) if single else b.Transpose(found, perm=[1, 0, 2, 3])
+
+
+def _per_query_head(b: BodyBuilder, mask: ir.Value, kv_heads: int, heads: int) -> ir.Value:
+    """``mask`` [kv_heads or 1, B, R, S] → [B, heads, R, S]."""
+    group = heads // kv_heads
+    spread = b.Expand(
+        b.Unsqueeze(b.Transpose(mask, perm=[1, 0, 2, 3]), b.i64(2)),
+        b.i64(1, kv_heads, group, 1, 1),
+    )
+    shape = b.Concat(b.size(mask, 1), b.i64(heads), b.size(mask, 2), b.size(mask, 3), axis=0)
+    return b.Reshape(spread, shape)
 
 
 def _with_sinks(b: BodyBuilder, mask: ir.Value, sinks: ir.Value, heads: int) -> ir.Value:

@@ -12,6 +12,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from synthetic_models import (
+    CHAIN,
+    LEVELS,
+    MAX_SEQ_LEN,
+    OUTPUT_TOKENS,
+    PROMPTS,
+    run,
+    successors,
+    tiny,
+    written_prompts,
+)
 
 from specbuild.builder.build import build
 from specbuild.builder.checkpoint.draft import read_draft
@@ -32,18 +43,6 @@ from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_file import read_manifest
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.manifest import DraftShape, Rope
-from specbuild.runtime.records import RunRecord
-from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
-
-PROMPTS, PROMPT_TOKENS, OUTPUT_TOKENS = 12, 24, 161
-MAX_SEQ_LEN = 512
-LEVELS = 3
-CHAIN = DraftShape(draft_top_k=1, draft_depth=LEVELS, draft_tokens=LEVELS)
-
-
-def tiny(acceptance: float | None, **changes: int) -> SynthModel:
-    sizes = {"prompts": PROMPTS, "prompt_tokens": PROMPT_TOKENS, **changes}
-    return SynthModel(SynthOptions("tiny", acceptance=acceptance, **sizes))
 
 
 def write(model: SynthModel, output: Path, *, force: bool = False) -> None:
@@ -63,27 +62,6 @@ def engine_of(path: Path, *, draft: bool) -> Engine:
         options = dataclasses.replace(options, draft_top_k=2, draft_depth=LEVELS, draft_tokens=6)
     build(options, SilentProgress())
     return Engine.load(options.output)
-
-
-def written_prompts(path: Path) -> list[Prompt]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [Prompt(line["id"], tuple(line["prompt_ids"]), None) for line in map(json.loads, lines)]
-
-
-def run(engine: Engine, prompts: list[Prompt], shape: DraftShape | None) -> list[RunRecord]:
-    params = GenerateParams(max_new_tokens=OUTPUT_TOKENS)
-    events = engine.generate(prompts, params, speculation=shape)
-    return [event.record for event in events if isinstance(event, FinishEvent)]
-
-
-def successors(model: SynthModel) -> tuple[list[int], dict[int, int]]:
-    """What the target and the draft say after each token, from the rules alone."""
-    before = model.rules.before.tolist()
-    target = [0] * len(before)
-    for token, previous in enumerate(before):
-        target[previous] = token
-    draft = model.draft_rules
-    return target, dict(zip(draft.before.tolist(), draft.vocabulary.tolist(), strict=True))
 
 
 @pytest.fixture(scope="module", params=[0.5, 0.7, 0.9])

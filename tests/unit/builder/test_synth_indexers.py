@@ -6,7 +6,15 @@ import itertools
 from pathlib import Path
 
 import pytest
-from test_synth import CHAIN, MAX_SEQ_LEN, PROMPTS, run, successors, tiny, written_prompts
+from synthetic_models import (
+    CHAIN,
+    MAX_SEQ_LEN,
+    PROMPTS,
+    run,
+    successors,
+    tiny,
+    written_prompts,
+)
 
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
