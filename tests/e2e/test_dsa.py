@@ -13,10 +13,8 @@ from checkpoints import write_draft, write_target
 from command_line import Command
 from indexer_files import write_indexers
 from latent_files import write_factors, write_latents
+from view_engines import SHAPES, SPECPV, built
 
-from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.cpu import CpuExecutor
@@ -25,17 +23,6 @@ from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 DSA = {"dsa": True, "dsa_top_k": 120, "dsa_threshold": 40, "dsa_recent_tokens": 8}
-SPECPV = {
-    "enable_specpv": True,
-    "specpv_block_size": 8,
-    "specpv_n_sink_blocks": 1,
-    "specpv_n_retrieval_blocks": 12,
-    "specpv_n_window_blocks": 1,
-    "specpv_n_spec_tokens_buf": 40,
-    "specpv_partial_threshold": 24,
-    "specpv_full_refresh_interval": 30,
-}
-SHAPES = [None, DraftShape(1, 3, 3), DraftShape(2, 3, 6)]
 NARROW = 6
 
 
@@ -49,25 +36,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_factors(path / "full rank", path / "full rank" / "model.safetensors", [0, 1, 3], 64)
     write_draft(path / "d", target_vocab=272)
     return path
-
-
-def built(checkpoints: Path, name: str, model: str = "t", **changes: Any) -> Path:
-    output = checkpoints / name
-    if not output.exists():
-        options = BuildOptions(
-            model=checkpoints / model,
-            draft=checkpoints / "d",
-            output=output,
-            max_seq_len=192,
-            max_batch_size=3,
-            page_size=4,
-            draft_top_k=2,
-            draft_depth=3,
-            draft_tokens=6,
-            **changes,
-        )
-        build(options, SilentProgress())
-    return output
 
 
 @pytest.fixture(scope="module")

@@ -12,25 +12,12 @@ import pytest
 from checkpoints import write_draft, write_target
 from command_line import Command
 from latent_files import write_latents
+from view_engines import SHAPES, SPECPV, built
 
-from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
-
-SPECPV = {
-    "specpv_block_size": 8,
-    "specpv_n_sink_blocks": 1,
-    "specpv_n_retrieval_blocks": 12,
-    "specpv_n_window_blocks": 1,
-    "specpv_n_spec_tokens_buf": 40,
-    "specpv_partial_threshold": 24,
-    "specpv_full_refresh_interval": 30,
-}
-SHAPES = [None, DraftShape(1, 3, 3), DraftShape(2, 3, 6)]
 
 
 @pytest.fixture(scope="module")
@@ -41,28 +28,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def built(checkpoints: Path, name: str, **changes: Any) -> Path:
-    output = checkpoints / name
-    if not output.exists():
-        options = BuildOptions(
-            model=checkpoints / "t",
-            draft=checkpoints / "d",
-            output=output,
-            max_seq_len=192,
-            max_batch_size=3,
-            page_size=4,
-            draft_top_k=2,
-            draft_depth=3,
-            draft_tokens=6,
-            **changes,
-        )
-        build(options, SilentProgress())
-    return output
-
-
 @pytest.fixture(scope="module")
 def specpv_engine(checkpoints: Path) -> Path:
-    return built(checkpoints, "engine", enable_specpv=True, **SPECPV)
+    return built(checkpoints, "engine", **SPECPV)
 
 
 def prompts() -> list[Prompt]:
@@ -122,7 +90,7 @@ def test_sliding_layers_may_cache_latents(tmp_path: Path) -> None:
     write_target(tmp_path / "t", tokenizer=True, vocab=272)
     write_draft(tmp_path / "d", target_vocab=272)
     write_latents(tmp_path / "t", {0: 12, 2: 20})
-    engine = Engine.load(built(tmp_path, "engine", enable_specpv=True, **SPECPV))
+    engine = Engine.load(built(tmp_path, "engine", **SPECPV))
     assert [g.name for g in engine.manifest.cache_groups] == ["full", "latent_sliding", "draft"]
     for shape in (None, SHAPES[-1]):
         whole = decode(engine, shape, specpv_retrieval_blocks=0)

@@ -132,8 +132,8 @@ def check_errors(got: np.ndarray, forward: Forward) -> None:
     assert ours.max() <= WORST_FACTOR * theirs.max()
 
 
-def check_choices(got: np.ndarray, forward: Forward) -> None:
-    """AssertionError where the best token differs although fp32 leaves no doubt."""
+def check_choices(got: np.ndarray, forward: Forward) -> int:
+    """How many rows fp32 leaves no doubt of; AssertionError where the best token of one differs."""
     wanted, rows, near = forward.fp32, np.arange(len(got)), near_tie(forward)
     lost = wanted.max(axis=1) - wanted[rows, got.argmax(axis=1)]
     second = np.partition(wanted, -2, axis=1)[:, -2]
@@ -142,10 +142,16 @@ def check_choices(got: np.ndarray, forward: Forward) -> None:
         f"equal choices {(lost == 0).mean():.4f}, bf16's {_equal(forward.bf16, wanted):.4f}; "
         f"margins from {near:.3f} on: {clear.mean():.2f} of the rows, largest lost {lost.max():.3f}"
     )
-    assert clear.any()
     assert (lost[clear] == 0).mean() >= 0.99
     assert lost.max() < near
     assert (lost == 0).mean() >= _equal(forward.bf16, wanted) - 0.05
+    return int(clear.sum())
+
+
+def scores(engine: Engine, forward: Forward) -> np.ndarray:
+    """By the kernels that decode and verify, up to 64 rows a launch."""
+    assert isinstance(engine.decoder, ResidentDecoder)
+    return np.concatenate([scored.logits for scored in engine.decoder.score(forward.ids)])
 
 
 def _equal(got: np.ndarray, wanted: np.ndarray) -> float:
@@ -194,12 +200,12 @@ def expected(
 def test_scores_are_as_near_to_fp32_as_bf16_allows(
     engine: Engine, expected: list[Forward], number: int
 ) -> None:
-    """The kernels that decode and verify, up to 64 rows a launch."""
-    assert isinstance(engine.decoder, ResidentDecoder)
-    forward = expected[number]
-    got = np.concatenate([scored.logits for scored in engine.decoder.score(forward.ids)])
-    check_errors(got, forward)
-    check_choices(got, forward)
+    check_errors(scores(engine, expected[number]), expected[number])
+
+
+def test_choices_without_doubt_are_those_of_fp32(engine: Engine, expected: list[Forward]) -> None:
+    """Few random rows are without doubt: those of all lengths count together."""
+    assert sum(check_choices(scores(engine, forward), forward) for forward in expected) > 5
 
 
 @pytest.mark.parametrize("number", range(len(LENGTHS)), ids=[f"{n} tokens" for n in LENGTHS])
