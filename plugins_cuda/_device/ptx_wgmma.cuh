@@ -28,9 +28,11 @@ __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Until every committed wgmma is done: D may be read, A overwritten, B's stage given back.
-__device__ __forceinline__ void wgmma_wait_all() {
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+// Until all but the last `pending` commits are done: D may be read, A overwritten, B's stage given
+// back.
+template <int pending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
 // Registers of each thread of a warpgroup from here on; a kernel whose threads have a cap at entry
@@ -148,6 +150,8 @@ struct PendingWgmma {
   const uint32_t* a;
   uint64_t matrix;
   int columns;
+  bool adds, by_rows;  // D += or D =; B as ptx_wgmma_rows.cuh has it
+  int commit;          // which one it belongs to
 };
 struct WgmmaOperands {
   uint32_t a[4];
@@ -155,6 +159,7 @@ struct WgmmaOperands {
 // By thread. A wgmma runs when it is waited for: what is read before that is stale, what was
 // overwritten before that is wrong.
 inline std::vector<PendingWgmma> pending_wgmma[1024];
+inline int wgmma_commits[1024];
 
 inline void run(const PendingWgmma& one) {
   WgmmaOperands mine;
@@ -166,9 +171,10 @@ inline void run(const PendingWgmma& one) {
   if (one.matrix >> 62 != 1) std::abort();
   for (int i = 0; i < one.columns / 2; ++i) {
     const unsigned row = g + i % 4 / 2 * 8, column = i / 4 * 8 + 2 * t + i % 2;
-    float sum = one.sums[i];
+    float sum = one.adds ? one.sums[i] : 0.0f;
     for (unsigned k = 0; k < 16; ++k) {
-      const uint64_t linear = start + column / 8 * stride + column % 8 * 128 + 2 * k;
+      const unsigned line = one.by_rows ? k : column, place = one.by_rows ? column : k;
+      const uint64_t linear = start + line / 8 * stride + line % 8 * 128 + 2 * place;
       uint16_t element;
       std::memcpy(&element, shared + (linear ^ (linear >> 3 & 0x70)), 2);
       const uint32_t pair = all.of(4 * g + k % 8 / 2).a[k / 8 * 2 + (row >= 8)];
@@ -177,6 +183,11 @@ inline void run(const PendingWgmma& one) {
     one.sums[i] = sum;
   }
 }
+
+inline void defer(PendingWgmma one) {
+  one.commit = wgmma_commits[current];
+  pending_wgmma[current].push_back(one);
+}
 }  // namespace emulation
 
 inline uint64_t wgmma_matrix(const void* s) {
@@ -184,11 +195,18 @@ inline uint64_t wgmma_matrix(const void* s) {
          uint64_t{1} << 62;
 }
 inline void wgmma_fence() {}
-inline void wgmma_commit() {}
-inline void wgmma_wait_all() {
+inline void wgmma_commit() {
+  ++emulation::wgmma_commits[emulation::current];
+}
+template <int last>
+void wgmma_wait() {
   auto& pending = emulation::pending_wgmma[emulation::current];
-  for (const auto& one : pending) emulation::run(one);
-  pending.clear();
+  const int before = emulation::wgmma_commits[emulation::current] - last;
+  size_t done = 0;
+  for (; done < pending.size() && pending[done].commit < before; ++done) {
+    emulation::run(pending[done]);
+  }
+  pending.erase(pending.begin(), pending.begin() + done);
 }
 template <int count>
 void registers_raise() {}
@@ -201,7 +219,7 @@ void wgmma_pin(uint32_t (&)[slices][4]) {}
 template <int columns>
 void wgmma_bf16(float (&d)[columns / 2], const uint32_t (&a)[4], uint64_t b) {
   static_assert(columns % 16 == 0 && columns <= 256);
-  emulation::pending_wgmma[emulation::current].push_back({d, a, b, columns});
+  emulation::defer({d, a, b, columns, true, false});
 }
 inline uint32_t transpose_8x8(uint32_t pair) {
   const emulation::Exchange<uint32_t> all(pair);

@@ -9,7 +9,7 @@
 #ifndef SPECBUILD_EMULATE
 
 __device__ __forceinline__ void wgmma_wait_shared() {
-  wgmma_wait_all();
+  wgmma_wait<0>();
 }
 
 // D [64, 32] += A·B.
