@@ -85,22 +85,30 @@ struct Sight {
   }
 };
 
-// Scores of 8·columns keys from position `from` on become no_maximum where a row does not see them.
+// Scores of 8·columns keys from view slot `from` on become no_maximum where a row does not see
+// them.
 template <int columns>
 __device__ __forceinline__ void hide_unseen(float (&score)[columns][4], const Row* rows, int from,
                                             int tree_start, const int* ancestor_bits) {
+  static_assert(columns <= 16, "a bit for each of a lane's keys");
   from += static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    const Row row = rows[j];
-    const bool has_tree = row.end > row.chain;
+    const Row& row = rows[j];
+    uint32_t hidden = 0;
+    if (row.end > row.chain) {
+#pragma unroll 1
+      for (int i = 0; i < 2 * columns; ++i) {
+        const int slot = from + i / 2 * 8 + i % 2;
+        if (slot <= row.chain || tree_sees(row, tree_start, slot, ancestor_bits)) continue;
+        hidden |= 1u << i;
+      }
+    }
+    const int first = row.first - from, end = row.end - from;
 #pragma unroll
     for (int i = 0; i < 2 * columns; ++i) {
-      const int slot = from + i / 2 * 8 + i % 2;
-      bool sees = slot >= row.first && slot <= row.chain;
-      if (has_tree && slot >= tree_start && slot <= row.end) {
-        sees = tree_sees(row, tree_start, slot, ancestor_bits);
-      }
+      const int slot = i / 2 * 8 + i % 2;
+      const bool sees = slot >= first && slot <= end && !(hidden >> i & 1u);
       if (!sees) score[i / 2][2 * j + i % 2] = no_maximum();
     }
   }

@@ -33,7 +33,7 @@ constexpr int kGroupRows = kGroupWarps * kWarpRows;
 constexpr int kRows = kGroups * kGroupRows;
 constexpr int kConsumers = kGroups * kGroupThreads;
 constexpr int kThreads = kConsumers + kGroupThreads;
-constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
 constexpr int kKeys = 128;
 constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a row of a tile
 constexpr int kTileUnits = kKeys * kUnits;
@@ -55,7 +55,7 @@ struct Pool {
 // `last`.
 __device__ __forceinline__ void fetch(const Pool& pool, uint4* stage, int tile, int last) {
   const int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
-#pragma unroll
+#pragma unroll 4
   for (int i = 0; i < kTileUnits / kGroupThreads; ++i) {
     const int key = (i * kGroupThreads + thread) / kUnits, unit = thread % kUnits;
     const int slot = tile * kKeys + key;
