@@ -26,3 +26,10 @@ WeightStreaming = Annotated[
         help="Let a TensorRT engine keep weights in host memory while it runs.",
     ),
 ]
+StripWeights = Annotated[
+    bool,
+    typer.Option(
+        "--strip-weights",
+        help="Keep the weights out of TensorRT's engines: they stay in weights.safetensors.",
+    ),
+]

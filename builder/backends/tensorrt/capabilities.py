@@ -19,6 +19,7 @@ _SWITCHES = (
     "timing_cache",
     "version_compatible",
     "weight_streaming",
+    "strip_weights",
 )
 
 
@@ -36,6 +37,11 @@ def require_tensorrt_options(options: BuildOptions) -> None:
     ):
         if name in given and not offered:
             raise SpecbuildError(f"{title} does not know {_option(name)}: {why}; leave it out")
+    if options.strip_weights and options.weight_streaming:
+        raise SpecbuildError(
+            "--weight-streaming is for weights inside an engine, --strip-weights leaves none "
+            "there; leave one of them out"
+        )
     if options.draft_dtype not in (None, "bf16"):
         raise SpecbuildError(
             f"--draft-dtype {options.draft_dtype} needs --backend cuda; leave it out"
