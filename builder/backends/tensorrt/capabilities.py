@@ -77,10 +77,9 @@ def require_standard_support(target: TargetGeometry, options: BuildOptions) -> N
             f"the model is a {target.model_type}, whose attention (MLA) is built for the CPU only; "
             "build with --backend cpu"
         )
-    if target.latent_dims:
+    if target.indexer is not None:
         raise SpecbuildError(
-            f"the model's layers cache latents (mla_kv.safetensors), which engines of {title} do "
-            "not attend to; build with --backend cpu or --no-mla"
+            f"--dsa has no form for {title}; build with --backend cpu or cuda, or with --no-dsa"
         )
     if options.enable_specpv:
         raise SpecbuildError(

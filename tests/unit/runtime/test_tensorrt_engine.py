@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 import torch
 from fused_graphs import run_graph, sequence
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from plugin_engine import (
-    HOST,
-    VERSION,
-    ApartSession,
-    Built,
-    GraphSession,
-    HostGpu,
-    NoCompiler,
-    built_by_nobody,
-    executor_of,
-)
+from plugin_engine import HOST, VERSION, Built, HostGpu, NoCompiler, built_by_nobody, executor_of
 from toy_engine import run
 
 from specbuild.builder.backends.tensorrt import capabilities, plugin_plans, plugin_target
@@ -263,59 +248,6 @@ def test_drafts_change_no_token(built: Built, sampled: bool) -> None:
         for p in PROMPTS
     ]
     assert alone == results["none"].ids
-
-
-def test_pools_that_no_engine_writes_over_are_written_beside(built: Built) -> None:
-    """Engines of standard ops: what a launch reads of a pool lies apart from what it writes."""
-    apart = Built(built.models, replace(built.manifest, backend="tensorrt-rtx"))
-    params, tokens = GenerateParams(max_new_tokens=6), []
-    for engine, session in ((built, GraphSession), (apart, ApartSession)):
-        executor, gpu, sessions = executor_of(engine, session=session)
-        tokens.append(run(Engine(engine.manifest, executor), PROMPTS, params, speculation=TREE).ids)
-        assert sessions["draft"].queued > 0 and gpu.graphs > 0
-        executor.close()
-        assert not gpu.held
-    assert tokens[0] == tokens[1]
-
-
-@given(st.lists(st.lists(st.integers(-1, 40), min_size=2, max_size=4), min_size=1, max_size=3))
-@settings(max_examples=10, deadline=None)
-def test_commits_read_everything_before_they_write(built: Built, paths: list[list[int]]) -> None:
-    """Commit after commit, some recorded, over slots that are read and written by one of them."""
-    apart = Built(built.models, replace(built.manifest, backend="tensorrt-rtx"))
-    executor, _, sessions = executor_of(apart, session=ApartSession)
-    executor.prepare(["commit"])
-    role = built.manifest.roles["commit"]
-    pools = {port.name: port.shape for port in role.inputs if port.name.endswith("_pool")}
-    rng, wanted = np.random.default_rng(len(paths)), {}
-    for name, shape in pools.items():
-        wanted[name] = rng.standard_normal(shape, np.float32).astype(ml_dtypes.bfloat16)
-        held = pool_memory(executor._pools.addresses([name])[name], shape)
-        held[...] = wanted[name].view(np.uint16)
-    for path in paths:
-        # A path moves to the slots from 8 on; several of them may be on it.
-        source, target = np.full((2, 1, 4), -1, np.int32)
-        source[0, : len(path)], target[0, : len(path)] = path, range(8, 8 + len(path))
-        groups = {port.name for port in role.inputs} - set(pools)
-        executor.run("commit", {name: source if ".from_" in name else target for name in groups})
-        for name, before in wanted.items():
-            after = before.copy()
-            for a, b in zip(source[0], target[0], strict=True):
-                if a >= 0 and a != b:
-                    after[b // 16, :, b % 16] = before[a // 16, :, a % 16]
-            wanted[name] = after
-    assert sessions["commit"].queued
-    for name, shape in pools.items():
-        got = pool_memory(executor._pools.addresses([name])[name], shape)
-        np.testing.assert_array_equal(got, wanted[name].view(np.uint16))
-    executor.close()
-
-
-def pool_memory(address: int, shape: tuple[int | str, ...]) -> np.ndarray:
-    """The bits of a bf16 pool on the host's device."""
-    sizes = [int(size) for size in shape]
-    memory = (ctypes.c_uint16 * math.prod(sizes)).from_address(address)
-    return np.frombuffer(memory, np.uint16).reshape(sizes)
 
 
 def test_tokens_are_those_of_one_pass_over_the_whole_sequence(built: Built) -> None:

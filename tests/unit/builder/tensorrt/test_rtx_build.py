@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import write_draft, write_target
+from latent_files import write_latents
 from plugin_engine import HostGpu
 from rtx_library import needs_tensorrt_rtx
 from safetensors import safe_open
@@ -209,14 +210,17 @@ def test_a_build_that_is_interrupted_leaves_no_process(
 
 @pytest.mark.slow
 def test_every_role_of_a_draft_too(tmp_path: Path) -> None:
-    write_target(tmp_path / "target", layers=2, **SIZES)
-    write_draft(tmp_path / "draft", target_layers=2, target_hidden=64, inner=64, **SIZES)
+    write_target(tmp_path / "target", layers=4, **SIZES)
+    write_latents(tmp_path / "target", {1: 12, 2: 20}, kv_width=64)
+    write_draft(tmp_path / "draft", target_layers=4, target_hidden=64, inner=64, **SIZES)
     tree = ["--draft-top-k", "2", "--draft-depth", "3", "--draft-tokens", "6"]
     engine = build(tmp_path, "engine", "--draft", str(tmp_path / "draft"), *tree)
     manifest = read_manifest(engine)
     check_plans(engine, manifest)
     bound_as_the_manifest_says(engine, manifest)
     assert len(manifest.roles) == 8
+    groups = {group.name for group in manifest.cache_groups}
+    assert groups == {"full", "sliding", "latent", "latent_sliding", "draft"}
 
 
 @pytest.mark.slow
