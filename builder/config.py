@@ -28,6 +28,7 @@ class BuildOptions:
     tuned_only: bool = False
     timing_cache: Path | None = None
     version_compatible: bool = False
+    hardware_compatible: bool = False
     weight_streaming: bool = False
     strip_weights: bool = False
     enable_specpv: bool = False

@@ -19,6 +19,13 @@ VersionCompatible = Annotated[
     bool,
     typer.Option("--version-compatible", help="Let later versions of TensorRT run the engine."),
 ]
+HardwareCompatible = Annotated[
+    bool,
+    typer.Option(
+        "--hardware-compatible",
+        help="Let every GPU of the same compute capability run the TensorRT engine.",
+    ),
+]
 WeightStreaming = Annotated[
     bool,
     typer.Option(

@@ -90,6 +90,7 @@ def build_plans(  # noqa: PLR0917
         version=version,
         compute_capabilities=capabilities,
         version_compatible=options.version_compatible,
+        hardware_compatible=options.hardware_compatible,
     )
     return BuiltPlans(build, roles), reports
 
@@ -119,6 +120,7 @@ def _request(  # noqa: PLR0917
         compute_capabilities=capabilities,
         timing_cache=None if cache is None else str(cache.resolve()),
         version_compatible=options.version_compatible,
+        hardware_compatible=options.hardware_compatible,
         weight_streaming=options.weight_streaming,
     )
 

@@ -18,6 +18,7 @@ _WITH_E2M1 = ("sm_120", "sm_121")
 _SWITCHES = (
     "timing_cache",
     "version_compatible",
+    "hardware_compatible",
     "weight_streaming",
     "strip_weights",
 )
@@ -34,6 +35,7 @@ def require_tensorrt_options(options: BuildOptions) -> None:
     for name, offered, why in (
         ("timing_cache", offers.timing_cache, "it chooses kernels when an engine is loaded"),
         ("version_compatible", offers.version_compatible, "it ships no lean runtime"),
+        ("hardware_compatible", offers.hardware_compatible, "--gpu lists what its engines run on"),
     ):
         if name in given and not offered:
             raise SpecbuildError(f"{title} does not know {_option(name)}: {why}; leave it out")

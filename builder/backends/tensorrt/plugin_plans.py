@@ -48,6 +48,7 @@ def build_plugin_plans(
         version=results[0].version,
         compute_capabilities=results[0].compute_capabilities,
         version_compatible=options.version_compatible,
+        hardware_compatible=options.hardware_compatible,
         plugins=dict(sorted(engine.plugins.items())),
     )
     return BuiltPlans(build, {}, described), reports
@@ -70,6 +71,7 @@ def engine_request(
         prepare=f"{plugin_registration.__name__}:register_plugins",
         timing_cache=None if cache is None else str(cache.resolve()),
         version_compatible=options.version_compatible,
+        hardware_compatible=options.hardware_compatible,
         aliased_plugins=True,
     )
 

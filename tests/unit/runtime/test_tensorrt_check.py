@@ -113,6 +113,8 @@ def options(**changes: object) -> BuildOptions:
     [
         ({"version_compatible": True}, "--version-compatible needs --backend tensorrt"),
         ({"backend": "cuda", "weight_streaming": True}, "--weight-streaming needs"),
+        ({"hardware_compatible": True}, "--hardware-compatible needs --backend tensorrt"),
+        ({"backend": "tensorrt-rtx", "hardware_compatible": True}, "--gpu lists what its engines"),
         ({"strip_weights": True}, "--strip-weights needs --backend tensorrt"),
         (
             {"backend": "tensorrt-rtx", "strip_weights": True, "weight_streaming": True},
