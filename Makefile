@@ -26,6 +26,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_EXTRA_ARGS) \
 	  -c constraints.txt -e '.[dev,tensorrt-rtx]' || \
 	  echo "tensorrt-rtx cannot be installed here: the tests that need it are skipped" >&2
+	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_EXTRA_ARGS) \
+	  -c constraints.txt -e '.[dev,tensorrt-bindings]' || \
+	  echo "TensorRT's bindings cannot be installed here: the tests that need them are skipped" >&2
 	@touch $@
 
 demo: setup
