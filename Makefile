@@ -80,7 +80,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p out/types && ln -sfn ../.. out/types/specbuild
-	$(BIN)/mypy -p specbuild.runtime -p specbuild.plugins_cuda -p specbuild.cli
+	$(BIN)/mypy -p specbuild.runtime -p specbuild.plugins_cuda -p specbuild.builder -p specbuild.cli
 	find plugins_cuda -name '*.cu' -o -name '*.cuh' | xargs -r $(BIN)/clang-format --dry-run --Werror
 
 clean:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from specbuild.builder.backends.tensorrt.built_plans import BuiltPlans
 from specbuild.builder.checkpoint.draft import DraftCheckpoint
-from specbuild.builder.checkpoint.target import TargetCheckpoint
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.engine_writer import SAFETENSORS_DTYPES
 from specbuild.builder.limits import EnginePlan

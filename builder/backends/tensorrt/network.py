@@ -184,7 +184,7 @@ class EngineBuild:
     def _write(self) -> int:
         trt = self._library
 
-        class FileWriter(trt.IStreamWriter):  # type: ignore[misc]
+        class FileWriter(trt.IStreamWriter):  # type: ignore[misc, name-defined]
             def __init__(self, file: Any) -> None:
                 trt.IStreamWriter.__init__(self)
                 self.file = file

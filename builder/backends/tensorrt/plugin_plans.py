@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import onnx
 
@@ -21,7 +22,7 @@ from specbuild.builder.progress import Progress
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.manifest import Port, Role, ShapeProfile, SizeRange, TensorRtBuild
 
-BACKEND = "tensorrt"
+BACKEND: Final = "tensorrt"
 
 
 def build_plugin_plans(

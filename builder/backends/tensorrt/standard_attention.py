@@ -98,9 +98,9 @@ def latent_attention(b: BodyBuilder, inputs: Inputs, attributes: Attributes) -> 
     kv_heads, width = (1 if w_k is None else static_size(w_k, 1)), static_size(q, 2)
     heads, wide = max(kv_heads, v_heads), max(width, v_width)
     k, v = _repeated(b, k, kv_heads, heads), _repeated(b, v, v_heads, heads)
-    q, k, v = _padded(b, q, width, wide), _padded(b, k, width, wide), _padded(b, v, v_width, wide)
-    scale = float(attributes["scale"])
-    attended = _attended(b, q, k, v, mask, sinks, rows, scale, inputs[0])
+    k, v = _padded(b, k, width, wide), _padded(b, v, v_width, wide)
+    queries, scale = _padded(b, q, width, wide), float(attributes["scale"])
+    attended = _attended(b, queries, k, v, mask, sinks, rows, scale, q)
     return [b.slice(attended, 0, v_width, 2) if v_width < wide else attended]
 
 
