@@ -209,16 +209,19 @@ def test_a_build_that_is_interrupted_leaves_no_process(
 
 
 @pytest.mark.slow
-def test_every_role_of_a_draft_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stripped", [(), ("--strip-weights",)], ids=["whole", "stripped"])
+def test_every_role_of_a_draft_too(tmp_path: Path, stripped: tuple[str, ...]) -> None:
     write_target(tmp_path / "target", layers=4, **SIZES)
     write_latents(tmp_path / "target", {1: 12, 2: 20}, kv_width=64)
     write_draft(tmp_path / "draft", target_layers=4, target_hidden=64, inner=64, **SIZES)
     tree = ["--draft-top-k", "2", "--draft-depth", "3", "--draft-tokens", "6"]
-    engine = build(tmp_path, "engine", "--draft", str(tmp_path / "draft"), *tree)
+    engine = build(tmp_path, "engine", "--draft", str(tmp_path / "draft"), *tree, *stripped)
     manifest = read_manifest(engine)
     check_plans(engine, manifest)
     bound_as_the_manifest_says(engine, manifest)
     assert len(manifest.roles) == 8
+    named = {name for role in manifest.roles.values() for name in role.tensors}
+    assert named == set(manifest.tensors) and bool(named) == bool(stripped)
     groups = {group.name for group in manifest.cache_groups}
     assert groups == {"full", "sliding", "latent", "latent_sliding", "draft"}
 
