@@ -26,6 +26,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_EXTRA_ARGS) \
 	  -c constraints.txt -e '.[dev,tensorrt-rtx]' || \
 	  echo "tensorrt-rtx cannot be installed here: the tests that need it are skipped" >&2
+	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_EXTRA_ARGS) \
+	  -c constraints.txt -e '.[dev,tensorrt-bindings]' || \
+	  echo "TensorRT's bindings cannot be installed here: the tests that need them are skipped" >&2
 	@touch $@
 
 demo: setup
@@ -77,7 +80,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p out/types && ln -sfn ../.. out/types/specbuild
-	$(BIN)/mypy -p specbuild.runtime -p specbuild.plugins_cuda -p specbuild.cli
+	$(BIN)/mypy -p specbuild.runtime -p specbuild.plugins_cuda -p specbuild.builder -p specbuild.cli
 	find plugins_cuda -name '*.cu' -o -name '*.cuh' | xargs -r $(BIN)/clang-format --dry-run --Werror
 
 clean:

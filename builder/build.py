@@ -27,7 +27,8 @@ from specbuild.builder.backends.tensorrt.capabilities import (
     tensorrt_device,
 )
 from specbuild.builder.checkpoint.draft import DraftCheckpoint, read_draft
-from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
+from specbuild.builder.checkpoint.target import read_target
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.dsa_options import dsa_warnings
 from specbuild.builder.engine_manifest import BuiltParts, engine_manifest, graph_file

@@ -28,7 +28,9 @@ class BuildOptions:
     tuned_only: bool = False
     timing_cache: Path | None = None
     version_compatible: bool = False
+    hardware_compatible: bool = False
     weight_streaming: bool = False
+    strip_weights: bool = False
     enable_specpv: bool = False
     specpv_block_size: int | None = None
     specpv_n_sink_blocks: int | None = None

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from specbuild.builder.backends.tensorrt.built_plans import BuiltPlans
 from specbuild.builder.checkpoint.draft import DraftCheckpoint
-from specbuild.builder.checkpoint.target import TargetCheckpoint
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.engine_writer import SAFETENSORS_DTYPES
 from specbuild.builder.limits import EnginePlan
@@ -104,15 +104,15 @@ def _role(role: str, model: ir.Model, plans: BuiltPlans | None) -> Role:
         file=graph_file(role) if plan is None else plan.file,
         inputs=tuple(map(port_of, graph.inputs)),
         outputs=tuple(map(port_of, graph.outputs)),
-        tensors=tuple(
-            name
-            for name, value in graph.initializers.items()
-            if plan is None and recipe_of(value) is not None
-        ),
+        tensors=_weights(graph) if plan is None else plan.tensors,
         ops=dict(sorted(counts.items())),
         profiles=() if plan is None else plan.profiles,
         layers={} if plan is None else plan.layers,
     )
+
+
+def _weights(graph: ir.Graph) -> tuple[str, ...]:
+    return tuple(n for n, value in graph.initializers.items() if recipe_of(value) is not None)
 
 
 def port_of(value: ir.Value) -> Port:

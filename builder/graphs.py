@@ -101,7 +101,7 @@ def target_graph(
         rest = iter(values[_HEAD:])
         split = [[next(rest) for _ in ports] for ports in of_groups]
         parts = [[next(rest) for _ in ports] for ports in of_layers]
-        arguments = (
+        arguments: tuple[Any, ...] = (
             values[0],
             Launch(*values[1:_HEAD]),
             tuple(GroupView(*part) for part in split),

@@ -10,7 +10,7 @@ import torch
 
 from specbuild.builder.checkpoint.draft import DraftCheckpoint
 from specbuild.builder.checkpoint.source import SourceTensor
-from specbuild.builder.checkpoint.target import TargetCheckpoint
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.checkpoint.target_tensors import EMBEDDING, HEAD
 from specbuild.builder.models.rope import rope_tables
 from specbuild.builder.passes.weights import Recipe, bind_weight, set_recipe

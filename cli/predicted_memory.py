@@ -39,16 +39,17 @@ def predict_memory(
     """Memory at the engine's own limits, or at others (as if it had been built for them).
 
     ``outputs_bytes`` is what the largest launch returns: logits of every verified row and
-    captured hidden states of every row. ``plan`` is that of a CUDA engine.
+    captured hidden states of every row. ``plan`` is that of a CUDA engine. Engines of TensorRT-RTX
+    have two places for every cache pool.
     """
     limits = manifest.limits
     batch = limits.max_batch_size if max_batch_size is None else max_batch_size
     length = limits.max_seq_len if max_seq_len is None else max_seq_len
     weights = _stored_bytes(manifest) if plan is None else _tensor_bytes(manifest)
+    places = 2 if manifest.backend == "tensorrt-rtx" else 1
     kv = {
-        group.name: group_bytes(
-            replace(group, pages=_pages(manifest, group, batch, length)), manifest.specpv
-        )
+        group.name: places
+        * group_bytes(replace(group, pages=_pages(manifest, group, batch, length)), manifest.specpv)
         for group in manifest.cache_groups
     }
     outputs = _outputs_bytes(manifest, batch)

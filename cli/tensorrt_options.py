@@ -19,10 +19,24 @@ VersionCompatible = Annotated[
     bool,
     typer.Option("--version-compatible", help="Let later versions of TensorRT run the engine."),
 ]
+HardwareCompatible = Annotated[
+    bool,
+    typer.Option(
+        "--hardware-compatible",
+        help="Let every GPU of the same compute capability run the TensorRT engine.",
+    ),
+]
 WeightStreaming = Annotated[
     bool,
     typer.Option(
         "--weight-streaming",
         help="Let a TensorRT engine keep weights in host memory while it runs.",
+    ),
+]
+StripWeights = Annotated[
+    bool,
+    typer.Option(
+        "--strip-weights",
+        help="Keep the weights out of TensorRT's engines: they stay in weights.safetensors.",
     ),
 ]

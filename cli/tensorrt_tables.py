@@ -26,6 +26,9 @@ def _build_table(manifest: Manifest, build: TensorRtBuild) -> Table:
     table.add_row("built by", f"{build.library} {build.version}")
     table.add_row("for", ", ".join(build.compute_capabilities))
     table.add_row("later versions run it", "yes" if build.version_compatible else "no")
+    if build.library == "tensorrt":
+        told = "every GPU of these" if build.hardware_compatible else "the GPU model that built it"
+        table.add_row("runs on", told)
     table.add_row("weights", "beside the engines" if manifest.tensors else "inside the engines")
     for name, version in sorted(build.plugins.items()):
         table.add_row("plugin", f"{name} {version}")

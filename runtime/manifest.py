@@ -300,13 +300,15 @@ class TensorRtBuild:
     """What TensorRT engines were built by and for.
 
     ``compute_capabilities`` as in ``sm_120``. ``version_compatible`` engines run with later
-    versions. ``plugins`` are the versions of the plugins that they name.
+    versions, ``hardware_compatible`` ones on every GPU of these capabilities, where others are for
+    the model that built them. ``plugins`` are the versions of the plugins that they name.
     """
 
     library: Literal["tensorrt", "tensorrt_rtx"]
     version: str
     compute_capabilities: tuple[str, ...]
     version_compatible: bool = False
+    hardware_compatible: bool = False
     plugins: dict[str, str] = field(default_factory=dict)
 
 

@@ -15,7 +15,8 @@ import torch
 from specbuild.builder import graphs
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
 from specbuild.builder.checkpoint.draft import DraftCheckpoint, read_draft
-from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
+from specbuild.builder.checkpoint.target import read_target
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.limits import EnginePlan, plan_engine
 from specbuild.builder.passes.pipeline import PassResult, run_passes

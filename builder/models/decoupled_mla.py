@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -123,7 +124,7 @@ class MlaAttention(nn.Module):
             self.q_b_proj = nn.Linear(g.q_lora_rank, q_width, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(hidden, g.entry_width, bias=False)
         self.kv_a_layernorm = LlamaNorm(g.kv_lora_rank, LATENT_EPS)
-        self.kv_b_proj = self.make_up_projections()
+        self.kv_b_proj: Any = self.make_up_projections()
         self.o_proj = nn.Linear(heads * g.v_dim, hidden, bias=False)
 
     def make_up_projections(self) -> nn.Module:

@@ -101,9 +101,12 @@ class TargetModel(nn.Module):
         """
         x = self.model.embed_tokens(token_ids)
         tables = (self.rope_cos, self.rope_sin)
-        written, stages, chosen, indexed = [], [], [], []
+        written, stages = [], []
+        chosen: list[torch.Tensor] = []
+        indexed: list[torch.Tensor] = []
         tables_used = [0] * len(views)
-        for layer, layer_pools, group in zip(self.model.layers, pools, group_of_layer, strict=True):
+        layers: Any = self.model.layers
+        for layer, layer_pools, group in zip(layers, pools, group_of_layer, strict=True):
             blocks = index = None
             if asked is not None and layer.self_attn.blocks is not None:
                 place = len(chosen)

@@ -17,7 +17,8 @@ from specbuild.builder.checkpoint.latents import (
     latent_name,
 )
 from specbuild.builder.checkpoint.source import DTYPE_BITS
-from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
+from specbuild.builder.checkpoint.target import read_target
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.checkpoint.target_tensors import EMBEDDING
 from specbuild.builder.durable import fsync, write_bytes
 from specbuild.builder.progress import Progress
@@ -167,7 +168,7 @@ def losses_with(
     x = target.embedded(ids)
     for index in range(target.geometry.layers):
         layer = target.layer(index)
-        projection = layer.keys_values
+        projection: Projection = layer.keys_values
         if latent_name(index, DOWN) in tensors:
             projection = _through_latent(tensors, index)
         x = layer.forward(x, layer.normed(x), projection)

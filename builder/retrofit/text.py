@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specbuild.builder.checkpoint.target import TargetCheckpoint
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.retrofit.config import LatentOptions
 from specbuild.builder.training.corpus import cut_rows, pack, split_documents
 from specbuild.builder.training.documents import Document, DocumentReader

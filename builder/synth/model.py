@@ -7,7 +7,7 @@ from functools import cached_property
 
 from specbuild.builder.checkpoint.draft import DraftCheckpoint
 from specbuild.builder.checkpoint.latents import full_rank
-from specbuild.builder.checkpoint.target import TargetCheckpoint
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.synth.draft import SynthDraft
 from specbuild.builder.synth.geometry import draft_geometry, named_geometry
 from specbuild.builder.synth.noise import Noise

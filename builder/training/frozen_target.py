@@ -70,7 +70,8 @@ def load_target(
         SpecbuildError: ``path`` is a checkpoint of none of the ``families``, or ``device`` is not
             there.
     """
-    from transformers import DeepseekV3ForCausalLM, GptOssForCausalLM, Mxfp4Config
+    from transformers import DeepseekV3ForCausalLM, GptOssForCausalLM
+    from transformers.utils.quantization_config import Mxfp4Config
 
     config = read_config(path)
     family = config.get("model_type")
@@ -80,12 +81,12 @@ def load_target(
     classes = {"gpt_oss": GptOssForCausalLM, "deepseek_v3": DeepseekV3ForCausalLM}
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise SpecbuildError("device cuda: this machine has no usable CUDA device; use device cpu")
-    quantised = {}
+    quantised: dict[str, Any] = {}
     if "quantization_config" in config:
         quantised["quantization_config"] = Mxfp4Config(dequantize=True)
     try:
         with _quiet_transformers():
-            model = classes[family].from_pretrained(
+            model: Any = classes[family].from_pretrained(
                 path, dtype=getattr(torch, dtype), attn_implementation="eager", **quantised
             )
     except (OSError, ValueError, RuntimeError, KeyError) as error:

@@ -131,7 +131,7 @@ def _deepseek_margin(router: Any, logits: torch.Tensor) -> float:
     return min(_between(sums, router.topk_group), _between(within, router.top_k))
 
 
-_MARGINS: dict[str, Callable[[nn.Module, torch.Tensor], float]] = {
+_MARGINS: dict[str, Callable[[Any, torch.Tensor], float]] = {
     "gpt_oss": lambda router, logits: _between(logits, router.top_k),
     "deepseek_v3": _deepseek_margin,
 }

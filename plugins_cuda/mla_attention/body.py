@@ -94,13 +94,25 @@ def key_positions(
 def rebuilt_keys(
     b: BodyBuilder, latent: ir.Value, rebuild: Rebuild, positions: ir.Value, *, single: bool
 ) -> ir.Value:
-    """``latent`` [B, S, L] → rotated keys [Hkv, S, D], or [Hkv, B, S, D].
+    """``latent`` [B, S, L] → rotated keys [Hkv, S, D], or [Hkv, B, S, D]."""
+    return rotated_keys(b, key_product(b, latent, rebuild), rebuild, positions, single=single)
+
+
+def key_product(b: BodyBuilder, latent: ir.Value, rebuild: Rebuild) -> ir.Value:
+    """``latent`` [B, S, L] → keys [B, S, Hkv·D] without bias and rotation."""
+    size, heads, width = (static_size(rebuild.w_k, axis) for axis in range(3))
+    return b.MatMul(latent, b.reshape(rebuild.w_k, size, heads * width))
+
+
+def rotated_keys(
+    b: BodyBuilder, k: ir.Value, rebuild: Rebuild, positions: ir.Value, *, single: bool
+) -> ir.Value:
+    """:func:`key_product` with its bias, rotated: [Hkv, S, D], or [Hkv, B, S, D].
 
     The rotation takes every slot as a sequence of one: ONNX Runtime refuses sequences that are
     longer than its tables, as padding pages may make a view.
     """
-    size, heads, width = (static_size(rebuild.w_k, axis) for axis in range(3))
-    k = b.MatMul(latent, b.reshape(rebuild.w_k, size, heads * width))
+    _, heads, width = (static_size(rebuild.w_k, axis) for axis in range(3))
     if rebuild.b_k is not None:
         k = b.Add(k, b.reshape(rebuild.b_k, heads * width))
     slots = b.reshape(k, -1, heads, 1, width)

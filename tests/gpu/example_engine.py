@@ -19,10 +19,14 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-gpt-oss"
 CHAIN, TREE = DraftShape(1, 3, 3), DraftShape(3, 4, 12)
 
 
-def build_example(output: Path, backend: Literal["cuda", "tensorrt"] = "cuda") -> None:
+def build_example(
+    output: Path,
+    backend: Literal["cuda", "tensorrt"] = "cuda",
+    model: Path = EXAMPLE / "target",
+) -> None:
     """Builds it, with room for the tree and for batches of 8."""
     options = BuildOptions(
-        model=EXAMPLE / "target",
+        model=model,
         draft=EXAMPLE / "draft",
         output=output,
         backend=backend,

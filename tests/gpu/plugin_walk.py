@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from example_engine import build_example
+from example_engine import EXAMPLE, build_example
 from plugin_engine import built_by_nobody
 from walked_graph import WalkedGraph
 
@@ -21,12 +21,12 @@ from specbuild.runtime.executors.tensorrt.sessions import LaunchedSession
 from specbuild.runtime.manifest import Manifest
 
 
-def build_walked(output: Path) -> None:
+def build_walked(output: Path, model: Path = EXAMPLE / "target") -> None:
     """The example as an engine whose plans are the graphs themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(capabilities, "require_library", lambda _: None)
         patch.setattr(plugin_plans, "build_engine", built_by_nobody)
-        build_example(output, "tensorrt")
+        build_example(output, "tensorrt", model)
 
 
 def load_walked(directory: Path) -> Engine:

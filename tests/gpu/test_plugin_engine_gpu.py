@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from shutil import copy, copytree
 from time import perf_counter
 
 import pytest
-from example_engine import CHAIN, TREE, records
+from example_engine import CHAIN, EXAMPLE, TREE, records
 from plugin_walk import build_walked, load_walked
 
 from specbuild.runtime.engine import Engine
@@ -51,6 +53,26 @@ def test_a_draft_changes_no_bit(walked: Engine, prompts: list[Prompt], temperatu
         assert accepted > len(prompts), name
     alone = records(walked, prompts[:1], wanted, None)
     assert (alone[0].output_ids, alone[0].logprobs) == (plain[0].output_ids, plain[0].logprobs)
+
+
+def test_latents_are_cached_and_drafted_over_alike(tmp_path: Path, prompts: list[Prompt]) -> None:
+    """The example's trained latents, whose kernels are plugins like the others."""
+    model = tmp_path / "target"
+    copytree(EXAMPLE / "target", model)
+    copy(EXAMPLE / "mla-64" / "mla_kv.safetensors", model)
+    build_walked(tmp_path / "engine", model)
+    engine = load_walked(tmp_path / "engine")
+    groups = {group.name for group in engine.manifest.cache_groups}
+    assert groups & {"latent", "latent_sliding"}
+    wanted = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
+    plain = records(engine, prompts[:8], wanted, None)
+    for shape in (CHAIN, TREE):
+        drafted = records(engine, prompts[:8], wanted, shape)
+        for a, b in zip(plain, drafted, strict=True):
+            assert (a.output_ids, a.logprobs) == (b.output_ids, b.logprobs)
+        assert sum(sum(r.stats.acceptance_histogram[1:]) for r in drafted) > 8
+    assert isinstance(engine.executor, TensorRtExecutor)
+    engine.executor.close()
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["plain", "chain"])

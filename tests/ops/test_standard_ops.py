@@ -14,6 +14,7 @@ from checkpoints import write_draft, write_target
 from forms import run_standard_moe
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from latent_files import write_latents
 
 from specbuild.builder import backend_lowering
 from specbuild.builder import build as build_module
@@ -51,8 +52,9 @@ def graphs_of(models: dict[str, ir.Model]) -> list[tuple[str, ir.Model]]:
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One random model for the CPU: by the CPU's own graphs, and by TensorRT-RTX's in fp32."""
     folder = tmp_path_factory.mktemp("standard")
-    write_target(folder / "target", layers=2, **SIZES)
-    write_draft(folder / "draft", target_layers=2, target_hidden=64, inner=64, **SIZES)
+    write_target(folder / "target", layers=3, **SIZES)
+    write_latents(folder / "target", {2: 12})
+    write_draft(folder / "draft", target_layers=3, target_hidden=64, inner=64, **SIZES)
     retyped = GraphPass("retype-fp32", retype_to_fp32)
     lowered: dict[str, dict[str, ir.Model]] = {}
     exported: dict[str, ir.Model] = {}

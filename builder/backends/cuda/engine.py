@@ -255,8 +255,8 @@ def _steps(
             # With SpecPV a step must be able to set one sequence's buffer right.
             if parts.views is not None and not refresh_room(parts.views, batch, shape):
                 continue
-            # Only where steps with a draft are there too may the draft have to be kept current.
-            drafted = bool(shapes) and fits(batch, shapes[0], depth) and shape == NO_DRAFT
+            # Also where no step with a draft fits: fewer sequences may be left, which draft again.
+            drafted = bool(shapes) and shape == NO_DRAFT
             for extends, full_logits, room, narrows in product(
                 (False, True) if drafted else (False,),
                 (False, True),

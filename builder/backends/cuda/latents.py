@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import onnx_ir as ir
+
 from specbuild.builder.limits import EnginePlan
 from specbuild.runtime.kv_layout import padded_width
 from specbuild.runtime.manifest import CacheGroup
@@ -12,6 +14,22 @@ from specbuild.runtime.manifest import CacheGroup
 def with_padded_latents(plan: EnginePlan) -> EnginePlan:
     """The plan whose latent pools have room for the zeros behind each latent."""
     return replace(plan, groups=tuple(_padded(group) for group in plan.groups))
+
+
+def widen_pools(model: ir.Model, plan: EnginePlan) -> None:
+    """Gives a portable graph's latent pools the width that they have in a plan of padded ones."""
+    widths = {
+        f"{group.name}.{layer}.{part}_pool": width
+        for group in plan.groups
+        if group.latent_widths
+        for layer in group.layers
+        for part, width in group.pool_widths(layer).items()
+    }
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        width = widths.get(str(value.name).removesuffix(".out"))
+        if width is not None:
+            assert value.shape is not None
+            value.shape = ir.Shape([*list(value.shape)[:-1], width])
 
 
 def _padded(group: CacheGroup) -> CacheGroup:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import onnx
 import onnx_ir as ir
 
 from specbuild.builder.backends.tensorrt.build_engine import build_engine
@@ -16,7 +17,7 @@ from specbuild.builder.backends.tensorrt.request import Binding, EngineRequest, 
 from specbuild.builder.backends.tensorrt.standard_profiles import input_shapes
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.engine_writer import EngineFolder
-from specbuild.builder.passes.portable import portable_bytes
+from specbuild.builder.passes.portable import portable_proto
 from specbuild.builder.passes.weights import Recipe, recipe_of
 from specbuild.builder.progress import Progress
 from specbuild.runtime.errors import SpecbuildError
@@ -64,22 +65,23 @@ def build_plans(  # noqa: PLR0917
     """Writes ``<role>.engine`` for every graph. Raises SpecbuildError as :func:`build_engine`.
 
     A role's weights lie in a file beside the directory while its engine is built, and are mapped
-    from there: what is held in memory is what the library itself holds.
+    from there: what is held in memory is what the library itself holds. Stripped engines need none
+    of them: each is an input, which the runtime binds to where the weight lies on the device.
     """
     roles, reports, version = {}, {}, ""
     for role, model in models.items():
         with tempfile.TemporaryDirectory(dir=folder.path.parent, prefix=".specbuild-graph-") as at:
             engine = folder.path / engine_file(role)
             request = _request(model, profiles[role], capabilities, options, engine, Path(at))
-            weights = _weights(model)
-            if weights:
-                EngineFolder(Path(at)).write_weights(weights, progress)
+            if request.weights is not None:
+                EngineFolder(Path(at)).write_weights(_weights(model), progress)
             result = build_engine(request, progress)
         progress.note(_told(request, result))
         folder.adopt(engine_file(role))
-        _check_answer(role, model, request, result)
+        bound = tuple(_weights(model)) if options.strip_weights else ()
+        _check_answer(role, model, bound, request, result)
         version = result.version
-        roles[role] = BuiltPlan(engine_file(role), profiles[role], result.layers)
+        roles[role] = BuiltPlan(engine_file(role), profiles[role], result.layers, bound)
         reports[role] = RoleReport(
             result.engine_bytes, result.layers, result.bindings, result.profiles
         )
@@ -88,6 +90,7 @@ def build_plans(  # noqa: PLR0917
         version=version,
         compute_capabilities=capabilities,
         version_compatible=options.version_compatible,
+        hardware_compatible=options.hardware_compatible,
     )
     return BuiltPlans(build, roles), reports
 
@@ -100,20 +103,24 @@ def _request(  # noqa: PLR0917
     engine: Path,
     at: Path,
 ) -> EngineRequest:
-    graph = at / "graph.onnx"
-    graph.write_bytes(portable_bytes(model))
+    graph, proto = at / "graph.onnx", portable_proto(model)
+    held = not options.strip_weights
+    if not held:
+        weights_to_inputs(proto, _weights(model))
+    graph.write_bytes(proto.SerializeToString(deterministic=True))
     cache = options.timing_cache
     return EngineRequest(
         backend=options.backend,
         role=engine.stem,
         graph=str(graph),
-        weights=str(at / WEIGHTS_FILE) if _weights(model) else None,
+        weights=str(at / WEIGHTS_FILE) if held and _weights(model) else None,
         engine=str(engine),
         ops=tuple(sorted({(node.domain, node.op_type) for node in model.graph.all_nodes()})),
         profiles=tuple(input_shapes(model.graph.inputs, profile) for profile in profiles),
         compute_capabilities=capabilities,
         timing_cache=None if cache is None else str(cache.resolve()),
         version_compatible=options.version_compatible,
+        hardware_compatible=options.hardware_compatible,
         weight_streaming=options.weight_streaming,
     )
 
@@ -131,9 +138,25 @@ def _weights(model: ir.Model) -> dict[str, Recipe]:
     return {name: recipe for name, recipe in found.items() if recipe is not None}
 
 
-def _check_answer(role: str, model: ir.Model, request: EngineRequest, result: EngineResult) -> None:
+def weights_to_inputs(proto: onnx.ModelProto, names: Collection[str]) -> None:
+    """Makes inputs of these initialisers, behind the graph's own and in their order."""
+    graph = proto.graph
+    held = list(graph.initializer)
+    del graph.initializer[:]
+    for tensor in held:
+        if tensor.name in names:
+            port = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            graph.input.append(port)
+        else:
+            graph.initializer.append(tensor)
+
+
+def _check_answer(
+    role: str, model: ir.Model, bound: Sequence[str], request: EngineRequest, result: EngineResult
+) -> None:
     """The library built what was asked for: the graph's ports, for these GPUs, of this version."""
     wanted = [(value.name, True) for value in model.graph.inputs]
+    wanted += [(name, True) for name in bound]
     wanted += [(value.name, False) for value in model.graph.outputs]
     got = [(binding.name, binding.is_input) for binding in result.bindings]
     if got != wanted:

@@ -10,11 +10,15 @@ from specbuild.runtime.manifest import Role, ShapeProfile, TensorRtBuild
 
 @dataclass(frozen=True)
 class BuiltPlan:
-    """One role's engine: its file, its profiles, and its network's layers by type."""
+    """One role's engine: its file, its profiles, and its network's layers by type.
+
+    ``tensors`` are the weights that are inputs of it, none where it holds them.
+    """
 
     file: str
     profiles: tuple[ShapeProfile, ...]
     layers: dict[str, int]
+    tensors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

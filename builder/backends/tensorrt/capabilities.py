@@ -18,7 +18,9 @@ _WITH_E2M1 = ("sm_120", "sm_121")
 _SWITCHES = (
     "timing_cache",
     "version_compatible",
+    "hardware_compatible",
     "weight_streaming",
+    "strip_weights",
 )
 
 
@@ -33,9 +35,15 @@ def require_tensorrt_options(options: BuildOptions) -> None:
     for name, offered, why in (
         ("timing_cache", offers.timing_cache, "it chooses kernels when an engine is loaded"),
         ("version_compatible", offers.version_compatible, "it ships no lean runtime"),
+        ("hardware_compatible", offers.hardware_compatible, "--gpu lists what its engines run on"),
     ):
         if name in given and not offered:
             raise SpecbuildError(f"{title} does not know {_option(name)}: {why}; leave it out")
+    if options.strip_weights and options.weight_streaming:
+        raise SpecbuildError(
+            "--weight-streaming is for weights inside an engine, --strip-weights leaves none "
+            "there; leave one of them out"
+        )
     if options.draft_dtype not in (None, "bf16"):
         raise SpecbuildError(
             f"--draft-dtype {options.draft_dtype} needs --backend cuda; leave it out"
@@ -71,10 +79,9 @@ def require_standard_support(target: TargetGeometry, options: BuildOptions) -> N
             f"the model is a {target.model_type}, whose attention (MLA) is built for the CPU only; "
             "build with --backend cpu"
         )
-    if target.latent_dims:
+    if target.indexer is not None:
         raise SpecbuildError(
-            f"the model's layers cache latents (mla_kv.safetensors), which engines of {title} do "
-            "not attend to; build with --backend cpu or --no-mla"
+            f"--dsa has no form for {title}; build with --backend cpu or cuda, or with --no-dsa"
         )
     if options.enable_specpv:
         raise SpecbuildError(

@@ -25,6 +25,7 @@ class Offers:
     plugins: bool
     timing_cache: bool
     version_compatible: bool
+    hardware_compatible: bool
     capabilities: tuple[str, ...] | None
 
 
@@ -32,8 +33,9 @@ class Offers:
 # lean runtime of version-compatible engines is not shipped. Refittable and stripped engines take a
 # GPU to build, and hardware compatibility is not implemented: GPUs are listed (trial with 1.7.1).
 OFFERS = {
-    "tensorrt": Offers(True, True, True, None),
+    "tensorrt": Offers(True, True, True, True, None),
     "tensorrt-rtx": Offers(
+        False,
         False,
         False,
         False,

@@ -139,6 +139,9 @@ class EngineBuild:
         ):
             if wanted:
                 config.set_flag(getattr(trt.BuilderFlag, flag))
+        if request.hardware_compatible:
+            same = trt.HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY
+            config.hardware_compatibility_level = same
         if request.aliased_plugins:
             config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
         if request.compute_capabilities:
@@ -181,7 +184,7 @@ class EngineBuild:
     def _write(self) -> int:
         trt = self._library
 
-        class FileWriter(trt.IStreamWriter):  # type: ignore[misc]
+        class FileWriter(trt.IStreamWriter):  # type: ignore[misc, name-defined]
             def __init__(self, file: Any) -> None:
                 trt.IStreamWriter.__init__(self)
                 self.file = file

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import onnx
 
@@ -21,7 +22,7 @@ from specbuild.builder.progress import Progress
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.manifest import Port, Role, ShapeProfile, SizeRange, TensorRtBuild
 
-BACKEND = "tensorrt"
+BACKEND: Final = "tensorrt"
 
 
 def build_plugin_plans(
@@ -48,6 +49,7 @@ def build_plugin_plans(
         version=results[0].version,
         compute_capabilities=results[0].compute_capabilities,
         version_compatible=options.version_compatible,
+        hardware_compatible=options.hardware_compatible,
         plugins=dict(sorted(engine.plugins.items())),
     )
     return BuiltPlans(build, {}, described), reports
@@ -70,6 +72,7 @@ def engine_request(
         prepare=f"{plugin_registration.__name__}:register_plugins",
         timing_cache=None if cache is None else str(cache.resolve()),
         version_compatible=options.version_compatible,
+        hardware_compatible=options.hardware_compatible,
         aliased_plugins=True,
     )
 

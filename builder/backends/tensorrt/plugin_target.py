@@ -23,6 +23,7 @@ from specbuild.builder.backends.cuda.kernels.nvrtc import (
     SpillError,
     require_supported,
 )
+from specbuild.builder.backends.cuda.latents import widen_pools, with_padded_latents
 from specbuild.builder.backends.cuda.lowering import cuda_passes
 from specbuild.builder.backends.cuda.programs.fused_graph import FusedGraph, WeightTensors
 from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering, without_spills
@@ -167,6 +168,9 @@ def lower_roles(
     Raises SpecbuildError where an op has no launches for a size that the limits ask for.
     """
     drafted = "draft" in models
+    plan = with_padded_latents(plan)
+    if "commit" in models:
+        widen_pools(models["commit"], plan)
     weights = WeightTensors()
     fused = {role: FusedGraph(role, models[role]) for role in ENGINE_ROLES if role in models}
     prefill = _prefill_rows(fused, plan, weights, lowering, drafted=drafted)

@@ -36,6 +36,7 @@ class EngineRequest:
     prepare: str | None = None
     timing_cache: str | None = None
     version_compatible: bool = False
+    hardware_compatible: bool = False
     weight_streaming: bool = False
     aliased_plugins: bool = False
 

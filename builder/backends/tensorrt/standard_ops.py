@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-import numpy as np
 import onnx_ir as ir
 import torch
 
+from specbuild.builder.backends.tensorrt.standard_attention import attention, latent_attention
 from specbuild.builder.backends.tensorrt.standard_choose import choose
 from specbuild.builder.passes.rewriting import replace
 from specbuild.builder.passes.weights import derive
@@ -26,22 +26,12 @@ from specbuild.plugins_cuda.body import BodyBuilder, static_size
 from specbuild.plugins_cuda.moe.body import routing
 from specbuild.plugins_cuda.moe.e2m1 import E2M1_CODES
 from specbuild.plugins_cuda.opspec import DOMAIN
-from specbuild.plugins_cuda.paged_tree_attention.body import (
-    Rows,
-    additive_mask,
-    gathered,
-    keep_selected,
-    per_sequence,
-    rows_of,
-)
 from specbuild.plugins_cuda.registry import op_named
 
 Inputs: TypeAlias = Sequence[ir.Value | None]
 Attributes: TypeAlias = Mapping[str, Any]
 
-FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
-# Hides a score of this type, and stays finite when a score is added to it.
-HIDDEN = {ir.DataType.FLOAT: -3e38, ir.DataType.BFLOAT16: -3e38, ir.DataType.FLOAT16: -6e4}
+FLOAT = ir.DataType.FLOAT
 MXFP4_BLOCK = 32
 
 
@@ -83,77 +73,6 @@ def lower_standard(model: ir.Model, storage: ExpertStorage) -> int:
         changed += 1
     model.graph.opset_imports.pop(DOMAIN, None)
     return changed
-
-
-def attention(b: BodyBuilder, inputs: Inputs, attributes: Attributes) -> Sequence[ir.Value]:
-    """PagedTreeAttention by ``Attention``; the pools' axes are (kv_heads, pages, page_size, width).
-
-    A sink is one more key that scores 0 for every query, is masked by the sink's logit, and has
-    the value 0: it joins the softmax's denominator and nothing else.
-    """
-    q, k_pool, v_pool, page_table, row_start, row_slot, tree_start, words = inputs[:8]
-    sinks, selected = inputs[8:]
-    assert q is not None and k_pool is not None and v_pool is not None
-    assert page_table is not None and row_start is not None and row_slot is not None
-    assert tree_start is not None and words is not None and q.dtype is not None
-    single = page_table.shape is not None and page_table.shape[0] == 1
-    rows = rows_of(b, row_start, row_slot, single=single)
-    pages = b.Squeeze(b.size(page_table, 2), b.i64(0))
-    keys = b.Mul(pages, b.scalar(static_size(k_pool, 2), np.int64))
-    mask = additive_mask(b, rows, keys, row_slot, tree_start, words, int(attributes["window"]))
-    if selected is not None:
-        mask = keep_selected(b, mask, rows, selected)
-    if selected is not None and static_size(selected, 1) > 1:
-        mask = _per_query_head(b, mask, static_size(k_pool, 0), static_size(q, 1))
-    else:
-        mask = b.Unsqueeze(mask, b.i64(1))
-    mask = b.Max(mask, b.scalar(HIDDEN[q.dtype]))
-    k = _keys(b, k_pool, page_table, single=single)
-    v = _keys(b, v_pool, page_table, single=single)
-    if sinks is not None:
-        mask = _with_sinks(b, mask, sinks, static_size(q, 1))
-        k, v = _one_more(b, k), _one_more(b, v)
-    queries = b.Transpose(per_sequence(b, q, rows), perm=[0, 2, 1, 3])
-    scale = float(attributes["scale"])
-    attended = b.Attention(queries, k, v, b.cast(mask, q.dtype), scale=scale)
-    return [_rows_again(b, b.Transpose(attended, perm=[0, 2, 1, 3]), rows)]
-
-
-def _keys(b: BodyBuilder, pool: ir.Value, page_table: ir.Value, *, single: bool) -> ir.Value:
-    """The pages of every sequence in view order, [B, kv_heads, S, width]."""
-    found = gathered(b, pool, page_table, single=single)
-    return b.Unsqueeze(found, b.i64(0)) if single else b.Transpose(found, perm=[1, 0, 2, 3])
-
-
-def _per_query_head(b: BodyBuilder, mask: ir.Value, kv_heads: int, heads: int) -> ir.Value:
-    """``mask`` [kv_heads or 1, B, R, S] → [B, heads, R, S]."""
-    group = heads // kv_heads
-    spread = b.Expand(
-        b.Unsqueeze(b.Transpose(mask, perm=[1, 0, 2, 3]), b.i64(2)),
-        b.i64(1, kv_heads, group, 1, 1),
-    )
-    shape = b.Concat(b.size(mask, 1), b.i64(heads), b.size(mask, 2), b.size(mask, 3), axis=0)
-    return b.Reshape(spread, shape)
-
-
-def _with_sinks(b: BodyBuilder, mask: ir.Value, sinks: ir.Value, heads: int) -> ir.Value:
-    """``mask`` [B, 1, R, S] and the sinks' logits [heads] → [B, heads, R, S + 1]."""
-    column = b.Concat(b.size(mask, 0), b.i64(heads), b.size(mask, 2), b.i64(1), axis=0)
-    spread = b.Expand(mask, b.i64(1, heads, 1, 1))
-    return b.Concat(spread, b.Expand(b.reshape(sinks, 1, heads, 1, 1), column), axis=3)
-
-
-def _one_more(b: BodyBuilder, x: ir.Value) -> ir.Value:
-    """``x`` [B, kv_heads, S, width] with a key or value of zeros behind the last."""
-    zero = b.slice(x, 0, 1, 2)
-    return b.Concat(x, b.Sub(zero, zero), axis=2)
-
-
-def _rows_again(b: BodyBuilder, x: ir.Value, rows: Rows) -> ir.Value:
-    """``x`` [B, R, …] → [T, …]."""
-    if rows.place is None:
-        return b.Squeeze(x, b.i64(0))
-    return b.GatherND(x, b.Transpose(rows.place, perm=[1, 0]))
 
 
 def moe(
@@ -242,5 +161,6 @@ _TORCH_TYPES = {
 }
 FORMS: Mapping[str, Callable[..., Sequence[ir.Value]]] = {
     "PagedTreeAttention": attention,
+    "MlaAttention": latent_attention,
     "Choose": choose,
 }

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 ATTENTION = "specbuild_whole_sequences"
@@ -112,7 +111,7 @@ def _blank(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _attention(
-    module: nn.Module,
+    module: Any,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -128,7 +127,7 @@ def _attention(
     return out.transpose(1, 2), None
 
 
-def use_attention(model: nn.Module) -> None:
+def use_attention(model: Any) -> None:
     """Makes ``model`` attend through this module."""
     from transformers import AttentionInterface
 

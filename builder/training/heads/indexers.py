@@ -202,13 +202,14 @@ class IndexerHeads(nn.Module):
             generator = torch.Generator().manual_seed(seed + index)
             indexer = LayerIndexer(hidden, shape, narrowing, generator).to(device)
             self.layers[str(index)] = indexer
-            attention = backbone.layers[index].self_attn
+            attention: Any = backbone.layers[index].self_attn
             attention.head = _Switched(indexer, backbone.switch)
             attention.register_forward_pre_hook(_remember, with_kwargs=True)
 
     def divergence(self) -> torch.Tensor:
         """The loss of the last forward pass: summed over rows, the layers' mean."""
-        found = [layer.divergence for layer in self.layers.values()]
+        layers: list[Any] = list(self.layers.values())
+        found = [layer.divergence for layer in layers]
         return torch.stack([part for part in found if part is not None]).mean()
 
     def tensors(self, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:
@@ -231,6 +232,6 @@ class _Switched(nn.Module):
         return self.indexer(scene) if self.switch.on else attend(scene)
 
 
-def _remember(attention: nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
+def _remember(attention: Any, _args: Any, kwargs: dict[str, Any]) -> None:
     """The attention's own input, which the indexer reads too."""
     attention.head.indexer.input = kwargs["hidden_states"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -130,7 +131,8 @@ class LatentHeads(nn.Module):
                 continue
             latents = LayerLatents(*(tensors[latent_name(index, part)] for part in _PARTS))
             self.layers[str(index)] = latents.to(device)
-            attention, switch = layer.self_attn, backbone.switch
+            attention: Any = layer.self_attn
+            switch = backbone.switch
             attention.k_proj = RebuiltProjection(attention.k_proj, latents, UP_KEYS, switch)
             attention.v_proj = RebuiltProjection(attention.v_proj, latents, UP_VALUES, switch)
             given = tensors.get(latent_name(index, OUTPUT))
@@ -150,5 +152,5 @@ class LatentHeads(nn.Module):
         }
         for index, adaptation in self.outputs.items():
             plain = self._plain_outputs(int(index))
-            stored[latent_name(int(index), OUTPUT)] = adaptation.merged(plain)
+            stored[latent_name(int(index), OUTPUT)] = cast("Adaptation", adaptation).merged(plain)
         return {name: tensor.cpu().to(dtype).contiguous() for name, tensor in stored.items()}

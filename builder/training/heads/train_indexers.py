@@ -12,7 +12,8 @@ from torch import nn
 
 from specbuild.builder.checkpoint.indexers import INDEXER_FILE
 from specbuild.builder.checkpoint.latents import LATENT_FILE
-from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
+from specbuild.builder.checkpoint.target import read_target
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.progress import Progress
 from specbuild.builder.retrofit.layer_list import parse_layers
 from specbuild.builder.training.heads.indexers import (
@@ -90,7 +91,7 @@ def _stages(
     options: IndexerTraining, indexers: IndexerHeads, latents: LatentHeads | None
 ) -> tuple[Stage, ...]:
     """Indexers first; then both, attention narrowed as an engine would."""
-    alone = "whole" if set(dict(options.losses)) == {ATTENTION_KL} else "relaxed"
+    alone: Mode = "whole" if set(dict(options.losses)) == {ATTENTION_KL} else "relaxed"
     stages = (_stage("indexers", options, indexers, indexers, alone),)
     if latents is None or not options.joint_steps:
         return stages

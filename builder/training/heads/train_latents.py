@@ -15,7 +15,8 @@ from specbuild.builder.checkpoint.latents import (
     latent_name,
     read_latent_file,
 )
-from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
+from specbuild.builder.checkpoint.target import read_target
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.progress import Progress
 from specbuild.builder.retrofit.config import LatentOptions
 from specbuild.builder.retrofit.mla import retrofit_mla

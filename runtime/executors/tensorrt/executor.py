@@ -1,7 +1,8 @@
 """Runs an engine's roles on a GPU: feeds go to the device, a role is queued, its outputs return.
 
 The pools stay on the device. A role is padded to one of its profiles; a profile of one size is
-recorded as a CUDA graph when it has run once, and replayed from then on.
+recorded as a CUDA graph when it has run once, and replayed from then on, for each place that its
+pools may be at.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from specbuild.runtime.executors.tensorrt.feeds import (
     to_device,
     used,
 )
+from specbuild.runtime.executors.tensorrt.pools import OUT, POOL, Pools, pools_of, written_pools
 from specbuild.runtime.manifest import Manifest, Port, Role
 
-_POOL, _OUT, _BLANK = "_pool", ".out", "_blank"
+_BLANK = "_blank"
 _ALIGNMENT = 512
 
 
@@ -91,7 +93,7 @@ class TensorRtExecutor:
         self._closing.callback(release_weights)
         self._staging = Staging(gpu, self._stream)
         self._closing.callback(self._staging.close)
-        self._pools: dict[str, int] = {}
+        self._pools = Pools(self._zeros, in_place=manifest.backend == "tensorrt")
         self._roles: dict[str, _LoadedRole] = {}
         # The last outputs of every role: fed on, they are copied where they are.
         self._returned: dict[str, list[_Returned]] = {}
@@ -153,9 +155,8 @@ class TensorRtExecutor:
         fed = []
         outputs = {port.name for port in role.outputs}
         for port in role.inputs:
-            if port.name.endswith(_POOL):
-                addresses[port.name] = self._pool(port)
-                addresses[port.name + _OUT] = self._pools[port.name]
+            if port.name.endswith(POOL):
+                self._pools.add(port.name, _nbytes(port, port_shape(port, {})))
                 continue
             addresses[port.name] = self._allocate(role, port)
             written_over = port.name.removesuffix(_BLANK)
@@ -164,16 +165,9 @@ class TensorRtExecutor:
             else:
                 fed.append(port.name)
         for port in role.outputs:
-            if port.name not in addresses:
+            if port.name not in addresses and not port.name.endswith(POOL + OUT):
                 addresses[port.name] = self._allocate(role, port)
         return _LoadedRole(role, self._open_session(name), addresses, frozenset(fed))
-
-    def _pool(self, port: Port) -> int:
-        """The pool of this name, zeros at first, shared by all roles."""
-        if port.name not in self._pools:
-            nbytes = _nbytes(port, port_shape(port, {}))
-            self._pools[port.name] = self._zeros(nbytes, f"the cache pool {port.name}")
-        return self._pools[port.name]
 
     def _allocate(self, role: Role, port: Port) -> int:
         """Memory for a port at its largest size."""
@@ -211,18 +205,22 @@ class TensorRtExecutor:
     def _queue(self, loaded: _LoadedRole, launch: _Launch) -> None:
         profile = launch.profile
         fixed = all(a.least == a.most for a in loaded.role.profiles[profile].axes.values())
-        if profile not in loaded.graphs:
-            if not (self._recorded and fixed and profile in loaded.ran):
-                loaded.queue(launch, self._stream)
-                loaded.ran.add(profile)
-                return
-            loaded.graphs[profile] = self._record(loaded, launch)
-        self._gpu.launch_graph(loaded.graphs[profile], self._stream)
+        addresses = {**loaded.addresses, **self._pools.addresses(loaded.pools)}
+        recorded = (profile, self._pools.turns(loaded.pools))
+        if recorded in loaded.graphs:
+            self._gpu.launch_graph(loaded.graphs[recorded], self._stream)
+        elif self._recorded and fixed and profile in loaded.ran:
+            loaded.graphs[recorded] = self._record(loaded, launch, addresses)
+            self._gpu.launch_graph(loaded.graphs[recorded], self._stream)
+        else:
+            loaded.queue(launch, addresses, self._stream)
+            loaded.ran.add(profile)
+        self._pools.written(loaded.written)
 
-    def _record(self, loaded: _LoadedRole, launch: _Launch) -> Handle:
+    def _record(self, loaded: _LoadedRole, launch: _Launch, addresses: Mapping[str, int]) -> Handle:
         self._gpu.begin_capture(self._recording)
         try:
-            loaded.queue(launch, self._recording)
+            loaded.queue(launch, addresses, self._recording)
         except BaseException:
             # A stream left recording would take every later launch; the first error says more.
             with contextlib.suppress(SpecbuildError):
@@ -236,7 +234,7 @@ class TensorRtExecutor:
         outputs: dict[str, np.ndarray] = {}
         returned: list[_Returned] = []
         for port in loaded.role.outputs:
-            if port.name.endswith(_POOL + _OUT):
+            if port.name.endswith(POOL + OUT):
                 continue
             shape = port_shape(port, full)
             # Whole rows of the first axis: what lies behind those asked for is not read.
@@ -274,7 +272,7 @@ class _Launch:
 
 
 class _LoadedRole:
-    """A role with its session, where its tensors lie, and what was recorded of it."""
+    """A role with its session, where its tensors beside pools lie, and what was recorded of it."""
 
     def __init__(
         self,
@@ -287,14 +285,14 @@ class _LoadedRole:
         self.session = session
         self.addresses = addresses
         self.fed = fed
+        self.pools = pools_of(port.name for port in role.inputs)
+        self.written = written_pools(port.name for port in role.outputs)
         self.ran: set[int] = set()
-        self.graphs: dict[int, Handle] = {}
+        self.graphs: dict[tuple[int, tuple[int, ...]], Handle] = {}
 
-    def queue(self, launch: _Launch, stream: Handle) -> None:
-        """Queues the role once."""
-        self.session.queue(
-            launch.profile, launch.shapes, self.addresses, stream, scalars=launch.scalars
-        )
+    def queue(self, launch: _Launch, addresses: Mapping[str, int], stream: Handle) -> None:
+        """Queues the role once, its tensors at these addresses."""
+        self.session.queue(launch.profile, launch.shapes, addresses, stream, scalars=launch.scalars)
 
 
 def _nbytes(port: Port, shape: Sequence[int]) -> int:

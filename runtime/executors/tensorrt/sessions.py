@@ -61,6 +61,8 @@ class EngineSession:
         inputs = trt.TensorIOMode.INPUT
         self._inputs = [name for name in names if engine.get_tensor_mode(name) == inputs]
         self._names = names
+        told = {name: engine.get_aliased_input_tensor(name) for name in names}
+        self._aliases = {name: source for name, source in told.items() if source}
         host = trt.TensorLocation.HOST
         self._on_host = {
             name: np.zeros((), np.int32)
@@ -88,9 +90,21 @@ class EngineSession:
                     f"the engine of role {self._role} has a tensor {name} that its manifest does "
                     "not list; build the engine again"
                 )
-            context.set_tensor_address(name, self._place(name, addresses[name], scalars))
+            self._require_alias(name, addresses)
+            place = self._place(name, addresses[name], scalars)
+            if not context.set_tensor_address(name, place):
+                raise self._refusal(f"the address of {name}")
         if not context.execute_async_v3(int(stream)):
             raise self._refusal("the launch")
+
+    def _require_alias(self, name: str, addresses: Mapping[str, int]) -> None:
+        """What the engine writes over an input must lie where that does."""
+        source = self._aliases.get(name)
+        if source is not None and addresses.get(source) != addresses[name]:
+            raise EngineFileError(
+                f"the engine of role {self._role} writes {name} over {source}, which lies "
+                "elsewhere here; build the engine again"
+            )
 
     def _place(self, name: str, address: int, scalars: Mapping[str, int]) -> int:
         """Where TensorRT finds a tensor: a value that shapes follow from is read on the host."""

@@ -31,7 +31,8 @@ from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
 from specbuild.builder.backends.cuda.support import require_cuda_support
 from specbuild.builder.checkpoint.draft import read_draft
 from specbuild.builder.checkpoint.source import SourceTensor
-from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
+from specbuild.builder.checkpoint.target import read_target
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.checkpoint.target_tensors import target_tensors
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.limits import plan_engine

@@ -24,6 +24,15 @@ def test_at_the_engines_own_limits(make_manifest: MakeManifest) -> None:
     assert memory.total_bytes == parts
 
 
+def test_engines_of_tensorrt_rtx_have_two_places_for_a_pool(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest()
+    one, two = (
+        predict_memory(replace(manifest, backend=backend)).kv_bytes
+        for backend in ("tensorrt", "tensorrt-rtx")
+    )
+    assert two == {name: 2 * held for name, held in one.items()}
+
+
 def test_a_larger_batch_takes_more_pages(make_manifest: MakeManifest) -> None:
     memory = predict_memory(make_manifest(), max_batch_size=6)
     # ceil(85 / 4) pages a sequence, and page 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from toy_engine import run
 from toy_model import toy_manifest
 
 from specbuild.builder.backends.cuda.engine import LoweredEngine
+from specbuild.builder.backends.cuda.programs import draft_passes, programs
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.manifest import DraftShape
@@ -29,11 +31,20 @@ NEAR = 0.05
 
 
 @pytest.fixture(scope="module")
-def lowered(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoints")
     sizes = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
     write_target(path / "target", layers=2, experts=4, experts_per_token=2, **sizes)
     write_draft(path / "draft", target_layers=2, target_hidden=96, inner=64, **sizes)
+    return path
+
+
+@pytest.fixture(scope="module")
+def lowered(folder: Path) -> LoweredEngine:
+    return lower(folder)
+
+
+def lower(path: Path) -> LoweredEngine:
     limits = {"draft_top_k": 2, "draft_depth": 2, "draft_tokens": 4}
     return lowered_engine(
         path / "target", path / "draft", max_seq_len=128, max_batch_size=2, page_size=16, **limits
@@ -137,12 +148,44 @@ def test_the_draft_keeps_up_without_drafting(lowered: LoweredEngine) -> None:
     torch.testing.assert_close(rows[0], rows[1], atol=NEAR, rtol=NEAR)
 
 
-def draft_rows(lowered: LoweredEngine, host: PlanHost) -> torch.Tensor:
-    """Keys and values of the first sequence in the draft's cache, [2, positions, heads, width]."""
+def test_the_draft_keeps_up_where_no_draft_fits(folder: Path, lowered: LoweredEngine) -> None:
+    """Two sequences have more rows for the draft than a launch may have here: they take turns."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (programs, draft_passes):
+            patch.setattr(module, "MAX_DECODE_ROWS", 4)
+        narrow = lower(folder)
+    names = {entry.name for entry, _ in narrow.programs}
+    assert {step_name(1, CHAIN), "step@2.extends"} <= names
+    assert step_name(2, CHAIN) not in names
+    paused, both = PlanHost(narrow), prompts(engine_of(lowered)[0])[:2]
+    paused.port("ignore_eos").fill_(1)
+    for slot, ids in enumerate(both):
+        paused.admit(slot, ids, TOKENS)
+    room, emitted = paused.port("pending_tokens").shape[1], ([], [])
+    for step in range(TOKENS - 3):
+        full = step > 0 and step % (room - 1) == 0
+        for tokens, found in zip(emitted, paused.step(f"step@2{'.extends' * full}"), strict=True):
+            tokens.extend(found.tokens)
+    for slot, ids in enumerate(both):
+        steady = PlanHost(lowered)
+        steady.port("ignore_eos").fill_(1)
+        steady.admit(0, ids, TOKENS)
+        drafted = steady.generate(0, step_name(1, CHAIN), len(emitted[slot]))
+        assert_alike(lowered, ids, [drafted[: len(emitted[slot])], emitted[slot]])
+        ends = [(paused, slot), (steady, 0)]
+        held = min(int(h.port("length")[s]) - int(h.port("pending_count")[s]) for h, s in ends)
+        assert held > len(ids) + room
+        rows = [draft_rows(lowered, host, at)[:, :held] for host, at in ends]
+        torch.testing.assert_close(rows[0], rows[1], atol=NEAR, rtol=NEAR)
+
+
+def draft_rows(lowered: LoweredEngine, host: PlanHost, slot: int = 0) -> torch.Tensor:
+    """Keys and values of a sequence in the draft's cache, [2, positions, heads, width]."""
     group = next(g for g in lowered.plan.groups if g.name == "draft")
     pool = host.memory.buffer("cache:draft").view(torch.bfloat16).float()
     pool = pool.view(2, -1, group.kv_heads, group.page_size, group.k_width)
-    return pool[:, 1:].transpose(2, 3).flatten(1, 2)
+    pages = host.port("page_table.draft")[slot].long()
+    return pool[:, pages].transpose(2, 3).flatten(1, 2)
 
 
 def test_top_k_takes_the_programs_with_logits(lowered: LoweredEngine) -> None:

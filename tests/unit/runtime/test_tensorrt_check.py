@@ -113,6 +113,13 @@ def options(**changes: object) -> BuildOptions:
     [
         ({"version_compatible": True}, "--version-compatible needs --backend tensorrt"),
         ({"backend": "cuda", "weight_streaming": True}, "--weight-streaming needs"),
+        ({"hardware_compatible": True}, "--hardware-compatible needs --backend tensorrt"),
+        ({"backend": "tensorrt-rtx", "hardware_compatible": True}, "--gpu lists what its engines"),
+        ({"strip_weights": True}, "--strip-weights needs --backend tensorrt"),
+        (
+            {"backend": "tensorrt-rtx", "strip_weights": True, "weight_streaming": True},
+            "--strip-weights leaves none",
+        ),
         ({"backend": "tensorrt-rtx", "version_compatible": True}, "no lean runtime"),
         ({"backend": "tensorrt-rtx", "draft_dtype": "fp8"}, "--draft-dtype fp8 needs"),
         ({"backend": "tensorrt-rtx", "tuned_only": True}, "takes no kernels of ours"),

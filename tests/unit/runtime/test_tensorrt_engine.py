@@ -219,9 +219,12 @@ def test_weights_lie_on_the_device_under_their_names(made: Made) -> None:
 def test_the_request_names_absolute_files(made: Made, tmp_path: Path) -> None:
     role, options = made.manifest.roles["draft"], BuildOptions(Path("m"), Path("o"))
     graph = (made.directory / "draft.engine").read_bytes()
-    timed = replace(options, backend="tensorrt", timing_cache=Path("cache.bin"))
+    timed = replace(
+        options, backend="tensorrt", timing_cache=Path("cache.bin"), hardware_compatible=True
+    )
     request = engine_request(role, graph, tmp_path / "g.onnx", tmp_path / "draft.engine", timed)
     assert Path(str(request.timing_cache)).is_absolute()
+    assert request.hardware_compatible and not request.version_compatible
     assert request.role == "draft"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import re
@@ -16,6 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ops"))
 from plugin_cases import EmulatedCubins, plugin_of
+from tensorrt_bindings_over_nothing import bindings_reason, load_bindings
 
 from specbuild.builder.backends.cuda.kernels.kernel_case import (
     SMALL_TARGET,
@@ -24,12 +26,15 @@ from specbuild.builder.backends.cuda.kernels.kernel_case import (
     kernel_ops,
     phases_of,
 )
-from specbuild.builder.backends.tensorrt import plugin_versions
+from specbuild.builder.backends.tensorrt import library as builder_library
+from specbuild.builder.backends.tensorrt import network, plugin_versions
 from specbuild.builder.backends.tensorrt.plugin_fields import plugin_record
 from specbuild.plugins_cuda.onnx_schema import schema_of
 from specbuild.plugins_cuda.opspec import TYPE_NAMES, OpSpec
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.cuda.gpu import Gpu
+from specbuild.runtime.executors.tensorrt import library as runtime_library
+from specbuild.runtime.executors.tensorrt import loading, plugin, sessions
 from specbuild.runtime.executors.tensorrt.creators import creatable, register_creators
 from specbuild.runtime.executors.tensorrt.engine_check import LIBRARIES, library_reason
 from specbuild.runtime.executors.tensorrt.plugin import OpPlugin
@@ -44,6 +49,7 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
 )
 
 Fields = dict[str, bytes]
+BINDINGS = "tensorrt's bindings"
 ONNX_NAMES = {"bfloat16": "bfloat16", "float32": "float", "int32": "int32", "uint8": "uint8"}
 
 
@@ -51,8 +57,14 @@ def no_gpu() -> Gpu:
     raise AssertionError("nothing runs here")
 
 
-@pytest.fixture(scope="module", params=sorted(LIBRARIES))
-def trt(request: pytest.FixtureRequest) -> ModuleType:
+@pytest.fixture(scope="module", params=[*sorted(LIBRARIES), BINDINGS])
+def trt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """A library, or the bindings of TensorRT over an empty one."""
+    if request.param == BINDINGS:
+        reason = bindings_reason()
+        if reason is not None:
+            pytest.skip(reason)
+        return load_bindings(tmp_path_factory.mktemp("bindings"))
     reason = library_reason(request.param)
     if reason is not None:
         pytest.skip(reason)
@@ -116,6 +128,21 @@ def described(trt: Any, record: PluginRecord, shapes: Any, *, dynamic: bool) -> 
             desc = held
         descriptions.append(desc)
     return descriptions
+
+
+def test_the_library_has_all_that_is_asked_of_its_module(trt: Any) -> None:
+    """Every name behind ``trt.`` and ``library.``; GPUs are listed for TensorRT-RTX alone."""
+    asked = set()
+    for module in (network, plugin, sessions, loading, runtime_library, builder_library):
+        for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+                holder = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
+                if holder in ("trt", "_trt", "library", "_library"):
+                    asked.add(node.attr)
+    assert {"BuilderFlag", "IPluginV3OneBuildV2", "OnnxParser", "Runtime"} <= asked
+    allowed = {"ComputeCapability"} if "rtx" not in trt.__name__ else set()
+    assert {name for name in asked if not hasattr(trt, name)} <= allowed
+    assert {"VERSION_COMPATIBLE", "WEIGHT_STREAMING"} <= set(dir(trt.BuilderFlag))
 
 
 @pytest.mark.parametrize("op", kernel_ops(), ids=lambda op: op.name)
@@ -239,8 +266,17 @@ def test_a_creator_refuses_the_fields_of_another_op(
         creator.create_plugin("layers.0", collection, trt.TensorRTPhase.RUNTIME)
 
 
-def test_a_builder_finds_the_plugins_where_they_are_registered(trt: Any) -> None:
+@pytest.fixture
+def library(trt: Any) -> Any:
+    """One that makes builders."""
+    if trt.__name__ == "tensorrt_bindings":
+        pytest.skip("there is no library under these bindings")
+    return trt
+
+
+def test_a_builder_finds_the_plugins_where_they_are_registered(library: Any) -> None:
     """The check of a network's ops asks the builder's registry, the parser the same."""
+    trt = library
     from specbuild.builder.backends.tensorrt.plugin_registration import register_plugins
     from specbuild.runtime.executors.tensorrt.library import new_logger
 
@@ -253,8 +289,9 @@ def test_a_builder_finds_the_plugins_where_they_are_registered(trt: Any) -> None
         assert registry.get_creator(f"Specbuild{op.name}", version, NAMESPACE) is not None
 
 
-def test_no_plugin_is_called_like_an_op_of_the_parser(trt: Any) -> None:
+def test_no_plugin_is_called_like_an_op_of_the_parser(library: Any) -> None:
     """The parser prefers its own importer of a name to a plugin."""
+    trt = library
     from specbuild.runtime.executors.tensorrt.library import new_logger
 
     builder = trt.Builder(new_logger(trt, []))

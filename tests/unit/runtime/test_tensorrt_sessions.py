@@ -50,8 +50,9 @@ class Engine:
     device_memory_size_v2 = 4096
     num_io_tensors = 3
 
-    def __init__(self, refuses: str = "", on_host: str = "") -> None:
+    def __init__(self, refuses: str = "", on_host: str = "", alias: str | None = None) -> None:
         self.on_host = on_host
+        self.alias = alias
         self.told: list[tuple[Any, ...]] = []
         self.refuses = refuses
 
@@ -63,6 +64,9 @@ class Engine:
 
     def get_tensor_location(self, name: str) -> str:
         return "host" if name == self.on_host else "device"
+
+    def get_aliased_input_tensor(self, name: str) -> str | None:
+        return self.alias if name == "logits" else None
 
     def create_execution_context(self, strategy: str) -> Context:
         self.told.append(("create", strategy))
@@ -118,7 +122,13 @@ def test_a_value_that_shapes_follow_from_is_read_on_the_host() -> None:
 
 
 @pytest.mark.parametrize(
-    "refused", ["set_input_shape", "execute_async_v3", "set_optimization_profile_async"]
+    "refused",
+    [
+        "set_input_shape",
+        "set_tensor_address",
+        "execute_async_v3",
+        "set_optimization_profile_async",
+    ],
 )
 def test_what_tensorrt_refuses_is_said(refused: str) -> None:
     session = EngineSession(
@@ -131,6 +141,15 @@ def test_what_tensorrt_refuses_is_said(refused: str) -> None:
     addresses = {"token_ids": 1, "weight": 2, "logits": 3}
     with pytest.raises(UnsupportedHereError, match=r"of role draft \(Error Code 4: shape\)"):
         session.queue(0, {"token_ids": (4,)}, addresses, NumberedStream(), scalars={})
+
+
+def test_what_an_engine_writes_over_an_input_lies_there() -> None:
+    engine = Engine(alias="token_ids")
+    session = EngineSession(LIBRARY, HostGpu(), engine, "commit", [])  # type: ignore[arg-type]
+    addresses = {"token_ids": 1, "weight": 2, "logits": 1}
+    session.queue(0, {}, addresses, NumberedStream(), scalars={})
+    with pytest.raises(EngineFileError, match="commit writes logits over token_ids, which"):
+        session.queue(0, {}, addresses | {"logits": 3}, NumberedStream(), scalars={})
 
 
 def test_a_tensor_that_nobody_knows_is_refused() -> None:

@@ -5,6 +5,8 @@ DsaIndexer and DsaCheck then read what it gives; how long lists are is a size of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from specbuild.builder.backends.cuda.graph_passes.fuse_qkv import input_and_norm
@@ -51,7 +53,7 @@ def fuse_indexer(graph: ir.Graph, node: ir.Node) -> bool:
         "write_slot": write.inputs[2],
         "key_pool": pool,
     }
-    sizes = [(ROWS, heads, width), (ROWS, heads), pool.shape]
+    sizes: list[Sequence[int | str] | ir.Shape] = [(ROWS, heads, width), (ROWS, heads), pool.shape]
     q, weights, written = place(node, "RmsIndexer", inputs, sizes, heads=heads, eps=eps)
     take_place(write.outputs[0], written, graph)
     _place_lists(graph, node, indexer, q, None if head_weights is None else weights, written)

@@ -129,8 +129,8 @@ def _place_attention(
     for name in ("b_k", "b_v"):
         bias = laid_out(inputs[name])
         if bias is not None:
-            shape = (static(inputs[name], 0), static(inputs[name], 1))
-            by_head = partial(torch.reshape, shape=shape)
+            biases = (static(inputs[name], 0), static(inputs[name], 1))
+            by_head = partial(torch.reshape, shape=biases)
             inputs[name] = packed(graph, f"{stem(bias)}.by_head", [bias], by_head)
     unused, inputs["page_position"] = inputs["page_position"], None
     inputs |= {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from specbuild.builder.backends.cuda.programs.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.programs.target_pass import logits
-from specbuild.builder.limits import candidate_pool
+from specbuild.builder.limits import MAX_DECODE_ROWS, candidate_pool
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.runtime.kv_pool import DRAFT_GROUP
 from specbuild.runtime.manifest import DraftShape
@@ -73,29 +73,37 @@ class Drafting:
         )
 
     def take_up(self) -> None:
-        """The rows that were committed since the draft last ran: their keys and values only."""
-        rows, hidden = self._committed()
-        ports = {name: rows[name] for name in ("token_ids", "positions")}
-        ports |= {"hidden": hidden, f"{DRAFT_GROUP}.write_slot": rows["write_slot"]}
-        keep_rows(self.parts, self.program, self.batch, ports)
+        """The rows that were committed since the draft last ran: their keys and values only.
+
+        Sequences take turns where all of them have more rows than a launch that decodes may have.
+        """
+        room = self.parts.ports.sizes.depth + 1
+        together = 1 << ((MAX_DECODE_ROWS // room).bit_length() - 1)
+        for first in range(0, self.batch, together):
+            count = min(together, self.batch)
+            rows, hidden = self._committed(first, count)
+            ports = {name: rows[name] for name in ("token_ids", "positions")}
+            ports |= {"hidden": hidden, f"{DRAFT_GROUP}.write_slot": rows["write_slot"]}
+            keep_rows(self.parts, self.program, count, ports)
 
     def _extend(self) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
         """The rows that were committed since the draft last ran, and the first level's children."""
-        rows, hidden = self._committed()
+        rows, hidden = self._committed(0, self.batch)
         return (rows, *self._run(rows, hidden, frontier=1))
 
-    def _committed(self) -> tuple[dict[str, Tensor], Tensor]:
-        """The rows that wait for the draft, and what it takes for hidden in them, [T, H]."""
-        sizes = self.parts.ports.sizes
-        count = self.batch * (sizes.depth + 1)
+    def _committed(self, first: int, count: int) -> tuple[dict[str, Tensor], Tensor]:
+        """The rows that wait for the draft, and what it takes for hidden in them, [T, H].
+
+        Those of ``count`` sequences from ``first`` on.
+        """
+        room = self.parts.ports.sizes.depth + 1
+        state = self.parts.state("ExtendInputs", self.batch)
+        state["page_table"] = self.parts.page_table(DRAFT_GROUP, self.batch)
         rows = self.program.call(
             "ExtendInputs",
-            {
-                **self.parts.state("ExtendInputs", self.batch),
-                "page_table": self.parts.page_table(DRAFT_GROUP, self.batch),
-            },
+            {name: tensor.rows(first, count) for name, tensor in state.items()},
             {"page_size": self.parts.page_size},
-            sizes={"T": count, "B1": self.batch + 1},
+            sizes={"T": count * room, "B1": count + 1},
         )
         return rows, fuse(self.parts, self.program, rows["captured_rows"])
 

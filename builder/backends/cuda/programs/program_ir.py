@@ -45,6 +45,14 @@ class Tensor:
             raise ValueError(f"{self.storage.name}: {self.shape} viewed as {shape}")
         return Tensor(self.storage, self.offset, info)
 
+    def rows(self, first: int, count: int) -> Tensor:
+        """Entries ``first`` to ``first + count`` of the first axis."""
+        info = TensorInfo((count, *self.shape[1:]), self.info.dtype)
+        if not 0 <= first <= first + count <= self.shape[0]:
+            raise ValueError(f"{self.storage.name}: entries {first} + {count} of {self.shape}")
+        offset = first * (info.nbytes // count)
+        return Tensor(self.storage, self.offset + offset, info)
+
     def part(self, index: int) -> Tensor:
         """Entry ``index`` of the first axis."""
         info = TensorInfo(self.shape[1:], self.info.dtype)

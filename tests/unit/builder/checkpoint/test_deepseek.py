@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from specbuild.builder.backends.cuda.support import require_cuda_support
 from specbuild.builder.backends.tensorrt.capabilities import require_standard_support
-from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
+from specbuild.builder.checkpoint.target import read_target
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.limits import plan_engine
 from specbuild.builder.progress import SilentProgress

@@ -8,7 +8,8 @@ import pytest
 import torch
 from checkpoints import write_target
 
-from specbuild.builder.checkpoint.target import TargetCheckpoint, read_target
+from specbuild.builder.checkpoint.target import read_target
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.models.gpt_oss import GptOss
 from specbuild.builder.models.graph_io import GroupView, Launch, LayerPools
 from specbuild.builder.models.rope import rope_tables

@@ -9,9 +9,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from checkpoints import write_draft, write_target
+from latent_files import write_latents
+from plugin_engine import HostGpu
 from rtx_library import needs_tensorrt_rtx
+from safetensors import safe_open
 
 from specbuild.builder.backends.tensorrt.build_engine import build_engine
 from specbuild.builder.backends.tensorrt.request import EngineRequest, InputShapes
@@ -19,9 +23,10 @@ from specbuild.builder.build import build as run_build
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli.main import main
-from specbuild.runtime.engine_file import read_manifest, verify_files
+from specbuild.runtime.engine_file import open_weights, read_manifest, verify_files
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.tensorrt.engine_check import check_plans, read_header
+from specbuild.runtime.executors.tensorrt.loading import load_weights
 from specbuild.runtime.manifest import Manifest
 
 pytestmark = needs_tensorrt_rtx
@@ -51,6 +56,8 @@ def bound_as_the_manifest_says(directory: Path, manifest: Manifest) -> None:
     assert set(report) == set(manifest.roles)
     for name, role in manifest.roles.items():
         bindings = report[name]["bindings"]
+        assert {b["name"] for b in bindings} >= set(role.tensors)
+        bindings = [b for b in bindings if b["name"] not in role.tensors]
         told = [
             (b["name"], DTYPES[b["dtype"]], [None if s < 0 else s for s in b["shape"]])
             for b in bindings
@@ -85,6 +92,35 @@ def test_engines_are_what_the_manifest_says(engine: Path) -> None:
     assert (target.layers["attention_input"], target.layers["rotary_embedding"]) == (1, 2)
     assert target.layers["dequantize"] == 2
     assert not any("specbuild" in op for role in manifest.roles.values() for op in role.ops)
+
+
+def test_stripped_engines_hold_no_weight_and_name_them_all(engine: Path) -> None:
+    """The weights lie beside, as the checkpoint has them, and load to where inputs are bound."""
+    folder = engine.parent
+    stripped = build(folder, "stripped", "--gpu", "sm_120", "--strip-weights")
+    manifest = read_manifest(stripped)
+    check_plans(stripped, manifest)
+    bound_as_the_manifest_says(stripped, manifest)
+    target = manifest.roles["target"]
+    tensors = open_weights(stripped, manifest)
+    assert set(target.tensors) == set(tensors) == set(manifest.tensors)
+    assert not read_manifest(engine).tensors
+    plan = (stripped / target.file).read_bytes()
+    whole = (engine / "target.engine").read_bytes()
+    table = np.ascontiguousarray(tensors["model.embed_tokens.weight"]).view(np.uint8)
+    # A row of it is random: where it lies in a file, it was put there.
+    rows = [row.tobytes() for row in table.reshape(len(table), -1)]
+    assert all(row in whole for row in rows) and not any(row in plan for row in rows)
+    # Two codes a byte, as the checkpoint has them.
+    codes = tensors["model.layers.0.mlp.experts.down_proj_blocks.float4e2m1"]
+    with safe_open(folder / "target" / "model.safetensors", "np") as file:
+        blocks = file.get_tensor("model.layers.0.mlp.experts.down_proj_blocks")
+    np.testing.assert_array_equal(codes, blocks.reshape(codes.shape))
+    gpu = HostGpu()
+    gpu.new_event = lambda **_: None  # type: ignore[attr-defined]
+    gpu.wait = gpu.record = lambda *_: None  # type: ignore[attr-defined]
+    loaded = load_weights(gpu, stripped, manifest, readers=1)  # type: ignore[arg-type]
+    assert set(loaded.addresses) == set(target.tensors)
 
 
 def test_a_moved_engine_is_checked_without_loading_it(
@@ -173,15 +209,21 @@ def test_a_build_that_is_interrupted_leaves_no_process(
 
 
 @pytest.mark.slow
-def test_every_role_of_a_draft_too(tmp_path: Path) -> None:
-    write_target(tmp_path / "target", layers=2, **SIZES)
-    write_draft(tmp_path / "draft", target_layers=2, target_hidden=64, inner=64, **SIZES)
+@pytest.mark.parametrize("stripped", [(), ("--strip-weights",)], ids=["whole", "stripped"])
+def test_every_role_of_a_draft_too(tmp_path: Path, stripped: tuple[str, ...]) -> None:
+    write_target(tmp_path / "target", layers=4, **SIZES)
+    write_latents(tmp_path / "target", {1: 12, 2: 20}, kv_width=64)
+    write_draft(tmp_path / "draft", target_layers=4, target_hidden=64, inner=64, **SIZES)
     tree = ["--draft-top-k", "2", "--draft-depth", "3", "--draft-tokens", "6"]
-    engine = build(tmp_path, "engine", "--draft", str(tmp_path / "draft"), *tree)
+    engine = build(tmp_path, "engine", "--draft", str(tmp_path / "draft"), *tree, *stripped)
     manifest = read_manifest(engine)
     check_plans(engine, manifest)
     bound_as_the_manifest_says(engine, manifest)
     assert len(manifest.roles) == 8
+    named = {name for role in manifest.roles.values() for name in role.tensors}
+    assert named == set(manifest.tensors) and bool(named) == bool(stripped)
+    groups = {group.name for group in manifest.cache_groups}
+    assert groups == {"full", "sliding", "latent", "latent_sliding", "draft"}
 
 
 @pytest.mark.slow
