@@ -23,8 +23,8 @@ class SpecPvStats:
 
     Of the ``rechecked_tokens`` that partial steps emitted, a full step given the same tokens
     before them chose ``agreed_tokens`` too; ``agreement_per_interval`` is the share for each full
-    step that looked. ``invariant_failures`` counts steps that were full because the state of the
-    view contradicted itself.
+    step that looked. A GPU looks at a sample of them. ``invariant_failures`` counts steps that
+    were full because the state of the view contradicted itself.
     """
 
     retrieval_blocks: int

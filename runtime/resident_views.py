@@ -129,9 +129,16 @@ class ResidentViews:
         chosen = any(choice.blocks is not None for choice in choices)
         return StepViews(choices, refresh=chosen or left < room)
 
-    def received(self, sequence: SequenceState, emitted: int) -> None:
-        """The oldest step in flight gave a sequence this many tokens."""
+    def received(
+        self, sequence: SequenceState, emitted: int, *, rechecked: int, agreed: int
+    ) -> None:
+        """The oldest step in flight gave a sequence ``emitted`` tokens.
+
+        Of those emitted since its last full step the target chose ``agreed`` of ``rechecked``
+        again, over everything.
+        """
         held = self._held[sequence.index]
+        held.view.tally.recheck(rechecked, agreed)
         choice, _ = held.flights.popleft()
         choice = _at(held.view, choice, held.length)
         held.view.committed(choice, held.length, held.length + emitted)

@@ -78,6 +78,9 @@ def test_a_view_of_everything_changes_no_bit(
         assert got.stats.specpv is not None
         assert got.stats.specpv.partial_steps > got.stats.specpv.full_steps
         assert got.stats.specpv.invariant_failures == 0
+        # What is fed again is chosen again where the view held everything.
+        assert got.stats.specpv.rechecked_tokens > 8
+        assert got.stats.specpv.agreement == 1.0
         assert got.output_ids == wanted.output_ids
         assert got.logprobs == wanted.logprobs
 
@@ -93,3 +96,6 @@ def test_small_views_say_the_same_twice(engines: tuple[Engine, Engine]) -> None:
     first, again = decode(views, None, 2), decode(views, None, 2)
     assert [r.output_ids for r in first] == [r.output_ids for r in again]
     assert all(r.stats.specpv is not None and r.stats.specpv.partial_steps > 0 for r in first)
+    stats = [r.stats.specpv for r in first if r.stats.specpv is not None]
+    tokens = sum(s.rechecked_tokens for s in stats)
+    assert tokens > 100 and sum(s.agreed_tokens for s in stats) / tokens > 0.5
