@@ -82,9 +82,10 @@ class ResidentViews:
     def begin(self, sequence: SequenceState, slot: int) -> None:
         """Prefill is through: everything is exact, nothing summarised or chosen."""
         prompt = len(sequence.request.prompt_ids)
-        budget = requested_budget(self._geometry.config, sequence.request)
+        budget, reason = requested_budget(self._geometry.config, sequence.request)
         view = SequenceView(self._geometry, layers=self._layers, budget=budget)
         view.prefilled(prompt)
+        view.tally.retrieval_reason = reason
         sequence.tally.specpv = view.tally
         self._held[sequence.index] = _Lagged(view, prompt)
         values = {"verified_len": prompt, "view_blocks": -1, "summarised": 0, "budget": budget}
