@@ -57,6 +57,7 @@ class Recipe:
 # From a trained model on: no position is new to it, so that all sequences are long, and the rates
 # are a third of those that it was trained with.
 CONTINUED = Recipe(
+    short_length=4096,
     long_from=0.0,
     quantised_from=0.0,
     warm_up=0.05,
