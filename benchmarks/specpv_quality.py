@@ -1,13 +1,17 @@
 """What verification over partial views changes: by context, budget, and sinks' correction.
 
-The example model (or another GPT-OSS) reads text of its standard library whole, and again with the
-last positions seeing what a SpecPV view shows them: sink, chosen blocks, window. Printed is how
-often both choose the same token, the divergence of their distributions, and the loss:
+The example model (or another GPT-OSS) reads text whole, and all of it behind the first positions
+once more over views, a buffer at a time: what a full step chose for the queries in front of it is
+what the next 48 positions see, as sink, chosen blocks and window. Printed is how often both choose
+the same token, the divergence of their distributions, the loss, and the standard errors of all
+three (of the loss, that of what a view adds), by the context's length:
 
-    .venv/bin/python benchmarks/specpv_quality.py --contexts 1024 2048 4000 --budgets 8 16 32 64
+    .venv/bin/python benchmarks/specpv_quality.py --ids out/corpus/held_out.npy --samples 8 \\
+        --budgets 4 8 16 32 64 --output benchmarks/results/specpv-quality.json
 
-``--ids`` takes ``recall.npy`` of examples/tiny-gpt-oss/recall_text.py: text that asks at its end
-for what stands at its beginning (with ``--contexts 4096``, its whole length).
+``--ids`` are token ids, [tokens] or [n, tokens]: text that the model did not learn by heart, such
+as ``held_out.npy`` of examples/tiny-gpt-oss/corpus.py, or ``recall.npy`` of its recall_text.py, in
+which only the end asks for what stood before (``--from 3700``).
 
 A view drops keys but not the learned sink, whose share of the softmax rises. ``--corrections``
 compares doing nothing (``none``) with giving the dropped blocks' weight back to the denominator:
@@ -17,10 +21,12 @@ estimated from their summaries (``summaries``), or as it is (``exact``, which no
 from __future__ import annotations
 
 import argparse
+import json
 import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +38,8 @@ from specbuild.plugins_cuda.kv_block_select.op import block_scores
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-gpt-oss" / "target"
 CORRECTIONS = ("none", "summaries", "exact")
+# Positions read at once where everything is seen anyway.
+_CHUNK = 480
 
 
 @dataclass(frozen=True)
@@ -52,16 +60,17 @@ class View:
 
 @dataclass
 class Shares:
-    """The sink's mean share of the softmax on the rows that a view serves, layer by layer."""
+    """The sink's share of the softmax on the rows that a view serves, layer by layer."""
 
     whole: list[float] = field(default_factory=list)
     viewed: list[float] = field(default_factory=list)
 
 
-def hidden_blocks(query: torch.Tensor, key: torch.Tensor, view: View) -> torch.Tensor:
+def hidden_blocks(asking: torch.Tensor, key: torch.Tensor, view: View) -> torch.Tensor:
     """Which tokens each KV head's view leaves out, bool [kv_heads, T].
 
-    ``query`` [heads, T, D] and ``key`` [kv_heads, T, D], rotated.
+    ``asking`` [heads, asking, D] are the full step's queries, in front of the last ``view.rows``
+    of the keys ``key`` [kv_heads, T, D]; both are rotated.
     """
     kv_heads, tokens, width = key.shape
     length = tokens - view.rows
@@ -73,8 +82,7 @@ def hidden_blocks(query: torch.Tensor, key: torch.Tensor, view: View) -> torch.T
     end = start + blocks * view.block
     grouped = key[:, start:end].view(kv_heads, blocks, view.block, width)
     summaries = torch.stack([grouped.amax(2), grouped.amin(2)], dim=2).transpose(0, 1)
-    asking = query[:, length - view.asking : length].transpose(0, 1)
-    queries = asking.unflatten(1, (kv_heads, -1))
+    queries = asking.transpose(0, 1).unflatten(1, (kv_heads, -1))
     scores = block_scores(queries, summaries, reduction="mean", score="dot")
     chosen = scores.topk(min(view.budget, blocks)).indices
     dropped = torch.ones(kv_heads, blocks, dtype=torch.bool).scatter(1, chosen, False)
@@ -107,131 +115,229 @@ def dropped_weight(  # noqa: PLR0917
     return estimate.masked_fill(~unseen, -torch.inf).logsumexp(-1)
 
 
-@contextmanager
-def viewed(view: View, shares: Shares) -> Iterator[None]:
-    """Full-attention layers of GPT-OSS attend as a partial step does, on the last rows."""
-    from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
+class Attention:
+    """GPT-OSS's attention in transformers' stead: full layers may see views on all their rows.
 
-    whole = gpt_oss.eager_attention_forward
+    ``asking`` are the last queries of each full layer that saw everything.
+    """
 
-    def attend(  # noqa: PLR0917
-        module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **rest: Any
+    def __init__(self, rows_that_ask: int) -> None:
+        from transformers.models.gpt_oss import modeling_gpt_oss
+
+        self._module = modeling_gpt_oss
+        self._whole = modeling_gpt_oss.eager_attention_forward
+        self._rows = rows_that_ask
+        self.asking: dict[int, torch.Tensor] = {}
+        self.view: View | None = None
+        self.shares = Shares()
+
+    @contextmanager
+    def placed(self) -> Iterator[None]:
+        """While it stands in transformers' place."""
+        self._module.eager_attention_forward = self
+        try:
+            yield
+        finally:
+            self._module.eager_attention_forward = self._whole
+
+    def __call__(  # noqa: PLR0917
+        self, module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **rest: Any
     ) -> Any:
-        attended, weights = whole(module, query, key, value, mask, scaling, **rest)
-        if module.sliding_window is not None:
-            return attended, weights
-        q, k = query[0].float(), key[0].float()
-        hidden = hidden_blocks(q, k, view)
-        group, rows = module.num_key_value_groups, view.rows
-        logits = q[:, -rows:] @ k.repeat_interleave(group, 0).transpose(1, 2) * scaling
-        logits = logits + mask[0, :, -rows:]
+        """As ``eager_attention_forward``."""
+        if module.sliding_window is not None or self.view is None:
+            if module.sliding_window is None:
+                self.asking[module.layer_idx] = query[0, :, -self._rows :].float()
+            return self._whole(module, query, key, value, mask, scaling, **rest)
+        view, q, k = self.view, query[0].float(), key[0].float()
+        hidden = hidden_blocks(self.asking[module.layer_idx], k, view)
+        group, rows = module.num_key_value_groups, q.shape[1]
+        logits = q @ k.repeat_interleave(group, 0).transpose(1, 2) * scaling + mask[0]
         sink = module.sinks.float().view(-1, 1, 1).expand(-1, rows, 1)
-        shares.whole.append(torch.cat([logits, sink], -1).softmax(-1)[..., -1].mean().item())
-        shown = logits.masked_fill(hidden.repeat_interleave(group, 0).unsqueeze(1), -torch.inf)
-        parts = [shown, sink]
+        self.shares.whole.append(_sinks_share([logits, sink], logits.shape[-1]))
+        parts = [
+            logits.masked_fill(hidden.repeat_interleave(group, 0).unsqueeze(1), -torch.inf),
+            sink,
+        ]
         if view.correction != "none" and hidden.any():
             parts.append(dropped_weight(q, k, hidden, logits, view, scaling).unsqueeze(-1))
         share = torch.cat(parts, -1).softmax(-1)
-        shares.viewed.append(share[..., logits.shape[-1]].mean().item())
+        self.shares.viewed.append(_sinks_share(parts, logits.shape[-1]))
         seen = share[..., : logits.shape[-1]] @ value[0].float().repeat_interleave(group, 0)
-        attended[0, -rows:] = seen.transpose(0, 1).to(attended.dtype)
-        return attended, weights
-
-    gpt_oss.eager_attention_forward = attend
-    try:
-        yield
-    finally:
-        gpt_oss.eager_attention_forward = whole
+        return seen.transpose(0, 1).unsqueeze(0).to(query.dtype), share
 
 
-@dataclass
-class Quality:
-    """Sums over samples; :meth:`row` gives means."""
-
-    rows: int = 0
-    same: float = 0.0
-    divergence: float = 0.0
-    loss_whole: float = 0.0
-    loss: float = 0.0
-    shares: Shares = field(default_factory=Shares)
-
-    def add(self, whole: torch.Tensor, logits: torch.Tensor, following: torch.Tensor) -> None:
-        """Log-probabilities [n, V] of both, and the tokens that follow in the text."""
-        self.rows += len(whole)
-        self.same += float((whole.argmax(-1) == logits.argmax(-1)).sum())
-        self.divergence += float(F.kl_div(logits, whole, reduction="sum", log_target=True))
-        self.loss_whole += float(F.nll_loss(whole, following, reduction="sum"))
-        self.loss += float(F.nll_loss(logits, following, reduction="sum"))
-
-    def row(self) -> str:
-        """Agreement, divergence, both losses, and the sink's share in whole and in part."""
-        mean = [sum(s) / max(len(s), 1) for s in (self.shares.whole, self.shares.viewed)]
-        n = self.rows
-        return (
-            f"{100 * self.same / n:9.1f} % {self.divergence / n:10.4f} {self.loss_whole / n:8.3f} "
-            f"{self.loss / n:8.3f} {100 * mean[0]:8.1f} % {100 * mean[1]:6.1f} %"
-        )
+def _sinks_share(parts: Sequence[torch.Tensor], column: int) -> float:
+    return torch.cat(list(parts), -1).softmax(-1)[..., column].mean().item()
 
 
-def samples(tokenizer: Any, context: int, count: int) -> list[torch.Tensor]:
-    """Beginnings of ``count`` long files of the standard library, [context] ids each."""
+@dataclass(frozen=True)
+class Piece:
+    """``rows`` positions behind ``context``: means over them, whole and over one view."""
+
+    context: int
+    blocks: int
+    same: float
+    divergence: float
+    loss_whole: float
+    loss: float
+    sink_whole: float
+    sink: float
+
+
+class Reader:
+    """A model that reads a text in pieces, each once whole and once over each view."""
+
+    def __init__(self, model: Any, views: Sequence[View]) -> None:
+        self.model, self.views = model, views
+        self.attention = Attention(views[0].asking)
+
+    @torch.inference_mode()
+    def pieces(self, ids: torch.Tensor, start: int) -> Iterator[tuple[View, Piece]]:
+        """All whole pieces of ids [T + 1] behind the first ``start``, with every view."""
+        from transformers import DynamicCache
+
+        # Without a configuration the cache keeps all keys of sliding layers too, which are masked.
+        cache, rows = DynamicCache(), self.views[0].rows
+        with self.attention.placed():
+            for chunk in ids[:start].split(_CHUNK):
+                self._read(chunk, cache, None)
+            for at in range(start, len(ids) - rows, rows):
+                piece, following = ids[at : at + rows], ids[at + 1 : at + rows + 1]
+                viewed = []
+                for view in self.views:
+                    self.attention.shares = Shares()
+                    viewed.append((self._read(piece, cache, view), self.attention.shares))
+                    cache.crop(-rows)
+                whole = self._read(piece, cache, None)
+                for view, (logits, shares) in zip(self.views, viewed, strict=True):
+                    yield view, _piece(at, view, whole, logits, following, shares)
+
+    def _read(self, ids: torch.Tensor, cache: Any, view: View | None) -> torch.Tensor:
+        """Log-probabilities [n, V] behind ids [n]."""
+        self.attention.view = view
+        logits = self.model(ids[None], past_key_values=cache, use_cache=True).logits[0]
+        return logits.float().log_softmax(-1)
+
+
+def _piece(  # noqa: PLR0917
+    at: int,
+    view: View,
+    whole: torch.Tensor,
+    logits: torch.Tensor,
+    following: torch.Tensor,
+    shares: Shares,
+) -> Piece:
+    blocks = max(0, (at - view.sink * view.block) // view.block - view.window)
+    return Piece(
+        context=at,
+        blocks=blocks,
+        same=float((whole.argmax(-1) == logits.argmax(-1)).float().mean()),
+        divergence=float(F.kl_div(logits, whole, reduction="batchmean", log_target=True)),
+        loss_whole=float(F.nll_loss(whole, following)),
+        loss=float(F.nll_loss(logits, following)),
+        sink_whole=float(np.mean(shares.whole)),
+        sink=float(np.mean(shares.viewed)),
+    )
+
+
+def summary(view: View, low: int, high: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+    """Means over pieces at contexts of [low, high), and standard errors from piece to piece."""
+
+    def error(values: list[float]) -> float:
+        return float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
+
+    means = {
+        name: float(np.mean([getattr(p, name) for p in pieces]))
+        for name in ("blocks", "same", "divergence", "loss_whole", "loss", "sink_whole", "sink")
+    }
+    return {
+        "from": low,
+        "to": high,
+        "budget": view.budget,
+        "correction": view.correction,
+        "positions": len(pieces) * view.rows,
+        **means,
+        "same_error": error([p.same for p in pieces]),
+        "divergence_error": error([p.divergence for p in pieces]),
+        # Both losses are of the same tokens: their difference is known better than either.
+        "loss_added_error": error([p.loss - p.loss_whole for p in pieces]),
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    """A summary as it is printed."""
+    added = row["loss"] - row["loss_whole"]
+    return (
+        f"{row['from']:5}–{row['to']:<5} {row['budget']:4} of {row['blocks']:<4.0f} "
+        f"{row['correction']:9} {row['positions']:6}   "
+        f"{row['same']:6.2%} ± {row['same_error']:5.2%}  "
+        f"{row['divergence']:6.4f} ± {row['divergence_error']:6.4f}  "
+        f"{row['loss_whole']:6.3f} + {added:6.4f} ± {row['loss_added_error']:6.4f}  "
+        f"{row['sink_whole']:5.1%} → {row['sink']:5.1%}"
+    )
+
+
+def library_text(tokenizer: Any, length: int, count: int) -> list[torch.Tensor]:
+    """Beginnings of ``count`` long files of the standard library, [length + 1] ids each."""
     library = Path(sysconfig.get_paths()["stdlib"])
     found: list[torch.Tensor] = []
     for file in sorted(library.glob("*.py")):
         text = file.read_text(encoding="utf-8", errors="replace")
-        if len(text) < 4 * context:
+        if len(text) < 4 * length:
             continue
-        ids = tokenizer(text[: 8 * context])["input_ids"]
-        if len(ids) > context:
-            found.append(torch.tensor(ids[: context + 1]))
+        ids = tokenizer(text[: 8 * length])["input_ids"]
+        if len(ids) > length:
+            found.append(torch.tensor(ids[: length + 1]))
         if len(found) == count:
             break
     return found
 
 
-@torch.inference_mode()
-def measure(model: Any, texts: Sequence[torch.Tensor], views: Sequence[View]) -> list[Quality]:
-    """Every view on every text, against the same text seen whole."""
-    results = [Quality() for _ in views]
-    for ids in texts:
-        rows = views[0].rows
-        inputs, following = ids[None, :-1], ids[-rows:]
-        whole = model(inputs, logits_to_keep=rows).logits[0].float().log_softmax(-1)
-        for view, quality in zip(views, results, strict=True):
-            with viewed(view, quality.shares):
-                logits = model(inputs, logits_to_keep=rows).logits[0]
-            quality.add(whole, logits.float().log_softmax(-1), following)
-    return results
+def stored_text(file: Path, length: int, count: int) -> list[torch.Tensor]:
+    """``count`` rows of a file of token ids, or pieces of its text at even distances."""
+    ids = np.load(file).astype(np.int64)
+    if ids.ndim == 1:
+        starts = np.linspace(0, len(ids) - length - 1, count).astype(int)
+        ids = np.stack([ids[start : start + length + 1] for start in starts])
+    return [torch.from_numpy(row[: length + 1]) for row in ids[:count]]
 
 
 def main() -> None:
-    """Prints one row for each context, budget and correction."""
+    """Prints one row for each range of contexts, budget and correction."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=EXAMPLE)
-    parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 2048, 4000])
-    parser.add_argument("--budgets", type=int, nargs="+", default=[8, 16, 32, 64])
+    parser.add_argument("--from", type=int, default=512, dest="start", help="context to start at")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 2048, 3072, 4096])
+    parser.add_argument("--budgets", type=int, nargs="+", default=[4, 8, 16, 32, 64])
     parser.add_argument("--corrections", nargs="+", choices=CORRECTIONS, default=["none"])
-    parser.add_argument("--samples", type=int, default=4)
-    parser.add_argument("--ids", type=Path, help="token ids [n, length] in place of the library")
+    parser.add_argument("--samples", type=int, default=4, help="texts to read")
+    parser.add_argument("--ids", type=Path, help="token ids in place of the library")
+    parser.add_argument("--output", type=Path, metavar="FILE.json")
     given = parser.parse_args()
     from transformers import AutoTokenizer, GptOssForCausalLM
 
-    tokenizer = AutoTokenizer.from_pretrained(given.model)
     model = GptOssForCausalLM.from_pretrained(given.model, attn_implementation="eager").float()
     model.eval()
-    print(
-        "context blocks correction  agreement divergence     loss  in part  sink's share, in part"
-    )
-    for context in given.contexts:
-        if given.ids is None:
-            texts = samples(tokenizer, context, given.samples)
-        else:
-            # What is asked stands at the end: a shorter context is the end of a longer one.
-            rows = np.load(given.ids)[: given.samples, -context - 1 :]
-            texts = [torch.from_numpy(row.astype(np.int64)) for row in rows]
-        views = [View(b, c) for b in given.budgets for c in given.corrections]
-        for view, quality in zip(views, measure(model, texts, views), strict=True):
-            print(f"{context:7} {view.budget:6} {view.correction:10} {quality.row()}", flush=True)
+    length = given.contexts[-1]
+    if given.ids is None:
+        tokenizer = AutoTokenizer.from_pretrained(given.model)
+        texts = library_text(tokenizer, length, given.samples)
+    else:
+        texts = stored_text(given.ids, length, given.samples)
+    views = [View(b, c) for b in given.budgets for c in given.corrections]
+    reader = Reader(model, views)
+    pieces = [pair for ids in texts for pair in reader.pieces(ids, given.start)]
+    rows = []
+    print("context      blocks      correction positions  same token        divergence, nats   "
+          "loss, whole + added         sink's share")  # fmt: skip
+    for low, high in pairwise([given.start, *given.contexts]):
+        for view in views:
+            own = [p for v, p in pieces if v == view and low <= p.context < high]
+            if own:
+                rows.append(summary(view, low, high, own))
+                print(line(rows[-1]), flush=True)
+    if given.output is not None:
+        given.output.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

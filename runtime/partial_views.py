@@ -173,23 +173,24 @@ class PartialViews:
         held = self._held.get(sequence.index)
         if held is None:
             layout = self._layout
-            budget = requested_budget(layout.geometry.config, sequence.request)
+            budget, reason = requested_budget(layout.geometry.config, sequence.request)
             view = SequenceView(layout.geometry, layers=layout.layers, budget=budget)
             entries = (layout.layers, layout.heads, layout.geometry.entries)
             held = _Held(view, np.zeros(entries, np.int32))
+            view.tally.retrieval_reason = reason
             sequence.tally.specpv = view.tally
             self._held[sequence.index] = held
         return held
 
 
-def requested_budget(config: SpecPv, request: Request) -> int:
-    """The blocks that a request may retrieve."""
+def requested_budget(config: SpecPv, request: Request) -> tuple[int, str | None]:
+    """The blocks that a request may retrieve, and why where it was left to the rule."""
     asked = request.params.specpv_retrieval_blocks
     if asked is None:
-        return config.n_retrieval_blocks
+        return config.n_retrieval_blocks, None
     if asked == "auto":
-        return automatic_budget(config, len(request.prompt_ids), request.token_budget)[0]
-    return asked
+        return automatic_budget(config, len(request.prompt_ids), request.token_budget)
+    return asked, None
 
 
 def launch_feeds(

@@ -171,7 +171,8 @@ class Port:
 
     Ring: ``ring.tokens``, ``ring.logprobs`` [S, B, N], ``ring.accepted``, ``ring.count`` [S, B],
     ``ring.step`` [S]; DSA: ``ring.broken`` [S, B], lists that broke an invariant, of steps that
-    narrow.
+    narrow; SpecPV: ``ring.rechecked`` [S, B], tokens fed again at which the target chose, and
+    ``ring.agreed`` [S, B], those of them that it chose again, of steps with room to feed again.
     """
 
     name: str

@@ -21,10 +21,11 @@ class PromptRecord:
 class SpecPvStats:
     """How lossy verification over partial views was; ``retrieval_blocks`` is the budget.
 
+    ``retrieval_reason`` says why where the budget was left to the ``auto`` rule.
     Of the ``rechecked_tokens`` that partial steps emitted, a full step given the same tokens
     before them chose ``agreed_tokens`` too; ``agreement_per_interval`` is the share for each full
-    step that looked. ``invariant_failures`` counts steps that were full because the state of the
-    view contradicted itself.
+    step that looked. A GPU looks at a sample of them. ``invariant_failures`` counts steps that
+    were full because the state of the view contradicted itself.
     """
 
     retrieval_blocks: int
@@ -35,6 +36,7 @@ class SpecPvStats:
     agreement: float | None
     invariant_failures: int
     agreement_per_interval: tuple[float, ...]
+    retrieval_reason: str | None = None
 
 
 @dataclass(frozen=True)

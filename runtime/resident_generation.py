@@ -36,7 +36,7 @@ class _Flight:
     """A step that was started, and the sequences whose slots it found.
 
     ``warm``: its program had run before in this generation. ``narrows``: it may attend to what
-    indexers choose.
+    indexers choose. ``refreshes``: it may feed tokens again.
     """
 
     number: int
@@ -45,6 +45,7 @@ class _Flight:
     shape: DraftShape | None
     warm: bool
     narrows: bool
+    refreshes: bool
 
 
 class ResidentGeneration:
@@ -180,8 +181,17 @@ class ResidentGeneration:
             warm = entry.name in self._warm
             self._warm.add(entry.name)
             found = tuple(self._slots.sequences)
-            flight = _Flight(self._next_step, found, outlook, shape, warm, entry.narrows)
-            self._flights.append(flight)
+            self._flights.append(
+                _Flight(
+                    self._next_step,
+                    found,
+                    outlook,
+                    shape,
+                    warm,
+                    narrows=entry.narrows,
+                    refreshes=entry.fed_again > 0,
+                )
+            )
             self._next_step += 1
 
     def _next_shape(self, outlook: Outlook) -> DraftShape | None:
@@ -212,7 +222,8 @@ class ResidentGeneration:
                     "again"
                 )
             if self._views is not None:
-                self._views.received(sequence, count)
+                again = (result.rechecked[b], result.agreed[b]) if flight.refreshes else (0, 0)
+                self._views.received(sequence, count, rechecked=again[0], agreed=again[1])
             if self._selections is not None and flight.narrows:
                 self._selections.received(sequence, sequence.length, result.broken[b])
             # A draft that could be emitted by no step was not worth verifying: it counts for none.

@@ -82,9 +82,10 @@ class ResidentViews:
     def begin(self, sequence: SequenceState, slot: int) -> None:
         """Prefill is through: everything is exact, nothing summarised or chosen."""
         prompt = len(sequence.request.prompt_ids)
-        budget = requested_budget(self._geometry.config, sequence.request)
+        budget, reason = requested_budget(self._geometry.config, sequence.request)
         view = SequenceView(self._geometry, layers=self._layers, budget=budget)
         view.prefilled(prompt)
+        view.tally.retrieval_reason = reason
         sequence.tally.specpv = view.tally
         self._held[sequence.index] = _Lagged(view, prompt)
         values = {"verified_len": prompt, "view_blocks": -1, "summarised": 0, "budget": budget}
@@ -129,9 +130,16 @@ class ResidentViews:
         chosen = any(choice.blocks is not None for choice in choices)
         return StepViews(choices, refresh=chosen or left < room)
 
-    def received(self, sequence: SequenceState, emitted: int) -> None:
-        """The oldest step in flight gave a sequence this many tokens."""
+    def received(
+        self, sequence: SequenceState, emitted: int, *, rechecked: int, agreed: int
+    ) -> None:
+        """The oldest step in flight gave a sequence ``emitted`` tokens.
+
+        Of those emitted since its last full step the target chose ``agreed`` of ``rechecked``
+        again, over everything.
+        """
         held = self._held[sequence.index]
+        held.view.tally.recheck(rechecked, agreed)
         choice, _ = held.flights.popleft()
         choice = _at(held.view, choice, held.length)
         held.view.committed(choice, held.length, held.length + emitted)

@@ -107,6 +107,7 @@ class SpecPvTally:
     """
 
     retrieval_blocks: int = 0
+    retrieval_reason: str | None = None
     partial_steps: int = 0
     full_steps: int = 0
     rechecked_tokens: int = 0
@@ -126,6 +127,7 @@ class SpecPvTally:
         tokens = self.rechecked_tokens
         return SpecPvStats(
             retrieval_blocks=self.retrieval_blocks,
+            retrieval_reason=self.retrieval_reason,
             partial_steps=self.partial_steps,
             full_steps=self.full_steps,
             rechecked_tokens=tokens,

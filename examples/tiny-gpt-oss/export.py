@@ -70,10 +70,10 @@ def save_target(model: Target, folder: Path) -> None:
     _write_json(folder / "generation_config.json", generation)
 
 
-def load_target(folder: Path) -> Target:
+def load_target(folder: Path, geometry: Geometry | None = None) -> Target:
     """Return the float32 training model that holds exactly the stored values."""
     tensors = load_file(folder / "model.safetensors")
-    model = Target(Geometry())
+    model = Target(geometry or Geometry())
     with torch.no_grad():
         for parameter, value in model.named_parameters():
             name = checkpoint_name(parameter)

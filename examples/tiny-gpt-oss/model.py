@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from specbuild.builder.checkpoint.mxfp4 import fake_quantise
 
 SWISH_ALPHA = 1.702
+_QUERIES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +95,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: BlockMask | Ten
             q, k, v, block_mask=mask, scale=scale, enable_gqa=True, return_lse=True
         )
     else:
+        # A few queries at a time: the logits of thousands would fill the memory of a small machine.
         group = q.shape[1] // k.shape[1]
-        logits = (q @ k.repeat_interleave(group, 1).mT).float() * scale
-        logits = logits.masked_fill(~mask, -math.inf)
-        lse = logits.logsumexp(-1)
-        out = (logits - lse[..., None]).exp().to(v.dtype) @ v.repeat_interleave(group, 1)
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        parts = []
+        for first in range(0, q.shape[2], _QUERIES):
+            seen = min(first + _QUERIES, q.shape[2])
+            logits = (q[:, :, first:seen] @ k[:, :, :seen].mT).float() * scale
+            logits = logits.masked_fill(~mask[first:seen, :seen], -math.inf)
+            lse = logits.logsumexp(-1)
+            weights = (logits - lse[..., None]).exp().to(v.dtype)
+            parts.append((weights @ v[:, :, :seen], lse))
+        out, lse = (torch.cat(part, 2) for part in zip(*parts, strict=True))
     return out * torch.sigmoid(lse - sinks[:, None])[..., None].to(out.dtype)
 
 

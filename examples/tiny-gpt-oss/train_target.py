@@ -1,16 +1,26 @@
-"""Train the example target from scratch on one GPU, and write it in Hugging Face format."""
+"""Train the example target on one GPU, and write it in Hugging Face format.
+
+From scratch; or, with ``--initial``, from a written target on, with ``--recall`` on rows of
+``recall_text.py`` among the corpus, so that it recalls over its whole context:
+
+    python train_target.py --corpus ../../out/corpus --initial target \\
+      --recall ../../out/recall/train.npy --time-limit-s 100 --output ../../out/long
+
+``--resume`` goes on where a run with the same arguments was stopped.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from export import save_target
+from export import load_target, save_target
 from geometry import Geometry
 from model import Positions, Target, make_positions
 from muon import Muon
@@ -37,10 +47,28 @@ class Recipe:
     weight_decay: float = 0.15
     dropout: float = 0.12
     balance: float = 0.01
+    recall_share: float = 0.0
 
     def rate(self, progress: float) -> float:
         """Return the factor on all learning rates: warm-up, constant, linear to zero."""
         return min(1.0, progress / self.warm_up, max(0.0, 1 - progress) / (1 - self.decay_from))
+
+
+# From a trained model on: no position is new to it, so that all sequences are long, and the rates
+# are a third of those that it was trained with.
+CONTINUED = Recipe(
+    short_length=4096,
+    long_from=0.0,
+    quantised_from=0.0,
+    warm_up=0.05,
+    muon_rate=0.008,
+    embedding_rate=0.01,
+    head_rate=0.002,
+    vector_rate=0.002,
+    dropout=0.05,
+    recall_share=0.35,
+)
+STATE_FILE = "training_state.pt"
 
 
 class Documents:
@@ -103,6 +131,16 @@ class Optimisers:
             fused=model.head.is_cuda,
         )
 
+    def state(self) -> dict[str, Any]:
+        """Return what a later run needs to go on."""
+        return {"adam": self.adam.state_dict(), "muon": self.muon.buffers}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a `state`."""
+        self.adam.load_state_dict(state["adam"])
+        for buffer, stored in zip(self.muon.buffers, state["muon"], strict=True):
+            buffer.copy_(stored)
+
     def step(self, factor: float) -> None:
         """Update all parameters at `factor` times the recipe's rates."""
         for group, rate in zip(self.adam.param_groups, self.rates, strict=True):
@@ -114,14 +152,17 @@ class Optimisers:
 class Trainer:
     """One run: warm start of the compiler, the loop, its log."""
 
-    def __init__(self, args: argparse.Namespace, recipe: Recipe) -> None:
+    def __init__(
+        self, args: argparse.Namespace, recipe: Recipe, geometry: Geometry | None = None
+    ) -> None:
         torch.manual_seed(args.seed)
         self.args, self.recipe = args, recipe
         self.device = torch.device(args.device)
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.generator = torch.Generator().manual_seed(args.seed)
-        geometry = Geometry()
-        self.model = Target(geometry).to(self.device)
+        geometry = geometry or Geometry()
+        model = load_target(args.initial, geometry) if args.initial else Target(geometry)
+        self.model = model.to(self.device)
         self.positions = {
             length: make_positions(geometry, length, self.device)
             for length in (recipe.short_length, recipe.long_length)
@@ -132,8 +173,13 @@ class Trainer:
         train, held_out = (np.load(args.corpus / f"{name}.npy") for name in ("train", "held_out"))
         self.documents = Documents(train, geometry.end_of_text, self.device)
         self.held_out = torch.from_numpy(held_out.astype(np.int32)).to(self.device)
+        self.recall = None
+        if args.recall is not None:
+            rows = np.load(args.recall).astype(np.int32)
+            self.recall = torch.from_numpy(rows).to(self.device)
         self.log: list[dict[str, float]] = []
-        self.tokens = 0
+        self.step, self.tokens, self.time_s = 0, 0, 0.0
+        self.queue: list[Tensor] = []
 
     def evaluate(self, length: int, *, quantised: bool, seen: bool = False) -> float:
         """Return the loss of the held-out text, or of as much `seen` training text."""
@@ -163,10 +209,10 @@ class Trainer:
     def compile_ahead(self) -> None:
         """Compile every shape the run will need, so that its clock measures training only."""
         start = time.monotonic()
-        for length, quantised in (
-            (self.recipe.short_length, False),
-            (self.recipe.long_length, True),
-        ):
+        shapes = [(self.recipe.long_length, True)]
+        if self.recipe.long_from > 0:
+            shapes.insert(0, (self.recipe.short_length, False))
+        for length, quantised in shapes:
             rows = self.documents.epoch(length, self.generator)[
                 : self.recipe.tokens_per_step // length
             ]
@@ -178,40 +224,84 @@ class Trainer:
     def batches(self, length: int) -> list[Tensor]:
         """Return one epoch's batches int32 [B, length + 1]."""
         rows = self.documents.epoch(length, self.generator)
+        if self.recall is not None and self.recall.shape[1] == length + 1:
+            share = self.recipe.recall_share
+            count = round(len(rows) * share / (1 - share))
+            order = torch.randperm(len(self.recall), generator=self.generator)[:count]
+            rows = torch.cat([rows, self.recall[order.to(self.device)]])
+            rows = rows[torch.randperm(len(rows), generator=self.generator).to(self.device)]
         size = max(1, self.recipe.tokens_per_step // length)
         return list(rows.split(size)[: max(1, len(rows) // size)])
 
     def run(self) -> None:
         """Train until the time limit or the step limit, whichever the progress reaches first."""
-        self.compile_ahead()
         recipe, args = self.recipe, self.args
-        start, step, progress, last_eval, queue = time.monotonic(), 0, 0.0, 0.0, []
-        length = recipe.short_length
-        while progress < 1:
-            if progress >= recipe.long_from and length != recipe.long_length:
-                length, queue = recipe.long_length, []
-            queue = queue or self.batches(length)
+        if self.device.type == "cuda":
+            self.compile_ahead()
+        if args.resume and (args.output / STATE_FILE).exists():
+            self.restore()
+        start, last_eval, saved = time.monotonic() - self.time_s, self.time_s, self.time_s
+        while (progress := max(self.time_s / args.time_limit_s, self.step / args.steps)) < 1:
+            is_long = progress >= recipe.long_from
+            length = recipe.long_length if is_long else recipe.short_length
+            if not self.queue or self.queue[-1].shape[1] != length + 1:
+                self.queue = self.batches(length)
             quantised = progress >= recipe.quantised_from
-            total, plain = self.loss(queue.pop(), length, quantised=quantised)
+            total, plain = self.loss(self.queue.pop(), length, quantised=quantised)
             total.backward()
             self.optimisers.step(recipe.rate(progress))
             self.model.zero_grad(set_to_none=True)
-            step, self.tokens = step + 1, self.tokens + recipe.tokens_per_step
-            if step % args.log_every == 0:
-                entry = self.record(step, progress, plain.item(), start)
+            self.step, self.tokens = self.step + 1, self.tokens + recipe.tokens_per_step
+            if self.step % args.log_every == 0:
+                # Reading the loss waits for the device: the clock says what was done.
+                entry = self.record(progress, plain.item(), time.monotonic() - start)
                 if entry["time_s"] - last_eval >= args.evaluate_every_s:
                     last_eval = entry["time_s"]
                     entry["held_out"] = self.evaluate(length, quantised=quantised)
                     save_target(self.model, args.output)
                 print(json.dumps(entry), flush=True)
-            progress = max((time.monotonic() - start) / args.time_limit_s, step / args.steps)
+            self.time_s = time.monotonic() - start
+            if self.time_s - saved >= args.save_every_s:
+                self.save()
+                saved = self.time_s = time.monotonic() - start
 
-    def record(self, step: int, progress: float, loss: float, start: float) -> dict[str, float]:
+    def save(self) -> None:
+        """Write what `--resume` goes on from; a run that is stopped meanwhile leaves the old."""
+        generators = [torch.get_rng_state(), self.generator.get_state()]
+        if self.device.type == "cuda":
+            generators.append(torch.cuda.get_rng_state())
+        state = {
+            "model": self.model.state_dict(),
+            "optimisers": self.optimisers.state(),
+            "generators": generators,
+            "queue": self.queue,
+            "log": self.log,
+            "counts": (self.step, self.tokens, self.time_s),
+        }
+        self.args.output.mkdir(parents=True, exist_ok=True)
+        partial = self.args.output / f"{STATE_FILE}.partial"
+        torch.save(state, partial)
+        partial.replace(self.args.output / STATE_FILE)
+
+    def restore(self) -> None:
+        """Go on from what `save` wrote, to the same bits on a CPU."""
+        state = torch.load(self.args.output / STATE_FILE, map_location=self.device)
+        self.model.load_state_dict(state["model"])
+        self.optimisers.load(state["optimisers"])
+        first, own, *of_device = [generator.cpu() for generator in state["generators"]]
+        torch.set_rng_state(first)
+        self.generator.set_state(own)
+        for generator in of_device:
+            torch.cuda.set_rng_state(generator)
+        self.queue, self.log = state["queue"], state["log"]
+        self.step, self.tokens, self.time_s = state["counts"]
+        print(f"goes on from step {self.step} after {self.time_s:.1f} s", flush=True)
+
+    def record(self, progress: float, loss: float, time_s: float) -> dict[str, float]:
         """Append one line to the log and return it."""
-        time_s = time.monotonic() - start
         epochs = self.tokens / len(self.documents.ids)
         entry = {
-            "step": step,
+            "step": self.step,
             "progress": round(progress, 4),
             "time_s": round(time_s, 1),
             "epochs": round(epochs, 2),
@@ -225,7 +315,7 @@ class Trainer:
         sizes = json.loads((self.args.corpus / "corpus.json").read_text())["held_out"]
         bits_per_byte = sizes["tokens"] / sizes["bytes"] / np.log(2)
         final = {}
-        for length in (self.recipe.short_length, self.recipe.long_length):
+        for length in sorted(self.positions):
             loss = self.evaluate(length, quantised=True)
             seen = self.evaluate(length, quantised=True, seen=True)
             final[f"held_out_{length}"] = {
@@ -236,6 +326,7 @@ class Trainer:
         save_target(self.model, self.args.output)
         log = {"recipe": vars(self.recipe), "log": self.log, "final": final}
         (self.args.output / "training_log.json").write_text(json.dumps(log) + "\n")
+        (self.args.output / STATE_FILE).unlink(missing_ok=True)
         print(json.dumps(final), flush=True)
 
 
@@ -253,10 +344,16 @@ def main() -> None:
     parser.add_argument(
         "--held-out-sequences", type=int, default=10**6, help="of 1024 tokens; fewer is quicker"
     )
-    for name, default in vars(Recipe()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    parser.add_argument("--initial", type=Path, help="a written target to go on from")
+    parser.add_argument("--recall", type=Path, help="train.npy of recall_text.py")
+    parser.add_argument("--save-every-s", type=float, default=30.0)
+    parser.add_argument("--resume", action="store_true")
+    usual = Recipe()
+    for name, value in vars(usual).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value))
     args = parser.parse_args()
-    recipe = Recipe(**{name: getattr(args, name) for name in vars(Recipe())})
+    given = {name: getattr(args, name) for name in vars(usual) if getattr(args, name) is not None}
+    recipe = replace(CONTINUED if args.initial else usual, **given)
     torch._dynamo.config.recompile_limit = 32
     trainer = Trainer(args, recipe)
     trainer.run()

@@ -39,16 +39,21 @@ _POINTERS = (
 )
 
 
+def require_sequences(op: str, batch: int) -> None:
+    """Raises SpecbuildError for more sequences than a kernel counts the rows of."""
+    if batch > MOST_SEQUENCES:
+        raise SpecbuildError(
+            f"{op}: {batch} sequences, its kernel takes up to {MOST_SEQUENCES}; build with "
+            "a smaller --max-batch-size"
+        )
+
+
 def lower(request: LoweringRequest) -> Lowering:
     """A thread per row; every CTA finds for itself where the sequences' rows begin."""
     shapes = {name: info.shape for name, info in request.tensors.items()}
     rows, words = shapes["row_bits"]
     (batch,) = shapes["done"]
-    if batch > MOST_SEQUENCES:
-        raise SpecbuildError(
-            f"ViewInputs: {batch} sequences, its kernel takes up to {MOST_SEQUENCES}; build with "
-            "a smaller --max-batch-size"
-        )
+    require_sequences("ViewInputs", batch)
     sliding = shapes.get("page_table_sliding", (batch, 0))
     names = ("page_size", "block_size", "sink_tokens", "window_blocks", "threshold", "room")
     numbers = (

@@ -138,6 +138,7 @@ def test_the_command_line_builds_runs_and_names_it_lossy(
     result = command(*asked, "--specpv-retrieval-blocks", "auto", "--json", "--no-spec")
     stats = [json.loads(line)["stats"]["specpv"] for line in result.out.splitlines()]
     assert [s["retrieval_blocks"] for s in stats] == [12, 12, 12]
+    assert all(s["retrieval_reason"].startswith("12 blocks of 8 for up to ") for s in stats)
     assert all(s["partial_steps"] > 0 and s["invariant_failures"] == 0 for s in stats)
     refused = command(*asked, "--specpv-retrieval-blocks", "13")
     assert refused.code == 2 and "retrieves 0 to 12" in refused.err

@@ -15,6 +15,7 @@ from specbuild.runtime.engine import Engine
 from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.sampling import SamplingParams
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-gpt-oss"
 CHAIN = DraftShape(1, 3, 3)
@@ -53,13 +54,20 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine]:
     return built(folder, "plain"), built(folder, "views", **SPECPV)
 
 
-def decode(engine: Engine, shape: DraftShape | None, blocks: int | None) -> list[RunRecord]:
+def decode(
+    engine: Engine, shape: DraftShape | None, blocks: int | None, temperature: float = 0.0
+) -> list[RunRecord]:
     random = np.random.default_rng(3)
     prompts = [
         Prompt(str(i), ids=tuple(random.integers(3, 4000, n).tolist()))
         for i, n in enumerate((600, 90, 333, 40, 201))
     ]
-    params = GenerateParams(max_new_tokens=96, ignore_eos=True, specpv_retrieval_blocks=blocks)
+    params = GenerateParams(
+        max_new_tokens=96,
+        ignore_eos=True,
+        specpv_retrieval_blocks=blocks,
+        sampling=SamplingParams(temperature=temperature, seed=7),
+    )
     found = {
         event.request: event.record
         for event in engine.generate(prompts, params, speculation=shape)
@@ -68,18 +76,23 @@ def decode(engine: Engine, shape: DraftShape | None, blocks: int | None) -> list
     return [found[i] for i in range(len(prompts))]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
 def test_a_view_of_everything_changes_no_bit(
-    engines: tuple[Engine, Engine], shape: DraftShape | None
+    engines: tuple[Engine, Engine], shape: DraftShape | None, temperature: float
 ) -> None:
     """Partial steps, tokens fed again, sequences that take turns: the bits of plain decoding."""
     plain, views = engines
-    for wanted, got in zip(decode(plain, shape, None), decode(views, shape, None), strict=True):
+    runs = [decode(engine, shape, None, temperature) for engine in (plain, views)]
+    for wanted, got in zip(*runs, strict=True):
         assert got.stats.specpv is not None
         assert got.stats.specpv.partial_steps > got.stats.specpv.full_steps
         assert got.stats.specpv.invariant_failures == 0
+        # What is fed again is chosen again where the view held everything.
+        assert got.stats.specpv.agreement in (None, 1.0)
         assert got.output_ids == wanted.output_ids
         assert got.logprobs == wanted.logprobs
+    assert sum(r.stats.specpv.rechecked_tokens for r in runs[1] if r.stats.specpv) > 20
 
 
 def test_without_partial_steps_no_bit_changes(engines: tuple[Engine, Engine]) -> None:
@@ -93,3 +106,6 @@ def test_small_views_say_the_same_twice(engines: tuple[Engine, Engine]) -> None:
     first, again = decode(views, None, 2), decode(views, None, 2)
     assert [r.output_ids for r in first] == [r.output_ids for r in again]
     assert all(r.stats.specpv is not None and r.stats.specpv.partial_steps > 0 for r in first)
+    stats = [r.stats.specpv for r in first if r.stats.specpv is not None]
+    tokens = sum(s.rechecked_tokens for s in stats)
+    assert tokens > 50 and sum(s.agreed_tokens for s in stats) / tokens > 0.5

@@ -62,9 +62,11 @@ class CudaExecutor:
             self._done, self._count, self._accepted, self._tokens, self._logprobs = (
                 self._ports.ring(f"ring.{name}") for name in ring
             )
-            self._broken = None
-            if self._ports.find("ring.broken") is not None:
-                self._broken = self._ports.ring("ring.broken")
+            self._counts = {
+                name: self._ports.ring(f"ring.{name}")
+                for name in ("broken", "rechecked", "agreed")
+                if self._ports.find(f"ring.{name}") is not None
+            }
             self._closing = closing.pop_all()
 
     @property
@@ -142,7 +144,7 @@ class CudaExecutor:
             accepted=self._accepted[slot, :batch].tolist(),
             tokens=self._tokens[slot, :batch].tolist(),
             logprobs=self._logprobs[slot, :batch].tolist(),
-            broken=[] if self._broken is None else self._broken[slot, :batch].tolist(),
+            **{name: ring[slot, :batch].tolist() for name, ring in self._counts.items()},
         )
 
     def synchronize(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from checkpoints import write_draft, write_target
 from fake_gpu import FakeGpu
 from plan_host import PlanHost, lowered_engine
@@ -16,10 +17,12 @@ from toy_engine import Run, run
 from toy_model import toy_manifest
 
 from specbuild.builder.backends.cuda.engine import LoweredEngine
+from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams
+from specbuild.runtime.sampling import SamplingParams
 
 SHAPES = [None, DraftShape(1, 2, 2), DraftShape(2, 2, 4)]
 SPECPV = {
@@ -130,6 +133,9 @@ def test_a_small_view_is_lossy_and_its_state_adds_up(with_views: LoweredEngine) 
         assert stats.retrieval_blocks == 1
         assert stats.partial_steps + stats.full_steps == record.stats.steps
         assert stats.partial_steps > stats.full_steps or len(record.prompt_ids) < 40
+        assert (stats.rechecked_tokens > 0) == (stats.partial_steps > 4)
+        assert stats.agreed_tokens <= stats.rechecked_tokens < len(record.output_ids)
+        assert len(stats.agreement_per_interval) <= stats.full_steps
 
 
 def test_programs_have_room_for_a_whole_buffer(with_views: LoweredEngine) -> None:
@@ -148,3 +154,52 @@ def test_only_a_refresh_chooses_views(with_views: LoweredEngine) -> None:
         chosen = 2 if entry.fed_again else 0
         assert [ops.count(name) for name in ("KvBlockSummary", "KvBlockSelect")] == [chosen] * 2
         assert ops.count("ViewInputs") == int(entry.kind == "step")
+
+
+def test_a_refresh_chooses_at_a_few_more_rows(with_views: LoweredEngine) -> None:
+    """They fill up the head's last 8 rows; no other step has any."""
+    for entry, program in with_views.programs:
+        counts = {c.op.name: c.inputs["choice"].shape[0] for c in program.ir.calls
+                  if c.op.name in {"ViewTally", "Advance"}}  # fmt: skip
+        assert ("ViewTally" in counts) == (entry.fed_again > 0)
+        if entry.fed_again:
+            assert counts["Advance"] == entry.batch * (entry.draft_tokens + 1)
+            assert counts["ViewTally"] % 8 == 0
+            assert 4 <= counts["ViewTally"] - counts["Advance"] < 12
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "sampled"])
+def test_agreement_is_with_the_whole_context(with_views: LoweredEngine, temperature: float) -> None:
+    """Chains that the samples hold whole: every token of a partial step, judged by scores."""
+    engine, runner, _ = engine_of(with_views)
+    prompt = np.random.default_rng(5).integers(0, 200, 90).tolist()
+    sampling = SamplingParams(temperature=temperature, seed=11)
+    asked = GenerateParams(
+        max_new_tokens=26, ignore_eos=True, specpv_retrieval_blocks=1, sampling=sampling
+    )
+    record = run(engine, [prompt], asked, speculation=None).records[0]
+    ids = [*prompt, *record.output_ids]
+    host = PlanHost(with_views)
+    host.give_pages(0)
+    scores = [host.score(0, ids[at : at + 64], at) for at in range(0, len(ids), 64)]
+    logits = torch.cat(scores).float()
+    rows = len(logits)
+    position = torch.arange(rows, dtype=torch.int32)
+    whole, _ = op_named("Choose").reference(
+        logits,
+        torch.full((rows,), temperature),
+        torch.zeros(rows, dtype=torch.int32),
+        torch.ones(rows),
+        torch.full((rows,), 11, dtype=torch.int32),
+        position,
+    )
+    # The prompt's end gave the first token, each step one more.
+    steps = [name for name in runner.started if name.startswith("step")][: len(ids) - 91]
+    refreshes = [i for i, name in enumerate(steps) if ".refresh" in name]
+    partial = [i for i in range(refreshes[-1]) if i not in refreshes]
+    agreed = sum(int(whole[90 + i]) == ids[91 + i] for i in partial)
+    stats = record.stats.specpv
+    assert stats is not None
+    assert stats.rechecked_tokens == len(partial) > 12
+    assert stats.agreed_tokens == agreed < len(partial)
+    assert len(stats.agreement_per_interval) == len(refreshes) - 1

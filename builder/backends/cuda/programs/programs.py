@@ -10,6 +10,7 @@ from specbuild.builder.backends.cuda.programs.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.programs.state import LIST_BUDGET, SCORE_LOGIT_ROWS
 from specbuild.builder.backends.cuda.programs.target_pass import (
+    SAMPLING,
     TargetRows,
     choose,
     logits,
@@ -17,6 +18,8 @@ from specbuild.builder.backends.cuda.programs.target_pass import (
 )
 from specbuild.builder.backends.cuda.programs.view_passes import (
     advance_views,
+    sample_rows,
+    tally_samples,
     tree_features,
     view_rows,
 )
@@ -100,25 +103,23 @@ def step_program(
         drafting.take_up()
     trees = rows = _verify_rows(parts, program, batch, shape, tree)
     placed: dict[str, Tensor] = {}
+    names = (*(f"row_{name}" for name in SAMPLING[:-1]), "positions")
+    sampling = {name: trees.inputs[n] for name, n in zip(SAMPLING, names, strict=True)}
     if parts.views is not None:
         rows, placed = view_rows(parts, program, trees.inputs, batch, room)
+    if room:
+        rows, sampling = sample_rows(program, rows, trees.inputs, placed, room)
     if narrows:
         rows = replace(rows, budget=parts.ports.first(LIST_BUDGET, batch))
     target = run_target(parts, program, rows)
     captured = target.captured
     if captured is not None and room:
         captured = tree_features(program, captured, placed)
-    chosen = choose(
-        target.placement,
-        {
-            "temperature": trees.inputs["row_temperature"],
-            "top_k": trees.inputs["row_top_k"],
-            "top_p": trees.inputs["row_top_p"],
-            "seed": trees.inputs["row_seed"],
-            "position": trees.inputs["positions"],
-        },
-        full_logits=full_logits,
-    )
+    chosen = choose(target.placement, sampling, full_logits=full_logits)
+    if room:
+        tally_samples(parts, program, chosen["choice"], sampling, placed["fed_again"])
+        # The trees' rows come first.
+        chosen = {name: chosen[name].view(trees.rows) for name in ("choice", "logprob")}
     path = {} if tree is None else _accept(program, trees, tree, chosen, shape)
     if shape.draft_top_k > 1:
         _commit(parts, program, batch, path["path"])
@@ -209,10 +210,9 @@ def prefill_program(parts: EngineParts, rows: int) -> ProgramIr:
     program = ProgramIr(f"prefill@{rows}", "prefill")
     batch = parts.ports.sizes.batch
     target = run_target(parts, program, _given_rows(parts, rows, "prefill.logit_rows"))
-    names = ("temperature", "top_k", "top_p", "seed", "position")
     choose(
         target.placement,
-        {name: parts.ports[f"prefill.{name}"] for name in names},
+        {name: parts.ports[f"prefill.{name}"] for name in SAMPLING},
         full_logits=True,
         outputs={name: parts.ports[f"prefill.{name}"] for name in ("choice", "logprob")},
     )

@@ -171,9 +171,10 @@ def _score(s: StateSizes) -> Ports:
 def _ring(s: StateSizes) -> Ports:
     """The results of the last steps: step i is in slot i mod ``RING_SLOTS``."""
     tokens = (RING_SLOTS, s.batch, s.depth + 1)
-    broken: Ports = {"ring.broken": ((RING_SLOTS, s.batch), _INT)} if s.narrows else {}
+    counts = ["broken"] if s.narrows else []
+    counts += ["rechecked", "agreed"] if s.views is not None else []
     return {
-        **broken,
+        **{f"ring.{name}": ((RING_SLOTS, s.batch), _INT) for name in counts},
         "ring.tokens": (tokens, _INT),
         "ring.logprobs": (tokens, _FLOAT),
         "ring.accepted": ((RING_SLOTS, s.batch), _INT),

@@ -13,6 +13,8 @@ from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.runtime.kv_pool import FULL_GROUP
 
 _BLANK = "captured_blank"
+# How a row chooses: Choose's inputs beside the logits.
+SAMPLING = ("temperature", "top_k", "top_p", "seed", "position")
 
 
 @dataclass(frozen=True)
@@ -139,14 +141,16 @@ def choose(
 ) -> dict[str, Tensor]:
     """The target's ``choice`` [R] and ``logprob`` [R].
 
-    ``sampling`` has temperature, top_k, top_p, seed and position [R]. Without ``full_logits``
+    ``sampling`` has the tensors [R] of ``SAMPLING``, among others. Without ``full_logits``
     top_k and top_p are left out and no logits are written.
     """
     head = placement.graph.head
     assert head is not None
     program = placement.program
     if full_logits:
-        return program.call("Choose", {"logits": logits(placement), **sampling}, outputs=outputs)
-    wanted = ("temperature", "seed", "position")
-    inputs = placement.arguments(head) | {name: sampling[name] for name in wanted}
+        wanted = {name: sampling[name] for name in SAMPLING}
+        return program.call("Choose", {"logits": logits(placement), **wanted}, outputs=outputs)
+    inputs = placement.arguments(head) | {
+        name: sampling[name] for name in SAMPLING if name not in {"top_k", "top_p"}
+    }
     return program.call("HeadChoose", inputs, attributes_of(head), outputs=outputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from specbuild.builder.backends.cuda.programs.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tensor
@@ -13,6 +14,9 @@ from specbuild.runtime.kv_pool import FULL_GROUP
 from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.specpv import ViewGeometry
 
+# The head takes rows by this many, and reads its weight once for all of them: the samples fill up
+# the last ones, unless that leaves fewer than half of a tile.
+_HEAD_ROWS = 8
 # A context that none is longer than.
 _NEVER = 2**31 - 1
 
@@ -22,6 +26,54 @@ def refresh_room(views: ViewGeometry, batch: int, shape: DraftShape) -> int:
     buffer = views.config.n_spec_tokens_buf
     left = MAX_DECODE_ROWS - batch * (shape.draft_tokens + 1)
     return min(left, batch * buffer) if left >= buffer else 0
+
+
+def samples_of(rows: int, room: int) -> int:
+    """At how many of the rows fed again a refresh with ``rows`` tree rows chooses too."""
+    spare = -rows % _HEAD_ROWS
+    return min(room, spare if 2 * spare >= _HEAD_ROWS else spare + _HEAD_ROWS)
+
+
+def sample_rows(
+    program: ProgramIr,
+    rows: TargetRows,
+    made: Mapping[str, Tensor],
+    placed: Mapping[str, Tensor],
+    room: int,
+) -> tuple[TargetRows, dict[str, Tensor]]:
+    """The rows with those at which the target chooses once more, and ``ViewSamples``' outputs."""
+    names = ("row_token_ids", "row_positions", "row_start", "logit_rows", "fed_again")
+    how = ("row_temperature", "row_top_k", "row_top_p", "row_seed", "positions")
+    tree_rows = made["token_ids"].shape[0]
+    samples = samples_of(tree_rows, room)
+    sampled = program.call(
+        "ViewSamples",
+        {**{name: placed[name] for name in names}, **{name: made[name] for name in how}},
+        {"samples": samples},
+        sizes={"N": tree_rows + samples},
+    )
+    inputs = {**rows.inputs, "logit_rows": sampled["chosen_rows"]}
+    return replace(rows, inputs=inputs), sampled
+
+
+def tally_samples(
+    parts: EngineParts,
+    program: ProgramIr,
+    choice: Tensor,
+    sampled: Mapping[str, Tensor],
+    fed_again: Tensor,
+) -> None:
+    """In front of Advance: the host learns how many tokens fed again were chosen again."""
+    names = ("sample_sequence", "sample_token")
+    program.call(
+        "ViewTally",
+        {
+            **parts.state("ViewTally", fed_again.shape[0]),
+            **{name: sampled[name] for name in names},
+            "choice": choice,
+            "fed_again": fed_again,
+        },
+    )
 
 
 def view_rows(

@@ -1,0 +1,130 @@
+"""What partial views change while an engine decodes: agreement and acceptance by context, budget.
+
+Held-out text is the prompt; each is decoded over the whole cache and over views of every budget,
+with the engine's draft. Printed are how many of the tokens that partial steps emitted the whole
+context chooses too, how many tokens a step emits (whole: that of the draft alone), and the seconds
+a token took; with standard errors from prompt to prompt:
+
+    specbuild build --model examples/tiny-gpt-oss/target --draft examples/tiny-gpt-oss/draft \\
+      --max-seq-len 4096 --page-size 16 --draft-window 512 --draft-top-k 1 --draft-depth 3 \\
+      --draft-tokens 3 --specpv --specpv-partial-threshold 512 --specpv-n-retrieval-blocks 128 \\
+      --output engine
+    .venv/bin/python benchmarks/specpv_decoding.py engine --ids out/corpus/held_out.npy \\
+      --output benchmarks/results/specpv-decoding.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.records import RunStats
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One setting: prompts of ``context`` tokens, views of ``budget`` blocks (0: no view)."""
+
+    context: int
+    budget: int
+
+
+def prompts(file: Path, context: int, count: int) -> list[Prompt]:
+    """Pieces of a text of token ids [n], at even distances, each of ``context`` tokens."""
+    ids = np.load(file).astype(int)
+    starts = np.linspace(0, len(ids) - context - 1, count).astype(int)
+    return [
+        Prompt(str(start), ids=tuple(ids[start : start + context].tolist())) for start in starts
+    ]
+
+
+def decode(
+    engine: Engine, given: Sequence[Prompt], asked: Asked, *, tokens: int, speculation: DraftShape
+) -> Iterator[RunStats]:
+    """The statistics of each prompt, decoded greedily by itself."""
+    params = GenerateParams(
+        max_new_tokens=tokens, ignore_eos=True, specpv_retrieval_blocks=asked.budget
+    )
+    for prompt in given:
+        events = engine.generate([prompt], params, speculation=speculation)
+        yield next(e.record.stats for e in events if isinstance(e, FinishEvent))
+
+
+def summary(asked: Asked, found: Sequence[RunStats]) -> dict[str, Any]:
+    """Means over prompts with standard errors; agreement only where tokens were checked."""
+    acceptance = [stats.mean_acceptance_length for stats in found]
+    views = [s.specpv for s in found if s.specpv is not None and s.specpv.rechecked_tokens]
+    tokens = sum(v.rechecked_tokens for v in views)
+    shares = [v.agreed_tokens / v.rechecked_tokens for v in views]
+    return {
+        "context": asked.context,
+        "budget": asked.budget,
+        "prompts": len(found),
+        "acceptance_length": float(np.mean(acceptance)),
+        "acceptance_length_error": _error(acceptance),
+        "rechecked_tokens": tokens,
+        "agreement": sum(v.agreed_tokens for v in views) / tokens if tokens else None,
+        "agreement_error": _error(shares) if tokens else None,
+        "partial_steps": sum(v.partial_steps for v in views),
+        "full_steps": sum(v.full_steps for v in views),
+        "tpot_s": float(np.median([s.tpot_s for s in found if s.tpot_s is not None])),
+    }
+
+
+def _error(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
+
+
+def line(row: dict[str, Any]) -> str:
+    """A summary as it is printed."""
+    agreement = "    –"
+    if row["agreement"] is not None:
+        agreement = f"{row['agreement']:6.2%} ± {row['agreement_error']:5.2%}"
+    return (
+        f"{row['context']:7} {row['budget']:6} {row['prompts']:8} {agreement:>16} "
+        f"{row['rechecked_tokens']:9} {row['acceptance_length']:12.2f} "
+        f"± {row['acceptance_length_error']:.2f} {1e3 * row['tpot_s']:12.2f}"
+    )
+
+
+def main() -> None:
+    """Prints one row for each context and budget."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("engine", type=Path)
+    parser.add_argument("--ids", type=Path, required=True, help="token ids [n] of held-out text")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 2048, 3900])
+    parser.add_argument("--budgets", type=int, nargs="+", default=[0, 4, 8, 16, 32, 64])
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=128, help="new tokens of a prompt")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path, metavar="FILE.json")
+    given = parser.parse_args()
+    engine = Engine.load(given.engine, threads=given.threads)
+    limits = engine.manifest.limits
+    shape = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)
+    print("context blocks  prompts        agreement   checked  tokens a step     ms a token")
+    rows = []
+    for context in given.contexts:
+        chosen = prompts(given.ids, context, given.prompts)
+        for budget in given.budgets:
+            asked = Asked(context, budget)
+            found = list(decode(engine, chosen, asked, tokens=given.tokens, speculation=shape))
+            rows.append(summary(asked, found))
+            print(line(rows[-1]), flush=True)
+    if given.output is not None:
+        given.output.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""The launch of ViewSamples."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
+from specbuild.plugins_cuda.view_inputs.lowering import require_sequences
+
+_BLOCK = 256
+_POINTERS = (
+    "row_token_ids",
+    "row_positions",
+    "row_start",
+    "logit_rows",
+    "fed_again",
+    "row_temperature",
+    "row_top_k",
+    "row_top_p",
+    "row_seed",
+    "positions",
+    "chosen_rows",
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+    "position",
+    "sample_sequence",
+    "sample_token",
+)
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """One CTA: a launch of 256 rows has no more to choose at."""
+    (batch,) = request.tensors["fed_again"].shape
+    (rows,) = request.tensors["logit_rows"].shape
+    require_sequences("ViewSamples", batch)
+    samples = int(request.attributes["samples"])
+    launch = OpLaunch(
+        kernel=Kernel("view_samples", "view_samples"),
+        grid=(1, 1, 1),
+        block=_BLOCK,
+        shared_bytes=0,
+        arguments=(*_POINTERS, batch, rows // batch, samples),
+    )
+    return Lowering((launch,))

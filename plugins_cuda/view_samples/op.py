@@ -1,0 +1,103 @@
+"""ViewSamples: at which tokens fed again the target chooses too, beside the trees (SpecPV)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.view_samples.lowering import lower
+
+if TYPE_CHECKING:
+    import torch
+
+
+def reference(
+    row_token_ids: torch.Tensor,
+    row_positions: torch.Tensor,
+    row_start: torch.Tensor,
+    logit_rows: torch.Tensor,
+    fed_again: torch.Tensor,
+    row_temperature: torch.Tensor,
+    row_top_k: torch.Tensor,
+    row_top_p: torch.Tensor,
+    row_seed: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    samples: int,
+) -> tuple[torch.Tensor, ...]:
+    """Behind the R tree rows stand ``samples`` of the rows that are fed again, N = R + samples.
+
+    ``row_token_ids``, ``row_positions`` [T], ``row_start`` [B1], ``logit_rows`` [R = B·N1] and
+    ``fed_again`` [B] are ViewInputs' outputs: where a sequence is ``fed_again``, rows row_start[b]
+    … logit_rows[b·N1] − 1 are its chain, and the next row's token is what was emitted behind each.
+    The chains of all sequences, C rows in all, are cut into ``samples`` even strata; of stratum
+    [lo, hi) row lo + (position of lo) mod (hi − lo) is taken. Where C ≤ ``samples`` that is every
+    row, and the strata that are empty take none.
+
+    How the rows choose: temperature, top_k, top_p and seed are those of the sequence's root
+    (``row_…`` [R]), position is the row's own. ``sample_sequence`` [samples] is −1 where none is
+    taken (the row is the first tree's root then, and chooses greedily), else the sequence that
+    emitted ``sample_token`` [samples] there.
+    """
+    import torch
+
+    batch, rows = len(fed_again), len(logit_rows)
+    nodes = rows // batch
+    chains = [
+        (b, row)
+        for b in range(batch)
+        if fed_again[b]
+        for row in range(int(row_start[b]), int(logit_rows[b * nodes]))
+    ]
+    out_rows = torch.cat([logit_rows, logit_rows[:1].expand(samples)])
+    given = (row_temperature, row_top_k, row_top_p, row_seed, positions)
+    usual = (0.0, 0, 1.0, 0, 0)
+    how = [
+        torch.cat([t, torch.full((samples,), u, dtype=t.dtype)])
+        for t, u in zip(given, usual, strict=True)
+    ]
+    sequence = torch.full((samples,), -1, dtype=torch.int32)
+    token = torch.zeros(samples, dtype=torch.int32)
+    for j in range(samples):
+        low, high = j * len(chains) // samples, (j + 1) * len(chains) // samples
+        if low == high:
+            continue
+        turn = int(row_positions[chains[low][1]]) % (high - low)
+        b, row = chains[low + turn]
+        out_rows[rows + j] = row
+        for out, source in zip(how[:4], given[:4], strict=True):
+            out[rows + j] = source[b * nodes]
+        how[4][rows + j] = row_positions[row]
+        sequence[j], token[j] = b, row_token_ids[row + 1]
+    return (out_rows, *how, sequence, token)
+
+
+OP = OpSpec(
+    name="ViewSamples",
+    doc="Adds a few of the tokens fed again to the rows at which the target chooses (SpecPV).",
+    inputs=(
+        TensorSpec("row_token_ids", "int32", ("T",)),
+        TensorSpec("row_positions", "int32", ("T",)),
+        TensorSpec("row_start", "int32", ("B1",)),
+        TensorSpec("logit_rows", "int32", ("R",)),
+        TensorSpec("fed_again", "int32", ("B",)),
+        TensorSpec("row_temperature", "float32", ("R",)),
+        TensorSpec("row_top_k", "int32", ("R",)),
+        TensorSpec("row_top_p", "float32", ("R",)),
+        TensorSpec("row_seed", "int32", ("R",)),
+        TensorSpec("positions", "int32", ("R",)),
+    ),
+    outputs=(
+        TensorSpec("chosen_rows", "int32", ("N",)),
+        TensorSpec("temperature", "float32", ("N",)),
+        TensorSpec("top_k", "int32", ("N",)),
+        TensorSpec("top_p", "float32", ("N",)),
+        TensorSpec("seed", "int32", ("N",)),
+        TensorSpec("position", "int32", ("N",)),
+        TensorSpec("sample_sequence", "int32", ("samples",)),
+        TensorSpec("sample_token", "int32", ("samples",)),
+    ),
+    attributes=(AttributeSpec("samples", int),),
+    reference=reference,
+    lower=lower,
+)

@@ -1,0 +1,32 @@
+"""The launch of ViewTally."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
+
+_BLOCK = 128
+_POINTERS = (
+    "choice",
+    "sample_sequence",
+    "sample_token",
+    "fed_again",
+    "step",
+    "ring_rechecked",
+    "ring_agreed",
+)
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """One thread per sequence."""
+    shapes = {name: info.shape for name, info in request.tensors.items()}
+    (batch,) = shapes["fed_again"]
+    slots, ring_batch = shapes["ring_rechecked"]
+    sizes = (shapes["choice"][0], shapes["sample_token"][0], batch, slots, ring_batch)
+    launch = OpLaunch(
+        kernel=Kernel("view_tally", "view_tally"),
+        grid=(-(-batch // _BLOCK), 1, 1),
+        block=_BLOCK,
+        shared_bytes=0,
+        arguments=(*_POINTERS, *sizes),
+    )
+    return Lowering((launch,))

@@ -1,0 +1,137 @@
+"""The benchmarks of SpecPV's quality: reading in pieces, sums of runs, and their picture."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from specbuild.runtime.records import RunStats, SpecPvStats
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPTS = ("specpv_quality", "specpv_decoding", "specpv_plot")
+START, LENGTH, ROWS = 60, 132, 12
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[dict[str, ModuleType]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield {name: importlib.import_module(name) for name in SCRIPTS}
+        for name in SCRIPTS:
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """A GPT-OSS of four layers in transformers, with loud attention."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    torch.manual_seed(3)
+    config = GptOssConfig(
+        hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, intermediate_size=16, num_local_experts=2, num_experts_per_tok=2,
+        vocab_size=64, sliding_window=16, max_position_embeddings=256, initializer_range=0.3,
+        attn_implementation="eager",
+    )  # fmt: skip
+    return GptOssForCausalLM(config).float().eval()
+
+
+def view(script: ModuleType, budget: int) -> Any:
+    return script.View(budget, block=4, sink=1, window=2, rows=ROWS, asking=3)
+
+
+def test_pieces_are_the_text_read_at_once(scripts: dict[str, ModuleType], model: Any) -> None:
+    """Losses are those of one forward; a view of everything changes nothing, a small one does."""
+    script = scripts["specpv_quality"]
+    ids = torch.randint(0, 64, (LENGTH + 1,), generator=torch.Generator().manual_seed(1))
+    views = [view(script, 2), view(script, 99)]
+    found = list(script.Reader(model, views).pieces(ids, START))
+    with torch.inference_mode():
+        whole = model(ids[None, :-1]).logits[0].float()
+    losses = F.cross_entropy(whole, ids[1:], reduction="none")
+    assert [p.context for v, p in found if v is views[0]] == list(range(START, LENGTH, ROWS))
+    for chosen, piece in found:
+        wanted = losses[piece.context : piece.context + ROWS].mean()
+        assert piece.loss_whole == pytest.approx(float(wanted), abs=1e-4)
+        assert piece.blocks == (piece.context - 4) // 4 - 2
+        if chosen is views[1]:
+            assert (piece.same, piece.divergence) == (1.0, pytest.approx(0, abs=1e-6))
+            assert piece.sink == pytest.approx(piece.sink_whole)
+        else:
+            assert piece.divergence > 1e-3
+            assert piece.sink > piece.sink_whole
+
+
+def test_errors_are_those_of_means_over_pieces(scripts: dict[str, ModuleType]) -> None:
+    script = scripts["specpv_quality"]
+    random = np.random.default_rng(2)
+    numbers = random.random((30, 3))
+    pieces = [
+        script.Piece(100, 9, same, 0.1, loss, loss + added, 0.5, 0.6)
+        for same, loss, added in numbers
+    ]
+    row = script.summary(view(script, 5), 64, 128, pieces)
+    assert row["positions"] == 30 * ROWS
+    assert row["same"] == pytest.approx(numbers[:, 0].mean())
+    assert row["same_error"] == pytest.approx(numbers[:, 0].std(ddof=1) / 30**0.5)
+    assert row["loss_added_error"] == pytest.approx(numbers[:, 2].std(ddof=1) / 30**0.5)
+    assert f"{row['same']:.2%}" in script.line(row)
+
+
+def stats(acceptance: float, rechecked: int, agreed: int) -> RunStats:
+    specpv = SpecPvStats(4, 9, 2, rechecked, agreed, None, 0, ())
+    return RunStats(100, 40, 20, acceptance, (), (), 0.1, 0.01, 90.0, specpv)
+
+
+def test_decoding_sums_tokens_and_averages_prompts(scripts: dict[str, ModuleType]) -> None:
+    script = scripts["specpv_decoding"]
+    asked = script.Asked(1024, 4)
+    row = script.summary(asked, [stats(2.0, 10, 9), stats(3.0, 30, 30), stats(4.0, 0, 0)])
+    assert (row["rechecked_tokens"], row["agreement"]) == (40, 39 / 40)
+    assert row["acceptance_length"] == 3.0
+    assert row["acceptance_length_error"] == pytest.approx(1 / 3**0.5)
+    assert row["agreement_error"] == pytest.approx(0.05)
+    none = script.summary(asked, [stats(2.0, 0, 0)])
+    assert none["agreement"] is None and "–" in script.line(none)
+
+
+def test_the_picture_is_drawn_from_reports(
+    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = scripts["specpv_plot"]
+
+    def report(whole: float, mix: float, context: float) -> dict[str, Any]:
+        names = {"whole": whole, "mix, 512 tokens retrieved": mix}
+        return {"phases": [
+            {"name": name, "batch": 8, "context": context, "time_s": time_s}
+            for name, time_s in names.items()
+        ]}  # fmt: skip
+
+    reports = [report(4.0, 2.0, 8192.0), report(9.0, 9.0, 65536.0), report(9.0, 3.0, 65540.5)]
+    speed = script.gains(script.times_of(reports), "mix, 512 tokens retrieved")
+    assert speed == {8: [(8192.0, 2.0), (65536.0, 3.0)]}
+    quality = [
+        {"from": 512, "to": 1024, "budget": 4, "correction": kind, "same": 0.9, "same_error": 0.01}
+        for kind in ("none", "exact")
+    ]
+    assert script.agreements(quality) == {4: [(768.0, 0.9, 0.01)]}
+    paths = [tmp_path / name for name in ("a.json", "b.json", "q.json", "one.svg", "two.svg")]
+    for path, content in zip(paths, [reports[0], reports[1], quality], strict=False):
+        path.write_text(json.dumps(content))
+    for output in paths[3:]:
+        arguments = ["--speed", str(paths[0]), "--speed", str(paths[1]), "--quality",
+                     str(paths[2]), "--retrieved", "512", "--output", str(output)]  # fmt: skip
+        monkeypatch.setattr(sys, "argv", ["specpv_plot.py", *arguments])
+        script.main()
+    drawn = paths[3].read_text()
+    assert drawn == paths[4].read_text() and drawn.lstrip().startswith("<?xml")
