@@ -53,7 +53,8 @@ class StepResult:
 
     The first ``count[b]`` entries of ``tokens[b]`` and ``logprobs[b]`` were emitted;
     ``accepted[b]`` drafts were confirmed, emitted or not. ``broken[b]`` of its lists broke an
-    invariant, where the step narrowed attention (DSA).
+    invariant, where the step narrowed attention (DSA); ``checks[b]`` are the five numbers of
+    ``ring.checks``, where it was checked.
     """
 
     count: list[int]
@@ -61,6 +62,7 @@ class StepResult:
     tokens: list[list[int]]
     logprobs: list[list[float]]
     broken: list[int] = field(default_factory=list)
+    checks: list[list[int]] = field(default_factory=list)
 
 
 @runtime_checkable

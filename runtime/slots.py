@@ -24,7 +24,7 @@ _SCALARS = (
 )
 VIEWS = ("verified_len", "view_blocks", "summarised", "budget", "buffered_tokens")
 FULL_STEP = "full_step"
-LIST_BUDGET = "list_budget"
+LIST_BUDGET, SAMPLED_BUDGET = "list_budget", "sampled_budget"
 PARTIAL_TABLE = "partial_table."
 # What the device keeps of a sequence beside its page tables.
 SEQUENCE_PORTS = (*_SCALARS, *PENDING)
@@ -48,7 +48,6 @@ class SlotTable:
             *self._tables,
             *(PENDING if self.drafted else ()),
             *((*VIEWS, *_partial_tables(executor)) if views else ()),
-            *((LIST_BUDGET,) if executor.port(LIST_BUDGET) is not None else ()),
         )
         self.sequences: list[SequenceState] = []
 

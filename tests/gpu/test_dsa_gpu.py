@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import GenerateParams, Prompt
 
 THRESHOLD, TOKENS, FEW = 256, 96, 64
+CHECK_INTERVAL = 4
 FULL = range(1, 24, 2)
 
 
@@ -40,7 +43,7 @@ def built(folder: Path, backend: str) -> Engine:
         dsa_top_k=1024,
         dsa_threshold=THRESHOLD,
         dsa_recent_tokens=16,
-        **({"dsa_check_interval": 0} if backend == "cpu" else {}),
+        dsa_check_interval=CHECK_INTERVAL if backend == "cuda" else 0,
     )
     build(options, SilentProgress())
     return Engine.load(options.output)
@@ -59,11 +62,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def narrowing(folder: Path) -> Iterator[Engine]:
+def checking(folder: Path) -> Iterator[Engine]:
     engine = built(folder, "cuda")
     yield engine
     assert isinstance(engine.executor, CudaExecutor)
     engine.executor.close()
+
+
+@pytest.fixture(scope="module")
+def narrowing(checking: Engine) -> Engine:
+    """The engine with every choosing step narrowed, none checked."""
+    return renumbered(checking, check_interval=0)
+
+
+def renumbered(engine: Engine, **changes: Any) -> Engine:
+    """The engine with other numbers that programs do not hold."""
+    dsa = engine.manifest.dsa
+    assert dsa is not None
+    numbers = replace(dsa, **changes)
+    return Engine(replace(engine.manifest, dsa=numbers), engine.executor, text=engine.text)
 
 
 def texts(engine: Engine) -> list[Prompt]:
@@ -103,6 +120,34 @@ def test_a_draft_changes_no_token_and_no_bit_of_a_logprob(narrowing: Engine) -> 
     assert outputs(plain)[0] == outputs(whole)[0]
     assert all(a.logprobs != b.logprobs for a, b in zip(plain[1:], whole[1:], strict=True))
     assert all(r.stats.dsa is not None and r.stats.dsa.broken_lists == 0 for r in plain)
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
+def test_checks_emit_the_bits_of_everything(checking: Engine, shape: DraftShape | None) -> None:
+    whole = decode(checking, shape, 0)
+    always = renumbered(checking, check_interval=1, min_agreement=0.0)
+    checked = decode(always, shape, FEW)
+    counts = [record.stats.dsa for record in checked]
+    if shape is None:
+        assert outputs(checked) == outputs(whole)
+    assert all(s is not None and s.narrowed_steps == s.broken_lists == 0 for s in counts)
+    beyond = [s for s in counts[1:] if s is not None]
+    assert all(s.checked_steps > 8 and s.agreement is not None for s in beyond)
+    print(f"agreement with {FEW} tokens: {[round(s.agreement or 0, 3) for s in beyond]}")
+    assert any(s.agreement is not None and s.agreement < 1 for s in beyond)
+    # Choosing as many as there are agrees always.
+    everything = [record.stats.dsa for record in decode(always, shape, None)]
+    assert all(s is not None and s.agreement == 1.0 for s in everything[1:])
+
+
+def test_too_little_agreement_falls_back(checking: Engine) -> None:
+    strict = decode(renumbered(checking, min_agreement=1.0), CHAIN, 1)
+    lenient = decode(renumbered(checking, min_agreement=0.0), CHAIN, 1)
+    for fallen, kept in zip(strict[1:], lenient[1:], strict=True):
+        assert fallen.stats.dsa is not None and kept.stats.dsa is not None
+        assert kept.stats.dsa.fallback_steps == 0 and kept.stats.dsa.narrowed_steps > 0
+        if fallen.stats.dsa.checked_steps >= 12 and fallen.stats.dsa.agreement != 1.0:
+            assert fallen.stats.dsa.fallback_steps > 0
 
 
 def test_chosen_tokens_are_those_of_the_cpu_engine(folder: Path, narrowing: Engine) -> None:

@@ -217,6 +217,7 @@ def _parts(
         vocab=model.target.vocab,
         views=_view_sizes(plan),
         narrows=plan.dsa is not None,
+        checks=plan.dsa is not None and plan.dsa.check_interval > 0,
     )
     return EngineParts(
         graphs, WeightTensors(), StatePorts(sizes), groups, model.d2t, plan.views, plan.dsa
@@ -257,11 +258,11 @@ def _steps(
                 continue
             # Only where steps with a draft are there too may the draft have to be kept current.
             drafted = bool(shapes) and fits(batch, shapes[0], depth) and shape == NO_DRAFT
-            for extends, full_logits, room, narrows in product(
+            for extends, full_logits, room, (narrows, checks) in product(
                 (False, True) if drafted else (False,),
                 (False, True),
                 _rooms(parts, batch, shape),
-                (False, True) if parts.dsa is not None else (False,),
+                _selections(parts),
             ):
                 program = step_program(
                     parts,
@@ -271,11 +272,14 @@ def _steps(
                     extends=extends,
                     room=room,
                     narrows=narrows,
+                    checks=checks,
                 )
                 lowered = lower_program(program, lower)
                 rows = batch * (shape.draft_tokens + 1) + room
                 entry = _described(lowered, "step", batch, rows, shape, full_logits=full_logits)
-                entry = replace(entry, extends=extends, fed_again=room, narrows=narrows)
+                entry = replace(
+                    entry, extends=extends, fed_again=room, narrows=narrows, checks=checks
+                )
                 steps.append((entry, lowered))
     return steps
 
@@ -285,6 +289,16 @@ def _rooms(parts: EngineParts, batch: int, shape: DraftShape) -> tuple[int, ...]
     if parts.views is None:
         return (0,)
     return 0, refresh_room(parts.views, batch, shape)
+
+
+def _selections(parts: EngineParts) -> tuple[tuple[bool, bool], ...]:
+    """Whether steps narrow attention and are checked: all forms that the engine has (DSA)."""
+    forms = [(False, False)]
+    if parts.ports.sizes.narrows:
+        forms.append((True, False))
+    if parts.ports.sizes.checks:
+        forms.append((True, True))
+    return tuple(forms)
 
 
 def _described(

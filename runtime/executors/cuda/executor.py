@@ -62,9 +62,10 @@ class CudaExecutor:
             self._done, self._count, self._accepted, self._tokens, self._logprobs = (
                 self._ports.ring(f"ring.{name}") for name in ring
             )
-            self._broken = None
-            if self._ports.find("ring.broken") is not None:
-                self._broken = self._ports.ring("ring.broken")
+            self._broken, self._checks = (
+                None if self._ports.find(name) is None else self._ports.ring(name)
+                for name in ("ring.broken", "ring.checks")
+            )
             self._closing = closing.pop_all()
 
     @property
@@ -143,6 +144,7 @@ class CudaExecutor:
             tokens=self._tokens[slot, :batch].tolist(),
             logprobs=self._logprobs[slot, :batch].tolist(),
             broken=[] if self._broken is None else self._broken[slot, :batch].tolist(),
+            checks=[] if self._checks is None else self._checks[slot, :batch].tolist(),
         )
 
     def synchronize(self) -> None:

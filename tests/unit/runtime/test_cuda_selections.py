@@ -14,7 +14,7 @@ from checkpoints import write_draft, write_target
 from fake_gpu import FakeGpu
 from indexer_files import write_indexers
 from latent_files import write_latents
-from plan_host import PlanHost, lowered_engine
+from plan_host import PlanHost, lowered_engine, step_name
 from test_cuda_interpreted import InterpretedRunner
 from toy_engine import Run, run
 from toy_model import toy_manifest
@@ -71,17 +71,26 @@ class Device:
     engine: Engine
     runner: InterpretedRunner
 
-    def decode(self, shape: DraftShape | None, top_k: int | None) -> Run:
-        params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, dsa_top_k=top_k)
+    def decode(self, shape: DraftShape | None, top_k: int | None, tokens: int = TOKENS) -> Run:
+        params = GenerateParams(max_new_tokens=tokens, ignore_eos=True, dsa_top_k=top_k)
         return run(self.engine, [prompt()], params, speculation=shape)
 
     @property
     def steps(self) -> list[bool]:
         """Whether each step narrowed."""
-        return ["narrowed" in name for name in self.runner.started if name.startswith("step")]
+        return [kind == "narrowed" for kind in self.kinds]
+
+    @property
+    def kinds(self) -> list[str]:
+        """How each step's program attends."""
+        steps = [name.split(".") for name in self.runner.started if name.startswith("step")]
+        return [next((k for k in ("narrowed", "checked") if k in s), "whole") for s in steps]
 
 
-def device(lowered: LoweredEngine) -> Device:
+def device(lowered: LoweredEngine, **changes: Any) -> Device:
+    """The engine without checks, or with other numbers that programs do not hold."""
+    dsa = lowered.plan.dsa
+    assert dsa is not None
     host, gpu = PlanHost(lowered), FakeGpu()
     executor = CudaExecutor(gpu, host.plan, lambda _: b"", lambda _: None)
     runner = InterpretedRunner(host, gpu, executor)
@@ -92,7 +101,7 @@ def device(lowered: LoweredEngine) -> Device:
         backend="cuda",
         limits=lowered.plan.limits,
         cache_groups=lowered.plan.groups,
-        dsa=lowered.plan.dsa,
+        dsa=dataclasses.replace(dsa, **{"check_interval": 0, **changes}),
         target=dataclasses.replace(toy.target, vocab=host.port("score.logits").shape[1]),
         roles={},
     )
@@ -125,6 +134,79 @@ def test_steps_narrow_from_the_threshold_on(
 
 def test_a_draft_changes_no_token(lowered: LoweredEngine) -> None:
     assert device(lowered).decode(None, FEW).ids == device(lowered).decode(CHAIN, FEW).ids
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
+def test_checks_emit_what_everything_gives_and_count_what_was_chosen(
+    lowered: LoweredEngine, shape: DraftShape | None
+) -> None:
+    """Every choosing step is a check: the tokens are those of attention to everything."""
+    full = device(lowered).decode(shape, 0)
+    checked = device(lowered, check_interval=1, min_agreement=0.0)
+    found = checked.decode(shape, FEW)
+    stats = found.records[0].stats.dsa
+    assert stats is not None and stats.narrowed_steps == stats.fallback_steps == 0
+    # A tree's deepest rows reach the threshold in front of the step that is counted.
+    assert set(checked.kinds) <= {"whole", "checked", *(["narrowed"] if shape else [])}
+    if shape is None:
+        assert (found.ids, found.records[0].logprobs) == (full.ids, full.records[0].logprobs)
+    # The last steps in flight may find the sequence done.
+    assert 4 < stats.checked_steps <= checked.kinds.count("checked")
+    assert stats.checked_tokens == stats.checked_steps + stats.accepted_whole
+    assert 0 < stats.agreed_tokens < stats.checked_tokens
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
+def test_a_check_counts_what_a_narrowed_step_there_chooses(
+    lowered: LoweredEngine, shape: DraftShape | None
+) -> None:
+    host, name = PlanHost(lowered), step_name(1, shape)
+    host.port("ignore_eos").fill_(1)
+    host.admit(0, prompt(), 50)
+    lasting = [b.name for b in host.plan.buffers if b.space in ("state", "cache", "ring")]
+    seen = []
+    for _ in range(12):
+        place = int(host.port("step")[0])
+        found = {}
+        kept = {name: host.memory.buffer(name).clone() for name in lasting}
+        for kind, counts, other in (("narrowed", FEW, -1), ("", -1, -1), ("checked", -1, FEW)):
+            for buffer, before in kept.items():
+                host.memory.buffer(buffer).copy_(before)
+            host.port("list_budget").fill_(counts)
+            host.port("sampled_budget").fill_(other)
+            [found[kind]] = host.step(f"{name}.{kind}" if kind else name)
+        whole, narrowed = found[""], found["narrowed"]
+        assert found["checked"] == whole
+        tokens, agreed, accepted, sampled, broken = host.port("ring.checks")[place, 0].tolist()
+        assert (tokens, accepted, sampled) == (
+            len(whole.tokens), whole.accepted, narrowed.accepted,
+        )  # fmt: skip
+        pairs = [a == b for a, b in zip(whole.tokens, narrowed.tokens, strict=False)]
+        assert sum(pairs) <= agreed <= sum(pairs) + max(0, accepted - sampled)
+        assert broken == 0
+        seen.append(agreed / tokens)
+    assert 0 < sum(seen) < len(seen)
+
+
+def test_too_little_agreement_falls_back_to_programs_without_lists(
+    lowered: LoweredEngine,
+) -> None:
+    strict, lenient = (
+        device(lowered, check_interval=4, min_agreement=least) for least in (1.0, 0.0)
+    )
+    stats = [d.decode(None, 1, tokens=40).records[0].stats.dsa for d in (strict, lenient)]
+    fallen, kept = stats
+    assert fallen is not None and kept is not None
+    assert fallen.agreement is not None and fallen.agreement < 1.0
+    assert fallen.fallback_steps > 4 and fallen.checked_steps > 8
+    assert kept.fallback_steps == 0 and kept.narrowed_steps > 4
+    threshold = strict.kinds.index("checked")
+    assert strict.kinds[threshold:].count("whole") >= fallen.fallback_steps
+    assert lenient.kinds[threshold:].count("whole") == 0
+    # Steps launched before the eighth check was read still narrow.
+    assert strict.kinds[-8:].count("narrowed") == 0
+    for one in (fallen, kept):
+        assert one.checked_steps + one.narrowed_steps + one.fallback_steps == 39 - (40 - PROMPT)
 
 
 def test_broken_lists_give_way_to_everything_and_are_counted(
@@ -181,10 +263,12 @@ def test_only_narrowed_programs_hold_lists(lowered: LoweredEngine) -> None:
         lists = [
             "selected" in c.inputs for c in program.ir.calls if c.op.name == "PagedTreeAttention"
         ]
-        assert ops["RmsIndexer"] == 2
-        assert entry.narrows == ("narrowed" in entry.name)
-        assert sum(lists) == ops["DsaIndexer"] == ops["DsaCheck"] == 2 * entry.narrows
+        passes = 1 + entry.checks
+        assert ops["RmsIndexer"] == 2 * passes
+        assert entry.narrows == ("narrowed" in entry.name or "checked" in entry.name)
+        assert sum(lists) == ops["DsaIndexer"] == ops["DsaCheck"] == 2 * passes * entry.narrows
         assert ops["DsaTally"] == entry.narrows
+        assert ops["DsaCompare"] == entry.checks == ("checked" in entry.name)
 
 
 def refused(path: Path, message: str, **changes: Any) -> None:
@@ -195,8 +279,6 @@ def refused(path: Path, message: str, **changes: Any) -> None:
 
 def test_what_has_no_kernels_is_refused(checkpoints: Path, tmp_path: Path) -> None:
     refused(checkpoints, "--dsa with --specpv: no CUDA step", **SPECPV)
-    refused(checkpoints, "--dsa-check-interval is about checks", dsa_check_interval=9)
-    refused(checkpoints, "--dsa-min-agreement is about checks", dsa_min_agreement=0.5)
     for folder, width in (("narrow", 8), ("latent", 16)):
         path = tmp_path / folder
         write_target(path / "t")

@@ -8,7 +8,11 @@ from dataclasses import replace
 from specbuild.builder.backends.cuda.programs.draft_passes import Drafting, fuse, keep_rows
 from specbuild.builder.backends.cuda.programs.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tensor
-from specbuild.builder.backends.cuda.programs.state import LIST_BUDGET, SCORE_LOGIT_ROWS
+from specbuild.builder.backends.cuda.programs.state import (
+    LIST_BUDGET,
+    SAMPLED_BUDGET,
+    SCORE_LOGIT_ROWS,
+)
 from specbuild.builder.backends.cuda.programs.target_pass import (
     TargetRows,
     choose,
@@ -67,15 +71,18 @@ def step_name(
     extends: bool = False,
     room: int = 0,
     narrows: bool = False,
+    checks: bool = False,
 ) -> str:
     """``step@4``, ``step@4.extends``, ``step@1.draft-1-3-3`` (K, D, N); ``.logits`` if written.
 
     ``.refresh`` has room for rows that are fed again (SpecPV); ``.narrowed`` attends to what
-    indexers choose (DSA).
+    indexers choose (DSA); ``.checked`` does so and holds it against attention to everything.
     """
     draft = f".draft-{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"
     name = f"step@{batch}{draft if shape.draft_depth else ''}{'.extends' if extends else ''}"
-    name = f"{name}{'.refresh' if room else ''}{'.narrowed' if narrows else ''}"
+    name = f"{name}{'.refresh' if room else ''}"
+    if narrows:
+        name = f"{name}.{'checked' if checks else 'narrowed'}"
     return f"{name}.logits" if full_logits else name
 
 
@@ -88,10 +95,17 @@ def step_program(
     extends: bool = False,
     room: int = 0,
     narrows: bool = False,
+    checks: bool = False,
 ) -> ProgramIr:
     """One decoding step of ``batch`` sequences; see ``ProgramEntry``."""
     name = step_name(
-        batch, shape, full_logits=full_logits, extends=extends, room=room, narrows=narrows
+        batch,
+        shape,
+        full_logits=full_logits,
+        extends=extends,
+        room=room,
+        narrows=narrows,
+        checks=checks,
     )
     program = ProgramIr(name, "decode")
     drafting = Drafting(parts, program, batch, shape)
@@ -102,23 +116,26 @@ def step_program(
     placed: dict[str, Tensor] = {}
     if parts.views is not None:
         rows, placed = view_rows(parts, program, trees.inputs, batch, room)
+    sampling = _sampling(trees.inputs)
+    sampled: dict[str, Tensor] = {}
+    if narrows and checks:
+        # Its keys and values give way to those of the pass behind it, which counts.
+        narrowed = replace(rows, budget=parts.ports.first(SAMPLED_BUDGET, batch))
+        found = run_target(parts, program, narrowed, sampled=True)
+        assert found.violations is not None
+        sampled = {
+            **choose(found.placement, sampling, full_logits=full_logits),
+            "violations": found.violations,
+        }
+        if tree is not None:
+            sampled = {**sampled, **_accept(program, trees, tree, sampled, shape)}
     if narrows:
         rows = replace(rows, budget=parts.ports.first(LIST_BUDGET, batch))
     target = run_target(parts, program, rows)
     captured = target.captured
     if captured is not None and room:
         captured = tree_features(program, captured, placed)
-    chosen = choose(
-        target.placement,
-        {
-            "temperature": trees.inputs["row_temperature"],
-            "top_k": trees.inputs["row_top_k"],
-            "top_p": trees.inputs["row_top_p"],
-            "seed": trees.inputs["row_seed"],
-            "position": trees.inputs["positions"],
-        },
-        full_logits=full_logits,
-    )
+    chosen = choose(target.placement, sampling, full_logits=full_logits)
     path = {} if tree is None else _accept(program, trees, tree, chosen, shape)
     if shape.draft_top_k > 1:
         _commit(parts, program, batch, path["path"])
@@ -126,6 +143,8 @@ def step_program(
         program.call(
             "DsaTally", {"violations": target.violations, **parts.state("DsaTally", batch)}
         )
+    if sampled:
+        _compare(parts, program, batch, sampled, {**chosen, **path})
     program.call(
         "Advance",
         {
@@ -140,6 +159,34 @@ def step_program(
     if parts.views is not None:
         advance_views(parts, program, trees.inputs, placed, path.get("path"), batch)
     return program
+
+
+def _sampling(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the rows of VerifyInputs are sampled by."""
+    names = ("temperature", "top_k", "top_p", "seed")
+    return {**{name: rows[f"row_{name}"] for name in names}, "position": rows["positions"]}
+
+
+def _compare(
+    parts: EngineParts,
+    program: ProgramIr,
+    batch: int,
+    sampled: Mapping[str, Tensor],
+    counted: Mapping[str, Tensor],
+) -> None:
+    """What the pass that does not count chose, beside the one that does, goes to the host."""
+    program.call(
+        "DsaCompare",
+        {
+            "sampled": sampled["choice"],
+            "choice": counted["choice"],
+            "path": counted.get("path"),
+            "accepted": counted.get("accepted"),
+            "sampled_accepted": sampled.get("accepted"),
+            "violations": sampled["violations"],
+            **parts.state("DsaCompare", batch),
+        },
+    )
 
 
 def _verify_rows(

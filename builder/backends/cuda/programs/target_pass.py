@@ -63,9 +63,17 @@ class TargetPass:
 
 
 def run_target(
-    parts: EngineParts, program: ProgramIr, rows: TargetRows, captured: Tensor | None = None
+    parts: EngineParts,
+    program: ProgramIr,
+    rows: TargetRows,
+    captured: Tensor | None = None,
+    *,
+    sampled: bool = False,
 ) -> TargetPass:
-    """All layers, up to the head. ``captured`` is where the draft's features go; else scratch."""
+    """All layers, up to the head. ``captured`` is where the draft's features go; else scratch.
+
+    A ``sampled`` pass does not count: no features are kept and no views chosen.
+    """
     inputs = dict(rows.inputs)
     for group in parts.target_groups:
         table = parts.page_table(group, rows.batch)
@@ -80,7 +88,7 @@ def run_target(
     if rows.budget is not None:
         inputs[LISTS_ASKED] = rows.budget
     graph = parts.graphs["target"]
-    output = graph.output("captured")
+    output = None if sampled else graph.output("captured")
     if output is not None:
         info = TensorInfo((rows.rows, parts.ports.sizes.captured), "bfloat16")
         inputs[_BLANK] = captured or program.scratch("captured", info)
@@ -90,7 +98,8 @@ def run_target(
     assert graph.head is not None
     hidden = graph.head.inputs[0]
     assert hidden is not None
-    chosen = graph.chosen if rows.views is not None and rows.views.chooses else []
+    chooses = rows.views is not None and rows.views.chooses and not sampled
+    chosen = graph.chosen if chooses else []
     counts = graph.violations if rows.budget is not None else []
     violations = None
     if counts:
