@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from example_engine import CHAIN, EXAMPLE, TREE, records
 from indexer_files import write_derived_indexers
+from latent_files import write_factors
 
 from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
@@ -81,6 +82,33 @@ def renumbered(engine: Engine, **changes: Any) -> Engine:
     assert dsa is not None
     numbers = replace(dsa, **changes)
     return Engine(replace(engine.manifest, dsa=numbers), engine.executor, text=engine.text)
+
+
+@pytest.fixture(scope="module")
+def latent(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """All layers cache latents, of all that they had: those with indexers gather them."""
+    root = tmp_path_factory.mktemp("dsa-latent")
+    model = root / "target"
+    model.mkdir()
+    for file in (folder / "target").iterdir():
+        (model / file.name).symlink_to(file)
+    write_factors(model, EXAMPLE / "target" / "model.safetensors", range(24), rank=96)
+    engine = built(root, "cuda")
+    yield renumbered(engine, check_interval=0)
+    assert isinstance(engine.executor, CudaExecutor)
+    engine.executor.close()
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
+def test_chosen_latents_have_the_bits_of_all(latent: Engine, shape: DraftShape | None) -> None:
+    whole, chosen = decode(latent, shape, 0), decode(latent, shape, None)
+    assert outputs(chosen) == outputs(whole)
+    narrowed = decode(latent, shape, FEW)
+    assert outputs(narrowed) == outputs(decode(latent, None, FEW))
+    assert outputs(narrowed)[0] == outputs(whole)[0]
+    assert all(a.logprobs != b.logprobs for a, b in zip(narrowed[1:], whole[1:], strict=True))
+    for record in (*chosen, *narrowed):
+        assert record.stats.dsa is not None and record.stats.dsa.broken_lists == 0
 
 
 def texts(engine: Engine) -> list[Prompt]:

@@ -31,7 +31,7 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
             "build with --backend cpu or --no-mla"
         )
     if target.indexer is not None:
-        _require_indexers(target, target.indexer)
+        _require_indexers(target.indexer)
     _require_tiles(
         "model",
         rows={"head_dim": target.head_dim, "vocab_size": target.vocab},
@@ -55,15 +55,8 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
     )
 
 
-def _require_indexers(target: TargetGeometry, indexer: IndexerGeometry) -> None:
-    """SpecbuildError where lists of slots meet what no kernel narrows."""
-    latent = [i for i in indexer.layers if target.latent_dims and target.latent_dims[i]]
-    if latent:
-        raise SpecbuildError(
-            f"layers {', '.join(map(str, latent))} cache latents (mla_kv.safetensors) and have "
-            "indexers (dsa_indexer.safetensors), and no CUDA kernel attends to chosen latents; "
-            "build with --backend cpu, --no-mla or --no-dsa"
-        )
+def _require_indexers(indexer: IndexerGeometry) -> None:
+    """SpecbuildError naming sizes that no kernel scores."""
     if indexer.width % TILE_ROWS or indexer.width > MOST_WIDTH or indexer.heads > MOST_HEADS:
         raise SpecbuildError(
             f"the model's indexers have {indexer.heads} heads of {indexer.width} values, CUDA "

@@ -64,6 +64,17 @@ def lowered(checkpoints: Path) -> LoweredEngine:
     return lowered_engine(**options(checkpoints))
 
 
+@pytest.fixture(scope="module")
+def latent(checkpoints: Path) -> LoweredEngine:
+    """A sliding layer and one of two layers with indexers cache latents."""
+    path = checkpoints / "latent"
+    write_target(path / "t")
+    write_indexers(path / "t", [1, 3], width=16)
+    write_latents(path / "t", {0: 12, 3: 12})
+    write_draft(path / "d")
+    return lowered_engine(**options(path))
+
+
 @dataclasses.dataclass
 class Device:
     """An engine whose programs the interpreter runs."""
@@ -130,6 +141,24 @@ def test_steps_narrow_from_the_threshold_on(
     counts = [s.dsa.narrowed_steps for s in stats if s.dsa is not None]
     assert counts[0] == 0 and 0 < counts[1] <= sum(few.steps)
     assert all(s.dsa is not None and s.dsa.broken_lists == 0 for s in stats)
+
+
+@pytest.mark.slow
+def test_latents_are_narrowed_like_keys(latent: LoweredEngine) -> None:
+    lists = [
+        sum("selected" in c.inputs for c in program.ir.calls if c.op.name == "MlaAttention")
+        for entry, program in latent.programs if entry.narrows
+    ]  # fmt: skip
+    assert set(lists) == {1, 2}
+    full = device(latent).decode(CHAIN, 0)
+    assert device(latent).decode(CHAIN, None).ids == full.ids
+    narrowed = device(latent).decode(CHAIN, FEW)
+    assert narrowed.ids == device(latent).decode(None, FEW).ids != full.ids
+    checked = device(latent, check_interval=1, min_agreement=0.0).decode(None, FEW)
+    assert checked.ids == device(latent).decode(None, 0).ids
+    stats = checked.records[0].stats.dsa
+    assert stats is not None and 0 < stats.agreed_tokens < stats.checked_tokens
+    assert stats.broken_lists == 0
 
 
 def test_a_draft_changes_no_token(lowered: LoweredEngine) -> None:
@@ -279,11 +308,7 @@ def refused(path: Path, message: str, **changes: Any) -> None:
 
 def test_what_has_no_kernels_is_refused(checkpoints: Path, tmp_path: Path) -> None:
     refused(checkpoints, "--dsa with --specpv: no CUDA step", **SPECPV)
-    for folder, width in (("narrow", 8), ("latent", 16)):
-        path = tmp_path / folder
-        write_target(path / "t")
-        write_indexers(path / "t", [1, 3], width=width)
-        write_draft(path / "d")
-    write_latents(tmp_path / "latent" / "t", {0: 12, 3: 12})
-    refused(tmp_path / "narrow", "2 heads of 8 values, CUDA kernels take")
-    refused(tmp_path / "latent", "layers 3 cache latents .* and have indexers")
+    write_target(tmp_path / "t")
+    write_indexers(tmp_path / "t", [1, 3], width=8)
+    write_draft(tmp_path / "d")
+    refused(tmp_path, "2 heads of 8 values, CUDA kernels take")
