@@ -13,10 +13,12 @@ DEFAULTS = Dsa(
     recent_tokens=64,
     min_agreement=0.75,
     check_interval=64,
+    key_dtype="bf16",
 )
 _PREFIX = "dsa_"
 _LEAST = {"top_k": 1, "recent_tokens": 1}
 _NAMES = tuple(DEFAULTS.__dataclass_fields__)
+_NUMBERS = tuple(name for name in _NAMES if name != "key_dtype")
 
 
 def dsa_of(
@@ -37,7 +39,7 @@ def dsa_of(
     named = {name: value for name, value in named.items() if value is not None}
     chosen = {name: getattr(DEFAULTS, name) for name in _NAMES}
     config = Dsa(**{**chosen, **named, **given})
-    for name in _NAMES:
+    for name in _NUMBERS:
         least = _LEAST.get(name, 0)
         if getattr(config, name) < least:
             raise SpecbuildError(

@@ -10,7 +10,7 @@ from specbuild.builder.specpv_options import PAGE_SIZE as SPECPV_PAGE_SIZE
 from specbuild.builder.specpv_options import require_turns, specpv_of
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.kv_layout import KV_DTYPE, MIN_PAGE_SIZE
+from specbuild.runtime.kv_layout import FP8_DTYPE, KV_DTYPE, MIN_PAGE_SIZE
 from specbuild.runtime.kv_pool import DRAFT_GROUP, FULL_GROUP, pages_per_sequence
 from specbuild.runtime.manifest import (
     INDEXER_GROUP,
@@ -174,7 +174,10 @@ def plan_engine(
     groups = _target_groups(target, page_size, sizes)
     dsa = dsa_of(options, target, shape, max_seq_len=max_seq_len)
     if target.indexer is not None:
-        groups.append(_indexer_group(target, target.indexer, page_size, sizes))
+        group = _indexer_group(target, target.indexer, page_size, sizes)
+        if dsa is not None and dsa.key_dtype == "fp8" and group.dtype == KV_DTYPE:
+            group = replace(group, dtype=FP8_DTYPE)
+        groups.append(group)
     if draft is not None:
         window = draft.sliding_window
         groups.append(

@@ -2,7 +2,7 @@
 //
 //   q              bf16 [T, HEADS, WIDTH]
 //   head_weights   bf16 [T, HEADS], or null: every head counts once
-//   key_pool       bf16 [pages, 1, PAGE_SIZE, WIDTH]
+//   key_pool       bf16 or, KEY_BYTES 1, e4m3 [pages, 1, PAGE_SIZE, WIDTH]
 //   page_table     i32  [B, views, table]
 //   row_start      i32  [B + 1]
 //   row_slot, positions  i32 [T]
@@ -13,9 +13,11 @@
 //
 // A warp holds 16 keys in registers as A of mma, and meets the heads of one row after another,
 // eight to a tile, from shared memory: keys are read once for as many rows as it holds. A row's
-// sums do not depend on the others. At 131k a layer with keys of 64 reads 17 MB, 4 µs at 4.2 TB/s;
+// sums do not depend on the others. At 131k a layer with keys of 64 reads 17 MB, 4 µs at 4.2 TB/s,
+// or half of that in fp8, whose values become bf16 in a few operations;
 // four rows of four heads are 0.5 G products, of which the tensor cores take a fraction of that.
 #include "../_device/bf16.cuh"
+#include "../_device/e4m3.cuh"
 #include "../_device/list_range.cuh"
 #include "../_device/ptx.cuh"
 #include "digits.cuh"
@@ -28,8 +30,44 @@ constexpr int kBlocks = ceil_div(WIDTH, 32), kHeadTiles = ceil_div(HEADS, 8);
 constexpr int kCtas = WIDTH <= 64 ? 3 : 2;
 constexpr int kKeys = 16, kStride = 32 * kBlocks + 32;  // of a query: rows lie in other banks
 
+// The first of the eight channels that lane t has of a block. Of fp8 keys it loads 16 at once, for
+// two blocks.
+constexpr bool kPaired = KEY_BYTES == 1 && WIDTH % 64 == 0;
+
+__device__ __forceinline__ int channel_of(int block, int t) {
+  return kPaired ? block / 2 * 64 + 16 * t + block % 2 * 8 : 32 * block + 8 * t;
+}
+
+// Eight e4m3 as bf16.
+__device__ __forceinline__ uint4 widened(uint32_t front, uint32_t back) {
+  return make_uint4(e4m3x2_to_bf16x2(front), e4m3x2_to_bf16x2(front >> 16), e4m3x2_to_bf16x2(back),
+                    e4m3x2_to_bf16x2(back >> 16));
+}
+
+// This lane's part of a key; zeros where there is none.
+__device__ __forceinline__ void load_key(uint4 (&key)[kBlocks], const uint8_t* own, int t,
+                                         bool there) {
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    const int channel = channel_of(block, t);
+    const uint8_t* from = own + channel * KEY_BYTES;
+    const bool held = there && channel < WIDTH;
+    if (kPaired) {
+      if (block % 2 == 1) continue;
+      const uint4 bytes = held ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+      key[block] = widened(bytes.x, bytes.y);
+      key[block + 1 < kBlocks ? block + 1 : block] = widened(bytes.z, bytes.w);
+    } else if (KEY_BYTES == 1) {
+      const uint2 bytes = held ? *reinterpret_cast<const uint2*>(from) : make_uint2(0, 0);
+      key[block] = widened(bytes.x, bytes.y);
+    } else {
+      key[block] = held ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, kCtas)
-    score_slots(const uint16_t* q, const uint16_t* head_weights, const uint16_t* key_pool,
+    score_slots(const uint16_t* q, const uint16_t* head_weights, const uint8_t* key_pool,
                 const int* page_table, const int* row_start, const int* row_slot,
                 const int* tree_start, const int* ancestor_bits, const int* positions,
                 const int* budget, float* workspace_scores, int* workspace_counts, int table,
@@ -90,14 +128,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, kCtas)
       for (int half = 0; half < 2; ++half) {
         const int slot = key + g + 8 * half;
         const int64_t page = slot < reach ? pages[slot / PAGE_SIZE] : 0;
-        const uint16_t* own = key_pool + (page * PAGE_SIZE + slot % PAGE_SIZE) * WIDTH;
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-          const int channel = 32 * block + 8 * t;
-          const bool held = slot < reach && channel < WIDTH;
-          keys[half][block] =
-              held ? *reinterpret_cast<const uint4*>(own + channel) : make_uint4(0, 0, 0, 0);
-        }
+        const int64_t entry = page * PAGE_SIZE + slot % PAGE_SIZE;
+        load_key(keys[half], key_pool + entry * WIDTH * KEY_BYTES, t, slot < reach);
       }
       for (int row = 0; row < here; ++row) {
         const int2 among = choices[row];
@@ -106,13 +138,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, kCtas)
 #pragma unroll
         for (int tile = 0; tile < kHeadTiles; ++tile) {
           const int head = 8 * tile;
-          const uint16_t* own = queries + (row * 8 * kHeadTiles + head + g) * kStride + 8 * t;
+          const uint16_t* own = queries + (row * 8 * kHeadTiles + head + g) * kStride;
           float products[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
           for (int block = 0; block < kBlocks; ++block) {
             // Lane t has the same eight channels of keys and queries: any order of them will do.
             const uint4 x = keys[0][block], y = keys[1][block];
-            const uint4 w = *reinterpret_cast<const uint4*>(own + 32 * block);
+            const uint4 w = *reinterpret_cast<const uint4*>(own + channel_of(block, t));
             const uint32_t front[4] = {x.x, y.x, x.y, y.y}, back[4] = {x.z, y.z, x.w, y.w};
             const uint32_t by_front[2] = {w.x, w.y}, by_back[2] = {w.z, w.w};
             mma_bf16(products, front, by_front);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specbuild.plugins_cuda.launches import (
+    ITEM_BYTES,
     Kernel,
     Lowering,
     LoweringRequest,
@@ -112,6 +113,7 @@ def _scoring(request: LoweringRequest) -> OpLaunch:
         ("HEADS", heads),
         ("WIDTH", width),
         ("PAGE_SIZE", page_size),
+        ("KEY_BYTES", ITEM_BYTES[tensors["key_pool"].dtype]),
         ("WORDS", tensors["ancestor_bits"].shape[1]),
         ("ROWS", rows_at_once),
         ("THREADS", SCORE_THREADS),

@@ -1,4 +1,4 @@
-"""DsaIndexer's kernels, emulated, over scores that are hard to select from."""
+"""Indexers' kernels, emulated: scores that are hard to select from, keys in fp8."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ import pytest
 import torch
 from emulation import has_compiler, run_lowering
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import SMALL_TARGET, bits
-from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
+from specbuild.builder.backends.cuda.kernels.kernel_case import (
+    SMALL_TARGET,
+    bits,
+    kernel_case,
+    values,
+)
+from specbuild.plugins_cuda.dsa_indexer.key_types import as_cached
+from specbuild.plugins_cuda.launches import LoweringRequest, Phase, TensorInfo
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.plugins_cuda.rms_indexer.cases import Sizes, index
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 
-INDEXER = op_named("DsaIndexer")
+INDEXER, PROJECTIONS = op_named("DsaIndexer"), op_named("RmsIndexer")
 WIDTH, PAGE, TREE = 16, 16, 3
 KEPT = {"threshold": 0, "first_tokens": 3, "recent_tokens": 5}
 _BF16 = ("q", "key_pool")
@@ -115,3 +122,38 @@ def test_the_best_are_found_among_any_scores(name: str, context: int, budget: in
     wanted = by_reference(arrays)
     found = by_kernels(arrays, wanted.shape)
     np.testing.assert_array_equal(found[: 2 * TREE], wanted[: 2 * TREE])
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize("rows", [5, 40])
+def test_fp8_keys_are_the_bf16_ones_rounded(rows: int, phase: Phase) -> None:
+    """Small ones, ones of every size, and ones beyond what fp8 holds."""
+    drawn = kernel_case(PROJECTIONS, index(rows, 96, Sizes(2, 32)))
+    inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
+    # Four tiles are of queries, two of keys: one of small keys, one of large ones.
+    weight = drawn.inputs["weight"].float()
+    weight[4] *= 2.0**-9
+    weight[5] *= 2.0**8
+    inputs["weight"] = bits(weight.bfloat16())
+    outputs = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
+    request = drawn.request(phase, SMALL_TARGET)
+    wide = run_lowering(PROJECTIONS, PROJECTIONS.lower(request), inputs, outputs)
+    pool = np.random.default_rng(1).integers(0, 127, inputs["key_pool"].shape, np.uint8)
+    info = TensorInfo(pool.shape, "uint8")
+    request = replace(request, tensors={**request.tensors, "key_pool": info, "key_pool_out": info})
+    found = run_lowering(
+        PROJECTIONS,
+        PROJECTIONS.lower(request),
+        {**inputs, "key_pool": pool},
+        {**outputs, "key_pool_out": pool},
+    )
+    np.testing.assert_array_equal(found["q"], wide["q"])
+    slots = inputs["write_slot"]
+    keys = torch.from_numpy(values(wide["key_pool_out"], torch.bfloat16))
+    keys = keys.flatten(0, 2)[slots]
+    assert float(keys.abs().max()) > 448 and 0 < float(keys.abs().min()) < 2**-7
+    rounded = as_cached(keys, torch.from_numpy(pool)).numpy()
+    got = found["key_pool_out"].reshape(-1, pool.shape[3])
+    np.testing.assert_array_equal(got[slots], rounded)
+    others = np.setdiff1d(np.arange(len(got)), slots)
+    np.testing.assert_array_equal(got[others], pool.reshape(got.shape)[others])

@@ -144,6 +144,35 @@ def test_steps_narrow_from_the_threshold_on(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
+def test_keys_in_fp8_choose_nearly_the_same(
+    lowered: LoweredEngine, checkpoints: Path, shape: DraftShape | None
+) -> None:
+    """Half of the cache; the engine for a CPU rounds the same keys."""
+    asked = options(checkpoints, dsa_key_dtype="fp8")
+    fp8 = lowered_engine(**asked)
+    bf16_cache, fp8_cache = (
+        next(b.bytes for b in PlanHost(engine).plan.buffers if b.name == "cache:indexer")
+        for engine in (lowered, fp8)
+    )
+    assert 2 * fp8_cache == bf16_cache
+    assert device(fp8).decode(shape, None).ids == device(fp8).decode(shape, 0).ids
+    host, found = PlanHost(fp8), device(fp8).decode(shape, FEW).records[0]
+    assert found.stats.dsa is not None and found.stats.dsa.broken_lists == 0
+    host.admit(0, prompt(), 9)
+    assert host.memory.buffer("cache:indexer").count_nonzero() > 16 * PROMPT
+    building.build(
+        BuildOptions(**asked, output=checkpoints / "fp8", dsa_check_interval=0, force=True),
+        SilentProgress(),
+    )
+    cpu = Engine.load(checkpoints / "fp8")
+    params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, dsa_top_k=FEW)
+    theirs = run(cpu, [prompt()], params, speculation=None).records[0]
+    pairs = zip(found.output_ids, theirs.output_ids, strict=True)
+    assert next((i for i, (a, b) in enumerate(pairs) if a != b), TOKENS) > 40 - PROMPT + 4
+
+
+@pytest.mark.slow
 def test_latents_are_narrowed_like_keys(latent: LoweredEngine) -> None:
     lists = [
         sum("selected" in c.inputs for c in program.ir.calls if c.op.name == "MlaAttention")

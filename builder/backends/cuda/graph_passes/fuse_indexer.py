@@ -34,7 +34,7 @@ def fuse_indexer(graph: ir.Graph, node: ir.Node) -> bool:
         return False
     queries, head_weights, key = (
         producer(laid_out(value), "MatMul")
-        for value in (indexer.inputs[0], indexer.inputs[1], write.inputs[1])
+        for value in (indexer.inputs[0], indexer.inputs[1], _unrounded(write.inputs[1]))
     )
     if queries is None or key is None:
         return False
@@ -56,6 +56,16 @@ def fuse_indexer(graph: ir.Graph, node: ir.Node) -> bool:
     take_place(write.outputs[0], written, graph)
     _place_lists(graph, node, indexer, q, None if head_weights is None else weights, written)
     return True
+
+
+def _unrounded(keys: ir.Value | None) -> ir.Value | None:
+    """Keys before they are rounded to fp8, which the kernel does that writes them."""
+    found = laid_out(keys)
+    node = None if found is None else found.producer()
+    while node is not None and node.op_type == "Cast":
+        found = laid_out(node.inputs[0])
+        node = None if found is None else found.producer()
+    return found
 
 
 def _place_lists(  # noqa: PLR0917
