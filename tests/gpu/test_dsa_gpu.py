@@ -29,7 +29,7 @@ CHECK_INTERVAL = 4
 FULL = range(1, 24, 2)
 
 
-def built(folder: Path, backend: str) -> Engine:
+def built(folder: Path, backend: str, **changes: Any) -> Engine:
     options = BuildOptions(
         model=folder / "target",
         draft=EXAMPLE / "draft",
@@ -45,6 +45,7 @@ def built(folder: Path, backend: str) -> Engine:
         dsa_threshold=THRESHOLD,
         dsa_recent_tokens=16,
         dsa_check_interval=CHECK_INTERVAL if backend == "cuda" else 0,
+        **changes,
     )
     build(options, SilentProgress())
     return Engine.load(options.output)
@@ -95,6 +96,30 @@ def latent(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[E
     write_factors(model, EXAMPLE / "target" / "model.safetensors", range(24), rank=96)
     engine = built(root, "cuda")
     yield renumbered(engine, check_interval=0)
+    assert isinstance(engine.executor, CudaExecutor)
+    engine.executor.close()
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
+def test_rows_choose_inside_partial_views(
+    folder: Path, tmp_path: Path, shape: DraftShape | None
+) -> None:
+    """With keys in fp8. Choosing all of a view is the view, bit for bit."""
+    root = tmp_path / "views"
+    root.mkdir()
+    (root / "target").symlink_to(folder / "target")
+    engine = built(
+        root, "cuda", dsa_key_dtype="fp8", enable_specpv=True, specpv_n_retrieval_blocks=8,
+        specpv_partial_threshold=256, specpv_full_refresh_interval=12,
+    )  # fmt: skip
+    viewing = renumbered(engine, check_interval=0)
+    whole, chosen = decode(viewing, shape, 0), decode(viewing, shape, None)
+    assert outputs(chosen) == outputs(whole)
+    narrowed = decode(viewing, shape, FEW)
+    for record, before in zip(narrowed[1:], whole[1:], strict=True):
+        assert record.logprobs != before.logprobs
+        assert record.stats.dsa is not None and record.stats.dsa.broken_lists == 0
+        assert record.stats.specpv is not None and record.stats.specpv.partial_steps > 4
     assert isinstance(engine.executor, CudaExecutor)
     engine.executor.close()
 

@@ -74,10 +74,10 @@ def require_cuda_options(plan: EnginePlan, backend: str) -> None:
             f"--dsa is not built for --backend {backend}; build with --backend cuda or cpu, or "
             "with --no-dsa"
         )
-    if plan.specpv is not None:
+    if plan.specpv is not None and plan.specpv.score == "indexer":
         raise SpecbuildError(
-            "--dsa with --specpv: no CUDA step chooses tokens inside a partial view; leave one of "
-            "them out or build with --backend cpu"
+            "--specpv-score indexer: no CUDA step chooses blocks by indexers; take dot or quest, "
+            "or build with --backend cpu"
         )
 
 

@@ -43,6 +43,7 @@ SPECPV = {
     "specpv_partial_threshold": 64,
     "specpv_full_refresh_interval": 2,
 }
+VIEWED = {**SPECPV, "specpv_partial_threshold": 34}
 PROMPT, TOKENS, FEW = 34, 20, 6
 
 
@@ -98,7 +99,7 @@ class Device:
         return [next((k for k in ("narrowed", "checked") if k in s), "whole") for s in steps]
 
 
-def device(lowered: LoweredEngine, **changes: Any) -> Device:
+def device(lowered: LoweredEngine, *, specpv: bool = False, **changes: Any) -> Device:
     """The engine without checks, or with other numbers that programs do not hold."""
     dsa = lowered.plan.dsa
     assert dsa is not None
@@ -113,6 +114,7 @@ def device(lowered: LoweredEngine, **changes: Any) -> Device:
         limits=lowered.plan.limits,
         cache_groups=lowered.plan.groups,
         dsa=dataclasses.replace(dsa, **{"check_interval": 0, **changes}),
+        specpv=lowered.plan.specpv if specpv else None,
         target=dataclasses.replace(toy.target, vocab=host.port("score.logits").shape[1]),
         roles={},
     )
@@ -141,6 +143,31 @@ def test_steps_narrow_from_the_threshold_on(
     counts = [s.dsa.narrowed_steps for s in stats if s.dsa is not None]
     assert counts[0] == 0 and 0 < counts[1] <= sum(few.steps)
     assert all(s.dsa is not None and s.dsa.broken_lists == 0 for s in stats)
+
+
+@pytest.fixture(scope="module")
+def viewed(checkpoints: Path) -> LoweredEngine:
+    return lowered_engine(**options(checkpoints, **VIEWED))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
+def test_rows_choose_inside_partial_views(viewed: LoweredEngine, shape: DraftShape | None) -> None:
+    whole, everything, narrowed = (device(viewed, specpv=True) for _ in range(3))
+    full = whole.decode(shape, 0, TOKENS)
+    assert everything.decode(shape, None).ids == full.ids
+    found = narrowed.decode(shape, FEW)
+    assert found.ids != full.ids
+    assert any("refresh.narrowed" in name for name in narrowed.runner.started)
+    dsa, specpv = found.records[0].stats.dsa, found.records[0].stats.specpv
+    assert dsa is not None and specpv is not None
+    assert dsa.broken_lists == 0 and dsa.narrowed_steps > 4 and specpv.partial_steps > 2
+    checked = device(viewed, specpv=True, check_interval=1, min_agreement=0.0)
+    again = checked.decode(shape, FEW)
+    stats = again.records[0].stats.dsa
+    assert stats is not None and 0 < stats.agreed_tokens < stats.checked_tokens
+    if shape is None:
+        assert again.ids == full.ids
 
 
 @pytest.mark.slow
@@ -336,7 +363,7 @@ def refused(path: Path, message: str, **changes: Any) -> None:
 
 
 def test_what_has_no_kernels_is_refused(checkpoints: Path, tmp_path: Path) -> None:
-    refused(checkpoints, "--dsa with --specpv: no CUDA step", **SPECPV)
+    refused(checkpoints, "--specpv-score indexer: no CUDA", **SPECPV, specpv_score="indexer")
     write_target(tmp_path / "t")
     write_indexers(tmp_path / "t", [1, 3], width=8)
     write_draft(tmp_path / "d")

@@ -105,11 +105,13 @@ class EngineParts:
             for i, layer in enumerate(layers)
         }
 
-    def layer_inputs(self, name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """An input of the full-attention group that each of its layers has for itself."""
+    def layer_inputs(
+        self, name: str, tensors: Sequence[Tensor], group: str = FULL_GROUP
+    ) -> dict[str, Tensor]:
+        """An input of a group that each of its layers has for itself."""
         if len(tensors) == 1:
-            return {f"{FULL_GROUP}.{name}": tensors[0]}
-        return {f"{FULL_GROUP}.{name}.{i}": tensor for i, tensor in enumerate(tensors)}
+            return {f"{group}.{name}": tensors[0]}
+        return {f"{group}.{name}.{i}": tensor for i, tensor in enumerate(tensors)}
 
     def page_table(self, group: str, batch: int) -> Tensor:
         """The first ``batch`` rows of a group's page table, [batch, P]."""

@@ -11,6 +11,7 @@ from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tenso
 from specbuild.builder.backends.cuda.programs.state import PARTIAL_TABLE
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.runtime.kv_pool import FULL_GROUP
+from specbuild.runtime.manifest import INDEXER_GROUP
 
 _BLANK = "captured_blank"
 
@@ -123,9 +124,23 @@ def _full_layers(parts: EngineParts, rows: TargetRows) -> dict[str, Tensor]:
     tables = [views.tables.part(i) for i in range(layers)]
     partial = [parts.ports.first(f"{PARTIAL_TABLE}.{i}", rows.batch) for i in range(layers)]
     return {
+        **_indexers(parts, views),
         **parts.layer_inputs("page_table", tables),
         **parts.layer_inputs("partial_table", partial),
         **{f"{FULL_GROUP}.{name}": tensor for name, tensor in views.inputs.items()},
+    }
+
+
+def _indexers(parts: EngineParts, views: TargetViews) -> dict[str, Tensor]:
+    """Indexers choose among what their layers see: the pages of a view are those of their keys."""
+    if INDEXER_GROUP not in parts.layouts:
+        return {}
+    of_views = parts.layouts[FULL_GROUP].group.layers
+    places = [of_views.index(layer) for layer in parts.layouts[INDEXER_GROUP].group.layers]
+    tables = [views.tables.part(place) for place in places]
+    return {
+        **parts.layer_inputs("page_table", tables, INDEXER_GROUP),
+        **{f"{INDEXER_GROUP}.{n}": views.inputs[n] for n in ("row_slot", "tree_start")},
     }
 
 
