@@ -37,6 +37,10 @@ KERNEL_BACKENDS = ("cuda", "tensorrt")
 MAX_DECODE_ROWS = 256
 
 
+# Full-attention layers that cache latents.
+LATENT_GROUP = "latent"
+
+
 @dataclass(frozen=True)
 class BackendSizes:
     """What a backend chooses where nothing is asked for, and how it keeps its caches."""
@@ -284,7 +288,7 @@ def _latent_group(group: CacheGroup, widths: tuple[int, ...]) -> CacheGroup:
     widest = max(widths)
     return replace(
         group,
-        name="latent_sliding" if group.window else "latent",
+        name=f"{LATENT_GROUP}_sliding" if group.window else LATENT_GROUP,
         kv_heads=1,
         k_width=widest,
         v_width=widest,

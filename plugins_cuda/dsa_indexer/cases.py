@@ -153,13 +153,6 @@ _KERNEL_LAUNCHES = {
     "nine heads of 256": indexer_launch(
         [Branch(90, 0, BUSHY)], 20, heads=9, width=256, page_size=32, top_k=20
     ),
-    "fp8 keys": indexer_launch(
-        [Branch(200, 2), Branch(90, 0, BUSHY)], 60, 30, heads=3, width=64, page_size=16,
-        top_k=60, fp8=True,
-    ),
-    "fp8 keys of 48": indexer_launch(
-        [Branch(150, 2)], 40, heads=2, width=48, page_size=16, top_k=40, fp8=True
-    ),
     "negative scores": indexer_launch(
         [Branch(200, 2)], 60, heads=2, width=16, page_size=16, top_k=60, first_tokens=0
     ),

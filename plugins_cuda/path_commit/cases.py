@@ -66,8 +66,8 @@ CASES: tuple[Case, ...] = (
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
-    commit("bytes of fp8", [(7, [0, 2, 5]), (30, [0, 3, 4])], kv_heads=1, width=48, fp8=True),
     commit("a path of 33 nodes", [(40, [0, *range(2, 34)])], parts=2, tree_slots=40),
+    commit("gpu: bytes of fp8", [(7, [0, 2, 5]), (30, [0, 3, 4])], kv_heads=1, width=48, fp8=True),
     commit(
         "gpu: 12 layers of 8 heads of 64, batch 16",
         [(1000 + 37 * b, [0, 2, 3, 6, 7, 8, 11, 12, 15]) for b in range(16)],

@@ -16,14 +16,20 @@ from specbuild.builder.backends.cuda.kernels.kernel_case import (
     kernel_case,
     values,
 )
+from specbuild.plugins_cuda.cases import Case
+from specbuild.plugins_cuda.dsa_indexer.cases import indexer_launch
 from specbuild.plugins_cuda.dsa_indexer.key_types import as_cached
 from specbuild.plugins_cuda.launches import LoweringRequest, Phase, TensorInfo
+from specbuild.plugins_cuda.opspec import OpSpec
+from specbuild.plugins_cuda.paged_tree_attention.cases import BUSHY, Branch
+from specbuild.plugins_cuda.path_commit.cases import KERNEL_CASES as COMMIT_CASES
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_indexer.cases import Sizes, index
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 
 INDEXER, PROJECTIONS = op_named("DsaIndexer"), op_named("RmsIndexer")
+COMMIT = op_named("PathCommit")
 WIDTH, PAGE, TREE = 16, 16, 3
 KEPT = {"threshold": 0, "first_tokens": 3, "recent_tokens": 5}
 _BF16 = ("q", "key_pool")
@@ -157,3 +163,32 @@ def test_fp8_keys_are_the_bf16_ones_rounded(rows: int, phase: Phase) -> None:
     np.testing.assert_array_equal(got[slots], rounded)
     others = np.setdiff1d(np.arange(len(got)), slots)
     np.testing.assert_array_equal(got[others], pool.reshape(got.shape)[others])
+
+
+FP8_LAUNCHES = {
+    "64 wide": indexer_launch(
+        [Branch(200, 2), Branch(90, 0, BUSHY)], 60, 30, heads=3, width=64, page_size=16,
+        top_k=60, fp8=True,
+    ),
+    "48 wide": indexer_launch(
+        [Branch(150, 2)], 40, heads=2, width=48, page_size=16, top_k=40, fp8=True
+    ),
+}  # fmt: skip
+FP8_PATHS = "gpu: bytes of fp8"
+
+
+@pytest.mark.parametrize("name", FP8_LAUNCHES)
+def test_keys_in_fp8_are_scored(name: str) -> None:
+    checked(INDEXER, FP8_LAUNCHES[name].case(name))
+
+
+def test_paths_of_bytes_are_committed() -> None:
+    checked(COMMIT, next(case for case in COMMIT_CASES if case.name == FP8_PATHS))
+
+
+def checked(op: OpSpec, case: Case) -> None:
+    """The kernels give what the reference gives."""
+    drawn = kernel_case(op, case)
+    inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
+    outputs = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
+    drawn.check(run_lowering(op, drawn.lowering("decode", SMALL_TARGET), inputs, outputs))

@@ -45,7 +45,6 @@ from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Lowering, Target
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.kv_layout import layouts
-from specbuild.runtime.kv_pool import FULL_GROUP
 from specbuild.runtime.manifest import DraftGeometry, DraftShape, TargetGeometry
 from specbuild.runtime.plan import PLAN_FILE, Plan, ProgramEntry
 
@@ -227,7 +226,7 @@ def _parts(
 def _view_sizes(plan: EnginePlan) -> ViewSizes | None:
     if plan.specpv is None or plan.views is None:
         return None
-    group = next(group for group in plan.groups if group.name == FULL_GROUP)
+    group = plan.choosing_group
     buffer = plan.specpv.n_spec_tokens_buf
     return ViewSizes(len(group.layers), group.kv_heads, plan.views.entries, buffer)
 

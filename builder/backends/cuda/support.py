@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbuild.builder.limits import EnginePlan
+from specbuild.builder.limits import LATENT_GROUP, EnginePlan
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT
@@ -75,10 +75,17 @@ def require_cuda_options(plan: EnginePlan, backend: str) -> None:
             "with --no-dsa"
         )
     if plan.specpv is not None and plan.specpv.score == "indexer":
-        raise SpecbuildError(
-            "--specpv-score indexer: no CUDA step chooses blocks by indexers; take dot or quest, "
-            "or build with --backend cpu"
-        )
+        if plan.dsa.key_dtype == "fp8":
+            raise SpecbuildError(
+                "--specpv-score indexer: CUDA kernels summarise keys in bf16, these are fp8; take "
+                "dot or quest, or --dsa-key-dtype bf16"
+            )
+        if any(group.name == LATENT_GROUP for group in plan.groups):
+            raise SpecbuildError(
+                "--specpv: full-attention layers cache latents (mla_kv.safetensors), of which no "
+                "CUDA kernel sees a part; build with --no-mla, without --specpv or with "
+                "--backend cpu"
+            )
 
 
 def _require_variant(draft: DraftGeometry) -> None:

@@ -145,9 +145,9 @@ def test_steps_narrow_from_the_threshold_on(
     assert all(s.dsa is not None and s.dsa.broken_lists == 0 for s in stats)
 
 
-@pytest.fixture(scope="module")
-def viewed(checkpoints: Path) -> LoweredEngine:
-    return lowered_engine(**options(checkpoints, **VIEWED))
+@pytest.fixture(scope="module", params=["quest", "indexer"])
+def viewed(checkpoints: Path, request: pytest.FixtureRequest) -> LoweredEngine:
+    return lowered_engine(**options(checkpoints, **VIEWED, specpv_score=request.param))
 
 
 @pytest.mark.slow
@@ -363,7 +363,15 @@ def refused(path: Path, message: str, **changes: Any) -> None:
 
 
 def test_what_has_no_kernels_is_refused(checkpoints: Path, tmp_path: Path) -> None:
-    refused(checkpoints, "--specpv-score indexer: no CUDA", **SPECPV, specpv_score="indexer")
+    asked = {**SPECPV, "specpv_score": "indexer", "dsa_key_dtype": "fp8"}
+    refused(checkpoints, "summarise keys in bf16, these are fp8", **asked)
+    latent = tmp_path / "latent"
+    write_target(latent / "t")
+    write_indexers(latent / "t", [1, 3], width=16)
+    write_latents(latent / "t", {3: 12})
+    write_draft(latent / "d")
+    asked["dsa_key_dtype"] = "bf16"
+    refused(latent, "full-attention layers cache latents .* of which no CUDA kernel", **asked)
     write_target(tmp_path / "t")
     write_indexers(tmp_path / "t", [1, 3], width=8)
     write_draft(tmp_path / "d")

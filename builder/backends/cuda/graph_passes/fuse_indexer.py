@@ -54,8 +54,22 @@ def fuse_indexer(graph: ir.Graph, node: ir.Node) -> bool:
     sizes = [(ROWS, heads, width), (ROWS, heads), pool.shape]
     q, weights, written = place(node, "RmsIndexer", inputs, sizes, heads=heads, eps=eps)
     take_place(write.outputs[0], written, graph)
+    _place_weighted(graph, node, indexer, q, weights)
     _place_lists(graph, node, indexer, q, None if head_weights is None else weights, written)
     return True
+
+
+def _place_weighted(
+    graph: ir.Graph, check: ir.Node, indexer: ir.Node, q: ir.Value, weights: ir.Value
+) -> None:
+    """Where blocks are chosen by an indexer (SpecPV), its queries times its heads' weights."""
+    queries = indexer.inputs[0]
+    assert queries is not None
+    for product in [user for user in queries.consumers() if user.op_type == "Mul"]:
+        (weighted,) = place(check, "WeighHeads", {"q": q, "head_weights": weights}, [q.shape])
+        take_place(product.outputs[0], weighted, graph)
+    for user in [user for user in queries.consumers() if user.op_type == "KvBlockSelect"]:
+        user.replace_input_with(list(user.inputs).index(queries), q)
 
 
 def _unrounded(keys: ir.Value | None) -> ir.Value | None:

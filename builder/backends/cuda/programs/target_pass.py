@@ -126,8 +126,9 @@ def _full_layers(parts: EngineParts, rows: TargetRows) -> dict[str, Tensor]:
     return {
         **_indexers(parts, views),
         **parts.layer_inputs("page_table", tables),
-        **parts.layer_inputs("partial_table", partial),
+        **parts.layer_inputs("partial_table", partial, parts.chooser),
         **{f"{FULL_GROUP}.{name}": tensor for name, tensor in views.inputs.items()},
+        **{f"{parts.chooser}.{name}": tensor for name, tensor in views.inputs.items()},
     }
 
 
