@@ -203,6 +203,7 @@ def lists_of(sequences: Sequence[Branch[Text]], held: int) -> np.ndarray:
     return lists
 
 
+@pytest.mark.slow
 def test_lists_of_everything_give_the_bits_of_all_latents() -> None:
     """Alone and beside rows that attend to everything; narrower lists give others."""
     text, other = Text.drawn(165, Layer(), 1), Text.drawn(165, Layer(), 2)
