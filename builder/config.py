@@ -51,5 +51,6 @@ class BuildOptions:
     dsa_recent_tokens: int | None = None
     dsa_min_agreement: float | None = None
     dsa_check_interval: int | None = None
+    dsa_key_dtype: Literal["bf16", "fp8"] | None = None
     strict: bool = False
     force: bool = False

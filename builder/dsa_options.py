@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from specbuild.builder.config import BuildOptions
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.manifest import DraftShape, Dsa, TargetGeometry
@@ -15,10 +13,12 @@ DEFAULTS = Dsa(
     recent_tokens=64,
     min_agreement=0.75,
     check_interval=64,
+    key_dtype="bf16",
 )
 _PREFIX = "dsa_"
 _LEAST = {"top_k": 1, "recent_tokens": 1}
 _NAMES = tuple(DEFAULTS.__dataclass_fields__)
+_NUMBERS = tuple(name for name in _NAMES if name != "key_dtype")
 
 
 def dsa_of(
@@ -31,13 +31,6 @@ def dsa_of(
     given = {name: getattr(options, _PREFIX + name) for name in _NAMES}
     given = {name: value for name, value in given.items() if value is not None}
     indexer = target.indexer
-    if options.backend == "cuda":
-        for name in ("min_agreement", "check_interval"):
-            if given.get(name):
-                raise SpecbuildError(
-                    f"{_option(name)} is about checks against full attention, which CUDA engines "
-                    "do not make; leave it out or build with --backend cpu"
-                )
     if indexer is None:
         if given:
             raise SpecbuildError(f"{_option(next(iter(given)))} needs --dsa; add it")
@@ -46,9 +39,7 @@ def dsa_of(
     named = {name: value for name, value in named.items() if value is not None}
     chosen = {name: getattr(DEFAULTS, name) for name in _NAMES}
     config = Dsa(**{**chosen, **named, **given})
-    if options.backend == "cuda":
-        config = replace(config, check_interval=0)
-    for name in _NAMES:
+    for name in _NUMBERS:
         least = _LEAST.get(name, 0)
         if getattr(config, name) < least:
             raise SpecbuildError(

@@ -10,7 +10,7 @@ from specbuild.builder.specpv_options import PAGE_SIZE as SPECPV_PAGE_SIZE
 from specbuild.builder.specpv_options import require_turns, specpv_of
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.kv_layout import KV_DTYPE, MIN_PAGE_SIZE
+from specbuild.runtime.kv_layout import FP8_DTYPE, KV_DTYPE, MIN_PAGE_SIZE
 from specbuild.runtime.kv_pool import DRAFT_GROUP, FULL_GROUP, pages_per_sequence
 from specbuild.runtime.manifest import (
     INDEXER_GROUP,
@@ -35,6 +35,10 @@ DEFAULT_DRAFT_SHAPE = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
 KERNEL_BACKENDS = ("cuda", "tensorrt")
 # Rows of a launch up to which CUDA kernels are batch-invariant.
 MAX_DECODE_ROWS = 256
+
+
+# Full-attention layers that cache latents.
+LATENT_GROUP = "latent"
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,10 @@ def plan_engine(
     groups = _target_groups(target, page_size, sizes)
     dsa = dsa_of(options, target, shape, max_seq_len=max_seq_len)
     if target.indexer is not None:
-        groups.append(_indexer_group(target, target.indexer, page_size, sizes))
+        group = _indexer_group(target, target.indexer, page_size, sizes)
+        if dsa is not None and dsa.key_dtype == "fp8" and group.dtype == KV_DTYPE:
+            group = replace(group, dtype=FP8_DTYPE)
+        groups.append(group)
     if draft is not None:
         window = draft.sliding_window
         groups.append(
@@ -281,7 +288,7 @@ def _latent_group(group: CacheGroup, widths: tuple[int, ...]) -> CacheGroup:
     widest = max(widths)
     return replace(
         group,
-        name="latent_sliding" if group.window else "latent",
+        name=f"{LATENT_GROUP}_sliding" if group.window else LATENT_GROUP,
         kv_heads=1,
         k_width=widest,
         v_width=widest,

@@ -83,6 +83,7 @@ def build(
     dsa_recent_tokens: dsa_options.RecentTokens = None,
     dsa_min_agreement: dsa_options.MinAgreement = None,
     dsa_check_interval: dsa_options.CheckInterval = None,
+    dsa_key_dtype: dsa_options.KeyDtype = None,
     keep_onnx: Annotated[
         bool, typer.Option("--keep-onnx", help="Keep the portable ONNX graphs, for Netron.")
     ] = False,
@@ -162,6 +163,7 @@ def build(
         dsa_recent_tokens=dsa_recent_tokens,
         dsa_min_agreement=dsa_min_agreement,
         dsa_check_interval=dsa_check_interval,
+        dsa_key_dtype=dsa_key_dtype,
         keep_onnx=keep_onnx,
         dump_passes=dump_passes,
         strict=strict,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -61,6 +61,13 @@ CheckInterval = Annotated[
         help="Check every N-th step against attention to everything (64); 0 checks none.",
     ),
 ]
+KeyDtype = Annotated[
+    Literal["bf16", "fp8"] | None,
+    typer.Option(
+        "--dsa-key-dtype",
+        help="The cached keys of indexers; fp8 (e4m3) takes half, and chooses nearly the same.",
+    ),
+]
 RequestedTopK = Annotated[
     int | None,
     typer.Option(
@@ -77,8 +84,10 @@ def dsa_summary(manifest: Manifest) -> str:
     dsa, indexer = manifest.dsa, manifest.target.indexer
     assert dsa is not None and indexer is not None
     checked = f"1 step in {dsa.check_interval}" if dsa.check_interval else "no step"
+    keys = ", fp8 keys" if dsa.key_dtype == "fp8" else ""
+    heads = f"{indexer.heads} indexer heads of {indexer.width}{keys}"
     return (
-        f"lossy: {len(indexer.layers)} layers ({indexer.heads} indexer heads of {indexer.width}) "
+        f"lossy: {len(indexer.layers)} layers ({heads}) "
         f"attend from position {dsa.threshold} on to the first {dsa.first_tokens}, the last "
         f"{dsa.recent_tokens} and {dsa.top_k} chosen tokens; {checked} is checked, to "
         f"everything where less than {100 * dsa.min_agreement:g} % agrees"

@@ -115,6 +115,8 @@ def synth(
     specpv_full_refresh_interval: specpv_options.FullRefreshInterval = None,
     dsa_top_k: dsa_options.TopK = None,
     dsa_threshold: dsa_options.Threshold = None,
+    dsa_key_dtype: dsa_options.KeyDtype = None,
+    dsa_check_interval: dsa_options.CheckInterval = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
     _debug: options.Debug = False,
 ) -> None:
@@ -160,6 +162,8 @@ def synth(
         "specpv_full_refresh_interval": specpv_full_refresh_interval,
         "dsa_top_k": dsa_top_k,
         "dsa_threshold": dsa_threshold,
+        "dsa_key_dtype": dsa_key_dtype,
+        "dsa_check_interval": dsa_check_interval,
     }
     given = {name: value for name, value in built.items() if value is not None}
     asked = SynthOptions(

@@ -208,7 +208,7 @@ def engine_traffic(plan: Plan, read: ReadProgram) -> EngineTraffic:
     plain = [e for e in steps if not e.draft_depth and not e.extends and not e.fed_again]
     target, narrowed = (
         _section_traffic(plan, read(min(found, key=lambda e: e.batch)), (TARGET,))
-        if (found := [e for e in plain if e.narrows == narrows])
+        if (found := [e for e in plain if e.narrows == narrows and not e.checks])
         else None
         for narrows in (False, True)
     )
@@ -309,8 +309,13 @@ def _add_latent_attention(found: PassTraffic, call: OpCall) -> None:
     value, _, v_width = call.inputs["w_v"].shape
     rebuilding = 2 * prod(call.inputs["w_k"].shape) if "w_k" in call.inputs else 0
     found.operations += 2 * q_heads * value * v_width
+    per_token, attending = pool.shape[3] * ITEM_BYTES[pool.dtype], 2 * q_heads * (width + value)
+    if "selected" in call.inputs:
+        found.chosen_bytes += per_token
+        found.chosen_operations += attending + rebuilding
+        return
     reads = found.caches.setdefault(int(call.attributes["window"]), _CacheReads())
-    reads.add(pool.shape[3] * ITEM_BYTES[pool.dtype], 2 * q_heads * (width + value), rebuilding)
+    reads.add(per_token, attending, rebuilding)
 
 
 def _pairs(work: Work, window: int) -> float:

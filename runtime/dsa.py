@@ -80,7 +80,7 @@ class SequenceSelection:
         self.tally = DsaTally(top_k)
         self._config = config
         self._checks: deque[Check] = deque(maxlen=LAST_CHECKS)
-        self._steps_to_check = 0
+        self._checks_begun = self._steps_to_check = 0
 
     @property
     def budget(self) -> int:
@@ -103,25 +103,34 @@ class SequenceSelection:
         return sum(c.agreed for c in self._checks) < least * tokens or emitted < least * whole
 
     def begin(self, length: int) -> Attends:
-        """How the step after ``length`` committed tokens attends."""
+        """How the step behind ``length`` tokens attends; :meth:`ended` is told of its end."""
         if self.budget == EVERYTHING or length < self._config.threshold:
             return "whole"
-        first = self.tally.checked_steps < FIRST_CHECKS
+        first = self._checks_begun < FIRST_CHECKS
         if self._config.check_interval and (first or self._steps_to_check == 0):
             self._steps_to_check = self._config.check_interval - 1
-            self.tally.checked_steps += 1
+            self._checks_begun += 1
             return "check"
         self._steps_to_check -= 1
-        if self.doubtful:
-            self.tally.fallback_steps += 1
-            return "fallback"
-        self.tally.narrowed_steps += 1
-        return "narrowed"
+        return "fallback" if self.doubtful else "narrowed"
 
-    def judge(self, check: Check) -> None:
-        """A check is through."""
+    def ended(self, attends: Attends, length: int, check: Check | None = None) -> None:
+        """A step is through; a ``check`` with what came of it.
+
+        Where ``length`` was not known when it was begun it may stand below the threshold: then its
+        rows saw everything, whatever it was begun as, and it counts for nothing.
+        """
+        tally = self.tally
+        if length < self._config.threshold:
+            self._checks_begun -= attends == "check"
+            return
+        tally.narrowed_steps += attends == "narrowed"
+        tally.fallback_steps += attends == "fallback"
+        if check is None:
+            return
         self._checks.append(check)
-        self.tally.checked_tokens += check.tokens
-        self.tally.agreed_tokens += check.agreed
-        self.tally.accepted_narrowed += check.accepted_narrowed
-        self.tally.accepted_whole += check.accepted_whole
+        tally.checked_steps += 1
+        tally.checked_tokens += check.tokens
+        tally.agreed_tokens += check.agreed
+        tally.accepted_narrowed += check.accepted_narrowed
+        tally.accepted_whole += check.accepted_whole

@@ -53,9 +53,9 @@ class StepResult:
 
     The first ``count[b]`` entries of ``tokens[b]`` and ``logprobs[b]`` were emitted;
     ``accepted[b]`` drafts were confirmed, emitted or not. ``broken[b]`` of its lists broke an
-    invariant, where the step narrowed attention (DSA). At ``rechecked[b]`` tokens fed again the
-    target chose once more, and ``agreed[b]`` times the same, where the step had room for them
-    (SpecPV).
+    invariant, where the step narrowed attention (DSA); ``checks[b]`` are the five numbers of
+    ``ring.checks``, where it was checked. At ``rechecked[b]`` tokens fed again the target chose
+    once more, and ``agreed[b]`` times the same, where the step had room for them (SpecPV).
     """
 
     count: list[int]
@@ -65,6 +65,7 @@ class StepResult:
     broken: list[int] = field(default_factory=list)
     rechecked: list[int] = field(default_factory=list)
     agreed: list[int] = field(default_factory=list)
+    checks: list[list[int]] = field(default_factory=list)
 
 
 @runtime_checkable

@@ -18,7 +18,8 @@ from specbuild.runtime.manifest import (
 )
 
 KV_DTYPE = "bfloat16"
-_BYTES_PER_VALUE = 2
+# Of an indexer's keys only.
+FP8_DTYPE = "float8_e4m3fn"
 MIN_PAGE_SIZE = 16
 # Values that an mma sums at once: latents are as wide as a whole number of them.
 _LATENT_STEP = 16
@@ -53,8 +54,13 @@ class KvLayout:
 
     @property
     def dtype(self) -> str:
-        """Element type of the pools."""
-        return self.group.dtype
+        """Element type of the pools in a plan, where fp8 is bytes."""
+        return "uint8" if self.group.dtype == FP8_DTYPE else self.group.dtype
+
+    @property
+    def bytes_per_value(self) -> int:
+        """Of a pool's element."""
+        return 1 if self.group.dtype == FP8_DTYPE else 2
 
     @property
     def tokens_per_page(self) -> int:
@@ -71,7 +77,7 @@ class KvLayout:
         pools, offset = [], 0
         for layer, part, width in widths:
             pools.append(Pool(layer, part, offset, (g.pages, g.kv_heads, g.page_size, width)))
-            offset += g.pages * g.kv_heads * g.page_size * width * _BYTES_PER_VALUE
+            offset += g.pages * g.kv_heads * g.page_size * width * self.bytes_per_value
         return tuple(pools)
 
     @property
@@ -88,7 +94,7 @@ class KvLayout:
         """What a page takes over all layers."""
         g = self.group
         values = sum(width for layer in g.layers for _, width in _widths(g, layer))
-        return g.kv_heads * g.page_size * values * _BYTES_PER_VALUE
+        return g.kv_heads * g.page_size * values * self.bytes_per_value
 
     @property
     def bytes(self) -> int:
@@ -108,7 +114,7 @@ class KvLayout:
                 f"cache group {g.name} has pages of {g.page_size} tokens, kernels take powers of "
                 f"two from {MIN_PAGE_SIZE} on; rebuild the engine"
             )
-        if g.dtype != KV_DTYPE:
+        if g.dtype != KV_DTYPE and (g.name, g.dtype) != (INDEXER_GROUP, FP8_DTYPE):
             raise EngineFileError(
                 f"cache group {g.name} holds {g.dtype}, kernels take {KV_DTYPE}; rebuild the engine"
             )

@@ -208,7 +208,8 @@ class Dsa:
     Rows at ``threshold`` and behind attend to the first ``first_tokens``, the last
     ``recent_tokens``, their ancestors in the tree, and the best ``top_k`` of the others. Every
     ``check_interval`` steps (0: never) one is verified over everything too; where less than
-    ``min_agreement`` of what is compared agrees, steps attend to everything.
+    ``min_agreement`` of what is compared agrees, steps attend to everything. ``key_dtype`` is what
+    the keys of indexers are rounded to.
     """
 
     top_k: int
@@ -217,6 +218,7 @@ class Dsa:
     recent_tokens: int
     min_agreement: float
     check_interval: int
+    key_dtype: Literal["bf16", "fp8"] = "bf16"
 
 
 @dataclass(frozen=True)

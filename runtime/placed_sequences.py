@@ -13,7 +13,7 @@ from specbuild.runtime.errors import UnsupportedHereError
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams, Prompt
-from specbuild.runtime.slots import FULL_STEP, SEQUENCE_PORTS, VIEWS
+from specbuild.runtime.slots import FULL_STEP, LIST_BUDGET, SEQUENCE_PORTS, VIEWS
 
 # Events of each sequence before its steps are timed: a step of its own has then run.
 _SETTLED_EVENTS = 2
@@ -60,6 +60,9 @@ def placed_sequences(
         seen = [0] * batch
         while min(seen) < _SETTLED_EVENTS:
             seen[next(events).request] += 1
+        # Steps that narrow do so in full, whatever the first ones, which are checked, did.
+        if engine.manifest.dsa is not None:
+            executor.fill(LIST_BUDGET, engine.manifest.dsa.top_k, rows=batch)
         reset = _keep_state(executor)
         yield PlacedSequences(executor, batch, reset)
         reset()

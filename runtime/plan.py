@@ -119,7 +119,8 @@ class ProgramEntry:
     committed before, so that nothing waits for it; those with a draft do so anyway. ``score``:
     like prefill, with the kernels that decode and all logits.
     ``fed_again``: rows for tokens that full steps of SpecPV feed again, among ``rows``.
-    ``narrows``: rows from DSA's threshold on attend to what indexers choose.
+    ``narrows``: rows from DSA's threshold on attend to what indexers choose; ``checks``: its tree
+    is verified twice, by ``sampled_budget`` and by ``list_budget``, and the second pass counts.
     """
 
     name: str
@@ -135,6 +136,7 @@ class ProgramEntry:
     extends: bool = False
     fed_again: int = 0
     narrows: bool = False
+    checks: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ class Port:
     ``buffered_tokens`` [B, F], ``partial_tables`` [L, B, kv_heads, V] and its layers
     ``partial_table.<i>`` [B, kv_heads, V].
 
-    DSA: ``list_budget`` [B], tokens that a sequence's rows may choose, −1 for all.
+    DSA: ``list_budget`` [B], tokens that a sequence's rows may choose, −1 for all; where steps are
+    checked ``sampled_budget`` [B], the same for the pass that does not count.
 
     Prefill, inputs: ``prefill.token_ids``, ``.positions``, ``.row_slot``, ``.write_slot.<g>`` (the
     target's groups) [T], ``.row_start`` [B + 1], ``.ancestor_bits`` [T, W], ``.tree_start``,
@@ -171,8 +174,11 @@ class Port:
 
     Ring: ``ring.tokens``, ``ring.logprobs`` [S, B, N], ``ring.accepted``, ``ring.count`` [S, B],
     ``ring.step`` [S]; DSA: ``ring.broken`` [S, B], lists that broke an invariant, of steps that
-    narrow; SpecPV: ``ring.rechecked`` [S, B], tokens fed again at which the target chose, and
-    ``ring.agreed`` [S, B], those of them that it chose again, of steps with room to feed again.
+    narrow; ``ring.checks`` [S, B, 5] of steps that are checked: tokens of the accepted path, those
+    that both passes chose, drafts that the second accepted, those that the first did, and the
+    first's broken lists; SpecPV: ``ring.rechecked`` [S, B], tokens fed again at which the
+    target chose, and ``ring.agreed`` [S, B], those of them that it chose again, of steps with room
+    to feed again.
     """
 
     name: str

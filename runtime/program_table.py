@@ -17,7 +17,7 @@ class ProgramTable:
 
     def __init__(self, plan: Plan) -> None:
         self._programs = plan.programs
-        self._steps: dict[tuple[DraftShape, int, bool, bool, bool, bool], ProgramEntry] = {}
+        self._steps: dict[tuple[DraftShape, int, bool, bool, bool, bool, bool], ProgramEntry] = {}
         self.prefill_rows = max((p.rows for p in plan.programs if p.kind == "prefill"), default=0)
 
     def shapes(self) -> list[DraftShape]:
@@ -54,21 +54,23 @@ class ProgramTable:
         extends: bool = False,
         refresh: bool = False,
         narrows: bool = False,
+        checks: bool = False,
     ) -> ProgramEntry:
         """A step of ``batch`` sequences; None decodes without a draft.
 
         ``extends`` asks for one in which the draft takes up what waits for it; a plan without
         such steps gives one that does not. ``refresh``: with room for rows that full steps of
-        SpecPV feed again. ``narrows``: rows may attend to what indexers choose (DSA).
+        SpecPV feed again. ``narrows``: rows may attend to what indexers choose (DSA); ``checks``:
+        and what they choose is compared.
         """
         wanted = shape or _NO_DRAFT
-        key = (wanted, batch, full_logits, extends, refresh, narrows)
+        key = (wanted, batch, full_logits, extends, refresh, narrows, checks)
         if key not in self._steps:
             fits = [
                 p
                 for p in self._programs
                 if p.kind == "step" and _shape(p) == wanted and p.batch >= batch
-                if refresh == (p.fed_again > 0) and narrows == p.narrows
+                if refresh == (p.fed_again > 0) and (narrows, checks) == (p.narrows, p.checks)
             ]
             extending = [p for p in fits if p.extends]
             fits = extending if extends and extending else [p for p in fits if not p.extends]

@@ -18,7 +18,7 @@ from specbuild.runtime.policy import DraftPolicy, StepOutcome
 from specbuild.runtime.program_table import ProgramTable, needs_full_logits
 from specbuild.runtime.prompt_rows import SlotRows, launched_rows, sampling_rows
 from specbuild.runtime.request import Event, Request, SequenceState
-from specbuild.runtime.resident_selections import ResidentSelections
+from specbuild.runtime.resident_selections import ResidentSelections, StepSelections
 from specbuild.runtime.resident_views import ResidentViews
 from specbuild.runtime.scheduler import Chunk, Scheduler
 from specbuild.runtime.slots import PENDING, SlotTable
@@ -35,8 +35,8 @@ _LATE_S = 50e-6
 class _Flight:
     """A step that was started, and the sequences whose slots it found.
 
-    ``warm``: its program had run before in this generation. ``narrows``: it may attend to what
-    indexers choose. ``refreshes``: it may feed tokens again.
+    ``warm``: its program had run before in this generation. ``selections``: how its sequences
+    attend, where indexers may choose. ``refreshes``: it may feed tokens again.
     """
 
     number: int
@@ -44,7 +44,7 @@ class _Flight:
     outlook: Outlook
     shape: DraftShape | None
     warm: bool
-    narrows: bool
+    selections: StepSelections
     refreshes: bool
 
 
@@ -153,8 +153,7 @@ class ResidentGeneration:
             # While the device works, what the first step needs is made ready.
             outlook = _outlook(slots.sequences)
             self._chosen = (outlook.batch, self._next_shape(outlook))
-            narrows = self._narrows(slots.sequences, self._chosen[1])
-            executor.prepare(self._step_entry(slots.sequences, self._chosen[1], narrows=narrows))
+            executor.prepare(self._expected_entry(slots.sequences, self._chosen[1]))
         choice = executor.read("prefill.choice")
         logprob = executor.read("prefill.logprob")
         for r in ending:
@@ -162,7 +161,7 @@ class ResidentGeneration:
             if self._views is not None:
                 self._views.begin(r.sequence, r.slot)
             if self._selections is not None:
-                self._selections.begin(r.sequence, r.slot)
+                self._selections.begin(r.sequence)
             r.sequence.tally.first_token()
         events: list[Event] = []
         for r in ending:
@@ -175,7 +174,8 @@ class ResidentGeneration:
         outlook = _outlook(sequences)
         while len(self._flights) < min(STEPS_IN_FLIGHT, outlook.tokens_left):
             shape = self._next_shape(outlook)
-            entry = self._next_entry(sequences, shape)
+            selections = self._next_selections(shape)
+            entry = self._next_entry(sequences, shape, selections)
             self._waiting = self._waiting_after(shape)
             self._executor.start(entry)
             warm = entry.name in self._warm
@@ -188,7 +188,7 @@ class ResidentGeneration:
                     outlook,
                     shape,
                     warm,
-                    narrows=entry.narrows,
+                    selections,
                     refreshes=entry.fed_again > 0,
                 )
             )
@@ -224,8 +224,13 @@ class ResidentGeneration:
             if self._views is not None:
                 again = (result.rechecked[b], result.agreed[b]) if flight.refreshes else (0, 0)
                 self._views.received(sequence, count, rechecked=again[0], agreed=again[1])
-            if self._selections is not None and flight.narrows:
-                self._selections.received(sequence, sequence.length, result.broken[b])
+            if self._selections is not None:
+                self._selections.received(
+                    sequence,
+                    flight.selections.attends[sequence.index],
+                    broken=result.broken[b] if flight.selections.narrows else 0,
+                    check=result.checks[b] if flight.selections.checks else (),
+                )
             # A draft that could be emitted by no step was not worth verifying: it counts for none.
             counted.append(min(accepted, sequence.wanted - 1))
             # What an end of sequence cut off was not refused.
@@ -242,43 +247,56 @@ class ResidentGeneration:
         now_s, before_s = perf_counter(), self._received_s
         on_time = now_s - asked_s > _LATE_S
         self._received_s = now_s if on_time else None
-        own = on_time and flight.warm and before_s is not None
+        # A check takes two passes, which says nothing of what a step costs.
+        own = on_time and flight.warm and not flight.selections.checks and before_s is not None
         return now_s - before_s if own and before_s is not None else None
 
+    def _next_selections(self, shape: DraftShape | None) -> StepSelections:
+        """How the next step attends; with DSA the device learns what its rows may choose."""
+        if self._selections is None:
+            return StepSelections({}, narrows=False, checks=False)
+        ahead = sum(1 + _depth(flight.shape) for flight in self._flights)
+        return self._selections.plan(self._slots.sequences, ahead=ahead, depth=_depth(shape))
+
     def _next_entry(
-        self, sequences: Sequence[SequenceState], shape: DraftShape | None
+        self,
+        sequences: Sequence[SequenceState],
+        shape: DraftShape | None,
+        selections: StepSelections,
     ) -> ProgramEntry:
         """The program of the next step; with SpecPV the device learns who takes a full one."""
         if self._views is None:
-            return self._step_entry(sequences, shape, narrows=self._narrows(sequences, shape))
-        refresh = self._step_entry(sequences, shape, refresh=True)
+            return self._step_entry(sequences, shape, selections)
+        refresh = self._step_entry(sequences, shape, selections, refresh=True)
         views = self._views.plan(self._slots.sequences, shape, refresh.fed_again)
-        return refresh if views.refresh else self._step_entry(sequences, shape)
+        return refresh if views.refresh else self._step_entry(sequences, shape, selections)
+
+    def _expected_entry(
+        self, sequences: Sequence[SequenceState], shape: DraftShape | None
+    ) -> ProgramEntry:
+        """The program of a first step, before its sequences are known to be there."""
+        selections = StepSelections({}, narrows=False, checks=False)
+        if self._selections is not None:
+            selections = self._selections.expected(sequences, depth=_depth(shape))
+        return self._step_entry(sequences, shape, selections)
 
     def _step_entry(
         self,
         sequences: Sequence[SequenceState],
         shape: DraftShape | None,
+        selections: StepSelections,
         *,
         refresh: bool = False,
-        narrows: bool = False,
     ) -> ProgramEntry:
-        full_logits = _full_logits(sequences)
         return self._programs.step(
             shape,
             batch=len(sequences),
-            full_logits=full_logits,
+            full_logits=_full_logits(sequences),
             extends=shape is None and self._is_full,
             refresh=refresh,
-            narrows=narrows,
+            narrows=selections.narrows,
+            checks=selections.checks,
         )
-
-    def _narrows(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> bool:
-        """Whether a row of the next step may attend to what indexers choose."""
-        if self._selections is None:
-            return False
-        ahead = sum(1 + _depth(flight.shape) for flight in self._flights)
-        return self._selections.narrows(sequences, ahead=ahead, depth=_depth(shape))
 
     @property
     def _is_full(self) -> bool:

@@ -71,13 +71,13 @@ class Selections:
     def judge(self, sequences: Sequence[SequenceState], whole: Verified, paths: Accepted) -> None:
         """What the pass that counts gave, against the one before it where there was one."""
         for b, s in enumerate(sequences):
-            sampled = self._sampled.pop(s.index, None)
-            if sampled is None:
-                continue
-            accepted = paths.accepted[b]
-            slots = paths.path[b, : accepted + 1]
-            agreed = int((sampled.choice[slots] == whole.choice[b, slots]).sum())
-            self._of(s).judge(Check(len(slots), agreed, accepted, sampled.accepted))
+            sampled, check = self._sampled.pop(s.index, None), None
+            if sampled is not None:
+                accepted = paths.accepted[b]
+                slots = paths.path[b, : accepted + 1]
+                agreed = int((sampled.choice[slots] == whole.choice[b, slots]).sum())
+                check = Check(len(slots), agreed, accepted, sampled.accepted)
+            self._of(s).ended(self._attends[s.index], s.length, check)
 
     def _budget(self, sequence: SequenceState, *, prompts: bool) -> int:
         narrowed = self._of(sequence).budget

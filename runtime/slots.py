@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executor import ResidentExecutor
+from specbuild.runtime.kv_pool import FULL_GROUP
+from specbuild.runtime.manifest import INDEXER_GROUP
 from specbuild.runtime.request import SequenceState
 
 PAGE_TABLE = "page_table."
@@ -24,7 +27,7 @@ _SCALARS = (
 )
 VIEWS = ("verified_len", "view_blocks", "summarised", "budget", "buffered_tokens")
 FULL_STEP = "full_step"
-LIST_BUDGET = "list_budget"
+LIST_BUDGET, SAMPLED_BUDGET = "list_budget", "sampled_budget"
 PARTIAL_TABLE = "partial_table."
 # What the device keeps of a sequence beside its page tables.
 SEQUENCE_PORTS = (*_SCALARS, *PENDING)
@@ -48,8 +51,9 @@ class SlotTable:
             *self._tables,
             *(PENDING if self.drafted else ()),
             *((*VIEWS, *_partial_tables(executor)) if views else ()),
-            *((LIST_BUDGET,) if executor.port(LIST_BUDGET) is not None else ()),
         )
+        # Views of keys and values are also those of indexers' keys.
+        self._shared_views = views and {FULL_GROUP, INDEXER_GROUP} <= set(groups)
         self.sequences: list[SequenceState] = []
 
     def clear(self, eos_token_ids: Sequence[int]) -> None:
@@ -78,6 +82,8 @@ class SlotTable:
         for table in self._tables:
             pages = sequence.pages[table.removeprefix(PAGE_TABLE)].table
             self._executor.write(table, pages[None], row=slot)
+        if self._shared_views:
+            self._require_equal_pages(sequence)
 
     def begin(self, sequence: SequenceState, token: int) -> None:
         """Prefill gave a sequence its first token: steps decode it from now on."""
@@ -109,6 +115,15 @@ class SlotTable:
             self.sequences[slot] = self.sequences[last]
         self.sequences.pop()
         self._free(last, 1)
+
+    def _require_equal_pages(self, sequence: SequenceState) -> None:
+        """Both groups hand out their pages alike: SpecbuildError where they have not."""
+        keys, indexed = (sequence.pages[g].table for g in (FULL_GROUP, INDEXER_GROUP))
+        if not np.array_equal(keys, indexed):
+            raise SpecbuildError(
+                f"request {sequence.request.id!r} got other pages for its keys than for those of "
+                "indexers, which views share; load the engine again"
+            )
 
     def _free(self, slot: int, count: int) -> None:
         self._executor.fill("done", 1, row=slot, rows=count)

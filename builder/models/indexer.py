@@ -42,8 +42,11 @@ class IndexedAttention(nn.Module):
         if index is None or self.indexer is None or self.dsa is None:
             return None, (), None
         view, dsa, heads = index.view, self.dsa, self.indexer.heads
-        keys = (x @ self.dsa_W_k).unsqueeze(1)
-        written = torch_op("KvWrite")(index.key_pool, keys, view.write_slot)
+        keys = x @ self.dsa_W_k
+        if dsa.key_dtype == "fp8":
+            # ONNX's Cast makes what is too large the largest number.
+            keys = keys.to(torch.float8_e4m3fn).to(x.dtype)
+        written = torch_op("KvWrite")(index.key_pool, keys.unsqueeze(1), view.write_slot)
         queries = (x @ self.dsa_W_q).unflatten(1, (heads, self.indexer.width))
         weights = x @ self.dsa_W_h if self.indexer.weighted else None
         rows = (launch.row_start, view.row_slot, view.tree_start, launch.ancestor_bits)

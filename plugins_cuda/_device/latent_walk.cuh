@@ -1,14 +1,17 @@
 // Which tiles of positions a CTA of latent attention walks over, and where their entries lie.
 //
 // Constants of the kernel: ENTRY (values of a token in the cache), TILE (positions of a tile, 32 or
-// 64), PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT, GROUPS, CONTEXT_CTAS, ROWS (of the CTA, 1 or 2).
+// 64), PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT, GROUPS, CONTEXT_CTAS, ROWS (of the CTA, 1 or 2),
+// LISTED (a row's list of slots stands for the context: DSA).
 //
 // Tile c is the positions TILE·c … TILE·c + TILE − 1, and belongs to slot c mod SPLIT, which is one
 // of group slot mod GROUPS. A row's slots join group by group, those of a group in order. CTAs take
 // single slots each, or where they are few whole groups, of which they leave one state. A row with
 // ancestors in the tree has tiles of its own from tree_start's on, in which entries stand where
-// they will once they are committed; where a CTA has one row only, all of its tiles are such. A
-// tile in shared memory is [panels of 64 values][TILE tokens][128 bytes] in the 128-byte swizzle:
+// they will once they are committed; where a CTA has one row only, all of its tiles are such. With
+// a list its entry i stands at position i, wherever its slot is: tiles, slots and joins are those
+// of a context of so many tokens, so that a list of everything gives the bits of the whole context.
+// A tile in shared memory is [panels of 64 values][TILE tokens][128 bytes] in the 128-byte swizzle:
 // that of a wgmma's B operand (ptx_wgmma.cuh).
 #pragma once
 
@@ -27,6 +30,7 @@ static_assert(ENTRY % 16 == 0 && (TILE == 32 || TILE == 64), "wgmma takes 16 val
 constexpr bool kWholeGroups = CONTEXT_CTAS <= GROUPS && GROUPS < SPLIT;
 static_assert((SPLIT & (SPLIT - 1)) == 0 && ROWS <= 2, "slots are found by masks");
 static_assert(SPLIT % GROUPS == 0, "groups have as many slots each");
+static_assert(!LISTED || (ROWS == 1 && WINDOW == 0), "what a row sees is in a list of its own");
 
 // The slot after one of a CTA's, or SPLIT.
 __device__ __forceinline__ int next_slot(int slot) {
@@ -74,6 +78,8 @@ struct LatentRows {
   const int* bits[ROWS];  // of its ancestors
   int count, tree_start;
   int first, shared_end;  // positions of the tiles of all rows
+  const int* list;        // of the only row, LISTED; `own` is its slot
+  int own;
 
   __device__ __forceinline__ void open(int first_row, int rows, const int* row_slot,
                                        int sequence_tree_start, const int* ancestor_bits) {
@@ -92,6 +98,37 @@ struct LatentRows {
       first = min(first, view[r].first);
       shared_end = max(shared_end, shared_last[r]);
     }
+  }
+
+  // The only row, LISTED, with the first `entries` of a list.
+  __device__ __forceinline__ void open_list(int row, const int* row_slot, int sequence_tree_start,
+                                            const int* ancestor_bits, const int* slots,
+                                            int entries) {
+    count = 1;
+    tree_start = sequence_tree_start;
+    list = slots;
+    own = row_slot[row];
+    bits[0] = ancestor_bits + static_cast<int64_t>(row) * WORDS;
+    first = 0;
+    shared_end = shared_last[0] = entries - 1;
+    view[0] = {0, entries - 1, tree_start, -1};
+  }
+
+  // The slot of an entry of the list, or −1 where the row does not see it.
+  __device__ __forceinline__ int listed_slot(int entry) const {
+    const int slot = entry <= shared_end ? list[entry] : -1;
+    if (slot < tree_start) return slot <= own ? slot : -1;
+    const int node = slot - tree_start;
+    if (node >= 32 * WORDS) return -1;
+    return static_cast<uint32_t>(bits[0][node / 32]) >> (node % 32) & 1u ? slot : -1;
+  }
+
+  // Where the token stands that has a place in a tile.
+  __device__ __forceinline__ int position_of(int place) const {
+    if (!LISTED) return place;
+    const int slot = listed_slot(place);
+    if (slot < tree_start) return max(slot, 0);
+    return tree_start + bits_below<WORDS>(bits[0], slot - tree_start);
   }
 
   // What row r sees of a tile of all rows (owner 0) or of row owner − 1.
@@ -198,7 +235,8 @@ struct LatentWalk {
 
   __device__ __forceinline__ int entry_at(int position, const TileCursor& at) const {
     if (at.ended() || !rows.any_span(at.owner).holds(position)) return -1;
-    const int slot = rows.slot_of(position, at.owner);
+    const int slot = LISTED ? rows.listed_slot(position) : rows.slot_of(position, at.owner);
+    if (LISTED && slot < 0) return -1;
     return table[slot / PAGE_SIZE] * PAGE_SIZE + slot % PAGE_SIZE;
   }
 };

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
+from specbuild.plugins_cuda.launches import (
+    ITEM_BYTES,
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+)
 
-THREADS = 512
+THREADS = 1024
 _ARGUMENTS = (
     "selected",
     "row_start",
@@ -20,7 +26,7 @@ _ARGUMENTS = (
 
 def lower(request: LoweringRequest) -> Lowering:
     """One launch for any number of rows."""
-    _, views, held = request.tensors["selected"].shape
+    rows, views, held = request.tensors["selected"].shape
     words = request.tensors["ancestor_bits"].shape[1]
     numbers = (
         int(request.attributes[name]) for name in ("threshold", "first_tokens", "recent_tokens")
@@ -29,7 +35,7 @@ def lower(request: LoweringRequest) -> Lowering:
         Kernel("dsa_check", "check_lists", (("WORDS", words), ("THREADS", THREADS))),
         grid=(request.tensors["budget"].shape[0], 1, 1),
         block=THREADS,
-        shared_bytes=0,
+        shared_bytes=ITEM_BYTES["int32"] * rows * views,
         arguments=(*_ARGUMENTS, views, held, *numbers),
     )
     return Lowering((launch,))

@@ -34,6 +34,7 @@ class IndexerLaunch:
     recent_tokens: int = 3
     hidden: int = 0
     largest: int = 3
+    fp8: bool = False
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -54,6 +55,8 @@ class IndexerLaunch:
         # A slot that any KV head's view has in use holds a key.
         unused = np.isnan(pool).all(axis=1, keepdims=True)
         keys = np.where(unused, np.float32(np.nan), whole(*unused.shape))
+        if self.fp8:
+            keys = _as_fp8(keys)
         q = whole(total, self.heads, pool.shape[3])
         weights = whole(total, self.heads) if self.weighted else None
         q[used:] = np.nan
@@ -69,6 +72,13 @@ class IndexerLaunch:
         """This launch as a case; padding rows are unspecified."""
         compare = {"selected": np.s_[: len(self.launch.rows())]}
         return Case(name, self.arrays, self.attributes, compare=compare)
+
+
+def _as_fp8(keys: np.ndarray) -> np.ndarray:
+    """The bytes of e4m3."""
+    import torch
+
+    return torch.from_numpy(keys).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
 
 
 def indexer_launch(
@@ -152,6 +162,14 @@ _GPU_LAUNCHES = {
     "a chain of 4 at 131k": indexer_launch(
         [Branch(131000, 0, chain_of(4))], 2048, heads=4, width=256, page_size=64, top_k=2048,
         first_tokens=4, recent_tokens=64, padding_rows=0,
+    ),
+    "a chain of 4 at 131k, fp8 keys of 64": indexer_launch(
+        [Branch(131000, 0, chain_of(4))], 2048, heads=4, width=64, page_size=64, top_k=2048,
+        first_tokens=4, recent_tokens=64, padding_rows=0, fp8=True,
+    ),
+    "one token at 131k, fp8 keys of 64": indexer_launch(
+        [Branch(131000, 1)], 2048, heads=4, width=64, page_size=64, top_k=2048,
+        first_tokens=4, recent_tokens=64, padding_rows=0, fp8=True,
     ),
     "simple form at 131k": indexer_launch(
         [Branch(131000, 1)], 2048, heads=1, weighted=False, width=256, page_size=64, top_k=2048,

@@ -1,8 +1,9 @@
-"""DsaIndexer on a GPU: scores of all cached keys, then a radix selection per row and view."""
+"""DsaIndexer on a GPU: scores of all cached keys, then the best of each row and view."""
 
 from __future__ import annotations
 
 from specbuild.plugins_cuda.launches import (
+    ITEM_BYTES,
     Kernel,
     Lowering,
     LoweringRequest,
@@ -11,13 +12,18 @@ from specbuild.plugins_cuda.launches import (
 )
 from specbuild.runtime.errors import SpecbuildError
 
-SCORE_THREADS = 128
-SELECT_THREADS = 512
-KEYS_OF_A_CTA = 64
+SCORE_THREADS, SCORE_CTAS_OF_AN_SM = 256, 3
+KEYS_OF_A_CTA = 16 * SCORE_THREADS // 32
+# Counts of a row's scores, by digit (digits.cuh).
+DIGITS = 2048
+SELECT_THREADS = 1024
 MOST_WIDTH = 256
 MOST_HEADS = 64
 # Rows whose queries a CTA holds at once.
 MOST_ROWS, QUERY_BYTES = 8, 48 * 1024
+# Slots of one digit that are ordered by themselves, and the share of all beyond which it is slower
+# than to read all again.
+MOST_NEAR, NEAR_SHARE = 16384, 8
 
 _SCORE_ARGUMENTS = (
     "q",
@@ -25,10 +31,13 @@ _SCORE_ARGUMENTS = (
     "key_pool",
     "page_table",
     "row_start",
+    "row_slot",
     "tree_start",
+    "ancestor_bits",
     "positions",
     "budget",
     "workspace_scores",
+    "workspace_counts",
 )
 _SELECT_ARGUMENTS = (
     "row_start",
@@ -39,6 +48,10 @@ _SELECT_ARGUMENTS = (
     "budget",
     "selected",
     "workspace_scores",
+    "workspace_counts",
+    "workspace_marks",
+    "workspace_near",
+    "workspace_state",
 )
 
 
@@ -49,9 +62,25 @@ def lower(request: LoweringRequest) -> Lowering:
     would not fit: its chunks have no kernels.
     """
     tensors = request.tensors
-    rows, heads, width = tensors["q"].shape
-    batch, views, table = tensors["page_table"].shape
-    page_size, held = tensors["key_pool"].shape[2], tensors["selected"].shape[2]
+    rows, _, _ = tensors["q"].shape
+    _, views, table = tensors["page_table"].shape
+    _require_kernels(request)
+    capacity = table * tensors["key_pool"].shape[2]
+    words, near = -(-capacity // 32), min(MOST_NEAR, max(1, capacity // NEAR_SHARE))
+    lists = rows * views
+    workspaces = (
+        Workspace("workspace_scores", 4 * lists * capacity),
+        Workspace("workspace_counts", 4 * lists * DIGITS, zeroed=True),
+        Workspace("workspace_marks", 8 * lists * words),
+        Workspace("workspace_near", 8 * lists * near),
+        Workspace("workspace_state", 8 * lists, zeroed=True),
+    )
+    return Lowering((_scoring(request), _selecting(request, capacity, near)), workspaces)
+
+
+def _require_kernels(request: LoweringRequest) -> None:
+    tensors = request.tensors
+    _, heads, width = tensors["q"].shape
     if request.phase == "prefill":
         raise SpecbuildError(
             "DsaIndexer: no kernel takes the chunks of a prompt: build for the cpu target."
@@ -62,43 +91,61 @@ def lower(request: LoweringRequest) -> Lowering:
             f"up to {MOST_HEADS} of up to {MOST_WIDTH} bfloat16 values, in multiples of 8: build "
             "for the cpu target."
         )
-    capacity = table * page_size
-    marks = 8 * -(-capacity // 32)
-    if marks > request.target.shared_bytes_per_block - 16 * 1024:
+    capacity = tensors["page_table"].shape[2] * tensors["key_pool"].shape[2]
+    room = request.target.shared_bytes_per_block - 16 * 1024
+    if 8 * -(-capacity // 32) > room:
         raise SpecbuildError(
-            f"DsaIndexer: {capacity} slots a sequence, a CTA marks up to "
-            f"{4 * (request.target.shared_bytes_per_block - 16 * 1024)}: ask for a smaller "
-            "--max-seq-len."
+            f"DsaIndexer: {capacity} slots a sequence, a CTA marks up to {4 * room}: ask for a "
+            "smaller --max-seq-len."
         )
-    padded_heads, stride = -(-heads // 8) * 8, -(-width // 32) * 32 + 32
-    row_bytes = 2 * padded_heads * stride
-    rows_at_once = max(1, min(MOST_ROWS, QUERY_BYTES // row_bytes))
-    scoring = (
+
+
+def _scoring(request: LoweringRequest) -> OpLaunch:
+    tensors = request.tensors
+    rows, heads, width = tensors["q"].shape
+    batch, views, table = tensors["page_table"].shape
+    page_size = tensors["key_pool"].shape[2]
+    row_bytes = 2 * (-(-heads // 8) * 8) * (-(-width // 32) * 32 + 32)
+    most = max(1, min(MOST_ROWS, QUERY_BYTES // row_bytes))
+    of_a_sequence = -(-rows // batch)
+    rows_at_once = min(1 << (of_a_sequence - 1).bit_length(), 1 << (most.bit_length() - 1))
+    constants = (
         ("HEADS", heads),
         ("WIDTH", width),
         ("PAGE_SIZE", page_size),
+        ("KEY_BYTES", ITEM_BYTES[tensors["key_pool"].dtype]),
+        ("WORDS", tensors["ancestor_bits"].shape[1]),
         ("ROWS", rows_at_once),
         ("THREADS", SCORE_THREADS),
     )
-    tiles = -(-capacity // KEYS_OF_A_CTA)
-    ctas = max(1, 8 * request.target.multiprocessors // (views * batch))
-    threshold, first, recent = (
-        int(request.attributes[name]) for name in ("threshold", "first_tokens", "recent_tokens")
-    )
-    scores = OpLaunch(
-        Kernel("dsa_indexer", "score_slots", scoring),
+    tiles = -(-table * page_size // KEYS_OF_A_CTA)
+    ctas = max(1, SCORE_CTAS_OF_AN_SM * request.target.multiprocessors // (views * batch))
+    return OpLaunch(
+        Kernel("dsa_indexer", "score_slots", constants),
         grid=(min(tiles, ctas), views, batch),
         block=SCORE_THREADS,
-        shared_bytes=rows_at_once * row_bytes,
-        arguments=(*_SCORE_ARGUMENTS, table, threshold),
+        shared_bytes=rows_at_once * (4 * DIGITS + row_bytes),
+        arguments=(*_SCORE_ARGUMENTS, table, *_kept(request)),
     )
-    words = tensors["ancestor_bits"].shape[1]
-    select = OpLaunch(
-        Kernel("dsa_indexer", "select_slots", (("WORDS", words), ("THREADS", SELECT_THREADS))),
-        grid=(rows, views, 1),
-        block=SELECT_THREADS,
-        shared_bytes=marks,
-        arguments=(*_SELECT_ARGUMENTS, batch, capacity, held, threshold, first, recent),
+
+
+def _selecting(request: LoweringRequest, capacity: int, near: int) -> OpLaunch:
+    tensors = request.tensors
+    rows, views, held = tensors["selected"].shape
+    batch, words = tensors["page_table"].shape[0], tensors["ancestor_bits"].shape[1]
+    # A CTA has four slots of a thread.
+    threads = SELECT_THREADS if capacity > 4 * SELECT_THREADS else SELECT_THREADS // 4
+    constants = (("WORDS", words), ("THREADS", threads))
+    return OpLaunch(
+        Kernel("dsa_indexer", "select_slots", constants, "select.cu"),
+        grid=(-(-capacity // (4 * threads)), rows, views),
+        block=threads,
+        shared_bytes=8 * -(-capacity // 32),
+        arguments=(*_SELECT_ARGUMENTS, batch, capacity, held, near, *_kept(request)),
     )
-    workspace = Workspace("workspace_scores", 4 * rows * views * capacity)
-    return Lowering((scores, select), (workspace,))
+
+
+def _kept(request: LoweringRequest) -> tuple[int, int, int]:
+    names = ("threshold", "first_tokens", "recent_tokens")
+    threshold, first, recent = (int(request.attributes[name]) for name in names)
+    return threshold, first, recent

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.dsa_indexer.body import body, list_length
+from specbuild.plugins_cuda.dsa_indexer.key_types import key_values
 from specbuild.plugins_cuda.dsa_indexer.lowering import lower
 from specbuild.plugins_cuda.dsa_indexer.reference import indexer_scores
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
@@ -49,7 +50,8 @@ def reference(
     ``first_tokens``, those of the last ``recent_tokens`` positions, itself among them, and its
     ancestors in the tree; and of the others the ``budget[b] <= top_k`` with the best
     :func:`indexer_scores` of ``q`` [T, n_idx, d_idx] with the keys in ``key_pool``, on ties the
-    lower slot. ``page_table`` [B, N, P] has one view for all KV heads, or one for each.
+    lower slot. ``page_table`` [B, N, P] has one view for all KV heads, or one for each. A pool of
+    bytes (uint8, on CUDA) holds keys in fp8 (e4m3).
 
     S = ``min(P·page_size, first_tokens + recent_tokens + 32·W + top_k)``. Rows of no sequence have
     empty lists.
@@ -69,7 +71,7 @@ def reference(
         kept = near | (seen & ((slot < first_tokens) | (slot >= start)))
         narrowed = (positions[rows] >= threshold) & (int(budget[b]) >= 0)
         for view in range(views):
-            cached = key_pool[page_table[b, view].long(), 0].flatten(0, 1).float()
+            cached = key_values(key_pool)[page_table[b, view].long(), 0].flatten(0, 1)
             # What no row sees may hold anything, NaN included.
             cached = cached.where(seen.any(0)[:, None], 0.0)
             weights = None if head_weights is None else head_weights[rows]

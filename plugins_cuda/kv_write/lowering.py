@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch, TensorInfo
+from specbuild.plugins_cuda.launches import (
+    ITEM_BYTES,
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+    TensorInfo,
+)
 from specbuild.runtime.errors import SpecbuildError
 
 THREADS = 256
 VECTOR_BYTES = 16
 
 
-def cache_vector_bytes(op: str, name: str, pool: TensorInfo) -> int:
-    """Bytes of one head of a slot; SpecbuildError unless it is bf16 in whole 16-byte vectors."""
+def cache_vector_bytes(
+    op: str, name: str, pool: TensorInfo, *, dtypes: tuple[str, ...] = ("bfloat16",)
+) -> int:
+    """Bytes of one head of a slot; SpecbuildError unless it is of these in 16-byte vectors."""
     width = pool.shape[-1]
-    if pool.dtype != "bfloat16" or width * 2 % VECTOR_BYTES:
+    if pool.dtype not in dtypes or width * ITEM_BYTES[pool.dtype] % VECTOR_BYTES:
         raise SpecbuildError(
-            f"{op}: {name} has heads of {width} {pool.dtype} values, its kernel takes bfloat16 in "
-            "multiples of 8: choose another target for this model."
+            f"{op}: {name} has heads of {width} {pool.dtype} values, its kernel takes "
+            f"{' and '.join(dtypes)} in multiples of {VECTOR_BYTES} bytes: choose another target "
+            "for this model."
         )
-    return width * 2
+    return width * ITEM_BYTES[pool.dtype]
 
 
 def lower(request: LoweringRequest) -> Lowering:

@@ -170,6 +170,10 @@ _KERNEL_LAUNCHES = {
         [Branch(37, 0, BUSHY), Branch(64, 1), Branch(0, 3)],
         heads=(2, 3), widths=(32, 32), latent=48, page_size=16,
     ),
+    "selected slots, some rows whole": latent_launch(
+        [Branch(150, 3, BUSHY), Branch(64, 2), Branch(3, 1)],
+        heads=(2, 3), widths=(32, 32), latent=48, page_size=16, selected=90, whole_rows=1,
+    ),
     "absorbed: 6 heads, a tree": latent_launch(
         [Branch(100, 0, BUSHY), Branch(66, 1)], rope=16, heads=(1, 6), widths=(16, 32),
         latent=80, biases=False, page_size=16,
@@ -236,6 +240,13 @@ _GPU_LAUNCHES = {
     "16 sequences at 1k": _real([Branch(960 + 8 * b, 1) for b in range(16)], padding_rows=0),
     "verify 16 sequences, ragged": _real(
         [Branch(100 + 211 * b, 0, chain_of(1 + b % 4)) for b in range(16)]
+    ),
+    "selected: 2116 of 131k": _real([Branch(131071, 1)], selected=2148, padding_rows=0),
+    "selected: a chain of 4 at 131k": _real(
+        [Branch(131000, 0, chain_of(4))], selected=2148, padding_rows=0
+    ),
+    "selected: 8 chains of 4 at 8k, latents of 256, some whole": _real(
+        [Branch(8000 + 31 * b, 0, chain_of(4)) for b in range(8)], 256, selected=2148, whole_rows=1
     ),
     "prompt chunk of 500 at 1k": _real([Branch(1000, 500)]),
     "prompt chunks, ragged, window": _real([Branch(0, 300), Branch(777, 130)], window=128),

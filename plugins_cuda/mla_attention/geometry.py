@@ -151,9 +151,10 @@ def latent_geometry(request: LoweringRequest) -> LatentGeometry:
 
 
 def _refuse_inputs(tensors: Mapping[str, TensorInfo]) -> None:
-    if "selected" in tensors:
+    if "selected" in tensors and "w_k" not in tensors:
         raise SpecbuildError(
-            "MlaAttention: the CUDA kernels take no selected slots (DSA): build for the cpu target."
+            "MlaAttention: selected slots (DSA) with absorbed queries, the CUDA kernels take them "
+            "where keys are rebuilt: build for the cpu target."
         )
     if "page_position" in tensors:
         raise SpecbuildError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specbuild.plugins_cuda.launches import (
     Kernel,
@@ -70,12 +70,16 @@ class LatentCut:
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """Two launches: attention over the slots, then their join and the projection to values.
+    """Attention over the slots, then their join and the projection to values.
 
     In phase ``decode`` a row's sums do not depend on the grid that is chosen here. Prompt chunks
-    have plain attention over what was rebuilt for all of their rows, where keys are rebuilt.
+    have plain attention over what was rebuilt for all of their rows, where keys are rebuilt. Where
+    rows have lists the first launch is that of rows that see everything, and one of the others
+    follows, which leaves the same states.
     """
     shape = latent_geometry(request)
+    if "selected" in request.tensors:
+        _require_lists(request, shape)
     if request.phase == "prefill" and shape.rebuilt and shape.v_width == shape.width:
         return lower_prefill(request, shape)
     cut = _cut(request, shape)
@@ -89,13 +93,16 @@ def lower(request: LoweringRequest) -> Lowering:
         Workspace("workspace_partials", 4 * partials),
         Workspace("workspace_arrivals", 4 * tiles * shape.v_heads, zeroed=True),
     )
-    return Lowering((_attend(shape, cut), _project(shape, cut, panels, tiles)), workspaces)
+    attend: tuple[OpLaunch, ...] = (_attend(shape, cut),)
+    if "selected" in request.tensors:
+        attend = _attend_lists(request, shape, cut)
+    return Lowering((*attend, _project(shape, cut, panels, tiles)), workspaces)
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     """Tiles in flight, rows of a CTA, CTAs over the context; the default first."""
     shape = latent_geometry(request)
-    if request.phase == "prefill":
+    if request.phase == "prefill" or "selected" in request.tensors:
         return ({},)
     if not shape.rebuilt:
         return ({}, {"context_ctas": 8}, {"context_ctas": 16})
@@ -104,7 +111,41 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     return ({}, {"rows": 1}, {"stages": 2}, {"context_ctas": 8})
 
 
-def _attend(shape: LatentGeometry, cut: LatentCut) -> OpLaunch:
+def _require_lists(request: LoweringRequest, shape: LatentGeometry) -> None:
+    """SpecbuildError for a launch whose lists no kernel takes."""
+    if request.phase == "prefill":
+        raise SpecbuildError(
+            "MlaAttention: no kernel narrows the chunks of a prompt to selected slots: leave the "
+            "lists out there."
+        )
+    if shape.window:
+        raise SpecbuildError(
+            f"MlaAttention: selected slots in a layer with a window of {shape.window}, the CUDA "
+            "kernels take them in full-attention layers: build for the cpu target."
+        )
+
+
+def _attend_lists(
+    request: LoweringRequest, shape: LatentGeometry, cut: LatentCut
+) -> tuple[OpLaunch, OpLaunch]:
+    """The launches of rows that see everything, and of rows with lists, each in CTAs of its own."""
+    held = request.tensors["selected"].shape[2]
+    single = replace(cut, rows=1, row_ctas=-(-shape.rows // shape.batch))
+    files = {"attend_whole_rows": "whole_rows.cu", "attend_listed": "selected.cu"}
+    whole, listed = (
+        replace(
+            launch,
+            kernel=replace(launch.kernel, entry=entry, file=file),
+            arguments=(*launch.arguments, held),
+        )
+        for launch, (entry, file) in zip(
+            (_attend(shape, cut), _attend(shape, single, listed=True)), files.items(), strict=True
+        )
+    )
+    return whole, listed
+
+
+def _attend(shape: LatentGeometry, cut: LatentCut, *, listed: bool = False) -> OpLaunch:
     constants = (
         *shape.walk_constants(),
         ("VALUE", shape.value),
@@ -118,6 +159,7 @@ def _attend(shape: LatentGeometry, cut: LatentCut) -> OpLaunch:
         ("ROWS", cut.rows),
         ("ROW_CTAS", cut.row_ctas),
         ("STAGES", cut.stages),
+        ("LISTED", int(listed)),
     )
     grid = (cut.context_ctas, shape.head_groups, shape.batch * cut.row_ctas)
     shared = _shared_bytes(shape, cut.rows, cut.stages)

@@ -27,6 +27,7 @@ def lower_prefill(request: LoweringRequest, shape: LatentGeometry) -> Lowering:
         ("GROUPS", 1),
         ("CONTEXT_CTAS", 1),
         ("ROWS", 1),
+        ("LISTED", 0),
     )
     tiles = -(-shape.capacity // shape.tile)
     groups = 2 * shape.head_groups

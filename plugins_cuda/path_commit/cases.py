@@ -20,6 +20,7 @@ def commit(
     page_size: int = 4,
     width: int = 8,
     tree_slots: int = 12,
+    fp8: bool = False,
 ) -> Case:
     """(length, path) per sequence; shorter paths are padded with -1.
 
@@ -36,6 +37,8 @@ def commit(
             table[row, : len(mine)] = mine
         shape = (parts, len(pages) + 1, kv_heads, page_size, width)
         pools = rng.standard_normal(shape).astype(np.float32)
+        if fp8:
+            pools = rng.integers(0, 256, shape, np.uint8)
         lengths = np.array([length for length, _ in sequences], np.int32)
         return pools, np.array(paths, np.int32), lengths, table
 
@@ -64,6 +67,7 @@ CASES: tuple[Case, ...] = (
 
 KERNEL_CASES: tuple[Case, ...] = (
     commit("a path of 33 nodes", [(40, [0, *range(2, 34)])], parts=2, tree_slots=40),
+    commit("gpu: bytes of fp8", [(7, [0, 2, 5]), (30, [0, 3, 4])], kv_heads=1, width=48, fp8=True),
     commit(
         "gpu: 12 layers of 8 heads of 64, batch 16",
         [(1000 + 37 * b, [0, 2, 3, 6, 7, 8, 11, 12, 15]) for b in range(16)],

@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr int kVectors = WIDTH / 8;          // of 16 bytes, in one head of a slot
+constexpr int kVectors = HEAD_BYTES / 16;    // of 16 bytes, in one head of a slot
 constexpr int kEntry = KV_HEADS * kVectors;  // vectors of a slot
 constexpr int kTotal = DEPTH * kEntry;
 

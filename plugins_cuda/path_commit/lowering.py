@@ -12,21 +12,21 @@ THREADS = 256
 def lower(request: LoweringRequest) -> Lowering:
     """One launch; SpecbuildError where a path's entries do not fit a CTA's shared memory."""
     pools = request.tensors["pools"]
-    parts, pages, kv_heads, page_size, width = pools.shape
+    parts, pages, kv_heads, page_size, _ = pools.shape
     batch, depth = request.tensors["path"].shape
-    cache_vector_bytes("PathCommit", "pools", pools)
-    staged = depth * kv_heads * width * 2
+    head_bytes = cache_vector_bytes("PathCommit", "pools", pools, dtypes=("bfloat16", "uint8"))
+    staged = depth * kv_heads * head_bytes
     if staged > request.target.shared_bytes_per_block:
         raise SpecbuildError(
-            f"PathCommit: a path of {depth} entries of {kv_heads} heads of {width} needs {staged} "
-            f"bytes of shared memory, of which a CTA has {request.target.shared_bytes_per_block}: "
-            "use a shallower draft."
+            f"PathCommit: a path of {depth} entries of {kv_heads} heads of {head_bytes} bytes "
+            f"needs {staged} bytes of shared memory, of which a CTA has "
+            f"{request.target.shared_bytes_per_block}: use a shallower draft."
         )
     constants = (
         ("PAGES", pages),
         ("KV_HEADS", kv_heads),
         ("PAGE_SIZE", page_size),
-        ("WIDTH", width),
+        ("HEAD_BYTES", head_bytes),
         ("DEPTH", depth),
         ("TABLE", request.tensors["page_table"].shape[1]),
         ("THREADS", THREADS),

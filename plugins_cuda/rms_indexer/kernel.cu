@@ -30,6 +30,8 @@ using Places = DensePlaces<Shape, FRAGMENTS != 0, HAS_NORM != 0, OVERLAY != 0>;
 static_assert(SHARED_BYTES == Places::kBytes, "as the launch says");
 #endif
 
+#include "keys.cuh"
+
 constexpr int kWidth = K_BLOCKS * 32, kQueryTiles = HEADS * WIDTH / 16, kKeyTiles = WIDTH / 16;
 constexpr bool kWeighted = TILE_COUNT > kQueryTiles + kKeyTiles;
 
@@ -37,7 +39,7 @@ namespace {
 
 struct Tensors {
   const int* write_slot;
-  uint16_t* key_pool;
+  KeyElement* key_pool;
   uint16_t* q;
   uint16_t* head_weights;
 
@@ -50,9 +52,10 @@ struct Tensors {
       out[8] = second;
     } else if (tile < kQueryTiles + kKeyTiles) {
       const int64_t slot = load_l2_int(write_slot + token);
-      uint16_t* out = key_pool + slot * WIDTH + 16 * (tile - kQueryTiles) + g;
-      out[0] = first;
-      out[8] = second;
+      KeyElement* out = key_pool + slot * WIDTH + 16 * (tile - kQueryTiles) + g;
+      const uint32_t pair = as_keys(static_cast<uint32_t>(second) << 16 | first);
+      out[0] = static_cast<KeyElement>(pair);
+      out[8] = static_cast<KeyElement>(pair >> 8 * sizeof(KeyElement));
     } else {
       const int head = 16 * (tile - kQueryTiles - kKeyTiles) + g;
       uint16_t* out = head_weights + static_cast<int64_t>(token) * HEADS + head;
@@ -75,7 +78,7 @@ struct Tensors {
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     rms_indexer_of_many(const uint16_t* x, const Units::Stored* weight, const int* write_slot,
-                        uint16_t* key_pool, uint16_t* q, uint16_t* head_weights,
+                        KeyElement* key_pool, uint16_t* q, uint16_t* head_weights,
                         const unsigned char* workspace_tokens, float* workspace_sums,
                         unsigned* workspace_arrived, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
@@ -101,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     rms_indexer(const uint16_t* x, const uint16_t* norm, const Units::Stored* weight,
-                const int* write_slot, uint16_t* key_pool, uint16_t* q, uint16_t* head_weights,
+                const int* write_slot, KeyElement* key_pool, uint16_t* q, uint16_t* head_weights,
                 int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   pdl_launch_dependents();

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch, Tactic
+from specbuild.plugins_cuda.launches import (
+    ITEM_BYTES,
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+    Tactic,
+)
 from specbuild.plugins_cuda.linear.many_tokens import (
     ARRIVED,
     SUMS,
@@ -32,6 +39,7 @@ def lower(request: LoweringRequest) -> Lowering:
         ("HAS_NORM", int(dense.normed)),
         ("HEADS", int(request.attributes["heads"])),
         ("WIDTH", request.tensors["key_pool"].shape[3]),
+        ("KEY_BYTES", ITEM_BYTES[request.tensors["key_pool"].dtype]),
         ("EPS", eps),
     )
     launch = OpLaunch(

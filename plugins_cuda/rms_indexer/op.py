@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from specbuild.plugins_cuda.dsa_indexer.key_types import as_cached
 from specbuild.plugins_cuda.dsa_indexer.op import INDEXER_POOL_AXES
 from specbuild.plugins_cuda.kv_write.op import reference as kv_write
 from specbuild.plugins_cuda.linear.op import PACKED_AXES
@@ -29,7 +30,8 @@ def reference(
     """Queries [T, n_idx, d], the heads' weights [T, n_idx], and the pool with the keys written.
 
     ``x`` [T, K], through GPT-OSS's norm if there is one; ``weight`` packed by ``pack_indexer``.
-    Without rows for weights (one head, the simple form) every weight is 1. Nothing is rotated.
+    Without rows for weights (one head, the simple form) every weight is 1. Nothing is rotated. A
+    pool of bytes (uint8) takes the keys as fp8 (e4m3), up to ±448.
     """
     width = key_pool.shape[3]
     normed = (x if norm is None else rms_norm(x, norm, eps, "gpt_oss")).float()
@@ -38,7 +40,8 @@ def reference(
     weights = x.new_ones(len(x), heads)
     if len(h_rows):
         weights = (normed @ h_rows[:heads].float().T).to(x.dtype)
-    return q.view(-1, heads, width), weights, kv_write(key_pool, k.unsqueeze(1), write_slot)
+    keys = as_cached(k.unsqueeze(1), key_pool)
+    return q.view(-1, heads, width), weights, kv_write(key_pool, keys, write_slot)
 
 
 OP = OpSpec(

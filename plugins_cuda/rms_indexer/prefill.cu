@@ -4,7 +4,7 @@
 //   norm              bf16 [K], in, HAS_NORM
 //   weight            bf16 [N/16, K/32, 512], in, packed (packing.py)
 //   write_slot        int32 [rows], in
-//   key_pool          bf16 [pages, 1, PAGE_SIZE, WIDTH], in and out
+//   key_pool          bf16 or, KEY_BYTES 1, e4m3 [pages, 1, PAGE_SIZE, WIDTH], in and out
 //   q                 bf16 [rows, HEADS, WIDTH], out
 //   head_weights      bf16 [rows, HEADS], out; ones where there are no tiles behind the key's
 //   workspace_panels  K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of the normed x
@@ -13,6 +13,7 @@
 #include "../_device/prefill_dense.cuh"
 #include "../_device/prefill_rows.cuh"
 #include "../_device/prefill_store.cuh"
+#include "keys.cuh"
 
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     rms_indexer_rows(const uint16_t* x, const uint16_t* norm, unsigned char* workspace_panels,
@@ -27,7 +28,7 @@ constexpr bool kWeighted = ROW_TILES > kQueryTiles + kKeyTiles;
 struct IndexerGemm : DenseGemm {
   static constexpr int kStagingValues = kRowsStride;
   const int* write_slot;
-  uint16_t* key_pool;
+  KeyElement* key_pool;
   uint16_t* q;
   uint16_t* head_weights;
 
@@ -55,13 +56,28 @@ struct IndexerGemm : DenseGemm {
             store_weights(staged, row, 16 * (packed - kQueryTiles - kKeyTiles));
             return;
           }
-          if (packed >= kQueryTiles) {
-            out = key_pool + static_cast<size_t>(slot) * WIDTH + 16 * (packed - kQueryTiles);
-          }
           const uint4* const from = reinterpret_cast<const uint4*>(staged);
+          if (packed >= kQueryTiles) {
+            const int64_t first = static_cast<int64_t>(slot) * WIDTH + 16 * (packed - kQueryTiles);
+            store_key(from[0], from[1], key_pool + first);
+            return;
+          }
           *reinterpret_cast<uint4*>(out) = from[0];
           *reinterpret_cast<uint4*>(out + 8) = from[1];
         });
+  }
+
+  // 16 values of a key.
+  __device__ __forceinline__ static void store_key(uint4 front, uint4 back, KeyElement* out) {
+    uint4* const to = reinterpret_cast<uint4*>(out);
+    if (KEY_BYTES == 2) {
+      to[0] = front;
+      to[1] = back;
+      return;
+    }
+    to[0] = make_uint4(
+        as_keys(front.y) << 16 | as_keys(front.x), as_keys(front.w) << 16 | as_keys(front.z),
+        as_keys(back.y) << 16 | as_keys(back.x), as_keys(back.w) << 16 | as_keys(back.z));
   }
 
   __device__ __forceinline__ void store_weights(const uint16_t* staged, int row, int first) const {
@@ -73,7 +89,7 @@ struct IndexerGemm : DenseGemm {
 
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
     rms_indexer_gemm(const DenseWeights::Units::Stored* weight, const int* write_slot,
-                     uint16_t* key_pool, uint16_t* q, uint16_t* head_weights,
+                     KeyElement* key_pool, uint16_t* q, uint16_t* head_weights,
                      const unsigned char* workspace_panels, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ Ring ring;

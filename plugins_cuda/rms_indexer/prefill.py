@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Tactic
+from specbuild.plugins_cuda.launches import ITEM_BYTES, Lowering, LoweringRequest, Tactic
 from specbuild.plugins_cuda.prefill_gemm import (
     ROWS_STAGING,
     dense_gemm,
@@ -22,6 +22,7 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
         ("EPS", float(request.attributes["eps"])),
         ("HEADS", int(request.attributes["heads"])),
         ("WIDTH", request.tensors["key_pool"].shape[3]),
+        ("KEY_BYTES", ITEM_BYTES[request.tensors["key_pool"].dtype]),
     )
     return dense_launches(
         request,

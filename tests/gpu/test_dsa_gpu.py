@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from example_engine import CHAIN, EXAMPLE, TREE, records
 from indexer_files import write_derived_indexers
+from latent_files import write_factors
 
 from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
@@ -22,10 +25,11 @@ from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import GenerateParams, Prompt
 
 THRESHOLD, TOKENS, FEW = 256, 96, 64
+CHECK_INTERVAL = 4
 FULL = range(1, 24, 2)
 
 
-def built(folder: Path, backend: str) -> Engine:
+def built(folder: Path, backend: str, **changes: Any) -> Engine:
     options = BuildOptions(
         model=folder / "target",
         draft=EXAMPLE / "draft",
@@ -40,7 +44,8 @@ def built(folder: Path, backend: str) -> Engine:
         dsa_top_k=1024,
         dsa_threshold=THRESHOLD,
         dsa_recent_tokens=16,
-        **({"dsa_check_interval": 0} if backend == "cpu" else {}),
+        dsa_check_interval=CHECK_INTERVAL if backend == "cuda" else 0,
+        **changes,
     )
     build(options, SilentProgress())
     return Engine.load(options.output)
@@ -59,11 +64,76 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def narrowing(folder: Path) -> Iterator[Engine]:
+def checking(folder: Path) -> Iterator[Engine]:
     engine = built(folder, "cuda")
     yield engine
     assert isinstance(engine.executor, CudaExecutor)
     engine.executor.close()
+
+
+@pytest.fixture(scope="module")
+def narrowing(checking: Engine) -> Engine:
+    """The engine with every choosing step narrowed, none checked."""
+    return renumbered(checking, check_interval=0)
+
+
+def renumbered(engine: Engine, **changes: Any) -> Engine:
+    """The engine with other numbers that programs do not hold."""
+    dsa = engine.manifest.dsa
+    assert dsa is not None
+    numbers = replace(dsa, **changes)
+    return Engine(replace(engine.manifest, dsa=numbers), engine.executor, text=engine.text)
+
+
+@pytest.fixture(scope="module")
+def latent(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """All layers cache latents, of all that they had: those with indexers gather them."""
+    root = tmp_path_factory.mktemp("dsa-latent")
+    model = root / "target"
+    model.mkdir()
+    for file in (folder / "target").iterdir():
+        (model / file.name).symlink_to(file)
+    write_factors(model, EXAMPLE / "target" / "model.safetensors", range(24), rank=96)
+    engine = built(root, "cuda")
+    yield renumbered(engine, check_interval=0)
+    assert isinstance(engine.executor, CudaExecutor)
+    engine.executor.close()
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
+def test_rows_choose_inside_partial_views(
+    folder: Path, tmp_path: Path, shape: DraftShape | None
+) -> None:
+    """With keys in fp8. Choosing all of a view is the view, bit for bit."""
+    root = tmp_path / "views"
+    root.mkdir()
+    (root / "target").symlink_to(folder / "target")
+    engine = built(
+        root, "cuda", dsa_key_dtype="fp8", enable_specpv=True, specpv_n_retrieval_blocks=8,
+        specpv_partial_threshold=256, specpv_full_refresh_interval=12,
+    )  # fmt: skip
+    viewing = renumbered(engine, check_interval=0)
+    whole, chosen = decode(viewing, shape, 0), decode(viewing, shape, None)
+    assert outputs(chosen) == outputs(whole)
+    narrowed = decode(viewing, shape, FEW)
+    for record, before in zip(narrowed[1:], whole[1:], strict=True):
+        assert record.logprobs != before.logprobs
+        assert record.stats.dsa is not None and record.stats.dsa.broken_lists == 0
+        assert record.stats.specpv is not None and record.stats.specpv.partial_steps > 4
+    assert isinstance(engine.executor, CudaExecutor)
+    engine.executor.close()
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
+def test_chosen_latents_have_the_bits_of_all(latent: Engine, shape: DraftShape | None) -> None:
+    whole, chosen = decode(latent, shape, 0), decode(latent, shape, None)
+    assert outputs(chosen) == outputs(whole)
+    narrowed = decode(latent, shape, FEW)
+    assert outputs(narrowed) == outputs(decode(latent, None, FEW))
+    assert outputs(narrowed)[0] == outputs(whole)[0]
+    assert all(a.logprobs != b.logprobs for a, b in zip(narrowed[1:], whole[1:], strict=True))
+    for record in (*chosen, *narrowed):
+        assert record.stats.dsa is not None and record.stats.dsa.broken_lists == 0
 
 
 def texts(engine: Engine) -> list[Prompt]:
@@ -103,6 +173,34 @@ def test_a_draft_changes_no_token_and_no_bit_of_a_logprob(narrowing: Engine) -> 
     assert outputs(plain)[0] == outputs(whole)[0]
     assert all(a.logprobs != b.logprobs for a, b in zip(plain[1:], whole[1:], strict=True))
     assert all(r.stats.dsa is not None and r.stats.dsa.broken_lists == 0 for r in plain)
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
+def test_checks_emit_the_bits_of_everything(checking: Engine, shape: DraftShape | None) -> None:
+    whole = decode(checking, shape, 0)
+    always = renumbered(checking, check_interval=1, min_agreement=0.0)
+    checked = decode(always, shape, FEW)
+    counts = [record.stats.dsa for record in checked]
+    if shape is None:
+        assert outputs(checked) == outputs(whole)
+    assert all(s is not None and s.narrowed_steps == s.broken_lists == 0 for s in counts)
+    beyond = [s for s in counts[1:] if s is not None]
+    assert all(s.checked_steps > 8 and s.agreement is not None for s in beyond)
+    print(f"agreement with {FEW} tokens: {[round(s.agreement or 0, 3) for s in beyond]}")
+    assert any(s.agreement is not None and s.agreement < 1 for s in beyond)
+    # Choosing as many as there are agrees always.
+    everything = [record.stats.dsa for record in decode(always, shape, None)]
+    assert all(s is not None and s.agreement == 1.0 for s in everything[1:])
+
+
+def test_too_little_agreement_falls_back(checking: Engine) -> None:
+    strict = decode(renumbered(checking, min_agreement=1.0), CHAIN, 1)
+    lenient = decode(renumbered(checking, min_agreement=0.0), CHAIN, 1)
+    for fallen, kept in zip(strict[1:], lenient[1:], strict=True):
+        assert fallen.stats.dsa is not None and kept.stats.dsa is not None
+        assert kept.stats.dsa.fallback_steps == 0 and kept.stats.dsa.narrowed_steps > 0
+        if fallen.stats.dsa.checked_steps >= 12 and fallen.stats.dsa.agreement != 1.0:
+            assert fallen.stats.dsa.fallback_steps > 0
 
 
 def test_chosen_tokens_are_those_of_the_cpu_engine(folder: Path, narrowing: Engine) -> None:

@@ -20,6 +20,7 @@ from specbuild.builder.backends.cuda.kernels.kernel_case import (
 from specbuild.plugins_cuda.launches import LoweringRequest, Phase, Tactic, TensorInfo
 from specbuild.plugins_cuda.mla_attention.cases import KERNEL_CASES, rope_tables
 from specbuild.plugins_cuda.mla_attention.op import OP
+from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
 from specbuild.runtime.errors import SpecbuildError
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
@@ -93,6 +94,7 @@ class Launch:
     padding_rows: int = 0
     pages: int = 14
     words: int = 2
+    selected: np.ndarray | None = None
 
     def inputs(self) -> dict[str, np.ndarray]:
         """The op's inputs by name; NaN wherever nothing was written."""
@@ -125,6 +127,8 @@ class Launch:
             "ancestor_bits": ancestors.view(np.int32),
             **self.layer.weights(),
         }
+        if self.selected is not None:
+            given["selected"] = self.selected
         return {spec.name: given[spec.name] for spec in OP.inputs if spec.name in given}
 
     def attended(self) -> list[np.ndarray]:
@@ -187,6 +191,57 @@ def test_a_token_has_the_same_bits_alone_in_a_chain_in_a_tree_and_in_a_batch(
             np.testing.assert_array_equal(rows[row], wanted, err_msg=f"{name} at {position}")
 
 
+def lists_of(sequences: Sequence[Branch[Text]], held: int) -> np.ndarray:
+    """Lists [T, 1, held] of all that each row sees."""
+    rows = [(s, row) for s in sequences for row in range(len(s.rows))]
+    lists = np.full((len(rows), 1, held), -1, np.int32)
+    for mine, (sequence, row) in zip(lists, rows, strict=True):
+        bits_of_row = sequence.words(row)
+        chain = range(min(sequence.rows[row] + 1, sequence.tree_start))
+        tree = [sequence.tree_start + i for i in range(64) if bits_of_row >> i & 1]
+        mine[0, : len(chain) + len(tree)] = [*chain, *tree]
+    return lists
+
+
+@pytest.mark.slow
+def test_lists_of_everything_give_the_bits_of_all_latents() -> None:
+    """Alone and beside rows that attend to everything; narrower lists give others."""
+    text, other = Text.drawn(165, Layer(), 1), Text.drawn(165, Layer(), 2)
+    sequences = [node(text, 130, (164, 163, 0, 162)), refed(other, 70, 2)]
+    launch = Launch(Layer(), sequences)
+    wanted = np.concatenate(launch.attended())
+    lists = lists_of(sequences, 180)
+    for tactic in ({}, {"context_ctas": 1}):
+        found = replace(launch, selected=lists, tactic=tactic).attended()
+        np.testing.assert_array_equal(np.concatenate(found), wanted)
+    narrow = lists.copy()
+    narrow[:, :, 50:] = -1
+    whole = np.arange(len(lists)) % 3 == 1
+    narrow[whole] = -1
+    narrow[whole, 0, 0] = WHOLE
+    mixed = np.concatenate(replace(launch, selected=narrow).attended())
+    np.testing.assert_array_equal(mixed[whole], wanted[whole])
+    assert (mixed[~whole] != wanted[~whole]).any(axis=(1, 2)).all()
+
+
+@pytest.mark.slow
+def test_a_token_with_a_list_has_the_same_bits_alone_and_in_a_tree() -> None:
+    """Its ancestors stand in scattered slots; the list names the same tokens."""
+    text = Text.drawn(165, Layer(), 3)
+    alone_row, tree = alone(text, 130), node(text, 130, (164, 163, 0, 162))
+    kept = np.sort(np.random.default_rng(4).choice(126, 90, replace=False)).tolist()
+    found = []
+    for sequence, row in ((alone_row, 0), (tree, 5)):
+        seen = lists_of([sequence], 200)[row, 0]
+        # The last tokens of the path, wherever they stand.
+        listed = [*kept, *seen[126:131]]
+        lists = np.full((len(sequence.rows), 1, 140), -1, np.int32)
+        lists[:, 0, 0] = WHOLE
+        lists[row, 0, : len(listed)] = listed
+        found.append(Launch(Layer(), [sequence], selected=lists).attended()[0][row])
+    np.testing.assert_array_equal(found[1], found[0])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [0, 40])
 def test_a_prompt_in_chunks_is_the_prompt_decoded(window: int) -> None:
@@ -224,7 +279,11 @@ def test_what_no_kernel_does_is_refused() -> None:
         with pytest.raises(SpecbuildError, match=match):
             OP.lower(LoweringRequest({**tensors, **changes}, {"scale": 0.25, "window": 0}))
 
-    refuses("selected slots", selected=TensorInfo((1, 4), "int32"))
+    with pytest.raises(SpecbuildError, match="selected slots in a layer with a window of 9"):
+        lists = {"selected": TensorInfo((1, 1, 4), "int32")}
+        OP.lower(LoweringRequest({**tensors, **lists}, {"scale": 0.25, "window": 9}))
+    with pytest.raises(SpecbuildError, match="narrows the chunks of a prompt"):
+        OP.lower(LoweringRequest({**tensors, **lists}, {"scale": 0.25, "window": 0}, "prefill"))
     refuses("slots are positions", page_position=TensorInfo((1, 14), "int32"))
     refuses("bfloat16", q=TensorInfo((1, 6, 16), "float32"))
     refuses("multiples of 16 up to 768", c_pool=TensorInfo((4, 1, 16, 40), "bfloat16"))

@@ -35,6 +35,9 @@ def retype_to_fp32(model: ir.Model) -> int:
             if target in _FLOATS and source.dtype in _FLOATS:
                 _drop_cast(node, source, graph)
                 changed += 1
+            elif target in _HALF:
+                _cast_to_fp32(node)
+                changed += 1
     return changed
 
 
@@ -42,11 +45,15 @@ def _widened(recipe: Recipe) -> Recipe:
     return Recipe(recipe.shape, torch.float32, recipe.sources, lambda: recipe.load().float())
 
 
+def _cast_to_fp32(node: ir.Node) -> None:
+    node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT.value)
+
+
 def _drop_cast(node: ir.Node, source: ir.Value, graph: ir.Graph) -> None:
     output = node.outputs[0]
     # Two graph outputs, or an input and an output, cannot be one value: the cast stays, idle.
     if output.is_graph_output() and (source.is_graph_output() or source.producer() is None):
-        node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT.value)
+        _cast_to_fp32(node)
         return
     take_place(output, source, graph)
     graph.remove(node, safe=True)

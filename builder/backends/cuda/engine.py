@@ -45,7 +45,6 @@ from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Lowering, Target
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.kv_layout import layouts
-from specbuild.runtime.kv_pool import FULL_GROUP
 from specbuild.runtime.manifest import DraftGeometry, DraftShape, TargetGeometry
 from specbuild.runtime.plan import PLAN_FILE, Plan, ProgramEntry
 
@@ -217,6 +216,7 @@ def _parts(
         vocab=model.target.vocab,
         views=_view_sizes(plan),
         narrows=plan.dsa is not None,
+        checks=plan.dsa is not None and plan.dsa.check_interval > 0,
     )
     return EngineParts(
         graphs, WeightTensors(), StatePorts(sizes), groups, model.d2t, plan.views, plan.dsa
@@ -226,7 +226,7 @@ def _parts(
 def _view_sizes(plan: EnginePlan) -> ViewSizes | None:
     if plan.specpv is None or plan.views is None:
         return None
-    group = next(group for group in plan.groups if group.name == FULL_GROUP)
+    group = plan.choosing_group
     buffer = plan.specpv.n_spec_tokens_buf
     return ViewSizes(len(group.layers), group.kv_heads, plan.views.entries, buffer)
 
@@ -257,11 +257,11 @@ def _steps(
                 continue
             # Also where no step with a draft fits: fewer sequences may be left, which draft again.
             drafted = bool(shapes) and shape == NO_DRAFT
-            for extends, full_logits, room, narrows in product(
+            for extends, full_logits, room, (narrows, checks) in product(
                 (False, True) if drafted else (False,),
                 (False, True),
                 _rooms(parts, batch, shape),
-                (False, True) if parts.dsa is not None else (False,),
+                _selections(parts),
             ):
                 program = step_program(
                     parts,
@@ -271,11 +271,14 @@ def _steps(
                     extends=extends,
                     room=room,
                     narrows=narrows,
+                    checks=checks,
                 )
                 lowered = lower_program(program, lower)
                 rows = batch * (shape.draft_tokens + 1) + room
                 entry = _described(lowered, "step", batch, rows, shape, full_logits=full_logits)
-                entry = replace(entry, extends=extends, fed_again=room, narrows=narrows)
+                entry = replace(
+                    entry, extends=extends, fed_again=room, narrows=narrows, checks=checks
+                )
                 steps.append((entry, lowered))
     return steps
 
@@ -285,6 +288,16 @@ def _rooms(parts: EngineParts, batch: int, shape: DraftShape) -> tuple[int, ...]
     if parts.views is None:
         return (0,)
     return 0, refresh_room(parts.views, batch, shape)
+
+
+def _selections(parts: EngineParts) -> tuple[tuple[bool, bool], ...]:
+    """Whether steps narrow attention and are checked: all forms that the engine has (DSA)."""
+    forms = [(False, False)]
+    if parts.ports.sizes.narrows:
+        forms.append((True, False))
+    if parts.ports.sizes.checks:
+        forms.append((True, True))
+    return tuple(forms)
 
 
 def _described(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbuild.builder.limits import EnginePlan
+from specbuild.builder.limits import LATENT_GROUP, EnginePlan
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT
@@ -31,7 +31,7 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
             "build with --backend cpu or --no-mla"
         )
     if target.indexer is not None:
-        _require_indexers(target, target.indexer)
+        _require_indexers(target.indexer)
     _require_tiles(
         "model",
         rows={"head_dim": target.head_dim, "vocab_size": target.vocab},
@@ -55,15 +55,8 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
     )
 
 
-def _require_indexers(target: TargetGeometry, indexer: IndexerGeometry) -> None:
-    """SpecbuildError where lists of slots meet what no kernel narrows."""
-    latent = [i for i in indexer.layers if target.latent_dims and target.latent_dims[i]]
-    if latent:
-        raise SpecbuildError(
-            f"layers {', '.join(map(str, latent))} cache latents (mla_kv.safetensors) and have "
-            "indexers (dsa_indexer.safetensors), and no CUDA kernel attends to chosen latents; "
-            "build with --backend cpu, --no-mla or --no-dsa"
-        )
+def _require_indexers(indexer: IndexerGeometry) -> None:
+    """SpecbuildError naming sizes that no kernel scores."""
     if indexer.width % TILE_ROWS or indexer.width > MOST_WIDTH or indexer.heads > MOST_HEADS:
         raise SpecbuildError(
             f"the model's indexers have {indexer.heads} heads of {indexer.width} values, CUDA "
@@ -81,11 +74,18 @@ def require_cuda_options(plan: EnginePlan, backend: str) -> None:
             f"--dsa is not built for --backend {backend}; build with --backend cuda or cpu, or "
             "with --no-dsa"
         )
-    if plan.specpv is not None:
-        raise SpecbuildError(
-            "--dsa with --specpv: no CUDA step chooses tokens inside a partial view; leave one of "
-            "them out or build with --backend cpu"
-        )
+    if plan.specpv is not None and plan.specpv.score == "indexer":
+        if plan.dsa.key_dtype == "fp8":
+            raise SpecbuildError(
+                "--specpv-score indexer: CUDA kernels summarise keys in bf16, these are fp8; take "
+                "dot or quest, or --dsa-key-dtype bf16"
+            )
+        if any(group.name == LATENT_GROUP for group in plan.groups):
+            raise SpecbuildError(
+                "--specpv: full-attention layers cache latents (mla_kv.safetensors), of which no "
+                "CUDA kernel sees a part; build with --no-mla, without --specpv or with "
+                "--backend cpu"
+            )
 
 
 def _require_variant(draft: DraftGeometry) -> None:

@@ -64,7 +64,7 @@ class CudaExecutor:
             )
             self._counts = {
                 name: self._ports.ring(f"ring.{name}")
-                for name in ("broken", "rechecked", "agreed")
+                for name in ("broken", "checks", "rechecked", "agreed")
                 if self._ports.find(f"ring.{name}") is not None
             }
             self._closing = closing.pop_all()

@@ -201,6 +201,36 @@ def test_chosen_tokens_are_gathered_by_every_row_and_indexer_keys_read_once(
     assert traffic.floating_operations(work) == 2 * (gathered * 4 * 6 * 16 + scored)
 
 
+@given(rows=st.integers(1, 5), context=st.integers(0, 40))
+def test_every_row_rebuilds_the_keys_of_the_latents_that_it_gathers(
+    rows: int, context: int
+) -> None:
+    """Two sequences, lists of 12; 2 KV heads of 16 under 6, a latent of 24."""
+    calls = Calls()
+    tensors = {
+        "q": calls.tensor("arena", (rows, 6, 16)),
+        "c_pool": calls.tensor("cache", (3, 1, 16, 24)),
+        "w_k": calls.tensor("arena", (24, 2, 16)),
+        "w_v": calls.tensor("arena", (24, 2, 16)),
+        "selected": calls.tensor("arena", (rows, 1, 44), "int32"),
+    }
+    indexed = {
+        "q": calls.tensor("arena", (rows, 3, 8)),
+        "key_pool": calls.tensor("cache", (3, 1, 16, 8)),
+    }
+    calls.call("DsaIndexer", indexed, top_k=7, first_tokens=1, recent_tokens=4)
+    calls.call("MlaAttention", tensors, window=0)
+    traffic = calls.traffic()
+    gathered = 2 * rows * min(12, context + rows)
+    work = Work(2 * rows, 2, context)
+    assert traffic.bytes_read(work).total == gathered * 24 * 2 + 2 * (context + rows) * 8 * 2
+    pairs = sum(context + i + 1 for i in range(rows))
+    attended = gathered * (2 * 24 * 2 * 16 + 2 * 6 * (16 + 24))
+    projected = 2 * rows * 2 * 6 * 24 * 16
+    scored = 2 * pairs * 2 * 3 * 8
+    assert traffic.floating_operations(work) == attended + projected + scored
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
     path = tmp_path_factory.mktemp("checkpoints")

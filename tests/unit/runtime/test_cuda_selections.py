@@ -14,7 +14,7 @@ from checkpoints import write_draft, write_target
 from fake_gpu import FakeGpu
 from indexer_files import write_indexers
 from latent_files import write_latents
-from plan_host import PlanHost, lowered_engine
+from plan_host import PlanHost, lowered_engine, step_name
 from test_cuda_interpreted import InterpretedRunner
 from toy_engine import Run, run
 from toy_model import toy_manifest
@@ -43,6 +43,7 @@ SPECPV = {
     "specpv_partial_threshold": 64,
     "specpv_full_refresh_interval": 2,
 }
+VIEWED = {**SPECPV, "specpv_partial_threshold": 34}
 PROMPT, TOKENS, FEW = 34, 20, 6
 
 
@@ -64,6 +65,17 @@ def lowered(checkpoints: Path) -> LoweredEngine:
     return lowered_engine(**options(checkpoints))
 
 
+@pytest.fixture(scope="module")
+def latent(checkpoints: Path) -> LoweredEngine:
+    """A sliding layer and one of two layers with indexers cache latents."""
+    path = checkpoints / "latent"
+    write_target(path / "t")
+    write_indexers(path / "t", [1, 3], width=16)
+    write_latents(path / "t", {0: 12, 3: 12})
+    write_draft(path / "d")
+    return lowered_engine(**options(path))
+
+
 @dataclasses.dataclass
 class Device:
     """An engine whose programs the interpreter runs."""
@@ -71,17 +83,26 @@ class Device:
     engine: Engine
     runner: InterpretedRunner
 
-    def decode(self, shape: DraftShape | None, top_k: int | None) -> Run:
-        params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, dsa_top_k=top_k)
+    def decode(self, shape: DraftShape | None, top_k: int | None, tokens: int = TOKENS) -> Run:
+        params = GenerateParams(max_new_tokens=tokens, ignore_eos=True, dsa_top_k=top_k)
         return run(self.engine, [prompt()], params, speculation=shape)
 
     @property
     def steps(self) -> list[bool]:
         """Whether each step narrowed."""
-        return ["narrowed" in name for name in self.runner.started if name.startswith("step")]
+        return [kind == "narrowed" for kind in self.kinds]
+
+    @property
+    def kinds(self) -> list[str]:
+        """How each step's program attends."""
+        steps = [name.split(".") for name in self.runner.started if name.startswith("step")]
+        return [next((k for k in ("narrowed", "checked") if k in s), "whole") for s in steps]
 
 
-def device(lowered: LoweredEngine) -> Device:
+def device(lowered: LoweredEngine, *, specpv: bool = False, **changes: Any) -> Device:
+    """The engine without checks, or with other numbers that programs do not hold."""
+    dsa = lowered.plan.dsa
+    assert dsa is not None
     host, gpu = PlanHost(lowered), FakeGpu()
     executor = CudaExecutor(gpu, host.plan, lambda _: b"", lambda _: None)
     runner = InterpretedRunner(host, gpu, executor)
@@ -92,7 +113,8 @@ def device(lowered: LoweredEngine) -> Device:
         backend="cuda",
         limits=lowered.plan.limits,
         cache_groups=lowered.plan.groups,
-        dsa=lowered.plan.dsa,
+        dsa=dataclasses.replace(dsa, **{"check_interval": 0, **changes}),
+        specpv=lowered.plan.specpv if specpv else None,
         target=dataclasses.replace(toy.target, vocab=host.port("score.logits").shape[1]),
         roles={},
     )
@@ -123,8 +145,153 @@ def test_steps_narrow_from_the_threshold_on(
     assert all(s.dsa is not None and s.dsa.broken_lists == 0 for s in stats)
 
 
+@pytest.fixture(scope="module", params=["quest", "indexer"])
+def viewed(checkpoints: Path, request: pytest.FixtureRequest) -> LoweredEngine:
+    return lowered_engine(**options(checkpoints, **VIEWED, specpv_score=request.param))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
+def test_rows_choose_inside_partial_views(viewed: LoweredEngine, shape: DraftShape | None) -> None:
+    whole, everything, narrowed = (device(viewed, specpv=True) for _ in range(3))
+    full = whole.decode(shape, 0, TOKENS)
+    assert everything.decode(shape, None).ids == full.ids
+    found = narrowed.decode(shape, FEW)
+    assert found.ids != full.ids
+    assert any("refresh.narrowed" in name for name in narrowed.runner.started)
+    dsa, specpv = found.records[0].stats.dsa, found.records[0].stats.specpv
+    assert dsa is not None and specpv is not None
+    assert dsa.broken_lists == 0 and dsa.narrowed_steps > 4 and specpv.partial_steps > 2
+    checked = device(viewed, specpv=True, check_interval=1, min_agreement=0.0)
+    again = checked.decode(shape, FEW)
+    stats = again.records[0].stats.dsa
+    assert stats is not None and 0 < stats.agreed_tokens < stats.checked_tokens
+    if shape is None:
+        assert again.ids == full.ids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
+def test_keys_in_fp8_choose_nearly_the_same(
+    lowered: LoweredEngine, checkpoints: Path, shape: DraftShape | None
+) -> None:
+    """Half of the cache; the engine for a CPU rounds the same keys."""
+    asked = options(checkpoints, dsa_key_dtype="fp8")
+    fp8 = lowered_engine(**asked)
+    bf16_cache, fp8_cache = (
+        next(b.bytes for b in PlanHost(engine).plan.buffers if b.name == "cache:indexer")
+        for engine in (lowered, fp8)
+    )
+    assert 2 * fp8_cache == bf16_cache
+    assert device(fp8).decode(shape, None).ids == device(fp8).decode(shape, 0).ids
+    host, found = PlanHost(fp8), device(fp8).decode(shape, FEW).records[0]
+    assert found.stats.dsa is not None and found.stats.dsa.broken_lists == 0
+    host.admit(0, prompt(), 9)
+    assert host.memory.buffer("cache:indexer").count_nonzero() > 16 * PROMPT
+    building.build(
+        BuildOptions(**asked, output=checkpoints / "fp8", dsa_check_interval=0, force=True),
+        SilentProgress(),
+    )
+    cpu = Engine.load(checkpoints / "fp8")
+    params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, dsa_top_k=FEW)
+    theirs = run(cpu, [prompt()], params, speculation=None).records[0]
+    pairs = zip(found.output_ids, theirs.output_ids, strict=True)
+    assert next((i for i, (a, b) in enumerate(pairs) if a != b), TOKENS) > 40 - PROMPT + 4
+
+
+@pytest.mark.slow
+def test_latents_are_narrowed_like_keys(latent: LoweredEngine) -> None:
+    lists = [
+        sum("selected" in c.inputs for c in program.ir.calls if c.op.name == "MlaAttention")
+        for entry, program in latent.programs if entry.narrows
+    ]  # fmt: skip
+    assert set(lists) == {1, 2}
+    full = device(latent).decode(CHAIN, 0)
+    assert device(latent).decode(CHAIN, None).ids == full.ids
+    narrowed = device(latent).decode(CHAIN, FEW)
+    assert narrowed.ids == device(latent).decode(None, FEW).ids != full.ids
+    checked = device(latent, check_interval=1, min_agreement=0.0).decode(None, FEW)
+    assert checked.ids == device(latent).decode(None, 0).ids
+    stats = checked.records[0].stats.dsa
+    assert stats is not None and 0 < stats.agreed_tokens < stats.checked_tokens
+    assert stats.broken_lists == 0
+
+
 def test_a_draft_changes_no_token(lowered: LoweredEngine) -> None:
     assert device(lowered).decode(None, FEW).ids == device(lowered).decode(CHAIN, FEW).ids
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
+def test_checks_emit_what_everything_gives_and_count_what_was_chosen(
+    lowered: LoweredEngine, shape: DraftShape | None
+) -> None:
+    """Every choosing step is a check: the tokens are those of attention to everything."""
+    full = device(lowered).decode(shape, 0)
+    checked = device(lowered, check_interval=1, min_agreement=0.0)
+    found = checked.decode(shape, FEW)
+    stats = found.records[0].stats.dsa
+    assert stats is not None and stats.narrowed_steps == stats.fallback_steps == 0
+    # A tree's deepest rows reach the threshold in front of the step that is counted.
+    assert set(checked.kinds) <= {"whole", "checked", *(["narrowed"] if shape else [])}
+    if shape is None:
+        assert (found.ids, found.records[0].logprobs) == (full.ids, full.records[0].logprobs)
+    # The last steps in flight may find the sequence done.
+    assert 4 < stats.checked_steps <= checked.kinds.count("checked")
+    assert stats.checked_tokens == stats.checked_steps + stats.accepted_whole
+    assert 0 < stats.agreed_tokens < stats.checked_tokens
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
+def test_a_check_counts_what_a_narrowed_step_there_chooses(
+    lowered: LoweredEngine, shape: DraftShape | None
+) -> None:
+    host, name = PlanHost(lowered), step_name(1, shape)
+    host.port("ignore_eos").fill_(1)
+    host.admit(0, prompt(), 50)
+    lasting = [b.name for b in host.plan.buffers if b.space in ("state", "cache", "ring")]
+    seen = []
+    for _ in range(12):
+        place = int(host.port("step")[0])
+        found = {}
+        kept = {name: host.memory.buffer(name).clone() for name in lasting}
+        for kind, counts, other in (("narrowed", FEW, -1), ("", -1, -1), ("checked", -1, FEW)):
+            for buffer, before in kept.items():
+                host.memory.buffer(buffer).copy_(before)
+            host.port("list_budget").fill_(counts)
+            host.port("sampled_budget").fill_(other)
+            [found[kind]] = host.step(f"{name}.{kind}" if kind else name)
+        whole, narrowed = found[""], found["narrowed"]
+        assert found["checked"] == whole
+        tokens, agreed, accepted, sampled, broken = host.port("ring.checks")[place, 0].tolist()
+        assert (tokens, accepted, sampled) == (
+            len(whole.tokens), whole.accepted, narrowed.accepted,
+        )  # fmt: skip
+        pairs = [a == b for a, b in zip(whole.tokens, narrowed.tokens, strict=False)]
+        assert sum(pairs) <= agreed <= sum(pairs) + max(0, accepted - sampled)
+        assert broken == 0
+        seen.append(agreed / tokens)
+    assert 0 < sum(seen) < len(seen)
+
+
+def test_too_little_agreement_falls_back_to_programs_without_lists(
+    lowered: LoweredEngine,
+) -> None:
+    strict, lenient = (
+        device(lowered, check_interval=4, min_agreement=least) for least in (1.0, 0.0)
+    )
+    stats = [d.decode(None, 1, tokens=40).records[0].stats.dsa for d in (strict, lenient)]
+    fallen, kept = stats
+    assert fallen is not None and kept is not None
+    assert fallen.agreement is not None and fallen.agreement < 1.0
+    assert fallen.fallback_steps > 4 and fallen.checked_steps > 8
+    assert kept.fallback_steps == 0 and kept.narrowed_steps > 4
+    threshold = strict.kinds.index("checked")
+    assert strict.kinds[threshold:].count("whole") >= fallen.fallback_steps
+    assert lenient.kinds[threshold:].count("whole") == 0
+    # Steps launched before the eighth check was read still narrow.
+    assert strict.kinds[-8:].count("narrowed") == 0
+    for one in (fallen, kept):
+        assert one.checked_steps + one.narrowed_steps + one.fallback_steps == 39 - (40 - PROMPT)
 
 
 def test_broken_lists_give_way_to_everything_and_are_counted(
@@ -181,10 +348,12 @@ def test_only_narrowed_programs_hold_lists(lowered: LoweredEngine) -> None:
         lists = [
             "selected" in c.inputs for c in program.ir.calls if c.op.name == "PagedTreeAttention"
         ]
-        assert ops["RmsIndexer"] == 2
-        assert entry.narrows == ("narrowed" in entry.name)
-        assert sum(lists) == ops["DsaIndexer"] == ops["DsaCheck"] == 2 * entry.narrows
+        passes = 1 + entry.checks
+        assert ops["RmsIndexer"] == 2 * passes
+        assert entry.narrows == ("narrowed" in entry.name or "checked" in entry.name)
+        assert sum(lists) == ops["DsaIndexer"] == ops["DsaCheck"] == 2 * passes * entry.narrows
         assert ops["DsaTally"] == entry.narrows
+        assert ops["DsaCompare"] == entry.checks == ("checked" in entry.name)
 
 
 def refused(path: Path, message: str, **changes: Any) -> None:
@@ -194,14 +363,16 @@ def refused(path: Path, message: str, **changes: Any) -> None:
 
 
 def test_what_has_no_kernels_is_refused(checkpoints: Path, tmp_path: Path) -> None:
-    refused(checkpoints, "--dsa with --specpv: no CUDA step", **SPECPV)
-    refused(checkpoints, "--dsa-check-interval is about checks", dsa_check_interval=9)
-    refused(checkpoints, "--dsa-min-agreement is about checks", dsa_min_agreement=0.5)
-    for folder, width in (("narrow", 8), ("latent", 16)):
-        path = tmp_path / folder
-        write_target(path / "t")
-        write_indexers(path / "t", [1, 3], width=width)
-        write_draft(path / "d")
-    write_latents(tmp_path / "latent" / "t", {0: 12, 3: 12})
-    refused(tmp_path / "narrow", "2 heads of 8 values, CUDA kernels take")
-    refused(tmp_path / "latent", "layers 3 cache latents .* and have indexers")
+    asked = {**SPECPV, "specpv_score": "indexer", "dsa_key_dtype": "fp8"}
+    refused(checkpoints, "summarise keys in bf16, these are fp8", **asked)
+    latent = tmp_path / "latent"
+    write_target(latent / "t")
+    write_indexers(latent / "t", [1, 3], width=16)
+    write_latents(latent / "t", {3: 12})
+    write_draft(latent / "d")
+    asked["dsa_key_dtype"] = "bf16"
+    refused(latent, "full-attention layers cache latents .* of which no CUDA kernel", **asked)
+    write_target(tmp_path / "t")
+    write_indexers(tmp_path / "t", [1, 3], width=8)
+    write_draft(tmp_path / "d")
+    refused(tmp_path, "2 heads of 8 values, CUDA kernels take")

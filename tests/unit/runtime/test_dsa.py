@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbuild.runtime.dsa import FIRST_CHECKS, LAST_CHECKS, Check, SequenceSelection
+from specbuild.runtime.dsa import FIRST_CHECKS, LAST_CHECKS, Attends, Check, SequenceSelection
 from specbuild.runtime.manifest import Dsa
 
 CONFIG = Dsa(
@@ -21,23 +21,28 @@ def judged(selection: SequenceSelection, check: Check, checks: int) -> list[str]
     """Steps until so many checks are through, each of them with this outcome."""
     steps: list[str] = []
     while steps.count("check") < checks:
-        steps.append(selection.begin(200))
-        if steps[-1] == "check":
-            selection.judge(check)
+        steps.append(stepped(selection, 200, check))
     return steps
+
+
+def stepped(selection: SequenceSelection, length: int, check: Check = AGREED) -> Attends:
+    """One step, begun and ended; what came of it if it is a check."""
+    attends = selection.begin(length)
+    selection.ended(attends, length, check if attends == "check" else None)
+    return attends
 
 
 def test_below_the_threshold_nothing_is_asked() -> None:
     selection = SequenceSelection(CONFIG, 16)
-    assert {selection.begin(length) for length in range(100)} == {"whole"}
-    assert selection.begin(100) == "check"
+    assert {stepped(selection, length) for length in range(100)} == {"whole"}
+    assert stepped(selection, 100) == "check"
     assert selection.tally.narrowed_steps == 0
 
 
 @pytest.mark.parametrize("length", [5, 100, 5000])
 def test_a_request_may_ask_for_everything(length: int) -> None:
     selection = SequenceSelection(CONFIG, 0)
-    assert {selection.begin(length) for _ in range(20)} == {"whole"}
+    assert {stepped(selection, length) for _ in range(20)} == {"whole"}
     assert selection.budget == -1
 
 
@@ -50,17 +55,30 @@ def test_checks_come_first_and_then_at_their_interval() -> None:
     assert stats.fallback_steps == 0
 
 
+def test_a_step_that_was_begun_too_far_ahead_counts_for_nothing() -> None:
+    """Its length was over-estimated: all of its rows stood below the threshold."""
+    selection = SequenceSelection(CONFIG, 16)
+    for _ in range(3):
+        assert selection.begin(101) == "check"
+        selection.ended("check", 99, PARTED)
+    steps = judged(selection, AGREED, FIRST_CHECKS)
+    assert steps == ["check"] * FIRST_CHECKS
+    assert selection.begin(200) == "narrowed"
+    selection.ended("narrowed", 99)
+    stats = selection.tally.stats()
+    assert (stats.checked_steps, stats.agreement, stats.narrowed_steps) == (FIRST_CHECKS, 1.0, 0)
+
+
 def test_without_an_interval_nothing_is_checked() -> None:
     selection = SequenceSelection(replace(CONFIG, check_interval=0), 16)
-    assert {selection.begin(200) for _ in range(40)} == {"narrowed"}
+    assert {stepped(selection, 200) for _ in range(40)} == {"narrowed"}
     assert selection.tally.stats().agreement is None
 
 
 def test_too_little_agreement_falls_back_and_recovers() -> None:
     selection = SequenceSelection(CONFIG, 16)
     judged(selection, PARTED, FIRST_CHECKS)
-    assert [selection.begin(200) for _ in range(5)] == ["fallback"] * 4 + ["check"]
-    selection.judge(AGREED)
+    assert [stepped(selection, 200) for _ in range(5)] == ["fallback"] * 4 + ["check"]
     steps = judged(selection, AGREED, LAST_CHECKS)
     assert steps[:4] == ["fallback"] * 4
     assert steps[-5:] == ["narrowed"] * 4 + ["check"]
@@ -86,8 +104,7 @@ def test_it_falls_back_exactly_where_the_last_checks_agree_less(
     selection = SequenceSelection(replace(CONFIG, min_agreement=least, check_interval=1), 16)
     checks = [Check(tokens, min(tokens, agreed), 0, 0) for tokens, agreed in outcomes]
     for check in checks:
-        assert selection.begin(200) == "check"
-        selection.judge(check)
+        assert stepped(selection, 200, check) == "check"
     last = checks[-LAST_CHECKS:]
     few = len(last) < FIRST_CHECKS
     below = sum(c.agreed for c in last) < least * sum(c.tokens for c in last)

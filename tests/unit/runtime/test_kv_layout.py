@@ -128,6 +128,17 @@ def test_a_page_table_has_an_entry_for_every_slot() -> None:
     assert layout.logical_pages(replace(LIMITS, max_seq_len=59)) == 1
 
 
+def test_fp8_keys_of_indexers_take_half() -> None:
+    wide = group(name="indexer", kv_heads=1, latent_widths=(16,) * len(group().layers))
+    narrow = replace(wide, dtype="float8_e4m3fn")
+    layout = layouts([narrow])["indexer"]
+    assert (layout.dtype, 2 * layout.bytes) == ("uint8", layouts([wide])["indexer"].bytes)
+    places = [2 * pool.offset for pool in layout.pools]
+    assert places == [pool.offset for pool in layouts([wide])["indexer"].pools]
+    with pytest.raises(EngineFileError, match="holds float8_e4m3fn, kernels take bfloat16"):
+        validate_caches([group(dtype="float8_e4m3fn")], TARGET, None)
+
+
 def test_sound_caches_are_accepted() -> None:
     sliding = group(name="sliding", layers=(0, 2), window=8)
     validate_caches([group(), sliding], TARGET, None)

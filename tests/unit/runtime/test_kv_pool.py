@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from toy_model import toy_manifest
@@ -151,3 +153,21 @@ def test_an_overfull_sequence_is_refused() -> None:
     holder.append(8)
     with pytest.raises(SpecbuildError, match="commit of 9"):
         holder.commit(9)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 80), st.integers(0, 9)), max_size=25))
+def test_groups_that_keep_everything_hand_out_the_same_pages(
+    turns: list[tuple[bool, int, int]],
+) -> None:
+    """On a device, whoever comes and goes: views of keys are also those of indexers' keys."""
+    limits = replace(toy_manifest().limits, max_seq_len=80, max_batch_size=4)
+    full = next(g for g in toy_manifest().cache_groups if g.window == 0)
+    groups = [replace(full, name=name, pages=30) for name in ("full", "indexer")]
+    pools, held = KvPools(groups, limits, fixed=True), []
+    for arrives, tokens, leaving in turns:
+        wanted = pools.pages_wanted(tokens)
+        if arrives and pools.can_admit(wanted):
+            held.append((pools.admit(wanted), wanted))
+            np.testing.assert_array_equal(*(h.table for h in held[-1][0].values()))
+        elif held:
+            pools.release(*held.pop(leaving % len(held)))

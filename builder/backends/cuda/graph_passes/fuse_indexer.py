@@ -36,7 +36,7 @@ def fuse_indexer(graph: ir.Graph, node: ir.Node) -> bool:
         return False
     queries, head_weights, key = (
         producer(laid_out(value), "MatMul")
-        for value in (indexer.inputs[0], indexer.inputs[1], write.inputs[1])
+        for value in (indexer.inputs[0], indexer.inputs[1], _unrounded(write.inputs[1]))
     )
     if queries is None or key is None:
         return False
@@ -56,8 +56,32 @@ def fuse_indexer(graph: ir.Graph, node: ir.Node) -> bool:
     sizes: list[Sequence[int | str] | ir.Shape] = [(ROWS, heads, width), (ROWS, heads), pool.shape]
     q, weights, written = place(node, "RmsIndexer", inputs, sizes, heads=heads, eps=eps)
     take_place(write.outputs[0], written, graph)
+    _place_weighted(graph, node, indexer, q, weights)
     _place_lists(graph, node, indexer, q, None if head_weights is None else weights, written)
     return True
+
+
+def _place_weighted(
+    graph: ir.Graph, check: ir.Node, indexer: ir.Node, q: ir.Value, weights: ir.Value
+) -> None:
+    """Where blocks are chosen by an indexer (SpecPV), its queries times its heads' weights."""
+    queries = indexer.inputs[0]
+    assert queries is not None
+    for product in [user for user in queries.consumers() if user.op_type == "Mul"]:
+        (weighted,) = place(check, "WeighHeads", {"q": q, "head_weights": weights}, [q.shape])
+        take_place(product.outputs[0], weighted, graph)
+    for user in [user for user in queries.consumers() if user.op_type == "KvBlockSelect"]:
+        user.replace_input_with(list(user.inputs).index(queries), q)
+
+
+def _unrounded(keys: ir.Value | None) -> ir.Value | None:
+    """Keys before they are rounded to fp8, which the kernel does that writes them."""
+    found = laid_out(keys)
+    node = None if found is None else found.producer()
+    while node is not None and node.op_type == "Cast":
+        found = laid_out(node.inputs[0])
+        node = None if found is None else found.producer()
+    return found
 
 
 def _place_lists(  # noqa: PLR0917

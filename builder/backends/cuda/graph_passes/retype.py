@@ -25,6 +25,7 @@ FUSED_OPS = frozenset(
         "RmsQkvRope",
         "RmsQueryLatent",
         "RmsSwiglu",
+        "WeighHeads",
     )
 )
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)

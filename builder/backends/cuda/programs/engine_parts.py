@@ -22,7 +22,7 @@ from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.kv_layout import KvLayout
 from specbuild.runtime.kv_pool import DRAFT_GROUP, FULL_GROUP
 from specbuild.runtime.manifest import INDEXER_GROUP, Dsa
-from specbuild.runtime.specpv import ViewGeometry
+from specbuild.runtime.specpv import ViewGeometry, choosing_group
 
 # State that all sequences share; the rest has an entry for each of them.
 _SHARED_STATE = ("eos_ids", "step")
@@ -47,6 +47,12 @@ class EngineParts:
     def target_groups(self) -> tuple[str, ...]:
         """The cache groups of the target."""
         return tuple(name for name in self.layouts if name != DRAFT_GROUP)
+
+    @property
+    def chooser(self) -> str:
+        """The group by whose keys SpecPV chooses blocks."""
+        assert self.views is not None
+        return choosing_group(self.views.config)
 
     @property
     def page_size(self) -> int:
@@ -89,7 +95,7 @@ class EngineParts:
         """All block summaries, [layers, pages, kv_heads, 2, width]; None without SpecPV."""
         if self.views is None:
             return None
-        layout = self.layouts[FULL_GROUP]
+        layout = self.layouts[self.chooser]
         pages, heads, _, width = layout.pools[0].shape
         info = TensorInfo((len(layout.group.layers), pages, heads, 2, width), layout.dtype)
         return Tensor(Storage(f"{layout.name}.summaries", "cache", info.nbytes), 0, info)
@@ -99,17 +105,19 @@ class EngineParts:
         """Every layer's block summaries under the name of its graph input."""
         if self.summaries is None:
             return {}
-        layers = self.layouts[FULL_GROUP].group.layers
+        layers = self.layouts[self.chooser].group.layers
         return {
-            f"{FULL_GROUP}.{layer}.summary_pool": self.summaries.part(i)
+            f"{self.chooser}.{layer}.summary_pool": self.summaries.part(i)
             for i, layer in enumerate(layers)
         }
 
-    def layer_inputs(self, name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """An input of the full-attention group that each of its layers has for itself."""
+    def layer_inputs(
+        self, name: str, tensors: Sequence[Tensor], group: str = FULL_GROUP
+    ) -> dict[str, Tensor]:
+        """An input of a group that each of its layers has for itself."""
         if len(tensors) == 1:
-            return {f"{FULL_GROUP}.{name}": tensors[0]}
-        return {f"{FULL_GROUP}.{name}.{i}": tensor for i, tensor in enumerate(tensors)}
+            return {f"{group}.{name}": tensors[0]}
+        return {f"{group}.{name}.{i}": tensor for i, tensor in enumerate(tensors)}
 
     def page_table(self, group: str, batch: int) -> Tensor:
         """The first ``batch`` rows of a group's page table, [batch, P]."""

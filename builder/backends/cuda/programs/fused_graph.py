@@ -24,7 +24,7 @@ from specbuild.runtime.manifest import INDEXER_GROUP
 
 HEAD = "RmsHead"
 _POOL_OUTPUTS = ("k_pool.out", "v_pool.out", "c_pool.out")
-_CHOSEN = ("full.partial_table",)
+_CHOSEN = ("full.partial_table", f"{INDEXER_GROUP}.partial_table")
 _VIOLATIONS = f"{INDEXER_GROUP}.violations"
 # What only narrowed attention reads: elsewhere it and what makes it are left out.
 _LISTS = "selected"

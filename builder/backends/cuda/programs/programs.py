@@ -8,7 +8,11 @@ from dataclasses import replace
 from specbuild.builder.backends.cuda.programs.draft_passes import Drafting, fuse, keep_rows
 from specbuild.builder.backends.cuda.programs.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tensor
-from specbuild.builder.backends.cuda.programs.state import LIST_BUDGET, SCORE_LOGIT_ROWS
+from specbuild.builder.backends.cuda.programs.state import (
+    LIST_BUDGET,
+    SAMPLED_BUDGET,
+    SCORE_LOGIT_ROWS,
+)
 from specbuild.builder.backends.cuda.programs.target_pass import (
     SAMPLING,
     TargetRows,
@@ -70,15 +74,18 @@ def step_name(
     extends: bool = False,
     room: int = 0,
     narrows: bool = False,
+    checks: bool = False,
 ) -> str:
     """``step@4``, ``step@4.extends``, ``step@1.draft-1-3-3`` (K, D, N); ``.logits`` if written.
 
     ``.refresh`` has room for rows that are fed again (SpecPV); ``.narrowed`` attends to what
-    indexers choose (DSA).
+    indexers choose (DSA); ``.checked`` does so and holds it against attention to everything.
     """
     draft = f".draft-{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"
     name = f"step@{batch}{draft if shape.draft_depth else ''}{'.extends' if extends else ''}"
-    name = f"{name}{'.refresh' if room else ''}{'.narrowed' if narrows else ''}"
+    name = f"{name}{'.refresh' if room else ''}"
+    if narrows:
+        name = f"{name}.{'checked' if checks else 'narrowed'}"
     return f"{name}.logits" if full_logits else name
 
 
@@ -91,10 +98,17 @@ def step_program(
     extends: bool = False,
     room: int = 0,
     narrows: bool = False,
+    checks: bool = False,
 ) -> ProgramIr:
     """One decoding step of ``batch`` sequences; see ``ProgramEntry``."""
     name = step_name(
-        batch, shape, full_logits=full_logits, extends=extends, room=room, narrows=narrows
+        batch,
+        shape,
+        full_logits=full_logits,
+        extends=extends,
+        room=room,
+        narrows=narrows,
+        checks=checks,
     )
     program = ProgramIr(name, "decode")
     drafting = Drafting(parts, program, batch, shape)
@@ -103,10 +117,21 @@ def step_program(
         drafting.take_up()
     trees = rows = _verify_rows(parts, program, batch, shape, tree)
     placed: dict[str, Tensor] = {}
-    names = (*(f"row_{name}" for name in SAMPLING[:-1]), "positions")
-    sampling = {name: trees.inputs[n] for name, n in zip(SAMPLING, names, strict=True)}
+    sampling = _sampling(trees.inputs)
     if parts.views is not None:
         rows, placed = view_rows(parts, program, trees.inputs, batch, room)
+    sampled: dict[str, Tensor] = {}
+    if narrows and checks:
+        # Its keys and values give way to those of the pass behind it, which counts.
+        narrowed = replace(rows, budget=parts.ports.first(SAMPLED_BUDGET, batch))
+        found = run_target(parts, program, narrowed, sampled=True)
+        assert found.violations is not None
+        sampled = {
+            **choose(found.placement, sampling, full_logits=full_logits),
+            "violations": found.violations,
+        }
+        if tree is not None:
+            sampled = {**sampled, **_accept(program, trees, tree, sampled, shape)}
     if room:
         rows, sampling = sample_rows(program, rows, trees.inputs, placed, room)
     if narrows:
@@ -127,6 +152,8 @@ def step_program(
         program.call(
             "DsaTally", {"violations": target.violations, **parts.state("DsaTally", batch)}
         )
+    if sampled:
+        _compare(parts, program, batch, sampled, {**chosen, **path})
     program.call(
         "Advance",
         {
@@ -141,6 +168,34 @@ def step_program(
     if parts.views is not None:
         advance_views(parts, program, trees.inputs, placed, path.get("path"), batch)
     return program
+
+
+def _sampling(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the rows of VerifyInputs are sampled by."""
+    names = (*(f"row_{name}" for name in SAMPLING[:-1]), "positions")
+    return {name: rows[n] for name, n in zip(SAMPLING, names, strict=True)}
+
+
+def _compare(
+    parts: EngineParts,
+    program: ProgramIr,
+    batch: int,
+    sampled: Mapping[str, Tensor],
+    counted: Mapping[str, Tensor],
+) -> None:
+    """What the pass that does not count chose, beside the one that does, goes to the host."""
+    program.call(
+        "DsaCompare",
+        {
+            "sampled": sampled["choice"],
+            "choice": counted["choice"],
+            "path": counted.get("path"),
+            "accepted": counted.get("accepted"),
+            "sampled_accepted": sampled.get("accepted"),
+            "violations": sampled["violations"],
+            **parts.state("DsaCompare", batch),
+        },
+    )
 
 
 def _verify_rows(

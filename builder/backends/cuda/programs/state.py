@@ -11,11 +11,13 @@ from specbuild.runtime.plan import Space
 
 RING_SLOTS = 64
 EOS_IDS = 8
+# What DsaCompare says of a sequence.
+CHECK_FIELDS = 5
 # Rows whose logits a score program writes at once.
 SCORE_LOGIT_ROWS = 64
 
 _INT, _FLOAT, _BF16 = "int32", "float32", "bfloat16"
-LIST_BUDGET = "list_budget"
+LIST_BUDGET, SAMPLED_BUDGET = "list_budget", "sampled_budget"
 PARTIAL_TABLES, PARTIAL_TABLE = "partial_tables", "partial_table"
 Shape = tuple[int, ...]
 Ports = dict[str, tuple[Shape, str]]
@@ -38,7 +40,8 @@ class StateSizes:
     ``batch`` sequences; ``depth`` of the deepest draft of any program; ``captured`` features of a
     row, 0 without a draft; ``words`` of ancestor bits; entries of a page table by cache group;
     rows of the largest program that the host feeds, and of the largest that scores. ``narrows``:
-    there are steps that attend to what indexers choose (DSA).
+    there are steps that attend to what indexers choose (DSA); ``checks``: and some that compare
+    them with attention to everything.
     """
 
     batch: int
@@ -51,6 +54,7 @@ class StateSizes:
     vocab: int
     views: ViewSizes | None = None
     narrows: bool = False
+    checks: bool = False
 
 
 class StatePorts:
@@ -103,6 +107,8 @@ def _sequences(s: StateSizes) -> Ports:
         ports |= _views(s, s.views)
     if s.narrows:
         ports[LIST_BUDGET] = (b, _INT)
+    if s.checks:
+        ports[SAMPLED_BUDGET] = (b, _INT)
     if s.captured:
         ports |= {
             "pending_count": (b, _INT),
@@ -173,7 +179,9 @@ def _ring(s: StateSizes) -> Ports:
     tokens = (RING_SLOTS, s.batch, s.depth + 1)
     counts = ["broken"] if s.narrows else []
     counts += ["rechecked", "agreed"] if s.views is not None else []
+    checks: Ports = {"ring.checks": ((RING_SLOTS, s.batch, CHECK_FIELDS), _INT)} if s.checks else {}
     return {
+        **checks,
         **{f"ring.{name}": ((RING_SLOTS, s.batch), _INT) for name in counts},
         "ring.tokens": (tokens, _INT),
         "ring.logprobs": (tokens, _FLOAT),

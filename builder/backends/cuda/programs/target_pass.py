@@ -11,6 +11,7 @@ from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tenso
 from specbuild.builder.backends.cuda.programs.state import PARTIAL_TABLE
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.runtime.kv_pool import FULL_GROUP
+from specbuild.runtime.manifest import INDEXER_GROUP
 
 _BLANK = "captured_blank"
 # How a row chooses: Choose's inputs beside the logits.
@@ -65,9 +66,17 @@ class TargetPass:
 
 
 def run_target(
-    parts: EngineParts, program: ProgramIr, rows: TargetRows, captured: Tensor | None = None
+    parts: EngineParts,
+    program: ProgramIr,
+    rows: TargetRows,
+    captured: Tensor | None = None,
+    *,
+    sampled: bool = False,
 ) -> TargetPass:
-    """All layers, up to the head. ``captured`` is where the draft's features go; else scratch."""
+    """All layers, up to the head. ``captured`` is where the draft's features go; else scratch.
+
+    A ``sampled`` pass does not count: no features are kept and no views chosen.
+    """
     inputs = dict(rows.inputs)
     for group in parts.target_groups:
         table = parts.page_table(group, rows.batch)
@@ -82,7 +91,7 @@ def run_target(
     if rows.budget is not None:
         inputs[LISTS_ASKED] = rows.budget
     graph = parts.graphs["target"]
-    output = graph.output("captured")
+    output = None if sampled else graph.output("captured")
     if output is not None:
         info = TensorInfo((rows.rows, parts.ports.sizes.captured), "bfloat16")
         inputs[_BLANK] = captured or program.scratch("captured", info)
@@ -92,7 +101,8 @@ def run_target(
     assert graph.head is not None
     hidden = graph.head.inputs[0]
     assert hidden is not None
-    chosen = graph.chosen if rows.views is not None and rows.views.chooses else []
+    chooses = rows.views is not None and rows.views.chooses and not sampled
+    chosen = graph.chosen if chooses else []
     counts = graph.violations if rows.budget is not None else []
     violations = None
     if counts:
@@ -116,9 +126,24 @@ def _full_layers(parts: EngineParts, rows: TargetRows) -> dict[str, Tensor]:
     tables = [views.tables.part(i) for i in range(layers)]
     partial = [parts.ports.first(f"{PARTIAL_TABLE}.{i}", rows.batch) for i in range(layers)]
     return {
+        **_indexers(parts, views),
         **parts.layer_inputs("page_table", tables),
-        **parts.layer_inputs("partial_table", partial),
+        **parts.layer_inputs("partial_table", partial, parts.chooser),
         **{f"{FULL_GROUP}.{name}": tensor for name, tensor in views.inputs.items()},
+        **{f"{parts.chooser}.{name}": tensor for name, tensor in views.inputs.items()},
+    }
+
+
+def _indexers(parts: EngineParts, views: TargetViews) -> dict[str, Tensor]:
+    """Indexers choose among what their layers see: the pages of a view are those of their keys."""
+    if INDEXER_GROUP not in parts.layouts:
+        return {}
+    of_views = parts.layouts[FULL_GROUP].group.layers
+    places = [of_views.index(layer) for layer in parts.layouts[INDEXER_GROUP].group.layers]
+    tables = [views.tables.part(place) for place in places]
+    return {
+        **parts.layer_inputs("page_table", tables, INDEXER_GROUP),
+        **{f"{INDEXER_GROUP}.{n}": views.inputs[n] for n in ("row_slot", "tree_start")},
     }
 
 

@@ -11,7 +11,7 @@ from specbuild.builder.backends.cuda.programs.state import PARTIAL_TABLES
 from specbuild.builder.backends.cuda.programs.target_pass import TargetRows, TargetViews
 from specbuild.builder.limits import MAX_DECODE_ROWS
 from specbuild.runtime.kv_pool import FULL_GROUP
-from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.manifest import INDEXER_GROUP, DraftShape
 from specbuild.runtime.specpv import ViewGeometry
 
 # The head takes rows by this many, and reads its weight once for all of them: the samples fill up
@@ -19,6 +19,9 @@ from specbuild.runtime.specpv import ViewGeometry
 _HEAD_ROWS = 8
 # A context that none is longer than.
 _NEVER = 2**31 - 1
+# Groups that keep every position. A sequence has the same pages in both (SlotTable sees to that),
+# so that a view's page table and a row's place in the cache are those of both.
+_WHOLE_GROUPS = (FULL_GROUP, INDEXER_GROUP)
 
 
 def refresh_room(views: ViewGeometry, batch: int, shape: DraftShape) -> int:
@@ -87,7 +90,7 @@ def view_rows(
     assert views is not None
     rows = made["token_ids"].shape[0]
     # The only one beside the full layers' (specpv_options.py).
-    sliding = next((name for name in parts.target_groups if name != FULL_GROUP), None)
+    sliding = next((name for name in parts.target_groups if name not in _WHOLE_GROUPS), None)
     tables = {"page_table_full": parts.page_table(FULL_GROUP, batch)}
     if sliding:
         tables["page_table_sliding"] = parts.page_table(sliding, batch)
@@ -135,7 +138,7 @@ def view_rows(
         "tree_count": made["tree_count"],
     }
     slots = {
-        group: placed["row_write_full" if group == FULL_GROUP else "row_write_sliding"]
+        group: placed["row_write_full" if group in _WHOLE_GROUPS else "row_write_sliding"]
         for group in parts.target_groups
     }
     target = TargetViews(seen, asked, chooses=room > 0)

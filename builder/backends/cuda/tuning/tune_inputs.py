@@ -141,6 +141,14 @@ def _activations(data: LaunchData, info: TensorInfo) -> np.ndarray:
     return data.normal(info)
 
 
+def _indexer_keys(data: LaunchData, info: TensorInfo) -> np.ndarray:
+    if info.dtype != "uint8":
+        return data.normal(info)
+    # Every e4m3 number but its two NaN.
+    codes = data.rng.integers(0, 127, info.shape, np.uint8)
+    return codes | data.rng.integers(0, 2, info.shape, np.uint8) << np.uint8(7)
+
+
 def _norm(data: LaunchData, info: TensorInfo) -> np.ndarray:
     return data.normal(info, 0.2, 1.0)
 
@@ -272,7 +280,7 @@ _DRAWN: Mapping[str, Draw] = {
     "k_pool": _activations,
     "v_pool": _activations,
     "c_pool": _activations,
-    "key_pool": _activations,
+    "key_pool": _indexer_keys,
     "sinks": _activations,
     "norm": _norm,
     "weight": _packed,

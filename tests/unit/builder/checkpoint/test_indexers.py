@@ -143,12 +143,23 @@ def test_options_go_before_the_config_and_that_before_defaults(indexed: Path) ->
     chosen = planned(indexed, dsa=True, dsa_top_k=7, dsa_min_agreement=0.5, dsa_check_interval=0)
     assert chosen == Dsa(7, 50, 4, 64, 0.5, 0)
     assert planned(indexed, dsa=False) is None
+    assert planned(indexed, dsa_key_dtype="fp8") == Dsa(30, 50, 4, 64, 0.75, 64, "fp8")
+    for backend, key_dtype, dtype in (
+        ("cuda", "fp8", "float8_e4m3fn"), ("cuda", None, "bfloat16"), ("cpu", "fp8", "float32"),
+    ):  # fmt: skip
+        asked = BuildOptions(
+            model=indexed, output=indexed / "e", max_seq_len=256, backend=backend,
+            dsa_key_dtype=key_dtype,
+        )  # fmt: skip
+        plan = plan_engine(asked, read_target(indexed, strict=True).geometry, None)
+        assert plan.indexer_group is not None and plan.indexer_group.dtype == dtype
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"dsa": False, "dsa_top_k": 5}, "--dsa-top-k needs --dsa; add it"),
+        ({"dsa": False, "dsa_key_dtype": "fp8"}, "--dsa-key-dtype needs --dsa; add it"),
         ({"dsa_top_k": 0}, "--dsa-top-k is 0; it must be at least 1"),
         ({"dsa_recent_tokens": 0}, "--dsa-recent-tokens is 0; it must be at least 1"),
         ({"dsa_check_interval": -1}, "--dsa-check-interval is -1; it must be at least 0"),

@@ -1,0 +1,24 @@
+// What a row whose attention is narrowed to a list of slots (DSA) chooses among.
+#pragma once
+
+#include "attention_rows.cuh"
+
+struct ListRange {
+  int chain;      // committed slots that the row sees: 0 to chain − 1
+  int nodes;      // its ancestors in the tree, itself among them
+  int low, late;  // it chooses among slots low to late − 1 of the chain, and keeps all others
+
+  __device__ __forceinline__ int others() const {
+    return late - low;
+  }
+};
+
+// Of the row at view slot `own`; `start` is the tree's first slot.
+template <int words>
+__device__ __forceinline__ ListRange list_range(int own, int start, const int* ancestors,
+                                                int first_tokens, int recent_tokens) {
+  const int nodes = bits_below<words>(ancestors, 32 * words);
+  const int chain = min(own + 1, start), position = own < start ? own : start + nodes - 1;
+  const int late = min(max(position - recent_tokens + 1, 0), chain);
+  return {chain, nodes, min(first_tokens, late), late};
+}

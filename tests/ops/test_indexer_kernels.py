@@ -1,0 +1,194 @@
+"""Indexers' kernels, emulated: scores that are hard to select from, keys in fp8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from emulation import has_compiler, run_lowering
+
+from specbuild.builder.backends.cuda.kernels.kernel_case import (
+    SMALL_TARGET,
+    bits,
+    kernel_case,
+    values,
+)
+from specbuild.plugins_cuda.cases import Case
+from specbuild.plugins_cuda.dsa_indexer.cases import indexer_launch
+from specbuild.plugins_cuda.dsa_indexer.key_types import as_cached
+from specbuild.plugins_cuda.launches import LoweringRequest, Phase, TensorInfo
+from specbuild.plugins_cuda.opspec import OpSpec
+from specbuild.plugins_cuda.paged_tree_attention.cases import BUSHY, Branch
+from specbuild.plugins_cuda.path_commit.cases import KERNEL_CASES as COMMIT_CASES
+from specbuild.plugins_cuda.registry import op_named
+from specbuild.plugins_cuda.rms_indexer.cases import Sizes, index
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+
+INDEXER, PROJECTIONS = op_named("DsaIndexer"), op_named("RmsIndexer")
+COMMIT = op_named("PathCommit")
+WIDTH, PAGE, TREE = 16, 16, 3
+KEPT = {"threshold": 0, "first_tokens": 3, "recent_tokens": 5}
+_BF16 = ("q", "key_pool")
+Arrays = dict[str, np.ndarray]
+
+
+def arrays_of(coarse: np.ndarray, fine: np.ndarray, budget: int) -> Arrays:
+    """Two sequences of a chain of three; slot s scores ``coarse[s] + fine[s] / 256``, exactly."""
+    context = len(coarse)
+    pages = -(-(context + TREE + 32) // PAGE)
+    rng = np.random.default_rng(context)
+    table = 1 + rng.permutation(2 * pages).astype(np.int32).reshape(2, 1, pages)
+    pool = np.full((2 * pages + 1, 1, PAGE, WIDTH), np.nan, np.float32)
+    for b in range(2):
+        for slot in range(context + TREE):
+            key = np.zeros(WIDTH, np.float32)
+            if slot < context:
+                key[3], key[9] = coarse[slot], fine[slot]
+            pool[table[b, 0, slot // PAGE], 0, slot % PAGE] = key
+    q = np.zeros((2 * TREE + 1, 1, WIDTH), np.float32)
+    # The rows of the second sequence see the order of powers of two times the scores.
+    q[:, 0, 3], q[:, 0, 9] = 1.0, 1 / 256
+    q[TREE:] *= 4.0
+    own = np.tile(context + np.arange(TREE, dtype=np.int32), 2)
+    chain = (1 << np.arange(1, TREE + 1)) - 1
+    return {
+        "q": q,
+        "key_pool": pool,
+        "page_table": table,
+        "row_start": np.array([0, TREE, 2 * TREE], np.int32),
+        "row_slot": np.append(own, 0).astype(np.int32),
+        "tree_start": np.full(2, context, np.int32),
+        "ancestor_bits": np.append(np.tile(chain, 2), 0).astype(np.int32)[:, None],
+        "positions": np.append(own, 0).astype(np.int32),
+        "budget": np.array([budget, budget // 2], np.int32),
+    }
+
+
+def by_reference(arrays: Arrays) -> np.ndarray:
+    named = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    given = [named.get(spec.name) for spec in INDEXER.inputs]
+    top_k = int(arrays["budget"].max())
+    lists: np.ndarray = INDEXER.reference(*given, top_k=top_k, **KEPT).numpy()
+    return lists
+
+
+def by_kernels(arrays: Arrays, shape: tuple[int, ...], ctas: int = 3) -> np.ndarray:
+    given = {n: bits(torch.from_numpy(a).bfloat16()) if n in _BF16 else a
+             for n, a in arrays.items()}  # fmt: skip
+    infos = {
+        n: TensorInfo(a.shape, "bfloat16" if n in _BF16 else "int32") for n, a in given.items()
+    }
+    request = LoweringRequest(
+        {**infos, "selected": TensorInfo(shape, "int32")},
+        {"top_k": int(arrays["budget"].max()), **KEPT},
+        target=replace(SMALL_TARGET, multiprocessors=ctas),
+    )
+    assert INDEXER.lower is not None
+    lowering = INDEXER.lower(request)
+    selected = np.full(shape, -99, np.int32)
+    found: np.ndarray = run_lowering(INDEXER, lowering, given, {"selected": selected})["selected"]
+    return found
+
+
+def uniform(low: float, high: float) -> Callable[[np.random.Generator, int], np.ndarray]:
+    return lambda rng, count: rng.uniform(low, high, count)
+
+
+def mostly_zero(rng: np.random.Generator, count: int) -> np.ndarray:
+    return np.where(rng.random(count) < 0.05, rng.uniform(0, 9, count), -1.0)
+
+
+def alike(rng: np.random.Generator, count: int) -> np.ndarray:
+    return np.where(rng.random(count) < 0.5, 70.0, 71.0)
+
+
+SCORES = {
+    "of all sizes": uniform(-3, 50),
+    "of one digit": uniform(64, 79),
+    "mostly zero": mostly_zero,
+    "two values": alike,
+    "all zero": uniform(-3, -1),
+}
+
+
+@pytest.mark.parametrize(("context", "budget"), [(1030, 130), (4200, 900)])
+@pytest.mark.parametrize("name", SCORES)
+def test_the_best_are_found_among_any_scores(name: str, context: int, budget: int) -> None:
+    """One CTA a row and several; more slots of the last digit than there is room to list."""
+    rng = np.random.default_rng(len(name))
+    coarse = torch.from_numpy(SCORES[name](rng, context).astype(np.float32)).bfloat16()
+    fine = rng.integers(0, 64, context) if name != "two values" else np.zeros(context)
+    if name == "mostly zero":
+        fine = np.where(coarse.float().numpy() < 0, 0, fine)
+    arrays = arrays_of(coarse.float().numpy(), fine.astype(np.float32), budget)
+    wanted = by_reference(arrays)
+    found = by_kernels(arrays, wanted.shape)
+    np.testing.assert_array_equal(found[: 2 * TREE], wanted[: 2 * TREE])
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize("rows", [5, 40])
+def test_fp8_keys_are_the_bf16_ones_rounded(rows: int, phase: Phase) -> None:
+    """Small ones, ones of every size, and ones beyond what fp8 holds."""
+    drawn = kernel_case(PROJECTIONS, index(rows, 96, Sizes(2, 32)))
+    inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
+    # Four tiles are of queries, two of keys: one of small keys, one of large ones.
+    weight = drawn.inputs["weight"].float()
+    weight[4] *= 2.0**-9
+    weight[5] *= 2.0**8
+    inputs["weight"] = bits(weight.bfloat16())
+    outputs = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
+    request = drawn.request(phase, SMALL_TARGET)
+    wide = run_lowering(PROJECTIONS, PROJECTIONS.lower(request), inputs, outputs)
+    pool = np.random.default_rng(1).integers(0, 127, inputs["key_pool"].shape, np.uint8)
+    info = TensorInfo(pool.shape, "uint8")
+    request = replace(request, tensors={**request.tensors, "key_pool": info, "key_pool_out": info})
+    found = run_lowering(
+        PROJECTIONS,
+        PROJECTIONS.lower(request),
+        {**inputs, "key_pool": pool},
+        {**outputs, "key_pool_out": pool},
+    )
+    np.testing.assert_array_equal(found["q"], wide["q"])
+    slots = inputs["write_slot"]
+    keys = torch.from_numpy(values(wide["key_pool_out"], torch.bfloat16))
+    keys = keys.flatten(0, 2)[slots]
+    assert float(keys.abs().max()) > 448 and 0 < float(keys.abs().min()) < 2**-7
+    rounded = as_cached(keys, torch.from_numpy(pool)).numpy()
+    got = found["key_pool_out"].reshape(-1, pool.shape[3])
+    np.testing.assert_array_equal(got[slots], rounded)
+    others = np.setdiff1d(np.arange(len(got)), slots)
+    np.testing.assert_array_equal(got[others], pool.reshape(got.shape)[others])
+
+
+FP8_LAUNCHES = {
+    "64 wide": indexer_launch(
+        [Branch(200, 2), Branch(90, 0, BUSHY)], 60, 30, heads=3, width=64, page_size=16,
+        top_k=60, fp8=True,
+    ),
+    "48 wide": indexer_launch(
+        [Branch(150, 2)], 40, heads=2, width=48, page_size=16, top_k=40, fp8=True
+    ),
+}  # fmt: skip
+FP8_PATHS = "gpu: bytes of fp8"
+
+
+@pytest.mark.parametrize("name", FP8_LAUNCHES)
+def test_keys_in_fp8_are_scored(name: str) -> None:
+    checked(INDEXER, FP8_LAUNCHES[name].case(name))
+
+
+def test_paths_of_bytes_are_committed() -> None:
+    checked(COMMIT, next(case for case in COMMIT_CASES if case.name == FP8_PATHS))
+
+
+def checked(op: OpSpec, case: Case) -> None:
+    """The kernels give what the reference gives."""
+    drawn = kernel_case(op, case)
+    inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
+    outputs = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
+    drawn.check(run_lowering(op, drawn.lowering("decode", SMALL_TARGET), inputs, outputs))
