@@ -16,6 +16,7 @@ constexpr int kRouterStride = kHidden + 8;
 constexpr int kExpertTiles = ceil_div(EXPERTS, 16);
 constexpr int kSlices = kExpertTiles >= kRouterWarps ? 1 : kRouterWarps / kExpertTiles;
 constexpr int kSliceBlocks = ceil_div(K_BLOCKS, kSlices);
+constexpr int kBlocksAhead = 6;  // of router weights: asked for at once
 
 struct RouterSums {
   float of[kSlices][kRouterRows][16 * kExpertTiles];
@@ -28,12 +29,17 @@ __device__ __forceinline__ void load_normed_rows(const uint16_t* x, const uint16
     const uint16_t* const row = x + static_cast<size_t>(first + r) * kHidden;
     const bool there = first + r < live;
     const float scale = there ? inverse_rms(row, eps) : 0.0f;
-    for (int c = threadIdx.x % 32; c < kHidden / 2; c += 32) {
-      const uint32_t pair =
-          there ? normed_pair<Norm::kGptOss>(reinterpret_cast<const uint32_t*>(row)[c],
-                                             reinterpret_cast<const uint32_t*>(norm)[c], scale)
-                : 0u;
-      *reinterpret_cast<uint32_t*>(rows + r * kRouterStride + 2 * c) = pair;
+    for (int c = threadIdx.x % 32; c < kHidden / 8; c += 32) {
+      uint4 out = make_uint4(0, 0, 0, 0);
+      if (there) {
+        const uint4 v = reinterpret_cast<const uint4*>(row)[c];
+        const uint4 w = reinterpret_cast<const uint4*>(norm)[c];
+        out = make_uint4(normed_pair<Norm::kGptOss>(v.x, w.x, scale),
+                         normed_pair<Norm::kGptOss>(v.y, w.y, scale),
+                         normed_pair<Norm::kGptOss>(v.z, w.z, scale),
+                         normed_pair<Norm::kGptOss>(v.w, w.w, scale));
+      }
+      *reinterpret_cast<uint4*>(rows + r * kRouterStride + 8 * c) = out;
     }
   }
 }
@@ -47,17 +53,25 @@ __device__ __forceinline__ void multiply_router(const uint16_t* router_weight, c
     const int low = min(16 * tile + g, EXPERTS - 1), high = min(16 * tile + g + 8, EXPERTS - 1);
     const int end = min(K_BLOCKS, (slice + 1) * kSliceBlocks);
     float d[2][4] = {};
-#pragma unroll 4
-    for (int block = slice * kSliceBlocks; block < end; ++block) {
-      const int column = 32 * block + 8 * t;
-      const uint4 a = load_constant16(router_weight + static_cast<size_t>(low) * kHidden + column);
-      const uint4 b = load_constant16(router_weight + static_cast<size_t>(high) * kHidden + column);
+    for (int first = slice * kSliceBlocks; first < end; first += kBlocksAhead) {
+      uint4 a[kBlocksAhead], b[kBlocksAhead];
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const uint4 x =
-            *reinterpret_cast<const uint4*>(rows + (8 * n + g) * kRouterStride + column);
-        mma_bf16(d[n], {a.x, b.x, a.y, b.y}, {x.x, x.y});
-        mma_bf16(d[n], {a.z, b.z, a.w, b.w}, {x.z, x.w});
+      for (int i = 0; i < kBlocksAhead; ++i) {
+        const int column = 32 * min(first + i, end - 1) + 8 * t;
+        a[i] = load_constant16(router_weight + static_cast<size_t>(low) * kHidden + column);
+        b[i] = load_constant16(router_weight + static_cast<size_t>(high) * kHidden + column);
+      }
+#pragma unroll
+      for (int i = 0; i < kBlocksAhead; ++i) {
+        if (first + i >= end) break;
+        const int column = 32 * (first + i) + 8 * t;
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const uint4 x =
+              *reinterpret_cast<const uint4*>(rows + (8 * n + g) * kRouterStride + column);
+          mma_bf16(d[n], {a[i].x, b[i].x, a[i].y, b[i].y}, {x.x, x.y});
+          mma_bf16(d[n], {a[i].z, b[i].z, a[i].w, b[i].w}, {x.z, x.w});
+        }
       }
     }
 #pragma unroll

@@ -20,12 +20,16 @@ enum class Norm { kNone, kGptOss, kLlama };
 __device__ __forceinline__ float inverse_rms(const uint16_t* row, float eps) {
   const int lane = threadIdx.x % 32;
   float sum = 0.0f;
-  for (int c = lane; c < 4 * K_BLOCKS; c += 32) {
+  // Unrolled, all of the row is asked for at once.
+#pragma unroll
+  for (int i = 0; i < ceil_div(4 * K_BLOCKS, 32); ++i) {
+    const int c = 32 * i + lane;
+    if (c >= 4 * K_BLOCKS) break;
     const uint4 v = *reinterpret_cast<const uint4*>(row + 8 * c);
     const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = unpack_bf16x2(words[i]);
+    for (int word = 0; word < 4; ++word) {
+      const float2 pair = unpack_bf16x2(words[word]);
       sum = fmaf(pair.x, pair.x, sum);
       sum = fmaf(pair.y, pair.y, sum);
     }

@@ -13,11 +13,13 @@
 
 constexpr int kSortThreads = 1024;
 constexpr int kSortWarps = kSortThreads / 32;
+constexpr int kSortAhead = 8;  // loads of a lane that are under way at once
 
 struct SharedSort {
   int counts[kSortWarps][EXPERTS];  // of a warp's entries, then where they begin
   int totals[EXPERTS];
   int first_row[EXPERTS];
+  int size[EXPERTS], parts[EXPERTS];  // ExpertCut
 };
 
 // Lanes that have the same expert as this one; ``expert`` is below EXPERTS, or EXPERTS for none.
@@ -39,9 +41,18 @@ __device__ __forceinline__ void walk_entries(const int* chosen, int entries, int
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int share = round_up(ceil_div(entries, kSortWarps), 32);
   const int end = min(entries, (warp + 1) * share);
-  for (int first = warp * share; first < end; first += 32) {
+  int ahead[kSortAhead];
+  for (int first = warp * share, i = 0; first < end; first += 32, i = (i + 1) % kSortAhead) {
     const int entry = first + lane;
-    const int expert = entry < end ? load_l2_int(chosen + entry) : EXPERTS;
+    if (i == 0) {
+#pragma unroll
+      for (int j = 0; j < kSortAhead; ++j) {
+        ahead[j] = entry + 32 * j < end ? load_l2_int(chosen + entry + 32 * j) : EXPERTS;
+      }
+    }
+    int expert = EXPERTS;
+#pragma unroll
+    for (int j = 0; j < kSortAhead; ++j) expert = i == j ? ahead[j] : expert;
     const uint32_t same = lanes_of_same(expert);
     const int before = __popc(same & ((1u << lane) - 1u));
     const int rank = expert < EXPERTS ? counts[expert] + before : 0;
@@ -61,14 +72,16 @@ struct ExpertCut {
       : parts(ceil_div(rows, COLUMNS)), size(parts == 0 ? 0 : round_up(ceil_div(rows, parts), 8)) {}
 };
 
-// Where the tiles of an expert begin: behind those of the experts with larger ones.
-__device__ __forceinline__ int tiles_before(const int* totals, int expert) {
-  const int own = ExpertCut(totals[expert]).size;
+// Where the tiles of an expert begin: behind those of the experts with larger ones. In every lane.
+__device__ __forceinline__ int tiles_before(const SharedSort& shared, int expert) {
+  const int own = shared.size[expert];
   int before = 0;
-  for (int e = 0; e < EXPERTS; ++e) {
-    const ExpertCut cut(totals[e]);
-    if (cut.size > own || (cut.size == own && e < expert)) before += cut.parts;
+  for (int e = threadIdx.x % 32; e < EXPERTS; e += 32) {
+    const int size = shared.size[e];
+    if (size > own || (size == own && e < expert)) before += shared.parts[e];
   }
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) before += __shfl_xor_sync(~0u, before, mask);
   return before;
 }
 
@@ -87,7 +100,10 @@ __device__ __forceinline__ void sort_entries(const int* chosen, int entries, int
       shared.counts[w][e] = total;
       total += count;
     }
+    const ExpertCut cut(total);
     shared.totals[e] = total;
+    shared.size[e] = cut.size;
+    shared.parts[e] = cut.parts;
   }
   __syncthreads();
   if (warp == 0) {
@@ -95,7 +111,7 @@ __device__ __forceinline__ void sort_entries(const int* chosen, int entries, int
     for (int base = 0; base < EXPERTS; base += 32) {
       const int e = base + lane, total = e < EXPERTS ? shared.totals[e] : 0;
       const int rows = round_up(total, 8), rows_through = warp_prefix_sum(rows);
-      const int parts_through = warp_prefix_sum(ExpertCut(total).parts);
+      const int parts_through = warp_prefix_sum(e < EXPERTS ? shared.parts[e] : 0);
       if (e < EXPERTS) shared.first_row[e] = rows_before + rows_through - rows;
       rows_before += __shfl_sync(~0u, rows_through, 31);
       all_tiles += __shfl_sync(~0u, parts_through, 31);
@@ -107,14 +123,12 @@ __device__ __forceinline__ void sort_entries(const int* chosen, int entries, int
     }
   }
   __syncthreads();
-  for (int e = threadIdx.x; e < EXPERTS; e += kSortThreads) {
-    const int total = shared.totals[e];
-    const ExpertCut cut(total);
-    auto* const out = reinterpret_cast<TokenTile*>(tiles + kTilesHeader);
-    const int first = tiles_before(shared.totals, e);
-    for (int i = 0; i < cut.parts; ++i) {
-      out[first + i] = {e, shared.first_row[e] + i * cut.size, min(cut.size, total - i * cut.size),
-                        0};
+  auto* const out = reinterpret_cast<TokenTile*>(tiles + kTilesHeader);
+  for (int e = warp; e < EXPERTS; e += kSortWarps) {
+    const int total = shared.totals[e], size = shared.size[e];
+    const int first = tiles_before(shared, e);
+    for (int i = lane; i < shared.parts[e]; i += 32) {
+      out[first + i] = {e, shared.first_row[e] + i * size, min(size, total - i * size), 0};
     }
   }
   walk_entries(chosen, entries, shared.counts[warp], [&](int entry, int expert, int rank) {

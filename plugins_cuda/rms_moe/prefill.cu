@@ -1,7 +1,8 @@
 // RmsMoe over a prompt chunk: y = x + experts(norm(x)), rows sorted by expert for grouped GEMMs.
 //
-//   x              bf16 [rows, H]                 in    rows from row_start[SEQUENCES] on are
-//   padding norm           bf16 [H]                       in router_weight  bf16 [EXPERTS, H] in
+//   x              bf16 [rows, H]                 in    from row_start[SEQUENCES] on padding
+//   norm           bf16 [H]                       in
+//   router_weight  bf16 [EXPERTS, H]              in
 //   router_bias    bf16 [EXPERTS]                 in
 //   gate_up        u8 [EXPERTS, I/8, tile bytes]  in    packed (packing.py): MXFP4
 //   gate_up_bias   bf16 [EXPERTS, 2·I]            in    packed: 8 gates, then their 8 ups
@@ -105,22 +106,31 @@ extern "C" __global__ void __launch_bounds__(kRowsThreads)
   const int unit = static_cast<int>(blockIdx.x) * kRowsThreads + threadIdx.x;
   const int row = unit / (kHidden / 8), column = unit % (kHidden / 8) * 8;
   if (row >= live_rows(row_start)) return;
+  // Two rounds of loads: places, then rows.
+  int place[TOP_K];
+  float share[TOP_K];
+  uint4 expert[TOP_K];
+#pragma unroll
+  for (int k = 0; k < TOP_K; ++k) place[k] = load_l2_int(workspace_position + row * TOP_K + k);
+#pragma unroll
+  for (int k = 0; k < TOP_K; ++k) share[k] = load_l2_float(workspace_shares + row * TOP_K + k);
+  const size_t at = static_cast<size_t>(row) * kHidden + column;
+  const uint4 v = load_l2_16(x + at);
+#pragma unroll
+  for (int k = 0; k < TOP_K; ++k) {
+    expert[k] = load_l2_16(workspace_rows + static_cast<size_t>(place[k]) * kHidden + column);
+  }
   float sums[8] = {};
 #pragma unroll
   for (int k = 0; k < TOP_K; ++k) {
-    const float share = load_l2_float(workspace_shares + row * TOP_K + k);
-    const size_t place = load_l2_int(workspace_position + row * TOP_K + k);
-    const uint4 v = load_l2_16(workspace_rows + place * kHidden + column);
-    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    const uint32_t words[4] = {expert[k].x, expert[k].y, expert[k].z, expert[k].w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 pair = unpack_bf16x2(words[i]);
-      sums[2 * i] = fmaf(share, pair.x, sums[2 * i]);
-      sums[2 * i + 1] = fmaf(share, pair.y, sums[2 * i + 1]);
+      sums[2 * i] = fmaf(share[k], pair.x, sums[2 * i]);
+      sums[2 * i + 1] = fmaf(share[k], pair.y, sums[2 * i + 1]);
     }
   }
-  const size_t at = static_cast<size_t>(row) * kHidden + column;
-  const uint4 v = *reinterpret_cast<const uint4*>(x + at);
   const uint32_t words[4] = {v.x, v.y, v.z, v.w};
   uint32_t out[4];
 #pragma unroll
