@@ -66,7 +66,7 @@ def _place_weighted(
 ) -> None:
     """Where blocks are chosen by an indexer (SpecPV), its queries times its heads' weights."""
     queries = indexer.inputs[0]
-    assert queries is not None
+    assert queries is not None and q.shape is not None
     for product in [user for user in queries.consumers() if user.op_type == "Mul"]:
         (weighted,) = place(check, "WeighHeads", {"q": q, "head_weights": weights}, [q.shape])
         take_place(product.outputs[0], weighted, graph)
