@@ -16,6 +16,7 @@ class ExecutorCapabilities:
     """What an executor can do, as data.
 
     ``batch_invariant``: a row's result does not depend, bit for bit, on what shares its launch.
+    ``invariant_rows``: that holds among launches of up to so many rows; None: among all.
     ``device_resident_step``: runs a whole speculative step without the host.
     ``fixed_pages``: sequences keep their pages and tables while they live, and views of them begin
     at position 0, so that a row's sums are cut alike whatever stands before it in the launch.
@@ -25,6 +26,7 @@ class ExecutorCapabilities:
     batch_invariant: bool
     device_resident_step: bool
     fixed_pages: bool = False
+    invariant_rows: int | None = None
 
 
 class Executor(Protocol):

@@ -56,7 +56,13 @@ class Generation:
             text_stream=text_stream,
             finished=self._finished,
         )
-        self._scheduler = Scheduler(requests, manifest.limits, kv, self._emission.admit)
+        self._scheduler = Scheduler(
+            requests,
+            manifest.limits,
+            kv,
+            self._emission.admit,
+            invariant_rows=executor.capabilities.invariant_rows,
+        )
 
     def events(self) -> Iterator[Event]:
         """Runs until every request is done."""

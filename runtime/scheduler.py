@@ -37,14 +37,26 @@ class Batch:
 
 
 class Scheduler:
-    """Admits requests in order while pages are free; prompts go before decoding."""
+    """Admits requests in order while pages are free; prompts go before decoding.
+
+    ``invariant_rows``: only among launches of up to so many rows has a row the same bits whatever
+    shares its launch. Which prompts arrive together depends on drafts; so a larger chunk runs
+    alone, and the chunks of a prompt are cut by its own length.
+    """
 
     def __init__(
-        self, requests: Sequence[Request], limits: Limits, kv: KvPools, admitted: Admitted
+        self,
+        requests: Sequence[Request],
+        limits: Limits,
+        kv: KvPools,
+        admitted: Admitted,
+        *,
+        invariant_rows: int | None = None,
     ) -> None:
         self._waiting = deque(enumerate(requests))
         self._running: list[SequenceState] = []
         self._limits = limits
+        self._invariant_rows = invariant_rows
         self._kv = kv
         self._admitted = admitted
 
@@ -88,11 +100,18 @@ class Scheduler:
 
     def _chunks(self) -> tuple[Chunk, ...]:
         """Prompt chunks of one launch: as many rows as it may have, oldest sequence first."""
-        chunks, room = [], self._limits.max_rows
+        most = self._limits.max_rows
+        room = most if self._invariant_rows is None else min(most, self._invariant_rows)
+        chunks: list[Chunk] = []
         for sequence in self._running:
             left = len(sequence.request.prompt_ids) - sequence.length
-            if left > 0 and room > 0:
-                count = min(left, room)
-                chunks.append(Chunk(sequence, sequence.length, count))
+            if left == 0:
+                continue
+            count = min(left, room if self._invariant_rows is None else most)
+            chunk = Chunk(sequence, sequence.length, count)
+            if count > room and not chunks:
+                return (chunk,)
+            if 0 < count <= room:
+                chunks.append(chunk)
                 room -= count
         return tuple(chunks)

@@ -235,6 +235,28 @@ def test_prefill_does_not_depend_on_where_a_prompt_is_cut(geometry: Geometry, wi
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
+@pytest.mark.parametrize("window", [0, 40])
+def test_decoding_kernels_give_a_prompt_the_same_bits_alone_and_among_others(window: int) -> None:
+    """Short prompts share launches of up to 256 rows; alone they are padded to fewer."""
+    shape = Geometry(window=window)
+    texts = [Text.drawn(length, shape, length) for length in (63, 116, 75)]
+    empty = Branch(texts[0], (), 0, ())
+
+    def whole(text: Text) -> Branch[Text]:
+        places = tuple(range(len(text.q)))
+        return Branch(text, places, len(places), places)
+
+    together = [*map(whole, texts), *[empty] * 5]
+    attended = Launch(shape, together, padding_rows=2).attended()
+    for text, wanted, padded in zip(texts, attended, (64, 128, 104), strict=False):
+        beside, padding = [empty] * 7, padded - len(text.q)
+        got = Launch(shape, [whole(text), *beside], padding_rows=padding, seed=1).attended()[0]
+        np.testing.assert_array_equal(got, wanted)
+        last = values(got[-1], torch.bfloat16)
+        dense = expected(shape, text, len(text.q) - 1)
+        np.testing.assert_allclose(last, dense, atol=1e-2, rtol=2e-2)
+
+
 def test_what_no_kernel_does_is_refused() -> None:
     shape = Geometry()
     launch = Launch(shape, [alone(Text.drawn(4, shape, 6), 3)])

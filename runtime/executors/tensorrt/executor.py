@@ -100,13 +100,19 @@ class TensorRtExecutor:
 
     @property
     def capabilities(self) -> ExecutorCapabilities:
-        """Plugins run the kernels that are batch-invariant; TensorRT-RTX's own are not."""
+        """Plugins run kernels that are batch-invariant in decoding; TensorRT-RTX's own are not.
+
+        Which rows are decoded the target's profiles say: those whose logits may all be asked for.
+        """
         name = self._manifest.backend
+        plugins = name == "tensorrt"
+        profiles = self._manifest.roles["target"].profiles
         return ExecutorCapabilities(
             name,
-            batch_invariant=name == "tensorrt",
+            batch_invariant=plugins,
             device_resident_step=False,
-            fixed_pages=name == "tensorrt",
+            fixed_pages=plugins,
+            invariant_rows=max(p.axes["R"].most for p in profiles) if plugins else None,
         )
 
     @property
