@@ -145,9 +145,10 @@ __device__ __forceinline__ uint32_t transpose_8x8(uint32_t pair) {
 namespace emulation {
 struct PendingWgmma {
   float* sums;
-  const uint32_t* a;
-  uint64_t matrix;
+  const uint32_t* a;  // null where A lies in shared memory
+  uint64_t a_matrix, b;
   int columns;
+  bool columns_adjoin;  // of B in shared memory; else its k does
 };
 struct WgmmaOperands {
   uint32_t a[4];
@@ -156,23 +157,41 @@ struct WgmmaOperands {
 // overwritten before that is wrong.
 inline std::vector<PendingWgmma> pending_wgmma[1024];
 
+// An element of a matrix in shared memory, by the descriptor's fields as the hardware reads them.
+// ``row`` is a row of A or a column of B.
+inline float element(uint64_t matrix, unsigned row, unsigned k, bool rows_adjoin) {
+  const uint64_t start = (matrix & 0x3FFF) << 4, stride = (matrix >> 32 & 0x3FFF) << 4;
+  const uint64_t leading = (matrix >> 16 & 0x3FFF) << 4;
+  if (matrix >> 62 != 1) std::abort();
+  const uint64_t linear =
+      rows_adjoin ? start + row / 64 * leading + row % 64 * 2 + k / 8 * stride + k % 8 * 128
+                  : start + row / 8 * stride + row % 8 * 128 + 2 * k;
+  uint16_t bits;
+  std::memcpy(&bits, shared + (linear ^ (linear >> 3 & 0x70)), 2);
+  return bf16_half(bits, 0);
+}
+
 inline void run(const PendingWgmma& one) {
-  WgmmaOperands mine;
-  std::memcpy(mine.a, one.a, sizeof(mine.a));
-  const Exchange<WgmmaOperands> all(mine);
-  const unsigned g = current % 32 / 4, t = current % 4;
-  // The descriptor's fields as the hardware reads them.
-  const uint64_t start = (one.matrix & 0x3FFF) << 4, stride = (one.matrix >> 32 & 0x3FFF) << 4;
-  if (one.matrix >> 62 != 1) std::abort();
+  const unsigned g = current % 32 / 4, t = current % 4, warp = current / 32 % 4;
+  float a[2][16];  // of rows g and g + 8
+  if (one.a != nullptr) {
+    WgmmaOperands mine;
+    std::memcpy(mine.a, one.a, sizeof(mine.a));
+    const Exchange<WgmmaOperands> all(mine);
+    for (unsigned i = 0; i < 32; ++i) {
+      const unsigned half = i / 16, k = i % 16;
+      a[half][k] = bf16_half(all.of(4 * g + k % 8 / 2).a[k / 8 * 2 + half], k % 2);
+    }
+  } else {
+    for (unsigned i = 0; i < 32; ++i) {
+      a[i / 16][i % 16] = element(one.a_matrix, 16 * warp + g + i / 16 * 8, i % 16, false);
+    }
+  }
   for (int i = 0; i < one.columns / 2; ++i) {
-    const unsigned row = g + i % 4 / 2 * 8, column = i / 4 * 8 + 2 * t + i % 2;
+    const unsigned half = i % 4 / 2, column = i / 4 * 8 + 2 * t + i % 2;
     float sum = one.sums[i];
     for (unsigned k = 0; k < 16; ++k) {
-      const uint64_t linear = start + column / 8 * stride + column % 8 * 128 + 2 * k;
-      uint16_t element;
-      std::memcpy(&element, shared + (linear ^ (linear >> 3 & 0x70)), 2);
-      const uint32_t pair = all.of(4 * g + k % 8 / 2).a[k / 8 * 2 + (row >= 8)];
-      sum += bf16_half(pair, k % 2) * bf16_half(element, 0);
+      sum += a[half][k] * element(one.b, column, k, one.columns_adjoin);
     }
     one.sums[i] = sum;
   }
@@ -186,6 +205,7 @@ inline uint64_t wgmma_matrix(const void* s) {
 inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 inline void wgmma_wait_all() {
+  __syncwarp();
   auto& pending = emulation::pending_wgmma[emulation::current];
   for (const auto& one : pending) emulation::run(one);
   pending.clear();
@@ -201,7 +221,7 @@ void wgmma_pin(uint32_t (&)[slices][4]) {}
 template <int columns>
 void wgmma_bf16(float (&d)[columns / 2], const uint32_t (&a)[4], uint64_t b) {
   static_assert(columns % 16 == 0 && columns <= 256);
-  emulation::pending_wgmma[emulation::current].push_back({d, a, b, columns});
+  emulation::pending_wgmma[emulation::current].push_back({d, a, 0, b, columns, false});
 }
 inline uint32_t transpose_8x8(uint32_t pair) {
   const emulation::Exchange<uint32_t> all(pair);

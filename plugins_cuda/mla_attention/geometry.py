@@ -14,6 +14,7 @@ VALUE_WIDTHS = (16, 32, 64, 128)
 MOST_GROUP = 8
 MOST_REBUILT = 768
 MOST_ABSORBED = 576
+MOST_ABSORBED_VALUE = 512
 CTA_FEATURES = 128
 ABSORBED_HEADS = 64
 # Widest latent whose part of w_k fits the registers of a CTA; the rest waits in shared memory.
@@ -176,6 +177,11 @@ def _refuse_sizes(shape: LatentGeometry) -> None:
             f"MlaAttention: cache entries of {shape.entry} values, {shape.value} of them summed; "
             f"the CUDA kernels take multiples of {ENTRY_STEP} up to {most}: build for the cpu "
             "target."
+        )
+    if not shape.rebuilt and shape.value > MOST_ABSORBED_VALUE:
+        raise SpecbuildError(
+            f"MlaAttention: {shape.value} values of a cache entry are summed; with absorbed "
+            f"queries the CUDA kernels take up to {MOST_ABSORBED_VALUE}: build for the cpu target."
         )
     if shape.rebuilt and (shape.width not in WIDTHS or shape.group > MOST_GROUP):
         raise SpecbuildError(

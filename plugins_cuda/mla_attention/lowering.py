@@ -10,10 +10,16 @@ from specbuild.plugins_cuda.launches import (
     LoweringRequest,
     OpLaunch,
     Tactic,
+    Target,
     Workspace,
 )
+from specbuild.plugins_cuda.mla_attention.absorbed import (
+    GROUPS,
+    absorbed_places,
+    absorbed_shared_bytes,
+    attend_absorbed,
+)
 from specbuild.plugins_cuda.mla_attention.geometry import (
-    ABSORBED_HEADS,
     CTA_FEATURES,
     MOST_HELD,
     PANEL,
@@ -25,7 +31,7 @@ from specbuild.plugins_cuda.mla_attention.prefill import lower_prefill
 from specbuild.runtime.errors import SpecbuildError
 
 FOLDER = "mla_attention"
-PROJECT_THREADS = 128
+PROJECT_THREADS = 256
 PROJECT_ROWS = 16
 HEADS = 8
 
@@ -78,8 +84,16 @@ def lower(request: LoweringRequest) -> Lowering:
     shape = latent_geometry(request)
     if request.phase == "prefill" and shape.rebuilt and shape.v_width == shape.width:
         return lower_prefill(request, shape)
-    cut = _cut(request, shape)
-    states = shape.rows * shape.q_heads * cut.places
+    if shape.rebuilt:
+        cut = _cut(request, shape)
+        places, groups = cut.places, min(cut.groups, cut.places)
+        attend = _attend(shape, cut)
+    else:
+        _require_shared(shape, absorbed_shared_bytes(shape), request.target)
+        places = absorbed_places(shape)
+        groups = min(GROUPS, places)
+        attend = attend_absorbed(shape, places, request.target, ATTEND)
+    states = shape.rows * shape.q_heads * places
     panels = -(-shape.value // PANEL)
     tiles = -(-shape.rows * (shape.q_heads // shape.v_heads) // PROJECT_ROWS)
     partials = tiles * shape.v_heads * panels * PROJECT_ROWS * shape.v_width
@@ -88,17 +102,17 @@ def lower(request: LoweringRequest) -> Lowering:
         Workspace("workspace_values", 4 * states * shape.value),
         Workspace("workspace_partials", 4 * partials),
         Workspace("workspace_arrivals", 4 * tiles * shape.v_heads, zeroed=True),
+        *(() if shape.rebuilt else (Workspace("workspace_counts", 4 * shape.rows),)),
     )
-    return Lowering((_attend(shape, cut), _project(shape, cut, panels, tiles)), workspaces)
+    project = _project(shape, places, groups, grid=(panels, shape.v_heads, tiles))
+    return Lowering((attend, project), workspaces)
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     """Tiles in flight, rows of a CTA, CTAs over the context; the default first."""
     shape = latent_geometry(request)
-    if request.phase == "prefill":
+    if request.phase == "prefill" or not shape.rebuilt:
         return ({},)
-    if not shape.rebuilt:
-        return ({}, {"context_ctas": 8}, {"context_ctas": 16})
     if shape.rows == shape.batch:
         return ({}, {"stages": 2}, {"context_ctas": 8})
     return ({}, {"rows": 1}, {"stages": 2}, {"context_ctas": 8})
@@ -121,9 +135,6 @@ def _attend(shape: LatentGeometry, cut: LatentCut) -> OpLaunch:
     )
     grid = (cut.context_ctas, shape.head_groups, shape.batch * cut.row_ctas)
     shared = _shared_bytes(shape, cut.rows, cut.stages)
-    if not shape.rebuilt:
-        kernel = Kernel(FOLDER, "attend_absorbed", constants, file="absorbed.cu")
-        return OpLaunch(kernel, grid, THREADS, shared, ("q", "c_pool", *ATTEND))
     constants += (
         *shape.key_constants(cut.rows),
         ("GROUP", shape.group),
@@ -134,29 +145,33 @@ def _attend(shape: LatentGeometry, cut: LatentCut) -> OpLaunch:
     return OpLaunch(Kernel(FOLDER, "attend_latents", constants), grid, THREADS, shared, arguments)
 
 
-def _project(shape: LatentGeometry, cut: LatentCut, panels: int, tiles: int) -> OpLaunch:
+def _project(
+    shape: LatentGeometry, places: int, groups: int, *, grid: tuple[int, int, int]
+) -> OpLaunch:
     constants = (
         ("BATCH", shape.batch),
         ("Q_HEADS", shape.q_heads),
         ("V_HEADS", shape.v_heads),
         ("V_WIDTH", shape.v_width),
         ("VALUE", shape.value),
-        ("PANELS", panels),
-        ("PLACES", cut.places),
-        ("GROUPS", min(cut.groups, cut.places)),
+        ("PANELS", grid[0]),
+        ("PLACES", places),
+        ("GROUPS", groups),
         ("TILE", shape.tile),
         ("WINDOW", shape.window),
         ("HAS_SINKS", int(shape.has_sinks)),
         ("HAS_BIAS", int(shape.has_value_bias)),
+        ("HAS_COUNTS", int(not shape.rebuilt)),
     )
     return OpLaunch(
         Kernel(FOLDER, "project_values", constants, file="values.cu"),
-        grid=(panels, shape.v_heads, tiles),
+        grid=grid,
         block=PROJECT_THREADS,
         shared_bytes=0,
         arguments=(
             *("w_v", "b_v", "row_start", "row_slot", "sinks", "attended"),
             *("workspace_sums", "workspace_values", "workspace_partials", "workspace_arrivals"),
+            None if shape.rebuilt else "workspace_counts",
         ),
     )
 
@@ -165,7 +180,7 @@ def _cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
     split, slot_groups = _split(shape)
     in_use = max(1, min(split, -(-shape.capacity // shape.tile)))
     sequence_rows = -(-shape.rows // shape.batch)
-    several = shape.rebuilt and shape.entry <= MOST_HELD and sequence_rows > 1
+    several = shape.entry <= MOST_HELD and sequence_rows > 1
     most_rows = 2 if several else 1
     rows = request.tactic.get("rows", most_rows)
     row_ctas = -(-sequence_rows // rows)
@@ -176,13 +191,17 @@ def _cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
     stages = request.tactic.get("stages", 3)
     while stages > 2 and _shared_bytes(shape, rows, stages) > limit:
         stages -= 1
-    if _shared_bytes(shape, rows, stages) > limit:
-        raise SpecbuildError(
-            f"MlaAttention: cache entries of {shape.entry} values need "
-            f"{_shared_bytes(shape, rows, stages)} bytes of shared memory, of which a CTA has "
-            f"{limit}: build for the cpu target."
-        )
+    _require_shared(shape, _shared_bytes(shape, rows, stages), request.target)
     return LatentCut(split, slot_groups, in_use, context_ctas, rows, row_ctas, stages)
+
+
+def _require_shared(shape: LatentGeometry, nbytes: int, target: Target) -> None:
+    limit = target.shared_bytes_per_block
+    if nbytes > limit:
+        raise SpecbuildError(
+            f"MlaAttention: cache entries of {shape.entry} values need {nbytes} bytes of shared "
+            f"memory, of which a CTA has {limit}: build for the cpu target."
+        )
 
 
 def _split(shape: LatentGeometry) -> tuple[int, int]:
@@ -202,10 +221,6 @@ def _even(context_ctas: int, split: int) -> int:
 def _shared_bytes(shape: LatentGeometry, rows: int, stages: int) -> int:
     """As the kernels lay it out: a ring of tiles, then what keys, weights and states need."""
     ring = stages * shape.stage_bytes
-    if not shape.rebuilt:
-        queries = -(-shape.entry // PANEL) * PANEL * ABSORBED_HEADS * 2
-        weights = ABSORBED_HEADS * shape.tile * 2
-        return queries + ring + weights + 4 * 3 * ABSORBED_HEADS + 16 * ABSORBED_HEADS
     heads = CTA_FEATURES // shape.width
     states = rows * heads * HEADS
     maxima = 8 * (heads // 2) * 2 * HEADS
