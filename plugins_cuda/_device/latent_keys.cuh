@@ -23,9 +23,10 @@ constexpr int kHeadTiles = WIDTH / 16;
 constexpr int kEntrySteps = ENTRY / 16;
 constexpr int kHeldSteps = kEntrySteps < HELD ? kEntrySteps : HELD;
 constexpr int kWaitingSteps = kEntrySteps - kHeldSteps;
-constexpr int kWaitingUnits = kWaitingSteps * kLatentThreads;    // of 16 bytes
-constexpr int kLoadSteps = kEntrySteps < 16 ? kEntrySteps : 16;  // of weights on their way
+constexpr int kWaitingUnits = kWaitingSteps * kLatentThreads;  // of 16 bytes
+constexpr int kLoadSteps = kTile / 8;                          // of weights on their way
 constexpr int kLoadUnits = kLoadSteps * 16 * 16;
+constexpr int kKeyBarrier = 2;           // of the two warpgroups
 constexpr int kTableStride = WIDTH + 4;  // cosines, sines, and what sets tokens in different banks
 constexpr int kTableUnits = kTile * kTableStride / 4;
 static_assert(WIDTH == 16 || WIDTH == 32 || WIDTH == 64, "a warpgroup has whole heads");
@@ -48,7 +49,7 @@ struct KeyMaker {
   }
 
   // Takes features 128 · group … of w [ENTRY, KV_HEADS, WIDTH] in, by way of ``space``
-  // (kLoadUnits), with all threads; what waits goes to ``waits`` (kWaitingUnits).
+  // (kLoadUnits), with both warpgroups; what waits goes to ``waits`` (kWaitingUnits).
   __device__ __forceinline__ void load(const uint4* w, const uint16_t* biases, int group,
                                        uint4* space, uint4* waits) {
     const int head = warpgroup() * kGroupHeads + group_head();
@@ -76,7 +77,7 @@ struct KeyMaker {
 #pragma unroll
         for (int i = 0; i < 4; ++i) held[step < kWaitingSteps ? 0 : step - kWaitingSteps][i] = a[i];
       }
-      __syncthreads();
+      named_barrier_sync(kKeyBarrier, kLatentThreads);
     }
   }
 
@@ -154,7 +155,7 @@ struct KeyMaker {
     }
     cp_async_commit();
     cp_async_wait<0>();
-    __syncthreads();
+    named_barrier_sync(kKeyBarrier, kLatentThreads);
   }
 
   __device__ __forceinline__ static uint64_t matrix(const uint4* stage, int step) {
@@ -162,14 +163,14 @@ struct KeyMaker {
   }
 };
 
-// Starts the copies of the rotary tables' rows at the positions of a tile's tokens. Past the
-// tables' last row there are only tokens that nobody sees.
-template <class PositionOf>
+// Starts the copies of the rotary tables' rows at the positions of a tile's tokens, with so many
+// threads. Past the tables' last row there are only tokens that nobody sees.
+template <int threads, class PositionOf>
 __device__ __forceinline__ void fetch_tables(const uint4* cos, const uint4* sin, int positions,
                                              uint4* tables, const PositionOf& position_of) {
   constexpr int kUnits = WIDTH / 8;  // of a row of one table
 #pragma unroll 1
-  for (int i = thread_index(); i < kTile * 2 * kUnits; i += kLatentThreads) {
+  for (int i = thread_index() % threads; i < kTile * 2 * kUnits; i += threads) {
     const int token = i / (2 * kUnits), part = i % (2 * kUnits);
     const int64_t row = min(position_of(token), positions - 1);
     const uint4* source = (part < kUnits ? cos : sin) + row * kUnits + part % kUnits;

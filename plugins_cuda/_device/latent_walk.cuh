@@ -57,6 +57,13 @@ struct LatentWalk {
     settle(at, slot);
   }
 
+  // The pool's entry of a position of a tile; −1 where nobody sees it.
+  __device__ __forceinline__ int entry_at(int position, const TileCursor& at) const {
+    if (at.ended() || !rows.any_span(at.owner).holds(position)) return -1;
+    const int slot = rows.slot_of(position, at.owner);
+    return table[slot / PAGE_SIZE] * PAGE_SIZE + slot % PAGE_SIZE;
+  }
+
   // The pool's entries of this lane's two tokens of a tile; −1 where nobody sees them.
   __device__ __forceinline__ int2 look_up(const TileCursor& at) const {
     const int position = at.tile * kTile + thread_index() % 32;
@@ -105,11 +112,5 @@ struct LatentWalk {
       }
       at.tile = min(first_tile(slot, at.owner), kNoTile);
     }
-  }
-
-  __device__ __forceinline__ int entry_at(int position, const TileCursor& at) const {
-    if (at.ended() || !rows.any_span(at.owner).holds(position)) return -1;
-    const int slot = rows.slot_of(position, at.owner);
-    return table[slot / PAGE_SIZE] * PAGE_SIZE + slot % PAGE_SIZE;
   }
 };

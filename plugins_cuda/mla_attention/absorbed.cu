@@ -19,6 +19,7 @@
 // 64 is 73.7 KB, 2.2 µs of an SM's share of 4.53 TB/s; S takes 1150 cycles of tensor cores (and all
 // of the bandwidth of shared memory, where both of its operands lie), the sums 1030: 1.25 µs.
 #include "../_device/attention_softmax.cuh"
+#include "../_device/latent_copy.cuh"
 #include "../_device/latent_slots.cuh"
 #include "../_device/ptx_ring.cuh"
 #include "../_device/ptx_wgmma_shared.cuh"
@@ -26,7 +27,7 @@
 namespace {
 
 constexpr int kHeads = 64;
-constexpr int kConsumers = 256, kProducers = 128, kThreads = kConsumers + kProducers;
+constexpr int kConsumers = 256, kThreads = kConsumers + kCopyThreads;
 constexpr int kStages = 2;
 constexpr int kEntrySteps = ENTRY / 16;
 constexpr int kLastPanel = kEntryPanels - 1;
@@ -35,8 +36,6 @@ constexpr int kQueryUnits = kHeads * 8;                      // of a panel
 constexpr int kParts = kEntryPanels < 3 ? kEntryPanels : 3;  // of a tile, that arrive by themselves
 constexpr int kValuePanels = ceil_div(VALUE, 64), kOwnPanels = ceil_div(kValuePanels, 2);
 constexpr int kOwnColumns = 64 * kOwnPanels;
-constexpr int kCopyTokens = kProducers / 8;  // that are copied at once
-constexpr int kCopies = kTile / kCopyTokens;
 constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
 static_assert(TILE == 64 && SCALE > 0 && VALUE % 16 == 0 && kOwnColumns <= 256, "see above");
 
@@ -73,7 +72,7 @@ struct Memory {
   }
 
   __device__ __forceinline__ void open_barriers() const {
-    for (int i = 0; i < kStages * kParts; ++i) mbarrier_init(full + i, kProducers);
+    for (int i = 0; i < kStages * kParts; ++i) mbarrier_init(full + i, kCopyThreads);
     for (int i = 0; i < kStages; ++i) mbarrier_init(empty + i, kConsumers / 32);
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(weighed + i, kConsumers / 64);
@@ -88,46 +87,26 @@ __device__ __forceinline__ constexpr int part_start(int part) {
   return part * kEntryPanels / kParts;
 }
 
-// The copying warpgroup: eight threads for 128 bytes of a token. What the row does not see becomes
-// zeros: a weight of 0 silences no NaN.
+// The copying warpgroup.
 __device__ __forceinline__ void copy_tiles(const uint4* c_pool, const RowInputs& in,
                                            const Memory& memory) {
-  const int thread = static_cast<int>(threadIdx.x) - kConsumers;
-  const int unit = thread % 8, first_token = thread / 8;
-  uint4* const place = memory.ring + first_token * 8 + (unit ^ (first_token % 8));
   int filled = 0;
   Items items(in, memory.starts);
   while (items.advance()) {
     const int* table = in.page_table + static_cast<int64_t>(items.sequence) * TABLE;
     const Span sees = items.rows.span(0, 0);
     for (int tile = items.tile; tile < items.end; ++tile) {
-      const uint4* from[kCopies];
-      bool seen[kCopies];
-#pragma unroll
-      for (int i = 0; i < kCopies; ++i) {
-        const int position = tile * kTile + i * kCopyTokens + first_token;
-        seen[i] = sees.holds(position);
-        int64_t entry = 0;
-        if (seen[i]) {
-          const int slot = items.rows.slot_of(position, 0);
-          entry = static_cast<int64_t>(table[slot / PAGE_SIZE]) * PAGE_SIZE + slot % PAGE_SIZE;
-        }
-        from[i] = c_pool + entry * kEntryUnits + unit;
-      }
+      TileCopy copy;
+      copy.look_up(c_pool, [&](int token) {
+        if (!sees.holds(tile * kTile + token)) return -1;
+        const int slot = items.rows.slot_of(tile * kTile + token, 0);
+        return table[slot / PAGE_SIZE] * PAGE_SIZE + slot % PAGE_SIZE;
+      });
       const int stage = filled % kStages, round = filled / kStages;
       if (round > 0) mbarrier_wait(memory.empty + stage, (round + 1) % 2);
-      uint4* const to = place + stage * kStageUnits;
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-        for (int panel = part_start(part); panel < part_start(part + 1); ++panel) {
-          if (kEntryUnits % 8 != 0 && panel * 8 + unit >= kEntryUnits) continue;
-#pragma unroll
-          for (int i = 0; i < kCopies; ++i) {
-            cp_async_16_or_zero(to + panel * kPanelUnits + i * kCopyTokens * 8, from[i] + panel * 8,
-                                seen[i]);
-          }
-        }
+        copy.start(memory.ring + stage * kStageUnits, part_start(part), part_start(part + 1));
         cp_async_arrive(memory.full + stage * kParts + part);
       }
       ++filled;

@@ -21,9 +21,10 @@ from specbuild.plugins_cuda.mla_attention.absorbed import (
 )
 from specbuild.plugins_cuda.mla_attention.geometry import (
     CTA_FEATURES,
+    ENTRY_STEP,
     MOST_HELD,
+    MOST_SUMS,
     PANEL,
-    THREADS,
     LatentGeometry,
     latent_geometry,
 )
@@ -34,6 +35,10 @@ FOLDER = "mla_attention"
 PROJECT_THREADS = 256
 PROJECT_ROWS = 16
 HEADS = 8
+# Warpgroups: one copies, two rebuild keys, one attends. Registers of a thread, of 512 for the four.
+THREADS = 512
+ALL_REGISTERS = 512
+MOST_STAGES = 5
 
 # Slots of the context, and groups of them that join first: constants of the layer, as a row's sums
 # are taken slot by slot. The CTAs of one row are to fill the GPU; those of many rows take whole
@@ -135,14 +140,28 @@ def _attend(shape: LatentGeometry, cut: LatentCut) -> OpLaunch:
     )
     grid = (cut.context_ctas, shape.head_groups, shape.batch * cut.row_ctas)
     shared = _shared_bytes(shape, cut.rows, cut.stages)
+    copy, keys, mix = _registers(shape, cut.rows)
     constants += (
-        *shape.key_constants(cut.rows),
+        *shape.key_constants(shape.held_steps(cut.rows)),
         ("GROUP", shape.group),
+        ("COPY_REGISTERS", copy),
+        ("KEY_REGISTERS", keys),
+        ("MIX_REGISTERS", mix),
         ("LAUNCH_ROWS", shape.rows),
         ("SEQUENCE_ROWS", max(1, shape.rows // shape.batch)),
     )
     arguments = ("q", "c_pool", "w_k", "b_k", "cos", "sin", *ATTEND)
     return OpLaunch(Kernel(FOLDER, "attend_latents", constants), grid, THREADS, shared, arguments)
+
+
+def _registers(shape: LatentGeometry, rows: int) -> tuple[int, int, int]:
+    """Of a thread that copies, that rebuilds keys, that attends."""
+    mix = max(104, shape.sums_held(rows) + (56 if rows == 1 else 72))
+    mix += 24 if shape.value % PANEL else 0
+    copy = 40 if mix < 200 else 24
+    steps = min(shape.held_steps(rows), shape.entry // ENTRY_STEP)
+    keys = min((ALL_REGISTERS - copy - mix) // 16 * 8, -(-(64 + 4 * steps) // 8) * 8)
+    return copy, keys, min(240, ALL_REGISTERS - copy - 2 * keys)
 
 
 def _project(
@@ -180,7 +199,7 @@ def _cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
     split, slot_groups = _split(shape)
     in_use = max(1, min(split, -(-shape.capacity // shape.tile)))
     sequence_rows = -(-shape.rows // shape.batch)
-    several = shape.entry <= MOST_HELD and sequence_rows > 1
+    several = sequence_rows > 1 and shape.entry <= MOST_HELD and shape.sums_held(2) <= MOST_SUMS
     most_rows = 2 if several else 1
     rows = request.tactic.get("rows", most_rows)
     row_ctas = -(-sequence_rows // rows)
@@ -188,7 +207,7 @@ def _cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
     context_ctas = min(in_use, max(1, request.target.multiprocessors // groups))
     context_ctas = min(in_use, request.tactic.get("context_ctas", _even(context_ctas, split)))
     limit = request.target.shared_bytes_per_block
-    stages = request.tactic.get("stages", 3)
+    stages = request.tactic.get("stages", MOST_STAGES)
     while stages > 2 and _shared_bytes(shape, rows, stages) > limit:
         stages -= 1
     _require_shared(shape, _shared_bytes(shape, rows, stages), request.target)
@@ -219,11 +238,11 @@ def _even(context_ctas: int, split: int) -> int:
 
 
 def _shared_bytes(shape: LatentGeometry, rows: int, stages: int) -> int:
-    """As the kernels lay it out: a ring of tiles, then what keys, weights and states need."""
-    ring = stages * shape.stage_bytes
+    """As the kernel lays it out: a ring of tiles, then what keys, weights and states need."""
     heads = CTA_FEATURES // shape.width
     states = rows * heads * HEADS
-    maxima = 8 * (heads // 2) * 2 * HEADS
-    keys = CTA_FEATURES * shape.tile * 2
-    small = 4 * maxima + 20 * states + 16
-    return ring + shape.table_bytes + keys + shape.waiting_bytes(rows) + small
+    ring = stages * (shape.stage_bytes + shape.table_bytes)
+    keys = 2 * CTA_FEATURES * shape.tile * 2
+    weights = states * shape.tile * 2
+    small = 4 * 4 * heads * 2 * HEADS + 20 * states + 8 * (2 * stages + 4) + 16
+    return ring + keys + weights + shape.waiting_bytes(shape.held_steps(rows)) + small

@@ -113,9 +113,9 @@ extern "C" __global__ void __launch_bounds__(kLatentThreads, 1)
         walk.fetch(c_pool, own, ring + stage * kStageUnits);
         if (threadIdx.x < kTile) entries[stage][threadIdx.x] = entry_of(threadIdx.x);
         if (!values) {
-          fetch_tables(cos, sin, POSITIONS, tables + stage * kTableUnits, [&](int token) {
-            return position_of(in, begin, stop, start, tile * kTile + token);
-          });
+          fetch_tables<kLatentThreads>(
+              cos, sin, POSITIONS, tables + stage * kTableUnits,
+              [&](int token) { return position_of(in, begin, stop, start, tile * kTile + token); });
         }
       }
       cp_async_commit();
