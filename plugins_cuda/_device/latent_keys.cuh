@@ -85,6 +85,7 @@ struct KeyMaker {
   __device__ __forceinline__ void start(const uint4* stage) {
 #pragma unroll
     for (int i = 0; i < kTile / 2; ++i) sums[i] = 0.0f;
+    const uint64_t tile = wgmma_matrix(stage);
     constexpr int kAtOnce = kWaitingSteps % 4 == 0 ? 4 : 1;
 #pragma unroll 1
     for (int first = 0; first < kWaitingSteps; first += kAtOnce) {
@@ -98,7 +99,7 @@ struct KeyMaker {
       wgmma_pin(a);
       wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) wgmma_bf16<kTile>(sums, a[i], matrix(stage, first + i));
+      for (int i = 0; i < kAtOnce; ++i) wgmma_bf16<kTile>(sums, a[i], matrix(tile, first + i));
       wgmma_commit();
       wgmma_wait_all();
     }
@@ -106,7 +107,7 @@ struct KeyMaker {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kHeldSteps; ++step) {
-      wgmma_bf16<kTile>(sums, held[step], matrix(stage, kWaitingSteps + step));
+      wgmma_bf16<kTile>(sums, held[step], matrix(tile, kWaitingSteps + step));
     }
     wgmma_commit();
   }
@@ -158,8 +159,9 @@ struct KeyMaker {
     named_barrier_sync(kKeyBarrier, kLatentThreads);
   }
 
-  __device__ __forceinline__ static uint64_t matrix(const uint4* stage, int step) {
-    return wgmma_matrix(stage + step / 4 * kPanelUnits) + 2 * (step % 4);
+  // Step ``step`` of a tile's matrix: 32 bytes further, or a panel.
+  __device__ __forceinline__ static uint64_t matrix(uint64_t tile, int step) {
+    return tile + step / 4 * kPanelUnits + 2 * (step % 4);
   }
 };
 
@@ -169,7 +171,7 @@ template <int threads, class PositionOf>
 __device__ __forceinline__ void fetch_tables(const uint4* cos, const uint4* sin, int positions,
                                              uint4* tables, const PositionOf& position_of) {
   constexpr int kUnits = WIDTH / 8;  // of a row of one table
-#pragma unroll 1
+#pragma unroll(threads == 128 ? 4 : 1)
   for (int i = thread_index() % threads; i < kTile * 2 * kUnits; i += threads) {
     const int token = i / (2 * kUnits), part = i % (2 * kUnits);
     const int64_t row = min(position_of(token), positions - 1);

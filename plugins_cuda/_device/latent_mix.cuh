@@ -61,13 +61,18 @@ struct Mixer {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
       const float low = rescale[16 * m + g], high = rescale[16 * m + g + 8];
+      // Times 1 changes nothing.
+      if (!__any_sync(kAllLanes, low != 1.0f || high != 1.0f)) continue;
 #pragma unroll
       for (int i = 0; i < kWarpParts * 2; ++i) {
         float (&own)[4] = sums[m][i / 2][i % 2];
         own[0] *= low, own[1] *= low, own[2] *= high, own[3] *= high;
       }
     }
-#pragma unroll 1
+    // Part i of a warp lies in panel i, at the same place of each.
+    static_assert(kMixWarps == 4, "a panel has 16 columns for each warp");
+    const uint4* const own = stage + entry_unit(lane % 16, 2 * part_of(0) + lane / 16);
+#pragma unroll(kMTiles* kWarpParts <= 8 ? 2 : 1)
     for (int step = 0; step < kTile / 16; ++step) {
       uint32_t a[kMTiles][4];
 #pragma unroll
@@ -78,8 +83,7 @@ struct Mixer {
       for (int i = 0; i < kWarpParts; ++i) {
         if (!has(i)) continue;
         uint32_t b[4];
-        const int token = 16 * step + lane % 16;
-        ldmatrix_x4_transposed(b, stage + entry_unit(token, 2 * part_of(i) + lane / 16));
+        ldmatrix_x4_transposed(b, own + i * kPanelUnits + step * 16 * 8);
         const uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m) {

@@ -11,6 +11,8 @@ constexpr int kMTiles = ROWS * kCtaHeads * kHeads / 16;
 constexpr int kStates = 16 * kMTiles;
 constexpr int kBlocks = kTile / 32;  // of 8 tokens, of a warp
 constexpr int kWarpStates = kCtaHeads * 2 * kHeads;
+// Whether queries stay in registers from one tile to the next.
+constexpr bool kHoldsQueries = VALUE <= 512;
 constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
 static_assert(GROUP <= kHeads && SCALE > 0, "one mma holds two rows of a KV head's heads");
 
@@ -24,6 +26,7 @@ __device__ __forceinline__ void arrive(Mbarrier* barrier) {
 struct Softmax {
   const uint32_t* queries;
   int first_row, rows_held;
+  uint32_t query[kCtaHeads][kHeadTiles][2 * ROWS];
   float score[kCtaHeads][kBlocks][4];
   RowState state[kCtaHeads][ROWS];
 
@@ -35,19 +38,27 @@ struct Softmax {
     return (j * kCtaHeads + head) * kHeads + thread_index() % 32 / 4;
   }
 
-  // A head's queries as A operands. They are read anew for every tile: registers are scarce.
-  __device__ __forceinline__ void load(uint32_t (&q)[kHeadTiles][4], int head) const {
+  // For rows first … of the launch, ``count`` of them.
+  __device__ __forceinline__ void open(const uint32_t* q, int first, int count) {
+    queries = q;
+    first_row = first;
+    rows_held = count;
+    if (kHoldsQueries) load();
+  }
+
+  // The queries as A operands: one row leaves half of each empty.
+  __device__ __forceinline__ void load() {
     const int g = thread_index() % 32 / 4, t = thread_index() % 4;
-    const int kv_head = blockIdx.y * kCtaHeads + head;
-    const bool real = g < GROUP && kv_head < KV_HEADS;
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
+    for (int i = 0; i < kCtaHeads * ROWS; ++i) {
+      const int head = i / ROWS, j = i % ROWS, kv_head = blockIdx.y * kCtaHeads + head;
+      const bool real = g < GROUP && kv_head < KV_HEADS;
       const int64_t row = first_row + min(j, rows_held - 1);
       const uint32_t* from = queries + ((row * KV_HEADS + kv_head) * GROUP + g) * (WIDTH / 2) + t;
 #pragma unroll
       for (int tile = 0; tile < kHeadTiles; ++tile) {
-        q[tile][j] = real && j < ROWS ? from[4 * tile] : 0u;
-        q[tile][j + 2] = real && j < ROWS ? from[4 * tile + WIDTH / 4] : 0u;
+        query[head][tile][j] = real ? from[4 * tile] : 0u;
+        query[head][tile][j + ROWS] = real ? from[4 * tile + WIDTH / 4] : 0u;
       }
     }
   }
@@ -63,9 +74,7 @@ struct Softmax {
   __device__ __forceinline__ void take_scores(const Memory& memory, int number,
                                               const LatentRows& rows, const TileCursor& at) {
     const int lane = thread_index() % 32, t = lane % 4, block = warp() * kBlocks;
-    uint32_t q[kCtaHeads][kHeadTiles][4];
-#pragma unroll
-    for (int head = 0; head < kCtaHeads; ++head) load(q[head], head);
+    if (!kHoldsQueries) load();
     mbarrier_wait(memory.rebuilt + number % 2, number / 2 % 2);
 #pragma unroll
     for (int head = 0; head < kCtaHeads; ++head) {
@@ -78,7 +87,9 @@ struct Softmax {
         for (int tile = 0; tile < kHeadTiles; ++tile) {
           const uint2 pair = of_head[((block + n) * kHeadTiles + tile) * 32 + lane];
           const uint32_t b[2] = {pair.x, pair.y};
-          mma_bf16(own, q[head][tile], b);
+          const uint32_t (&q)[2 * ROWS] = query[head][tile];
+          const uint32_t a[4] = {q[0], ROWS > 1 ? q[1] : 0u, q[ROWS], ROWS > 1 ? q[ROWS + 1] : 0u};
+          mma_bf16(own, a, b);
         }
       }
     }

@@ -177,7 +177,9 @@ struct Adder {
   // S = Q·Cᵀ as the tile arrives: sums 4n + 2j, + 1 are head j's at tokens 8n + 2t, + 1.
   __device__ __forceinline__ void take_scores(float (&score)[32]) {
     const int stage = used % kStages, phase = used / kStages % 2;
-    const uint4* tile = memory.ring + stage * kStageUnits;
+    // A panel further is as many units of 16 bytes, which matrices count in.
+    const uint64_t queries = wgmma_matrix(memory.queries);
+    const uint64_t tokens = wgmma_matrix(memory.ring + stage * kStageUnits);
 #pragma unroll
     for (int i = 0; i < 32; ++i) score[i] = 0.0f;
     wgmma_pin(held);
@@ -189,8 +191,7 @@ struct Adder {
       fence_async_shared();
 #pragma unroll
       for (int panel = part_start(part); panel < part_start(part + 1); ++panel) {
-        const uint64_t a = wgmma_matrix(memory.queries + panel * kQueryUnits);
-        const uint64_t b = wgmma_matrix(tile + panel * kPanelUnits);
+        const uint64_t a = queries + panel * kQueryUnits, b = tokens + panel * kPanelUnits;
 #pragma unroll
         for (int step = 0; step < 4 && 4 * panel + step < kEntrySteps; ++step) {
           if (panel < kLastPanel) {

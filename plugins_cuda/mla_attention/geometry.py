@@ -91,9 +91,9 @@ class LatentGeometry:
 
     def held_steps(self, rows: int) -> int:
         """Steps of 16 values whose weights a CTA of so many rows keeps in registers."""
-        if rows > 1:
-            return 20
-        return 32 if self.entry <= MOST_HELD else 24
+        if self.entry > MOST_HELD:
+            return 24
+        return 32 if rows == 1 else 20
 
     def waiting_bytes(self, held_steps: int) -> int:
         """Of the weights that wait in shared memory."""

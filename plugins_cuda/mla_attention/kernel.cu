@@ -207,9 +207,7 @@ __device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, f
       return;
     }
     Softmax softmax;
-    softmax.queries = in.q;
-    softmax.first_row = first;
-    softmax.rows_held = count;
+    softmax.open(in.q, first, count);
     Mixer<kMTiles> mixer;
     for (int slot = blockIdx.x; slot < SPLIT; slot = next_slot(slot)) {
       if (slot >= SLOTS_IN_USE) continue;

@@ -119,8 +119,8 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     if request.phase == "prefill" or not shape.rebuilt:
         return ({},)
     if shape.rows == shape.batch:
-        return ({}, {"stages": 2}, {"context_ctas": 8})
-    return ({}, {"rows": 1}, {"stages": 2}, {"context_ctas": 8})
+        return ({}, {"stages": 3}, {"context_ctas": 8})
+    return ({}, {"rows": 1}, {"context_ctas": 8})
 
 
 def _attend(shape: LatentGeometry, cut: LatentCut) -> OpLaunch:
@@ -156,12 +156,11 @@ def _attend(shape: LatentGeometry, cut: LatentCut) -> OpLaunch:
 
 def _registers(shape: LatentGeometry, rows: int) -> tuple[int, int, int]:
     """Of a thread that copies, that rebuilds keys, that attends."""
-    mix = max(104, shape.sums_held(rows) + (56 if rows == 1 else 72))
-    mix += 24 if shape.value % PANEL else 0
-    copy = 40 if mix < 200 else 24
     steps = min(shape.held_steps(rows), shape.entry // ENTRY_STEP)
-    keys = min((ALL_REGISTERS - copy - mix) // 16 * 8, -(-(64 + 4 * steps) // 8) * 8)
-    return copy, keys, min(240, ALL_REGISTERS - copy - 2 * keys)
+    if steps == MOST_HELD // ENTRY_STEP:
+        return 40, 176, 120
+    keys = -(-(64 + 4 * steps) // 8) * 8
+    return 32, keys, min(240, ALL_REGISTERS - 32 - 2 * keys)
 
 
 def _project(
