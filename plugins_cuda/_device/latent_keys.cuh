@@ -101,7 +101,7 @@ struct KeyMaker {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) wgmma_bf16<kTile>(sums, a[i], matrix(tile, first + i));
       wgmma_commit();
-      wgmma_wait_all();
+      wgmma_wait<0>();
     }
     wgmma_pin(sums);
     wgmma_fence();
@@ -112,7 +112,7 @@ struct KeyMaker {
     wgmma_commit();
   }
   __device__ __forceinline__ void wait() {
-    wgmma_wait_all();
+    wgmma_wait<0>();
     wgmma_pin(sums);
   }
 

@@ -5,7 +5,7 @@
 // packed order, which is that of wgmma's A operand (MXFP4 is decoded there), a few panels ahead;
 // tokens come as panels (prefill_panel.cuh) through a ring of shared memory that one producer
 // thread fills by bulk copies, one a panel. While the wgmma of a panel run, a warp decodes its
-// weights of the next one; while one warpgroup waits, the other's wgmma run.
+// weights of the next one and queues it.
 // The sum of one output element goes over k in rising order, 16 values a wgmma, into one fp32
 // register, whatever the tile's number of tokens: it does not depend on the rows around.
 //
@@ -20,6 +20,7 @@
 #include "bf16.cuh"
 #include "prefill_panel.cuh"
 #include "ptx_wgmma.cuh"
+#include "ring_place.cuh"
 
 constexpr int kConsumerWarps = 8;
 constexpr int kGemmThreads = 32 * (kConsumerWarps + 4);  // a warpgroup for the producer thread
@@ -41,18 +42,6 @@ struct GemmTile {
 __device__ __forceinline__ GemmTile no_tile() {
   return {-1, 0, 0, 0, 0};
 }
-
-// A place in the ring, and the parity of the barriers that stand there.
-struct RingPlace {
-  int slot = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++slot == STAGES) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 struct Ring {
   Mbarrier full[STAGES];
@@ -151,20 +140,23 @@ struct TileLoop {
     queue.weights.load_next(queue.raw[at], panel + Weights::kAhead);
   }
 
+  // Behind the wait for the panel's stage. The wait for the next one (there is always one: the next
+  // tile's first, or the one that says there is none) also keeps ptxas from moving the wait for
+  // this panel's wgmma in front of what decodes the next.
   template <int at>
   __device__ __forceinline__ void step(int panel) {
-    mbarrier_wait(&ring.full[place.slot], place.parity);
-    const unsigned char* const stage = stages + place.slot * kRingBytes;
-    multiply_panel<columns>(sums, decoded[at % 2], stage);
+    multiply_panel<columns>(sums, decoded[at % 2], stages + place.slot * kRingBytes);
     take<(at + 1) % Weights::kAhead>(panel + 1);
+    const int spent = place.slot;
+    place.advance();
+    mbarrier_wait(&ring.full[place.slot], place.parity);
 #if WGMMA
-    wgmma_wait_all();
+    wgmma_wait<0>();
     wgmma_pin(sums);
     wgmma_pin(decoded[at % 2]);
 #endif
     __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(&ring.empty[place.slot]);
-    place.advance();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&ring.empty[spent]);
   }
 
   template <int at, int count>

@@ -28,9 +28,11 @@ __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Until every committed wgmma is done: D may be read, A overwritten, B's stage given back.
-__device__ __forceinline__ void wgmma_wait_all() {
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+// Until all but the last `pending` commits are done: D may be read, A overwritten, B's stage given
+// back.
+template <int pending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
 // Registers of each thread of a warpgroup from here on; a kernel whose threads have a cap at entry
@@ -145,10 +147,12 @@ __device__ __forceinline__ uint32_t transpose_8x8(uint32_t pair) {
 namespace emulation {
 struct PendingWgmma {
   float* sums;
-  const uint32_t* a;  // null where A lies in shared memory
-  uint64_t a_matrix, b;
+  const uint32_t* a;
+  uint64_t matrix;
   int columns;
-  bool columns_adjoin;  // of B in shared memory; else its k does
+  bool adds, by_rows;     // D += or D =; B as ptx_wgmma_rows.cuh has it
+  int commit;             // which one it belongs to
+  uint64_t a_matrix = 0;  // where A lies in shared memory: `a` is null
 };
 struct WgmmaOperands {
   uint32_t a[4];
@@ -156,6 +160,7 @@ struct WgmmaOperands {
 // By thread. A wgmma runs when it is waited for: what is read before that is stale, what was
 // overwritten before that is wrong.
 inline std::vector<PendingWgmma> pending_wgmma[1024];
+inline int wgmma_commits[1024];
 
 // An element of a matrix in shared memory, by the descriptor's fields as the hardware reads them.
 // ``row`` is a row of A or a column of B.
@@ -189,12 +194,17 @@ inline void run(const PendingWgmma& one) {
   }
   for (int i = 0; i < one.columns / 2; ++i) {
     const unsigned half = i % 4 / 2, column = i / 4 * 8 + 2 * t + i % 2;
-    float sum = one.sums[i];
+    float sum = one.adds ? one.sums[i] : 0.0f;
     for (unsigned k = 0; k < 16; ++k) {
-      sum += a[half][k] * element(one.b, column, k, one.columns_adjoin);
+      sum += a[half][k] * element(one.matrix, column, k, one.by_rows);
     }
     one.sums[i] = sum;
   }
+}
+
+inline void defer(PendingWgmma one) {
+  one.commit = wgmma_commits[current];
+  pending_wgmma[current].push_back(one);
 }
 }  // namespace emulation
 
@@ -203,12 +213,19 @@ inline uint64_t wgmma_matrix(const void* s) {
          uint64_t{1} << 62;
 }
 inline void wgmma_fence() {}
-inline void wgmma_commit() {}
-inline void wgmma_wait_all() {
+inline void wgmma_commit() {
+  ++emulation::wgmma_commits[emulation::current];
+}
+template <int last>
+void wgmma_wait() {
   __syncwarp();
   auto& pending = emulation::pending_wgmma[emulation::current];
-  for (const auto& one : pending) emulation::run(one);
-  pending.clear();
+  const int before = emulation::wgmma_commits[emulation::current] - last;
+  size_t done = 0;
+  for (; done < pending.size() && pending[done].commit < before; ++done) {
+    emulation::run(pending[done]);
+  }
+  pending.erase(pending.begin(), pending.begin() + done);
 }
 template <int count>
 void registers_raise() {}
@@ -221,7 +238,7 @@ void wgmma_pin(uint32_t (&)[slices][4]) {}
 template <int columns>
 void wgmma_bf16(float (&d)[columns / 2], const uint32_t (&a)[4], uint64_t b) {
   static_assert(columns % 16 == 0 && columns <= 256);
-  emulation::pending_wgmma[emulation::current].push_back({d, a, 0, b, columns, false});
+  emulation::defer({d, a, b, columns, true, false});
 }
 inline uint32_t transpose_8x8(uint32_t pair) {
   const emulation::Exchange<uint32_t> all(pair);

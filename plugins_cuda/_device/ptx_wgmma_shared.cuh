@@ -2,7 +2,7 @@
 //
 // A is 64 rows of 128 bytes as B is: rows in groups of 8, in the 128-byte swizzle. B may also lie
 // row by row of k: 64 columns (128 bytes) of each, in the same swizzle, and the next 64 columns in
-// a panel behind. wgmma_fence, wgmma_commit, wgmma_wait_all and wgmma_pin are those of
+// a panel behind. wgmma_fence, wgmma_commit, wgmma_wait and wgmma_pin are those of
 // ptx_wgmma.cuh.
 #pragma once
 
@@ -54,11 +54,11 @@ inline uint64_t wgmma_columns(const void* s, int panel_bytes) {
          uint64_t{64} << 32 | uint64_t{1} << 62;
 }
 inline void wgmma_bf16_shared(float (&d)[16], uint64_t a, uint64_t b) {
-  emulation::pending_wgmma[emulation::current].push_back({d, nullptr, a, b, 32, false});
+  emulation::defer({d, nullptr, b, 32, true, false, 0, a});
 }
 template <int columns>
 void wgmma_bf16_columns(float (&d)[columns / 2], uint64_t a, uint64_t b) {
-  emulation::pending_wgmma[emulation::current].push_back({d, nullptr, a, b, columns, true});
+  emulation::defer({d, nullptr, b, columns, true, true, 0, a});
 }
 
 #endif

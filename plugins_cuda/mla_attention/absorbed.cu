@@ -176,7 +176,7 @@ struct Adder {
       wgmma_bf16_shared(score, a + panel * kQueryUnits + within, b + panel * kPanelUnits + within);
     }
     wgmma_commit();
-    wgmma_wait_all();
+    wgmma_wait<0>();
     wgmma_pin(score);
   }
 
@@ -262,7 +262,7 @@ struct Adder {
       wgmma_bf16_columns<kOwnColumns>(sums, a + 2 * step, b + (step * 16 * 128 >> 4));
     }
     wgmma_commit();
-    wgmma_wait_all();
+    wgmma_wait<0>();
     wgmma_pin(sums);
     __syncwarp();
     if (threadIdx.x % 32 == 0) {

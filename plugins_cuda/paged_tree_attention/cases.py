@@ -269,6 +269,10 @@ _KERNEL_LAUNCHES = {
         [Branch(700, 0, BUSHY), Branch(500, 2)], kv_heads=1, group=8, page_size=64, selected=600,
         whole_rows=2,
     ),
+    "prompt chunks over several tiles, heads of 64": Launch(
+        [Branch(420, 40), Branch(0, 25), Branch(130, 3, BUSHY), Branch(255, 1)], kv_heads=2,
+        group=8, width=64, v_width=64, page_size=32,
+    ),
     "a window that is split": Launch(
         [Branch(1700, 0, chain_of(3))], kv_heads=1, page_size=64, window=1500
     ),

@@ -86,6 +86,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
   gemm.q = q;
   gemm.head_weights = head_weights;
   if (!kWeighted) {
+    pdl_wait();  // a launch in front may still have use for these bytes
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < rows * HEADS;
          i += gridDim.x * blockDim.x) {
       head_weights[i] = float_to_bf16(1.0f);

@@ -202,7 +202,7 @@ inline unsigned atomicInc(unsigned* p, unsigned top) {
 // ---- the functions of _device/ptx.cuh ------------------------------------------------------
 
 inline void pdl_launch_dependents() {}
-inline void pdl_wait() {}
+void pdl_wait();
 inline uint4 load_constant16(const void* p) { uint4 v; std::memcpy(&v, p, 16); return v; }
 inline uint4 load_l2_16(const void* p) { uint4 v; std::memcpy(&v, p, 16); return v; }
 inline float load_l2_float(const float* p) { return *p; }

@@ -78,6 +78,7 @@ unsigned long progress = 0;
 void* scheduler_stack = nullptr;
 void (*body)(void*) = nullptr;
 void* body_argument = nullptr;
+bool stops_at_wait = false;
 
 }  // namespace
 
@@ -94,8 +95,7 @@ void release(Barrier& barrier, int threads) {
   ++barrier.generation;
 }
 
-void fiber_main() {
-  body(body_argument);
+[[noreturn]] void leave() {
   Warp& warp = warps[current / 32];
   fibers[current].done = true;
   --alive_threads;
@@ -104,6 +104,11 @@ void fiber_main() {
   release(warp.barrier, __builtin_popcount(warp.alive));
   ++progress;
   for (;;) yield();
+}
+
+void fiber_main() {
+  body(body_argument);
+  leave();
 }
 
 void start(Fiber& fiber) {
@@ -179,6 +184,12 @@ int run_grid(void (*thread)(void*), void* argument, const unsigned* grid, unsign
   body_argument = argument;
   gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {block, 1, 1};
+  if (stops_at_wait) {
+    // Threads may wait for others that have stopped.
+    blockIdx = {0, 0, 0};
+    run_block(block);
+    return 0;
+  }
   for (unsigned z = 0; z < grid[2]; ++z)
     for (unsigned y = 0; y < grid[1]; ++y)
       for (unsigned x = 0; x < grid[0]; ++x) {
@@ -189,6 +200,14 @@ int run_grid(void (*thread)(void*), void* argument, const unsigned* grid, unsign
 }
 
 }  // namespace emulation
+
+extern "C" void emulation_stop_at_wait(int stops) {
+  emulation::stops_at_wait = stops != 0;
+}
+
+void pdl_wait() {
+  if (emulation::stops_at_wait) emulation::leave();
+}
 
 unsigned __ballot_sync(unsigned, bool predicate) {
   const unsigned alive = emulation::warps[emulation::current / 32].alive;

@@ -1,0 +1,291 @@
+// PagedTreeAttention for prompt chunks where rows see everything before them and heads are 64 wide:
+// 16 rows of one KV head's query heads against tiles of 128 keys, by wgmma.
+//
+//   q              bf16 [T, KV_HEADS·GROUP, 64], rotated
+//   k_pool, v_pool bf16 [pages, KV_HEADS, PAGE_SIZE, 64]
+//   page_table     i32  [BATCH, VIEWS, TABLE]   VIEWS 1 or KV_HEADS
+//   row_start      i32  [BATCH + 1]
+//   row_slot       i32  [T]
+//   tree_start     i32  [BATCH]
+//   ancestor_bits  i32  [T, WORDS]
+//   sinks          f32  [KV_HEADS·GROUP], null without HAS_SINKS
+//   selected       not taken: null
+//   attended       bf16 [T, KV_HEADS·GROUP, 64], out
+//
+// Grid (row tiles, KV_HEADS), the tiles with most keys first; CTAs past the last tile leave at
+// once. Two warpgroups take 8 rows × 8 heads each, a third copies keys and values into a ring of
+// STAGES stages. The scores of a tile run on the tensor cores together with the values of the tile
+// before (FlashAttention-3, arXiv 2407.08608, section 3.2), and one warpgroup's softmax beside the
+// other's products. Tiles lie at multiples of 128 of the view, so a row's sums do not depend on the
+// chunk that it came in. 32 KB and 4.2 MFLOP a tile: 1024 cycles of the tensor cores, and as many
+// for its 16384 exponentials. No workspace.
+#include "../_device/attention_tile.cuh"
+#include "../_device/prompt_rows.cuh"
+#include "../_device/ptx_wgmma_rows.cuh"
+#include "../_device/ring_place.cuh"
+
+namespace {
+
+constexpr int kGroups = 2;
+constexpr int kGroupWarps = 4, kGroupThreads = 32 * kGroupWarps;
+constexpr int kWarpRows = 2;
+constexpr int kGroupRows = kGroupWarps * kWarpRows;
+constexpr int kRows = kGroups * kGroupRows;
+constexpr int kConsumers = kGroups * kGroupThreads;
+constexpr int kThreads = kConsumers + kGroupThreads;
+constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
+constexpr int kKeys = 128;
+constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a row of a tile
+constexpr int kTileUnits = kKeys * kUnits;
+constexpr int kSteps = WIDTH / 16;
+static_assert(WIDTH == 64 && WINDOW == 0, "rows of 128 bytes, that see everything before them");
+
+struct Ring {
+  Mbarrier full[STAGES];
+  Mbarrier empty[STAGES];
+};
+
+struct Pool {
+  const uint4* keys;
+  const uint4* values;
+  const int* table;  // of this sequence and KV head
+};
+
+// Starts this thread's part of the copies of a tile and, behind it, of its values; zeros past
+// `last`.
+__device__ __forceinline__ void fetch(const Pool& pool, uint4* stage, int tile, int last) {
+  const int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
+#pragma unroll 4
+  for (int i = 0; i < kTileUnits / kGroupThreads; ++i) {
+    const int key = (i * kGroupThreads + thread) / kUnits, unit = thread % kUnits;
+    const int slot = tile * kKeys + key;
+    const bool seen = slot <= last;
+    int64_t entry = 0;
+    if (seen) {
+      const int64_t page = pool.table[slot / PAGE_SIZE];
+      entry = (page * KV_HEADS + blockIdx.y) * PAGE_SIZE + slot % PAGE_SIZE;
+    }
+    const int to = tile_unit<WIDTH>(key, unit);
+    cp_async_16_or_zero(stage + to, pool.keys + entry * kUnits + unit, seen);
+    cp_async_16_or_zero(stage + kTileUnits + to, pool.values + entry * kUnits + unit, seen);
+  }
+  cp_async_commit();
+}
+
+// A tile is given to the consumers behind the copies of the next one.
+__device__ __forceinline__ void produce(const Pool& pool, Ring& ring, uint4* stages, int last) {
+  RingPlace place, copied;
+  const auto give = [&] {
+    fence_async_shared();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&ring.full[copied.slot]);
+    copied.advance();
+  };
+  for (int tile = 0; tile <= last / kKeys; ++tile) {
+    mbarrier_wait(&ring.empty[place.slot], place.parity ^ 1);
+    fetch(pool, stages + place.slot * 2 * kTileUnits, tile, last);
+    place.advance();
+    if (tile > 0) {
+      cp_async_wait<1>();
+      give();
+    }
+  }
+  cp_async_wait<0>();
+  give();
+}
+
+// Two rows' heads of a consumer warp.
+struct Attention {
+  uint32_t queries[kSteps][4];
+  float score[kKeys / 8][4];
+  uint32_t weight[kKeys / 16][4];
+  float values[WIDTH / 8][4];
+  float maximum[2];  // of the scores, before the scale
+  float sum[2];      // over this lane's keys
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) score[i / 4][i % 4] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < WIDTH / 2; ++i) values[i / 4][i % 4] = 0.0f;
+    maximum[0] = maximum[1] = no_maximum();
+    sum[0] = sum[1] = 0.0f;
+  }
+
+  __device__ __forceinline__ float (&scores()) [kKeys / 2] {
+    return reinterpret_cast<float (&)[kKeys / 2]>(score);
+  } __device__ __forceinline__
+      float (&sums()) [WIDTH / 2] { return reinterpret_cast<float (&)[WIDTH / 2]>(values); }
+
+  // Begins S = Q·Kᵀ.
+  __device__ __forceinline__ void begin_scores(const uint4* keys) {
+    const uint64_t matrix = wgmma_matrix(keys);
+    wgmma_pin(scores());
+    wgmma_pin(queries);
+    wgmma_fence();
+    wgmma_bf16_new(scores(), queries[0], matrix);
+#pragma unroll
+    for (int step = 1; step < kSteps; ++step) {
+      wgmma_bf16<kKeys>(scores(), queries[step], matrix + 2 * step);
+    }
+    wgmma_commit();
+  }
+
+  // Begins values += weights · V.
+  __device__ __forceinline__ void begin_values(const uint4* tile) {
+    const uint64_t matrix = wgmma_matrix(tile);
+    wgmma_pin(sums());
+    wgmma_pin(weight);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+      wgmma_bf16_rows(sums(), weight[step], matrix + step * (16 * kUnits));
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void end_values() {
+    wgmma_wait<0>();
+    wgmma_pin(sums());
+    wgmma_pin(weight);
+  }
+
+  // Weights as A operands.
+  __device__ __forceinline__ void pack() {
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i) {
+      const float (&pair)[4] = score[i / 4 * 2 + i % 4 / 2];
+      weight[i / 4][i % 4] = pack_bf16x2(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+    }
+  }
+};
+
+// The tiles of a warpgroup's rows, one after the other.
+struct Consumer {
+  Attention state;
+  Ring& ring;
+  const uint4* stages;
+  const Row* rows;  // this warp's
+  int tree_start;
+  const int* ancestor_bits;
+  RingPlace place;
+
+  __device__ __forceinline__ const uint4* stage() const {
+    return stages + place.slot * 2 * kTileUnits;
+  }
+
+  __device__ __forceinline__ void give_back(int slot) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&ring.empty[slot]);
+  }
+
+  // Ends the scores, and makes them weights; what the values are to be multiplied by is returned.
+  template <bool hides, int pending>
+  __device__ __forceinline__ float2 weigh_tile(int tile) {
+    wgmma_wait<pending>();
+    wgmma_pin(state.scores());
+    if (hides) hide_unseen(state.score, rows, tile * kKeys, tree_start, ancestor_bits);
+    const float first = weigh(state.score, 0, state.maximum[0], state.sum[0]);
+    return make_float2(first, weigh(state.score, 1, state.maximum[1], state.sum[1]));
+  }
+
+  template <bool hides>
+  __device__ __forceinline__ void open() {
+    mbarrier_wait(&ring.full[place.slot], place.parity);
+    state.begin_scores(stage());
+    weigh_tile<hides, 0>(0);
+    state.pack();
+  }
+
+  // `place` is the tile's before. The wait for the tile behind this one (there is none behind the
+  // last: that one is past already) also keeps ptxas from moving the values' wait in front of the
+  // weights.
+  template <bool hides>
+  __device__ __forceinline__ void step(int tile, bool is_last) {
+    const uint4* before = stage() + kTileUnits;
+    const int spent = place.slot;
+    place.advance();
+    state.begin_scores(stage());
+    state.begin_values(before);
+    const float2 rescale = weigh_tile<hides, 1>(tile);
+    RingPlace behind = place;
+    if (!is_last) behind.advance();
+    mbarrier_wait(&ring.full[behind.slot], behind.parity);
+    state.end_values();
+    give_back(spent);
+#pragma unroll
+    for (int i = 0; i < WIDTH / 2; ++i) {
+      state.values[i / 4][i % 4] *= i % 4 < 2 ? rescale.x : rescale.y;
+    }
+    state.pack();
+  }
+
+  // Tiles up to the one with position `last`; those up to `full_last` are seen by all rows.
+  __device__ __forceinline__ void run(int full_last, int last) {
+    const int end = last / kKeys;
+    if (full_last >= kKeys - 1) {
+      open<false>();
+    } else {
+      open<true>();
+    }
+    if (end > 0) {
+      RingPlace second = place;
+      second.advance();
+      mbarrier_wait(&ring.full[second.slot], second.parity);
+    }
+    int tile = 1;
+    for (; tile * kKeys + kKeys - 1 <= full_last; ++tile) step<false>(tile, tile == end);
+    for (; tile <= end; ++tile) step<true>(tile, tile == end);
+    state.begin_values(stage() + kTileUnits);
+    state.end_values();
+  }
+};
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    attend_full_prompt(const uint32_t* q, const uint4* k_pool, const uint4* v_pool,
+                       const int* page_table, const int* row_start, const int* row_slot,
+                       const int* tree_start, const int* ancestor_bits, const float* sinks,
+                       const int* selected, uint32_t* attended) {
+  DYNAMIC_SHARED(uint4, stages);  // [STAGES][keys, values], from a multiple of 1024
+  __shared__ Ring ring;
+  __shared__ Row rows[kRows];
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; ++i) {
+      mbarrier_init(&ring.full[i], kGroupWarps);
+      mbarrier_init(&ring.empty[i], kConsumers / 32);
+    }
+    mbarrier_init_fence();
+  }
+  pdl_launch_dependents();
+  pdl_wait();
+  const RowTile own = row_tile<kRows>(row_start, static_cast<int>(gridDim.x - 1 - blockIdx.x));
+  if (own.count == 0) return;
+  const int start = tree_start[own.sequence];
+  if (threadIdx.x < kRows) {
+    const int index = own.first + min(static_cast<int>(threadIdx.x), own.count - 1);
+    rows[threadIdx.x] = open_row(index, row_slot, start, ancestor_bits + index * WORDS);
+  }
+  __syncthreads();
+  const int last = Sight(rows, kRows).end;
+  const int warp = threadIdx.x / 32;
+  if (warp >= kConsumers / 32) {
+    registers_lower<kProducerRegisters>();
+    const int view = own.sequence * VIEWS + (VIEWS > 1 ? static_cast<int>(blockIdx.y) : 0);
+    produce({k_pool, v_pool, page_table + static_cast<int64_t>(view) * TABLE}, ring, stages, last);
+    return;
+  }
+  registers_raise<kConsumerRegisters>();
+  const int warp_row = warp * kWarpRows;
+  Consumer consumer{{}, ring, stages, rows + warp_row, start, ancestor_bits};
+  Attention& state = consumer.state;
+  state.clear();
+  load_query_rows(state.queries, q, rows + warp_row);
+  consumer.run(Sight(rows + warp / kGroupWarps * kGroupRows, kGroupRows).full_last, last);
+#pragma unroll
+  for (int j = 0; j < kWarpRows; ++j) {
+    if (warp_row + j >= own.count) break;
+    store_row(state.values, j, state.maximum[j], state.sum[j], rows[warp_row + j], sinks, attended);
+  }
+}
