@@ -24,7 +24,8 @@ constexpr int kEntrySteps = ENTRY / 16;
 constexpr int kHeldSteps = kEntrySteps < HELD ? kEntrySteps : HELD;
 constexpr int kWaitingSteps = kEntrySteps - kHeldSteps;
 constexpr int kWaitingUnits = kWaitingSteps * kLatentThreads;  // of 16 bytes
-constexpr int kLoadSteps = kTile / 8;                          // of weights on their way
+constexpr int kLoadSteps =
+    kEntrySteps < kTile / 8 ? kEntrySteps : kTile / 8;  // of weights on their way
 constexpr int kLoadUnits = kLoadSteps * 16 * 16;
 constexpr int kKeyBarrier = 2;           // of the two warpgroups
 constexpr int kTableStride = WIDTH + 4;  // cosines, sines, and what sets tokens in different banks

@@ -19,12 +19,12 @@ __device__ __forceinline__ uint64_t wgmma_columns(const void* shared, int panel_
          (swizzle_128 << 62);
 }
 
-// D [64, 32] += A·B.
-__device__ __forceinline__ void wgmma_bf16_shared(float (&d)[16], uint64_t a, uint64_t b) {
+// D [64, 64] += A·B.
+__device__ __forceinline__ void wgmma_bf16_shared(float (&d)[32], uint64_t a, uint64_t b) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{" SPECBUILD_LIST_16 "}, %16, %17, 1, 1, 1, 0, 0;"
-      : SPECBUILD_SUMS_16
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{" SPECBUILD_LIST_32 "}, %32, %33, 1, 1, 1, 0, 0;"
+      : SPECBUILD_SUMS_32
       : "l"(a), "l"(b));
 }
 
@@ -53,8 +53,8 @@ inline uint64_t wgmma_columns(const void* s, int panel_bytes) {
   return (shared_address(s) & 0x3FFFFu) >> 4 | static_cast<uint64_t>(panel_bytes >> 4) << 16 |
          uint64_t{64} << 32 | uint64_t{1} << 62;
 }
-inline void wgmma_bf16_shared(float (&d)[16], uint64_t a, uint64_t b) {
-  emulation::defer({d, nullptr, b, 32, true, false, 0, a});
+inline void wgmma_bf16_shared(float (&d)[32], uint64_t a, uint64_t b) {
+  emulation::defer({d, nullptr, b, 64, true, false, 0, a});
 }
 template <int columns>
 void wgmma_bf16_columns(float (&d)[columns / 2], uint64_t a, uint64_t b) {

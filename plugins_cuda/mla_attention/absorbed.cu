@@ -9,16 +9,15 @@
 //   workspace_counts  i32 [T], out: slots in use
 //
 // Grid (CTAs, groups of 64 heads). A CTA takes one slot of a row and 64 heads after another
-// (latent_slots.cuh). Three warpgroups: one copies tiles of 32 tokens into a ring. Of the other
-// two, one has the slot's even tiles and one the odd ones: S = Q·Cᵀ [64 heads, 32 tokens] by wgmma,
-// and the weights, by the greatest score of the slot so far, to shared memory. Both then add every
-// tile's weighted values, each to its half of the columns, in the order of the tiles. Scores do not
-// wait for the weights of the tile before, so that a tile's pass on from one warpgroup to the other
-// has its softmax only. project_values (values.cu) joins the slots.
+// (latent_slots.cuh). Three warpgroups: one copies tiles of 64 tokens into a ring of two. Of the
+// other two, one has the slot's even tiles and one the odd ones: S = Q·Cᵀ [64 heads, 64 tokens] by
+// wgmma, and the weights, by the greatest score of the slot so far, to shared memory. Both then add
+// every tile's weighted values, each to its half of the columns, in the order of the tiles: while
+// one has scores, the other has sums. project_values (values.cu) joins the slots.
 //
 // 2·ENTRY bytes and 128·(ENTRY + VALUE) operations a token, row and group of heads. A tile of 512 +
-// 64 is 36.9 KB, 1.1 µs of an SM's share of 4.53 TB/s; S takes 860 cycles (of the bandwidth of
-// shared memory, where both of its operands lie), the sums 510: 0.8 µs.
+// 64 is 73.7 KB, 2.2 µs of an SM's share of 4.53 TB/s; S takes 1150 cycles of tensor cores (and all
+// of the bandwidth of shared memory, where both of its operands lie), the sums 1030: 1.25 µs.
 #include "../_device/attention_softmax.cuh"
 #include "../_device/latent_copy.cuh"
 #include "../_device/latent_slots.cuh"
@@ -29,45 +28,52 @@ namespace {
 
 constexpr int kHeads = 64;
 constexpr int kConsumers = 256, kThreads = kConsumers + kCopyThreads;
+constexpr int kStages = 2;
 constexpr int kEntrySteps = ENTRY / 16;
-constexpr int kQueryUnits = kHeads * 8;  // of a panel
+constexpr int kLastPanel = kEntryPanels - 1;
+constexpr int kHeldSteps = kEntrySteps - 4 * kLastPanel;
+constexpr int kQueryUnits = kHeads * 8;                      // of a panel
+constexpr int kParts = kEntryPanels < 3 ? kEntryPanels : 3;  // of a tile, that arrive by themselves
 constexpr int kValuePanels = ceil_div(VALUE, 64), kOwnPanels = ceil_div(kValuePanels, 2);
 constexpr int kOwnColumns = 64 * kOwnPanels;
 constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
-static_assert(TILE == 32 && SCALE > 0 && VALUE % 16 == 0 && kOwnColumns <= 256, "see above");
+static_assert(TILE == 64 && SCALE > 0 && VALUE % 16 == 0 && kOwnColumns <= 256, "see above");
 
+// The last panel of the queries is held in registers; weights of odd tiles take its place.
 struct Memory {
-  uint4* ring;        // [STAGES][kStageUnits]
-  uint4* queries;     // [kEntryPanels][kHeads][8]
-  uint4* weights;     // [kHeads][8]: of even tiles, of odd ones
-  float* rescale;     // [2][kHeads]: what sums before a tile are multiplied by
-  float* maxima;      // [2][kHeads]: of the scores up to a tile
-  float* totals;      // [2][kHeads]
-  Mbarrier* full;     // [STAGES]
-  Mbarrier* empty;    // [STAGES]
-  Mbarrier* weighed;  // [2]: weights are there
-  Mbarrier* spent;    // [2]: weights are used up
-  int* starts;        // [BATCH + 1]
+  uint4* ring;          // [kStages][kStageUnits]
+  uint4* queries;       // [kEntryPanels][kHeads][8]
+  uint4* even_weights;  // [kHeads][8]
+  float* rescale;       // [2][kHeads]: what sums before a tile are multiplied by
+  float* maxima;        // [2][kHeads]: of the scores up to a tile
+  float* totals;        // [2][kHeads]
+  Mbarrier* full;       // [kStages][kParts]
+  Mbarrier* empty;      // [kStages]
+  Mbarrier* weighed;    // [2]: weights are there
+  Mbarrier* spent;      // [2]: weights are used up
+  int* starts;          // [BATCH + 1]
 
   __device__ __forceinline__ explicit Memory(unsigned char* shared) {
     ring = reinterpret_cast<uint4*>(shared);
-    queries = ring + STAGES * kStageUnits;
-    weights = queries + kEntryPanels * kQueryUnits;
-    rescale = reinterpret_cast<float*>(weights + kQueryUnits);
+    queries = ring + kStages * kStageUnits;
+    even_weights = queries + kEntryPanels * kQueryUnits;
+    rescale = reinterpret_cast<float*>(even_weights + kQueryUnits);
     maxima = rescale + 2 * kHeads;
     totals = maxima + 2 * kHeads;
     full = reinterpret_cast<Mbarrier*>(totals + 2 * kHeads);
-    empty = full + STAGES;
-    weighed = empty + STAGES;
+    empty = full + kStages * kParts;
+    weighed = empty + kStages;
     spent = weighed + 2;
     starts = reinterpret_cast<int*>(spent + 2);
   }
 
+  __device__ __forceinline__ uint4* weights(int parity) const {
+    return parity == 0 ? even_weights : queries + kLastPanel * kQueryUnits;
+  }
+
   __device__ __forceinline__ void open_barriers() const {
-    for (int i = 0; i < STAGES; ++i) {
-      mbarrier_init(full + i, kCopyThreads);
-      mbarrier_init(empty + i, kConsumers / 32);
-    }
+    for (int i = 0; i < kStages * kParts; ++i) mbarrier_init(full + i, kCopyThreads);
+    for (int i = 0; i < kStages; ++i) mbarrier_init(empty + i, kConsumers / 32);
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(weighed + i, kConsumers / 64);
       mbarrier_init(spent + i, kConsumers / 32);
@@ -75,6 +81,11 @@ struct Memory {
     mbarrier_init_fence();
   }
 };
+
+// Panels in front of a part.
+__device__ __forceinline__ constexpr int part_start(int part) {
+  return part * kEntryPanels / kParts;
+}
 
 // The copying warpgroup.
 __device__ __forceinline__ void copy_tiles(const uint4* c_pool, const RowInputs& in,
@@ -91,10 +102,13 @@ __device__ __forceinline__ void copy_tiles(const uint4* c_pool, const RowInputs&
         const int slot = items.rows.slot_of(tile * kTile + token, 0);
         return table[slot / PAGE_SIZE] * PAGE_SIZE + slot % PAGE_SIZE;
       });
-      const int stage = filled % STAGES, round = filled / STAGES;
+      const int stage = filled % kStages, round = filled / kStages;
       if (round > 0) mbarrier_wait(memory.empty + stage, (round + 1) % 2);
-      copy.start(memory.ring + stage * kStageUnits, 0, kEntryPanels);
-      cp_async_arrive(memory.full + stage);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        copy.start(memory.ring + stage * kStageUnits, part_start(part), part_start(part + 1));
+        cp_async_arrive(memory.full + stage * kParts + part);
+      }
       ++filled;
     }
   }
@@ -104,11 +118,11 @@ __device__ __forceinline__ void copy_tiles(const uint4* c_pool, const RowInputs&
 struct Adder {
   const Memory& memory;
   float sums[kOwnColumns / 2];  // of columns 8n + 2t, + 1 of this warpgroup's
-  float maximum[2];             // of the scores so far, before the scale
-  float factor[2];              // what sums before the next tile are multiplied by
-  float total[2];               // of the weights of this thread's keys
-  int used;                     // tiles of the CTA's items before
-  int even_used;                // those of them that were even ones of their slots
+  uint32_t held[kHeldSteps][4];
+  float maximum[2];  // of the scores so far, before the scale
+  float total[2];    // of the weights of this thread's keys
+  int used;          // tiles of the CTA so far
+  int even_used;     // those of them that were even ones of their slots
 
   __device__ __forceinline__ explicit Adder(const Memory& shared)
       : memory(shared), used(0), even_used(0) {}
@@ -124,16 +138,9 @@ struct Adder {
     return group() * (kValuePanels - kOwnPanels);
   }
 
-  __device__ __forceinline__ int stage_of(int tile) const {
-    return (used + tile) % STAGES;
-  }
-  // How often the place of a tile's weights was used before.
-  __device__ __forceinline__ int uses(int tile) const {
-    return (tile % 2 == 0 ? even_used : used - even_used) + tile / 2;
-  }
-  __device__ __forceinline__ void wait_for(int tile) const {
-    mbarrier_wait(memory.full + stage_of(tile), (used + tile) / STAGES % 2);
-    fence_async_shared();
+  // How often a place of weights was used.
+  __device__ __forceinline__ int uses(int parity) const {
+    return parity == 0 ? even_used : used - even_used;
   }
 
   __device__ __forceinline__ void clear() {
@@ -157,72 +164,89 @@ struct Adder {
     cp_async_wait<0>();
     fence_async_shared();
     named_barrier_sync(1, kConsumers);
+    const int lane = threadIdx.x % 32, head = threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+    for (int step = 0; step < kHeldSteps; ++step) {
+      const int unit = 2 * step + lane / 16;
+      ldmatrix_x4(held[step],
+                  memory.queries + kLastPanel * kQueryUnits + head * 8 + (unit ^ (head % 8)));
+    }
+    named_barrier_sync(1, kConsumers);
   }
 
-  // S = Q·Cᵀ: sums 4n + 2j, + 1 are head j's at tokens 8n + 2t, + 1. Tiles count from the slot's
-  // first.
-  __device__ __forceinline__ void take_scores(float (&score)[16], int tile) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) score[i] = 0.0f;
-    wait_for(tile);
+  // S = Q·Cᵀ as the tile arrives: sums 4n + 2j, + 1 are head j's at tokens 8n + 2t, + 1.
+  __device__ __forceinline__ void take_scores(float (&score)[32]) {
+    const int stage = used % kStages, phase = used / kStages % 2;
     // A panel further is as many units of 16 bytes, which matrices count in.
-    const uint64_t a = wgmma_matrix(memory.queries);
-    const uint64_t b = wgmma_matrix(memory.ring + stage_of(tile) * kStageUnits);
+    const uint64_t queries = wgmma_matrix(memory.queries);
+    const uint64_t tokens = wgmma_matrix(memory.ring + stage * kStageUnits);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) score[i] = 0.0f;
+    wgmma_pin(held);
     wgmma_pin(score);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kEntrySteps; ++step) {
-      const int panel = step / 4, within = step % 4 * 2;
-      wgmma_bf16_shared(score, a + panel * kQueryUnits + within, b + panel * kPanelUnits + within);
+    for (int part = 0; part < kParts; ++part) {
+      mbarrier_wait(memory.full + stage * kParts + part, phase);
+      fence_async_shared();
+#pragma unroll
+      for (int panel = part_start(part); panel < part_start(part + 1); ++panel) {
+        const uint64_t a = queries + panel * kQueryUnits, b = tokens + panel * kPanelUnits;
+#pragma unroll
+        for (int step = 0; step < 4 && 4 * panel + step < kEntrySteps; ++step) {
+          if (panel < kLastPanel) {
+            wgmma_bf16_shared(score, a + 2 * step, b + 2 * step);
+          } else {
+            wgmma_bf16<64>(score, held[step], b + 2 * step);
+          }
+        }
+      }
     }
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_pin(score);
   }
 
-  // Scores of a tile, whose first token stands at ``first``, become weights, for both warpgroups to
-  // see; ``added`` is what they come to.
-  __device__ __forceinline__ void weigh(float (&score)[16], Span sees, int first, int tile,
+  // Scores of a tile become weights, for both warpgroups to see; ``added`` is what they come to.
+  __device__ __forceinline__ void weigh(float (&score)[32], Span sees, int tile, int parity,
                                         float (&added)[2]) {
-    const int t = threadIdx.x % 4, parity = tile % 2;
-    if (first < sees.first || first + kTile - 1 > sees.last) {
+    const int t = threadIdx.x % 4, first = tile * kTile + 2 * t;
+    if (tile * kTile < sees.first || tile * kTile + kTile - 1 > sees.last) {
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        if (!sees.holds(first + 2 * t + i / 4 * 8 + i % 2)) score[i] = no_maximum();
+      for (int i = 0; i < 32; ++i) {
+        if (!sees.holds(first + i / 4 * 8 + i % 2)) score[i] = no_maximum();
       }
     }
-    float shift[2];
+    float top[2] = {maximum[0], maximum[1]}, shift[2], factor[2];
+#pragma unroll
+    for (int i = 0; i < 32; ++i) top[i % 4 / 2] = fmaxf(top[i % 4 / 2], score[i]);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      float top = maximum[j];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) top = fmaxf(top, score[i / 2 * 4 + 2 * j + i % 2]);
-      top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
-      const float base = finite_maximum(top);
+      top[j] = fmaxf(top[j], __shfl_xor_sync(kAllLanes, top[j], 1));
+      top[j] = fmaxf(top[j], __shfl_xor_sync(kAllLanes, top[j], 2));
+      const float base = finite_maximum(top[j]);
       shift[j] = -__fmul_rn(base, kScale);
       factor[j] = exp2_fast(__fmul_rn(maximum[j] - base, kScale));
-      maximum[j] = top;
       added[j] = 0.0f;
     }
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
+    for (int i = 0; i < 32; ++i) {
       score[i] = exp2_fast(__fmaf_rn(score[i], kScale, shift[i % 4 / 2]));
       added[i % 4 / 2] += score[i];
     }
-    if (uses(tile) > 0) mbarrier_wait(memory.spent + parity, (uses(tile) + 1) % 2);
-    unsigned char* to = reinterpret_cast<unsigned char*>(memory.weights) + 4 * t;
+    if (uses(parity) > 0) mbarrier_wait(memory.spent + parity, (uses(parity) + 1) % 2);
+    unsigned char* to = reinterpret_cast<unsigned char*>(memory.weights(parity)) + 4 * t;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int head = head_of(j);
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        *reinterpret_cast<uint32_t*>(to + 16 * (head * 8 + ((4 * parity + n) ^ (head % 8)))) =
+      for (int n = 0; n < 8; ++n) {
+        *reinterpret_cast<uint32_t*>(to + 16 * (head * 8 + (n ^ (head % 8)))) =
             pack_bf16x2(score[4 * n + 2 * j], score[4 * n + 2 * j + 1]);
       }
       if (t == 0) {
         memory.rescale[parity * kHeads + head] = factor[j];
-        memory.maxima[parity * kHeads + head] = maximum[j];
+        memory.maxima[parity * kHeads + head] = top[j];
       }
     }
     fence_async_shared();
@@ -230,31 +254,26 @@ struct Adder {
     if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.weighed + parity);
   }
 
-  // The maxima and factors of a tile that the other warpgroup has weighed.
-  __device__ __forceinline__ void meet(int tile, float (&before)[2]) {
-    mbarrier_wait(memory.weighed + tile % 2, uses(tile) % 2);
+  // sums = sums · rescale + weights · values of the next tile; ``added`` is this thread's part.
+  __device__ __forceinline__ void add(int parity, const float (&added)[2]) {
+    const int stage = used % kStages;
+    mbarrier_wait(memory.weighed + parity, uses(parity) % 2);
+    float factor[2];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      before[j] = memory.rescale[tile % 2 * kHeads + head_of(j)];
-      maximum[j] = memory.maxima[tile % 2 * kHeads + head_of(j)];
+      factor[j] = memory.rescale[parity * kHeads + head_of(j)];
+      maximum[j] = memory.maxima[parity * kHeads + head_of(j)];
+      total[j] = __fmaf_rn(total[j], factor[j], added[j]);
     }
-  }
-
-  // sums = sums · factor + weights · values of a tile; ``added`` is this thread's part of the
-  // weights' total.
-  __device__ __forceinline__ void add(int tile, const float (&by)[2], const float (&added)[2]) {
-    mbarrier_wait(memory.weighed + tile % 2, uses(tile) % 2);
-    if (tile % 2 != group()) wait_for(tile);
-#pragma unroll
-    for (int j = 0; j < 2; ++j) total[j] = __fmaf_rn(total[j], by[j], added[j]);
     // Times 1 changes nothing.
-    if (__any_sync(kAllLanes, by[0] != 1.0f || by[1] != 1.0f)) {
+    if (__any_sync(kAllLanes, factor[0] != 1.0f || factor[1] != 1.0f)) {
 #pragma unroll
-      for (int i = 0; i < kOwnColumns / 2; ++i) sums[i] *= by[i % 4 / 2];
+      for (int i = 0; i < kOwnColumns / 2; ++i) sums[i] *= factor[i % 4 / 2];
     }
-    const uint64_t a = wgmma_matrix(memory.weights) + tile % 2 * 4;
+    fence_async_shared();
+    const uint64_t a = wgmma_matrix(memory.weights(parity));
     const uint64_t b = wgmma_columns(
-        memory.ring + stage_of(tile) * kStageUnits + first_panel() * kPanelUnits, 16 * kPanelUnits);
+        memory.ring + stage * kStageUnits + first_panel() * kPanelUnits, 16 * kPanelUnits);
     wgmma_pin(sums);
     wgmma_fence();
 #pragma unroll
@@ -266,30 +285,11 @@ struct Adder {
     wgmma_pin(sums);
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-      mbarrier_arrive(memory.empty + stage_of(tile));
-      mbarrier_arrive(memory.spent + tile % 2);
+      mbarrier_arrive(memory.empty + stage);
+      mbarrier_arrive(memory.spent + parity);
     }
-  }
-
-  // A slot of so many tiles, of which the first begins at position ``first``.
-  __device__ __forceinline__ void take_slot(Span sees, int first, int tiles) {
-    const float nothing[2] = {0.0f, 0.0f};
-    float before[2];
-#pragma unroll 1
-    for (int tile = group(); tile < tiles; tile += 2) {
-      float score[16], added[2];
-      take_scores(score, tile);
-      if (tile > 0) meet(tile - 1, before);
-      weigh(score, sees, first + tile * kTile, tile, added);
-      if (tile > 0) add(tile - 1, before, nothing);
-      add(tile, factor, added);
-    }
-    if (tiles % 2 == group()) {  // the last tile is the other's
-      meet(tiles - 1, before);
-      add(tiles - 1, before, nothing);
-    }
-    used += tiles;
-    even_used += (tiles + 1) / 2;
+    ++used;
+    even_used += parity == 0;
   }
 
   // A slot's state goes to the workspaces.
@@ -330,8 +330,19 @@ __device__ __forceinline__ void add_up(const uint4* q, const RowInputs& in, cons
   while (items.advance()) {
     if (items.row != loaded) adder.load_queries(q, items.row);
     loaded = items.row;
+    const Span sees = items.rows.span(0, 0);
     adder.clear();
-    adder.take_slot(items.rows.span(0, 0), items.tile * kTile, items.end - items.tile);
+#pragma unroll 1
+    for (int tile = items.tile; tile < items.end; ++tile) {
+      const int parity = (tile - items.tile) % 2;
+      float added[2] = {0.0f, 0.0f};
+      if (parity == Adder::group()) {
+        float score[32];
+        adder.take_scores(score);
+        adder.weigh(score, sees, tile, parity, added);
+      }
+      adder.add(parity, added);
+    }
     adder.leave(items.row, items.slot, slot_sums, slot_values);
   }
 }

@@ -6,13 +6,14 @@ from specbuild.plugins_cuda.launches import Kernel, OpLaunch, Target
 from specbuild.plugins_cuda.mla_attention.geometry import ABSORBED_HEADS, PANEL, LatentGeometry
 
 THREADS = 384
-STAGES = 4
+STAGES = 2
+PARTS = 3
 GROUPS = 16
 
 # Tiles of a slot, by the tiles that a row sees: constants, as a row's sums go slot by slot. A slot
-# leaves a state of 4 · value bytes a head, as much as some four tiles of it: a long context has no
+# leaves a state of 4 · value bytes a head, as much as some two tiles of it: a long context has no
 # more slots than one row needs to fill the GPU, a short one slots that are worth their state.
-SHORT_CONTEXT, SHORT_SLOT, LONG_SLOT, MOST_SLOTS = 320, 8, 16, 132
+SHORT_CONTEXT, SHORT_SLOT, LONG_SLOT, MOST_SLOTS = 160, 4, 8, 132
 
 
 def absorbed_places(shape: LatentGeometry) -> int:
@@ -35,7 +36,6 @@ def attend_absorbed(
         ("SCALE", shape.scale),
         ("BATCH", shape.batch),
         ("ROWS", 1),
-        ("STAGES", STAGES),
         ("PLACES", places),
         ("SHORT_CONTEXT", SHORT_CONTEXT),
         ("SHORT_SLOT", SHORT_SLOT),
@@ -65,6 +65,6 @@ def absorbed_shared_bytes(shape: LatentGeometry) -> int:
     """As the kernel lays it out: tiles, queries and weights; factors, maxima, sums; barriers."""
     panels = -(-shape.entry // PANEL)
     queries = (panels + 1) * ABSORBED_HEADS * 2 * PANEL
-    barriers = 2 * STAGES + 4
+    barriers = STAGES * min(PARTS, panels) + STAGES + 4
     small = 4 * 6 * ABSORBED_HEADS + 8 * barriers + 4 * (shape.batch + 1)
     return STAGES * shape.stage_bytes + queries + small

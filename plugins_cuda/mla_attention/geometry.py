@@ -21,7 +21,7 @@ ABSORBED_HEADS = 64
 MOST_HELD = 512
 KEY_THREADS = 256
 PANEL = 64
-TILE = 32
+ABSORBED_TILE, REBUILT_TILE = 64, 32
 # Of a thread, for sums of latents.
 MOST_SUMS = 128
 
@@ -146,7 +146,7 @@ def latent_geometry(request: LoweringRequest) -> LatentGeometry:
         table=table,
         words=tensors["ancestor_bits"].shape[1],
         positions=tensors["cos"].shape[0] if rebuilt else 0,
-        tile=TILE,
+        tile=REBUILT_TILE if rebuilt else ABSORBED_TILE,
         window=int(request.attributes["window"]),
         scale=float(request.attributes["scale"]),
         has_sinks="sinks" in tensors,

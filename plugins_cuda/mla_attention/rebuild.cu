@@ -17,6 +17,8 @@
 
 namespace {
 
+static_assert(kLoadUnits <= 2 * kStageUnits, "weights come by way of the ring");
+
 struct Inputs {
   const uint4* c_pool;
   const uint4* cos;
