@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from specbuild.plugins_cuda.launches import Kernel, OpLaunch, Target
+from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch, Target, Workspace
 from specbuild.plugins_cuda.mla_attention.geometry import ABSORBED_HEADS, PANEL, LatentGeometry
 
 THREADS = 384
 STAGES = 2
 PARTS = 3
-GROUPS = 16
+PROJECT_THREADS = 1024
 
 # Tiles of a slot, by the tiles that a row sees: constants, as a row's sums go slot by slot. A slot
 # leaves a state of 4 · value bytes a head, as much as some two tiles of it: a long context has no
@@ -25,10 +25,55 @@ def absorbed_places(shape: LatentGeometry) -> int:
     return max(short, min(MOST_SLOTS, -(-tiles // LONG_SLOT) if tiles > SHORT_CONTEXT else 0))
 
 
-def attend_absorbed(
+def lower_absorbed(shape: LatentGeometry, target: Target, arguments: tuple[str, ...]) -> Lowering:
+    """A state of every slot, row and head; then the slots join and become values."""
+    places = absorbed_places(shape)
+    states = shape.rows * shape.q_heads * places
+    project = Kernel(
+        "mla_attention",
+        "project_absorbed",
+        (
+            ("BATCH", shape.batch),
+            ("Q_HEADS", shape.q_heads),
+            ("V_HEADS", shape.v_heads),
+            ("V_WIDTH", shape.v_width),
+            ("VALUE", shape.value),
+            ("PLACES", places),
+            ("HAS_SINKS", int(shape.has_sinks)),
+            ("HAS_BIAS", int(shape.has_value_bias)),
+        ),
+        file="absorbed_values.cu",
+    )
+    launches = (
+        _attend(shape, places, target, arguments),
+        OpLaunch(
+            project,
+            grid=(shape.q_heads, shape.rows, 1),
+            block=PROJECT_THREADS,
+            shared_bytes=_weight_bytes(shape),
+            arguments=(
+                *("w_v", "b_v", "row_start", "sinks", "attended"),
+                *("workspace_sums", "workspace_values", "workspace_counts"),
+            ),
+        ),
+    )
+    workspaces = (
+        Workspace("workspace_sums", 8 * states),
+        Workspace("workspace_values", 4 * states * shape.value),
+        Workspace("workspace_counts", 4 * shape.rows),
+    )
+    return Lowering(launches, workspaces)
+
+
+def _weight_bytes(shape: LatentGeometry) -> int:
+    """Of a head's weights, 16 bytes for each thread of as many rows as it takes at once."""
+    rows = PROJECT_THREADS // (shape.v_width // 8)
+    return -(-shape.value // rows) * PROJECT_THREADS * 16
+
+
+def _attend(
     shape: LatentGeometry, places: int, target: Target, arguments: tuple[str, ...]
 ) -> OpLaunch:
-    """The launch that leaves a state of every slot, row and head in the workspaces."""
     constants = (
         *shape.walk_constants(),
         ("VALUE", shape.value),

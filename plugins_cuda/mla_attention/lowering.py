@@ -13,12 +13,7 @@ from specbuild.plugins_cuda.launches import (
     Target,
     Workspace,
 )
-from specbuild.plugins_cuda.mla_attention.absorbed import (
-    GROUPS,
-    absorbed_places,
-    absorbed_shared_bytes,
-    attend_absorbed,
-)
+from specbuild.plugins_cuda.mla_attention.absorbed import absorbed_shared_bytes, lower_absorbed
 from specbuild.plugins_cuda.mla_attention.geometry import (
     CTA_FEATURES,
     ENTRY_STEP,
@@ -89,16 +84,11 @@ def lower(request: LoweringRequest) -> Lowering:
     shape = latent_geometry(request)
     if request.phase == "prefill" and shape.rebuilt and shape.v_width == shape.width:
         return lower_prefill(request, shape)
-    if shape.rebuilt:
-        cut = _cut(request, shape)
-        places, groups = cut.places, min(cut.groups, cut.places)
-        attend = _attend(shape, cut)
-    else:
+    if not shape.rebuilt:
         _require_shared(shape, absorbed_shared_bytes(shape), request.target)
-        places = absorbed_places(shape)
-        groups = min(GROUPS, places)
-        attend = attend_absorbed(shape, places, request.target, ATTEND)
-    states = shape.rows * shape.q_heads * places
+        return lower_absorbed(shape, request.target, ATTEND)
+    cut = _cut(request, shape)
+    states = shape.rows * shape.q_heads * cut.places
     panels = -(-shape.value // PANEL)
     tiles = -(-shape.rows * (shape.q_heads // shape.v_heads) // PROJECT_ROWS)
     partials = tiles * shape.v_heads * panels * PROJECT_ROWS * shape.v_width
@@ -107,10 +97,8 @@ def lower(request: LoweringRequest) -> Lowering:
         Workspace("workspace_values", 4 * states * shape.value),
         Workspace("workspace_partials", 4 * partials),
         Workspace("workspace_arrivals", 4 * tiles * shape.v_heads, zeroed=True),
-        *(() if shape.rebuilt else (Workspace("workspace_counts", 4 * shape.rows),)),
     )
-    project = _project(shape, places, groups, grid=(panels, shape.v_heads, tiles))
-    return Lowering((attend, project), workspaces)
+    return Lowering((_attend(shape, cut), _project(shape, cut, panels, tiles)), workspaces)
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
@@ -163,33 +151,29 @@ def _registers(shape: LatentGeometry, rows: int) -> tuple[int, int, int]:
     return 32, keys, min(240, ALL_REGISTERS - 32 - 2 * keys)
 
 
-def _project(
-    shape: LatentGeometry, places: int, groups: int, *, grid: tuple[int, int, int]
-) -> OpLaunch:
+def _project(shape: LatentGeometry, cut: LatentCut, panels: int, tiles: int) -> OpLaunch:
     constants = (
         ("BATCH", shape.batch),
         ("Q_HEADS", shape.q_heads),
         ("V_HEADS", shape.v_heads),
         ("V_WIDTH", shape.v_width),
         ("VALUE", shape.value),
-        ("PANELS", grid[0]),
-        ("PLACES", places),
-        ("GROUPS", groups),
+        ("PANELS", panels),
+        ("PLACES", cut.places),
+        ("GROUPS", min(cut.groups, cut.places)),
         ("TILE", shape.tile),
         ("WINDOW", shape.window),
         ("HAS_SINKS", int(shape.has_sinks)),
         ("HAS_BIAS", int(shape.has_value_bias)),
-        ("HAS_COUNTS", int(not shape.rebuilt)),
     )
     return OpLaunch(
         Kernel(FOLDER, "project_values", constants, file="values.cu"),
-        grid=grid,
+        grid=(panels, shape.v_heads, tiles),
         block=PROJECT_THREADS,
         shared_bytes=0,
         arguments=(
             *("w_v", "b_v", "row_start", "row_slot", "sinks", "attended"),
             *("workspace_sums", "workspace_values", "workspace_partials", "workspace_arrivals"),
-            None if shape.rebuilt else "workspace_counts",
         ),
     )
 

@@ -1,4 +1,5 @@
-// MlaAttention, the end: slots join, sinks join, and sums of latents become values.
+// MlaAttention with rebuilt keys, the end: slots join, sinks join, and sums of latents become
+// values.
 //
 //   w_v            bf16 [VALUE, V_HEADS, V_WIDTH], constant
 //   b_v            bf16 [V_HEADS, V_WIDTH], constant; null without HAS_BIAS
@@ -10,7 +11,6 @@
 //   workspace_values    f32 [T, Q_HEADS, PLACES, VALUE]
 //   workspace_partials  f32 [tiles, V_HEADS, PANELS, 16, V_WIDTH]
 //   workspace_arrivals  i32 [tiles, V_HEADS], zeros before and after
-//   workspace_counts    i32 [T]: a row's places, from the first on; null without HAS_COUNTS
 //
 // Grid (PANELS, V_HEADS, tiles of 16 rows of the product). A row of the product is a row of the
 // launch and one of the query heads that share the value head. A CTA joins 64 columns of 16 rows:
@@ -67,8 +67,7 @@ __device__ __forceinline__ Part joined(int64_t row, int column, int group, int p
 
 // Places of a row that may hold a state. Where the context is read from its start in tiles that the
 // slots share out, those behind its last tile do not.
-__device__ __forceinline__ int places_of(int64_t row, const int* row_slot, const int* counts) {
-  if (HAS_COUNTS) return load_l2_int(counts + row);
+__device__ __forceinline__ int places_of(int64_t row, const int* row_slot) {
   return WINDOW > 0 ? PLACES : row_slot[row] / TILE + 1;
 }
 
@@ -86,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     project_values(const uint4* w_v, const uint16_t* b_v, const int* row_start, const int* row_slot,
                    const float* sinks, uint16_t* attended, const float2* workspace_sums,
                    const float* workspace_values, float* workspace_partials,
-                   int* workspace_arrivals, const int* workspace_counts) {
+                   int* workspace_arrivals) {
   __shared__ uint4 mixed[kRows * 8];          // [16][64] bf16
   __shared__ uint4 weight[64 * kWidthUnits];  // [64][V_WIDTH] bf16
   __shared__ float4 group_values[GROUPS][kPassRows * kQuads];
@@ -120,9 +119,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const int row = first + item / kQuads;
     const int64_t place = place_of(row, rows);
     if (place >= 0 && group < GROUPS) {
-      const Part part = joined(place, panel * 64 + 4 * quad, group,
-                               places_of(place / Q_HEADS, row_slot, workspace_counts),
-                               workspace_sums, workspace_values);
+      const Part part =
+          joined(place, panel * 64 + 4 * quad, group, places_of(place / Q_HEADS, row_slot),
+                 workspace_sums, workspace_values);
       group_values[group][item] = part.values;
       group_sums[group][item] = make_float2(part.maximum, part.sum);
     }
