@@ -56,6 +56,7 @@ class LatentGeometry:
     has_sinks: bool
     has_key_bias: bool
     has_value_bias: bool
+    has_lists: bool
 
     @property
     def group(self) -> int:
@@ -90,8 +91,11 @@ class LatentGeometry:
         return m_tiles * -(-self.value // PANEL) * 8
 
     def held_steps(self, rows: int) -> int:
-        """Steps of 16 values whose weights a CTA of so many rows keeps in registers."""
-        if self.entry > MOST_HELD:
+        """Steps of 16 values whose weights a CTA of so many rows keeps in registers.
+
+        Those that attend need more of them where rows have lists.
+        """
+        if self.entry > MOST_HELD or (self.has_lists and rows == 1):
             return 24
         return 32 if rows == 1 else 20
 
@@ -152,6 +156,7 @@ def latent_geometry(request: LoweringRequest) -> LatentGeometry:
         has_sinks="sinks" in tensors,
         has_key_bias="b_k" in tensors,
         has_value_bias="b_v" in tensors,
+        has_lists="selected" in tensors,
     )
     _refuse_inputs(tensors)
     _refuse_sizes(shape)
