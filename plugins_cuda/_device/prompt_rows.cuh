@@ -21,6 +21,7 @@ struct RowTile {
 template <int most>
 __device__ __forceinline__ RowTile row_tile(const int* row_start, int tile) {
   const int lane = threadIdx.x % 32;
+#pragma unroll 1
   for (int base = 0; base < BATCH; base += 32) {
     const int sequence = base + lane;
     const int begin = sequence < BATCH ? row_start[sequence] : 0;

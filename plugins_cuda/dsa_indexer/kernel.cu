@@ -27,7 +27,7 @@ constexpr int kWarps = THREADS / 32;
 
 constexpr int kBlocks = ceil_div(WIDTH, 32), kHeadTiles = ceil_div(HEADS, 8);
 // CTAs of an SM: wide keys fill many registers.
-constexpr int kCtas = WIDTH <= 64 ? 3 : 2;
+constexpr int kCtas = WIDTH <= 64 ? 3 : WIDTH * kHeadTiles <= 256 ? 2 : 1;
 constexpr int kKeys = 16, kStride = 32 * kBlocks + 32;  // of a query: rows lie in other banks
 
 // The first of the eight channels that lane t has of a block. Of fp8 keys it loads 16 at once, for
