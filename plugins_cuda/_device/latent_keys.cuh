@@ -23,9 +23,11 @@ constexpr int kHeadTiles = WIDTH / 16;
 constexpr int kEntrySteps = ENTRY / 16;
 constexpr int kHeldSteps = kEntrySteps < HELD ? kEntrySteps : HELD;
 constexpr int kWaitingSteps = kEntrySteps - kHeldSteps;
-constexpr int kWaitingUnits = kWaitingSteps * kLatentThreads;    // of 16 bytes
-constexpr int kLoadSteps = kEntrySteps < 16 ? kEntrySteps : 16;  // of weights on their way
+constexpr int kWaitingUnits = kWaitingSteps * kLatentThreads;  // of 16 bytes
+constexpr int kLoadSteps =
+    kEntrySteps < kTile / 8 ? kEntrySteps : kTile / 8;  // of weights on their way
 constexpr int kLoadUnits = kLoadSteps * 16 * 16;
+constexpr int kKeyBarrier = 2;           // of the two warpgroups
 constexpr int kTableStride = WIDTH + 4;  // cosines, sines, and what sets tokens in different banks
 constexpr int kTableUnits = kTile * kTableStride / 4;
 static_assert(WIDTH == 16 || WIDTH == 32 || WIDTH == 64, "a warpgroup has whole heads");
@@ -48,7 +50,7 @@ struct KeyMaker {
   }
 
   // Takes features 128 · group … of w [ENTRY, KV_HEADS, WIDTH] in, by way of ``space``
-  // (kLoadUnits), with all threads; what waits goes to ``waits`` (kWaitingUnits).
+  // (kLoadUnits), with both warpgroups; what waits goes to ``waits`` (kWaitingUnits).
   __device__ __forceinline__ void load(const uint4* w, const uint16_t* biases, int group,
                                        uint4* space, uint4* waits) {
     const int head = warpgroup() * kGroupHeads + group_head();
@@ -76,7 +78,7 @@ struct KeyMaker {
 #pragma unroll
         for (int i = 0; i < 4; ++i) held[step < kWaitingSteps ? 0 : step - kWaitingSteps][i] = a[i];
       }
-      __syncthreads();
+      named_barrier_sync(kKeyBarrier, kLatentThreads);
     }
   }
 
@@ -84,6 +86,7 @@ struct KeyMaker {
   __device__ __forceinline__ void start(const uint4* stage) {
 #pragma unroll
     for (int i = 0; i < kTile / 2; ++i) sums[i] = 0.0f;
+    const uint64_t tile = wgmma_matrix(stage);
     constexpr int kAtOnce = kWaitingSteps % 4 == 0 ? 4 : 1;
 #pragma unroll 1
     for (int first = 0; first < kWaitingSteps; first += kAtOnce) {
@@ -97,7 +100,7 @@ struct KeyMaker {
       wgmma_pin(a);
       wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) wgmma_bf16<kTile>(sums, a[i], matrix(stage, first + i));
+      for (int i = 0; i < kAtOnce; ++i) wgmma_bf16<kTile>(sums, a[i], matrix(tile, first + i));
       wgmma_commit();
       wgmma_wait<0>();
     }
@@ -105,7 +108,7 @@ struct KeyMaker {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kHeldSteps; ++step) {
-      wgmma_bf16<kTile>(sums, held[step], matrix(stage, kWaitingSteps + step));
+      wgmma_bf16<kTile>(sums, held[step], matrix(tile, kWaitingSteps + step));
     }
     wgmma_commit();
   }
@@ -154,22 +157,23 @@ struct KeyMaker {
     }
     cp_async_commit();
     cp_async_wait<0>();
-    __syncthreads();
+    named_barrier_sync(kKeyBarrier, kLatentThreads);
   }
 
-  __device__ __forceinline__ static uint64_t matrix(const uint4* stage, int step) {
-    return wgmma_matrix(stage + step / 4 * kPanelUnits) + 2 * (step % 4);
+  // Step ``step`` of a tile's matrix: 32 bytes further, or a panel.
+  __device__ __forceinline__ static uint64_t matrix(uint64_t tile, int step) {
+    return tile + step / 4 * kPanelUnits + 2 * (step % 4);
   }
 };
 
-// Starts the copies of the rotary tables' rows at the positions of a tile's tokens. Past the
-// tables' last row there are only tokens that nobody sees.
-template <class PositionOf>
+// Starts the copies of the rotary tables' rows at the positions of a tile's tokens, with so many
+// threads. Past the tables' last row there are only tokens that nobody sees.
+template <int threads, class PositionOf>
 __device__ __forceinline__ void fetch_tables(const uint4* cos, const uint4* sin, int positions,
                                              uint4* tables, const PositionOf& position_of) {
   constexpr int kUnits = WIDTH / 8;  // of a row of one table
-#pragma unroll 1
-  for (int i = thread_index(); i < kTile * 2 * kUnits; i += kLatentThreads) {
+#pragma unroll(threads == 128 ? 4 : 1)
+  for (int i = thread_index() % threads; i < kTile * 2 * kUnits; i += threads) {
     const int token = i / (2 * kUnits), part = i % (2 * kUnits);
     const int64_t row = min(position_of(token), positions - 1);
     const uint4* source = (part < kUnits ? cos : sin) + row * kUnits + part % kUnits;

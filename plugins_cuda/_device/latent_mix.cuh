@@ -1,7 +1,7 @@
-// Sums of latents, weighted: M rows of weights in shared memory times a tile, eight warps.
+// Sums of latents, weighted: M rows of weights in shared memory times a tile, by one warpgroup.
 //
 // Constants of the kernel: those of latent_walk.cuh, VALUE (columns of an entry that are summed),
-// Q_HEADS, PLACES (of the workspaces, for a row and head). A warp has 16 columns of every 128 and
+// Q_HEADS, PLACES (of the workspaces, for a row and head). A warp has 16 columns of every 64 and
 // all rows of weights.
 #pragma once
 
@@ -10,8 +10,18 @@
 #include "latent_walk.cuh"
 
 constexpr int kColumnParts = VALUE / 16;
-constexpr int kWarpParts = ceil_div(kColumnParts, kLatentThreads / 32);
+constexpr int kMixWarps = 4, kMixThreads = 32 * kMixWarps;
+constexpr int kMixBarrier = 3;
+constexpr int kWarpParts = ceil_div(kColumnParts, kMixWarps);
 static_assert(VALUE % 16 == 0, "an mma has eight columns, and two share a load");
+
+// This thread among the warpgroup's.
+__device__ __forceinline__ int mix_thread() {
+  return thread_index() % kMixThreads;
+}
+__device__ __forceinline__ void mix_sync() {
+  named_barrier_sync(kMixBarrier, kMixThreads);
+}
 
 // A row of weights' own softmax, by one thread: of a head and a row of the launch.
 struct RowState {
@@ -36,11 +46,11 @@ struct Mixer {
   }
 
   __device__ __forceinline__ static int part_of(int i) {
-    return i * (kLatentThreads / 32) + thread_index() / 32;
+    return i * kMixWarps + mix_thread() / 32;
   }
 
   __device__ __forceinline__ static bool has(int i) {
-    return kColumnParts % (kLatentThreads / 32) == 0 || part_of(i) < kColumnParts;
+    return kColumnParts % kMixWarps == 0 || part_of(i) < kColumnParts;
   }
 
   // sums = sums · rescale + weights · tile. ``weights`` [16 · kMTiles][kTile], ``rescale`` [16 ·
@@ -51,13 +61,18 @@ struct Mixer {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
       const float low = rescale[16 * m + g], high = rescale[16 * m + g + 8];
+      // Times 1 changes nothing.
+      if (!__any_sync(kAllLanes, low != 1.0f || high != 1.0f)) continue;
 #pragma unroll
       for (int i = 0; i < kWarpParts * 2; ++i) {
         float (&own)[4] = sums[m][i / 2][i % 2];
         own[0] *= low, own[1] *= low, own[2] *= high, own[3] *= high;
       }
     }
-#pragma unroll 1
+    // Part i of a warp lies in panel i, at the same place of each.
+    static_assert(kMixWarps == 4, "a panel has 16 columns for each warp");
+    const uint4* const own = stage + entry_unit(lane % 16, 2 * part_of(0) + lane / 16);
+#pragma unroll(kMTiles* kWarpParts <= 8 ? 2 : 1)
     for (int step = 0; step < kTile / 16; ++step) {
       uint32_t a[kMTiles][4];
 #pragma unroll
@@ -68,8 +83,7 @@ struct Mixer {
       for (int i = 0; i < kWarpParts; ++i) {
         if (!has(i)) continue;
         uint32_t b[4];
-        const int token = 16 * step + lane % 16;
-        ldmatrix_x4_transposed(b, stage + entry_unit(token, 2 * part_of(i) + lane / 16));
+        ldmatrix_x4_transposed(b, own + i * kPanelUnits + step * 16 * 8);
         const uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m) {
@@ -80,29 +94,29 @@ struct Mixer {
     }
   }
 
-  // Ends a slot, with all threads: its states go to the workspaces. ``place_of(m)`` is the (row,
-  // head) of a row of weights in them, or negative; ``state`` [16 · kMTiles] has its maximum, in
-  // units of log 2, and its sum. The slots of a whole group join one after another in their place;
-  // ``joined`` has what those before came to. ``any``: whether the slot has a tile.
+  // Ends a slot: its states go to the workspaces. ``place_of(m)`` is the (row, head) of a row of
+  // weights in them, or negative; ``state`` [16 · kMTiles] has its maximum, in units of log 2, and
+  // its sum. The slots of a whole group join one after another in their place; ``joined`` has what
+  // those before came to. ``any``: whether the slot has a tile.
   template <class PlaceOf>
   __device__ __forceinline__ void end_slot(int slot, bool any, const float2* state, float2* joined,
                                            float2* slot_sums, float* slot_values,
                                            const PlaceOf& place_of) const {
     const bool is_first = !kWholeGroups || slot < GROUPS;
-    for (int row = thread_index(); row < 16 * kMTiles && is_first; row += kLatentThreads) {
+    for (int row = mix_thread(); row < 16 * kMTiles && is_first; row += kMixThreads) {
       joined[row] = make_float2(no_maximum(), 0.0f);
     }
-    __syncthreads();
+    mix_sync();
     if (any) store(place_of_slot(slot), state, joined, slot_values, place_of);
-    __syncthreads();
-    for (int row = thread_index(); row < 16 * kMTiles; row += kLatentThreads) {
+    mix_sync();
+    for (int row = mix_thread(); row < 16 * kMTiles; row += kMixThreads) {
       Part all{joined[row].x, joined[row].y, {}};
       if (any) join(all, {state[row].x, state[row].y, {}});
       joined[row] = make_float2(all.maximum, all.sum);
       const int64_t at = place_of(row);
       if (at >= 0) slot_sums[at * PLACES + place_of_slot(slot)] = joined[row];
     }
-    __syncthreads();
+    mix_sync();
   }
 
  private:
@@ -117,30 +131,45 @@ struct Mixer {
         const int row = 16 * m + 8 * j + g;
         const int64_t at_row = place_of(row);
         if (at_row < 0) continue;
-        float* to = values + (at_row * PLACES + place) * VALUE + 2 * t;
+        float2* to = reinterpret_cast<float2*>(values + (at_row * PLACES + place) * VALUE + 2 * t);
+        if (!kWholeGroups || joined[row].x == no_maximum()) {
 #pragma unroll
-        for (int i = 0; i < kWarpParts; ++i) {
-          if (!has(i)) continue;
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            float2* at = reinterpret_cast<float2*>(to + 16 * part_of(i) + 8 * half);
-            const float* mine = sums[m][i][half] + 2 * j;
-            *at = kWholeGroups ? with_joined(*at, joined[row], state[row], mine)
-                               : make_float2(mine[0], mine[1]);
+          for (int i = 0; i < 2 * kWarpParts; ++i) {
+            const float (&own)[4] = sums[m][i / 2][i % 2];
+            if (has(i / 2)) {
+              to[8 * part_of(i / 2) + 4 * (i % 2)] = make_float2(own[2 * j], own[2 * j + 1]);
+            }
           }
+        } else if (state[row].x != no_maximum()) {
+          add_to(to, m, j, joined[row].x, state[row].x);
         }
       }
     }
   }
 
-  // Two columns of the slots before, and this slot's.
-  __device__ __forceinline__ static float2 with_joined(float2 before, float2 joined, float2 state,
-                                                       const float* mine) {
-    Part all = empty_part();
-    if (joined.x != no_maximum()) {
-      all = {joined.x, joined.y, make_float4(before.x, before.y, 0.0f, 0.0f)};
+  // Joins a slot's sums to those before, whose maxima are given, as join() does. Many are asked for
+  // at once.
+  __device__ __forceinline__ void add_to(float2* to, int m, int j, float before, float own) const {
+    const float maximum = fmaxf(before, own);
+    const float a = exp2_fast(before - maximum), b = exp2_fast(own - maximum);
+    constexpr int kAtOnce = kWarpParts % 4 == 0 ? 4 : 1;
+#pragma unroll
+    for (int first = 0; first < kWarpParts; first += kAtOnce) {
+      float2 held[2 * kAtOnce];
+#pragma unroll
+      for (int i = 0; i < 2 * kAtOnce; ++i) {
+        const int part = first + i / 2;
+        if (has(part)) held[i] = load_l2_float2(to + 8 * part_of(part) + 4 * (i % 2));
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kAtOnce; ++i) {
+        const int part = first + i / 2;
+        const float (&mine)[4] = sums[m][part][i % 2];
+        if (!has(part)) continue;
+        to[8 * part_of(part) + 4 * (i % 2)] =
+            make_float2(__fmaf_rn(mine[2 * j], b, __fmul_rn(held[i].x, a)),
+                        __fmaf_rn(mine[2 * j + 1], b, __fmul_rn(held[i].y, a)));
+      }
     }
-    join(all, {state.x, state.y, make_float4(mine[0], mine[1], 0.0f, 0.0f)});
-    return make_float2(all.values.x, all.values.y);
   }
 };

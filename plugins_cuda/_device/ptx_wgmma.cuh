@@ -150,8 +150,9 @@ struct PendingWgmma {
   const uint32_t* a;
   uint64_t matrix;
   int columns;
-  bool adds, by_rows;  // D += or D =; B as ptx_wgmma_rows.cuh has it
-  int commit;          // which one it belongs to
+  bool adds, by_rows;     // D += or D =; B as ptx_wgmma_rows.cuh has it
+  int commit;             // which one it belongs to
+  uint64_t a_matrix = 0;  // where A lies in shared memory: `a` is null
 };
 struct WgmmaOperands {
   uint32_t a[4];
@@ -161,24 +162,41 @@ struct WgmmaOperands {
 inline std::vector<PendingWgmma> pending_wgmma[1024];
 inline int wgmma_commits[1024];
 
+// An element of a matrix in shared memory, by the descriptor's fields as the hardware reads them.
+// ``row`` is a row of A or a column of B.
+inline float element(uint64_t matrix, unsigned row, unsigned k, bool rows_adjoin) {
+  const uint64_t start = (matrix & 0x3FFF) << 4, stride = (matrix >> 32 & 0x3FFF) << 4;
+  const uint64_t leading = (matrix >> 16 & 0x3FFF) << 4;
+  if (matrix >> 62 != 1) std::abort();
+  const uint64_t linear =
+      rows_adjoin ? start + row / 64 * leading + row % 64 * 2 + k / 8 * stride + k % 8 * 128
+                  : start + row / 8 * stride + row % 8 * 128 + 2 * k;
+  uint16_t bits;
+  std::memcpy(&bits, shared + (linear ^ (linear >> 3 & 0x70)), 2);
+  return bf16_half(bits, 0);
+}
+
 inline void run(const PendingWgmma& one) {
-  WgmmaOperands mine;
-  std::memcpy(mine.a, one.a, sizeof(mine.a));
-  const Exchange<WgmmaOperands> all(mine);
-  const unsigned g = current % 32 / 4, t = current % 4;
-  // The descriptor's fields as the hardware reads them.
-  const uint64_t start = (one.matrix & 0x3FFF) << 4, stride = (one.matrix >> 32 & 0x3FFF) << 4;
-  if (one.matrix >> 62 != 1) std::abort();
+  const unsigned g = current % 32 / 4, t = current % 4, warp = current / 32 % 4;
+  float a[2][16];  // of rows g and g + 8
+  if (one.a != nullptr) {
+    WgmmaOperands mine;
+    std::memcpy(mine.a, one.a, sizeof(mine.a));
+    const Exchange<WgmmaOperands> all(mine);
+    for (unsigned i = 0; i < 32; ++i) {
+      const unsigned half = i / 16, k = i % 16;
+      a[half][k] = bf16_half(all.of(4 * g + k % 8 / 2).a[k / 8 * 2 + half], k % 2);
+    }
+  } else {
+    for (unsigned i = 0; i < 32; ++i) {
+      a[i / 16][i % 16] = element(one.a_matrix, 16 * warp + g + i / 16 * 8, i % 16, false);
+    }
+  }
   for (int i = 0; i < one.columns / 2; ++i) {
-    const unsigned row = g + i % 4 / 2 * 8, column = i / 4 * 8 + 2 * t + i % 2;
+    const unsigned half = i % 4 / 2, column = i / 4 * 8 + 2 * t + i % 2;
     float sum = one.adds ? one.sums[i] : 0.0f;
     for (unsigned k = 0; k < 16; ++k) {
-      const unsigned line = one.by_rows ? k : column, place = one.by_rows ? column : k;
-      const uint64_t linear = start + line / 8 * stride + line % 8 * 128 + 2 * place;
-      uint16_t element;
-      std::memcpy(&element, shared + (linear ^ (linear >> 3 & 0x70)), 2);
-      const uint32_t pair = all.of(4 * g + k % 8 / 2).a[k / 8 * 2 + (row >= 8)];
-      sum += bf16_half(pair, k % 2) * bf16_half(element, 0);
+      sum += a[half][k] * element(one.matrix, column, k, one.by_rows);
     }
     one.sums[i] = sum;
   }
@@ -200,6 +218,7 @@ inline void wgmma_commit() {
 }
 template <int last>
 void wgmma_wait() {
+  __syncwarp();
   auto& pending = emulation::pending_wgmma[emulation::current];
   const int before = emulation::wgmma_commits[emulation::current] - last;
   size_t done = 0;

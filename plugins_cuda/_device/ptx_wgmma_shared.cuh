@@ -1,63 +1,64 @@
-// wgmma with both operands in shared memory, in the layout of ptx_wgmma.cuh.
+// wgmma with both operands in shared memory, in the layouts of ptx_wgmma.cuh.
 //
-// A is 64 rows of 128 bytes as B is: rows in groups of 8, in the 128-byte swizzle. wgmma_fence,
-// wgmma_commit and wgmma_pin are those of ptx_wgmma.cuh.
+// A is 64 rows of 128 bytes as B is: rows in groups of 8, in the 128-byte swizzle. B may also lie
+// row by row of k: 64 columns (128 bytes) of each, in the same swizzle, and the next 64 columns in
+// a panel behind. wgmma_fence, wgmma_commit, wgmma_wait and wgmma_pin are those of
+// ptx_wgmma.cuh.
 #pragma once
 
 #include "ptx_wgmma.cuh"
 
 #ifndef SPECBUILD_EMULATE
 
-__device__ __forceinline__ void wgmma_wait_shared() {
-  wgmma_wait<0>();
+// A matrix of B whose columns adjoin (a multiple of 1024; 2048 bytes further for each 16 of k); its
+// panels of 64 columns are so many bytes apart.
+__device__ __forceinline__ uint64_t wgmma_columns(const void* shared, int panel_bytes) {
+  const uint64_t groups_of_8_k = 1024 >> 4, swizzle_128 = 1;
+  return ((shared_address(shared) & 0x3FFFFu) >> 4) |
+         (static_cast<uint64_t>(panel_bytes >> 4) << 16) | (groups_of_8_k << 32) |
+         (swizzle_128 << 62);
 }
 
-// D [64, 32] += A·B.
-__device__ __forceinline__ void wgmma_bf16_shared(float (&d)[16], uint64_t a, uint64_t b) {
+// D [64, 64] += A·B.
+__device__ __forceinline__ void wgmma_bf16_shared(float (&d)[32], uint64_t a, uint64_t b) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{" SPECBUILD_LIST_16 "}, %16, %17, 1, 1, 1, 0, 0;"
-      : SPECBUILD_SUMS_16
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{" SPECBUILD_LIST_32 "}, %32, %33, 1, 1, 1, 0, 0;"
+      : SPECBUILD_SUMS_32
       : "l"(a), "l"(b));
 }
 
+// D [64, columns] += A·B, B of adjoining columns.
+template <int columns>
+__device__ __forceinline__ void wgmma_bf16_columns(float (&d)[columns / 2], uint64_t a, uint64_t b);
+
+#define SPECBUILD_WGMMA_COLUMNS(columns, sums, b_operand)                                          \
+  template <>                                                                                      \
+  __device__ __forceinline__ void wgmma_bf16_columns<columns>(float (&d)[columns / 2], uint64_t a, \
+                                                              uint64_t b) {                        \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns                                      \
+                 "k16.f32.bf16.bf16 "                                                              \
+                 "{" SPECBUILD_LIST_##sums "}, %" #sums ", %" #b_operand ", 1, 1, 1, 0, 1;"        \
+                 : SPECBUILD_SUMS_##sums                                                           \
+                 : "l"(a), "l"(b));                                                                \
+  }
+SPECBUILD_WGMMA_COLUMNS(64, 32, 33)
+SPECBUILD_WGMMA_COLUMNS(128, 64, 65)
+SPECBUILD_WGMMA_COLUMNS(192, 96, 97)
+SPECBUILD_WGMMA_COLUMNS(256, 128, 129)
+
 #else
 
-namespace emulation {
-struct PendingShared {
-  float* sums;
-  uint64_t a, b;
-};
-// By thread: a wgmma runs when it is waited for.
-inline std::vector<PendingShared> pending_shared[1024];
-
-inline float element(uint64_t matrix, unsigned row, unsigned k) {
-  const uint64_t start = (matrix & 0x3FFF) << 4, stride = (matrix >> 32 & 0x3FFF) << 4;
-  if (matrix >> 62 != 1) std::abort();
-  const uint64_t linear = start + row / 8 * stride + row % 8 * 128 + 2 * k;
-  uint16_t bits;
-  std::memcpy(&bits, shared + (linear ^ (linear >> 3 & 0x70)), 2);
-  return bf16_half(bits, 0);
+inline uint64_t wgmma_columns(const void* s, int panel_bytes) {
+  return (shared_address(s) & 0x3FFFFu) >> 4 | static_cast<uint64_t>(panel_bytes >> 4) << 16 |
+         uint64_t{64} << 32 | uint64_t{1} << 62;
 }
-}  // namespace emulation
-
-inline void wgmma_wait_shared() {
-  __syncwarp();
-  auto& pending = emulation::pending_shared[emulation::current];
-  const unsigned lane = emulation::current % 32, warp = emulation::current / 32 % 4;
-  for (const auto& one : pending) {
-    for (unsigned i = 0; i < 16; ++i) {
-      const unsigned row = 16 * warp + lane / 4 + i % 4 / 2 * 8;
-      const unsigned column = i / 4 * 8 + 2 * (lane % 4) + i % 2;
-      for (unsigned k = 0; k < 16; ++k) {
-        one.sums[i] += emulation::element(one.a, row, k) * emulation::element(one.b, column, k);
-      }
-    }
-  }
-  pending.clear();
+inline void wgmma_bf16_shared(float (&d)[32], uint64_t a, uint64_t b) {
+  emulation::defer({d, nullptr, b, 64, true, false, 0, a});
 }
-inline void wgmma_bf16_shared(float (&d)[16], uint64_t a, uint64_t b) {
-  emulation::pending_shared[emulation::current].push_back({d, a, b});
+template <int columns>
+void wgmma_bf16_columns(float (&d)[columns / 2], uint64_t a, uint64_t b) {
+  emulation::defer({d, nullptr, b, columns, true, true, 0, a});
 }
 
 #endif

@@ -210,6 +210,10 @@ _SLOW_LAUNCHES = {
         [Branch(300, 1)], rope=32, heads=(1, 72), widths=(16, 16), latent=96, biases=False,
         sinks=False, page_size=64, window=200, padding_rows=0,
     ),
+    "absorbed: contexts of one slot and of several": latent_launch(
+        [Branch(330, 0, chain_of(2)), Branch(17, 1), Branch(600, 0, (-1, 0, 0, 2))],
+        rope=16, heads=(1, 3), widths=(16, 16), latent=208, biases=False, page_size=16,
+    ),
 }  # fmt: skip
 
 
@@ -253,6 +257,9 @@ _GPU_LAUNCHES = {
     "absorbed: decode at 1k": _deepseek([Branch(1023, 1)], padding_rows=0),
     "absorbed: decode at 131k": _deepseek([Branch(131071, 1)], padding_rows=0),
     "absorbed: a tree of 10 at 8k": _deepseek([Branch(8100, 0, BUSHY)], padding_rows=0),
+    "absorbed: chains of 4, ragged": _deepseek(
+        [Branch(700 + 2900 * b, 0, chain_of(4)) for b in range(5)], padding_rows=3
+    ),
     "absorbed: 128 heads, 4 sequences": _deepseek(
         [Branch(900 + 60 * b, 1) for b in range(4)], 128, padding_rows=0
     ),

@@ -14,12 +14,16 @@ VALUE_WIDTHS = (16, 32, 64, 128)
 MOST_GROUP = 8
 MOST_REBUILT = 768
 MOST_ABSORBED = 576
+MOST_ABSORBED_VALUE = 512
 CTA_FEATURES = 128
 ABSORBED_HEADS = 64
 # Widest latent whose part of w_k fits the registers of a CTA; the rest waits in shared memory.
 MOST_HELD = 512
-THREADS = 256
+KEY_THREADS = 256
 PANEL = 64
+ABSORBED_TILE, REBUILT_TILE = 64, 32
+# Of a thread, for sums of latents.
+MOST_SUMS = 128
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,8 @@ class LatentGeometry:
     """Sizes of one launch; ``rebuilt`` keys have ``kv_heads`` heads of ``width``.
 
     ``entry`` values of a token are cached, of which ``value`` are summed. ``positions`` is the
-    length of the rotary tables, 0 with absorbed queries.
+    length of the rotary tables, 0 with absorbed queries. ``tile``: positions of a tile, a constant
+    of the layer, since a row's sums go tile by tile.
     """
 
     rows: int
@@ -45,21 +50,18 @@ class LatentGeometry:
     table: int
     words: int
     positions: int
+    tile: int
     window: int
     scale: float
     has_sinks: bool
     has_key_bias: bool
     has_value_bias: bool
+    has_lists: bool
 
     @property
     def group(self) -> int:
         """Query heads that share a KV head."""
         return self.q_heads // self.kv_heads
-
-    @property
-    def tile(self) -> int:
-        """Positions of a tile: a constant of the layer, since a row's sums go tile by tile."""
-        return 64 if not self.rebuilt or self.entry <= MOST_HELD else 32
 
     @property
     def capacity(self) -> int:
@@ -83,15 +85,24 @@ class LatentGeometry:
         """Of a tile's cosines and sines."""
         return self.tile * (self.width + 4) * 4
 
-    def held_steps(self, rows: int) -> int:
-        """Steps of 16 values whose weights a CTA of so many rows keeps in registers."""
-        steps = MOST_HELD // ENTRY_STEP
-        return steps if rows == 1 or self.entry <= MOST_HELD // 2 else steps - 4
+    def sums_held(self, rows: int) -> int:
+        """Registers of a thread for sums of latents, of a CTA of so many rows."""
+        m_tiles = -(-rows * CTA_FEATURES // self.width * 8 // 16)
+        return m_tiles * -(-self.value // PANEL) * 8
 
-    def waiting_bytes(self, rows: int) -> int:
+    def held_steps(self, rows: int) -> int:
+        """Steps of 16 values whose weights a CTA of so many rows keeps in registers.
+
+        Those that attend need more of them where rows have lists.
+        """
+        if self.entry > MOST_HELD or (self.has_lists and rows == 1):
+            return 24
+        return 32 if rows == 1 else 20
+
+    def waiting_bytes(self, held_steps: int) -> int:
         """Of the weights that wait in shared memory."""
-        steps = self.entry // ENTRY_STEP - self.held_steps(rows)
-        return max(0, steps) * THREADS * 16
+        steps = self.entry // ENTRY_STEP - held_steps
+        return max(0, steps) * KEY_THREADS * 16
 
     def walk_constants(self) -> tuple[tuple[str, int | float], ...]:
         """Compile-time constants of everything that reads the pool."""
@@ -104,10 +115,10 @@ class LatentGeometry:
             ("WINDOW", self.window),
         )
 
-    def key_constants(self, rows: int) -> tuple[tuple[str, int | float], ...]:
-        """Those of what rebuilds keys for a CTA of so many rows."""
+    def key_constants(self, held_steps: int) -> tuple[tuple[str, int | float], ...]:
+        """Those of what rebuilds keys, with so many steps' weights in registers."""
         return (
-            ("HELD", self.held_steps(rows)),
+            ("HELD", held_steps),
             ("KV_HEADS", self.kv_heads),
             ("WIDTH", self.width),
             ("POSITIONS", self.positions),
@@ -139,11 +150,13 @@ def latent_geometry(request: LoweringRequest) -> LatentGeometry:
         table=table,
         words=tensors["ancestor_bits"].shape[1],
         positions=tensors["cos"].shape[0] if rebuilt else 0,
+        tile=REBUILT_TILE if rebuilt else ABSORBED_TILE,
         window=int(request.attributes["window"]),
         scale=float(request.attributes["scale"]),
         has_sinks="sinks" in tensors,
         has_key_bias="b_k" in tensors,
         has_value_bias="b_v" in tensors,
+        has_lists="selected" in tensors,
     )
     _refuse_inputs(tensors)
     _refuse_sizes(shape)
@@ -178,10 +191,20 @@ def _refuse_sizes(shape: LatentGeometry) -> None:
             f"the CUDA kernels take multiples of {ENTRY_STEP} up to {most}: build for the cpu "
             "target."
         )
+    if not shape.rebuilt and shape.value > MOST_ABSORBED_VALUE:
+        raise SpecbuildError(
+            f"MlaAttention: {shape.value} values of a cache entry are summed; with absorbed "
+            f"queries the CUDA kernels take up to {MOST_ABSORBED_VALUE}: build for the cpu target."
+        )
     if shape.rebuilt and (shape.width not in WIDTHS or shape.group > MOST_GROUP):
         raise SpecbuildError(
             f"MlaAttention: heads of {shape.width}, {shape.group} of them on a KV head; the CUDA "
             f"kernels take widths of {WIDTHS} and up to {MOST_GROUP}: build for the cpu target."
+        )
+    if shape.rebuilt and shape.sums_held(1) > MOST_SUMS:
+        raise SpecbuildError(
+            f"MlaAttention: sums of {shape.value} values for heads of {shape.width} find no place "
+            "in registers: build for the cpu target."
         )
     if shape.v_width not in VALUE_WIDTHS or shape.q_heads % shape.v_heads:
         raise SpecbuildError(

@@ -15,19 +15,19 @@
 //   workspace_values  f32  [T, KV_HEADS·GROUP, PLACES, ENTRY], out, of places with a tile
 //
 // Grid (CONTEXT_CTAS, feature groups, B·ROW_CTAS). A CTA takes 128 features (two heads of 64),
-// ROWS rows of a sequence, and slots x, x + CONTEXT_CTAS, … of the context (latent_walk.cuh). Its
-// part of w_k stays in registers; each tile of latents is read once, its keys rebuilt
-// (latent_keys.cuh) and handed from the warps that have features to those that have tokens; then
-// S = Q·Kᵀ, the weights, and their sums of latents (latent_mix.cuh). While a tile's keys are used
-// the next tile's wgmma run. project_values (values.cu) joins the slots. The sums of a row depend
-// neither on the rows that share the launch nor on the grid.
+// ROWS rows of a sequence, and slots x, x + CONTEXT_CTAS, … of the context (latent_walk.cuh). Four
+// warpgroups hand tiles on: one copies latents and rotary tables into a ring; two keep the CTA's
+// part of w_k in registers and rebuild a tile's keys, 64 features each (latent_keys.cuh), for which
+// each has the tensor cores while the other rotates; the last has S = Q·Kᵀ, the weights, and their
+// sums of latents (latent_mix.cuh). project_values (values.cu) joins the slots. The sums of a row
+// depend neither on the rows that share the launch nor on the grid.
 //
 // A token takes 2·ENTRY bytes from memory, and as many from L2 for each feature group; 2·ENTRY·
 // KV_HEADS·WIDTH operations for its keys, 2·KV_HEADS·GROUP·(WIDTH + ENTRY) for each row. For
 // GPT-OSS with a latent of 512 that is 1 KB and 0.52 + 0.07 MFLOP: bound by the rebuilding.
 #include "attend.cuh"
 
-extern "C" __global__ void __launch_bounds__(kLatentThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attend_latents(const uint32_t* q, const uint4* c_pool, const uint4* w_k, const uint16_t* b_k,
                    const uint4* cos, const uint4* sin, const int* page_table, const int* row_start,
                    const int* row_slot, const int* tree_start, const int* ancestor_bits,
@@ -35,10 +35,15 @@ extern "C" __global__ void __launch_bounds__(kLatentThreads, 1)
                    float* workspace_values) {
   DYNAMIC_SHARED(unsigned char, shared);
   const Memory memory(shared);
-  pdl_launch_dependents();
-  const auto opens = [&](LatentWalk& walk, int first, int count) {
-    walk.rows.open(first, count, row_slot, tree_start[blockIdx.z / ROW_CTAS], ancestor_bits);
-    return true;
+  const Inputs in = INPUTS;
+  // Whether this CTA may have a tile is a guess before the wait, good enough to load weights by.
+  const auto early = [&] {
+    const int sequence = blockIdx.z / ROW_CTAS;
+    const int slot = load_l2_int(row_slot + min(sequence * SEQUENCE_ROWS, LAUNCH_ROWS - 1));
+    return WINDOW > 0 || static_cast<int>(blockIdx.x) <= slot / kTile + 1;
   };
-  attend_sequence(ARGUMENTS, memory, thread_index() == 0 && likely(row_slot), opens);
+  attend_sequence(in, memory, early, [&](LatentRows& rows, int first, int count, int sequence) {
+    in.open(rows, first, count, sequence);
+    return true;
+  });
 }

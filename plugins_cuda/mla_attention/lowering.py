@@ -10,14 +10,16 @@ from specbuild.plugins_cuda.launches import (
     LoweringRequest,
     OpLaunch,
     Tactic,
+    Target,
     Workspace,
 )
+from specbuild.plugins_cuda.mla_attention.absorbed import absorbed_shared_bytes, lower_absorbed
 from specbuild.plugins_cuda.mla_attention.geometry import (
-    ABSORBED_HEADS,
     CTA_FEATURES,
+    ENTRY_STEP,
     MOST_HELD,
+    MOST_SUMS,
     PANEL,
-    THREADS,
     LatentGeometry,
     latent_geometry,
 )
@@ -25,9 +27,13 @@ from specbuild.plugins_cuda.mla_attention.prefill import lower_prefill
 from specbuild.runtime.errors import SpecbuildError
 
 FOLDER = "mla_attention"
-PROJECT_THREADS = 128
+PROJECT_THREADS = 256
 PROJECT_ROWS = 16
 HEADS = 8
+# Warpgroups: one copies, two rebuild keys, one attends. Registers of a thread, of 512 for the four.
+THREADS = 512
+ALL_REGISTERS = 512
+MOST_STAGES = 5
 
 # Slots of the context, and groups of them that join first: constants of the layer, as a row's sums
 # are taken slot by slot. The CTAs of one row are to fill the GPU; those of many rows take whole
@@ -82,6 +88,9 @@ def lower(request: LoweringRequest) -> Lowering:
         _require_lists(request, shape)
     if request.phase == "prefill" and shape.rebuilt and shape.v_width == shape.width:
         return lower_prefill(request, shape)
+    if not shape.rebuilt:
+        _require_shared(shape, absorbed_shared_bytes(shape), request.target)
+        return lower_absorbed(shape, request.target, ATTEND)
     cut = _cut(request, shape)
     states = shape.rows * shape.q_heads * cut.places
     panels = -(-shape.value // PANEL)
@@ -102,13 +111,11 @@ def lower(request: LoweringRequest) -> Lowering:
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     """Tiles in flight, rows of a CTA, CTAs over the context; the default first."""
     shape = latent_geometry(request)
-    if request.phase == "prefill" or "selected" in request.tensors:
+    if request.phase == "prefill" or not shape.rebuilt or "selected" in request.tensors:
         return ({},)
-    if not shape.rebuilt:
-        return ({}, {"context_ctas": 8}, {"context_ctas": 16})
     if shape.rows == shape.batch:
-        return ({}, {"stages": 2}, {"context_ctas": 8})
-    return ({}, {"rows": 1}, {"stages": 2}, {"context_ctas": 8})
+        return ({}, {"stages": 3}, {"context_ctas": 8})
+    return ({}, {"rows": 1}, {"context_ctas": 8})
 
 
 def _require_lists(request: LoweringRequest, shape: LatentGeometry) -> None:
@@ -130,7 +137,8 @@ def _attend_lists(
 ) -> tuple[OpLaunch, OpLaunch]:
     """The launches of rows that see everything, and of rows with lists, each in CTAs of its own."""
     held = request.tensors["selected"].shape[2]
-    single = replace(cut, rows=1, row_ctas=-(-shape.rows // shape.batch))
+    row_ctas = -(-shape.rows // shape.batch)
+    single = replace(cut, rows=1, row_ctas=row_ctas, stages=_stages(request, shape, 1))
     files = {"attend_whole_rows": "whole_rows.cu", "attend_listed": "selected.cu"}
     whole, listed = (
         replace(
@@ -163,17 +171,31 @@ def _attend(shape: LatentGeometry, cut: LatentCut, *, listed: bool = False) -> O
     )
     grid = (cut.context_ctas, shape.head_groups, shape.batch * cut.row_ctas)
     shared = _shared_bytes(shape, cut.rows, cut.stages)
-    if not shape.rebuilt:
-        kernel = Kernel(FOLDER, "attend_absorbed", constants, file="absorbed.cu")
-        return OpLaunch(kernel, grid, THREADS, shared, ("q", "c_pool", *ATTEND))
+    copy, keys, mix = _registers(shape, cut.rows, listed)
     constants += (
-        *shape.key_constants(cut.rows),
+        *shape.key_constants(shape.held_steps(cut.rows)),
         ("GROUP", shape.group),
+        ("COPY_REGISTERS", copy),
+        ("KEY_REGISTERS", keys),
+        ("MIX_REGISTERS", mix),
         ("LAUNCH_ROWS", shape.rows),
         ("SEQUENCE_ROWS", max(1, shape.rows // shape.batch)),
     )
     arguments = ("q", "c_pool", "w_k", "b_k", "cos", "sin", *ATTEND)
     return OpLaunch(Kernel(FOLDER, "attend_latents", constants), grid, THREADS, shared, arguments)
+
+
+def _registers(shape: LatentGeometry, rows: int, listed: bool) -> tuple[int, int, int]:
+    """Of a thread that copies, that rebuilds keys, that attends."""
+    steps = min(shape.held_steps(rows), shape.entry // ENTRY_STEP)
+    if steps == MOST_HELD // ENTRY_STEP:
+        return 40, 176, 120
+    keys = -(-(64 + 4 * steps) // 8) * 8
+    copy = 32
+    # Asking whether a list stands for everything takes some of them.
+    if shape.has_lists and rows == 1 and not listed:
+        copy = 48 if shape.entry <= MOST_HELD else 40
+    return copy, keys, min(240, ALL_REGISTERS - copy - 2 * keys)
 
 
 def _project(shape: LatentGeometry, cut: LatentCut, panels: int, tiles: int) -> OpLaunch:
@@ -207,24 +229,33 @@ def _cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
     split, slot_groups = _split(shape)
     in_use = max(1, min(split, -(-shape.capacity // shape.tile)))
     sequence_rows = -(-shape.rows // shape.batch)
-    several = shape.rebuilt and shape.entry <= MOST_HELD and sequence_rows > 1
+    several = sequence_rows > 1 and shape.entry <= MOST_HELD and shape.sums_held(2) <= MOST_SUMS
     most_rows = 2 if several else 1
     rows = request.tactic.get("rows", most_rows)
     row_ctas = -(-sequence_rows // rows)
     groups = shape.batch * shape.head_groups * row_ctas
     context_ctas = min(in_use, max(1, request.target.multiprocessors // groups))
     context_ctas = min(in_use, request.tactic.get("context_ctas", _even(context_ctas, split)))
-    limit = request.target.shared_bytes_per_block
-    stages = request.tactic.get("stages", 3)
-    while stages > 2 and _shared_bytes(shape, rows, stages) > limit:
-        stages -= 1
-    if _shared_bytes(shape, rows, stages) > limit:
-        raise SpecbuildError(
-            f"MlaAttention: cache entries of {shape.entry} values need "
-            f"{_shared_bytes(shape, rows, stages)} bytes of shared memory, of which a CTA has "
-            f"{limit}: build for the cpu target."
-        )
+    stages = _stages(request, shape, rows)
+    _require_shared(shape, _shared_bytes(shape, rows, stages), request.target)
     return LatentCut(split, slot_groups, in_use, context_ctas, rows, row_ctas, stages)
+
+
+def _stages(request: LoweringRequest, shape: LatentGeometry, rows: int) -> int:
+    """Tiles in flight, as many as find room beside so many rows."""
+    stages = request.tactic.get("stages", MOST_STAGES)
+    while stages > 2 and _shared_bytes(shape, rows, stages) > request.target.shared_bytes_per_block:
+        stages -= 1
+    return stages
+
+
+def _require_shared(shape: LatentGeometry, nbytes: int, target: Target) -> None:
+    limit = target.shared_bytes_per_block
+    if nbytes > limit:
+        raise SpecbuildError(
+            f"MlaAttention: cache entries of {shape.entry} values need {nbytes} bytes of shared "
+            f"memory, of which a CTA has {limit}: build for the cpu target."
+        )
 
 
 def _split(shape: LatentGeometry) -> tuple[int, int]:
@@ -242,15 +273,11 @@ def _even(context_ctas: int, split: int) -> int:
 
 
 def _shared_bytes(shape: LatentGeometry, rows: int, stages: int) -> int:
-    """As the kernels lay it out: a ring of tiles, then what keys, weights and states need."""
-    ring = stages * shape.stage_bytes
-    if not shape.rebuilt:
-        queries = -(-shape.entry // PANEL) * PANEL * ABSORBED_HEADS * 2
-        weights = ABSORBED_HEADS * shape.tile * 2
-        return queries + ring + weights + 4 * 3 * ABSORBED_HEADS + 16 * ABSORBED_HEADS
+    """As the kernel lays it out: a ring of tiles, then what keys, weights and states need."""
     heads = CTA_FEATURES // shape.width
     states = rows * heads * HEADS
-    maxima = 8 * (heads // 2) * 2 * HEADS
-    keys = CTA_FEATURES * shape.tile * 2
-    small = 4 * maxima + 20 * states + 16
-    return ring + shape.table_bytes + keys + shape.waiting_bytes(rows) + small
+    ring = stages * (shape.stage_bytes + shape.table_bytes)
+    keys = 2 * CTA_FEATURES * shape.tile * 2
+    weights = states * shape.tile * 2
+    small = 4 * 4 * heads * 2 * HEADS + 20 * states + 8 * (2 * stages + 4) + 16
+    return ring + keys + weights + shape.waiting_bytes(shape.held_steps(rows)) + small

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from specbuild.plugins_cuda.launches import (
     Kernel,
     Lowering,
@@ -9,9 +11,16 @@ from specbuild.plugins_cuda.launches import (
     OpLaunch,
     Workspace,
 )
-from specbuild.plugins_cuda.mla_attention.geometry import THREADS, LatentGeometry
+from specbuild.plugins_cuda.mla_attention.geometry import (
+    ENTRY_STEP,
+    KEY_THREADS,
+    MOST_HELD,
+    LatentGeometry,
+)
 from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry
 from specbuild.plugins_cuda.paged_tree_attention.prefill import attend_prompt
+
+HELD_STEPS = MOST_HELD // ENTRY_STEP
 
 
 def lower_prefill(request: LoweringRequest, shape: LatentGeometry) -> Lowering:
@@ -19,9 +28,10 @@ def lower_prefill(request: LoweringRequest, shape: LatentGeometry) -> Lowering:
 
     The workspaces take one layer's keys and values of the group's pages.
     """
+    shape = replace(shape, tile=64 if shape.entry <= MOST_HELD else 32)
     constants = (
         *shape.walk_constants(),
-        *shape.key_constants(1),
+        *shape.key_constants(HELD_STEPS),
         ("BATCH", shape.batch),
         ("SPLIT", 1),
         ("GROUPS", 1),
@@ -34,8 +44,8 @@ def lower_prefill(request: LoweringRequest, shape: LatentGeometry) -> Lowering:
     rebuild = OpLaunch(
         Kernel("mla_attention", "rebuild_context", constants, file="rebuild.cu"),
         grid=(min(tiles, max(1, request.target.multiprocessors // groups)), groups, 1),
-        block=THREADS,
-        shared_bytes=2 * (shape.stage_bytes + shape.table_bytes) + shape.waiting_bytes(1),
+        block=KEY_THREADS,
+        shared_bytes=2 * (shape.stage_bytes + shape.table_bytes) + shape.waiting_bytes(HELD_STEPS),
         arguments=(
             *("c_pool", "w_k", "b_k", "w_v", "b_v", "cos", "sin", "page_table", "row_start"),
             *("row_slot", "tree_start", "ancestor_bits", "workspace_keys", "workspace_values"),

@@ -17,6 +17,8 @@
 
 namespace {
 
+static_assert(kLoadUnits <= 2 * kStageUnits, "weights come by way of the ring");
+
 struct Inputs {
   const uint4* c_pool;
   const uint4* cos;
@@ -113,9 +115,9 @@ extern "C" __global__ void __launch_bounds__(kLatentThreads, 1)
         walk.fetch(c_pool, own, ring + stage * kStageUnits);
         if (threadIdx.x < kTile) entries[stage][threadIdx.x] = entry_of(threadIdx.x);
         if (!values) {
-          fetch_tables(cos, sin, POSITIONS, tables + stage * kTableUnits, [&](int token) {
-            return position_of(in, begin, stop, start, tile * kTile + token);
-          });
+          fetch_tables<kLatentThreads>(
+              cos, sin, POSITIONS, tables + stage * kTableUnits,
+              [&](int token) { return position_of(in, begin, stop, start, tile * kTile + token); });
         }
       }
       cp_async_commit();

@@ -8,7 +8,26 @@
 // GFLOP; the weights that every CTA takes in, 128 kB, are asked for before the wait.
 #include "attend.cuh"
 
-extern "C" __global__ void __launch_bounds__(kLatentThreads, 1)
+namespace {
+
+// The entries of a list, counted by a warp: where its −1 begin, in two looks.
+__device__ __forceinline__ int entries_of(const int* list, int held) {
+  const int lane = thread_index() % 32, stride = ceil_div(held, 32);
+  const bool begins = lane * stride < held && list[lane * stride] >= 0;
+  const int parts = __popc(__ballot_sync(kAllLanes, begins));
+  if (parts == 0) return 0;
+  const int from = (parts - 1) * stride, stop = min(from + stride, held);
+  int entries = from;
+  for (int at = from; at < stop; at += 32) {
+    const bool real = at + lane < stop && list[at + lane] >= 0;
+    entries += __popc(__ballot_sync(kAllLanes, real));
+  }
+  return entries;
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attend_listed(const uint32_t* q, const uint4* c_pool, const uint4* w_k, const uint16_t* b_k,
                   const uint4* cos, const uint4* sin, const int* page_table, const int* row_start,
                   const int* row_slot, const int* tree_start, const int* ancestor_bits,
@@ -16,24 +35,13 @@ extern "C" __global__ void __launch_bounds__(kLatentThreads, 1)
                   float* workspace_values, int held) {
   DYNAMIC_SHARED(unsigned char, shared);
   const Memory memory(shared);
-  pdl_launch_dependents();
-  const auto opens = [&](LatentWalk& walk, int first, int) {
+  const Inputs in = INPUTS;
+  const auto early = [&] { return static_cast<int>(blockIdx.x) <= held / kTile; };
+  attend_sequence(in, memory, early, [&](LatentRows& rows, int first, int, int sequence) {
     const int* list = selected + static_cast<int64_t>(first) * held;
-    __syncthreads();
-    if (thread_index() == 0) *memory.guess = 0;
-    __syncthreads();
-    int own = 0;
-    for (int i = thread_index(); i < held; i += kLatentThreads) own += list[i] >= 0;
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      own += __shfl_xor_sync(kAllLanes, own, distance);
-    }
-    if (thread_index() % 32 == 0) atomicAdd(memory.guess, own);
-    __syncthreads();
     if (list[0] == -2) return false;
-    walk.rows.open_list(first, row_slot, tree_start[blockIdx.z / ROW_CTAS], ancestor_bits, list,
-                        *memory.guess);
+    rows.open_list(first, row_slot, tree_start[sequence], ancestor_bits, list,
+                   entries_of(list, held));
     return true;
-  };
-  attend_sequence(ARGUMENTS, memory, static_cast<int>(blockIdx.x) <= held / kTile, opens);
+  });
 }

@@ -1,4 +1,5 @@
-// MlaAttention, the end: slots join, sinks join, and sums of latents become values.
+// MlaAttention with rebuilt keys, the end: slots join, sinks join, and sums of latents become
+// values.
 //
 //   w_v            bf16 [VALUE, V_HEADS, V_WIDTH], constant
 //   b_v            bf16 [V_HEADS, V_WIDTH], constant; null without HAS_BIAS
@@ -12,23 +13,27 @@
 //   workspace_arrivals  i32 [tiles, V_HEADS], zeros before and after
 //
 // Grid (PANELS, V_HEADS, tiles of 16 rows of the product). A row of the product is a row of the
-// launch and one of the query heads that share the value head. A CTA joins 64 columns of 16 rows,
-// place by place in the order of latent_walk.cuh, and multiplies them by its panel of w_v; the last
-// of the PANELS to arrive adds the products in order, and the bias as often as the weights sum to.
+// launch and one of the query heads that share the value head. A CTA joins 64 columns of 16 rows:
+// place p belongs to group p mod GROUPS; those of a group join in order, then the groups do. It
+// multiplies them by its panel of w_v; the last of the PANELS to arrive adds the products in order,
+// and the bias as often as the weights sum to.
 #include "../_device/attention_softmax.cuh"
 #include "../_device/attention_tile.cuh"
 
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kShared = Q_HEADS / V_HEADS;  // query heads of a value head
 constexpr int kRows = 16;
+constexpr int kQuads = 16;  // of columns
 constexpr int kWidthUnits = V_WIDTH / 8;
 constexpr int kParts = V_WIDTH / 16;
 constexpr int kWarpParts = ceil_div(kParts, kWarps);
 constexpr int kGroupPlaces = ceil_div(PLACES, GROUPS);
-constexpr int kAheadGroups = ceil_div(16, kGroupPlaces);  // that are asked for at once
+// Rows whose places are joined at once: a thread has a group of one of them at most.
+constexpr int kPassRows = GROUPS > 8 ? 1 : GROUPS > 4 ? 2 : GROUPS > 2 ? 4 : GROUPS > 1 ? 8 : 16;
+static_assert(kPassRows * kQuads * GROUPS <= kThreads, "see above");
 
 // Row ``row`` of this CTA's 16 as (row of the launch, query head); −1 past the launch's rows.
 __device__ __forceinline__ int64_t place_of(int row, int rows) {
@@ -37,36 +42,33 @@ __device__ __forceinline__ int64_t place_of(int row, int rows) {
   return static_cast<int64_t>(at / kShared) * Q_HEADS + blockIdx.y * kShared + at % kShared;
 }
 
-// All places of four columns: the places of a group in order, then the groups. Where the context is
-// read from its start, those behind ``last`` are empty.
-__device__ __forceinline__ Part joined(int64_t row, int column, int last, const float2* sums,
-                                       const float* values) {
-  Part all = empty_part();
-  for (int first = 0; first < GROUPS; first += kAheadGroups) {
-    Part part[kAheadGroups][kGroupPlaces];
+// Four columns of the places of a group in front of ``places``, in order.
+__device__ __forceinline__ Part joined(int64_t row, int column, int group, int places,
+                                       const float2* sums, const float* values) {
+  Part part[kGroupPlaces];
 #pragma unroll
-    for (int i = 0; i < kAheadGroups * kGroupPlaces; ++i) {
-      const int group = first + i / kGroupPlaces, place = group + i % kGroupPlaces * GROUPS;
-      Part& own = part[i / kGroupPlaces][i % kGroupPlaces];
-      own = empty_part();
-      if (group >= GROUPS || place >= PLACES || place > last) continue;
-      const float2 pair = load_l2_float2(sums + row * PLACES + place);
-      own.maximum = pair.x;
-      own.sum = pair.y;
-      if (column >= VALUE) continue;
-      const uint4 bits = load_l2_16(values + (row * PLACES + place) * VALUE + column);
-      own.values = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y),
-                               __uint_as_float(bits.z), __uint_as_float(bits.w));
-    }
-#pragma unroll
-    for (int group = 0; group < kAheadGroups; ++group) {
-      Part whole = empty_part();
-#pragma unroll
-      for (int i = 0; i < kGroupPlaces; ++i) join(whole, part[group][i]);
-      join(all, whole);
-    }
+  for (int i = 0; i < kGroupPlaces; ++i) {
+    const int place = group + i * GROUPS;
+    part[i] = empty_part();
+    if (place >= PLACES || place >= places) continue;
+    const float2 pair = load_l2_float2(sums + row * PLACES + place);
+    part[i].maximum = pair.x;
+    part[i].sum = pair.y;
+    if (column >= VALUE) continue;
+    const uint4 bits = load_l2_16(values + (row * PLACES + place) * VALUE + column);
+    part[i].values = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y),
+                                 __uint_as_float(bits.z), __uint_as_float(bits.w));
   }
-  return all;
+  Part whole = empty_part();
+#pragma unroll
+  for (int i = 0; i < kGroupPlaces; ++i) join(whole, part[i]);
+  return whole;
+}
+
+// Places of a row that may hold a state. Where the context is read from its start in tiles that the
+// slots share out, those behind its last tile do not.
+__device__ __forceinline__ int places_of(int64_t row, const int* row_slot) {
+  return WINDOW > 0 ? PLACES : row_slot[row] / TILE + 1;
 }
 
 // The sum of a row's weights, of one that all slots have joined.
@@ -86,6 +88,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                    int* workspace_arrivals) {
   __shared__ uint4 mixed[kRows * 8];          // [16][64] bf16
   __shared__ uint4 weight[64 * kWidthUnits];  // [64][V_WIDTH] bf16
+  __shared__ float4 group_values[GROUPS][kPassRows * kQuads];
+  __shared__ float2 group_sums[GROUPS][kPassRows * kQuads];
   __shared__ float mass[kRows];
   __shared__ bool is_last;
   const int panel = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -103,20 +107,38 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     cp_async_wait<0>();
     return;
   }
-  for (int i = threadIdx.x; i < kRows * 16; i += kThreads) {
-    const int row = i / 16, quad = i % 16;
+  for (int i = threadIdx.x; i < kRows * kQuads; i += kThreads) {
+    reinterpret_cast<uint2*>(mixed + tile_unit<64>(i / kQuads, i % kQuads / 2))[i % 2] =
+        make_uint2(0u, 0u);
+  }
+  // One group of one row's quad for each thread, then the groups.
+  const int item = threadIdx.x % (kPassRows * kQuads), quad = item % kQuads;
+  const int group = threadIdx.x / (kPassRows * kQuads);
+#pragma unroll 1
+  for (int first = 0; first < kRows && place_of(first, rows) >= 0; first += kPassRows) {
+    const int row = first + item / kQuads;
     const int64_t place = place_of(row, rows);
-    uint2 mean = make_uint2(0u, 0u);
-    if (place >= 0) {
+    if (place >= 0 && group < GROUPS) {
+      const Part part =
+          joined(place, panel * 64 + 4 * quad, group, places_of(place / Q_HEADS, row_slot),
+                 workspace_sums, workspace_values);
+      group_values[group][item] = part.values;
+      group_sums[group][item] = make_float2(part.maximum, part.sum);
+    }
+    __syncthreads();
+    if (place >= 0 && group == 0) {
+      Part all = empty_part();
+#pragma unroll
+      for (int i = 0; i < GROUPS; ++i) {
+        const float2 pair = group_sums[i][item];
+        join(all, {pair.x, pair.y, group_values[i][item]});
+      }
       const int head = static_cast<int>(place % Q_HEADS);
-      const int slot = row_slot[place / Q_HEADS];
-      const int last = WINDOW > 0 ? PLACES : slot / TILE;
-      Part all = joined(place, panel * 64 + 4 * quad, last, workspace_sums, workspace_values);
       if (quad == 0) mass[row] = mass_of(all, sinks, head);
       if (HAS_SINKS) join_sink(all, sinks[head]);
-      mean = mean_of(all);
+      reinterpret_cast<uint2*>(mixed + tile_unit<64>(row, quad / 2))[quad % 2] = mean_of(all);
     }
-    reinterpret_cast<uint2*>(mixed + tile_unit<64>(row, quad / 2))[quad % 2] = mean;
+    __syncthreads();
   }
   cp_async_wait<0>();
   __syncthreads();

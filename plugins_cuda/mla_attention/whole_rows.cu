@@ -7,7 +7,7 @@
 // so that these rows get its bits. What it sums of rows with other lists, attend_listed replaces.
 #include "attend.cuh"
 
-extern "C" __global__ void __launch_bounds__(kLatentThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attend_whole_rows(const uint32_t* q, const uint4* c_pool, const uint4* w_k, const uint16_t* b_k,
                       const uint4* cos, const uint4* sin, const int* page_table,
                       const int* row_start, const int* row_slot, const int* tree_start,
@@ -15,18 +15,16 @@ extern "C" __global__ void __launch_bounds__(kLatentThreads, 1)
                       float2* workspace_sums, float* workspace_values, int held) {
   DYNAMIC_SHARED(unsigned char, shared);
   const Memory memory(shared);
-  pdl_launch_dependents();
-  const auto opens = [&](LatentWalk& walk, int first, int count) {
+  const Inputs in = INPUTS;
+  // Most launches have no such row.
+  const auto early = [] { return false; };
+  attend_sequence(in, memory, early, [&](LatentRows& rows, int first, int count, int sequence) {
     bool whole = false;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       whole = whole || selected[static_cast<int64_t>(first + min(r, count - 1)) * held] == -2;
     }
-    if (whole) {
-      walk.rows.open(first, count, row_slot, tree_start[blockIdx.z / ROW_CTAS], ancestor_bits);
-    }
+    if (whole) in.open(rows, first, count, sequence);
     return whole;
-  };
-  // Most launches have no such row.
-  attend_sequence(ARGUMENTS, memory, false, opens);
+  });
 }

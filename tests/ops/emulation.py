@@ -25,6 +25,8 @@ ROOT = Path(package.__path__[0])
 EMULATED = Path(__file__).parent / "emulated"
 GUARD_BYTES = 256
 POISON = 0xFF
+# emulation::shared of emulated/emulator.cpp.
+SHARED_SYMBOL, SHARED_BYTES = "_ZN9emulation6sharedE", 256 << 10
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -115,6 +117,15 @@ def emulate(launch: OpLaunch, memory: Mapping[str, Guarded]) -> None:
         _HELD_BACK.add(launch.kernel)
         _hold_back(name, lambda: entry(grid, ctypes.c_uint(launch.block), pointers), memory)
     assert entry(grid, ctypes.c_uint(launch.block), pointers) == 0, f"{name}: deadlock"
+    behind = _shared_memory()[launch.shared_bytes :]
+    assert (behind == POISON).all(), f"{name} wrote behind its {launch.shared_bytes} shared bytes"
+
+
+@cache
+def _shared_memory() -> np.ndarray:
+    """Dynamic shared memory as the last block left it; poisoned before each."""
+    place = (ctypes.c_ubyte * SHARED_BYTES).in_dll(ctypes.CDLL(str(_emulator())), SHARED_SYMBOL)
+    return np.frombuffer(place, np.uint8)
 
 
 _HELD_BACK: set[Kernel] = set()

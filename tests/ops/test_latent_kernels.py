@@ -204,14 +204,20 @@ def lists_of(sequences: Sequence[Branch[Text]], held: int) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_lists_of_everything_give_the_bits_of_all_latents() -> None:
+@pytest.mark.parametrize(
+    "layer",
+    [Layer(), Layer(latent=416, heads=(1, 2), width=64)],
+    ids=["small", "weights that wait with a list only"],
+)
+def test_lists_of_everything_give_the_bits_of_all_latents(layer: Layer) -> None:
     """Alone and beside rows that attend to everything; narrower lists give others."""
-    text, other = Text.drawn(165, Layer(), 1), Text.drawn(165, Layer(), 2)
+    text, other = Text.drawn(165, layer, 1), Text.drawn(165, layer, 2)
     sequences = [node(text, 130, (164, 163, 0, 162)), refed(other, 70, 2)]
-    launch = Launch(Layer(), sequences)
+    launch = Launch(layer, sequences, {"rows": 1})
     wanted = np.concatenate(launch.attended())
     lists = lists_of(sequences, 180)
-    for tactic in ({}, {"context_ctas": 1}):
+    launches: tuple[Tactic, ...] = ({}, {"context_ctas": 1}, {"rows": 1})
+    for tactic in launches:
         found = replace(launch, selected=lists, tactic=tactic).attended()
         np.testing.assert_array_equal(np.concatenate(found), wanted)
     narrow = lists.copy()

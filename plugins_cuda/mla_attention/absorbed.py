@@ -1,0 +1,116 @@
+"""Absorbed queries on a GPU: items of a row's slots and 64 heads, CTA by CTA."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch, Target, Workspace
+from specbuild.plugins_cuda.mla_attention.geometry import ABSORBED_HEADS, PANEL, LatentGeometry
+
+THREADS = 384
+STAGES = 2
+PARTS = 3
+PROJECT_THREADS = 1024
+
+# Tiles of a slot, by the tiles that a row sees: constants, as a row's sums go slot by slot. A slot
+# leaves a state of 4 · value bytes a head, as much as some two tiles of it: a long context has no
+# more slots than one row needs to fill the GPU, a short one slots that are worth their state.
+SHORT_CONTEXT, SHORT_SLOT, LONG_SLOT, MOST_SLOTS = 160, 4, 8, 132
+
+
+def absorbed_places(shape: LatentGeometry) -> int:
+    """The most slots that a row of this layer has."""
+    tiles = -(-shape.capacity // shape.tile)
+    if shape.window:
+        tiles = min(tiles, -(-(shape.window - 1) // shape.tile) + 1)
+    short = -(-min(tiles, SHORT_CONTEXT) // SHORT_SLOT)
+    return max(short, min(MOST_SLOTS, -(-tiles // LONG_SLOT) if tiles > SHORT_CONTEXT else 0))
+
+
+def lower_absorbed(shape: LatentGeometry, target: Target, arguments: tuple[str, ...]) -> Lowering:
+    """A state of every slot, row and head; then the slots join and become values."""
+    places = absorbed_places(shape)
+    states = shape.rows * shape.q_heads * places
+    project = Kernel(
+        "mla_attention",
+        "project_absorbed",
+        (
+            ("BATCH", shape.batch),
+            ("Q_HEADS", shape.q_heads),
+            ("V_HEADS", shape.v_heads),
+            ("V_WIDTH", shape.v_width),
+            ("VALUE", shape.value),
+            ("PLACES", places),
+            ("HAS_SINKS", int(shape.has_sinks)),
+            ("HAS_BIAS", int(shape.has_value_bias)),
+        ),
+        file="absorbed_values.cu",
+    )
+    launches = (
+        _attend(shape, places, target, arguments),
+        OpLaunch(
+            project,
+            grid=(shape.q_heads, shape.rows, 1),
+            block=PROJECT_THREADS,
+            shared_bytes=_weight_bytes(shape),
+            arguments=(
+                *("w_v", "b_v", "row_start", "sinks", "attended"),
+                *("workspace_sums", "workspace_values", "workspace_counts"),
+            ),
+        ),
+    )
+    workspaces = (
+        Workspace("workspace_sums", 8 * states),
+        Workspace("workspace_values", 4 * states * shape.value),
+        Workspace("workspace_counts", 4 * shape.rows),
+    )
+    return Lowering(launches, workspaces)
+
+
+def _weight_bytes(shape: LatentGeometry) -> int:
+    """Of a head's weights, 16 bytes for each thread of as many rows as it takes at once."""
+    rows = PROJECT_THREADS // (shape.v_width // 8)
+    return -(-shape.value // rows) * PROJECT_THREADS * 16
+
+
+def _attend(
+    shape: LatentGeometry, places: int, target: Target, arguments: tuple[str, ...]
+) -> OpLaunch:
+    constants = (
+        *shape.walk_constants(),
+        ("VALUE", shape.value),
+        ("Q_HEADS", shape.q_heads),
+        ("SCALE", shape.scale),
+        ("BATCH", shape.batch),
+        ("ROWS", 1),
+        ("LISTED", 0),
+        ("PLACES", places),
+        ("SHORT_CONTEXT", SHORT_CONTEXT),
+        ("SHORT_SLOT", SHORT_SLOT),
+        ("LONG_SLOT", LONG_SLOT),
+        ("MOST_SLOTS", MOST_SLOTS),
+    )
+    return OpLaunch(
+        Kernel("mla_attention", "attend_absorbed", constants, file="absorbed.cu"),
+        grid=(_ctas(shape, places, target), shape.head_groups, 1),
+        block=THREADS,
+        shared_bytes=absorbed_shared_bytes(shape),
+        arguments=("q", "c_pool", *arguments, "workspace_counts"),
+    )
+
+
+def _ctas(shape: LatentGeometry, places: int, target: Target) -> int:
+    """CTAs over the items: one for each SM, such that a CTA meets the same row of a sequence again
+    and again, whose queries it then has already."""
+    ctas = max(1, target.multiprocessors // shape.head_groups)
+    sequence_rows = max(1, shape.rows // shape.batch)
+    if sequence_rows <= ctas // 2:
+        ctas -= ctas % sequence_rows
+    return min(ctas, shape.rows * places)
+
+
+def absorbed_shared_bytes(shape: LatentGeometry) -> int:
+    """As the kernel lays it out: tiles, queries and weights; factors, maxima, sums; barriers."""
+    panels = -(-shape.entry // PANEL)
+    queries = (panels + 1) * ABSORBED_HEADS * 2 * PANEL
+    barriers = STAGES * min(PARTS, panels) + STAGES + 4
+    small = 4 * 6 * ABSORBED_HEADS + 8 * barriers + 4 * (shape.batch + 1)
+    return STAGES * shape.stage_bytes + queries + small
