@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from toy_engine import TreeOfTokens, prompt, repeating, right, run, wrong
 from toy_model import EOS, VOCAB, decode_plainly
 from toy_partial import TOY_SPECPV, Seen, partial_engine, partial_manifest
 
+from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.manifest import DraftShape, SpecPv
 from specbuild.runtime.request import GenerateParams
@@ -45,15 +46,21 @@ def options(draft: Draft) -> dict[str, object]:
     return {"speculation": shape, "drafter": drafter}
 
 
+def plainly(engine: Engine, ids: list[int], count: int, sample: SamplingParams) -> list[int]:
+    """What the engine's longest context leaves room for."""
+    return decode_plainly(ids, min(count, engine.manifest.limits.max_seq_len - len(ids)), sample)
+
+
 @settings(max_examples=25, deadline=None)
 @given(prompts, drafts, sampling, st.integers(1, 40))
+@example([[0] * 25], (None, None), SamplingParams(temperature=1.0, seed=0), 40)  # to the limit
 def test_a_view_of_everything_changes_nothing(
     batch: list[list[int]], draft: Draft, sample: SamplingParams, count: int
 ) -> None:
     engine, executor = partial_engine(partial_manifest(replace(TOY_SPECPV, n_retrieval_blocks=8)))
     params = GenerateParams(max_new_tokens=count, sampling=sample)
     result = run(engine, batch, params, **options(draft))
-    assert result.ids == [decode_plainly(p, count, sample) for p in batch]
+    assert result.ids == [plainly(engine, p, count, sample) for p in batch]
     for record in result.records:
         assert record.stats.specpv is not None
         assert record.stats.specpv.agreement in (None, 1.0)
@@ -72,7 +79,7 @@ def test_without_partial_steps_the_output_is_that_of_plain_decoding(
     blocks = 0 if by_request else None
     params = GenerateParams(max_new_tokens=count, sampling=sample, specpv_retrieval_blocks=blocks)
     result = run(engine, batch, params, **options(draft))
-    assert result.ids == [decode_plainly(p, count, sample) for p in batch]
+    assert result.ids == [plainly(engine, p, count, sample) for p in batch]
     stats = [record.stats.specpv for record in result.records]
     assert all(s is not None and s.partial_steps == s.rechecked_tokens == 0 for s in stats)
 
