@@ -270,6 +270,7 @@ def checkpoint_bytes(g: TargetGeometry) -> int:
     return sum(math.prod(t.shape) * {"U8": 1, "BF16": 2}[t.dtypes[0]] for t in tensors)
 
 
+@pytest.mark.slow
 def test_the_20b_geometry_is_fused_in_seconds_without_its_weights() -> None:
     g = GPT_OSS_20B
     require_cuda_support(g, None)

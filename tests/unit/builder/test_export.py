@@ -44,6 +44,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_exports_the_20b_geometry_within_its_budget() -> None:
     import json
 
