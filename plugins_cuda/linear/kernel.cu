@@ -12,25 +12,10 @@
 // Grid (CTAs over rows of the weight, groups of 8·TOKEN_TILES tokens). Each byte of the weight is
 // read once for a group of tokens: O of GPT-OSS is 23.6 MB, 5.2 µs at 4.53 TB/s. With MANY_TOKENS
 // the CTAs also split K (_device/many_tokens.cuh).
-#if MANY_TOKENS
-#include "../_device/many_tokens.cuh"
+#include "../_device/dense_kernel.cuh"
 
-using Units = WeightUnits<WEIGHTS>::Units;
-using Shape = LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, 1, TOKEN_TILES, DEPTH, 0, Units>;
-using Many = ManyTokens<Shape, TILE_COUNT, CTAS>;
-static_assert(SHARED_BYTES == Many::kBytes, "as the launch says");
-#else
-#include "../_device/dense_tokens.cuh"
-
-using Units = WeightUnits<WEIGHTS>::Units;
-using Shape =
-    LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, TILES, TOKEN_TILES, DEPTH, RING, Units>;
-using Chunks = CtaChunks<TILES, ONE_CHUNK != 0>;
-using Stream = WeightStream<Shape, Chunks>;
+#if !MANY_TOKENS
 using Places = DensePlaces<Shape, FRAGMENTS != 0, false, OVERLAY != 0>;
-
-// Whether no thread has another output than its first.
-constexpr bool kAllEarly = ONE_CHUNK && Shape::kOneElement;
 static_assert(SHARED_BYTES == Places::kBytes, "as the launch says");
 #endif
 

@@ -11,21 +11,9 @@
 //
 // Grid and order of sums are RmsQkvRope's. 7.5 MB for GPT-OSS with four heads of 256, 1.7 µs at
 // 4.53 TB/s.
-#if MANY_TOKENS
-#include "../_device/many_tokens.cuh"
+#include "../_device/dense_kernel.cuh"
 
-using Units = WeightUnits<WEIGHTS>::Units;
-using Shape = LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, 1, TOKEN_TILES, DEPTH, 0, Units>;
-using Many = ManyTokens<Shape, TILE_COUNT, CTAS>;
-static_assert(SHARED_BYTES == Many::kBytes, "as the launch says");
-#else
-#include "../_device/dense_tokens.cuh"
-
-using Units = WeightUnits<WEIGHTS>::Units;
-using Shape =
-    LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, TILES, TOKEN_TILES, DEPTH, RING, Units>;
-using Chunks = CtaChunks<TILES, ONE_CHUNK != 0>;
-using Stream = WeightStream<Shape, Chunks>;
+#if !MANY_TOKENS
 using Places = DensePlaces<Shape, FRAGMENTS != 0, HAS_NORM != 0, OVERLAY != 0>;
 static_assert(SHARED_BYTES == Places::kBytes, "as the launch says");
 #endif

@@ -19,25 +19,10 @@
 // are elements i and i + HEAD_DIM/2 of a head, so one thread rotates what it has added up.
 // 29.5 MB for GPT-OSS, 6.5 µs at 4.53 TB/s; every CTA norms the tokens for itself. With MANY_TOKENS
 // they come normed, and the CTAs also split K (_device/many_tokens.cuh).
-#if MANY_TOKENS
-#include "../_device/many_tokens.cuh"
+#include "../_device/dense_kernel.cuh"
 
-using Units = WeightUnits<WEIGHTS>::Units;
-using Shape = LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, 1, TOKEN_TILES, DEPTH, 0, Units>;
-using Many = ManyTokens<Shape, TILE_COUNT, CTAS>;
-static_assert(SHARED_BYTES == Many::kBytes, "as the launch says");
-#else
-#include "../_device/dense_tokens.cuh"
-
-using Units = WeightUnits<WEIGHTS>::Units;
-using Shape =
-    LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, TILES, TOKEN_TILES, DEPTH, RING, Units>;
-using Chunks = CtaChunks<TILES, ONE_CHUNK != 0>;
-using Stream = WeightStream<Shape, Chunks>;
+#if !MANY_TOKENS
 using Places = DensePlaces<Shape, FRAGMENTS != 0, HAS_NORM != 0, OVERLAY != 0>;
-
-// Whether no thread has another pair of outputs than its first.
-constexpr bool kAllEarly = ONE_CHUNK && Shape::kOneElement;
 static_assert(SHARED_BYTES == Places::kBytes, "as the launch says");
 #endif
 

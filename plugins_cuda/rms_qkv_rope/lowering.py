@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch, Tactic
-from specbuild.plugins_cuda.linear.many_tokens import (
-    ARRIVED,
-    SUMS,
-    TOKENS,
-    dense_tactics,
-    many_tokens,
-    normed_tokens,
-)
-from specbuild.plugins_cuda.linear.storage import weight_tiles
-from specbuild.plugins_cuda.linear.streaming import Dense, streaming
+from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Tactic
+from specbuild.plugins_cuda.linear.many_tokens import dense_tactics
+from specbuild.plugins_cuda.linear.projection import lower_projection, projection_of
 from specbuild.plugins_cuda.rms_qkv_rope.prefill import lower_prefill, prefill_tactics
 
 
@@ -21,49 +13,26 @@ def lower(request: LoweringRequest) -> Lowering:
     if request.phase == "prefill":
         return lower_prefill(request)
     tensors, attributes = request.tensors, request.attributes
-    dense = _dense(request)
-    many = many_tokens(request, dense)
-    cut = many.cut if many else streaming(request, dense)
     _, kv_heads, page_size, width = tensors["k_pool"].shape
-    constants = (
-        *cut.constants,
-        ("HAS_NORM", int(dense.normed)),
-        ("HAS_BIAS", int("bias" in tensors)),
-        ("Q_HEADS", attributes["q_heads"]),
-        ("KV_HEADS", kv_heads),
-        ("HEAD_DIM", width),
-        ("PAGE_SIZE", page_size),
-        ("EPS", attributes["eps"]),
-    )
-    launch = OpLaunch(
-        Kernel("rms_qkv_rope", "rms_qkv_rope_of_many" if many else "rms_qkv_rope", constants),
-        grid=cut.grid,
-        block=cut.block,
-        shared_bytes=cut.shared_bytes,
+    return lower_projection(
+        request,
+        projection_of("RmsQkvRope", request),
+        folder="rms_qkv_rope",
+        constants=(
+            ("HAS_BIAS", int("bias" in tensors)),
+            ("Q_HEADS", int(attributes["q_heads"])),
+            ("KV_HEADS", kv_heads),
+            ("HEAD_DIM", width),
+            ("PAGE_SIZE", page_size),
+        ),
         arguments=(
-            *(("x",) if many else ("x", "norm")),
             *("weight", "bias", "cos", "sin", "positions", "write_slot", "k_pool", "v_pool", "q"),
-            *((TOKENS, SUMS, ARRIVED) if many else ()),
-            dense.rows,
         ),
     )
-    if not many:
-        return Lowering((launch,))
-    if not dense.normed:
-        return Lowering((launch,), many.workspaces)
-    norm = normed_tokens(dense, many.token_tiles, eps=float(attributes["eps"]), rounding="gpt_oss")
-    return Lowering((norm, launch), many.workspaces)
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     """Loads in flight and where they wait, rows a unit, and whether CTAs also split K."""
     if request.phase == "prefill":
         return prefill_tactics(request)
-    return dense_tactics(request, _dense(request))
-
-
-def _dense(request: LoweringRequest) -> Dense:
-    tensors = request.tensors
-    rows, width = tensors["x"].shape
-    tiles, blocks, storage = weight_tiles(tensors["weight"], width)
-    return Dense("RmsQkvRope", tiles, blocks, rows, normed="norm" in tensors, storage=storage)
+    return dense_tactics(request, projection_of("RmsQkvRope", request))

@@ -13,23 +13,10 @@
 // up row that goes with it. 199 MB for a GPT-OSS draft, 44 µs at 4.53 TB/s; 2160 tiles over 132
 // CTAs are 17 at most, 16.4 on average: 96 %. With MANY_TOKENS the tokens come normed, and the CTAs
 // also split K (_device/many_tokens.cuh).
-#if MANY_TOKENS
-#include "../_device/many_tokens.cuh"
+#include "../_device/dense_kernel.cuh"
 
-using Units = WeightUnits<WEIGHTS>::Units;
-using Shape = LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, 1, TOKEN_TILES, DEPTH, 0, Units>;
-using Many = ManyTokens<Shape, TILE_COUNT, CTAS>;
-static_assert(SHARED_BYTES == Many::kBytes, "as the launch says");
-#else
-#include "../_device/dense_tokens.cuh"
-
-using Units = WeightUnits<WEIGHTS>::Units;
-using Shape =
-    LinearShape<K_BLOCKS, WARPS, SLICES, GROUP_SLICES, TILES, TOKEN_TILES, DEPTH, RING, Units>;
-using Chunks = CtaChunks<TILES, ONE_CHUNK != 0>;
-using Stream = WeightStream<Shape, Chunks>;
+#if !MANY_TOKENS
 using Places = DensePlaces<Shape, true, true, OVERLAY != 0>;
-
 static_assert(SHARED_BYTES == Places::kBytes, "as the launch says");
 #endif
 

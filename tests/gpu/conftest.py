@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hardware import need
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "ops")]
 
@@ -38,12 +39,7 @@ def missing_gpu() -> str | None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test of this folder needs the GPU."""
-    here = [item for item in items if Path(__file__).parent in item.path.parents]
-    reason = missing_gpu() if here else None
-    for item in here:
-        item.add_marker(pytest.mark.gpu)
-        if reason is not None:
-            item.add_marker(pytest.mark.skip(reason=reason))
+    need(items, Path(__file__).parent, pytest.mark.gpu, missing_gpu)
 
 
 @pytest.fixture(scope="session")

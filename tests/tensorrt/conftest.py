@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hardware import need
 
 sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("gpu", "ops")]
 
@@ -36,12 +37,7 @@ def missing() -> str | None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test of this folder needs TensorRT."""
-    here = [item for item in items if Path(__file__).parent in item.path.parents]
-    reason = missing() if here else None
-    for item in here:
-        item.add_marker(pytest.mark.tensorrt)
-        if reason is not None:
-            item.add_marker(pytest.mark.skip(reason=reason))
+    need(items, Path(__file__).parent, pytest.mark.tensorrt, missing)
 
 
 @pytest.fixture(scope="session")

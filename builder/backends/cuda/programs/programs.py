@@ -8,11 +8,7 @@ from dataclasses import replace
 from specbuild.builder.backends.cuda.programs.draft_passes import Drafting, fuse, keep_rows
 from specbuild.builder.backends.cuda.programs.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tensor
-from specbuild.builder.backends.cuda.programs.state import (
-    LIST_BUDGET,
-    SAMPLED_BUDGET,
-    SCORE_LOGIT_ROWS,
-)
+from specbuild.builder.backends.cuda.programs.state import SCORE_LOGIT_ROWS
 from specbuild.builder.backends.cuda.programs.target_pass import (
     SAMPLING,
     TargetRows,
@@ -30,6 +26,7 @@ from specbuild.builder.backends.cuda.programs.view_passes import (
 from specbuild.builder.limits import MAX_DECODE_ROWS
 from specbuild.runtime.kv_pool import DRAFT_GROUP
 from specbuild.runtime.manifest import DraftShape, Limits
+from specbuild.runtime.slots import LIST_BUDGET, SAMPLED_BUDGET
 
 PREFILL_ROWS = (64, 256, 1024, 2048)
 SCORE_ROWS = (8, 64, 256)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from specbuild.builder.backends.cuda.programs.program_ir import Storage, Tensor
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.runtime.plan import Space
+from specbuild.runtime.slots import LIST_BUDGET, SAMPLED_BUDGET
 
 RING_SLOTS = 64
 EOS_IDS = 8
@@ -17,7 +18,6 @@ CHECK_FIELDS = 5
 SCORE_LOGIT_ROWS = 64
 
 _INT, _FLOAT, _BF16 = "int32", "float32", "bfloat16"
-LIST_BUDGET, SAMPLED_BUDGET = "list_budget", "sampled_budget"
 PARTIAL_TABLES, PARTIAL_TABLE = "partial_tables", "partial_table"
 Shape = tuple[int, ...]
 Ports = dict[str, tuple[Shape, str]]
@@ -78,8 +78,7 @@ class StatePorts:
 
     def first(self, name: str, count: int) -> Tensor:
         """The port with its first axis cut to ``count`` entries."""
-        tensor = self.tensors[name]
-        return tensor.view(count, *tensor.shape[1:])
+        return self.tensors[name].rows(0, count)
 
     def _add(self, name: str, space: Space, shape: Shape, dtype: str) -> None:
         info = TensorInfo(shape, dtype)

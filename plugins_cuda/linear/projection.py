@@ -1,0 +1,60 @@
+"""Projections of normed rows with an epilogue of their own: the launches that they share."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
+from specbuild.plugins_cuda.linear.many_tokens import (
+    ARRIVED,
+    SUMS,
+    TOKENS,
+    many_tokens,
+    normed_tokens,
+)
+from specbuild.plugins_cuda.linear.storage import weight_tiles
+from specbuild.plugins_cuda.linear.streaming import Dense, streaming
+
+
+def projection_of(op: str, request: LoweringRequest) -> Dense:
+    """The product of an op with inputs ``x`` [T, K], ``weight`` and, where it norms, ``norm``."""
+    tensors = request.tensors
+    rows, width = tensors["x"].shape
+    tiles, blocks, storage = weight_tiles(tensors["weight"], width)
+    return Dense(op, tiles, blocks, rows, normed="norm" in tensors, storage=storage)
+
+
+def lower_projection(
+    request: LoweringRequest,
+    dense: Dense,
+    *,
+    folder: str,
+    constants: tuple[tuple[str, int | float], ...],
+    arguments: tuple[str, ...],
+) -> Lowering:
+    """The kernel named like its ``folder``, which norms for itself; or, where CTAs split K too, a
+    launch that norms and ``<folder>_of_many``.
+
+    ``constants`` and ``arguments`` are the op's own: those of the cut, the norm and the rows come
+    beside them. SpecbuildError for over 256 rows.
+    """
+    many = many_tokens(request, dense)
+    cut = many.cut if many else streaming(request, dense)
+    eps = float(request.attributes["eps"])
+    built = (*cut.constants, ("HAS_NORM", int(dense.normed)), *constants, ("EPS", eps))
+    launch = OpLaunch(
+        Kernel(folder, f"{folder}_of_many" if many else folder, built),
+        grid=cut.grid,
+        block=cut.block,
+        shared_bytes=cut.shared_bytes,
+        arguments=(
+            *(("x",) if many else ("x", "norm")),
+            *arguments,
+            *((TOKENS, SUMS, ARRIVED) if many else ()),
+            dense.rows,
+        ),
+    )
+    if not many:
+        return Lowering((launch,))
+    if not dense.normed:
+        return Lowering((launch,), many.workspaces)
+    norm = normed_tokens(dense, many.token_tiles, eps=eps, rounding="gpt_oss")
+    return Lowering((norm, launch), many.workspaces)
