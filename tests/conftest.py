@@ -23,9 +23,11 @@ def made_once_in_a_run(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What takes seconds to make, and is the same for many tests, is made for all of them."""
     use_folder_of(tmp_path_factory)
     share_exports()
-    # The garbage collector would walk what torch and transformers hold again and again.
+    # The garbage collector would walk what torch and transformers hold again and again, and what
+    # an export holds every few milliseconds: a tenth of the whole run.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(200_000, 20, 100)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -11,13 +12,17 @@ from pathlib import Path
 
 import pytest
 
+# A folder for several runs of pytest over one state of the sources: `make test` takes two.
+STORE = "SPECBUILD_TEST_STORE"
 _FOLDERS: list[Path] = []
 
 
 def use_folder_of(factory: pytest.TempPathFactory) -> None:
-    """Keeps the files in the run's base folder: with pytest-xdist, that of all its workers."""
+    """Keeps the files where :data:`STORE` says, or in the run's base folder: with pytest-xdist,
+    that of all its workers."""
     base = factory.getbasetemp()
     folder = (base.parent if base.name.startswith("popen-") else base) / "shared"
+    folder = Path(os.environ.get(STORE) or folder)
     folder.mkdir(exist_ok=True)
     _FOLDERS[:] = [folder]
 
