@@ -7,6 +7,7 @@ PIP_EXTRA_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check $(PIP_EXTRA_ARGS) -c constraints.txt
 EXAMPLE := examples/tiny-gpt-oss
 DEMO := out/demo
 SPECBUILD := $(BIN)/specbuild
@@ -21,14 +22,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 2; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_EXTRA_ARGS) \
-	  -c constraints.txt -e '.[dev]'
-	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_EXTRA_ARGS) \
-	  -c constraints.txt -e '.[dev,tensorrt-rtx]' || \
-	  echo "tensorrt-rtx cannot be installed here: the tests that need it are skipped" >&2
-	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_EXTRA_ARGS) \
-	  -c constraints.txt -e '.[dev,tensorrt-bindings]' || \
-	  echo "TensorRT's bindings cannot be installed here: the tests that need them are skipped" >&2
+	@echo "installing into $(VENV)"
+	@$(INSTALL) -e '.[dev,tensorrt-rtx,tensorrt-bindings]' 2>/dev/null || { \
+	  $(INSTALL) -e '.[dev]' && for extra in tensorrt-rtx tensorrt-bindings; do \
+	    $(INSTALL) -e ".[dev,$$extra]" || \
+	    echo "$$extra cannot be installed here: the tests that need it are skipped" >&2; \
+	  done; }
 	@touch $@
 
 demo: setup

@@ -32,7 +32,6 @@ class PlanInterpreter:
         self._plan = plan
         self._weight = weight
         self._memory: dict[int, torch.Tensor] = {}
-        self._views: dict[Binding, torch.Tensor] = {}
         self._ports = {port.name: port for port in plan.ports}
 
     def port(self, name: str) -> torch.Tensor:
@@ -83,12 +82,6 @@ class PlanInterpreter:
             place.copy_(result)
 
     def _tensor(self, binding: Binding) -> torch.Tensor:
-        view = self._views.get(binding)
-        if view is None:
-            view = self._views[binding] = self._view(binding)
-        return view
-
-    def _view(self, binding: Binding) -> torch.Tensor:
         dtype = _DTYPES[binding.dtype]
         count = torch.Size(binding.shape).numel() * dtype.itemsize
         span = self._bytes(binding.buffer)[binding.offset : binding.offset + count]
