@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 
 from specbuild.builder.checkpoint.latents import (
     DOWN,
@@ -20,7 +19,7 @@ from specbuild.builder.checkpoint.source import DTYPE_BITS
 from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.checkpoint.target_tensors import EMBEDDING
-from specbuild.builder.durable import fsync, write_bytes
+from specbuild.builder.checkpoint.tensor_file import write_tensors
 from specbuild.builder.progress import Progress
 from specbuild.builder.retrofit.config import LatentOptions
 from specbuild.builder.retrofit.factorise import (
@@ -85,7 +84,7 @@ def retrofit_mla(options: LatentOptions, progress: Progress) -> LatentReport:
     after = None
     if text.evaluation is not None:
         after = losses_with(streamed, tensors, text.evaluation, progress)
-    _write(file, tensors)
+    write_tensors(file, tensors)
     return _report(file, target, errors, text, (survey.losses, after))
 
 
@@ -181,14 +180,6 @@ def _through_latent(tensors: Tensors, layer: int) -> Projection:
         tensors[latent_name(layer, part)].float() for part in (DOWN, UP_KEYS, UP_VALUES)
     )
     return lambda normed: (normed @ down) @ torch.cat([keys, values], dim=1)
-
-
-def _write(file: Path, tensors: Tensors) -> None:
-    """The file appears whole or not at all."""
-    unfinished = file.with_name(f".{file.name}.writing")
-    write_bytes(unfinished, save(tensors, metadata={"format": "pt"}))
-    unfinished.rename(file)
-    fsync(file.parent)
 
 
 def _report(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
+from specbuild.builder.checkpoint.tensor_file import write_tensors
 from specbuild.builder.training.draft_module import DraftModule
 from specbuild.builder.training.evaluation import Acceptance
 from specbuild.builder.training.vocabulary import DraftVocabulary
@@ -90,8 +90,7 @@ def write_draft(
 ) -> None:
     """Write ``config.json`` and ``model.safetensors``."""
     write_json(folder / "config.json", draft_config(draft, vocabulary, positions))
-    tensors = draft_tensors(draft, vocabulary)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(folder / "model.safetensors", draft_tensors(draft, vocabulary))
 
 
 def write_report(folder: Path, report: TrainReport) -> None:

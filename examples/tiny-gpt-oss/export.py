@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 from geometry import Geometry
 from model import Target
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from specbuild.builder.checkpoint.mxfp4 import dequantise, quantise
+from specbuild.builder.checkpoint.tensor_file import write_tensors
 
 LAYER_NAMES = {
     "input_norm": "input_layernorm.weight",
@@ -59,7 +60,7 @@ def save_target(model: Target, folder: Path) -> None:
         else:
             tensors[name] = value.detach().bfloat16()
     stored = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(folder / "model.safetensors", stored)
     geometry = model.geometry
     generation = {
         "eos_token_id": [geometry.end_of_text],

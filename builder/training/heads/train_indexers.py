@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from specbuild.builder.checkpoint.indexers import INDEXER_FILE
 from specbuild.builder.checkpoint.latents import LATENT_FILE
 from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
+from specbuild.builder.checkpoint.tensor_file import write_tensors
 from specbuild.builder.progress import Progress
 from specbuild.builder.retrofit.layer_list import parse_layers
 from specbuild.builder.training.heads.indexers import (
@@ -66,9 +67,9 @@ def train_indexers(options: IndexerTraining, progress: Progress) -> HeadReport:
 
         def write(folder: Path) -> None:
             dtype = getattr(torch, options.stored_dtype)
-            _write(folder / INDEXER_FILE, indexers.tensors(dtype))
+            write_tensors(folder / INDEXER_FILE, indexers.tensors(dtype))
             if latents is not None and options.joint_steps:
-                _write(folder / LATENT_FILE, latents.tensors(dtype))
+                write_tensors(folder / LATENT_FILE, latents.tensors(dtype))
 
         judge = _judge(options, narrowing, latent=latent)
         return session.trained(backbone, schedule, judge, write, started_s)
@@ -136,7 +137,3 @@ def _judge(options: IndexerTraining, narrowing: Narrowing, *, latent: bool) -> J
         return found
 
     return Judge(before, after)
-
-
-def _write(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    save_file(dict(tensors), file, metadata={"format": "pt"})

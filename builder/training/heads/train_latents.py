@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from specbuild.builder.checkpoint.latents import (
     LATENT_FILE,
@@ -17,6 +17,7 @@ from specbuild.builder.checkpoint.latents import (
 )
 from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
+from specbuild.builder.checkpoint.tensor_file import write_tensors
 from specbuild.builder.progress import Progress
 from specbuild.builder.retrofit.config import LatentOptions
 from specbuild.builder.retrofit.mla import retrofit_mla
@@ -56,7 +57,7 @@ def train_latents(options: LatentTraining, progress: Progress) -> HeadReport:
 
         def write(folder: Path) -> None:
             stored = heads.tensors(getattr(torch, options.stored_dtype))
-            save_file(stored, folder / LATENT_FILE, metadata={"format": "pt"})
+            write_tensors(folder / LATENT_FILE, stored)
 
         judge = Judge(
             before=lambda measure: {"model": measure(heads=False), "before": measure(heads=True)},

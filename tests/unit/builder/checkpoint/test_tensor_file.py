@@ -1,0 +1,51 @@
+"""Files of tensors: read back equal, by everyone who may read new files."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from specbuild.builder.checkpoint.tensor_file import write_tensors
+
+
+@pytest.fixture(params=[0o022, 0o077], ids=["open", "private"])
+def rights(request: pytest.FixtureRequest) -> Iterator[int]:
+    """What a new file may be used for under a umask."""
+    before = os.umask(request.param)
+    yield 0o666 & ~request.param
+    os.umask(before)
+
+
+def test_the_file_is_read_back_and_has_the_rights_of_new_files(tmp_path: Path, rights: int) -> None:
+    tensors = {"a.weight": torch.randn(3, 5).bfloat16(), "ids": torch.arange(7)}
+    file = tmp_path / "model.safetensors"
+    write_tensors(file, tensors)
+    assert stat.S_IMODE(file.stat().st_mode) == rights
+    with safe_open(file, framework="pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
+        assert {name: opened.get_tensor(name).tolist() for name in opened.keys()} == {  # noqa: SIM118
+            name: tensor.tolist() for name, tensor in tensors.items()
+        }
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_a_file_that_cannot_be_finished_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "model.safetensors"
+    write_tensors(file, {"a": torch.zeros(2)})
+    before = file.read_bytes()
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_tensors(file, {"a": torch.ones(2)})
+    assert file.read_bytes() == before
