@@ -1,22 +1,23 @@
 // RmsQkvRope over a prompt chunk: norm, Q, K and V projections, rotation, K and V to their slots.
 //
-//   x             bf16 [rows, K]                              in
-//   norm          bf16 [K]                                    in    HAS_NORM
-//   weight        bf16 [N/16, K/32, 512]                      in    packed (packing.py), or as
-//   WEIGHTS says bias          bf16 [N]                                    in    HAS_BIAS; in
-//   packed order cos, sin      fp32 [positions, D/2]                       in positions     int32
-//   [rows]                                in write_slot    int32 [rows] in k_pool, v_pool bf16
-//   [pages, KV_HEADS, PAGE_SIZE, D]       in and out q             bf16 [rows, Q_HEADS, D] out
-//   workspace     K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of the normed x
+//   x              bf16 [rows, K], in
+//   norm           bf16 [K], in, HAS_NORM
+//   weight         bf16 [N/16, K/32, 512], in, packed (packing.py), or as WEIGHTS says
+//   bias           bf16 [N], in, HAS_BIAS; in packed order
+//   cos, sin       fp32 [positions, D/2], in
+//   positions      int32 [rows], in
+//   write_slot     int32 [rows], in
+//   k_pool, v_pool bf16 [pages, KV_HEADS, PAGE_SIZE, D], in and out
+//   q              bf16 [rows, Q_HEADS, D], out
+//   workspace      K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of the normed x
 //
 // Two launches: normed x as panels, then the GEMM. The packed rows are (Q_HEADS + 2·KV_HEADS) heads
-// of D; tile j of a head holds rows 8j … 8j+7 and D/2+8j … D/2+8j+7, which the rotation mixes.
+// of D (prefill_heads.cuh).
 // Numbers, 2048 rows, 2880 → 5120: 60.4 GFLOP; 29 MB of weights, 12 MB of x twice, 21 MB out.
 // 256 tokens a tile: 320 tiles are 2.4 waves of 132 CTAs; about 115 µs at 525 TFLOP/s, and 5 µs for
 // the panels.
-#include "../_device/prefill_dense.cuh"
+#include "../_device/prefill_heads.cuh"
 #include "../_device/prefill_rows.cuh"
-#include "../_device/prefill_store.cuh"
 
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     rms_qkv_rope_rows(const uint16_t* x, const uint16_t* norm, unsigned char* workspace_panels,
@@ -25,31 +26,9 @@ extern "C" __global__ void __launch_bounds__(kRowsThreads)
                                                            workspace_panels, rows, panel_rows);
 }
 
-struct QkvGemm : DenseGemm {
-  static constexpr int kStagingValues = kRowsStride;
-  static constexpr int kHeadTiles = HEAD_DIM / 16;
-  const uint16_t* bias;
-  const float* cos;
-  const float* sin;
-  const int* positions;
-  const int* write_slot;
+struct QkvGemm : HeadsGemm {
   uint16_t* k_pool;
   uint16_t* v_pool;
-  uint16_t* q;
-
-  __device__ __forceinline__ LaneBias ahead_of(const GemmTile& tile) const {
-#if HAS_BIAS
-    return lane_bias(bias, tile);
-#else
-    return {0, 0};
-#endif
-  }
-
-  // Angles of eight pairs at a token's position, and where its key and value go.
-  struct Place {
-    float2 cos[4], sin[4];
-    int slot;
-  };
 
   template <int columns>
   __device__ __forceinline__ void store(const GemmTile& tile, LaneBias ahead,
@@ -58,34 +37,18 @@ struct QkvGemm : DenseGemm {
     const int first_tile = tile.row_tile + 4 * warpgroup();
     for_each_fetched_piece<4>(
         tile.live,
-        [&](int token, int piece) {
-          const int packed = first_tile + piece, head = packed / kHeadTiles;
-          return place_of(tile.first + token, head, packed % kHeadTiles);
-        },
+        [&](int token, int piece) { return place_of(tile.first + token, first_tile + piece); },
         [&](int token, int piece, const Place& at) {
           const int packed = first_tile + piece, head = packed / kHeadTiles;
           if (packed >= ROW_TILES) return;
           const uint4* const staged =
               reinterpret_cast<const uint4*>(staging + token * kRowsStride + 16 * piece);
           uint4 first = staged[0], second = staged[1];
-          if (head < Q_HEADS + KV_HEADS) rotate(first, second, at);
+          if (head < Q_HEADS + KV_HEADS) at.rotate(first, second);
           uint16_t* const out = head_of(tile.first + token, head, at.slot);
           *reinterpret_cast<uint4*>(out + 8 * (packed % kHeadTiles)) = first;
           *reinterpret_cast<uint4*>(out + 8 * (packed % kHeadTiles) + HEAD_DIM / 2) = second;
         });
-  }
-
-  // Of pairs i = 8·part … + 7 of a head of a row.
-  __device__ __forceinline__ Place place_of(int row, int head, int part) const {
-    Place at;
-    at.slot = head < Q_HEADS ? 0 : write_slot[row];
-    const size_t angles = static_cast<size_t>(positions[row]) * (HEAD_DIM / 2) + 8 * part;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      at.cos[i] = *reinterpret_cast<const float2*>(cos + angles + 2 * i);
-      at.sin[i] = *reinterpret_cast<const float2*>(sin + angles + 2 * i);
-    }
-    return at;
   }
 
   // Where a head of a row goes.
@@ -95,19 +58,6 @@ struct QkvGemm : DenseGemm {
     const size_t page = static_cast<size_t>(slot / PAGE_SIZE) * KV_HEADS + h;
     return (head < Q_HEADS + KV_HEADS ? k_pool : v_pool) +
            (page * PAGE_SIZE + slot % PAGE_SIZE) * HEAD_DIM;
-  }
-
-  // Eight pairs (i, i + D/2).
-  static __device__ __forceinline__ void rotate(uint4& first, uint4& second, const Place& at) {
-    uint32_t* const a = &first.x;
-    uint32_t* const b = &second.x;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 c = at.cos[i], s = at.sin[i];
-      const float2 u = unpack_bf16x2(a[i]), v = unpack_bf16x2(b[i]);
-      a[i] = pack_bf16x2(u.x * c.x - v.x * s.x, u.y * c.y - v.y * s.y);
-      b[i] = pack_bf16x2(v.x * c.x + u.x * s.x, v.y * c.y + u.y * s.y);
-    }
   }
 };
 

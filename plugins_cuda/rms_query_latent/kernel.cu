@@ -14,14 +14,9 @@
 // Grid and order of sums are RmsQkvRope's. Rows g and g + 8 of a tile are elements i and i +
 // HEAD_DIM/2 of a head, or 8 columns of a latent apart. 26.5 MB for GPT-OSS and a latent of 512,
 // 5.9 µs at 4.53 TB/s.
-#include "../_device/dense_kernel.cuh"
+#include "../_device/dense_pairs.cuh"
 
-#if !MANY_TOKENS
-using Places = DensePlaces<Shape, FRAGMENTS != 0, HAS_NORM != 0, OVERLAY != 0>;
-static_assert(SHARED_BYTES == Places::kBytes, "as the launch says");
-#endif
-
-constexpr int kWidth = K_BLOCKS * 32, kTilesPerHead = HEAD_DIM / 16, kHalf = HEAD_DIM / 2;
+constexpr int kTilesPerHead = HEAD_DIM / 16, kHalf = HEAD_DIM / 2;
 constexpr int kQueryTiles = Q_HEADS * kTilesPerHead;
 
 namespace {
@@ -94,25 +89,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
                              const unsigned char* workspace_tokens, float* workspace_sums,
                              unsigned* workspace_arrived, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  pdl_launch_dependents();
-  const Many many(rows);
-  Many::Stream stream = many.stream(weight);
-  stream.start();
-  pdl_wait();
-  if (HAS_NORM) {
-    many.fetch_normed(shared, workspace_tokens);
-  } else {
-    many.fetch_rows(shared, x);
-  }
-  if (!many.multiply(stream, shared, workspace_sums, workspace_arrived)) return;
   const Tensors tensors{cos, sin, positions, write_slot, c_pool, q};
-  many.emit_all(workspace_sums, [&](int tile, int g, int token, float low, float high) {
-    Pair pair(tile, g, token);
-    pair.load_bias(bias + tile * 16 + g);
-    pair.load_place(tensors);
-    pair.load_tables(tensors);
-    pair.store(tensors, low, high);
-  });
+  project_pairs<Pair>(tensors, x, weight, bias, workspace_tokens, workspace_sums, workspace_arrived,
+                      rows, shared);
 }
 
 #else
@@ -122,50 +101,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
                      const uint16_t* bias, const float* cos, const float* sin, const int* positions,
                      const int* write_slot, uint16_t* c_pool, uint16_t* q, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  pdl_launch_dependents();
-  const Chunks chunks{share_of_pairs<TILE_COUNT * 8, UNIT_PAIRS, CTAS>(blockIdx.x)};
-  Stream stream(weight, chunks, shared + Places::kRing, slice_of_warp<Shape>());
-  stream.start();
-  if (HAS_NORM) {
-    Places::Fragments::fetch_norm(shared + Places::kNorm, norm);
-    cp_async_commit();
-  }
-
-  const int first_token = blockIdx.y * Shape::kMostTokens;
-  const int tokens = min(Shape::kMostTokens, rows - first_token);
   const Tensors tensors{cos, sin, positions, write_slot, c_pool, q};
-  const Elements elements(tokens);
-  const Element own = elements.at(threadIdx.x);
-  const int own_tile = chunks.first_tile(0) + own.tile;
-  const bool ahead =
-      own.tile < TILES && elements.holds(own) && chunks.holds(own_tile * kPairsPerTile + own.g);
-  Pair early(own_tile, own.g, first_token + own.token);
-  if (ahead) early.load_bias(bias + own_tile * 16 + own.g);
-  float* partials = reinterpret_cast<float*>(shared + Places::kPartials);
-
-  pdl_wait();
-  if (ahead) early.load_place(tensors);
-  stream_tokens<Places, FRAGMENTS != 0, HAS_NORM != 0, NormRounding::kWeightInFp32>(
-      stream, shared, x + static_cast<int64_t>(first_token) * kWidth, tokens,
-      static_cast<float>(EPS),
-      [&] {
-        if (ahead) early.load_tables(tensors);
-      },
-      [&](int chunk, const Stream::Sums& sums) {
-        add_slices<Shape, Places::kPartialStride, ONE_CHUNK == 0>(
-            partials, sums, elements, [&](int index, const Element& e, float low, float high) {
-              const int tile = chunks.first_tile(chunk) + e.tile;
-              if (!chunks.holds(tile * kPairsPerTile + e.g)) return;
-              Pair pair = early;
-              if (!kAllEarly && (chunk > 0 || index >= Shape::kThreads)) {
-                pair = Pair(tile, e.g, first_token + e.token);
-                pair.load_bias(bias + tile * 16 + e.g);
-                pair.load_place(tensors);
-                pair.load_tables(tensors);
-              }
-              pair.store(tensors, low, high);
-            });
-      });
+  project_pairs<Pair>(tensors, x, norm, weight, bias, rows, shared);
 }
 
 #endif
