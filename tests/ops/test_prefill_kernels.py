@@ -72,7 +72,7 @@ CHUNKS: list[Any] = [
 
 @emulated
 @pytest.mark.parametrize(("name", "case", "output"), CHUNKS, ids=[c[0] for c in CHUNKS])
-@pytest.mark.parametrize("wgmma", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("wgmma", [0, 1])
 def test_a_row_depends_on_no_other_row_and_on_no_tile(
     name: str, case: Any, output: str, wgmma: int
 ) -> None:
