@@ -168,7 +168,7 @@ def mla(
         resume=resume,
         finish=finish,
         time_limit_s=time_limit_s,
-        **given_losses(losses=loss),
+        **given_losses(losses=("--loss", loss)),
     )
     with ProgressBar() as progress:
         train_latents(asked, progress)
@@ -285,28 +285,28 @@ def dsa(
         resume=resume,
         finish=finish,
         time_limit_s=time_limit_s,
-        **given_losses(losses=loss, joint_losses=joint_loss),
+        **given_losses(losses=("--loss", loss), joint_losses=("--joint-loss", joint_loss)),
     )
     with ProgressBar() as progress:
         train_indexers(asked, progress)
 
 
-def given_losses(**lists: list[str] | None) -> dict[str, Any]:
-    """The losses that were given, by the option's name; ``logits-kl=0.5`` is a term and weight."""
+def given_losses(**lists: tuple[str, list[str] | None]) -> dict[str, Any]:
+    """The losses that an option was given, by field; ``logits-kl=0.5`` is a term and its weight."""
     found = {}
-    for name, entries in lists.items():
+    for name, (option, entries) in lists.items():
         if entries:
-            found[name] = tuple(_loss(entry) for entry in entries)
+            found[name] = tuple(_loss(option, entry) for entry in entries)
     return found
 
 
-def _loss(entry: str) -> tuple[str, float]:
+def _loss(option: str, entry: str) -> tuple[str, float]:
     name, _, weight = entry.partition("=")
     try:
         return name, float(weight or 1)
     except ValueError as error:
         raise SpecbuildError(
-            f"--loss {entry}: {weight!r} is no number; write {name}=0.5"
+            f"{option} {entry}: {weight!r} is no number; write {name}=0.5"
         ) from error
 
 

@@ -202,8 +202,9 @@ def test_lists_of_numbers_and_losses_are_read() -> None:
     assert parse_list("--taps", "1,11,21") == (1, 11, 21)
     with pytest.raises(SpecbuildError, match="--taps 1;2"):
         parse_list("--taps", "1;2")
-    assert given_losses(losses=["logits-kl", "hidden-mse=0.5"], joint_losses=None) == {
-        "losses": (("logits-kl", 1.0), ("hidden-mse", 0.5))
-    }
-    with pytest.raises(SpecbuildError, match="--loss logits-kl=x: 'x' is no number"):
-        given_losses(losses=["logits-kl=x"])
+    assert given_losses(
+        losses=("--loss", ["logits-kl", "hidden-mse=0.5"]), joint_losses=("--joint-loss", None)
+    ) == {"losses": (("logits-kl", 1.0), ("hidden-mse", 0.5))}
+    for option in ("--loss", "--joint-loss"):
+        with pytest.raises(SpecbuildError, match=f"^{option} logits-kl=x: 'x' is no number"):
+            given_losses(losses=(option, ["logits-kl=x"]))
