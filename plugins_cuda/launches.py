@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from specbuild.runtime.plan import ITEM_BYTES
+
 # A kernel argument: the name of a tensor or workspace (a pointer), an int32, a float32, or None
 # for a null pointer, which an absent tensor's name gives too.
 Argument: TypeAlias = str | int | float | None
 Tactic: TypeAlias = Mapping[str, int]
 Phase: TypeAlias = Literal["decode", "prefill"]
-
-ITEM_BYTES: Mapping[str, int] = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1}
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from math import prod
 
-from specbuild.runtime.plan import Binding, OpCall, Plan, Program, ProgramEntry
+from specbuild.runtime.plan import ITEM_BYTES, Binding, OpCall, Plan, Program, ProgramEntry
 from specbuild.runtime.step_sections import HEADS, LEVEL, TARGET, step_sections
 
-ITEM_BYTES = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1}
 ReadProgram = Callable[[ProgramEntry], Program]
 
 _MOE, _ATTENTION, _LATENT = "RmsMoe", "PagedTreeAttention", "MlaAttention"

@@ -16,6 +16,7 @@ from specbuild.runtime.manifest import (
     Limits,
     TargetGeometry,
 )
+from specbuild.runtime.plan import ITEM_BYTES
 
 KV_DTYPE = "bfloat16"
 # Of an indexer's keys only.
@@ -58,11 +59,6 @@ class KvLayout:
         return "uint8" if self.group.dtype == FP8_DTYPE else self.group.dtype
 
     @property
-    def bytes_per_value(self) -> int:
-        """Of a pool's element."""
-        return 1 if self.group.dtype == FP8_DTYPE else 2
-
-    @property
     def tokens_per_page(self) -> int:
         """Slots of a page."""
         return self.group.page_size
@@ -77,7 +73,7 @@ class KvLayout:
         pools, offset = [], 0
         for layer, part, width in widths:
             pools.append(Pool(layer, part, offset, (g.pages, g.kv_heads, g.page_size, width)))
-            offset += g.pages * g.kv_heads * g.page_size * width * self.bytes_per_value
+            offset += g.pages * g.kv_heads * g.page_size * width * ITEM_BYTES[self.dtype]
         return tuple(pools)
 
     @property
@@ -94,7 +90,7 @@ class KvLayout:
         """What a page takes over all layers."""
         g = self.group
         values = sum(width for layer in g.layers for _, width in _widths(g, layer))
-        return g.kv_heads * g.page_size * values * self.bytes_per_value
+        return g.kv_heads * g.page_size * values * ITEM_BYTES[self.dtype]
 
     @property
     def bytes(self) -> int:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 PLAN_FILE = "plan.json"
+
+# Element types of kernels' tensors.
+ITEM_BYTES: Mapping[str, int] = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1}
 
 # What a launch argument is: (0, buffer, byte offset), (1, int32), (2, bits of a float32) or, for
 # an optional tensor that is absent, (3,): a null pointer.

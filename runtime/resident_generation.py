@@ -254,7 +254,7 @@ class ResidentGeneration:
     def _next_selections(self, shape: DraftShape | None) -> StepSelections:
         """How the next step attends; with DSA the device learns what its rows may choose."""
         if self._selections is None:
-            return StepSelections({}, narrows=False, checks=False)
+            return StepSelections()
         ahead = sum(1 + _depth(flight.shape) for flight in self._flights)
         return self._selections.plan(self._slots.sequences, ahead=ahead, depth=_depth(shape))
 
@@ -275,7 +275,7 @@ class ResidentGeneration:
         self, sequences: Sequence[SequenceState], shape: DraftShape | None
     ) -> ProgramEntry:
         """The program of a first step, before its sequences are known to be there."""
-        selections = StepSelections({}, narrows=False, checks=False)
+        selections = StepSelections()
         if self._selections is not None:
             selections = self._selections.expected(sequences, depth=_depth(shape))
         return self._step_entry(sequences, shape, selections)

@@ -11,7 +11,7 @@ have fewer launches and the same bits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -29,9 +29,9 @@ class StepSelections:
     ``narrows``: rows may attend to what indexers choose; ``checks``: the tree is verified twice.
     """
 
-    attends: Mapping[int, Attends]
-    narrows: bool
-    checks: bool
+    attends: Mapping[int, Attends] = field(default_factory=dict)
+    narrows: bool = False
+    checks: bool = False
 
 
 class ResidentSelections:

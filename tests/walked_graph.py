@@ -13,9 +13,9 @@ from specbuild.runtime.executors.tensorrt.op_launches import OpLauncher
 from specbuild.runtime.executors.tensorrt.plugin_record import (
     CUBINS,
     DESCRIPTION,
-    ITEM_BYTES,
     read_fields,
 )
+from specbuild.runtime.plan import ITEM_BYTES
 
 
 class WalkedGraph:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from specbuild.plugins_cuda.extend_inputs.lowering import row_vectors
 from specbuild.plugins_cuda.launches import (
-    ITEM_BYTES,
     Kernel,
     Lowering,
     LoweringRequest,
@@ -12,6 +11,7 @@ from specbuild.plugins_cuda.launches import (
     Workspace,
 )
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.plan import ITEM_BYTES
 
 _ARRIVED = "workspace_arrived"
 _POINTERS = (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from specbuild.plugins_cuda.launches import (
-    ITEM_BYTES,
     Kernel,
     Lowering,
     LoweringRequest,
     OpLaunch,
 )
+from specbuild.runtime.plan import ITEM_BYTES
 
 THREADS = 1024
 _ARGUMENTS = (

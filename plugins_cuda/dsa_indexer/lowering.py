@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from specbuild.plugins_cuda.launches import (
-    ITEM_BYTES,
     Kernel,
     Lowering,
     LoweringRequest,
@@ -11,6 +10,7 @@ from specbuild.plugins_cuda.launches import (
     Workspace,
 )
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.plan import ITEM_BYTES
 
 SCORE_THREADS, SCORE_CTAS_OF_AN_SM = 256, 3
 KEYS_OF_A_CTA = 16 * SCORE_THREADS // 32

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from specbuild.plugins_cuda.launches import (
-    ITEM_BYTES,
     Kernel,
     Lowering,
     LoweringRequest,
@@ -11,6 +10,7 @@ from specbuild.plugins_cuda.launches import (
     TensorInfo,
 )
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.plan import ITEM_BYTES
 
 THREADS = 256
 VECTOR_BYTES = 16

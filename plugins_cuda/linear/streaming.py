@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from specbuild.plugins_cuda.launches import ITEM_BYTES, LoweringRequest, Tactic, Target
+from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target
 from specbuild.plugins_cuda.linear.storage import BF16, Storage
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.plan import ITEM_BYTES
 
 MOST_ROWS = 256
 STREAMING_KEYS = ("ctas", "unit", "loads", "ring", "many")

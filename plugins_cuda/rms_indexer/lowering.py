@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from specbuild.plugins_cuda.launches import ITEM_BYTES, Lowering, LoweringRequest, Tactic
+from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Tactic
 from specbuild.plugins_cuda.linear.many_tokens import dense_tactics
 from specbuild.plugins_cuda.linear.packing import TILE_ROWS
 from specbuild.plugins_cuda.linear.projection import lower_projection, projection_of
 from specbuild.plugins_cuda.rms_indexer.prefill import lower_prefill, prefill_tactics
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.plan import ITEM_BYTES
 
 
 def lower(request: LoweringRequest) -> Lowering:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from specbuild.plugins_cuda.launches import ITEM_BYTES, Lowering, LoweringRequest, Tactic
+from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Tactic
 from specbuild.plugins_cuda.prefill_gemm import (
     ROWS_STAGING,
     dense_gemm,
     dense_launches,
     dense_tactics,
 )
+from specbuild.runtime.plan import ITEM_BYTES
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from specbuild.plugins_cuda.launches import (
-    ITEM_BYTES,
     Kernel,
     Lowering,
     LoweringRequest,
@@ -11,6 +10,7 @@ from specbuild.plugins_cuda.launches import (
     Workspace,
 )
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.plan import ITEM_BYTES
 
 MAX_TOP_K = 16
 _THREADS = 256

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from specbuild.plugins_cuda.launches import (
-    ITEM_BYTES,
     Kernel,
     Lowering,
     LoweringRequest,
     OpLaunch,
 )
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.plan import ITEM_BYTES
 
 MAX_CANDIDATES = 4096
 _MAX_BLOCK = 1024

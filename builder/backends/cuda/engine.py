@@ -26,6 +26,7 @@ from specbuild.builder.backends.cuda.programs.programs import (
     NO_DRAFT,
     PREFILL_ROWS,
     SCORE_ROWS,
+    StepForm,
     batch_buckets,
     deepest,
     draft_shapes,
@@ -263,19 +264,11 @@ def _steps(
                 _rooms(parts, batch, shape),
                 _selections(parts),
             ):
-                program = step_program(
-                    parts,
-                    batch,
-                    shape,
-                    full_logits=full_logits,
-                    extends=extends,
-                    room=room,
-                    narrows=narrows,
-                    checks=checks,
+                form = StepForm(batch, shape, full_logits, extends, room, narrows, checks)
+                lowered = lower_program(step_program(parts, form), lower)
+                entry = _described(
+                    lowered, "step", batch, form.rows, shape, full_logits=full_logits
                 )
-                lowered = lower_program(program, lower)
-                rows = batch * (shape.draft_tokens + 1) + room
-                entry = _described(lowered, "step", batch, rows, shape, full_logits=full_logits)
                 entry = replace(
                     entry, extends=extends, fed_again=room, narrows=narrows, checks=checks
                 )

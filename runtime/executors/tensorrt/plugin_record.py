@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
-from specbuild.runtime.plan import FLOAT32, INT32, NULL, POINTER, CompiledKernel, Launch
+from specbuild.runtime.plan import FLOAT32, INT32, ITEM_BYTES, NULL, POINTER, CompiledKernel, Launch
 from specbuild.runtime.strict_json import from_json, to_json
 
 RECORD_FORMAT = 1
@@ -23,7 +23,6 @@ DESCRIPTION, CUBINS = "description", "cubins"
 FIELD_NAMES = (DESCRIPTION, CUBINS)
 WORKSPACE_ALIGNMENT = 256
 
-ITEM_BYTES: Mapping[str, int] = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1}
 # TensorRT has no plugin tensors of bytes: stored bytes travel as a row of 32-bit words.
 _WIRE: Mapping[str, str] = {"uint8": "int32"}
 Shape = tuple[int, ...]

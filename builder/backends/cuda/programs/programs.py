@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from specbuild.builder.backends.cuda.programs.draft_passes import Drafting, fuse, keep_rows
 from specbuild.builder.backends.cuda.programs.engine_parts import EngineParts
@@ -63,54 +63,48 @@ def fits(batch: int, shape: DraftShape, depth: int) -> bool:
     return batch * max(rows) <= MAX_DECODE_ROWS
 
 
-def step_name(
-    batch: int,
-    shape: DraftShape,
-    *,
-    full_logits: bool,
-    extends: bool = False,
-    room: int = 0,
-    narrows: bool = False,
-    checks: bool = False,
-) -> str:
-    """``step@4``, ``step@4.extends``, ``step@1.draft-1-3-3`` (K, D, N); ``.logits`` if written.
+@dataclass(frozen=True)
+class StepForm:
+    """What a decoding step of ``batch`` sequences does; ``ProgramEntry`` says more of each field.
 
-    ``.refresh`` has room for rows that are fed again (SpecPV); ``.narrowed`` attends to what
-    indexers choose (DSA); ``.checked`` does so and holds it against attention to everything.
+    ``room`` is for rows that are fed again (SpecPV). Rows of a step that ``narrows`` attend to what
+    indexers choose (DSA); one that ``checks`` narrows too and holds it against attention to
+    everything.
     """
-    draft = f".draft-{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"
-    name = f"step@{batch}{draft if shape.draft_depth else ''}{'.extends' if extends else ''}"
-    name = f"{name}{'.refresh' if room else ''}"
-    if narrows:
-        name = f"{name}.{'checked' if checks else 'narrowed'}"
-    return f"{name}.logits" if full_logits else name
+
+    batch: int
+    shape: DraftShape
+    full_logits: bool = False
+    extends: bool = False
+    room: int = 0
+    narrows: bool = False
+    checks: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Of the target."""
+        return self.batch * (self.shape.draft_tokens + 1) + self.room
+
+    @property
+    def name(self) -> str:
+        """``step@4``, ``step@4.extends``, ``step@1.draft-1-3-3`` (K, D, N), then ``.refresh`` with
+        room, ``.narrowed`` or ``.checked``, and ``.logits`` if they are written."""
+        shape = self.shape
+        draft = f".draft-{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"
+        name = f"step@{self.batch}{draft if shape.draft_depth else ''}"
+        name = f"{name}{'.extends' if self.extends else ''}{'.refresh' if self.room else ''}"
+        if self.narrows:
+            name = f"{name}.{'checked' if self.checks else 'narrowed'}"
+        return f"{name}.logits" if self.full_logits else name
 
 
-def step_program(
-    parts: EngineParts,
-    batch: int,
-    shape: DraftShape,
-    *,
-    full_logits: bool,
-    extends: bool = False,
-    room: int = 0,
-    narrows: bool = False,
-    checks: bool = False,
-) -> ProgramIr:
-    """One decoding step of ``batch`` sequences; see ``ProgramEntry``."""
-    name = step_name(
-        batch,
-        shape,
-        full_logits=full_logits,
-        extends=extends,
-        room=room,
-        narrows=narrows,
-        checks=checks,
-    )
-    program = ProgramIr(name, "decode")
+def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
+    """One decoding step."""
+    batch, shape, room, full_logits = form.batch, form.shape, form.room, form.full_logits
+    program = ProgramIr(form.name, "decode")
     drafting = Drafting(parts, program, batch, shape)
     tree = drafting.tree() if shape.draft_depth else None
-    if extends:
+    if form.extends:
         drafting.take_up()
     trees = rows = _verify_rows(parts, program, batch, shape, tree)
     placed: dict[str, Tensor] = {}
@@ -118,7 +112,7 @@ def step_program(
     if parts.views is not None:
         rows, placed = view_rows(parts, program, trees.inputs, batch, room)
     sampled: dict[str, Tensor] = {}
-    if narrows and checks:
+    if form.checks:
         # Its keys and values give way to those of the pass behind it, which counts.
         narrowed = replace(rows, budget=parts.ports.first(SAMPLED_BUDGET, batch))
         found = run_target(parts, program, narrowed, sampled=True)
@@ -131,7 +125,7 @@ def step_program(
             sampled = {**sampled, **_accept(program, trees, tree, sampled, shape)}
     if room:
         rows, sampling = sample_rows(program, rows, trees.inputs, placed, room)
-    if narrows:
+    if form.narrows:
         rows = replace(rows, budget=parts.ports.first(LIST_BUDGET, batch))
     target = run_target(parts, program, rows)
     captured = target.captured
@@ -160,7 +154,7 @@ def step_program(
             "captured": captured,
             **parts.state("Advance", batch),
         },
-        {"extended": int(tree is not None or extends)},
+        {"extended": int(tree is not None or form.extends)},
     )
     if parts.views is not None:
         advance_views(parts, program, trees.inputs, placed, path.get("path"), batch)
