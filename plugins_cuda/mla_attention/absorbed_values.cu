@@ -11,7 +11,7 @@
 // is joined by group s mod 8, in order, and the groups in order after it. Then the mean times the
 // head's w_v, which is on its way since before the wait. A state is 4·VALUE bytes: 129 of
 // them 264 KB, which an SM takes 2.4 µs for from L2.
-#include "../_device/attention_softmax.cuh"
+#include "../_device/latent_mass.cuh"
 
 namespace {
 
@@ -50,14 +50,6 @@ __device__ __forceinline__ Part joined(int64_t place, int group, int quad, int s
     for (int i = 0; i < kAhead; ++i) join(all, part[i]);
   }
   return all;
-}
-
-// The sum of a row's weights, of one that all slots have joined.
-__device__ __forceinline__ float mass_of(const Part& all, const float* sinks, int head) {
-  if (!HAS_SINKS) return all.sum > 0.0f ? 1.0f : 0.0f;
-  Part one{all.maximum, all.sum, make_float4(all.sum, 0.0f, 0.0f, 0.0f)};
-  join_sink(one, sinks[head]);
-  return one.sum > 0.0f ? one.values.x / one.sum : 0.0f;
 }
 
 }  // namespace

@@ -17,8 +17,8 @@
 // place p belongs to group p mod GROUPS; those of a group join in order, then the groups do. It
 // multiplies them by its panel of w_v; the last of the PANELS to arrive adds the products in order,
 // and the bias as often as the weights sum to.
-#include "../_device/attention_softmax.cuh"
 #include "../_device/attention_tile.cuh"
+#include "../_device/latent_mass.cuh"
 
 namespace {
 
@@ -69,14 +69,6 @@ __device__ __forceinline__ Part joined(int64_t row, int column, int group, int p
 // slots share out, those behind its last tile do not.
 __device__ __forceinline__ int places_of(int64_t row, const int* row_slot) {
   return WINDOW > 0 ? PLACES : row_slot[row] / TILE + 1;
-}
-
-// The sum of a row's weights, of one that all slots have joined.
-__device__ __forceinline__ float mass_of(const Part& all, const float* sinks, int head) {
-  if (!HAS_SINKS) return all.sum > 0.0f ? 1.0f : 0.0f;
-  Part one{all.maximum, all.sum, make_float4(all.sum, 0.0f, 0.0f, 0.0f)};
-  join_sink(one, sinks[head]);
-  return one.sum > 0.0f ? one.values.x / one.sum : 0.0f;
 }
 
 }  // namespace
