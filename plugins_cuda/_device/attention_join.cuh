@@ -1,23 +1,20 @@
 // How the decode kernel's softmax states become one: over the key warps, then over the slots.
 //
-// Constants of the kernel: KV_HEADS, SLOTS, HAS_SINKS, and those of attention_states.cuh.
+// Constants of the kernel: those of attention_slots.cuh and of attention_states.cuh.
 #pragma once
 
+#include "attention_slots.cuh"
 #include "attention_states.cuh"
 
-constexpr int kQuads = GROUP * WIDTH / 4;  // what the threads of a row join, four columns each
-constexpr int kHeadFloats = WIDTH + 8;     // heads of a part begin in different banks
+constexpr int kHeadFloats = WIDTH + 8;  // heads of a part begin in different banks
 constexpr int kPartFloats = kHeads * kHeadFloats;
 constexpr int kParts = ROW_WARPS * kSides * kKeyWarps;
 
 // Joins states across warps in shared memory, across slots in the workspaces.
 struct Joiner {
-  float* parts;         // [ROW_WARPS][kSides][kKeyWarps][kHeads][kHeadFloats]
-  float2* part_sums;    // [ROW_WARPS][kSides][kKeyWarps][kHeads]
-  float2* slot_sums;    // workspace_sums
-  float4* slot_values;  // workspace_values
-  const float* sinks;
-  uint2* attended;
+  float* parts;       // [ROW_WARPS][kSides][kKeyWarps][kHeads][kHeadFloats]
+  float2* part_sums;  // [ROW_WARPS][kSides][kKeyWarps][kHeads]
+  SlotStates slots;
   int key_warp, row_warp;
 
   // This warp's states of a pair of rows, for the others to read. The maximum is in units of log 2
@@ -54,17 +51,6 @@ struct Joiner {
     return slot;
   }
 
-  // Where head `head` of a slot stands in the workspaces.
-  __device__ __forceinline__ static int64_t slot_place(int row, int slot, int head) {
-    return ((static_cast<int64_t>(row) * KV_HEADS + blockIdx.y) * SLOTS + slot) * GROUP + head;
-  }
-
-  __device__ __forceinline__ void store(Part& all, int row, int head, int column) const {
-    const int64_t q_head = (static_cast<int64_t>(row) * KV_HEADS + blockIdx.y) * GROUP + head;
-    if (HAS_SINKS) join_sink(all, sinks[blockIdx.y * GROUP + head]);
-    attended[(q_head * WIDTH + column) / 4] = mean_of(all);
-  }
-
   // Ends a slot, with all threads. `first`: the CTA's first row of the launch. The only slot that
   // its rows see is the result.
   __device__ __forceinline__ void end_slot(const States& states, const Rows& rows, int slot,
@@ -81,12 +67,12 @@ struct Joiner {
         if (row >= rows.count) continue;
         Part all = slot_part(side, head, column);
         if (only) {
-          store(all, first + row, head, column);
+          slots.store(all, first + row, head, column);
           continue;
         }
-        const int64_t at = slot_place(first + row, slot, head);
-        slot_values[(at * WIDTH + column) / 4] = all.values;
-        if (column == 0) slot_sums[at] = make_float2(all.maximum, all.sum);
+        const int64_t at = SlotStates::place(first + row, slot, head);
+        slots.values[(at * WIDTH + column) / 4] = all.values;
+        if (column == 0) slots.sums[at] = make_float2(all.maximum, all.sum);
       }
       if (m + 1 < kPairs || CONTEXT_CTAS < SLOTS) __syncthreads();
     }
@@ -94,28 +80,7 @@ struct Joiner {
 
   // All slots of all rows, in order.
   __device__ __forceinline__ void join_slots(const Rows& rows, int first) const {
-    constexpr int kAhead = SLOTS < 16 ? SLOTS : 16;
-    for (int i = threadIdx.x; i < rows.count * kQuads; i += kThreads) {
-      const int row = first + i / kQuads, quad = i % kQuads;
-      const int head = quad * 4 / WIDTH, column = quad * 4 % WIDTH;
-      Part all = empty_part();
-      for (int slot = 0; slot < SLOTS; slot += kAhead) {
-        Part part[kAhead];
-#pragma unroll
-        for (int k = 0; k < kAhead; ++k) {
-          part[k] = empty_part();
-          if (slot + k >= SLOTS || !rows.occupy(slot + k)) continue;
-          const int64_t at = slot_place(row, slot + k, head);
-          const uint4 bits = load_l2_16(slot_values + (at * WIDTH + column) / 4);
-          const float2 pair = load_l2_float2(slot_sums + at);
-          part[k] = {pair.x, pair.y,
-                     make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y),
-                                 __uint_as_float(bits.z), __uint_as_float(bits.w))};
-        }
-#pragma unroll
-        for (int k = 0; k < kAhead; ++k) join(all, part[k]);
-      }
-      store(all, row, head, column);
-    }
+    slots.join_rows<kThreads>(first, rows.count, threadIdx.x,
+                              [&](int slot) { return rows.occupy(slot); });
   }
 };

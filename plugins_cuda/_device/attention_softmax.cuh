@@ -29,13 +29,22 @@ __device__ __forceinline__ Part empty_part() {
   return {no_maximum(), 0.0f, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
 }
 
-// all ← all ∪ part. A part that has seen no key changes nothing.
+// all ← all ∪ part, but for the values: those so far are to be multiplied by `a`, the part's by
+// `b`. False where the part has seen no key: it changes nothing.
+__device__ __forceinline__ bool join_sums(float& all_maximum, float& all_sum, float part_maximum,
+                                          float part_sum, float& a, float& b) {
+  if (part_maximum == no_maximum()) return false;
+  const float maximum = fmaxf(all_maximum, part_maximum);
+  a = exp2_fast(all_maximum - maximum), b = exp2_fast(part_maximum - maximum);
+  all_maximum = maximum;
+  all_sum = __fmaf_rn(part_sum, b, __fmul_rn(all_sum, a));
+  return true;
+}
+
+// all ← all ∪ part.
 __device__ __forceinline__ void join(Part& all, const Part& part) {
-  if (part.maximum == no_maximum()) return;
-  const float maximum = fmaxf(all.maximum, part.maximum);
-  const float a = exp2_fast(all.maximum - maximum), b = exp2_fast(part.maximum - maximum);
-  all.maximum = maximum;
-  all.sum = __fmaf_rn(part.sum, b, __fmul_rn(all.sum, a));
+  float a, b;
+  if (!join_sums(all.maximum, all.sum, part.maximum, part.sum, a, b)) return;
   all.values.x = __fmaf_rn(part.values.x, b, __fmul_rn(all.values.x, a));
   all.values.y = __fmaf_rn(part.values.y, b, __fmul_rn(all.values.y, a));
   all.values.z = __fmaf_rn(part.values.z, b, __fmul_rn(all.values.z, a));
@@ -57,4 +66,31 @@ __device__ __forceinline__ uint2 mean_of(const Part& all) {
   const float scale = all.sum > 0.0f ? 1.0f / all.sum : 0.0f;
   return make_uint2(pack_bf16x2(all.values.x * scale, all.values.y * scale),
                     pack_bf16x2(all.values.z * scale, all.values.w * scale));
+}
+
+// Scores of a tile of 32 keys, [8 keys][two of row 0, two of row 1] of this lane, become row j's
+// weights; `maximum` is that of the scores before the scale (log 2 in it), `sum` this lane's. What
+// the values so far are to be multiplied by is returned. A row that sees no key keeps its bits.
+__device__ __forceinline__ float weigh_tile(float (*score)[4], int j, float scale, float& maximum,
+                                            float& sum) {
+  float top = maximum;
+#pragma unroll
+  for (int n = 0; n < 4; ++n) top = fmaxf(top, fmaxf(score[n][2 * j], score[n][2 * j + 1]));
+  top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, 1));
+  top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, 2));
+  const float base = finite_maximum(top);
+  const float rescale = exp2_fast(__fmul_rn(maximum - base, scale));
+  const float shift = -__fmul_rn(base, scale);
+  maximum = top;
+  float pair[4];
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    float& low = score[n][2 * j];
+    float& high = score[n][2 * j + 1];
+    low = exp2_fast(__fmaf_rn(low, scale, shift));
+    high = exp2_fast(__fmaf_rn(high, scale, shift));
+    pair[n] = low + high;
+  }
+  sum = __fmaf_rn(sum, rescale, (pair[0] + pair[1]) + (pair[2] + pair[3]));
+  return rescale;
 }

@@ -71,27 +71,9 @@ struct States {
     }
   }
 
-  // Scores of 32 keys become weights. A row that sees none of them keeps its bits.
+  // Scores of 32 keys become weights.
   __device__ __forceinline__ void weigh(int m, int j, float (&score)[4][4]) {
-    float top = maximum[m][j];
-#pragma unroll
-    for (int n = 0; n < 4; ++n) top = fmaxf(top, fmaxf(score[n][2 * j], score[n][2 * j + 1]));
-    top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
-    const float base = finite_maximum(top);
-    const float rescale = exp2_fast(__fmul_rn(maximum[m][j] - base, kScale));
-    const float shift = -__fmul_rn(base, kScale);
-    maximum[m][j] = top;
-    float pair[4];
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      float& low = score[n][2 * j];
-      float& high = score[n][2 * j + 1];
-      low = exp2_fast(__fmaf_rn(low, kScale, shift));
-      high = exp2_fast(__fmaf_rn(high, kScale, shift));
-      pair[n] = low + high;
-    }
-    sum[m][j] = __fmaf_rn(sum[m][j], rescale, (pair[0] + pair[1]) + (pair[2] + pair[3]));
+    const float rescale = weigh_tile(score, j, kScale, maximum[m][j], sum[m][j]);
 #pragma unroll
     for (int n = 0; n < 2 * kSteps; ++n) {
       values[m][n][2 * j] *= rescale;

@@ -25,6 +25,8 @@
 constexpr int kConsumerWarps = 8;
 constexpr int kGemmThreads = 32 * (kConsumerWarps + 4);  // a warpgroup for the producer thread
 constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
+static_assert(2 * kConsumerRegisters + kProducerRegisters <= 3 * registers_at_entry(kGemmThreads),
+              "no more registers than there are");
 constexpr int kTileRows = 16 * kConsumerWarps;
 constexpr int kGroupRows = kTileRows / 2;
 constexpr int kPanels = ceil_div(K_BLOCKS, 2);

@@ -165,8 +165,9 @@ __device__ __forceinline__ void store_row(const float (&values)[columns][4], int
 }
 
 // Two rows' queries as A operands of 16 columns each.
+template <class AnyRow>
 __device__ __forceinline__ void load_query_rows(uint32_t (&q)[WIDTH / 16][4],
-                                                const uint32_t* queries, const Row* rows) {
+                                                const uint32_t* queries, const AnyRow* rows) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
   for (int j = 0; j < 2; ++j) {

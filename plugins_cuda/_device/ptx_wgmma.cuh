@@ -10,6 +10,12 @@
 
 #include "ptx.cuh"
 
+// Registers that each thread of a CTA of so many has at entry, where the CTA is alone on its SM.
+// Warpgroups can raise theirs by what others gave back, and wait forever for more.
+__device__ constexpr int registers_at_entry(int threads) {
+  return (64 << 10) / threads / 8 * 8;
+}
+
 #ifndef SPECBUILD_EMULATE
 
 // The matrix that starts here (a multiple of 1024, plus 32 bytes for each 16 of k).

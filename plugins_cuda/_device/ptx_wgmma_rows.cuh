@@ -9,14 +9,26 @@
 
 #ifndef SPECBUILD_EMULATE
 
-// D [64, 128] = A·B.
-__device__ __forceinline__ void wgmma_bf16_new(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{" SPECBUILD_LIST_64 "}, {%64, %65, %66, %67}, %68, 0, 1, 1, 0;"
-      : SPECBUILD_SUMS_64
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
+// D [64, columns] = A·B.
+template <int columns>
+__device__ __forceinline__ void wgmma_bf16_new(float (&d)[columns / 2], const uint32_t (&a)[4],
+                                               uint64_t b);
+
+// clang-format off
+#define SPECBUILD_WGMMA_NEW(columns, a0, a1, a2, a3, matrix)                               \
+  template <>                                                                              \
+  __device__ __forceinline__ void wgmma_bf16_new<columns>(                                 \
+      float (&d)[columns / 2], const uint32_t (&a)[4], uint64_t b) {                       \
+    asm volatile(                                                                          \
+        "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 "                  \
+        "{" SPECBUILD_LIST_##a0 "}, "                                                      \
+        "{%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #matrix ", 0, 1, 1, 0;"              \
+        : SPECBUILD_SUMS_##a0                                                              \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                             \
+  }
+SPECBUILD_WGMMA_NEW(32, 16, 17, 18, 19, 20)
+SPECBUILD_WGMMA_NEW(128, 64, 65, 66, 67, 68)
+// clang-format on
 
 // D [64, 64] += A·B.
 __device__ __forceinline__ void wgmma_bf16_rows(float (&d)[32], const uint32_t (&a)[4],
@@ -30,8 +42,9 @@ __device__ __forceinline__ void wgmma_bf16_rows(float (&d)[32], const uint32_t (
 
 #else
 
-inline void wgmma_bf16_new(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
-  emulation::defer({d, a, b, 128, false, false});
+template <int columns>
+void wgmma_bf16_new(float (&d)[columns / 2], const uint32_t (&a)[4], uint64_t b) {
+  emulation::defer({d, a, b, columns, false, false});
 }
 inline void wgmma_bf16_rows(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
   emulation::defer({d, a, b, 64, true, true});

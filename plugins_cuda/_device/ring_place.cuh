@@ -7,9 +7,12 @@
 struct RingPlace {
   int slot = 0;
   uint32_t parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++slot == STAGES) {
-      slot = 0;
+
+  // STAGES is a multiple of `by`, or this one of several that take turns by as much.
+  __device__ __forceinline__ void advance(int by = 1) {
+    slot += by;
+    if (slot >= STAGES) {
+      slot -= STAGES;
       parity ^= 1;
     }
   }

@@ -262,6 +262,14 @@ _KERNEL_LAUNCHES = {
     "one sequence has nearly all rows": Launch(
         [Branch(2, 1), Branch(70, 21), Branch(5, 1), Branch(9, 0)], page_size=64, window=40
     ),
+    "many rows of one sequence, few of others": Launch(
+        [Branch(2, 1), Branch(270, 41, BUSHY), Branch(5, 0, chain_of(3)), Branch(9, 0)], group=8,
+        width=64, v_width=64, page_size=64, padding_pages=130,
+    ),
+    "a view per KV head, many rows": Launch(
+        [Branch(310, 13, (*BUSHY, *range(9, 24)))], view_per_head=True, group=4, width=64,
+        v_width=64, page_size=32, padding_pages=250, sinks=False,
+    ),
     "longer than the context's slots": Launch(
         [Branch(4300, 0, BUSHY)], kv_heads=1, page_size=64, padding_rows=0
     ),
@@ -302,6 +310,15 @@ _GPU_LAUNCHES = {
     ),
     "64 sequences, window": _real(
         [Branch(17 * b, 1) for b in range(64)], window=128, padding_rows=0
+    ),
+    "a refresh: 48 tokens and a chain at 131k": _real(
+        [Branch(131000, 48, chain_of(4))], padding_rows=12
+    ),
+    "a refresh of one in a batch": _real(
+        [Branch(20000, 48, chain_of(4)), *(Branch(4100 + b, 0, chain_of(4)) for b in range(7))]
+    ),
+    "trees of 24 nodes at 9k": _real(
+        [Branch(9000 + 40 * b, 0, (*BUSHY, *range(9, 24))) for b in range(3)], padding_rows=0
     ),
     "selected: 2116 of 131k": _real([Branch(131071, 1)], selected=2148, padding_rows=0),
     "selected: a chain of 4 at 131k": _real(

@@ -63,10 +63,7 @@ struct Memory {
     joiner.parts = reinterpret_cast<float*>(queries + (kRows > 1 ? kQueryRows * kUnits : 0));
     joiner.part_sums = reinterpret_cast<float2*>(joiner.parts + kParts * kPartFloats);
     last = reinterpret_cast<int*>(joiner.part_sums + kParts * kHeads);
-    joiner.slot_sums = slot_sums;
-    joiner.slot_values = slot_values;
-    joiner.sinks = in.sinks;
-    joiner.attended = attended;
+    joiner.slots = {slot_sums, slot_values, in.sinks, attended};
     joiner.key_warp = warp % kKeyWarps;
     joiner.row_warp = warp / kKeyWarps;
     ring += joiner.key_warp * STAGES * 2 * kTileUnits;

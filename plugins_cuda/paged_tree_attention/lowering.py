@@ -12,6 +12,7 @@ from specbuild.plugins_cuda.launches import (
     Tactic,
     Workspace,
 )
+from specbuild.plugins_cuda.paged_tree_attention import many_rows
 from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry, geometry_of
 from specbuild.plugins_cuda.paged_tree_attention.prefill import lower_prefill
 from specbuild.plugins_cuda.paged_tree_attention.selected import (
@@ -67,7 +68,7 @@ class Cut:
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One launch, two where rows have lists; SpecbuildError for what no kernel here does.
+    """One launch, more where rows have lists or are many; SpecbuildError for what no kernel does.
 
     In phase ``decode`` a row's sums do not depend on the grid that is chosen here.
     """
@@ -75,9 +76,13 @@ def lower(request: LoweringRequest) -> Lowering:
         return lower_prefill(request)
     shape = geometry_of(request)
     cut = _cut(request, shape)
-    plain = _lowered(request, shape, cut)
     if "selected" not in request.tensors:
-        return plain
+        if many_rows.takes(shape, cut.slots):
+            usual = replace(shape, rows=MOST_ROWS_ALONE * shape.batch)
+            plain = _lowered(request, shape, _cut(request, usual))
+            return many_rows.with_many(shape, plain, cut.split, cut.slots)
+        return _lowered(request, shape, cut)
+    plain = _lowered(request, shape, cut)
     require_lists(request, shape)
     single = replace(cut, rows=1, row_warps=1, row_ctas=1, stages=STAGES_OF_A_LIST)
     [alone] = _lowered(request, shape, single).launches
@@ -99,13 +104,7 @@ def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
         ("LAUNCH_ROWS", shape.rows),
         ("SEQUENCE_ROWS", max(1, shape.rows // shape.batch)),
     )
-    states = shape.rows * shape.kv_heads * cut.slots * shape.group
-    split_workspaces = (
-        Workspace("workspace_arrivals", 4 * shape.rows * shape.kv_heads, zeroed=True),
-        Workspace("workspace_sums", 8 * states),
-        Workspace("workspace_values", 4 * states * shape.width),
-    )
-    workspaces = split_workspaces if cut.slots > 1 else ()
+    workspaces = _workspaces(shape, cut.slots)
     entry = "attend_split" if cut.slots > 1 else "attend_whole"
     launch = OpLaunch(
         Kernel("paged_tree_attention", entry, constants),
@@ -115,6 +114,18 @@ def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
         arguments=(*ARGUMENTS, *(workspace.name for workspace in workspaces)),
     )
     return Lowering((launch,), workspaces)
+
+
+def _workspaces(shape: Geometry, slots: int) -> tuple[Workspace, ...]:
+    """The states of the slots; none where there is one alone."""
+    if slots == 1:
+        return ()
+    states = shape.rows * shape.kv_heads * slots * shape.group
+    return (
+        Workspace("workspace_arrivals", 4 * shape.rows * shape.kv_heads, zeroed=True),
+        Workspace("workspace_sums", 8 * states),
+        Workspace("workspace_values", 4 * states * shape.width),
+    )
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:

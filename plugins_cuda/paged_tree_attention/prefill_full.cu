@@ -39,6 +39,9 @@ constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a row of a tile
 constexpr int kTileUnits = kKeys * kUnits;
 constexpr int kSteps = WIDTH / 16;
 static_assert(WIDTH == 64 && WINDOW == 0, "rows of 128 bytes, that see everything before them");
+static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
+                  (kGroups + 1) * registers_at_entry(kThreads),
+              "no more registers than there are");
 
 struct Ring {
   Mbarrier full[STAGES];
@@ -123,7 +126,7 @@ struct Attention {
     wgmma_pin(scores());
     wgmma_pin(queries);
     wgmma_fence();
-    wgmma_bf16_new(scores(), queries[0], matrix);
+    wgmma_bf16_new<kKeys>(scores(), queries[0], matrix);
 #pragma unroll
     for (int step = 1; step < kSteps; ++step) {
       wgmma_bf16<kKeys>(scores(), queries[step], matrix + 2 * step);

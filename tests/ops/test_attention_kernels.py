@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from emulation import has_compiler, run_lowering
 from launch_branches import Branch, alone, node, refed, wide_node
 
 from specbuild.builder.backends.cuda.kernels.kernel_case import SMALL_TARGET, bits, values
-from specbuild.plugins_cuda.launches import LoweringRequest, Phase, Tactic, TensorInfo
+from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Phase, Tactic, TensorInfo
 from specbuild.plugins_cuda.paged_tree_attention.op import OP
 from specbuild.runtime.errors import SpecbuildError
 
@@ -63,15 +63,19 @@ class Launch:
     def attended(self) -> list[np.ndarray]:
         """The result's bits [rows, Hq, D] of each sequence."""
         inputs = self._inputs()
+        result = run_lowering(OP, self._lowering(inputs), inputs, {"attended": inputs["q"]})
+        return np.split(result["attended"], inputs["row_start"][1:])[: len(self.sequences)]
+
+    def entries(self) -> list[str]:
+        """The kernels that are launched."""
+        return [launch.kernel.entry for launch in self._lowering(self._inputs()).launches]
+
+    def _lowering(self, inputs: Mapping[str, np.ndarray]) -> Lowering:
         shapes = {name: TensorInfo(array.shape, _dtype(array)) for name, array in inputs.items()}
         attributes = {"scale": self.geometry.width**-0.5, "window": self.geometry.window}
         tensors = {**shapes, "attended": shapes["q"]}
         assert OP.lower is not None
-        lowering = OP.lower(
-            LoweringRequest(tensors, attributes, self.phase, SMALL_TARGET, self.tactic)
-        )
-        result = run_lowering(OP, lowering, inputs, {"attended": inputs["q"]})["attended"]
-        return np.split(result, inputs["row_start"][1:])[: len(self.sequences)]
+        return OP.lower(LoweringRequest(tensors, attributes, self.phase, SMALL_TARGET, self.tactic))
 
     def _inputs(self) -> dict[str, np.ndarray]:
         shape, rng = self.geometry, np.random.default_rng(self.seed)
@@ -177,6 +181,61 @@ def test_a_token_has_the_same_bits_alone_in_a_chain_in_a_tree_and_in_a_batch(win
             rows = launch.attended()[sequence]
             row = {"tree": 5, "two words": 4}.get(name, 5 if "tree" in name else -1)
             np.testing.assert_array_equal(rows[row], wanted, err_msg=f"{name} at {position}")
+
+
+MANY = Geometry(group=8, width=64, page_size=64)
+MANY_PAGES = 128  # fewer and the plain kernel is as quick
+
+
+@pytest.mark.parametrize("position", [*POSITIONS, 300, 650])
+def test_among_many_rows_a_token_has_the_bits_it_has_alone(position: int) -> None:
+    """As the last of a chain, in a tree, beside sequences with few rows and with many."""
+    text, other = Text.drawn(700, MANY, 1), Text.drawn(700, MANY, 2)
+    wanted = Launch(MANY, [alone(text, position)], pages=MANY_PAGES).attended()[0][-1]
+    dense = expected(MANY, text, position)
+    np.testing.assert_allclose(values(wanted, torch.bfloat16), dense, atol=1e-2, rtol=2e-2)
+    launches = {
+        "chain of 12": Launch(MANY, [refed(text, position, 12)], padding_rows=11),
+        "chain of 20": Launch(MANY, [refed(text, position, 20)], padding_rows=11, seed=3),
+        "chain of 40": Launch(MANY, [refed(text, position, 40)], padding_rows=11, seed=4),
+        "few beside many": Launch(
+            MANY, [refed(other, 533, 40), alone(text, position)], padding_rows=1, seed=5
+        ),
+    }
+    rows = dict.fromkeys(launches, -1)
+    if position >= 2:
+        tree = node(text, position, (164, 163, 0, 162))
+        bystander = node(other, 40, (3, 4, 5, 6))
+        launches |= {
+            "tree": Launch(MANY, [tree], padding_rows=5, seed=6),
+            "tree in a batch": Launch(
+                MANY, [alone(other, 7), tree, bystander, refed(other, 533, 30)],
+                padding_rows=9, seed=7,
+            ),
+            "two words": Launch(MANY, [wide_node(text, position)], padding_rows=9, seed=8),
+        }  # fmt: skip
+        rows |= {"tree": 5, "tree in a batch": 5, "two words": 4}
+    for name, launch in launches.items():
+        sequence = next(i for i, s in enumerate(launch.sequences) if s.text is text)
+        attended = replace(launch, pages=MANY_PAGES).attended()[sequence]
+        assert "attend_many" in replace(launch, pages=MANY_PAGES).entries()
+        np.testing.assert_array_equal(attended[rows[name]], wanted, err_msg=name)
+
+
+@pytest.mark.parametrize("position", [2500, 4500])
+def test_many_rows_share_a_long_context(position: int) -> None:
+    """Slots with several chunks, rows in two CTAs, a tree whose tiles are each row's own."""
+    text, other = Text.drawn(4700, MANY, 3), Text.drawn(700, MANY, 2)
+    wanted = Launch(MANY, [alone(text, position)], pages=MANY_PAGES).attended()[0][-1]
+    chain = Launch(MANY, [refed(text, position, 36)], pages=MANY_PAGES, seed=3)
+    np.testing.assert_array_equal(chain.attended()[0][-1], wanted)
+    tree = node(text, position, (164, 163, 0, 162))
+    wide = wide_node(text, position)
+    for branch, row in ((tree, 5), (wide, 4)):
+        sequences = [refed(other, 500, 40), branch, alone(other, 3)]
+        launch = Launch(MANY, sequences, padding_rows=5, pages=MANY_PAGES, seed=4)
+        assert launch.entries() == ["attend_few", "attend_many", "join_slots"]
+        np.testing.assert_array_equal(launch.attended()[1][row], wanted)
 
 
 @pytest.mark.parametrize("position", [1040, 4095, 4096, 4500])

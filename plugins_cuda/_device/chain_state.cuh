@@ -1,0 +1,146 @@
+// A chain's softmax state of two rows of heads in a warp, by wgmma; and what a slot's chains come
+// to.
+//
+// Constants of the kernel: those of chain_copy.cuh, attention_slots.cuh and prompt_rows.cuh.
+#pragma once
+
+#include "attention_slots.cuh"
+#include "chain_copy.cuh"
+#include "prompt_rows.cuh"
+#include "ptx_wgmma_rows.cuh"
+
+constexpr int kWarpRows = 2;
+constexpr int kSteps = WIDTH / 16;
+
+// A matrix so many units of 16 bytes further, which its lower half counts.
+__device__ __forceinline__ uint64_t further(uint64_t matrix, int units) {
+  return (matrix & 0xFFFFFFFF00000000u) | (static_cast<uint32_t>(matrix) + units);
+}
+
+// One chain.
+struct Chain {
+  uint32_t queries[kSteps][4];
+  float score[kTile / 8][4];
+  uint32_t weight[kTile / 16][4];
+  float values[WIDTH / 8][4];
+  float maximum[kWarpRows];  // of the scores, before the scale
+  float sum[kWarpRows];      // over this lane's keys
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < WIDTH / 2; ++i) values[i / 4][i % 4] = 0.0f;
+    maximum[0] = maximum[1] = no_maximum();
+    sum[0] = sum[1] = 0.0f;
+  }
+
+  __device__ __forceinline__ float (&scores()) [kTile / 2] {
+    return reinterpret_cast<float (&)[kTile / 2]>(score);
+  } __device__ __forceinline__
+      float (&sums()) [WIDTH / 2] { return reinterpret_cast<float (&)[WIDTH / 2]>(values); }
+
+  // Begins S = Q·Kᵀ.
+  __device__ __forceinline__ void begin_scores(uint64_t matrix) {
+    wgmma_pin(scores());
+    wgmma_pin(queries);
+    wgmma_fence();
+    wgmma_bf16_new<kTile>(scores(), queries[0], matrix);
+#pragma unroll
+    for (int step = 1; step < kSteps; ++step) {
+      wgmma_bf16<kTile>(scores(), queries[step], further(matrix, 2 * step));
+    }
+    wgmma_commit();
+  }
+
+  // Begins values += weights · V.
+  __device__ __forceinline__ void begin_values(uint64_t matrix) {
+    wgmma_pin(sums());
+    wgmma_pin(weight);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kTile / 16; ++step) {
+      wgmma_bf16_rows(sums(), weight[step], further(matrix, step * 16 * kUnits));
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void end_values() {
+    wgmma_wait<0>();
+    wgmma_pin(sums());
+    wgmma_pin(weight);
+  }
+
+  // Weights as A operands.
+  __device__ __forceinline__ void pack() {
+#pragma unroll
+    for (int i = 0; i < kTile / 4; ++i) {
+      const float (&pair)[4] = score[i / 4 * 2 + i % 4 / 2];
+      weight[i / 4][i % 4] = pack_bf16x2(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+    }
+  }
+};
+
+// What the chains of a slot come to, in shared memory: four values of every eight columns, and
+// maximum (in units of log 2) and sum of either row; a thread has its own.
+template <int threads>
+struct Held {
+  float4* units;  // [WIDTH / 8 + 1][threads], from this thread's on
+
+  __device__ __forceinline__ float4& at(int i) const {
+    return units[i * threads];
+  }
+
+  __device__ __forceinline__ void clear() const {
+#pragma unroll
+    for (int i = 0; i < WIDTH / 8; ++i) at(i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    at(WIDTH / 8) = make_float4(no_maximum(), 0.0f, no_maximum(), 0.0f);
+  }
+
+  __device__ __forceinline__ void join(const Chain& chain) const {
+    float added[kWarpRows], a[kWarpRows], b[kWarpRows];
+#pragma unroll
+    for (int j = 0; j < kWarpRows; ++j) {
+      added[j] = chain.sum[j];
+      added[j] += __shfl_xor_sync(kAllLanes, added[j], 1);
+      added[j] += __shfl_xor_sync(kAllLanes, added[j], 2);
+    }
+    float4 state = at(WIDTH / 8);
+    const bool first =
+        join_sums(state.x, state.y, __fmul_rn(chain.maximum[0], kScale), added[0], a[0], b[0]);
+    const bool second =
+        join_sums(state.z, state.w, __fmul_rn(chain.maximum[1], kScale), added[1], a[1], b[1]);
+    at(WIDTH / 8) = state;
+#pragma unroll
+    for (int n = 0; n < WIDTH / 8; ++n) {
+      float4 mine = at(n);
+      const float (&v)[4] = chain.values[n];
+      if (first) {
+        mine.x = __fmaf_rn(v[0], b[0], __fmul_rn(mine.x, a[0]));
+        mine.y = __fmaf_rn(v[1], b[0], __fmul_rn(mine.y, a[0]));
+      }
+      if (second) {
+        mine.z = __fmaf_rn(v[2], b[1], __fmul_rn(mine.z, a[1]));
+        mine.w = __fmaf_rn(v[3], b[1], __fmul_rn(mine.w, a[1]));
+      }
+      at(n) = mine;
+    }
+  }
+
+  // To the workspaces, as the states of rows `row` and, if there are two, `row` + 1.
+  __device__ __forceinline__ void leave(const SlotStates& slots, int row, int count,
+                                        int slot) const {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    if (g >= GROUP) return;
+    for (int j = 0; j < count; ++j) {
+      const int64_t place = SlotStates::place(row + j, slot, g);
+      float2* to = reinterpret_cast<float2*>(slots.values + place * (WIDTH / 4)) + t;
+#pragma unroll
+      for (int n = 0; n < WIDTH / 8; ++n) {
+        const float4 mine = at(n);
+        to[4 * n] = j == 0 ? make_float2(mine.x, mine.y) : make_float2(mine.z, mine.w);
+      }
+      const float4 state = at(WIDTH / 8);
+      if (t > 0) continue;
+      slots.sums[place] = j == 0 ? make_float2(state.x, state.y) : make_float2(state.z, state.w);
+    }
+  }
+};

@@ -1,0 +1,29 @@
+// PagedTreeAttention, behind attend_many: the states of a row's slots become its result.
+//
+//   row_start … ancestor_bits, sinks, attended   as attend_split's (kernel.cu)
+//   workspace_sums, workspace_values             as attend_many's (many_rows.cu)
+//
+// Grid (T, KV_HEADS), a thread for four columns of a head. A row reads as many slots as there are
+// chunks of 128 positions up to its own, in order: 16 are 34 kB, which lie in L2.
+#include "../_device/attention_rows.cuh"
+#include "../_device/attention_slots.cuh"
+#include "../_device/row_sequence.cuh"
+
+constexpr int kChunk = 128;
+static_assert(WINDOW == 0, "rows see everything before them");
+
+extern "C" __global__ void __launch_bounds__(kQuads)
+    join_slots(const int* row_start, const int* row_slot, const int* tree_start,
+               const int* ancestor_bits, const float* sinks, uint2* attended,
+               float2* workspace_sums, float4* workspace_values) {
+  pdl_launch_dependents();
+  pdl_wait();
+  const int row = blockIdx.x;
+  const int sequence = sequence_of(row_start, row, BATCH);
+  if (sequence >= BATCH || is_few(row_start, sequence)) return;
+  const RowView view =
+      view_of<WORDS, WINDOW>(row_slot[row], tree_start[sequence], ancestor_bits + row * WORDS);
+  const int slots = view.end() / kChunk + 1;
+  const SlotStates states{workspace_sums, workspace_values, sinks, attended};
+  states.join_rows<kQuads>(row, 1, threadIdx.x, [&](int slot) { return slot < slots; });
+}
