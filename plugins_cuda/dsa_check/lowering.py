@@ -31,11 +31,12 @@ def lower(request: LoweringRequest) -> Lowering:
     numbers = (
         int(request.attributes[name]) for name in ("threshold", "first_tokens", "recent_tokens")
     )
+    batch = request.tensors["budget"].shape[0]
     launch = OpLaunch(
         Kernel("dsa_check", "check_lists", (("WORDS", words), ("THREADS", THREADS))),
-        grid=(request.tensors["budget"].shape[0], 1, 1),
+        grid=(batch, 1, 1),
         block=THREADS,
         shared_bytes=ITEM_BYTES["int32"] * rows * views,
-        arguments=(*_ARGUMENTS, views, held, *numbers),
+        arguments=(*_ARGUMENTS, rows, max(1, rows // batch), views, held, *numbers),
     )
     return Lowering((launch,))
