@@ -18,7 +18,7 @@ struct SelectScratch {
   int found[3];
   __align__(16) uint32_t ranked[kFew];
   int above[kFew];
-  int counts[kDigits];
+  __align__(16) int counts[kDigits];
 };
 
 // The sum of `value` over the threads in front of this one.

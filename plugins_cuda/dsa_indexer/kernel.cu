@@ -31,7 +31,8 @@ constexpr int kWarps = THREADS / 32;
 
 constexpr int kBlocks = ceil_div(WIDTH, 32), kHeadTiles = ceil_div(HEADS, 8);
 // CTAs of an SM, and tiles of keys that a warp has under way: wide keys fill many registers.
-constexpr int kCtas = WIDTH * kHeadTiles <= 256 ? 2 : 1, kAhead = WIDTH <= 64 ? 4 : 1;
+constexpr int kCtas = WIDTH * kHeadTiles <= 256 ? 2 : 1;
+constexpr int kAhead = WIDTH > 64 ? 1 : kHeadTiles > 1 ? 2 : 4;
 constexpr int kKeys = 16, kStride = 32 * kBlocks + 32;  // of a query: rows lie in other banks
 constexpr int kKeyBytes = WIDTH * KEY_BYTES, kTileBytes = kKeys * kKeyBytes;
 
@@ -259,9 +260,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, kCtas)
       }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < here * kDigits; i += THREADS) {
-      const int64_t place = static_cast<int64_t>(first + start + i / kDigits) * views + view;
-      if (counts[i] > 0) atomicAdd(&workspace_counts[place * kDigits + i % kDigits], counts[i]);
+    for (int row = 0; row < here; ++row) {
+      constexpr int kOfAThread = kDigits / THREADS;
+      const int64_t place = static_cast<int64_t>(first + start + row) * views + view;
+      int own[kOfAThread];
+#pragma unroll
+      for (int i = 0; i < kOfAThread; ++i) {
+        own[i] = counts[row * kDigits + i * THREADS + threadIdx.x];
+      }
+#pragma unroll
+      for (int i = 0; i < kOfAThread; ++i) {
+        int* all = workspace_counts + place * kDigits + i * THREADS + threadIdx.x;
+        if (own[i] > 0) atomicAdd(all, own[i]);
+      }
     }
     // Nobody holds them meanwhile: tiles fill the registers.
 #pragma unroll
