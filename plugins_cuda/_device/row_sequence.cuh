@@ -1,28 +1,41 @@
 // The sequence that a row of a launch belongs to.
 #pragma once
 
-#include "types.cuh"
+#include "ptx.cuh"
 
 // A number of the batch and what two arrays hold of it; the batch's size where the row is of none.
 struct RowSequence {
   int index, start, budget;
 };
 
-// With whole warps. All loads are issued at once up to 32 sequences; `budget` may be null.
-__device__ __forceinline__ RowSequence sequence_of_row(int row, const int* row_start, int batch,
-                                                       const int* tree_start, const int* budget) {
-  const int lane = threadIdx.x % 32;
-  for (int first = 0; first < batch; first += 32) {
-    const int b = first + lane;
-    const bool real = b < batch;
-    const int end = real ? row_start[b + 1] : 0;
-    const int start = real ? tree_start[b] : 0;
-    const int allowed = real && budget != nullptr ? budget[b] : 0;
-    const int before = __popc(__ballot_sync(0xFFFFFFFFu, real && end <= row));
-    if (before < 32) {
-      return {first + before, __shfl_sync(0xFFFFFFFFu, start, before),
-              __shfl_sync(0xFFFFFFFFu, allowed, before)};
-    }
+// Lane b has what tells of sequence b, of the first 32: loaded beside whatever else is needed
+// first, so that memory is waited for once.
+struct FirstSequences {
+  int end, start, budget;
+
+  __device__ __forceinline__ FirstSequences(const int* row_start, int batch, const int* tree_start,
+                                            const int* budgets) {
+    const int b = min(static_cast<int>(threadIdx.x) % 32, batch - 1);
+    end = load_l2_int(row_start + b + 1);
+    start = load_l2_int(tree_start + b);
+    budget = load_l2_int(budgets + b);
   }
-  return {batch, 0, 0};
-}
+
+  // With whole warps.
+  __device__ __forceinline__ RowSequence of_row(int row, const int* row_start, int batch,
+                                                const int* tree_start, const int* budgets) const {
+    const int lane = threadIdx.x % 32;
+    int before = __popc(__ballot_sync(0xFFFFFFFFu, lane < batch && end <= row));
+    if (before < 32) {
+      return {before, __shfl_sync(0xFFFFFFFFu, start, before),
+              __shfl_sync(0xFFFFFFFFu, budget, before)};
+    }
+#pragma unroll 1
+    for (int first = 32; first < batch; first += 32) {
+      const int b = first + lane;
+      before += __popc(__ballot_sync(0xFFFFFFFFu, b < batch && row_start[b + 1] <= row));
+    }
+    if (before >= batch) return {batch, 0, 0};
+    return {before, tree_start[before], budgets[before]};
+  }
+};

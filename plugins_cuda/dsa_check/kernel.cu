@@ -108,6 +108,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   pdl_wait();
   const int b = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int pieces = ceil_div(held, kPiece);
+  const int first = load_l2_int(row_start + b), stop = load_l2_int(row_start + b + 1);
+  const int start = load_l2_int(tree_start + b), allowed = load_l2_int(budget + b);
   Piece piece;
   // The warp's piece number `i` of the sequence whose rows begin with `first`.
   const auto load = [&](int first, int i) {
@@ -119,8 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const bool guessed =
       warp < rows_of_a_sequence * views * pieces && guess + rows_of_a_sequence <= rows_in_all;
   if (guessed) load(guess, warp);
-  const int first = row_start[b], rows = row_start[b + 1] - first;
-  const int start = tree_start[b], allowed = budget[b], lists = rows * views;
+  const int lists = (stop - first) * views;
   const int64_t begin = static_cast<int64_t>(first) * views * held;
   for (int i = warp; i < lists * pieces; i += kWarps) {
     if (i != warp || !guessed || first != guess) load(first, i);

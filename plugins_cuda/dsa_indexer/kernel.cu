@@ -111,7 +111,8 @@ struct Keys {
   __device__ __forceinline__ int2 look_up(int first) const {
     const int near = (first + static_cast<int>(threadIdx.x) % 32 / 4) / PAGE_SIZE;
     const int far = (first + 8 + static_cast<int>(threadIdx.x) % 32 / 4) / PAGE_SIZE;
-    return make_int2(near < table ? pages[near] : 0, far < table ? pages[far] : 0);
+    return make_int2(near < table ? load_l2_int(pages + near) : 0,
+                     far < table ? load_l2_int(pages + far) : 0);
   }
 
   // The keys of slots below `end`.
@@ -177,13 +178,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, kCtas)
   const int own_first = (static_cast<int>(blockIdx.x) * kWarps + threadIdx.x / 32) * kKeys;
   const int stride = gridDim.x * kWarps * kKeys;
   keys.warm(own_first, stride, min(load_l2_int(tree_start + b), capacity));
+#pragma unroll 1
+  for (int i = threadIdx.x; i < ROWS * kDigits / 4; i += THREADS) {
+    reinterpret_cast<uint4*>(counts)[i] = make_uint4(0, 0, 0, 0);
+  }
   pdl_wait();
+  const int allowed = load_l2_int(budget + b), end = load_l2_int(tree_start + b);
+  const int first = load_l2_int(row_start + b), stop = load_l2_int(row_start + b + 1);
   int2 pages[kAhead];
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) pages[i] = keys.look_up(own_first + i * stride);
-  const int allowed = budget[b], end = tree_start[b];
-  const int first = row_start[b], rows = row_start[b + 1] - first;
-  if (allowed < 0) return;
+  // All of these are under way before one is waited for.
+  __syncthreads();
+  const int rows = allowed < 0 ? 0 : stop - first;
   for (int start = 0; start < rows; start += ROWS) {
     const int here = min(ROWS, rows - start);
     Tile tiles[kAhead];
@@ -192,31 +199,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, kCtas)
     for (int i = 0; i < kAhead; ++i) {
       keys.load(tiles[i], own_first + i * stride, pages[i], min(end, capacity));
     }
-    __syncthreads();
-    if (threadIdx.x < here) {
-      const int row = first + start + threadIdx.x;
-      const ListRange range =
-          list_range<WORDS>(row_slot[row], end, ancestor_bits + static_cast<int64_t>(row) * WORDS,
-                            first_tokens, recent_tokens);
-      const bool chooses = positions[row] >= threshold && allowed < range.others();
-      choices[threadIdx.x] =
-          chooses && allowed > 0 ? make_int2(range.low, range.late) : make_int2(0, 0);
-    }
-#pragma unroll 1
-    for (int i = threadIdx.x; i < here * kDigits / 4; i += THREADS) {
-      reinterpret_cast<uint4*>(counts)[i] = make_uint4(0, 0, 0, 0);
-    }
+    // Queries, what rows choose among, and weights: by other warps, all under way at once.
 #pragma unroll 1
     for (int i = threadIdx.x; i < here * 8 * kHeadTiles * kBlocks * 4; i += THREADS) {
       const int part = i % (kBlocks * 4), head = i / (kBlocks * 4) % (8 * kHeadTiles);
       const int row = i / (kBlocks * 4) / (8 * kHeadTiles);
-      uint4 value = make_uint4(0, 0, 0, 0);
-      if (head < HEADS && 8 * part < WIDTH) {
-        const int64_t at = static_cast<int64_t>(first + start + row) * HEADS + head;
-        value = *reinterpret_cast<const uint4*>(q + at * WIDTH + 8 * part);
-      }
-      uint16_t* own = queries + (row * 8 * kHeadTiles + head) * kStride + 8 * part;
-      *reinterpret_cast<uint4*>(own) = value;
+      const bool real = head < HEADS && 8 * part < WIDTH;
+      const int64_t at = static_cast<int64_t>(first + start + row) * HEADS + (real ? head : 0);
+      cp_async_16_or_zero(queries + (row * 8 * kHeadTiles + head) * kStride + 8 * part,
+                          q + at * WIDTH + (real ? 8 * part : 0), real);
+    }
+    cp_async_commit();
+    const int from_last = THREADS - 1 - static_cast<int>(threadIdx.x);
+    if (from_last < here) {
+      const int row = first + start + from_last;
+      const ListRange range =
+          list_range<WORDS>(row_slot[row], end, ancestor_bits + static_cast<int64_t>(row) * WORDS,
+                            first_tokens, recent_tokens);
+      const bool chooses = positions[row] >= threshold && allowed < range.others();
+      choices[from_last] =
+          chooses && allowed > 0 ? make_int2(range.low, range.late) : make_int2(0, 0);
     }
 #pragma unroll 1
     for (int i = threadIdx.x; i < here * 8 * kHeadTiles; i += THREADS) {
@@ -226,6 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, kCtas)
           head_weights != nullptr && head < HEADS ? bf16_to_float(head_weights[at]) : 1.0f;
       weights[row][head] = head < HEADS ? weight : 0.0f;
     }
+    cp_async_wait<0>();
     __syncthreads();
     int reach = 0;
     for (int row = 0; row < here; ++row) reach = max(reach, choices[row].y);
@@ -266,7 +269,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, kCtas)
       int own[kOfAThread];
 #pragma unroll
       for (int i = 0; i < kOfAThread; ++i) {
-        own[i] = counts[row * kDigits + i * THREADS + threadIdx.x];
+        int& count = counts[row * kDigits + i * THREADS + threadIdx.x];
+        own[i] = count;
+        count = 0;
       }
 #pragma unroll
       for (int i = 0; i < kOfAThread; ++i) {
@@ -274,6 +279,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, kCtas)
         if (own[i] > 0) atomicAdd(all, own[i]);
       }
     }
+    __syncthreads();
     // Nobody holds them meanwhile: tiles fill the registers.
 #pragma unroll
     for (int i = 0; i < kAhead && start + ROWS < rows; ++i) {

@@ -64,16 +64,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const float* scores = workspace_scores + place * score_stride(capacity);
   int* all_counts = workspace_counts + place * kDigits;
 
-  // This thread's digits from the highest down, its slots, and where the row stands.
+  // Where the row stands, this thread's digits from the highest down, and its slots.
+  const FirstSequences sequences(row_start, batch, tree_start, budget);
+  const int row_at = load_l2_int(row_slot + row), position = load_l2_int(positions + row);
   DigitCounts counts;
   counts.load(all_counts);
   const int slot = (static_cast<int>(blockIdx.x) * THREADS + static_cast<int>(threadIdx.x)) * 4;
   float4 own = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   if (slot < capacity) own = *reinterpret_cast<const float4*>(scores + slot);
-  const int row_at = row_slot[row], position = positions[row];
   const int* ancestors = ancestor_bits + static_cast<int64_t>(row) * WORDS;
   const int nodes = bits_below<WORDS>(ancestors, 32 * WORDS);
-  const RowSequence sequence = sequence_of_row(row, row_start, batch, tree_start, budget);
+  const RowSequence sequence = sequences.of_row(row, row_start, batch, tree_start, budget);
 
   int* list = selected + place * held;
   const bool whole = sequence.index < batch && (sequence.budget < 0 || position < threshold);
@@ -123,8 +124,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int words = ceil_div(range.late, 32);
   const Marks all{taken, taken + mark_words, words};
   all.load(marks);
-  for (int i = threadIdx.x; i < kDigits / 4; i += THREADS) {
-    reinterpret_cast<uint4*>(all_counts)[i] = make_uint4(0, 0, 0, 0);
+#pragma unroll
+  for (int i = 0; i < kDigits / 4; i += THREADS) {
+    reinterpret_cast<uint4*>(all_counts)[i + threadIdx.x] = make_uint4(0, 0, 0, 0);
   }
   if (threadIdx.x == 0) workspace_arrivals[place] = 0;
   __syncthreads();

@@ -49,8 +49,8 @@ struct Gather {
     return at < held ? list[at] : -1;
   }
 
-  // The pool row of an entry, −1 behind the list and where the row does not see it.
-  __device__ __forceinline__ int pool_row(int slot) const {
+  // Whether the row sees an entry, which is −1 behind the list.
+  __device__ __forceinline__ bool sees(int slot) const {
     bool seen = slot >= 0 && slot <= own;
     if (slot >= tree_start) {
       const int node = slot - tree_start;
@@ -61,13 +61,24 @@ struct Gather {
       }
       seen = bits >> (node % 32) & 1u;
     }
-    if (!seen) return -1;
-    return (table[slot / PAGE_SIZE] * KV_HEADS + kv_head) * PAGE_SIZE + slot % PAGE_SIZE;
+    return seen;
   }
 
-  __device__ __forceinline__ void look_up() {
+  // The pool rows of entries, −1 of those that the row does not see. All pages are loaded at once.
+  template <int count>
+  __device__ __forceinline__ void look_up(int (&entries)[count]) const {
+    bool seen[count];
+    int page[count];
 #pragma unroll
-    for (int i = 0; i < kLooked; ++i) looked[i] = pool_row(looked[i]);
+    for (int i = 0; i < count; ++i) {
+      seen[i] = sees(entries[i]);
+      page[i] = load_l2_int(table + (seen[i] ? entries[i] / PAGE_SIZE : 0));
+    }
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const int pool_row = (page[i] * KV_HEADS + kv_head) * PAGE_SIZE + entries[i] % PAGE_SIZE;
+      entries[i] = seen[i] ? pool_row : -1;
+    }
   }
 
   // Starts the copies of a tile's keys, and of its values right behind: those that the row sees in
@@ -79,7 +90,9 @@ struct Gather {
 #pragma unroll
       for (int i = 0; i < kLooked; ++i) mine = number == i ? looked[i] : mine;
     } else {
-      mine = pool_row(entry(chunk));
+      int found[1] = {entry(chunk)};
+      look_up(found);
+      mine = found[0];
     }
     const bool seen = mine >= 0;
     const unsigned all = __ballot_sync(kAllLanes, seen), below = (1u << lane) - 1u;
@@ -201,6 +214,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
   const int* list = selected + number * held;
   pdl_launch_dependents();
   pdl_wait();
+  const FirstSequences sequences(row_start, batch, tree_start, tree_start);
   Gather gather{k_pool, v_pool, page_table, list, held, kv_head, lane, memory.joiner.key_warp};
   const int head_entry = lane * kChunk < held ? list[lane * kChunk] : -1;
 #pragma unroll
@@ -216,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
   const int head = lane / 4;
   const int64_t q_head = (static_cast<int64_t>(row) * KV_HEADS + kv_head) * GROUP + head;
   queries.hold(q + q_head * (WIDTH / 2) + lane % 4, head < GROUP);
-  const RowSequence sequence = sequence_of_row(row, row_start, batch, tree_start, nullptr);
+  const RowSequence sequence = sequences.of_row(row, row_start, batch, tree_start, tree_start);
   if (sequence.index >= batch) return;
   gather.table += static_cast<int64_t>(sequence.index * VIEWS + (VIEWS > 1 ? kv_head : 0)) * TABLE;
   if (__shfl_sync(kAllLanes, head_entry, 0) == kWhole) {
@@ -227,6 +241,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
   }
   // Chunks that have entries; 1 for an empty list, whose result is zeros.
   int chunks = __popc(__ballot_sync(kAllLanes, head_entry >= 0));
+#pragma unroll 1
   for (int first = 32; first * kChunk < held; first += 32) {
     const int at = (first + lane) * kChunk;
     chunks += __popc(__ballot_sync(kAllLanes, at < held && list[at] >= 0));
@@ -236,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
   rows.count = 1;
   rows.end = max(chunks, 1) * kChunk - 1;
   if (!rows.occupy_cta()) return;
-  gather.look_up();
+  gather.look_up(gather.looked);
   attend_lists(gather, rows, queries, memory, row);
   join_last(rows, memory, workspace_arrivals, row);
 }
