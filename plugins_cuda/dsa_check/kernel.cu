@@ -18,7 +18,7 @@
 #include "../_device/ptx.cuh"
 
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
-constexpr int kOfALane = 10, kPiece = 32 * kOfALane, kWarps = THREADS / 32;
+constexpr int kOfALane = OF_A_LANE, kPiece = 32 * kOfALane, kWarps = THREADS / 32;
 
 // What DsaIndexer may give a row: `wanted` slots, `kept` of them below `first` or from `late` on;
 // where it gives a mark alone `wanted` is −1.
