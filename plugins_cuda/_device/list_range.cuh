@@ -14,11 +14,16 @@ struct ListRange {
 };
 
 // Of the row at view slot `own`; `start` is the tree's first slot.
+__device__ __forceinline__ ListRange list_range(int own, int start, int nodes, int first_tokens,
+                                                int recent_tokens) {
+  const int chain = min(own + 1, start), position = own < start ? own : start + nodes - 1;
+  const int late = min(max(position - recent_tokens + 1, 0), chain);
+  return {chain, nodes, min(first_tokens, late), late};
+}
+
 template <int words>
 __device__ __forceinline__ ListRange list_range(int own, int start, const int* ancestors,
                                                 int first_tokens, int recent_tokens) {
   const int nodes = bits_below<words>(ancestors, 32 * words);
-  const int chain = min(own + 1, start), position = own < start ? own : start + nodes - 1;
-  const int late = min(max(position - recent_tokens + 1, 0), chain);
-  return {chain, nodes, min(first_tokens, late), late};
+  return list_range(own, start, nodes, first_tokens, recent_tokens);
 }

@@ -1,22 +1,41 @@
-// Which sequence a row of a launch is of.
+// The sequence that a row of a launch belongs to.
 #pragma once
 
-#include "types.cuh"
+#include "ptx.cuh"
 
-// `batch` where it is of none; with whole warps.
-__device__ __forceinline__ int sequence_of(const int* row_start, int row, int batch) {
-  const int lane = threadIdx.x % 32;
-  int before = 0;
-  for (int first = 0; first < batch; first += 32) {
-    const int b = first + lane;
-    before += __popc(__ballot_sync(0xFFFFFFFFu, b < batch && row_start[b + 1] <= row));
+// A number of the batch and what two arrays hold of it; the batch's size where the row is of none.
+struct RowSequence {
+  int index, start, budget;
+};
+
+// Lane b has what tells of sequence b, of the first 32: loaded beside whatever else is needed
+// first, so that memory is waited for once.
+struct FirstSequences {
+  int end, start, budget;
+
+  __device__ __forceinline__ FirstSequences(const int* row_start, int batch, const int* tree_start,
+                                            const int* budgets) {
+    const int b = min(static_cast<int>(threadIdx.x) % 32, batch - 1);
+    end = load_l2_int(row_start + b + 1);
+    start = load_l2_int(tree_start + b);
+    budget = load_l2_int(budgets + b);
   }
-  return before;
-}
 
-#ifdef FEW_ROWS
-// Whether a sequence has so few rows that a kernel of its own attends for them.
-__device__ __forceinline__ bool is_few(const int* row_start, int sequence) {
-  return row_start[sequence + 1] - row_start[sequence] <= FEW_ROWS;
-}
-#endif
+  // With whole warps.
+  __device__ __forceinline__ RowSequence of_row(int row, const int* row_start, int batch,
+                                                const int* tree_start, const int* budgets) const {
+    const int lane = threadIdx.x % 32;
+    int before = __popc(__ballot_sync(0xFFFFFFFFu, lane < batch && end <= row));
+    if (before < 32) {
+      return {before, __shfl_sync(0xFFFFFFFFu, start, before),
+              __shfl_sync(0xFFFFFFFFu, budget, before)};
+    }
+#pragma unroll 1
+    for (int first = 32; first < batch; first += 32) {
+      const int b = first + lane;
+      before += __popc(__ballot_sync(0xFFFFFFFFu, b < batch && row_start[b + 1] <= row));
+    }
+    if (before >= batch) return {batch, 0, 0};
+    return {before, tree_start[before], budgets[before]};
+  }
+};

@@ -4,30 +4,36 @@
 //   row_start      i32 [B + 1]
 //   row_slot, positions  i32 [T]
 //   tree_start, budget   i32 [B]
-//   ancestor_bits  i32 [T, WORDS]
+//   ancestor_bits  i32  [T, WORDS]
 //   checked        i32 [T, views, held], out; rows of no sequence are not written
 //   violations     i32 [B], out
 //
 // A CTA per sequence, a warp per piece of a list: what a row sees and must keep is counted from
 // where it stands, and each entry is held to the one in front of it. Four lists of 2150 are 34 kB
-// to read and as many to write, a few µs.
+// to read and as many to write. Lists are written as they are read, and once more where one of them
+// is wrong. What counts is how often memory is waited for: a warp's first piece is read together
+// with what says that its sequence's rows are where a launch of equal sequences has them; where
+// they are elsewhere it is read again.
 #include "../_device/list_range.cuh"
 #include "../_device/ptx.cuh"
 
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
-constexpr int kOfALane = 8, kPiece = 32 * kOfALane;
+constexpr int kOfALane = OF_A_LANE, kPiece = 32 * kOfALane, kWarps = THREADS / 32;
 
 // What DsaIndexer may give a row: `wanted` slots, `kept` of them below `first` or from `late` on;
 // where it gives a mark alone `wanted` is −1.
 struct Promise {
   int start, chain, first, late, kept, wanted;
-  const int* ancestors;
+  uint32_t ancestors[WORDS];
 
   __device__ __forceinline__ bool sees(int slot) const {
     if (slot < chain) return slot >= 0;
     const int node = slot - start;
     if (slot < start || node >= 32 * WORDS) return false;
-    return static_cast<uint32_t>(ancestors[node / 32]) >> (node % 32) & 1u;
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) bits = node / 32 == i ? ancestors[i] : bits;
+    return bits >> (node % 32) & 1u;
   }
 
   // Whether entry `at` may be `slot`, behind `before`.
@@ -41,73 +47,117 @@ struct Promise {
   }
 };
 
-__device__ __forceinline__ Promise promise_of(int own, int start, int budget, const int* ancestors,
-                                              int first_tokens, int recent_tokens) {
-  const ListRange range = list_range<WORDS>(own, start, ancestors, first_tokens, recent_tokens);
-  const int seen = range.chain + range.nodes, kept = seen - range.others();
-  return {start, range.chain, first_tokens, range.late, kept, min(seen, kept + budget), ancestors};
-}
+// A row of the launch, as far as its list depends on it.
+struct Place {
+  int slot, position, ancestors[WORDS];
+
+  __device__ __forceinline__ Promise promise(int start, int allowed, int threshold,
+                                             int first_tokens, int recent_tokens) const {
+    Promise promised{};
+    promised.wanted = -1;
+    if (allowed < 0 || position < threshold) return promised;
+    const ListRange range = list_range<WORDS>(slot, start, ancestors, first_tokens, recent_tokens);
+    const int seen = range.chain + range.nodes;
+    promised.start = start, promised.chain = range.chain;
+    promised.first = first_tokens, promised.late = range.late;
+    promised.kept = seen - range.others();
+    promised.wanted = min(seen, promised.kept + allowed);
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) promised.ancestors[i] = static_cast<uint32_t>(ancestors[i]);
+    return promised;
+  }
+};
+
+// Lane i has entries i, i + 32, … of a piece of a list.
+struct Piece {
+  int slots[kOfALane];
+  int before;  // what stands in front of the piece, −1 in front of the list
+  Place place;
+
+  __device__ __forceinline__ void load(const int* list, int begin, int held, int row,
+                                       const int* row_slot, const int* positions,
+                                       const int* ancestor_bits) {
+#pragma unroll
+    for (int j = 0; j < kOfALane; ++j) {
+      const int at = begin + 32 * j + static_cast<int>(threadIdx.x) % 32;
+      slots[j] = at < held ? list[at] : -1;
+    }
+    before = begin > 0 ? list[begin - 1] : -1;
+    place.slot = row_slot[row];
+    place.position = positions[row];
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) {
+      place.ancestors[i] = ancestor_bits[static_cast<int64_t>(row) * WORDS + i];
+    }
+  }
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     check_lists(const int* selected, const int* row_start, const int* row_slot,
                 const int* tree_start, const int* ancestor_bits, const int* positions,
-                const int* budget, int* checked, int* violations, int views, int held,
-                int threshold, int first_tokens, int recent_tokens) {
-  // Entries of each list that must stay; negative where one is wrong.
-  DYNAMIC_SHARED(int, kept);
+                const int* budget, int* checked, int* violations, int rows_in_all,
+                int rows_of_a_sequence, int views, int held, int threshold, int first_tokens,
+                int recent_tokens) {
+  // Of each list: entries that must stay less those that should; negative where one is wrong.
+  DYNAMIC_SHARED(int, missing);
   __shared__ int broken;
   pdl_launch_dependents();
-  pdl_wait();
-  const int b = blockIdx.x, first = row_start[b], rows = row_start[b + 1] - first;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, allowed = budget[b];
-  const int lists = rows * views, pieces = ceil_div(held, kPiece);
-  const auto promised = [&](int index) {
-    const int row = first + index / views;
-    const int* ancestors = ancestor_bits + static_cast<int64_t>(row) * WORDS;
-    if (allowed < 0 || positions[row] < threshold) return Promise{0, 0, 0, 0, 0, -1, ancestors};
-    return promise_of(row_slot[row], tree_start[b], allowed, ancestors, first_tokens,
-                      recent_tokens);
-  };
-  for (int i = threadIdx.x; i < lists; i += THREADS) kept[i] = 0;
+  for (int i = threadIdx.x; i < rows_in_all * views; i += THREADS) missing[i] = 0;
   if (threadIdx.x == 0) broken = 0;
   __syncthreads();
-  for (int i = warp; i < lists * pieces; i += THREADS / 32) {
-    const int index = i / pieces, begin = i % pieces * kPiece + lane;
+  pdl_wait();
+  const int b = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int pieces = ceil_div(held, kPiece);
+  const int first = load_l2_int(row_start + b), stop = load_l2_int(row_start + b + 1);
+  const int start = load_l2_int(tree_start + b), allowed = load_l2_int(budget + b);
+  Piece piece;
+  // The warp's piece number `i` of the sequence whose rows begin with `first`.
+  const auto load = [&](int first, int i) {
+    const int index = i / pieces, row = first + index / views;
     const int* list = selected + (static_cast<int64_t>(first) * views + index) * held;
-    int slots[kOfALane], before[kOfALane];
-#pragma unroll
-    for (int j = 0; j < kOfALane; ++j) {
-      const int at = begin + 32 * j;
-      slots[j] = at < held ? list[at] : -1;
-      before[j] = at > 0 && at < held ? list[at - 1] : -1;
-    }
-    const Promise promise = promised(index);
+    piece.load(list, i % pieces * kPiece, held, row, row_slot, positions, ancestor_bits);
+  };
+  const int guess = b * rows_of_a_sequence;
+  const bool guessed =
+      warp < rows_of_a_sequence * views * pieces && guess + rows_of_a_sequence <= rows_in_all;
+  if (guessed) load(guess, warp);
+  const int lists = (stop - first) * views;
+  const int64_t begin = static_cast<int64_t>(first) * views * held;
+  for (int i = warp; i < lists * pieces; i += kWarps) {
+    if (i != warp || !guessed || first != guess) load(first, i);
+    const int index = i / pieces, from = i % pieces * kPiece;
+    const Promise promise =
+        piece.place.promise(start, allowed, threshold, first_tokens, recent_tokens);
     bool right = promise.wanted <= held;
-    int keeps = 0;
+    int keeps = 0, before = piece.before;
 #pragma unroll
     for (int j = 0; j < kOfALane; ++j) {
-      const int at = begin + 32 * j;
-      if (at >= held) continue;
-      right = right && promise.allows(at, slots[j], before[j]);
-      keeps += promise.keeps(at, slots[j]);
+      const int at = from + 32 * j + lane, slot = piece.slots[j];
+      const int front = __shfl_up_sync(kAllLanes, slot, 1);
+      const int behind = __shfl_sync(kAllLanes, slot, 31);
+      if (at < held) {
+        checked[begin + static_cast<int64_t>(index) * held + at] = slot;
+        right = right && promise.allows(at, slot, lane == 0 ? before : front);
+        keeps += promise.keeps(at, slot);
+      }
+      before = behind;
     }
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
       keeps += __shfl_xor_sync(kAllLanes, keeps, distance);
     }
     right = __all_sync(kAllLanes, right);
-    if (lane == 0) atomicAdd(&kept[index], right ? keeps : -2 * held - 1);
+    if (from == 0) keeps -= promise.kept;
+    if (lane == 0) atomicAdd(&missing[index], right ? keeps : -2 * held - 1);
   }
   __syncthreads();
   for (int i = threadIdx.x; i < lists; i += THREADS) {
-    if (kept[i] != promised(i).kept) atomicAdd(&broken, 1);
+    if (missing[i] != 0) atomicAdd(&broken, 1);
   }
   __syncthreads();
-  const bool sound = broken == 0;
   if (threadIdx.x == 0) violations[b] = broken;
-  const int64_t begin = static_cast<int64_t>(first) * views * held;
-#pragma unroll 4
+  if (broken == 0) return;
   for (int i = threadIdx.x; i < lists * held; i += THREADS) {
-    checked[begin + i] = sound ? selected[begin + i] : i % held == 0 ? -2 : -1;
+    checked[begin + i] = i % held == 0 ? -2 : -1;
   }
 }

@@ -10,7 +10,9 @@ from specbuild.plugins_cuda.launches import (
 )
 from specbuild.runtime.plan import ITEM_BYTES
 
-THREADS = 1024
+# Entries of a list that a lane checks at once, and the warps of a CTA.
+OF_A_LANE = 10
+FEWEST_WARPS, MOST_WARPS = 4, 32
 _ARGUMENTS = (
     "selected",
     "row_start",
@@ -31,11 +33,16 @@ def lower(request: LoweringRequest) -> Lowering:
     numbers = (
         int(request.attributes[name]) for name in ("threshold", "first_tokens", "recent_tokens")
     )
+    batch = request.tensors["budget"].shape[0]
+    rows_of_a_sequence = max(1, rows // batch)
+    pieces = rows_of_a_sequence * views * -(-held // (32 * OF_A_LANE))
+    threads = 32 * max(FEWEST_WARPS, min(1 << (pieces - 1).bit_length(), MOST_WARPS))
+    constants = (("WORDS", words), ("THREADS", threads), ("OF_A_LANE", OF_A_LANE))
     launch = OpLaunch(
-        Kernel("dsa_check", "check_lists", (("WORDS", words), ("THREADS", THREADS))),
-        grid=(request.tensors["budget"].shape[0], 1, 1),
-        block=THREADS,
+        Kernel("dsa_check", "check_lists", constants),
+        grid=(batch, 1, 1),
+        block=threads,
         shared_bytes=ITEM_BYTES["int32"] * rows * views,
-        arguments=(*_ARGUMENTS, views, held, *numbers),
+        arguments=(*_ARGUMENTS, rows, rows_of_a_sequence, views, held, *numbers),
     )
     return Lowering((launch,))

@@ -8,7 +8,7 @@
 //   row_slot, positions  i32 [T]
 //   tree_start, budget   i32 [B]
 //   ancestor_bits  i32  [T, WORDS]
-//   workspace_scores  f32 [T, views, capacity]: of the slots that a row chooses among
+//   workspace_scores  f32 [T, views, score_stride]: of the slots that a row chooses among
 //   workspace_counts  i32 [T, views, kDigits], in and out: grow by what a row chooses among
 //
 // A warp holds 16 keys in registers as A of mma, and meets the heads of one row after another,
@@ -16,19 +16,25 @@
 // sums do not depend on the others. At 131k a layer with keys of 64 reads 17 MB, 4 µs at 4.2 TB/s,
 // or half of that in fp8, whose values become bf16 in a few operations;
 // four rows of four heads are 0.5 G products, of which the tensor cores take a fraction of that.
+//
+// What counts besides is how often a CTA waits for memory: a warp has kAhead tiles of keys under
+// way, all that it takes at 131k, and asks for them while it finds out what its rows choose among.
+// Before the wait for the launches in front it asks for their lines in L2.
 #include "../_device/bf16.cuh"
 #include "../_device/e4m3.cuh"
 #include "../_device/list_range.cuh"
-#include "../_device/ptx.cuh"
+#include "../_device/ptx_attention.cuh"
 #include "digits.cuh"
 
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 constexpr int kWarps = THREADS / 32;
 
 constexpr int kBlocks = ceil_div(WIDTH, 32), kHeadTiles = ceil_div(HEADS, 8);
-// CTAs of an SM: wide keys fill many registers.
-constexpr int kCtas = WIDTH <= 64 ? 3 : WIDTH * kHeadTiles <= 256 ? 2 : 1;
+// CTAs of an SM, and tiles of keys that a warp has under way: wide keys fill many registers.
+constexpr int kCtas = WIDTH * kHeadTiles <= 256 ? 2 : 1;
+constexpr int kAhead = WIDTH > 64 ? 1 : kHeadTiles > 1 ? 2 : 4;
 constexpr int kKeys = 16, kStride = 32 * kBlocks + 32;  // of a query: rows lie in other banks
+constexpr int kKeyBytes = WIDTH * KEY_BYTES, kTileBytes = kKeys * kKeyBytes;
 
 // The first of the eight channels that lane t has of a block. Of fp8 keys it loads 16 at once, for
 // two blocks.
@@ -44,25 +50,114 @@ __device__ __forceinline__ uint4 widened(uint32_t front, uint32_t back) {
                     e4m3x2_to_bf16x2(back >> 16));
 }
 
-// This lane's part of a key; zeros where there is none.
-__device__ __forceinline__ void load_key(uint4 (&key)[kBlocks], const uint8_t* own, int t,
-                                         bool there) {
+// A lane's part of two keys of a tile, as they are cached.
+struct Tile {
+  static constexpr int kWords = 2 * KEY_BYTES;  // of a block
+  uint32_t words[2][kWords * kBlocks];
+
+  // Zeros where there is no key.
+  __device__ __forceinline__ void load(int half, const uint8_t* key, int t, bool there) {
+    uint32_t (&own)[kWords * kBlocks] = words[half];
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
-    const int channel = channel_of(block, t);
-    const uint8_t* from = own + channel * KEY_BYTES;
-    const bool held = there && channel < WIDTH;
-    if (kPaired) {
-      if (block % 2 == 1) continue;
-      const uint4 bytes = held ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
-      key[block] = widened(bytes.x, bytes.y);
-      key[block + 1 < kBlocks ? block + 1 : block] = widened(bytes.z, bytes.w);
-    } else if (KEY_BYTES == 1) {
-      const uint2 bytes = held ? *reinterpret_cast<const uint2*>(from) : make_uint2(0, 0);
-      key[block] = widened(bytes.x, bytes.y);
-    } else {
-      key[block] = held ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+    for (int block = 0; block < kBlocks; ++block) {
+      const int channel = channel_of(block, t), at = kWords * block;
+      const uint8_t* from = key + channel * KEY_BYTES;
+      const bool held = there && channel < WIDTH;
+      if (kPaired || KEY_BYTES == 2) {
+        if (kPaired && block % 2 == 1) continue;
+        const uint4 v = held ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+        own[at] = v.x, own[at + 1] = v.y;
+        if (at + 3 < kWords * kBlocks) own[at + 2] = v.z, own[at + 3] = v.w;
+      } else {
+        const uint2 v = held ? *reinterpret_cast<const uint2*>(from) : make_uint2(0, 0);
+        own[at] = v.x, own[at + 1] = v.y;
+      }
     }
+  }
+
+  __device__ __forceinline__ uint4 block(int half, int block) const {
+    const uint32_t (&own)[kWords * kBlocks] = words[half];
+    const int at = kWords * block;
+    if (KEY_BYTES == 1) return widened(own[at], own[at + 1]);
+    return make_uint4(own[at], own[at + 1], own[at + kWords / 2], own[at + kWords - 1]);
+  }
+};
+
+// The keys of a sequence and view.
+struct Keys {
+  const uint8_t* pool;
+  const int* pages;
+  int table;
+
+  // Asks for what the warp's first tiles are likely to be, before the wait for what is in front.
+  __device__ __forceinline__ void warm(int first, int stride, int end) const {
+    constexpr int kLines = ceil_div(kTileBytes, 128), kOfALane = ceil_div(kAhead * kLines, 32);
+    if (PAGE_SIZE % kKeys != 0) return;
+    int slot[kOfALane], page[kOfALane];
+#pragma unroll
+    for (int i = 0; i < kOfALane; ++i) {
+      slot[i] = first + (i * 32 + static_cast<int>(threadIdx.x) % 32) / kLines * stride;
+      page[i] = slot[i] < end ? load_l2_int(pages + slot[i] / PAGE_SIZE) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kOfALane; ++i) {
+      const int line = (i * 32 + static_cast<int>(threadIdx.x) % 32) % kLines;
+      const int64_t entry = static_cast<int64_t>(page[i]) * PAGE_SIZE + slot[i] % PAGE_SIZE;
+      if (page[i] > 0) warm_l2(pool + entry * kKeyBytes + line * 128);
+    }
+  }
+
+  // The pages of this lane's two keys of the tile from slot `first` on.
+  __device__ __forceinline__ int2 look_up(int first) const {
+    const int near = (first + static_cast<int>(threadIdx.x) % 32 / 4) / PAGE_SIZE;
+    const int far = (first + 8 + static_cast<int>(threadIdx.x) % 32 / 4) / PAGE_SIZE;
+    return make_int2(near < table ? load_l2_int(pages + near) : 0,
+                     far < table ? load_l2_int(pages + far) : 0);
+  }
+
+  // The keys of slots below `end`.
+  __device__ __forceinline__ void load(Tile& tile, int first, int2 page, int end) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int slot = first + 8 * half + static_cast<int>(threadIdx.x) % 32 / 4;
+      const int64_t entry =
+          static_cast<int64_t>(half == 0 ? page.x : page.y) * PAGE_SIZE + slot % PAGE_SIZE;
+      const bool there = slot < end;
+      tile.load(half, pool + (there ? entry : 0) * kKeyBytes, threadIdx.x % 4, there);
+    }
+  }
+};
+
+// The sums of a row's heads with two keys of a tile, in the four lanes that share them.
+__device__ __forceinline__ void sum_heads(const Tile& tile, const uint16_t* queries,
+                                          const float* weights, float& low, float& high) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  low = high = 0.0f;
+#pragma unroll
+  for (int heads = 0; heads < kHeadTiles; ++heads) {
+    const int head = 8 * heads;
+    const uint16_t* own = queries + (head + g) * kStride;
+    float products[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      // Lane t has the same eight channels of keys and queries: any order of them will do.
+      const uint4 x = tile.block(0, block), y = tile.block(1, block);
+      const uint4 w = *reinterpret_cast<const uint4*>(own + channel_of(block, t));
+      const uint32_t front[4] = {x.x, y.x, x.y, y.y}, back[4] = {x.z, y.z, x.w, y.w};
+      const uint32_t by_front[2] = {w.x, w.y}, by_back[2] = {w.z, w.w};
+      mma_bf16(products, front, by_front);
+      mma_bf16(products, back, by_back);
+    }
+    const float one = weights[head + 2 * t], other = weights[head + 2 * t + 1];
+    low = __fmaf_rn(one, max(products[0], 0.0f), low);
+    low = __fmaf_rn(other, max(products[1], 0.0f), low);
+    high = __fmaf_rn(one, max(products[2], 0.0f), high);
+    high = __fmaf_rn(other, max(products[3], 0.0f), high);
+  }
+#pragma unroll
+  for (int distance = 1; distance < 4; distance *= 2) {
+    low += __shfl_xor_sync(kAllLanes, low, distance);
+    high += __shfl_xor_sync(kAllLanes, high, distance);
   }
 }
 
@@ -77,39 +172,55 @@ extern "C" __global__ void __launch_bounds__(THREADS, kCtas)
   __shared__ float weights[ROWS][8 * kHeadTiles];
   __shared__ int2 choices[ROWS];  // the slots that a row chooses among; none where it need not
   pdl_launch_dependents();
+  const int view = blockIdx.y, views = gridDim.y, b = blockIdx.z, capacity = table * PAGE_SIZE;
+  const int64_t scores_of_a_list = score_stride(capacity);
+  const Keys keys{key_pool, page_table + (static_cast<int64_t>(b) * views + view) * table, table};
+  const int own_first = (static_cast<int>(blockIdx.x) * kWarps + threadIdx.x / 32) * kKeys;
+  const int stride = gridDim.x * kWarps * kKeys;
+  keys.warm(own_first, stride, min(load_l2_int(tree_start + b), capacity));
+#pragma unroll 1
+  for (int i = threadIdx.x; i < ROWS * kDigits / 4; i += THREADS) {
+    reinterpret_cast<uint4*>(counts)[i] = make_uint4(0, 0, 0, 0);
+  }
   pdl_wait();
-  const int view = blockIdx.y, views = gridDim.y, b = blockIdx.z;
-  if (budget[b] < 0) return;
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int first = row_start[b], rows = row_start[b + 1] - first, end = tree_start[b];
-  const int64_t capacity = static_cast<int64_t>(table) * PAGE_SIZE;
-  const int* pages = page_table + (static_cast<int64_t>(b) * views + view) * table;
+  const int allowed = load_l2_int(budget + b), end = load_l2_int(tree_start + b);
+  const int first = load_l2_int(row_start + b), stop = load_l2_int(row_start + b + 1);
+  int2 pages[kAhead];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) pages[i] = keys.look_up(own_first + i * stride);
+  // All of these are under way before one is waited for.
+  __syncthreads();
+  const int rows = allowed < 0 ? 0 : stop - first;
   for (int start = 0; start < rows; start += ROWS) {
     const int here = min(ROWS, rows - start);
-    __syncthreads();
-    if (threadIdx.x < here) {
-      const int row = first + start + threadIdx.x;
-      const ListRange range =
-          list_range<WORDS>(row_slot[row], end, ancestor_bits + static_cast<int64_t>(row) * WORDS,
-                            first_tokens, recent_tokens);
-      const bool chooses = positions[row] >= threshold && budget[b] < range.others();
-      choices[threadIdx.x] =
-          chooses && budget[b] > 0 ? make_int2(range.low, range.late) : make_int2(0, 0);
+    Tile tiles[kAhead];
+    // No row chooses among slots from the tree's first on.
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      keys.load(tiles[i], own_first + i * stride, pages[i], min(end, capacity));
     }
-    for (int i = threadIdx.x; i < here * kDigits / 4; i += THREADS) {
-      reinterpret_cast<uint4*>(counts)[i] = make_uint4(0, 0, 0, 0);
-    }
+    // Queries, what rows choose among, and weights: by other warps, all under way at once.
+#pragma unroll 1
     for (int i = threadIdx.x; i < here * 8 * kHeadTiles * kBlocks * 4; i += THREADS) {
       const int part = i % (kBlocks * 4), head = i / (kBlocks * 4) % (8 * kHeadTiles);
       const int row = i / (kBlocks * 4) / (8 * kHeadTiles);
-      uint4 value = make_uint4(0, 0, 0, 0);
-      if (head < HEADS && 8 * part < WIDTH) {
-        const int64_t at = static_cast<int64_t>(first + start + row) * HEADS + head;
-        value = *reinterpret_cast<const uint4*>(q + at * WIDTH + 8 * part);
-      }
-      uint16_t* own = queries + (row * 8 * kHeadTiles + head) * kStride + 8 * part;
-      *reinterpret_cast<uint4*>(own) = value;
+      const bool real = head < HEADS && 8 * part < WIDTH;
+      const int64_t at = static_cast<int64_t>(first + start + row) * HEADS + (real ? head : 0);
+      cp_async_16_or_zero(queries + (row * 8 * kHeadTiles + head) * kStride + 8 * part,
+                          q + at * WIDTH + (real ? 8 * part : 0), real);
     }
+    cp_async_commit();
+    const int from_last = THREADS - 1 - static_cast<int>(threadIdx.x);
+    if (from_last < here) {
+      const int row = first + start + from_last;
+      const ListRange range =
+          list_range<WORDS>(row_slot[row], end, ancestor_bits + static_cast<int64_t>(row) * WORDS,
+                            first_tokens, recent_tokens);
+      const bool chooses = positions[row] >= threshold && allowed < range.others();
+      choices[from_last] =
+          chooses && allowed > 0 ? make_int2(range.low, range.late) : make_int2(0, 0);
+    }
+#pragma unroll 1
     for (int i = threadIdx.x; i < here * 8 * kHeadTiles; i += THREADS) {
       const int head = i % (8 * kHeadTiles), row = i / (8 * kHeadTiles);
       const int64_t at = static_cast<int64_t>(first + start + row) * HEADS + head;
@@ -117,63 +228,62 @@ extern "C" __global__ void __launch_bounds__(THREADS, kCtas)
           head_weights != nullptr && head < HEADS ? bf16_to_float(head_weights[at]) : 1.0f;
       weights[row][head] = head < HEADS ? weight : 0.0f;
     }
+    cp_async_wait<0>();
     __syncthreads();
     int reach = 0;
     for (int row = 0; row < here; ++row) reach = max(reach, choices[row].y);
-    const int stride = gridDim.x * kWarps * kKeys;
+    // The tile from slot `key` on, for all rows.
+    const auto score = [&](const Tile& tile, int key) {
 #pragma unroll 1
-    for (int key = (blockIdx.x * kWarps + threadIdx.x / 32) * kKeys; key < reach; key += stride) {
-      uint4 keys[2][kBlocks];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int slot = key + g + 8 * half;
-        const int64_t page = slot < reach ? pages[slot / PAGE_SIZE] : 0;
-        const int64_t entry = page * PAGE_SIZE + slot % PAGE_SIZE;
-        load_key(keys[half], key_pool + entry * WIDTH * KEY_BYTES, t, slot < reach);
-      }
       for (int row = 0; row < here; ++row) {
         const int2 among = choices[row];
         if (key >= among.y) continue;
-        float low = 0.0f, high = 0.0f;
-#pragma unroll
-        for (int tile = 0; tile < kHeadTiles; ++tile) {
-          const int head = 8 * tile;
-          const uint16_t* own = queries + (row * 8 * kHeadTiles + head + g) * kStride;
-          float products[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-          for (int block = 0; block < kBlocks; ++block) {
-            // Lane t has the same eight channels of keys and queries: any order of them will do.
-            const uint4 x = keys[0][block], y = keys[1][block];
-            const uint4 w = *reinterpret_cast<const uint4*>(own + channel_of(block, t));
-            const uint32_t front[4] = {x.x, y.x, x.y, y.y}, back[4] = {x.z, y.z, x.w, y.w};
-            const uint32_t by_front[2] = {w.x, w.y}, by_back[2] = {w.z, w.w};
-            mma_bf16(products, front, by_front);
-            mma_bf16(products, back, by_back);
-          }
-          const float one = weights[row][head + 2 * t], other = weights[row][head + 2 * t + 1];
-          low = __fmaf_rn(one, max(products[0], 0.0f), low);
-          low = __fmaf_rn(other, max(products[1], 0.0f), low);
-          high = __fmaf_rn(one, max(products[2], 0.0f), high);
-          high = __fmaf_rn(other, max(products[3], 0.0f), high);
-        }
-#pragma unroll
-        for (int distance = 1; distance < 4; distance *= 2) {
-          low += __shfl_xor_sync(kAllLanes, low, distance);
-          high += __shfl_xor_sync(kAllLanes, high, distance);
-        }
-        const int slot = key + g + 8 * t;
+        float low, high;
+        sum_heads(tile, queries + row * 8 * kHeadTiles * kStride, weights[row], low, high);
+        const int lane = threadIdx.x % 32, t = lane % 4, slot = key + lane / 4 + 8 * t;
         if (t < 2 && slot >= among.x && slot < among.y) {
-          const float score = counted_score(t == 0 ? low : high);
+          const float value = counted_score(t == 0 ? low : high);
           const int64_t place = static_cast<int64_t>(first + start + row) * views + view;
-          workspace_scores[place * capacity + slot] = score;
-          atomicAdd(&counts[row * kDigits + first_digit(score)], 1);
+          workspace_scores[place * scores_of_a_list + slot] = value;
+          atomicAdd(&counts[row * kDigits + digit_of(ordered_key(value))], 1);
         }
+      }
+    };
+#pragma unroll 1
+    for (int key = own_first; key < reach; key += kAhead * stride) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (key + i * stride < reach) score(tiles[i], key + i * stride);
+      }
+      const int next = key + kAhead * stride;
+      if (next >= reach) break;
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        keys.load(tiles[i], next + i * stride, keys.look_up(next + i * stride), reach);
       }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < here * kDigits; i += THREADS) {
-      const int64_t place = static_cast<int64_t>(first + start + i / kDigits) * views + view;
-      if (counts[i] > 0) atomicAdd(&workspace_counts[place * kDigits + i % kDigits], counts[i]);
+    for (int row = 0; row < here; ++row) {
+      constexpr int kOfAThread = kDigits / THREADS;
+      const int64_t place = static_cast<int64_t>(first + start + row) * views + view;
+      int own[kOfAThread];
+#pragma unroll
+      for (int i = 0; i < kOfAThread; ++i) {
+        int& count = counts[row * kDigits + i * THREADS + threadIdx.x];
+        own[i] = count;
+        count = 0;
+      }
+#pragma unroll
+      for (int i = 0; i < kOfAThread; ++i) {
+        int* all = workspace_counts + place * kDigits + i * THREADS + threadIdx.x;
+        if (own[i] > 0) atomicAdd(all, own[i]);
+      }
+    }
+    __syncthreads();
+    // Nobody holds them meanwhile: tiles fill the registers.
+#pragma unroll
+    for (int i = 0; i < kAhead && start + ROWS < rows; ++i) {
+      pages[i] = keys.look_up(own_first + i * stride);
     }
   }
 }

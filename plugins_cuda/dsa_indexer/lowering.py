@@ -12,18 +12,18 @@ from specbuild.plugins_cuda.launches import (
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.plan import ITEM_BYTES
 
-SCORE_THREADS, SCORE_CTAS_OF_AN_SM = 256, 3
+SCORE_THREADS, SCORE_CTAS_OF_AN_SM = 256, 2
 KEYS_OF_A_CTA = 16 * SCORE_THREADS // 32
 # Counts of a row's scores, by digit (digits.cuh).
 DIGITS = 2048
-SELECT_THREADS = 1024
+SELECT_THREADS = 512
 MOST_WIDTH = 256
 MOST_HEADS = 64
 # Rows whose queries a CTA holds at once.
 MOST_ROWS, QUERY_BYTES = 8, 48 * 1024
 # Slots of one digit that are ordered by themselves, and the share of all beyond which it is slower
 # than to read all again.
-MOST_NEAR, NEAR_SHARE = 16384, 8
+MOST_LISTED, LISTED_SHARE = 8192, 8
 
 _SCORE_ARGUMENTS = (
     "q",
@@ -50,8 +50,7 @@ _SELECT_ARGUMENTS = (
     "workspace_scores",
     "workspace_counts",
     "workspace_marks",
-    "workspace_near",
-    "workspace_state",
+    "workspace_arrivals",
 )
 
 
@@ -66,16 +65,24 @@ def lower(request: LoweringRequest) -> Lowering:
     _, views, table = tensors["page_table"].shape
     _require_kernels(request)
     capacity = table * tensors["key_pool"].shape[2]
-    words, near = -(-capacity // 32), min(MOST_NEAR, max(1, capacity // NEAR_SHARE))
     lists = rows * views
     workspaces = (
-        Workspace("workspace_scores", 4 * lists * capacity),
+        Workspace("workspace_scores", 4 * lists * (-(-capacity // 4) * 4)),
         Workspace("workspace_counts", 4 * lists * DIGITS, zeroed=True),
-        Workspace("workspace_marks", 8 * lists * words),
-        Workspace("workspace_near", 8 * lists * near),
-        Workspace("workspace_state", 8 * lists, zeroed=True),
+        Workspace("workspace_marks", 8 * lists * _mark_words(capacity)),
+        Workspace("workspace_arrivals", 4 * lists, zeroed=True),
     )
-    return Lowering((_scoring(request), _selecting(request, capacity, near)), workspaces)
+    return Lowering((_scoring(request), _selecting(request, capacity)), workspaces)
+
+
+def _mark_words(capacity: int) -> int:
+    """Words of a bit a slot; two are read at once."""
+    return 2 * -(-capacity // 64)
+
+
+def _select_room(request: LoweringRequest) -> int:
+    """Bytes of shared memory beside what the kernel always needs."""
+    return request.target.shared_bytes_per_block - 16 * 1024
 
 
 def _require_kernels(request: LoweringRequest) -> None:
@@ -92,8 +99,8 @@ def _require_kernels(request: LoweringRequest) -> None:
             "for the cpu target."
         )
     capacity = tensors["page_table"].shape[2] * tensors["key_pool"].shape[2]
-    room = request.target.shared_bytes_per_block - 16 * 1024
-    if 8 * -(-capacity // 32) > room:
+    room = _select_room(request)
+    if 8 * _mark_words(capacity) > room:
         raise SpecbuildError(
             f"DsaIndexer: {capacity} slots a sequence, a CTA marks up to {4 * room}: ask for a "
             "smaller --max-seq-len."
@@ -129,19 +136,21 @@ def _scoring(request: LoweringRequest) -> OpLaunch:
     )
 
 
-def _selecting(request: LoweringRequest, capacity: int, near: int) -> OpLaunch:
+def _selecting(request: LoweringRequest, capacity: int) -> OpLaunch:
     tensors = request.tensors
     rows, views, held = tensors["selected"].shape
     batch, words = tensors["page_table"].shape[0], tensors["ancestor_bits"].shape[1]
     # A CTA has four slots of a thread.
-    threads = SELECT_THREADS if capacity > 4 * SELECT_THREADS else SELECT_THREADS // 4
+    threads = SELECT_THREADS if capacity > 4 * SELECT_THREADS else SELECT_THREADS // 2
+    marks = _mark_words(capacity)
+    listed = min(MOST_LISTED, capacity // LISTED_SHARE, _select_room(request) // 4 - 2 * marks)
     constants = (("WORDS", words), ("THREADS", threads))
     return OpLaunch(
         Kernel("dsa_indexer", "select_slots", constants, "select.cu"),
         grid=(-(-capacity // (4 * threads)), rows, views),
         block=threads,
-        shared_bytes=8 * -(-capacity // 32),
-        arguments=(*_SELECT_ARGUMENTS, batch, capacity, held, near, *_kept(request)),
+        shared_bytes=4 * (2 * marks + listed),
+        arguments=(*_SELECT_ARGUMENTS, batch, capacity, marks, held, listed, *_kept(request)),
     )
 
 

@@ -7,6 +7,7 @@
 // chunks of 128 positions up to its own, in order: 16 are 34 kB, which lie in L2.
 #include "../_device/attention_rows.cuh"
 #include "../_device/attention_slots.cuh"
+#include "../_device/few_rows.cuh"
 #include "../_device/row_sequence.cuh"
 
 constexpr int kChunk = 128;
@@ -19,10 +20,11 @@ extern "C" __global__ void __launch_bounds__(kQuads)
   pdl_launch_dependents();
   pdl_wait();
   const int row = blockIdx.x;
-  const int sequence = sequence_of(row_start, row, BATCH);
-  if (sequence >= BATCH || is_few(row_start, sequence)) return;
+  const FirstSequences sequences(row_start, BATCH, tree_start, tree_start);
+  const RowSequence own = sequences.of_row(row, row_start, BATCH, tree_start, tree_start);
+  if (own.index >= BATCH || is_few(row_start, own.index)) return;
   const RowView view =
-      view_of<WORDS, WINDOW>(row_slot[row], tree_start[sequence], ancestor_bits + row * WORDS);
+      view_of<WORDS, WINDOW>(row_slot[row], own.start, ancestor_bits + row * WORDS);
   const int slots = view.end() / kChunk + 1;
   const SlotStates states{workspace_sums, workspace_values, sinks, attended};
   states.join_rows<kQuads>(row, 1, threadIdx.x, [&](int slot) { return slot < slots; });

@@ -19,7 +19,7 @@
 //
 // 8 KB and 2.1 MFLOP a tile: 512 cycles of the tensor cores, 580 for its exponentials.
 #include "../_device/chain_state.cuh"
-#include "../_device/row_sequence.cuh"
+#include "../_device/few_rows.cuh"
 
 namespace {
 

@@ -9,7 +9,8 @@
 //   ancestor_bits  i32  [T, WORDS]
 //   sinks          f32  [KV_HEADS·GROUP], null without HAS_SINKS
 //   selected       i32  [T, LISTS, held]   LISTS 1 or KV_HEADS; rising, −1 behind the last
-//   attended       bf16 [T, KV_HEADS·GROUP, WIDTH], out; not of rows whose list begins with −2
+//   attended       bf16 [T, KV_HEADS·GROUP, WIDTH], out; of rows whose list begins with −2 (they
+//                  attend to everything) where TAKES_WHOLE is 1
 //   workspace_…    as attend_split's, null where SLOTS is 1
 //
 // Grid (CONTEXT_CTAS, KV_HEADS, T). An entry's place in its list stands for a position: tiles,
@@ -18,7 +19,9 @@
 // is alone wherever the row stands: in a tree its ancestors follow in the order of their positions.
 //
 // Bytes: 4·WIDTH an entry and KV head, shared by its query heads: 4.3 MB for a row of GPT-OSS with
-// 2116 entries, 1 µs at 4.53 TB/s. What counts is latency: entries, their pages, their keys.
+// 2116 entries, 1 µs at 4.53 TB/s. What counts is latency: where the row stands together with the
+// first entries of all tiles, their pages, their keys.
+#include "../_device/arrival.cuh"
 #include "../_device/row_sequence.cuh"
 #include "kernel.cu"
 
@@ -27,47 +30,71 @@ static_assert(kRows == 1 && WINDOW == 0, "one row, and what it sees is in its li
 namespace {
 
 constexpr int kWhole = -2;
+// Tiles of a warp whose entries are looked up together, before anything is known of the row.
+constexpr int kLooked = 3;
 
 struct Gather {
   const uint4* k_pool;
   const uint4* v_pool;
   const int* table;  // of this sequence and KV head
   const int* list;
-  const int* ancestors;
-  int held, kv_head, lane;
+  int held, kv_head, lane, key_warp;
   int own, tree_start;  // of the row
+  int ancestors[WORDS];
+  int looked[kLooked];  // entries of the warp's first tiles, then pool rows
 
-  // This lane's slot of a tile, −1 behind the list and where the row does not see it.
-  __device__ __forceinline__ int slot_of(int tile) const {
-    const int at = tile * kTile + lane, slot = at < held ? list[at] : -1;
-    if (slot < tree_start) return slot <= own ? slot : -1;
-    const int node = slot - tree_start;
-    if (node >= 32 * WORDS) return -1;
-    return static_cast<uint32_t>(ancestors[node / 32]) >> (node % 32) & 1u ? slot : -1;
+  // The list's entry of this lane in the warp's tile of a chunk.
+  __device__ __forceinline__ int entry(int chunk) const {
+    const int at = chunk * kChunk + key_warp * kTile + lane;
+    return at < held ? list[at] : -1;
   }
 
-  // How many keys a tile has.
-  __device__ __forceinline__ int entries(int tile) const {
-    return __popc(__ballot_sync(kAllLanes, slot_of(tile) >= 0));
-  }
-
-  // Chunks that have entries; 1 for an empty list, whose result is zeros.
-  __device__ __forceinline__ int chunks() const {
-    int count = 0;
-    for (int first = 0; first * kChunk < held; first += 32) {
-      const int at = (first + lane) * kChunk;
-      count += __popc(__ballot_sync(kAllLanes, at < held && list[at] >= 0));
+  // Whether the row sees an entry, which is −1 behind the list.
+  __device__ __forceinline__ bool sees(int slot) const {
+    bool seen = slot >= 0 && slot <= own;
+    if (slot >= tree_start) {
+      const int node = slot - tree_start;
+      uint32_t bits = 0;
+#pragma unroll
+      for (int i = 0; i < WORDS; ++i) {
+        bits = node / 32 == i ? static_cast<uint32_t>(ancestors[i]) : bits;
+      }
+      seen = bits >> (node % 32) & 1u;
     }
-    return max(count, 1);
+    return seen;
+  }
+
+  // The pool rows of entries, −1 of those that the row does not see. All pages are loaded at once.
+  template <int count>
+  __device__ __forceinline__ void look_up(int (&entries)[count]) const {
+    bool seen[count];
+    int page[count];
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      seen[i] = sees(entries[i]);
+      page[i] = load_l2_int(table + (seen[i] ? entries[i] / PAGE_SIZE : 0));
+    }
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const int pool_row = (page[i] * KV_HEADS + kv_head) * PAGE_SIZE + entries[i] % PAGE_SIZE;
+      entries[i] = seen[i] ? pool_row : -1;
+    }
   }
 
   // Starts the copies of a tile's keys, and of its values right behind: those that the row sees in
-  // front, zeros behind them.
-  __device__ __forceinline__ void fetch(int tile, uint4* keys) const {
-    const int slot = slot_of(tile);
-    const bool seen = slot >= 0;
-    const int page = seen ? table[slot / PAGE_SIZE] : 0;
-    const int mine = seen ? (page * KV_HEADS + kv_head) * PAGE_SIZE + slot % PAGE_SIZE : -1;
+  // front, zeros behind them. How many it sees.
+  __device__ __forceinline__ int fetch(int chunk, uint4* keys) const {
+    const int number = chunk / CONTEXT_CTAS;
+    int mine = -1;
+    if (number < kLooked) {
+#pragma unroll
+      for (int i = 0; i < kLooked; ++i) mine = number == i ? looked[i] : mine;
+    } else {
+      int found[1] = {entry(chunk)};
+      look_up(found);
+      mine = found[0];
+    }
+    const bool seen = mine >= 0;
     const unsigned all = __ballot_sync(kAllLanes, seen), below = (1u << lane) - 1u;
     const int place = seen ? __popc(all & below) : __popc(all) + __popc(~all & below);
 #pragma unroll
@@ -80,6 +107,18 @@ struct Gather {
       cp_async_16_or_zero(keys + to, k_pool + from, source >= 0);
       cp_async_16_or_zero(keys + kTileUnits + to, v_pool + from, source >= 0);
     }
+    return __popc(all);
+  }
+};
+
+// How many keys the tiles under way have, the oldest first.
+struct Counts {
+  int of[STAGES] = {};
+
+  __device__ __forceinline__ void push(int count) {
+#pragma unroll
+    for (int i = 0; i + 1 < STAGES; ++i) of[i] = of[i + 1];
+    of[STAGES - 1] = count;
   }
 };
 
@@ -90,15 +129,18 @@ __device__ __forceinline__ void attend_lists(const Gather& gather, const Rows& r
   const Joiner& joiner = memory.joiner;
   const int chunks = rows.chunks();
   Cursor ahead{static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.x)};  // of chunks
+  Counts counts;
   auto fetch_next = [&](int stage) {
     while (ahead.slot < SPLIT && ahead.tile >= chunks) {
       ahead.slot += CONTEXT_CTAS;
       ahead.tile = ahead.slot;
     }
+    int count = 0;
     if (ahead.slot < SPLIT) {
-      gather.fetch(ahead.tile * kKeyWarps + joiner.key_warp, memory.ring + stage * 2 * kTileUnits);
+      count = gather.fetch(ahead.tile, memory.ring + stage * 2 * kTileUnits);
       ahead.tile += SPLIT;
     }
+    counts.push(count);
     cp_async_commit();
   };
 #pragma unroll 1
@@ -110,7 +152,7 @@ __device__ __forceinline__ void attend_lists(const Gather& gather, const Rows& r
     for (int chunk = slot; chunk < chunks; chunk += SPLIT) {
       cp_async_wait<STAGES - 1>();
       __syncwarp();
-      const int count = gather.entries(chunk * kKeyWarps + joiner.key_warp);
+      const int count = counts.of[0];
       const uint4* keys = memory.ring + stage * 2 * kTileUnits;
       if (count > 0) {
         states.attend(keys, keys + kTileUnits, Places::in_order(), queries, 0, count == kTile,
@@ -122,6 +164,38 @@ __device__ __forceinline__ void attend_lists(const Gather& gather, const Rows& r
     }
     joiner.end_slot(states, rows, slot, row);
   }
+}
+
+// Joins the slots of a row in the CTA that arrives last of those that share it.
+__device__ __forceinline__ void join_last(const Rows& rows, const Memory& memory, int* arrivals,
+                                          int row) {
+  if (SLOTS == 1 || rows.chunks() == 1) return;
+  volatile int* last = memory.last;
+  const int ctas = rows.ctas();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int* count = arrivals + static_cast<int64_t>(row) * KV_HEADS + blockIdx.y;
+    const bool is_last = ctas == 1 || arrive(count) == ctas - 1;
+    if (is_last && ctas > 1) *count = 0;
+    *last = is_last;
+  }
+  __syncthreads();
+  if (*last != 0) memory.joiner.join_slots(rows, row);
+}
+
+// A row that attends to everything: what the plain kernel does of a row that shares its keys with
+// none.
+__device__ __forceinline__ void attend_whole_row(const Inputs& in, const Memory& memory,
+                                                 const int* table, int tree_start, int row,
+                                                 int* arrivals) {
+  const Joiner& joiner = memory.joiner;
+  const int lane = threadIdx.x % 32;
+  Walk walk{in.k_pool, in.v_pool, table, static_cast<int>(blockIdx.y), joiner.key_warp, lane, lane};
+  walk.rows.open(row, 1, in.row_slot, tree_start, in.ancestor_bits);
+  if (!walk.rows.occupy_cta()) return;
+  walk.look_up(walk.first_tile(context_cta()));
+  attend_slots(in, walk, memory, row);
+  join_last(walk.rows, memory, arrivals, row);
 }
 
 }  // namespace
@@ -136,27 +210,48 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
   const Inputs in = INPUTS;
   const Memory memory(shared, in, attended, workspace_sums, workspace_values);
   const int row = blockIdx.z, kv_head = blockIdx.y, lane = threadIdx.x % 32;
-  const int64_t list = static_cast<int64_t>(row) * LISTS + (LISTS > 1 ? kv_head : 0);
+  const int64_t number = static_cast<int64_t>(row) * LISTS + (LISTS > 1 ? kv_head : 0);
+  const int* list = selected + number * held;
   pdl_launch_dependents();
   pdl_wait();
-  const int* ancestors = ancestor_bits + static_cast<int64_t>(row) * WORDS;
-  Gather gather{k_pool, v_pool, page_table, selected + list * held, ancestors, held, kv_head, lane};
-  const int sequence = sequence_of(row_start, row, batch);
-  const int chunks = gather.chunks();
-  if (gather.list[0] == kWhole || sequence >= batch) return;
+  const FirstSequences sequences(row_start, batch, tree_start, tree_start);
+  Gather gather{k_pool, v_pool, page_table, list, held, kv_head, lane, memory.joiner.key_warp};
+  const int head_entry = lane * kChunk < held ? list[lane * kChunk] : -1;
+#pragma unroll
+  for (int i = 0; i < kLooked; ++i) {
+    gather.looked[i] = gather.entry(static_cast<int>(blockIdx.x) + i * CONTEXT_CTAS);
+  }
   gather.own = row_slot[row];
-  gather.tree_start = tree_start[sequence];
-  gather.table += static_cast<int64_t>(sequence * VIEWS + (VIEWS > 1 ? kv_head : 0)) * TABLE;
-  Rows rows{};
-  rows.count = 1;
-  rows.end = chunks * kChunk - 1;
-  if (!rows.occupy_cta()) return;
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) {
+    gather.ancestors[i] = ancestor_bits[static_cast<int64_t>(row) * WORDS + i];
+  }
   Queries queries;
   const int head = lane / 4;
   const int64_t q_head = (static_cast<int64_t>(row) * KV_HEADS + kv_head) * GROUP + head;
   queries.hold(q + q_head * (WIDTH / 2) + lane % 4, head < GROUP);
+  const RowSequence sequence = sequences.of_row(row, row_start, batch, tree_start, tree_start);
+  if (sequence.index >= batch) return;
+  gather.table += static_cast<int64_t>(sequence.index * VIEWS + (VIEWS > 1 ? kv_head : 0)) * TABLE;
+  if (__shfl_sync(kAllLanes, head_entry, 0) == kWhole) {
+    if (TAKES_WHOLE) {
+      attend_whole_row(in, memory, gather.table, sequence.start, row, workspace_arrivals);
+    }
+    return;
+  }
+  // Chunks that have entries; 1 for an empty list, whose result is zeros.
+  int chunks = __popc(__ballot_sync(kAllLanes, head_entry >= 0));
+#pragma unroll 1
+  for (int first = 32; first * kChunk < held; first += 32) {
+    const int at = (first + lane) * kChunk;
+    chunks += __popc(__ballot_sync(kAllLanes, at < held && list[at] >= 0));
+  }
+  gather.tree_start = sequence.start;
+  Rows rows{};
+  rows.count = 1;
+  rows.end = max(chunks, 1) * kChunk - 1;
+  if (!rows.occupy_cta()) return;
+  gather.look_up(gather.looked);
   attend_lists(gather, rows, queries, memory, row);
-  if (SLOTS == 1 || chunks == 1) return;
-  int* count = workspace_arrivals + static_cast<int64_t>(row) * KV_HEADS + kv_head;
-  if (arrives_last(count, rows.ctas(), memory.last)) memory.joiner.join_slots(rows, row);
+  join_last(rows, memory, workspace_arrivals, row);
 }

@@ -35,6 +35,7 @@ def with_lists(
     """The launches of rows with lists, made of those without.
 
     ``alone`` is the plain launch of a row that shares its keys with none: its cut is a list's.
+    Where every row is alone, cut over as many CTAs, the launch for lists does both.
     """
     _, lists, held = request.tensors["selected"].shape
     [launch] = plain.launches
@@ -48,8 +49,12 @@ def with_lists(
     groups = shape.rows * shape.kv_heads
     wanted = max(1, CTAS_OF_AN_SM * request.target.multiprocessors // groups)
     ctas = 1 << (min(wanted, slots).bit_length() - 1)
+    takes_whole = (
+        shape.rows == shape.batch and dict(launch.kernel.constants)["CONTEXT_CTAS"] == ctas
+    )
     # Launches of any number of rows share the code.
-    settled = {"CONTEXT_CTAS": ctas, "LISTS": lists, "LAUNCH_ROWS": 1, "SEQUENCE_ROWS": 1}
+    settled = {"CONTEXT_CTAS": ctas, "LISTS": lists, "LAUNCH_ROWS": 1, "SEQUENCE_ROWS": 1,
+               "TAKES_WHOLE": int(takes_whole)}  # fmt: skip
     given = dict(alone.kernel.constants) | settled
     chosen = OpLaunch(
         Kernel("paged_tree_attention", "attend_selected", tuple(given.items()), "selected.cu"),
@@ -58,4 +63,4 @@ def with_lists(
         shared_bytes=alone.shared_bytes,
         arguments=(*ARGUMENTS, *workspaces, shape.batch, held),
     )
-    return Lowering((whole, chosen), plain.workspaces)
+    return Lowering((chosen,) if takes_whole else (whole, chosen), plain.workspaces)

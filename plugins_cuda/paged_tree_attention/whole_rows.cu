@@ -12,17 +12,23 @@ namespace {
 
 constexpr int kWhole = -2;
 
-// Whether a row of this CTA attends to everything.
+// Whether a row of this CTA attends to everything. The first rows' lists are read at once, where a
+// launch of equal sequences has them.
 __device__ __forceinline__ bool any_whole(const int* row_start, const int* selected, int held) {
   const int row_cta = static_cast<int>(blockIdx.x) % ROW_CTAS * kRows;
-  const int begin = row_start[blockIdx.z] + row_cta, stop = row_start[blockIdx.z + 1];
   const int list = LISTS > 1 ? blockIdx.y : 0, lane = threadIdx.x % 32;
+  const auto begins_with = [&](int row) {
+    return selected[(static_cast<int64_t>(row) * LISTS + list) * held];
+  };
+  const int guess = static_cast<int>(blockIdx.z) * SEQUENCE_ROWS + row_cta + lane;
+  const bool guessed = lane < kRows && guess < LAUNCH_ROWS;
+  const int first_entry = guessed ? begins_with(guess) : 0;
+  const int begin = row_start[blockIdx.z] + row_cta, stop = row_start[blockIdx.z + 1];
   bool found = false;
   for (int first = begin; first < stop; first += ROW_CTAS * kRows) {
     const int row = first + lane;
-    const bool mine = lane < kRows && row < stop;
-    found =
-        found || (mine && selected[(static_cast<int64_t>(row) * LISTS + list) * held] == kWhole);
+    if (lane >= kRows || row >= stop) continue;
+    found = found || (row == guess ? first_entry : begins_with(row)) == kWhole;
   }
   return __ballot_sync(kAllLanes, found) != 0;
 }

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from emulation import has_compiler, run_lowering
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specbuild.builder.backends.cuda.kernels.kernel_case import (
     SMALL_TARGET,
@@ -17,6 +19,7 @@ from specbuild.builder.backends.cuda.kernels.kernel_case import (
     values,
 )
 from specbuild.plugins_cuda.cases import Case
+from specbuild.plugins_cuda.dsa_check.cases import Break, lists
 from specbuild.plugins_cuda.dsa_indexer.cases import indexer_launch
 from specbuild.plugins_cuda.dsa_indexer.key_types import as_cached
 from specbuild.plugins_cuda.launches import LoweringRequest, Phase, TensorInfo
@@ -29,15 +32,20 @@ from specbuild.plugins_cuda.rms_indexer.cases import Sizes, index
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 
 INDEXER, PROJECTIONS = op_named("DsaIndexer"), op_named("RmsIndexer")
-COMMIT = op_named("PathCommit")
+COMMIT, CHECK = op_named("PathCommit"), op_named("DsaCheck")
 WIDTH, PAGE, TREE = 16, 16, 3
 KEPT = {"threshold": 0, "first_tokens": 3, "recent_tokens": 5}
-_BF16 = ("q", "key_pool")
+_BF16 = ("q", "head_weights", "key_pool")
 Arrays = dict[str, np.ndarray]
 
 
-def arrays_of(coarse: np.ndarray, fine: np.ndarray, budget: int) -> Arrays:
-    """Two sequences of a chain of three; slot s scores ``coarse[s] + fine[s] / 256``, exactly."""
+def arrays_of(
+    coarse: np.ndarray, fine: np.ndarray, budget: int, scale: float = 1.0, weight: float = 1.0
+) -> Arrays:
+    """Two sequences of a chain of three; exact scores, ``scale`` a power of two.
+
+    Slot s scores ``weight * ReLU(coarse[s] + fine[s] / 256) * scale``.
+    """
     context = len(coarse)
     pages = -(-(context + TREE + 32) // PAGE)
     rng = np.random.default_rng(context)
@@ -51,12 +59,13 @@ def arrays_of(coarse: np.ndarray, fine: np.ndarray, budget: int) -> Arrays:
             pool[table[b, 0, slot // PAGE], 0, slot % PAGE] = key
     q = np.zeros((2 * TREE + 1, 1, WIDTH), np.float32)
     # The rows of the second sequence see the order of powers of two times the scores.
-    q[:, 0, 3], q[:, 0, 9] = 1.0, 1 / 256
+    q[:, 0, 3], q[:, 0, 9] = scale, scale / 256
     q[TREE:] *= 4.0
     own = np.tile(context + np.arange(TREE, dtype=np.int32), 2)
     chain = (1 << np.arange(1, TREE + 1)) - 1
     return {
         "q": q,
+        "head_weights": np.full((len(q), 1), weight, np.float32),
         "key_pool": pool,
         "page_table": table,
         "row_start": np.array([0, TREE, 2 * TREE], np.int32),
@@ -108,7 +117,8 @@ def alike(rng: np.random.Generator, count: int) -> np.ndarray:
 
 SCORES = {
     "of all sizes": uniform(-3, 50),
-    "of one digit": uniform(64, 79),
+    "of few digits": uniform(64, 74),
+    "of one digit": uniform(64, 64.9),
     "mostly zero": mostly_zero,
     "two values": alike,
     "all zero": uniform(-3, -1),
@@ -128,6 +138,38 @@ def test_the_best_are_found_among_any_scores(name: str, context: int, budget: in
     wanted = by_reference(arrays)
     found = by_kernels(arrays, wanted.shape)
     np.testing.assert_array_equal(found[: 2 * TREE], wanted[: 2 * TREE])
+
+
+# Digits are finest from 2^−8 to 2^8.
+@pytest.mark.parametrize("weight", [1.0, -1.0])
+@pytest.mark.parametrize("scale", [2.0**-13, 2.0**-7, 2.0**2, 2.0**20])
+def test_scores_of_any_size_and_sign_are_ordered(scale: float, weight: float) -> None:
+    rng = np.random.default_rng(9)
+    coarse = torch.from_numpy(rng.uniform(1, 60, 2100).astype(np.float32)).bfloat16().float()
+    fine = rng.integers(0, 64, 2100).astype(np.float32)
+    arrays = arrays_of(coarse.numpy(), fine, 800, scale, weight)
+    wanted = by_reference(arrays)
+    found = by_kernels(arrays, wanted.shape)
+    np.testing.assert_array_equal(found[: 2 * TREE], wanted[: 2 * TREE])
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1), st.integers(-40, 40), st.integers(1, 299),
+    st.integers(0, 12), st.booleans(),
+)  # fmt: skip
+def test_any_scores_and_any_budget(
+    seed: int, scale: int, budget: int, spread: int, negative: bool
+) -> None:
+    """Spread over up to 12 binades, with ties and zeros."""
+    rng = np.random.default_rng(seed)
+    size = np.exp2(rng.uniform(-spread, 0, 300)) * rng.choice([-1.0, 1.0, 1.0, 1.0], 300)
+    coarse = torch.from_numpy(size.astype(np.float32)).bfloat16().float().numpy()
+    arrays = arrays_of(coarse, np.zeros(300), budget, 2.0**scale, -1.0 if negative else 1.0)
+    wanted = by_reference(arrays)
+    found = by_kernels(arrays, (*wanted.shape[:2], 300 + TREE + 64))
+    np.testing.assert_array_equal(found[: 2 * TREE, :, : wanted.shape[2]], wanted[: 2 * TREE])
+    assert (found[: 2 * TREE, :, wanted.shape[2] :] == -1).all()
 
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
@@ -180,6 +222,22 @@ FP8_PATHS = "gpu: bytes of fp8"
 @pytest.mark.parametrize("name", FP8_LAUNCHES)
 def test_keys_in_fp8_are_scored(name: str) -> None:
     checked(INDEXER, FP8_LAUNCHES[name].case(name))
+
+
+LONG_LISTS = indexer_launch([Branch(900, 2), Branch(800, 2)], 700, 650, padding_rows=0, top_k=700)
+
+
+def _repeat(at: int) -> Break:
+    def spoil(selected: np.ndarray) -> None:
+        selected[1, 0, at] = selected[1, 0, at - 1]
+
+    return spoil
+
+
+@pytest.mark.parametrize("spoil", [None, _repeat(319), _repeat(320), _repeat(321)])
+def test_lists_of_several_pieces_are_held_to_each_entry_in_front(spoil: Break | None) -> None:
+    """Sequences of as many rows each: their lists stand where a launch is likely to have them."""
+    checked(CHECK, lists("several pieces", LONG_LISTS, spoil))
 
 
 def test_paths_of_bytes_are_committed() -> None:

@@ -88,6 +88,35 @@ def test_rows_that_attend_to_everything_have_its_bits_beside_others() -> None:
     assert (mixed[:used] != full[:used].reshape(mixed[:used].shape)).any()
 
 
+def test_rows_that_are_alone_have_one_launch_for_both_kinds() -> None:
+    """Of four sequences two attend to everything, one to all that it lists, one to some."""
+    launch = Launch(
+        [Branch(300, 1), Branch(70, 1), Branch(390, 1), Branch(200, 1)], kv_heads=2, group=3,
+        page_size=16, padding_rows=0,
+    )  # fmt: skip
+    arrays = drawn(launch, 2)
+    full, lists = attended(arrays), all_seen(launch, 420)
+    lists[3, 0, 60:] = -1
+    narrowed = [attended(arrays | {"selected": lists}, target_ctas) for target_ctas in (1, 64)]
+    np.testing.assert_array_equal(*narrowed)
+    lists[[0, 1], 0] = [WHOLE, *[-1] * 419]
+    shapes = {n: TensorInfo(a.shape, _NAMES.get(n, "int32")) for n, a in arrays.items()}
+    found = {}
+    for target_ctas in (1, 64):
+        request = LoweringRequest(
+            {**shapes, "selected": TensorInfo(lists.shape, "int32"), "attended": shapes["q"]},
+            {"scale": 0.25, "window": 0},
+            target=replace(SMALL_TARGET, multiprocessors=target_ctas),
+        )
+        assert OP.lower is not None
+        found[len(OP.lower(request).launches)] = attended(arrays | {"selected": lists}, target_ctas)
+    assert sorted(found) == [1, 2]
+    for got in found.values():
+        np.testing.assert_array_equal(got[:3], full[:3])
+        np.testing.assert_array_equal(got[3], narrowed[0][3])
+    assert (narrowed[0][3] != full[3]).any()
+
+
 @dataclass(frozen=True)
 class _Text:
     """Keys and values of the tokens of a sequence, and the query of the last."""

@@ -1,0 +1,181 @@
+// Which slots of the last digit a row takes: the best by their keys, on ties the lower ones. With
+// all threads of a CTA.
+#pragma once
+
+#include "chosen.cuh"
+
+// The digit of the last slot that a row takes, how many slots have it, how many of them are taken.
+struct Edge {
+  int digit, count, left;
+};
+
+// Counts of this thread's digits, the highest first.
+struct DigitCounts {
+  static constexpr int kOwn = kDigits / THREADS;
+  int own[kOwn];
+
+  __device__ __forceinline__ static int top() {
+    return kDigits - 1 - static_cast<int>(threadIdx.x) * kOwn;
+  }
+
+  // From memory that another launch wrote, or from shared memory.
+  __device__ __forceinline__ void load(const int* counts) {
+#pragma unroll
+    for (int i = 0; i < kOwn; i += 4) {
+      const uint4 four = *reinterpret_cast<const uint4*>(counts + top() - i - 3);
+      own[i] = four.w, own[i + 1] = four.z, own[i + 2] = four.y, own[i + 3] = four.x;
+    }
+  }
+
+  // Where the best `wanted` of all that are counted end.
+  __device__ __forceinline__ Edge edge(int wanted, SelectScratch& scratch) const {
+    int sum = 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) sum += own[i];
+    int above = sum_before(sum, scratch);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (above < wanted && above + own[i] >= wanted) {
+        scratch.found[0] = top() - i;
+        scratch.found[1] = own[i];
+        scratch.found[2] = wanted - above;
+      }
+      above += own[i];
+    }
+    __syncthreads();
+    return {scratch.found[0], scratch.found[1], scratch.found[2]};
+  }
+};
+
+// The near slots, and where their scores stand.
+struct NearSlots {
+  uint32_t* listed;  // room for so many of them
+  int room;
+  const float* scores;
+  int low, late;  // all slots that are chosen among
+
+  // Lists the slots in rising order, as many as there is room for.
+  __device__ __forceinline__ void list(const Marks& marks, SelectScratch& scratch) const {
+    int at = sum_before(marks.own_bits(marks.near), scratch);
+    for (int word = marks.begin(); word < marks.end(); ++word) {
+      for (uint32_t bits = marks.near[word]; bits != 0; bits &= bits - 1) {
+        listed[at++] = 32 * word + __ffs(static_cast<int>(bits)) - 1;
+      }
+    }
+    __syncthreads();
+  }
+
+  // `use` gets the slots of the edge's digit and the rest of their keys: by the list, or by all
+  // scores.
+  template <typename Use>
+  __device__ __forceinline__ void each(bool is_listed, const Edge& edge, const DigitKeys& keys,
+                                       const Use& use) const {
+    constexpr int kAtOnce = 4;
+    const int count = is_listed ? edge.count : late - low;
+    for (int first = threadIdx.x; first < count; first += kAtOnce * THREADS) {
+      int slot[kAtOnce];
+      float score[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = min(first + i * THREADS, count - 1);
+        slot[i] = is_listed ? static_cast<int>(listed[at]) : low + at;
+        score[i] = scores[slot[i]];
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const uint32_t key = ordered_key(score[i]);
+        const bool near = first + i * THREADS < count && digit_of(key) == edge.digit;
+        if (near) use(key - keys.first, slot[i]);
+      }
+    }
+  }
+};
+
+// Of a few that are listed: compares each with all. No two are the same, as the place in the list
+// is part of what is compared.
+__device__ __forceinline__ void settle_few(const Marks& marks, const Edge& edge,
+                                           const DigitKeys& keys, const NearSlots& slots,
+                                           SelectScratch& scratch) {
+  constexpr int kShares = THREADS / kFew;
+  static_assert(kCoarseBits + 8 <= 32 && kFew <= 256, "a key's rest and a place in one word");
+  const int at = threadIdx.x % kFew, share = threadIdx.x / kFew;
+  int slot = 0;
+  if (share == 0) {
+    uint32_t ranked = 0;
+    if (at < edge.count) {
+      slot = static_cast<int>(slots.listed[at]);
+      ranked = (ordered_key(slots.scores[slot]) - keys.first) << 8 | (kFew - 1 - at);
+    }
+    scratch.ranked[at] = ranked;
+    scratch.above[at] = 0;
+  }
+  __syncthreads();
+  if (at < edge.count) {
+    const uint32_t mine = scratch.ranked[at];
+    int above = 0;
+#pragma unroll 4
+    for (int i = 4 * share; i < edge.count; i += 4 * kShares) {
+      const uint4 four = *reinterpret_cast<const uint4*>(scratch.ranked + i);
+      above += (four.x > mine) + (four.y > mine) + (four.z > mine) + (four.w > mine);
+    }
+    atomicAdd(&scratch.above[at], above);
+  }
+  __syncthreads();
+  if (share == 0 && at < edge.count && scratch.above[at] < edge.left) {
+    Marks::set(marks.taken, slot);
+  }
+  __syncthreads();
+}
+
+// Of many: settles what is left of the last one's key in two passes over a histogram.
+__device__ __forceinline__ void settle_many(const Marks& marks, const Edge& edge,
+                                            const DigitKeys& keys, const NearSlots& slots,
+                                            bool is_listed, SelectScratch& scratch) {
+  constexpr int kPassBits = 11;
+  static_assert(1 << kPassBits == kDigits && kCoarseBits <= 2 * kPassBits && kFineBits > kPassBits,
+                "two passes are enough");
+  for (int i = threadIdx.x; i < marks.words; i += THREADS) marks.near[i] = 0;
+  uint32_t last = 0;
+  int left = edge.left;
+#pragma unroll 1
+  for (int pass = 0; pass < 2; ++pass) {
+    const int shift = pass == 0 ? keys.bits - kPassBits : 0;
+    const int above = pass == 0 ? keys.bits : keys.bits - kPassBits;
+    __syncthreads();
+    for (int i = threadIdx.x; i < kDigits; i += THREADS) scratch.counts[i] = 0;
+    __syncthreads();
+    slots.each(is_listed, edge, keys, [&](uint32_t rest, int) {
+      if (rest >> above == last >> above)
+        atomicAdd(&scratch.counts[rest >> shift & (kDigits - 1)], 1);
+    });
+    __syncthreads();
+    DigitCounts counts;
+    counts.load(scratch.counts);
+    const Edge found = counts.edge(left, scratch);
+    last |= static_cast<uint32_t>(found.digit) << shift;
+    left = found.left;
+  }
+  slots.each(is_listed, edge, keys, [&](uint32_t rest, int slot) {
+    if (rest > last) Marks::set(marks.taken, slot);
+    if (rest == last) Marks::set(marks.near, slot);
+  });
+  __syncthreads();
+  marks.take_first(left, scratch);
+}
+
+// Takes the best `edge.left` of the near slots.
+__device__ __forceinline__ void settle_edge(const Marks& marks, const Edge& edge,
+                                            const NearSlots& slots, SelectScratch& scratch) {
+  if (edge.digit == kZeroDigit) {
+    marks.take_first(edge.left, scratch);
+    return;
+  }
+  const DigitKeys keys = keys_of(edge.digit);
+  const bool is_listed = edge.count <= slots.room;
+  if (is_listed) slots.list(marks, scratch);
+  if (is_listed && edge.count <= kFew) {
+    settle_few(marks, edge, keys, slots, scratch);
+  } else {
+    settle_many(marks, edge, keys, slots, is_listed, scratch);
+  }
+}
