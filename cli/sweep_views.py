@@ -94,9 +94,10 @@ class _Timing:
         self._geometry = sweep._geometry
         executor, batch = placed.executor, placed.batch
         table = ProgramTable(executor.plan)
-        self._step, self._refresh = (
-            table.step(shape, batch=batch, full_logits=False, refresh=refresh)
-            for refresh in (False, True)
+        self._fed = int(BUFFER_SHARE * self._geometry.config.n_spec_tokens_buf)
+        self._step, self._choosing, self._refresh = (
+            table.step(shape, batch=batch, full_logits=False, fed_again=rows)
+            for rows in (None, 0, self._fed)
         )
         self._length = executor.read("length", rows=batch).copy()
         self._blocks = np.array(
@@ -108,7 +109,7 @@ class _Timing:
         exact: State = {"verified_len": self._length, "summarised": self._blocks}
         whole = self._row("whole", self._step, {**exact, "view_blocks": -1}, self._context)
         self._emit(replace(whole, tokens_per_s=self._rate(whole.time_s)))
-        self._emit(self._row("full, with its choice", self._refresh, {**exact, "full_step": 1},
+        self._emit(self._row("full, with its choice", self._choosing, {**exact, "full_step": 1},
                              self._context))  # fmt: skip
         budgets = [
             blocks
@@ -126,7 +127,7 @@ class _Timing:
         name = f"{blocks * config.block_size} tokens retrieved"
         partial = self._row(f"partial, {name}", self._step, state, seen, profile=profile)
         self._emit(partial)
-        fed = int(BUFFER_SHARE * config.n_spec_tokens_buf)
+        fed = self._fed
         first = np.zeros(batch, np.int32)
         first[0] = 1
         again = {**state, "full_step": first, "verified_len": self._length - fed * first}

@@ -17,7 +17,9 @@ class ProgramTable:
 
     def __init__(self, plan: Plan) -> None:
         self._programs = plan.programs
-        self._steps: dict[tuple[DraftShape, int, bool, bool, bool, bool, bool], ProgramEntry] = {}
+        self._steps: dict[
+            tuple[DraftShape, int, bool, bool, int | None, bool, bool], ProgramEntry
+        ] = {}
         self.prefill_rows = max((p.rows for p in plan.programs if p.kind == "prefill"), default=0)
 
     def shapes(self) -> list[DraftShape]:
@@ -52,31 +54,38 @@ class ProgramTable:
         batch: int,
         full_logits: bool,
         extends: bool = False,
-        refresh: bool = False,
+        fed_again: int | None = None,
         narrows: bool = False,
         checks: bool = False,
     ) -> ProgramEntry:
         """A step of ``batch`` sequences; None decodes without a draft.
 
         ``extends`` asks for one in which the draft takes up what waits for it; a plan without
-        such steps gives one that does not. ``refresh``: with room for rows that full steps of
-        SpecPV feed again. ``narrows``: rows may attend to what indexers choose (DSA); ``checks``:
-        and what they choose is compared.
+        such steps gives one that does not. ``fed_again``: a refresh of SpecPV, which chooses views
+        and has room for so many rows that full steps feed again. ``narrows``: rows may attend to
+        what indexers choose (DSA); ``checks``: and what they choose is compared.
         """
         wanted = shape or _NO_DRAFT
-        key = (wanted, batch, full_logits, extends, refresh, narrows, checks)
+        key = (wanted, batch, full_logits, extends, fed_again, narrows, checks)
         if key not in self._steps:
             fits = [
                 p
                 for p in self._programs
                 if p.kind == "step" and _shape(p) == wanted and p.batch >= batch
-                if refresh == (p.fed_again > 0) and (narrows, checks) == (p.narrows, p.checks)
+                if (fed_again is not None) == (p.fed_again > 0) and p.fed_again >= (fed_again or 0)
+                if (narrows, checks) == (p.narrows, p.checks)
             ]
             extending = [p for p in fits if p.extends]
             fits = extending if extends and extending else [p for p in fits if not p.extends]
             what = f"steps of {batch} sequences with the draft {_shown(wanted)}"
             self._steps[key] = _smallest(fits, full_logits=full_logits, what=what)
         return self._steps[key]
+
+    def refresh_room(self, shape: DraftShape | None, *, batch: int) -> int:
+        """The most rows that a step of ``batch`` sequences can feed again (SpecPV)."""
+        like = self.step(shape, batch=batch, full_logits=False, fed_again=0)
+        same = (p for p in self._programs if p.kind == "step" and _shape(p) == _shape(like))
+        return max(p.fed_again for p in same if p.batch == like.batch)
 
     def prefill(self, *, rows: int, batch: int, full_logits: bool) -> ProgramEntry:
         """Prompt rows of sequences in slots below ``batch``."""

@@ -267,9 +267,9 @@ class ResidentGeneration:
         """The program of the next step; with SpecPV the device learns who takes a full one."""
         if self._views is None:
             return self._step_entry(sequences, shape, selections)
-        refresh = self._step_entry(sequences, shape, selections, refresh=True)
-        views = self._views.plan(self._slots.sequences, shape, refresh.fed_again)
-        return refresh if views.refresh else self._step_entry(sequences, shape, selections)
+        room = self._programs.refresh_room(shape, batch=len(sequences))
+        views = self._views.plan(self._slots.sequences, shape, room)
+        return self._step_entry(sequences, shape, selections, fed_again=views.fed_again)
 
     def _expected_entry(
         self, sequences: Sequence[SequenceState], shape: DraftShape | None
@@ -286,14 +286,14 @@ class ResidentGeneration:
         shape: DraftShape | None,
         selections: StepSelections,
         *,
-        refresh: bool = False,
+        fed_again: int | None = None,
     ) -> ProgramEntry:
         return self._programs.step(
             shape,
             batch=len(sequences),
             full_logits=_full_logits(sequences),
             extends=shape is None and self._is_full,
-            refresh=refresh,
+            fed_again=fed_again,
             narrows=selections.narrows,
             checks=selections.checks,
         )

@@ -27,11 +27,11 @@ from specbuild.runtime.specpv import SequenceView, SpecPvTally, StepChoice, View
 class StepViews:
     """How the sequences in slots 0, 1, … take part in a step.
 
-    ``refresh``: some of them choose a view, or feed tokens again.
+    ``fed_again``: the most rows that they feed again; None where none chooses a view either.
     """
 
     choices: tuple[StepChoice, ...]
-    refresh: bool
+    fed_again: int | None
 
 
 @dataclass
@@ -128,7 +128,7 @@ class ResidentViews:
         self._tell([not choice.partial for choice in choices])
         # Views are chosen, and tokens fed again, in programs of their own.
         chosen = any(choice.blocks is not None for choice in choices)
-        return StepViews(choices, refresh=chosen or left < room)
+        return StepViews(choices, room - left if chosen or left < room else None)
 
     def received(
         self, sequence: SequenceState, emitted: int, *, rechecked: int, agreed: int

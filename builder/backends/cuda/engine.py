@@ -36,7 +36,7 @@ from specbuild.builder.backends.cuda.programs.programs import (
     step_program,
 )
 from specbuild.builder.backends.cuda.programs.state import StatePorts, StateSizes, ViewSizes
-from specbuild.builder.backends.cuda.programs.view_passes import refresh_room
+from specbuild.builder.backends.cuda.programs.view_passes import refresh_rooms
 from specbuild.builder.backends.cuda.report import CudaReport, cuda_report
 from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering
 from specbuild.builder.engine_writer import json_bytes
@@ -254,7 +254,7 @@ def _steps(
             if not fits(batch, shape, depth):
                 continue
             # With SpecPV a step must be able to set one sequence's buffer right.
-            if parts.views is not None and not refresh_room(parts.views, batch, shape):
+            if parts.views is not None and not refresh_rooms(parts.views, batch, shape):
                 continue
             # Also where no step with a draft fits: fewer sequences may be left, which draft again.
             drafted = bool(shapes) and shape == NO_DRAFT
@@ -280,7 +280,7 @@ def _rooms(parts: EngineParts, batch: int, shape: DraftShape) -> tuple[int, ...]
     """Rows that steps have for what is fed again: none, and with SpecPV those of a refresh."""
     if parts.views is None:
         return (0,)
-    return 0, refresh_room(parts.views, batch, shape)
+    return 0, *refresh_rooms(parts.views, batch, shape)
 
 
 def _selections(parts: EngineParts) -> tuple[tuple[bool, bool], ...]:

@@ -87,12 +87,13 @@ class StepForm:
 
     @property
     def name(self) -> str:
-        """``step@4``, ``step@4.extends``, ``step@1.draft-1-3-3`` (K, D, N), then ``.refresh`` with
-        room, ``.narrowed`` or ``.checked``, and ``.logits`` if they are written."""
+        """``step@4``, ``step@4.extends``, ``step@1.draft-1-3-3`` (K, D, N), then ``.refresh-64``
+        with room, ``.narrowed`` or ``.checked``, and ``.logits`` if they are written."""
         shape = self.shape
         draft = f".draft-{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"
         name = f"step@{self.batch}{draft if shape.draft_depth else ''}"
-        name = f"{name}{'.extends' if self.extends else ''}{'.refresh' if self.room else ''}"
+        name = f"{name}{'.extends' if self.extends else ''}"
+        name = f"{name}{f'.refresh-{self.room}' if self.room else ''}"
         if self.narrows:
             name = f"{name}.{'checked' if self.checks else 'narrowed'}"
         return f"{name}.logits" if self.full_logits else name

@@ -24,11 +24,15 @@ _NEVER = 2**31 - 1
 _WHOLE_GROUPS = (FULL_GROUP, INDEXER_GROUP)
 
 
-def refresh_room(views: ViewGeometry, batch: int, shape: DraftShape) -> int:
-    """Rows for what full steps feed again, beside the trees; 0 where one buffer does not fit."""
+def refresh_rooms(views: ViewGeometry, batch: int, shape: DraftShape) -> tuple[int, ...]:
+    """Rows for what full steps feed again, beside the trees, rising; none where no buffer fits.
+
+    Sequences take turns: mostly one feeds its buffer again, which needs no more rows than that.
+    Where several must at once there is the room of a launch.
+    """
     buffer = views.config.n_spec_tokens_buf
     left = MAX_DECODE_ROWS - batch * (shape.draft_tokens + 1)
-    return min(left, batch * buffer) if left >= buffer else 0
+    return tuple(sorted({buffer, min(left, batch * buffer)})) if left >= buffer else ()
 
 
 def samples_of(rows: int, room: int) -> int:
