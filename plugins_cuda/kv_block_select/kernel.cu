@@ -11,7 +11,7 @@
 //
 // score_blocks: a thread holds a block's two vectors and meets every query in shared memory. At
 // 131k (8190 blocks, 4 queries, 8 heads a group) a layer reads 17 MB and does 0.27 G products,
-// about 15 µs; a full step comes once in twenty. select_blocks: a CTA per KV head finds the score
+// about 15 µs. select_blocks: a CTA per KV head finds the score
 // of the last block taken by its digits, and writes the table in order of position.
 #include "../_device/bf16.cuh"
 #include "../_device/ordered_key.cuh"
@@ -123,6 +123,28 @@ __device__ __forceinline__ int rank_of(bool flag, int (&counts)[kWarps], int& to
   return before;
 }
 
+// The digit of the last of the `left` greatest keys, and how many have a greater one; by one warp.
+__device__ __forceinline__ void find_digit(const int (&digits)[kDigits], int left,
+                                           int (&found)[2]) {
+  constexpr int kOwn = kDigits / 32;
+  const int lane = threadIdx.x, top = kDigits - 1 - lane * kOwn;
+  int own = 0;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) own += digits[top - i];
+  int upto = own;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int other = __shfl_up_sync(0xFFFFFFFFu, upto, distance);
+    if (lane >= distance) upto += other;
+  }
+  int above = upto - own, digit = top;
+  const bool mine = left > 0 ? above < left && upto >= left : lane == 0;
+  if (!mine) return;
+  while (above + digits[digit] < left) above += digits[digit--];
+  found[0] = digit;
+  found[1] = above;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     select_blocks(const int* logical_pages, const int* blocks, const int* budget,
                   int* partial_table, const float* workspace_scores, int table, int sink_pages,
@@ -150,12 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       }
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      int above = 0, digit = kDigits - 1;
-      while (digit > 0 && above + digits[digit] < left) above += digits[digit--];
-      found[0] = digit;
-      found[1] = above;
-    }
+    if (threadIdx.x < 32) find_digit(digits, left, found);
     __syncthreads();
     edge |= static_cast<uint32_t>(found[0]) << shift;
     left -= found[1];

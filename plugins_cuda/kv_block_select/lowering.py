@@ -14,6 +14,7 @@ from specbuild.runtime.errors import SpecbuildError
 SCORE_THREADS = 128
 SELECT_THREADS = 512
 QUERY_TILE = 8
+CTAS_OF_AN_SM = 16
 MOST_GROUP = 8
 MOST_WIDTH = 128
 
@@ -65,8 +66,8 @@ def lower(request: LoweringRequest) -> Lowering:
         ("THREADS", SCORE_THREADS),
     )
     tiles = -(-most_blocks * (1 + (width > 64)) // SCORE_THREADS)
-    # Most steps score nothing: a grid of a few CTAs an SM, which walk over the blocks.
-    ctas = max(1, 4 * request.target.multiprocessors // (kv_heads * batch))
+    # Mostly one sequence chooses: its CTAs are to fill the GPU, and those of the others leave.
+    ctas = max(1, CTAS_OF_AN_SM * request.target.multiprocessors // (kv_heads * batch))
     scores = OpLaunch(
         Kernel("kv_block_select", "score_blocks", scoring),
         grid=(min(tiles, ctas), kv_heads, batch),
