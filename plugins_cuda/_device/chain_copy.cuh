@@ -74,9 +74,9 @@ struct Pool {
   }
 };
 
-// A copying warp: every fourth tile of all chains. A tile is given to the consumers once the copies
-// of kBehind more are under way.
-__device__ __forceinline__ void produce(const Pool& pool, const ManyRows& rows, Share share,
+// A copying warp: every fourth tile of a slot's chains. A tile is given to the consumers once the
+// copies of kBehind more are under way.
+__device__ __forceinline__ void produce(const Pool& pool, const ManyRows& rows, int slot,
                                         Ring& ring, uint4* stages) {
   int ahead = static_cast<int>(threadIdx.x) / 32 % kCopyWarps;  // tiles to this warp's next
   RingPlace place{ahead};
@@ -89,8 +89,8 @@ __device__ __forceinline__ void produce(const Pool& pool, const ManyRows& rows, 
     --under_way;
   };
 #pragma unroll 1
-  for (; share.any(); share.advance()) {
-    Tiles tiles(rows, share.chain);
+  for (int chain = 0; chain < kChains; ++chain) {
+    Tiles tiles(rows, slot, chain);
 #pragma unroll 1
     while (tiles.advance()) {
       if (--ahead >= 0) continue;

@@ -1,7 +1,7 @@
 // What the rows of a CTA with many rows see, and the order in which their sums take it: that of
 // attention_walk.cuh.
 //
-// Constants of the kernel: SPLIT, SLOTS, FEWEST_CHUNKS (of a CTA), WORDS, WINDOW.
+// Constants of the kernel: SPLIT, WORDS, WINDOW.
 //
 // Tiles of 32 positions, four to a chunk; chunks go to slot `chunk mod SPLIT`, the tiles of a chunk
 // to the slot's four chains. Tiles of committed keys are shared by all rows of the CTA. A row with
@@ -62,13 +62,13 @@ struct ManyRows {
 // The tiles of a chain: shared ones, then those of each row alone.
 struct Tiles {
   const ManyRows& rows;
-  int chain;     // by its first position: 128 · slot + 32 · chain
+  int chain;     // by its first position
   int from = 0;  // the first position
   int own = -2;  // whose tile it is, −1: everyone's
   int left = 0;  // tiles behind this one with the same owner
 
-  __device__ __forceinline__ Tiles(const ManyRows& all, int of_chain)
-      : rows(all), chain(of_chain) {}
+  __device__ __forceinline__ Tiles(const ManyRows& all, int slot, int of_slot)
+      : rows(all), chain(slot * kChunk + of_slot * kTile) {}
 
   // To the next tile; false behind the last.
   __device__ __forceinline__ bool advance() {
@@ -93,32 +93,5 @@ struct Tiles {
       return true;
     }
     return false;
-  }
-};
-
-// The chains that a CTA takes: those of slots c, c + ctas, … in order, each by its first position.
-struct Share {
-  int chain, ctas, end;
-
-  __device__ __forceinline__ Share(int cta, int chunks) : chain(cta * kChunk) {
-    const int slots = min(SLOTS, chunks);
-    ctas = min(max(chunks / FEWEST_CHUNKS, 1), slots);
-    end = cta < ctas ? slots * kChunk : 0;
-  }
-
-  __device__ __forceinline__ bool any() const {
-    return chain < end;
-  }
-  __device__ __forceinline__ bool begins_slot() const {
-    return chain % kChunk == 0;
-  }
-  __device__ __forceinline__ bool ends_slot() const {
-    return chain % kChunk == kChunk - kTile;
-  }
-  __device__ __forceinline__ int slot() const {
-    return chain / kChunk;
-  }
-  __device__ __forceinline__ void advance() {
-    chain += ends_slot() ? (ctas - 1) * kChunk + kTile : kTile;
   }
 };

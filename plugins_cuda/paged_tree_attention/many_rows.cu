@@ -5,9 +5,9 @@
 //   workspace_sums    f32  [T, KV_HEADS, SLOTS, GROUP, 2], out, of slots that rows see
 //   workspace_values  f32  [T, KV_HEADS, SLOTS, GROUP, WIDTH], out, likewise
 //
-// Grid (row tiles × SLOTS, KV_HEADS). A CTA has up to 32 rows of a sequence and the slots c,
-// c + ctas, … of the context; the CTAs of one slot stand next to each other, so that L2 serves
-// their keys once. CTAs without rows or keys leave at once. Four warpgroups take 8 rows × 8 heads
+// Grid (row tiles × SLOTS, KV_HEADS). A CTA has up to 32 rows of a sequence and a slot of the
+// context; the CTAs of one slot stand next to each other, so that L2 serves their keys once. CTAs
+// without rows or keys leave at once. Four warpgroups take 8 rows × 8 heads
 // each, a fifth copies tiles of 32 keys and values into a ring, each of its warps every fourth. The
 // scores of a tile run on the tensor cores together with the values of the one before
 // (FlashAttention-3, arXiv 2407.08608, section 3.2), and one warpgroup's softmax beside the others'
@@ -172,13 +172,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   const ManyRows rows(opened, own.count, start);
-  Share share(static_cast<int>(blockIdx.x) / row_tiles, rows.chunks());
-  if (!share.any()) return;
+  const int slot = static_cast<int>(blockIdx.x) / row_tiles;
+  if (slot >= rows.chunks()) return;
   const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
   if (group == kGroups) {
     registers_lower<kProducerRegisters>();
     const int view = own.sequence * VIEWS + (VIEWS > 1 ? static_cast<int>(blockIdx.y) : 0);
-    produce({k_pool, v_pool, page_table, ancestor_bits, view * TABLE}, rows, share, ring, stages);
+    produce({k_pool, v_pool, page_table, ancestor_bits, view * TABLE}, rows, slot, ring, stages);
     return;
   }
   registers_raise<kConsumerRegisters>();
@@ -193,12 +193,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const SlotStates slots{workspace_sums, workspace_values, nullptr, nullptr};
   const Held<kConsumers> held{reinterpret_cast<float4*>(stages + STAGES * 2 * kTileUnits) +
                               threadIdx.x};
+  held.clear();
 #pragma unroll 1
-  for (; share.any(); share.advance()) {
-    if (share.begins_slot()) held.clear();
-    consumer.run(Tiles(rows, share.chain));
+  for (int chain = 0; chain < kChains; ++chain) {
+    consumer.run(Tiles(rows, slot, chain));
     held.join(consumer.chain);
-    if (!share.ends_slot()) continue;
-    held.leave(slots, own.first + warp_row, min(kWarpRows, own.count - warp_row), share.slot());
   }
+  held.leave(slots, own.first + warp_row, min(kWarpRows, own.count - warp_row), slot);
 }

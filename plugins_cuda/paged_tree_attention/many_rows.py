@@ -16,8 +16,6 @@ ROWS_OF_A_CTA = 32
 THREADS = 640
 STAGES, STAGE_KEYS = 16, 32
 HELD_BYTES = 512 * 9 * 16  # of the threads that attend: what the chains of a slot come to
-# Chunks of keys that a CTA has at least.
-FEWEST_CHUNKS = 1
 
 
 def takes(shape: Geometry, slots: int) -> bool:
@@ -39,7 +37,6 @@ def with_many(shape: Geometry, plain: Lowering, split: int, slots: int) -> Lower
         *shared,
         ("SPLIT", split),
         ("STAGES", STAGES),
-        ("FEWEST_CHUNKS", FEWEST_CHUNKS),
     )
     states = tuple(w for w in plain.workspaces if not w.zeroed)
     names = tuple(workspace.name for workspace in states)
