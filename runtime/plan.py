@@ -17,6 +17,9 @@ POINTER, INT32, FLOAT32, NULL = 0, 1, 2, 3
 
 Space = Literal["weights", "cache", "state", "ring", "arena"]
 
+# The buffer, of state, in which ops have the scratch that must be zeros before and after them.
+ZEROED = "workspace.zeroed"
+
 
 @dataclass(frozen=True)
 class Buffer:

@@ -14,6 +14,7 @@ from specbuild.runtime.plan import (
     FLOAT32,
     INT32,
     POINTER,
+    ZEROED,
     CompiledKernel,
     Launch,
     Plan,
@@ -137,6 +138,12 @@ class ProgramRunner:
     def described(self, entry: ProgramEntry) -> Program:
         """A program with the ops that its launches compute."""
         return read_program(self._read_file(entry.file), entry)
+
+    def clear_scratch(self) -> None:
+        """Queues zeros where ops leave zeros: they do so only if all of their launches run."""
+        for buffer, address in zip(self._plan.buffers, self._addresses, strict=True):
+            if buffer.name == ZEROED and buffer.bytes:
+                self.gpu.fill(address, 0, buffer.bytes // 4, self.stream)
 
     def kernel_name(self, index: int) -> str:
         """What the plan calls a kernel."""

@@ -67,11 +67,21 @@ def time_prefixes(
     *,
     reset: Callable[[], None] | None = None,
 ) -> list[float]:
-    """Median seconds of the program's first ``count`` launches, for every count."""
+    """Median seconds of the program's first ``count`` launches, for every count.
+
+    The last of them may be an op's first: the next run begins with the scratch that ops expect.
+    """
     launches, times = runner.program(entry).launches, []
+
+    def restart() -> None:
+        runner.clear_scratch()
+        if reset is not None:
+            reset()
+
     for count in counts:
         with _recorded(runner, launches[:count]) as graph:
-            times.append(_median_s(runner, _replay(runner, graph), repeats, reset))
+            times.append(_median_s(runner, _replay(runner, graph), repeats, restart))
+    runner.clear_scratch()
     return times
 
 

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from specbuild.builder.backends.cuda.plan.plan_writer import ZEROED, PlanWriter, lower_program
+from specbuild.builder.backends.cuda.plan.plan_writer import PlanWriter, lower_program
 from specbuild.builder.backends.cuda.programs.program_ir import Call, ProgramIr, Storage, Tensor
 from specbuild.builder.backends.cuda.programs.programs import (
     batch_buckets,
@@ -23,7 +23,7 @@ from specbuild.plugins_cuda.launches import (
     Workspace,
 )
 from specbuild.runtime.manifest import DraftShape, Limits
-from specbuild.runtime.plan import FLOAT32, INT32, NULL, POINTER, Space
+from specbuild.runtime.plan import FLOAT32, INT32, NULL, POINTER, ZEROED, Space
 
 KERNEL = Kernel("linear", "linear")
 

@@ -28,7 +28,7 @@ from specbuild.runtime.executors.cuda.timing import (
 )
 from specbuild.runtime.executors.cuda.upload import Piece, WeightsUpload
 from specbuild.runtime.manifest import StoredFile
-from specbuild.runtime.plan import Buffer, CompiledKernel, Plan, Port, ProgramEntry
+from specbuild.runtime.plan import ZEROED, Buffer, CompiledKernel, Plan, Port, ProgramEntry
 from specbuild.runtime.request import GenerateParams
 
 RANDOM = np.random.default_rng(5)
@@ -289,6 +289,40 @@ def test_times_and_profiles_run_what_they_say() -> None:
         ("op/kernel.cu:one", 2, 1),
     ]
     assert [values[1] for values in seen] == [0] * 5 + [0, 1] * 5 + [0, 1, 2] * 5
+
+
+def test_every_run_of_a_profile_begins_with_the_scratch_that_ops_expect() -> None:
+    """An op of two launches: what the first counts the second uses up, unless it is cut off."""
+    gpu, used = FakeGpu(), []
+
+    def count(address: int) -> None:
+        gpu.view(address, 8).view(np.int32)[1] += 1
+
+    def use(address: int) -> None:
+        words = gpu.view(address, 8).view(np.int32)
+        used.append(int(words[1]))
+        words[:] = 0
+
+    gpu.kernels |= {"count": FakeKernel(count, "p"), "use": FakeKernel(use, "p")}
+    kernels = tuple(
+        CompiledKernel(f"op/kernel.cu:{name}", f"{name}.cubin", name, 32, 0, 0)
+        for name in gpu.kernels
+    )
+    plan = small_plan(kernels=kernels)
+    plan = dataclasses.replace(plan, buffers=(*plan.buffers, Buffer(ZEROED, "state", 8)))
+    launches = [launch_of(kernel=i % 2, op=i // 2, arguments=[[0, 6, 0]]) for i in range(4)]
+    entries = {f"{name}.cubin": f"cubin of {name}".encode() for name in gpu.kernels}
+    entries |= {"p.json": program_json(launches)}
+    stream = gpu.new_stream()
+    memory = DeviceMemory(gpu, plan, stream)
+    runner = ProgramRunner(gpu, plan, memory.addresses, entries.__getitem__, stream)
+    entry = dataclasses.replace(ENTRY, launches=4)
+    profile = profile_program(runner, entry, 2)
+    assert [p.kernel.partition(":")[2] for p in profile] == ["count", "use"] * 2
+    assert used == [1] * 5 * (1 + 1 + 2)
+    runner.start(entry)
+    gpu.synchronize(stream)
+    assert used[-2:] == [1, 1] and len(used) == 22
 
 
 @pytest.mark.parametrize("gap", [0, 3])

@@ -11,6 +11,7 @@ from specbuild.builder.backends.cuda.plan.memory_plan import Span, aligned, plac
 from specbuild.builder.backends.cuda.programs.program_ir import Call, ProgramIr, Storage, Tensor
 from specbuild.plugins_cuda.launches import Argument, Kernel, Lowering, Phase, Target
 from specbuild.runtime.plan import (
+    ZEROED,
     FLOAT32,
     INT32,
     NULL,
@@ -28,7 +29,7 @@ from specbuild.runtime.plan import (
 )
 from specbuild.runtime.strict_json import to_json
 
-ARENA, ZEROED = "arena", "workspace.zeroed"
+ARENA = "arena"
 
 Lower = Callable[[Call, Phase], Lowering]
 
