@@ -11,11 +11,11 @@ from specbuild.builder.backends.cuda.plan.memory_plan import Span, aligned, plac
 from specbuild.builder.backends.cuda.programs.program_ir import Call, ProgramIr, Storage, Tensor
 from specbuild.plugins_cuda.launches import Argument, Kernel, Lowering, Phase, Target
 from specbuild.runtime.plan import (
-    ZEROED,
     FLOAT32,
     INT32,
     NULL,
     POINTER,
+    ZEROED,
     Binding,
     Buffer,
     CompiledKernel,
