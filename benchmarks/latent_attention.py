@@ -4,10 +4,11 @@
         [--rows 1,4] [--forms plain,512,256,absorbed] [--tactics] [--json FILE]
 
 One layer of GPT-OSS-20B geometry: keys and values (``plain``), a latent of so many values with keys
-rebuilt, or absorbed MLA with 64 heads over 512 + 64 values. ``rows`` are rows of a sequence: the
-last is a chain's. Calls take turns over copies of the caches, so that nothing is found in L2. The
-floor is the larger of the bytes at the rate of a streaming read of 8 GiB in the same process and of
-the operations at ``--tflops``.
+rebuilt, or absorbed MLA with 64 heads over 512 + 64 values. ``rows`` are rows of a sequence: up to
+8 of a chain, in front of them tokens that are fed again (``--forms plain --rows 52``). Calls take
+turns over copies of the caches, so that nothing is found in L2. The floor is the larger of the
+bytes at the rate of a streaming read of 8 GiB in the same process and of the operations at
+``--tflops``.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ MOST_BYTES = 48 << 30
 DATASHEET_TFLOPS = 989.0  # dense bf16 of an H200
 Q_HEADS, KV_HEADS, WIDTH = 64, 8, 64
 RANK, ROPE = 512, 64
+CHAIN = 8  # nodes of a tree, behind committed rows
 
 
 @dataclass(frozen=True)
@@ -116,16 +118,18 @@ class Work:
         return {name: made[name] for name in order if name in made}
 
     def integers(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Pages in random order; the rows of a sequence are a chain's nodes."""
+        """Pages in random order; a sequence's last rows are a chain's nodes, more are committed."""
         pages = self.tensors()["page_table"].shape[2]
         row = np.arange(self.batch * self.rows) % self.rows
+        committed = max(self.rows - CHAIN, 0)
+        node = np.maximum(row - committed, -1)
         table = 1 + rng.permutation(self.batch * pages).astype(np.int32)
         return {
             "page_table": table.reshape(self.batch, 1, pages),
             "row_start": (np.arange(self.batch + 1) * self.rows).astype(np.int32),
             "row_slot": (self.context + row).astype(np.int32),
-            "tree_start": np.full(self.batch, self.context, np.int32),
-            "ancestor_bits": ((2 << row) - 1).astype(np.int32)[:, None],
+            "tree_start": np.full(self.batch, self.context + committed, np.int32),
+            "ancestor_bits": ((1 << (node + 1)) - 1).astype(np.int32)[:, None],
         }
 
 
