@@ -5,8 +5,8 @@ quality is that of ``specpv_quality.py --output``. The same files give the same 
 
     .venv/bin/python benchmarks/specpv_plot.py --output docs/specpv.svg \\
       --speed benchmarks/results/h200-2026-11-21/specpv-first-grid.json \\
-      --speed benchmarks/results/h200-2026-11-21/specpv-131k.json \\
-      --quality benchmarks/results/specpv-quality.json
+      --speed benchmarks/results/h200-2026-11-22/specpv.json \\
+      --quality benchmarks/results/specpv-quality-2026-11-21.json
 """
 
 from __future__ import annotations
