@@ -19,6 +19,7 @@ from specbuild.builder.backends.cuda.tuning import tactic_file
 from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering, without_spills
 from specbuild.builder.backends.cuda.tuning.tactic_book import (
     SHIPPED_FILES,
+    SHIPPED_FOLDER,
     Choice,
     TacticBook,
     given_tactics,
@@ -192,6 +193,12 @@ def test_what_is_shipped_is_a_valid_file() -> None:
     for gpu, name in SHIPPED_FILES.items():
         book = shipped_tactics(gpu)
         assert (book.file.gpu, book.name) == (gpu, name)
+
+
+def test_all_that_is_shipped_was_measured_with_the_kernels_that_are_here() -> None:
+    """Else builds leave it out: tune again, or take the digests of sources with the same code."""
+    for name in SHIPPED_FILES.values():
+        assert read_tactics(SHIPPED_FOLDER / name).stale_sources() == ()
 
 
 def test_an_entry_is_taken_where_its_tactic_is_a_candidate(choices: list[Choice]) -> None:
