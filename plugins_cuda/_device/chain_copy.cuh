@@ -16,11 +16,6 @@ static_assert(2 * kKeysAtOnce == 8, "every eighth key has its units in the same 
 static_assert(STAGES % kCopyWarps == 0, "a stage is always the same copying warp's");
 static_assert(kBehind + 1 < STAGES / kCopyWarps, "what is under way leaves a stage free");
 
-struct Ring {
-  Mbarrier full[STAGES];
-  Mbarrier empty[STAGES];
-};
-
 struct Pool {
   const uint4* keys;
   const uint4* values;

@@ -45,9 +45,7 @@ __device__ __forceinline__ GemmTile no_tile() {
   return {-1, 0, 0, 0, 0};
 }
 
-struct Ring {
-  Mbarrier full[STAGES];
-  Mbarrier empty[STAGES];
+struct TileRing : Ring {
   GemmTile tile[STAGES];  // of the stage that is the first of a tile
 };
 
@@ -55,7 +53,7 @@ struct Ring {
 // a number at once, what that number stands for behind half of the panels, so that no answer from
 // L2 holds up a copy.
 template <class Gemm>
-__device__ __forceinline__ void produce(const Gemm& gemm, Ring& ring, unsigned char* stages) {
+__device__ __forceinline__ void produce(const Gemm& gemm, TileRing& ring, unsigned char* stages) {
   RingPlace place;
   GemmTile tile = gemm.tile(gemm.found(gemm.first()));
   while (tile.row_tile >= 0) {
@@ -129,7 +127,7 @@ struct WeightQueue {
 template <int columns, class Weights>
 struct TileLoop {
   WeightQueue<Weights>& queue;
-  Ring& ring;
+  TileRing& ring;
   RingPlace& place;
   const unsigned char* stages;
   float (&sums)[columns / 2];
@@ -175,7 +173,7 @@ template <class Gemm>
 struct Consumer {
   using Weights = typename Gemm::Weights;
   const Gemm& gemm;
-  Ring& ring;
+  TileRing& ring;
   const unsigned char* stages;
   uint16_t* staging;
   RingPlace place;
@@ -233,7 +231,8 @@ struct Consumer {
 // loaded for it, and tile(found); weights(tile, row_tile); ahead_of(tile), what a lane loads before
 // the tile's sums for store<columns>(tile, ahead, sums, staging).
 template <class Gemm>
-__device__ __forceinline__ void prefill_gemm(const Gemm& gemm, Ring& ring, unsigned char* shared) {
+__device__ __forceinline__ void prefill_gemm(const Gemm& gemm, TileRing& ring,
+                                             unsigned char* shared) {
   const int warp = threadIdx.x / 32;
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {

@@ -1,7 +1,12 @@
-// Where a producer or a consumer stands in a ring of STAGES stages.
+// A ring of STAGES stages in shared memory, and where a producer or a consumer stands in it.
 #pragma once
 
-#include "types.cuh"
+#include "ptx.cuh"
+
+struct Ring {
+  Mbarrier full[STAGES];
+  Mbarrier empty[STAGES];
+};
 
 // A place in the ring, and the parity of the barriers that stand there.
 struct RingPlace {

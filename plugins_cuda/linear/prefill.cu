@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
                 const uint16_t* residual, uint16_t* y, const unsigned char* workspace_panels,
                 int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ Ring ring;
+  __shared__ TileRing ring;
   LinearGemm gemm;
   gemm.weight = weight;
   gemm.panel_start = workspace_panels;

@@ -43,11 +43,6 @@ static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
                   (kGroups + 1) * registers_at_entry(kThreads),
               "no more registers than there are");
 
-struct Ring {
-  Mbarrier full[STAGES];
-  Mbarrier empty[STAGES];
-};
-
 struct Pool {
   const uint4* keys;
   const uint4* values;

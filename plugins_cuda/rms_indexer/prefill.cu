@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
                      KeyElement* key_pool, uint16_t* q, uint16_t* head_weights,
                      const unsigned char* workspace_panels, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ Ring ring;
+  __shared__ TileRing ring;
   IndexerGemm gemm;
   gemm.weight = weight;
   gemm.panel_start = workspace_panels;

@@ -185,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
     moe_gate_up(const unsigned char* gate_up, const uint16_t* gate_up_bias, int* workspace_tiles,
                 const unsigned char* workspace_rows, unsigned char* workspace_h, int panel_rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ Ring ring;
+  __shared__ TileRing ring;
   GateUpGemm gemm;
   gemm.packed = gate_up;
   gemm.panel_start = workspace_rows;
@@ -229,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
     moe_down(const unsigned char* down, const uint16_t* down_bias, int* workspace_tiles,
              uint16_t* workspace_rows, const unsigned char* workspace_h, int panel_rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ Ring ring;
+  __shared__ TileRing ring;
   DownGemm gemm;
   gemm.packed = down;
   gemm.panel_start = workspace_h;

@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
                           const int* write_slot, uint16_t* c_pool, uint16_t* q,
                           const unsigned char* workspace_panels, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ Ring ring;
+  __shared__ TileRing ring;
   QueryLatentGemm gemm;
   gemm.weight = weight;
   gemm.panel_start = workspace_panels;

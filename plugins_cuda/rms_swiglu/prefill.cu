@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
     rms_swiglu_gemm(const DenseWeights::Units::Stored* gate_up, uint16_t* h,
                     const unsigned char* workspace_panels, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ Ring ring;
+  __shared__ TileRing ring;
   SwigluGemm gemm;
   gemm.weight = gate_up;
   gemm.panel_start = workspace_panels;
