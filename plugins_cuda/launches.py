@@ -13,6 +13,8 @@ from specbuild.runtime.plan import ITEM_BYTES
 Argument: TypeAlias = str | int | float | None
 Tactic: TypeAlias = Mapping[str, int]
 Phase: TypeAlias = Literal["decode", "prefill"]
+# What a program's launches are: those of a refresh decode, most rows perhaps of one sequence.
+ProgramPhase: TypeAlias = Literal["decode", "refresh", "prefill"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class LoweringRequest:
 
     ``tensors`` holds every present input and output by its declared name, at the sizes of the
     bucket. ``phase``: launches of ``decode`` are batch-invariant and have at most 256 rows,
-    those of ``prefill`` run prompt chunks only.
+    those of ``prefill`` run prompt chunks only. ``uneven``: one sequence may have most rows.
     """
 
     tensors: Mapping[str, TensorInfo]
@@ -54,6 +56,7 @@ class LoweringRequest:
     phase: Phase = "decode"
     target: Target = field(default_factory=Target)
     tactic: Tactic = field(default_factory=dict)
+    uneven: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ class ProgramTable:
         self._steps: dict[
             tuple[DraftShape, int, bool, bool, int | None, bool, bool], ProgramEntry
         ] = {}
+        self._rooms: dict[tuple[DraftShape | None, int], int] = {}
         self.prefill_rows = max((p.rows for p in plan.programs if p.kind == "prefill"), default=0)
 
     def shapes(self) -> list[DraftShape]:
@@ -83,9 +84,12 @@ class ProgramTable:
 
     def refresh_room(self, shape: DraftShape | None, *, batch: int) -> int:
         """The most rows that a step of ``batch`` sequences can feed again (SpecPV)."""
-        like = self.step(shape, batch=batch, full_logits=False, fed_again=0)
-        same = (p for p in self._programs if p.kind == "step" and _shape(p) == _shape(like))
-        return max(p.fed_again for p in same if p.batch == like.batch)
+        key = (shape, batch)
+        if key not in self._rooms:
+            like = self.step(shape, batch=batch, full_logits=False, fed_again=0)
+            same = (p for p in self._programs if p.kind == "step" and _shape(p) == _shape(like))
+            self._rooms[key] = max(p.fed_again for p in same if p.batch == like.batch)
+        return self._rooms[key]
 
     def prefill(self, *, rows: int, batch: int, full_logits: bool) -> ProgramEntry:
         """Prompt rows of sequences in slots below ``batch``."""

@@ -68,9 +68,10 @@ __device__ __forceinline__ uint2 mean_of(const Part& all) {
                     pack_bf16x2(all.values.z * scale, all.values.w * scale));
 }
 
-// Scores of a tile of 32 keys, [8 keys][two of row 0, two of row 1] of this lane, become row j's
-// weights; `maximum` is that of the scores before the scale (log 2 in it), `sum` this lane's. What
-// the values so far are to be multiplied by is returned. A row that sees no key keeps its bits.
+// Scores of a tile of 32 keys, by 8 keys [4][two of row 0, two of row 1] of this lane, become row
+// j's weights; `maximum` is that of the scores before the scale (log 2 in it), `sum` this lane's.
+// What the values so far are to be multiplied by is returned. A row that sees no key keeps its
+// bits.
 __device__ __forceinline__ float weigh_tile(float (*score)[4], int j, float scale, float& maximum,
                                             float& sum) {
   float top = maximum;

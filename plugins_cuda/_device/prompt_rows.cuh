@@ -1,4 +1,5 @@
-// Rows of a prompt's chunk: which belong together, what they see, their softmax and their results.
+// Rows that a CTA takes together: which they are, and their queries; of a prompt's chunk also what
+// they see, their softmax (its sums in another order than weigh_tile's) and their results.
 //
 // Constants of the kernel: BATCH, KV_HEADS, GROUP, WIDTH, WORDS, WINDOW, SCALE, HAS_SINKS. The
 // 16 rows of an mma are two rows of the launch (j = 0, 1) × 8 heads: lane 4·g + t has head g.

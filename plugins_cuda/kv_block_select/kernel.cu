@@ -11,8 +11,8 @@
 //
 // score_blocks: a thread holds a block's two vectors and meets every query in shared memory. At
 // 131k (8190 blocks, 4 queries, 8 heads a group) a layer reads 17 MB and does 0.27 G products,
-// about 15 µs. select_blocks: a CTA per KV head finds the score
-// of the last block taken by its digits, and writes the table in order of position.
+// about 15 µs. select_blocks: a CTA per KV head finds the score of the last block taken by its
+// digits, and writes the table in order of position.
 #include "../_device/bf16.cuh"
 #include "../_device/ordered_key.cuh"
 #include "../_device/ptx.cuh"

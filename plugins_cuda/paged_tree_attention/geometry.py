@@ -28,7 +28,10 @@ ARGUMENTS = (
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of one launch; ``group`` query heads share a KV head."""
+    """Sizes of one launch; ``group`` query heads share a KV head.
+
+    ``uneven``: one of several sequences may have most rows (where SpecPV feeds tokens again).
+    """
 
     rows: int
     batch: int
@@ -42,6 +45,12 @@ class Geometry:
     window: int
     scale: float
     has_sinks: bool
+    uneven: bool
+
+    @property
+    def most_rows(self) -> int:
+        """Of a sequence, as a kernel is chosen for: all where one may have most, else the mean."""
+        return self.rows if self.uneven else -(-self.rows // self.batch)
 
     @property
     def capacity(self) -> int:
@@ -104,4 +113,5 @@ def geometry_of(request: LoweringRequest) -> Geometry:
         window=int(request.attributes["window"]),
         scale=scale,
         has_sinks="sinks" in tensors,
+        uneven=request.uneven,
     )

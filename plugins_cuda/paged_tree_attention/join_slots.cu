@@ -11,9 +11,10 @@
 #include "../_device/row_sequence.cuh"
 
 constexpr int kChunk = 128;
+constexpr int kThreads = round_up(kQuads, 32);
 static_assert(WINDOW == 0, "rows see everything before them");
 
-extern "C" __global__ void __launch_bounds__(kQuads)
+extern "C" __global__ void __launch_bounds__(kThreads)
     join_slots(const int* row_start, const int* row_slot, const int* tree_start,
                const int* ancestor_bits, const float* sinks, uint2* attended,
                float2* workspace_sums, float4* workspace_values) {
@@ -27,5 +28,5 @@ extern "C" __global__ void __launch_bounds__(kQuads)
       view_of<WORDS, WINDOW>(row_slot[row], own.start, ancestor_bits + row * WORDS);
   const int slots = view.end() / kChunk + 1;
   const SlotStates states{workspace_sums, workspace_values, sinks, attended};
-  states.join_rows<kQuads>(row, 1, threadIdx.x, [&](int slot) { return slot < slots; });
+  states.join_rows<kThreads>(row, 1, threadIdx.x, [&](int slot) { return slot < slots; });
 }

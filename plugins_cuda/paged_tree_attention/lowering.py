@@ -78,7 +78,7 @@ def lower(request: LoweringRequest) -> Lowering:
     cut = _cut(request, shape)
     if "selected" not in request.tensors:
         if many_rows.takes(shape, cut.slots):
-            usual = replace(shape, rows=MOST_ROWS_ALONE * shape.batch)
+            usual = replace(shape, rows=MOST_ROWS_ALONE * shape.batch, uneven=False)
             plain = _lowered(request, shape, _cut(request, usual))
             return many_rows.with_many(shape, plain, cut.split, cut.slots)
         return _lowered(request, shape, cut)
@@ -132,8 +132,11 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     """Depths of the pipeline, CTAs over the context, tiles asked for early; the default first."""
     if request.phase == "prefill" or "selected" in request.tensors:
         return ({},)
-    if geometry_of(request).window and _split(geometry_of(request)) == 1:
+    shape = geometry_of(request)
+    if shape.window and _split(shape) == 1:
         return ({}, {"warmed": 0}, {"stages": 3})
+    if many_rows.takes(shape, _cut(request, shape).slots):
+        return ({},)
     return (
         {},
         {"warmed": 0},
@@ -161,9 +164,9 @@ def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
     while True:
         row_ctas = -(-sequence_rows // (rows * row_warps))
         groups = shape.batch * shape.kv_heads * row_ctas
-        # One sequence may have most rows of a launch (where SpecPV feeds tokens again): then its
-        # CTAs alone have work.
-        usual = max(1, MOST_CTAS // groups) if row_ctas == 1 else slots
+        # Where one sequence has most rows its CTAs alone have work.
+        spread = row_ctas > 1 or shape.uneven
+        usual = slots if spread else max(1, MOST_CTAS // groups)
         context_ctas = _power_of_two(min(request.tactic.get("context_ctas", usual), slots))
         crowded = groups * context_ctas > request.target.multiprocessors
         stages = 2 if split == 1 or (crowded and rows * row_warps > 1 and row_warps == 1) else 3

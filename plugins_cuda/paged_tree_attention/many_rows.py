@@ -8,7 +8,7 @@ from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch
 from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry
 
 WIDTH = 64
-# Of a sequence, on average: with fewer rows, or over short contexts, the plain kernel is as quick.
+# Of a sequence: with fewer rows, or where no context is long, the plain kernel is as quick.
 FEWEST_ROWS, FEWEST_SLOTS_OF_A_VIEW = 12, 8192
 # Sequences with so few rows go to the plain kernel, where others share their launch.
 FEW_ROWS = 8
@@ -21,8 +21,8 @@ HELD_BYTES = 512 * 9 * 16  # of the threads that attend: what the chains of a sl
 def takes(shape: Geometry, slots: int) -> bool:
     """Whether the kernel of many rows does this launch, and does it quicker."""
     able = shape.width == WIDTH and not shape.window and slots > 1
-    many = -(-shape.rows // shape.batch) >= FEWEST_ROWS
-    return able and many and shape.capacity >= FEWEST_SLOTS_OF_A_VIEW
+    long = shape.capacity >= FEWEST_SLOTS_OF_A_VIEW
+    return able and long and shape.most_rows >= FEWEST_ROWS
 
 
 def with_many(shape: Geometry, plain: Lowering, split: int, slots: int) -> Lowering:
@@ -33,11 +33,7 @@ def with_many(shape: Geometry, plain: Lowering, split: int, slots: int) -> Lower
     """
     few = 0 if shape.batch == 1 else FEW_ROWS
     shared = (*shape.constants(), ("BATCH", shape.batch), ("SLOTS", slots), ("FEW_ROWS", few))
-    constants = (
-        *shared,
-        ("SPLIT", split),
-        ("STAGES", STAGES),
-    )
+    constants = (*shared, ("SPLIT", split), ("STAGES", STAGES))
     states = tuple(w for w in plain.workspaces if not w.zeroed)
     names = tuple(workspace.name for workspace in states)
     # Sequences end in a tile of their own: at most one more than whole tiles for each.
@@ -52,7 +48,7 @@ def with_many(shape: Geometry, plain: Lowering, split: int, slots: int) -> Lower
     join = OpLaunch(
         Kernel("paged_tree_attention", "join_slots", shared, "join_slots.cu"),
         grid=(shape.rows, shape.kv_heads, 1),
-        block=shape.group * shape.width // 4,
+        block=-(-shape.group * shape.width // 4 // 32) * 32,
         shared_bytes=0,
         arguments=(*ARGUMENTS[4:9], "attended", *names),
     )

@@ -167,37 +167,47 @@ def test_rows_do_not_see_each_other(runner: OpRunner, name: str) -> None:
                 assert not wrong.any(), f"{output}: {count} rows from {first}: {wrong.nonzero()}"
 
 
+class Attention:
+    """A launch's inputs, and what any of its rows get without the others."""
+
+    def __init__(self, runner: OpRunner, name: str, launch: Launch | LatentLaunch) -> None:
+        self._runner, self._op, self._attributes = runner, op_named(name), launch.attributes
+        arrays = launch.arrays(np.random.default_rng(5))
+        given = {s.name: a for s, a in zip(self._op.inputs, arrays, strict=True) if a is not None}
+        rounded = {spec.name for spec in self._op.inputs if spec.dtype == "T"}
+        self.tensors = {
+            n: torch.from_numpy(a).bfloat16() if n in rounded else torch.from_numpy(a)
+            for n, a in given.items()
+        }
+
+    def attend(self, inputs: Tensors) -> np.ndarray:
+        width = inputs["v_pool"].shape[3] if "v_pool" in inputs else inputs["w_v"].shape[2]
+        output = torch.empty(*inputs["q"].shape[:2], width, dtype=torch.bfloat16)
+        named = {n: TensorInfo(tuple(t.shape), _NAMES[t.dtype]) for n, t in inputs.items()}
+        named["attended"] = TensorInfo(tuple(output.shape), "bfloat16")
+        assert self._op.lower is not None
+        lowering = self._op.lower(LoweringRequest(named, self._op.complete(self._attributes)))
+        given = {n: bits(t) for n, t in inputs.items()}
+        return self._runner.run(self._op, lowering, given, {"attended": bits(output)})["attended"]
+
+    def alone(self, sequence: int, rows: slice) -> np.ndarray:
+        tensors = self.tensors
+        own = {n: tensors[n][rows] for n in ("q", "row_slot", "ancestor_bits")}
+        own |= {n: tensors[n][sequence : sequence + 1] for n in ("page_table", "tree_start")}
+        own["row_start"] = torch.tensor([0, rows.stop - rows.start], dtype=torch.int32)
+        return self.attend({n: own.get(n, tensors[n]) for n in tensors})
+
+
 def check_sequences_apart(
     runner: OpRunner, name: str, launch: Launch | LatentLaunch, branches: int, nodes: int
 ) -> None:
     """Every sequence of a launch alone gives the bits that it has among the others."""
-    op = op_named(name)
-    arrays = launch.arrays(np.random.default_rng(5))
-    whole = {s.name: a for s, a in zip(op.inputs, arrays, strict=True) if a is not None}
-    rounded = {spec.name for spec in op.inputs if spec.dtype == "T"}
-    tensors = {
-        n: torch.from_numpy(a).bfloat16() if n in rounded else torch.from_numpy(a)
-        for n, a in whole.items()
-    }
-    width = tensors["v_pool"].shape[3] if "v_pool" in tensors else tensors["w_v"].shape[2]
-
-    def attend(inputs: Tensors) -> np.ndarray:
-        output = torch.empty(*inputs["q"].shape[:2], width, dtype=torch.bfloat16)
-        named = {n: TensorInfo(tuple(t.shape), _NAMES[t.dtype]) for n, t in inputs.items()}
-        named["attended"] = TensorInfo(tuple(output.shape), "bfloat16")
-        assert op.lower is not None
-        lowering = op.lower(LoweringRequest(named, op.complete(launch.attributes)))
-        given = {n: bits(t) for n, t in inputs.items()}
-        return runner.run(op, lowering, given, {"attended": bits(output)})["attended"]
-
-    together = attend(tensors)
+    attention = Attention(runner, name, launch)
+    together = attention.attend(attention.tensors)
     for b in range(branches):
         rows = slice(b * nodes, (b + 1) * nodes)
-        alone = {n: tensors[n][rows] for n in ("q", "row_slot", "ancestor_bits")}
-        alone |= {n: tensors[n][b : b + 1] for n in ("page_table", "tree_start")}
-        alone["row_start"] = torch.tensor([0, nodes], dtype=torch.int32)
-        inputs = {n: alone.get(n, tensors[n]) for n in tensors}
-        np.testing.assert_array_equal(attend(inputs), together[rows], err_msg=f"sequence {b}")
+        alone = attention.alone(b, rows)
+        np.testing.assert_array_equal(alone, together[rows], err_msg=f"sequence {b}")
 
 
 CONTEXTS = (200, 3, 64, 700, 127)
@@ -215,6 +225,27 @@ def test_sequences_do_not_see_each_other(
         window=window, padding_rows=0,
     )  # fmt: skip
     check_sequences_apart(runner, "PagedTreeAttention", launch, len(branches), nodes)
+
+
+@pytest.mark.parametrize(("context", "fed", "tree"), [
+    (20000, 48, chain_of(4)), (700, 61, chain_of(3)), (9000, 0, (-1, 0, 0, 1, 1, 2, *range(6, 20))),
+])  # fmt: skip
+def test_among_many_rows_each_has_the_bits_that_it_has_alone(
+    runner: OpRunner, context: int, fed: int, tree: tuple[int, ...]
+) -> None:
+    """What SpecPV feeds again, and a large tree, beside sequences with few rows."""
+    branches = [Branch(4100, 0, chain_of(4)), Branch(context, fed, tree), Branch(130, 1)]
+    launch = Launch(
+        branches, kv_heads=8, group=8, width=64, v_width=64, page_size=64, padding_rows=12,
+        padding_pages=130,
+    )  # fmt: skip
+    attention = Attention(runner, "PagedTreeAttention", launch)
+    together = attention.attend(attention.tensors)
+    first, rows = 4, fed + len(tree)
+    for row in {0, 1, 7, 8, 31, 32, fed, rows - 2, rows - 1}:
+        if row < rows:
+            own = slice(first + row, first + row + 1)
+            np.testing.assert_array_equal(attention.alone(1, own), together[own], err_msg=str(row))
 
 
 @pytest.mark.parametrize("latent", [48, 256, 512, 768])

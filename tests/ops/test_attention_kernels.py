@@ -59,6 +59,7 @@ class Launch:
     tactic: Tactic = field(default_factory=dict)
     phase: Phase = "decode"
     seed: int = 0
+    uneven: bool = False
 
     def attended(self) -> list[np.ndarray]:
         """The result's bits [rows, Hq, D] of each sequence."""
@@ -70,12 +71,21 @@ class Launch:
         """The kernels that are launched."""
         return [launch.kernel.entry for launch in self._lowering(self._inputs()).launches]
 
+    def request(self) -> LoweringRequest:
+        """What the launch is lowered for."""
+        return self._request(self._inputs())
+
     def _lowering(self, inputs: Mapping[str, np.ndarray]) -> Lowering:
+        assert OP.lower is not None
+        return OP.lower(self._request(inputs))
+
+    def _request(self, inputs: Mapping[str, np.ndarray]) -> LoweringRequest:
         shapes = {name: TensorInfo(array.shape, _dtype(array)) for name, array in inputs.items()}
         attributes = {"scale": self.geometry.width**-0.5, "window": self.geometry.window}
         tensors = {**shapes, "attended": shapes["q"]}
-        assert OP.lower is not None
-        return OP.lower(LoweringRequest(tensors, attributes, self.phase, SMALL_TARGET, self.tactic))
+        return LoweringRequest(
+            tensors, attributes, self.phase, SMALL_TARGET, self.tactic, self.uneven
+        )
 
     def _inputs(self) -> dict[str, np.ndarray]:
         shape, rng = self.geometry, np.random.default_rng(self.seed)
@@ -220,6 +230,35 @@ def test_among_many_rows_a_token_has_the_bits_it_has_alone(position: int) -> Non
         attended = replace(launch, pages=MANY_PAGES).attended()[sequence]
         assert "attend_many" in replace(launch, pages=MANY_PAGES).entries()
         np.testing.assert_array_equal(attended[rows[name]], wanted, err_msg=name)
+
+
+def test_many_rows_of_more_sequences_than_half_a_warp_and_an_odd_group() -> None:
+    """A result's threads are no whole number of warps then."""
+    shape = replace(MANY, group=7)
+    text = Text.drawn(60, shape, 5)
+    sequences = [refed(text, 12 + 2 * i, 12) for i in range(20)]
+    launch = Launch(shape, sequences, pages=MANY_PAGES)
+    assert "join_slots" in launch.entries()
+    for i, rows in enumerate(launch.attended()):
+        wanted = Launch(shape, [alone(text, 12 + 2 * i)], pages=MANY_PAGES).attended()[0]
+        np.testing.assert_array_equal(rows[-1], wanted[-1], err_msg=str(i))
+
+
+def test_one_sequence_may_have_most_rows_of_an_uneven_launch() -> None:
+    """The mean of 8 rows a sequence says nothing where one feeds its buffer again."""
+    text = Text.drawn(60, MANY, 5)
+    launch = Launch(MANY, [refed(text, 40, 8)] * 16, pages=MANY_PAGES)
+    assert launch.entries() == ["attend_split"]
+    uneven = replace(launch, uneven=True)
+    assert uneven.entries() == ["attend_few", "attend_many", "join_slots"]
+    assert OP.tactics is not None
+    assert OP.tactics(uneven.request()) == ({},) != OP.tactics(launch.request())
+    np.testing.assert_array_equal(uneven.attended(), launch.attended())
+    sequences = [alone(text, 3), refed(text, 50, 30), *[alone(text, 20 + i) for i in range(6)]]
+    rows = Launch(MANY, sequences, pages=MANY_PAGES, uneven=True).attended()
+    wanted = [Launch(MANY, [s], pages=MANY_PAGES).attended()[0] for s in sequences]
+    for found, single in zip(rows, wanted, strict=True):
+        np.testing.assert_array_equal(found, single)
 
 
 @pytest.mark.parametrize("position", [2500, 4500])

@@ -79,9 +79,15 @@ def engine_of(engine: LoweredEngine) -> tuple[Engine, InterpretedRunner, CudaExe
     return Engine(manifest, executor), runner, executor
 
 
-def decode(engine: Engine, shape: DraftShape | None, tokens: int, blocks: int | None) -> Run:
+def decode(
+    engine: Engine,
+    shape: DraftShape | None,
+    tokens: int,
+    blocks: int | None,
+    lengths: tuple[int, ...] = (100, 21, 70, 40),
+) -> Run:
     random = np.random.default_rng(8)
-    batch = [random.integers(0, 200, n).tolist() for n in (100, 21, 70, 40)]
+    batch = [random.integers(0, 200, n).tolist() for n in lengths]
     asked = GenerateParams(max_new_tokens=tokens, ignore_eos=True, specpv_retrieval_blocks=blocks)
     return run(engine, batch, asked, speculation=shape)
 
@@ -161,9 +167,12 @@ def test_a_refresh_is_the_smallest_with_the_room_that_it_needs(with_views: Lower
         for rows in (0, 1, buffer, buffer + 1, batch * buffer):
             step = table.step(None, batch=batch, full_logits=False, fed_again=rows)
             assert step.fed_again == (buffer if rows <= buffer else max(2, batch) * buffer)
-    decode(engine, SHAPES[1], 24, None)
+    assert {p.ir.phase for e, p in with_views.programs if e.fed_again} == {"refresh"}
+    for lengths in ((100, 21, 70, 40), (64, 64, 64)):
+        decode(engine, SHAPES[1], 24, None, lengths)
     rooms = {int(found[1]) for name in runner.started if (found := _ROOM.search(name))}
-    assert buffer in rooms
+    # Sequences of one length need their buffers made exact at the same time.
+    assert buffer in rooms and max(rooms) > buffer
 
 
 def test_only_a_refresh_chooses_views(with_views: LoweredEngine) -> None:

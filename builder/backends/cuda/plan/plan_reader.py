@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from specbuild.builder.backends.cuda.plan.plan_writer import ARENA
 from specbuild.builder.backends.cuda.programs.program_ir import Call, ProgramIr, Storage, Tensor
-from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.plugins_cuda.launches import ProgramPhase, TensorInfo
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.plan import Binding, Lifetime, OpCall, Plan, Program, ProgramEntry
@@ -60,7 +60,8 @@ def read_programs(plan: Plan, read: Callable[[str], bytes]) -> ReadPlan:
 def _program(entry: ProgramEntry, program: Program, storages: Sequence[Storage]) -> ProgramIr:
     pieces = _Pieces(entry.name, program.lifetimes, storages)
     calls = [pieces.call(index, call) for index, call in enumerate(program.ops)]
-    return ProgramIr(entry.name, "prefill" if entry.kind == "prefill" else "decode", calls)
+    phase: ProgramPhase = "refresh" if entry.fed_again else "decode"
+    return ProgramIr(entry.name, "prefill" if entry.kind == "prefill" else phase, calls)
 
 
 class _Pieces:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from specbuild.builder.backends.cuda.plan.memory_plan import Span, aligned, place
 from specbuild.builder.backends.cuda.programs.program_ir import Call, ProgramIr, Storage, Tensor
-from specbuild.plugins_cuda.launches import Argument, Kernel, Lowering, Phase, Target
+from specbuild.plugins_cuda.launches import Argument, Kernel, Lowering, ProgramPhase, Target
 from specbuild.runtime.plan import (
     FLOAT32,
     INT32,
@@ -31,7 +31,7 @@ from specbuild.runtime.strict_json import to_json
 
 ARENA = "arena"
 
-Lower = Callable[[Call, Phase], Lowering]
+Lower = Callable[[Call, ProgramPhase], Lowering]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specbuild.plugins_cuda.launches import Phase, TensorInfo
+from specbuild.plugins_cuda.launches import ProgramPhase, TensorInfo
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.plan import ITEM_BYTES, Space
@@ -81,7 +81,7 @@ class ProgramIr:
     """Op calls in order. :meth:`call` appends one and gives its outputs."""
 
     name: str
-    phase: Phase
+    phase: ProgramPhase
     calls: list[Call] = field(default_factory=list)
 
     def call(

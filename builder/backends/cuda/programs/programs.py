@@ -102,7 +102,7 @@ class StepForm:
 def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
     """One decoding step."""
     batch, shape, room, full_logits = form.batch, form.shape, form.room, form.full_logits
-    program = ProgramIr(form.name, "decode")
+    program = ProgramIr(form.name, "refresh" if room else "decode")
     drafting = Drafting(parts, program, batch, shape)
     tree = drafting.tree() if shape.draft_depth else None
     if form.extends:

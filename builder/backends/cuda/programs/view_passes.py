@@ -28,11 +28,12 @@ def refresh_rooms(views: ViewGeometry, batch: int, shape: DraftShape) -> tuple[i
     """Rows for what full steps feed again, beside the trees, rising; none where no buffer fits.
 
     Sequences take turns: mostly one feeds its buffer again, which needs no more rows than that.
-    Where several must at once there is the room of a launch.
+    Where several must at once there is room for as many buffers as fit.
     """
     buffer = views.config.n_spec_tokens_buf
     left = MAX_DECODE_ROWS - batch * (shape.draft_tokens + 1)
-    return tuple(sorted({buffer, min(left, batch * buffer)})) if left >= buffer else ()
+    most = min(left // buffer, batch)
+    return tuple(sorted({buffer, most * buffer})) if most else ()
 
 
 def samples_of(rows: int, room: int) -> int:

@@ -11,7 +11,14 @@ from specbuild.builder.backends.cuda.plan.plan_writer import LoweredProgram
 from specbuild.builder.backends.cuda.programs.program_ir import Call
 from specbuild.builder.backends.cuda.tuning.tactic_book import Choice, TacticBook, no_tactics
 from specbuild.builder.backends.cuda.tuning.tactic_file import TacticEntry
-from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, Phase, Target
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    Phase,
+    ProgramPhase,
+    Target,
+)
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.runtime.errors import SpecbuildError
 
@@ -36,16 +43,16 @@ class CallLowering:
         self.tactics = tactics or no_tactics(target.arch)
         self._known: dict[str, Choice] = {}
 
-    def __call__(self, call: Call, phase: Phase) -> Lowering:
+    def __call__(self, call: Call, phase: ProgramPhase) -> Lowering:
         """The launches. Raises SpecbuildError where the op has none for these sizes."""
         return self.choice(call, phase).lowering
 
-    def choice(self, call: Call, phase: Phase) -> Choice:
+    def choice(self, call: Call, phase: ProgramPhase) -> Choice:
         """The launches and why these; raises SpecbuildError as a call does.
 
         An op without kernels for a prompt chunk takes those that decode, within their rows.
         """
-        if phase == "decode":
+        if phase != "prefill":
             return self._choice(call, phase)
         try:
             return self._choice(call, phase)
@@ -64,9 +71,12 @@ class CallLowering:
             if choice.entry is not None and choice.request.tactic and choice.launches_any(kernels)
         ]
 
-    def _choice(self, call: Call, phase: Phase) -> Choice:
+    def _choice(self, call: Call, phase: ProgramPhase) -> Choice:
         tensors = {name: tensor.info for name, tensor in call.tensors.items()}
-        request = LoweringRequest(tensors, call.attributes, phase, self._target)
+        kernels: Phase = "prefill" if phase == "prefill" else "decode"
+        request = LoweringRequest(
+            tensors, call.attributes, kernels, self._target, uneven=phase == "refresh"
+        )
         key = repr((call.op.name, request))
         if key not in self._known:
             self._known[key] = self._chosen(call.op, request)
