@@ -45,7 +45,7 @@ class Geometry:
     window: int
     scale: float
     has_sinks: bool
-    uneven: bool
+    uneven: bool = False
 
     @property
     def most_rows(self) -> int:
