@@ -37,6 +37,9 @@ constexpr int kParts = kEntryPanels < 3 ? kEntryPanels : 3;  // of a tile, that 
 constexpr int kValuePanels = ceil_div(VALUE, 64), kOwnPanels = ceil_div(kValuePanels, 2);
 constexpr int kOwnColumns = 64 * kOwnPanels;
 constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
+constexpr int kConsumerRegisters = 232, kCopierRegisters = 40;
+static_assert(2 * kConsumerRegisters + kCopierRegisters <= 3 * registers_at_entry(kThreads),
+              "no more registers than there are");
 static_assert(TILE == 64 && SCALE > 0 && VALUE % 16 == 0 && kOwnColumns <= 256, "see above");
 
 // The last panel of the queries is held in registers; weights of odd tiles take its place.
@@ -362,10 +365,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   pdl_wait();
   count_items(in, memory.starts, kThreads, workspace_counts);
   if (threadIdx.x >= kConsumers) {
-    registers_lower<40>();
+    registers_lower<kCopierRegisters>();
     copy_tiles(c_pool, in, memory);
   } else {
-    registers_raise<232>();
+    registers_raise<kConsumerRegisters>();
     add_up(q, in, memory, workspace_sums, workspace_values);
   }
 }

@@ -15,6 +15,10 @@ namespace {
 constexpr int kThreads = kLatentThreads + kMixThreads + kCopyThreads;
 constexpr int kFragmentUnits = kCtaFeatures * kTile / 8;
 constexpr int kWeightUnits = kStates * kTile / 8;
+static_assert(COPY_REGISTERS * kCopyThreads + KEY_REGISTERS * kLatentThreads +
+                      MIX_REGISTERS * kMixThreads <=
+                  registers_at_entry(kThreads) * kThreads,
+              "no more registers than there are");
 static_assert(kLoadUnits <= 2 * kFragmentUnits, "weights come by way of the keys' place");
 
 struct Memory {
@@ -125,7 +129,7 @@ __device__ __forceinline__ void for_rows(const Inputs& in, const Opens& opens, c
 // The registers of a warpgroup's threads from here on.
 template <int count>
 __device__ __forceinline__ void registers_set() {
-  constexpr int kAtEntry = (64 << 10) / kThreads;
+  constexpr int kAtEntry = registers_at_entry(kThreads);
   if constexpr (count > kAtEntry) registers_raise<count>();
   if constexpr (count < kAtEntry) registers_lower<count>();
 }
