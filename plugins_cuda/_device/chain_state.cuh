@@ -7,77 +7,22 @@
 #include "attention_slots.cuh"
 #include "chain_copy.cuh"
 #include "prompt_rows.cuh"
-#include "ptx_wgmma_rows.cuh"
+#include "row_pair.cuh"
 
-constexpr int kWarpRows = 2;
-constexpr int kSteps = WIDTH / 16;
+// A matrix whose lower half counts units of 16 bytes: nothing is carried from it.
+struct LowMatrix {
+  uint64_t bits;
 
-// A matrix so many units of 16 bytes further, which its lower half counts.
-__device__ __forceinline__ uint64_t further(uint64_t matrix, int units) {
-  return (matrix & 0xFFFFFFFF00000000u) | (static_cast<uint32_t>(matrix) + units);
-}
-
-// One chain.
-struct Chain {
-  uint32_t queries[kSteps][4];
-  float score[kTile / 8][4];
-  uint32_t weight[kTile / 16][4];
-  float values[WIDTH / 8][4];
-  float maximum[kWarpRows];  // of the scores, before the scale
-  float sum[kWarpRows];      // over this lane's keys
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int i = 0; i < WIDTH / 2; ++i) values[i / 4][i % 4] = 0.0f;
-    maximum[0] = maximum[1] = no_maximum();
-    sum[0] = sum[1] = 0.0f;
+  __device__ __forceinline__ operator uint64_t() const {
+    return bits;
   }
-
-  __device__ __forceinline__ float (&scores()) [kTile / 2] {
-    return reinterpret_cast<float (&)[kTile / 2]>(score);
-  } __device__ __forceinline__
-      float (&sums()) [WIDTH / 2] { return reinterpret_cast<float (&)[WIDTH / 2]>(values); }
-
-  // Begins S = Q·Kᵀ.
-  __device__ __forceinline__ void begin_scores(uint64_t matrix) {
-    wgmma_pin(scores());
-    wgmma_pin(queries);
-    wgmma_fence();
-    wgmma_bf16_new<kTile>(scores(), queries[0], matrix);
-#pragma unroll
-    for (int step = 1; step < kSteps; ++step) {
-      wgmma_bf16<kTile>(scores(), queries[step], further(matrix, 2 * step));
-    }
-    wgmma_commit();
-  }
-
-  // Begins values += weights · V.
-  __device__ __forceinline__ void begin_values(uint64_t matrix) {
-    wgmma_pin(sums());
-    wgmma_pin(weight);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kTile / 16; ++step) {
-      wgmma_bf16_rows(sums(), weight[step], further(matrix, step * 16 * kUnits));
-    }
-    wgmma_commit();
-  }
-
-  __device__ __forceinline__ void end_values() {
-    wgmma_wait<0>();
-    wgmma_pin(sums());
-    wgmma_pin(weight);
-  }
-
-  // Weights as A operands.
-  __device__ __forceinline__ void pack() {
-#pragma unroll
-    for (int i = 0; i < kTile / 4; ++i) {
-      const float (&pair)[4] = score[i / 4 * 2 + i % 4 / 2];
-      weight[i / 4][i % 4] = pack_bf16x2(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
-    }
+  __device__ __forceinline__ LowMatrix operator+(int units) const {
+    return {(bits & 0xFFFFFFFF00000000u) | (static_cast<uint32_t>(bits) + units)};
   }
 };
+
+// One chain.
+using Chain = RowPair<kTile>;
 
 // What the chains of a slot come to, in shared memory: four values of every eight columns, and
 // maximum (in units of log 2) and sum of either row; a thread has its own.

@@ -39,17 +39,17 @@ static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
 struct Consumer {
   Chain chain;
   Ring& ring;
-  uint64_t stages;  // as a matrix
+  LowMatrix stages;
   const ManyRows& rows;
   int warp_row;   // the first of this warp's
   int full_last;  // shared positions up to here are seen by all rows of the warpgroup
   RingPlace place;
 
-  __device__ __forceinline__ uint64_t keys(int slot) const {
-    return further(stages, slot * 2 * kTileUnits);
+  __device__ __forceinline__ LowMatrix keys(int slot) const {
+    return stages + slot * 2 * kTileUnits;
   }
-  __device__ __forceinline__ uint64_t values(int slot) const {
-    return further(stages, slot * 2 * kTileUnits + kTileUnits);
+  __device__ __forceinline__ LowMatrix values(int slot) const {
+    return stages + (slot * 2 * kTileUnits + kTileUnits);
   }
 
   __device__ __forceinline__ void give_back(int slot) {
@@ -188,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   for (int i = 1; i < kGroupRows; ++i) {
     full_last = min(full_last, opened[group * kGroupRows + i].shared);
   }
-  Consumer consumer{{}, ring, wgmma_matrix(stages), rows, warp_row, full_last, {}};
+  Consumer consumer{{}, ring, {wgmma_matrix(stages)}, rows, warp_row, full_last, {}};
   load_query_rows(consumer.chain.queries, q, opened + warp_row);
   const SlotStates slots{workspace_sums, workspace_values, nullptr, nullptr};
   const Held<kConsumers> held{reinterpret_cast<float4*>(stages + STAGES * 2 * kTileUnits) +

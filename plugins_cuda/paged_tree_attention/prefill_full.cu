@@ -21,14 +21,13 @@
 // for its 16384 exponentials. No workspace.
 #include "../_device/attention_tile.cuh"
 #include "../_device/prompt_rows.cuh"
-#include "../_device/ptx_wgmma_rows.cuh"
 #include "../_device/ring_place.cuh"
+#include "../_device/row_pair.cuh"
 
 namespace {
 
 constexpr int kGroups = 2;
 constexpr int kGroupWarps = 4, kGroupThreads = 32 * kGroupWarps;
-constexpr int kWarpRows = 2;
 constexpr int kGroupRows = kGroupWarps * kWarpRows;
 constexpr int kRows = kGroups * kGroupRows;
 constexpr int kConsumers = kGroups * kGroupThreads;
@@ -37,7 +36,6 @@ constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
 constexpr int kKeys = 128;
 constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a row of a tile
 constexpr int kTileUnits = kKeys * kUnits;
-constexpr int kSteps = WIDTH / 16;
 static_assert(WIDTH == 64 && WINDOW == 0, "rows of 128 bytes, that see everything before them");
 static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
                   (kGroups + 1) * registers_at_entry(kThreads),
@@ -92,75 +90,9 @@ __device__ __forceinline__ void produce(const Pool& pool, Ring& ring, uint4* sta
   give();
 }
 
-// Two rows' heads of a consumer warp.
-struct Attention {
-  uint32_t queries[kSteps][4];
-  float score[kKeys / 8][4];
-  uint32_t weight[kKeys / 16][4];
-  float values[WIDTH / 8][4];
-  float maximum[2];  // of the scores, before the scale
-  float sum[2];      // over this lane's keys
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int i = 0; i < kKeys / 2; ++i) score[i / 4][i % 4] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < WIDTH / 2; ++i) values[i / 4][i % 4] = 0.0f;
-    maximum[0] = maximum[1] = no_maximum();
-    sum[0] = sum[1] = 0.0f;
-  }
-
-  __device__ __forceinline__ float (&scores()) [kKeys / 2] {
-    return reinterpret_cast<float (&)[kKeys / 2]>(score);
-  } __device__ __forceinline__
-      float (&sums()) [WIDTH / 2] { return reinterpret_cast<float (&)[WIDTH / 2]>(values); }
-
-  // Begins S = Q·Kᵀ.
-  __device__ __forceinline__ void begin_scores(const uint4* keys) {
-    const uint64_t matrix = wgmma_matrix(keys);
-    wgmma_pin(scores());
-    wgmma_pin(queries);
-    wgmma_fence();
-    wgmma_bf16_new<kKeys>(scores(), queries[0], matrix);
-#pragma unroll
-    for (int step = 1; step < kSteps; ++step) {
-      wgmma_bf16<kKeys>(scores(), queries[step], matrix + 2 * step);
-    }
-    wgmma_commit();
-  }
-
-  // Begins values += weights · V.
-  __device__ __forceinline__ void begin_values(const uint4* tile) {
-    const uint64_t matrix = wgmma_matrix(tile);
-    wgmma_pin(sums());
-    wgmma_pin(weight);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step) {
-      wgmma_bf16_rows(sums(), weight[step], matrix + step * (16 * kUnits));
-    }
-    wgmma_commit();
-  }
-
-  __device__ __forceinline__ void end_values() {
-    wgmma_wait<0>();
-    wgmma_pin(sums());
-    wgmma_pin(weight);
-  }
-
-  // Weights as A operands.
-  __device__ __forceinline__ void pack() {
-#pragma unroll
-    for (int i = 0; i < kKeys / 4; ++i) {
-      const float (&pair)[4] = score[i / 4 * 2 + i % 4 / 2];
-      weight[i / 4][i % 4] = pack_bf16x2(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
-    }
-  }
-};
-
 // The tiles of a warpgroup's rows, one after the other.
 struct Consumer {
-  Attention state;
+  RowPair<kKeys> state;
   Ring& ring;
   const uint4* stages;
   const Row* rows;  // this warp's
@@ -190,7 +122,7 @@ struct Consumer {
   template <bool hides>
   __device__ __forceinline__ void open() {
     mbarrier_wait(&ring.full[place.slot], place.parity);
-    state.begin_scores(stage());
+    state.begin_scores(wgmma_matrix(stage()));
     weigh_tile<hides, 0>(0);
     state.pack();
   }
@@ -203,8 +135,8 @@ struct Consumer {
     const uint4* before = stage() + kTileUnits;
     const int spent = place.slot;
     place.advance();
-    state.begin_scores(stage());
-    state.begin_values(before);
+    state.begin_scores(wgmma_matrix(stage()));
+    state.begin_values(wgmma_matrix(before));
     const float2 rescale = weigh_tile<hides, 1>(tile);
     RingPlace behind = place;
     if (!is_last) behind.advance();
@@ -234,7 +166,7 @@ struct Consumer {
     int tile = 1;
     for (; tile * kKeys + kKeys - 1 <= full_last; ++tile) step<false>(tile, tile == end);
     for (; tile <= end; ++tile) step<true>(tile, tile == end);
-    state.begin_values(stage() + kTileUnits);
+    state.begin_values(wgmma_matrix(stage() + kTileUnits));
     state.end_values();
   }
 };
@@ -277,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   registers_raise<kConsumerRegisters>();
   const int warp_row = warp * kWarpRows;
   Consumer consumer{{}, ring, stages, rows + warp_row, start, ancestor_bits};
-  Attention& state = consumer.state;
+  RowPair<kKeys>& state = consumer.state;
   state.clear();
   load_query_rows(state.queries, q, rows + warp_row);
   consumer.run(Sight(rows + warp / kGroupWarps * kGroupRows, kGroupRows).full_last, last);
