@@ -4,8 +4,7 @@
 // Compile-time constants: those of prefill_dense.cuh, HAS_BIAS, Q_HEADS, HEAD_DIM.
 #pragma once
 
-#include "prefill_dense.cuh"
-#include "prefill_store.cuh"
+#include "prefill_biased.cuh"
 
 // Cosines and sines of eight pairs (i, i + D/2) of a head.
 struct Angles {
@@ -32,23 +31,13 @@ struct Angles {
   }
 };
 
-struct HeadsGemm : DenseGemm {
-  static constexpr int kStagingValues = kRowsStride;
+struct HeadsGemm : BiasedGemm {
   static constexpr int kHeadTiles = HEAD_DIM / 16;
-  const uint16_t* bias;
   const float* cos;
   const float* sin;
   const int* positions;
   const int* write_slot;
   uint16_t* q;
-
-  __device__ __forceinline__ LaneBias ahead_of(const GemmTile& tile) const {
-#if HAS_BIAS
-    return lane_bias(bias, tile);
-#else
-    return {0, 0};
-#endif
-  }
 
   // The angles of a token, and where it is cached.
   struct Place : Angles {

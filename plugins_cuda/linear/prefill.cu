@@ -10,28 +10,17 @@
 // Two launches: x as panels, then the GEMM. Numbers, 2048 rows, 4096 → 2880: 48.3 GFLOP; 17 MB of x
 // (in, and out as panels, in L2), 24 MB of weights, 24 MB of y and residual. 192 tokens a tile:
 // 253 tiles are 1.92 waves of 132 CTAs; about 90 µs at 530 TFLOP/s, and 7 µs for the panels.
-#include "../_device/prefill_dense.cuh"
+#include "../_device/prefill_biased.cuh"
 #include "../_device/prefill_rows.cuh"
-#include "../_device/prefill_store.cuh"
 
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     linear_rows(const uint16_t* x, unsigned char* workspace_panels, int rows, int panel_rows) {
   write_panel_rows<Norm::kNone>(x, nullptr, 0.0f, workspace_panels, rows, panel_rows);
 }
 
-struct LinearGemm : DenseGemm {
-  static constexpr int kStagingValues = kRowsStride;
-  const uint16_t* bias;
+struct LinearGemm : BiasedGemm {
   const uint16_t* residual;
   uint16_t* y;
-
-  __device__ __forceinline__ LaneBias ahead_of(const GemmTile& tile) const {
-#if HAS_BIAS
-    return lane_bias(bias, tile);
-#else
-    return {0, 0};
-#endif
-  }
 
   template <int columns>
   __device__ __forceinline__ void store(const GemmTile& tile, LaneBias ahead,
