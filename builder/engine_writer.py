@@ -16,12 +16,7 @@ from specbuild.builder.durable import fsync, put_in_place, staging_folder, write
 from specbuild.builder.passes.weights import Recipe
 from specbuild.builder.progress import Progress
 from specbuild.builder.shared_weights import stored_once
-from specbuild.runtime.engine_file import (
-    file_entry,
-    manifest_digest,
-    read_manifest,
-    verify_files,
-)
+from specbuild.runtime.engine_file import file_entry, manifest_digest, read_manifest, verify_files
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.manifest import (
     CHUNK_BYTES,

@@ -9,9 +9,9 @@ from specbuild.builder.dsa_options import dsa_of
 from specbuild.builder.specpv_options import PAGE_SIZE as SPECPV_PAGE_SIZE
 from specbuild.builder.specpv_options import require_turns, specpv_of
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
+from specbuild.runtime.cache_groups import DRAFT_GROUP, FULL_GROUP, pages_per_sequence
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.kv_layout import FP8_DTYPE, KV_DTYPE, MIN_PAGE_SIZE
-from specbuild.runtime.kv_pool import DRAFT_GROUP, FULL_GROUP, pages_per_sequence
 from specbuild.runtime.manifest import (
     INDEXER_GROUP,
     CacheGroup,

@@ -25,19 +25,37 @@ from specbuild.cli.train import train
 from specbuild.cli.tune import tune
 from specbuild.cli.verify import verify
 
-app = typer.Typer(
-    name="specbuild",
-    help="Build checkpoints into engine directories, and decode with them speculatively.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for _command in (build, run, inspect, check, doctor, verify, bench, tune, synth):
-    app.command()(_command)
-app.add_typer(train, name="train")
-app.add_typer(retrofit, name="retrofit")
+_COMMANDS = {
+    command.__name__: command
+    for command in (build, run, inspect, check, doctor, verify, bench, tune, synth)
+}
+_GROUPS = {"train": train, "retrofit": retrofit}
+
+
+def command_line(named: str | None = None) -> typer.Typer:
+    """All commands, or only the ``named`` one where there is one of this name.
+
+    typer reads every option of every command it has before it runs one, which takes longer than
+    ``specbuild check``.
+    """
+    app = typer.Typer(
+        name="specbuild",
+        help="Build checkpoints into engine directories, and decode with them speculatively.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_specbuild)
+    known = named in _COMMANDS or named in _GROUPS
+    for name, command in _COMMANDS.items():
+        if name == named or not known:
+            app.command()(command)
+    for name, group in _GROUPS.items():
+        if name == named or not known:
+            app.add_typer(group, name=name)
+    return app
 
 
 def _show_version(value: bool) -> None:
@@ -48,7 +66,6 @@ def _show_version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _specbuild(
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show version.")
@@ -67,9 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # tables and messages hold characters that not every encoding has
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        result = app(
-            args=None if arguments is None else list(arguments),
+        result = command_line(words[0] if words else None)(
+            args=words,
             prog_name="specbuild",
             standalone_mode=False,
             obj=invocation,

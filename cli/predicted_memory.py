@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+from specbuild.runtime.cache_groups import pages_per_sequence
 from specbuild.runtime.device import group_bytes
 from specbuild.runtime.executors.cuda.memory import footprint
-from specbuild.runtime.kv_pool import pages_per_sequence
 from specbuild.runtime.manifest import WEIGHTS_FILE, CacheGroup, Manifest
 from specbuild.runtime.plan import Plan
 from specbuild.runtime.weights_file import DTYPES

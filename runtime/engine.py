@@ -9,7 +9,7 @@ from specbuild.runtime.cost_table import cache_path
 from specbuild.runtime.decoder import Decoder, Speculation
 from specbuild.runtime.device import Device, check_here, this_device
 from specbuild.runtime.drafting import Drafter
-from specbuild.runtime.engine_file import check_sizes, open_weights, read_file, read_manifest
+from specbuild.runtime.engine_file import check_sizes, read_file, read_manifest
 from specbuild.runtime.errors import RequestError, UnsupportedHereError
 from specbuild.runtime.executor import Executor, ResidentExecutor
 from specbuild.runtime.executors.cpu import CpuExecutor
@@ -28,6 +28,7 @@ from specbuild.runtime.text import (
     TextStream,
     check_unicode,
 )
+from specbuild.runtime.weights_file import open_weights
 
 # Every graph has threads of its own: without a bound a slip of the pen takes the machine down.
 MAX_THREADS = 64

@@ -9,21 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import numpy as np
-
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.manifest import (
     CHUNK_BYTES,
     MANIFEST_FILE,
     MANIFEST_HASH_FILE,
-    WEIGHTS_FILE,
     Manifest,
     StoredFile,
 )
 from specbuild.runtime.manifest_check import check_manifest
 from specbuild.runtime.strict_json import from_json
-from specbuild.runtime.weights_file import TensorMap, tensors_of
 
 MAX_MANIFEST_BYTES = 64 << 20
 _OWN_FILES = frozenset({MANIFEST_FILE, MANIFEST_HASH_FILE})
@@ -89,7 +85,7 @@ def read_file(directory: Path, manifest: Manifest, name: str) -> memoryview:
     A chunked file is checked chunk by chunk while it streams in.
     """
     entry = manifest.files[name]
-    data = _mapped(directory, name)
+    data = mapped(directory, name)
     if len(data) != entry.bytes:
         raise EngineFileError(
             f"{directory}: {name} has {len(data)} bytes, the manifest says {entry.bytes}; "
@@ -115,30 +111,9 @@ def check_chunk(directory: Path, manifest: Manifest, name: str, chunk: int, dige
         )
 
 
-def open_weights(directory: Path, manifest: Manifest) -> TensorMap:
-    """The tensors of ``weights.safetensors`` by name, as read-only memory-mapped arrays.
-
-    Names, dtypes and shapes are those of the manifest. Raises EngineFileError.
-    """
-    data = read_file(directory, manifest, WEIGHTS_FILE)
-    return tensors_of(data, manifest.tensors, f"{directory}: {WEIGHTS_FILE}")
-
-
-def weight_spans(directory: Path, manifest: Manifest) -> dict[str, tuple[int, int]]:
-    """Where each tensor lies in ``weights.safetensors``: its offset and bytes.
-
-    Reads the file's header only, and checks no digest: whoever reads the tensors does. Raises
-    EngineFileError.
-    """
-    data = _mapped(directory, WEIGHTS_FILE)
-    tensors = tensors_of(data, manifest.tensors, f"{directory}: {WEIGHTS_FILE}")
-    start = np.frombuffer(data, np.uint8).ctypes.data
-    return {name: (array.ctypes.data - start, array.nbytes) for name, array in tensors.items()}
-
-
 def file_entry(path: Path, *, chunked: bool) -> StoredFile:
     """What the manifest says of a file: its size and checksums."""
-    data = _mapped(path.parent, path.name)
+    data = mapped(path.parent, path.name)
     chunks = tuple(_digests(data, CHUNK_BYTES)) if chunked else ()
     return StoredFile(
         bytes=len(data),
@@ -186,7 +161,8 @@ def _present(directory: Path) -> Iterator[str]:
             yield str(PurePosixPath(path.relative_to(directory)))
 
 
-def _mapped(directory: Path, name: str) -> memoryview:
+def mapped(directory: Path, name: str) -> memoryview:
+    """The bytes of a file, memory-mapped and read-only, unchecked. Raises EngineFileError."""
     try:
         with (directory / name).open("rb") as file:
             # An empty file cannot be mapped.

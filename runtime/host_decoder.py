@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from specbuild.runtime.cache_groups import slots_per_sequence
 from specbuild.runtime.cost_table import CostMeasurement, load_or_measure
 from specbuild.runtime.decoder import Speculation
 from specbuild.runtime.draft_costs import ChainCosts
@@ -15,7 +16,7 @@ from specbuild.runtime.emission import TextStreams
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executor import Executor
 from specbuild.runtime.generate import Generation
-from specbuild.runtime.kv_pool import KvPools, slots_per_sequence
+from specbuild.runtime.kv_pool import KvPools
 from specbuild.runtime.launch import SlotCounter
 from specbuild.runtime.manifest import DraftShape, Manifest
 from specbuild.runtime.manifest_check import DECODING_ROLES, DRAFTING_ROLES

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
+from specbuild.runtime.cache_groups import DRAFT_GROUP, slots_per_sequence
 from specbuild.runtime.errors import EngineFileError
-from specbuild.runtime.kv_pool import DRAFT_GROUP, slots_per_sequence
 from specbuild.runtime.manifest import (
     INDEXER_GROUP,
     CacheGroup,

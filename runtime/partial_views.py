@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specbuild.runtime.cache_groups import DRAFT_GROUP
 from specbuild.runtime.dsa import EVERYTHING
-from specbuild.runtime.kv_pool import DRAFT_GROUP, SequencePages
+from specbuild.runtime.kv_pool import SequencePages
 from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds
 from specbuild.runtime.manifest import INDEXER_GROUP, Manifest, SpecPv
 from specbuild.runtime.request import Request, SequenceState

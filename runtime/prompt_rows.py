@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbuild.runtime.kv_pool import DRAFT_GROUP
+from specbuild.runtime.cache_groups import DRAFT_GROUP
 from specbuild.runtime.plan import ProgramEntry
 from specbuild.runtime.request import SequenceState
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from specbuild.runtime.cache_groups import FULL_GROUP
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executor import ResidentExecutor
-from specbuild.runtime.kv_pool import FULL_GROUP
 from specbuild.runtime.manifest import INDEXER_GROUP
 from specbuild.runtime.request import SequenceState
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from specbuild.runtime.kv_pool import FULL_GROUP
+from specbuild.runtime.cache_groups import FULL_GROUP
 from specbuild.runtime.manifest import INDEXER_GROUP, SpecPv
 from specbuild.runtime.records import SpecPvStats
 

@@ -1,16 +1,18 @@
-"""The safetensors container, read strictly: every tensor in its place, nothing between."""
+"""An engine's weights: the safetensors container, read strictly, nothing between its tensors."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from specbuild.runtime.engine_file import mapped, read_file
 from specbuild.runtime.errors import EngineFileError
-from specbuild.runtime.manifest import StoredTensor
+from specbuild.runtime.manifest import WEIGHTS_FILE, Manifest, StoredTensor
 
 TensorMap = dict[str, np.ndarray]
 
@@ -27,6 +29,27 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
 }
 _LENGTH_BYTES = 8
+
+
+def open_weights(directory: Path, manifest: Manifest) -> TensorMap:
+    """The tensors of ``weights.safetensors`` by name, as read-only memory-mapped arrays.
+
+    Names, dtypes and shapes are those of the manifest. Raises EngineFileError.
+    """
+    data = read_file(directory, manifest, WEIGHTS_FILE)
+    return tensors_of(data, manifest.tensors, f"{directory}: {WEIGHTS_FILE}")
+
+
+def weight_spans(directory: Path, manifest: Manifest) -> dict[str, tuple[int, int]]:
+    """Where each tensor lies in ``weights.safetensors``: its offset and bytes.
+
+    Reads the file's header only, and checks no digest: whoever reads the tensors does. Raises
+    EngineFileError.
+    """
+    data = mapped(directory, WEIGHTS_FILE)
+    tensors = tensors_of(data, manifest.tensors, f"{directory}: {WEIGHTS_FILE}")
+    start = np.frombuffer(data, np.uint8).ctypes.data
+    return {name: (array.ctypes.data - start, array.nbytes) for name, array in tensors.items()}
 
 
 def tensors_of(data: memoryview, expected: Mapping[str, StoredTensor], where: str) -> TensorMap:

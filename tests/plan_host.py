@@ -27,8 +27,8 @@ from specbuild.builder.limits import EnginePlan
 from specbuild.builder.passes.pipeline import run_passes
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.weight_sources import WeightSources
+from specbuild.runtime.cache_groups import pages_per_sequence
 from specbuild.runtime.kv_layout import KvLayout
-from specbuild.runtime.kv_pool import pages_per_sequence
 from specbuild.runtime.manifest import CacheGroup, DraftShape
 from specbuild.runtime.plan import CompiledKernel, ProgramEntry
 

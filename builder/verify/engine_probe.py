@@ -9,13 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from specbuild.runtime.engine_file import check_sizes, open_weights, read_file, read_manifest
+from specbuild.runtime.cache_groups import slots_per_sequence
+from specbuild.runtime.engine_file import check_sizes, read_file, read_manifest
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.executors.cpu import CpuExecutor
-from specbuild.runtime.kv_pool import KvPools, SequencePages, slots_per_sequence
+from specbuild.runtime.kv_pool import KvPools, SequencePages
 from specbuild.runtime.launch import RowPlan, SlotCounter, groups_of
 from specbuild.runtime.manifest import Manifest, Port
 from specbuild.runtime.partial_views import launch_feeds
+from specbuild.runtime.weights_file import open_weights
 
 DRAFT_STAGES = ("stage.attention", "stage.ffn", "stage.pre_head")
 

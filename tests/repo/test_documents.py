@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from specbuild.cli.main import app
+from specbuild.cli.main import command_line
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -22,7 +22,7 @@ DOCUMENTS = sorted(
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-COMMANDS = typer.main.get_command(app)
+COMMANDS = typer.main.get_command(command_line())
 
 
 def names(path: Path) -> str:

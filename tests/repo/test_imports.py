@@ -92,6 +92,12 @@ def test_command_line_starts_without_heavy_packages() -> None:
     assert not loaded & {*HEAVY, "onnxruntime", "tokenizers", "matplotlib"}
 
 
+def test_what_check_reads_needs_no_numpy() -> None:
+    # a tenth of its half second
+    loaded = loaded_modules("import specbuild.runtime.device, specbuild.runtime.engine_file")
+    assert "numpy" not in loaded
+
+
 def loaded_modules(code: str) -> set[str]:
     """What ``sys.modules`` holds after ``code`` ran in a fresh interpreter."""
     script = f"import sys\n{code}\nprint('\\n'.join(sys.modules))"

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from specbuild.builder.backends.tensorrt.request import InputShapes
 from specbuild.builder.limits import EnginePlan, candidate_pool
-from specbuild.runtime.kv_pool import DRAFT_GROUP
+from specbuild.runtime.cache_groups import DRAFT_GROUP
 from specbuild.runtime.manifest import CacheGroup, DraftShape, ShapeProfile, SizeRange
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from specbuild.runtime.engine_file import check_chunk, read_file, weight_spans
+from specbuild.runtime.engine_file import check_chunk, read_file
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.check import gpu_reasons, read_plan
 from specbuild.runtime.executors.cuda.driver import open_gpu
@@ -14,6 +14,7 @@ from specbuild.runtime.executors.cuda.gpu import Gpu
 from specbuild.runtime.executors.cuda.upload import Piece, WeightsUpload
 from specbuild.runtime.manifest import WEIGHTS_FILE, Manifest
 from specbuild.runtime.plan import Plan
+from specbuild.runtime.weights_file import weight_spans
 
 
 def open_executor(

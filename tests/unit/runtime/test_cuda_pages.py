@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_model import toy_manifest
 
+from specbuild.runtime.cache_groups import pages_per_sequence
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.kv_pool import FixedPages, KvPools, PageLedger, PagePool, pages_per_sequence
+from specbuild.runtime.kv_pool import FixedPages, KvPools, PageLedger, PagePool
 from specbuild.runtime.manifest import Limits
 
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from specbuild.runtime import engine_file, manifest
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_file import open_weights, read_manifest, verify_files
+from specbuild.runtime.engine_file import read_manifest, verify_files
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.strict_json import to_json
+from specbuild.runtime.weights_file import open_weights
 
 FILES = (
     "manifest.json",

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specbuild.runtime.cache_groups import pages_per_sequence
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.kv_layout import KvLayout, cache_bytes, layouts, validate_caches
-from specbuild.runtime.kv_pool import pages_per_sequence
 from specbuild.runtime.manifest import CacheGroup, Limits, Rope, TargetGeometry
 
 AXES = ("pages", "kv_heads", "page_size", "width")

@@ -13,8 +13,8 @@ import torch
 
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.cache_groups import pages_per_sequence
 from specbuild.runtime.executor import ExecutorCapabilities
-from specbuild.runtime.kv_pool import pages_per_sequence
 from specbuild.runtime.launch import groups_of
 from specbuild.runtime.manifest import (
     CacheGroup,

@@ -19,8 +19,8 @@ from specbuild.builder.passes.weights import Recipe
 from specbuild.plugins_cuda.dsa_indexer.body import list_length
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.cache_groups import DRAFT_GROUP, FULL_GROUP
 from specbuild.runtime.kv_layout import KvLayout
-from specbuild.runtime.kv_pool import DRAFT_GROUP, FULL_GROUP
 from specbuild.runtime.manifest import INDEXER_GROUP, Dsa
 from specbuild.runtime.specpv import ViewGeometry, choosing_group
 

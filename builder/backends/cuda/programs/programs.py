@@ -24,7 +24,7 @@ from specbuild.builder.backends.cuda.programs.view_passes import (
     view_rows,
 )
 from specbuild.builder.limits import MAX_DECODE_ROWS
-from specbuild.runtime.kv_pool import DRAFT_GROUP
+from specbuild.runtime.cache_groups import DRAFT_GROUP
 from specbuild.runtime.manifest import DraftShape, Limits
 from specbuild.runtime.slots import LIST_BUDGET, SAMPLED_BUDGET
 

@@ -10,7 +10,7 @@ from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tenso
 from specbuild.builder.backends.cuda.programs.state import PARTIAL_TABLES
 from specbuild.builder.backends.cuda.programs.target_pass import TargetRows, TargetViews
 from specbuild.builder.limits import MAX_DECODE_ROWS
-from specbuild.runtime.kv_pool import FULL_GROUP
+from specbuild.runtime.cache_groups import FULL_GROUP
 from specbuild.runtime.manifest import INDEXER_GROUP, DraftShape
 from specbuild.runtime.specpv import ViewGeometry
 
