@@ -111,12 +111,11 @@ def test_the_draft_pays(
 
 
 @pytest.mark.speed
-def test_plain_decoding_beats_transformers(engine: Engine, prompts: list[Prompt]) -> None:
+def test_plain_decoding_beats_transformers_fourfold(engine: Engine, prompts: list[Prompt]) -> None:
     """Greedy, cached, fp32, one thread each, prompts included, in turn.
 
-    Four times as fast on a quiet machine (docs/cpu.md). Neighbours that take cache and memory slow
-    the engine more than a library that waits for Python, for minutes on end: of each side the least
-    disturbed of up to twelve runs counts, and the gate leaves room for those that never rest.
+    Neighbours that take cache and memory slow the engine more than a library that waits for Python,
+    for minutes on end: of each side the least disturbed of up to thirty runs counts.
     """
     from transformers import GptOssForCausalLM
 
@@ -145,8 +144,8 @@ def test_plain_decoding_beats_transformers(engine: Engine, prompts: list[Prompt]
     torch.set_num_threads(1)
     try:
         ratios = [take_turns() for _ in range(3)]
-        while ratios[-1] < 4 and len(ratios) < 12:
+        while ratios[-1] < 4 and len(ratios) < 30:
             ratios.append(take_turns())
-        assert ratios[-1] >= 3, ratios
+        assert ratios[-1] >= 4, ratios
     finally:
         torch.set_num_threads(threads)
