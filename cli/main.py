@@ -48,13 +48,12 @@ def command_line(named: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_specbuild)
-    known = named in _COMMANDS or named in _GROUPS
-    for name, command in _COMMANDS.items():
-        if name == named or not known:
-            app.command()(command)
-    for name, group in _GROUPS.items():
-        if name == named or not known:
-            app.add_typer(group, name=name)
+    everything = [*_COMMANDS, *_GROUPS]
+    for name in [named] if named in everything else everything:
+        if name in _COMMANDS:
+            app.command()(_COMMANDS[name])
+        else:
+            app.add_typer(_GROUPS[name], name=name)
     return app
 
 
