@@ -129,22 +129,25 @@ def test_plain_decoding_beats_transformers_fourfold(engine: Engine, prompts: lis
 
     def take_turns() -> float:
         for i, ids in enumerate(inputs):
-            started_s = perf_counter()
-            written = reference.generate(
-                torch.tensor([ids]), min_new_tokens=64, max_new_tokens=64, do_sample=False
-            )
-            theirs_s[i] = min(theirs_s[i], perf_counter() - started_s)
-            assert written.shape[1] == len(ids) + 64
-            started_s = perf_counter()
-            records(engine, [Prompt("a", tuple(ids), None)], params, None)
-            ours_s[i] = min(ours_s[i], perf_counter() - started_s)
+            # Twice in a row: what one side's weights evict from the caches is not the other's.
+            for _ in range(2):
+                started_s = perf_counter()
+                written = reference.generate(
+                    torch.tensor([ids]), min_new_tokens=64, max_new_tokens=64, do_sample=False
+                )
+                theirs_s[i] = min(theirs_s[i], perf_counter() - started_s)
+                assert written.shape[1] == len(ids) + 64
+            for _ in range(2):
+                started_s = perf_counter()
+                records(engine, [Prompt("a", tuple(ids), None)], params, None)
+                ours_s[i] = min(ours_s[i], perf_counter() - started_s)
         return statistics.mean(a / b for a, b in zip(theirs_s, ours_s, strict=True))
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         ratios = [take_turns() for _ in range(3)]
-        while ratios[-1] < 4 and len(ratios) < 30:
+        while ratios[-1] < 4 and len(ratios) < 15:
             ratios.append(take_turns())
         assert ratios[-1] >= 4, ratios
     finally:
