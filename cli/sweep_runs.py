@@ -38,6 +38,11 @@ class Run:
     decode_s: float
     decode_tokens: int
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all sequences together, while all decode."""
+        return self.decode_tokens / self.decode_s
+
 
 @dataclass(frozen=True)
 class SpecSweep:
@@ -58,7 +63,7 @@ class SpecSweep:
                     continue
                 self._decode(batch, speculation, _WARM_UP_TOKENS)
                 runs = [self._decode(batch, speculation, self.tokens) for _ in range(self.rounds)]
-                rate = median(run.decode_tokens / run.decode_s for run in runs)
+                rate = median(run.tokens_per_s for run in runs)
                 plain = plain or (runs, rate)
                 emit(self._row(batch, speculation, runs, rate, plain))
 
@@ -74,21 +79,7 @@ class SpecSweep:
         params = GenerateParams(max_new_tokens=tokens, ignore_eos=True, raw=self.raw)
         prompts = [self.prompts[i % len(self.prompts)] for i in range(batch)]
         prompts = [replace(prompt, id=str(i)) for i, prompt in enumerate(prompts)]
-        started_s = begun_s = perf_counter()
-        begun: set[int] = set()
-        records: dict[int, RunRecord] = {}
-        after = 0
-        for event in self.engine.generate(prompts, params, speculation=speculation):
-            if isinstance(event, FinishEvent):
-                records[event.request] = event.record
-            elif event.request in begun:
-                after += 1
-            else:
-                begun.add(event.request)
-                begun_s, after = perf_counter(), 0
-        ended_s = perf_counter()
-        ordered = tuple(records[i] for i in range(batch))
-        return Run(ordered, ended_s - started_s, ended_s - begun_s, after)
+        return timed_run(self.engine, prompts, params, speculation)
 
     def _row(
         self,
@@ -117,6 +108,27 @@ class SpecSweep:
             ratio=rate / plain_rate,
             same_tokens=all([r.output_ids for r in run.records] == wanted for run in runs),
         )
+
+
+def timed_run(
+    engine: Engine, prompts: Sequence[Prompt], params: GenerateParams, speculation: Speculation
+) -> Run:
+    """All prompts decoded together, by the host's clock."""
+    started_s = begun_s = perf_counter()
+    begun: set[int] = set()
+    records: dict[int, RunRecord] = {}
+    after = 0
+    for event in engine.generate(prompts, params, speculation=speculation):
+        if isinstance(event, FinishEvent):
+            records[event.request] = event.record
+        elif event.request in begun:
+            after += 1
+        else:
+            begun.add(event.request)
+            begun_s, after = perf_counter(), 0
+    ended_s = perf_counter()
+    ordered = tuple(records[i] for i in range(len(prompts)))
+    return Run(ordered, ended_s - started_s, ended_s - begun_s, after)
 
 
 def draft_text(speculation: Speculation) -> str:

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from specbuild.runtime.records import RunStats, SpecPvStats
+from specbuild.cli.sweep_runs import Run
+from specbuild.runtime.records import RunRecord, RunStats, SpecPvStats
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = ("specpv_quality", "specpv_decoding", "specpv_plot")
@@ -88,20 +89,27 @@ def test_errors_are_those_of_means_over_pieces(scripts: dict[str, ModuleType]) -
     assert f"{row['same']:.2%}" in script.line(row)
 
 
-def stats(acceptance: float, rechecked: int, agreed: int) -> RunStats:
+def record(acceptance: float, rechecked: int, agreed: int) -> RunRecord:
     specpv = SpecPvStats(4, 9, 2, rechecked, agreed, None, 0, ())
-    return RunStats(100, 40, 20, acceptance, (), (), 0.1, 0.01, 90.0, specpv)
+    stats = RunStats(100, 40, 20, acceptance, (), (), 0.1, 0.01, 90.0, specpv)
+    return RunRecord("0", (), (), None, "length", stats)
+
+
+def run(seconds: float, *records: RunRecord) -> Run:
+    return Run(records, 2 * seconds, seconds, decode_tokens=100 * len(records))
 
 
 def test_decoding_sums_tokens_and_averages_prompts(scripts: dict[str, ModuleType]) -> None:
     script = scripts["specpv_decoding"]
     asked = script.Asked(1024, 4)
-    row = script.summary(asked, [stats(2.0, 10, 9), stats(3.0, 30, 30), stats(4.0, 0, 0)])
+    together = run(2.0, record(2.0, 10, 9), record(3.0, 30, 30))
+    row = script.summary(asked, [together, run(0.5, record(4.0, 0, 0))])
     assert (row["rechecked_tokens"], row["agreement"]) == (40, 39 / 40)
     assert row["acceptance_length"] == 3.0
     assert row["acceptance_length_error"] == pytest.approx(1 / 3**0.5)
     assert row["agreement_error"] == pytest.approx(0.05)
-    none = script.summary(asked, [stats(2.0, 0, 0)])
+    assert row["tokens_per_s"] == pytest.approx((100.0 + 200.0) / 2)
+    none = script.summary(asked, [run(1.0, record(2.0, 0, 0))])
     assert none["agreement"] is None and "–" in script.line(none)
 
 
