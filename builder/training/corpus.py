@@ -124,7 +124,7 @@ class TrainingText:
 
 
 def _batch(ids: np.ndarray, counted: np.ndarray, device: str) -> Batch:
-    return Batch(
-        ids=torch.from_numpy(ids.astype(np.int64)).to(device),
-        counted=torch.from_numpy(counted).to(device),
-    )
+    parts = [torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(counted)]
+    if device.startswith("cuda"):  # a copy from pinned memory waits for nothing
+        parts = [part.pin_memory() for part in parts]
+    return Batch(*(part.to(device, non_blocking=True) for part in parts))

@@ -69,7 +69,7 @@ def _windowed(scene: Scene) -> torch.Tensor:
         scene, q=blocks(scene.q), k=with_block_before(scene.k), v=with_block_before(scene.v)
     )
     seen = several.visible().repeat(rows // w, 1, 1)
-    seen[0, :, :w] = False  # nothing comes before the first block
+    seen[0, :, :w].zero_()  # nothing comes before the first block
     joins = _blank(seen, scene.q.dtype).repeat(batch, 1, 1).unsqueeze(1)
     out = _attend(several, joins)
     return out.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)

@@ -70,7 +70,10 @@ class Backbone:
         hidden = {}
         for index, layer in enumerate(self.layers):
             if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(_through, layer, x, positions, tables, use_reentrant=False)
+                x = checkpoint(
+                    _through, layer, x, positions, tables,
+                    use_reentrant=False, preserve_rng_state=False,
+                )  # fmt: skip
             else:
                 x = _through(layer, x, positions, tables)
             if index in keep:

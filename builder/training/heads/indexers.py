@@ -109,7 +109,10 @@ class LayerIndexer(nn.Module):
             rows = slice(start, start + _ROWS)
             own = None if weights is None else weights[:, rows]
             part = (q[:, rows], k, own, scene, rows, self.narrowing)
-            sums.append(checkpoint(_row_divergence, *part, use_reentrant=False))
+            found = checkpoint(
+                _row_divergence, *part, use_reentrant=False, preserve_rng_state=False
+            )
+            sums.append(found)
         return torch.stack(sums).sum()
 
 
@@ -207,9 +210,14 @@ class IndexerHeads(nn.Module):
             attention.register_forward_pre_hook(_remember, with_kwargs=True)
 
     def divergence(self) -> torch.Tensor:
-        """The loss of the last forward pass: summed over rows, the layers' mean."""
+        """The loss of the last forward pass: summed over rows, the layers' mean.
+
+        Taken from the layers: what they kept would keep the pass's gradients alive too.
+        """
         layers: list[Any] = list(self.layers.values())
         found = [layer.divergence for layer in layers]
+        for layer in layers:
+            layer.divergence = None
         return torch.stack([part for part in found if part is not None]).mean()
 
     def tensors(self, dtype: torch.dtype) -> Mapping[str, torch.Tensor]:

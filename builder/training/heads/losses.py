@@ -55,7 +55,8 @@ def terms(lesson: Lesson, head: nn.Module, weights: Mapping[str, float]) -> torc
 
 def total(found: torch.Tensor, weights: Mapping[str, float]) -> torch.Tensor:
     """The weighted sum of :func:`terms`."""
-    return (found * found.new_tensor(list(weights.values()))).sum()
+    parts = zip(found.unbind(), weights.values(), strict=True)
+    return torch.stack([part * weight for part, weight in parts]).sum()
 
 
 def _logit_terms(lesson: Lesson, head: nn.Module, asked: tuple[str, ...]) -> torch.Tensor:
@@ -68,8 +69,10 @@ def _logit_terms(lesson: Lesson, head: nn.Module, asked: tuple[str, ...]) -> tor
             lesson.teacher.last.flatten(0, 1), lesson.student.last.flatten(0, 1), counted, late
         )
     ]  # fmt: skip
-    sums = [checkpoint(_row_terms, head, asked, *rows, use_reentrant=False)
-            for rows in zip(*parts, strict=True)]  # fmt: skip
+    sums = [
+        checkpoint(_row_terms, head, asked, *rows, use_reentrant=False, preserve_rng_state=False)
+        for rows in zip(*parts, strict=True)
+    ]
     return torch.stack(sums).sum(0) / lesson.positions
 
 

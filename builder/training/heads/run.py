@@ -13,13 +13,9 @@ from torch import nn
 from specbuild.builder.progress import Progress
 from specbuild.builder.training.corpus import TrainingText
 from specbuild.builder.training.heads.backbone import Backbone
-from specbuild.builder.training.heads.losses import (
-    ATTENTION_KL,
-    HIDDEN_MSE,
-    Lesson,
-    terms,
-    total,
-)
+from specbuild.builder.training.heads.graphed import GraphedLearning, Learn, may_replay
+from specbuild.builder.training.heads.learning import Learning
+from specbuild.builder.training.heads.losses import total
 from specbuild.builder.training.heads.options import HeadOptions
 from specbuild.builder.training.heads.plan import SavedBytes, Trial
 from specbuild.builder.training.heads.stage import Schedule, Stage
@@ -45,25 +41,35 @@ class HeadPoint:
 
 @dataclass
 class HeadRun:
-    """What one training run owns. ``step`` counts over all stages."""
+    """What one training run owns. ``step`` counts over all stages.
+
+    ``optimiser`` and ``learn``, which takes a micro batch, are those of the stage last entered;
+    ``graphs`` says whether that may be one launch.
+    """
 
     options: HeadOptions
     backbone: Backbone
     schedule: Schedule
     text: TrainingText
     workers: Workers
+    progress: Progress
     step: int = 0
     points: list[HeadPoint] = field(default_factory=list)
     recent: list[torch.Tensor] = field(default_factory=list)
     optimiser: torch.optim.Optimizer | None = None
+    learn: Learn | None = None
+    graphs: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.graphs = may_replay(self.options, self.workers)
 
 
-def train(run: HeadRun, folder: RunFolder, progress: Progress, started_s: float) -> bool:
+def train(run: HeadRun, folder: RunFolder, started_s: float) -> bool:
     """Takes the remaining steps; False if the time limit came first.
 
     None of them where the options say to finish what there is.
     """
-    options, steps = run.options, run.schedule.steps
+    options, steps, progress = run.options, run.schedule.steps, run.progress
     if options.finish:
         return True
     progress.start("training", steps, "steps")
@@ -90,37 +96,69 @@ def train(run: HeadRun, folder: RunFolder, progress: Progress, started_s: float)
 
 
 def enter(run: HeadRun, stage: Stage) -> None:
-    """Each stage has an optimiser of its own, and nothing else wants gradients."""
+    """Each stage has an optimiser of its own."""
+    _prepare(run, stage)
+    on_gpu = run.workers.device.startswith("cuda")
+    run.optimiser = torch.optim.AdamW(
+        stage.trained(), lr=stage.pace.peak, betas=BETAS, weight_decay=0.0, fused=on_gpu
+    )
+    run.learn = _learning(run, stage)
+
+
+def _prepare(run: HeadRun, stage: Stage) -> None:
+    """Nothing but the stage's heads wants gradients."""
+    leave(run)
     for other in run.schedule.stages:
         other.heads.requires_grad_(False)
     stage.heads.requires_grad_(True)
     stage.enter()
-    run.optimiser = torch.optim.AdamW(
-        stage.trained(), lr=stage.pace.peak, betas=BETAS, weight_decay=0.0
-    )
+
+
+def leave(run: HeadRun) -> None:
+    """Frees what a stage needed beside its parameters."""
+    run.optimiser = run.learn = None
+    for stage in run.schedule.stages:
+        stage.heads.zero_grad(set_to_none=True)
+
+
+def _learning(run: HeadRun, stage: Stage) -> Learn:
+    learn = Learning(run.options, run.backbone, stage)
+    if run.graphs:
+        try:
+            return GraphedLearning(learn, stage.trained(), _micro_batches(run)[0])
+        except RuntimeError as error:
+            run.graphs = False
+            run.progress.note(f"steps are launched kernel by kernel: {_cause(error)}")
+    return learn
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of what went wrong first: a capture that ends by an error adds its own."""
+    while isinstance(error.__context__, RuntimeError):
+        error = error.__context__
+    return str(error).partition("\n")[0]
 
 
 def trial(run: HeadRun) -> Trial:
     """What the first step will take: its first micro batch is computed, and then forgotten.
 
-    Twice, since the first pass on a device loads what the second finds.
+    Twice, since the first pass on a device loads what the second finds. What it keeps is counted
+    in the first, kernel by kernel; what it takes, in the second, as it will run.
     """
     stage, _ = run.schedule.at(0)
-    enter(run, stage)
+    _prepare(run, stage)
     parts = _micro_batches(run)
     saved = SavedBytes()
     with torch.autograd.graph.saved_tensors_hooks(saved.keep, lambda tensor: tensor):
-        _learn(run, stage, parts[0])
-    for parameter in stage.trained():
-        parameter.grad = None
+        Learning(run.options, run.backbone, stage)(parts[0])
+    enter(run, stage)
+    assert run.learn is not None
     _synchronised(run.workers.device)
     started_s = time.perf_counter()
-    _learn(run, stage, parts[0])
+    run.learn(parts[0])
     _synchronised(run.workers.device)
     step_s = (time.perf_counter() - started_s) * len(parts)
-    run.optimiser = None
-    for parameter in stage.trained():
-        parameter.grad = None
+    leave(run)
     return Trial(step_s=step_s, activation_bytes=saved.total)
 
 
@@ -130,17 +168,17 @@ def _synchronised(device: str) -> None:
 
 
 def _step(run: HeadRun, stage: Stage, within: int) -> torch.Tensor:
-    optimiser = run.optimiser
-    assert optimiser is not None
+    optimiser, learn = run.optimiser, run.learn
+    assert optimiser is not None and learn is not None
     for group in optimiser.param_groups:
         group["lr"] = stage.pace.rate(within)
     found = torch.zeros(len(stage.losses), device=run.workers.device)
     for part in _micro_batches(run):
-        found = found + _learn(run, stage, part)
+        found = found + learn(part)
     run.workers.sum_gradients(stage.trained())
     nn.utils.clip_grad_norm_(stage.trained(), run.options.gradient_clip)
     optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
+    optimiser.zero_grad(set_to_none=False)  # a graph adds to the tensors that it has seen
     return run.workers.summed(found)
 
 
@@ -152,26 +190,6 @@ def _micro_batches(run: HeadRun) -> list[Batch]:
     ids, counted = whole.ids[own], whole.counted[own]
     size = options.micro_batch_size or len(ids)
     return [Batch(*rows) for rows in zip(ids.split(size), counted.split(size), strict=True)]
-
-
-def _learn(run: HeadRun, stage: Stage, rows: Batch) -> torch.Tensor:
-    """Adds the gradients of some rows; returns their part of the terms."""
-    options, backbone = run.options, run.backbone
-    keep: tuple[int, ...] = ()
-    if HIDDEN_MSE in stage.losses:
-        keep = options.hidden_layers or tuple(range(len(backbone.layers)))
-    taught = any(name != ATTENTION_KL for name in stage.losses)
-    teacher = backbone.teach(rows.ids, keep) if taught else None
-    with backbone.switch.turned(True):  # the backward pass may compute layers again
-        student = backbone.run(rows.ids, keep)
-        positions = options.batch_size * rows.ids.shape[1]
-        beside = {name: value / positions for name, value in stage.beside().items()}
-        lesson = Lesson(
-            teacher or student, student, rows.counted, positions, options.long_context, beside
-        )
-        found = terms(lesson, backbone.head, stage.losses)
-        total(found, stage.losses).backward()
-    return found.detach()
 
 
 def _mark_point(run: HeadRun, stage: Stage, within: int) -> None:

@@ -26,7 +26,7 @@ from specbuild.builder.training.heads.evaluation import perplexity
 from specbuild.builder.training.heads.options import HeadOptions
 from specbuild.builder.training.heads.output import HeadReport, write_head_report
 from specbuild.builder.training.heads.plan import TrainingPlan, make_plan
-from specbuild.builder.training.heads.run import HeadRun, restore, train, trial
+from specbuild.builder.training.heads.run import HeadRun, leave, restore, train, trial
 from specbuild.builder.training.heads.stage import Schedule
 from specbuild.builder.training.heads.workers import Workers
 from specbuild.builder.training.run_state import RunFolder
@@ -113,7 +113,7 @@ class Session:
         text, held_out = self._text(backbone)
         own = [p for stage in schedule.stages for p in stage.heads.parameters()]
         workers.shard(backbone.layers, own)
-        run = HeadRun(options, backbone, schedule, text, workers)
+        run = HeadRun(options, backbone, schedule, text, workers, self.progress)
         size = options.micro_batch_size or options.batch_size
 
         def measure(*, heads: bool) -> float:
@@ -122,7 +122,8 @@ class Session:
         found = judge.before(measure) if len(held_out.ids) else {}
         plan = self._planned(run, own)
         restore(run, self.folder.load())
-        finished = train(run, self.folder, self.progress, started_s)
+        finished = train(run, self.folder, started_s)
+        leave(run)
         if finished and found:
             found |= judge.after(measure)
         report = HeadReport(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +17,19 @@ import torch
 from checkpoints import write_target
 from latent_files import write_latents
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from specbuild.builder.build import build
 from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.heads import run as loop
+from specbuild.builder.training.heads.learning import Learning
 from specbuild.builder.training.heads.options import IndexerTraining, LatentTraining
 from specbuild.builder.training.heads.train_indexers import train_indexers
 from specbuild.builder.training.heads.train_latents import train_latents
+from specbuild.builder.training.objective import Batch
 from specbuild.builder.verify.engine_probe import EngineProbe
 from specbuild.builder.verify.reference_target import ReferenceTarget
 from specbuild.cli.main import main
@@ -167,6 +172,94 @@ def test_logits_train_an_indexer_too(model: Path, text: Path, tmp_path: Path) ->
     assert report.losses[-1].total < 0.8 * report.losses[0].total and report.perplexities == {}
     stored = load_file(options.output / "dsa_indexer.safetensors")
     assert sorted(n.split(".")[-1] for n in stored) == ["dsa_W_k", "dsa_W_q"]
+
+
+class Waits(TorchDispatchMode):
+    """Collects operators for which a host waits: those that read a value or a number of values,
+    copies between devices, and tensors made of Python's numbers."""
+
+    READING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: set[str] = set()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.name().removeprefix("aten::")
+        tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, torch.Tensor)]
+        chosen = "index" in name and any(
+            x.dtype == torch.bool for x in tree_leaves(args[1]) if x is not None
+        )
+        self.all.add(name)
+        if (
+            name.startswith((*self.READING, "lift_fresh"))
+            or name == "repeat_interleave.Tensor"
+            or chosen
+            or len({x.device for x in tensors}) > 1
+        ):
+            self.found.add(name)
+        return out
+
+
+class SeenError(Exception):
+    """Ends a training whose micro batch was watched."""
+
+
+STAGES = {
+    "latents": ("mla", {"losses": (("logits-kl", 1.0), ("hidden-mse", 0.1)), "lora_rank": 2}),
+    "logits": (
+        "mla",
+        {"losses": (("logits-mse", 1.0), ("long-logits-l2", 0.1)), "long_context": 8},
+    ),
+    "indexers": ("dsa", {}),
+    "relaxed": ("dsa", {"losses": (("logits-kl", 1.0),)}),
+    "both": ("dsa", {"joint_steps": 1}),
+    "both relaxed": ("dsa", {"joint_steps": 1, "joint_losses": (("logits-kl", 1.0),)}),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_learning_never_waits_for_a_device(
+    model: Path,
+    text: Path,
+    tmp_path: Path,
+    stage: str,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a CUDA graph could not hold. The device without values takes a GPU's way through the
+    attention, and raises where a value is read."""
+    own = tmp_path / "model"
+    shutil.copytree(model, own)
+    write_latents(own, {0: 8, 1: 8}, hidden=32, kv_width=16)
+    kind, changes = STAGES[stage]
+    changes = changes | {"steps": 1, "sequence_length": 32}
+    make, options = {
+        "mla": (train_latents, latent_options), "dsa": (train_indexers, indexer_options)
+    }[kind]  # fmt: skip
+    waits = Waits()
+
+    def watched(learning: Learning, rows: Batch) -> torch.Tensor:
+        if learning.stage.name != ("both" if "joint_steps" in changes else learning.stage.name):
+            return learn(learning, rows)
+        learning.backbone.model.to(device)
+        rows = Batch(rows.ids.to(device), rows.counted.to(device))
+        with waits, monkeypatch.context() as patched:
+            patched.setattr(torch, "get_rng_state", lambda: waits.found.add("get_rng_state"))
+            learn(learning, rows)
+        raise SeenError
+
+    learn = Learning.__call__
+    monkeypatch.setattr(Learning, "__call__", watched)
+    with pytest.raises(SeenError):
+        make(options(own, text, tmp_path / "out", **changes), SilentProgress())
+    assert any("backward" in name for name in waits.all)
+    assert waits.found == set()
 
 
 def _one_of_two(rank: int, port: int, make: Any, options: Any) -> None:
