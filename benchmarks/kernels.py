@@ -133,11 +133,10 @@ def _aliases(place: Mapping[str, int], aliased: Mapping[str, str]) -> dict[str, 
 
 
 def gpu_description() -> dict[str, str]:
-    """The GPU and its driver, as nvidia-smi names them."""
+    """The GPU and its driver, as nvidia-smi names them; the first of several."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    name, driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split(
-        ","
-    )
+    told = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+    name, driver = told.splitlines()[0].split(",")
     return {"gpu": name.strip(), "driver": driver.strip()}
 
 
