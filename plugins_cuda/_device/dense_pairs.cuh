@@ -13,6 +13,26 @@ constexpr int kWidth = K_BLOCKS * 32;
 
 #if MANY_TOKENS
 
+// The outputs as GroupSums::emit_all() takes them.
+template <class Pair, class Tensors>
+struct PairOutputs {
+  const Tensors& tensors;
+  const uint16_t* bias;
+
+  __device__ __forceinline__ Pair begin(int tile, int g, int token) const {
+    Pair pair(tile, g, token);
+    pair.load_bias(bias + tile * 16 + g);
+    pair.load_place(tensors);
+    return pair;
+  }
+  __device__ __forceinline__ void more(Pair& pair) const {
+    pair.load_tables(tensors);
+  }
+  __device__ __forceinline__ void end(const Pair& pair, float low, float high) const {
+    pair.store(tensors, low, high);
+  }
+};
+
 template <class Pair, class Tensors>
 __device__ __forceinline__ void project_pairs(const Tensors& tensors, const uint16_t* x,
                                               const Units::Stored* weight, const uint16_t* bias,
@@ -24,19 +44,10 @@ __device__ __forceinline__ void project_pairs(const Tensors& tensors, const uint
   Many::Stream stream = many.stream(weight);
   stream.start();
   pdl_wait();
-  if (HAS_NORM) {
-    many.fetch_normed(shared, workspace_tokens);
-  } else {
-    many.fetch_rows(shared, x);
-  }
-  if (!many.multiply(stream, shared, workspace_sums, workspace_arrived)) return;
-  many.emit_all(workspace_sums, [&](int tile, int g, int token, float low, float high) {
-    Pair pair(tile, g, token);
-    pair.load_bias(bias + tile * 16 + g);
-    pair.load_place(tensors);
-    pair.load_tables(tensors);
-    pair.store(tensors, low, high);
-  });
+  auto input =
+      TOKENS_READY ? many.fetch_ready(shared, workspace_tokens) : many.fetch_rows(shared, x);
+  if (!many.multiply(stream, input, shared, workspace_sums, workspace_arrived)) return;
+  many.emit_all(workspace_sums, PairOutputs<Pair, Tensors>{tensors, bias});
 }
 
 #else

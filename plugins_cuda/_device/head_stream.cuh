@@ -6,7 +6,7 @@
 // tiles are 2095 segments of 6: one a warp.
 #pragma once
 
-#include "staged_tokens.cuh"
+#include "small_linear.cuh"
 
 // The tiles of the segments first, first + warps, … of a CTA's run of segments, in order.
 // kTogether: every warp of a CTA takes as many rounds, some of which are not its own.
@@ -15,10 +15,13 @@ struct SegmentChunks {
   static constexpr bool kOnlyOne = false;
   int first, tiles, rounds;
 
-  __device__ __forceinline__ SegmentChunks(unsigned cta, unsigned ctas) {
+  SegmentChunks() = default;
+  __device__ __forceinline__ SegmentChunks(unsigned cta, unsigned ctas)
+      : SegmentChunks(cta, ctas, static_cast<int>(threadIdx.x) / 32) {}
+  __device__ __forceinline__ SegmentChunks(unsigned cta, unsigned ctas, int warp) {
     const int begin = static_cast<int>(kSegments * cta / ctas);
     const int end = static_cast<int>(kSegments * (cta + 1) / ctas);
-    first = begin + static_cast<int>(threadIdx.x) / 32;
+    first = begin + warp;
     const int segments = first < end ? ceil_div(end - first, kWarps) : 0;
     const int last = first + (segments - 1) * kWarps;
     tiles = segments * kSegmentTiles - (last == kSegments - 1 ? kMissingTiles : 0);
@@ -79,23 +82,4 @@ __device__ __forceinline__ void stream_head(const uint16_t* x, const int* logit_
   __syncthreads();
   SharedTokens<Shape> input{fragments.at(0, 0)};
   stream.run(input, finish);
-}
-
-// The same over rows that normed_tokens() left in ``tokens``, more than shared memory holds.
-template <class Staged, class Shape, class Chunks, class Between, class Finish>
-__device__ __forceinline__ void stream_head_staged(const unsigned char* tokens,
-                                                   const typename Shape::Units::Stored* weight,
-                                                   const Chunks& chunks, unsigned char* shared,
-                                                   typename Staged::Barriers& barriers,
-                                                   Between between, Finish finish) {
-  WeightStream<Shape, Chunks> stream(weight, chunks, nullptr, 0);
-  stream.start();
-  Staged input(shared, barriers, tokens, chunks.count());
-  pdl_wait();
-  input.start();
-  between();
-  __syncthreads();
-  stream.run(input, [&](int chunk, const float (&sums)[1][Shape::kTokenTiles][4]) {
-    if (chunks.is_own(chunk)) finish(chunk, sums);
-  });
 }

@@ -61,7 +61,15 @@ KERNEL_CASES: tuple[Case, ...] = (
     choose_rows(20, [19, *range(11), 3], 544, 848, temperature=0.7),
     choose_rows(16, [15], 224, 1600),
     choose_rows(40, range(39, -1, -1), 160, 2224, temperature=[0.0, 1.0] * 20),
+    # Panels: places of the ring that are used again, a last panel that is half empty; several
+    # groups of rows; segments that the warps share out unevenly.
+    choose_rows(70, range(70), 864, 1040, temperature=[0.5, 0.0] * 35),
+    choose_rows(130, range(129, -1, -1), 96, 2224, rounding="llama"),
+    choose_rows(33, range(33), 64, 848, distinct_tiles=2),
     choose_rows(9, range(9), 96, 1040, distinct_tiles=3),
     *(choose_rows(t, range(t), 2880, 201088, prefix="gpu: ") for t in (1, 8)),
-    choose_rows(64, range(64), 2880, 201088, temperature=1.0, prefix="gpu: "),
+    *(
+        choose_rows(t, range(t), 2880, 201088, temperature=1.0, prefix="gpu: ")
+        for t in (40, 64, 128, 256)
+    ),
 )

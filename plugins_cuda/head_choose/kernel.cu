@@ -7,7 +7,7 @@
 //                    as WEIGHTS says (linear/block_scaled.py)
 //   temperature      [rows] fp32, in; 0 = argmax
 //   seed, position   [rows] int32, in
-//   workspace_tokens  with STAGES: normed rows, as linear/normed_tokens.cu describes them
+//   workspace_tokens  with PANELS: normed rows, as linear/normed_tokens.cu describes them
 //   workspace_folds  [rows, SEGMENTS, 4] fp32: best score, its logit, largest logit, Σ exp
 //   workspace_ids    [rows, SEGMENTS] int32: token of the best score
 //   choice           [rows] int32, out
@@ -15,107 +15,41 @@
 //
 // head_folds streams the weight (grid: CTAs over segments, groups of 8·TOKEN_TILES
 // rows) and folds each segment of the vocabulary; choose_of_folds, one CTA a row, folds the
-// segments. All folds run in an order that is fixed by the vocabulary.
-#include "../_device/head_stream.cuh"
-#include "../_device/philox.cuh"
+// segments. All folds run in an order that is fixed by the vocabulary. Many rows are panels
+// that warps share (PANELS).
+#include "../_device/head_panels.cuh"
+#include "panel_folding.cuh"
 
 using Units = WeightUnits<WEIGHTS>::Units;
-using Shape = LinearShape<K_BLOCKS, WARPS, 1, 1, 1, TOKEN_TILES, DEPTH, 0, Units>;
-using Chunks = SegmentChunks<SEGMENTS, SEGMENT_TILES, TILE_COUNT, WARPS, STAGES != 0>;
-#if STAGES
-using Staged = StagedTokens<Shape, STAGES>;
-static_assert(SHARED_BYTES == Staged::kBytes, "as the launch says");
+#if PANELS
+constexpr int kColumns = TOKEN_TILES * kTokensPerTile;
+using Shape = PanelShape<K_BLOCKS, K_BLOCKS, K_BLOCKS, TILES, kColumns, DEPTH>;
+using Chunks = PanelChunks<SEGMENTS, SEGMENT_TILES, TILE_COUNT, WARPS, TILES>;
+using Panels = PanelStream<kColumns, Shape::kPanels, STAGES, WARPS>;
+using PanelFolds = PanelFolding<kColumns, TILES, WARPS>;
+static_assert(SHARED_BYTES == Panels::kBytes + PanelFolds::kBytes, "as the launch says");
 #else
+using Shape = LinearShape<K_BLOCKS, WARPS, 1, 1, 1, TOKEN_TILES, DEPTH, 0, Units>;
+using Chunks = SegmentChunks<SEGMENTS, SEGMENT_TILES, TILE_COUNT, WARPS, false>;
 using Fragments = TokenFragments<K_BLOCKS, NORM_SLICES, TOKEN_TILES>;
 constexpr NormRounding kRounding =
     CAST_FIRST ? NormRounding::kCastFirst : NormRounding::kWeightInFp32;
 static_assert(SHARED_BYTES == Fragments::kBytes + Fragments::kNormBytes, "as the launch says");
 #endif
 
-constexpr int kVocab = TILE_COUNT * 16, kNoToken = 0x7FFFFFFF, kFoldThreads = 256;
+constexpr int kVocab = TILE_COUNT * 16, kFoldThreads = 256;
+
+#if !PANELS
 
 namespace {
-
-__device__ __forceinline__ float minus_infinity() {
-  return __uint_as_float(0xFF800000u);
-}
-
-// What is known of some of a row's tokens.
-struct Fold {
-  float score, logit;  // the best score (lowest token on ties) and the logit of that token
-  float most, sum;     // the largest logit, and Σ exp(logit − most)
-  int token;
-
-  __device__ __forceinline__ void clear() {
-    score = logit = most = minus_infinity();
-    sum = 0.0f;
-    token = kNoToken;
-  }
-
-  // Tokens come in rising order, so that the first of equal scores stays.
-  __device__ __forceinline__ void add(int new_token, float new_logit, float new_score) {
-    if (new_score > score) {
-      score = new_score;
-      logit = new_logit;
-      token = new_token;
-    }
-    if (new_logit > most) {
-      sum = sum * expf(most - new_logit) + 1.0f;
-      most = new_logit;
-    } else {
-      sum += expf(new_logit - most);
-    }
-  }
-
-  __device__ __forceinline__ void merge(const Fold& other) {
-    if (other.score > score || (other.score == score && other.token < token)) {
-      score = other.score;
-      logit = other.logit;
-      token = other.token;
-    }
-    if (other.most == minus_infinity()) return;
-    const float larger_most = fmaxf(most, other.most);
-    sum = sum * expf(most - larger_most) + other.sum * expf(other.most - larger_most);
-    most = larger_most;
-  }
-
-  __device__ __forceinline__ Fold of_lane(int mask) const {
-    return {__shfl_xor_sync(0xFFFFFFFFu, score, mask), __shfl_xor_sync(0xFFFFFFFFu, logit, mask),
-            __shfl_xor_sync(0xFFFFFFFFu, most, mask), __shfl_xor_sync(0xFFFFFFFFu, sum, mask),
-            __shfl_xor_sync(0xFFFFFFFFu, token, mask)};
-  }
-};
-
-// How a row chooses.
-struct Sampling {
-  float temperature;
-  int seed, position;
-
-  __device__ __forceinline__ float score(float logit, int token) const {
-    if (temperature == 0.0f) return logit;
-    return logit / temperature + positional_gumbel(seed, position, token);
-  }
-};
 
 // Folds tiles of the vocabulary for the rows from first_row on. The lanes of a warp join theirs
 // tile by tile, so that what is known of a segment is one fold a row, in shared memory.
 struct Folding {
   Sampling* sampling;  // [rows]
   Fold* folds;         // [warps, rows]
-  float4* workspace_folds;
-  int* workspace_ids;
+  SegmentFolds out;
   int first_row, live;
-
-  // Between the wait for the launch in front and a barrier.
-  __device__ __forceinline__ void prepare(const float* temperature, const int* seed,
-                                          const int* position) const {
-    for (int i = threadIdx.x; i < live; i += WARPS * 32) {
-      const int row = first_row + i;
-      sampling[i] = {load_l2_float(temperature + row), load_l2_int(seed + row),
-                     load_l2_int(position + row)};
-    }
-    for (int i = threadIdx.x; i < WARPS * Shape::kMostTokens; i += WARPS * 32) folds[i].clear();
-  }
 
   __device__ __forceinline__ void operator()(const Chunks& chunks, int chunk,
                                              const float (&sums)[1][TOKEN_TILES][4]) const {
@@ -131,49 +65,52 @@ struct Folding {
         fold.clear();
         if (row < live) {
           const Sampling how = sampling[row];
-          fold.add(token, sums[0][n][i], how.score(sums[0][n][i], token));
-          fold.add(token + 8, sums[0][n][i + 2], how.score(sums[0][n][i + 2], token + 8));
+          const float low = sums[0][n][i], high = sums[0][n][i + 2];
+          fold = Fold::of_two(token, low, how.score(low, token), token + 8, high,
+                              how.score(high, token + 8));
         }
         for (int mask = 4; mask < 32; mask *= 2) fold.merge(fold.of_lane(mask));
         if (row < live && lane < 4) {
           Fold& segment = folds[threadIdx.x / 32 * Shape::kMostTokens + row];
           segment.merge(fold);
-          if (ends) store(segment, first_row + row, chunks.segment(chunk));
+          if (ends) out.store(segment, first_row + row, chunks.segment(chunk));
         }
       }
     }
-  }
-
- private:
-  __device__ __forceinline__ void store(Fold& fold, int row, int segment) const {
-    const int64_t entry = static_cast<int64_t>(row) * SEGMENTS + segment;
-    workspace_folds[entry] = make_float4(fold.score, fold.logit, fold.most, fold.sum);
-    workspace_ids[entry] = fold.token;
-    fold.clear();
   }
 };
 
 }  // namespace
 
-#if STAGES
+#endif
+
+#if PANELS
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
-    head_folds_of_many(const Units::Stored* weight, const float* temperature, const int* seed,
-                       const int* position, const unsigned char* workspace_tokens,
-                       float4* workspace_folds, int* workspace_ids, int rows) {
+    head_folds_of_panels(const Units::Stored* weight, const float* temperature, const int* seed,
+                         const int* position, const unsigned char* workspace_tokens,
+                         float4* workspace_folds, int* workspace_ids, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ Staged::Barriers barriers;
-  __shared__ Sampling sampling[Shape::kMostTokens];
-  __shared__ Fold folds[WARPS * Shape::kMostTokens];
+  __shared__ Panels::Barriers barriers;
+  __shared__ Sampling sampling[kColumns];
+  __shared__ Fold folds[WARPS * TILES * kColumns];
   pdl_launch_dependents();
   const Chunks chunks(blockIdx.x, gridDim.x);
-  const int first_row = blockIdx.y * Shape::kMostTokens;
-  const Folding folding{sampling,      folds,     workspace_folds,
-                        workspace_ids, first_row, min(Shape::kMostTokens, rows - first_row)};
-  stream_head_staged<Staged, Shape>(
+  const int first_row = blockIdx.y * kColumns;
+  const PanelFolds folding{sampling,
+                           folds,
+                           reinterpret_cast<float*>(shared + Panels::kBytes),
+                           {workspace_folds, workspace_ids, SEGMENTS},
+                           first_row,
+                           min(kColumns, rows - first_row)};
+  stream_head_panels<Shape, Panels>(
       workspace_tokens + static_cast<int64_t>(blockIdx.y) * NORMED_BYTES, weight, chunks, shared,
-      barriers, [&] { folding.prepare(temperature, seed, position); },
-      [&](int chunk, const float (&sums)[1][TOKEN_TILES][4]) { folding(chunks, chunk, sums); });
+      barriers,
+      [&] {
+        prepare_folds(sampling, folds, WARPS * TILES * kColumns, first_row, folding.live,
+                      temperature, seed, position);
+      },
+      [&](int round, const float (&sums)[TILES][kColumns / 2]) { folding(chunks, round, sums); });
 }
 
 #else
@@ -188,11 +125,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   pdl_launch_dependents();
   const Chunks chunks(blockIdx.x, gridDim.x);
   const int first_row = blockIdx.y * Shape::kMostTokens;
-  const Folding folding{sampling,      folds,     workspace_folds,
-                        workspace_ids, first_row, min(Shape::kMostTokens, rows - first_row)};
+  const Folding folding{sampling,
+                        folds,
+                        {workspace_folds, workspace_ids, SEGMENTS},
+                        first_row,
+                        min(Shape::kMostTokens, rows - first_row)};
   stream_head<Shape, Fragments, kRounding>(
       x, logit_rows, norm, weight, chunks, shared, first_row, folding.live, static_cast<float>(EPS),
-      [&] { folding.prepare(temperature, seed, position); },
+      [&] {
+        prepare_folds(sampling, folds, WARPS * Shape::kMostTokens, first_row, folding.live,
+                      temperature, seed, position);
+      },
       [&](int chunk, const float (&sums)[1][TOKEN_TILES][4]) { folding(chunks, chunk, sums); });
 }
 

@@ -15,16 +15,17 @@ from specbuild.plugins_cuda.linear.many_tokens import TOKENS
 from specbuild.plugins_cuda.rms_head.lowering import head_streaming
 
 _FOLD_THREADS = 256
+# Where 8 warps turn a tile's logits, of 32 rows at a time: 16 rows of 40 floats each.
+_FOLD_BYTES = 8 * 16 * 40 * 4
 _FOLDS, _IDS = "workspace_folds", "workspace_ids"
 
 
 def lower(request: LoweringRequest) -> Lowering:
     """The launches; SpecbuildError for more rows than a decode launch may have."""
     rows = request.tensors["logit_rows"].shape[0]
-    head = head_streaming("HeadChoose", request)
+    head = head_streaming("HeadChoose", request, fold_bytes=_FOLD_BYTES)
     cut = head.cut
-    entry = "head_folds_of_many" if head.norm else "head_folds"
-    kernel = Kernel("head_choose", entry, cut.constants)
+    kernel = Kernel("head_choose", f"head_folds{head.suffix}", cut.constants)
     segments = dict(cut.constants)["SEGMENTS"]
     before = ("weight",) if head.norm else ("x", "logit_rows", "norm", "weight")
     tokens = (TOKENS,) if head.norm else ()

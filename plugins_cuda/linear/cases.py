@@ -88,13 +88,25 @@ KERNEL_CASES: tuple[Case, ...] = (
     linear(21, 144, 96, residual=True),
     linear(40, 80, 1056, bias=True),
     linear(75, 64, 64, residual=True),
+    # Panels: slices of two blocks and of four, of which a group's last panel may be half empty;
+    # rows that fill no last group of 8; more tiles than warps, and tiles for a part of them.
+    linear(64, 48, 1024, bias=True),
+    linear(33, 208, 1280, bias=True, residual=True),
+    linear(70, 144, 1888, residual=True),
+    # More panels than fit shared memory, twice: those of the first tiles come again.
+    linear(120, 144, 2880, residual=True),
     linear(2, 192, 192, bias=True, residual=True),
     linear(1, 80, 1216, bias=True, residual=True),
-    *(linear(t, 2880, 4096, bias=True, residual=True, prefix="gpu: ") for t in (1, 4, 8, 64)),
+    *(linear(t, 2880, 4096, bias=True, residual=True, prefix="gpu: ") for t in (1, 4, 8, 40, 64)),
     linear(1, 2880, 17280, residual=True, prefix="gpu: "),
     linear(8, 2880, 17280, residual=True, prefix="gpu: "),
     linear(4, 2880, 8640, prefix="gpu: "),
-    linear(200, 2880, 4096, bias=True, residual=True, prefix="gpu: "),
+    *(linear(t, 2880, 4096, bias=True, residual=True, prefix="gpu: ") for t in (200, 256)),
+    *(
+        linear(t, 2880, columns, residual=True, prefix="gpu: ")
+        for t in (64, 128)
+        for columns in (8640, 17280)
+    ),
     *(
         linear(t, 2880, columns, residual=columns != 8640, storage=form, prefix="gpu: ")
         for form in _CODED

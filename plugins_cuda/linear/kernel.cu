@@ -6,12 +6,13 @@
 //   bias      [16·TILE_COUNT] bf16, in, constant; null without HAS_BIAS
 //   residual  [rows, 16·TILE_COUNT] bf16, in; null without HAS_RESIDUAL
 //   y         [rows, 16·TILE_COUNT] bf16, out
+//   workspace_tokens   with TOKENS_READY: x as linear/token_panels.cu describes it
 //   workspace_sums     [groups of tokens][SLICES / GROUP_SLICES][TILE_COUNT][TOKEN_TILES][128] fp32
 //   workspace_arrived  [groups of tokens, CTAS] uint32, zeros before and after
 //
 // Grid (CTAs over rows of the weight, groups of 8·TOKEN_TILES tokens). Each byte of the weight is
 // read once for a group of tokens: O of GPT-OSS is 23.6 MB, 5.2 µs at 4.53 TB/s. With MANY_TOKENS
-// the CTAs also split K (_device/many_tokens.cuh).
+// the CTAs also split K (_device/many_tokens.cuh, with PANELS _device/many_panels.cuh).
 #include "../_device/dense_kernel.cuh"
 
 #if !MANY_TOKENS
@@ -45,30 +46,53 @@ struct Addends {
   }
 };
 
+#if MANY_TOKENS
+
+// The outputs as GroupSums::emit_all() takes them.
+struct Outputs {
+  struct Held {
+    int64_t output;
+    Addends addends;
+  };
+  const uint16_t* bias;
+  const uint16_t* residual;
+  uint16_t* y;
+
+  __device__ __forceinline__ Held begin(int tile, int g, int token) const {
+    const int row = tile * 16 + g;
+    Held held;
+    held.output = static_cast<int64_t>(token) * kOutputs + row;
+    held.addends.load_bias(bias + row);
+    held.addends.load_residual(residual + held.output);
+    return held;
+  }
+  __device__ __forceinline__ void more(Held&) const {}
+  __device__ __forceinline__ void end(const Held& held, float low, float high) const {
+    y[held.output] = held.addends.apply(low, 0);
+    y[held.output + 8] = held.addends.apply(high, 1);
+  }
+};
+
+#endif
+
 }  // namespace
 
 #if MANY_TOKENS
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     linear_of_many(const uint16_t* x, const Units::Stored* weight, const uint16_t* bias,
-                   const uint16_t* residual, uint16_t* y, float* workspace_sums,
-                   unsigned* workspace_arrived, int rows) {
+                   const uint16_t* residual, uint16_t* y, const unsigned char* workspace_tokens,
+                   float* workspace_sums, unsigned* workspace_arrived, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   pdl_launch_dependents();
   const Many many(rows);
   Many::Stream stream = many.stream(weight);
   stream.start();
   pdl_wait();
-  many.fetch_rows(shared, x);
-  if (!many.multiply(stream, shared, workspace_sums, workspace_arrived)) return;
-  many.emit_all(workspace_sums, [&](int tile, int g, int token, float low, float high) {
-    const int64_t output = static_cast<int64_t>(token) * kOutputs + tile * 16 + g;
-    Addends addends;
-    addends.load_bias(bias + output % kOutputs);
-    addends.load_residual(residual + output);
-    y[output] = addends.apply(low, 0);
-    y[output + 8] = addends.apply(high, 1);
-  });
+  auto input =
+      TOKENS_READY ? many.fetch_ready(shared, workspace_tokens) : many.fetch_rows(shared, x);
+  if (!many.multiply(stream, input, shared, workspace_sums, workspace_arrived)) return;
+  many.emit_all(workspace_sums, Outputs{bias, residual, y});
 }
 
 #else

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch, Tactic
-from specbuild.plugins_cuda.linear.many_tokens import ARRIVED, SUMS, dense_tactics, many_tokens
+from specbuild.plugins_cuda.linear.many_tokens import (
+    ARRIVED,
+    SUMS,
+    TOKENS,
+    dense_tactics,
+    many_tokens,
+    ready_tokens,
+)
 from specbuild.plugins_cuda.linear.prefill import lower_prefill, prefill_tactics
 from specbuild.plugins_cuda.linear.storage import weight_tiles
 from specbuild.plugins_cuda.linear.streaming import Dense, streaming
@@ -29,11 +36,13 @@ def lower(request: LoweringRequest) -> Lowering:
         shared_bytes=cut.shared_bytes,
         arguments=(
             *("x", "weight", "bias", "residual", "y"),
-            *((SUMS, ARRIVED) if many else ()),
+            *((TOKENS if many.ready else None, SUMS, ARRIVED) if many else ()),
             dense.rows,
         ),
     )
-    return Lowering((launch,), many.workspaces[1:] if many else ())
+    if not many or not many.ready:
+        return Lowering((launch,), many.workspaces if many else ())
+    return Lowering((ready_tokens(dense, many), launch), many.workspaces)
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:

@@ -1,6 +1,7 @@
 """How a dense kernel of more than a few tokens is cut: CTAs split the rows of the weight and K.
 
-``_device/many_tokens.cuh`` describes the kernels; the order of sums is that of ``streaming.py``.
+``_device/many_tokens.cuh`` and, for bf16 weights and more rows, ``_device/many_panels.cuh``
+describe the kernels; the order of sums is that of ``streaming.py``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ SUMS, ARRIVED, TOKENS = "workspace_sums", "workspace_arrived", "workspace_tokens
 _FEWEST_ROWS = 17
 # The same beside a weight of 4 or 8 bits that is not twice what all CTAs read of the tokens.
 _FEWEST_ROWS_BY_CODES = 9
+# From here on tokens as panels, which warpgroups share, cost less than as fragments of each warp.
+FEWEST_PANEL_ROWS = 33
 # Below this the whole of K is little for a warp, and there is nothing to share out.
 _FEWEST_BLOCKS = 32
 _MOST_WARPS = 16
@@ -39,15 +42,35 @@ _LOADS = {1: 20, 2: 20, 4: 16, 8: 16}
 _LOADS_OF_CODES = {1: 12, 2: 12, 4: 12, 8: 9}
 # Steps in flight of a candidate that takes few registers.
 _FEW_STEPS = 2
+# Two warpgroups multiply by panels: with 255 registers a lane they keep as much in flight as four.
+_PANEL_WARPS = 8
+# 16-byte loads of weights that a lane keeps in flight beside the sums of up to 64 tokens: of one
+# slice of K, of several long ones that meet, of several short ones; and beside more tokens' sums.
+_PANEL_LOADS_OF_SLICE, _PANEL_LOADS_OF_LONG, _PANEL_LOADS_OF_SHORT = 36, 32, 24
+_PANEL_LOADS_OF_MOST, _FEW_PANEL_LOADS = 20, 16
+_LONG_SLICE_BLOCKS = 8
+_FEW_PANEL_ROWS, MOST_PANEL_ROWS = 64, 128
+# wgmma takes multiples of 16 tokens; what a token of a panel takes, and a panel's two barriers.
+_COLUMNS_STEP, PANEL_ROW_BYTES, _BARRIER_BYTES = 16, 128, 16
+# Of the launch that brings tokens into panels as they are.
+_TOKEN_WARPS = 8
+# A panel's 64 columns are two blocks; a lane loads each of them by two loads.
+_PANEL_BLOCKS, _LOADS_OF_PANEL = 2, 4
 
 
 @dataclass(frozen=True)
 class ManyTokens:
-    """The launch, but for its entry point, and the workspaces that it shares with the norm's."""
+    """The launch, but for its entry point, and the workspaces that it shares with the tokens'.
+
+    ``ready``: whether a launch in front brings the tokens into their order. ``panels``: whether
+    this is that of panels, of ``token_tiles`` groups of 8.
+    """
 
     cut: Streaming
     token_tiles: int
     workspaces: tuple[Workspace, ...]
+    ready: bool
+    panels: bool = False
 
 
 def many_tokens(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
@@ -62,6 +85,10 @@ def many_tokens(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     wanted = dense.rows >= fewest and dense.blocks >= _FEWEST_BLOCKS
     if not request.tactic.get("many", int(wanted)):
         return None
+    if request.tactic.get("panels", int(dense.rows >= FEWEST_PANEL_ROWS)):
+        panels = _by_panels(request, dense)
+        if panels is not None:
+            return panels
     storage, slices, group_slices = dense.storage, dense.slices, dense.group_slices
     token_tiles = 1
     while token_tiles < 8 and token_tiles * TOKENS_PER_TILE < dense.rows:
@@ -72,9 +99,7 @@ def many_tokens(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     shared = token_bytes + warps * token_tiles * _HALF_TILE_BYTES
     if shared + _STATIC_BYTES > request.target.shared_bytes_per_block:
         return None
-    groups = slices // group_slices
-    ctas = request.tactic.get("ctas", request.target.multiprocessors)
-    shares = min(dense.tiles, max(1, ctas // groups))
+    groups, shares = _groups_and_shares(request, dense)
     passes = -(-dense.rows // (token_tiles * TOKENS_PER_TILE))
     usual = _LOADS_OF_CODES if storage.scaled else _LOADS
     loads = request.tactic.get("loads", usual[token_tiles])
@@ -86,20 +111,96 @@ def many_tokens(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
         ("GROUP_SLICES", group_slices),
         ("WEIGHTS", storage.code),
         ("MANY_TOKENS", 1),
+        ("PANELS", 0),
+        ("TOKENS_READY", int(dense.normed)),
         ("TOKEN_TILES", token_tiles),
         ("DEPTH", deep_enough(dense.slice_units, loads // storage.loads)),
         ("CTAS", shares),
         ("SHARED_BYTES", shared),
     )
+    ready_bytes = passes * groups * token_bytes if dense.normed else 0
+    workspaces = _workspaces(request, dense, passes, token_tiles, ready_bytes)
+    cut = Streaming(constants, (groups * shares, passes, 1), warps * 32, shared)
+    return ManyTokens(cut, token_tiles, workspaces, ready=dense.normed)
+
+
+def _by_panels(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
+    """The cut where tokens are panels; None where a panel would lie in two slices of K."""
+    slice_blocks, group_slices = dense.slice_blocks, dense.group_slices
+    if dense.storage.scaled or slice_blocks % _PANEL_BLOCKS:
+        return None
+    passes = -(-dense.rows // MOST_PANEL_ROWS)
+    columns = panel_columns(dense.rows, passes)
+    panels = group_slices * slice_blocks // _PANEL_BLOCKS
+    stage_bytes = columns * PANEL_ROW_BYTES + _BARRIER_BYTES
+    stages = min(panels, (request.target.shared_bytes_per_block - _STATIC_BYTES) // stage_bytes)
+    shared = stages * stage_bytes
+    ready = dense.normed or stages < panels
+    groups, shares = _groups_and_shares(request, dense)
+    token_tiles = columns // TOKENS_PER_TILE
+    constants = (
+        ("K_BLOCKS", dense.blocks),
+        ("TILE_COUNT", dense.tiles),
+        ("WARPS", _PANEL_WARPS),
+        ("SLICES", dense.slices),
+        ("GROUP_SLICES", group_slices),
+        ("SLICE_BLOCKS", slice_blocks),
+        ("WEIGHTS", dense.storage.code),
+        ("MANY_TOKENS", 1),
+        ("PANELS", 1),
+        ("TOKEN_TILES", token_tiles),
+        ("TOKENS_READY", int(ready)),
+        ("STAGES", stages),
+        ("DEPTH", panel_depth(panels, request.tactic.get("loads", _panel_loads(dense, columns)))),
+        ("CTAS", shares),
+        ("SHARED_BYTES", shared),
+    )
+    ready_bytes = passes * panel_bytes(dense.blocks, columns) if ready else 0
+    workspaces = _workspaces(request, dense, passes, token_tiles, ready_bytes)
+    cut = Streaming(constants, (groups * shares, passes, 1), _PANEL_WARPS * 32, shared)
+    return ManyTokens(cut, token_tiles, workspaces, ready=ready, panels=True)
+
+
+def _panel_loads(dense: Dense, columns: int) -> int:
+    if columns > _FEW_PANEL_ROWS:
+        return _PANEL_LOADS_OF_MOST
+    if dense.group_slices == 1:
+        return _PANEL_LOADS_OF_SLICE
+    long = dense.slice_blocks >= _LONG_SLICE_BLOCKS
+    return _PANEL_LOADS_OF_LONG if long else _PANEL_LOADS_OF_SHORT
+
+
+def panel_columns(rows: int, passes: int) -> int:
+    """Tokens of a panel where so many passes take ``rows`` rows."""
+    return -(-rows // passes // _COLUMNS_STEP) * _COLUMNS_STEP
+
+
+def panel_bytes(blocks: int, columns: int) -> int:
+    """Bytes of ``columns`` tokens of ``blocks`` blocks as panels."""
+    return -(-blocks // _PANEL_BLOCKS) * columns * PANEL_ROW_BYTES
+
+
+def panel_depth(panels: int, loads: int) -> int:
+    """Blocks of a tile that a lane keeps in flight, whole panels, by about ``loads`` loads."""
+    return _PANEL_BLOCKS * deep_enough(panels, loads // _LOADS_OF_PANEL)
+
+
+def _groups_and_shares(request: LoweringRequest, dense: Dense) -> tuple[int, int]:
+    """Groups of slices of K, and shares of the weight's tiles: a CTA has one of each."""
+    groups = dense.slices // dense.group_slices
+    ctas = request.tactic.get("ctas", request.target.multiprocessors)
+    return groups, min(dense.tiles, max(1, ctas // groups))
+
+
+def _workspaces(
+    request: LoweringRequest, dense: Dense, passes: int, token_tiles: int, ready_bytes: int
+) -> tuple[Workspace, ...]:
+    groups, shares = _groups_and_shares(request, dense)
     sums = passes * groups * dense.tiles * token_tiles * _HALF_TILE_BYTES
-    return ManyTokens(
-        Streaming(constants, (groups * shares, passes, 1), warps * 32, shared),
-        token_tiles,
-        (
-            Workspace(TOKENS, passes * groups * token_bytes if dense.normed else 16),
-            Workspace(SUMS, sums),
-            Workspace(ARRIVED, passes * shares * 4, zeroed=True),
-        ),
+    return (
+        *((Workspace(TOKENS, ready_bytes),) if ready_bytes else ()),
+        Workspace(SUMS, sums),
+        Workspace(ARRIVED, passes * shares * 4, zeroed=True),
     )
 
 
@@ -108,17 +209,49 @@ def dense_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, ...]:
     if dense.rows <= TOKENS_PER_TILE:
         shared_out = ({"many": 1},) if dense.storage.scaled and dense.rows > 1 else ()
         return (*streaming_tactics(request, dense), *shared_out)
-    if many_tokens(request, dense) is None:
+    many = many_tokens(request, dense)
+    if many is None:
         return (*streaming_tactics(request, dense)[:3], {"many": 1})
-    return ({}, {"many": 0}, {"loads": _FEW_STEPS * dense.storage.loads})
+    if many.panels:
+        return ({}, {"panels": 0}, {"loads": _FEW_PANEL_LOADS})
+    few = {"loads": _FEW_STEPS * dense.storage.loads}
+    by_panels = ({"panels": 1},) if _by_panels(request, dense) else ()
+    return ({}, {"many": 0}, few, *by_panels)
+
+
+def ready_tokens(
+    dense: Dense, many: ManyTokens, *, eps: float = 0.0, rounding: str = "gpt_oss"
+) -> OpLaunch:
+    """The launch that brings the tokens of ``dense`` into ``workspace_tokens``, normed or not."""
+    if dense.normed:
+        return normed_tokens(
+            dense, many.token_tiles, eps=eps, rounding=rounding, panels=many.panels
+        )
+    columns = many.token_tiles * TOKENS_PER_TILE
+    constants = (("K_BLOCKS", dense.blocks), ("COLUMNS", columns))
+    pieces = -(-dense.rows // TOKENS_PER_TILE) * -(-dense.blocks // _PANEL_BLOCKS)
+    return OpLaunch(
+        Kernel("linear", "token_panels", constants, file="token_panels.cu"),
+        grid=(-(-pieces // _TOKEN_WARPS), 1, 1),
+        block=_TOKEN_WARPS * 32,
+        shared_bytes=0,
+        arguments=("x", TOKENS, dense.rows),
+    )
 
 
 def normed_tokens(
-    dense: Dense, token_tiles: int, *, eps: float, rounding: str, gathered: bool = False
+    dense: Dense,
+    token_tiles: int,
+    *,
+    eps: float,
+    rounding: str,
+    panels: bool,
+    gathered: bool = False,
 ) -> OpLaunch:
     """The launch that norms the tokens of ``dense`` into ``workspace_tokens``.
 
-    ``gathered``: they are the rows ``logit_rows`` of ``x``.
+    ``panels``: they become panels of ``token_tiles`` groups of 8, else fragments. ``gathered``:
+    they are the rows ``logit_rows`` of ``x``.
     """
     blocks, rows, slices = dense.blocks, dense.rows, dense.slices
     constants = (
@@ -126,6 +259,7 @@ def normed_tokens(
         ("SLICES", slices),
         ("UNIT_BLOCKS", dense.storage.unit_blocks),
         ("TOKEN_TILES", token_tiles),
+        ("PANELS", int(panels)),
         ("CAST_FIRST", int(rounding == "llama")),
         ("HAS_ROWS", int(gathered)),
         ("EPS", eps),

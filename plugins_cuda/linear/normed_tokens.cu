@@ -1,13 +1,16 @@
-// Normed tokens as fragments for kernels that share them out by columns.
+// Normed tokens as fragments or panels, for kernels that share them out by columns.
 //
 //   x                 [T, 32·K_BLOCKS] bf16, in
 //   logit_rows        [rows] int32, in: the rows of x that are normed; null without HAS_ROWS: all
 //   norm              [32·K_BLOCKS] bf16, in, constant
 //   workspace_tokens  [groups of 8·TOKEN_TILES tokens][SLICES · blocks of a slice][TOKEN_TILES]
-//                     [lane] 16 bytes, out; places past the tokens are left as they are, or not
+//                     [lane] 16 bytes, out; with PANELS [groups of 8·TOKEN_TILES tokens] panels
+//                     (_device/prefill_panel.cuh); places past the tokens are left as they are, or
+//                     not, and so are panels past K
 //
 // Grid: one CTA for 8 tokens, a warp for a slice of the columns: the order of sums is the same as
 // where a kernel norms tokens for itself.
+#include "../_device/prefill_panel.cuh"
 #include "../_device/token_fragments.cuh"
 
 using Fragments = TokenFragments<K_BLOCKS, SLICES, 1, UNIT_BLOCKS>;
@@ -34,6 +37,22 @@ extern "C" __global__ void __launch_bounds__(SLICES * 32)
       shared + Fragments::kBytes, static_cast<float>(EPS));
   constexpr int kSliceBlocks = Fragments::kSliceBlocks;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#if PANELS
+  constexpr int kPanels = ceil_div(K_BLOCKS, 2), kRows = kTokensPerTile * TOKEN_TILES;
+  const int row = tile % TOKEN_TILES * kTokensPerTile + lane / 4, t = lane % 4;
+  unsigned char* panels = workspace_tokens + static_cast<int64_t>(tile / TOKEN_TILES) * kPanels *
+                                                 kRows * kPanelRowBytes;
+  __syncwarp();
+#pragma unroll
+  for (int b = 0; b < kSliceBlocks; ++b) {
+    const int block = warp * kSliceBlocks + b;
+    if (block >= K_BLOCKS) break;
+    // A pair of each of the four lanes of the token.
+    const uint32_t* of_token = reinterpret_cast<const uint32_t*>(fragments.at(block, 0) - t) + t;
+    *reinterpret_cast<uint4*>(panels + panel_chunk(block / 2, block % 2 * 4 + t, row, kRows)) =
+        make_uint4(of_token[0], of_token[4], of_token[8], of_token[12]);
+  }
+#else
 #pragma unroll
   for (int b = 0; b < kSliceBlocks; ++b) {
     const int block = warp * kSliceBlocks + b;
@@ -44,4 +63,5 @@ extern "C" __global__ void __launch_bounds__(SLICES * 32)
     *reinterpret_cast<uint4*>(workspace_tokens + at * kFragmentBytes + lane * 16) =
         *fragments.at(block, 0);
   }
+#endif
 }

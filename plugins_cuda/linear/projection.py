@@ -8,7 +8,7 @@ from specbuild.plugins_cuda.linear.many_tokens import (
     SUMS,
     TOKENS,
     many_tokens,
-    normed_tokens,
+    ready_tokens,
 )
 from specbuild.plugins_cuda.linear.storage import weight_tiles
 from specbuild.plugins_cuda.linear.streaming import Dense, streaming
@@ -48,13 +48,13 @@ def lower_projection(
         arguments=(
             *(("x",) if many else ("x", "norm")),
             *arguments,
-            *((TOKENS, SUMS, ARRIVED) if many else ()),
+            *((TOKENS if many.ready else None, SUMS, ARRIVED) if many else ()),
             dense.rows,
         ),
     )
     if not many:
         return Lowering((launch,))
-    if not dense.normed:
+    if not many.ready:
         return Lowering((launch,), many.workspaces)
-    norm = normed_tokens(dense, many.token_tiles, eps=eps, rounding="gpt_oss")
-    return Lowering((norm, launch), many.workspaces)
+    tokens = ready_tokens(dense, many, eps=eps)
+    return Lowering((tokens, launch), many.workspaces)

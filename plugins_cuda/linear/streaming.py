@@ -4,7 +4,8 @@
 slices of K and of groups of them changes a result's bits; both follow from K alone, so that a row's
 result is the same in every bucket. The rest is a matter of speed (tactics: ``ctas``; ``unit``,
 pairs that stay together; ``loads`` in flight in registers; ``ring``, whether as many more wait in
-shared memory as fit; ``many``, whether the kernels of ``many_tokens.py`` take over).
+shared memory as fit; ``many``, whether the kernels of ``many_tokens.py`` take over, and ``panels``,
+whether with panels).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.plan import ITEM_BYTES
 
 MOST_ROWS = 256
-STREAMING_KEYS = ("ctas", "unit", "loads", "ring", "many")
+STREAMING_KEYS = ("ctas", "unit", "loads", "ring", "many", "panels")
 TOKENS_PER_TILE = 8
 PAIRS_PER_TILE = 8
 _MOST_WARPS = 16

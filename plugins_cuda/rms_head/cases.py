@@ -53,9 +53,10 @@ KERNEL_CASES: tuple[Case, ...] = (
     head(9, [8, *range(7), 3], 224, 112, storage=MXFP4),
     head(20, [19, *range(11), 3], 544, 848),
     head(40, range(39, -1, -1), 160, 112, rounding="llama"),
+    head(64, range(64), 864, 592),
     head(16, [15], 224, 1600, rounding="llama"),
     *(head(t, range(t), 2880, 32000, rounding="llama", prefix="gpu: ") for t in (1, 4, 8)),
-    head(64, range(64), 2880, 32000, rounding="llama", prefix="gpu: "),
+    *(head(t, range(t), 2880, 32000, rounding="llama", prefix="gpu: ") for t in (64, 200)),
     *(
         head(t, range(t), 2880, 32000, rounding="llama", storage=form, prefix="gpu: ")
         for form in (MXFP4, FP8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from specbuild.plugins_cuda.launches import (
     Kernel,
@@ -12,7 +13,16 @@ from specbuild.plugins_cuda.launches import (
     Tactic,
     Workspace,
 )
-from specbuild.plugins_cuda.linear.many_tokens import TOKENS, normed_tokens
+from specbuild.plugins_cuda.linear.many_tokens import (
+    FEWEST_PANEL_ROWS,
+    MOST_PANEL_ROWS,
+    PANEL_ROW_BYTES,
+    TOKENS,
+    normed_tokens,
+    panel_bytes,
+    panel_columns,
+    panel_depth,
+)
 from specbuild.plugins_cuda.linear.storage import BF16, weight_tiles
 from specbuild.plugins_cuda.linear.streaming import (
     TOKENS_PER_TILE,
@@ -29,22 +39,27 @@ from specbuild.plugins_cuda.linear.streaming import (
 from specbuild.plugins_cuda.rms_norms import ROUNDINGS
 from specbuild.runtime.errors import SpecbuildError
 
+Constants: TypeAlias = tuple[tuple[str, int | float | str], ...]
+
 WARPS = 16
-# Of a kernel that stages 64 rows: their sums take the registers of 16.
-_STAGED_WARPS = 8
-_FRAGMENT_BYTES = 512
 # 16-byte loads that a lane keeps in flight, by groups of 8 rows.
-_LOADS = {1: 18, 2: 12, 4: 10, 8: 12}
+_LOADS = {1: 18, 2: 12, 4: 10}
 # The same of weights that are decoded.
-_LOADS_OF_CODES = {1: 15, 2: 9, 4: 9, 8: 9}
-# ``staged`` reads the weight once for 64 rows, which pass through shared memory in stages.
-_STAGED_TILES, _MOST_STAGES, _FEWEST_STAGES = 8, 6, 3
-# Static variables of HeadChoose: folds of 16 warps by 64 rows, and how the rows choose.
-_STATIC_BYTES = 24 << 10
+_LOADS_OF_CODES = {1: 15, 2: 9, 4: 9}
+# Static variables of HeadChoose: folds of 16 warps by 32 rows, and how the rows choose.
+_STATIC_BYTES = 12 << 10
+# ``panels``: rows are panels that two warpgroups share, two tiles a warp. Loads that a lane keeps
+# in flight for both, beside the sums of up to 64 rows or of more; the panels' places.
+_PANEL_WARPS, _PANEL_TILES = 8, 2
+_PANEL_LOADS, _PANEL_LOADS_OF_MOST = 24, 16
+_FEW_PANEL_ROWS = 64
+_MOST_PANEL_STAGES = 12
+# Static variables of HeadChoose for each row: folds of 16 segments, and how the row chooses.
+_STATIC_BYTES_OF_PANELS, _STATIC_BYTES_OF_ROW = 1024, 16 * 20 + 12
 _TACTICS: tuple[Tactic, ...] = ({}, {"loads": 6}, {"loads": 10})
-_TACTICS_OF_MANY_ROWS: tuple[Tactic, ...] = ({}, {"staged": 0}, {"staged": 1})
-_TACTICS_OF_CODES: tuple[Tactic, ...] = ({}, {"loads": 6}, {"loads": 10})
-_MANY_ROWS = 33
+_TACTICS_OF_SOME_ROWS: tuple[Tactic, ...] = (*_TACTICS, {"panels": 1})
+_TACTICS_OF_MANY_ROWS: tuple[Tactic, ...] = ({}, {"panels": 0})
+_SOME_ROWS = 17
 
 
 def lower(request: LoweringRequest) -> Lowering:
@@ -53,7 +68,7 @@ def lower(request: LoweringRequest) -> Lowering:
     head = head_streaming("RmsHead", request)
     cut = head.cut
     launch = OpLaunch(
-        Kernel("rms_head", "rms_head_of_many" if head.norm else "rms_head", cut.constants),
+        Kernel("rms_head", f"rms_head{head.suffix}", cut.constants),
         grid=cut.grid,
         block=cut.block,
         shared_bytes=cut.shared_bytes,
@@ -70,18 +85,22 @@ def lower(request: LoweringRequest) -> Lowering:
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Loads in flight, and whether more than 32 rows pass through shared memory in stages."""
+    """Loads in flight, and whether many rows are panels."""
     rows = request.tensors["logit_rows"].shape[0]
-    if _weight(request).storage.scaled:
-        return _TACTICS_OF_CODES
-    return _TACTICS if rows < _MANY_ROWS else _TACTICS_OF_MANY_ROWS
+    if _weight(request).storage.scaled or rows < _SOME_ROWS:
+        return _TACTICS
+    return _TACTICS_OF_SOME_ROWS if rows < FEWEST_PANEL_ROWS else _TACTICS_OF_MANY_ROWS
 
 
 @dataclass(frozen=True)
 class Head:
-    """The launch of a vocabulary projection, and the norm's in front of it where it has one."""
+    """The launch of a vocabulary projection, and the norm's in front of it where it has one.
+
+    ``suffix``: how the entry's name goes on.
+    """
 
     cut: Streaming
+    suffix: str = ""
     norm: tuple[OpLaunch, ...] = ()
     workspaces: tuple[Workspace, ...] = ()
 
@@ -92,41 +111,81 @@ def segments_of(tiles: int, multiprocessors: int) -> tuple[int, int]:
     return -(-tiles // segment_tiles), segment_tiles
 
 
-def head_streaming(op: str, request: LoweringRequest) -> Head:
-    """How a vocabulary projection is cut; SpecbuildError where it does not fit."""
+def head_streaming(op: str, request: LoweringRequest, *, fold_bytes: int = 0) -> Head:
+    """How a vocabulary projection is cut; SpecbuildError where it does not fit.
+
+    ``fold_bytes``: shared memory that the kernel of panels takes beside the panels.
+    """
     blocks = _weight(request).blocks
     rows = request.tensors["logit_rows"].shape[0]
     require_decode_rows(op, rows)
-    require_tactic(op, request.tactic, ("ctas", "loads", "staged"))
+    require_tactic(op, request.tactic, ("ctas", "loads", "panels"))
     rounding = request.attributes["rounding"]
     if rounding not in ROUNDINGS:
         raise SpecbuildError(
             f"{op}: rounding {rounding!r} is unknown, expected {' or '.join(ROUNDINGS)}; "
             "export the model again"
         )
+    if request.tactic.get("panels", int(rows >= FEWEST_PANEL_ROWS)):
+        panels = _by_panels(request, rows, fold_bytes)
+        if panels is not None:
+            return panels
     most = request.target.shared_bytes_per_block - _STATIC_BYTES
-    if request.tactic.get("staged", int(_stages_pay(request, rows))):
-        depth = _depth(request, _STAGED_TILES)
-        unit_blocks = _weight(request).storage.unit_blocks
-        stage_bytes = depth * unit_blocks * _STAGED_TILES * _FRAGMENT_BYTES
-        stages = min(_MOST_STAGES, most // stage_bytes)
-        if stages >= _FEWEST_STAGES:
-            return _staged(request, rows, depth, stages, stages * stage_bytes)
     for token_tiles in token_tiles_for(rows):
         shared = fragment_bytes(blocks, token_tiles) + norm_bytes(blocks, token_tiles)
         if shared <= most:
             depth = _depth(request, token_tiles)
-            return Head(_cut(request, rows, token_tiles, depth, 0, shared))
+            return Head(_cut(request, rows, token_tiles, depth, shared))
     raise SpecbuildError(
         f"{op}: {blocks * 32} columns of {TOKENS_PER_TILE} rows do not fit {most} bytes of shared "
         "memory; build for the cpu backend"
     )
 
 
-def _stages_pay(request: LoweringRequest, rows: int) -> bool:
-    """Whether stages halve the passes over a bf16 weight: others cost less than the stages do."""
-    half = TOKENS_PER_TILE * _STAGED_TILES // 2
-    return not _weight(request).storage.scaled and -(-rows // half) >= 2 * -(-rows // (2 * half))
+def _by_panels(request: LoweringRequest, rows: int, fold_bytes: int) -> Head | None:
+    """The cut where rows are panels; None where the weight is not bf16."""
+    weight = _weight(request)
+    if weight.storage.scaled:
+        return None
+    columns = panel_columns(rows, -(-rows // MOST_PANEL_ROWS))
+    usual = _PANEL_LOADS if columns <= _FEW_PANEL_ROWS else _PANEL_LOADS_OF_MOST
+    panels = -(-weight.blocks // 2)
+    depth = panel_depth(panels, request.tactic.get("loads", usual) // _PANEL_TILES)
+    static = _STATIC_BYTES_OF_PANELS + columns * _STATIC_BYTES_OF_ROW
+    left = request.target.shared_bytes_per_block - static - fold_bytes
+    stages = min(panels, _MOST_PANEL_STAGES, left // (columns * PANEL_ROW_BYTES))
+    shared = stages * columns * PANEL_ROW_BYTES + fold_bytes
+    constants, grid = _segments(request, rows, columns)
+    cut = Streaming(
+        (
+            *constants,
+            ("WARPS", _PANEL_WARPS),
+            ("PANELS", 1),
+            ("TILES", _PANEL_TILES),
+            ("NORMED_BYTES", panel_bytes(weight.blocks, columns)),
+            ("DEPTH", depth),
+            ("STAGES", stages),
+            ("SHARED_BYTES", shared),
+        ),
+        grid,
+        _PANEL_WARPS * 32,
+        shared,
+    )
+    norm = _normed(request, columns // TOKENS_PER_TILE)
+    tokens = Workspace(TOKENS, grid[1] * panel_bytes(weight.blocks, columns))
+    return Head(cut, "_of_panels", (norm,), (tokens,))
+
+
+def _normed(request: LoweringRequest, token_tiles: int) -> OpLaunch:
+    # The norm's slices are its own: every warp multiplies all of K.
+    return normed_tokens(
+        replace(_weight(request), storage=BF16),
+        token_tiles,
+        eps=float(request.attributes["eps"]),
+        rounding=str(request.attributes["rounding"]),
+        panels=True,
+        gathered=True,
+    )
 
 
 def _weight(request: LoweringRequest) -> Dense:
@@ -142,45 +201,38 @@ def _depth(request: LoweringRequest, token_tiles: int) -> int:
     return deep_enough(weight.storage.units(weight.blocks), loads // weight.storage.loads)
 
 
-def _staged(request: LoweringRequest, rows: int, depth: int, stages: int, shared: int) -> Head:
-    weight = _weight(request)
-    blocks = weight.blocks
-    cut = _cut(request, rows, _STAGED_TILES, depth, stages, shared)
-    # The norm's slices are its own: every warp multiplies all of K.
-    norm = normed_tokens(
-        replace(weight, storage=BF16),
-        _STAGED_TILES,
-        eps=float(request.attributes["eps"]),
-        rounding=str(request.attributes["rounding"]),
-        gathered=True,
-    )
-    tokens = cut.grid[1] * fragment_bytes(blocks, _STAGED_TILES)
-    return Head(cut, (norm,), (Workspace(TOKENS, tokens),))
-
-
 def _cut(
-    request: LoweringRequest, rows: int, token_tiles: int, depth: int, stages: int, shared: int
+    request: LoweringRequest, rows: int, token_tiles: int, depth: int, shared: int
 ) -> Streaming:
-    weight = _weight(request)
-    tiles, blocks = weight.tiles, weight.blocks
-    segments, segment_tiles = segments_of(tiles, request.target.multiprocessors)
-    passes = -(-rows // (TOKENS_PER_TILE * token_tiles))
-    ctas = max(1, request.tactic.get("ctas", request.target.multiprocessors) // passes)
-    warps = _STAGED_WARPS if stages else WARPS
+    blocks = _weight(request).blocks
+    constants, grid = _segments(request, rows, TOKENS_PER_TILE * token_tiles)
     constants = (
-        ("K_BLOCKS", blocks),
-        ("TILE_COUNT", tiles),
-        ("WARPS", warps),
-        ("WEIGHTS", weight.storage.code),
+        *constants,
+        ("WARPS", WARPS),
+        ("PANELS", 0),
         ("NORM_SLICES", slices_of(blocks)),
-        ("NORMED_BYTES", fragment_bytes(blocks, token_tiles)),
-        ("TOKEN_TILES", token_tiles),
         ("DEPTH", depth),
-        ("STAGES", stages),
-        ("SEGMENTS", segments),
-        ("SEGMENT_TILES", segment_tiles),
         ("CAST_FIRST", int(request.attributes["rounding"] == "llama")),
         ("SHARED_BYTES", shared),
         ("EPS", request.attributes["eps"]),
     )
-    return Streaming(constants, (min(segments, ctas), passes, 1), warps * 32, shared)
+    return Streaming(constants, grid, WARPS * 32, shared)
+
+
+def _segments(
+    request: LoweringRequest, rows: int, columns: int
+) -> tuple[Constants, tuple[int, int, int]]:
+    """What all forms are compiled with, and the grid: segments by groups of ``columns`` rows."""
+    weight = _weight(request)
+    segments, segment_tiles = segments_of(weight.tiles, request.target.multiprocessors)
+    passes = -(-rows // columns)
+    ctas = max(1, request.tactic.get("ctas", request.target.multiprocessors) // passes)
+    constants = (
+        ("K_BLOCKS", weight.blocks),
+        ("TILE_COUNT", weight.tiles),
+        ("WEIGHTS", weight.storage.code),
+        ("TOKEN_TILES", columns // TOKENS_PER_TILE),
+        ("SEGMENTS", segments),
+        ("SEGMENT_TILES", segment_tiles),
+    )
+    return constants, (min(segments, ctas), passes, 1)

@@ -74,6 +74,7 @@ KERNEL_CASES: tuple[Case, ...] = (
     index(11, 544, padding=3),
     index(37, 96, Sizes(18, 16), norm=False, padding=4),
     index(20, 96, Sizes(1, 64, weighted=False)),
+    index(35, 1280, padding=2),
     *(index(t, 2880, REAL, page_size=64, prefix="gpu: ") for t in (1, 4, 8, 64)),
     index(200, 2880, REAL, page_size=64, padding=8, prefix="gpu: "),
 )

@@ -60,6 +60,26 @@ struct Tensors {
   }
 };
 
+#if MANY_TOKENS
+
+// The outputs as GroupSums::emit_all() takes them.
+struct Outputs {
+  struct Held {
+    int tile, g, token;
+  };
+  const Tensors& tensors;
+
+  __device__ __forceinline__ Held begin(int tile, int g, int token) const {
+    return {tile, g, token};
+  }
+  __device__ __forceinline__ void more(Held&) const {}
+  __device__ __forceinline__ void end(const Held& held, float low, float high) const {
+    tensors.store(held.tile, held.g, held.token, low, high);
+  }
+};
+
+#endif
+
 }  // namespace
 
 #if MANY_TOKENS
@@ -77,15 +97,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   pdl_wait();
   const Tensors tensors{write_slot, key_pool, q, head_weights};
   if (blockIdx.y == 0) tensors.weigh_evenly(rows, 0);
-  if (HAS_NORM) {
-    many.fetch_normed(shared, workspace_tokens);
-  } else {
-    many.fetch_rows(shared, x);
-  }
-  if (!many.multiply(stream, shared, workspace_sums, workspace_arrived)) return;
-  many.emit_all(workspace_sums, [&](int tile, int g, int token, float low, float high) {
-    tensors.store(tile, g, token, low, high);
-  });
+  auto input =
+      TOKENS_READY ? many.fetch_ready(shared, workspace_tokens) : many.fetch_rows(shared, x);
+  if (!many.multiply(stream, input, shared, workspace_sums, workspace_arrived)) return;
+  many.emit_all(workspace_sums, Outputs{tensors});
 }
 
 #else

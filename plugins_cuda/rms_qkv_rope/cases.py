@@ -90,8 +90,10 @@ KERNEL_CASES: tuple[Case, ...] = (
     project(11, 544, padding=3),
     project(20, 224, _Heads(q=3, kv=1, width=48), page_size=64),
     project(37, 96, norm=False, bias=False, padding=4),
+    project(40, 1888, padding=5),
+    project(70, 1280, norm=False),
     project(2, 1056, _Heads(q=8, kv=1, width=64), page_size=64),
-    *(project(t, 2880, _GPT_OSS, page_size=64, prefix="gpu: ") for t in (1, 4, 8, 64)),
+    *(project(t, 2880, _GPT_OSS, page_size=64, prefix="gpu: ") for t in (1, 4, 8, 64, 256)),
     *(
         project(t, 5760, _GPT_OSS, norm=False, bias=False, page_size=64, prefix="gpu: ")
         for t in (1, 4, 8)

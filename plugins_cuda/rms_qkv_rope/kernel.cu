@@ -11,7 +11,8 @@
 //   k_pool      [pages, KV_HEADS, PAGE_SIZE, HEAD_DIM] bf16, out at the slots
 //   v_pool      as k_pool
 //   q           [rows, Q_HEADS, HEAD_DIM] bf16, out
-//   workspace_tokens   with HAS_NORM: normed tokens, as linear/normed_tokens.cu describes them
+//   workspace_tokens   with TOKENS_READY: tokens, as linear/normed_tokens.cu or token_panels.cu
+//                      describes them
 //   workspace_sums     [groups of tokens][SLICES / GROUP_SLICES][TILE_COUNT][TOKEN_TILES][128] fp32
 //   workspace_arrived  [groups of tokens, CTAS] uint32, zeros before and after
 //
@@ -43,6 +44,7 @@ struct Pair {
   int position, slot;
   float cosine, sine;
 
+  Pair() = default;
   __device__ __forceinline__ Pair(int tile, int g, int token_)
       : head(tile / kTilesPerHead), i(tile % kTilesPerHead * 8 + g), token(token_) {}
 

@@ -82,6 +82,7 @@ CASES: tuple[Case, ...] = (
 KERNEL_CASES: tuple[Case, ...] = (
     project(11, 544, padding=3),
     project(37, 96, _Sizes(heads=3, width=48, latent=32), norm=False, bias=False, padding=4),
+    project(35, 1280, padding=2),
     *(project(t, 2880, _GPT_OSS, page_size=64, prefix="gpu: ") for t in (1, 4, 8, 64)),
     project(200, 2880, _GPT_OSS, page_size=64, padding=8, prefix="gpu: "),
 )

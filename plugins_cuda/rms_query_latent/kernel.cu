@@ -38,6 +38,7 @@ struct Pair {
   int place;  // the token's position, or its slot
   float cosine, sine;
 
+  Pair() = default;
   __device__ __forceinline__ Pair(int tile_, int g, int token_)
       : tile(tile_), i(tile_ < kQueryTiles ? tile_ % kTilesPerHead * 8 + g : g), token(token_) {}
 

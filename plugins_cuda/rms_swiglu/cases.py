@@ -36,7 +36,8 @@ KERNEL_CASES: tuple[Case, ...] = (
     swiglu(3, 544, 104),
     swiglu(11, 224, 136),
     swiglu(42, 1056, 40),
-    *(swiglu(t, 2880, 17280, prefix="gpu: ") for t in (1, 4, 8, 64)),
+    swiglu(52, 1280, 104),
+    *(swiglu(t, 2880, 17280, prefix="gpu: ") for t in (1, 4, 8, 40, 64)),
     swiglu(200, 2880, 17280, prefix="gpu: "),
     *(
         swiglu(t, 2880, 17280, storage=form, prefix="gpu: ")

@@ -31,6 +31,23 @@ __device__ __forceinline__ uint16_t activated(float gate_sum, float up_sum) {
   return float_to_bf16(silu * up);
 }
 
+#if MANY_TOKENS
+
+// The outputs as GroupSums::emit_all() takes them.
+struct Outputs {
+  uint16_t* h;
+
+  __device__ __forceinline__ uint16_t* begin(int tile, int g, int token) const {
+    return h + static_cast<int64_t>(token) * kInner + tile * kPairsPerTile + g;
+  }
+  __device__ __forceinline__ void more(uint16_t*) const {}
+  __device__ __forceinline__ void end(uint16_t* place, float gate, float up) const {
+    *place = activated(gate, up);
+  }
+};
+
+#endif
+
 }  // namespace
 
 #if MANY_TOKENS
@@ -45,11 +62,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   Many::Stream stream = many.stream(gate_up);
   stream.start();
   pdl_wait();
-  many.fetch_normed(shared, workspace_tokens);
-  if (!many.multiply(stream, shared, workspace_sums, workspace_arrived)) return;
-  many.emit_all(workspace_sums, [&](int tile, int g, int token, float gate, float up) {
-    h[static_cast<int64_t>(token) * kInner + tile * kPairsPerTile + g] = activated(gate, up);
-  });
+  auto input = many.fetch_ready(shared, workspace_tokens);
+  if (!many.multiply(stream, input, shared, workspace_sums, workspace_arrived)) return;
+  many.emit_all(workspace_sums, Outputs{h});
 }
 
 #else

@@ -9,7 +9,7 @@ from specbuild.plugins_cuda.linear.many_tokens import (
     TOKENS,
     dense_tactics,
     many_tokens,
-    normed_tokens,
+    ready_tokens,
 )
 from specbuild.plugins_cuda.linear.storage import weight_tiles
 from specbuild.plugins_cuda.linear.streaming import PAIRS_PER_TILE, Dense, streaming
@@ -40,7 +40,7 @@ def lower(request: LoweringRequest) -> Lowering:
     )
     if not many:
         return Lowering((launch,))
-    norm = normed_tokens(dense, many.token_tiles, eps=eps, rounding="llama")
+    norm = ready_tokens(dense, many, eps=eps, rounding="llama")
     return Lowering((norm, launch), many.workspaces)
 
 

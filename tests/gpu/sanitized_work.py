@@ -38,9 +38,9 @@ Arrays: TypeAlias = dict[str, np.ndarray]
 # What it is, the op, its launches, its inputs and its outputs.
 Piece: TypeAlias = tuple[str, str, Lowering, Arrays, Arrays]
 
-STAGED: Tactic = {"staged": 1}
-STAGED_ROWS = (33, 64, 80)
-STAGED_VOCAB, STAGED_WIDTH = 32000, 2880
+# Rows of heads that are panels, at real size.
+PANEL_ROWS = (33, 64, 80)
+PANEL_VOCAB, PANEL_WIDTH = 32000, 2880
 
 
 def pieces() -> list[Piece]:
@@ -48,7 +48,7 @@ def pieces() -> list[Piece]:
 
     The GPU counts as one of three multiprocessors, so that a CTA takes several tiles and each
     place of its rings is used again. Behind them, heads at real size that pass their rows through
-    shared memory in stages.
+    shared memory as panels.
     """
     found: list[Piece] = []
     seen: set[Any] = set()
@@ -62,17 +62,17 @@ def pieces() -> list[Piece]:
             # How wide a tile is changes no line of what runs; it would fill the time.
             how = tuple(sorted((name, x) for name, x in tactic.items() if name != "columns"))
             entries = {(op, phase, kernel.file, kernel.entry, how) for kernel in kernels}
-            if entries <= seen and tactic != STAGED:
+            if entries <= seen:
                 continue
             seen |= entries
             label = f"{op} {phase} {dict(tactic) or ''} {drawn.case.name}"
             inputs, outputs = _arrays(drawn.inputs), _arrays(drawn.outputs)
             found.append((label, op, lowering, inputs, outputs))
-    return [*found, *(staged_head(rows) for rows in STAGED_ROWS)]
+    return [*found, *(panel_head(rows) for rows in PANEL_ROWS)]
 
 
-def staged_head(rows: int) -> Piece:
-    """HeadChoose with staged rows over a draft's vocabulary at the width of GPT-OSS."""
+def panel_head(rows: int) -> Piece:
+    """HeadChoose of many rows over a draft's vocabulary at the width of GPT-OSS."""
     generator = torch.Generator().manual_seed(rows)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -80,8 +80,8 @@ def staged_head(rows: int) -> Piece:
 
     ids = torch.arange(rows, dtype=torch.int32)
     inputs = {
-        "x": normal(rows, STAGED_WIDTH), "logit_rows": ids, "norm": normal(STAGED_WIDTH),
-        "weight": _staged_weight(), "temperature": torch.rand(rows, generator=generator),
+        "x": normal(rows, PANEL_WIDTH), "logit_rows": ids, "norm": normal(PANEL_WIDTH),
+        "weight": _panel_weight(), "temperature": torch.rand(rows, generator=generator),
         "seed": ids, "position": ids,
     }  # fmt: skip
     outputs = {"choice": ids, "logprob": torch.zeros(rows)}
@@ -92,23 +92,23 @@ def staged_head(rows: int) -> Piece:
     }
     attributes = op.complete({"eps": 1e-5, "rounding": "gpt_oss"})
     assert op.lower is not None
-    lowering = op.lower(LoweringRequest(tensors, attributes, "decode", Target(), STAGED))
-    label = f"HeadChoose {dict(STAGED)} {rows} rows, {STAGED_WIDTH} to {STAGED_VOCAB}"
+    lowering = op.lower(LoweringRequest(tensors, attributes, "decode", Target()))
+    label = f"HeadChoose panels {rows} rows, {PANEL_WIDTH} to {PANEL_VOCAB}"
     # One array for all of them, stored once.
-    given = _arrays(inputs) | {"weight": _staged_bits()}
+    given = _arrays(inputs) | {"weight": _panel_bits()}
     return label, op.name, lowering, given, _arrays(outputs)
 
 
 @cache
-def _staged_bits() -> np.ndarray:
-    return bits(_staged_weight())
+def _panel_bits() -> np.ndarray:
+    return bits(_panel_weight())
 
 
 @cache
-def _staged_weight() -> torch.Tensor:
-    shape = (STAGED_VOCAB // 16, STAGED_WIDTH // 32, 512)
+def _panel_weight() -> torch.Tensor:
+    shape = (PANEL_VOCAB // 16, PANEL_WIDTH // 32, 512)
     values = torch.randn(*shape, generator=torch.Generator().manual_seed(1))
-    return (values * STAGED_WIDTH**-0.5).bfloat16()
+    return (values * PANEL_WIDTH**-0.5).bfloat16()
 
 
 def write_work(file: Path) -> list[str]:

@@ -24,16 +24,21 @@ from specbuild.runtime.errors import SpecbuildError
 
 Tensors = dict[str, torch.Tensor]
 
-K, VOCAB, ROWS = 1120, 336, 40
-HALF = 544
+# K is 59 blocks: 15 slices of four in three groups, the last slice one block short.
+K, VOCAB, ROWS = 1888, 336, 40
+HALF = 928
 TARGET = Target(multiprocessors=3)
 _NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "int32",
           torch.uint8: "uint8"}  # fmt: skip
 # Rows of the whole batch that a launch takes, in its order.
 BATCHES: tuple[Sequence[int], ...] = ([17], [3, 17, 5], range(9, 20), range(ROWS))
 # Tactics that take another form of the kernel, for a few rows of the batch.
-STREAMED: dict[str, Sequence[int]] = {"ring": range(20, 25), "many": range(30, 35)}
-STAGED: dict[str, Sequence[int]] = {"staged": range(20, 25)}
+STREAMED: dict[str, Sequence[int]] = {
+    "ring": range(20, 25),
+    "many": range(30, 35),
+    "panels": range(10, 30),
+}
+PANELS: dict[str, Sequence[int]] = {"panels": range(10, 30)}
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 
 
@@ -147,7 +152,7 @@ def test_head() -> None:
         {"x": cancelling(ROWS), "norm": cancelling(), "weight": weight(VOCAB)},
         {"logit_rows": torch.arange(ROWS, dtype=torch.int32)},
         {"logits": torch.zeros(1, VOCAB)},
-        STAGED,
+        PANELS,
         eps=1e-5,
         rounding="gpt_oss",
     )
@@ -165,7 +170,7 @@ def test_head_choose() -> None:
             "position": torch.arange(100, 100 + ROWS, dtype=torch.int32),
         },
         {"choice": torch.zeros(1, dtype=torch.int32), "logprob": torch.zeros(1)},
-        STAGED,
+        PANELS,
         eps=1e-5,
         rounding="llama",
     )
@@ -206,6 +211,25 @@ def test_qkv(normed: bool) -> None:
             for name, result in results.items():
                 known = seen.setdefault((name, row), result)
                 np.testing.assert_array_equal(result, known, err_msg=f"{name} {row}")
+
+
+def test_many_rows_of_whole_slices_are_panels_by_default() -> None:
+    """Panels hold two blocks: not where slices are odd."""
+    lower = op_named("Linear").lower
+    assert lower is not None
+
+    def is_panels(rows: int, columns: int, tactic: Tactic) -> bool:
+        weight = TensorInfo((9, columns // 32, 512), "bfloat16")
+        x = TensorInfo((rows, columns), "bfloat16")
+        request = LoweringRequest({"x": x, "weight": weight}, {}, "decode", TARGET, tactic)
+        return dict(lower(request).launches[-1].kernel.constants).get("PANELS", 0) == 1
+
+    assert [is_panels(rows, K, {}) for rows in (32, 33, 64, 65, 256)] == [False, *[True] * 4]
+    assert is_panels(20, K, {"panels": 1})
+    assert not is_panels(40, K, {"panels": 0})
+    odd = 11 * 3 * 32
+    assert slices_of(odd // 32) == 11
+    assert not is_panels(40, odd, {})
 
 
 def test_slices_follow_from_the_width_alone() -> None:

@@ -1,0 +1,50 @@
+// The vocabulary projection of many normed rows, which are panels that all warps of a CTA share
+// (panel_product.cuh).
+//
+// A warp works on kTiles segments of the vocabulary at once, a tile of each: what an SM takes from
+// L2 is its weights and, for every kWarps · kTiles tiles of them, the rows once. 64 rows are 8 KB a
+// panel beside 32 KB of weights.
+#pragma once
+
+#include "head_stream.cuh"
+#include "panel_product.cuh"
+
+// The segments of kWarps · kTiles warps as head_stream.cuh shares them out: warp w has those of the
+// warps w, w + kWarps, …
+template <int kSegments, int kSegmentTiles, int kTileCount, int kWarps, int kTiles>
+struct PanelChunks {
+  using Own = SegmentChunks<kSegments, kSegmentTiles, kTileCount, kWarps * kTiles, true>;
+  Own own[kTiles];
+
+  __device__ __forceinline__ PanelChunks(unsigned cta, unsigned ctas) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      own[t] = Own(cta, ctas, static_cast<int>(threadIdx.x) / 32 + t * kWarps);
+    }
+  }
+  __device__ __forceinline__ int count() const {
+    return own[0].count();
+  }
+  __device__ __forceinline__ int tile(int round, int t) const {
+    return own[t].is_own(round) ? own[t].first_tile(round) : -1;
+  }
+};
+
+// Prologue and loop over the rows that normed_tokens() left as panels in ``tokens``: finish(round,
+// sums) has the logits of a round's tiles. between() runs after the wait for the launch in front
+// and before a barrier.
+template <class Shape, class Panels, class Chunks, class Between, class Finish>
+__device__ __forceinline__ void stream_head_panels(const unsigned char* tokens,
+                                                   const uint16_t* weight, const Chunks& chunks,
+                                                   unsigned char* shared,
+                                                   typename Panels::Barriers& barriers,
+                                                   Between between, Finish finish) {
+  PanelProduct<Shape, Chunks> product(weight, chunks, 0, Shape::kBlocks);
+  product.start();
+  Panels panels(shared, barriers, Shape::kPanels);
+  pdl_wait();
+  panels.start(tokens, chunks.count());
+  between();
+  __syncthreads();
+  product.run(panels, finish);
+}

@@ -1,0 +1,184 @@
+// Products of a packed bf16 weight with panels of tokens, on the tensor cores of warpgroups.
+//
+// Each warp of a warpgroup has kTiles tiles of the weight of its own, 16 rows each, as A operands
+// in registers; the tokens are the B operand that its four warps share. So a panel leaves shared
+// memory once for 64 rows of the weight, not once for 16. The weights are loaded kDepth blocks of
+// 32 columns ahead, the first ones before the launch in front is done.
+//
+// Why the bits are those of small_linear.cuh: wgmma's sums of k16 products have the bits of mma's,
+// the blocks of a slice of K are added up in rising order from zero, and slices in order from zero.
+#pragma once
+
+#include "panel_stream.cuh"
+#include "ptx_load.cuh"
+#include "ptx_wgmma.cuh"
+#include "weight_units.cuh"
+
+// Compile-time sizes. kWeightBlocks: of all of K; kBlocks: those that a CTA multiplies by, of which
+// the last CTA's may be fewer; kSliceBlocks: those of a slice of K, even where there are several.
+template <int kWeightBlocks_, int kBlocks_, int kSliceBlocks_, int kTiles_, int kColumns_,
+          int kDepth_>
+struct PanelShape {
+  static constexpr int kWeightBlocks = kWeightBlocks_, kBlocks = kBlocks_;
+  static constexpr int kSliceBlocks = kSliceBlocks_, kTiles = kTiles_, kColumns = kColumns_;
+  static constexpr int kDepth = kDepth_, kPanels = ceil_div(kBlocks, 2);
+  static constexpr int kSteps = round_up(kBlocks, kDepth);
+  static constexpr bool kSliced = kSliceBlocks < kBlocks;
+  static constexpr bool kEven = kWeightBlocks % kBlocks == 0 && kSteps == kBlocks;
+  static_assert(kDepth % 2 == 0 && kBlocks % 2 + kSliceBlocks % 2 <= (kSliced ? 0 : 2),
+                "panels are whole");
+};
+
+// ``Chunks``: count() rounds, tile(round, t) of this warp, negative where it has none.
+template <class Shape, class Chunks>
+class PanelProduct {
+ public:
+  // sums[t][4j + i] is row g (i < 2) or g + 8 of tile t for token 8j + 2·(lane % 4) + i % 2.
+  using Sums = float[Shape::kTiles][Shape::kColumns / 2];
+
+  // ``first``, ``blocks``: this CTA's part of K.
+  __device__ __forceinline__ PanelProduct(const uint16_t* weight, const Chunks& chunks, int first,
+                                          int blocks)
+      : chunks_(chunks),
+        weight_(reinterpret_cast<const unsigned char*>(weight) + first * Bf16Units::kBytes +
+                threadIdx.x % 32 * 16),
+        blocks_(blocks) {}
+
+  // Starts the first loads: the weights are constant, so no other launch is waited for.
+  __device__ __forceinline__ void start() {
+    const Place first = place(0);
+#pragma unroll
+    for (int i = 0; i < Shape::kDepth; ++i) load(i, first, i);
+  }
+
+  // Every round's sums go to finish(round, sums). All warps of the CTA take as many rounds.
+  template <class Panels, class Finish>
+  __device__ __forceinline__ void run(Panels& panels, Finish finish) {
+    const int count = chunks_.count();
+    Place here = place(0);
+#pragma unroll 1
+    for (int round = 0; round < count; ++round) {
+      const Place next = place(round + 1);
+      Sums sums = {}, slice = {};
+#pragma unroll 1
+      for (int base = 0; base < Shape::kSteps; base += Shape::kDepth) {
+        const bool last = base + Shape::kDepth >= Shape::kSteps;
+        const int ahead = last ? 0 : base + Shape::kDepth;
+        const Place from = last ? next : here;
+#pragma unroll
+        for (int i = 0; i < Shape::kDepth; i += 2) {
+          if (!holds(base + i)) {
+            load_panel(i, from, ahead + i);
+            continue;
+          }
+          if (begins_slice(base, i)) add(sums, slice);
+          multiply(slice, panels.begin(), i, holds(base + i + 1),
+                   [&] { load_panel(i, from, ahead + i); });
+          panels.end();
+        }
+      }
+      if constexpr (Shape::kSliced) {
+        add(sums, slice);
+        finish(round, sums);
+      } else {
+        finish(round, slice);
+      }
+      here = next;
+    }
+  }
+
+ private:
+  using Held = Bf16Units::Held;
+
+  // Where this lane's part of each tile begins, null where there is no tile.
+  struct Place {
+    const unsigned char* tile[Shape::kTiles];
+  };
+
+  __device__ __forceinline__ Place place(int round) const {
+    Place place;
+#pragma unroll
+    for (int t = 0; t < Shape::kTiles; ++t) {
+      const int tile = round < chunks_.count() ? chunks_.tile(round, t) : -1;
+      const int64_t at = static_cast<int64_t>(tile) * (Shape::kWeightBlocks * Bf16Units::kBytes);
+      place.tile[t] = tile < 0 ? nullptr : weight_ + at;
+    }
+    return place;
+  }
+
+  __device__ __forceinline__ bool holds(int block) const {
+    return Shape::kEven || block < blocks_;
+  }
+
+  static __device__ __forceinline__ bool begins_slice(int base, int i) {
+    if constexpr (!Shape::kSliced) return false;
+    // Known where slices begin at the same places of every kDepth blocks.
+    if constexpr (Shape::kDepth % Shape::kSliceBlocks == 0) return i % Shape::kSliceBlocks == 0;
+    return (base + i) % Shape::kSliceBlocks == 0;
+  }
+
+  __device__ __forceinline__ void load(int slot, const Place& from, int block) {
+#pragma unroll
+    for (int t = 0; t < Shape::kTiles; ++t) {
+      if (from.tile[t] == nullptr || !holds(block)) continue;
+#pragma unroll
+      for (int piece = 0; piece < Bf16Units::kLoads; ++piece) {
+        held_[slot][t].pieces[piece] =
+            load_early16(from.tile[t] + block * Bf16Units::kBytes + piece * kLoadBytes);
+      }
+    }
+  }
+  __device__ __forceinline__ void load_panel(int slot, const Place& from, int block) {
+    load(slot, from, block);
+    load(slot + 1, from, block + 1);
+  }
+
+  // The sums of the slice that ends go to those of the slices before it.
+  static __device__ __forceinline__ void add(Sums& sums, Sums& slice) {
+#pragma unroll
+    for (int t = 0; t < Shape::kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < Shape::kColumns / 2; ++i) {
+        sums[t][i] += slice[t][i];
+        slice[t][i] = 0.0f;
+      }
+    }
+  }
+
+  // Adds a panel, or the first half of one. beside() runs while the tensor cores do.
+  template <class Beside>
+  __device__ __forceinline__ void multiply(Sums& sums, const unsigned char* panel, int slot,
+                                           bool whole, const Beside& beside) {
+    uint32_t a[Shape::kTiles][4][4];
+#pragma unroll
+    for (int t = 0; t < Shape::kTiles; ++t) {
+      Bf16Units::decode<0>(held_[slot][t], a[t][0], a[t][1]);
+      Bf16Units::decode<0>(held_[slot + 1][t], a[t][2], a[t][3]);
+      wgmma_pin(sums[t]);
+      wgmma_pin(a[t]);
+    }
+    const uint64_t matrix = wgmma_matrix(panel);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (k >= 2 && !whole) break;
+#pragma unroll
+      for (int t = 0; t < Shape::kTiles; ++t) {
+        wgmma_bf16<Shape::kColumns>(sums[t], a[t][k], matrix + 2 * k);
+      }
+    }
+    wgmma_commit();
+    beside();
+    wgmma_wait<0>();
+#pragma unroll
+    for (int t = 0; t < Shape::kTiles; ++t) {
+      wgmma_pin(sums[t]);
+      wgmma_pin(a[t]);
+    }
+  }
+
+  Chunks chunks_;
+  const unsigned char* weight_;
+  int blocks_;
+  Held held_[Shape::kDepth][Shape::kTiles];
+};

@@ -1,0 +1,102 @@
+// Folds tiles of the vocabulary whose logits warps have for many rows: a lane has all of a tile for
+// one row, in the order in which kernel.cu's lanes meet, so that the bits are theirs.
+#pragma once
+
+#include "fold.cuh"
+
+// kTiles: tiles of a warp at once. A warp's rows take turns in ``places``, 32 at a time.
+template <int kColumns, int kTiles, int kWarps>
+struct PanelFolding {
+  // Rows of 40 floats: neither a quarter of a warp that stores pairs nor one that reads a row meets
+  // a bank twice.
+  static constexpr int kTurnRows = 32, kTurns = (kColumns + kTurnRows - 1) / kTurnRows;
+  static constexpr int kStride = 40, kWarpFloats = 16 * kStride;
+  static constexpr int kBytes = kWarps * kWarpFloats * 4;
+
+  Sampling* sampling;  // [kColumns]
+  Fold* folds;         // [kWarps · kTiles segments under way][kColumns]
+  float* places;       // [kWarps][16 tokens][kStride]
+  SegmentFolds out;
+  int first_row, live;
+
+  template <class Chunks>
+  __device__ __forceinline__ void operator()(const Chunks& chunks, int round,
+                                             const float (&sums)[kTiles][kColumns / 2]) const {
+    const int warp = threadIdx.x / 32;
+    float* place = places + warp * kWarpFloats;
+#pragma unroll 1
+    for (int turn = 0; turn < kTiles * kTurns; ++turn) {
+      auto own = chunks.own[0];
+#pragma unroll
+      for (int i = 0; i < kTiles * kTurns; ++i) {
+        if (i != turn) continue;
+        own = chunks.own[i / kTurns];
+        put(place, sums[i / kTurns], i % kTurns);
+      }
+      __syncwarp();
+      const int row = turn % kTurns * kTurnRows + static_cast<int>(threadIdx.x) % 32;
+      if (own.is_own(round) && row < live) {
+        Fold& segment = folds[(turn / kTurns * kWarps + warp) * kColumns + row];
+        segment.merge(of_tile(place, sampling[row], own.first_tile(round) * 16));
+        if (own.ends_segment(round)) out.store(segment, first_row + row, own.segment(round));
+      }
+      __syncwarp();
+    }
+  }
+
+ private:
+  // The logits of a turn's rows, tokens g and g + 8 of pairs of rows from each lane.
+  static __device__ __forceinline__ void put(float* place, const float (&sums)[kColumns / 2],
+                                             int turn) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < kTurnRows / 8; ++j) {
+      const int n = turn * (kTurnRows / 8) + j;
+      if (n >= kColumns / 8) break;
+      float* to = place + 8 * j + 2 * t;
+      *reinterpret_cast<float2*>(to + g * kStride) = make_float2(sums[4 * n], sums[4 * n + 1]);
+      *reinterpret_cast<float2*>(to + (g + 8) * kStride) =
+          make_float2(sums[4 * n + 2], sums[4 * n + 3]);
+    }
+  }
+
+  // This lane's row: tokens g and g + 8 are folded, then neighbours g, then pairs of them, then
+  // halves.
+  static __device__ __forceinline__ Fold of_tile(const float* place, const Sampling how,
+                                                 int first_token) {
+    const float* logits = place + threadIdx.x % 32;
+    const bool greedy = how.is_greedy();
+    uint4 low_bits = {}, high_bits = {};
+    Fold waiting[3], fold;
+#pragma unroll
+    for (int g = 0; g < 8; ++g) {
+      const float low = logits[g * kStride], high = logits[(g + 8) * kStride];
+      float low_score = low, high_score = high;
+      if (!greedy) {
+        // A draw is the noise of four tokens.
+        if (g % 4 == 0) {
+          const int draw = (first_token + g) / 4;
+          low_bits = positional_bits(how.seed, how.position, draw);
+          high_bits = positional_bits(how.seed, how.position, draw + 2);
+        }
+        low_score = how.noisy(low, gumbel(word(low_bits, g % 4)));
+        high_score = how.noisy(high, gumbel(word(high_bits, g % 4)));
+      }
+      fold = Fold::of_two(first_token + g, low, low_score, first_token + g + 8, high, high_score);
+#pragma unroll
+      for (int level = 0; level < 3; ++level) {
+        if ((g >> level & 1) == 0) {
+          waiting[level] = fold;
+          break;
+        }
+        waiting[level].merge(fold);
+        fold = waiting[level];
+      }
+    }
+    return fold;
+  }
+
+  static __device__ __forceinline__ uint32_t word(const uint4& bits, int i) {
+    return i == 0 ? bits.x : i == 1 ? bits.y : i == 2 ? bits.z : bits.w;
+  }
+};
