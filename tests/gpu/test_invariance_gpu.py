@@ -22,8 +22,8 @@ from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_moe.packing import pack_down, pack_gate_up
 
 Tensors = dict[str, torch.Tensor]
-ROWS = 80
-COUNTS = (1, 2, 5, 8, 9, 16, 17, 20, 32, 33, 64, 80)
+ROWS = 200
+COUNTS = (1, 2, 5, 8, 9, 16, 17, 20, 32, 33, 40, 64, 80, 128)
 _NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "int32",
           torch.uint8: "uint8"}  # fmt: skip
 
@@ -134,6 +134,7 @@ def moe(experts: int, hidden: int, inner: int) -> Rows:
 CASES: dict[str, Callable[[], Rows]] = {
     "Linear, example": partial(linear, 192, 192),
     "Linear, 20B": partial(linear, 2880, 4096),
+    "Linear, draft": partial(linear, 2880, 17280),
     "RmsSwiglu, example": partial(swiglu, 384, 192),
     "RmsSwiglu, wide": partial(swiglu, 2880, 2880),
     "HeadChoose, example": partial(head, 4096, 192),
