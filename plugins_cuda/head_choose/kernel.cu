@@ -148,13 +148,26 @@ extern "C" __global__ void __launch_bounds__(kFoldThreads)
   pdl_launch_dependents();
   pdl_wait();
   const int row = blockIdx.x;
+  // All of a thread's at once (SEGMENTS is as many as the GPU has warps, 2095 for GPT-OSS): a merge
+  // branches, and loads behind it would wait for it.
+  constexpr int kOwn = ceil_div(SEGMENTS, kFoldThreads);
+  uint4 bits[kOwn];
+  int ids[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int segment = i * kFoldThreads + static_cast<int>(threadIdx.x);
+    if (segment >= SEGMENTS) break;
+    const int64_t entry = static_cast<int64_t>(row) * SEGMENTS + segment;
+    bits[i] = load_l2_16(workspace_folds + entry);
+    ids[i] = load_l2_int(workspace_ids + entry);
+  }
   Fold fold;
   fold.clear();
-  for (int segment = threadIdx.x; segment < SEGMENTS; segment += kFoldThreads) {
-    const int64_t entry = static_cast<int64_t>(row) * SEGMENTS + segment;
-    const uint4 bits = load_l2_16(workspace_folds + entry);
-    fold.merge({__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
-                __uint_as_float(bits.w), load_l2_int(workspace_ids + entry)});
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    if (i * kFoldThreads + static_cast<int>(threadIdx.x) >= SEGMENTS) break;
+    fold.merge({__uint_as_float(bits[i].x), __uint_as_float(bits[i].y), __uint_as_float(bits[i].z),
+                __uint_as_float(bits[i].w), ids[i]});
   }
   folds[threadIdx.x] = fold;
   for (int half = kFoldThreads / 2; half > 0; half /= 2) {
