@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from specbuild.cli.sweep_runs import Run, timed_run
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams, Prompt
+
+WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ def decode(
     params = GenerateParams(
         max_new_tokens=tokens, ignore_eos=True, specpv_retrieval_blocks=asked.budget
     )
+    few = replace(params, max_new_tokens=WARM_UP_TOKENS)
+    timed_run(engine, given[:1], few, speculation)  # loads what the others find loaded
     for at in range(0, len(given), batch):
         yield timed_run(engine, given[at : at + batch], params, speculation)
 
@@ -75,6 +79,7 @@ def summary(asked: Asked, runs: Sequence[Run]) -> dict[str, Any]:
         "context": asked.context,
         "budget": asked.budget,
         "prompts": len(found),
+        "batch": len(runs[0].records),
         "acceptance_length": float(np.mean(acceptance)),
         "acceptance_length_error": _error(acceptance),
         "rechecked_tokens": tokens,
@@ -117,6 +122,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, metavar="FILE.json")
     given = parser.parse_args()
+    if given.batch < 1 or given.prompts % given.batch:
+        parser.error(f"--batch {given.batch}: {given.prompts} prompts are no whole batches of it")
     engine = Engine.load(given.engine, threads=given.threads)
     limits = engine.manifest.limits
     shape = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)

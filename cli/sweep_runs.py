@@ -40,7 +40,7 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all sequences together, while all decode."""
+        """Of all sequences together, from the last first token to the end of the last one."""
         return self.decode_tokens / self.decode_s
 
 

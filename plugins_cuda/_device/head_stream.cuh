@@ -37,14 +37,13 @@ struct SegmentChunks {
     return first + chunk / kSegmentTiles * kWarps;
   }
   __device__ __forceinline__ int first_tile(int chunk) const {
-    if (!is_own(chunk)) return kTileCount;
     return segment(chunk) * kSegmentTiles + chunk % kSegmentTiles;
   }
   __device__ __forceinline__ bool ends_segment(int chunk) const {
     return chunk % kSegmentTiles == kSegmentTiles - 1 || chunk == tiles - 1;
   }
   __device__ __forceinline__ bool holds(int pair) const {
-    return !kTogether || pair < kTileCount * kPairsPerTile;
+    return true;
   }
 
  private:

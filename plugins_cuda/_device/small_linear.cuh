@@ -107,8 +107,6 @@ template <class Shape>
 struct SharedTokens {
   const uint4* place;
 
-  __device__ __forceinline__ void begin() {}
-  __device__ __forceinline__ void end() {}
   __device__ __forceinline__ void fetch(int, int) {}
   __device__ __forceinline__ uint4 get(int, int block, int token_tile) const {
     return place[(block * Shape::kTokenTiles + token_tile) * (kFragmentBytes / 16)];
@@ -129,8 +127,6 @@ struct GlobalTokens {
     width = width_;
     live = tokens - lane / 4;
   }
-  __device__ __forceinline__ void begin() {}
-  __device__ __forceinline__ void end() {}
   __device__ __forceinline__ void fetch(int slot, int block) {
 #pragma unroll
     for (int n = 0; n < Shape::kTokenTiles; ++n) {
@@ -200,7 +196,6 @@ class WeightStream {
         const bool last = base + Shape::kDepth >= Shape::kSteps;
         const Place from = {last ? next.address : here.address, last ? next.tiles : here.tiles};
         const int ahead = last ? 0 : base + Shape::kDepth;
-        tokens.begin();
 #pragma unroll
         for (int i = 0; i < Shape::kDepth; ++i) {
           if (holds(base + i)) multiply(sums, tokens, i, base + i);
@@ -208,7 +203,6 @@ class WeightStream {
           load(i, from, ahead + i);
           if ((!last || chunk + 1 < count) && holds(ahead + i)) fetch_unit(tokens, i, ahead + i);
         }
-        tokens.end();
       }
       finish(chunk, sums);
       here = next;

@@ -1,4 +1,4 @@
-"""Linear on a GPU: one launch that streams the weight once for up to 64 rows."""
+"""Linear on a GPU: a launch that streams the weight, and one in front where tokens are panels."""
 
 from __future__ import annotations
 

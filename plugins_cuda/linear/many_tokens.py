@@ -43,13 +43,13 @@ _LOADS_OF_CODES = {1: 12, 2: 12, 4: 12, 8: 9}
 # Steps in flight of a candidate that takes few registers.
 _FEW_STEPS = 2
 # Two warpgroups multiply by panels: with 255 registers a lane they keep as much in flight as four.
-_PANEL_WARPS = 8
+PANEL_WARPS = 8
 # 16-byte loads of weights that a lane keeps in flight beside the sums of up to 64 tokens: of one
 # slice of K, of several long ones that meet, of several short ones; and beside more tokens' sums.
 _PANEL_LOADS_OF_SLICE, _PANEL_LOADS_OF_LONG, _PANEL_LOADS_OF_SHORT = 36, 32, 24
 _PANEL_LOADS_OF_MOST, _FEW_PANEL_LOADS = 20, 16
 _LONG_SLICE_BLOCKS = 8
-_FEW_PANEL_ROWS, MOST_PANEL_ROWS = 64, 128
+FEW_PANEL_ROWS, MOST_PANEL_ROWS = 64, 128
 # wgmma takes multiples of 16 tokens; what a token of a panel takes, and a panel's two barriers.
 _COLUMNS_STEP, PANEL_ROW_BYTES, _BARRIER_BYTES = 16, 128, 16
 # Of the launch that brings tokens into panels as they are.
@@ -141,7 +141,7 @@ def _by_panels(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     constants = (
         ("K_BLOCKS", dense.blocks),
         ("TILE_COUNT", dense.tiles),
-        ("WARPS", _PANEL_WARPS),
+        ("WARPS", PANEL_WARPS),
         ("SLICES", dense.slices),
         ("GROUP_SLICES", group_slices),
         ("SLICE_BLOCKS", slice_blocks),
@@ -157,12 +157,12 @@ def _by_panels(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     )
     ready_bytes = passes * panel_bytes(dense.blocks, columns) if ready else 0
     workspaces = _workspaces(request, dense, passes, token_tiles, ready_bytes)
-    cut = Streaming(constants, (groups * shares, passes, 1), _PANEL_WARPS * 32, shared)
+    cut = Streaming(constants, (groups * shares, passes, 1), PANEL_WARPS * 32, shared)
     return ManyTokens(cut, token_tiles, workspaces, ready=ready, panels=True)
 
 
 def _panel_loads(dense: Dense, columns: int) -> int:
-    if columns > _FEW_PANEL_ROWS:
+    if columns > FEW_PANEL_ROWS:
         return _PANEL_LOADS_OF_MOST
     if dense.group_slices == 1:
         return _PANEL_LOADS_OF_SLICE

@@ -5,8 +5,8 @@
 //   norm              [32·K_BLOCKS] bf16, in, constant
 //   workspace_tokens  [groups of 8·TOKEN_TILES tokens][SLICES · blocks of a slice][TOKEN_TILES]
 //                     [lane] 16 bytes, out; with PANELS [groups of 8·TOKEN_TILES tokens] panels
-//                     (_device/prefill_panel.cuh); places past the tokens are left as they are, or
-//                     not, and so are panels past K
+//                     (_device/prefill_panel.cuh). Places past the tokens may be left as they are,
+//                     and so may the half of a panel past K: nobody multiplies by it
 //
 // Grid: one CTA for 8 tokens, a warp for a slice of the columns: the order of sums is the same as
 // where a kernel norms tokens for itself.

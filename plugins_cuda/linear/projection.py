@@ -30,8 +30,8 @@ def lower_projection(
     constants: tuple[tuple[str, int | float], ...],
     arguments: tuple[str, ...],
 ) -> Lowering:
-    """The kernel named like its ``folder``, which norms for itself; or, where CTAs split K too, a
-    launch that norms and ``<folder>_of_many``.
+    """The kernel named like its ``folder``, which norms for itself; or, where CTAs split K too,
+    ``<folder>_of_many``, behind a launch that norms or brings the rows into panels if it needs one.
 
     ``constants`` and ``arguments`` are the op's own: those of the cut, the norm and the rows come
     beside them. SpecbuildError for over 256 rows.

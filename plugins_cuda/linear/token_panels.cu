@@ -1,9 +1,8 @@
 // Tokens as they are, in the order of panels (_device/prefill_panel.cuh).
 //
 //   x                 [rows, 32·K_BLOCKS] bf16, in
-//   workspace_tokens  [groups of COLUMNS tokens] panels, out; zeros past K, places past the tokens
-//   are
-//                     left as they are
+//   workspace_tokens  [groups of COLUMNS tokens] panels, out; zeros past K; places past the tokens
+//                     are left as they are
 //
 // Grid: warps, one for 8 tokens of a panel; all that it reads is on its way at once.
 #include "../_device/prefill_panel.cuh"

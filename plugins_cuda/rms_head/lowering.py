@@ -1,4 +1,4 @@
-"""RmsHead on a GPU: one launch in which every warp has tiles of the vocabulary to itself."""
+"""RmsHead on a GPU: every warp has tiles of the vocabulary; a launch in front norms many rows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from specbuild.plugins_cuda.launches import (
     Workspace,
 )
 from specbuild.plugins_cuda.linear.many_tokens import (
+    FEW_PANEL_ROWS,
     FEWEST_PANEL_ROWS,
     MOST_PANEL_ROWS,
     PANEL_ROW_BYTES,
+    PANEL_WARPS,
     TOKENS,
     normed_tokens,
     panel_bytes,
@@ -50,12 +52,12 @@ _LOADS_OF_CODES = {1: 15, 2: 9, 4: 9}
 _STATIC_BYTES = 12 << 10
 # ``panels``: rows are panels that two warpgroups share, two tiles a warp. Loads that a lane keeps
 # in flight for both, beside the sums of up to 64 rows or of more; the panels' places.
-_PANEL_WARPS, _PANEL_TILES = 8, 2
+_PANEL_TILES = 2
 _PANEL_LOADS, _PANEL_LOADS_OF_MOST = 24, 16
-_FEW_PANEL_ROWS = 64
 _MOST_PANEL_STAGES = 12
-# Static variables of HeadChoose for each row: folds of 16 segments, and how the row chooses.
-_STATIC_BYTES_OF_PANELS, _STATIC_BYTES_OF_ROW = 1024, 16 * 20 + 12
+# Static variables of HeadChoose, aligned: for each row folds of 16 segments and how it chooses, and
+# two barriers for each place.
+_STATIC_BYTES_OF_ROW, _STATIC_BYTES_OF_PLACE, _STATIC_ALIGNMENT = 16 * 20 + 12, 16, 1024
 _TACTICS: tuple[Tactic, ...] = ({}, {"loads": 6}, {"loads": 10})
 _TACTICS_OF_SOME_ROWS: tuple[Tactic, ...] = (*_TACTICS, {"panels": 1})
 _TACTICS_OF_MANY_ROWS: tuple[Tactic, ...] = ({}, {"panels": 0})
@@ -148,10 +150,11 @@ def _by_panels(request: LoweringRequest, rows: int, fold_bytes: int) -> Head | N
     if weight.storage.scaled:
         return None
     columns = panel_columns(rows, -(-rows // MOST_PANEL_ROWS))
-    usual = _PANEL_LOADS if columns <= _FEW_PANEL_ROWS else _PANEL_LOADS_OF_MOST
+    usual = _PANEL_LOADS if columns <= FEW_PANEL_ROWS else _PANEL_LOADS_OF_MOST
     panels = -(-weight.blocks // 2)
     depth = panel_depth(panels, request.tactic.get("loads", usual) // _PANEL_TILES)
-    static = _STATIC_BYTES_OF_PANELS + columns * _STATIC_BYTES_OF_ROW
+    static = columns * _STATIC_BYTES_OF_ROW + _MOST_PANEL_STAGES * _STATIC_BYTES_OF_PLACE
+    static += -static % _STATIC_ALIGNMENT
     left = request.target.shared_bytes_per_block - static - fold_bytes
     stages = min(panels, _MOST_PANEL_STAGES, left // (columns * PANEL_ROW_BYTES))
     shared = stages * columns * PANEL_ROW_BYTES + fold_bytes
@@ -159,7 +162,7 @@ def _by_panels(request: LoweringRequest, rows: int, fold_bytes: int) -> Head | N
     cut = Streaming(
         (
             *constants,
-            ("WARPS", _PANEL_WARPS),
+            ("WARPS", PANEL_WARPS),
             ("PANELS", 1),
             ("TILES", _PANEL_TILES),
             ("NORMED_BYTES", panel_bytes(weight.blocks, columns)),
@@ -168,7 +171,7 @@ def _by_panels(request: LoweringRequest, rows: int, fold_bytes: int) -> Head | N
             ("SHARED_BYTES", shared),
         ),
         grid,
-        _PANEL_WARPS * 32,
+        PANEL_WARPS * 32,
         shared,
     )
     norm = _normed(request, columns // TOKENS_PER_TILE)

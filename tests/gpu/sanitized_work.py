@@ -38,13 +38,15 @@ Arrays: TypeAlias = dict[str, np.ndarray]
 # What it is, the op, its launches, its inputs and its outputs.
 Piece: TypeAlias = tuple[str, str, Lowering, Arrays, Arrays]
 
+FORMS = ("MANY_TOKENS", "PANELS", "TOKENS_READY")
+
 # Rows of heads that are panels, at real size.
 PANEL_ROWS = (33, 64, 80)
 PANEL_VOCAB, PANEL_WIDTH = 32000, 2880
 
 
 def pieces() -> list[Piece]:
-    """Every entry of every op with every tactic, each in the largest of the small cases.
+    """Every entry of every op with every tactic and form, each in the largest of the small cases.
 
     The GPU counts as one of three multiprocessors, so that a CTA takes several tiles and each
     place of its rings is used again. Behind them, heads at real size that pass their rows through
@@ -61,7 +63,9 @@ def pieces() -> list[Piece]:
             kernels = [launch.kernel for launch in lowering.launches]
             # How wide a tile is changes no line of what runs; it would fill the time.
             how = tuple(sorted((name, x) for name, x in tactic.items() if name != "columns"))
-            entries = {(op, phase, kernel.file, kernel.entry, how) for kernel in kernels}
+            entries = {
+                (op, phase, kernel.file, kernel.entry, how, forms(kernel)) for kernel in kernels
+            }
             if entries <= seen:
                 continue
             seen |= entries
@@ -69,6 +73,11 @@ def pieces() -> list[Piece]:
             inputs, outputs = _arrays(drawn.inputs), _arrays(drawn.outputs)
             found.append((label, op, lowering, inputs, outputs))
     return [*found, *(panel_head(rows) for rows in PANEL_ROWS)]
+
+
+def forms(kernel: Kernel) -> tuple[tuple[str, Any], ...]:
+    """The constants by which an entry runs other lines: who brings the tokens, and as what."""
+    return tuple((name, value) for name, value in kernel.constants if name in FORMS)
 
 
 def panel_head(rows: int) -> Piece:

@@ -100,7 +100,9 @@ def draft_head(vocab: int, k: int, storage: Storage) -> Rows:
 def head(vocab: int, k: int) -> Rows:
     shared = {"norm": normal(k), "weight": dense(vocab, k), "x": normal(ROWS, k)}
     ids = torch.arange(ROWS, dtype=torch.int32)
-    by_row = {"logit_rows": ids, "temperature": torch.rand(ROWS), "seed": ids, "position": ids}
+    temperature = torch.rand(ROWS)
+    temperature[::2] = 0.0  # greedy rows among sampled ones
+    by_row = {"logit_rows": ids, "temperature": temperature, "seed": ids, "position": ids}
     outputs = {"choice": ((), torch.int32), "logprob": ((), torch.float32)}
     attributes = {"eps": 1e-5, "rounding": "gpt_oss"}
     return Rows("HeadChoose", shared, by_row, outputs, attributes)
@@ -135,10 +137,13 @@ CASES: dict[str, Callable[[], Rows]] = {
     "Linear, example": partial(linear, 192, 192),
     "Linear, 20B": partial(linear, 2880, 4096),
     "Linear, draft": partial(linear, 2880, 17280),
+    "Linear, half a panel and a short group": partial(linear, 192, 1888),
     "RmsSwiglu, example": partial(swiglu, 384, 192),
     "RmsSwiglu, wide": partial(swiglu, 2880, 2880),
     "HeadChoose, example": partial(head, 4096, 192),
     "HeadChoose, 32000": partial(head, 32000, 2880),
+    "HeadChoose, half a panel": partial(head, 4096, 1888),
+    "RmsHead, 32000, bf16": partial(draft_head, 32000, 2880, BF16),
     **{
         f"{name}, {storage.name}": partial(make, *sizes, storage)
         for storage in (MXFP4, FP8)

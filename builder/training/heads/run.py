@@ -227,7 +227,7 @@ def restore(run: HeadRun, state: dict[str, Any] | None) -> None:
     run.points = [HeadPoint(**point) for point in state["points"]]
     run.recent = [losses.to(run.workers.device) for losses in state["recent"]]
     stage, within = run.schedule.at(run.step)
-    if within:
+    if within and not run.options.finish:
         enter(run, stage)
         assert run.optimiser is not None
         run.optimiser.load_state_dict(state["optimiser"])
