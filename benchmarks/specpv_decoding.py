@@ -63,7 +63,7 @@ def decode(
         max_new_tokens=tokens, ignore_eos=True, specpv_retrieval_blocks=asked.budget
     )
     few = replace(params, max_new_tokens=WARM_UP_TOKENS)
-    timed_run(engine, given[:1], few, speculation)  # loads what the others find loaded
+    timed_run(engine, given[:batch], few, speculation)  # loads what the others find loaded
     for at in range(0, len(given), batch):
         yield timed_run(engine, given[at : at + batch], params, speculation)
 
