@@ -9,7 +9,8 @@
 
 using Shape = PanelShape<K_BLOCKS, GROUP_SLICES * SLICE_BLOCKS, SLICE_BLOCKS, 1,
                          TOKEN_TILES * kTokensPerTile, DEPTH>;
-using Many = ManyPanels<Shape, TILE_COUNT, SLICES / GROUP_SLICES, CTAS, WARPS, STAGES>;
+using Many =
+    ManyPanels<Shape, TILE_COUNT, SLICES / GROUP_SLICES, CTAS, WARPS, STAGES, TOKENS_READY != 0>;
 #else
 #include "many_tokens.cuh"
 
@@ -19,6 +20,40 @@ using Many = ManyTokens<Shape, TILE_COUNT, CTAS>;
 #endif
 using Units = WeightUnits<WEIGHTS>::Units;
 static_assert(SHARED_BYTES == Many::kBytes, "as the launch says");
+
+// A launch of many tokens, which a launch in front left at ``ready`` or which are rows of ``x``.
+// ``outputs``: as GroupSums::emit_all() takes them; waited(many) runs once the launches in front
+// are done.
+template <class Outputs, class Waited>
+__device__ __forceinline__ void project_many(const uint16_t* x, const Units::Stored* weight,
+                                             const unsigned char* ready, float* sums,
+                                             unsigned* arrived, int rows, unsigned char* shared,
+                                             const Outputs& outputs, const Waited& waited) {
+  pdl_launch_dependents();
+  const Many many(rows);
+#if PANELS && !TOKENS_READY
+  if (many.brings_rows()) {
+    many.bring_rows(shared, x);
+    return;
+  }
+  registers_raise<Many::kRegisters>();
+#endif
+  Many::Stream stream = many.stream(weight);
+  stream.start();
+#if TOKENS_READY
+  pdl_wait();
+  auto input = many.fetch_ready(shared, ready);
+#elif PANELS
+  auto input = many.stand_rows(shared);
+  pdl_wait();
+#else
+  pdl_wait();
+  auto input = many.fetch_rows(shared, x);
+#endif
+  waited(many);
+  if (!many.multiply(stream, input, shared, sums, arrived)) return;
+  many.emit_all(sums, outputs);
+}
 #else
 #include "dense_tokens.cuh"
 

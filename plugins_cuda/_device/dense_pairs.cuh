@@ -39,15 +39,8 @@ __device__ __forceinline__ void project_pairs(const Tensors& tensors, const uint
                                               const unsigned char* workspace_tokens,
                                               float* workspace_sums, unsigned* workspace_arrived,
                                               int rows, unsigned char* shared) {
-  pdl_launch_dependents();
-  const Many many(rows);
-  Many::Stream stream = many.stream(weight);
-  stream.start();
-  pdl_wait();
-  auto input =
-      TOKENS_READY ? many.fetch_ready(shared, workspace_tokens) : many.fetch_rows(shared, x);
-  if (!many.multiply(stream, input, shared, workspace_sums, workspace_arrived)) return;
-  many.emit_all(workspace_sums, PairOutputs<Pair, Tensors>{tensors, bias});
+  project_many(x, weight, workspace_tokens, workspace_sums, workspace_arrived, rows, shared,
+               PairOutputs<Pair, Tensors>{tensors, bias}, [](const Many&) {});
 }
 
 #else

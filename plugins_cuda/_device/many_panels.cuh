@@ -1,6 +1,7 @@
 // Dense layers of more tokens than many_tokens.cuh is good for, cut the same way, up to 128 a CTA:
 // the tokens of a CTA's part of K stand in shared memory as panels, or pass through it where they
-// do not fit, and warpgroups multiply by them.
+// do not fit, and warpgroups multiply by them. Where they do not come as panels, one more warpgroup
+// brings them.
 //
 // Each warp has a tile and all slices of the group, so that slices meet in registers: nothing goes
 // through shared memory but the tokens, 128 bytes of them for 16 rows of the weight in place of
@@ -9,9 +10,12 @@
 
 #include "group_sums.cuh"
 #include "panel_product.cuh"
+#include "row_panels.cuh"
 
-// kShares CTAs share kTileCount tiles; each of kGroups groups of slices has as many.
-template <class Shape_, int kTileCount, int kGroups_, int kShares, int kWarps, int kStages>
+// kShares CTAs share kTileCount tiles; each of kGroups groups of slices has as many. kReady: the
+// tokens come as panels.
+template <class Shape_, int kTileCount, int kGroups_, int kShares, int kWarps, int kStages,
+          bool kReady>
 struct ManyPanels
     : GroupSums<kTileCount, kGroups_, kShares, Shape_::kColumns / kTokensPerTile, kWarps * 32> {
   using Shape = Shape_;
@@ -20,6 +24,13 @@ struct ManyPanels
   using Sums::first_tile, Sums::first_token, Sums::group, Sums::last_tile, Sums::kGroups,
       Sums::kTileFloats, Sums::kTokenTiles, Sums::tokens;
   using Panels = PanelStream<Shape::kColumns, Shape::kPanels, kStages, kWarps>;
+  using Rows = RowPanels<Panels, Shape::kWeightBlocks>;
+  // Of the launch; registers of a thread that brings rows, and of the others beside it.
+  static constexpr int kThreads = (kWarps + (kReady ? 0 : kRowWarps)) * 32;
+  static constexpr int kRowRegisters = 56, kRegisters = 224;
+  static_assert(kReady || kWarps * kRegisters + kRowWarps * kRowRegisters <=
+                              kThreads / 32 * registers_at_entry(kThreads),
+                "registers are there");
   static constexpr int kBytes =
       Panels::kBytes + static_cast<int>(sizeof(typename Panels::Barriers));
   static_assert(kWarps % 4 == 0, "warpgroups are whole");
@@ -53,54 +64,32 @@ struct ManyPanels
   __device__ __forceinline__ Panels fetch_ready(unsigned char* shared,
                                                 const unsigned char* ready) const {
     constexpr int kAllPanels = ceil_div(Shape::kWeightBlocks, 2);
-    Panels panels = stand(shared, 1);
+    Panels panels = stand(shared);
     const int64_t first = static_cast<int64_t>(blockIdx.y) * kAllPanels + group * Shape::kPanels;
     panels.start(ready + first * Panels::kPanelBytes, chunks().count());
     __syncthreads();
     return panels;
   }
 
-  // The same of the rows of ``x``, where every panel has a place. Each warp copies 8 tokens of a
-  // panel as they are, then turns them into the order of a panel where they stand.
-  __device__ __forceinline__ Panels fetch_rows(unsigned char* shared, const uint16_t* x) const {
-    const Panels panels = stand(shared, kWarps);
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    each_piece([&](int panel, int n) {
-      const int token = n * kTokensPerTile + g;
-      const uint16_t* from =
-          x + static_cast<int64_t>(first_token + token) * (Shape::kWeightBlocks * 32) +
-          (group * Shape::kBlocks + 2 * panel) * 32 + t * 8;
-      unsigned char* row = panels.place(panel) + token * kPanelRowBytes;
-#pragma unroll
-      for (int b = 0; b < 2; ++b) {
-        if (token >= tokens || 2 * panel + b >= blocks()) continue;
-        cp_async_16(row + chunk_at(b, t, g), from + b * 32);
-      }
-    });
-    cp_async_commit();
+  // Whether this thread brings the tokens that the others multiply by.
+  static __device__ __forceinline__ bool brings_rows() {
+    return !kReady && threadIdx.x >= kWarps * 32;
+  }
+  // Panels of the rows of ``x``, every one in its place. Those threads bring them, behind the wait
+  // for the launch in front; the others go on with what stand_rows() gives, which may be in front
+  // of it. One barrier of the CTA in each.
+  __device__ __forceinline__ void bring_rows(unsigned char* shared, const uint16_t* x) const {
+    registers_lower<kRowRegisters>();
+    const Panels panels = stand(shared);
     __syncthreads();
-    cp_async_wait<0>();
-    __syncwarp();
-    each_piece([&](int panel, int n) {
-      unsigned char* row = panels.place(panel) + (n * kTokensPerTile + g) * kPanelRowBytes;
-      uint32_t words[2][4];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        words[i / 4][i % 4] =
-            *reinterpret_cast<const uint32_t*>(row + chunk_at(i / 4, i % 4, g) + t * 4);
-      }
-      __syncwarp();
-#pragma unroll
-      for (int b = 0; b < 2; ++b) {
-        *reinterpret_cast<uint4*>(row + chunk_at(b, t, g)) =
-            make_uint4(words[b][0], words[b][1], words[b][2], words[b][3]);
-      }
-    });
-    fence_async_shared();
-    __syncwarp();
-    for (int panel = threadIdx.x % 32; panel < Shape::kPanels; panel += 32) {
-      mbarrier_arrive(panels.barrier(panel));
-    }
+    pdl_wait();
+    const int64_t first = static_cast<int64_t>(first_token) * (Shape::kWeightBlocks * 32);
+    const int warp = static_cast<int>(threadIdx.x) / 32 - kWarps;
+    Rows{panels, x + first + group * Shape::kBlocks * 32, tokens, blocks(), warp}.bring();
+  }
+  __device__ __forceinline__ Panels stand_rows(unsigned char* shared) const {
+    const Panels panels = stand(shared);
+    __syncthreads();
     return panels;
   }
 
@@ -124,22 +113,8 @@ struct ManyPanels
   }
 
  private:
-  __device__ __forceinline__ Panels stand(unsigned char* shared, int arrivals) const {
+  __device__ __forceinline__ Panels stand(unsigned char* shared) const {
     auto& barriers = *reinterpret_cast<typename Panels::Barriers*>(shared + Panels::kBytes);
-    return Panels(shared, barriers, ceil_div(blocks(), 2), arrivals);
-  }
-
-  // visit(panel, group of 8 tokens), shared out among the warps.
-  template <class Visit>
-  __device__ __forceinline__ void each_piece(const Visit& visit) const {
-    const int live_tiles = ceil_div(tokens, kTokensPerTile);
-    const int count = ceil_div(blocks(), 2) * live_tiles;
-#pragma unroll 2
-    for (int i = threadIdx.x / 32; i < count; i += kWarps) visit(i / live_tiles, i % live_tiles);
-  }
-
-  // Where 16 bytes ``chunk`` of a block of a panel stand in row g of 8.
-  static __device__ __forceinline__ int chunk_at(int block, int chunk, int g) {
-    return ((4 * block + chunk) ^ g) << 4;
+    return Panels(shared, barriers, ceil_div(blocks(), 2));
   }
 };

@@ -37,6 +37,7 @@ struct ManyTokens : GroupSums<kTileCount, Shape_::kSlices / Shape_::kGroupSlices
       Sums::kGroups, Sums::kTileFloats, Sums::kTokenTiles, Sums::tokens;
   static constexpr int kSlices = Shape::kGroupSlices, kLanes = Shape::kWarps / kSlices;
   static constexpr int kBlocks = kSlices * Shape::kSliceBlocks;  // of a group, the last may be less
+  static constexpr int kThreads = Shape::kThreads;
   static constexpr int kTokenBytes = kBlocks * kTokenTiles * kFragmentBytes;
   static constexpr int kBytes = kTokenBytes + Shape::kPartialBytes;
   using Chunks = LaneChunks<kLanes>;

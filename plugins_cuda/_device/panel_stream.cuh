@@ -22,16 +22,14 @@ class PanelStream {
     Mbarrier full[kStages], empty[kStages];
   };
 
-  // ``stages``: kBytes from a multiple of 1024. ``panels``: of one pass, at most kMostPanels;
-  // ``arrivals``: at the barrier of a panel until it is there. A barrier of the CTA stands between
-  // this and the first begin().
-  __device__ __forceinline__ PanelStream(unsigned char* stages, Barriers& barriers, int panels,
-                                         int arrivals = 1)
+  // ``stages``: kBytes from a multiple of 1024. ``panels``: of one pass, at most kMostPanels. A
+  // barrier of the CTA stands between this and the first begin().
+  __device__ __forceinline__ PanelStream(unsigned char* stages, Barriers& barriers, int panels)
       : stages_(stages), barriers_(barriers), panels_(panels) {
     if (threadIdx.x != 0) return;
 #pragma unroll 1
     for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(&barriers_.full[i], arrivals);
+      mbarrier_init(&barriers_.full[i], 1);
       mbarrier_init(&barriers_.empty[i], kWarps);
     }
     mbarrier_init_fence();
@@ -47,7 +45,7 @@ class PanelStream {
     for (int i = 0; i < kStages; ++i) request(i);
   }
 
-  // Where a panel's rows begin that the caller itself writes, and its barrier.
+  // Where a panel's rows begin that the caller itself writes, and its barrier, for one arrival.
   __device__ __forceinline__ unsigned char* place(int panel) const {
     return stages_ + panel * kPanelBytes;
   }

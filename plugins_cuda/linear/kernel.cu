@@ -79,20 +79,13 @@ struct Outputs {
 
 #if MANY_TOKENS
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+extern "C" __global__ void __launch_bounds__(Many::kThreads, 1)
     linear_of_many(const uint16_t* x, const Units::Stored* weight, const uint16_t* bias,
                    const uint16_t* residual, uint16_t* y, const unsigned char* workspace_tokens,
                    float* workspace_sums, unsigned* workspace_arrived, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  pdl_launch_dependents();
-  const Many many(rows);
-  Many::Stream stream = many.stream(weight);
-  stream.start();
-  pdl_wait();
-  auto input =
-      TOKENS_READY ? many.fetch_ready(shared, workspace_tokens) : many.fetch_rows(shared, x);
-  if (!many.multiply(stream, input, shared, workspace_sums, workspace_arrived)) return;
-  many.emit_all(workspace_sums, Outputs{bias, residual, y});
+  project_many(x, weight, workspace_tokens, workspace_sums, workspace_arrived, rows, shared,
+               Outputs{bias, residual, y}, [](const Many&) {});
 }
 
 #else

@@ -44,6 +44,8 @@ _LOADS_OF_CODES = {1: 12, 2: 12, 4: 12, 8: 9}
 _FEW_STEPS = 2
 # Two warpgroups multiply by panels: with 255 registers a lane they keep as much in flight as four.
 PANEL_WARPS = 8
+# Where no launch in front brings the tokens as panels, another one does beside them.
+_ROW_WARPS = 4
 # 16-byte loads of weights that a lane keeps in flight beside the sums of up to 64 tokens: of one
 # slice of K, of several long ones that meet, of several short ones; and beside more tokens' sums.
 _PANEL_LOADS_OF_SLICE, _PANEL_LOADS_OF_LONG, _PANEL_LOADS_OF_SHORT = 36, 32, 24
@@ -157,7 +159,8 @@ def _by_panels(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     )
     ready_bytes = passes * panel_bytes(dense.blocks, columns) if ready else 0
     workspaces = _workspaces(request, dense, passes, token_tiles, ready_bytes)
-    cut = Streaming(constants, (groups * shares, passes, 1), PANEL_WARPS * 32, shared)
+    warps = PANEL_WARPS if ready else PANEL_WARPS + _ROW_WARPS
+    cut = Streaming(constants, (groups * shares, passes, 1), warps * 32, shared)
     return ManyTokens(cut, token_tiles, workspaces, ready=ready, panels=True)
 
 

@@ -54,7 +54,7 @@ struct Tensors {
 
   __device__ __forceinline__ void weigh_evenly(int tokens, int first) const {
     if (kWeighted || blockIdx.x != 0) return;
-    for (int i = threadIdx.x; i < tokens * HEADS; i += blockDim.x) {
+    for (int i = threadIdx.x; i < tokens * HEADS; i += WARPS * 32) {
       head_weights[static_cast<int64_t>(first) * HEADS + i] = float_to_bf16(1.0f);
     }
   }
@@ -84,23 +84,16 @@ struct Outputs {
 
 #if MANY_TOKENS
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+extern "C" __global__ void __launch_bounds__(Many::kThreads, 1)
     rms_indexer_of_many(const uint16_t* x, const Units::Stored* weight, const int* write_slot,
                         KeyElement* key_pool, uint16_t* q, uint16_t* head_weights,
                         const unsigned char* workspace_tokens, float* workspace_sums,
                         unsigned* workspace_arrived, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  pdl_launch_dependents();
-  const Many many(rows);
-  Many::Stream stream = many.stream(weight);
-  stream.start();
-  pdl_wait();
   const Tensors tensors{write_slot, key_pool, q, head_weights};
-  if (blockIdx.y == 0) tensors.weigh_evenly(rows, 0);
-  auto input =
-      TOKENS_READY ? many.fetch_ready(shared, workspace_tokens) : many.fetch_rows(shared, x);
-  if (!many.multiply(stream, input, shared, workspace_sums, workspace_arrived)) return;
-  many.emit_all(workspace_sums, Outputs{tensors});
+  project_many(x, weight, workspace_tokens, workspace_sums, workspace_arrived, rows, shared,
+               Outputs{tensors},
+               [&](const Many& many) { tensors.weigh_evenly(many.tokens, many.first_token); });
 }
 
 #else

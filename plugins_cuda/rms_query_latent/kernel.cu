@@ -83,7 +83,7 @@ struct Pair {
 
 #if MANY_TOKENS
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+extern "C" __global__ void __launch_bounds__(Many::kThreads, 1)
     rms_query_latent_of_many(const uint16_t* x, const Units::Stored* weight, const uint16_t* bias,
                              const float* cos, const float* sin, const int* positions,
                              const int* write_slot, uint16_t* c_pool, uint16_t* q,

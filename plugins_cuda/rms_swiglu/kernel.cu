@@ -52,19 +52,13 @@ struct Outputs {
 
 #if MANY_TOKENS
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+extern "C" __global__ void __launch_bounds__(Many::kThreads, 1)
     rms_swiglu_of_many(const Units::Stored* gate_up, uint16_t* h,
                        const unsigned char* workspace_tokens, float* workspace_sums,
                        unsigned* workspace_arrived, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  pdl_launch_dependents();
-  const Many many(rows);
-  Many::Stream stream = many.stream(gate_up);
-  stream.start();
-  pdl_wait();
-  auto input = many.fetch_ready(shared, workspace_tokens);
-  if (!many.multiply(stream, input, shared, workspace_sums, workspace_arrived)) return;
-  many.emit_all(workspace_sums, Outputs{h});
+  project_many(nullptr, gate_up, workspace_tokens, workspace_sums, workspace_arrived, rows, shared,
+               Outputs{h}, [](const Many&) {});
 }
 
 #else
