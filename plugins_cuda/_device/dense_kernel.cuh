@@ -51,8 +51,9 @@ __device__ __forceinline__ void project_many(const uint16_t* x, const Units::Sto
   auto input = many.fetch_rows(shared, x);
 #endif
   waited(many);
-  if (!many.multiply(stream, input, shared, sums, arrived)) return;
-  many.emit_all(sums, outputs);
+  many.multiply(stream, input, shared, sums);
+  // Made anew, so that nothing of it has to be held while the products run.
+  Many::Sums(rows, cta_index()).emit_all(sums, arrived, outputs);
 }
 #else
 #include "dense_tokens.cuh"

@@ -1,9 +1,21 @@
 // Sums of CTAs that split both the rows of a weight and K: a share of its tiles by a group of
-// slices of K each. A group's sums go to a workspace; the last CTA of a share's groups adds them in
-// order.
+// slices of K each. A group's sums go to a workspace; once they are all there, each CTA of a
+// share's groups adds those of its part of the outputs, in order.
 #pragma once
 
+#include "meeting.cuh"
 #include "small_linear.cuh"
+
+// blockIdx.x, read again: no register holds it in between.
+__device__ __forceinline__ int cta_index() {
+#ifdef SPECBUILD_EMULATE
+  return blockIdx.x;
+#else
+  int v;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(v));
+  return v;
+#endif
+}
 
 // kShares CTAs share kTileCount tiles; each of kGroups groups has as many.
 template <int kTileCount, int kGroups_, int kShares_, int kTokenTiles_, int kThreads>
@@ -16,9 +28,10 @@ struct GroupSums {
   int first_tile, last_tile;
 
   // Grid (kGroups · kShares, groups of tokens).
-  __device__ __forceinline__ explicit GroupSums(int rows)
-      : group(blockIdx.x % kGroups),
-        share(blockIdx.x / kGroups),
+  __device__ __forceinline__ explicit GroupSums(int rows) : GroupSums(rows, blockIdx.x) {}
+  __device__ __forceinline__ GroupSums(int rows, int cta)
+      : group(cta % kGroups),
+        share(cta / kGroups),
         first_token(blockIdx.y * kMostTokens),
         tokens(min(kMostTokens, rows - first_token)),
         first_tile(kTileCount * share / kShares),
@@ -30,59 +43,31 @@ struct GroupSums {
     return (at * kTokenTiles + n) * kTileFloats;
   }
 
-  // Once this CTA has written its own sums: true for the last one of the share, for which those of
-  // all groups are there.
-  __device__ __forceinline__ bool is_last(unsigned* arrived) const {
+  // Once this CTA has written its own sums: emits its part of the outputs. Of each pair, rows g and
+  // g + 8 of a tile for one token, what outputs.begin(tile, g, token) gives goes through
+  // outputs.more() to outputs.end(held, row g, row g + 8). All that a thread's pairs of a round
+  // need is on its way before any of it is used, and that of the first round while CTAs wait for
+  // each other.
+  template <class Outputs>
+  __device__ __forceinline__ void emit_all(const float* sums, unsigned* arrived,
+                                           const Outputs& outputs) const {
+    int* count = reinterpret_cast<int*>(arrived) + blockIdx.y * kShares + share;
+#ifdef SPECBUILD_EMULATE
+    // CTAs run one after the other, so the last one emits for all.
     __shared__ bool last;
     __syncthreads();
     if (threadIdx.x == 0) {
-      unsigned* counter = arrived + blockIdx.y * kShares + share;
-      __threadfence();
-      last = atomicAdd(counter, 1u) == kGroups - 1;
-      if (last) *counter = 0;
-      __threadfence();
+      last = arrive(count) == kGroups - 1;
+      if (last) *count = 0;
     }
     __syncthreads();
-    return last;
-  }
-
-  // By the last CTA. Of each pair of outputs, rows g and g + 8 of a tile for one token: what
-  // outputs.begin(tile, g, token) gives goes through outputs.more() to outputs.end(held, row g,
-  // row g + 8). All that a thread's pairs of a round need is on its way before any of it is used.
-  template <class Outputs>
-  __device__ __forceinline__ void emit_all(const float* sums, const Outputs& outputs) const {
-    constexpr int kTokens = 4, kPlaces = kThreads <= 256 ? 3 : 1;
-    using Held = decltype(outputs.begin(0, 0, 0));
-    const int live_tiles = ceil_div(tokens, kTokensPerTile);
-    const int count = (last_tile - first_tile) * live_tiles * 16;
-    for (int first = threadIdx.x; first < count; first += kPlaces * kThreads) {
-      Place place[kPlaces];
-      Held held[kPlaces][kTokens];
-#pragma unroll
-      for (int p = 0; p < kPlaces; ++p) {
-        place[p] = place_of(min(first + p * kThreads, count - 1), live_tiles);
-#pragma unroll
-        for (int i = 0; i < kTokens; ++i) {
-          const int token = min(place[p].token + i, tokens - 1);
-          held[p][i] = outputs.begin(place[p].tile, place[p].g, first_token + token);
-        }
-      }
-      float low[kPlaces][kTokens] = {}, high[kPlaces][kTokens] = {};
-      add_groups(sums, place, low, high);
-#pragma unroll
-      for (int p = 0; p < kPlaces; ++p) {
-#pragma unroll
-        for (int i = 0; i < kTokens; ++i) outputs.more(held[p][i]);
-      }
-#pragma unroll
-      for (int p = 0; p < kPlaces; ++p) {
-        if (first + p * kThreads >= count) break;
-#pragma unroll
-        for (int i = 0; i < kTokens; ++i) {
-          if (place[p].token + i < tokens) outputs.end(held[p][i], low[p][i], high[p][i]);
-        }
-      }
+    for (int part = 0; last && part < kGroups; ++part) {
+      emit_part(part, sums, outputs, EveryoneIsThere());
     }
+#else
+    // Where a part has fewer places than there are threads, the last warp has none.
+    emit_part(group, sums, outputs, Meeting<kGroups, kThreads - 1>(count));
+#endif
   }
 
   static __device__ __forceinline__ void add_bits(float (&sum)[4], uint4 bits) {
@@ -93,21 +78,90 @@ struct GroupSums {
   }
 
  private:
+  // Of a place, and places of 8 tokens of a tile.
+  static constexpr int kTokens = 4, kPlacesPerTile = 16;
+  static constexpr int kMostPlaces =
+      ceil_div(ceil_div(kTileCount, kShares_) * kTokenTiles * kPlacesPerTile, kGroups* kThreads);
+  static constexpr int kPlaces = kThreads > 256 || kMostPlaces < 2 ? 1 : kMostPlaces < 3 ? 2 : 3;
+  static constexpr int kRounds = ceil_div(kMostPlaces, kPlaces);
+
+  struct EveryoneIsThere {
+    __device__ __forceinline__ void wait() const {}
+    __device__ __forceinline__ void leave() const {}
+  };
+
+  template <class Outputs, class Others>
+  __device__ __forceinline__ void emit_part(int part, const float* sums, const Outputs& outputs,
+                                            Others others) const {
+    using Held = decltype(outputs.begin(0, 0, 0));
+    const int live_tiles = ceil_div(tokens, kTokensPerTile);
+    const int count = (last_tile - first_tile) * live_tiles * kPlacesPerTile;
+    const int end = count * (part + 1) / kGroups;
+    int first = count * part / kGroups + static_cast<int>(threadIdx.x);
+    Place place[kPlaces];
+    Held held[kPlaces][kTokens];
+    const auto begin = [&] {
+#pragma unroll
+      for (int p = 0; p < kPlaces; ++p) {
+        place[p] = place_of(min(first + p * kThreads, count - 1), live_tiles);
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+          const int token = min(place[p].token + i, tokens - 1);
+          held[p][i] = outputs.begin(place[p].tile, place[p].g, first_token + token);
+        }
+      }
+    };
+    const auto more = [&] {
+#pragma unroll
+      for (int p = 0; p < kPlaces; ++p) {
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) outputs.more(held[p][i]);
+      }
+    };
+    const auto finish = [&](const float (&low)[kPlaces][kTokens],
+                            const float (&high)[kPlaces][kTokens]) {
+#pragma unroll
+      for (int p = 0; p < kPlaces; ++p) {
+        if (first + p * kThreads >= end) break;
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+          if (place[p].token + i < tokens) outputs.end(held[p][i], low[p][i], high[p][i]);
+        }
+      }
+    };
+    if (first < end) {
+      begin();
+      more();
+    }
+    others.wait();
+    for (bool again = false; first < end; again = true) {
+      if (kRounds > 1 && again) begin();
+      float low[kPlaces][kTokens] = {}, high[kPlaces][kTokens] = {};
+      add_groups(sums, place, low, high);
+      if (kRounds > 1 && again) more();
+      finish(low, high);
+      if (kRounds == 1) break;
+      first += kPlaces * kThreads;
+    }
+    others.leave();
+  }
+
   // Rows g and g + 8 of a tile, for four tokens from ``token`` on.
   struct Place {
     int tile, g, token;
   };
 
   __device__ __forceinline__ Place place_of(int index, int live_tiles) const {
-    const int part = index % 16, n = index / 16 % live_tiles, tile = index / 16 / live_tiles;
-    return {first_tile + tile, part / 2, n * kTokensPerTile + part % 2 * 4};
+    const int at = index % kPlacesPerTile, tiles = index / kPlacesPerTile;
+    return {first_tile + tiles / live_tiles, at / 2,
+            tiles % live_tiles * kTokensPerTile + at % 2 * kTokens};
   }
 
   template <int kPlaces>
   __device__ __forceinline__ void add_groups(const float* sums, const Place (&place)[kPlaces],
                                              float (&low)[kPlaces][4],
                                              float (&high)[kPlaces][4]) const {
-    constexpr int kAtOnce = 4;
+    constexpr int kAtOnce = kPlaces < 2 ? 8 : 4;
 #pragma unroll
     for (int group = 0; group < kGroups; group += kAtOnce) {
       uint4 bits[kAtOnce][kPlaces][2];

@@ -93,10 +93,9 @@ struct ManyPanels
     return panels;
   }
 
-  // The group's sums of all tiles go to ``sums``; true for the last CTA of the share, for which all
-  // groups' are there.
-  __device__ __forceinline__ bool multiply(Stream& stream, Panels& panels, unsigned char*,
-                                           float* sums, unsigned* arrived) const {
+  // The group's sums of all tiles go to ``sums``.
+  __device__ __forceinline__ void multiply(Stream& stream, Panels& panels, unsigned char*,
+                                           float* sums) const {
     const int lane = threadIdx.x % 32;
     stream.run(panels, [&](int round, const typename Stream::Sums& own) {
       const int tile = chunks().tile(round, 0);
@@ -109,7 +108,6 @@ struct ManyPanels
         to[32 + lane] = make_float2(own[0][4 * n + 2], own[0][4 * n + 3]);
       }
     });
-    return this->is_last(arrived);
   }
 
  private:

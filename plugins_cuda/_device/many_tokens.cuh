@@ -3,8 +3,8 @@
 // What limits it is what an SM takes from L2: its weights and its tokens. A CTA therefore has a
 // share of the weight's tiles by one group of K's slices only, so that it reads no more than that
 // part of the tokens: QKV's 132 CTAs take 223 KB of weights and 123 KB of tokens each, not 368 KB.
-// Warp = (slice of the group, one of kLanes tiles). The group's sums go to a workspace; the last
-// CTA of a share's groups adds them in order. The order of additions is that of small_linear.cuh.
+// Warp = (slice of the group, one of kLanes tiles). The order of additions is that of
+// small_linear.cuh; those of the groups are group_sums.cuh's.
 #pragma once
 
 #include "group_sums.cuh"
@@ -81,10 +81,9 @@ struct ManyTokens : GroupSums<kTileCount, Shape_::kSlices / Shape_::kGroupSlices
     return input(shared);
   }
 
-  // After the fetch: the group's sums of all tiles go to ``sums``; true for the last CTA of the
-  // share, for which all groups' are there.
-  __device__ __forceinline__ bool multiply(Stream& stream, Input& input, unsigned char* shared,
-                                           float* sums, unsigned* arrived) const {
+  // After the fetch: the group's sums of all tiles go to ``sums``.
+  __device__ __forceinline__ void multiply(Stream& stream, Input& input, unsigned char* shared,
+                                           float* sums) const {
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
@@ -92,7 +91,6 @@ struct ManyTokens : GroupSums<kTileCount, Shape_::kSlices / Shape_::kGroupSlices
     stream.run(input, [&](int round, const typename Stream::Sums& own) {
       add_group(partials, own, round, sums);
     });
-    return this->is_last(arrived);
   }
 
  private:

@@ -31,16 +31,23 @@ struct Tensors {
   uint16_t* q;
   uint16_t* head_weights;
 
+  // Where the key of a token goes; 0 for a tile without keys.
+  __device__ __forceinline__ int slot_of(int tile, int token) const {
+    const bool keyed = tile >= kQueryTiles && tile < kQueryTiles + kKeyTiles;
+    return keyed ? load_l2_int(write_slot + token) : 0;
+  }
+
   // Rows g and g + 8 of a tile, of one token.
-  __device__ __forceinline__ void store(int tile, int g, int token, float low, float high) const {
+  __device__ __forceinline__ void store(int tile, int g, int token, int slot, float low,
+                                        float high) const {
     const uint16_t first = float_to_bf16(low), second = float_to_bf16(high);
     if (tile < kQueryTiles) {
       uint16_t* out = q + static_cast<int64_t>(token) * (HEADS * WIDTH) + 16 * tile + g;
       out[0] = first;
       out[8] = second;
     } else if (tile < kQueryTiles + kKeyTiles) {
-      const int64_t slot = load_l2_int(write_slot + token);
-      KeyElement* out = key_pool + slot * WIDTH + 16 * (tile - kQueryTiles) + g;
+      KeyElement* out =
+          key_pool + static_cast<int64_t>(slot) * WIDTH + 16 * (tile - kQueryTiles) + g;
       const uint32_t pair = as_keys(static_cast<uint32_t>(second) << 16 | first);
       out[0] = static_cast<KeyElement>(pair);
       out[8] = static_cast<KeyElement>(pair >> 8 * sizeof(KeyElement));
@@ -65,16 +72,16 @@ struct Tensors {
 // The outputs as GroupSums::emit_all() takes them.
 struct Outputs {
   struct Held {
-    int tile, g, token;
+    int tile, g, token, slot;
   };
   const Tensors& tensors;
 
   __device__ __forceinline__ Held begin(int tile, int g, int token) const {
-    return {tile, g, token};
+    return {tile, g, token, tensors.slot_of(tile, token)};
   }
   __device__ __forceinline__ void more(Held&) const {}
   __device__ __forceinline__ void end(const Held& held, float low, float high) const {
-    tensors.store(held.tile, held.g, held.token, low, high);
+    tensors.store(held.tile, held.g, held.token, held.slot, low, high);
   }
 };
 
@@ -128,7 +135,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
             partials, sums, elements, [&](int, const Element& e, float low, float high) {
               const int tile = chunks.first_tile(chunk) + e.tile;
               if (!chunks.holds(tile * kPairsPerTile + e.g)) return;
-              tensors.store(tile, e.g, first_token + e.token, low, high);
+              const int token = first_token + e.token;
+              tensors.store(tile, e.g, token, tensors.slot_of(tile, token), low, high);
             });
       });
 }

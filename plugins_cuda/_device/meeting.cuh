@@ -1,0 +1,47 @@
+// CTAs of a launch that wait for each other. The emulator, which runs one after the other, has
+// none.
+#pragma once
+
+#include "arrival.cuh"
+
+#ifndef SPECBUILD_EMULATE
+
+// What stands there, and all that whoever left it there had written before.
+__device__ __forceinline__ int load_acquired(const int* address) {
+  int v;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");
+  return v;
+}
+
+// ``kCtas`` CTAs that wait for what all of them wrote. They adjoin in the order in which CTAs
+// start, so that those of the first ones that still wait are all there: nobody waits forever where
+// so many CTAs fit the GPU. ``count``: 0 before and after; thread kThread counts those that arrived
+// and, from bit 16 on, those that left.
+template <int kCtas, int kThread>
+class Meeting {
+ public:
+  static_assert(kCtas <= 16, "they fit any GPU");
+
+  // Behind this CTA's own writes.
+  __device__ __forceinline__ explicit Meeting(int* count) : count_(count) {
+    __syncthreads();
+    if (threadIdx.x == kThread) arrived_ = arrive(count_) + 1;
+  }
+  // In front of reading what the others wrote.
+  __device__ __forceinline__ void wait() {
+    if (threadIdx.x == kThread) {
+      while ((arrived_ & 0xFFFF) < kCtas) arrived_ = load_acquired(count_);
+      left_ = atomicAdd(count_, 1 << 16) >> 16;
+    }
+    __syncthreads();
+  }
+  __device__ __forceinline__ void leave() const {
+    if (threadIdx.x == kThread && left_ == kCtas - 1) *count_ = 0;
+  }
+
+ private:
+  int* count_;
+  int arrived_ = 0, left_ = 0;  // that thread's
+};
+
+#endif
