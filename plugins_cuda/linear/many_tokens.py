@@ -54,8 +54,8 @@ _LONG_SLICE_BLOCKS = 8
 FEW_PANEL_ROWS, MOST_PANEL_ROWS = 64, 128
 # wgmma takes multiples of 16 tokens; what a token of a panel takes, and a panel's two barriers.
 _COLUMNS_STEP, PANEL_ROW_BYTES, _BARRIER_BYTES = 16, 128, 16
-# Of the launch that brings tokens into panels as they are.
-_TOKEN_WARPS = 8
+# Of the launch that brings tokens into panels as they are, and tokens that a CTA norms.
+_TOKEN_WARPS, _NORMED_TOKENS = 8, 2
 # A panel's 64 columns are two blocks; a lane loads each of them by two loads.
 _PANEL_BLOCKS, _LOADS_OF_PANEL = 2, 4
 
@@ -262,6 +262,7 @@ def normed_tokens(
         ("SLICES", slices),
         ("UNIT_BLOCKS", dense.storage.unit_blocks),
         ("TOKEN_TILES", token_tiles),
+        ("TOKENS", _NORMED_TOKENS),
         ("PANELS", int(panels)),
         ("CAST_FIRST", int(rounding == "llama")),
         ("HAS_ROWS", int(gathered)),
@@ -269,7 +270,7 @@ def normed_tokens(
     )
     return OpLaunch(
         Kernel("linear", "normed_tokens", constants, file="normed_tokens.cu"),
-        grid=(-(-rows // TOKENS_PER_TILE), 1, 1),
+        grid=(-(-rows // _NORMED_TOKENS), 1, 1),
         block=slices * 32,
         shared_bytes=dense.fragment_bytes(1) + norm_bytes(blocks, 1),
         arguments=("x", "logit_rows" if gathered else None, "norm", TOKENS, rows),

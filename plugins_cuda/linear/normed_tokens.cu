@@ -5,16 +5,18 @@
 //   norm              [32·K_BLOCKS] bf16, in, constant
 //   workspace_tokens  [groups of 8·TOKEN_TILES tokens][SLICES · blocks of a slice][TOKEN_TILES]
 //                     [lane] 16 bytes, out; with PANELS [groups of 8·TOKEN_TILES tokens] panels
-//                     (_device/prefill_panel.cuh). Places past the tokens may be left as they are,
-//                     and so may the half of a panel past K: nobody multiplies by it
+//                     (_device/prefill_panel.cuh). Places past the tokens are left as they are,
+//                     and so is the half of a panel past K: nobody multiplies by it
 //
-// Grid: one CTA for 8 tokens, a warp for a slice of the columns: the order of sums is the same as
-// where a kernel norms tokens for itself.
+// Grid: one CTA for TOKENS of 8 tokens, a warp for a slice of the columns: the order of sums is the
+// same as where a kernel norms tokens for itself. A CTA has few of them, since its time is that of
+// what one SM reads and writes; lanes without a token cost none.
 #include "../_device/prefill_panel.cuh"
 #include "../_device/token_fragments.cuh"
 
 using Fragments = TokenFragments<K_BLOCKS, SLICES, 1, UNIT_BLOCKS>;
 constexpr int kWidth = K_BLOCKS * 32;
+static_assert(kTokensPerTile % TOKENS == 0, "a CTA's tokens are of one tile");
 
 extern "C" __global__ void __launch_bounds__(SLICES * 32)
     normed_tokens(const uint16_t* x, const int* logit_rows, const uint16_t* norm,
@@ -25,8 +27,8 @@ extern "C" __global__ void __launch_bounds__(SLICES * 32)
   cp_async_commit();
   pdl_wait();
   const Fragments fragments(shared);
-  const int tile = blockIdx.x, first = tile * kTokensPerTile;
-  fragments.fetch(min(kTokensPerTile, rows - first), [&](int token) {
+  const int first = blockIdx.x * TOKENS, live = min(TOKENS, rows - first);
+  fragments.fetch(live, [&](int token) {
     const int row = HAS_ROWS ? load_l2_int(logit_rows + first + token) : first + token;
     return x + static_cast<int64_t>(row) * kWidth;
   });
@@ -37,22 +39,26 @@ extern "C" __global__ void __launch_bounds__(SLICES * 32)
       shared + Fragments::kBytes, static_cast<float>(EPS));
   constexpr int kSliceBlocks = Fragments::kSliceBlocks;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int token = first + lane / 4, t = lane % 4;
 #if PANELS
   constexpr int kPanels = ceil_div(K_BLOCKS, 2), kRows = kTokensPerTile * TOKEN_TILES;
-  const int row = tile % TOKEN_TILES * kTokensPerTile + lane / 4, t = lane % 4;
-  unsigned char* panels = workspace_tokens + static_cast<int64_t>(tile / TOKEN_TILES) * kPanels *
-                                                 kRows * kPanelRowBytes;
+  unsigned char* panels =
+      workspace_tokens + static_cast<int64_t>(token / kRows) * kPanels * kRows * kPanelRowBytes;
   __syncwarp();
+  if (lane / 4 >= live) return;
 #pragma unroll
   for (int b = 0; b < kSliceBlocks; ++b) {
     const int block = warp * kSliceBlocks + b;
     if (block >= K_BLOCKS) break;
     // A pair of each of the four lanes of the token.
     const uint32_t* of_token = reinterpret_cast<const uint32_t*>(fragments.at(block, 0) - t) + t;
-    *reinterpret_cast<uint4*>(panels + panel_chunk(block / 2, block % 2 * 4 + t, row, kRows)) =
+    *reinterpret_cast<uint4*>(panels +
+                              panel_chunk(block / 2, block % 2 * 4 + t, token % kRows, kRows)) =
         make_uint4(of_token[0], of_token[4], of_token[8], of_token[12]);
   }
 #else
+  if (lane / 4 >= live) return;
+  const int tile = token / kTokensPerTile, place = token % kTokensPerTile * 4 + t;
 #pragma unroll
   for (int b = 0; b < kSliceBlocks; ++b) {
     const int block = warp * kSliceBlocks + b;
@@ -60,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(SLICES * 32)
     const int64_t at =
         (static_cast<int64_t>(tile / TOKEN_TILES) * SLICES * kSliceBlocks + block) * TOKEN_TILES +
         tile % TOKEN_TILES;
-    *reinterpret_cast<uint4*>(workspace_tokens + at * kFragmentBytes + lane * 16) =
+    *reinterpret_cast<uint4*>(workspace_tokens + at * kFragmentBytes + place * 16) =
         *fragments.at(block, 0);
   }
 #endif
