@@ -145,6 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ops", default="", help="comma-separated op names; all by default")
     parser.add_argument("--tactics", action="store_true", help="every tactic, not the default only")
+    parser.add_argument("--phase", default="", help="decode or prefill; both by default")
     parser.add_argument("--cases", default="", help="only cases whose name contains this")
     parser.add_argument(
         "--prefixes", action="store_true", help="also the first launches alone, one more each time"
@@ -160,6 +161,8 @@ def main() -> None:
         if chosen and op.name not in chosen:
             continue
         for phase in phases_of(op):
+            if options.phase not in ("", phase):
+                continue
             for case in cases_for(op, phase, gpu=True):
                 if not case.name.startswith(GPU_ONLY) or options.cases not in case.name:
                     continue

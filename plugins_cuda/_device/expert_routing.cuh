@@ -11,8 +11,15 @@
 #include "types.cuh"
 
 struct alignas(16) RoutedItem {
-  int expert, first_entry, entries, unused;
+  int expert, first_entry, entries;
+  int cost_before;  // of all items before it, by item_cost()
 };
+
+// What a unit of an item costs a warp, measured: more than 8 rows take twice the products of fewer.
+constexpr int kFewRowsCost = 8, kManyRowsCost = 10;
+__device__ __forceinline__ int item_cost(int entries) {
+  return entries > 8 ? kManyRowsCost : entries > 0 ? kFewRowsCost : 0;
+}
 
 // What a lane holds of a row's router logits: keys of the experts lane, lane + 32, ….
 template <int experts>
@@ -111,6 +118,8 @@ struct RoutedRows {
   // An expert stands at lane expert % 32 of set expert / 32.
   static constexpr int kSets = ceil_div(experts, 32), kColumns = 32 * kSets;
   static constexpr int kWords = ceil_div(rows, 32);
+  // Whether one item may cost more than another.
+  static constexpr bool kUneven = pass_rows > 8 && rows > 8;
   // A warp holds the logits of so many rows at once: up to 16 registers.
   static constexpr int kMostHeld = kSets < 16 ? 16 / kSets : 1;
   static constexpr int kHeld =
@@ -121,6 +130,7 @@ struct RoutedRows {
   RoutedItem items[kItems];
   int entries[kEntries];
   int item_count;
+  int cost;  // of all items
   // The rows that have chosen an expert, as bits: words of 32 rows by columns of experts.
   uint32_t takers[kWords * kColumns];
 
@@ -161,6 +171,26 @@ struct RoutedRows {
     __syncthreads();
     list();
     __syncthreads();
+  }
+
+  // One warp: the first unit of CTA ``cta`` of ``ctas``, each of which gets about as much to do; an
+  // item is ``units`` of them, and CTA ``ctas`` begins behind the last.
+  template <int units, int ctas>
+  __device__ __forceinline__ int first_unit(int cta) const {
+    if (!kUneven || item_count == 0) return item_count * units * cta / ctas;
+    const int all = cost * units, at = all / ctas * cta + all % ctas * cta / ctas;
+    int begun = 0;
+#pragma unroll
+    for (int i = 0; i < ceil_div(kItems, 32); ++i) {
+      const int item = static_cast<int>(threadIdx.x) % 32 + 32 * i;
+      const bool begins = item < item_count && items[item].cost_before * units <= at;
+      begun += __popc(__ballot_sync(~0u, begins));
+    }
+    const RoutedItem item = items[begun - 1];
+    const int left = at - item.cost_before * units;
+    const int units_before =
+        item.entries > 8 ? ceil_div(left, kManyRowsCost) : ceil_div(left, kFewRowsCost);
+    return (begun - 1) * units + units_before;
   }
 
  private:
@@ -214,7 +244,7 @@ struct RoutedRows {
       // Entries in the low half of a number, items in the high one.
       through[i] = warp_prefix_sum(counts[i] | (ceil_div(counts[i], pass_rows) << 16));
     }
-    int before = 0;
+    int before = 0, costs = 0;
 #pragma unroll
     for (int i = 0; i < kSets; ++i) {
       const int all = __shfl_sync(~0u, through[i], 31);
@@ -224,16 +254,28 @@ struct RoutedRows {
     if (warp == warps - 1) {
 #pragma unroll
       for (int i = 0; i < kSets; ++i) {
+        int cost_before = costs;
+        if constexpr (kUneven) {
+          const int whole = counts[i] / pass_rows * item_cost(pass_rows);
+          const int own = whole + item_cost(counts[i] % pass_rows);
+          const int cost_through = costs + warp_prefix_sum(own);
+          cost_before = cost_through - own;
+          costs = __shfl_sync(~0u, cost_through, 31);
+        }
         const int passes = ceil_div(counts[i], pass_rows);
         const int entry = (through[i] & 0xFFFF) - counts[i], item = (through[i] >> 16) - passes;
 #pragma unroll 1
         for (int pass = 0; pass < passes; ++pass) {
           const int left = counts[i] - pass * pass_rows;
           items[item + pass] = {lane + 32 * i, entry + pass * pass_rows,
-                                left < pass_rows ? left : pass_rows, 0};
+                                left < pass_rows ? left : pass_rows,
+                                cost_before + pass * item_cost(pass_rows)};
         }
       }
-      if (lane == 0) item_count = before >> 16;
+      if (lane == 0) {
+        item_count = before >> 16;
+        cost = costs;
+      }
     }
 #pragma unroll 1
     for (int first = kRun * warp; first < rows; first += kRun * warps) {

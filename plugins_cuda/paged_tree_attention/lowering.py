@@ -137,13 +137,14 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
         return ({}, {"warmed": 0}, {"stages": 3})
     if many_rows.takes(shape, _cut(request, shape).slots):
         return ({},)
+    # Fewer than four only where they fill the GPU.
+    full = [n for n in (1, 2) if n * shape.batch * shape.kv_heads >= CTAS_WANTED]
     return (
         {},
         {"warmed": 0},
         {"stages": 2},
         {"stages": 4},
-        {"context_ctas": 4},
-        {"context_ctas": 8},
+        *({"context_ctas": n} for n in (*full, 4, 8)),
     )
 
 

@@ -24,7 +24,7 @@
 // are therefore final from the start, and the first weights are on their way before the wait for h.
 #include "../_device/expert_routing.cuh"
 #include "../_device/expert_rows.cuh"
-#include "../_device/mxfp4.cuh"
+#include "../_device/expert_stream.cuh"
 
 constexpr int kBlocks = INNER / 32;
 constexpr int kSteps = ceil_div(kBlocks, 2);
@@ -40,12 +40,12 @@ struct TileOf {
   const RoutedItem* items;
   __device__ __forceinline__ const unsigned char* operator()(int unit) const;
 };
-using Stream = TileStream<kSteps, RING_STAGES, TILES, TileOf>;
+using Stream = TileStream<kSteps, RING_STAGES, PIECES, TILES, TileOf>;
 
 struct SharedDown {
   Routed routing;
   float weights[Routed::kEntries];
-  Mbarrier full[WARPS * RING_STAGES];
+  Stream::Barriers full[WARPS];
 };
 
 __device__ __forceinline__ const unsigned char* TileOf::operator()(int unit) const {
@@ -176,15 +176,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
   __shared__ SharedDown lists;
   const int warp = threadIdx.x / 32;
   unsigned char* const rows = shared + WARPS * Stream::kRingBytes;
-  Stream stream(shared + warp * Stream::kRingBytes, lists.full + warp * RING_STAGES,
+  Stream stream(shared + warp * Stream::kRingBytes, lists.full[warp],
                 TileOf{down, lists.routing.items});
   stream.init();
   pdl_launch_dependents();
   auto asked = lists.routing.ask(workspace_logits, row_start + SEQUENCES);
   lists.routing.clear();
   lists.routing.read(asked, workspace_logits, lists.weights);
-  const int units = lists.routing.item_count * kUnits, cta = blockIdx.x;
-  const int first = units * cta / CTAS, end = units * (cta + 1) / CTAS;
+  const int cta = blockIdx.x;
+  const int first = lists.routing.first_unit<kUnits, CTAS>(cta);
+  const int end = lists.routing.first_unit<kUnits, CTAS>(cta + 1);
   stream.start(first + warp, end, WARPS);
 
   pdl_wait();

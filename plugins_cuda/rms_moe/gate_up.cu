@@ -15,12 +15,13 @@
 // a step of 512 weights). Warps that share a unit's K are no quicker: it is the chain of launch,
 // routing and first bytes that counts.
 //
-// 64 rows of 20B: 87 tiles a CTA, of at most 2 experts, 8 rows each or up to 16. Shared memory
-// passes 128 bytes a cycle: a step writes and reads 0.55 kB of weights and reads 0.5 kB of
-// activations for every 8 rows. With TILES 2 it reads these once for two tiles, in fewer warps.
+// 64 rows of 20B: 87 tiles a CTA, of at most 2 experts, 8 rows each or up to 16. Here the warps'
+// own work counts: the weights alone come in 73 µs, decoding and products of 20 warps alone take 67
+// (16 of a step's 36 instructions are logic of half rate), and both beside each other 86. CTAs of
+// experts with more than 8 rows took 81 where others took 68, so what a CTA gets is cut by cost.
 #include "../_device/expert_routing.cuh"
 #include "../_device/expert_rows.cuh"
-#include "../_device/mxfp4.cuh"
+#include "../_device/expert_stream.cuh"
 
 constexpr int kBlocks = HIDDEN / 32;
 constexpr int kTiles = INNER / 8, kUnits = kTiles / TILES;
@@ -36,7 +37,7 @@ struct TileOf {
   const RoutedItem* items;
   __device__ __forceinline__ const unsigned char* operator()(int unit) const;
 };
-using Stream = TileStream<kBlocks, RING_STAGES, TILES, TileOf>;
+using Stream = TileStream<kBlocks, RING_STAGES, PIECES, TILES, TileOf>;
 
 __device__ __forceinline__ const unsigned char* TileOf::operator()(int unit) const {
   const int tile = items[unit / kUnits].expert * kTiles + unit % kUnits * TILES;
@@ -110,11 +111,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                     uint16_t* workspace_h) {
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ Routed routing;
-  __shared__ Mbarrier full[WARPS * RING_STAGES];
+  __shared__ Stream::Barriers full[WARPS];
   const int warp = threadIdx.x / 32;
   unsigned char* const rows = shared + WARPS * Stream::kRingBytes;
-  Stream stream(shared + warp * Stream::kRingBytes, full + warp * RING_STAGES,
-                TileOf{gate_up, routing.items});
+  Stream stream(shared + warp * Stream::kRingBytes, full[warp], TileOf{gate_up, routing.items});
   stream.init();
   routing.clear();
 
@@ -126,8 +126,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     copy_rows<HIDDEN>(rows, ROWS, [&](int row) { return workspace_normed + row * HIDDEN; });
   }
   routing.read(asked, workspace_logits, nullptr);
-  const int units = routing.item_count * kUnits, cta = blockIdx.x;
-  const int first = units * cta / CTAS, end = units * (cta + 1) / CTAS;
+  const int cta = blockIdx.x;
+  const int first = routing.first_unit<kUnits, CTAS>(cta);
+  const int end = routing.first_unit<kUnits, CTAS>(cta + 1);
   stream.start(first + warp, end, WARPS);
   if constexpr (ROWS_RESIDENT) {
     cp_async_wait<0>();

@@ -11,6 +11,8 @@ from specbuild.plugins_cuda.launches import (
     Workspace,
 )
 from specbuild.plugins_cuda.rms_moe.memory import (
+    DOWN_KEYS,
+    GATE_UP_KEYS,
     ExpertTactic,
     SharedPlan,
     Sizes,
@@ -35,30 +37,40 @@ ROUTER_WARPS = 15
 ROUTER_EXPERTS = 8
 ADD_COLUMNS = 256
 
-# Two numbers are gate/up's and down's; the rings' stages are alike.
-_NAMES = ("warps", "down_warps", "stages", "pass_rows", "down_pass_rows", "tiles", "down_tiles")
-# By the most rows of a launch; the first that fits is the default. Two tiles a warp halve what it
-# reads of the activations and, in down, its mma; they take twice the ring, so fewer warps.
+_NAMES = (*GATE_UP_KEYS, *DOWN_KEYS)
+# By the most rows of a launch, gate/up's five numbers and down's; the first that fits is the
+# default. Few rows wait for memory, and whole stages come quickest; with many the warps' own work
+# counts, and a ring of one stage in pieces leaves shared memory to more of them. Two tiles a warp
+# halve what it reads of the activations and, in down, its mma.
 _CANDIDATES = {
-    4: ((12, 12, 2, 8, 8, 1, 1), (16, 16, 2, 8, 8, 1, 1), (20, 20, 2, 8, 8, 1, 1)),
-    8: ((20, 20, 2, 8, 8, 1, 1), (16, 16, 2, 8, 8, 1, 1), (12, 12, 2, 8, 8, 1, 1)),
+    4: (
+        (12, 2, 1, 8, 1, 12, 2, 1, 8, 1),
+        (16, 2, 1, 8, 1, 16, 2, 1, 8, 1),
+        (16, 1, 3, 8, 1, 16, 1, 3, 8, 1),
+    ),
+    8: (
+        (20, 2, 1, 8, 1, 20, 2, 1, 8, 1),
+        (16, 2, 1, 8, 1, 16, 2, 1, 8, 1),
+        (12, 2, 1, 8, 1, 12, 2, 1, 8, 1),
+    ),
     32: (
-        (16, 8, 2, 8, 16, 1, 2),
-        (12, 8, 2, 16, 16, 1, 2),
-        (16, 16, 2, 8, 8, 1, 1),
+        (16, 2, 1, 8, 1, 8, 2, 1, 16, 2),
+        (16, 1, 3, 8, 2, 16, 1, 3, 16, 2),
+        (12, 2, 1, 16, 1, 8, 2, 1, 16, 2),
+        (16, 2, 1, 8, 1, 12, 1, 3, 16, 2),
     ),
     MOST_DECODE_ROWS: (
-        (12, 8, 2, 16, 16, 1, 2),
-        (8, 8, 2, 16, 16, 2, 2),
-        (12, 7, 2, 16, 16, 1, 2),
-        (12, 10, 2, 16, 8, 1, 2),
-        (12, 12, 2, 16, 16, 1, 1),
+        (20, 1, 3, 16, 1, 12, 1, 3, 16, 2),
+        (12, 2, 1, 16, 1, 12, 1, 3, 16, 2),
+        (16, 1, 3, 16, 1, 14, 1, 3, 16, 2),
+        (12, 1, 3, 16, 2, 12, 1, 3, 16, 2),
+        (12, 2, 1, 16, 1, 8, 2, 1, 16, 2),
     ),
 }
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """When decoding: warps, stages of a ring, rows of one pass, tiles a warp takes together."""
+    """When decoding: what an ``ExpertTactic`` says of gate/up and of down."""
     if request.phase == "prefill":
         return prefill_tactics(request)
     rows = request.tensors["x"].shape[0]
@@ -173,6 +185,7 @@ def _expert_constants(
         ("CTAS", request.target.multiprocessors),
         ("WARPS", tactic.warps),
         ("RING_STAGES", tactic.stages),
+        ("PIECES", tactic.pieces),
         ("PASS_ROWS", tactic.pass_rows),
         ("TILES", tactic.tiles),
         ("PLACES", plan.places),

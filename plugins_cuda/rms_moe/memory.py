@@ -16,6 +16,8 @@ RESERVED_BYTES = 1024
 DYNAMIC_ALIGNMENT = 1024
 STAGE_BYTES = STEP_BYTES * (STAGE_STEPS + 1)
 STATIC_BYTES = 48 * 1024
+GATE_UP_KEYS = ("warps", "stages", "pieces", "pass_rows", "tiles")
+DOWN_KEYS = tuple(f"down_{name}" for name in GATE_UP_KEYS)
 # More h than this is gathered item by item, where a CTA's units are of few items.
 MOST_RESIDENT_H = 48 * 1024
 
@@ -63,35 +65,36 @@ class SharedPlan:
 class ExpertTactic:
     """How one of the two expert kernels runs.
 
-    ``warps`` of a CTA, ``stages`` of a warp's ring, ``pass_rows``: rows of an expert that one pass
-    over its weights serves, ``tiles``: neighbouring tiles that a warp takes together.
+    ``warps`` of a CTA, ``stages`` of a warp's ring, ``pieces`` of a stage, ``pass_rows``: rows of
+    an expert that one pass over its weights serves, ``tiles``: neighbouring tiles that a warp takes
+    together.
     """
 
     warps: int
     stages: int
+    pieces: int
     pass_rows: int
     tiles: int
 
     @property
     def barriers(self) -> int:
-        """One for each stage of each ring."""
-        return self.warps * self.stages
+        """One for each piece of each stage of each ring."""
+        return self.warps * self.stages * self.pieces
 
     @property
     def ring_bytes(self) -> int:
         """Bytes of all rings."""
-        return self.barriers * self.tiles * STAGE_BYTES
+        return self.warps * self.stages * self.tiles * STAGE_BYTES
 
 
 def gate_up_tactic(tactic: Tactic) -> ExpertTactic:
     """Gate/up's part of a tactic."""
-    return ExpertTactic(tactic["warps"], tactic["stages"], tactic["pass_rows"], tactic["tiles"])
+    return ExpertTactic(*(tactic[name] for name in GATE_UP_KEYS))
 
 
 def down_tactic(tactic: Tactic) -> ExpertTactic:
     """Down's part of a tactic."""
-    names = ("down_warps", "stages", "down_pass_rows", "down_tiles")
-    return ExpertTactic(*(tactic[name] for name in names))
+    return ExpertTactic(*(tactic[name] for name in DOWN_KEYS))
 
 
 def plan_gate_up(sizes: Sizes, tactic: ExpertTactic, target: Target) -> SharedPlan | None:

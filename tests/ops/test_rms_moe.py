@@ -19,6 +19,14 @@ from specbuild.plugins_cuda.cases import Arrays
 from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
 from specbuild.plugins_cuda.moe.op import expert_weight
 from specbuild.plugins_cuda.rms_moe.cases import Layer
+from specbuild.plugins_cuda.rms_moe.memory import (
+    RESERVED_BYTES,
+    Sizes,
+    down_tactic,
+    gate_up_tactic,
+    plan_down,
+    plan_gate_up,
+)
 from specbuild.plugins_cuda.rms_moe.op import OP, reference, router_input
 from specbuild.plugins_cuda.rms_moe.packing import (
     down_steps,
@@ -222,23 +230,24 @@ def test_a_row_does_not_depend_on_the_others(layer: Layer, alone: tuple[int, ...
         np.testing.assert_array_equal(single[0], together[row])
 
 
-def tactic(*, tiles: int, warps: int, pass_rows: int, stages: int = 2) -> Tactic:
+def tactic(*, tiles: int, warps: int, pass_rows: int, stages: int = 2, pieces: int = 1) -> Tactic:
     """The same for gate/up and down, but for the warps."""
-    return {
-        "warps": warps, "down_warps": warps + 1, "stages": stages, "pass_rows": pass_rows,
-        "down_pass_rows": pass_rows, "tiles": tiles, "down_tiles": tiles,
-    }  # fmt: skip
+    same = {"stages": stages, "pieces": pieces, "pass_rows": pass_rows, "tiles": tiles}
+    of_down = {f"down_{name}": value for name, value in same.items()}
+    return {**same, **of_down, "warps": warps, "down_warps": warps + 1}
 
 
 @emulated
 def test_tactics_and_targets_give_the_same_bits() -> None:
     """An odd number of blocks in down, rows in two words, more than one pass of an expert."""
-    layer = Layer(rows=34, live=33, hidden=160, inner=96, experts=4, top_k=2)
+    layer = Layer(rows=34, live=33, hidden=544, inner=96, experts=4, top_k=2)
     inputs = inputs_of(layer.arrays(np.random.default_rng(3)))
     wanted = emulated_y(inputs, layer, tactic(tiles=1, warps=12, pass_rows=8))[:33]
     others = (
         tactic(tiles=2, warps=8, pass_rows=16),
         {**tactic(tiles=2, warps=5, pass_rows=8, stages=3), "down_pass_rows": 16, "down_tiles": 1},
+        tactic(tiles=1, warps=3, pass_rows=16, stages=1, pieces=3),
+        tactic(tiles=2, warps=2, pass_rows=8, stages=2, pieces=5),
     )
     for other in others:
         np.testing.assert_array_equal(emulated_y(inputs, layer, other)[:33], wanted, str(other))
@@ -299,13 +308,19 @@ def test_every_bucket_of_gpt_oss_has_tactics_that_fit(rows: int, experts: int) -
     assert OP.lower is not None
     candidates = OP.tactics(request)
     assert len(candidates) > 2
+    sizes = Sizes(rows, 2, 2880, 2880, experts, 4)
     for tactic in candidates:
         launches = OP.lower(replace(request, tactic=tactic)).launches
-        # Beside the dynamic memory: 1 KiB for every CTA, and static memory up to a multiple.
-        gate_up, down = (launch.shared_bytes + 2 * 1024 for launch in launches[1:3])
-        multiprocessor = request.target.shared_bytes_per_block + 1024
-        assert max(gate_up, down) <= multiprocessor
-        assert 2 * min(gate_up, down) > multiprocessor
+        plans = (
+            plan_gate_up(sizes, gate_up_tactic(tactic), request.target),
+            plan_down(sizes, down_tactic(tactic), request.target),
+        )
+        multiprocessor = request.target.shared_bytes_per_block + RESERVED_BYTES
+        for launch, plan in zip(launches[1:3], plans, strict=True):
+            assert plan is not None
+            assert launch.shared_bytes == plan.dynamic
+            taken = plan.dynamic + plan.static + RESERVED_BYTES
+            assert taken <= multiprocessor < 2 * taken
 
 
 @pytest.mark.parametrize(
