@@ -3,7 +3,10 @@
 Held-out text is the prompt; each is decoded over the whole cache and over views of every budget,
 with the engine's draft. Printed are how many of the tokens that partial steps emitted the whole
 context chooses too, how many tokens a step emits (whole: that of the draft alone), with standard
-errors from prompt to prompt, and the tokens a second of ``--batch`` prompts that decode together:
+errors from prompt to prompt, and the tokens a second of ``--batch`` prompts that decode together,
+from the last one's first token until all have ended. Prompts are pieces of the text at even
+distances: where it is shorter than all of them together they overlap, and the errors are too small.
+Engines of any target are taken:
 
     specbuild build --model examples/tiny-gpt-oss/target --draft examples/tiny-gpt-oss/draft \\
       --max-seq-len 4096 --page-size 16 --draft-window 512 --draft-top-k 1 --draft-depth 3 \\
@@ -26,9 +29,12 @@ import numpy as np
 
 from specbuild.cli.sweep_runs import Run, timed_run
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.engine_file import read_manifest
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.manifest import DraftShape, Manifest
 from specbuild.runtime.request import GenerateParams, Prompt
 
+# Behind a view's buffer, so that the step which feeds it again has run too.
 WARM_UP_TOKENS = 16
 
 
@@ -41,8 +47,15 @@ class Asked:
 
 
 def prompts(file: Path, context: int, count: int) -> list[Prompt]:
-    """Pieces of a text of token ids [n], at even distances, each of ``context`` tokens."""
+    """Pieces of a text of token ids [n], at even distances, each of ``context`` tokens.
+
+    Raises SpecbuildError where the text is shorter than one.
+    """
     ids = np.load(file).astype(int)
+    if len(ids) <= context:
+        raise SpecbuildError(
+            f"--contexts {context}: {file} has {len(ids)} tokens, one more than a context is needed"
+        )
     starts = np.linspace(0, len(ids) - context - 1, count).astype(int)
     return [
         Prompt(str(start), ids=tuple(ids[start : start + context].tolist())) for start in starts
@@ -56,16 +69,72 @@ def decode(
     *,
     batch: int,
     tokens: int,
-    speculation: DraftShape,
+    speculation: DraftShape | None,
 ) -> Iterator[Run]:
     """All prompts, ``batch`` at a time, decoded greedily."""
     params = GenerateParams(
         max_new_tokens=tokens, ignore_eos=True, specpv_retrieval_blocks=asked.budget
     )
-    few = replace(params, max_new_tokens=WARM_UP_TOKENS)
-    timed_run(engine, given[:batch], few, speculation)  # loads what the others find loaded
+    warm_up(engine, given[:batch], params, speculation)
     for at in range(0, len(given), batch):
-        yield timed_run(engine, given[at : at + batch], params, speculation)
+        yield decode_together(engine, given[at : at + batch], params, speculation)
+
+
+def decode_together(
+    engine: Engine,
+    given: Sequence[Prompt],
+    params: GenerateParams,
+    speculation: DraftShape | None,
+) -> Run:
+    """A batch; SpecbuildError where some wait until others have ended."""
+    run = timed_run(engine, given, params, speculation)
+    if run.decode_tokens < sum(len(record.output_ids) - 1 for record in run.records):
+        raise SpecbuildError(
+            f"--batch {len(given)}: the engine has no room to decode so many prompts together"
+        )
+    return run
+
+
+def warm_up(
+    engine: Engine,
+    given: Sequence[Prompt],
+    params: GenerateParams,
+    speculation: DraftShape | None,
+) -> None:
+    """Runs what the timed runs find loaded, on prompts just long enough for a view.
+
+    A whole long prompt takes longer than what is timed behind it.
+    """
+    specpv = engine.manifest.specpv
+    assert specpv is not None
+    blocks = specpv.n_sink_blocks + specpv.n_window_blocks + specpv.n_retrieval_blocks + 1
+    long = max(specpv.partial_threshold + 1, blocks * specpv.block_size)
+    cut = [replace(prompt, ids=(prompt.ids or ())[:long]) for prompt in given]
+    few = min(params.max_new_tokens, specpv.n_spec_tokens_buf + WARM_UP_TOKENS)
+    decode_together(engine, cut, replace(params, max_new_tokens=few), speculation)
+
+
+def check_asked(manifest: Manifest, given: argparse.Namespace) -> None:
+    """SpecbuildError for what the engine would refuse or cut short, before anything runs."""
+    specpv, limits = manifest.specpv, manifest.limits
+    if specpv is None:
+        raise SpecbuildError(f"{given.engine} was built without SpecPV; build it with --specpv")
+    if given.batch < 1 or given.prompts < 1 or given.prompts % given.batch:
+        raise SpecbuildError(
+            f"--batch {given.batch}: {given.prompts} prompts are no whole batches of it"
+        )
+    if given.batch > limits.max_batch_size:
+        raise SpecbuildError(f"--batch {given.batch}: the engine takes {limits.max_batch_size}")
+    if max(given.budgets) > specpv.n_retrieval_blocks or min(given.budgets) < 0:
+        raise SpecbuildError(
+            f"--budgets {given.budgets}: the engine retrieves 0 to {specpv.n_retrieval_blocks} "
+            "blocks"
+        )
+    if given.tokens < 2 or max(given.contexts) + given.tokens > limits.max_seq_len:
+        raise SpecbuildError(
+            f"--contexts {given.contexts} and --tokens {given.tokens}: the engine takes 2 new "
+            f"tokens or more, up to {limits.max_seq_len} with their prompt"
+        )
 
 
 def summary(asked: Asked, runs: Sequence[Run]) -> dict[str, Any]:
@@ -119,27 +188,41 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--batch", type=int, default=1, help="prompts that decode together")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of a prompt")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, help="of an engine for CPUs (1)")
     parser.add_argument("--output", type=Path, metavar="FILE.json")
     given = parser.parse_args()
-    if given.batch < 1 or given.prompts % given.batch:
-        parser.error(f"--batch {given.batch}: {given.prompts} prompts are no whole batches of it")
+    try:
+        measure(given)
+    except SpecbuildError as error:
+        parser.error(str(error))
+
+
+def measure(given: argparse.Namespace) -> None:
+    """A row for each context and budget; the file has what there is after each."""
+    check_asked(read_manifest(given.engine), given)
+    chosen = {context: prompts(given.ids, context, given.prompts) for context in given.contexts}
     engine = Engine.load(given.engine, threads=given.threads)
     limits = engine.manifest.limits
-    shape = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)
+    shape = None
+    if engine.manifest.draft is not None:
+        shape = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)
     print("context blocks  prompts        agreement   checked  tokens a step     tokens/s")
     rows = []
     for context in given.contexts:
-        chosen = prompts(given.ids, context, given.prompts)
         for budget in given.budgets:
             asked = Asked(context, budget)
             runs = decode(
-                engine, chosen, asked, batch=given.batch, tokens=given.tokens, speculation=shape
+                engine,
+                chosen[context],
+                asked,
+                batch=given.batch,
+                tokens=given.tokens,
+                speculation=shape,
             )
             rows.append(summary(asked, list(runs)))
             print(line(rows[-1]), flush=True)
-    if given.output is not None:
-        given.output.write_text(json.dumps(rows, indent=1) + "\n")
+            if given.output is not None:
+                given.output.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

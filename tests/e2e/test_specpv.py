@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,3 +163,56 @@ def test_the_command_line_builds_runs_and_names_it_lossy(
         "--specpv-block-size", 6,
     )  # fmt: skip
     assert wrong.code == 2 and "no multiple of the page size 4" in wrong.err
+
+
+@pytest.mark.parametrize("threads", [None, 1])
+def test_the_benchmark_of_decoding_runs(
+    specpv_engine: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    threads: int | None,
+) -> None:
+    """An engine for GPUs refuses ``threads``: it is told of none that was not asked for."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    script = importlib.import_module("specpv_decoding")
+    monkeypatch.delitem(sys.modules, "specpv_decoding")
+    asked: list[int | None] = []
+
+    class Loaded(Engine):
+        @classmethod
+        def load(cls, path: Any, device: Any = None, threads: Any = None, **rest: Any) -> Engine:
+            asked.append(threads)
+            return Engine.load(path, device, threads, **rest)
+
+    def run(**changes: Any) -> list[dict[str, Any]]:
+        options = {"contexts": "30 100", "budgets": "0 2", "prompts": 2, "batch": 2, "tokens": 48}
+        options |= {"ids": tmp_path / "ids.npy", "output": tmp_path / "rows.json"}
+        options |= changes if threads is None else {**changes, "threads": threads}
+        given = [part for k, v in options.items() for part in (f"--{k}", *str(v).split())]
+        monkeypatch.setattr(sys, "argv", ["specpv_decoding.py", str(specpv_engine), *given])
+        script.main()
+        found: list[dict[str, Any]] = json.loads((tmp_path / "rows.json").read_text())
+        return found
+
+    monkeypatch.setattr(script, "Engine", Loaded)
+    np.save(tmp_path / "ids.npy", np.random.default_rng(3).integers(3, 270, 140))
+    rows = run()
+    assert asked == [threads]
+    assert [(row["context"], row["budget"]) for row in rows] == [
+        (30, 0),
+        (30, 2),
+        (100, 0),
+        (100, 2),
+    ]
+    assert all(row["batch"] == 2 and row["tokens_per_s"] > 0 for row in rows)
+    assert rows[2]["partial_steps"] == 0 < rows[3]["partial_steps"]
+    for wrong, said in {
+        ("batch", 4): "the engine takes 3",
+        ("budgets", 13): "retrieves 0 to 12",
+        ("contexts", 160): "up to 192",
+        ("contexts", 143): "has 140 tokens",
+    }.items():
+        with pytest.raises(SystemExit):
+            run(prompts=4, **dict([wrong]))
+        assert said in capsys.readouterr().err
