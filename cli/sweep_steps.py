@@ -52,16 +52,25 @@ class StepSweep:
     def run(
         self, batches: Sequence[int], contexts: Sequence[int], budget: Budget, emit: Emit
     ) -> None:
-        """Every context with every batch without a draft; drafts at the first context only."""
+        """Every context with every batch, without a draft and with every tree."""
         for context in self._within_limits(contexts, budget):
-            first = context == min(contexts[0], self._longest)
             for batch in batches:
                 what = f"batch {batch}, context {context}"
-                if not first and "decode" not in self.sweeps:
-                    continue
-                if not budget.allows(what, prompt_tokens=batch * context):
-                    continue
-                self._placed(batch, context, budget, emit, drafted=first)
+                if self._wants(batch) and budget.allows(what, prompt_tokens=batch * context):
+                    self._placed(batch, context, budget, emit)
+
+    def _wants(self, batch: int) -> bool:
+        """Whether anything is left to be measured with so many sequences."""
+        drafted = self._wants_drafts and bool(self._shapes(batch))
+        return drafted or "decode" in self.sweeps or self._wants_profile
+
+    @property
+    def _wants_drafts(self) -> bool:
+        return bool({"verify", "draft"} & set(self.sweeps))
+
+    @property
+    def _wants_profile(self) -> bool:
+        return "profile" in self.sweeps and not self.kernels
 
     @property
     def _longest(self) -> int:
@@ -79,10 +88,8 @@ class StepSweep:
                 )
         return list(dict.fromkeys(kept))
 
-    def _placed(
-        self, batch: int, context: int, budget: Budget, emit: Emit, *, drafted: bool
-    ) -> None:
-        shapes = self._shapes(batch) if drafted and self._wants_drafts else []
+    def _placed(self, batch: int, context: int, budget: Budget, emit: Emit) -> None:
+        shapes = self._shapes(batch) if self._wants_drafts or self._wants_profile else []
         started_s = perf_counter()
         with placed_sequences(
             self.engine, batch=batch, context=context, shape=shapes[-1] if shapes else None
@@ -90,16 +97,12 @@ class StepSweep:
             budget.took_up(batch * context, perf_counter() - started_s)
             if "decode" in self.sweeps:
                 self._decode(placed, emit)
-            for shape in shapes:
-                if budget.allows(f"batch {batch}, {tree_text(shape)}"):
+            for shape in shapes if self._wants_drafts else ():
+                if budget.allows(f"batch {batch}, context {context}, {tree_text(shape)}"):
                     self._drafted(placed, shape, emit, levels=shape == shapes[-1])
-            if "profile" in self.sweeps and not self.kernels:
+            if self._wants_profile:
                 for step in (None, *shapes[-1:]):
                     self._profile(placed, step)
-
-    @property
-    def _wants_drafts(self) -> bool:
-        return bool({"verify", "draft", "profile"} & set(self.sweeps))
 
     def _shapes(self, batch: int) -> list[DraftShape]:
         """The trees that there are steps for with so many sequences, the deepest chain last."""
@@ -154,7 +157,10 @@ class StepSweep:
             whole = self.traffic.step(
                 work, top_k=shape.draft_top_k, depth=shape.draft_depth, narrows=narrows
             )
-            row = self._phase("verify", f"{name}, whole step", step, work, step.step_s, floor=whole)
+            row = self._phase(
+                "verify", f"{name}, whole step", step, work, step.step_s,
+                floor=whole, traffic=traffic,
+            )  # fmt: skip
             emit(replace(row, idle_s=step.idle_s))
         if "draft" in self.sweeps and levels:
             for level in range(1, shape.draft_depth + 1):

@@ -107,6 +107,24 @@ def test_steps_stand_beside_their_floors(toy: ToyCuda, measured: Progress) -> No
     assert not toy.ledger.held
 
 
+def test_trees_are_verified_at_every_context(toy: ToyCuda) -> None:
+    """As far as there is time; a profile is of the first context alone."""
+    plan = replace(plan_of("verify", "profile"), contexts=(5, 16, 400))
+    progress = new_progress()
+    measure(toy.engine, plan, None, PROMPTS, progress)
+    names = {context: [p.name for p in progress.phases if abs(p.context - context) < 4]
+             for context in (5, 16)}  # fmt: skip
+    assert names[5] == names[16] and len(names[5]) == 2 * len(SHAPES)
+    assert len(progress.kernels) == 2
+    assert any("context 400" in reason for reason in progress.left_out)
+    hurried = new_progress()
+    measure(toy.engine, replace(plan, limit_s=0.0), None, PROMPTS, hurried)
+    assert not hurried.phases and "batch 2, context 16: the time limit" in hurried.left_out
+    alone = new_progress()
+    measure(toy.engine, replace(plan, sweeps=("profile",)), None, PROMPTS, alone)
+    assert not alone.phases and len(alone.kernels) == 2
+
+
 def test_a_profile_is_by_kernel(measured: Progress) -> None:
     plain, drafted = measured.kernels
     assert (plain.step, drafted.step) == ("no draft", "chain of 2")
