@@ -4,7 +4,6 @@ Speed is that of ``bench --sweep specpv --json``, the later file's where several
 quality is that of ``specpv_quality.py --output``. The same files give the same bytes.
 
     .venv/bin/python benchmarks/specpv_plot.py --output docs/specpv.svg \\
-      --speed benchmarks/results/h200-2026-11-21/specpv-first-grid.json \\
       --speed benchmarks/results/h200-2026-11-22/specpv.json \\
       --quality benchmarks/results/specpv-quality-2026-11-21.json
 """
