@@ -93,11 +93,11 @@ class LatentGeometry:
     def held_steps(self, rows: int) -> int:
         """Steps of 16 values whose weights a CTA of so many rows keeps in registers.
 
-        Those that attend need more of them where rows have lists.
+        Those that attend need more of them where rows have lists, and for a part of a panel.
         """
-        if self.entry > MOST_HELD or (self.has_lists and rows == 1):
-            return 24
-        return 32 if rows == 1 else 20
+        if rows == 1:
+            return 24 if self.has_lists or self.entry != MOST_HELD else 32
+        return 18 if MOST_HELD - PANEL < self.entry < MOST_HELD else 20
 
     def waiting_bytes(self, held_steps: int) -> int:
         """Of the weights that wait in shared memory."""

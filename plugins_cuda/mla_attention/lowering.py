@@ -171,7 +171,7 @@ def _attend(shape: LatentGeometry, cut: LatentCut, *, listed: bool = False) -> O
     )
     grid = (cut.context_ctas, shape.head_groups, shape.batch * cut.row_ctas)
     shared = _shared_bytes(shape, cut.rows, cut.stages)
-    copy, keys, mix = _registers(shape, cut.rows, listed)
+    copy, keys, mix = _registers(shape, cut.rows)
     constants += (
         *shape.key_constants(shape.held_steps(cut.rows)),
         ("GROUP", shape.group),
@@ -185,16 +185,13 @@ def _attend(shape: LatentGeometry, cut: LatentCut, *, listed: bool = False) -> O
     return OpLaunch(Kernel(FOLDER, "attend_latents", constants), grid, THREADS, shared, arguments)
 
 
-def _registers(shape: LatentGeometry, rows: int, listed: bool) -> tuple[int, int, int]:
+def _registers(shape: LatentGeometry, rows: int) -> tuple[int, int, int]:
     """Of a thread that copies, that rebuilds keys, that attends."""
     steps = min(shape.held_steps(rows), shape.entry // ENTRY_STEP)
     if steps == MOST_HELD // ENTRY_STEP:
         return 40, 176, 120
     keys = -(-(64 + 4 * steps) // 8) * 8
     copy = 32
-    # Asking whether a list stands for everything takes some of them.
-    if shape.has_lists and rows == 1 and not listed:
-        copy = 48 if shape.entry <= MOST_HELD else 40
     return copy, keys, min(240, ALL_REGISTERS - copy - 2 * keys)
 
 

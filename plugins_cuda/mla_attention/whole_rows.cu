@@ -19,12 +19,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // Most launches have no such row.
   const auto early = [] { return false; };
   attend_sequence(in, memory, early, [&](LatentRows& rows, int first, int count, int sequence) {
+    // Of rows that are left alone too: their spans would otherwise be held in registers twice.
+    in.open(rows, first, count, sequence);
     bool whole = false;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       whole = whole || selected[static_cast<int64_t>(first + min(r, count - 1)) * held] == -2;
     }
-    if (whole) in.open(rows, first, count, sequence);
     return whole;
   });
 }
