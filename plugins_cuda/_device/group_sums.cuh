@@ -161,7 +161,8 @@ struct GroupSums {
   __device__ __forceinline__ void add_groups(const float* sums, const Place (&place)[kPlaces],
                                              float (&low)[kPlaces][4],
                                              float (&high)[kPlaces][4]) const {
-    constexpr int kAtOnce = kPlaces < 2 ? 8 : 4;
+    // More where the launch leaves a thread more than 128 registers.
+    constexpr int kAtOnce = kThreads <= 256 && kPlaces < 2 ? 8 : 4;
 #pragma unroll
     for (int group = 0; group < kGroups; group += kAtOnce) {
       uint4 bits[kAtOnce][kPlaces][2];

@@ -37,7 +37,7 @@ _HALF_TILE_BYTES = _FRAGMENT_BYTES = 512
 # What a kernel's static variables take, aligned.
 _STATIC_BYTES = 1024
 # 16-byte loads of weights that a lane keeps in flight, by groups of 8 tokens.
-_LOADS = {1: 20, 2: 20, 4: 16, 8: 16}
+_LOADS = {1: 20, 2: 20, 4: 12, 8: 16}
 # The same of weights that are decoded.
 _LOADS_OF_CODES = {1: 12, 2: 12, 4: 12, 8: 9}
 # Steps in flight of a candidate that takes few registers.
@@ -49,7 +49,7 @@ _ROW_WARPS = 4
 # 16-byte loads of weights that a lane keeps in flight beside the sums of up to 64 tokens: of one
 # slice of K, of several long ones that meet, of several short ones; and beside more tokens' sums.
 _PANEL_LOADS_OF_SLICE, _PANEL_LOADS_OF_LONG, _PANEL_LOADS_OF_SHORT = 36, 32, 24
-_PANEL_LOADS_OF_MOST, _FEW_PANEL_LOADS = 20, 16
+_PANEL_LOADS_OF_MOST, _FEW_PANEL_LOADS = 16, 16
 _LONG_SLICE_BLOCKS = 8
 FEW_PANEL_ROWS, MOST_PANEL_ROWS = 64, 128
 # wgmma takes multiples of 16 tokens; what a token of a panel takes, and a panel's two barriers.

@@ -1,0 +1,59 @@
+"""The default kernels of decoding layers at GPT-OSS-20B's sizes leave no register in memory.
+
+An engine takes another candidate where the default spills, so that nothing else would tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
+from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
+from specbuild.plugins_cuda.registry import op_named
+
+HIDDEN, EXPERTS = 2880, 32
+ROWS = (1, 8, 16, 32, 64, 128, 256)
+
+
+def bf16(*shape: int) -> TensorInfo:
+    return TensorInfo(shape, "bfloat16")
+
+
+def experts(rows: int) -> LoweringRequest:
+    tensors = {
+        "x": bf16(rows, HIDDEN), "norm": bf16(HIDDEN),
+        "router_weight": bf16(EXPERTS, HIDDEN), "router_bias": bf16(EXPERTS),
+        "gate_up": TensorInfo((EXPERTS, 360, 24576), "uint8"),
+        "gate_up_bias": bf16(EXPERTS, 2 * HIDDEN),
+        "down": TensorInfo((EXPERTS, 360, 12288), "uint8"), "down_bias": bf16(EXPERTS, HIDDEN),
+        "row_start": TensorInfo((17,), "int32"), "y": bf16(rows, HIDDEN),
+    }  # fmt: skip
+    attributes = op_named("RmsMoe").complete({"eps": 1e-5, "top_k": 4})
+    return LoweringRequest(tensors, attributes)
+
+
+def projection(rows: int, columns: int) -> LoweringRequest:
+    """O, or the draft's down, with everything that a launch may add."""
+    tensors = {
+        "x": bf16(rows, columns), "weight": bf16(HIDDEN // 16, columns // 32, 512),
+        "bias": bf16(HIDDEN), "residual": bf16(rows, HIDDEN), "y": bf16(rows, HIDDEN),
+    }  # fmt: skip
+    return LoweringRequest(tensors, {})
+
+
+def compile_defaults(name: str, *requests: LoweringRequest) -> None:
+    """The compiler refuses hot kernels that spill."""
+    lower = op_named(name).lower
+    assert lower is not None
+    decoding = [replace(request, phase="decode") for request in requests]
+    kernels = [launch.kernel for request in decoding for launch in lower(request).launches]
+    assert any(kernel.hot for kernel in kernels)
+    Compiler("sm_90a").compile(kernels, lambda: None)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_no_default_spills_registers(rows: int) -> None:
+    compile_defaults("RmsMoe", experts(rows))
+    compile_defaults("Linear", projection(rows, 4096), projection(rows, 17280))
