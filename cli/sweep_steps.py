@@ -97,7 +97,8 @@ class StepSweep:
             budget.took_up(batch * context, perf_counter() - started_s)
             if "decode" in self.sweeps:
                 self._decode(placed, emit)
-            for shape in shapes if self._wants_drafts else ():
+            timed = shapes if "verify" in self.sweeps else shapes[-1:]
+            for shape in timed if self._wants_drafts else ():
                 if budget.allows(f"batch {batch}, context {context}, {tree_text(shape)}"):
                     self._drafted(placed, shape, emit, levels=shape == shapes[-1])
             if self._wants_profile:
@@ -130,8 +131,6 @@ class StepSweep:
     def _drafted(
         self, placed: PlacedSequences, shape: DraftShape, emit: Emit, *, levels: bool
     ) -> None:
-        if "verify" not in self.sweeps and not (levels and "draft" in self.sweeps):
-            return
         for narrows, way in self._ways(placed):
             self._verified(placed, shape, emit, levels=levels and not way, narrows=narrows, way=way)
 

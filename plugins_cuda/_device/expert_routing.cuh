@@ -12,7 +12,7 @@
 
 struct alignas(16) RoutedItem {
   int expert, first_entry, entries;
-  int cost_before;  // of all items before it, by item_cost()
+  int cost_before;  // of all items before it, by item_cost(); only where RoutedRows::kUneven
 };
 
 // What a unit of an item costs a warp, measured: more than 8 rows take twice the products of fewer.
@@ -130,7 +130,7 @@ struct RoutedRows {
   RoutedItem items[kItems];
   int entries[kEntries];
   int item_count;
-  int cost;  // of all items
+  int cost;  // of all items, only where kUneven
   // The rows that have chosen an expert, as bits: words of 32 rows by columns of experts.
   uint32_t takers[kWords * kColumns];
 

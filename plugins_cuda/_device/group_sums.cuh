@@ -6,6 +6,14 @@
 #include "meeting.cuh"
 #include "small_linear.cuh"
 
+#ifdef SPECBUILD_EMULATE
+// In place of a Meeting, where all have been there.
+struct EveryoneIsThere {
+  void wait() const {}
+  void leave() const {}
+};
+#endif
+
 // blockIdx.x, read again: no register holds it in between.
 __device__ __forceinline__ int cta_index() {
 #ifdef SPECBUILD_EMULATE
@@ -84,11 +92,6 @@ struct GroupSums {
       ceil_div(ceil_div(kTileCount, kShares_) * kTokenTiles * kPlacesPerTile, kGroups* kThreads);
   static constexpr int kPlaces = kThreads > 256 || kMostPlaces < 2 ? 1 : kMostPlaces < 3 ? 2 : 3;
   static constexpr int kRounds = ceil_div(kMostPlaces, kPlaces);
-
-  struct EveryoneIsThere {
-    __device__ __forceinline__ void wait() const {}
-    __device__ __forceinline__ void leave() const {}
-  };
 
   template <class Outputs, class Others>
   __device__ __forceinline__ void emit_part(int part, const float* sums, const Outputs& outputs,

@@ -21,8 +21,8 @@ struct ManyPanels
   using Shape = Shape_;
   using Sums =
       GroupSums<kTileCount, kGroups_, kShares, Shape::kColumns / kTokensPerTile, kWarps * 32>;
-  using Sums::first_tile, Sums::first_token, Sums::group, Sums::last_tile, Sums::kGroups,
-      Sums::kTileFloats, Sums::kTokenTiles, Sums::tokens;
+  using Sums::first_tile, Sums::first_token, Sums::group, Sums::last_tile, Sums::kTokenTiles,
+      Sums::tokens;
   using Panels = PanelStream<Shape::kColumns, Shape::kPanels, kStages, kWarps>;
   using Rows = RowPanels<Panels, Shape::kWeightBlocks>;
   // Of the launch; registers of a thread that brings rows, and of the others beside it.

@@ -13,14 +13,14 @@ __device__ __forceinline__ int load_acquired(const int* address) {
   return v;
 }
 
-// ``kCtas`` CTAs that wait for what all of them wrote. They adjoin in the order in which CTAs
-// start, so that those of the first ones that still wait are all there: nobody waits forever where
-// so many CTAs fit the GPU. ``count``: 0 before and after; thread kThread counts those that arrived
-// and, from bit 16 on, those that left.
+// ``kCtas`` CTAs that wait for what all of them wrote. They adjoin in the grid, and GPUs start CTAs
+// in the order of the grid (as seen, not as promised): of those that have begun only the last ones
+// can lack others, so nobody waits forever where kCtas fit the GPU. ``count``: 0 before and after;
+// thread kThread counts those that arrived and, from bit 16 on, those that left.
 template <int kCtas, int kThread>
 class Meeting {
  public:
-  static_assert(kCtas <= 16, "they fit any GPU");
+  static_assert(kCtas <= 16, "one for each slice of K at most, so that they fit");
 
   // Behind this CTA's own writes.
   __device__ __forceinline__ explicit Meeting(int* count) : count_(count) {

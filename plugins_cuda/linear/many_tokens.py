@@ -6,7 +6,7 @@ describe the kernels; the order of sums is that of ``streaming.py``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specbuild.plugins_cuda.launches import Kernel, LoweringRequest, OpLaunch, Tactic, Workspace
 from specbuild.plugins_cuda.linear.streaming import (
@@ -42,14 +42,17 @@ _LOADS = {1: 20, 2: 20, 4: 12, 8: 16}
 _LOADS_OF_CODES = {1: 12, 2: 12, 4: 12, 8: 9}
 # Steps in flight of a candidate that takes few registers.
 _FEW_STEPS = 2
-# Two warpgroups multiply by panels: with 255 registers a lane they keep as much in flight as four.
+# Two warpgroups multiply by panels: with 224 to 255 registers a lane they keep as much in flight as
+# four would.
 PANEL_WARPS = 8
-# Where no launch in front brings the tokens as panels, another one does beside them.
+# Of the warpgroup that brings tokens beside them where no launch in front does (row_panels.cuh).
 _ROW_WARPS = 4
 # 16-byte loads of weights that a lane keeps in flight beside the sums of up to 64 tokens: of one
 # slice of K, of several long ones that meet, of several short ones; and beside more tokens' sums.
 _PANEL_LOADS_OF_SLICE, _PANEL_LOADS_OF_LONG, _PANEL_LOADS_OF_SHORT = 36, 32, 24
-_PANEL_LOADS_OF_MOST, _FEW_PANEL_LOADS = 16, 16
+# The latter by whether a launch in front brings the tokens: who does so beside takes registers.
+_PANEL_LOADS_OF_MOST = {True: 20, False: 16}
+_FEW_PANEL_LOADS = 12
 _LONG_SLICE_BLOCKS = 8
 FEW_PANEL_ROWS, MOST_PANEL_ROWS = 64, 128
 # wgmma takes multiples of 16 tokens; what a token of a panel takes, and a panel's two barriers.
@@ -140,6 +143,7 @@ def _by_panels(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     ready = dense.normed or stages < panels
     groups, shares = _groups_and_shares(request, dense)
     token_tiles = columns // TOKENS_PER_TILE
+    usual_loads = _panel_loads(dense, columns, ready=ready)
     constants = (
         ("K_BLOCKS", dense.blocks),
         ("TILE_COUNT", dense.tiles),
@@ -153,7 +157,7 @@ def _by_panels(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
         ("TOKEN_TILES", token_tiles),
         ("TOKENS_READY", int(ready)),
         ("STAGES", stages),
-        ("DEPTH", panel_depth(panels, request.tactic.get("loads", _panel_loads(dense, columns)))),
+        ("DEPTH", panel_depth(panels, request.tactic.get("loads", usual_loads))),
         ("CTAS", shares),
         ("SHARED_BYTES", shared),
     )
@@ -164,9 +168,9 @@ def _by_panels(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     return ManyTokens(cut, token_tiles, workspaces, ready=ready, panels=True)
 
 
-def _panel_loads(dense: Dense, columns: int) -> int:
+def _panel_loads(dense: Dense, columns: int, *, ready: bool) -> int:
     if columns > FEW_PANEL_ROWS:
-        return _PANEL_LOADS_OF_MOST
+        return _PANEL_LOADS_OF_MOST[ready]
     if dense.group_slices == 1:
         return _PANEL_LOADS_OF_SLICE
     long = dense.slice_blocks >= _LONG_SLICE_BLOCKS
@@ -216,7 +220,10 @@ def dense_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, ...]:
     if many is None:
         return (*streaming_tactics(request, dense)[:3], {"many": 1})
     if many.panels:
-        return ({}, {"panels": 0}, {"loads": _FEW_PANEL_LOADS})
+        few = {"loads": _FEW_PANEL_LOADS}
+        other = many_tokens(replace(request, tactic=few), dense)
+        fewer = (few,) if other is not None and other.cut != many.cut else ()
+        return ({}, {"panels": 0}, *fewer)
     few = {"loads": _FEW_STEPS * dense.storage.loads}
     by_panels = ({"panels": 1},) if _by_panels(request, dense) else ()
     return ({}, {"many": 0}, few, *by_panels)

@@ -43,7 +43,7 @@ class Sizes:
         return min(self.experts, self.entries) + self.entries // pass_rows
 
     def routing_ints(self, pass_rows: int) -> int:
-        """Size of a CTA's lists: items, entries, their number, and who takes which expert."""
+        """Size of a CTA's lists: items, entries, the items' number and cost, and who takes whom."""
         takers = -(-self.rows // 32) * 32 * -(-self.experts // 32)
         return 4 * self.items(pass_rows) + self.entries + 4 + takers
 

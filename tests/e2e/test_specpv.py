@@ -176,7 +176,6 @@ def test_the_benchmark_of_decoding_runs(
     """An engine for GPUs refuses ``threads``: it is told of none that was not asked for."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     script = importlib.import_module("specpv_decoding")
-    monkeypatch.delitem(sys.modules, "specpv_decoding")
     asked: list[int | None] = []
 
     class Loaded(Engine):

@@ -240,7 +240,7 @@ def tactic(*, tiles: int, warps: int, pass_rows: int, stages: int = 2, pieces: i
 @emulated
 def test_tactics_and_targets_give_the_same_bits() -> None:
     """An odd number of blocks in down, rows in two words, more than one pass of an expert."""
-    layer = Layer(rows=34, live=33, hidden=544, inner=96, experts=4, top_k=2)
+    layer = Layer(rows=34, live=33, hidden=704, inner=96, experts=4, top_k=2)
     inputs = inputs_of(layer.arrays(np.random.default_rng(3)))
     wanted = emulated_y(inputs, layer, tactic(tiles=1, warps=12, pass_rows=8))[:33]
     others = (

@@ -43,6 +43,18 @@ def projection(rows: int, columns: int) -> LoweringRequest:
     return LoweringRequest(tensors, {})
 
 
+def qkv(rows: int) -> LoweringRequest:
+    tensors = {
+        "x": bf16(rows, HIDDEN), "norm": bf16(HIDDEN), "weight": bf16(320, HIDDEN // 32, 512),
+        "bias": bf16(5120), "cos": TensorInfo((4096, 32), "float32"),
+        "sin": TensorInfo((4096, 32), "float32"), "positions": TensorInfo((rows,), "int32"),
+        "write_slot": TensorInfo((rows,), "int32"), "k_pool": bf16(64, 8, 64, 64),
+        "v_pool": bf16(64, 8, 64, 64), "q": bf16(rows, 64, 64),
+    }  # fmt: skip
+    attributes = op_named("RmsQkvRope").complete({"q_heads": 64, "kv_heads": 8, "eps": 1e-5})
+    return LoweringRequest(tensors, attributes)
+
+
 def compile_defaults(name: str, *requests: LoweringRequest) -> None:
     """The compiler refuses hot kernels that spill."""
     lower = op_named(name).lower
@@ -56,4 +68,16 @@ def compile_defaults(name: str, *requests: LoweringRequest) -> None:
 @pytest.mark.parametrize("rows", ROWS)
 def test_no_default_spills_registers(rows: int) -> None:
     compile_defaults("RmsMoe", experts(rows))
+    compile_defaults("RmsQkvRope", qkv(rows))
     compile_defaults("Linear", projection(rows, 4096), projection(rows, 17280))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_candidates_are_different_kernels(rows: int) -> None:
+    """Else tune times one twice, and what spills has nothing smaller to make way for."""
+    op = op_named("Linear")
+    assert op.tactics is not None
+    assert op.lower is not None
+    request = replace(projection(rows, 4096), phase="decode")
+    launches = [op.lower(replace(request, tactic=t)).launches for t in op.tactics(request)]
+    assert all(a != b for n, a in enumerate(launches) for b in launches[:n])
