@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from specbuild.plugins_cuda.launches import Tactic, Target
 from specbuild.plugins_cuda.rms_moe.packing import (
@@ -16,8 +16,6 @@ RESERVED_BYTES = 1024
 DYNAMIC_ALIGNMENT = 1024
 STAGE_BYTES = STEP_BYTES * (STAGE_STEPS + 1)
 STATIC_BYTES = 48 * 1024
-GATE_UP_KEYS = ("warps", "stages", "pieces", "pass_rows", "tiles")
-DOWN_KEYS = tuple(f"down_{name}" for name in GATE_UP_KEYS)
 # More h than this is gathered item by item, where a CTA's units are of few items.
 MOST_RESIDENT_H = 48 * 1024
 
@@ -85,6 +83,11 @@ class ExpertTactic:
     def ring_bytes(self) -> int:
         """Bytes of all rings."""
         return self.warps * self.stages * self.tiles * STAGE_BYTES
+
+
+# What a tactic calls them, for gate/up and for down.
+GATE_UP_KEYS = tuple(field.name for field in fields(ExpertTactic))
+DOWN_KEYS = tuple(f"down_{name}" for name in GATE_UP_KEYS)
 
 
 def gate_up_tactic(tactic: Tactic) -> ExpertTactic:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from emulation import has_compiler, run_lowering
+from expert_requests import experts_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -284,26 +285,10 @@ def test_equal_logits_choose_the_lower_expert() -> None:
 # -- declaration and refusals -------------------------------------------------------------------
 
 
-def real_request(rows: int, experts: int) -> LoweringRequest:
-    def bf16(*shape: int) -> TensorInfo:
-        return TensorInfo(shape, "bfloat16")
-
-    tensors = {
-        "x": bf16(rows, 2880), "norm": bf16(2880),
-        "router_weight": bf16(experts, 2880), "router_bias": bf16(experts),
-        "gate_up": TensorInfo((experts, 360, 24576), "uint8"),
-        "gate_up_bias": bf16(experts, 5760),
-        "down": TensorInfo((experts, 360, 12288), "uint8"), "down_bias": bf16(experts, 2880),
-        "row_start": TensorInfo((3,), "int32"), "y": bf16(rows, 2880),
-    }  # fmt: skip
-    attributes = OP.complete({"eps": 1e-5, "top_k": 4})
-    return LoweringRequest(tensors, attributes)
-
-
 @pytest.mark.parametrize("experts", [32, 128])
 @pytest.mark.parametrize("rows", [1, 2, 4, 8, 16, 32, 64, 128, 256])
 def test_every_bucket_of_gpt_oss_has_tactics_that_fit(rows: int, experts: int) -> None:
-    request = real_request(rows, experts)
+    request = experts_request(rows, experts)
     assert OP.tactics is not None
     assert OP.lower is not None
     candidates = OP.tactics(request)
@@ -338,7 +323,7 @@ def test_every_bucket_of_gpt_oss_has_tactics_that_fit(rows: int, experts: int) -
     ],
 )
 def test_what_the_kernels_cannot_compute_is_refused(change: dict[str, Any], message: str) -> None:
-    request = real_request(change.get("rows", 1), 32)
+    request = experts_request(change.get("rows", 1))
     ((name, value),) = change.items()
     if name in request.tensors:
         request = replace(request, tensors={**request.tensors, name: value})

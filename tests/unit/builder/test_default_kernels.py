@@ -1,6 +1,7 @@
-"""The default kernels of decoding layers at GPT-OSS-20B's sizes leave no register in memory.
+"""What the compiler says of the default kernels of decoding layers at GPT-OSS's sizes.
 
-An engine takes another candidate where the default spills, so that nothing else would tell.
+An engine takes another candidate where the default spills registers, so that nothing else would
+tell.
 """
 
 from __future__ import annotations
@@ -8,30 +9,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from expert_requests import experts_request
 
 from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.plugins_cuda.rms_moe.memory import DYNAMIC_ALIGNMENT, RESERVED_BYTES
 
-HIDDEN, EXPERTS = 2880, 32
+HIDDEN = 2880
 ROWS = (1, 8, 16, 32, 64, 128, 256)
 
 
 def bf16(*shape: int) -> TensorInfo:
     return TensorInfo(shape, "bfloat16")
-
-
-def experts(rows: int) -> LoweringRequest:
-    tensors = {
-        "x": bf16(rows, HIDDEN), "norm": bf16(HIDDEN),
-        "router_weight": bf16(EXPERTS, HIDDEN), "router_bias": bf16(EXPERTS),
-        "gate_up": TensorInfo((EXPERTS, 360, 24576), "uint8"),
-        "gate_up_bias": bf16(EXPERTS, 2 * HIDDEN),
-        "down": TensorInfo((EXPERTS, 360, 12288), "uint8"), "down_bias": bf16(EXPERTS, HIDDEN),
-        "row_start": TensorInfo((17,), "int32"), "y": bf16(rows, HIDDEN),
-    }  # fmt: skip
-    attributes = op_named("RmsMoe").complete({"eps": 1e-5, "top_k": 4})
-    return LoweringRequest(tensors, attributes)
 
 
 def projection(rows: int, columns: int) -> LoweringRequest:
@@ -67,9 +57,26 @@ def compile_defaults(name: str, *requests: LoweringRequest) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_no_default_spills_registers(rows: int) -> None:
-    compile_defaults("RmsMoe", experts(rows))
+    compile_defaults("RmsMoe", experts_request(rows))
     compile_defaults("RmsQkvRope", qkv(rows))
     compile_defaults("Linear", projection(rows, 4096), projection(rows, 17280))
+
+
+@pytest.mark.parametrize("experts", [32, 128])
+@pytest.mark.parametrize("rows", ROWS)
+def test_no_two_ctas_of_experts_fit_a_multiprocessor(rows: int, experts: int) -> None:
+    """By the static memory that the compiler gives them; one does fit."""
+    request = experts_request(rows, experts)
+    lower = op_named("RmsMoe").lower
+    assert lower is not None
+    launches = lower(request).launches[1:3]
+    compiled = Compiler("sm_90a").compile([each.kernel for each in launches], lambda: None)
+    multiprocessor = request.target.shared_bytes_per_block + RESERVED_BYTES
+    for launch in launches:
+        static = compiled.kernels[launch.kernel].shared_bytes
+        dynamic_from = -(-static // DYNAMIC_ALIGNMENT) * DYNAMIC_ALIGNMENT
+        taken = RESERVED_BYTES + dynamic_from + launch.shared_bytes
+        assert taken <= multiprocessor < 2 * taken
 
 
 @pytest.mark.parametrize("rows", ROWS)
