@@ -1,4 +1,4 @@
-// How the decode kernel's softmax states become one: over the key warps, then over the slots.
+// How the decode kernel's softmax states become one: over a slot's chains, then over the slots.
 //
 // Constants of the kernel: those of attention_slots.cuh and of attention_states.cuh.
 #pragma once
@@ -8,14 +8,14 @@
 
 constexpr int kHeadFloats = WIDTH + 8;  // heads of a part begin in different banks
 constexpr int kPartFloats = kHeads * kHeadFloats;
-constexpr int kParts = ROW_WARPS * kSides * kKeyWarps;
+constexpr int kParts = ROW_WARPS * kSides * kChains;
 
-// Joins states across warps in shared memory, across slots in the workspaces.
+// Joins states across teams in shared memory, across slots in the workspaces.
 struct Joiner {
-  float* parts;       // [ROW_WARPS][kSides][kKeyWarps][kHeads][kHeadFloats]
-  float2* part_sums;  // [ROW_WARPS][kSides][kKeyWarps][kHeads]
+  float* parts;       // [ROW_WARPS][kSides][kChains][kHeads][kHeadFloats]
+  float2* part_sums;  // [ROW_WARPS][kSides][kChains][kHeads]
   SlotStates slots;
-  int key_warp, row_warp;
+  int chain, row_warp;
 
   // This warp's states of a pair of rows, for the others to read. The maximum is in units of log 2
   // there.
@@ -23,7 +23,7 @@ struct Joiner {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int j = 0; j < kSides; ++j) {
-      const int part = (row_warp * kSides + j) * kKeyWarps + key_warp;
+      const int part = (row_warp * kSides + j) * kChains + chain;
       float sum = states.sum[m][j];
       sum += __shfl_xor_sync(kAllLanes, sum, 1);
       sum += __shfl_xor_sync(kAllLanes, sum, 2);
@@ -38,12 +38,12 @@ struct Joiner {
     }
   }
 
-  // The key warps' states of a slot become one.
+  // The states of a slot's chains become one.
   __device__ __forceinline__ Part slot_part(int side, int head, int column) const {
     Part slot = empty_part();
 #pragma unroll
-    for (int warp = 0; warp < kKeyWarps; ++warp) {
-      const int part = (row_warp * kSides + side) * kKeyWarps + warp;
+    for (int of = 0; of < kChains; ++of) {
+      const int part = (row_warp * kSides + side) * kChains + of;
       const float2 pair = part_sums[part * kHeads + head];
       const float* values = parts + part * kPartFloats + head * kHeadFloats + column;
       join(slot, {pair.x, pair.y, *reinterpret_cast<const float4*>(values)});

@@ -26,11 +26,11 @@ struct SlotStates {
   }
 
   // The results of `count` rows from `first` on, over the slots that `occupies` holds for, in
-  // order: by `threads` threads.
-  template <int threads, class Occupies>
+  // order: by `threads` threads, each of which loads `ahead` slots at once.
+  template <int threads, int ahead = 16, class Occupies>
   __device__ __forceinline__ void join_rows(int first, int count, int thread,
                                             const Occupies& occupies) const {
-    constexpr int kAhead = SLOTS < 16 ? SLOTS : 16;
+    constexpr int kAhead = SLOTS < ahead ? SLOTS : ahead;
     for (int i = thread; i < count * kQuads; i += threads) {
       const int row = first + i / kQuads, quad = i % kQuads;
       const int head = quad * 4 / WIDTH, column = quad * 4 % WIDTH;

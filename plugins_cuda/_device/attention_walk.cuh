@@ -1,41 +1,40 @@
-// How a warp of the decode kernel walks over tiles of keys, and how it fetches them.
+// How a team of warps of the decode kernels walks over tiles of keys, and how it fetches them.
 //
-// Constants of the kernel: KV_HEADS, WIDTH, PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT, CONTEXT_CTAS,
-// ROWS (per warp), ROW_WARPS, ROW_CTAS, WARMED (tiles of a warp that are asked for early).
+// Constants of the kernel: KV_HEADS, WIDTH, PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT, ROWS (per
+// warp), ROW_WARPS (of a team), ROW_CTAS, WARMED (tiles of a team that are asked for early),
+// SLOT_TEAMS.
 //
 // Tile c is the positions 32c … 32c + 31. Chunks of four tiles go to slot `chunk mod SPLIT`, the
-// tiles of a chunk to the four key warps. Tiles of committed keys are fetched once for all rows of
-// the CTA. A row with ancestors in the tree has tiles of its own from tree_start's on, whose keys
-// stand where they will once they are committed. The only row of a CTA fetches them like that;
-// several rows share a copy of the tree's slots (`tail`) and pick their keys from it.
+// tiles of a chunk to the slot's four chains. Where SLOT_TEAMS is 0 the CTA has four teams, each of
+// which takes a chain of every slot; else it has SLOT_TEAMS, each of which takes all chains of
+// slots of its own. Tiles of committed keys are fetched once for all rows of the CTA. A row with
+// ancestors in the tree has tiles of its own from tree_start's on, whose keys stand where they will
+// once they are committed. The only row of a CTA fetches them like that; several rows share a copy
+// of the tree's slots (`tail`) and pick their keys from it.
 #pragma once
 
 #include "attention_rows.cuh"
 #include "attention_tile.cuh"
 
 constexpr int kTile = 32;
-constexpr int kKeyWarps = 4;
-constexpr int kChunk = kTile * kKeyWarps;
-constexpr int kPeriod = SPLIT * kKeyWarps;  // tiles from one of a warp's tiles to its next
+constexpr int kChains = 4;  // of a slot
+constexpr int kChunk = kTile * kChains;
+constexpr int kPeriod = SPLIT * kChains;  // tiles from one of a chain's tiles to its next
+constexpr int kTeams = SLOT_TEAMS > 0 ? SLOT_TEAMS : kChains;
+constexpr int kTeamChains = SLOT_TEAMS > 0 ? kChains : 1;  // of a slot, of one team
 constexpr int kRows = ROWS * ROW_WARPS;
-constexpr bool kIsCrowded = ROWS > 4;  // loops stay rolled: registers would spill
+// Loops stay rolled where registers would spill.
+constexpr bool kIsCrowded = ROWS > (SLOT_TEAMS > 0 ? 2 : 4);
 constexpr int kRowLanes = 16;
-constexpr int kThreads = 32 * kKeyWarps * ROW_WARPS;
+constexpr int kThreads = 32 * kTeams * ROW_WARPS;
 constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a row of a tile
 constexpr int kTileUnits = kTile * kUnits;
 constexpr bool kHasTail = kRows > 1;
 constexpr int kTailSlots = kTile * (1 + WORDS);
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 static_assert((SPLIT & (SPLIT - 1)) == 0, "slots are found by masks");
-static_assert((CONTEXT_CTAS & (CONTEXT_CTAS - 1)) == 0, "so are their CTAs");
 static_assert(kRows <= kRowLanes, "every 16 lanes hold the views of all rows");
 static_assert(kTile == 32 && kChunk == 128, "shifts by 5 and 7");
-
-// CTAs of different rows that read the same keys stand next to each other, so that they run at the
-// same time and L2 serves all but one.
-__device__ __forceinline__ int context_cta() {
-  return static_cast<int>(blockIdx.x) / ROW_CTAS;
-}
 
 // The least and the greatest of all rows' values, in every lane.
 __device__ __forceinline__ int least(int value) {
@@ -110,76 +109,65 @@ struct Rows {
     return (end >> 7) - (first >> 7) + 1;
   }
 
-  // Whether some row may see a key of a slot; and how many CTAs have such a slot, and whether this.
+  // Whether some row may see a key of a slot; with the slots shared out to `of` CTAs in turn (a
+  // power of two), how many CTAs have such a slot, and whether CTA `cta` has.
   __device__ __forceinline__ bool occupy(int slot) const {
     return ((slot - (first >> 7)) & (SPLIT - 1)) < chunks();
   }
 
-  __device__ __forceinline__ int ctas() const {
-    return min(CONTEXT_CTAS, chunks());
+  __device__ __forceinline__ int ctas(int of) const {
+    return min(of, chunks());
   }
 
-  __device__ __forceinline__ bool occupy_cta() const {
-    return ((context_cta() - (first >> 7)) & (CONTEXT_CTAS - 1)) < chunks();
+  __device__ __forceinline__ bool occupy_cta(int cta, int of) const {
+    return ((cta - (first >> 7)) & (of - 1)) < chunks();
   }
 
-  // Whether a tile of the tail may stand in a slot of this CTA.
-  __device__ __forceinline__ bool tail_in_cta() const {
+  // Whether a tile of the tail may stand in a slot of CTA `cta`.
+  __device__ __forceinline__ bool tail_in_cta(int cta, int of) const {
     const int chunk = view.tree_start >> 7;
-    return any_tree && ((context_cta() - chunk) & (CONTEXT_CTAS - 1)) <= (tail_end >> 7) - chunk;
+    return any_tree && ((cta - chunk) & (of - 1)) <= (tail_end >> 7) - chunk;
   }
-};
-
-// A place in a warp's list of shared tiles; past the last of a slot, `tile` holds nothing to see.
-struct Cursor {
-  int slot, tile;
 };
 
 struct Walk {
   const uint4* k_pool;
   const uint4* v_pool;
   const int* table;  // of this sequence and KV head
-  int kv_head, key_warp;
-  int lane, pair_lane;  // in the warp, and among the ROW_WARPS warps that share tiles
+  int kv_head;
+  int lane, pair_lane;  // in the warp, and in the team
   Rows rows;
-  int entries;       // pool rows of 32 shared tiles, one a lane
+  int entries;       // pool rows of 32 shared tiles of a team, one a lane
   int entries_from;  // the first of them
 
   __device__ __forceinline__ static int own_tile_from(int tile, int own) {
     return tile + ((own - tile) & (kPeriod - 1));
   }
 
-  // The first tile of a slot.
-  __device__ __forceinline__ int first_tile(int slot) const {
-    return own_tile_from(rows.first >> 5, slot * kKeyWarps + key_warp);
+  // The first tile of a slot's chain.
+  __device__ __forceinline__ int first_tile(int slot, int chain) const {
+    return own_tile_from(rows.first >> 5, slot * kChains + chain);
   }
 
   __device__ __forceinline__ bool shares(int tile) const {
     return tile * kTile <= rows.shared_end;
   }
 
-  // From a slot's end to the next slot that has tiles, or past the last slot.
-  __device__ __forceinline__ void settle(Cursor& at) const {
-    while (at.slot < SPLIT && !shares(at.tile)) {
-      at.slot += CONTEXT_CTAS;
-      at.tile = first_tile(at.slot);
-    }
-  }
-
   __device__ __forceinline__ int pool_row(int slot) const {
     return (table[slot / PAGE_SIZE] * KV_HEADS + kv_head) * PAGE_SIZE + slot % PAGE_SIZE;
   }
 
-  // The warp's first tiles, should row `row` of the launch be the CTA's first. Before the wait for
-  // the launches in front that is a guess, and good enough to ask for their lines in L2.
-  __device__ __forceinline__ void warm(const int* row_slot, int row) {
+  // The first tiles of slot `from_slot` from chain `chain` on, should row `row` of the launch be
+  // the CTA's first. Before the wait for the launches in front that is a guess, and good enough to
+  // ask for their lines in L2.
+  __device__ __forceinline__ void warm(const int* row_slot, int row, int from_slot, int chain) {
     const int slot = min(max(load_l2_int(row_slot + row), 0), TABLE * PAGE_SIZE - 1);
     const int first = WINDOW > 0 ? max(slot - WINDOW + 1, 0) : 0;
-    entries_from = own_tile_from(first >> 5, context_cta() * kKeyWarps + key_warp);
+    entries_from = own_tile_from(first >> 5, from_slot * kChains + chain);
     if (PAGE_SIZE % kTile != 0) return;
 #pragma unroll
     for (int i = 0; i < WARMED; ++i) {
-      const int at = (entries_from + i * kPeriod) * kTile;
+      const int at = (entries_from + tiles_ahead(i)) * kTile;
       const int page = at <= slot ? load_l2_int(table + at / PAGE_SIZE) : 0;
       if (page <= 0) continue;
       const int64_t from = (static_cast<int64_t>(page) * KV_HEADS + kv_head) * PAGE_SIZE;
@@ -191,10 +179,15 @@ struct Walk {
     }
   }
 
-  // The pool rows of the tiles from `tile` on.
+  // From a team's tile in a chunk to its tile number `i` behind that one, chunk by chunk.
+  __device__ __forceinline__ static int tiles_ahead(int i) {
+    return i / kTeamChains * kPeriod + i % kTeamChains;
+  }
+
+  // The pool rows of the tiles from that of the same chunk as `tile` on.
   __device__ __forceinline__ void look_up(int tile) {
-    entries_from = tile;
-    const int slot = (tile + lane * kPeriod) * kTile;
+    entries_from = tile & -kTeamChains;
+    const int slot = (entries_from + tiles_ahead(lane)) * kTile;
     entries = slot < TABLE * PAGE_SIZE ? pool_row(slot) : 0;
   }
 
@@ -216,8 +209,13 @@ struct Walk {
     const bool lineage = !kHasTail && rows.view.last >= 0 && to >= rows.view.tree_start;
     if (PAGE_SIZE % kTile == 0 && !lineage) {
       const int ahead = tile - entries_from;
-      if (ahead < 0 || ahead >= 32 * kPeriod || (ahead & (kPeriod - 1)) != 0) look_up(tile);
-      const int entry = __shfl_sync(kAllLanes, entries, (tile - entries_from) / kPeriod);
+      if (ahead < 0 || ahead >= 32 / kTeamChains * kPeriod ||
+          (ahead & (kPeriod - 1)) >= kTeamChains) {
+        look_up(tile);
+      }
+      const int after = tile - entries_from, chunk = after / kPeriod;
+      const int from_lane = chunk * kTeamChains + (after & (kTeamChains - 1));
+      const int entry = __shfl_sync(kAllLanes, entries, from_lane);
       const uint4* k = k_pool + static_cast<int64_t>(entry) * kUnits;
       const uint4* v = v_pool + static_cast<int64_t>(entry) * kUnits;
 #pragma unroll(kIsCrowded ? 1 : kCopies)
@@ -258,13 +256,14 @@ struct Walk {
     }
   }
 
-  // The next tile that rows row … end − 1 have of their own in a slot; begins at tile −1.
-  __device__ __forceinline__ bool next_own_tile(int slot, int end, int& row, int& tile) const {
+  // The next tile that rows row … end − 1 have of their own in a slot's chain; begins at tile −1.
+  __device__ __forceinline__ bool next_own_tile(int slot, int chain, int end, int& row,
+                                                int& tile) const {
     if (tile >= 0) tile += kPeriod;
     for (; row < end; ++row, tile = -1) {
       const Span sees = rows.own_span(row, row);
       const int begin = max(rows.view.tree_start, sees.first) >> 5;
-      if (tile < 0) tile = own_tile_from(begin, slot * kKeyWarps + key_warp);
+      if (tile < 0) tile = own_tile_from(begin, slot * kChains + chain);
       if (tile * kTile <= sees.last) return true;
     }
     return false;

@@ -24,3 +24,12 @@ __device__ __forceinline__ float2 load_l2_float2(const float2* address) {
   return v;
 #endif
 }
+
+// The value, of which the compiler knows nothing: what is made of it in a loop is made there, and
+// keeps no registers meanwhile.
+__device__ __forceinline__ int made_anew(int value) {
+#ifndef SPECBUILD_EMULATE
+  asm volatile("" : "+r"(value));
+#endif
+  return value;
+}

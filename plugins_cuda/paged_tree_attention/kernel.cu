@@ -17,8 +17,8 @@
 // Grid (CONTEXT_CTAS·ROW_CTAS, KV_HEADS, B). A CTA takes kRows rows of a sequence, one KV head, and
 // the context slots c, c + CONTEXT_CTAS, … of SPLIT, c = x / ROW_CTAS; one without keys leaves at
 // once. Within a slot
-// each key warp walks over its tiles (attention_walk.cuh) with a softmax state of its own; the
-// warps' states join in order, then the slots' in order, in the CTA that arrives last. No sum
+// each team walks over its chain of tiles (attention_walk.cuh) with softmax states of its own; the
+// chains' states join in order, then the slots' in order, in the CTA that arrives last. No sum
 // depends on which rows share the launch, on the grid, or on where the tree's nodes lie.
 //
 // S = Q·Kᵀ with two rows × 8 heads as the 16 rows of an mma; then P·V with P staying in registers.
@@ -26,29 +26,22 @@
 // is latency that counts: what the launch says of its rows and the page table are read at once (the
 // rows are where a launch of equal sequences has them, else they are read again), and the caches'
 // lines are asked for before the wait.
+#include "../_device/attention_chain.cuh"
 #include "../_device/attention_join.cuh"
-#include "../_device/attention_states.cuh"
-#include "../_device/attention_walk.cuh"
 
 namespace {
 
 constexpr int kCtas = ROW_WARPS == 1 ? 2 : 1;  // on an SM
-constexpr int kQueryRows = ROW_WARPS * kPairs * 2 * kHeads;
+static_assert((CONTEXT_CTAS & (CONTEXT_CTAS - 1)) == 0, "slots are shared out by masks");
 
-struct Inputs {
-  const uint32_t* q;
-  const uint4* k_pool;
-  const uint4* v_pool;
-  const int* page_table;
-  const int* row_start;
-  const int* row_slot;
-  const int* tree_start;
-  const int* ancestor_bits;
-  const float* sinks;
-};
+// CTAs of different rows that read the same keys stand next to each other, so that they run at the
+// same time and L2 serves all but one.
+__device__ __forceinline__ int context_cta() {
+  return static_cast<int>(blockIdx.x) / ROW_CTAS;
+}
 
 struct Memory {
-  uint4* ring;  // [kKeyWarps][STAGES][keys, values]
+  uint4* ring;  // [kChains][STAGES][keys, values], from this team's on
   uint4* tail;  // [keys, values] of kTailSlots
   uint4* queries;
   int* last;  // whether this CTA arrives last
@@ -58,114 +51,55 @@ struct Memory {
                                     float2* slot_sums, float4* slot_values) {
     const int warp = threadIdx.x / 32;
     ring = reinterpret_cast<uint4*>(shared);
-    tail = ring + kKeyWarps * STAGES * 2 * kTileUnits;
+    tail = ring + kChains * STAGES * 2 * kTileUnits;
     queries = tail + (kHasTail ? 2 * kTailSlots * kUnits : 0);
     joiner.parts = reinterpret_cast<float*>(queries + (kRows > 1 ? kQueryRows * kUnits : 0));
     joiner.part_sums = reinterpret_cast<float2*>(joiner.parts + kParts * kPartFloats);
     last = reinterpret_cast<int*>(joiner.part_sums + kParts * kHeads);
     joiner.slots = {slot_sums, slot_values, in.sinks, attended};
-    joiner.key_warp = warp % kKeyWarps;
-    joiner.row_warp = warp / kKeyWarps;
-    ring += joiner.key_warp * STAGES * 2 * kTileUnits;
+    joiner.chain = warp % kChains;
+    joiner.row_warp = warp / kChains;
+    ring += joiner.chain * STAGES * 2 * kTileUnits;
   }
 };
 
-// The warps that share tiles wait for each other.
-__device__ __forceinline__ void sync_group(int key_warp) {
-  if (ROW_WARPS == 1) {
-    __syncwarp();
-  } else {
-    named_barrier_sync(1 + key_warp, 32 * ROW_WARPS);
-  }
-}
+// A place in a team's list of shared tiles; past the last of a slot, `tile` holds nothing to see.
+struct Cursor {
+  int chain, slot, tile;
 
-// Starts the copies of all rows' queries, or loads the only row's.
-__device__ __forceinline__ void load_queries(Queries& queries, uint4* to, const uint32_t* from,
-                                             const Walk& walk, int first) {
-  if (kRows == 1) {
-    const int t = walk.lane % 4, head = walk.lane / 4;
-    const int64_t q_head = (static_cast<int64_t>(first) * KV_HEADS + walk.kv_head) * GROUP + head;
-    queries.hold(from + q_head * (WIDTH / 2) + t, head < GROUP);
-    return;
+  // From a slot's end to the next slot that has tiles, or past the last slot.
+  __device__ __forceinline__ void settle(const Walk& walk) {
+    while (slot < SPLIT && !walk.shares(tile)) {
+      slot += CONTEXT_CTAS;
+      tile = walk.first_tile(slot, chain);
+    }
   }
-  const uint4* units = reinterpret_cast<const uint4*>(from);
-  for (int i = threadIdx.x; i < kQueryRows * kUnits; i += kThreads) {
-    const int place = i / kUnits, head = place % kHeads;
-    const int row = place / (2 * kHeads * kPairs) * ROWS + place / kHeads % (2 * kPairs);
-    const int target = first + min(row, walk.rows.count - 1);
-    const bool real = head < GROUP;
-    const int64_t q_head = (static_cast<int64_t>(target) * KV_HEADS + walk.kv_head) * GROUP;
-    const int64_t unit = (q_head + (real ? head : 0)) * kUnits + i % kUnits;
-    cp_async_16_or_zero(to + tile_unit<WIDTH>(place, i % kUnits), units + unit, real);
-  }
-}
+};
 
 // Every slot of this CTA, into the joiner.
 __device__ __forceinline__ void attend_slots(const Inputs& in, Walk& walk, const Memory& memory,
                                              int first) {
   const Joiner& joiner = memory.joiner;
   const Rows& rows = walk.rows;
-  const int first_row = joiner.row_warp * ROWS;
-  const bool has_tail = kHasTail && rows.tail_in_cta();
+  const bool has_tail = kHasTail && rows.tail_in_cta(context_cta(), CONTEXT_CTAS);
+  const TeamRows mine{joiner.chain, joiner.row_warp * ROWS, has_tail, memory.tail};
   Queries queries;
   queries.tile = memory.queries + joiner.row_warp * kPairs * 16 * kUnits;
   load_queries(queries, memory.queries, in.q, walk, first);
   if (has_tail) walk.fetch_tail(memory.tail);
   if (kRows > 1) cp_async_commit();
-  Cursor ahead{context_cta(), walk.first_tile(context_cta())};
-  auto fetch_next = [&](int stage) {
-    walk.settle(ahead);
-    if (ahead.slot < SPLIT) {
-      walk.fetch(ahead.tile, memory.ring + stage * 2 * kTileUnits);
-      ahead.tile += kPeriod;
-    }
-    cp_async_commit();
-  };
-#pragma unroll 1
-  for (int i = 0; i < STAGES; ++i) fetch_next(i);
+  const int slot_from = context_cta();
+  TeamRing<Cursor> ring{memory.ring,
+                        {joiner.chain, slot_from, walk.first_tile(slot_from, joiner.chain)}};
+  ring.start(walk);
   States states;
   if (kRows > 1) {
     cp_async_wait<STAGES>();
     __syncthreads();
   }
-  int stage = 0, spent = -1;
-  for (int slot = context_cta(); slot < SPLIT; slot += CONTEXT_CTAS) {
+  for (int slot = slot_from; slot < SPLIT; slot += CONTEXT_CTAS) {
     if (!rows.occupy(slot)) continue;
-    states.clear();
-    int own = first_row, own_tile = -1;  // of a row's own tiles, after the shared ones
-    const int own_end = has_tail ? min(first_row + ROWS, rows.count) : 0;
-    for (int tile = walk.first_tile(slot);; tile += kPeriod) {
-      const uint4 *keys, *values;
-      int from;
-      bool full = false;
-      Places places = Places::in_order();
-      const bool shared = walk.shares(tile);
-      if (shared) {
-        if (spent < 0) {
-          cp_async_wait<STAGES - 1>();
-        } else {
-          cp_async_wait<STAGES - 2>();
-        }
-        sync_group(joiner.key_warp);
-        if (spent >= 0) fetch_next(spent);
-        spent = stage;
-        stage = stage + 1 == STAGES ? 0 : stage + 1;
-        keys = memory.ring + spent * 2 * kTileUnits;
-        values = keys + kTileUnits;
-        from = tile * kTile;
-        full = from >= rows.full_first && from + kTile - 1 <= rows.full_last;
-      } else if (kHasTail && walk.next_own_tile(slot, own_end, own, own_tile)) {
-        keys = memory.tail;
-        values = keys + kTailSlots * kUnits;
-        from = own_tile * kTile;
-        places = Places::picked(walk.tail_row(own, own_tile));
-      } else {
-        break;
-      }
-      states.attend(keys, values, places, queries, from, full, [&](int row) {
-        return shared ? rows.shared_span(first_row + row) : rows.own_span(own, first_row + row);
-      });
-    }
+    attend_chain(states, walk, ring, queries, mine, slot, joiner.chain);
     joiner.end_slot(states, rows, slot, first);
   }
 }
@@ -195,10 +129,10 @@ __device__ __forceinline__ void attend(const Inputs& in, uint2* attended, int* a
   const int guess_row = row_cta + min(lane % kRowLanes, kRows - 1);
   const int guess =
       min(sequence * SEQUENCE_ROWS + min(guess_row, SEQUENCE_ROWS - 1), LAUNCH_ROWS - 1);
-  Walk walk{in.k_pool,       in.v_pool, in.page_table + view * TABLE, kv_head,
-            joiner.key_warp, lane,      joiner.row_warp * 32 + lane};
+  Walk walk{in.k_pool, in.v_pool, in.page_table + view * TABLE,
+            kv_head,   lane,      joiner.row_warp * 32 + lane};
   pdl_launch_dependents();
-  walk.warm(in.row_slot, __shfl_sync(kAllLanes, guess, 0));
+  walk.warm(in.row_slot, __shfl_sync(kAllLanes, guess, 0), context_cta(), joiner.chain);
   if (threadIdx.x == 0) {
     if (HAS_SINKS) warm_l2(in.sinks + kv_head * GROUP);
     warm_l2(in.row_start + sequence);
@@ -213,11 +147,11 @@ __device__ __forceinline__ void attend(const Inputs& in, uint2* attended, int* a
   if (PAGE_SIZE % kTile == 0) walk.look_up(walk.entries_from);
   for (int first = begin + row_cta; first < stop; first += ROW_CTAS * kRows) {
     walk.rows.open(first, min(kRows, stop - first), in.row_slot, tree_start, in.ancestor_bits);
-    if (!walk.rows.occupy_cta()) continue;
+    if (!walk.rows.occupy_cta(context_cta(), CONTEXT_CTAS)) continue;
     attend_slots(in, walk, memory, first);
     const bool joins = SLOTS > 1 && walk.rows.chunks() > 1;
     int* count = arrivals + first * KV_HEADS + kv_head;
-    if (joins && arrives_last(count, walk.rows.ctas(), memory.last)) {
+    if (joins && arrives_last(count, walk.rows.ctas(CONTEXT_CTAS), memory.last)) {
       joiner.join_slots(walk.rows, first);
     }
     walk.rows.index = -1;

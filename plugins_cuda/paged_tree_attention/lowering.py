@@ -10,10 +10,17 @@ from specbuild.plugins_cuda.launches import (
     LoweringRequest,
     OpLaunch,
     Tactic,
+    Target,
     Workspace,
 )
 from specbuild.plugins_cuda.paged_tree_attention import many_rows
 from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry, geometry_of
+from specbuild.plugins_cuda.paged_tree_attention.own_slots import (
+    MOST_TEAMS,
+    OwnSlots,
+    own_slots,
+    own_slots_launch,
+)
 from specbuild.plugins_cuda.paged_tree_attention.prefill import lower_prefill
 from specbuild.plugins_cuda.paged_tree_attention.selected import (
     STAGES as STAGES_OF_A_LIST,
@@ -23,9 +30,9 @@ from specbuild.plugins_cuda.paged_tree_attention.selected import (
     with_lists,
 )
 
-KEY_WARPS = 4
+CHAINS = 4  # of a slot, each a team's
 TILE_KEYS = 32
-CHUNK_KEYS = KEY_WARPS * TILE_KEYS
+CHUNK_KEYS = CHAINS * TILE_KEYS
 HEADS = 8
 FLAG_BYTES = 16
 
@@ -34,10 +41,13 @@ FLAG_BYTES = 16
 MOST_SLOTS, FEWEST_SLOTS = 32, 16
 CTAS_WANTED = 128
 WIDEST_UNSPLIT_WINDOW = 1024
+# Of sequences and KV heads: so many are shared out by their lengths (own_slots.py).
+MANY_GROUPS = 64
 
+CTAS_OF_AN_SM = 2  # of rows that share their keys with none
 MOST_ROWS_ALONE = 4  # of a warp that shares its keys with none
 MOST_ROWS_OF_A_WARP = 6  # of two that share theirs; registers bound both
-# Of many sequences: more CTAs than fit level what contexts of different lengths cost.
+# Where a slot is shared: more CTAs than fit level what contexts of different lengths cost.
 MOST_CTAS = 1024
 
 
@@ -60,10 +70,10 @@ class Cut:
 
     def shared_bytes(self, width: int, words: int) -> int:
         """Ring and states of the warps; several rows share queries and a copy of the tree too."""
-        ring = KEY_WARPS * self.stages * 2 * TILE_KEYS * width * 2
+        ring = CHAINS * self.stages * 2 * TILE_KEYS * width * 2
         tail = 2 * TILE_KEYS * (1 + words) * width * 2
         queries = self.rows_of_a_cta * HEADS * width * 2
-        states = self.row_warps * min(self.rows, 2) * KEY_WARPS * HEADS * (4 * (width + 8) + 8)
+        states = self.row_warps * min(self.rows, 2) * CHAINS * HEADS * (4 * (width + 8) + 8)
         return ring + states + (tail + queries if self.rows_of_a_cta > 1 else 0) + FLAG_BYTES
 
 
@@ -81,6 +91,10 @@ def lower(request: LoweringRequest) -> Lowering:
             usual = replace(shape, rows=MOST_ROWS_ALONE * shape.batch, uneven=False)
             plain = _lowered(request, shape, _cut(request, usual))
             return many_rows.with_many(shape, plain, cut.split, cut.slots)
+        own = _own_slots(request, shape, cut.slots)
+        if own is not None:
+            launch = own_slots_launch(request, shape, own, cut.split, cut.slots)
+            return Lowering((launch,), _workspaces(shape, cut.slots))
         return _lowered(request, shape, cut)
     plain = _lowered(request, shape, cut)
     require_lists(request, shape)
@@ -100,6 +114,7 @@ def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
         ("ROW_WARPS", cut.row_warps),
         ("ROW_CTAS", cut.row_ctas),
         ("STAGES", cut.stages),
+        ("SLOT_TEAMS", 0),
         ("WARMED", request.tactic.get("warmed", 2 if cut.split == 1 else 1)),
         ("LAUNCH_ROWS", shape.rows),
         ("SEQUENCE_ROWS", max(1, shape.rows // shape.batch)),
@@ -109,7 +124,7 @@ def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
     launch = OpLaunch(
         Kernel("paged_tree_attention", entry, constants),
         grid=(cut.context_ctas * cut.row_ctas, shape.kv_heads, shape.batch),
-        block=32 * KEY_WARPS * cut.row_warps,
+        block=32 * CHAINS * cut.row_warps,
         shared_bytes=cut.shared_bytes(shape.width, shape.words),
         arguments=(*ARGUMENTS, *(workspace.name for workspace in workspaces)),
     )
@@ -129,23 +144,38 @@ def _workspaces(shape: Geometry, slots: int) -> tuple[Workspace, ...]:
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Depths of the pipeline, CTAs over the context, tiles asked for early; the default first."""
+    """Depths of the pipeline, CTAs over the context, teams with slots of their own, tiles asked for
+    early; the default first."""
     if request.phase == "prefill" or "selected" in request.tensors:
         return ({},)
     shape = geometry_of(request)
     if shape.window and _split(shape) == 1:
         return ({}, {"warmed": 0}, {"stages": 3})
-    if many_rows.takes(shape, _cut(request, shape).slots):
+    slots = _cut(request, shape).slots
+    if many_rows.takes(shape, slots):
         return ({},)
-    # Fewer than four only where they fill the GPU.
-    full = [n for n in (1, 2) if n * shape.batch * shape.kv_heads >= CTAS_WANTED]
-    return (
-        {},
-        {"warmed": 0},
-        {"stages": 2},
-        {"stages": 4},
-        *({"context_ctas": n} for n in (*full, 4, 8)),
-    )
+    # Half of the teams leave room for a second CTA where rows are few.
+    sizes = (MOST_TEAMS, MOST_TEAMS // 2) if _are_few_rows(shape) else (MOST_TEAMS,)
+    own: list[Tactic] = [{"slot_teams": n, "stages": stages} for n in sizes for stages in (2, 3)]
+    own = [t for t in own if _own_slots(replace(request, tactic=t), shape, slots)]
+    shared: list[Tactic] = [{"stages": 2}, {"stages": 4}, {"context_ctas": 4}, {"context_ctas": 8}]
+    shared = [{"slot_teams": 0, **tactic} for tactic in shared]
+    return ({}, {"warmed": 0}, *own, *shared)
+
+
+def _are_few_rows(shape: Geometry) -> bool:
+    return shape.rows <= 2 * shape.batch
+
+
+def _own_slots(request: LoweringRequest, shape: Geometry, slots: int) -> OwnSlots | None:
+    """How teams with slots of their own do this launch, None where others do."""
+    groups = shape.batch * shape.kv_heads
+    crowded = _are_few_rows(shape) and groups > request.target.multiprocessors
+    usual = 0 if groups < MANY_GROUPS else MOST_TEAMS // 2 if crowded else MOST_TEAMS
+    teams = request.tactic.get("slot_teams", usual)
+    if teams == 0 or slots == 1 or shape.uneven:
+        return None
+    return own_slots(request, shape, teams, request.tactic.get("stages", 2))
 
 
 def _split(shape: Geometry) -> int:
@@ -160,7 +190,10 @@ def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
     split = _split(shape)
     slots = min(split, -(-shape.capacity // CHUNK_KEYS))
     sequence_rows = -(-shape.rows // shape.batch)
-    rows, row_warps = _rows_of_a_cta(sequence_rows, shape.width, reads_much=split > 1)
+    if split > 1:
+        rows, row_warps = _rows_of_a_cta(sequence_rows, shape.width)
+    else:
+        rows, row_warps = _rows_of_a_window(request.target, shape, sequence_rows), 1
     limit = request.target.shared_bytes_per_block
     while True:
         row_ctas = -(-sequence_rows // (rows * row_warps))
@@ -180,21 +213,26 @@ def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
         rows, row_warps = 1, 1  # such a tree is gathered row by row
 
 
-def _rows_of_a_cta(rows: int, width: int, *, reads_much: bool) -> tuple[int, int]:
-    """Rows of a warp, and warps that share a tile: (1, 2, 4 or 6; 1 or 2), for a sequence's rows.
-
-    Where keys are few it is quicker to read them again than to wait for other rows.
-    """
-    if rows == 1:
-        return 1, 1
-    if not reads_much or rows == 2:
-        return 2, 1
+def _rows_of_a_cta(rows: int, width: int) -> tuple[int, int]:
+    """Rows of a warp, and warps that share a tile: (1, 2, 4 or 6; 1 or 2), for a sequence's rows."""
+    if rows <= 2:
+        return rows, 1
     alone = MOST_ROWS_ALONE if width <= 64 else MOST_ROWS_ALONE // 2
     if rows <= alone:
         return alone, 1
     most = MOST_ROWS_OF_A_WARP if width <= 64 else MOST_ROWS_OF_A_WARP // 3
     ctas = -(-rows // (2 * most))
     return min(most, 2 * -(-rows // (4 * ctas))), 2
+
+
+def _rows_of_a_window(target: Target, shape: Geometry, rows: int) -> int:
+    """Rows of a warp where keys are few: it is quicker to read them again than to wait for other
+    rows, as long as all CTAs run at once."""
+    if rows == 1:
+        return 1
+    most = MOST_ROWS_ALONE if shape.width <= 64 else MOST_ROWS_ALONE // 2
+    ctas = max(1, CTAS_OF_AN_SM * target.multiprocessors // (shape.batch * shape.kv_heads))
+    return min(most, max(2, -(-rows // ctas)))
 
 
 def _power_of_two(value: int) -> int:

@@ -38,14 +38,14 @@ struct Gather {
   const uint4* v_pool;
   const int* table;  // of this sequence and KV head
   const int* list;
-  int held, kv_head, lane, key_warp;
+  int held, kv_head, lane, chain;
   int own, tree_start;  // of the row
   int ancestors[WORDS];
   int looked[kLooked];  // entries of the warp's first tiles, then pool rows
 
   // The list's entry of this lane in the warp's tile of a chunk.
   __device__ __forceinline__ int entry(int chunk) const {
-    const int at = chunk * kChunk + key_warp * kTile + lane;
+    const int at = chunk * kChunk + chain * kTile + lane;
     return at < held ? list[at] : -1;
   }
 
@@ -171,7 +171,7 @@ __device__ __forceinline__ void join_last(const Rows& rows, const Memory& memory
                                           int row) {
   if (SLOTS == 1 || rows.chunks() == 1) return;
   volatile int* last = memory.last;
-  const int ctas = rows.ctas();
+  const int ctas = rows.ctas(CONTEXT_CTAS);
   __syncthreads();
   if (threadIdx.x == 0) {
     int* count = arrivals + static_cast<int64_t>(row) * KV_HEADS + blockIdx.y;
@@ -190,10 +190,10 @@ __device__ __forceinline__ void attend_whole_row(const Inputs& in, const Memory&
                                                  int* arrivals) {
   const Joiner& joiner = memory.joiner;
   const int lane = threadIdx.x % 32;
-  Walk walk{in.k_pool, in.v_pool, table, static_cast<int>(blockIdx.y), joiner.key_warp, lane, lane};
+  Walk walk{in.k_pool, in.v_pool, table, static_cast<int>(blockIdx.y), lane, lane};
   walk.rows.open(row, 1, in.row_slot, tree_start, in.ancestor_bits);
-  if (!walk.rows.occupy_cta()) return;
-  walk.look_up(walk.first_tile(context_cta()));
+  if (!walk.rows.occupy_cta(context_cta(), CONTEXT_CTAS)) return;
+  walk.look_up(walk.first_tile(context_cta(), joiner.chain));
   attend_slots(in, walk, memory, row);
   join_last(walk.rows, memory, arrivals, row);
 }
@@ -215,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
   pdl_launch_dependents();
   pdl_wait();
   const FirstSequences sequences(row_start, batch, tree_start, tree_start);
-  Gather gather{k_pool, v_pool, page_table, list, held, kv_head, lane, memory.joiner.key_warp};
+  Gather gather{k_pool, v_pool, page_table, list, held, kv_head, lane, memory.joiner.chain};
   const int head_entry = lane * kChunk < held ? list[lane * kChunk] : -1;
 #pragma unroll
   for (int i = 0; i < kLooked; ++i) {
@@ -250,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
   Rows rows{};
   rows.count = 1;
   rows.end = max(chunks, 1) * kChunk - 1;
-  if (!rows.occupy_cta()) return;
+  if (!rows.occupy_cta(static_cast<int>(blockIdx.x), CONTEXT_CTAS)) return;
   gather.look_up(gather.looked);
   attend_lists(gather, rows, queries, memory, row);
   join_last(rows, memory, workspace_arrivals, row);

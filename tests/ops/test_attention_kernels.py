@@ -2,158 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from emulation import has_compiler, run_lowering
+from attention_launches import Geometry, Launch, Text, dtype_of, expected
+from emulation import has_compiler
 from launch_branches import Branch, alone, node, refed, wide_node
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import SMALL_TARGET, bits, values
-from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Phase, Tactic, TensorInfo
+from specbuild.builder.backends.cuda.kernels.kernel_case import values
+from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, TensorInfo
 from specbuild.plugins_cuda.paged_tree_attention.op import OP
 from specbuild.runtime.errors import SpecbuildError
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
-
-
-@dataclass(frozen=True)
-class Text:
-    """Tokens by position: bf16 bits of q [n, Hq, D], k and v [n, Hkv, D]."""
-
-    q: np.ndarray
-    k: np.ndarray
-    v: np.ndarray
-
-    @classmethod
-    def drawn(cls, length: int, geometry: Geometry, seed: int) -> Text:
-        """Random tokens."""
-        generator = torch.Generator().manual_seed(seed)
-        heads = (geometry.kv_heads * geometry.group, geometry.kv_heads, geometry.kv_heads)
-        drawn = [torch.randn(length, n, geometry.width, generator=generator) for n in heads]
-        return cls(*(bits(tensor.bfloat16()) for tensor in drawn))
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """The layer: what a lowering is told beside the launch."""
-
-    kv_heads: int = 1
-    group: int = 3
-    width: int = 16
-    page_size: int = 16
-    window: int = 0
-    words: int = 2
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Sequences that are attended together."""
-
-    geometry: Geometry
-    sequences: Sequence[Branch[Text]]
-    padding_rows: int = 0
-    pages: int = 13
-    tactic: Tactic = field(default_factory=dict)
-    phase: Phase = "decode"
-    seed: int = 0
-    uneven: bool = False
-
-    def attended(self) -> list[np.ndarray]:
-        """The result's bits [rows, Hq, D] of each sequence."""
-        inputs = self._inputs()
-        result = run_lowering(OP, self._lowering(inputs), inputs, {"attended": inputs["q"]})
-        return np.split(result["attended"], inputs["row_start"][1:])[: len(self.sequences)]
-
-    def entries(self) -> list[str]:
-        """The kernels that are launched."""
-        return [launch.kernel.entry for launch in self._lowering(self._inputs()).launches]
-
-    def request(self) -> LoweringRequest:
-        """What the launch is lowered for."""
-        return self._request(self._inputs())
-
-    def _lowering(self, inputs: Mapping[str, np.ndarray]) -> Lowering:
-        assert OP.lower is not None
-        return OP.lower(self._request(inputs))
-
-    def _request(self, inputs: Mapping[str, np.ndarray]) -> LoweringRequest:
-        shapes = {name: TensorInfo(array.shape, _dtype(array)) for name, array in inputs.items()}
-        attributes = {"scale": self.geometry.width**-0.5, "window": self.geometry.window}
-        tensors = {**shapes, "attended": shapes["q"]}
-        return LoweringRequest(
-            tensors, attributes, self.phase, SMALL_TARGET, self.tactic, self.uneven
-        )
-
-    def _inputs(self) -> dict[str, np.ndarray]:
-        shape, rng = self.geometry, np.random.default_rng(self.seed)
-        size = shape.page_size
-        needed = [-(-len(sequence.tokens) // size) for sequence in self.sequences]
-        pages = 1 + rng.permutation(sum(needed)).astype(np.int32)
-        table = np.zeros((len(needed), 1, max(self.pages, *needed)), np.int32)
-        # NaN wherever nothing was written.
-        pool = np.full((len(pages) + 1, shape.kv_heads, size, shape.width), 0x7FC0, np.uint16)
-        k, v = pool, pool.copy()
-        q, slots, words = [], [], []
-        for index, sequence in enumerate(self.sequences):
-            mine = pages[sum(needed[:index]) : sum(needed[: index + 1])]
-            table[index, 0, : len(mine)] = mine
-            oldest = self._oldest(sequence)
-            for slot, token in enumerate(sequence.tokens):
-                if slot >= oldest:
-                    k[mine[slot // size], :, slot % size] = sequence.text.k[token]
-                    v[mine[slot // size], :, slot % size] = sequence.text.v[token]
-            for row, slot in enumerate(sequence.rows):
-                q.append(sequence.text.q[sequence.tokens[slot]])
-                slots.append(slot)
-                words.append(sequence.words(row))
-        counts = [len(sequence.rows) for sequence in self.sequences]
-        total = len(q) + self.padding_rows
-        all_q = np.full((total, shape.kv_heads * shape.group, shape.width), 0x7FC0, np.uint16)
-        all_q[: len(q)] = q
-        row_slot, ancestors = np.zeros(total, np.int32), np.zeros((total, shape.words), np.uint32)
-        row_slot[: len(q)] = slots
-        for word in range(shape.words):
-            ancestors[: len(q), word] = [w >> (32 * word) & 0xFFFFFFFF for w in words]
-        sinks = np.linspace(-1, 1, shape.kv_heads * shape.group).astype(np.float32)
-        return {
-            "q": all_q,
-            "k_pool": k,
-            "v_pool": v,
-            "page_table": table,
-            "row_start": np.cumsum([0, *counts]).astype(np.int32),
-            "row_slot": row_slot,
-            "tree_start": np.array([s.tree_start for s in self.sequences], np.int32),
-            "ancestor_bits": ancestors.view(np.int32),
-            "sinks": sinks,
-        }
-
-    def _oldest(self, sequence: Branch[Text]) -> int:
-        """The first slot that a windowed layer still holds: a ring overwrites what is older."""
-        if not self.geometry.window or not sequence.rows:
-            return 0
-        first = min(*sequence.rows, sequence.tree_start)
-        return max(0, first - self.geometry.window + 1)
-
-
-def _dtype(array: np.ndarray) -> str:
-    return {"uint16": "bfloat16"}.get(array.dtype.name, array.dtype.name)
-
-
-def expected(geometry: Geometry, text: Text, position: int) -> np.ndarray:
-    """Dense attention of one token in float64 → [Hq, D]."""
-    first = max(0, position - geometry.window + 1) if geometry.window else 0
-    q, k, v = (
-        values(array, torch.bfloat16).astype(np.float64)
-        for array in (text.q[position], text.k[first : position + 1], text.v[first : position + 1])
-    )
-    k, v = (np.repeat(array, geometry.group, axis=1) for array in (k, v))
-    scores = np.einsum("hd,shd->hs", q, k) * geometry.width**-0.5
-    sinks = np.linspace(-1, 1, len(q))
-    weights = np.exp(scores) / (np.exp(scores).sum(1) + np.exp(sinks))[:, None]
-    return np.einsum("hs,shd->hd", weights, v)
 
 
 POSITIONS = (0, 1, 33, 63, 64, 65, 66, 127, 128, 160)
@@ -358,7 +221,7 @@ def test_decoding_kernels_give_a_prompt_the_same_bits_alone_and_among_others(win
 def test_what_no_kernel_does_is_refused() -> None:
     shape = Geometry()
     launch = Launch(shape, [alone(Text.drawn(4, shape, 6), 3)])
-    tensors = {n: TensorInfo(a.shape, _dtype(a)) for n, a in launch._inputs().items()}
+    tensors = {n: TensorInfo(a.shape, dtype_of(a)) for n, a in launch.inputs().items()}
     tensors["attended"] = tensors["q"]
     attributes = {"scale": 0.25, "window": 0}
     assert OP.lower is not None

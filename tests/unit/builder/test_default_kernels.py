@@ -45,6 +45,20 @@ def qkv(rows: int) -> LoweringRequest:
     return LoweringRequest(tensors, attributes)
 
 
+def attention(batch: int, rows: int) -> LoweringRequest:
+    """Full attention of sequences with so many rows each."""
+    total = batch * rows
+    tensors = {
+        "q": bf16(total, 64, 64), "k_pool": bf16(99, 8, 64, 64), "v_pool": bf16(99, 8, 64, 64),
+        "page_table": TensorInfo((batch, 1, 32), "int32"),
+        "row_start": TensorInfo((batch + 1,), "int32"), "row_slot": TensorInfo((total,), "int32"),
+        "tree_start": TensorInfo((batch,), "int32"),
+        "ancestor_bits": TensorInfo((total, 1), "int32"), "sinks": TensorInfo((64,), "float32"),
+        "attended": bf16(total, 64, 64),
+    }  # fmt: skip
+    return LoweringRequest(tensors, {"scale": 0.125, "window": 0})
+
+
 def compile_defaults(name: str, *requests: LoweringRequest) -> None:
     """The compiler refuses hot kernels that spill."""
     lower = op_named(name).lower
@@ -60,6 +74,11 @@ def test_no_default_spills_registers(rows: int) -> None:
     compile_defaults("RmsMoe", experts_request(rows))
     compile_defaults("RmsQkvRope", qkv(rows))
     compile_defaults("Linear", projection(rows, 4096), projection(rows, 17280))
+
+
+def test_attention_of_many_sequences_spills_no_registers() -> None:
+    shapes = ((64, 1), (16, 1), (16, 4), (16, 5), (8, 8))
+    compile_defaults("PagedTreeAttention", *(attention(*shape) for shape in shapes))
 
 
 @pytest.mark.parametrize("experts", [32, 128])

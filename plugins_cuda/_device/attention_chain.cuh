@@ -1,0 +1,84 @@
+// A team's tiles on their way, and a chain of them.
+//
+// Constants of the kernel: those of attention_inputs.cuh, and STAGES.
+#pragma once
+
+#include "attention_inputs.cuh"
+
+// Copies of tiles run STAGES ahead of what is attended to. `ahead` stands at the next one to fetch:
+// its settle() goes from the end of a chain to the next, and its slot is past SPLIT at the end.
+template <class Cursor>
+struct TeamRing {
+  uint4* stages;  // [STAGES][keys, values] of the team
+  Cursor ahead;
+  int stage = 0, spent = -1;
+
+  __device__ __forceinline__ void fetch_next(Walk& walk, int to) {
+    ahead.settle(walk);
+    if (ahead.slot < SPLIT) {
+      walk.fetch(ahead.tile, stages + to * 2 * kTileUnits);
+      ahead.tile += kPeriod;
+    }
+    cp_async_commit();
+  }
+
+  __device__ __forceinline__ void start(Walk& walk) {
+#pragma unroll 1
+    for (int i = 0; i < STAGES; ++i) fetch_next(walk, i);
+  }
+
+  // The keys of the next tile, values behind them; the tile before makes room for a later one.
+  __device__ __forceinline__ const uint4* next(Walk& walk, int team) {
+    if (spent < 0) {
+      cp_async_wait<STAGES - 1>();
+    } else {
+      cp_async_wait<STAGES - 2>();
+    }
+    sync_team(team);
+    if (spent >= 0) fetch_next(walk, spent);
+    spent = stage;
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    return stages + spent * 2 * kTileUnits;
+  }
+};
+
+// What a warp is told of its rows.
+struct TeamRows {
+  int team, first;  // of the CTA's rows
+  bool has_tail;
+  const uint4* tail;
+};
+
+// The states of a chain of a slot: its shared tiles, then the rows' own.
+template <class Ring>
+__device__ __forceinline__ void attend_chain(States& states, Walk& walk, Ring& ring,
+                                             const Queries& queries, const TeamRows& mine, int slot,
+                                             int chain) {
+  const Rows& rows = walk.rows;
+  states.clear();
+  int own = mine.first, own_tile = -1;  // of a row's own tiles
+  const int own_end = mine.has_tail ? min(mine.first + ROWS, rows.count) : 0;
+  for (int tile = walk.first_tile(slot, chain);; tile += kPeriod) {
+    const uint4 *keys, *values;
+    int from;
+    bool full = false;
+    Places places = Places::in_order();
+    const bool shared = walk.shares(tile);
+    if (shared) {
+      keys = ring.next(walk, mine.team);
+      values = keys + kTileUnits;
+      from = tile * kTile;
+      full = from >= rows.full_first && from + kTile - 1 <= rows.full_last;
+    } else if (kHasTail && walk.next_own_tile(slot, chain, own_end, own, own_tile)) {
+      keys = mine.tail;
+      values = keys + kTailSlots * kUnits;
+      from = own_tile * kTile;
+      places = Places::picked(walk.tail_row(own, own_tile));
+    } else {
+      break;
+    }
+    states.attend(keys, values, places, queries, from, full, [&](int row) {
+      return shared ? rows.shared_span(mine.first + row) : rows.own_span(own, mine.first + row);
+    });
+  }
+}

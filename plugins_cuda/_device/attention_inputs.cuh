@@ -1,0 +1,50 @@
+// What the decode kernels of attention are given, and how a CTA's queries come into place.
+//
+// Constants of the kernel: those of attention_states.cuh.
+#pragma once
+
+#include "attention_states.cuh"
+
+constexpr int kQueryRows = ROW_WARPS * kPairs * 2 * kHeads;
+
+struct Inputs {
+  const uint32_t* q;
+  const uint4* k_pool;
+  const uint4* v_pool;
+  const int* page_table;
+  const int* row_start;
+  const int* row_slot;
+  const int* tree_start;
+  const int* ancestor_bits;
+  const float* sinks;
+};
+
+// The warps of a team wait for each other.
+__device__ __forceinline__ void sync_team(int team) {
+  if (ROW_WARPS == 1) {
+    __syncwarp();
+  } else {
+    named_barrier_sync(1 + team, 32 * ROW_WARPS);
+  }
+}
+
+// Starts the copies of all rows' queries, or loads the only row's.
+__device__ __forceinline__ void load_queries(Queries& queries, uint4* to, const uint32_t* from,
+                                             const Walk& walk, int first) {
+  if (kRows == 1) {
+    const int t = walk.lane % 4, head = walk.lane / 4;
+    const int64_t q_head = (static_cast<int64_t>(first) * KV_HEADS + walk.kv_head) * GROUP + head;
+    queries.hold(from + q_head * (WIDTH / 2) + t, head < GROUP);
+    return;
+  }
+  const uint4* units = reinterpret_cast<const uint4*>(from);
+  for (int i = threadIdx.x; i < kQueryRows * kUnits; i += kThreads) {
+    const int place = i / kUnits, head = place % kHeads;
+    const int row = place / (2 * kHeads * kPairs) * ROWS + place / kHeads % (2 * kPairs);
+    const int target = first + min(row, walk.rows.count - 1);
+    const bool real = head < GROUP;
+    const int64_t q_head = (static_cast<int64_t>(target) * KV_HEADS + walk.kv_head) * GROUP;
+    const int64_t unit = (q_head + (real ? head : 0)) * kUnits + i % kUnits;
+    cp_async_16_or_zero(to + tile_unit<WIDTH>(place, i % kUnits), units + unit, real);
+  }
+}

@@ -1,0 +1,214 @@
+// PagedTreeAttention for decoding where sequences are many: a team of warps has slots of its own.
+//
+//   q … attended, workspace_…   as attend_split's (kernel.cu), whose bits these are
+//
+// Grid (shares · ROW_CTAS, KV_HEADS): about as many CTAs as the GPU holds, each with a share of the
+// chunks that all sequences have (attention_shares.cuh), so that neither many short contexts nor
+// few long ones leave multiprocessors idle. A CTA takes kRows rows of a sequence and one KV head;
+// its teams take its slots in turn.
+//
+// In kernel.cu four warps share a slot, which is quickest where one sequence is spread over the
+// whole GPU: their states meet in shared memory after every slot, and up to 2k keys a slot is one
+// tile of each warp. Here a team walks all four chains of a slot, one after the other, and joins
+// them as it goes. Slots join in order in shared memory, once a round of all teams, where the CTA
+// has all of them; else in the workspaces, by the CTA that arrives last.
+//
+// Bytes: 4·WIDTH a key and KV head; 512·WIDTH·STAGES·SLOT_TEAMS under way in a CTA.
+#include "../_device/arrival.cuh"
+#include "../_device/attention_chain.cuh"
+#include "../_device/attention_held.cuh"
+#include "../_device/attention_shares.cuh"
+
+namespace {
+
+static_assert(SLOTS > 1, "slots have workspaces");
+
+struct Memory {
+  uint4* ring;  // [kTeams][STAGES][keys, values], from this team's on
+  uint4* tail;  // [keys, values] of kTailSlots
+  uint4* queries;
+  float4* running;  // [Running::kAll]
+  float* parts;     // [kTeams][ROW_WARPS][kPartFloats]
+  float2* sums;     // [kTeams][ROW_WARPS][kPartHeads]
+  int* last;        // whether this CTA arrives last
+  int team, row_warp;
+
+  __device__ __forceinline__ explicit Memory(unsigned char* shared) {
+    const int warp = threadIdx.x / 32;
+    team = warp % kTeams;
+    row_warp = warp / kTeams;
+    ring = reinterpret_cast<uint4*>(shared);
+    tail = ring + kTeams * STAGES * 2 * kTileUnits;
+    queries = tail + (kHasTail ? 2 * kTailSlots * kUnits : 0);
+    running = reinterpret_cast<float4*>(queries + (kRows > 1 ? kQueryRows * kUnits : 0));
+    parts = reinterpret_cast<float*>(running + Running::kAll);
+    sums = reinterpret_cast<float2*>(parts + kParts * kPartFloats);
+    last = reinterpret_cast<int*>(sums + kParts * kPartHeads);
+    ring += team * STAGES * 2 * kTileUnits;
+  }
+};
+
+// A place in a team's list of shared tiles: slots in turn, and its chains of each.
+struct Cursor {
+  int stride, from_chain, to_chain;
+  int slot, chain, tile;
+
+  // From a chain's end to the next chain that has tiles, or past the last slot.
+  __device__ __forceinline__ void settle(const Walk& walk) {
+    while (slot < SPLIT && !walk.shares(tile)) {
+      if (++chain == to_chain) {
+        chain = from_chain;
+        slot += stride;
+      }
+      tile = walk.first_tile(slot, chain);
+    }
+  }
+};
+
+// One CTA: its slots, those that are `cta` modulo `ctas`, of the rows from `first` on.
+__device__ __forceinline__ void attend_share(const Inputs& in, Walk& walk, const Memory& memory,
+                                             const SlotStates& slots, int cta, int ctas, int first,
+                                             int* arrivals) {
+  const Rows& rows = walk.rows;
+  const bool has_tail = kHasTail && rows.tail_in_cta(cta, ctas);
+  const TeamRows mine{memory.team, memory.row_warp * ROWS, has_tail, memory.tail};
+  Queries queries;
+  queries.tile = memory.queries + memory.row_warp * kPairs * 16 * kUnits;
+  load_queries(queries, memory.queries, in.q, walk, first);
+  if (has_tail) walk.fetch_tail(memory.tail);
+  if (kRows > 1) cp_async_commit();
+  // Few slots give each of their chains to a team; many are each a team's, in rounds.
+  const int count = SPLIT / ctas, of_a_slot = count * kChains <= kTeams ? kChains : 1;
+  const int teams = min(kTeams / of_a_slot, count), stride = ctas * teams;
+  const int place = memory.team / of_a_slot, chain_from = memory.team % of_a_slot;
+  const int chain_to = of_a_slot == 1 ? kChains : chain_from + 1;
+  const int slot_from = place < teams ? cta + ctas * place : SPLIT;
+  TeamRing<Cursor> ring{memory.ring,
+                        {stride, chain_from, chain_to, slot_from, chain_from,
+                         walk.first_tile(slot_from, chain_from)}};
+  ring.start(walk);
+  if (kRows > 1) {
+    cp_async_wait<STAGES>();
+    __syncthreads();
+  }
+  const Held held(memory.parts, memory.sums, memory.team * ROW_WARPS + memory.row_warp);
+  Running running(memory.running);
+#pragma unroll 1
+  for (int round = 0; round < SPLIT; round += stride) {
+    bool any = false;
+    for (int i = 0; i < teams; ++i) any = any || rows.occupy(round + cta + ctas * i);
+    if (!any) continue;
+    const int slot = round + slot_from;
+    const bool occupied = slot < SPLIT && rows.occupy(slot);
+#pragma unroll 1
+    for (int chain = chain_from; occupied && chain < chain_to; ++chain) {
+      States states;
+      attend_chain(states, walk, ring, queries, mine, slot, chain);
+      held.join(states, chain == chain_from);
+    }
+    if (ctas > 1 && of_a_slot == 1) {
+      if (occupied) {
+        held.leave(slots, first + mine.first, min(ROWS, rows.count - mine.first), slot);
+      }
+      continue;
+    }
+    if (!occupied) held.clear();
+    __syncthreads();
+    if (ctas == 1) {
+      running.join_teams(memory.parts, memory.sums, 0, teams, rows.count);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < teams; ++i) {
+        const int ended = cta + ctas * i;
+        if (!rows.occupy(ended)) continue;
+        Running of_slot(memory.running);
+        of_slot.join_teams(memory.parts, memory.sums, kChains * i, kChains * (i + 1), rows.count);
+        of_slot.leave(slots, first, rows.count, ended);
+      }
+    }
+    __syncthreads();
+  }
+  if (ctas == 1) {
+    running.store(slots, first, rows.count);
+    return;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const int arriving = rows.ctas(ctas);
+    int* arrived = arrivals + first * KV_HEADS + walk.kv_head;
+    const bool is_last = arriving == 1 || arrive(arrived) == arriving - 1;
+    if (is_last && arriving > 1) *arrived = 0;
+    *memory.last = is_last;
+  }
+  __syncthreads();
+  if (*static_cast<volatile int*>(memory.last) == 0) return;
+  slots.join_rows<kThreads, 8>(first, rows.count, threadIdx.x,
+                               [&](int slot) { return rows.occupy(slot); });
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
+    attend_own_slots(const uint32_t* q, const uint4* k_pool, const uint4* v_pool,
+                     const int* page_table, const int* row_start, const int* row_slot,
+                     const int* tree_start, const int* ancestor_bits, const float* sinks,
+                     const int* selected, uint2* attended, int* workspace_arrivals,
+                     float2* workspace_sums, float4* workspace_values) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  const Memory memory(shared);
+  const Inputs in{q,        k_pool,     v_pool,        page_table, row_start,
+                  row_slot, tree_start, ancestor_bits, sinks};
+  const SlotStates slots{workspace_sums, workspace_values, sinks, attended};
+  const int lane = threadIdx.x % 32, kv_head = blockIdx.y;
+  const int row_cta = static_cast<int>(blockIdx.x) % ROW_CTAS * kRows;
+  const int most = static_cast<int>(gridDim.x) / ROW_CTAS;
+  int number = static_cast<int>(blockIdx.x) / ROW_CTAS;
+  pdl_launch_dependents();
+  // Before the wait for the launches in front all of this is a guess, and good enough to ask for
+  // lines in L2.
+  const Lengths guessed(row_start, tree_start);
+  Share share = share_of(guessed, number, most);
+  const auto table_of = [&](int sequence) {
+    const int of = min(sequence, BATCH - 1);
+    return page_table + (of * VIEWS + (VIEWS > 1 ? kv_head : 0)) * TABLE;
+  };
+  const auto row_of = [&](int begin) {
+    const int row = begin + row_cta + min(lane % kRowLanes, kRows - 1);
+    return min(max(row, 0), LAUNCH_ROWS - 1);
+  };
+  Walk walk{k_pool, v_pool, table_of(share.sequence), kv_head, lane, memory.row_warp * 32 + lane};
+  const int row = row_of(share.row_begin);
+  walk.warm(row_slot, __shfl_sync(kAllLanes, row, 0),
+            (share.cta + share.ctas * memory.team) & (SPLIT - 1), 0);
+  if (threadIdx.x == 0) {
+    if (HAS_SINKS) warm_l2(sinks + kv_head * GROUP);
+    warm_l2(ancestor_bits + row * WORDS);
+  }
+  pdl_wait();
+  const Lengths lengths(row_start, tree_start);
+  walk.rows.load(row, row_slot, ancestor_bits);
+  if (PAGE_SIZE % kTile == 0) walk.look_up(walk.entries_from);
+  bool looked_up = __all_sync(kAllLanes, lengths == guessed);
+  if (!looked_up) share = share_of(lengths, number, most);
+#pragma unroll 1
+  while (share.sequence < BATCH) {
+    if (!looked_up) {
+      walk.table = table_of(share.sequence);
+      walk.entries_from = -32 * kPeriod;  // of no tile
+      walk.rows.index = -1;
+    }
+    for (int first = share.row_begin + row_cta; first < share.row_end; first += ROW_CTAS * kRows) {
+      const int count = min(kRows, share.row_end - first);
+      walk.rows.open(first, count, row_slot, share.tree_start, ancestor_bits);
+      if (!walk.rows.occupy_cta(share.cta, share.ctas)) continue;
+      attend_share(in, walk, memory, slots, share.cta, share.ctas, first, workspace_arrivals);
+      walk.rows.index = -1;
+      __syncthreads();
+      // Not kept meanwhile: registers are short.
+      share = share_of(Lengths(row_start, tree_start), number, most);
+    }
+    number += most;
+    share = share_of(Lengths(row_start, tree_start), number, most);
+    looked_up = false;
+  }
+}

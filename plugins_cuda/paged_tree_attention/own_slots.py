@@ -1,0 +1,85 @@
+"""PagedTreeAttention over many sequences: teams of warps with slots of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbuild.plugins_cuda.launches import Kernel, LoweringRequest, OpLaunch, Target
+from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry
+
+TILE_KEYS, HEADS, FLAG_BYTES = 32, 8, 16
+MOST_TEAMS = 8
+MOST_WARPS = 8  # so that a thread may have 255 registers
+MOST_ROWS_OF_A_WARP, MOST_ROW_WARPS = 4, 2
+RESERVED_BYTES = 1024  # what the hardware takes of a multiprocessor's memory for every CTA
+
+
+@dataclass(frozen=True)
+class OwnSlots:
+    """How a launch is cut: ``teams`` of ``row_warps`` warps with ``rows`` rows each."""
+
+    teams: int
+    rows: int
+    row_warps: int
+    row_ctas: int
+    stages: int
+
+    def shared_bytes(self, shape: Geometry) -> int:
+        """Rings, a copy of the tree and the queries of several rows, and what teams publish."""
+        ring = self.teams * self.stages * 2 * TILE_KEYS * shape.width * 2
+        rows = self.rows * self.row_warps
+        tail = 2 * TILE_KEYS * (1 + shape.words) * shape.width * 2
+        warp_rows = 1 if self.rows == 1 else 2 * -(-self.rows // 2)
+        queries = self.row_warps * warp_rows * HEADS * shape.width * 2
+        part = warp_rows * HEADS * (4 * shape.width + 8)
+        parts = self.teams * self.row_warps * part + rows * shape.group * shape.width * 4
+        return ring + parts + (tail + queries if rows > 1 else 0) + FLAG_BYTES
+
+    def ctas_of_an_sm(self, shape: Geometry, target: Target) -> int:
+        """One or two, as shared memory and registers allow."""
+        room = target.shared_bytes_per_block + RESERVED_BYTES
+        fits = 2 * (self.shared_bytes(shape) + RESERVED_BYTES) <= room
+        return 2 if fits and 2 * self.teams * self.row_warps <= MOST_WARPS else 1
+
+
+def own_slots(
+    request: LoweringRequest, shape: Geometry, teams: int, stages: int
+) -> OwnSlots | None:
+    """The cut into up to ``teams`` with ``stages`` tiles each; None where that does not fit."""
+    each = -(-shape.rows // shape.batch)
+    row_ctas = -(-each // (MOST_ROWS_OF_A_WARP * MOST_ROW_WARPS))
+    rows = -(-each // row_ctas)
+    row_warps = -(-rows // MOST_ROWS_OF_A_WARP)
+    teams = min(teams, MOST_WARPS // row_warps)
+    cut = OwnSlots(teams, -(-rows // row_warps), row_warps, row_ctas, stages)
+    return cut if cut.shared_bytes(shape) <= request.target.shared_bytes_per_block else None
+
+
+def own_slots_launch(
+    request: LoweringRequest, shape: Geometry, cut: OwnSlots, split: int, slots: int
+) -> OpLaunch:
+    """The launch; its workspaces are those of any cut of the context."""
+    together = cut.ctas_of_an_sm(shape, request.target)
+    shares = together * request.target.multiprocessors // (shape.kv_heads * cut.row_ctas)
+    constants = (
+        *shape.constants(),
+        ("SPLIT", split),
+        ("SLOTS", slots),
+        ("SLOT_TEAMS", cut.teams),
+        ("ROWS", cut.rows),
+        ("ROW_WARPS", cut.row_warps),
+        ("ROW_CTAS", cut.row_ctas),
+        ("STAGES", cut.stages),
+        ("WARMED", request.tactic.get("warmed", 4)),
+        ("BATCH", shape.batch),
+        ("LAUNCH_ROWS", shape.rows),
+        ("CTAS_OF_AN_SM", together),
+    )
+    names = ("workspace_arrivals", "workspace_sums", "workspace_values")
+    return OpLaunch(
+        Kernel("paged_tree_attention", "attend_own_slots", constants, "own_slots.cu"),
+        grid=(max(1, shares) * cut.row_ctas, shape.kv_heads, 1),
+        block=32 * cut.teams * cut.row_warps,
+        shared_bytes=cut.shared_bytes(shape),
+        arguments=(*ARGUMENTS, *names),
+    )

@@ -1,0 +1,119 @@
+"""Attention by teams of warps with slots of their own, emulated: the bits of the plain kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from attention_launches import Geometry, Launch, Text
+from emulation import has_compiler
+from launch_branches import Branch, alone, node, refed, wide_node
+
+from specbuild.plugins_cuda.launches import Target
+from specbuild.plugins_cuda.paged_tree_attention.op import OP
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+
+SHAPE = Geometry(group=3, width=16, page_size=64)
+REAL = Geometry(group=8, width=64, page_size=64, words=1)
+PAGES = 72  # 32 slots of the context, or 16 where there are 8 KV heads
+EMPTY: Branch[Text] = Branch(Text.drawn(1, SHAPE, 9), (), 0, ())
+
+
+def attended(
+    shape: Geometry,
+    branches: list[Branch[Text]],
+    teams: int,
+    multiprocessors: int,
+    padding: int = 2,
+) -> list[np.ndarray]:
+    """Of a launch whose grid fills a GPU of that size."""
+    launch = Launch(
+        shape, branches, padding_rows=padding, pages=PAGES, seed=3,
+        tactic={"slot_teams": teams}, target=Target(multiprocessors=multiprocessors),
+    )  # fmt: skip
+    assert launch.entries() == ["attend_own_slots"]
+    return launch.attended()
+
+
+def wanted(shape: Geometry, branch: Branch[Text]) -> np.ndarray:
+    """By the plain kernel, alone."""
+    launch = Launch(shape, [branch], pages=PAGES, tactic={"slot_teams": 0})
+    assert launch.entries() == ["attend_split"]
+    return launch.attended()[0]
+
+
+def assert_same(
+    shape: Geometry, branches: list[Branch[Text]], teams: int, multiprocessors: int
+) -> None:
+    found = attended(shape, branches, teams, multiprocessors)
+    for index, (rows, branch) in enumerate(zip(found, branches, strict=True)):
+        if branch.rows:
+            np.testing.assert_array_equal(rows, wanted(shape, branch), err_msg=str(index))
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 3, 70])
+@pytest.mark.parametrize("teams", [2, 8])
+def test_rows_of_any_context_get_the_bits_of_the_plain_kernel(
+    teams: int, multiprocessors: int
+) -> None:
+    """One CTA for all sequences in turn, one for each, several for the long one."""
+    text, other = Text.drawn(2600, SHAPE, 1), Text.drawn(300, SHAPE, 2)
+    singles = [alone(text, 2500), alone(other, 0), EMPTY, alone(other, 127), alone(text, 1100)]
+    assert_same(SHAPE, singles, teams, multiprocessors)
+    assert_same(SHAPE, [refed(text, 1500, 2), refed(other, 129, 2)], teams, multiprocessors)
+    chains = [refed(other, 200, 4), refed(text, 2590, 4), alone(other, 5), refed(text, 130, 3)]
+    assert_same(SHAPE, chains, teams, multiprocessors)
+
+
+@pytest.mark.parametrize("multiprocessors", [2, 40])
+def test_trees_get_the_bits_of_the_plain_kernel(multiprocessors: int) -> None:
+    """Tiles that are a row's own, in the tree's copy or gathered; more rows than a CTA takes."""
+    text, other = Text.drawn(1300, SHAPE, 1), Text.drawn(300, SHAPE, 2)
+    for position in (2, 66, 127, 129, 1200):
+        tree = node(text, position, (164, 163, 0, 162))
+        branches = [node(other, 40, (3, 4, 5, 6)), tree, alone(other, 250)]
+        assert_same(SHAPE, branches, 8, multiprocessors)
+    assert_same(SHAPE, [wide_node(text, 257), refed(other, 290, 19)], 8, multiprocessors)
+    # A row alone with ancestors in the tree: drafting behind scattered slots.
+    lone = node(text, 700, (1, 2, 3, 4))
+    row = Branch(text, lone.tokens, lone.tree_start, lone.rows[5:6], lone.lineages[5:6])
+    assert_same(SHAPE, [row, row], 8, multiprocessors)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 8])
+def test_heads_of_64_in_groups_of_8(rows: int) -> None:
+    text = Text.drawn(1500, REAL, 4)
+    branches = [refed(text, position, rows) for position in (1400, 300, 95)]
+    for multiprocessors in (2, 30):
+        assert_same(REAL, branches, 8, multiprocessors)
+
+
+def test_a_window_that_is_split() -> None:
+    shape = Geometry(page_size=64, window=1500)
+    text = Text.drawn(2300, shape, 6)
+    branches = [refed(text, 2200, 3), refed(text, 1600, 2), refed(text, 40, 3)]
+    for multiprocessors in (1, 30):
+        assert_same(shape, branches, 8, multiprocessors)
+
+
+def test_more_sequences_than_a_warp_has_lanes() -> None:
+    text = Text.drawn(700, SHAPE, 7)
+    branches = [alone(text, 17 * i) if i % 5 else EMPTY for i in range(40)]
+    for multiprocessors in (3, 60):
+        assert_same(SHAPE, branches, 8, multiprocessors)
+
+
+def test_who_gets_slots_of_their_own() -> None:
+    """Many sequences; no windows of one slot."""
+    shape = Geometry(kv_heads=8, group=2, page_size=64)
+    text = Text.drawn(300, shape, 8)
+    many = Launch(shape, [alone(text, 200)] * 8, pages=PAGES)
+    assert many.entries() == ["attend_own_slots"]
+    assert Launch(shape, [alone(text, 200)] * 7, pages=PAGES).entries() == ["attend_split"]
+    windowed = Geometry(kv_heads=8, group=2, page_size=64, window=128)
+    few_keys = Launch(windowed, [alone(text, 200)] * 16, pages=PAGES, tactic={"slot_teams": 8})
+    assert few_keys.entries() == ["attend_whole"]
+    assert OP.tactics is not None
+    for launch in (many, Launch(shape, [alone(text, 9)], pages=PAGES)):
+        asked = {tactic.get("slot_teams") for tactic in OP.tactics(launch.request())}
+        assert asked == {None, 0, 4, 8}
