@@ -4,8 +4,8 @@
 //   c_pool         bf16 [pages, 1, PAGE_SIZE, ENTRY]; the first VALUE columns are the value
 //   page_table, row_start, row_slot, tree_start, ancestor_bits, selected, page_position   as in
 //                  kernel.cu
-//   workspace_sums    f32 [T, Q_HEADS, PLACES, 2], out, of slots in use
-//   workspace_values  f32 [T, Q_HEADS, PLACES, VALUE], out, of slots in use
+//   workspace_sums    f32 [T, Q_HEADS, PLACES, 2, 2], out, of slots in use (latent_state.cuh)
+//   workspace_values  f16 [T, Q_HEADS, PLACES, 8 · kStateUnits], out, of slots in use
 //   workspace_counts  i32 [T], out: slots in use
 //
 // Grid (CTAs, groups of 64 heads). A CTA takes one slot of a row and 64 heads after another
@@ -21,6 +21,7 @@
 #include "../_device/attention_softmax.cuh"
 #include "../_device/latent_copy.cuh"
 #include "../_device/latent_slots.cuh"
+#include "../_device/latent_state.cuh"
 #include "../_device/ptx_ring.cuh"
 #include "../_device/ptx_wgmma_shared.cuh"
 
@@ -34,7 +35,6 @@ constexpr int kLastPanel = kEntryPanels - 1;
 constexpr int kHeldSteps = kEntrySteps - 4 * kLastPanel;
 constexpr int kQueryUnits = kHeads * 8;                      // of a panel
 constexpr int kParts = kEntryPanels < 3 ? kEntryPanels : 3;  // of a tile, that arrive by themselves
-constexpr int kValuePanels = ceil_div(VALUE, 64), kOwnPanels = ceil_div(kValuePanels, 2);
 constexpr int kOwnColumns = 64 * kOwnPanels;
 constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
 constexpr int kConsumerRegisters = 232, kCopierRegisters = 40;
@@ -295,13 +295,29 @@ struct Adder {
     even_used += parity == 0;
   }
 
+  // Whether this warpgroup leaves its columns 8n … 8n + 7: those of the middle panel are both's.
+  __device__ __forceinline__ static bool leaves(int n) {
+    const int column = first_panel() * 64 + 8 * n;
+    if (VALUE % 64 != 0 && column >= VALUE) return false;
+    return kValuePanels % 2 == 0 || group() == 0 || n >= 8;
+  }
+
   // A slot's state goes to the workspaces.
-  __device__ __forceinline__ void leave(int row, int slot, float2* slot_sums, float* slot_values) {
+  __device__ __forceinline__ void leave(int row, int slot, float2* slot_sums, uint4* slot_values) {
     const int t = threadIdx.x % 4;
+    float greatest[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kOwnColumns / 2; ++i) {
+      float& most = greatest[i % 4 / 2];
+      if (leaves(i / 4)) most = fmaxf(most, fabsf(sums[i]));
+    }
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      total[j] += __shfl_xor_sync(kAllLanes, total[j], 1);
-      total[j] += __shfl_xor_sync(kAllLanes, total[j], 2);
+#pragma unroll
+      for (int lanes = 1; lanes < 4; lanes *= 2) {
+        total[j] += __shfl_xor_sync(kAllLanes, total[j], lanes);
+        greatest[j] = fmaxf(greatest[j], __shfl_xor_sync(kAllLanes, greatest[j], lanes));
+      }
       if (t == 0) memory.totals[group() * kHeads + head_of(j)] = total[j];
     }
     named_barrier_sync(1, kConsumers);
@@ -310,23 +326,31 @@ struct Adder {
       const int head = head_of(j), q_head = static_cast<int>(blockIdx.y) * kHeads + head;
       if (q_head >= Q_HEADS) continue;
       const int64_t place = (static_cast<int64_t>(row) * Q_HEADS + q_head) * PLACES + slot;
-      if (t == 0 && group() == 0) {
-        slot_sums[place] = make_float2(__fmul_rn(maximum[j], kScale),
-                                       memory.totals[head] + memory.totals[kHeads + head]);
+      const StateScale scale(greatest[j]);
+      if (t == 0) {
+        const float all = memory.totals[head] + memory.totals[kHeads + head];
+        const float first = group() == 0 ? __fmul_rn(maximum[j], kScale) : all;
+        slot_sums[2 * place + group()] = make_float2(first, scale.unit);
       }
-      const int column = first_panel() * 64 + 2 * t;
-      float2* to = reinterpret_cast<float2*>(slot_values + place * VALUE + column);
+      uint4* const to = slot_values + place * kStateUnits + first_panel() * 8 + t;
 #pragma unroll
-      for (int n = 0; n < kOwnColumns / 8; ++n) {
-        if (VALUE % kOwnColumns != 0 && column + 8 * n >= VALUE) continue;
-        to[4 * n] = make_float2(sums[4 * n + 2 * j], sums[4 * n + 2 * j + 1]);
+      for (int n = 0; n < kOwnColumns / 8; n += 4) {
+        if (!leaves(n)) continue;
+        uint32_t pair[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* own = sums + 4 * (n + i) + 2 * j;
+          pair[i] = pack_f16x2(own[0] * scale.inverse, own[1] * scale.inverse);
+          if (VALUE % 32 != 0 && !leaves(n + i)) pair[i] = 0;
+        }
+        to[n] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
       }
     }
   }
 };
 
 __device__ __forceinline__ void add_up(const uint4* q, const RowInputs& in, const Memory& memory,
-                                       float2* slot_sums, float* slot_values) {
+                                       float2* slot_sums, uint4* slot_values) {
   Adder adder(memory);
   Items items(in, memory.starts);
   int loaded = -1;
@@ -356,7 +380,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attend_absorbed(const uint4* q, const uint4* c_pool, const int* page_table,
                     const int* row_start, const int* row_slot, const int* tree_start,
                     const int* ancestor_bits, const int* selected, const int* page_position,
-                    float2* workspace_sums, float* workspace_values, int* workspace_counts) {
+                    float2* workspace_sums, uint4* workspace_values, int* workspace_counts) {
   DYNAMIC_SHARED(unsigned char, shared);
   const Memory memory(shared);
   const RowInputs in{page_table, row_start, row_slot, tree_start, ancestor_bits};

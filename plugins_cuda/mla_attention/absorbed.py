@@ -11,8 +11,8 @@ PARTS = 3
 PROJECT_THREADS = 1024
 
 # Tiles of a slot, by the tiles that a row sees: constants, as a row's sums go slot by slot. A slot
-# leaves a state of 4 · value bytes a head, as much as some two tiles of it: a long context has no
-# more slots than one row needs to fill the GPU, a short one slots that are worth their state.
+# leaves a state of 2 · value bytes a head, as much as a tile of it: a long context has no more
+# slots than one row needs to fill the GPU, a short one slots that are worth their state.
 SHORT_CONTEXT, SHORT_SLOT, LONG_SLOT, MOST_SLOTS = 160, 4, 8, 132
 
 
@@ -58,8 +58,8 @@ def lower_absorbed(shape: LatentGeometry, target: Target, arguments: tuple[str, 
         ),
     )
     workspaces = (
-        Workspace("workspace_sums", 8 * states),
-        Workspace("workspace_values", 4 * states * shape.value),
+        Workspace("workspace_sums", 16 * states),
+        Workspace("workspace_values", 64 * states * -(-shape.value // 32)),
         Workspace("workspace_counts", 4 * shape.rows),
     )
     return Lowering(launches, workspaces)

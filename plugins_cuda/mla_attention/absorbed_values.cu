@@ -7,62 +7,101 @@
 //   attended       bf16 [T, Q_HEADS, V_WIDTH], out
 //   workspace_sums, workspace_values, workspace_counts   as in absorbed.cu
 //
-// Grid (Q_HEADS, T): a row and head. 128 threads have four columns each, eight times over: slot s
-// is joined by group s mod 8, in order, and the groups in order after it. Then the mean times the
-// head's w_v, which is on its way since before the wait. A state is 4·VALUE bytes: 129 of
-// them 264 KB, which an SM takes 2.4 µs for from L2.
+// Grid (Q_HEADS, T): a row and head. A slot's weight is by the greatest maximum of all. 64 threads
+// have 16 bytes of a state each, sixteen times over: slot s is added by group s mod 16, in order,
+// and the groups in order after it. Then the mean times the head's w_v, which is on its way since
+// before the wait. 129 states of 1 KB are 132 KB, which an SM takes 1.2 µs for from L2.
 #include "../_device/latent_mass.cuh"
+#include "../_device/latent_state.cuh"
 
 namespace {
 
 constexpr int kThreads = 1024;
-constexpr int kGroups = 8;
-constexpr int kQuads = kThreads / kGroups;  // of columns
-constexpr int kAhead = 6;                   // states of a group that are asked for at once
+constexpr int kGroupThreads = 64;
+constexpr int kGroups = kThreads / kGroupThreads;
+constexpr int kAhead = ceil_div(PLACES, kGroups) < 9 ? ceil_div(PLACES, kGroups) : 9;
+constexpr int kColumns = 8 * kStateUnits;
+constexpr int kSlotWarps = ceil_div(PLACES, 32);  // with a slot a thread
+// Sums of groups of slots, then products of warps.
+constexpr int kScratch =
+    kGroups * kColumns > kThreads / 32 * V_WIDTH ? kGroups * kColumns : kThreads / 32 * V_WIDTH;
 constexpr int kUnits = V_WIDTH / 8;         // of 16 bytes, of a row of w_v
 constexpr int kSlices = kThreads / kUnits;  // of the columns that are summed
 constexpr int kSliceRows = ceil_div(VALUE, kSlices);
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
-static_assert(VALUE <= 4 * kQuads && VALUE % 4 == 0 && V_WIDTH >= 16 && V_WIDTH <= 128,
-              "see above");
+static_assert(kStateUnits <= kGroupThreads && PLACES <= kThreads && V_WIDTH >= 16 && V_WIDTH <= 128, "see above");
 
-// Four columns of a group's slots.
-__device__ __forceinline__ Part joined(int64_t place, int group, int quad, int slots,
-                                       const float2* sums, const float* values) {
-  Part all = empty_part();
-  for (int first = group; first < slots; first += kGroups * kAhead) {
-    Part part[kAhead];
+// What all slots come to, and for each what its halves' sums are multiplied by.
+struct Weights {
+  float2 of[PLACES];
+  float warp_maxima[kSlotWarps], warp_sums[kSlotWarps];
+  float maximum;
+
+  // By the whole CTA, a slot a thread.
+  __device__ __forceinline__ void find(const float4* states, int slots) {
+    const int slot = threadIdx.x, warp = slot / 32;
+    uint4 bits = make_uint4(__float_as_uint(no_maximum()), 0, 0, 0);
+    if (slot < slots) bits = load_l2_16(states + slot);
+    const float own = __uint_as_float(bits.x);
+    float most = own;
+    if (warp < kSlotWarps) {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int slot = first + i * kGroups;
-      part[i] = empty_part();
-      if (slot >= slots) continue;
-      const int64_t at = place * PLACES + slot;
-      const float2 pair = load_l2_float2(sums + at);
-      part[i].maximum = pair.x;
-      part[i].sum = pair.y;
-      if (4 * quad >= VALUE) continue;
-      const uint4 bits = load_l2_16(values + at * VALUE + 4 * quad);
-      part[i].values = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y),
-                                   __uint_as_float(bits.z), __uint_as_float(bits.w));
+      for (int step = 16; step > 0; step /= 2) {
+        most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
+      }
+      if (slot % 32 == 0) warp_maxima[warp] = most;
     }
+    __syncthreads();
+    if (warp < kSlotWarps) {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) join(all, part[i]);
+      for (int i = 0; i < kSlotWarps; ++i) most = fmaxf(most, warp_maxima[i]);
+      const float weight = exp2_fast(own - finite_maximum(most));
+      float all = __fmul_rn(__uint_as_float(bits.z), weight);
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) all += __shfl_xor_sync(kAllLanes, all, step);
+      if (slot % 32 == 0) warp_sums[warp] = all;
+      if (slot == 0) maximum = most;
+      if (slot < slots) {
+        of[slot] = make_float2(__fmul_rn(__uint_as_float(bits.y), weight),
+                               __fmul_rn(__uint_as_float(bits.w), weight));
+      }
+    }
+    __syncthreads();
   }
-  return all;
+
+  // Of all slots' weights.
+  __device__ __forceinline__ float sum() const {
+    float all = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kSlotWarps; ++i) all += warp_sums[i];
+    return all;
+  }
+};
+
+// This thread's states of slots ``first``, + 16, …; zeros past the last.
+__device__ __forceinline__ void ask(uint4 (&state)[kAhead], const uint4* states, int first,
+                                    int slots) {
+  const int unit = threadIdx.x % kGroupThreads;
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    const int slot = first + i * kGroups;
+    state[i] = make_uint4(0, 0, 0, 0);
+    if (slot < slots && unit < kStateUnits) {
+      state[i] = load_l2_16(states + static_cast<int64_t>(slot) * kStateUnits + unit);
+    }
+  }
 }
 
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     project_absorbed(const uint4* w_v, const uint16_t* b_v, const int* row_start,
-                     const float* sinks, uint16_t* attended, const float2* workspace_sums,
-                     const float* workspace_values, const int* workspace_counts) {
+                     const float* sinks, uint16_t* attended, const float4* workspace_sums,
+                     const uint4* workspace_values, const int* workspace_counts) {
   DYNAMIC_SHARED(uint4, copied);  // [kSliceRows][kThreads]: w_v of the head
-  __shared__ float4 group_values[kGroups][kQuads];
-  __shared__ float2 group_sums[kGroups];
-  __shared__ float mean[4 * kQuads];
-  __shared__ float products[kThreads / 32][V_WIDTH];
+  __shared__ float scratch[kScratch];
+  __shared__ Weights slot_weights;
+  __shared__ float mean[kColumns];
   __shared__ float mass;
   const int head = blockIdx.x, row = blockIdx.y;
   const int unit = threadIdx.x % kUnits, slice = threadIdx.x / kUnits;
@@ -82,28 +121,48 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     cp_async_wait<0>();
     return;
   }
-  const int quad = threadIdx.x % kQuads, group = threadIdx.x / kQuads;
+  const int group = threadIdx.x / kGroupThreads, state_unit = threadIdx.x % kGroupThreads;
   const int64_t place = static_cast<int64_t>(row) * Q_HEADS + head;
-  const Part own = joined(place, group, quad, slots, workspace_sums, workspace_values);
-  group_values[group][quad] = own.values;
-  if (quad == 0) group_sums[group] = make_float2(own.maximum, own.sum);
-  __syncthreads();
-  if (group == 0) {
-    Part all = empty_part();
+  const uint4* const states = workspace_values + place * PLACES * kStateUnits;
+  uint4 state[kAhead];
+  ask(state, states, group, slots);
+  slot_weights.find(workspace_sums + place * PLACES, slots);
+  float own[8] = {};
+  for (int first = group; first < slots; first += kGroups * kAhead) {
+    if (first > group) ask(state, states, first, slots);
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      join(all, {group_sums[i].x, group_sums[i].y, group_values[i][quad]});
+    for (int i = 0; i < kAhead; ++i) {
+      const int slot = first + i * kGroups;
+      if (slot >= slots) break;
+      const float2 halves = slot_weights.of[slot];
+      const float weight = state_half(state_unit) == 0 ? halves.x : halves.y;
+      const uint32_t pairs[4] = {state[i].x, state[i].y, state[i].z, state[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 pair = unpack_f16x2(pairs[j]);
+        own[2 * j] = __fmaf_rn(pair.x, weight, own[2 * j]);
+        own[2 * j + 1] = __fmaf_rn(pair.y, weight, own[2 * j + 1]);
+      }
     }
-    if (quad == 0) mass = mass_of(all, sinks, head);
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if (state_unit >= kStateUnits) continue;
+    float* const to = scratch + group * kColumns + state_column(state_unit, j);
+    *reinterpret_cast<float2*>(to) = make_float2(own[2 * j], own[2 * j + 1]);
+  }
+  __syncthreads();
+  for (int column = threadIdx.x; column < kColumns; column += kThreads) {
+    Part all{slot_weights.maximum, slot_weights.sum(), make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) all.values.x += scratch[i * kColumns + column];
+    if (column == 0) mass = mass_of(all, sinks, head);
     if (HAS_SINKS) join_sink(all, sinks[head]);
-    const uint2 rounded = mean_of(all);
-    mean[4 * quad] = bf16_to_float(static_cast<uint16_t>(rounded.x));
-    mean[4 * quad + 1] = bf16_to_float(static_cast<uint16_t>(rounded.x >> 16));
-    mean[4 * quad + 2] = bf16_to_float(static_cast<uint16_t>(rounded.y));
-    mean[4 * quad + 3] = bf16_to_float(static_cast<uint16_t>(rounded.y >> 16));
+    mean[column] = bf16_low_to_float(mean_of(all).x);
   }
   __syncthreads();
   cp_async_wait<0>();
+  float* const products = scratch;
   float sums[8] = {};
 #pragma unroll
   for (int i = 0; i < kSliceRows; ++i) {
@@ -124,14 +183,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   if (threadIdx.x % 32 < kUnits) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) products[threadIdx.x / 32][8 * unit + j] = sums[j];
+    for (int j = 0; j < 8; ++j) products[threadIdx.x / 32 * V_WIDTH + 8 * unit + j] = sums[j];
   }
   __syncthreads();
   if (threadIdx.x >= V_WIDTH) return;
   const int column = threadIdx.x;
   float sum = 0.0f;
 #pragma unroll 8
-  for (int warp = 0; warp < kThreads / 32; ++warp) sum += products[warp][column];
+  for (int warp = 0; warp < kThreads / 32; ++warp) sum += products[warp * V_WIDTH + column];
   if (HAS_BIAS) sum = __fmaf_rn(mass, bf16_to_float(b_v[v_head * V_WIDTH + column]), sum);
   attended[place * V_WIDTH + column] = float_to_bf16(sum);
 }

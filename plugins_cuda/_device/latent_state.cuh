@@ -1,0 +1,36 @@
+// The state of a slot, row and head of absorbed attention in the workspaces.
+//
+// Constant of the kernel: VALUE. Columns are summed by two warpgroups, each of which has half of
+// their panels of 64. A half's sums are fp16 times a power of two that sets their greatest between
+// 2^14 and 2^15: rounding is 2^-11 of each sum at most, the weights' own is 2^-9. The pair of
+// floats of a half is that power, behind the maximum (half 0) or the sum of the weights (half 1).
+// 16 bytes are the four pairs of columns that a thread of a wgmma's sums has of 32.
+#pragma once
+
+#include "f16.cuh"
+
+constexpr int kValuePanels = ceil_div(VALUE, 64), kOwnPanels = ceil_div(kValuePanels, 2);
+constexpr int kStateUnits = 4 * ceil_div(VALUE, 32);  // of 16 bytes
+
+// The first column of pair ``i`` of unit ``u``.
+__device__ __forceinline__ constexpr int state_column(int u, int i) {
+  return u / 4 * 32 + 8 * i + u % 4 * 2;
+}
+
+// The half that sums up a unit's columns.
+__device__ __forceinline__ constexpr int state_half(int u) {
+  return u / 8 >= kOwnPanels;
+}
+
+// The power of two of sums up to ``greatest``, and what they are multiplied by to be stored.
+struct StateScale {
+  float unit, inverse;
+
+  __device__ __forceinline__ explicit StateScale(float greatest) {
+    // Bits of an exponent; nothing smaller than 2^-95 is told from zero.
+    constexpr uint32_t kOne = 1u << 23, kLeast = 32 * kOne, kStored = 14 * kOne;
+    const uint32_t power = max(__float_as_uint(greatest) & 0x7F800000u, kLeast);
+    unit = __fmul_rn(__uint_as_float(power), 1.0f / 16384);
+    inverse = __uint_as_float(254 * kOne - power + kStored);
+  }
+};
