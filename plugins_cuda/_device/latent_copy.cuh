@@ -1,7 +1,9 @@
-// A warpgroup copies tiles of latents into shared memory; constants of latent_rows.cuh.
+// A warpgroup copies tiles of latents into shared memory; constants of latent_rows.cuh, and
+// READ_ONCE: whether something else had better stay in L2.
 #pragma once
 
 #include "latent_rows.cuh"
+#include "ptx_attention.cuh"
 
 constexpr int kCopyThreads = 128;
 constexpr int kCopyTokens = kCopyThreads / 8;  // that are copied at once
@@ -38,8 +40,12 @@ struct TileCopy {
       if (kEntryUnits % 8 != 0 && panel * 8 + unit >= kEntryUnits) continue;
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
-        cp_async_16_or_zero(to + panel * kPanelUnits + i * kCopyTokens * 8, from[i] + panel * 8,
-                            seen[i]);
+        uint4* const place = to + panel * kPanelUnits + i * kCopyTokens * 8;
+        if (READ_ONCE) {
+          cp_async_16_or_zero_by(read_once_policy(), place, from[i] + panel * 8, seen[i]);
+        } else {
+          cp_async_16_or_zero(place, from[i] + panel * 8, seen[i]);
+        }
       }
     }
   }

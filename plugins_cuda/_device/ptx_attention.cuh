@@ -33,3 +33,27 @@ __device__ __forceinline__ int made_anew(int value) {
 #endif
   return value;
 }
+
+// How L2 treats what is read but once: it makes room first.
+__device__ __forceinline__ uint64_t read_once_policy() {
+#ifdef SPECBUILD_EMULATE
+  return 0;
+#else
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+#endif
+}
+
+// cp_async_16_or_zero() by such a policy.
+__device__ __forceinline__ void cp_async_16_or_zero_by(uint64_t policy, void* shared,
+                                                       const void* global, bool valid) {
+#ifdef SPECBUILD_EMULATE
+  cp_async_16_or_zero(shared, global, valid);
+#else
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(valid ? 16 : 0), "l"(policy)
+               : "memory");
+#endif
+}

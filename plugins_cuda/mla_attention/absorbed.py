@@ -14,6 +14,8 @@ PROJECT_THREADS = 1024
 # leaves a state of 2 · value bytes a head, as much as a tile of it: a long context has no more
 # slots than one row needs to fill the GPU, a short one slots that are worth their state.
 SHORT_CONTEXT, SHORT_SLOT, LONG_SLOT, MOST_SLOTS = 160, 4, 8, 132
+# States of a launch that stay in L2 until its second kernel reads them, if caches make room.
+BYTES_TO_KEEP = 16 << 20
 
 
 def absorbed_places(shape: LatentGeometry) -> int:
@@ -59,10 +61,15 @@ def lower_absorbed(shape: LatentGeometry, target: Target, arguments: tuple[str, 
     )
     workspaces = (
         Workspace("workspace_sums", 16 * states),
-        Workspace("workspace_values", 64 * states * -(-shape.value // 32)),
+        Workspace("workspace_values", _state_bytes(shape, places)),
         Workspace("workspace_counts", 4 * shape.rows),
     )
     return Lowering(launches, workspaces)
+
+
+def _state_bytes(shape: LatentGeometry, places: int) -> int:
+    """Of the sums of all slots, rows and heads."""
+    return 64 * shape.rows * shape.q_heads * places * -(-shape.value // 32)
 
 
 def _weight_bytes(shape: LatentGeometry) -> int:
@@ -87,6 +94,7 @@ def _attend(
         ("SHORT_SLOT", SHORT_SLOT),
         ("LONG_SLOT", LONG_SLOT),
         ("MOST_SLOTS", MOST_SLOTS),
+        ("READ_ONCE", int(_state_bytes(shape, places) <= BYTES_TO_KEEP)),
     )
     return OpLaunch(
         Kernel("mla_attention", "attend_absorbed", constants, file="absorbed.cu"),

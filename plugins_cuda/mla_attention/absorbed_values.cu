@@ -29,7 +29,8 @@ constexpr int kUnits = V_WIDTH / 8;         // of 16 bytes, of a row of w_v
 constexpr int kSlices = kThreads / kUnits;  // of the columns that are summed
 constexpr int kSliceRows = ceil_div(VALUE, kSlices);
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
-static_assert(kStateUnits <= kGroupThreads && PLACES <= kThreads && V_WIDTH >= 16 && V_WIDTH <= 128, "see above");
+static_assert(kStateUnits <= kGroupThreads && PLACES <= kThreads && V_WIDTH >= 16 && V_WIDTH <= 128,
+              "see above");
 
 // What all slots come to, and for each what its halves' sums are multiplied by.
 struct Weights {
@@ -37,11 +38,10 @@ struct Weights {
   float warp_maxima[kSlotWarps], warp_sums[kSlotWarps];
   float maximum;
 
-  // By the whole CTA, a slot a thread.
-  __device__ __forceinline__ void find(const float4* states, int slots) {
+  // By the whole CTA, a slot a thread, whose sums it has.
+  __device__ __forceinline__ void find(uint4 bits, int slots) {
     const int slot = threadIdx.x, warp = slot / 32;
-    uint4 bits = make_uint4(__float_as_uint(no_maximum()), 0, 0, 0);
-    if (slot < slots) bits = load_l2_16(states + slot);
+    if (slot >= slots) bits = make_uint4(__float_as_uint(no_maximum()), 0, 0, 0);
     const float own = __uint_as_float(bits.x);
     float most = own;
     if (warp < kSlotWarps) {
@@ -115,18 +115,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     cp_async_16(weights + i * kThreads, w_v + (k * V_HEADS + v_head) * kUnits + unit);
   }
   cp_async_commit();
+  // What the launch of the layer before had: most often it is this one's number, too.
+  const int guess = min(max(load_l2_int(workspace_counts + row), 0), PLACES);
   pdl_wait();
   const int slots = load_l2_int(workspace_counts + row);
+  // Of slots in use or not.
+  const int64_t place = static_cast<int64_t>(row) * Q_HEADS + head;
+  const int own_slot = min(static_cast<int>(threadIdx.x), PLACES - 1);
+  const uint4 slot_sums = load_l2_16(workspace_sums + place * PLACES + own_slot);
+  const int group = threadIdx.x / kGroupThreads, state_unit = threadIdx.x % kGroupThreads;
+  const uint4* const states = workspace_values + place * PLACES * kStateUnits;
+  uint4 state[kAhead];
+  ask(state, states, group, guess);
   if (row >= row_start[BATCH]) {
     cp_async_wait<0>();
     return;
   }
-  const int group = threadIdx.x / kGroupThreads, state_unit = threadIdx.x % kGroupThreads;
-  const int64_t place = static_cast<int64_t>(row) * Q_HEADS + head;
-  const uint4* const states = workspace_values + place * PLACES * kStateUnits;
-  uint4 state[kAhead];
-  ask(state, states, group, slots);
-  slot_weights.find(workspace_sums + place * PLACES, slots);
+  if (slots > guess) ask(state, states, group, slots);
+  slot_weights.find(slot_sums, slots);
   float own[8] = {};
   for (int first = group; first < slots; first += kGroups * kAhead) {
     if (first > group) ask(state, states, first, slots);

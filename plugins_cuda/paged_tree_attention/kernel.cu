@@ -40,6 +40,12 @@ __device__ __forceinline__ int context_cta() {
   return static_cast<int>(blockIdx.x) / ROW_CTAS;
 }
 
+constexpr int kSharedBytes =
+    16 * (kChains * STAGES * 2 * kTileUnits + (kHasTail ? 2 * kTailSlots * kUnits : 0) +
+          (kRows > 1 ? kQueryRows * kUnits : 0)) +
+    4 * kParts * kPartFloats + 8 * kParts * kHeads + 16;
+static_assert(kSharedBytes <= SHARED_BYTES, "the launch gives as much as is laid out below");
+
 struct Memory {
   uint4* ring;  // [kChains][STAGES][keys, values], from this team's on
   uint4* tail;  // [keys, values] of kTailSlots

@@ -72,7 +72,7 @@ class Cut:
         """Ring and states of the warps; several rows share queries and a copy of the tree too."""
         ring = CHAINS * self.stages * 2 * TILE_KEYS * width * 2
         tail = 2 * TILE_KEYS * (1 + words) * width * 2
-        queries = self.rows_of_a_cta * HEADS * width * 2
+        queries = self.row_warps * 2 * -(-self.rows // 2) * HEADS * width * 2
         states = self.row_warps * min(self.rows, 2) * CHAINS * HEADS * (4 * (width + 8) + 8)
         return ring + states + (tail + queries if self.rows_of_a_cta > 1 else 0) + FLAG_BYTES
 
@@ -118,6 +118,7 @@ def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
         ("WARMED", request.tactic.get("warmed", 2 if cut.split == 1 else 1)),
         ("LAUNCH_ROWS", shape.rows),
         ("SEQUENCE_ROWS", max(1, shape.rows // shape.batch)),
+        ("SHARED_BYTES", cut.shared_bytes(shape.width, shape.words)),
     )
     workspaces = _workspaces(shape, cut.slots)
     entry = "attend_split" if cut.slots > 1 else "attend_whole"
@@ -214,7 +215,7 @@ def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
 
 
 def _rows_of_a_cta(rows: int, width: int) -> tuple[int, int]:
-    """Rows of a warp, and warps that share a tile: (1, 2, 4 or 6; 1 or 2), for a sequence's rows."""
+    """Rows of a warp, and warps that share a tile: (1, 2, 4 or 6; 1 or 2)."""
     if rows <= 2:
         return rows, 1
     alone = MOST_ROWS_ALONE if width <= 64 else MOST_ROWS_ALONE // 2

@@ -23,6 +23,12 @@ namespace {
 
 static_assert(SLOTS > 1, "slots have workspaces");
 
+constexpr int kSharedBytes =
+    16 * (kTeams * STAGES * 2 * kTileUnits + (kHasTail ? 2 * kTailSlots * kUnits : 0) +
+          (kRows > 1 ? kQueryRows * kUnits : 0) + Running::kAll) +
+    4 * kParts * kPartFloats + 8 * kParts * kPartHeads + 16;
+static_assert(kSharedBytes <= SHARED_BYTES, "the launch gives as much as is laid out below");
+
 struct Memory {
   uint4* ring;  // [kTeams][STAGES][keys, values], from this team's on
   uint4* tail;  // [keys, values] of kTailSlots

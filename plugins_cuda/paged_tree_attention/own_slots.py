@@ -74,6 +74,7 @@ def own_slots_launch(
         ("BATCH", shape.batch),
         ("LAUNCH_ROWS", shape.rows),
         ("CTAS_OF_AN_SM", together),
+        ("SHARED_BYTES", cut.shared_bytes(shape)),
     )
     names = ("workspace_arrivals", "workspace_sums", "workspace_values")
     return OpLaunch(

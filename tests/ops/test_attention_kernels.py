@@ -56,6 +56,17 @@ def test_a_token_has_the_same_bits_alone_in_a_chain_in_a_tree_and_in_a_batch(win
             np.testing.assert_array_equal(rows[row], wanted, err_msg=f"{name} at {position}")
 
 
+@pytest.mark.parametrize("sequences", [2, 3, 7])
+def test_rows_of_a_window_share_keys_where_sequences_are_many(sequences: int) -> None:
+    """Two, three or four rows a warp: as many as let all CTAs run at once."""
+    shape = Geometry(window=40)
+    text = Text.drawn(165, shape, 1)
+    branches = [refed(text, 50 + 13 * i, 5) for i in range(sequences)]
+    for branch, rows in zip(branches, Launch(shape, branches).attended(), strict=True):
+        single = alone(text, branch.rows[-1])
+        np.testing.assert_array_equal(rows[-1], Launch(shape, [single]).attended()[0][-1])
+
+
 MANY = Geometry(group=8, width=64, page_size=64)
 MANY_PAGES = 128  # fewer and the plain kernel is as quick
 
