@@ -11,6 +11,7 @@
 #pragma once
 
 #include "latent_rows.cuh"
+#include "ptx_attention.cuh"
 
 static_assert(ROWS == 1, "an item is a slot of one row");
 
@@ -41,6 +42,20 @@ struct RowInputs {
                                   ancestor_bits + static_cast<int64_t>(row) * WORDS);
   }
 };
+
+// Asks for what says where tokens are, in L2, all CTAs together. It may stand in front of the wait.
+__device__ __forceinline__ void warm_inputs(const RowInputs& in) {
+  constexpr int kLine = 32;  // integers
+  const int thread = threadIdx.x, step = blockDim.x * gridDim.x;
+  for (int i = kLine * (thread * gridDim.x + blockIdx.x); i < BATCH * TABLE; i += kLine * step) {
+    warm_l2(in.page_table + i);
+  }
+  if (thread >= BATCH || thread % kLine != 0) return;
+  warm_l2(in.row_start + thread);
+  warm_l2(in.row_slot + thread);
+  warm_l2(in.tree_start + thread);
+  warm_l2(in.ancestor_bits + thread);
+}
 
 // Counts the items in front of each sequence, with ``threads`` threads: ``starts`` [BATCH + 1], in
 // shared memory. One CTA leaves how many slots each row has.

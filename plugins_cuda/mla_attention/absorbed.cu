@@ -109,7 +109,8 @@ __device__ __forceinline__ void copy_tiles(const uint4* c_pool, const RowInputs&
       if (round > 0) mbarrier_wait(memory.empty + stage, (round + 1) % 2);
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        copy.start(memory.ring + stage * kStageUnits, part_start(part), part_start(part + 1));
+        copy.start<READ_ONCE != 0>(memory.ring + stage * kStageUnits, part_start(part),
+                                   part_start(part + 1));
         cp_async_arrive(memory.full + stage * kParts + part);
       }
       ++filled;
@@ -385,6 +386,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const Memory memory(shared);
   const RowInputs in{page_table, row_start, row_slot, tree_start, ancestor_bits};
   if (threadIdx.x == 0) memory.open_barriers();
+  warm_inputs(in);
   pdl_launch_dependents();
   pdl_wait();
   count_items(in, memory.starts, kThreads, workspace_counts);
