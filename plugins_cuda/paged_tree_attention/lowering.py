@@ -43,6 +43,9 @@ CTAS_WANTED = 128
 WIDEST_UNSPLIT_WINDOW = 1024
 # Of sequences and KV heads: so many are shared out by their lengths (own_slots.py).
 MANY_GROUPS = 64
+# Contexts that tactics are measured with (16 times 1024). Engines for longer ones keep the plain
+# kernel and its usual number of CTAs: what is quicker up to here was slower at 131072 tokens.
+MEASURED_CAPACITY = 16384
 
 CTAS_OF_AN_SM = 2  # of rows that share their keys with none
 MOST_ROWS_ALONE = 4  # of a warp that shares its keys with none
@@ -159,9 +162,15 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     sizes = (MOST_TEAMS, MOST_TEAMS // 2) if _are_few_rows(shape) else (MOST_TEAMS,)
     own: list[Tactic] = [{"slot_teams": n, "stages": stages} for n in sizes for stages in (2, 3)]
     own = [t for t in own if _own_slots(replace(request, tactic=t), shape, slots)]
-    shared: list[Tactic] = [{"stages": 2}, {"stages": 4}, {"context_ctas": 4}, {"context_ctas": 8}]
+    shared: list[Tactic] = [{"stages": 2}, {"stages": 4}]
+    if not _is_long(shape):
+        shared += [{"context_ctas": 4}, {"context_ctas": 8}]
     shared = [{"slot_teams": 0, **tactic} for tactic in shared]
     return ({}, {"warmed": 0}, *own, *shared)
+
+
+def _is_long(shape: Geometry) -> bool:
+    return shape.capacity > MEASURED_CAPACITY
 
 
 def _are_few_rows(shape: Geometry) -> bool:
@@ -174,7 +183,7 @@ def _own_slots(request: LoweringRequest, shape: Geometry, slots: int) -> OwnSlot
     crowded = _are_few_rows(shape) and groups > request.target.multiprocessors
     usual = 0 if groups < MANY_GROUPS else MOST_TEAMS // 2 if crowded else MOST_TEAMS
     teams = request.tactic.get("slot_teams", usual)
-    if teams == 0 or slots == 1 or shape.uneven:
+    if teams == 0 or slots == 1 or shape.uneven or _is_long(shape):
         return None
     return own_slots(request, shape, teams, request.tactic.get("stages", 2))
 

@@ -104,7 +104,7 @@ def test_more_sequences_than_a_warp_has_lanes() -> None:
 
 
 def test_who_gets_slots_of_their_own() -> None:
-    """Many sequences; no windows of one slot."""
+    """Many sequences of engines for up to 16384 tokens; no windows of one slot."""
     shape = Geometry(kv_heads=8, group=2, page_size=64)
     text = Text.drawn(300, shape, 8)
     many = Launch(shape, [alone(text, 200)] * 8, pages=PAGES)
@@ -114,6 +114,9 @@ def test_who_gets_slots_of_their_own() -> None:
     few_keys = Launch(windowed, [alone(text, 200)] * 16, pages=PAGES, tactic={"slot_teams": 8})
     assert few_keys.entries() == ["attend_whole"]
     assert OP.tactics is not None
+    long = Launch(shape, [alone(text, 200)] * 8, pages=257, tactic={"slot_teams": 8})
+    assert long.entries() == ["attend_split"]
+    assert not any("context_ctas" in tactic for tactic in OP.tactics(long.request()))
     for launch in (many, Launch(shape, [alone(text, 9)], pages=PAGES)):
         asked = {tactic.get("slot_teams") for tactic in OP.tactics(launch.request())}
         assert asked == {None, 0, 4, 8}
