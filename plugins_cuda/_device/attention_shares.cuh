@@ -1,5 +1,5 @@
-// How the sequences of a launch are shared out to its CTAs: each gets about as many chunks of 128
-// positions as any other, whatever the lengths are.
+// How the sequences of a launch are shared out to its CTAs: by their chunks of 128 positions, a
+// power of two of CTAs to each (rounded down, one at least).
 //
 // Constants of the kernel: BATCH, SPLIT.
 #pragma once

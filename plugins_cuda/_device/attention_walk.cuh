@@ -2,7 +2,7 @@
 //
 // Constants of the kernel: KV_HEADS, WIDTH, PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT, ROWS (per
 // warp), ROW_WARPS (of a team), ROW_CTAS, WARMED (tiles of a team that are asked for early),
-// SLOT_TEAMS.
+// SLOT_TEAMS; of the kernels that include it SHARED_BYTES (what their launch gives them), too.
 //
 // Tile c is the positions 32c … 32c + 31. Chunks of four tiles go to slot `chunk mod SPLIT`, the
 // tiles of a chunk to the slot's four chains. Where SLOT_TEAMS is 0 the CTA has four teams, each of

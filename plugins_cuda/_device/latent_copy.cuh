@@ -30,9 +30,9 @@ struct TileCopy {
     }
   }
 
-  // Starts the copies of panels first … stop − 1, constants, to a stage. ``read_once``: something
-  // else had better stay in L2.
-  template <bool read_once = false>
+  // Starts the copies of panels first … stop − 1, constants, to a stage. ``evict_first``:
+  // something else had better stay in L2.
+  template <bool evict_first = false>
   __device__ __forceinline__ void start(uint4* stage, int first, int stop) const {
     const int token = thread() / 8, unit = thread() % 8;
     uint4* const to = stage + token * 8 + (unit ^ (token % 8));
@@ -42,8 +42,8 @@ struct TileCopy {
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
         uint4* const place = to + panel * kPanelUnits + i * kCopyTokens * 8;
-        if (read_once) {
-          cp_async_16_or_zero_by(read_once_policy(), place, from[i] + panel * 8, seen[i]);
+        if (evict_first) {
+          cp_async_16_or_zero_by(evict_first_policy(), place, from[i] + panel * 8, seen[i]);
         } else {
           cp_async_16_or_zero(place, from[i] + panel * 8, seen[i]);
         }

@@ -43,7 +43,8 @@ struct RowInputs {
   }
 };
 
-// Asks for what says where tokens are, in L2, all CTAs together. It may stand in front of the wait.
+// Asks for what says where tokens are (of as many rows as there are sequences), in L2, all CTAs
+// together. It may stand in front of the wait.
 __device__ __forceinline__ void warm_inputs(const RowInputs& in) {
   constexpr int kLine = 32;  // integers
   const int thread = threadIdx.x, step = blockDim.x * gridDim.x;

@@ -2,8 +2,9 @@
 //
 // Constant of the kernel: VALUE. Columns are summed by two warpgroups, each of which has half of
 // their panels of 64. A half's sums are fp16 times a power of two that sets their greatest between
-// 2^14 and 2^15: rounding is 2^-11 of each sum at most, the weights' own is 2^-9. The pair of
-// floats of a half is that power, behind the maximum (half 0) or the sum of the weights (half 1).
+// 2^14 and 2^15: rounding is 2^-11 of a sum, of small ones 2^-40 of the greatest (the weights' own
+// is 2^-9 of each). The pair of
+// floats of a half is that power, behind the sum of the weights (half 0) or the maximum (half 1).
 // 16 bytes are the four pairs of columns that a thread of a wgmma's sums has of 32.
 #pragma once
 
@@ -27,7 +28,7 @@ struct StateScale {
   float unit, inverse;
 
   __device__ __forceinline__ explicit StateScale(float greatest) {
-    // Bits of an exponent; nothing smaller than 2^-95 is told from zero.
+    // Bits of an exponent; below 2^-95 sums keep fewer bits.
     constexpr uint32_t kOne = 1u << 23, kLeast = 32 * kOne, kStored = 14 * kOne;
     const uint32_t power = max(__float_as_uint(greatest) & 0x7F800000u, kLeast);
     unit = __fmul_rn(__uint_as_float(power), 1.0f / 16384);

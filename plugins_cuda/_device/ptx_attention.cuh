@@ -34,8 +34,8 @@ __device__ __forceinline__ int made_anew(int value) {
   return value;
 }
 
-// How L2 treats what is read but once: it makes room first.
-__device__ __forceinline__ uint64_t read_once_policy() {
+// How L2 treats what makes room first.
+__device__ __forceinline__ uint64_t evict_first_policy() {
 #ifdef SPECBUILD_EMULATE
   return 0;
 #else

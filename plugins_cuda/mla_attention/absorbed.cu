@@ -109,8 +109,8 @@ __device__ __forceinline__ void copy_tiles(const uint4* c_pool, const RowInputs&
       if (round > 0) mbarrier_wait(memory.empty + stage, (round + 1) % 2);
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        copy.start<READ_ONCE != 0>(memory.ring + stage * kStageUnits, part_start(part),
-                                   part_start(part + 1));
+        copy.start<EVICT_FIRST != 0>(memory.ring + stage * kStageUnits, part_start(part),
+                                     part_start(part + 1));
         cp_async_arrive(memory.full + stage * kParts + part);
       }
       ++filled;
@@ -329,8 +329,9 @@ struct Adder {
       const int64_t place = (static_cast<int64_t>(row) * Q_HEADS + q_head) * PLACES + slot;
       const StateScale scale(greatest[j]);
       if (t == 0) {
-        const float all = memory.totals[head] + memory.totals[kHeads + head];
-        const float first = group() == 0 ? __fmul_rn(maximum[j], kScale) : all;
+        // Group 0 alone reads the totals: what group 1 writes of the next slot waits for it.
+        const float first = group() == 0 ? memory.totals[head] + memory.totals[kHeads + head]
+                                         : __fmul_rn(maximum[j], kScale);
         slot_sums[2 * place + group()] = make_float2(first, scale.unit);
       }
       uint4* const to = slot_values + place * kStateUnits + first_panel() * 8 + t;

@@ -14,7 +14,8 @@ PROJECT_THREADS = 1024
 # leaves a state of 2 · value bytes a head, as much as a tile of it: a long context has no more
 # slots than one row needs to fill the GPU, a short one slots that are worth their state.
 SHORT_CONTEXT, SHORT_SLOT, LONG_SLOT, MOST_SLOTS = 160, 4, 8, 132
-# States of a launch that stay in L2 until its second kernel reads them, if caches make room.
+# States of a launch that stay in L2 until its second kernel reads them, if caches make room, which
+# they do where no other row or CTA reads them again.
 BYTES_TO_KEEP = 16 << 20
 
 
@@ -72,6 +73,11 @@ def _state_bytes(shape: LatentGeometry, places: int) -> int:
     return 64 * shape.rows * shape.q_heads * places * -(-shape.value // 32)
 
 
+def _keeps_states(shape: LatentGeometry, places: int) -> bool:
+    alone = shape.rows <= shape.batch and shape.head_groups == 1
+    return alone and _state_bytes(shape, places) <= BYTES_TO_KEEP
+
+
 def _weight_bytes(shape: LatentGeometry) -> int:
     """Of a head's weights, 16 bytes for each thread of as many rows as it takes at once."""
     rows = PROJECT_THREADS // (shape.v_width // 8)
@@ -94,7 +100,7 @@ def _attend(
         ("SHORT_SLOT", SHORT_SLOT),
         ("LONG_SLOT", LONG_SLOT),
         ("MOST_SLOTS", MOST_SLOTS),
-        ("READ_ONCE", int(_state_bytes(shape, places) <= BYTES_TO_KEEP)),
+        ("EVICT_FIRST", int(_keeps_states(shape, places))),
     )
     return OpLaunch(
         Kernel("mla_attention", "attend_absorbed", constants, file="absorbed.cu"),

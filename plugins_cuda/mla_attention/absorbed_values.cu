@@ -41,8 +41,8 @@ struct Weights {
   // By the whole CTA, a slot a thread, whose sums it has.
   __device__ __forceinline__ void find(uint4 bits, int slots) {
     const int slot = threadIdx.x, warp = slot / 32;
-    if (slot >= slots) bits = make_uint4(__float_as_uint(no_maximum()), 0, 0, 0);
-    const float own = __uint_as_float(bits.x);
+    if (slot >= slots) bits = make_uint4(0, 0, __float_as_uint(no_maximum()), 0);
+    const float own = __uint_as_float(bits.z);
     float most = own;
     if (warp < kSlotWarps) {
 #pragma unroll
@@ -56,7 +56,7 @@ struct Weights {
 #pragma unroll
       for (int i = 0; i < kSlotWarps; ++i) most = fmaxf(most, warp_maxima[i]);
       const float weight = exp2_fast(own - finite_maximum(most));
-      float all = __fmul_rn(__uint_as_float(bits.z), weight);
+      float all = __fmul_rn(__uint_as_float(bits.x), weight);
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) all += __shfl_xor_sync(kAllLanes, all, step);
       if (slot % 32 == 0) warp_sums[warp] = all;

@@ -9,6 +9,8 @@ from specbuild.runtime.errors import SpecbuildError
 
 WIDTHS = (16, 32, 64, 128)
 MOST_GROUP = 8
+# Of the decode kernels: keys of a tile, heads that stand in an mma, a flag in shared memory.
+TILE_KEYS, HEADS, FLAG_BYTES = 32, 8, 16
 
 # Of every entry point; one that splits the context takes workspaces after them.
 ARGUMENTS = (

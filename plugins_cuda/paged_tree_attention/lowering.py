@@ -14,7 +14,14 @@ from specbuild.plugins_cuda.launches import (
     Workspace,
 )
 from specbuild.plugins_cuda.paged_tree_attention import many_rows
-from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry, geometry_of
+from specbuild.plugins_cuda.paged_tree_attention.geometry import (
+    ARGUMENTS,
+    FLAG_BYTES,
+    HEADS,
+    TILE_KEYS,
+    Geometry,
+    geometry_of,
+)
 from specbuild.plugins_cuda.paged_tree_attention.own_slots import (
     MOST_TEAMS,
     OwnSlots,
@@ -31,10 +38,7 @@ from specbuild.plugins_cuda.paged_tree_attention.selected import (
 )
 
 CHAINS = 4  # of a slot, each a team's
-TILE_KEYS = 32
 CHUNK_KEYS = CHAINS * TILE_KEYS
-HEADS = 8
-FLAG_BYTES = 16
 
 # Slots of the context: a constant of the layer, since a row's sums are taken slot by slot. A CTA
 # per slot and KV head is to fill the GPU. A short window spans few chunks, which one CTA takes.
@@ -43,9 +47,10 @@ CTAS_WANTED = 128
 WIDEST_UNSPLIT_WINDOW = 1024
 # Of sequences and KV heads: so many are shared out by their lengths (own_slots.py).
 MANY_GROUPS = 64
-# Contexts that tactics are measured with (16 times 1024). Engines for longer ones keep the plain
-# kernel and its usual number of CTAs: what is quicker up to here was slower at 131072 tokens.
-MEASURED_CAPACITY = 16384
+# Slots of a view up to which few sequences' tactics are measured: 16384 tokens, room for a tree.
+# Engines for longer contexts keep the plain kernel and its usual number of CTAs: what is quicker up
+# to here was slower at 131072 tokens.
+MEASURED_CAPACITY = 16384 + 1024
 
 CTAS_OF_AN_SM = 2  # of rows that share their keys with none
 MOST_ROWS_ALONE = 4  # of a warp that shares its keys with none

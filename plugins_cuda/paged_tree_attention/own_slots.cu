@@ -21,6 +21,7 @@
 
 namespace {
 
+static_assert((kTeams & (kTeams - 1)) == 0, "the slots of a CTA are whole rounds");
 static_assert(SLOTS > 1, "slots have workspaces");
 
 constexpr int kSharedBytes =
@@ -213,6 +214,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
       // Not kept meanwhile: registers are short.
       share = share_of(Lengths(row_start, tree_start), number, most);
     }
+    // More shares than CTAs: no sequence has less than one.
     number += most;
     share = share_of(Lengths(row_start, tree_start), number, most);
     looked_up = false;

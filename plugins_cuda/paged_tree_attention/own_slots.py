@@ -5,10 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specbuild.plugins_cuda.launches import Kernel, LoweringRequest, OpLaunch, Target
-from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry
+from specbuild.plugins_cuda.paged_tree_attention.geometry import (
+    ARGUMENTS,
+    FLAG_BYTES,
+    HEADS,
+    TILE_KEYS,
+    Geometry,
+)
 
-TILE_KEYS, HEADS, FLAG_BYTES = 32, 8, 16
 MOST_TEAMS = 8
+WIDEST_HEAD = 64  # registers
 MOST_WARPS = 8  # so that a thread may have 255 registers
 MOST_ROWS_OF_A_WARP, MOST_ROW_WARPS = 4, 2
 RESERVED_BYTES = 1024  # what the hardware takes of a multiprocessor's memory for every CTA
@@ -46,6 +52,8 @@ def own_slots(
     request: LoweringRequest, shape: Geometry, teams: int, stages: int
 ) -> OwnSlots | None:
     """The cut into up to ``teams`` with ``stages`` tiles each; None where that does not fit."""
+    if shape.width > WIDEST_HEAD:
+        return None
     each = -(-shape.rows // shape.batch)
     row_ctas = -(-each // (MOST_ROWS_OF_A_WARP * MOST_ROW_WARPS))
     rows = -(-each // row_ctas)

@@ -233,6 +233,23 @@ def test_sequences_do_not_see_each_other(
     check_sequences_apart(runner, "PagedTreeAttention", launch, len(branches), nodes)
 
 
+@pytest.mark.parametrize("contexts", [
+    (900, 0, 9000, 127, 128, 3, 2100, 64, 700),
+    (*(37 * b for b in range(19)), 8200),
+    (1000,) * 16,
+], ids=["9", "20", "16 alike"])  # fmt: skip
+@pytest.mark.parametrize("nodes", [1, 3, 4, 5, 9])
+def test_many_sequences_have_the_bits_that_each_has_alone(
+    runner: OpRunner, contexts: tuple[int, ...], nodes: int
+) -> None:
+    """Slots dealt by lengths, against the kernel of one sequence."""
+    branches = [Branch(c, 0, chain_of(nodes)) for c in contexts]
+    launch = Launch(
+        branches, kv_heads=8, group=8, width=64, v_width=64, page_size=64, padding_rows=0
+    )
+    check_sequences_apart(runner, "PagedTreeAttention", launch, len(branches), nodes)
+
+
 @pytest.mark.parametrize(("context", "fed", "tree"), [
     (20000, 48, chain_of(4)), (700, 61, chain_of(3)), (9000, 0, (-1, 0, 0, 1, 1, 2, *range(5, 19))),
 ])  # fmt: skip

@@ -158,8 +158,9 @@ ABSORBED = Layer(latent=48, heads=(1, 5), rope=16)
         pytest.param(Layer(window=70), (64, 130), marks=pytest.mark.slow),
         pytest.param(Layer(latent=16, heads=(1, 2), window=5), (66,), marks=pytest.mark.slow),
         pytest.param(ABSORBED, (2, 64, 129), marks=pytest.mark.slow),
+        pytest.param(Layer(latent=176, heads=(1, 3), rope=16), (129,), marks=pytest.mark.slow),
     ],
-    ids=["full", "full, more positions", "window", "narrow window", "absorbed"],
+    ids=["full", "full, more positions", "window", "narrow window", "absorbed", "three panels"],
 )
 def test_a_token_has_the_same_bits_alone_in_a_chain_in_a_tree_and_in_a_batch(
     layer: Layer, positions: Sequence[int]

@@ -107,14 +107,14 @@ def test_who_gets_slots_of_their_own() -> None:
     """Many sequences of engines for up to 16384 tokens; no windows of one slot."""
     shape = Geometry(kv_heads=8, group=2, page_size=64)
     text = Text.drawn(300, shape, 8)
-    many = Launch(shape, [alone(text, 200)] * 8, pages=PAGES)
+    many = Launch(shape, [alone(text, 200)] * 8, pages=257)
     assert many.entries() == ["attend_own_slots"]
     assert Launch(shape, [alone(text, 200)] * 7, pages=PAGES).entries() == ["attend_split"]
     windowed = Geometry(kv_heads=8, group=2, page_size=64, window=128)
     few_keys = Launch(windowed, [alone(text, 200)] * 16, pages=PAGES, tactic={"slot_teams": 8})
     assert few_keys.entries() == ["attend_whole"]
     assert OP.tactics is not None
-    long = Launch(shape, [alone(text, 200)] * 8, pages=257, tactic={"slot_teams": 8})
+    long = Launch(shape, [alone(text, 200)] * 8, pages=273, tactic={"slot_teams": 8})
     assert long.entries() == ["attend_split"]
     assert not any("context_ctas" in tactic for tactic in OP.tactics(long.request()))
     for launch in (many, Launch(shape, [alone(text, 9)], pages=PAGES)):
