@@ -2,8 +2,7 @@
 //
 //   q              bf16 [T, Q_HEADS, ENTRY]
 //   c_pool         bf16 [pages, 1, PAGE_SIZE, ENTRY]; the first VALUE columns are the value
-//   page_table, row_start, row_slot, tree_start, ancestor_bits, selected, page_position   as in
-//                  kernel.cu
+//   page_table, row_start, … , selected, page_position   as in kernel.cu
 //   workspace_sums    f32 [T, Q_HEADS, PLACES, 2, 2], out, of slots in use (latent_state.cuh)
 //   workspace_values  f16 [T, Q_HEADS, PLACES, 8 · kStateUnits], out, of slots in use
 //   workspace_counts  i32 [T], out: slots in use
@@ -13,7 +12,7 @@
 // other two, one has the slot's even tiles and one the odd ones: S = Q·Cᵀ [64 heads, 64 tokens] by
 // wgmma, and the weights, by the greatest score of the slot so far, to shared memory. Both then add
 // every tile's weighted values, each to its half of the columns, in the order of the tiles: while
-// one has scores, the other has sums. project_values (values.cu) joins the slots.
+// one has scores, the other has sums. project_absorbed joins the slots.
 //
 // 2·ENTRY bytes and 128·(ENTRY + VALUE) operations a token, row and group of heads. A tile of 512 +
 // 64 is 73.7 KB, 2.2 µs of an SM's share of 4.53 TB/s; S takes 1150 cycles of tensor cores (and all
@@ -109,8 +108,8 @@ __device__ __forceinline__ void copy_tiles(const uint4* c_pool, const RowInputs&
       if (round > 0) mbarrier_wait(memory.empty + stage, (round + 1) % 2);
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        copy.start<EVICT_FIRST != 0>(memory.ring + stage * kStageUnits, part_start(part),
-                                     part_start(part + 1));
+        uint4* const to = memory.ring + stage * kStageUnits;
+        copy.start<EVICT_FIRST != 0>(to, part_start(part), part_start(part + 1));
         cp_async_arrive(memory.full + stage * kParts + part);
       }
       ++filled;
@@ -329,9 +328,9 @@ struct Adder {
       const int64_t place = (static_cast<int64_t>(row) * Q_HEADS + q_head) * PLACES + slot;
       const StateScale scale(greatest[j]);
       if (t == 0) {
-        // Group 0 alone reads the totals: what group 1 writes of the next slot waits for it.
-        const float first = group() == 0 ? memory.totals[head] + memory.totals[kHeads + head]
-                                         : __fmul_rn(maximum[j], kScale);
+        // Group 0 alone reads totals: what group 1 writes of the next slot waits for it.
+        float first = __fmul_rn(maximum[j], kScale);
+        if (group() == 0) first = memory.totals[head] + memory.totals[kHeads + head];
         slot_sums[2 * place + group()] = make_float2(first, scale.unit);
       }
       uint4* const to = slot_values + place * kStateUnits + first_panel() * 8 + t;
