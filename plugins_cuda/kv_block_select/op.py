@@ -90,7 +90,8 @@ def reference(
         chosen = ranked[:, : int(budget[b])].sort(dim=1).values
         places = sink_pages + block_pages * chosen.unsqueeze(2) + torch.arange(block_pages)
         for head in range(kv_heads):
-            tail = torch.arange(sink_pages + block_pages * count, logical_pages.shape[1])
+            begin = sink_pages + block_pages * count
+            tail = torch.arange(begin, max(begin, logical_pages.shape[1]))
             view = torch.cat([torch.arange(sink_pages), places[head].flatten(), tail])[:entries]
             # The sink is not whole in a context that is shorter.
             view = view[view < logical_pages.shape[1]]

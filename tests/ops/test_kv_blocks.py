@@ -222,6 +222,24 @@ def assert_view(
         assert used[sink + taken * world.block :] == behind[:room]
 
 
+@each_form
+def test_a_context_shorter_than_the_sink_is_the_view(run: Run) -> None:
+    world = World(
+        lengths=(1,), sink=2, block=1, page_size=1, kv_heads=1, group=1, width=8
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    table = np.array([[7]], np.int32)
+    q = rng.standard_normal((1, 1, 8)).astype(np.float32)
+    pool = world.keys(rng, table).astype(np.float32)
+    none, ones = np.zeros(1, np.int32), np.ones(1, np.int32)
+    summaries = summarised(world, pool, table, none)
+    old = np.full((1, 1, 4), 500, np.int32)
+    starts = np.array([0, 1], np.int32)
+    arrays = [q, summaries, table, starts, ones, ones, ones, none, ones, old]
+    got = run(SELECT, arrays, {**world.pages, "reduction": "max", "score": "dot"})
+    np.testing.assert_array_equal(got[0, 0], [7, 0, 0, 0])
+
+
 @pytest.mark.parametrize("score", ["dot", "quest"])
 @pytest.mark.parametrize("reduction", ["mean", "max", "last"])
 @pytest.mark.parametrize("needle", [0, 1, 77, 187])
