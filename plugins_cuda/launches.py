@@ -33,6 +33,10 @@ class TensorInfo:
         return total
 
 
+# Of a multiprocessor's shared memory the hardware takes so much for every CTA.
+RESERVED_BYTES = 1024
+
+
 @dataclass(frozen=True)
 class Target:
     """The GPU that is compiled for."""

@@ -17,3 +17,16 @@ __device__ __forceinline__ int arrive(int* count) {
   return before;
 #endif
 }
+
+// Whether this CTA is the last of the `ctas` that share a count: 0 before the first and behind the
+// last of them. By all threads; `last` is in shared memory.
+__device__ __forceinline__ bool is_last_of(int* count, int ctas, volatile int* last) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const bool is_last = ctas == 1 || arrive(count) == ctas - 1;
+    if (is_last && ctas > 1) *count = 0;
+    *last = is_last;
+  }
+  __syncthreads();
+  return *last != 0;
+}

@@ -42,6 +42,28 @@ struct TeamRing {
   }
 };
 
+// What a CTA lays out first in its shared memory.
+constexpr int kTileMemoryUnits = kTeams * STAGES * 2 * kTileUnits +
+                                 (kHasTail ? 2 * kTailSlots * kUnits : 0) +
+                                 (kRows > 1 ? kQueryRows * kUnits : 0);
+struct TileMemory {
+  uint4* ring;  // [kTeams][STAGES][keys, values], from the team's on
+  uint4* tail;  // [keys, values] of kTailSlots
+  uint4* queries;
+
+  __device__ __forceinline__ TileMemory(unsigned char* shared, int team)
+      : ring(reinterpret_cast<uint4*>(shared)),
+        tail(ring + kTeams * STAGES * 2 * kTileUnits),
+        queries(tail + (kHasTail ? 2 * kTailSlots * kUnits : 0)) {
+    ring += team * STAGES * 2 * kTileUnits;
+  }
+
+  // What stands behind it.
+  __device__ __forceinline__ static unsigned char* end(unsigned char* shared) {
+    return shared + 16 * kTileMemoryUnits;
+  }
+};
+
 // What a warp is told of its rows.
 struct TeamRows {
   int team, first;  // of the CTA's rows

@@ -1,4 +1,4 @@
-// What a warp's chains come to, slot by slot, and what the slots of a CTA do.
+// What a warp's chains come to, slot by slot, and what the slots of a CTA come to.
 //
 // Constants of the kernel: those of attention_slots.cuh and of attention_states.cuh.
 #pragma once
@@ -106,7 +106,7 @@ struct Running {
   __device__ __forceinline__ void join_teams(const float* all_values, const float2* all_sums,
                                              int from, int to, int rows) {
     each(rows, [&](int k, int i, int row, int head, int column) {
-      Part part = maximum[k] == no_maximum() ? empty_part() : Part{maximum[k], sum[k], values[i]};
+      Part part = so_far(k, i);
 #pragma unroll 1
       for (int team = from; team < to; ++team) {
         const int warp = team * ROW_WARPS + row / ROWS, at = row % ROWS * kHeads + head;
@@ -124,7 +124,7 @@ struct Running {
   // The results of rows first … first + rows − 1 of the launch.
   __device__ __forceinline__ void store(const SlotStates& slots, int first, int rows) {
     each(rows, [&](int k, int i, int row, int head, int column) {
-      Part all = maximum[k] == no_maximum() ? empty_part() : Part{maximum[k], sum[k], values[i]};
+      Part all = so_far(k, i);
       slots.store(all, first + row, head, column);
     });
   }
@@ -139,6 +139,10 @@ struct Running {
   }
 
  private:
+  __device__ __forceinline__ Part so_far(int k, int i) const {
+    return maximum[k] == no_maximum() ? empty_part() : Part{maximum[k], sum[k], values[i]};
+  }
+
   // What this thread has: `visit(number, place, row of the CTA, head, column)`.
   template <class Visit>
   __device__ __forceinline__ static void each(int rows, const Visit& visit) {

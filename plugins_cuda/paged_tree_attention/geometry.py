@@ -28,6 +28,20 @@ ARGUMENTS = (
 )
 
 
+def tile_bytes(
+    *, teams: int, stages: int, rows: int, row_warps: int, width: int, words: int
+) -> int:
+    """What a CTA lays out first: teams' rings and, of several rows, a copy of the tree and queries.
+
+    ``rows`` are those of a warp, ``row_warps`` the warps of a team; an mma has two rows.
+    """
+    ring = teams * stages * 2 * TILE_KEYS * width * 2
+    if rows * row_warps == 1:
+        return ring
+    tail = 2 * TILE_KEYS * (1 + words) * width * 2
+    return ring + tail + row_warps * 2 * -(-rows // 2) * HEADS * width * 2
+
+
 @dataclass(frozen=True)
 class Geometry:
     """Sizes of one launch; ``group`` query heads share a KV head.

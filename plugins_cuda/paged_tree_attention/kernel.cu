@@ -16,10 +16,10 @@
 //
 // Grid (CONTEXT_CTAS·ROW_CTAS, KV_HEADS, B). A CTA takes kRows rows of a sequence, one KV head, and
 // the context slots c, c + CONTEXT_CTAS, … of SPLIT, c = x / ROW_CTAS; one without keys leaves at
-// once. Within a slot
-// each team walks over its chain of tiles (attention_walk.cuh) with softmax states of its own; the
-// chains' states join in order, then the slots' in order, in the CTA that arrives last. No sum
-// depends on which rows share the launch, on the grid, or on where the tree's nodes lie.
+// once. Within a slot each team walks over its chain of tiles (attention_walk.cuh) with softmax
+// states of its own; the chains' states join in order, then the slots' in order, in the CTA that
+// arrives last. No sum depends on which rows share the launch, on the grid, or on where the tree's
+// nodes lie.
 //
 // S = Q·Kᵀ with two rows × 8 heads as the 16 rows of an mma; then P·V with P staying in registers.
 // Bytes: 4·WIDTH a key and KV head; 512·WIDTH·STAGES under way in a CTA's ring. Up to 1k keys it
@@ -41,31 +41,23 @@ __device__ __forceinline__ int context_cta() {
 }
 
 constexpr int kSharedBytes =
-    16 * (kChains * STAGES * 2 * kTileUnits + (kHasTail ? 2 * kTailSlots * kUnits : 0) +
-          (kRows > 1 ? kQueryRows * kUnits : 0)) +
-    4 * kParts * kPartFloats + 8 * kParts * kHeads + 16;
+    16 * kTileMemoryUnits + 4 * kParts * kPartFloats + 8 * kParts * kHeads + 16;
 static_assert(kSharedBytes <= SHARED_BYTES, "the launch gives as much as is laid out below");
 
-struct Memory {
-  uint4* ring;  // [kChains][STAGES][keys, values], from this team's on
-  uint4* tail;  // [keys, values] of kTailSlots
-  uint4* queries;
+struct Memory : TileMemory {
   int* last;  // whether this CTA arrives last
   Joiner joiner;
 
   __device__ __forceinline__ Memory(unsigned char* shared, const Inputs& in, uint2* attended,
-                                    float2* slot_sums, float4* slot_values) {
+                                    float2* slot_sums, float4* slot_values)
+      : TileMemory(shared, threadIdx.x / 32 % kChains) {
     const int warp = threadIdx.x / 32;
-    ring = reinterpret_cast<uint4*>(shared);
-    tail = ring + kChains * STAGES * 2 * kTileUnits;
-    queries = tail + (kHasTail ? 2 * kTailSlots * kUnits : 0);
-    joiner.parts = reinterpret_cast<float*>(queries + (kRows > 1 ? kQueryRows * kUnits : 0));
+    joiner.parts = reinterpret_cast<float*>(end(shared));
     joiner.part_sums = reinterpret_cast<float2*>(joiner.parts + kParts * kPartFloats);
     last = reinterpret_cast<int*>(joiner.part_sums + kParts * kHeads);
     joiner.slots = {slot_sums, slot_values, in.sinks, attended};
     joiner.chain = warp % kChains;
     joiner.row_warp = warp / kChains;
-    ring += joiner.chain * STAGES * 2 * kTileUnits;
   }
 };
 

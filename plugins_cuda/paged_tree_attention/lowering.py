@@ -21,6 +21,7 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     TILE_KEYS,
     Geometry,
     geometry_of,
+    tile_bytes,
 )
 from specbuild.plugins_cuda.paged_tree_attention.own_slots import (
     MOST_TEAMS,
@@ -71,18 +72,14 @@ class Cut:
     row_ctas: int
     stages: int
 
-    @property
-    def rows_of_a_cta(self) -> int:
-        """Rows that share the keys that a CTA fetches."""
-        return self.rows * self.row_warps
-
     def shared_bytes(self, width: int, words: int) -> int:
         """Ring and states of the warps; several rows share queries and a copy of the tree too."""
-        ring = CHAINS * self.stages * 2 * TILE_KEYS * width * 2
-        tail = 2 * TILE_KEYS * (1 + words) * width * 2
-        queries = self.row_warps * 2 * -(-self.rows // 2) * HEADS * width * 2
+        tiles = tile_bytes(
+            teams=CHAINS, stages=self.stages, rows=self.rows, row_warps=self.row_warps,
+            width=width, words=words,
+        )  # fmt: skip
         states = self.row_warps * min(self.rows, 2) * CHAINS * HEADS * (4 * (width + 8) + 8)
-        return ring + states + (tail + queries if self.rows_of_a_cta > 1 else 0) + FLAG_BYTES
+        return tiles + states + FLAG_BYTES
 
 
 def lower(request: LoweringRequest) -> Lowering:

@@ -24,34 +24,25 @@ namespace {
 static_assert((kTeams & (kTeams - 1)) == 0, "the slots of a CTA are whole rounds");
 static_assert(SLOTS > 1, "slots have workspaces");
 
-constexpr int kSharedBytes =
-    16 * (kTeams * STAGES * 2 * kTileUnits + (kHasTail ? 2 * kTailSlots * kUnits : 0) +
-          (kRows > 1 ? kQueryRows * kUnits : 0) + Running::kAll) +
-    4 * kParts * kPartFloats + 8 * kParts * kPartHeads + 16;
+constexpr int kSharedBytes = 16 * (kTileMemoryUnits + Running::kAll) + 4 * kParts * kPartFloats +
+                             8 * kParts * kPartHeads + 16;
 static_assert(kSharedBytes <= SHARED_BYTES, "the launch gives as much as is laid out below");
 
-struct Memory {
-  uint4* ring;  // [kTeams][STAGES][keys, values], from this team's on
-  uint4* tail;  // [keys, values] of kTailSlots
-  uint4* queries;
+struct Memory : TileMemory {
   float4* running;  // [Running::kAll]
   float* parts;     // [kTeams][ROW_WARPS][kPartFloats]
   float2* sums;     // [kTeams][ROW_WARPS][kPartHeads]
   int* last;        // whether this CTA arrives last
   int team, row_warp;
 
-  __device__ __forceinline__ explicit Memory(unsigned char* shared) {
-    const int warp = threadIdx.x / 32;
-    team = warp % kTeams;
-    row_warp = warp / kTeams;
-    ring = reinterpret_cast<uint4*>(shared);
-    tail = ring + kTeams * STAGES * 2 * kTileUnits;
-    queries = tail + (kHasTail ? 2 * kTailSlots * kUnits : 0);
-    running = reinterpret_cast<float4*>(queries + (kRows > 1 ? kQueryRows * kUnits : 0));
+  __device__ __forceinline__ explicit Memory(unsigned char* shared)
+      : TileMemory(shared, threadIdx.x / 32 % kTeams),
+        team(threadIdx.x / 32 % kTeams),
+        row_warp(threadIdx.x / 32 / kTeams) {
+    running = reinterpret_cast<float4*>(end(shared));
     parts = reinterpret_cast<float*>(running + Running::kAll);
     sums = reinterpret_cast<float2*>(parts + kParts * kPartFloats);
     last = reinterpret_cast<int*>(sums + kParts * kPartHeads);
-    ring += team * STAGES * 2 * kTileUnits;
   }
 };
 
@@ -139,16 +130,8 @@ __device__ __forceinline__ void attend_share(const Inputs& in, Walk& walk, const
     running.store(slots, first, rows.count);
     return;
   }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    const int arriving = rows.ctas(ctas);
-    int* arrived = arrivals + first * KV_HEADS + walk.kv_head;
-    const bool is_last = arriving == 1 || arrive(arrived) == arriving - 1;
-    if (is_last && arriving > 1) *arrived = 0;
-    *memory.last = is_last;
-  }
-  __syncthreads();
-  if (*static_cast<volatile int*>(memory.last) == 0) return;
+  int* arrived = arrivals + first * KV_HEADS + walk.kv_head;
+  if (!is_last_of(arrived, rows.ctas(ctas), memory.last)) return;
   slots.join_rows<kThreads, 8>(first, rows.count, threadIdx.x,
                                [&](int slot) { return rows.occupy(slot); });
 }

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specbuild.plugins_cuda.launches import Kernel, LoweringRequest, OpLaunch, Target
+from specbuild.plugins_cuda.launches import (
+    RESERVED_BYTES,
+    Kernel,
+    LoweringRequest,
+    OpLaunch,
+    Target,
+)
 from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     ARGUMENTS,
     FLAG_BYTES,
     HEADS,
-    TILE_KEYS,
     Geometry,
+    tile_bytes,
 )
 
 MOST_TEAMS = 8
 WIDEST_HEAD = 64  # registers
 MOST_WARPS = 8  # so that a thread may have 255 registers
 MOST_ROWS_OF_A_WARP, MOST_ROW_WARPS = 4, 2
-RESERVED_BYTES = 1024  # what the hardware takes of a multiprocessor's memory for every CTA
 
 
 @dataclass(frozen=True)
@@ -31,15 +36,15 @@ class OwnSlots:
     stages: int
 
     def shared_bytes(self, shape: Geometry) -> int:
-        """Rings, a copy of the tree and the queries of several rows, and what teams publish."""
-        ring = self.teams * self.stages * 2 * TILE_KEYS * shape.width * 2
-        rows = self.rows * self.row_warps
-        tail = 2 * TILE_KEYS * (1 + shape.words) * shape.width * 2
+        """Tiles, trees and queries; what teams publish, and what it comes to."""
+        tiles = tile_bytes(
+            teams=self.teams, stages=self.stages, rows=self.rows, row_warps=self.row_warps,
+            width=shape.width, words=shape.words,
+        )  # fmt: skip
         warp_rows = 1 if self.rows == 1 else 2 * -(-self.rows // 2)
-        queries = self.row_warps * warp_rows * HEADS * shape.width * 2
         part = warp_rows * HEADS * (4 * shape.width + 8)
-        parts = self.teams * self.row_warps * part + rows * shape.group * shape.width * 4
-        return ring + parts + (tail + queries if rows > 1 else 0) + FLAG_BYTES
+        running = self.rows * self.row_warps * shape.group * shape.width * 4
+        return tiles + self.teams * self.row_warps * part + running + FLAG_BYTES
 
     def ctas_of_an_sm(self, shape: Geometry, target: Target) -> int:
         """One or two, as shared memory and registers allow."""

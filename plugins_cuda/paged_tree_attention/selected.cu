@@ -170,17 +170,8 @@ __device__ __forceinline__ void attend_lists(const Gather& gather, const Rows& r
 __device__ __forceinline__ void join_last(const Rows& rows, const Memory& memory, int* arrivals,
                                           int row) {
   if (SLOTS == 1 || rows.chunks() == 1) return;
-  volatile int* last = memory.last;
-  const int ctas = rows.ctas(CONTEXT_CTAS);
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    int* count = arrivals + static_cast<int64_t>(row) * KV_HEADS + blockIdx.y;
-    const bool is_last = ctas == 1 || arrive(count) == ctas - 1;
-    if (is_last && ctas > 1) *count = 0;
-    *last = is_last;
-  }
-  __syncthreads();
-  if (*last != 0) memory.joiner.join_slots(rows, row);
+  int* count = arrivals + static_cast<int64_t>(row) * KV_HEADS + blockIdx.y;
+  if (is_last_of(count, rows.ctas(CONTEXT_CTAS), memory.last)) memory.joiner.join_slots(rows, row);
 }
 
 // A row that attends to everything: what the plain kernel does of a row that shares its keys with

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from specbuild.plugins_cuda.launches import Tactic, Target
+from specbuild.plugins_cuda.launches import RESERVED_BYTES, Tactic, Target
 from specbuild.plugins_cuda.rms_moe.packing import (
     STAGE_STEPS,
     STEP_BYTES,
 )
 
-# What the hardware takes of a multiprocessor's memory for every CTA.
-RESERVED_BYTES = 1024
 # Dynamic shared memory begins at a multiple of this, behind the static one.
 DYNAMIC_ALIGNMENT = 1024
 STAGE_BYTES = STEP_BYTES * (STAGE_STEPS + 1)

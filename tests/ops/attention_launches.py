@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from emulation import run_lowering
+from emulation import run_lowering, tensor_info
 from launch_branches import Branch
 
 from specbuild.builder.backends.cuda.kernels.kernel_case import SMALL_TARGET, bits, values
@@ -17,7 +17,6 @@ from specbuild.plugins_cuda.launches import (
     Phase,
     Tactic,
     Target,
-    TensorInfo,
 )
 from specbuild.plugins_cuda.paged_tree_attention.op import OP
 
@@ -84,7 +83,7 @@ class Launch:
         return OP.lower(self._request(inputs))
 
     def _request(self, inputs: Mapping[str, np.ndarray]) -> LoweringRequest:
-        shapes = {name: TensorInfo(array.shape, dtype_of(array)) for name, array in inputs.items()}
+        shapes = {name: tensor_info(array) for name, array in inputs.items()}
         attributes = {"scale": self.geometry.width**-0.5, "window": self.geometry.window}
         tensors = {**shapes, "attended": shapes["q"]}
         return LoweringRequest(
@@ -140,10 +139,6 @@ class Launch:
             return 0
         first = min(*sequence.rows, sequence.tree_start)
         return max(0, first - self.geometry.window + 1)
-
-
-def dtype_of(array: np.ndarray) -> str:
-    return {"uint16": "bfloat16"}.get(array.dtype.name, array.dtype.name)
 
 
 def expected(geometry: Geometry, text: Text, position: int) -> np.ndarray:

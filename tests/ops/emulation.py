@@ -18,7 +18,7 @@ import numpy as np
 from run_store import digest, made_once
 
 import specbuild.plugins_cuda as package
-from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch
+from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch, TensorInfo
 from specbuild.plugins_cuda.opspec import OpSpec
 
 ROOT = Path(package.__path__[0])
@@ -34,6 +34,11 @@ Arrays = Mapping[str, np.ndarray]
 def has_compiler() -> bool:
     """Whether kernels can be emulated here."""
     return shutil.which("g++") is not None
+
+
+def tensor_info(array: np.ndarray) -> TensorInfo:
+    """What a lowering is told of an array, whose 16-bit numbers are the bits of bf16."""
+    return TensorInfo(array.shape, {"uint16": "bfloat16"}.get(array.dtype.name, array.dtype.name))
 
 
 class Guarded:

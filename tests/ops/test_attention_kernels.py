@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from attention_launches import Geometry, Launch, Text, dtype_of, expected
-from emulation import has_compiler
+from attention_launches import Geometry, Launch, Text, expected
+from emulation import has_compiler, tensor_info
 from launch_branches import Branch, alone, node, refed, wide_node
 
 from specbuild.builder.backends.cuda.kernels.kernel_case import values
@@ -232,7 +232,7 @@ def test_decoding_kernels_give_a_prompt_the_same_bits_alone_and_among_others(win
 def test_what_no_kernel_does_is_refused() -> None:
     shape = Geometry()
     launch = Launch(shape, [alone(Text.drawn(4, shape, 6), 3)])
-    tensors = {n: TensorInfo(a.shape, dtype_of(a)) for n, a in launch.inputs().items()}
+    tensors = {n: tensor_info(a) for n, a in launch.inputs().items()}
     tensors["attended"] = tensors["q"]
     attributes = {"scale": 0.25, "window": 0}
     assert OP.lower is not None

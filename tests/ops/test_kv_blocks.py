@@ -224,9 +224,7 @@ def assert_view(
 
 @each_form
 def test_a_context_shorter_than_the_sink_is_the_view(run: Run) -> None:
-    world = World(
-        lengths=(1,), sink=2, block=1, page_size=1, kv_heads=1, group=1, width=8
-    )  # fmt: skip
+    world = World(lengths=(1,), sink=2, block=1, page_size=1, kv_heads=1, group=1, width=8)
     rng = np.random.default_rng(0)
     table = np.array([[7]], np.int32)
     q = rng.standard_normal((1, 1, 8)).astype(np.float32)

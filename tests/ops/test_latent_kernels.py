@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from emulation import has_compiler, run_lowering
+from emulation import has_compiler, run_lowering, tensor_info
 from launch_branches import Branch, alone, node, refed, wide_node
 
 from specbuild.builder.backends.cuda.kernels.kernel_case import (
@@ -135,16 +135,14 @@ class Launch:
         """The result's bits [rows, Hq, Dv] of each sequence."""
         inputs = self.inputs()
         output = np.zeros((len(inputs["q"]), self.layer.q_heads, self.layer.width), np.uint16)
-        shapes = {name: _info(array) for name, array in (*inputs.items(), ("attended", output))}
+        shapes = {
+            name: tensor_info(array) for name, array in (*inputs.items(), ("attended", output))
+        }
         attributes = {"scale": self.layer.width**-0.5, "window": self.layer.window}
         request = LoweringRequest(shapes, attributes, self.phase, SMALL_TARGET, self.tactic)
         assert OP.lower is not None
         result = run_lowering(OP, OP.lower(request), inputs, {"attended": output})["attended"]
         return np.split(result, inputs["row_start"][1:])[: len(self.sequences)]
-
-
-def _info(array: np.ndarray) -> TensorInfo:
-    return TensorInfo(array.shape, {"uint16": "bfloat16"}.get(array.dtype.name, array.dtype.name))
 
 
 ABSORBED = Layer(latent=48, heads=(1, 5), rope=16)
@@ -278,7 +276,7 @@ def test_kernels_agree_with_the_reference(name: str, phase: Phase) -> None:
 
 def test_what_no_kernel_does_is_refused() -> None:
     launch = Launch(Layer(), [alone(Text.drawn(4, Layer(), 6), 3)])
-    tensors = {name: _info(array) for name, array in launch.inputs().items()}
+    tensors = {name: tensor_info(array) for name, array in launch.inputs().items()}
     tensors["attended"] = tensors["q"]
 
     def refuses(match: str, **changes: TensorInfo) -> None:
@@ -301,7 +299,7 @@ def test_what_no_kernel_does_is_refused() -> None:
     refuses(
         "9 of them on a KV head",
         **{
-            name: _info(array)
+            name: tensor_info(array)
             for name, array in Launch(wide, [alone(Text.drawn(4, wide, 7), 3)]).inputs().items()
             if name in ("q", "w_k", "b_k", "w_v", "b_v", "sinks")
         },

@@ -17,11 +17,16 @@ from hypothesis import strategies as st
 from specbuild.builder.backends.cuda.kernels.kernel_case import SMALL_TARGET, bits
 from specbuild.builder.models.gpt_oss import MoeBlock, RmsNorm
 from specbuild.plugins_cuda.cases import Arrays
-from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
+from specbuild.plugins_cuda.launches import (
+    RESERVED_BYTES,
+    LoweringRequest,
+    Tactic,
+    Target,
+    TensorInfo,
+)
 from specbuild.plugins_cuda.moe.op import expert_weight
 from specbuild.plugins_cuda.rms_moe.cases import Layer
 from specbuild.plugins_cuda.rms_moe.memory import (
-    RESERVED_BYTES,
     Sizes,
     down_tactic,
     gate_up_tactic,

@@ -12,9 +12,9 @@ import pytest
 from expert_requests import experts_request
 
 from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
-from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
+from specbuild.plugins_cuda.launches import RESERVED_BYTES, LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.plugins_cuda.rms_moe.memory import DYNAMIC_ALIGNMENT, RESERVED_BYTES
+from specbuild.plugins_cuda.rms_moe.memory import DYNAMIC_ALIGNMENT
 
 HIDDEN = 2880
 ROWS = (1, 8, 16, 32, 64, 128, 256)
