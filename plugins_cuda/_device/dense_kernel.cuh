@@ -8,7 +8,7 @@
 #include "many_panels.cuh"
 
 using Shape = PanelShape<K_BLOCKS, GROUP_SLICES * SLICE_BLOCKS, SLICE_BLOCKS, 1,
-                         TOKEN_TILES * kTokensPerTile, DEPTH>;
+                         TOKEN_TILES * kTokensPerTile, DEPTH, WeightUnits<WEIGHTS>::Units>;
 using Many =
     ManyPanels<Shape, TILE_COUNT, SLICES / GROUP_SLICES, CTAS, WARPS, STAGES, TOKENS_READY != 0>;
 #else

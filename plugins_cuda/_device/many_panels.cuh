@@ -56,7 +56,7 @@ struct ManyPanels
   __device__ __forceinline__ int blocks() const {
     return min(Shape::kBlocks, Shape::kWeightBlocks - group * Shape::kBlocks);
   }
-  __device__ __forceinline__ Stream stream(const uint16_t* weight) const {
+  __device__ __forceinline__ Stream stream(const typename Shape::Units::Stored* weight) const {
     return Stream(weight, chunks(), group * Shape::kBlocks, blocks());
   }
 

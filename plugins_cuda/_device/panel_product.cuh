@@ -1,4 +1,4 @@
-// Products of a packed bf16 weight with panels of tokens, on the tensor cores of warpgroups.
+// Products of a packed weight with panels of tokens, on the tensor cores of warpgroups.
 //
 // Each warp of a warpgroup has kTiles tiles of the weight of its own, 16 rows each, as A operands
 // in registers; the tokens are the B operand that its four warps share. So a panel leaves shared
@@ -17,38 +17,68 @@
 // Compile-time sizes. kWeightBlocks: of all of K; kBlocks: those that a CTA multiplies by, of which
 // the last CTA's may be fewer; kSliceBlocks: those of a slice of K, even where there are several.
 template <int kWeightBlocks_, int kBlocks_, int kSliceBlocks_, int kTiles_, int kColumns_,
-          int kDepth_>
+          int kDepth_, class Units_ = Bf16Units>
 struct PanelShape {
+  using Units = Units_;
   static constexpr int kWeightBlocks = kWeightBlocks_, kBlocks = kBlocks_;
   static constexpr int kSliceBlocks = kSliceBlocks_, kTiles = kTiles_, kColumns = kColumns_;
   static constexpr int kDepth = kDepth_, kPanels = ceil_div(kBlocks, 2);
   static constexpr int kSteps = round_up(kBlocks, kDepth);
   static constexpr bool kSliced = kSliceBlocks < kBlocks;
   static constexpr bool kEven = kWeightBlocks % kBlocks == 0 && kSteps == kBlocks;
+  static constexpr int kTileBytes = ceil_div(kWeightBlocks, Units::kBlocks) * Units::kBytes;
   static_assert(kDepth % 2 == 0 && kBlocks % 2 + kSliceBlocks % 2 <= (kSliced ? 0 : 2),
                 "panels are whole");
+};
+
+// What a lane holds of a tile's part of a panel.
+template <class Units>
+struct HeldPanel {
+  static constexpr int kUnits = 2 / Units::kBlocks;
+  typename Units::Held units[kUnits];
+
+  // ``place``: this lane's first 16 bytes. Of a panel of one block the second has no weights.
+  __device__ __forceinline__ void load(const unsigned char* place, bool whole) {
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      if (u > 0 && !whole) break;
+      const unsigned char* unit = place + u * Units::kBytes;
+#pragma unroll
+      for (int piece = 0; piece < Units::kLoads; ++piece) {
+        units[u].pieces[piece] = load_early16(unit + piece * kLoadBytes);
+      }
+      Units::load_scales(units[u], unit, load_early4);
+    }
+  }
+
+  // The A operands of its four steps of k.
+  __device__ __forceinline__ void decode(uint32_t (&a)[4][4]) const {
+    Units::template decode<0>(units[0], a[0], a[1]);
+    Units::template decode<Units::kBlocks - 1>(units[kUnits - 1], a[2], a[3]);
+  }
 };
 
 // ``Chunks``: count() rounds, tile(round, t) of this warp, negative where it has none.
 template <class Shape, class Chunks>
 class PanelProduct {
  public:
+  using Units = typename Shape::Units;
   // sums[t][4j + i] is row g (i < 2) or g + 8 of tile t for token 8j + 2·(lane % 4) + i % 2.
   using Sums = float[Shape::kTiles][Shape::kColumns / 2];
 
   // ``first``, ``blocks``: this CTA's part of K.
-  __device__ __forceinline__ PanelProduct(const uint16_t* weight, const Chunks& chunks, int first,
-                                          int blocks)
+  __device__ __forceinline__ PanelProduct(const typename Units::Stored* weight,
+                                          const Chunks& chunks, int first, int blocks)
       : chunks_(chunks),
-        weight_(reinterpret_cast<const unsigned char*>(weight) + first * Bf16Units::kBytes +
-                threadIdx.x % 32 * 16),
+        weight_(reinterpret_cast<const unsigned char*>(weight) +
+                first / Units::kBlocks * Units::kBytes + threadIdx.x % 32 * 16),
         blocks_(blocks) {}
 
   // Starts the first loads: the weights are constant, so no other launch is waited for.
   __device__ __forceinline__ void start() {
     const Place first = place(0);
 #pragma unroll
-    for (int i = 0; i < Shape::kDepth; ++i) load(i, first, i);
+    for (int i = 0; i < Shape::kDepth; i += 2) load(i, first, i);
   }
 
   // Every round's sums go to finish(round, sums). All warps of the CTA take as many rounds.
@@ -67,13 +97,13 @@ class PanelProduct {
         const Place from = last ? next : here;
 #pragma unroll
         for (int i = 0; i < Shape::kDepth; i += 2) {
+          const auto beside = [&] { load(i, from, ahead + i); };
           if (!holds(base + i)) {
-            load_panel(i, from, ahead + i);
+            beside();
             continue;
           }
           if (begins_slice(base, i)) add(sums, slice);
-          multiply(slice, panels.begin(), i, holds(base + i + 1),
-                   [&] { load_panel(i, from, ahead + i); });
+          multiply(slice, panels.begin(), i, holds(base + i + 1), beside);
           panels.end();
         }
       }
@@ -88,8 +118,6 @@ class PanelProduct {
   }
 
  private:
-  using Held = Bf16Units::Held;
-
   // Where this lane's part of each tile begins, null where there is no tile.
   struct Place {
     const unsigned char* tile[Shape::kTiles];
@@ -100,7 +128,7 @@ class PanelProduct {
 #pragma unroll
     for (int t = 0; t < Shape::kTiles; ++t) {
       const int tile = round < chunks_.count() ? chunks_.tile(round, t) : -1;
-      const int64_t at = static_cast<int64_t>(tile) * (Shape::kWeightBlocks * Bf16Units::kBytes);
+      const int64_t at = static_cast<int64_t>(tile) * Shape::kTileBytes;
       place.tile[t] = tile < 0 ? nullptr : weight_ + at;
     }
     return place;
@@ -117,20 +145,14 @@ class PanelProduct {
     return (base + i) % Shape::kSliceBlocks == 0;
   }
 
+  // The panel that ``block`` begins.
   __device__ __forceinline__ void load(int slot, const Place& from, int block) {
 #pragma unroll
     for (int t = 0; t < Shape::kTiles; ++t) {
       if (from.tile[t] == nullptr || !holds(block)) continue;
-#pragma unroll
-      for (int piece = 0; piece < Bf16Units::kLoads; ++piece) {
-        held_[slot][t].pieces[piece] =
-            load_early16(from.tile[t] + block * Bf16Units::kBytes + piece * kLoadBytes);
-      }
+      held_[slot / 2][t].load(from.tile[t] + block / Units::kBlocks * Units::kBytes,
+                              holds(block + 1));
     }
-  }
-  __device__ __forceinline__ void load_panel(int slot, const Place& from, int block) {
-    load(slot, from, block);
-    load(slot + 1, from, block + 1);
   }
 
   // The sums of the slice that ends go to those of the slices before it.
@@ -152,8 +174,7 @@ class PanelProduct {
     uint32_t a[Shape::kTiles][4][4];
 #pragma unroll
     for (int t = 0; t < Shape::kTiles; ++t) {
-      Bf16Units::decode<0>(held_[slot][t], a[t][0], a[t][1]);
-      Bf16Units::decode<0>(held_[slot + 1][t], a[t][2], a[t][3]);
+      held_[slot / 2][t].decode(a[t]);
       wgmma_pin(sums[t]);
       wgmma_pin(a[t]);
     }
@@ -180,5 +201,5 @@ class PanelProduct {
   Chunks chunks_;
   const unsigned char* weight_;
   int blocks_;
-  Held held_[Shape::kDepth][Shape::kTiles];
+  HeldPanel<Units> held_[Shape::kDepth / 2][Shape::kTiles];
 };

@@ -93,6 +93,9 @@ KERNEL_CASES: tuple[Case, ...] = (
     linear(64, 48, 1024, bias=True),
     linear(33, 208, 1280, bias=True, residual=True),
     linear(70, 144, 1888, residual=True),
+    # Of codes, four to a panel and two, and an odd number of blocks.
+    linear(40, 80, 1888, bias=True, residual=True, storage=MXFP4),
+    linear(33, 48, 1280, storage=FP8),
     # More panels than fit shared memory, twice: those of the first tiles come again.
     linear(120, 144, 2880, residual=True),
     linear(2, 192, 192, bias=True, residual=True),
@@ -110,6 +113,6 @@ KERNEL_CASES: tuple[Case, ...] = (
     *(
         linear(t, 2880, columns, residual=columns != 8640, storage=form, prefix="gpu: ")
         for form in _CODED
-        for t, columns in ((1, 4096), (5, 17280), (16, 8640), (64, 4096), (200, 17280))
+        for t, columns in ((1, 4096), (5, 17280), (16, 8640), (64, 4096), (80, 17280), (200, 17280))
     ),
 )

@@ -1,7 +1,7 @@
 """How a dense kernel of more than a few tokens is cut: CTAs split the rows of the weight and K.
 
-``_device/many_tokens.cuh`` and, for bf16 weights and more rows, ``_device/many_panels.cuh``
-describe the kernels; the order of sums is that of ``streaming.py``.
+``_device/many_tokens.cuh`` and, for more rows, ``_device/many_panels.cuh`` describe the kernels;
+the order of sums is that of ``streaming.py``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from specbuild.plugins_cuda.launches import Kernel, LoweringRequest, OpLaunch, Tactic, Workspace
+from specbuild.plugins_cuda.linear.storage import BF16, Storage
 from specbuild.plugins_cuda.linear.streaming import (
     STREAMING_KEYS,
     TOKENS_PER_TILE,
@@ -43,8 +44,8 @@ _LOADS_OF_CODES = {1: 12, 2: 12, 4: 12, 8: 9}
 # Steps in flight of a candidate that takes few registers.
 _FEW_STEPS = 2
 # Two warpgroups multiply by panels: with 224 to 255 registers a lane they keep as much in flight as
-# four would.
-PANEL_WARPS = 8
+# four would. Three decode codes, where their sums leave room and none beside them brings rows.
+PANEL_WARPS, _PANEL_WARPS_OF_CODES, _MOST_COLUMNS_OF_CODES = 8, 12, 96
 # Of the warpgroup that brings tokens beside them where no launch in front does (row_panels.cuh).
 _ROW_WARPS = 4
 # 16-byte loads of weights that a lane keeps in flight beside the sums of up to 64 tokens: of one
@@ -53,14 +54,16 @@ _PANEL_LOADS_OF_SLICE, _PANEL_LOADS_OF_LONG, _PANEL_LOADS_OF_SHORT = 36, 32, 24
 # The latter by whether a launch in front brings the tokens: who does so beside takes registers.
 _PANEL_LOADS_OF_MOST = {True: 20, False: 16}
 _FEW_PANEL_LOADS = 12
+# Those of codes, beside a decoded panel and few sums of a lane or more.
+_PANEL_LOADS_OF_CODES, _PANEL_LOADS_BESIDE_SUMS, _FEW_SUMS = 9, 5, 64
 _LONG_SLICE_BLOCKS = 8
 FEW_PANEL_ROWS, MOST_PANEL_ROWS = 64, 128
 # wgmma takes multiples of 16 tokens; what a token of a panel takes, and a panel's two barriers.
 _COLUMNS_STEP, PANEL_ROW_BYTES, _BARRIER_BYTES = 16, 128, 16
 # Of the launch that brings tokens into panels as they are, and tokens that a CTA norms.
 _TOKEN_WARPS, _NORMED_TOKENS = 8, 2
-# A panel's 64 columns are two blocks; a lane loads each of them by two loads.
-_PANEL_BLOCKS, _LOADS_OF_PANEL = 2, 4
+# A panel's 64 columns.
+_PANEL_BLOCKS = 2
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,8 @@ def many_tokens(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
 def _by_panels(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     """The cut where tokens are panels; None where a panel would lie in two slices of K."""
     slice_blocks, group_slices = dense.slice_blocks, dense.group_slices
-    if dense.storage.scaled or slice_blocks % _PANEL_BLOCKS:
+    storage = dense.storage
+    if slice_blocks % _PANEL_BLOCKS:
         return None
     passes = -(-dense.rows // MOST_PANEL_ROWS)
     columns = panel_columns(dense.rows, passes)
@@ -143,32 +147,37 @@ def _by_panels(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     ready = dense.normed or stages < panels
     groups, shares = _groups_and_shares(request, dense)
     token_tiles = columns // TOKENS_PER_TILE
+    by_three = storage.scaled and ready and columns <= _MOST_COLUMNS_OF_CODES
+    multiplying = _PANEL_WARPS_OF_CODES if by_three else PANEL_WARPS
     usual_loads = _panel_loads(dense, columns, ready=ready)
     constants = (
         ("K_BLOCKS", dense.blocks),
         ("TILE_COUNT", dense.tiles),
-        ("WARPS", PANEL_WARPS),
+        ("WARPS", multiplying),
         ("SLICES", dense.slices),
         ("GROUP_SLICES", group_slices),
         ("SLICE_BLOCKS", slice_blocks),
-        ("WEIGHTS", dense.storage.code),
+        ("WEIGHTS", storage.code),
         ("MANY_TOKENS", 1),
         ("PANELS", 1),
         ("TOKEN_TILES", token_tiles),
         ("TOKENS_READY", int(ready)),
         ("STAGES", stages),
-        ("DEPTH", panel_depth(panels, request.tactic.get("loads", usual_loads))),
+        ("DEPTH", panel_depth(panels, request.tactic.get("loads", usual_loads), storage)),
         ("CTAS", shares),
         ("SHARED_BYTES", shared),
     )
     ready_bytes = passes * panel_bytes(dense.blocks, columns) if ready else 0
     workspaces = _workspaces(request, dense, passes, token_tiles, ready_bytes)
-    warps = PANEL_WARPS if ready else PANEL_WARPS + _ROW_WARPS
+    warps = multiplying if ready else multiplying + _ROW_WARPS
     cut = Streaming(constants, (groups * shares, passes, 1), warps * 32, shared)
     return ManyTokens(cut, token_tiles, workspaces, ready=ready, panels=True)
 
 
 def _panel_loads(dense: Dense, columns: int, *, ready: bool) -> int:
+    if dense.storage.scaled:
+        sums = columns // 2 * (2 if dense.group_slices > 1 else 1)
+        return _PANEL_LOADS_OF_CODES if sums <= _FEW_SUMS else _PANEL_LOADS_BESIDE_SUMS
     if columns > FEW_PANEL_ROWS:
         return _PANEL_LOADS_OF_MOST[ready]
     if dense.group_slices == 1:
@@ -187,9 +196,10 @@ def panel_bytes(blocks: int, columns: int) -> int:
     return -(-blocks // _PANEL_BLOCKS) * columns * PANEL_ROW_BYTES
 
 
-def panel_depth(panels: int, loads: int) -> int:
+def panel_depth(panels: int, loads: int, storage: Storage = BF16) -> int:
     """Blocks of a tile that a lane keeps in flight, whole panels, by about ``loads`` loads."""
-    return _PANEL_BLOCKS * deep_enough(panels, loads // _LOADS_OF_PANEL)
+    loads_of_panel = storage.units(_PANEL_BLOCKS) * storage.loads
+    return _PANEL_BLOCKS * deep_enough(panels, loads // loads_of_panel)
 
 
 def _groups_and_shares(request: LoweringRequest, dense: Dense) -> tuple[int, int]:

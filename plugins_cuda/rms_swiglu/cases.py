@@ -37,11 +37,14 @@ KERNEL_CASES: tuple[Case, ...] = (
     swiglu(11, 224, 136),
     swiglu(42, 1056, 40),
     swiglu(52, 1280, 104),
+    # Of codes: all of K of 32 tokens, twice, and of an odd number of blocks.
+    swiglu(52, 1280, 104, storage=MXFP4),
+    swiglu(35, 544, 72, storage=FP8),
     *(swiglu(t, 2880, 17280, prefix="gpu: ") for t in (1, 4, 8, 40, 64)),
     swiglu(200, 2880, 17280, prefix="gpu: "),
     *(
         swiglu(t, 2880, 17280, storage=form, prefix="gpu: ")
         for form in (MXFP4, FP8)
-        for t in (5, 16, 64)
+        for t in (5, 16, 64, 80)
     ),
 )

@@ -115,7 +115,14 @@ def test_coded_weights(storage: Storage) -> None:
     shared = {"norm": cancelling(), "gate_up": quantised(values, storage)}
     by_row = {"x": cancelling(ROWS)}
     seen: dict[int, np.ndarray] = {}
-    for rows, tactic in (([17], {}), (range(14, 20), {}), (range(14, 24), {"many": 1})):
+    forms: tuple[tuple[Sequence[int], Tactic], ...] = (
+        ([17], {}),
+        (range(14, 20), {}),
+        (range(14, 24), {"many": 1, "panels": 0}),
+        (range(10, 30), {"many": 1, "panels": 1}),
+        (range(ROWS), {}),
+    )
+    for rows, tactic in forms:
         inputs = shared | {n: t[list(rows)] for n, t in by_row.items()}
         got = run("RmsSwiglu", inputs, {"h": normal(len(rows), 144)}, tactic, eps=1e-5)["h"]
         for place, row in enumerate(rows):
