@@ -41,10 +41,11 @@ struct Lengths {
 };
 
 // What a CTA takes: of the slots of a sequence's rows, those that are `cta` modulo `ctas`.
-struct Share {
+struct __align__(16) Share {
   int sequence;  // BATCH where there is nothing to take
   int row_begin, row_end, tree_start;
   int cta, ctas;
+  int total;  // shares of the launch
 };
 
 // One warp: share `number` of a launch that takes `most` at once. A sequence is of a power of two
@@ -66,7 +67,7 @@ __device__ __forceinline__ Share share_of(const Lengths& all, int number, int mo
     before = __shfl_sync(~0u, through[i], 31);
     passed += __popc(__ballot_sync(~0u, through[i] <= number));
   }
-  Share share{BATCH, 0, 0, 0, 0, 1};
+  Share share{BATCH, 0, 0, 0, 0, 1, before};
   if (passed >= BATCH) return share;
 #pragma unroll
   for (int i = 0; i < kSets; ++i) {
@@ -76,7 +77,8 @@ __device__ __forceinline__ Share share_of(const Lengths& all, int number, int mo
     const int tree_start = __shfl_sync(~0u, all.tree_start[i], lane);
     const int end = __shfl_sync(~0u, through[i], lane);
     const int of = __shfl_sync(~0u, ctas[i], lane);
-    if (passed / 32 == i) share = {passed, row_begin, row_end, tree_start, number - (end - of), of};
+    if (passed / 32 != i) continue;
+    share = {passed, row_begin, row_end, tree_start, number - (end - of), of, before};
   }
   return share;
 }

@@ -25,7 +25,7 @@ static_assert((kTeams & (kTeams - 1)) == 0, "the slots of a CTA are whole rounds
 static_assert(SLOTS > 1, "slots have workspaces");
 
 constexpr int kSharedBytes = 16 * (kTileMemoryUnits + Running::kAll) + 4 * kParts * kPartFloats +
-                             8 * kParts * kPartHeads + 16;
+                             8 * kParts * kPartHeads + 16 + sizeof(Share);
 static_assert(kSharedBytes <= SHARED_BYTES, "the launch gives as much as is laid out below");
 
 struct Memory : TileMemory {
@@ -33,6 +33,7 @@ struct Memory : TileMemory {
   float* parts;     // [kTeams][ROW_WARPS][kPartFloats]
   float2* sums;     // [kTeams][ROW_WARPS][kPartHeads]
   int* last;        // whether this CTA arrives last
+  Share* share;     // what this CTA is at
   int team, row_warp;
 
   __device__ __forceinline__ explicit Memory(unsigned char* shared)
@@ -43,6 +44,7 @@ struct Memory : TileMemory {
     parts = reinterpret_cast<float*>(running + Running::kAll);
     sums = reinterpret_cast<float2*>(parts + kParts * kPartFloats);
     last = reinterpret_cast<int*>(sums + kParts * kPartHeads);
+    share = reinterpret_cast<Share*>(last + 4);
   }
 };
 
@@ -182,6 +184,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
   if (!looked_up) share = share_of(lengths, number, most);
 #pragma unroll 1
   while (share.sequence < BATCH) {
+    if (threadIdx.x == 0) *memory.share = share;
     if (!looked_up) {
       walk.table = table_of(share.sequence);
       walk.entries_from = -32 * kPeriod;  // of no tile
@@ -194,11 +197,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
       attend_share(in, walk, memory, slots, share.cta, share.ctas, first, workspace_arrivals);
       walk.rows.index = -1;
       __syncthreads();
-      // Not kept meanwhile: registers are short.
-      share = share_of(Lengths(row_start, tree_start), number, most);
+      // No registers hold it meanwhile: they are short.
+      share = *memory.share;
     }
     // More shares than CTAs: no sequence has less than one.
     number += most;
+    if (number >= share.total) return;
+    __syncthreads();  // behind everybody's look at this one
     share = share_of(Lengths(row_start, tree_start), number, most);
     looked_up = false;
   }

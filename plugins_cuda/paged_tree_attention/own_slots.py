@@ -23,6 +23,7 @@ MOST_TEAMS = 8
 WIDEST_HEAD = 64  # registers
 MOST_WARPS = 8  # so that a thread may have 255 registers
 MOST_ROWS_OF_A_WARP, MOST_ROW_WARPS = 4, 2
+SHARE_BYTES = 32  # what a CTA is at
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class OwnSlots:
         warp_rows = 1 if self.rows == 1 else 2 * -(-self.rows // 2)
         part = warp_rows * HEADS * (4 * shape.width + 8)
         running = self.rows * self.row_warps * shape.group * shape.width * 4
-        return tiles + self.teams * self.row_warps * part + running + FLAG_BYTES
+        return tiles + self.teams * self.row_warps * part + running + FLAG_BYTES + SHARE_BYTES
 
     def ctas_of_an_sm(self, shape: Geometry, target: Target) -> int:
         """One or two, as shared memory and registers allow."""
