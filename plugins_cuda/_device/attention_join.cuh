@@ -1,19 +1,23 @@
 // How the decode kernel's softmax states become one: over a slot's chains, then over the slots.
 //
-// Constants of the kernel: those of attention_slots.cuh and of attention_states.cuh.
+// Constants of the kernel: those of attention_slots.cuh and of attention_states.cuh, CONTEXT_CTAS,
+// PAIRS_AT_ONCE (pairs of rows of a warp whose states are in shared memory together).
 #pragma once
 
 #include "attention_slots.cuh"
 #include "attention_states.cuh"
+#include "meeting.cuh"
 
 constexpr int kHeadFloats = WIDTH + 8;  // heads of a part begin in different banks
 constexpr int kPartFloats = kHeads * kHeadFloats;
-constexpr int kParts = ROW_WARPS * kSides * kChains;
+constexpr int kPartSides = PAIRS_AT_ONCE * kSides;  // rows of a warp that have parts at once
+constexpr int kParts = ROW_WARPS * kPartSides * kChains;
+static_assert(kPairs % PAIRS_AT_ONCE == 0, "pairs take turns");
 
 // Joins states across teams in shared memory, across slots in the workspaces.
 struct Joiner {
-  float* parts;       // [ROW_WARPS][kSides][kChains][kHeads][kHeadFloats]
-  float2* part_sums;  // [ROW_WARPS][kSides][kChains][kHeads]
+  float* parts;       // [ROW_WARPS][kPartSides][kChains][kHeads][kHeadFloats]
+  float2* part_sums;  // [ROW_WARPS][kPartSides][kChains][kHeads]
   SlotStates slots;
   int chain, row_warp;
 
@@ -23,7 +27,8 @@ struct Joiner {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int j = 0; j < kSides; ++j) {
-      const int part = (row_warp * kSides + j) * kChains + chain;
+      const int side = m % PAIRS_AT_ONCE * kSides + j;
+      const int part = (row_warp * kPartSides + side) * kChains + chain;
       float sum = states.sum[m][j];
       sum += __shfl_xor_sync(kAllLanes, sum, 1);
       sum += __shfl_xor_sync(kAllLanes, sum, 2);
@@ -43,7 +48,7 @@ struct Joiner {
     Part slot = empty_part();
 #pragma unroll
     for (int of = 0; of < kChains; ++of) {
-      const int part = (row_warp * kSides + side) * kChains + of;
+      const int part = (row_warp * kPartSides + side) * kChains + of;
       const float2 pair = part_sums[part * kHeads + head];
       const float* values = parts + part * kPartFloats + head * kHeadFloats + column;
       join(slot, {pair.x, pair.y, *reinterpret_cast<const float4*>(values)});
@@ -57,10 +62,11 @@ struct Joiner {
                                            int first) const {
     const bool only = SLOTS == 1 || rows.chunks() == 1;
 #pragma unroll
-    for (int m = 0; m < kPairs; ++m) {
-      publish(states, m);
+    for (int m = 0; m < kPairs; m += PAIRS_AT_ONCE) {
+#pragma unroll
+      for (int n = 0; n < PAIRS_AT_ONCE; ++n) publish(states, m + n);
       __syncthreads();
-      for (int i = threadIdx.x % kChunk; i < kSides * kQuads; i += kChunk) {
+      for (int i = threadIdx.x % kChunk; i < kPartSides * kQuads; i += kChunk) {
         const int side = i / kQuads, quad = i % kQuads;
         const int head = quad * 4 / WIDTH, column = quad * 4 % WIDTH;
         const int row = row_warp * ROWS + 2 * m + side;
@@ -74,13 +80,40 @@ struct Joiner {
         slots.values[(at * WIDTH + column) / 4] = all.values;
         if (column == 0) slots.sums[at] = make_float2(all.maximum, all.sum);
       }
-      if (m + 1 < kPairs || CONTEXT_CTAS < SLOTS) __syncthreads();
+      if (m + PAIRS_AT_ONCE < kPairs || CONTEXT_CTAS < SLOTS) __syncthreads();
     }
   }
 
   // All slots of all rows, in order.
   __device__ __forceinline__ void join_slots(const Rows& rows, int first) const {
-    slots.join_rows<kThreads>(first, rows.count, threadIdx.x,
-                              [&](int slot) { return rows.occupy(slot); });
+    join_part(rows, first, 0, 1);
+  }
+
+  // The same by all CTAs that have such slots, each its part of the results once all slots are
+  // there. `cta`: this one of CONTEXT_CTAS; `count`: 0 before and after; `last`: in shared memory.
+  __device__ __forceinline__ void join_together(const Rows& rows, int first, int cta, int* count,
+                                                volatile int* last) const {
+    const int ctas = rows.ctas(CONTEXT_CTAS);
+#ifdef SPECBUILD_EMULATE
+    // CTAs run one after the other, so the last one joins for all.
+    if (!is_last_of(count, ctas, last)) return;
+    for (int of = 0; of < CONTEXT_CTAS; ++of) {
+      if (!rows.occupy_cta(of, CONTEXT_CTAS)) continue;
+      join_part(rows, first, rows.number_of(of, CONTEXT_CTAS), ctas);
+    }
+#else
+    Meeting<kThreads - 1> others(count, ctas);
+    others.wait();
+    join_part(rows, first, rows.number_of(cta, CONTEXT_CTAS), ctas);
+    others.leave();
+#endif
+  }
+
+ private:
+  // What CTA number `part` of `all` joins: 32 threads' worth of results by turns.
+  __device__ __forceinline__ void join_part(const Rows& rows, int first, int part, int all) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    slots.join_rows(first, rows.count, (warp * all + part) * 32 + lane, kThreads * all,
+                    [&](int slot) { return rows.occupy(slot); });
   }
 };

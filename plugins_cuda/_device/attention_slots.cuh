@@ -27,8 +27,8 @@ struct SlotStates {
 
   // The results of `count` rows from `first` on, over the slots that `occupies` holds for, in
   // order: by `threads` threads, each of which loads `ahead` slots at once.
-  template <int threads, int ahead = 16, class Occupies>
-  __device__ __forceinline__ void join_rows(int first, int count, int thread,
+  template <int ahead = 16, class Occupies>
+  __device__ __forceinline__ void join_rows(int first, int count, int thread, int threads,
                                             const Occupies& occupies) const {
     constexpr int kAhead = SLOTS < ahead ? SLOTS : ahead;
     for (int i = thread; i < count * kQuads; i += threads) {

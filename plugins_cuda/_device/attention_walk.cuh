@@ -110,7 +110,8 @@ struct Rows {
   }
 
   // Whether some row may see a key of a slot; with the slots shared out to `of` CTAs in turn (a
-  // power of two), how many CTAs have such a slot, and whether CTA `cta` has.
+  // power of two), how many CTAs have such a slot, the number of CTA `cta` if it is one of them,
+  // and whether it is.
   __device__ __forceinline__ bool occupy(int slot) const {
     return ((slot - (first >> 7)) & (SPLIT - 1)) < chunks();
   }
@@ -119,8 +120,12 @@ struct Rows {
     return min(of, chunks());
   }
 
+  __device__ __forceinline__ int number_of(int cta, int of) const {
+    return (cta - (first >> 7)) & (of - 1);
+  }
+
   __device__ __forceinline__ bool occupy_cta(int cta, int of) const {
-    return ((cta - (first >> 7)) & (of - 1)) < chunks();
+    return number_of(cta, of) < chunks();
   }
 
   // Whether a tile of the tail may stand in a slot of CTA `cta`.

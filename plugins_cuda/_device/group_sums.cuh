@@ -73,8 +73,9 @@ struct GroupSums {
       emit_part(part, sums, outputs, EveryoneIsThere());
     }
 #else
+    static_assert(kGroups <= 16, "one for each slice of K at most, so that they fit");
     // Where a part has fewer places than there are threads, the last warp has none.
-    emit_part(group, sums, outputs, Meeting<kGroups, kThreads - 1>(count));
+    emit_part(group, sums, outputs, Meeting<kThreads - 1>(count, kGroups));
 #endif
   }
 

@@ -28,5 +28,5 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       view_of<WORDS, WINDOW>(row_slot[row], own.start, ancestor_bits + row * WORDS);
   const int slots = view.end() / kChunk + 1;
   const SlotStates states{workspace_sums, workspace_values, sinks, attended};
-  states.join_rows<kThreads>(row, 1, threadIdx.x, [&](int slot) { return slot < slots; });
+  states.join_rows(row, 1, threadIdx.x, kThreads, [&](int slot) { return slot < slots; });
 }

@@ -17,9 +17,10 @@
 // Grid (CONTEXT_CTAS·ROW_CTAS, KV_HEADS, B). A CTA takes kRows rows of a sequence, one KV head, and
 // the context slots c, c + CONTEXT_CTAS, … of SPLIT, c = x / ROW_CTAS; one without keys leaves at
 // once. Within a slot each team walks over its chain of tiles (attention_walk.cuh) with softmax
-// states of its own; the chains' states join in order, then the slots' in order, in the CTA that
-// arrives last. No sum depends on which rows share the launch, on the grid, or on where the tree's
-// nodes lie.
+// states of its own; the chains' states join in order, then the slots' in order: in the CTA that
+// arrives last or, with MEETS (several rows, and the GPU holds all CTAs at once), in all CTAs that
+// have slots of the rows, a part of the results each. No sum depends on which rows share the
+// launch, on the grid, or on where the tree's nodes lie.
 //
 // S = Q·Kᵀ with two rows × 8 heads as the 16 rows of an mma; then P·V with P staying in registers.
 // Bytes: 4·WIDTH a key and KV head; 512·WIDTH·STAGES under way in a CTA's ring. Up to 1k keys it
@@ -102,20 +103,6 @@ __device__ __forceinline__ void attend_slots(const Inputs& in, Walk& walk, const
   }
 }
 
-// Whether this CTA is the last of the `ctas` that share a group of rows.
-__device__ __forceinline__ bool arrives_last(int* arrivals, int ctas, volatile int* last) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    const bool is_last = ctas == 1 || atomicAdd(arrivals, 1) == ctas - 1;
-    if (is_last && ctas > 1) *arrivals = 0;
-    *last = is_last;
-    __threadfence();
-  }
-  __syncthreads();
-  return *last != 0;
-}
-
 __device__ __forceinline__ void attend(const Inputs& in, uint2* attended, int* arrivals,
                                        float2* slot_sums, float4* slot_values) {
   DYNAMIC_SHARED(unsigned char, shared);
@@ -149,7 +136,9 @@ __device__ __forceinline__ void attend(const Inputs& in, uint2* attended, int* a
     attend_slots(in, walk, memory, first);
     const bool joins = SLOTS > 1 && walk.rows.chunks() > 1;
     int* count = arrivals + first * KV_HEADS + kv_head;
-    if (joins && arrives_last(count, walk.rows.ctas(CONTEXT_CTAS), memory.last)) {
+    if (joins && MEETS) {
+      joiner.join_together(walk.rows, first, context_cta(), count, memory.last);
+    } else if (joins && is_last_of(count, walk.rows.ctas(CONTEXT_CTAS), memory.last)) {
       joiner.join_slots(walk.rows, first);
     }
     walk.rows.index = -1;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from specbuild.plugins_cuda.launches import (
     Kernel,
@@ -22,6 +23,7 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     Geometry,
     geometry_of,
     tile_bytes,
+    two_fit,
 )
 from specbuild.plugins_cuda.paged_tree_attention.own_slots import (
     MOST_TEAMS,
@@ -62,7 +64,10 @@ MOST_CTAS = 1024
 
 @dataclass(frozen=True)
 class Cut:
-    """How one launch is cut; ``rows`` are those of a warp."""
+    """How one launch is cut; ``rows`` are those of a warp.
+
+    ``pairs_at_once``: how many pairs of a warp's rows have their states in shared memory together.
+    """
 
     split: int
     slots: int
@@ -71,15 +76,29 @@ class Cut:
     row_warps: int
     row_ctas: int
     stages: int
+    pairs_at_once: int = 1
 
-    def shared_bytes(self, width: int, words: int) -> int:
+    def shared_bytes(self, shape: Geometry) -> int:
         """Ring and states of the warps; several rows share queries and a copy of the tree too."""
         tiles = tile_bytes(
             teams=CHAINS, stages=self.stages, rows=self.rows, row_warps=self.row_warps,
-            width=width, words=words,
+            width=shape.width, words=shape.words,
         )  # fmt: skip
-        states = self.row_warps * min(self.rows, 2) * CHAINS * HEADS * (4 * (width + 8) + 8)
+        rows = self.row_warps * min(self.rows, 2) * self.pairs_at_once
+        states = rows * CHAINS * HEADS * (4 * (shape.width + 8) + 8)
         return tiles + states + FLAG_BYTES
+
+    def grid(self, shape: Geometry) -> tuple[int, int, int]:
+        """CTAs of the launch."""
+        return (self.context_ctas * self.row_ctas, shape.kv_heads, shape.batch)
+
+    def runs_at_once(self, shape: Geometry, target: Target) -> bool:
+        """Whether the GPU holds all CTAs of the launch together."""
+        shared = self.shared_bytes(shape)
+        # Registers allow two of one warp a team.
+        ctas = 2 if self.row_warps == 1 and two_fit(shared, target) else 1
+        fits = shared <= target.shared_bytes_per_block
+        return fits and prod(self.grid(shape)) <= ctas * target.multiprocessors
 
 
 def lower(request: LoweringRequest) -> Lowering:
@@ -110,6 +129,11 @@ def lower(request: LoweringRequest) -> Lowering:
 
 def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
     """The launch of a cut over everything that rows see."""
+    every_pair = replace(cut, pairs_at_once=-(-cut.rows // 2))
+    if every_pair.runs_at_once(shape, request.target):
+        cut = every_pair
+    shares_rows = cut.context_ctas > 1 and cut.rows * cut.row_warps > 1
+    meets = shares_rows and cut.runs_at_once(shape, request.target)
     constants = (
         *shape.constants(),
         ("SPLIT", cut.split),
@@ -120,18 +144,20 @@ def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
         ("ROW_CTAS", cut.row_ctas),
         ("STAGES", cut.stages),
         ("SLOT_TEAMS", 0),
+        ("PAIRS_AT_ONCE", cut.pairs_at_once),
+        ("MEETS", int(meets)),
         ("WARMED", request.tactic.get("warmed", 2 if cut.split == 1 else 1)),
         ("LAUNCH_ROWS", shape.rows),
         ("SEQUENCE_ROWS", max(1, shape.rows // shape.batch)),
-        ("SHARED_BYTES", cut.shared_bytes(shape.width, shape.words)),
+        ("SHARED_BYTES", cut.shared_bytes(shape)),
     )
     workspaces = _workspaces(shape, cut.slots)
     entry = "attend_split" if cut.slots > 1 else "attend_whole"
     launch = OpLaunch(
         Kernel("paged_tree_attention", entry, constants),
-        grid=(cut.context_ctas * cut.row_ctas, shape.kv_heads, shape.batch),
+        grid=cut.grid(shape),
         block=32 * CHAINS * cut.row_warps,
-        shared_bytes=cut.shared_bytes(shape.width, shape.words),
+        shared_bytes=cut.shared_bytes(shape),
         arguments=(*ARGUMENTS, *(workspace.name for workspace in workspaces)),
     )
     return Lowering((launch,), workspaces)
@@ -218,9 +244,9 @@ def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
         stages = 2 if split == 1 or (crowded and rows * row_warps > 1 and row_warps == 1) else 3
         stages = request.tactic.get("stages", stages)
         cut = Cut(split, slots, context_ctas, rows, row_warps, row_ctas, stages)
-        while cut.stages > 2 and cut.shared_bytes(shape.width, shape.words) > limit:
+        while cut.stages > 2 and cut.shared_bytes(shape) > limit:
             cut = replace(cut, stages=cut.stages - 1)
-        if cut.shared_bytes(shape.width, shape.words) <= limit:
+        if cut.shared_bytes(shape) <= limit:
             return cut
         rows, row_warps = 1, 1  # such a tree is gathered row by row
 

@@ -134,8 +134,8 @@ __device__ __forceinline__ void attend_share(const Inputs& in, Walk& walk, const
   }
   int* arrived = arrivals + first * KV_HEADS + walk.kv_head;
   if (!is_last_of(arrived, rows.ctas(ctas), memory.last)) return;
-  slots.join_rows<kThreads, 8>(first, rows.count, threadIdx.x,
-                               [&](int slot) { return rows.occupy(slot); });
+  slots.join_rows<8>(first, rows.count, threadIdx.x, kThreads,
+                     [&](int slot) { return rows.occupy(slot); });
 }
 
 }  // namespace

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specbuild.plugins_cuda.launches import (
-    RESERVED_BYTES,
-    Kernel,
-    LoweringRequest,
-    OpLaunch,
-    Target,
-)
+from specbuild.plugins_cuda.launches import Kernel, LoweringRequest, OpLaunch, Target
 from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     ARGUMENTS,
     FLAG_BYTES,
     HEADS,
     Geometry,
     tile_bytes,
+    two_fit,
 )
 
 MOST_TEAMS = 8
@@ -49,8 +44,7 @@ class OwnSlots:
 
     def ctas_of_an_sm(self, shape: Geometry, target: Target) -> int:
         """One or two, as shared memory and registers allow."""
-        room = target.shared_bytes_per_block + RESERVED_BYTES
-        fits = 2 * (self.shared_bytes(shape) + RESERVED_BYTES) <= room
+        fits = two_fit(self.shared_bytes(shape), target)
         return 2 if fits and 2 * self.teams * self.row_warps <= MOST_WARPS else 1
 
 

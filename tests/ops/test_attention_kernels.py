@@ -12,7 +12,7 @@ from emulation import has_compiler, tensor_info
 from launch_branches import Branch, alone, node, refed, wide_node
 
 from specbuild.builder.backends.cuda.kernels.kernel_case import values
-from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, TensorInfo
+from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
 from specbuild.plugins_cuda.paged_tree_attention.op import OP
 from specbuild.runtime.errors import SpecbuildError
 
@@ -180,6 +180,38 @@ def test_bits_do_not_depend_on_how_the_context_is_cut(position: int) -> None:
         tree, single = attended(tactic, sequences[2], sequences[0])
         np.testing.assert_array_equal(tree, wanted[2], err_msg=f"tree in a batch, {tactic}")
         np.testing.assert_array_equal(single, wanted[0], err_msg=f"single in a batch, {tactic}")
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows"),
+    [
+        (Geometry(page_size=64), 2),
+        (Geometry(page_size=64), 19),
+        (Geometry(page_size=64, window=1200), 3),
+        (Geometry(group=8, width=64, page_size=64), 4),
+        (Geometry(group=8, width=64, page_size=64), 5),
+    ],
+)
+def test_bits_do_not_depend_on_whether_ctas_join_slots_together(shape: Geometry, rows: int) -> None:
+    """They do on a GPU that holds all of them at once; one CTA may take rows again."""
+    text, other = Text.drawn(1500, shape, 3), Text.drawn(300, shape, 4)
+
+    def attended(multiprocessors: int, *branches: Branch[Text]) -> list[np.ndarray]:
+        launch = Launch(
+            shape, branches, pages=72, padding_rows=1, tactic={"slot_teams": 0},
+            target=Target(multiprocessors=multiprocessors),
+        )  # fmt: skip
+        assert OP.lower is not None
+        [lowered] = OP.lower(launch.request()).launches
+        assert dict(lowered.kernel.constants)["MEETS"] == (multiprocessors > 1)
+        return launch.attended()
+
+    chain, short = refed(text, 1450, rows), refed(other, 130, 1)
+    tree = node(text, 1279, (164, 163, 0, 162))
+    for branches in ([chain], [chain, short], [refed(text, 120, rows)], [tree]):
+        together, wanted = attended(2048, *branches), attended(1, *branches)
+        for found, by_one in zip(together, wanted, strict=True):
+            np.testing.assert_array_equal(found, by_one)
 
 
 @pytest.mark.parametrize("geometry", [Geometry(), Geometry(group=8, width=64, page_size=64)])
