@@ -67,7 +67,7 @@ struct Held {
 #pragma unroll
     for (int i = 0; i < kWarpRows; ++i) {
       if (i >= count) continue;
-      const int64_t place = SlotStates::place(row + i, slot, g);
+      const unsigned place = SlotStates::place(row + i, slot, g);
       float2* to = reinterpret_cast<float2*>(slots.values + place * (WIDTH / 4)) + t;
 #pragma unroll
       for (int n = 0; n < 2 * kSteps; ++n) {
@@ -132,8 +132,8 @@ struct Running {
   // To the workspaces, as the states of a slot of rows first … first + rows − 1 of the launch.
   __device__ __forceinline__ void leave(const SlotStates& slots, int first, int rows, int slot) {
     each(rows, [&](int k, int i, int row, int head, int column) {
-      const int64_t at = SlotStates::place(first + row, slot, head);
-      slots.values[(at * WIDTH + column) / 4] = values[i];
+      const unsigned at = SlotStates::place(first + row, slot, head);
+      slots.values[at * (WIDTH / 4) + column / 4] = values[i];
       if (column == 0) slots.sums[at] = make_float2(maximum[k], sum[k]);
     });
   }

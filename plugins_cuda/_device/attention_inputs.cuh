@@ -38,8 +38,12 @@ __device__ __forceinline__ void load_queries(Queries& queries, uint4* to, const 
     return;
   }
   const uint4* units = reinterpret_cast<const uint4*>(from);
-  for (int i = threadIdx.x; i < kQueryRows * kUnits; i += kThreads) {
-    const int place = i / kUnits, head = place % kHeads;
+  constexpr int kAll = kQueryRows * kUnits;
+  const unsigned thread = made_anew(threadIdx.x);
+#pragma unroll
+  for (int k = 0; k < ceil_div(kAll, kThreads); ++k) {
+    const unsigned i = thread + k * kThreads, place = i / kUnits, head = place % kHeads;
+    if (kAll % kThreads != 0 && i >= kAll) break;
     const int row = place / (2 * kHeads * kPairs) * ROWS + place / kHeads % (2 * kPairs);
     const int target = first + min(row, walk.rows.count - 1);
     const bool real = head < GROUP;

@@ -12,6 +12,7 @@ constexpr int kHeadFloats = WIDTH + 8;  // heads of a part begin in different ba
 constexpr int kPartFloats = kHeads * kHeadFloats;
 constexpr int kPartSides = PAIRS_AT_ONCE * kSides;  // rows of a warp that have parts at once
 constexpr int kParts = ROW_WARPS * kPartSides * kChains;
+constexpr int kItems = ceil_div(kPartSides * kQuads, kChunk);
 static_assert(kPairs % PAIRS_AT_ONCE == 0, "pairs take turns");
 
 // Joins states across teams in shared memory, across slots in the workspaces.
@@ -43,6 +44,20 @@ struct Joiner {
     }
   }
 
+  // Number `k` of what a thread joins at once: four columns of a head of a side.
+  struct Item {
+    int side, head, column;
+
+    __device__ __forceinline__ explicit Item(int k) {
+      const unsigned i = threadIdx.x % kChunk + k * kChunk, quad = i % kQuads;
+      side = i / kQuads, head = quad * 4 / WIDTH, column = quad * 4 % WIDTH;
+    }
+
+    __device__ __forceinline__ bool is_real() const {
+      return kPartSides * kQuads % kChunk == 0 || side < kPartSides;
+    }
+  };
+
   // The states of a slot's chains become one.
   __device__ __forceinline__ Part slot_part(int side, int head, int column) const {
     Part slot = empty_part();
@@ -66,19 +81,24 @@ struct Joiner {
 #pragma unroll
       for (int n = 0; n < PAIRS_AT_ONCE; ++n) publish(states, m + n);
       __syncthreads();
-      for (int i = threadIdx.x % kChunk; i < kPartSides * kQuads; i += kChunk) {
-        const int side = i / kQuads, quad = i % kQuads;
-        const int head = quad * 4 / WIDTH, column = quad * 4 % WIDTH;
-        const int row = row_warp * ROWS + 2 * m + side;
-        if (row >= rows.count) continue;
-        Part all = slot_part(side, head, column);
+      Part all[kItems];
+#pragma unroll
+      for (int k = 0; k < kItems; ++k) {
+        const Item item(k);
+        if (item.is_real()) all[k] = slot_part(item.side, item.head, item.column);
+      }
+#pragma unroll
+      for (int k = 0; k < kItems; ++k) {
+        const Item item(k);
+        const int row = row_warp * ROWS + 2 * m + item.side;
+        if (!item.is_real() || row >= rows.count) continue;
         if (only) {
-          slots.store(all, first + row, head, column);
+          slots.store(all[k], first + row, item.head, item.column);
           continue;
         }
-        const int64_t at = SlotStates::place(first + row, slot, head);
-        slots.values[(at * WIDTH + column) / 4] = all.values;
-        if (column == 0) slots.sums[at] = make_float2(all.maximum, all.sum);
+        const unsigned at = SlotStates::place(first + row, slot, item.head);
+        slots.values[at * (WIDTH / 4) + item.column / 4] = all[k].values;
+        if (item.column == 0) slots.sums[at] = make_float2(all[k].maximum, all[k].sum);
       }
       if (m + PAIRS_AT_ONCE < kPairs || CONTEXT_CTAS < SLOTS) __syncthreads();
     }

@@ -4,18 +4,20 @@
 // Constants of the kernel: BATCH, SPLIT.
 #pragma once
 
-#include "ptx.cuh"
+#include "ptx_attention.cuh"
 #include "ptx_routing.cuh"
 
 // What is known of the sequences: lane i holds those of number i, i + 32, ….
 struct Lengths {
   static constexpr int kSets = ceil_div(BATCH, 32);
+  int lane;
   int row_begin[kSets], row_end[kSets], tree_start[kSets];
 
-  __device__ __forceinline__ Lengths(const int* row_starts, const int* tree_starts) {
+  __device__ __forceinline__ Lengths(const int* row_starts, const int* tree_starts)
+      : lane(made_anew(threadIdx.x % 32)) {
 #pragma unroll
     for (int i = 0; i < kSets; ++i) {
-      const int sequence = min(32 * i + static_cast<int>(threadIdx.x) % 32, BATCH - 1);
+      const int sequence = min(32 * i + lane, BATCH - 1);
       row_begin[i] = load_l2_int(row_starts + sequence);
       row_end[i] = load_l2_int(row_starts + sequence + 1);
       tree_start[i] = load_l2_int(tree_starts + sequence);
@@ -24,7 +26,7 @@ struct Lengths {
 
   // Chunks of this lane's sequence, none where it has no rows. A row may see fewer.
   __device__ __forceinline__ int chunks(int set) const {
-    const bool real = 32 * set + static_cast<int>(threadIdx.x) % 32 < BATCH;
+    const bool real = 32 * set + lane < BATCH;
     const int rows = row_end[set] - row_begin[set];
     return real && rows > 0 ? ((tree_start[set] + rows) >> 7) + 1 : 0;
   }
@@ -45,7 +47,7 @@ struct __align__(16) Share {
   int sequence;  // BATCH where there is nothing to take
   int row_begin, row_end, tree_start;
   int cta, ctas;
-  int total;  // shares of the launch
+  int next, total;  // the number of the CTA's next share, and how many the launch has
 };
 
 // One warp: share `number` of a launch that takes `most` at once. A sequence is of a power of two
@@ -55,7 +57,7 @@ __device__ __forceinline__ Share share_of(const Lengths& all, int number, int mo
   int through[kSets], ctas[kSets], total = 0;
 #pragma unroll
   for (int i = 0; i < kSets; ++i) {
-    total += __shfl_sync(~0u, warp_prefix_sum(all.chunks(i)), 31);
+    total += __shfl_sync(~0u, warp_prefix_sum(all.chunks(i), all.lane), 31);
   }
   const int of_a_cta = max(1, ceil_div(total, most));
   int before = 0, passed = 0;
@@ -63,22 +65,23 @@ __device__ __forceinline__ Share share_of(const Lengths& all, int number, int mo
   for (int i = 0; i < kSets; ++i) {
     const int wanted = min(all.chunks(i) / of_a_cta, SPLIT);
     ctas[i] = all.chunks(i) == 0 ? 0 : 1 << (31 - __clz(max(1, wanted)));
-    through[i] = before + warp_prefix_sum(ctas[i]);
+    through[i] = before + warp_prefix_sum(ctas[i], all.lane);
     before = __shfl_sync(~0u, through[i], 31);
     passed += __popc(__ballot_sync(~0u, through[i] <= number));
   }
-  Share share{BATCH, 0, 0, 0, 0, 1, before};
+  Share share{BATCH, 0, 0, 0, 0, 1, number + most, before};
   if (passed >= BATCH) return share;
 #pragma unroll
   for (int i = 0; i < kSets; ++i) {
-    const int lane = passed % 32;
-    const int row_begin = __shfl_sync(~0u, all.row_begin[i], lane);
-    const int row_end = __shfl_sync(~0u, all.row_end[i], lane);
-    const int tree_start = __shfl_sync(~0u, all.tree_start[i], lane);
-    const int end = __shfl_sync(~0u, through[i], lane);
-    const int of = __shfl_sync(~0u, ctas[i], lane);
+    const int from = passed % 32;
+    const int row_begin = __shfl_sync(~0u, all.row_begin[i], from);
+    const int row_end = __shfl_sync(~0u, all.row_end[i], from);
+    const int tree_start = __shfl_sync(~0u, all.tree_start[i], from);
+    const int end = __shfl_sync(~0u, through[i], from);
+    const int of = __shfl_sync(~0u, ctas[i], from);
     if (passed / 32 != i) continue;
-    share = {passed, row_begin, row_end, tree_start, number - (end - of), of, before};
+    share = {passed, row_begin,     row_end, tree_start, number - (end - of),
+             of,     number + most, before};
   }
   return share;
 }

@@ -13,16 +13,16 @@ struct SlotStates {
   const float* sinks;
   uint2* attended;
 
-  // Where head `head` of a slot stands.
-  __device__ __forceinline__ static int64_t place(int row, int slot, int head) {
-    return ((static_cast<int64_t>(row) * KV_HEADS + blockIdx.y) * SLOTS + slot) * GROUP + head;
+  // Where head `head` of a slot stands: 32 bits hold it, and four columns' place, for 256 rows.
+  __device__ __forceinline__ static unsigned place(unsigned row, unsigned slot, unsigned head) {
+    return ((row * KV_HEADS + blockIdx.y) * SLOTS + slot) * GROUP + head;
   }
 
   // Four columns of a row's result.
   __device__ __forceinline__ void store(Part& all, int row, int head, int column) const {
-    const int64_t q_head = (static_cast<int64_t>(row) * KV_HEADS + blockIdx.y) * GROUP + head;
+    const unsigned q_head = (row * KV_HEADS + blockIdx.y) * GROUP + head;
     if (HAS_SINKS) join_sink(all, sinks[blockIdx.y * GROUP + head]);
-    attended[(q_head * WIDTH + column) / 4] = mean_of(all);
+    attended[q_head * (WIDTH / 4) + column / 4] = mean_of(all);
   }
 
   // The results of `count` rows from `first` on, over the slots that `occupies` holds for, in
@@ -36,14 +36,15 @@ struct SlotStates {
       const int head = quad * 4 / WIDTH, column = quad * 4 % WIDTH;
       Part all = empty_part();
       for (int slot = 0; slot < SLOTS; slot += kAhead) {
+        const unsigned from = place(row, slot, head);
+        const float4* from_values = values + from * (WIDTH / 4) + column / 4;
         Part part[kAhead];
 #pragma unroll
         for (int k = 0; k < kAhead; ++k) {
           part[k] = empty_part();
           if (slot + k >= SLOTS || !occupies(slot + k)) continue;
-          const int64_t at = place(row, slot + k, head);
-          const uint4 bits = load_l2_16(values + (at * WIDTH + column) / 4);
-          const float2 pair = load_l2_float2(sums + at);
+          const uint4 bits = load_l2_16(from_values + k * kQuads);
+          const float2 pair = load_l2_float2(sums + from + k * GROUP);
           part[k] = {pair.x, pair.y,
                      make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y),
                                  __uint_as_float(bits.z), __uint_as_float(bits.w))};

@@ -41,14 +41,22 @@ __device__ __forceinline__ bool join_sums(float& all_maximum, float& all_sum, fl
   return true;
 }
 
-// all ← all ∪ part.
+// all ← all ∪ part. Without branches, so that the exponents of parts that join one after the other
+// do not wait for each other.
 __device__ __forceinline__ void join(Part& all, const Part& part) {
-  float a, b;
-  if (!join_sums(all.maximum, all.sum, part.maximum, part.sum, a, b)) return;
-  all.values.x = __fmaf_rn(part.values.x, b, __fmul_rn(all.values.x, a));
-  all.values.y = __fmaf_rn(part.values.y, b, __fmul_rn(all.values.y, a));
-  all.values.z = __fmaf_rn(part.values.z, b, __fmul_rn(all.values.z, a));
-  all.values.w = __fmaf_rn(part.values.w, b, __fmul_rn(all.values.w, a));
+  const bool seen = part.maximum != no_maximum();
+  const float maximum = fmaxf(all.maximum, part.maximum);
+  const float a = exp2_fast(all.maximum - maximum), b = exp2_fast(part.maximum - maximum);
+  const auto joined = [&](float before, float added) {
+    const float both = __fmaf_rn(added, b, __fmul_rn(before, a));
+    return seen ? both : before;
+  };
+  all.maximum = maximum;
+  all.sum = joined(all.sum, part.sum);
+  all.values.x = joined(all.values.x, part.values.x);
+  all.values.y = joined(all.values.y, part.values.y);
+  all.values.z = joined(all.values.z, part.values.z);
+  all.values.w = joined(all.values.w, part.values.w);
 }
 
 // A sink joins as a key without a value: in the maximum and in the sum.

@@ -252,7 +252,7 @@ struct Walk {
   __device__ __forceinline__ void fetch_tail(uint4* tail) const {
     const int base = rows.view.tree_start & -kTile;
     const int units = min(greatest(rows.slot) + 1 - base, kTailSlots) * kUnits;
-    for (int unit = threadIdx.x; unit < units; unit += kThreads) {
+    for (int unit = made_anew(threadIdx.x); unit < units; unit += kThreads) {
       const int row = unit / kUnits;
       const int64_t from = static_cast<int64_t>(pool_row(base + row)) * kUnits + unit % kUnits;
       const int to = tile_unit<WIDTH>(row, unit % kUnits);

@@ -76,7 +76,7 @@ struct Held {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     if (g >= GROUP) return;
     for (int j = 0; j < count; ++j) {
-      const int64_t place = SlotStates::place(row + j, slot, g);
+      const unsigned place = SlotStates::place(row + j, slot, g);
       float2* to = reinterpret_cast<float2*>(slots.values + place * (WIDTH / 4)) + t;
 #pragma unroll
       for (int n = 0; n < WIDTH / 8; ++n) {

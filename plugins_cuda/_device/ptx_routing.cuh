@@ -24,12 +24,15 @@ __device__ __forceinline__ uint32_t warp_max(uint32_t value) {
 #endif
 
 // The sum over this lane and those below it.
-__device__ __forceinline__ int warp_prefix_sum(int value) {
-  const int lane = threadIdx.x % 32;
+__device__ __forceinline__ int warp_prefix_sum(int value, int lane) {
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
     const int other = __shfl_sync(~0u, value, lane - offset < 0 ? lane : lane - offset);
     if (lane >= offset) value += other;
   }
   return value;
+}
+
+__device__ __forceinline__ int warp_prefix_sum(int value) {
+  return warp_prefix_sum(value, threadIdx.x % 32);
 }

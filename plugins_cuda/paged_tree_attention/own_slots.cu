@@ -154,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
   const int lane = threadIdx.x % 32, kv_head = blockIdx.y;
   const int row_cta = static_cast<int>(blockIdx.x) % ROW_CTAS * kRows;
   const int most = static_cast<int>(gridDim.x) / ROW_CTAS;
-  int number = static_cast<int>(blockIdx.x) / ROW_CTAS;
+  const int number = static_cast<int>(blockIdx.x) / ROW_CTAS;
   pdl_launch_dependents();
   // Before the wait for the launches in front all of this is a guess, and good enough to ask for
   // lines in L2.
@@ -201,10 +201,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
       share = *memory.share;
     }
     // More shares than CTAs: no sequence has less than one.
-    number += most;
-    if (number >= share.total) return;
+    if (share.next >= share.total) return;
     __syncthreads();  // behind everybody's look at this one
-    share = share_of(Lengths(row_start, tree_start), number, most);
+    share = share_of(Lengths(row_start, tree_start), share.next, most);
     looked_up = false;
   }
 }
