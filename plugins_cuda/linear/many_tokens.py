@@ -54,8 +54,10 @@ _PANEL_LOADS_OF_SLICE, _PANEL_LOADS_OF_LONG, _PANEL_LOADS_OF_SHORT = 36, 32, 24
 # The latter by whether a launch in front brings the tokens: who does so beside takes registers.
 _PANEL_LOADS_OF_MOST = {True: 20, False: 16}
 _FEW_PANEL_LOADS = 12
-# Those of codes, beside a decoded panel and few sums of a lane or more.
-_PANEL_LOADS_OF_CODES, _PANEL_LOADS_BESIDE_SUMS, _FEW_SUMS = 9, 5, 64
+# Those of codes: of one slice of K; of several, which take registers for sums twice. All of a tile,
+# as long as the compiler finds registers: it does so beside 64 tokens, but not beside 48 or 80.
+_PANEL_LOADS_OF_CODES, _PANEL_LOADS_OF_SOME_CODES, _PANEL_LOADS_OF_MOST_CODES = 18, 15, 5
+_FEW_PANEL_ROWS_OF_CODES = 48
 _LONG_SLICE_BLOCKS = 8
 FEW_PANEL_ROWS, MOST_PANEL_ROWS = 64, 128
 # wgmma takes multiples of 16 tokens; what a token of a panel takes, and a panel's two barriers.
@@ -176,8 +178,10 @@ def _by_panels(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
 
 def _panel_loads(dense: Dense, columns: int, *, ready: bool) -> int:
     if dense.storage.scaled:
-        sums = columns // 2 * (2 if dense.group_slices > 1 else 1)
-        return _PANEL_LOADS_OF_CODES if sums <= _FEW_SUMS else _PANEL_LOADS_BESIDE_SUMS
+        if dense.group_slices == 1:
+            return _PANEL_LOADS_OF_CODES
+        some = _FEW_PANEL_ROWS_OF_CODES < columns <= FEW_PANEL_ROWS
+        return _PANEL_LOADS_OF_SOME_CODES if some else _PANEL_LOADS_OF_MOST_CODES
     if columns > FEW_PANEL_ROWS:
         return _PANEL_LOADS_OF_MOST[ready]
     if dense.group_slices == 1:
