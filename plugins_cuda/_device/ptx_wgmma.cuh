@@ -148,90 +148,17 @@ __device__ __forceinline__ uint32_t transpose_8x8(uint32_t pair) {
 
 #else
 
-#include <vector>
-
-namespace emulation {
-struct PendingWgmma {
-  float* sums;
-  const uint32_t* a;
-  uint64_t matrix;
-  int columns;
-  bool adds, by_rows;     // D += or D =; B as ptx_wgmma_rows.cuh has it
-  int commit;             // which one it belongs to
-  uint64_t a_matrix = 0;  // where A lies in shared memory: `a` is null
-};
-struct WgmmaOperands {
-  uint32_t a[4];
-};
-// By thread. A wgmma runs when it is waited for: what is read before that is stale, what was
-// overwritten before that is wrong.
-inline std::vector<PendingWgmma> pending_wgmma[1024];
-inline int wgmma_commits[1024];
-
-// An element of a matrix in shared memory, by the descriptor's fields as the hardware reads them.
-// ``row`` is a row of A or a column of B.
-inline float element(uint64_t matrix, unsigned row, unsigned k, bool rows_adjoin) {
-  const uint64_t start = (matrix & 0x3FFF) << 4, stride = (matrix >> 32 & 0x3FFF) << 4;
-  const uint64_t leading = (matrix >> 16 & 0x3FFF) << 4;
-  if (matrix >> 62 != 1) std::abort();
-  const uint64_t linear =
-      rows_adjoin ? start + row / 64 * leading + row % 64 * 2 + k / 8 * stride + k % 8 * 128
-                  : start + row / 8 * stride + row % 8 * 128 + 2 * k;
-  uint16_t bits;
-  std::memcpy(&bits, shared + (linear ^ (linear >> 3 & 0x70)), 2);
-  return bf16_half(bits, 0);
-}
-
-inline void run(const PendingWgmma& one) {
-  const unsigned g = current % 32 / 4, t = current % 4, warp = current / 32 % 4;
-  float a[2][16];  // of rows g and g + 8
-  if (one.a != nullptr) {
-    WgmmaOperands mine;
-    std::memcpy(mine.a, one.a, sizeof(mine.a));
-    const Exchange<WgmmaOperands> all(mine);
-    for (unsigned i = 0; i < 32; ++i) {
-      const unsigned half = i / 16, k = i % 16;
-      a[half][k] = bf16_half(all.of(4 * g + k % 8 / 2).a[k / 8 * 2 + half], k % 2);
-    }
-  } else {
-    for (unsigned i = 0; i < 32; ++i) {
-      a[i / 16][i % 16] = element(one.a_matrix, 16 * warp + g + i / 16 * 8, i % 16, false);
-    }
-  }
-  for (int i = 0; i < one.columns / 2; ++i) {
-    const unsigned half = i % 4 / 2, column = i / 4 * 8 + 2 * t + i % 2;
-    float sum = one.adds ? one.sums[i] : 0.0f;
-    for (unsigned k = 0; k < 16; ++k) {
-      sum += a[half][k] * element(one.matrix, column, k, one.by_rows);
-    }
-    one.sums[i] = sum;
-  }
-}
-
-inline void defer(PendingWgmma one) {
-  one.commit = wgmma_commits[current];
-  pending_wgmma[current].push_back(one);
-}
-}  // namespace emulation
-
 inline uint64_t wgmma_matrix(const void* s) {
   return (shared_address(s) & 0x3FFFFu) >> 4 | uint64_t{1} << 16 | uint64_t{64} << 32 |
          uint64_t{1} << 62;
 }
 inline void wgmma_fence() {}
 inline void wgmma_commit() {
-  ++emulation::wgmma_commits[emulation::current];
+  emulation::commit_wgmmas();
 }
 template <int last>
 void wgmma_wait() {
-  __syncwarp();
-  auto& pending = emulation::pending_wgmma[emulation::current];
-  const int before = emulation::wgmma_commits[emulation::current] - last;
-  size_t done = 0;
-  for (; done < pending.size() && pending[done].commit < before; ++done) {
-    emulation::run(pending[done]);
-  }
-  pending.erase(pending.begin(), pending.begin() + done);
+  emulation::wait_for_wgmmas(last);
 }
 template <int count>
 void registers_raise() {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ ROOT = Path(package.__path__[0])
 EMULATED = Path(__file__).parent / "emulated"
 GUARD_BYTES = 256
 POISON = 0xFF
+# A kernel runs for some milliseconds, and takes longer to compile.
+KERNEL_LEVEL = "-Og"
 # emulation::shared of emulated/emulator.cpp.
 SHARED_SYMBOL, SHARED_BYTES = "_ZN9emulation6sharedE", 256 << 10
 
@@ -157,8 +159,15 @@ def _hold_back(name: str, run: Callable[[], int], memory: Mapping[str, Guarded])
 @cache
 def _emulator() -> Path:
     """The library that runs the threads, shared by all kernels."""
-    source = EMULATED / "emulator.cpp"
-    return made_once("emulator.so", lambda library: _compile(source, library, "-O2"))
+    sources = EMULATED / "emulator.cpp", EMULATED / "wgmma.cpp"
+    return made_once("emulator.so", lambda library: _compile(sources, library, "-O2", "-shared"))
+
+
+@cache
+def _precompiled() -> Path:
+    """What every kernel includes first, read once; g++ takes it where the name before .gch is."""
+    header = EMULATED / "cuda_emulation.h"
+    return made_once(f"{header.name}.gch", lambda read: _compile([header], read, KERNEL_LEVEL))
 
 
 @cache
@@ -172,25 +181,25 @@ def emulated_entry(kernel: Kernel) -> Any:
         "}\n"
     )
     constants = [f"-D{name}={value}" for name, value in kernel.constants]
-    header = EMULATED / "cuda_emulation.h"
-    emulator = str(_emulator())
+    emulator, header = str(_emulator()), str(_precompiled().with_suffix(""))
 
     def compiled(library: Path) -> None:
         path = library.with_suffix(".cpp")
         path.write_text(text)
-        _compile(path, library, "-O1", *constants, "-include", str(header), emulator)
+        # What the emulator's library needs, a kernel finds: no other one is searched.
+        link = ["-shared", "-nostdlib", emulator]
+        _compile([path], library, KERNEL_LEVEL, *constants, "-include", header, *link)
 
     library = made_once(f"kernel-{digest(repr(kernel))}", compiled)
     return ctypes.CDLL(str(library)).run_kernel
 
 
-def _compile(source: Path, library: Path, *arguments: str) -> None:
+def _compile(sources: Sequence[Path], made: Path, *arguments: str) -> None:
     subprocess.run(
         [
             # Without -fno-gnu-unique a static of an inline function is one for all libraries.
-            "g++", "-std=c++20", "-w", "-fPIC", "-shared", "-fno-gnu-unique",
-            "-ffp-contract=off", "-DSPECBUILD_EMULATE", str(source), *arguments,
-            "-o", str(library),
+            "g++", "-std=c++20", "-w", "-fPIC", "-fno-gnu-unique", "-ffp-contract=off",
+            "-DSPECBUILD_EMULATE", *map(str, sources), *arguments, "-o", str(made),
         ],
         check=True,
     )  # fmt: skip

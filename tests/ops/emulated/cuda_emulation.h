@@ -1,14 +1,15 @@
-// What a CUDA kernel sees on a CPU; emulator.cpp runs its threads.
+// What a CUDA kernel sees on a CPU; emulator.cpp runs its threads, wgmma.cpp their wgmmas.
 //
 // Hundreds of variants are compiled with it, so it includes little and instantiates little: what is
-// no template and more than a line stands in emulator.cpp, compiled once.
+// no template and more than a line stands in those two, compiled once.
 #pragma once
 
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
-#define __global__
+// Inline: of a file's kernels only the one that is launched is compiled.
+#define __global__ inline
 #define __device__
 #define __host__
 #define __forceinline__ inline
@@ -239,3 +240,23 @@ void bulk_copy_to_shared(void* s, const void* g, uint32_t bytes, Mbarrier* b);
 inline void fence_async_shared() {}
 void named_barrier_sync(int id, int threads);
 void named_barrier_arrive(int id, int threads);
+
+// ---- of _device/ptx_wgmma.cuh --------------------------------------------------------------
+
+namespace emulation {
+// A thread's part of a wgmma. It runs when it is waited for: what is read before that is stale,
+// what was overwritten before that is wrong.
+struct PendingWgmma {
+  float* sums;
+  const uint32_t* a;
+  uint64_t matrix;
+  int columns;
+  bool adds, by_rows;     // D += or D =; B as ptx_wgmma_rows.cuh has it
+  int commit;             // which one it belongs to
+  uint64_t a_matrix = 0;  // where A lies in shared memory: `a` is null
+};
+void defer(PendingWgmma one);
+void commit_wgmmas();
+// Until all but the last `last` commits are done.
+void wait_for_wgmmas(int last);
+}  // namespace emulation
