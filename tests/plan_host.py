@@ -6,6 +6,7 @@ It stands where the runtime stands on a GPU, and shares nothing with it but the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from specbuild.builder.backends.cuda.plan.plan_writer import Lower
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.limits import EnginePlan
 from specbuild.builder.passes.pipeline import run_passes
+from specbuild.builder.passes.weights import Recipe
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.weight_sources import WeightSources
 from specbuild.runtime.cache_groups import pages_per_sequence
@@ -65,6 +67,12 @@ class Step:
     accepted: int
 
 
+@cache
+def stored(recipe: Recipe) -> torch.Tensor:
+    """A stored tensor, made once for all hosts: no op writes to it."""
+    return recipe.checked()
+
+
 class PlanHost:
     """Slots of sequences on an interpreted engine."""
 
@@ -76,7 +84,8 @@ class PlanHost:
         }
         entries = [entry for entry, _ in engine.programs]
         self.plan = writer.plan(engine.target, 0, unbuilt, entries)
-        self.memory = PlanInterpreter(self.plan, lambda name: engine.weights[name].checked())
+        weights = engine.weights
+        self.memory = PlanInterpreter(self.plan, lambda name: stored(weights[name]))
         self.port("done").fill_(1)
         self._next_page = {group.name: 1 for group in engine.plan.groups}
         self._programs: dict[str, Any] = {}
