@@ -6,13 +6,15 @@ tell.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from expert_requests import experts_request
 
-from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
-from specbuild.plugins_cuda.launches import RESERVED_BYTES, LoweringRequest, TensorInfo
+from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled, Compiler
+from specbuild.plugins_cuda.launches import RESERVED_BYTES, Kernel, LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_moe.memory import DYNAMIC_ALIGNMENT
 
@@ -59,14 +61,24 @@ def attention(batch: int, rows: int) -> LoweringRequest:
     return LoweringRequest(tensors, {"scale": 0.125, "window": 0})
 
 
+@cache
+def compiler() -> Compiler:
+    """One for all tests: it keeps what it has compiled."""
+    return Compiler("sm_90a")
+
+
+def compiled(kernels: Iterable[Kernel]) -> Compiled:
+    """The compiler refuses hot kernels that spill, also those that it keeps."""
+    return compiler().compile(kernels, lambda: None)
+
+
 def compile_defaults(name: str, *requests: LoweringRequest) -> None:
-    """The compiler refuses hot kernels that spill."""
     lower = op_named(name).lower
     assert lower is not None
     decoding = [replace(request, phase="decode") for request in requests]
     kernels = [launch.kernel for request in decoding for launch in lower(request).launches]
     assert any(kernel.hot for kernel in kernels)
-    Compiler("sm_90a").compile(kernels, lambda: None)
+    compiled(kernels)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -89,10 +101,10 @@ def test_no_two_ctas_of_experts_fit_a_multiprocessor(rows: int, experts: int) ->
     lower = op_named("RmsMoe").lower
     assert lower is not None
     launches = lower(request).launches[1:3]
-    compiled = Compiler("sm_90a").compile([each.kernel for each in launches], lambda: None)
+    kernels = compiled(each.kernel for each in launches).kernels
     multiprocessor = request.target.shared_bytes_per_block + RESERVED_BYTES
     for launch in launches:
-        static = compiled.kernels[launch.kernel].shared_bytes
+        static = kernels[launch.kernel].shared_bytes
         dynamic_from = -(-static // DYNAMIC_ALIGNMENT) * DYNAMIC_ALIGNMENT
         taken = RESERVED_BYTES + dynamic_from + launch.shared_bytes
         assert taken <= multiprocessor < 2 * taken
