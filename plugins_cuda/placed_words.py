@@ -20,13 +20,13 @@ class PlacedWords:
         """Bytes u8 [..., 4·n] of codes, the first in the lowest bits → words int32 [..., n]."""
         import torch
 
-        return _mapped(self, codes.contiguous().view(torch.int16), inverse=False)
+        return _mapped(self, codes.contiguous().view(torch.int32), inverse=False)
 
     def natural(self, words: torch.Tensor) -> torch.Tensor:
         """The inverse of :meth:`placed`."""
         import torch
 
-        return _mapped(self, words.contiguous().view(torch.int16), inverse=True).view(torch.uint8)
+        return _mapped(self, words.contiguous(), inverse=True).view(torch.uint8)
 
 
 @cache
@@ -48,8 +48,9 @@ def _half_tables(words: PlacedWords, inverse: bool) -> tuple[torch.Tensor, torch
     return tables[0], tables[1]
 
 
-def _mapped(words: PlacedWords, halves: torch.Tensor, *, inverse: bool) -> torch.Tensor:
-    """int16 [..., 2·n] (low half first) → int32 [..., n] with every word's bits permuted."""
+def _mapped(words: PlacedWords, found: torch.Tensor, *, inverse: bool) -> torch.Tensor:
+    """int32 with every word's bits permuted."""
     low, high = _half_tables(words, inverse)
-    index = halves.int() & 0xFFFF
-    return low[index[..., 0::2]] | high[index[..., 1::2]]
+    flat = found.flatten()
+    mapped = low.index_select(0, flat & 0xFFFF) | high.index_select(0, flat >> 16 & 0xFFFF)
+    return mapped.view(found.shape)

@@ -24,8 +24,9 @@ def expert_weight(weight: torch.Tensor, scales: torch.Tensor | None) -> torch.Te
     if scales is None:
         return weight.float()
     table = torch.tensor(E2M1_CODES, device=weight.device)
-    nibbles = torch.stack([weight & 15, weight >> 4], dim=-1).flatten(-2)
-    values = table[nibbles.int()] * torch.exp2(scales.float() - 127.0).unsqueeze(-1)
+    pairs = torch.stack([table.repeat(16), table.repeat_interleave(16)], dim=-1)  # by byte
+    codes = pairs.index_select(0, weight.flatten().int()).view(*weight.shape[:-1], -1)
+    values = codes * torch.exp2(scales.float() - 127.0).unsqueeze(-1)
     return values.flatten(-2).transpose(1, 2)
 
 
