@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -66,17 +67,19 @@ def engine_of(path: Path, *, draft: bool) -> Engine:
 
 @pytest.fixture(scope="module", params=[0.5, 0.7, 0.9])
 def drafted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """A model, and what its engine gives by a shape of drafts: each run once."""
     model = tiny(request.param)
     path = tmp_path_factory.mktemp("synth") / "checkpoints"
     write(model, path)
-    return model, engine_of(path, draft=True), written_prompts(path / "prompts.jsonl")
+    engine, asked = engine_of(path, draft=True), written_prompts(path / "prompts.jsonl")
+    return model, cache(lambda shape: run(engine, asked, shape))
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, DraftShape(2, LEVELS, 6)], ids=str)
 def test_greedy_output_follows_the_permutation(drafted, shape: DraftShape | None) -> None:
-    model, engine, asked = drafted
+    model, records = drafted
     target, _ = successors(model)
-    for record in run(engine, asked, shape):
+    for record in records(shape):
         assert len(record.output_ids) == OUTPUT_TOKENS
         token = record.prompt_ids[-1]
         for emitted in record.output_ids:
@@ -86,9 +89,9 @@ def test_greedy_output_follows_the_permutation(drafted, shape: DraftShape | None
 
 def test_chain_is_accepted_where_the_rules_agree(drafted) -> None:
     """The histogram is the one that the two successor tables give, step by step."""
-    model, engine, asked = drafted
+    model, records = drafted
     target, draft = successors(model)
-    for record in run(engine, asked, CHAIN):
+    for record in records(CHAIN):
         expected, root, done = [0] * (LEVELS + 1), record.output_ids[0], 1
         while done < OUTPUT_TOKENS:
             accepted, token = 0, root
@@ -101,9 +104,8 @@ def test_chain_is_accepted_where_the_rules_agree(drafted) -> None:
 
 
 def test_every_position_is_accepted_as_often_as_asked(drafted) -> None:
-    model, engine, asked = drafted
-    records = run(engine, asked, CHAIN)
-    histogram = np.sum([record.stats.acceptance_histogram for record in records], axis=0)
+    model, records = drafted
+    histogram = np.sum([record.stats.acceptance_histogram for record in records(CHAIN)], axis=0)
     for position in range(LEVELS):
         reached, accepted = histogram[position:].sum(), histogram[position + 1 :].sum()
         assert accepted / reached == pytest.approx(model.options.acceptance, abs=0.05)
