@@ -42,8 +42,14 @@ class FusedModel:
     results: tuple[PassResult, ...]
 
 
-def fused_model(target_path: Path, draft_path: Path | None = None, **options: Any) -> FusedModel:
-    """Reads, exports and fuses; no weight is loaded."""
+def fused_model(
+    target_path: Path,
+    draft_path: Path | None = None,
+    *,
+    draft_only: bool = False,
+    **options: Any,
+) -> FusedModel:
+    """Reads, exports and fuses, perhaps the draft's graphs alone; no weight is loaded."""
     target = read_target(target_path, strict=True)
     draft = None if draft_path is None else read_draft(draft_path, target.geometry, strict=True)
     asked = BuildOptions(model=target_path, draft=draft_path, output=Path("unused"), **options)
@@ -51,7 +57,9 @@ def fused_model(target_path: Path, draft_path: Path | None = None, **options: An
     plan = plan_engine(asked, g, d)
     sources = WeightSources(target, draft)
     dtype = sources.activations
-    models = {"target": graphs.target_graph(g, plan, d.taps if d else (), dtype)}
+    models = {}
+    if not draft_only:
+        models["target"] = graphs.target_graph(g, plan, d.taps if d else (), dtype)
     if d is not None:
         models["draft_fuse"] = graphs.draft_fuse_graph(d, g, dtype)
         models["draft"] = graphs.draft_graph(d, g, plan, dtype)

@@ -136,7 +136,7 @@ def test_fused_draft_computes_what_the_reference_computes(tmp_path: Path, varian
     changes, ops = DRAFT_VARIANTS[variant]
     target = write_target(tmp_path / "t")
     write_draft(tmp_path / "d", **changes)
-    fused = fused_model(tmp_path / "t", tmp_path / "d", page_size=PAGE)
+    fused = fused_model(tmp_path / "t", tmp_path / "d", draft_only=True, page_size=PAGE)
     assert ops_of(fused.models["draft_fuse"]) == ["Linear"]
     assert sorted(ops_of(fused.models["draft"])) == sorted(ops)
     reference = load_reference_draft(
