@@ -25,8 +25,8 @@ ROOT = Path(package.__path__[0])
 EMULATED = Path(__file__).parent / "emulated"
 GUARD_BYTES = 256
 POISON = 0xFF
-# A kernel runs for some milliseconds, and takes longer to compile.
-KERNEL_LEVEL = "-Og"
+# A kernel runs for some milliseconds, and takes longer to compile. None throws.
+KERNEL_FLAGS = ("-Og", "-fno-exceptions", "-fno-asynchronous-unwind-tables")
 # emulation::shared of emulated/emulator.cpp.
 SHARED_SYMBOL, SHARED_BYTES = "_ZN9emulation6sharedE", 256 << 10
 
@@ -167,7 +167,7 @@ def _emulator() -> Path:
 def _precompiled() -> Path:
     """What every kernel includes first, read once; g++ takes it where the name before .gch is."""
     header = EMULATED / "cuda_emulation.h"
-    return made_once(f"{header.name}.gch", lambda read: _compile([header], read, KERNEL_LEVEL))
+    return made_once(f"{header.name}.gch", lambda read: _compile([header], read, *KERNEL_FLAGS))
 
 
 @cache
@@ -188,7 +188,7 @@ def emulated_entry(kernel: Kernel) -> Any:
         path.write_text(text)
         # What the emulator's library needs, a kernel finds: no other one is searched.
         link = ["-shared", "-nostdlib", emulator]
-        _compile([path], library, KERNEL_LEVEL, *constants, "-include", header, *link)
+        _compile([path], library, *KERNEL_FLAGS, *constants, "-include", header, *link)
 
     library = made_once(f"kernel-{digest(repr(kernel))}", compiled)
     return ctypes.CDLL(str(library)).run_kernel
