@@ -1,10 +1,35 @@
-// 64-bit words that other CTAs of a launch, or launches in front, have written.
+// L2: 64 bits that other CTAs of a launch, or launches in front, have written; lines wanted soon.
 #pragma once
 
 #include "ptx.cuh"
 
+// Asks for a line of 128 bytes in L2. It is no read: what launches in front still write stays
+// right.
+__device__ __forceinline__ void warm_l2(const void* address) {
+#ifndef SPECBUILD_EMULATE
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#endif
+}
+
 __device__ __forceinline__ uint64_t load_l2_word(const uint64_t* address) {
-  const int* halves = reinterpret_cast<const int*>(address);
-  return static_cast<uint64_t>(static_cast<uint32_t>(load_l2_int(halves + 1))) << 32 |
-         static_cast<uint32_t>(load_l2_int(halves));
+#ifdef SPECBUILD_EMULATE
+  return *address;
+#else
+  uint64_t v;
+  asm volatile("ld.global.cg.u64 %0, [%1];" : "=l"(v) : "l"(address) : "memory");
+  return v;
+#endif
+}
+
+__device__ __forceinline__ float2 load_l2_float2(const float2* address) {
+#ifdef SPECBUILD_EMULATE
+  return *address;
+#else
+  float2 v;
+  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];"
+               : "=f"(v.x), "=f"(v.y)
+               : "l"(address)
+               : "memory");
+  return v;
+#endif
 }

@@ -30,19 +30,34 @@ struct LogSumExp {
 };
 
 // The parts of all lanes, in an order that depends on the lane numbers alone. Every lane gets it.
+//
+// At each of five levels the lower lane's part comes first, so that both lanes of a pair do the
+// arithmetic of lower.join(upper). The maxima are taken before the sums: the exponentials of all
+// levels are then on their way at once.
 __device__ __forceinline__ LogSumExp warp_join(LogSumExp part) {
+  constexpr int kLevels = 5;
+  float of_lower[kLevels], of_upper[kLevels];
+  bool adds[kLevels];
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    const float maximum = __shfl_xor_sync(0xFFFFFFFFu, part.maximum, distance);
-    const float sum = __shfl_xor_sync(0xFFFFFFFFu, part.sum, distance);
-    // Both lanes of a pair must do the same arithmetic: the lower lane's part comes first.
-    if (threadIdx.x & distance) {
-      LogSumExp lower{maximum, sum};
-      lower.join(part.maximum, part.sum);
-      part = lower;
-    } else {
-      part.join(maximum, sum);
-    }
+  for (int level = 0; level < kLevels; ++level) {
+    const int distance = 16 >> level;
+    const float other = __shfl_xor_sync(0xFFFFFFFFu, part.maximum, distance);
+    const float lower = threadIdx.x & distance ? other : part.maximum;
+    const float upper = threadIdx.x & distance ? part.maximum : other;
+    part.maximum = upper > lower ? upper : lower;
+    const float lowered = expf(lower - upper);
+    of_lower[level] = upper > lower ? lowered : 1.0f;
+    of_upper[level] = expf(upper - part.maximum);
+    adds[level] = upper != minus_infinity();
+  }
+#pragma unroll
+  for (int level = 0; level < kLevels; ++level) {
+    const int distance = 16 >> level;
+    const float other = __shfl_xor_sync(0xFFFFFFFFu, part.sum, distance);
+    const float lower = threadIdx.x & distance ? other : part.sum;
+    const float upper = threadIdx.x & distance ? part.sum : other;
+    const float kept = lower * of_lower[level], joined = kept + upper * of_upper[level];
+    part.sum = adds[level] ? joined : kept;
   }
   return part;
 }

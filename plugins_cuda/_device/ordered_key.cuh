@@ -1,7 +1,7 @@
 // Floats as unsigned keys of the same order, and keys with indices of which the lower wins ties.
 #pragma once
 
-#include "types.cuh"
+#include "ptx_routing.cuh"
 
 // −0 equals +0; a NaN stands at one end.
 __device__ __forceinline__ uint32_t ordered_key(float value) {
@@ -23,13 +23,8 @@ __device__ __forceinline__ uint32_t ranked_index(uint64_t ranked) {
 }
 
 __device__ __forceinline__ uint64_t warp_max(uint64_t value) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    const uint32_t high = static_cast<uint32_t>(value >> 32), low = static_cast<uint32_t>(value);
-    const uint64_t other = static_cast<uint64_t>(__shfl_xor_sync(0xFFFFFFFFu, high, distance))
-                               << 32 |
-                           __shfl_xor_sync(0xFFFFFFFFu, low, distance);
-    value = other > value ? other : value;
-  }
-  return value;
+  const uint32_t key = static_cast<uint32_t>(value >> 32);
+  const uint32_t most = warp_max(key);
+  const uint32_t low = warp_max(key == most ? static_cast<uint32_t>(value) : 0u);
+  return static_cast<uint64_t>(most) << 32 | low;
 }

@@ -4,10 +4,13 @@
 // 16 parts, so that one row takes the time of a few barriers and no more. The k-th best of the
 // maxima of 16 groups of lanes bounds the k-th best logit of a part from below, so that few logits
 // have to be ranked. A row's parts and the order in which they are joined follow from Vd alone.
+//
+// What takes time is how often memory is waited for: for the logits, for the count of CTAs that
+// arrived, for what the parts came to, all of it at once, and for the tokens of its candidates.
+#include "../_device/arrival.cuh"
 #include "../_device/l2_word.cuh"
 #include "../_device/log_sum_exp.cuh"
 #include "../_device/ordered_key.cuh"
-#include "../_device/ptx.cuh"
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kVectors = 2;  // of four logits, a thread
@@ -27,52 +30,65 @@ struct Logits {
     return first + (at / 4 * kThreads + static_cast<int>(threadIdx.x)) * 4 + at % 4;
   }
 
+  // Every load is under way before the first key is made.
   __device__ __forceinline__ void load(const float* row, int vocab) {
+    uint32_t bits[4 * kVectors];
     const bool aligned = vocab % 4 == 0;
+    if (aligned) {
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int i = index(4 * v);
-      if (aligned && i < vocab) {
-        const uint4 four = load_l2_16(row + i);
-        keys[4 * v] = ordered_key(__uint_as_float(four.x));
-        keys[4 * v + 1] = ordered_key(__uint_as_float(four.y));
-        keys[4 * v + 2] = ordered_key(__uint_as_float(four.z));
-        keys[4 * v + 3] = ordered_key(__uint_as_float(four.w));
-      } else {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          keys[4 * v + c] = i + c < vocab ? ordered_key(load_l2_float(row + i + c)) : 0;
-        }
+      for (int v = 0; v < kVectors; ++v) {
+        const int i = index(4 * v);
+        const uint4 four = i < vocab ? load_l2_16(row + i) : make_uint4(0, 0, 0, 0);
+        bits[4 * v] = four.x;
+        bits[4 * v + 1] = four.y;
+        bits[4 * v + 2] = four.z;
+        bits[4 * v + 3] = four.w;
       }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4 * kVectors; ++i) {
+        bits[i] = index(i) < vocab ? __float_as_uint(load_l2_float(row + index(i))) : 0;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * kVectors; ++i) {
+      keys[i] = index(i) < vocab ? ordered_key(__uint_as_float(bits[i])) : 0;
     }
   }
 
-  // The largest key of this lane's group, for every lane of it.
-  __device__ __forceinline__ uint32_t largest_of_group() const {
+  __device__ __forceinline__ uint32_t largest() const {
     uint32_t most = 0;
 #pragma unroll
     for (int i = 0; i < 4 * kVectors; ++i) most = max(most, keys[i]);
-#pragma unroll
-    for (int distance = kGroupLanes / 2; distance > 0; distance /= 2) {
-      most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, distance));
-    }
     return most;
   }
 
   // Σ exp(logit − maximum) over the lanes of a warp.
   __device__ __forceinline__ float sum_of_warp(float maximum) const {
-    LogSumExp part{maximum, 0.0f};
+    // Logits of −∞, and what is past the vocabulary, add exp(−∞): without a branch, so that the
+    // exponentials do not wait for each other.
+    const float top = maximum == minus_infinity() ? 0.0f : maximum;
+    float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4 * kVectors; ++i) {
-      if (keys[i] != 0) part.add(key_value(keys[i]));
+      sum += expf((keys[i] == 0 ? minus_infinity() : key_value(keys[i])) - top);
     }
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
-      part.sum += __shfl_xor_sync(0xFFFFFFFFu, part.sum, distance);
+      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
     }
-    return part.sum;
+    return sum;
   }
 };
+
+// The largest key of this lane's group, for every lane of it.
+__device__ __forceinline__ uint32_t largest_of_group(uint32_t most) {
+#pragma unroll
+  for (int distance = kGroupLanes / 2; distance > 0; distance /= 2) {
+    most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, distance));
+  }
+  return most;
+}
 
 // The largest and the k-th largest of the groups' ``keys``, k <= kGroups, for every lane.
 __device__ __forceinline__ uint2 first_and_kth(const uint32_t* keys, int k) {
@@ -90,59 +106,100 @@ __device__ __forceinline__ uint2 first_and_kth(const uint32_t* keys, int k) {
                     __shfl_sync(0xFFFFFFFFu, own, __ffs(static_cast<int>(kth)) - 1));
 }
 
-// By one warp: the k best of ``count`` ranked keys, falling, to visit(rank, ranked) of every lane.
-template <class Visit>
-__device__ __forceinline__ void best_of_parts(const uint64_t* ranked, int count, int k,
-                                              const Visit& visit) {
-  const int lane = threadIdx.x % 32;
-  uint64_t held[kHeld];
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    held[i] = i * 32 + lane < count ? load_l2_word(ranked + i * 32 + lane) : 0;
-  }
-  uint64_t previous = ~uint64_t{0};
-  for (int rank = 0; rank < k; ++rank) {
-    uint64_t mine = 0;
+// A candidate of a node, and how far its token in the target's vocabulary is from its own.
+struct Candidate {
+  uint64_t ranked;
+  int offset;
+};
+
+// The best candidates of all parts of a row, in one warp: the first kHeld of a lane stay in
+// registers, all loaded at once.
+struct PartsBest {
+  const uint64_t* ranked;
+  const int* d2t;
+  int count;
+  Candidate held[kHeld];
+
+  __device__ __forceinline__ PartsBest(const uint64_t* of_parts, int candidates, const int* offsets)
+      : ranked(of_parts), d2t(offsets), count(candidates) {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      if (held[i] < previous && held[i] > mine) mine = held[i];
+      held[i].ranked = i * 32 + lane < count ? load_l2_word(ranked + i * 32 + lane) : 0;
     }
-    for (int i = kHeld * 32 + lane; i < count; i += 32) {
-      const uint64_t further = load_l2_word(ranked + i);
-      if (further < previous && further > mine) mine = further;
-    }
-    previous = warp_max(mine);
-    visit(rank, previous);
   }
-}
+
+  __device__ __forceinline__ int offset(uint64_t candidate) const {
+    return candidate == 0 ? 0 : d2t[ranked_index(candidate)];
+  }
+
+  // Sends for the tokens; whoever uses one waits.
+  __device__ __forceinline__ void load_offsets() {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) held[i].offset = offset(held[i].ranked);
+  }
+
+  // The k best, falling: visit(rank, candidate) by the lane that has it.
+  template <class Visit>
+  __device__ __forceinline__ void best(int k, const Visit& visit) const {
+    const int lane = threadIdx.x % 32;
+    uint64_t previous = ~uint64_t{0};
+#pragma unroll 1
+    for (int rank = 0; rank < k; ++rank) {
+      Candidate mine{0, 0};
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        if (held[i].ranked < previous && held[i].ranked > mine.ranked) mine = held[i];
+      }
+      bool is_held = true;
+#pragma unroll 4
+      for (int i = kHeld * 32 + lane; i < count; i += 32) {
+        const uint64_t further = load_l2_word(ranked + i);
+        if (further < previous && further > mine.ranked) {
+          mine.ranked = further;
+          is_held = false;
+        }
+      }
+      previous = warp_max(mine.ranked);
+      if (mine.ranked == previous) {
+        if (!is_held) mine.offset = offset(previous);
+        visit(rank, mine);
+      }
+    }
+  }
+};
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-    tree_expand(const float* logits,          // [B·F, Vd]
-                const float* score,           // [B, F]
-                const int* d2t,               // [Vd]
-                const int* top_k,             // []; not read, k is known when building
-                int* tokens,                  // out [B, F·K]
-                float* scores,                // out [B, F·K]
-                int* frontier,                // out [B, K]
-                uint64_t* workspace_best,     // [B·F, parts, K]: ranked keys, 0 where there is none
-                float2* workspace_sums,       // [B·F, parts]: maximum, Σ exp below it
-                unsigned* workspace_arrived,  // [B], zeros before and after
+    tree_expand(const float* logits,       // [B·F, Vd]
+                const float* score,        // [B, F]
+                const int* d2t,            // [Vd]
+                const int* top_k,          // []; not read, k is known when building
+                int* tokens,               // out [B, F·K]
+                float* scores,             // out [B, F·K]
+                int* frontier,             // out [B, K]
+                uint64_t* workspace_best,  // [B·F, parts, K]: ranked keys, 0 where there is none
+                float2* workspace_sums,    // [B·F, parts]: maximum, Σ exp below it
+                int* workspace_arrived,    // [B], zeros before and after
                 int vocab, int k, int nodes) {
   __shared__ uint64_t found[kPart], candidates[kMostChildren * kMostNodes];
-  __shared__ uint32_t of_groups[kGroups];
+  __align__(16) __shared__ uint32_t of_groups[kGroups];
   __shared__ float of_warps[kWarps];
-  __shared__ int count;
-  __shared__ bool is_last;
+  __shared__ int count, is_last;
   pdl_launch_dependents();
-  pdl_wait();
   const int part = blockIdx.x, parts = gridDim.x, row = blockIdx.y, b = row / nodes;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // A weight, which a step has driven out of L2 since it was last used.
+  if (row == 0) {
+    const int token = part * kPart + static_cast<int>(threadIdx.x) * 32;
+    if (threadIdx.x < kPart / 32 && token < vocab) warm_l2(d2t + token);
+  }
+  pdl_wait();
   if (threadIdx.x == 0) count = 0;
 
   Logits own;
   own.first = part * kPart;
   own.load(logits + static_cast<int64_t>(row) * vocab, vocab);
-  const uint32_t of_group = own.largest_of_group();
+  const uint32_t largest = own.largest(), of_group = largest_of_group(largest);
   if (lane % kGroupLanes == 0) of_groups[threadIdx.x / kGroupLanes] = of_group;
   __syncthreads();
   const uint2 bounds = first_and_kth(of_groups, k);
@@ -150,19 +207,23 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const float maximum = key_value(bounds.x);
   const float of_warp = own.sum_of_warp(maximum);
   if (lane == 0) of_warps[warp] = of_warp;
+  if (largest >= bound) {
 #pragma unroll
-  for (int i = 0; i < 4 * kVectors; ++i) {
-    // Whatever the order in which threads come, each entry gets its rank below.
-    if (own.keys[i] >= bound) {
-      found[atomicAdd(&count, 1)] = ranked_key(own.keys[i], own.index(i));
+    for (int i = 0; i < 4 * kVectors; ++i) {
+      // Whatever the order in which threads come, each entry gets its rank below.
+      if (own.keys[i] >= bound) {
+        found[atomicAdd(&count, 1)] = ranked_key(own.keys[i], own.index(i));
+      }
     }
   }
   __syncthreads();
   const int64_t place = static_cast<int64_t>(row) * parts + part;
+#pragma unroll 1
   for (int i = threadIdx.x; i < max(count, k); i += kThreads) {
     int rank = i;
     if (i < count) {
       rank = 0;
+#pragma unroll 4
       for (int other = 0; other < count; ++other) rank += found[other] > found[i];
     }
     if (rank < k) workspace_best[place * k + rank] = i < count ? found[i] : 0;
@@ -173,43 +234,42 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     workspace_sums[place] = make_float2(maximum, sum);
   }
 
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    is_last = atomicAdd(workspace_arrived + b, 1u) == nodes * parts - 1;
-    if (is_last) workspace_arrived[b] = 0;
-    __threadfence();
-  }
-  __syncthreads();
-  if (!is_last) return;
+  if (!is_last_of(workspace_arrived + b, nodes * parts, &is_last)) return;
+#pragma unroll 1
   for (int node = warp; node < nodes; node += kWarps) {
     const int joined = b * nodes + node;
+    PartsBest best_of_parts(workspace_best + static_cast<int64_t>(joined) * parts * k, parts * k,
+                            d2t);
     const float parent = load_l2_float(score + joined);
-    LogSumExp total;
-    const float* sums = reinterpret_cast<const float*>(workspace_sums) + 2 * joined * parts;
-    for (int i = lane; i < parts; i += 32) {
-      total.join(load_l2_float(sums + 2 * i), load_l2_float(sums + 2 * i + 1));
+    const float2* sums = workspace_sums + joined * parts;
+    const float2 first =
+        lane < parts ? load_l2_float2(sums + lane) : make_float2(minus_infinity(), 0.0f);
+    LogSumExp total{first.x, first.y};
+#pragma unroll 1
+    for (int i = 32 + lane; i < parts; i += 32) {
+      const float2 further = load_l2_float2(sums + i);
+      total.join(further.x, further.y);
     }
+    // Behind the loop, so that what goes before is sent for before the first key is waited for.
+    best_of_parts.load_offsets();
     const float log_total = warp_join(total).value();
-    uint64_t mine = 0;
-    best_of_parts(workspace_best + static_cast<int64_t>(joined) * parts * k, parts * k, k,
-                  [&](int rank, uint64_t ranked) {
-                    if (lane == rank) mine = ranked;
-                  });
-    if (lane < k) {
-      const int draft_id = static_cast<int>(ranked_index(mine));
-      const float log_p = key_value(static_cast<uint32_t>(mine >> 32)) - log_total;
+    best_of_parts.best(k, [&](int rank, const Candidate& candidate) {
+      const int draft_id = static_cast<int>(ranked_index(candidate.ranked));
+      const float log_p = key_value(static_cast<uint32_t>(candidate.ranked >> 32)) - log_total;
       // Written so that a NaN stays one.
       const float child = parent + (log_p > 0.0f ? 0.0f : log_p);
-      tokens[joined * k + lane] = draft_id + d2t[draft_id];
-      scores[joined * k + lane] = child;
-      candidates[node * k + lane] = ranked_key(ordered_key(child), node * k + lane);
-    }
+      const int place = node * k + rank;
+      tokens[b * nodes * k + place] = draft_id + candidate.offset;
+      scores[b * nodes * k + place] = child;
+      candidates[place] = ranked_key(ordered_key(child), place);
+    });
   }
   __syncthreads();
   const int all = nodes * k;
+#pragma unroll 1
   for (int i = threadIdx.x; i < all; i += kThreads) {
     int rank = 0;
+#pragma unroll 4
     for (int other = 0; other < all; ++other) rank += candidates[other] > candidates[i];
     if (rank < k) frontier[b * k + rank] = i;
   }
