@@ -5,12 +5,23 @@
 
 // Where a view slot of a sequence lies in the pool; ``page_table`` [pages] is the sequence's own.
 // What is not live, or lies past the table, goes to page 0, at a place that follows from the row.
-__device__ __forceinline__ int pool_slot(const int* page_table, int pages, int page_size, int slot,
-                                         int row, bool live) {
-  const int page = slot / page_size;
-  if (!live || page >= pages) return row % page_size;
-  return page_table[page] * page_size + slot % page_size;
-}
+// The page is sent for at once, and waited for where the place is asked for.
+struct PoolSlot {
+  int page = 0, page_size, offset;
+
+  __device__ __forceinline__ PoolSlot(const int* page_table, int pages, int tokens_of_page,
+                                      int slot, int row, bool live)
+      : page_size(tokens_of_page) {
+    const int index = slot / page_size;
+    const bool paged = live && index < pages;
+    if (paged) page = page_table[index];
+    offset = paged ? slot - index * page_size : row % page_size;
+  }
+
+  __device__ __forceinline__ int place() const {
+    return page * page_size + offset;
+  }
+};
 
 // One past the last sequence that is not done. All threads of the block call it.
 __device__ inline int live_sequences(const int* done, int batch) {
@@ -30,8 +41,23 @@ __device__ inline void write_even_row_start(int* row_start, int batch, int live,
 }
 
 // A row of bf16, ``vectors`` times 16 bytes, by all threads of a block; zeros without a source.
+// A thread sends for several vectors before it writes one: as far as the compiler knows, what it
+// writes may be what it reads next.
 __device__ inline void copy_row(uint4* to, const uint4* from, int vectors) {
-  for (int i = threadIdx.x; i < vectors; i += blockDim.x) {
-    to[i] = from == nullptr ? make_uint4(0, 0, 0, 0) : from[i];
+  constexpr int kAtOnce = 8;
+#pragma unroll 1
+  for (int first = threadIdx.x; first < vectors; first += kAtOnce * blockDim.x) {
+    uint4 held[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int i = first + n * blockDim.x;
+      held[n] = make_uint4(0, 0, 0, 0);
+      if (from != nullptr && i < vectors) held[n] = from[i];
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int i = first + n * blockDim.x;
+      if (i < vectors) to[i] = held[n];
+    }
   }
 }

@@ -1,10 +1,14 @@
 // ExtendInputs: one CTA a row of the draft's extension.
 //
-// Moves C·2 bytes a row, 17 KB at GPT-OSS's three taps. Every CTA sums the counts of all sequences
-// itself: they are a few hundred bytes.
+// Moves C·2 bytes a row, 17 KB at GPT-OSS's three taps. Memory is waited for twice: for the counts,
+// which every warp adds up itself, and for all that follows from them.
+#include "../_device/ptx_routing.cuh"
 #include "../_device/step_rows.cuh"
 
-extern "C" __global__ void __launch_bounds__(128, 1)
+// Sequences that a lane looks at together.
+constexpr int kAtOnce = 2;
+
+extern "C" __global__ void __launch_bounds__(256, 1)
     extend_inputs(const int* length,              // [B]
                   const int* done,                // [B]
                   const int* pending_count,       // [B]
@@ -22,45 +26,62 @@ extern "C" __global__ void __launch_bounds__(128, 1)
                   int* logit_rows,                // out [B]
                   float* score,                   // out [B, 1]
                   int batch, int room, int vectors, int pages, int page_size) {
-  DYNAMIC_SHARED(int, counts);  // [B]
-  __shared__ int own[2];        // this row's sequence, or -1, and its place there
   pdl_launch_dependents();
   pdl_wait();
-  const int row = blockIdx.x;
-  for (int b = threadIdx.x; b < batch; b += blockDim.x) {
-    counts[b] = done[b] ? 0 : min(pending_count[b], room);
-  }
-  if (threadIdx.x == 0) own[0] = -1;
-  __syncthreads();
-  for (int b = threadIdx.x; b < batch; b += blockDim.x) {
-    int first = 0;
-    for (int before = 0; before < b; ++before) first += counts[before];
-    const int end = first + counts[b];
-    if (first <= row && row < end) {
-      own[0] = b;
-      own[1] = row - first;
+  const int row = blockIdx.x, lane = threadIdx.x % 32;
+  // This row's sequence, or -1, its place there, and where it stands.
+  int b = -1, place = 0, position = 0;
+  int rows = 0;  // of the sequences before
+#pragma unroll 1
+  for (int first = 0; first < batch; first += 32 * kAtOnce) {
+    int lengths[kAtOnce], counts[kAtOnce], are_done[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int other = min(first + 32 * n + lane, batch - 1);
+      lengths[n] = load_l2_int(length + other);
+      counts[n] = load_l2_int(pending_count + other);
+      are_done[n] = load_l2_int(done + other);
     }
-    if (row == 0) {
-      if (b == 0) row_start[0] = 0;
-      row_start[b + 1] = end;
-      tree_start[b] = done[b] ? 0 : length[b];
-      logit_rows[b] = max(end - 1, 0);
-      score[b] = 0.0f;
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const bool lives = first + 32 * n + lane < batch && are_done[n] == 0;
+      lengths[n] = lives ? lengths[n] : 0;
+      counts[n] = lives ? min(counts[n], room) : 0;
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int other = first + 32 * n + lane;
+      const int end = rows + warp_prefix_sum(counts[n]), begin = end - counts[n];
+      if (row == 0 && threadIdx.x < 32 && other < batch) {
+        if (other == 0) row_start[0] = 0;
+        row_start[other + 1] = end;
+        tree_start[other] = lengths[n];
+        logit_rows[other] = max(end - 1, 0);
+        score[other] = 0.0f;
+      }
+      const unsigned holds = __ballot_sync(0xFFFFFFFFu, begin <= row && row < end);
+      if (holds) {
+        const int holder = __ffs(static_cast<int>(holds)) - 1;
+        b = first + 32 * n + holder;
+        place = row - __shfl_sync(0xFFFFFFFFu, begin, holder);
+        position = __shfl_sync(0xFFFFFFFFu, lengths[n] - counts[n], holder) + place;
+      }
+      rows = __shfl_sync(0xFFFFFFFFu, end, 31);
     }
   }
-  __syncthreads();
-  const int b = own[0], place = own[1];
   const bool live = b >= 0;
+  const int64_t source = live ? static_cast<int64_t>(b) * room + place : 0;
+  const int* table = live ? page_table + static_cast<int64_t>(b) * pages : nullptr;
+  // By all threads, so that no warp waits for them before it copies.
+  const int token = live ? pending_tokens[source] : 0;
+  const PoolSlot slot(table, pages, page_size, position, row, live);
+  copy_row(captured_rows + static_cast<int64_t>(row) * vectors,
+           live ? pending_captured + source * vectors : nullptr, vectors);
   if (threadIdx.x == 0) {
-    const int position = live ? length[b] - counts[b] + place : 0;
-    const int* table = live ? page_table + static_cast<int64_t>(b) * pages : nullptr;
-    token_ids[row] = live ? pending_tokens[b * room + place] : 0;
+    token_ids[row] = token;
     positions[row] = position;
     row_slot[row] = position;
-    write_slot[row] = pool_slot(table, pages, page_size, position, row, live);
+    write_slot[row] = slot.place();
     ancestor_bits[row] = 0;
   }
-  const int64_t source = live ? (static_cast<int64_t>(b) * room + place) * vectors : 0;
-  copy_row(captured_rows + static_cast<int64_t>(row) * vectors,
-           live ? pending_captured + source : nullptr, vectors);
 }

@@ -55,8 +55,8 @@ def lower(request: LoweringRequest) -> Lowering:
     launch = OpLaunch(
         kernel=Kernel("extend_inputs", "extend_inputs"),
         grid=(batch * room, 1, 1),
-        block=128,
-        shared_bytes=batch * ITEM_BYTES["int32"],
+        block=256,
+        shared_bytes=0,
         arguments=(*_POINTERS, *sizes, int(request.attributes["page_size"])),
     )
     return Lowering((launch,))

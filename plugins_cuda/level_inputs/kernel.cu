@@ -58,7 +58,8 @@ extern "C" __global__ void __launch_bounds__(128, 1)
     positions[row] = live ? min(length[b] + level - 1, limit[b] - 1) : 0;
     row_slot[row] = slot;
     write_slot[row] =
-        pool_slot(page_table + static_cast<int64_t>(b) * pages, pages, page_size, slot, row, live);
+        PoolSlot(page_table + static_cast<int64_t>(b) * pages, pages, page_size, slot, row, live)
+            .place();
     logit_rows[row] = row;
     score[row] = scores[b * candidates + pick];
     if (j == 0) tree_start[b] = live ? length[b] : 0;

@@ -67,8 +67,9 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   }
   const auto place = [&](const int* table, int pages, int* write_slot) {
     if (table == nullptr) return;
-    write_slot[row] = pool_slot(table + static_cast<int64_t>(b) * pages, pages, page_size,
-                                start + slot, row, in_use);
+    write_slot[row] = PoolSlot(table + static_cast<int64_t>(b) * pages, pages, page_size,
+                               start + slot, row, in_use)
+                          .place();
   };
   place(page_table_full, pages_full, write_slot_full);
   place(page_table_sliding, pages_sliding, write_slot_sliding);
