@@ -1,5 +1,7 @@
 // TreeAccept: one warp a sequence walks from the root; a step looks at all slots at once.
-#include "../_device/ptx.cuh"
+//
+// Memory is waited for once: what the walk needs of a tree is in shared memory before it begins.
+#include "../_device/staged_words.cuh"
 
 extern "C" __global__ void __launch_bounds__(32)
     tree_accept(const int* tokens,         // [B, N + 1]
@@ -11,21 +13,34 @@ extern "C" __global__ void __launch_bounds__(32)
                 int* accepted,             // out [B]
                 int* next_token,           // out [B]
                 int nodes, int depth) {
+  DYNAMIC_SHARED(int, chosen);       // [N + 1]: the target's choice behind a slot
+  int* const from = chosen + nodes;  // [N + 1]: the slot that leads to this one, −1: none does
+  int* const token = from + nodes;   // [N + 1]
   pdl_launch_dependents();
   pdl_wait();
   const int b = blockIdx.x, lane = threadIdx.x, first = b * nodes;
-  const int used = min(count[b], nodes);
+  const int used = min(load_l2_int(count + b), nodes);
+  stage_words(chosen, choice + first, nodes);
+  stage_words(from, parents + first, nodes);
+  stage_words(token, tokens + first, nodes);
+  wait_for_staged();
+#pragma unroll 1
+  for (int slot = lane; slot < nodes; slot += 32) {
+    const int parent = from[slot];
+    // A child stands after its parent.
+    const bool child = slot < used && parent >= 0 && parent < slot;
+    if (!child || chosen[parent] != token[slot]) from[slot] = -1;
+  }
+  __syncwarp();
   int node = 0, steps = 0;
   if (lane == 0) path[b * (depth + 1)] = 0;
+#pragma unroll 1
   while (steps < depth) {
-    const int wanted = choice[first + node];
     int child = 0;
-    // A child stands after its parent.
-    for (int base = node / 32 * 32; base < used && child == 0; base += 32) {
+#pragma unroll 1
+    for (int base = node / 32 * 32; base < nodes && child == 0; base += 32) {
       const int slot = base + lane;
-      const bool matches = slot > node && slot < used && parents[first + slot] == node &&
-                           tokens[first + slot] == wanted;
-      const unsigned found = __ballot_sync(0xFFFFFFFFu, matches);
+      const unsigned found = __ballot_sync(0xFFFFFFFFu, slot < nodes && from[slot] == node);
       if (found) child = base + __ffs(static_cast<int>(found)) - 1;
     }
     if (child == 0) break;
@@ -33,9 +48,10 @@ extern "C" __global__ void __launch_bounds__(32)
     ++steps;
     if (lane == 0) path[b * (depth + 1) + steps] = node;
   }
+#pragma unroll 1
   for (int i = steps + 1 + lane; i <= depth; i += 32) path[b * (depth + 1) + i] = -1;
   if (lane == 0) {
     accepted[b] = steps;
-    next_token[b] = choice[first + node];
+    next_token[b] = chosen[node];
   }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
+from specbuild.runtime.plan import ITEM_BYTES
 
 _POINTERS = (
     "tokens",
@@ -23,7 +24,7 @@ def lower(request: LoweringRequest) -> Lowering:
         kernel=Kernel("tree_accept", "tree_accept"),
         grid=(batch, 1, 1),
         block=32,
-        shared_bytes=0,
+        shared_bytes=3 * nodes * ITEM_BYTES["int32"],
         arguments=(*_POINTERS, nodes, int(request.attributes["depth"])),
     )
     return Lowering((launch,))
