@@ -15,7 +15,7 @@ __device__ inline void store_system(int* address, int value) {
 
 // What this thread wrote before is visible to the host before what is written after.
 __device__ __forceinline__ void fence_system() {
-  __threadfence_system();
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
 // A store that the host may poll for.

@@ -40,24 +40,35 @@ __device__ inline void write_even_row_start(int* row_start, int batch, int live,
   for (int b = threadIdx.x; b <= batch; b += blockDim.x) row_start[b] = min(b, live) * rows;
 }
 
-// A row of bf16, ``vectors`` times 16 bytes, by all threads of a block; zeros without a source.
-// A thread sends for several vectors before it writes one: as far as the compiler knows, what it
-// writes may be what it reads next.
-__device__ inline void copy_row(uint4* to, const uint4* from, int vectors) {
+// Some threads of a block, one of them this one.
+struct Threads {
+  int own, count;
+};
+
+// A row of bf16, ``vectors`` times 16 bytes, by these threads; zeros without a source. A thread
+// sends for several vectors before it writes one: as far as the compiler knows, what it writes may
+// be what it reads next.
+__device__ inline void copy_row(uint4* to, const uint4* from, int vectors, const Threads& threads) {
   constexpr int kAtOnce = 8;
 #pragma unroll 1
-  for (int first = threadIdx.x; first < vectors; first += kAtOnce * blockDim.x) {
+  for (int first = threads.own; first < vectors; first += kAtOnce * threads.count) {
     uint4 held[kAtOnce];
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
-      const int i = first + n * blockDim.x;
+      const int i = first + n * threads.count;
       held[n] = make_uint4(0, 0, 0, 0);
       if (from != nullptr && i < vectors) held[n] = from[i];
     }
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
-      const int i = first + n * blockDim.x;
+      const int i = first + n * threads.count;
       if (i < vectors) to[i] = held[n];
     }
   }
+}
+
+// By all threads of a block.
+__device__ inline void copy_row(uint4* to, const uint4* from, int vectors) {
+  const Threads all{static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
+  copy_row(to, from, vectors, all);
 }

@@ -1,17 +1,40 @@
-// Advance: the captured rows of the accepted paths are gathered by one CTA each; the last CTA to
-// arrive, after which nobody reads the state any more, moves the state and writes the ring.
+// Advance: a warp finds out what a sequence emits and writes the ring; another one moves the state,
+// once all CTAs that copy rows of the sequence have read it; the others copy. The last sequence of
+// all tells the host.
 //
 // Moves 2·C bytes per emitted token (17 KB at GPT-OSS's three taps) and a few bytes to the host.
+// Memory is waited for once, then for counts of CTAs, the host's memory and the rows, all three at
+// the same time.
+#include "../_device/arrival.cuh"
 #include "../_device/ptx_system.cuh"
+#include "../_device/staged_words.cuh"
 #include "../_device/step_rows.cuh"
 
 constexpr int kEosIds = 8;
 
-// What a step says of the sequences, as a CTA needs it to know how many tokens each emits.
+// What a step says of a sequence, in shared memory.
+struct Walked {
+  int* choices;     // [N1]
+  float* logprobs;  // [N1]
+  int* path;        // [D1]
+
+  __device__ Walked(int* shared, int nodes)
+      : choices(shared),
+        logprobs(reinterpret_cast<float*>(shared + nodes)),
+        path(shared + 2 * nodes) {}
+};
+
+// How a sequence stood before, and how many tokens it emits; whether it is done then.
 struct Emission {
+  int length, pending, accepted, count, ends;
+};
+
+struct Inputs {
   const int* choice;
-  const int* path;      // null: the root alone
-  const int* accepted;  // null with it
+  const float* logprob;
+  const int* path;           // null: the root alone
+  const int* accepted;       // null with it
+  const int* pending_count;  // null without captured features
   const int* length;
   const int* done;
   const int* limit;
@@ -19,33 +42,46 @@ struct Emission {
   const int* eos_ids;
   int nodes, path_width;
 
-  __device__ int row(int b, int i) const {
-    return b * nodes + (path == nullptr ? 0 : path[b * path_width + i]);
-  }
-
-  __device__ bool ends_with(int b, int token) const {
-    if (ignore_eos[b]) return false;
-    bool found = false;
-    for (int i = 0; i < kEosIds; ++i) found |= token >= 0 && eos_ids[i] == token;
-    return found;
-  }
-
-  // How many tokens sequence b emits, and whether it is done then. All lanes of a warp call it.
-  __device__ int count(int b, bool& ends) const {
+  // By one warp.
+  __device__ Emission emission(int b, const Walked& walked) const {
     const int lane = threadIdx.x % 32;
-    const int room = done[b] ? 0 : limit[b] - length[b] - 1;
-    const int offered = min(accepted == nullptr ? 1 : accepted[b] + 1, max(room, 0));
-    for (int first = 0; first < offered; first += 32) {
+    Emission e;
+    e.length = load_l2_int(length + b);
+    const int most = load_l2_int(limit + b), is_done = load_l2_int(done + b);
+    const int ignores = load_l2_int(ignore_eos + b);
+    int ids[kEosIds];
+#pragma unroll
+    for (int i = 0; i < kEosIds; ++i) ids[i] = load_l2_int(eos_ids + i);
+    e.pending = pending_count == nullptr ? 0 : load_l2_int(pending_count + b);
+    e.accepted = accepted == nullptr ? 0 : load_l2_int(accepted + b);
+    stage_words(walked.choices, choice + b * nodes, nodes);
+    stage_words(walked.logprobs, logprob + b * nodes, nodes);
+    if (path != nullptr) {
+      stage_words(walked.path, path + b * path_width, path_width);
+    } else if (lane == 0) {
+      walked.path[0] = 0;
+    }
+    wait_for_staged();
+
+    const int room = is_done ? 0 : most - e.length - 1;
+    e.count = min(e.accepted + 1, max(room, 0));
+    e.ends = e.count >= room;
+#pragma unroll 1
+    for (int first = 0; first < e.count; first += 32) {
       const int i = first + lane;
-      const bool end = i < offered && ends_with(b, choice[row(b, i)]);
+      bool end = false;
+      if (i < e.count && !ignores) {
+        const int token = walked.choices[walked.path[i]];
+#pragma unroll
+        for (int id = 0; id < kEosIds; ++id) end |= token >= 0 && ids[id] == token;
+      }
       const unsigned found = __ballot_sync(0xFFFFFFFFu, end);
       if (found) {
-        ends = true;
-        return first + __ffs(static_cast<int>(found));
+        e.ends = true;
+        e.count = first + __ffs(static_cast<int>(found));
       }
     }
-    ends = offered >= room;
-    return offered;
+    return e;
   }
 };
 
@@ -59,6 +95,18 @@ struct Pending {
         count(old_rows + new_rows - dropped) {}
 };
 
+// Whether this warp is the last of the ``ctas`` that share a count, 0 before and after.
+__device__ __forceinline__ bool is_last_warp_of(int* count, int ctas) {
+  if (ctas == 1) return true;
+  int before = 0;
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    before = arrive(count);
+    if (before == ctas - 1) *count = 0;
+  }
+  return __shfl_sync(0xFFFFFFFFu, before, 0) == ctas - 1;
+}
+
 extern "C" __global__ void __launch_bounds__(512, 1)
     advance_batch(const int* choice,      // [T], T = B·N1
                   const float* logprob,   // [T]
@@ -69,105 +117,114 @@ extern "C" __global__ void __launch_bounds__(512, 1)
                   int* root,              // in and out [B]
                   int* pending_count,     // in and out [B], null without captured, as the next two
                   int* pending_tokens,    // in and out [B, DM1]
-                  uint4* pending_captured,      // in and out [B, DM1, C] bf16
-                  int* done,                    // in and out [B]
-                  const int* limit,             // [B]
-                  const int* ignore_eos,        // [B]
-                  const int* eos_ids,           // [8]
-                  int* step,                    // in and out [1]
-                  int* ring_tokens,             // out [S, BM, R1], host memory, as all that follow
-                  float* ring_logprobs,         // out [S, BM, R1]
-                  int* ring_accepted,           // out [S, BM]
-                  int* ring_count,              // out [S, BM]
-                  int* ring_step,               // out [S]
-                  unsigned* workspace_arrived,  // [1], zero before and after
+                  uint4* pending_captured,  // in and out [B, DM1, C] bf16
+                  int* done,                // in and out [B]
+                  const int* limit,         // [B]
+                  const int* ignore_eos,    // [B]
+                  const int* eos_ids,       // [8]
+                  int* step,                // in and out [1]
+                  int* ring_tokens,         // out [S, BM, R1], host memory, as all that follow
+                  float* ring_logprobs,     // out [S, BM, R1]
+                  int* ring_accepted,       // out [S, BM]
+                  int* ring_count,          // out [S, BM]
+                  int* ring_step,           // out [S]
+                  int* workspace_arrived,   // [1 + B], zeros before and after
                   int batch, int nodes, int path_width, int vectors, int room, int ring_slots,
                   int ring_batch, int ring_width, int extended) {
-  __shared__ int shared_count;
-  __shared__ bool is_last;
+  DYNAMIC_SHARED(int, staged);  // what a warp with a sequence has of it
+  __shared__ Emission shared_emission;
   pdl_launch_dependents();
   pdl_wait();
-  const Emission emission{choice, path,       accepted, length, done,
-                          limit,  ignore_eos, eos_ids,  nodes,  path_width};
+  const Inputs inputs{choice, logprob, path,       accepted, pending_count, length,
+                      done,   limit,   ignore_eos, eos_ids,  nodes,         path_width};
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool drafts = captured != nullptr && pending_captured != nullptr;
+  const int now = load_l2_int(step);
 
-  if (drafts) {
-    const int b = blockIdx.x;
-    if (warp == 0) {
-      bool ends;
-      const int count = emission.count(b, ends);
-      if (lane == 0) shared_count = count;
-    }
-    __syncthreads();
-    const int count = shared_count;
-    const Pending pending(extended ? 0 : pending_count[b], count, room);
-    uint4* rows = pending_captured + static_cast<int64_t>(b) * room * vectors;
-    // Where rows move within the buffer, one CTA has them all and goes from the oldest on; every
-    // thread then reads and writes columns of its own.
-    for (int i = count > 0 ? blockIdx.y : pending.count; i < pending.count; i += gridDim.y) {
-      const int from = i + pending.dropped;
-      const uint4* source = rows + static_cast<int64_t>(from) * vectors;
-      if (from >= pending.kept) {
-        const int64_t row = emission.row(b, from - pending.kept);
-        source = captured + row * vectors;
-      }
-      if (source != rows + static_cast<int64_t>(i) * vectors) {
-        copy_row(rows + static_cast<int64_t>(i) * vectors, source, vectors);
-      }
-    }
-  }
-
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    is_last = atomicAdd(workspace_arrived, 1u) == gridDim.x * gridDim.y - 1;
-  }
-  __syncthreads();
-  if (!is_last) return;
-
-  const int now = step[0], slot = now % ring_slots;
-  for (int b = warp; b < batch; b += blockDim.x / 32) {
-    bool ends = false;
-    const int count = emission.count(b, ends);
-    const int entry = slot * ring_batch + b;
-    for (int i = lane; i < count; i += 32) {
-      const int row = emission.row(b, i);
-      ring_tokens[entry * ring_width + i] = choice[row];
-      ring_logprobs[entry * ring_width + i] = logprob[row];
+  // By one warp, as move_state is.
+  const auto write_ring = [&](int b, const Emission& e, const Walked& walked) {
+    const int entry = now % ring_slots * ring_batch + b;
+#pragma unroll 1
+    for (int i = lane; i < e.count; i += 32) {
+      const int node = walked.path[i];
+      ring_tokens[entry * ring_width + i] = walked.choices[node];
+      ring_logprobs[entry * ring_width + i] = walked.logprobs[node];
     }
     if (lane == 0) {
-      ring_count[entry] = count;
-      ring_accepted[entry] = min(accepted == nullptr ? 0 : accepted[b], count);
+      ring_count[entry] = e.count;
+      ring_accepted[entry] = min(e.accepted, e.count);
     }
-    if (count == 0) continue;
+  };
+  const auto move_state = [&](int b, const Emission& e, const Walked& walked) {
+    if (e.count == 0) return;
     if (drafts) {
-      const Pending pending(extended ? 0 : pending_count[b], count, room);
+      const Pending pending(extended ? 0 : e.pending, e.count, room);
       int* tokens = pending_tokens + b * room;
+#pragma unroll 1
       for (int first = 0; first < pending.count; first += 32) {
         const int i = first + lane, from = i + pending.dropped;
         int token = 0;
         if (i < pending.count) {
-          token = from < pending.kept ? tokens[from] : choice[emission.row(b, from - pending.kept)];
+          token =
+              from < pending.kept ? tokens[from] : walked.choices[walked.path[from - pending.kept]];
         }
         __syncwarp();
         if (i < pending.count) tokens[i] = token;
       }
-      __syncwarp();
       if (lane == 0) pending_count[b] = pending.count;
     }
-    __syncwarp();
     if (lane == 0) {
-      root[b] = choice[emission.row(b, count - 1)];
-      length[b] += count;
-      done[b] = ends ? 1 : 0;
+      root[b] = walked.choices[walked.path[e.count - 1]];
+      length[b] = e.length + e.count;
+      done[b] = e.ends;
     }
+  };
+
+  // One warp of a CTA has the CTA's sequence; without captured features each has sequences.
+  const int sequences = drafts ? 1 : batch, warps = drafts ? 1 : static_cast<int>(blockDim.x) / 32;
+  const Walked walked(staged + (drafts ? 0 : warp * (2 * nodes + path_width)), nodes);
+#pragma unroll 1
+  for (int i = warp; i < sequences; i += warps) {
+    const int b = blockIdx.x + i;
+    const Emission e = inputs.emission(b, walked);
+    if (blockIdx.y == 0) write_ring(b, e, walked);
+    if (!drafts) move_state(b, e, walked);
+    if (drafts && lane == 0) shared_emission = e;
+    __syncwarp();
   }
+  if (drafts) {
+    __syncthreads();
+    const int b = blockIdx.x;
+    const Emission e = shared_emission;
+    if (warp == 1) {
+      if (is_last_warp_of(workspace_arrived + 1 + b, gridDim.y)) move_state(b, e, walked);
+    } else if (warp > 1) {
+      const Pending pending(extended ? 0 : e.pending, e.count, room);
+      uint4* rows = pending_captured + static_cast<int64_t>(b) * room * vectors;
+      const Threads copying{static_cast<int>(threadIdx.x) - 64, static_cast<int>(blockDim.x) - 64};
+      // Where rows move within the buffer, one CTA has them all and goes from the oldest on; every
+      // thread then reads and writes columns of its own.
+#pragma unroll 1
+      for (int i = e.count > 0 ? blockIdx.y : pending.count; i < pending.count; i += gridDim.y) {
+        const int from = i + pending.dropped;
+        const uint4* source = rows + static_cast<int64_t>(from) * vectors;
+        if (from >= pending.kept) {
+          const int64_t row = b * nodes + walked.path[from - pending.kept];
+          source = captured + row * vectors;
+        }
+        uint4* const to = rows + static_cast<int64_t>(i) * vectors;
+        if (source != to) copy_row(to, source, vectors, copying);
+      }
+    }
+    if (warp > 0 || blockIdx.y > 0) return;
+  }
+
+  // Here are the warps that wrote the ring. Each fences its own words of it before it is counted:
+  // the host sees them before the step that whoever comes last stores.
   fence_system();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    store_system(ring_step + slot, now + 1);
+  if (!drafts) __syncthreads();
+  if (warp == 0 && is_last_warp_of(workspace_arrived, gridDim.x) && lane == 0) {
+    store_system(ring_step + now % ring_slots, now + 1);
     step[0] = now + 1;
-    *workspace_arrived = 0;
   }
 }

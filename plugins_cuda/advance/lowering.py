@@ -14,6 +14,7 @@ from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.plan import ITEM_BYTES
 
 _ARRIVED = "workspace_arrived"
+_WARPS = 16
 _POINTERS = (
     "choice",
     "logprob",
@@ -40,7 +41,7 @@ _POINTERS = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One CTA per captured row that may be kept; one in all without captured features.
+    """One CTA per captured row that may be kept; one of a warp per sequence in all without them.
 
     Raises SpecbuildError where a path does not fit into the ring or what waits for the draft.
     """
@@ -61,11 +62,14 @@ def lower(request: LoweringRequest) -> Lowering:
     widths = (row_vectors(request, "captured") if gathers else 0, room)
     # Rows that move within what is pending must be moved by one CTA.
     copies = path_width if extended else 1
+    # Warps that have a sequence to themselves, and the words of it that they stage.
+    sequences, words = 1 if gathers else min(batch, _WARPS), 2 * (rows // batch) + path_width
     launch = OpLaunch(
         kernel=Kernel("advance", "advance_batch"),
         grid=(batch, copies, 1) if gathers else (1, 1, 1),
-        block=512,
-        shared_bytes=0,
+        block=32 * (_WARPS if gathers else sequences),
+        shared_bytes=sequences * words * ITEM_BYTES["int32"],
         arguments=(*_POINTERS, *sizes, *widths, ring_slots, ring_batch, ring_width, extended),
     )
-    return Lowering((launch,), (Workspace(_ARRIVED, ITEM_BYTES["int32"], zeroed=True),))
+    arrived = (1 + batch) * ITEM_BYTES["int32"]
+    return Lowering((launch,), (Workspace(_ARRIVED, arrived, zeroed=True),))
