@@ -3,18 +3,18 @@
 
 #include "ptx.cuh"
 
-// Where a view slot of a sequence lies in the pool; ``page_table`` [pages] is the sequence's own.
-// What is not live, or lies past the table, goes to page 0, at a place that follows from the row.
-// The page is sent for at once, and waited for where the place is asked for.
+// Where a view slot of sequence ``b`` lies in the pool of ``page_table`` [B, pages], if there is
+// one. What is not live, or lies past the table, goes to page 0, at a place that follows from the
+// row. The page is sent for at once, and waited for where the place is asked for.
 struct PoolSlot {
   int page = 0, page_size, offset;
 
-  __device__ __forceinline__ PoolSlot(const int* page_table, int pages, int tokens_of_page,
+  __device__ __forceinline__ PoolSlot(const int* page_table, int pages, int tokens_of_page, int b,
                                       int slot, int row, bool live)
       : page_size(tokens_of_page) {
     const int index = slot / page_size;
-    const bool paged = live && index < pages;
-    if (paged) page = page_table[index];
+    const bool paged = live && page_table != nullptr && index < pages;
+    if (paged) page = load_l2_int(page_table + static_cast<int64_t>(b) * pages + index);
     offset = paged ? slot - index * page_size : row % page_size;
   }
 
@@ -23,21 +23,35 @@ struct PoolSlot {
   }
 };
 
-// One past the last sequence that is not done. All threads of the block call it.
+// One past the last sequence that is not done, for every lane of a warp: each warp that wants to
+// know asks itself.
 __device__ inline int live_sequences(const int* done, int batch) {
-  __shared__ int live;
-  if (threadIdx.x == 0) live = 0;
-  __syncthreads();
-  for (int b = threadIdx.x; b < batch; b += blockDim.x) {
-    if (done[b] == 0) atomicMax(&live, b + 1);
+  constexpr int kAtOnce = 2;
+  const int lane = threadIdx.x % 32;
+  int live = 0;
+#pragma unroll 1
+  for (int first = 0; first < batch; first += 32 * kAtOnce) {
+    int are_done[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      are_done[n] = load_l2_int(done + min(first + 32 * n + lane, batch - 1));
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int base = first + 32 * n;
+      const unsigned lives = __ballot_sync(0xFFFFFFFFu, base + lane < batch && are_done[n] == 0);
+      if (lives) live = base + 32 - __clz(static_cast<int>(lives));
+    }
   }
-  __syncthreads();
   return live;
 }
 
-// row_start [batch + 1] where each of the first ``live`` sequences has ``rows`` rows.
-__device__ inline void write_even_row_start(int* row_start, int batch, int live, int rows) {
-  for (int b = threadIdx.x; b <= batch; b += blockDim.x) row_start[b] = min(b, live) * rows;
+// row_start [batch + 1] where each sequence up to the last that is not done has ``rows`` rows. By
+// one warp.
+__device__ inline void write_even_row_start(int* row_start, const int* done, int batch, int rows) {
+  const int live = live_sequences(done, batch);
+#pragma unroll 1
+  for (int b = threadIdx.x % 32; b <= batch; b += 32) row_start[b] = min(b, live) * rows;
 }
 
 // Some threads of a block, one of them this one.

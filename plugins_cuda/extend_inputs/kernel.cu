@@ -71,10 +71,9 @@ extern "C" __global__ void __launch_bounds__(256, 1)
   }
   const bool live = b >= 0;
   const int64_t source = live ? static_cast<int64_t>(b) * room + place : 0;
-  const int* table = live ? page_table + static_cast<int64_t>(b) * pages : nullptr;
   // By all threads, so that no warp waits for them before it copies.
   const int token = live ? pending_tokens[source] : 0;
-  const PoolSlot slot(table, pages, page_size, position, row, live);
+  const PoolSlot slot(page_table, pages, page_size, b, position, row, live);
   copy_row(captured_rows + static_cast<int64_t>(row) * vectors,
            live ? pending_captured + source * vectors : nullptr, vectors);
   if (threadIdx.x == 0) {

@@ -57,9 +57,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
     token_ids[row] = live ? tokens[b * candidates + pick] : 0;
     positions[row] = live ? min(length[b] + level - 1, limit[b] - 1) : 0;
     row_slot[row] = slot;
-    write_slot[row] =
-        PoolSlot(page_table + static_cast<int64_t>(b) * pages, pages, page_size, slot, row, live)
-            .place();
+    write_slot[row] = PoolSlot(page_table, pages, page_size, b, slot, row, live).place();
     logit_rows[row] = row;
     score[row] = scores[b * candidates + pick];
     if (j == 0) tree_start[b] = live ? length[b] : 0;
@@ -72,5 +70,5 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   const int64_t source = live ? (parent_rows == nullptr ? node : parent_rows[b]) : 0;
   copy_row(hidden_rows + static_cast<int64_t>(row) * vectors,
            live ? hidden + source * vectors : nullptr, vectors);
-  if (row == 0) write_even_row_start(row_start, batch, live_sequences(done, batch), k);
+  if (row == 0 && threadIdx.x < 32) write_even_row_start(row_start, done, batch, k);
 }

@@ -1,5 +1,7 @@
-// VerifyInputs: one thread a tree slot. Slots stand in order of depth, so those in use are a
-// prefix.
+// VerifyInputs: one thread a tree slot, and a CTA behind those for row_start. Slots stand in order
+// of depth, so those in use are a prefix.
+//
+// Memory is waited for twice: for the state and the tree, and for the pages that follow from it.
 #include "../_device/step_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 1)
@@ -40,50 +42,67 @@ extern "C" __global__ void __launch_bounds__(128, 1)
                   int batch, int nodes, int words, int pages_full, int pages_sliding,
                   int pages_latent, int pages_latent_sliding, int pages_indexer, int page_size) {
   pdl_launch_dependents();
-  pdl_wait();
-  if (blockIdx.x == 0) {
-    write_even_row_start(row_start, batch, live_sequences(done, batch), nodes);
-  }
   const int row = blockIdx.x * blockDim.x + threadIdx.x;
-  if (row >= batch * nodes) return;
   const int b = row / nodes, slot = row % nodes;
-  const bool live = done[b] == 0;
-  const int start = live ? length[b] : 0;
-  const int deepest = limit[b] - length[b] - 2;
-  const auto used = [&](int i) {
-    if (i == 0) return live;
-    return live && i < nodes && i < count[b] && depths[b * nodes + i] <= deepest;
+  pdl_wait();
+  if (blockIdx.x == gridDim.x - 1) {
+    if (threadIdx.x < 32) write_even_row_start(row_start, done, batch, nodes);
+    return;
+  }
+  if (row >= batch * nodes) return;
+  const bool live = load_l2_int(done + b) == 0;
+  const int committed = load_l2_int(length + b), most = load_l2_int(limit + b);
+  const int root_token = load_l2_int(root + b);
+  const float of_temperature = load_l2_float(temperature + b), of_top_p = load_l2_float(top_p + b);
+  const int of_top_k = load_l2_int(top_k + b), of_seed = load_l2_int(seed + b);
+  int slots = 0, tree_token = 0, depth = 0, next_depth = 0, first_bits = 0;
+  if (tree_tokens != nullptr) {
+    slots = load_l2_int(count + b);
+    tree_token = load_l2_int(tree_tokens + row);
+    depth = load_l2_int(depths + row);
+    next_depth = load_l2_int(depths + min(row + 1, batch * nodes - 1));
+    first_bits = load_l2_int(tree_bits + static_cast<int64_t>(row) * words);
+  }
+
+  const int start = live ? committed : 0;
+  const int deepest = most - committed - 2;
+  const auto used = [&](int i, int depth_of_i) {
+    return live && (i == 0 || (i < min(nodes, slots) && depth_of_i <= deepest));
   };
-  const bool in_use = used(slot);
-  int token = 0;
-  if (in_use) token = slot == 0 ? root[b] : tree_tokens[row];
-  token_ids[row] = token;
-  positions[row] = start + (in_use && slot > 0 ? depths[row] : 0);
+  const bool in_use = used(slot, depth);
+  const PoolSlot full(page_table_full, pages_full, page_size, b, start + slot, row, in_use);
+  const PoolSlot sliding(page_table_sliding, pages_sliding, page_size, b, start + slot, row,
+                         in_use);
+  const PoolSlot latent(page_table_latent, pages_latent, page_size, b, start + slot, row, in_use);
+  const PoolSlot latent_sliding(page_table_latent_sliding, pages_latent_sliding, page_size, b,
+                                start + slot, row, in_use);
+  const PoolSlot indexer(page_table_indexer, pages_indexer, page_size, b, start + slot, row,
+                         in_use);
+
+  token_ids[row] = !in_use ? 0 : slot == 0 ? root_token : tree_token;
+  positions[row] = start + (in_use && slot > 0 ? depth : 0);
   row_slot[row] = start + slot;
+#pragma unroll 1
   for (int word = 0; word < words; ++word) {
     unsigned bits = word == slot / 32 ? 1u << slot % 32 : 0u;
-    if (live && tree_bits != nullptr) bits = tree_bits[row * words + word];
-    ancestor_bits[row * words + word] = static_cast<int>(bits);
+    if (live && tree_bits != nullptr) {
+      bits = word == 0 ? first_bits : tree_bits[static_cast<int64_t>(row) * words + word];
+    }
+    ancestor_bits[static_cast<int64_t>(row) * words + word] = static_cast<int>(bits);
   }
-  const auto place = [&](const int* table, int pages, int* write_slot) {
-    if (table == nullptr) return;
-    write_slot[row] = PoolSlot(table + static_cast<int64_t>(b) * pages, pages, page_size,
-                               start + slot, row, in_use)
-                          .place();
-  };
-  place(page_table_full, pages_full, write_slot_full);
-  place(page_table_sliding, pages_sliding, write_slot_sliding);
-  place(page_table_latent, pages_latent, write_slot_latent);
-  place(page_table_latent_sliding, pages_latent_sliding, write_slot_latent_sliding);
-  place(page_table_indexer, pages_indexer, write_slot_indexer);
   logit_rows[row] = row;
-  row_temperature[row] = temperature[b];
-  row_top_k[row] = top_k[b];
-  row_top_p[row] = top_p[b];
-  row_seed[row] = seed[b];
+  row_temperature[row] = of_temperature;
+  row_top_k[row] = of_top_k;
+  row_top_p[row] = of_top_p;
+  row_seed[row] = of_seed;
   if (slot == 0) {
     tree_start[b] = start;
     if (!live) tree_count[b] = 1;
   }
-  if (in_use && !used(slot + 1)) tree_count[b] = slot + 1;
+  if (in_use && !used(slot + 1, next_depth)) tree_count[b] = slot + 1;
+  if (page_table_full != nullptr) write_slot_full[row] = full.place();
+  if (page_table_sliding != nullptr) write_slot_sliding[row] = sliding.place();
+  if (page_table_latent != nullptr) write_slot_latent[row] = latent.place();
+  if (page_table_latent_sliding != nullptr) write_slot_latent_sliding[row] = latent_sliding.place();
+  if (page_table_indexer != nullptr) write_slot_indexer[row] = indexer.place();
 }

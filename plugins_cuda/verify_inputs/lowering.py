@@ -44,7 +44,10 @@ _POINTERS = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One thread per row; sizes are arguments, so that buckets and trees share a kernel."""
+    """One thread per row, and a CTA for where rows start.
+
+    Sizes are arguments, so that buckets and trees share a kernel.
+    """
     shapes = {name: info.shape for name, info in request.tensors.items()}
     rows, words = shapes["ancestor_bits"]
     (batch,) = shapes["length"]
@@ -56,7 +59,7 @@ def lower(request: LoweringRequest) -> Lowering:
     page_size = int(request.attributes["page_size"])
     launch = OpLaunch(
         kernel=Kernel("verify_inputs", "verify_inputs"),
-        grid=(-(-rows // _BLOCK), 1, 1),
+        grid=(-(-rows // _BLOCK) + 1, 1, 1),
         block=_BLOCK,
         shared_bytes=0,
         arguments=(*_POINTERS, batch, rows // batch, words, *pages, page_size),

@@ -78,14 +78,9 @@ extern "C" __global__ void __launch_bounds__(128, 1)
     if (at < chain[b]) {
       position = slot = view = verified_len[b] + at;
       token = buffered_tokens[static_cast<int64_t>(b) * buffer + position % buffer];
-      to_full = PoolSlot(page_table_full + static_cast<int64_t>(b) * pages_full, pages_full,
-                         page_size, position, row, true)
-                    .place();
-      if (page_table_sliding != nullptr) {
-        to_sliding = PoolSlot(page_table_sliding + static_cast<int64_t>(b) * pages_sliding,
-                              pages_sliding, page_size, position, row, true)
-                         .place();
-      }
+      to_full = PoolSlot(page_table_full, pages_full, page_size, b, position, row, true).place();
+      to_sliding =
+          PoolSlot(page_table_sliding, pages_sliding, page_size, b, position, row, true).place();
     } else {
       const int node = at - chain[b];
       source = b * nodes + node;
