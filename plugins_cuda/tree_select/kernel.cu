@@ -1,24 +1,64 @@
 // TreeSelect: one CTA a sequence.
 //
-// The N-th largest key is found bit by bit, one barrier a bit; ties, slots and parents follow from
-// counting bits of masks in shared memory. A few microseconds for a pool of 500.
+// The N-th largest key is found bit by bit, one barrier a bit, and no further than until just N are
+// left: in a chain that is kept whole, before the first. Ties, slots and parents follow from
+// counting bits of a mask in shared memory. A pool as large as the block is waited for once.
 #include "../_device/infinity.cuh"
 #include "../_device/ordered_key.cuh"
 #include "../_device/ptx.cuh"
 
-constexpr int kMostCandidates = 4096, kMostWords = kMostCandidates / 32, kKeyBits = 32;
+constexpr int kMostCandidates = 4096, kMostWords = kMostCandidates / 32;
 
 // A candidate's key: 0 where it is absent (−∞, or no number at all).
 __device__ __forceinline__ uint32_t candidate_key(float score) {
   return score > minus_infinity() ? ordered_key(score) : 0;
 }
 
-// Set bits of ``mask`` below bit ``end``.
-__device__ __forceinline__ int bits_below(const unsigned* mask, int end) {
-  int count = 0;
-  for (int word = 0; word < end / 32; ++word) count += __popc(mask[word]);
-  if (end % 32) count += __popc(mask[end / 32] & ((1u << end % 32) - 1));
-  return count;
+// The candidates that are kept: a mask, and how many stand before each of its words.
+struct KeptMask {
+  unsigned words[kMostWords + 1];
+  int before[kMostWords + 1];
+
+  __device__ __forceinline__ bool holds(int i) const {
+    return words[i / 32] >> i % 32 & 1u;
+  }
+  // How many of the first ``end`` candidates are kept.
+  __device__ __forceinline__ int below(int end) const {
+    return before[end / 32] + __popc(words[end / 32] & ((1u << end % 32) - 1));
+  }
+};
+
+// By one warp: to the ``count`` words that hold what stands above the edge it adds the first ties,
+// as far as ``wanted`` goes, and counts.
+__device__ __forceinline__ void keep_first_ties(KeptMask& kept, const unsigned* tied, int count,
+                                                int wanted) {
+  const int lane = threadIdx.x % 32;
+  int above = 0;
+#pragma unroll 1
+  for (int word = lane; word < count; word += 32) above += __popc(kept.words[word]);
+  int room = wanted - __shfl_sync(0xFFFFFFFFu, warp_prefix_sum(above), 31), before = 0;
+#pragma unroll 1
+  for (int first = 0; first < count; first += 32) {
+    const int word = first + lane;
+    unsigned ties = word < count ? tied[word] : 0, keeps = word < count ? kept.words[word] : 0;
+    const int ties_through = warp_prefix_sum(__popc(ties));
+    int left = room - (ties_through - __popc(ties));
+    for (; ties != 0 && left > 0; --left) {
+      keeps |= ties & (~ties + 1);
+      ties &= ties - 1;
+    }
+    const int through = before + warp_prefix_sum(__popc(keeps));
+    if (word < count) {
+      kept.words[word] = keeps;
+      kept.before[word] = through - __popc(keeps);
+    }
+    room -= __shfl_sync(0xFFFFFFFFu, ties_through, 31);
+    before = __shfl_sync(0xFFFFFFFFu, through, 31);
+  }
+  if (lane == 0) {
+    kept.words[count] = 0;
+    kept.before[count] = before;
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(1024, 1)
@@ -33,81 +73,86 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
                 int* count,               // out [B]
                 int pool, int nodes, int words) {
   DYNAMIC_SHARED(int, parent_of);  // [N + 1] slots; -1 at the root and at unused slots
-  __shared__ unsigned tied[kMostWords], kept[kMostWords];
-  __shared__ int at_least[kKeyBits];
+  __shared__ unsigned tied[kMostWords];
+  __shared__ KeptMask kept;
   pdl_launch_dependents();
   pdl_wait();
   const int b = blockIdx.x, lane = threadIdx.x % 32, wanted = nodes - 1;
   tokens += static_cast<int64_t>(b) * pool;
   scores += static_cast<int64_t>(b) * pool;
   parents += static_cast<int64_t>(b) * pool;
+  const int all_words = ceil_div(pool, 32);
   const int rounds = ceil_div(pool, static_cast<int>(blockDim.x));
+  // A thread's first candidate.
+  const int own = min(static_cast<int>(threadIdx.x), pool - 1);
+  const float own_score = load_l2_float(scores + own);
+  const int own_token = load_l2_int(tokens + own), own_parent = load_l2_int(parents + own);
+  for (int i = threadIdx.x; i < nodes; i += blockDim.x) parent_of[i] = -1;
   // A pool larger than the block is read again from L1.
   const auto key_of = [&](int round) {
     const int i = round * blockDim.x + threadIdx.x;
+    if (round == 0) return i < pool ? candidate_key(own_score) : 0;
     return i < pool ? candidate_key(scores[i]) : 0;
   };
-  const uint32_t first_key = key_of(0);
-  for (int i = threadIdx.x; i < kKeyBits; i += blockDim.x) at_least[i] = 0;
-  for (int i = threadIdx.x; i < nodes; i += blockDim.x) parent_of[i] = -1;
-  __syncthreads();
-
-  // The largest key that ``wanted`` candidates reach: 0 where there are too few.
-  uint32_t edge = 0;
-  for (int bit = kKeyBits - 1; bit >= 0; --bit) {
-    const uint32_t trial = edge | 1u << bit;
+  const auto reach = [&](uint32_t trial) {
+    int count = 0;
+#pragma unroll 1
     for (int round = 0; round < rounds; ++round) {
-      const uint32_t key = round == 0 ? first_key : key_of(round);
-      const int reach = __popc(__ballot_sync(0xFFFFFFFFu, key >= trial));
-      if (lane == 0 && reach > 0) atomicAdd(&at_least[bit], reach);
+      count += __syncthreads_count(key_of(round) >= trial);
     }
-    __syncthreads();
-    if (at_least[bit] >= wanted) edge = trial;
+    return count;
+  };
+
+  // A key that ``wanted`` candidates reach, and no more but for ties: 0 where there are too few.
+  uint32_t edge = 0;
+  if (reach(1) > wanted) {
+#pragma unroll 1
+    for (uint32_t bit = 1u << 31; bit != 0; bit >>= 1) {
+      const int count = reach(edge | bit);
+      if (count >= wanted) edge |= bit;
+      if (count == wanted) break;
+    }
   }
 
   // Of those that stand exactly at the edge the first ones are taken.
+#pragma unroll 1
   for (int round = 0; round < rounds; ++round) {
-    const uint32_t key = round == 0 ? first_key : key_of(round);
+    const uint32_t key = key_of(round);
     const unsigned at_edge = __ballot_sync(0xFFFFFFFFu, key == edge && edge != 0);
     const unsigned above = __ballot_sync(0xFFFFFFFFu, key > edge);
-    if (lane == 0) {
-      const int word = (round * blockDim.x + threadIdx.x) / 32;
+    const int word = (round * blockDim.x + threadIdx.x) / 32;
+    if (lane == 0 && word < all_words) {
       tied[word] = at_edge;
-      kept[word] = above;
+      kept.words[word] = above;
     }
   }
   __syncthreads();
-  const int all_words = ceil_div(pool, 32);
-  const int room = wanted - bits_below(kept, 32 * all_words);
-  __syncthreads();
-  for (int word = threadIdx.x; word < all_words; word += blockDim.x) {
-    int left = room - bits_below(tied, 32 * word);
-    unsigned ties = tied[word];
-    for (; ties != 0 && left > 0; --left) {
-      kept[word] |= ties & (~ties + 1);
-      ties &= ties - 1;
-    }
-  }
+  if (threadIdx.x < 32) keep_first_ties(kept, tied, all_words, wanted);
   __syncthreads();
 
-  const int used = 1 + bits_below(kept, 32 * all_words);
+  const int used = 1 + kept.before[all_words];
+#pragma unroll 1
   for (int i = threadIdx.x; i < pool; i += blockDim.x) {
-    if (kept[i / 32] >> i % 32 & 1u) {
-      const int slot = 1 + bits_below(kept, i), parent = parents[i];
-      tree_tokens[b * nodes + slot] = tokens[i];
+    if (kept.holds(i)) {
+      const bool is_own = i == static_cast<int>(threadIdx.x);
+      const int slot = 1 + kept.below(i), parent = is_own ? own_parent : parents[i];
+      tree_tokens[b * nodes + slot] = is_own ? own_token : tokens[i];
       // A kept candidate's slot is the number of kept ones up to it; that of the root is 0.
-      parent_of[slot] = parent < 0 ? 0 : bits_below(kept, min(parent, i - 1) + 1);
+      parent_of[slot] = parent < 0 ? 0 : kept.below(min(parent, i - 1) + 1);
     }
   }
   __syncthreads();
+#pragma unroll 1
   for (int slot = threadIdx.x; slot < nodes; slot += blockDim.x) {
     if (slot == 0 || slot >= used) tree_tokens[b * nodes + slot] = -1;
     tree_parents[b * nodes + slot] = parent_of[slot];
   }
+#pragma unroll 1
   for (int i = threadIdx.x; i < nodes * words; i += blockDim.x) {
     const int slot = i / words, word = i % words;
     unsigned bits = 0;
     int depth = -1;
+#pragma unroll 1
     for (int node = slot; node >= 0; node = parent_of[node]) {
       if (node / 32 == word) bits |= 1u << node % 32;
       ++depth;

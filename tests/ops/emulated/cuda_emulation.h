@@ -132,6 +132,7 @@ unsigned __ballot_sync(unsigned mask, bool predicate);
 inline bool __any_sync(unsigned mask, bool predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline bool __all_sync(unsigned mask, bool predicate) { return __ballot_sync(mask, !predicate) == 0; }
 int __syncthreads_or(int predicate);
+int __syncthreads_count(int predicate);
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }

@@ -217,15 +217,18 @@ unsigned __ballot_sync(unsigned, bool predicate) {
     if ((alive >> lane & 1) && all.of(lane)) bits |= 1u << lane;
   return bits;
 }
-int __syncthreads_or(int predicate) {
-  static int any;
-  if (emulation::current == 0) any = 0;
+int __syncthreads_count(int predicate) {
+  static int count;
+  if (emulation::current == 0) count = 0;
   __syncthreads();
-  if (predicate) any = 1;
+  if (predicate) ++count;
   __syncthreads();
-  const int result = any;
+  const int result = count;
   __syncthreads();
   return result;
+}
+int __syncthreads_or(int predicate) {
+  return __syncthreads_count(predicate) > 0;
 }
 
 unsigned __brev(unsigned x) {
