@@ -1,10 +1,11 @@
-// LevelInputs: one CTA a node of the next frontier.
+// LevelInputs: one CTA a node of the next frontier, and one behind them for row_start.
 //
 // CTA (b, j) writes row b·K + j and appends the candidates of the old frontier's node j: nobody
-// else reads the entry of frontier_pool that it replaces.
+// else reads the entry of frontier_pool that it replaces. Its first warp has all but the hidden
+// row, which the others copy. Both wait for memory twice: for the pick, and for what it names.
 #include "../_device/step_rows.cuh"
 
-extern "C" __global__ void __launch_bounds__(128, 1)
+extern "C" __global__ void __launch_bounds__(256, 1)
     level_inputs(const int* tokens,       // [B, FK]
                  const float* scores,     // [B, FK]
                  const int* frontier,     // [B, K]
@@ -32,43 +33,61 @@ extern "C" __global__ void __launch_bounds__(128, 1)
                  int batch, int k, int candidates, int pool, int words, int vectors, int pages,
                  int page_size, int level, int last) {
   pdl_launch_dependents();
-  pdl_wait();
-  const int row = blockIdx.x, b = row / k, j = row % k;
+  const int row = blockIdx.x, b = row / k, j = row % k, lane = threadIdx.x % 32;
   const int offset = level == 1 ? 0 : k + (level - 2) * k * k;
   const int siblings = candidates / k;
-  const int parent = level == 1 ? -1 : frontier_pool[row];
-  for (int i = threadIdx.x; i < siblings; i += blockDim.x) {
+  pdl_wait();
+  if (b == batch) {
+    if (threadIdx.x < 32) write_even_row_start(row_start, done, batch, k);
+    return;
+  }
+  const int pick = load_l2_int(frontier + row);
+  const bool live = load_l2_int(done + b) == 0;
+  if (threadIdx.x >= 32) {
+    if (last) return;
+    const int parent_row = parent_rows == nullptr ? b * k + pick / k : load_l2_int(parent_rows + b);
+    const Threads copying{static_cast<int>(threadIdx.x) - 32, static_cast<int>(blockDim.x) - 32};
+    copy_row(hidden_rows + static_cast<int64_t>(row) * vectors,
+             live ? hidden + static_cast<int64_t>(parent_row) * vectors : nullptr, vectors,
+             copying);
+    return;
+  }
+
+  const int committed = load_l2_int(length + b), most = load_l2_int(limit + b);
+  const int parent = level == 1 ? -1 : load_l2_int(frontier_pool + row);
+#pragma unroll 1
+  for (int i = lane; i < siblings; i += 32) {
     const int from = b * candidates + j * siblings + i;
     const int to = b * pool + offset + j * siblings + i;
-    pool_tokens[to] = tokens[from];
-    pool_scores[to] = scores[from];
+    const int token = load_l2_int(tokens + from);
+    const float of_token = load_l2_float(scores + from);
+    pool_tokens[to] = token;
+    pool_scores[to] = of_token;
     pool_parents[to] = parent;
   }
-  __syncthreads();
-  const int pick = frontier[row];
-  if (threadIdx.x == 0) frontier_pool[row] = offset + pick;
+  __syncwarp();
+  if (lane == 0) frontier_pool[row] = offset + pick;
   if (last) return;
 
-  const bool live = done[b] == 0;
   const int node = b * k + pick / k;
   const int own = (level - 1) * k + j;
-  const int slot = own + (live ? length[b] : 0);
-  if (threadIdx.x == 0) {
-    token_ids[row] = live ? tokens[b * candidates + pick] : 0;
-    positions[row] = live ? min(length[b] + level - 1, limit[b] - 1) : 0;
-    row_slot[row] = slot;
-    write_slot[row] = PoolSlot(page_table, pages, page_size, b, slot, row, live).place();
-    logit_rows[row] = row;
-    score[row] = scores[b * candidates + pick];
-    if (j == 0) tree_start[b] = live ? length[b] : 0;
-  }
-  for (int word = threadIdx.x; word < words; word += blockDim.x) {
+  const int start = live ? committed : 0;
+  const int token = load_l2_int(tokens + b * candidates + pick);
+  const float of_token = load_l2_float(scores + b * candidates + pick);
+  const PoolSlot slot(page_table, pages, page_size, b, start + own, row, live);
+#pragma unroll 1
+  for (int word = lane; word < words; word += 32) {
     unsigned bits = word == own / 32 ? 1u << own % 32 : 0u;
-    if (live && parent_bits != nullptr) bits |= parent_bits[node * words + word];
+    if (live && parent_bits != nullptr) bits |= load_l2_int(parent_bits + node * words + word);
     ancestor_bits[row * words + word] = static_cast<int>(bits);
   }
-  const int64_t source = live ? (parent_rows == nullptr ? node : parent_rows[b]) : 0;
-  copy_row(hidden_rows + static_cast<int64_t>(row) * vectors,
-           live ? hidden + source * vectors : nullptr, vectors);
-  if (row == 0 && threadIdx.x < 32) write_even_row_start(row_start, done, batch, k);
+  if (lane == 0) {
+    token_ids[row] = live ? token : 0;
+    positions[row] = live ? min(committed + level - 1, most - 1) : 0;
+    row_slot[row] = start + own;
+    write_slot[row] = slot.place();
+    logit_rows[row] = row;
+    score[row] = of_token;
+    if (j == 0) tree_start[b] = start;
+  }
 }

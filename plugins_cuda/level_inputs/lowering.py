@@ -35,7 +35,9 @@ _POINTERS = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One CTA per frontier node; sizes are arguments, so that buckets and levels share a kernel.
+    """One CTA per frontier node, one for where rows start unless the level is the last.
+
+    Sizes are arguments, so that buckets and levels share a kernel.
 
     Raises SpecbuildError where the level's candidates do not fit into the pool.
     """
@@ -55,8 +57,8 @@ def lower(request: LoweringRequest) -> Lowering:
     sizes = (batch, k, candidates, pool, words, row_vectors(request, "hidden"))
     launch = OpLaunch(
         kernel=Kernel("level_inputs", "level_inputs"),
-        grid=(batch * k, 1, 1),
-        block=128,
+        grid=(batch * k + (0 if last else 1), 1, 1),
+        block=256,
         shared_bytes=0,
         arguments=(*_POINTERS, *sizes, shapes["page_table"][1], page_size, level, last),
     )
