@@ -219,11 +219,12 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     if (warp > 0 || blockIdx.y > 0) return;
   }
 
-  // Here are the warps that wrote the ring. Each fences its own words of it before it is counted:
-  // the host sees them before the step that whoever comes last stores.
+  // Here are the warps that wrote the ring. Each fences its own words of it before it is counted.
   fence_system();
   if (!drafts) __syncthreads();
   if (warp == 0 && is_last_warp_of(workspace_arrived, gridDim.x) && lane == 0) {
+    // Others' words, which it has seen counted, come before the step for the host, too.
+    if (gridDim.x > 1) fence_system();
     store_system(ring_step + now % ring_slots, now + 1);
     step[0] = now + 1;
   }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.plugins_cuda.launches import TensorInfo
@@ -119,6 +119,7 @@ ELEMENTS = {MXFP4: range(16), FP8: [code for code in range(256) if code & 127 !=
 
 
 @CODED
+@settings(deadline=None)
 @given(seed=st.integers(0, 1 << 20), blocks=st.integers(1, 5))
 def test_values_of_a_format_stay_as_they_are(storage: Storage, seed: int, blocks: int) -> None:
     rng = np.random.default_rng(seed)
