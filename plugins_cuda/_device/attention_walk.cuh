@@ -15,6 +15,7 @@
 
 #include "attention_rows.cuh"
 #include "attention_tile.cuh"
+#include "ptx_routing.cuh"
 
 constexpr int kTile = 32;
 constexpr int kChains = 4;  // of a slot
@@ -38,15 +39,11 @@ static_assert(kTile == 32 && kChunk == 128, "shifts by 5 and 7");
 
 // The least and the greatest of all rows' values, in every lane.
 __device__ __forceinline__ int least(int value) {
-#pragma unroll
-  for (int other = 1; other < kRowLanes && kRows > 1; other *= 2) {
-    value = min(value, __shfl_xor_sync(kAllLanes, value, other));
-  }
-  return value;
+  return kRows > 1 ? warp_least(value) : value;
 }
 
 __device__ __forceinline__ int greatest(int value) {
-  return -least(-value);
+  return kRows > 1 ? warp_greatest(value) : value;
 }
 
 // Positions first … last.
@@ -84,12 +81,12 @@ struct Rows {
     view = view_of<WORDS, WINDOW>(slot, tree_start, words);
     const bool in_tail = kHasTail && view.last >= 0;
     shared_last = in_tail ? (tree_start & -kTile) - 1 : view.end();
-    first = least(view.first);
+    first = WINDOW > 0 ? least(view.first) : 0;
     end = greatest(view.end());
     shared_end = greatest(shared_last);
     tail_end = kHasTail ? greatest(view.last) : -1;
     any_tree = tail_end >= 0;
-    full_first = greatest(view.first);
+    full_first = WINDOW > 0 ? greatest(view.first) : 0;
     full_last = least(shared_last);
   }
 

@@ -12,6 +12,16 @@ __device__ inline uint32_t warp_max(uint32_t value) {
   }
   return value;
 }
+__device__ inline int warp_least(int value) {
+  for (int offset = 16; offset > 0; offset /= 2) {
+    const int other = __shfl_xor_sync(~0u, value, offset);
+    value = other < value ? other : value;
+  }
+  return value;
+}
+__device__ inline int warp_greatest(int value) {
+  return -warp_least(-value);
+}
 
 #else
 
@@ -19,6 +29,18 @@ __device__ __forceinline__ uint32_t warp_max(uint32_t value) {
   uint32_t best;
   asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(best) : "r"(value));
   return best;
+}
+
+__device__ __forceinline__ int warp_least(int value) {
+  int least;
+  asm volatile("redux.sync.min.s32 %0, %1, 0xffffffff;" : "=r"(least) : "r"(value));
+  return least;
+}
+
+__device__ __forceinline__ int warp_greatest(int value) {
+  int greatest;
+  asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(greatest) : "r"(value));
+  return greatest;
 }
 
 #endif
