@@ -32,6 +32,8 @@ constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a row of a tile
 constexpr int kTileUnits = kTile * kUnits;
 constexpr bool kHasTail = kRows > 1;
 constexpr int kTailSlots = kTile * (1 + WORDS);
+// Pages that the tail may touch: it begins at a tile's first slot.
+constexpr int kTailPages = ceil_div(kTailSlots, PAGE_SIZE) + (kTile % PAGE_SIZE == 0 ? 0 : 1);
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 static_assert((SPLIT & (SPLIT - 1)) == 0, "slots are found by masks");
 static_assert(kRows <= kRowLanes, "every 16 lanes hold the views of all rows");
@@ -141,6 +143,7 @@ struct Walk {
   Rows rows;
   int entries;       // pool rows of 32 shared tiles of a team, one a lane
   int entries_from;  // the first of them
+  int tail_page;     // page number `lane` of the tail's
 
   __device__ __forceinline__ static int own_tile_from(int tile, int own) {
     return tile + ((own - tile) & (kPeriod - 1));
@@ -245,13 +248,29 @@ struct Walk {
     }
   }
 
+  // The CTA's rows. The tail's pages are on their way meanwhile, should there be a tail.
+  __device__ __forceinline__ void open(int first_row, int row_count, const int* row_slot,
+                                       int tree_start, const int* ancestor_bits) {
+    const int first_page = (tree_start & -kTile) / PAGE_SIZE;
+    if (kHasTail) tail_page = table[min(first_page + lane, TABLE - 1)];
+    rows.open(first_row, row_count, row_slot, tree_start, ancestor_bits);
+  }
+
+  // The pool row of a slot of the tail, which begins at slot `base`; by all lanes.
+  __device__ __forceinline__ int tail_entry(int slot, int base) const {
+    if (kTailPages > 32) return pool_row(min(slot, TABLE * PAGE_SIZE - 1));
+    const int page = __shfl_sync(kAllLanes, tail_page, slot / PAGE_SIZE - base / PAGE_SIZE);
+    return (page * KV_HEADS + kv_head) * PAGE_SIZE + slot % PAGE_SIZE;
+  }
+
   // Starts the copies of the tree's slots, from the tile that it begins in; values behind keys.
   __device__ __forceinline__ void fetch_tail(uint4* tail) const {
     const int base = rows.view.tree_start & -kTile;
     const int units = min(greatest(rows.slot) + 1 - base, kTailSlots) * kUnits;
-    for (int unit = made_anew(threadIdx.x); unit < units; unit += kThreads) {
-      const int row = unit / kUnits;
-      const int64_t from = static_cast<int64_t>(pool_row(base + row)) * kUnits + unit % kUnits;
+    for (int unit = made_anew(threadIdx.x); unit - lane < units; unit += kThreads) {
+      const int row = unit / kUnits, entry = tail_entry(base + row, base);
+      if (unit >= units) continue;
+      const int64_t from = static_cast<int64_t>(entry) * kUnits + unit % kUnits;
       const int to = tile_unit<WIDTH>(row, unit % kUnits);
       cp_async_16(tail + to, k_pool + from);
       cp_async_16(tail + kTailSlots * kUnits + to, v_pool + from);

@@ -131,7 +131,7 @@ __device__ __forceinline__ void attend(const Inputs& in, uint2* attended, int* a
   walk.rows.load(guess, in.row_slot, in.ancestor_bits);
   if (PAGE_SIZE % kTile == 0) walk.look_up(walk.entries_from);
   for (int first = begin + row_cta; first < stop; first += ROW_CTAS * kRows) {
-    walk.rows.open(first, min(kRows, stop - first), in.row_slot, tree_start, in.ancestor_bits);
+    walk.open(first, min(kRows, stop - first), in.row_slot, tree_start, in.ancestor_bits);
     if (!walk.rows.occupy_cta(context_cta(), CONTEXT_CTAS)) continue;
     attend_slots(in, walk, memory, first);
     const bool joins = SLOTS > 1 && walk.rows.chunks() > 1;

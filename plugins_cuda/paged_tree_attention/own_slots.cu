@@ -192,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
     }
     for (int first = share.row_begin + row_cta; first < share.row_end; first += ROW_CTAS * kRows) {
       const int count = min(kRows, share.row_end - first);
-      walk.rows.open(first, count, row_slot, share.tree_start, ancestor_bits);
+      walk.open(first, count, row_slot, share.tree_start, ancestor_bits);
       if (!walk.rows.occupy_cta(share.cta, share.ctas)) continue;
       attend_share(in, walk, memory, slots, share.cta, share.ctas, first, workspace_arrivals);
       walk.rows.index = -1;

@@ -67,6 +67,17 @@ def test_rows_of_a_window_share_keys_where_sequences_are_many(sequences: int) ->
         np.testing.assert_array_equal(rows[-1], Launch(shape, [single]).attended()[0][-1])
 
 
+@pytest.mark.parametrize(("page_size", "words"), [(4, 3), (4, 4), (16, 4), (128, 1)])
+def test_a_tree_s_copy_spans_pages_of_any_size(page_size: int, words: int) -> None:
+    """As many pages as a warp has lanes, more, a part of one."""
+    shape = Geometry(page_size=page_size, words=words)
+    text = Text.drawn(200, shape, 11)
+    for position in (33, 100, 127, 129):
+        tree = node(text, position, (164, 163, 0, 162))
+        wanted = Launch(shape, [alone(text, position)]).attended()[0][-1]
+        np.testing.assert_array_equal(Launch(shape, [tree]).attended()[0][5], wanted)
+
+
 MANY = Geometry(group=8, width=64, page_size=64)
 MANY_PAGES = 128  # fewer and the plain kernel is as quick
 
