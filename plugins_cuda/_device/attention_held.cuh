@@ -24,13 +24,6 @@ struct Held {
   __device__ __forceinline__ Held(float* all_values, float2* all_sums, int warp)
       : values(all_values + warp * kPartFloats), sums(all_sums + warp * kPartHeads) {}
 
-  // Of a slot that nobody sees; its values are not read.
-  __device__ __forceinline__ void clear() const {
-    for (int i = threadIdx.x % 32; i < kPartHeads; i += 32) {
-      sums[i] = make_float2(no_maximum(), 0.0f);
-    }
-  }
-
   // The next chain; the first one replaces what stands there.
   __device__ __forceinline__ void join(const States& chain, bool first) const {
     const int lane = made_anew(threadIdx.x % 32);
@@ -86,8 +79,32 @@ struct Held {
   }
 };
 
-// What the states of several teams come to. A thread has four columns of some heads: their maximum
-// and sum in registers.
+// What all teams hold at the end of a round.
+struct HeldParts {
+  const float* values;  // [kTeams][ROW_WARPS][kPartFloats]
+  const float2* sums;   // [kTeams][ROW_WARPS][kPartHeads]
+
+  // Four columns of a head of a row of the CTA.
+  __device__ __forceinline__ Part of_team(int team, int row, int head, int column) const {
+    const int warp = team * ROW_WARPS + row / ROWS, at = row % ROWS * kHeads + head;
+    const float2 pair = sums[warp * kPartHeads + at];
+    const float* from = values + warp * kPartFloats + at * WIDTH + part_column(head, column);
+    return {pair.x, pair.y, *reinterpret_cast<const float4*>(from)};
+  }
+
+  // The same of a slot whose chains teams from `team` on have, one each.
+  __device__ __forceinline__ Part of_chains(int team, int row, int head, int column) const {
+    Part slot = empty_part();
+#pragma unroll
+    for (int chain = 0; chain < kChains; ++chain) {
+      join(slot, of_team(team + chain, row, head, column));
+    }
+    return slot;
+  }
+};
+
+// What the slots of a CTA come to. A thread has four columns of some heads: their maximum and sum
+// in registers.
 struct Running {
   static constexpr int kAll = kRows * kQuads, kHeld = ceil_div(kAll, kThreads);
   float4* values;  // [kAll]
@@ -101,23 +118,20 @@ struct Running {
     }
   }
 
-  // The states of teams from … to − 1, in order, into what `rows` rows have: `all_values` and
-  // `all_sums` are those of [kTeams][ROW_WARPS] warps.
-  __device__ __forceinline__ void join_teams(const float* all_values, const float2* all_sums,
-                                             int from, int to, int rows) {
+  // The next `slots` slots, in order, into what `rows` rows have: each of a team or, `by_chains`,
+  // of a team for each chain.
+  __device__ __forceinline__ void join_round(const HeldParts& held, int slots, bool by_chains,
+                                             int rows) {
     each(rows, [&](int k, int i, int row, int head, int column) {
-      Part part = so_far(k, i);
+      Part all = so_far(k, i);
 #pragma unroll 1
-      for (int team = from; team < to; ++team) {
-        const int warp = team * ROW_WARPS + row / ROWS, at = row % ROWS * kHeads + head;
-        const float2 pair = all_sums[warp * kPartHeads + at];
-        const float* head_values = all_values + warp * kPartFloats + at * WIDTH;
-        join(part, {pair.x, pair.y,
-                    *reinterpret_cast<const float4*>(head_values + part_column(head, column))});
+      for (int slot = 0; slot < slots; ++slot) {
+        join(all, by_chains ? held.of_chains(slot * kChains, row, head, column)
+                            : held.of_team(slot, row, head, column));
       }
-      values[i] = part.values;
-      maximum[k] = part.maximum;
-      sum[k] = part.sum;
+      values[i] = all.values;
+      maximum[k] = all.maximum;
+      sum[k] = all.sum;
     });
   }
 
@@ -129,12 +143,16 @@ struct Running {
     });
   }
 
-  // To the workspaces, as the states of a slot of rows first … first + rows − 1 of the launch.
-  __device__ __forceinline__ void leave(const SlotStates& slots, int first, int rows, int slot) {
-    each(rows, [&](int k, int i, int row, int head, int column) {
+  // To the workspaces: a slot whose chains teams from `team` on have, as the states of rows
+  // first … first + rows − 1 of the launch.
+  __device__ __forceinline__ static void leave_chains(const HeldParts& held, int team,
+                                                      const SlotStates& slots, int first, int rows,
+                                                      int slot) {
+    each(rows, [&](int, int, int row, int head, int column) {
+      const Part part = held.of_chains(team, row, head, column);
       const unsigned at = SlotStates::place(first + row, slot, head);
-      slots.values[at * (WIDTH / 4) + column / 4] = values[i];
-      if (column == 0) slots.sums[at] = make_float2(maximum[k], sum[k]);
+      slots.values[at * (WIDTH / 4) + column / 4] = part.values;
+      if (column == 0) slots.sums[at] = make_float2(part.maximum, part.sum);
     });
   }
 

@@ -10,18 +10,19 @@
 // In kernel.cu four warps share a slot, which is quickest where one sequence is spread over the
 // whole GPU: their states meet in shared memory after every slot, and up to 2k keys a slot is one
 // tile of each warp. Here a team walks all four chains of a slot, one after the other, and joins
-// them as it goes. Slots join in order in shared memory, once a round of all teams, where the CTA
-// has all of them; else in the workspaces, by the CTA that arrives last.
+// them as it goes; only where a round would leave most teams idle do they share slots here, too
+// (attention_deal.cuh). Slots join in order in shared memory, once a round of all teams, where the
+// CTA has all of them; else in the workspaces, by the CTA that arrives last.
 //
 // Bytes: 4·WIDTH a key and KV head; 512·WIDTH·STAGES·SLOT_TEAMS under way in a CTA.
 #include "../_device/arrival.cuh"
 #include "../_device/attention_chain.cuh"
+#include "../_device/attention_deal.cuh"
 #include "../_device/attention_held.cuh"
 #include "../_device/attention_shares.cuh"
 
 namespace {
 
-static_assert((kTeams & (kTeams - 1)) == 0, "the slots of a CTA are whole rounds");
 static_assert(SLOTS > 1, "slots have workspaces");
 
 constexpr int kSharedBytes = 16 * (kTileMemoryUnits + Running::kAll) + 4 * kParts * kPartFloats +
@@ -48,23 +49,6 @@ struct Memory : TileMemory {
   }
 };
 
-// A place in a team's list of shared tiles: slots in turn, and its chains of each.
-struct Cursor {
-  int stride, from_chain, to_chain;
-  int slot, chain, tile;
-
-  // From a chain's end to the next chain that has tiles, or past the last slot.
-  __device__ __forceinline__ void settle(const Walk& walk) {
-    while (slot < SPLIT && !walk.shares(tile)) {
-      if (++chain == to_chain) {
-        chain = from_chain;
-        slot += stride;
-      }
-      tile = walk.first_tile(slot, chain);
-    }
-  }
-};
-
 // One CTA: its slots, those that are `cta` modulo `ctas`, of the rows from `first` on.
 __device__ __forceinline__ void attend_share(const Inputs& in, Walk& walk, const Memory& memory,
                                              const SlotStates& slots, int cta, int ctas, int first,
@@ -77,53 +61,42 @@ __device__ __forceinline__ void attend_share(const Inputs& in, Walk& walk, const
   load_queries(queries, memory.queries, in.q, walk, first);
   if (has_tail) walk.fetch_tail(memory.tail);
   if (kRows > 1) cp_async_commit();
-  // Few slots give each of their chains to a team; many are each a team's, in rounds.
-  const int count = SPLIT / ctas, of_a_slot = count * kChains <= kTeams ? kChains : 1;
-  const int teams = min(kTeams / of_a_slot, count), stride = ctas * teams;
-  const int place = memory.team / of_a_slot, chain_from = memory.team % of_a_slot;
-  const int chain_to = of_a_slot == 1 ? kChains : chain_from + 1;
-  const int slot_from = place < teams ? cta + ctas * place : SPLIT;
-  TeamRing<Cursor> ring{memory.ring,
-                        {stride, chain_from, chain_to, slot_from, chain_from,
-                         walk.first_tile(slot_from, chain_from)}};
+  const Deal deal(rows, cta, ctas);
+  TeamRing<DealtTiles> ring{memory.ring, {deal, walk, memory.team}};
   ring.start(walk);
   if (kRows > 1) {
     cp_async_wait<STAGES>();
     __syncthreads();
   }
   const Held held(memory.parts, memory.sums, memory.team * ROW_WARPS + memory.row_warp);
+  const HeldParts parts{memory.parts, memory.sums};
   Running running(memory.running);
 #pragma unroll 1
-  for (int round = 0; round < SPLIT; round += stride) {
-    bool any = false;
-    for (int i = 0; i < teams; ++i) any = any || rows.occupy(round + cta + ctas * i);
-    if (!any) continue;
-    const int slot = round + slot_from;
-    const bool occupied = slot < SPLIT && rows.occupy(slot);
+  for (int round = 0; round < deal.count; round = deal.next(round)) {
+    const int slot = deal.slot_of(round, memory.team);
+    const int chain_from = deal.chain_from(round, memory.team);
+    const int chain_to = slot < SPLIT ? deal.chain_to(round, memory.team) : 0;
 #pragma unroll 1
-    for (int chain = chain_from; occupied && chain < chain_to; ++chain) {
+    for (int chain = chain_from; chain < chain_to; ++chain) {
       States states;
       attend_chain(states, walk, ring, queries, mine, slot, chain);
       held.join(states, chain == chain_from);
     }
-    if (ctas > 1 && of_a_slot == 1) {
-      if (occupied) {
+    const bool by_chains = deal.by_chains(round);
+    if (ctas > 1 && !by_chains) {
+      if (slot < SPLIT) {
         held.leave(slots, first + mine.first, min(ROWS, rows.count - mine.first), slot);
       }
       continue;
     }
-    if (!occupied) held.clear();
+    const int taken = min(deal.next(round), deal.count) - round;
     __syncthreads();
     if (ctas == 1) {
-      running.join_teams(memory.parts, memory.sums, 0, teams, rows.count);
+      running.join_round(parts, taken, by_chains, rows.count);
     } else {
 #pragma unroll 1
-      for (int i = 0; i < teams; ++i) {
-        const int ended = cta + ctas * i;
-        if (!rows.occupy(ended)) continue;
-        Running of_slot(memory.running);
-        of_slot.join_teams(memory.parts, memory.sums, kChains * i, kChains * (i + 1), rows.count);
-        of_slot.leave(slots, first, rows.count, ended);
+      for (int i = 0; i < taken; ++i) {
+        Running::leave_chains(parts, i * kChains, slots, first, rows.count, deal.slot(round + i));
       }
     }
     __syncthreads();

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from attention_launches import Geometry, Launch, Text
 from emulation import has_compiler
 from launch_branches import Branch, alone, node, refed, wide_node
 
+from specbuild.builder.backends.cuda.kernels.kernel_case import bits
 from specbuild.plugins_cuda.launches import Target
 from specbuild.plugins_cuda.paged_tree_attention.op import OP
 
@@ -86,6 +88,54 @@ def test_heads_of_64_in_groups_of_8(rows: int) -> None:
     branches = [refed(text, position, rows) for position in (1400, 300, 95)]
     for multiprocessors in (2, 30):
         assert_same(REAL, branches, 8, multiprocessors)
+
+
+def cancelling(shape: Geometry, position: int, seed: int) -> Text:
+    """Values that cancel over the keys up to ``position``: their rounding is all that is left.
+
+    So another order of fp32 sums has other bits in bf16, too.
+    """
+    text, rng = Text.drawn(position + 1, shape, seed), np.random.default_rng(seed)
+    values = rng.normal(size=text.v.shape) * 2.0 ** rng.integers(-12, 13, text.v.shape)
+    order = rng.permutation(position + 1)
+    half = len(order) // 2
+    values[order[half : 2 * half]] = -values[order[:half]]
+    return Text(text.q, np.zeros_like(text.k), bits(torch.from_numpy(values).bfloat16()))
+
+
+LEFT_OVER = [128 * slots - 1 - 13 * slots for slots in (9, 10, 11, 12, 13, 14, 15)]
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 7])
+@pytest.mark.parametrize("teams", [4, 8])
+def test_slots_that_are_left_over_are_shared_by_chains(teams: int, multiprocessors: int) -> None:
+    """Behind whole rounds one to seven slots, with and without a tree; of one CTA and of several.
+
+    Five rows and more are two warps' of a team, of which a CTA then has four.
+    """
+    texts = [cancelling(SHAPE, end, 20 + i) for i, end in enumerate((*LEFT_OVER, 1151, 1281))]
+    ends = [len(text.q) - 1 for text in texts]
+    both = list(zip(texts, ends, strict=True))
+    assert_same(SHAPE, [alone(text, end) for text, end in both], teams, multiprocessors)
+    assert_same(SHAPE, [refed(text, end, 4) for text, end in both], teams, multiprocessors)
+    trees = [node(text, end, (164, 163, 0, 162)) for text, end in both]
+    assert_same(SHAPE, trees, teams, multiprocessors)
+    # A row alone with ancestors in the tree gathers its own tiles.
+    lone = [
+        Branch(text, tree.tokens, tree.tree_start, tree.rows[5:6], tree.lineages[5:6])
+        for (text, _), tree in zip(both, trees, strict=True)
+    ]
+    assert_same(SHAPE, lone, teams, multiprocessors)
+
+
+def test_a_window_whose_last_slots_stand_first() -> None:
+    """Chunk 32 takes the slot of chunk 0: slots join in their order, not in that of the keys."""
+    shape = Geometry(page_size=64, window=1500)
+    text = Text.drawn(4500, shape, 13)
+    branches = [refed(text, position, 3) for position in (4100, 4300, 4490)]
+    for teams in (2, 8):
+        for multiprocessors in (1, 9):
+            assert_same(shape, branches, teams, multiprocessors)
 
 
 def test_a_window_that_is_split() -> None:
