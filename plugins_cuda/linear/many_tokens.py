@@ -233,6 +233,8 @@ def dense_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, ...]:
     many = many_tokens(request, dense)
     if many is None:
         return (*streaming_tactics(request, dense)[:3], {"many": 1})
+    if many.panels and dense.storage.scaled:
+        return ({}, {"panels": 0})
     if many.panels:
         few = {"loads": _FEW_PANEL_LOADS}
         other = many_tokens(replace(request, tactic=few), dense)
