@@ -10,6 +10,7 @@
 // chain to each team. A round is known by the number of its first slot.
 struct Deal {
   static constexpr int kByChains = kTeams / kChains;  // slots of a round that is dealt by chains
+  static_assert(kTeams % kChains == 0 || kTeams < kChains, "a slot's chains have teams of a round");
   int cta, ctas;        // the slots are those that are `cta` modulo `ctas`
   int count, whole;     // so many, of which so many in front are dealt as whole ones
   int wrapped, unseen;  // a window may see so many slots in front, and not so many behind them

@@ -110,7 +110,8 @@ struct Joiner {
   }
 
   // The same by all CTAs that have such slots, each its part of the results once all slots are
-  // there. `cta`: this one of CONTEXT_CTAS; `count`: 0 before and after; `last`: in shared memory.
+  // there. `cta`: this one of CONTEXT_CTAS; `count`: 0 before and after; `last`: in shared memory,
+  // which the emulated form alone needs.
   __device__ __forceinline__ void join_together(const Rows& rows, int first, int cta, int* count,
                                                 volatile int* last) const {
     const int ctas = rows.ctas(CONTEXT_CTAS);

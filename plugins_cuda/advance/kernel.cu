@@ -11,6 +11,7 @@
 #include "../_device/step_rows.cuh"
 
 constexpr int kEosIds = 8;
+constexpr int kStateWarps = 2;  // where a CTA has one sequence: for the ring, and for its state
 
 // What a step says of a sequence, in shared memory.
 struct Walked {
@@ -198,10 +199,12 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     const Emission e = shared_emission;
     if (warp == 1) {
       if (is_last_warp_of(workspace_arrived + 1 + b, gridDim.y)) move_state(b, e, walked);
-    } else if (warp > 1) {
+    } else if (warp >= kStateWarps) {
       const Pending pending(extended ? 0 : e.pending, e.count, room);
       uint4* rows = pending_captured + static_cast<int64_t>(b) * room * vectors;
-      const Threads copying{static_cast<int>(threadIdx.x) - 64, static_cast<int>(blockDim.x) - 64};
+      constexpr int kOthers = 32 * kStateWarps;
+      const Threads copying{static_cast<int>(threadIdx.x) - kOthers,
+                            static_cast<int>(blockDim.x) - kOthers};
       // Where rows move within the buffer, one CTA has them all and goes from the oldest on; every
       // thread then reads and writes columns of its own.
 #pragma unroll 1
@@ -219,9 +222,9 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     if (warp > 0 || blockIdx.y > 0) return;
   }
 
-  // Here are the warps that wrote the ring. Each fences its own words of it before it is counted.
-  fence_system();
+  // Here are the warps that wrote the ring: what they wrote is fenced before they are counted.
   if (!drafts) __syncthreads();
+  fence_system();
   if (warp == 0 && is_last_warp_of(workspace_arrived, gridDim.x) && lane == 0) {
     // Others' words, which it has seen counted, come before the step for the host, too.
     if (gridDim.x > 1) fence_system();

@@ -93,7 +93,7 @@ KERNEL_CASES: tuple[Case, ...] = (
     linear(64, 48, 1024, bias=True),
     linear(33, 208, 1280, bias=True, residual=True),
     linear(70, 144, 1888, residual=True),
-    # Of codes, four to a panel and two, and an odd number of blocks.
+    # Panels of codes: a last panel that is half empty, and slices of two panels.
     linear(40, 80, 1888, bias=True, residual=True, storage=MXFP4),
     linear(33, 48, 1280, storage=FP8),
     # More panels than fit shared memory, twice: those of the first tiles come again.

@@ -10,9 +10,9 @@
 // In kernel.cu four warps share a slot, which is quickest where one sequence is spread over the
 // whole GPU: their states meet in shared memory after every slot, and up to 2k keys a slot is one
 // tile of each warp. Here a team walks all four chains of a slot, one after the other, and joins
-// them as it goes; only where a round would leave most teams idle do they share slots here, too
-// (attention_deal.cuh). Slots join in order in shared memory, once a round of all teams, where the
-// CTA has all of them; else in the workspaces, by the CTA that arrives last.
+// them as it goes; only where the slots that are left of a round are done sooner so do teams share
+// them here, too (attention_deal.cuh). Slots join in order in shared memory, once a round of all
+// teams, where the CTA has all of them; else in the workspaces, by the CTA that arrives last.
 //
 // Bytes: 4·WIDTH a key and KV head; 512·WIDTH·STAGES·SLOT_TEAMS under way in a CTA.
 #include "../_device/arrival.cuh"

@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                 int* workspace_arrived,    // [B], zeros before and after
                 int vocab, int k, int nodes) {
   __shared__ uint64_t found[kPart], candidates[kMostChildren * kMostNodes];
-  __align__(16) __shared__ uint32_t of_groups[kGroups];
+  __shared__ uint32_t of_groups[kGroups];
   __shared__ float of_warps[kWarps];
   __shared__ int count, is_last;
   pdl_launch_dependents();

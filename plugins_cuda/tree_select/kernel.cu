@@ -1,8 +1,9 @@
 // TreeSelect: one CTA a sequence.
 //
-// The N-th largest key is found bit by bit, one barrier a bit, and no further than until just N are
-// left: in a chain that is kept whole, before the first. Ties, slots and parents follow from
-// counting bits of a mask in shared memory. A pool as large as the block is waited for once.
+// The N-th largest key is found bit by bit, one barrier a bit and 1024 candidates, and no further
+// than until just N are left: in a chain that is kept whole, before the first. Ties, slots and
+// parents follow from counting bits of a mask in shared memory. A pool as large as the block is
+// waited for once.
 #include "../_device/infinity.cuh"
 #include "../_device/ordered_key.cuh"
 #include "../_device/ptx.cuh"
@@ -95,12 +96,12 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     return i < pool ? candidate_key(scores[i]) : 0;
   };
   const auto reach = [&](uint32_t trial) {
-    int count = 0;
+    int reached = 0;
 #pragma unroll 1
     for (int round = 0; round < rounds; ++round) {
-      count += __syncthreads_count(key_of(round) >= trial);
+      reached += __syncthreads_count(key_of(round) >= trial);
     }
-    return count;
+    return reached;
   };
 
   // A key that ``wanted`` candidates reach, and no more but for ties: 0 where there are too few.
@@ -108,9 +109,9 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
   if (reach(1) > wanted) {
 #pragma unroll 1
     for (uint32_t bit = 1u << 31; bit != 0; bit >>= 1) {
-      const int count = reach(edge | bit);
-      if (count >= wanted) edge |= bit;
-      if (count == wanted) break;
+      const int reached = reach(edge | bit);
+      if (reached >= wanted) edge |= bit;
+      if (reached == wanted) break;
     }
   }
 
