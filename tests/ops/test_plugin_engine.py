@@ -47,7 +47,7 @@ class EmulatedHost(HostGpu):
         assert self.kernels[module].entry == entry
         return self.kernels[module]
 
-    def allow_shared(self, function: Kernel, shared_bytes: int) -> None:
+    def set_shared(self, function: Kernel, shared_bytes: int) -> None:
         self.shared[function] = shared_bytes
 
     def launch(self, config: LaunchConfig, stream: Stream) -> None:

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
-from specbuild.runtime.executors.cuda.gpu import GpuFacts, Handle, HostMemory, LaunchConfig
+from specbuild.runtime.executors.cuda.gpu import (
+    GpuFacts,
+    Handle,
+    HostMemory,
+    LaunchConfig,
+    shared_attributes,
+)
 
 LEAST_BINDINGS = 13
 
@@ -169,19 +175,17 @@ class DriverGpu:
         what, name = f"finding kernel {entry}", entry.encode()
         return self._call(what, self._driver.cuModuleGetFunction, module, name)
 
-    def allow_shared(self, function: Handle, shared_bytes: int) -> None:
-        """Lets launches ask for this much dynamic shared memory.
-
-        It is said of small amounts too: 48 KiB without saying so are for both kinds together.
-        """
-        kinds = self._driver.CUfunction_attribute
-        self._call(
-            f"asking for {shared_bytes} bytes of shared memory",
-            self._driver.cuFuncSetAttribute,
-            function,
-            kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-            shared_bytes,
-        )
+    def set_shared(self, function: Handle, shared_bytes: int) -> None:
+        """Says how much dynamic shared memory launches ask for, at most."""
+        kinds, what = self._driver.CUfunction_attribute, f"asking for {shared_bytes} bytes"
+        for name, value in shared_attributes(shared_bytes).items():
+            self._call(
+                f"{what} of shared memory",
+                self._driver.cuFuncSetAttribute,
+                function,
+                getattr(kinds, name),
+                value,
+            )
 
     def launch(self, config: LaunchConfig, stream: Handle) -> None:
         """Queues a kernel; ``programmatic`` lets it start before the one in front is done."""

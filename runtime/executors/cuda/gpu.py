@@ -42,6 +42,28 @@ class LaunchConfig:
     parameters: int
 
 
+# A kernel that asks for more stages its weights in shared memory; one that asks for less keeps its
+# loads in flight in L1.
+_STAGED_BYTES = 64 << 10
+
+
+def shared_attributes(shared_bytes: int) -> dict[str, int]:
+    """The driver's attributes of a kernel that is launched with this much dynamic shared memory.
+
+    It may be launched so, and a multiprocessor divides its memory into shared memory and L1 as it
+    suits the kernel. The driver's own choice does not: an SM divides its memory only while it is
+    idle, so a kernel that starts beside the one in front runs with that one's division, and a few
+    SMs read the vocabulary head with next to no L1 while a step waits for them.
+    """
+    kind = "CU_FUNC_ATTRIBUTE_"
+    return {
+        # Of small amounts too: 48 KiB without saying so are for static and dynamic together.
+        f"{kind}MAX_DYNAMIC_SHARED_SIZE_BYTES": shared_bytes,
+        # In per cent of what can be shared memory.
+        f"{kind}PREFERRED_SHARED_MEMORY_CARVEOUT": 100 if shared_bytes > _STAGED_BYTES else 0,
+    }
+
+
 class Gpu(Protocol):
     """One GPU. What takes a stream is queued there and returns at once, the rest is immediate.
 
@@ -129,8 +151,8 @@ class Gpu(Protocol):
         """An entry point of a module."""
         ...
 
-    def allow_shared(self, function: Handle, shared_bytes: int) -> None:
-        """Lets launches of a function ask for this much dynamic shared memory."""
+    def set_shared(self, function: Handle, shared_bytes: int) -> None:
+        """Says how much dynamic shared memory launches of a function ask for, at most."""
         ...
 
     def launch(self, config: LaunchConfig, stream: Handle) -> None:

@@ -46,9 +46,9 @@ class KernelLibrary:
                 self._modules[kernel.cubin] = self._gpu.load_module(cubin, kernel.cubin)
             module = self._modules[kernel.cubin]
             self._functions[index] = self._gpu.function(module, kernel.entry)
-            self._shared[index] = 0
+            self._shared[index] = -1
         if shared_bytes > self._shared[index]:
-            self._gpu.allow_shared(self._functions[index], shared_bytes)
+            self._gpu.set_shared(self._functions[index], shared_bytes)
             self._shared[index] = shared_bytes
         return self._functions[index]
 

@@ -162,12 +162,12 @@ class FakeGpu:
         assert module == f"cubin of {entry}".encode()
         return entry
 
-    def allow_shared(self, function: str, shared_bytes: int) -> None:
+    def set_shared(self, function: str, shared_bytes: int) -> None:
         self._shared[function] = shared_bytes
 
     def launch(self, config: LaunchConfig, stream: Stream) -> None:
         kernel = self.kernels[config.function]
-        assert config.shared_bytes <= self._shared.get(config.function, 0)
+        assert config.shared_bytes <= self._shared[config.function], "set_shared() comes first"
         values = _arguments(config.parameters, kernel.kinds)
 
         def operation() -> None:

@@ -47,8 +47,8 @@ assert gpu.elapsed_s(timed, timed) == 0.0025
 refused(gpu.allocate, 5 << 30)
 refused(gpu.load_module, b"damaged", "kernels/a.cubin")
 function = gpu.function(gpu.load_module(b"cubin", "kernels/b.cubin"), "entry")
-gpu.allow_shared(function, 48 * 1024)
-gpu.allow_shared(function, 100_000)
+gpu.set_shared(function, 48 * 1024)
+gpu.set_shared(function, 100_000)
 values = np.array([0x123456789A, 0xFFFFFFFB], np.uint64)
 pointers = values.ctypes.data + 8 * np.arange(2, dtype=np.uint64)
 for programmatic in (True, False):
@@ -94,7 +94,9 @@ def test_every_call_reaches_the_driver_as_it_should(stub: Path) -> None:
         "event 2",
         "function entry",
         "attribute 8 49152",
+        "attribute 9 0",
         "attribute 8 100000",
+        "attribute 9 100",
         "launch 3,2,1 256,1,1 100000 attribute 6=1 arguments 123456789a -5",
         "launch 3,2,1 256,1,1 100000 arguments 123456789a -5",
         "capture 1",

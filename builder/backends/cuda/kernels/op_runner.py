@@ -12,6 +12,7 @@ from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled, Compiler
 from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.runtime.errors import UnsupportedHereError
+from specbuild.runtime.executors.cuda.gpu import shared_attributes
 
 Pointers = Mapping[str, int]
 _POISON = 0xFF
@@ -181,10 +182,9 @@ class OpRunner:
             self._functions[kernel] = self._call(
                 driver.cuModuleGetFunction, module, kernel.entry.encode()
             )
-        function = self._functions[kernel]
-        if shared_bytes:
-            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self._call(driver.cuFuncSetAttribute, function, attribute, shared_bytes)
+        function, kinds = self._functions[kernel], driver.CUfunction_attribute
+        for name, value in shared_attributes(shared_bytes).items():
+            self._call(driver.cuFuncSetAttribute, function, getattr(kinds, name), value)
         return function
 
     def _launch(self, launch: OpLaunch, place: Pointers, *, programmatic: bool) -> None:
