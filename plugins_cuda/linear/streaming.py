@@ -47,6 +47,10 @@ _MOST_LOADS_REFILLED = 12
 _MOST_GROUP_BLOCKS = 36
 # The switch in small_linear.cuh tells so many steps in shared memory apart.
 _MOST_RING = 5
+# Of so many multiprocessors a launch of few rows leaves one to the small launches around it (4 of
+# 132). A CTA fills one: where a launch in front still has a CTA (the experts' sum before QKV) it
+# would begin late, and one behind (the router's four CTAs) could not begin beside it.
+_LEAVES_ONE_OF = 33
 
 
 @dataclass(frozen=True)
@@ -218,7 +222,7 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
     passes = -(-dense.rows // (token_tiles * TOKENS_PER_TILE))
     unit = tactic.get("unit", dense.unit)
     units = dense.tiles * PAIRS_PER_TILE // unit
-    ctas = min(units, max(1, tactic.get("ctas", target.multiprocessors) // passes))
+    ctas = min(units, max(1, tactic.get("ctas", _usual_ctas(dense, target)) // passes))
     span = _most_tiles_touched(units, ctas, unit)
     fragments = dense.normed or dense.fragment_bytes(token_tiles) <= _MOST_FRAGMENT_BYTES
     token_bytes = dense.fragment_bytes(token_tiles) if fragments else 0
@@ -276,6 +280,11 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
         )
         return Streaming(constants, (ctas, passes, 1), warps * 32, shared)
     return None
+
+
+def _usual_ctas(dense: Dense, target: Target) -> int:
+    few = dense.rows <= TOKENS_PER_TILE and not dense.storage.scaled
+    return target.multiprocessors - (target.multiprocessors // _LEAVES_ONE_OF if few else 0)
 
 
 def _most_tiles_touched(units: int, ctas: int, unit: int) -> int:

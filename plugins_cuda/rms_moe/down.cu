@@ -25,6 +25,7 @@
 #include "../_device/expert_routing.cuh"
 #include "../_device/expert_rows.cuh"
 #include "../_device/expert_stream.cuh"
+#include "../_device/l2_word.cuh"
 
 constexpr int kBlocks = INNER / 32;
 constexpr int kSteps = ceil_div(kBlocks, 2);
@@ -212,18 +213,39 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
       });
 }
 
-// Grid (HIDDEN / ADD_COLUMNS, ROWS), a thread per column: x + the sum of a row's partials, which is
-// rounded first.
-extern "C" __global__ void __launch_bounds__(ADD_COLUMNS)
+// Grid (HIDDEN / (4 · ADD_THREADS), ROWS), a thread for four columns: x + the sum of a row's
+// partials, which is rounded first. Few CTAs, and all loads at once: a CTA of the next launch fills
+// a multiprocessor, and begins late where one of these still is.
+extern "C" __global__ void __launch_bounds__(ADD_THREADS)
     add_experts(const uint16_t* x, const int* row_start, uint16_t* y,
                 const float* workspace_partial) {
   pdl_launch_dependents();
   pdl_wait();
-  const int row = blockIdx.y, column = blockIdx.x * ADD_COLUMNS + threadIdx.x;
-  if (row >= load_l2_int(row_start + SEQUENCES) || column >= HIDDEN) return;
-  float sum = 0.0f;
+  const int row = blockIdx.y;
+  const int column = 4 * static_cast<int>(blockIdx.x * ADD_THREADS + threadIdx.x);
+  if (column >= HIDDEN) return;
+  const int live = load_l2_int(row_start + SEQUENCES);
+  const uint64_t residual =
+      load_l2_word(reinterpret_cast<const uint64_t*>(x + row * HIDDEN + column));
+  uint4 partials[TOP_K];
 #pragma unroll
-  for (int k = 0; k < TOP_K; ++k) sum += workspace_partial[(row * TOP_K + k) * HIDDEN + column];
-  const float residual = bf16_to_float(x[row * HIDDEN + column]);
-  y[row * HIDDEN + column] = float_to_bf16(residual + bf16_to_float(float_to_bf16(sum)));
+  for (int k = 0; k < TOP_K; ++k) {
+    partials[k] = load_l2_16(workspace_partial + (row * TOP_K + k) * HIDDEN + column);
+  }
+  if (row >= live) return;
+  float sums[4] = {};
+#pragma unroll
+  for (int k = 0; k < TOP_K; ++k) {
+    sums[0] += __uint_as_float(partials[k].x);
+    sums[1] += __uint_as_float(partials[k].y);
+    sums[2] += __uint_as_float(partials[k].z);
+    sums[3] += __uint_as_float(partials[k].w);
+  }
+  const float2 low = unpack_bf16x2(static_cast<uint32_t>(residual));
+  const float2 high = unpack_bf16x2(static_cast<uint32_t>(residual >> 32));
+  const float2 first = unpack_bf16x2(pack_bf16x2(sums[0], sums[1]));
+  const float2 second = unpack_bf16x2(pack_bf16x2(sums[2], sums[3]));
+  *reinterpret_cast<uint2*>(y + row * HIDDEN + column) =
+      make_uint2(pack_bf16x2(low.x + first.x, low.y + first.y),
+                 pack_bf16x2(high.x + second.x, high.y + second.y));
 }

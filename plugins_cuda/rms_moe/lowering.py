@@ -35,7 +35,8 @@ FOLDER = "rms_moe"
 MOST_DECODE_ROWS = 256
 ROUTER_WARPS = 15
 ROUTER_EXPERTS = 8
-ADD_COLUMNS = 256
+# Threads of a CTA that adds the experts up, and columns of each.
+ADD_THREADS, ADD_COLUMNS = 256, 4
 
 _NAMES = (*GATE_UP_KEYS, *DOWN_KEYS)
 # By the most rows of a launch, gate/up's five numbers and down's; the first that fits is the
@@ -250,7 +251,7 @@ def _down(
 ) -> list[OpLaunch]:
     constants = (
         *_expert_constants(request, sizes, tactic, plan),
-        ("ADD_COLUMNS", ADD_COLUMNS),
+        ("ADD_THREADS", ADD_THREADS),
     )
     read = ("workspace_h", "workspace_logits")
     return [
@@ -263,8 +264,8 @@ def _down(
         ),
         OpLaunch(
             kernel=Kernel(FOLDER, "add_experts", constants, file="down.cu", hot=False),
-            grid=(-(-sizes.hidden // ADD_COLUMNS), sizes.rows, 1),
-            block=ADD_COLUMNS,
+            grid=(-(-sizes.hidden // (ADD_THREADS * ADD_COLUMNS)), sizes.rows, 1),
+            block=ADD_THREADS,
             shared_bytes=0,
             arguments=("x", "row_start", "y", "workspace_partial"),
         ),
