@@ -45,6 +45,17 @@ class Target:
     multiprocessors: int = 132
     shared_bytes_per_block: int = 227 * 1024
 
+    def two_fit(self, shared_bytes: int) -> bool:
+        """Whether a multiprocessor has room for two CTAs that take so much shared memory each."""
+        whole = self.shared_bytes_per_block + RESERVED_BYTES
+        return 2 * (shared_bytes + RESERVED_BYTES) <= whole
+
+    @property
+    def shared_bytes_alone(self) -> int:
+        """The least shared memory, in steps of 256, of which no two CTAs share a multiprocessor."""
+        half = (self.shared_bytes_per_block + RESERVED_BYTES) // 2 - RESERVED_BYTES
+        return half // 256 * 256 + 256
+
 
 @dataclass(frozen=True)
 class LoweringRequest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specbuild.plugins_cuda.launches import RESERVED_BYTES, LoweringRequest, Target
+from specbuild.plugins_cuda.launches import LoweringRequest
 from specbuild.runtime.errors import SpecbuildError
 
 WIDTHS = (16, 32, 64, 128)
@@ -40,11 +40,6 @@ def tile_bytes(
         return ring
     tail = 2 * TILE_KEYS * (1 + words) * width * 2
     return ring + tail + row_warps * 2 * -(-rows // 2) * HEADS * width * 2
-
-
-def two_fit(shared_bytes: int, target: Target) -> bool:
-    """Whether an SM has room for two CTAs that take so much shared memory each."""
-    return 2 * (shared_bytes + RESERVED_BYTES) <= target.shared_bytes_per_block + RESERVED_BYTES
 
 
 @dataclass(frozen=True)

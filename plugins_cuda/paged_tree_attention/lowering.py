@@ -23,7 +23,6 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     Geometry,
     geometry_of,
     tile_bytes,
-    two_fit,
 )
 from specbuild.plugins_cuda.paged_tree_attention.own_slots import (
     MOST_TEAMS,
@@ -92,11 +91,18 @@ class Cut:
         """CTAs of the launch."""
         return (self.context_ctas * self.row_ctas, shape.kv_heads, shape.batch)
 
+    def launch_bytes(self, shape: Geometry, target: Target) -> int:
+        """What the launch asks for: CTAs that are no more than multiprocessors have one each."""
+        shared = self.shared_bytes(shape)
+        if prod(self.grid(shape)) > target.multiprocessors or self.split == 1:
+            return shared
+        return max(shared, target.shared_bytes_alone)
+
     def runs_at_once(self, shape: Geometry, target: Target) -> bool:
         """Whether the GPU holds all CTAs of the launch together."""
         shared = self.shared_bytes(shape)
         # Registers allow two of one warp a team.
-        ctas = 2 if self.row_warps == 1 and two_fit(shared, target) else 1
+        ctas = 2 if self.row_warps == 1 and target.two_fit(shared) else 1
         fits = shared <= target.shared_bytes_per_block
         return fits and prod(self.grid(shape)) <= ctas * target.multiprocessors
 
@@ -157,7 +163,7 @@ def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
         Kernel("paged_tree_attention", entry, constants),
         grid=cut.grid(shape),
         block=32 * CHAINS * cut.row_warps,
-        shared_bytes=cut.shared_bytes(shape),
+        shared_bytes=cut.launch_bytes(shape, request.target),
         arguments=(*ARGUMENTS, *(workspace.name for workspace in workspaces)),
     )
     return Lowering((launch,), workspaces)

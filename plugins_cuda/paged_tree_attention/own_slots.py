@@ -11,7 +11,6 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     HEADS,
     Geometry,
     tile_bytes,
-    two_fit,
 )
 
 MOST_TEAMS = 8
@@ -44,7 +43,7 @@ class OwnSlots:
 
     def ctas_of_an_sm(self, shape: Geometry, target: Target) -> int:
         """One or two, as shared memory and registers allow."""
-        fits = two_fit(self.shared_bytes(shape), target)
+        fits = target.two_fit(self.shared_bytes(shape))
         return 2 if fits and 2 * self.teams * self.row_warps <= MOST_WARPS else 1
 
 

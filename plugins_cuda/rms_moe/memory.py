@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from specbuild.plugins_cuda.launches import RESERVED_BYTES, Tactic, Target
+from specbuild.plugins_cuda.launches import Tactic, Target
 from specbuild.plugins_cuda.rms_moe.packing import (
     STAGE_STEPS,
     STEP_BYTES,
@@ -126,21 +126,13 @@ def _plan(
     resident = places == held_rows and held_rows * row_bytes <= (most_resident or room)
     if not resident and places < min(tactic.pass_rows, rows):
         return None
-    dynamic = max(rings + places * row_bytes, _alone(target) - static)
+    # Two CTAs on one multiprocessor make a launch that starts early slower.
+    dynamic = max(rings + places * row_bytes, target.shared_bytes_alone - static)
     return _fitting(SharedPlan(static, dynamic, resident, places), room)
 
 
 def _fitting(plan: SharedPlan, room: int) -> SharedPlan | None:
     return plan if plan.dynamic <= room and plan.static <= STATIC_BYTES else None
-
-
-def _alone(target: Target) -> int:
-    """The least memory, static and dynamic, of which a multiprocessor has no two.
-
-    Two CTAs of an expert kernel on one multiprocessor make a launch that starts early slower.
-    """
-    half = (target.shared_bytes_per_block + RESERVED_BYTES) // 2
-    return half - RESERVED_BYTES + 256
 
 
 def _static(sizes: Sizes, tactic: ExpertTactic, weights: int) -> int:
