@@ -30,3 +30,15 @@ __device__ __forceinline__ bool is_last_of(int* count, int ctas, volatile int* l
   __syncthreads();
   return *last != 0;
 }
+
+// The same by a warp of each of the CTAs.
+__device__ __forceinline__ bool is_last_warp_of(int* count, int ctas) {
+  if (ctas == 1) return true;
+  int before = 0;
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    before = arrive(count);
+    if (before == ctas - 1) *count = 0;
+  }
+  return __shfl_sync(0xFFFFFFFFu, before, 0) == ctas - 1;
+}

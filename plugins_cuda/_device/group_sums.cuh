@@ -62,14 +62,9 @@ struct GroupSums {
     int* count = reinterpret_cast<int*>(arrived) + blockIdx.y * kShares + share;
 #ifdef SPECBUILD_EMULATE
     // CTAs run one after the other, so the last one emits for all.
-    __shared__ bool last;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      last = arrive(count) == kGroups - 1;
-      if (last) *count = 0;
-    }
-    __syncthreads();
-    for (int part = 0; last && part < kGroups; ++part) {
+    __shared__ int last;
+    const bool is_last = is_last_of(count, kGroups, &last);
+    for (int part = 0; is_last && part < kGroups; ++part) {
       emit_part(part, sums, outputs, EveryoneIsThere());
     }
 #else

@@ -14,12 +14,12 @@ constexpr int kEosIds = 8;
 constexpr int kStateWarps = 2;  // where a CTA has one sequence: for the ring, and for its state
 
 // What a step says of a sequence, in shared memory.
-struct Walked {
+struct Verified {
   int* choices;     // [N1]
   float* logprobs;  // [N1]
   int* path;        // [D1]
 
-  __device__ Walked(int* shared, int nodes)
+  __device__ Verified(int* shared, int nodes)
       : choices(shared),
         logprobs(reinterpret_cast<float*>(shared + nodes)),
         path(shared + 2 * nodes) {}
@@ -44,7 +44,7 @@ struct Inputs {
   int nodes, path_width;
 
   // By one warp.
-  __device__ Emission emission(int b, const Walked& walked) const {
+  __device__ Emission emission(int b, const Verified& verified) const {
     const int lane = threadIdx.x % 32;
     Emission e;
     e.length = load_l2_int(length + b);
@@ -55,12 +55,12 @@ struct Inputs {
     for (int i = 0; i < kEosIds; ++i) ids[i] = load_l2_int(eos_ids + i);
     e.pending = pending_count == nullptr ? 0 : load_l2_int(pending_count + b);
     e.accepted = accepted == nullptr ? 0 : load_l2_int(accepted + b);
-    stage_words(walked.choices, choice + b * nodes, nodes);
-    stage_words(walked.logprobs, logprob + b * nodes, nodes);
+    stage_words(verified.choices, choice + b * nodes, nodes);
+    stage_words(verified.logprobs, logprob + b * nodes, nodes);
     if (path != nullptr) {
-      stage_words(walked.path, path + b * path_width, path_width);
+      stage_words(verified.path, path + b * path_width, path_width);
     } else if (lane == 0) {
-      walked.path[0] = 0;
+      verified.path[0] = 0;
     }
     wait_for_staged();
 
@@ -72,7 +72,7 @@ struct Inputs {
       const int i = first + lane;
       bool end = false;
       if (i < e.count && !ignores) {
-        const int token = walked.choices[walked.path[i]];
+        const int token = verified.choices[verified.path[i]];
 #pragma unroll
         for (int id = 0; id < kEosIds; ++id) end |= token >= 0 && ids[id] == token;
       }
@@ -95,18 +95,6 @@ struct Pending {
         dropped(max(old_rows + new_rows - room, 0)),
         count(old_rows + new_rows - dropped) {}
 };
-
-// Whether this warp is the last of the ``ctas`` that share a count, 0 before and after.
-__device__ __forceinline__ bool is_last_warp_of(int* count, int ctas) {
-  if (ctas == 1) return true;
-  int before = 0;
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) {
-    before = arrive(count);
-    if (before == ctas - 1) *count = 0;
-  }
-  return __shfl_sync(0xFFFFFFFFu, before, 0) == ctas - 1;
-}
 
 extern "C" __global__ void __launch_bounds__(512, 1)
     advance_batch(const int* choice,      // [T], T = B·N1
@@ -143,20 +131,20 @@ extern "C" __global__ void __launch_bounds__(512, 1)
   const int now = load_l2_int(step);
 
   // By one warp, as move_state is.
-  const auto write_ring = [&](int b, const Emission& e, const Walked& walked) {
+  const auto write_ring = [&](int b, const Emission& e, const Verified& verified) {
     const int entry = now % ring_slots * ring_batch + b;
 #pragma unroll 1
     for (int i = lane; i < e.count; i += 32) {
-      const int node = walked.path[i];
-      ring_tokens[entry * ring_width + i] = walked.choices[node];
-      ring_logprobs[entry * ring_width + i] = walked.logprobs[node];
+      const int node = verified.path[i];
+      ring_tokens[entry * ring_width + i] = verified.choices[node];
+      ring_logprobs[entry * ring_width + i] = verified.logprobs[node];
     }
     if (lane == 0) {
       ring_count[entry] = e.count;
       ring_accepted[entry] = min(e.accepted, e.count);
     }
   };
-  const auto move_state = [&](int b, const Emission& e, const Walked& walked) {
+  const auto move_state = [&](int b, const Emission& e, const Verified& verified) {
     if (e.count == 0) return;
     if (drafts) {
       const Pending pending(extended ? 0 : e.pending, e.count, room);
@@ -166,8 +154,8 @@ extern "C" __global__ void __launch_bounds__(512, 1)
         const int i = first + lane, from = i + pending.dropped;
         int token = 0;
         if (i < pending.count) {
-          token =
-              from < pending.kept ? tokens[from] : walked.choices[walked.path[from - pending.kept]];
+          token = from < pending.kept ? tokens[from]
+                                      : verified.choices[verified.path[from - pending.kept]];
         }
         __syncwarp();
         if (i < pending.count) tokens[i] = token;
@@ -175,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
       if (lane == 0) pending_count[b] = pending.count;
     }
     if (lane == 0) {
-      root[b] = walked.choices[walked.path[e.count - 1]];
+      root[b] = verified.choices[verified.path[e.count - 1]];
       length[b] = e.length + e.count;
       done[b] = e.ends;
     }
@@ -183,13 +171,13 @@ extern "C" __global__ void __launch_bounds__(512, 1)
 
   // One warp of a CTA has the CTA's sequence; without captured features each has sequences.
   const int sequences = drafts ? 1 : batch, warps = drafts ? 1 : static_cast<int>(blockDim.x) / 32;
-  const Walked walked(staged + (drafts ? 0 : warp * (2 * nodes + path_width)), nodes);
+  const Verified verified(staged + (drafts ? 0 : warp * (2 * nodes + path_width)), nodes);
 #pragma unroll 1
   for (int i = warp; i < sequences; i += warps) {
     const int b = blockIdx.x + i;
-    const Emission e = inputs.emission(b, walked);
-    if (blockIdx.y == 0) write_ring(b, e, walked);
-    if (!drafts) move_state(b, e, walked);
+    const Emission e = inputs.emission(b, verified);
+    if (blockIdx.y == 0) write_ring(b, e, verified);
+    if (!drafts) move_state(b, e, verified);
     if (drafts && lane == 0) shared_emission = e;
     __syncwarp();
   }
@@ -198,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     const int b = blockIdx.x;
     const Emission e = shared_emission;
     if (warp == 1) {
-      if (is_last_warp_of(workspace_arrived + 1 + b, gridDim.y)) move_state(b, e, walked);
+      if (is_last_warp_of(workspace_arrived + 1 + b, gridDim.y)) move_state(b, e, verified);
     } else if (warp >= kStateWarps) {
       const Pending pending(extended ? 0 : e.pending, e.count, room);
       uint4* rows = pending_captured + static_cast<int64_t>(b) * room * vectors;
@@ -212,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
         const int from = i + pending.dropped;
         const uint4* source = rows + static_cast<int64_t>(from) * vectors;
         if (from >= pending.kept) {
-          const int64_t row = b * nodes + walked.path[from - pending.kept];
+          const int64_t row = b * nodes + verified.path[from - pending.kept];
           source = captured + row * vectors;
         }
         uint4* const to = rows + static_cast<int64_t>(i) * vectors;

@@ -5,7 +5,7 @@
 #include "../_device/few_rows.cuh"
 #include "kernel.cu"
 
-extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
+extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
     attend_few(const uint32_t* q, const uint4* k_pool, const uint4* v_pool, const int* page_table,
                const int* row_start, const int* row_slot, const int* tree_start,
                const int* ancestor_bits, const float* sinks, const int* selected, uint2* attended,

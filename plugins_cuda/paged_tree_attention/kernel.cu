@@ -32,7 +32,6 @@
 
 namespace {
 
-constexpr int kCtas = ROW_WARPS == 1 ? 2 : 1;  // on an SM
 static_assert((CONTEXT_CTAS & (CONTEXT_CTAS - 1)) == 0, "slots are shared out by masks");
 
 // CTAs of different rows that read the same keys stand next to each other, so that they run at the
@@ -153,7 +152,7 @@ __device__ __forceinline__ void attend(const Inputs& in, uint2* attended, int* a
 
 #if SLOTS > 1
 
-extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
+extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
     attend_split(const uint32_t* q, const uint4* k_pool, const uint4* v_pool, const int* page_table,
                  const int* row_start, const int* row_slot, const int* tree_start,
                  const int* ancestor_bits, const float* sinks, const int* selected, uint2* attended,
@@ -163,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
 
 #else
 
-extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
+extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
     attend_whole(const uint32_t* q, const uint4* k_pool, const uint4* v_pool, const int* page_table,
                  const int* row_start, const int* row_slot, const int* tree_start,
                  const int* ancestor_bits, const float* sinks, const int* selected,

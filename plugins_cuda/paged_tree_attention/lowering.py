@@ -54,7 +54,7 @@ MANY_GROUPS = 64
 # to here was slower at 131072 tokens.
 MEASURED_CAPACITY = 16384 + 1024
 
-CTAS_OF_AN_SM = 2  # of rows that share their keys with none
+CTAS_OF_AN_SM = 2  # of one warp a team; registers allow no more
 MOST_ROWS_ALONE = 4  # of a warp that shares its keys with none
 MOST_ROWS_OF_A_WARP = 6  # of two that share theirs; registers bound both
 # Where a slot is shared: more CTAs than fit level what contexts of different lengths cost.
@@ -91,6 +91,11 @@ class Cut:
         """CTAs of the launch."""
         return (self.context_ctas * self.row_ctas, shape.kv_heads, shape.batch)
 
+    @property
+    def ctas_of_an_sm(self) -> int:
+        """How many CTAs the registers of a multiprocessor are to hold."""
+        return CTAS_OF_AN_SM if self.row_warps == 1 else 1
+
     def launch_bytes(self, shape: Geometry, target: Target) -> int:
         """What the launch asks for: CTAs that are no more than multiprocessors have one each."""
         shared = self.shared_bytes(shape)
@@ -101,8 +106,7 @@ class Cut:
     def runs_at_once(self, shape: Geometry, target: Target) -> bool:
         """Whether the GPU holds all CTAs of the launch together."""
         shared = self.shared_bytes(shape)
-        # Registers allow two of one warp a team.
-        ctas = 2 if self.row_warps == 1 and target.two_fit(shared) else 1
+        ctas = self.ctas_of_an_sm if target.two_fit(shared) else 1
         fits = shared <= target.shared_bytes_per_block
         return fits and prod(self.grid(shape)) <= ctas * target.multiprocessors
 
@@ -152,6 +156,7 @@ def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
         ("SLOT_TEAMS", 0),
         ("PAIRS_AT_ONCE", cut.pairs_at_once),
         ("MEETS", int(meets)),
+        ("CTAS_OF_AN_SM", cut.ctas_of_an_sm),
         ("WARMED", request.tactic.get("warmed", 2 if cut.split == 1 else 1)),
         ("LAUNCH_ROWS", shape.rows),
         ("SEQUENCE_ROWS", max(1, shape.rows // shape.batch)),

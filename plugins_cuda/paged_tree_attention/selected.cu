@@ -191,7 +191,7 @@ __device__ __forceinline__ void attend_whole_row(const Inputs& in, const Memory&
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
+extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
     attend_selected(const uint32_t* q, const uint4* k_pool, const uint4* v_pool,
                     const int* page_table, const int* row_start, const int* row_slot,
                     const int* tree_start, const int* ancestor_bits, const float* sinks,

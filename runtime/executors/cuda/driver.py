@@ -176,7 +176,7 @@ class DriverGpu:
         return self._call(what, self._driver.cuModuleGetFunction, module, name)
 
     def set_shared(self, function: Handle, shared_bytes: int) -> None:
-        """Says how much dynamic shared memory launches ask for, at most."""
+        """Says how much dynamic shared memory launches ask for, and how an SM divides its own."""
         kinds, what = self._driver.CUfunction_attribute, f"asking for {shared_bytes} bytes"
         for name, value in shared_attributes(shared_bytes).items():
             self._call(

@@ -152,7 +152,10 @@ class Gpu(Protocol):
         ...
 
     def set_shared(self, function: Handle, shared_bytes: int) -> None:
-        """Says how much dynamic shared memory launches of a function ask for, at most."""
+        """Says how much dynamic shared memory launches of a function ask for, at most.
+
+        With that, how a multiprocessor is to divide its memory: see ``shared_attributes``.
+        """
         ...
 
     def launch(self, config: LaunchConfig, stream: Handle) -> None:

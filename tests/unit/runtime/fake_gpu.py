@@ -59,7 +59,7 @@ class FakeGpu:
         self._next = _FIRST_ADDRESS
         self._memory: dict[int, np.ndarray] = {}
         self._host: dict[int, HostMemory] = {}
-        self._shared: dict[str, int] = {}
+        self.shared: dict[str, int] = {}
 
     # What a test looks at.
 
@@ -163,11 +163,11 @@ class FakeGpu:
         return entry
 
     def set_shared(self, function: str, shared_bytes: int) -> None:
-        self._shared[function] = shared_bytes
+        self.shared[function] = shared_bytes
 
     def launch(self, config: LaunchConfig, stream: Stream) -> None:
         kernel = self.kernels[config.function]
-        assert config.shared_bytes <= self._shared[config.function], "set_shared() comes first"
+        assert config.shared_bytes <= self.shared.get(config.function, 0)
         values = _arguments(config.parameters, kernel.kinds)
 
         def operation() -> None:
