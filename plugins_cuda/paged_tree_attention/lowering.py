@@ -97,11 +97,11 @@ class Cut:
         return CTAS_OF_AN_SM if self.row_warps == 1 else 1
 
     def launch_bytes(self, shape: Geometry, target: Target) -> int:
-        """What the launch asks for: CTAs that are no more than multiprocessors have one each."""
-        shared = self.shared_bytes(shape)
-        if prod(self.grid(shape)) > target.multiprocessors or self.split == 1:
-            return shared
-        return max(shared, target.shared_bytes_alone)
+        """What the launch asks for. Windows' few short CTAs leave multiprocessors to others."""
+        needed = self.shared_bytes(shape)
+        if self.split == 1:
+            return needed
+        return target.shared_bytes_of(prod(self.grid(shape)), needed)
 
     def runs_at_once(self, shape: Geometry, target: Target) -> bool:
         """Whether the GPU holds all CTAs of the launch together."""

@@ -56,11 +56,12 @@ def with_lists(
     settled = {"CONTEXT_CTAS": ctas, "LISTS": lists, "LAUNCH_ROWS": 1, "SEQUENCE_ROWS": 1,
                "TAKES_WHOLE": int(takes_whole)}  # fmt: skip
     given = dict(alone.kernel.constants) | settled
+    needed = int(given["SHARED_BYTES"])
     chosen = OpLaunch(
         Kernel("paged_tree_attention", "attend_selected", tuple(given.items()), "selected.cu"),
         grid=(ctas, shape.kv_heads, shape.rows),
         block=alone.block,
-        shared_bytes=alone.shared_bytes,
+        shared_bytes=request.target.shared_bytes_of(ctas * groups, needed),
         arguments=(*ARGUMENTS, *workspaces, shape.batch, held),
     )
     return Lowering((chosen,) if takes_whole else (whole, chosen), plain.workspaces)

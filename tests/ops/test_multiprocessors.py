@@ -57,29 +57,40 @@ def test_others_take_every_multiprocessor() -> None:
     assert projection(1, BF16, Target(multiprocessors=3)).grid[0] == 3
 
 
-@pytest.mark.parametrize(("sequences", "has_one_each"), [(1, True), (2, False)])
-def test_ctas_of_attention_have_a_multiprocessor_each_where_they_can(
-    sequences: int, has_one_each: bool
-) -> None:
-    """Two on one would leave another without work."""
+def attention(sequences: int, rows: int, *, held: int = 0) -> OpLaunch:
+    """Full attention of GPT-OSS, ``rows`` a sequence; with lists of ``held`` tokens if any."""
+    total = sequences * rows
     tensors = {
-        "q": TensorInfo((sequences, 64, 64), "bfloat16"),
+        "q": TensorInfo((total, 64, 64), "bfloat16"),
         "k_pool": TensorInfo((1024, 8, 64, 64), "bfloat16"),
         "v_pool": TensorInfo((1024, 8, 64, 64), "bfloat16"),
         "page_table": TensorInfo((sequences, 1, 512), "int32"),
         "row_start": TensorInfo((sequences + 1,), "int32"),
-        "row_slot": TensorInfo((sequences,), "int32"),
+        "row_slot": TensorInfo((total,), "int32"),
         "tree_start": TensorInfo((sequences,), "int32"),
-        "ancestor_bits": TensorInfo((sequences, 1), "int32"),
+        "ancestor_bits": TensorInfo((total, 1), "int32"),
         "sinks": TensorInfo((64,), "float32"),
-        "attended": TensorInfo((sequences, 64, 64), "bfloat16"),
+        "attended": TensorInfo((total, 64, 64), "bfloat16"),
     }
+    if held:
+        tensors["selected"] = TensorInfo((total, 1, held), "int32")
     op = op_named("PagedTreeAttention")
     assert op.lower is not None
-    request = LoweringRequest(
-        tensors, {"scale": 0.125, "window": 0}, "decode", HOPPER, {"slot_teams": 0}
-    )
-    [lowered] = op.lower(request).launches
-    ctas = lowered.grid[0] * lowered.grid[1] * lowered.grid[2]
-    assert (ctas <= HOPPER.multiprocessors) == has_one_each
-    assert HOPPER.two_fit(lowered.shared_bytes) != has_one_each
+    attributes = {"scale": 0.125, "window": 0}
+    request = LoweringRequest(tensors, attributes, "decode", HOPPER, {"slot_teams": 0})
+    return op.lower(request).launches[-1]
+
+
+@pytest.mark.parametrize("held", [0, 2048])
+@pytest.mark.parametrize(("sequences", "rows"), [(1, 1), (1, 4), (2, 1), (2, 4)])
+def test_ctas_of_attention_have_a_multiprocessor_each_where_they_can(
+    sequences: int, rows: int, held: int
+) -> None:
+    """Two on one would leave another without work; where there are more, two share it."""
+    launch = attention(sequences, rows, held=held)
+    ctas = launch.grid[0] * launch.grid[1] * launch.grid[2]
+    needed = int(dict(launch.kernel.constants)["SHARED_BYTES"])
+    if ctas <= HOPPER.multiprocessors:
+        assert not HOPPER.two_fit(launch.shared_bytes)
+    else:
+        assert launch.shared_bytes == needed
