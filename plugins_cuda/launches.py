@@ -56,10 +56,10 @@ class Target:
         half = (self.shared_bytes_per_block + RESERVED_BYTES) // 2 - RESERVED_BYTES
         return half // 256 * 256 + 256
 
-    def shared_bytes_of(self, ctas: int, needed: int) -> int:
+    def shared_bytes_to_ask_for(self, ctas: int, needed: int) -> int:
         """What CTAs that need so much ask for: where each can have a multiprocessor, it has one."""
-        alone = ctas <= self.multiprocessors
-        return max(needed, self.shared_bytes_alone) if alone else needed
+        one_each = ctas <= self.multiprocessors
+        return max(needed, self.shared_bytes_alone) if one_each else needed
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ __device__ __forceinline__ bool is_last_of(int* count, int ctas, volatile int* l
   return *last != 0;
 }
 
-// The same by a warp of each of the CTAs.
+// Whether this warp is the last of the ``ctas`` that share a count, one warp of each; 0 before and
+// after.
 __device__ __forceinline__ bool is_last_warp_of(int* count, int ctas) {
   if (ctas == 1) return true;
   int before = 0;

@@ -47,10 +47,11 @@ _MOST_LOADS_REFILLED = 12
 _MOST_GROUP_BLOCKS = 36
 # The switch in small_linear.cuh tells so many steps in shared memory apart.
 _MOST_RING = 5
-# Of so many multiprocessors a launch of few rows leaves one to the small launches around it (4 of
-# 132). A CTA fills one: where a launch in front still has a CTA (the experts' sum before QKV) it
-# would begin late, and one behind (the router's four CTAs) could not begin beside it.
-_LEAVES_ONE_OF = 33
+# O and QKV of few rows leave one multiprocessor in 33 (4 of 132) to the small launches beside them.
+# Their CTAs fill one each: where the experts' sum still has one, QKV's would begin late, and the
+# router's four could not begin beside O. An op timed alone says nothing of it: no tactic has all.
+_ONE_SPARE_OF = 33
+_BESIDE_SMALL_LAUNCHES = ("Linear", "RmsQkvRope")
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,8 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
     passes = -(-dense.rows // (token_tiles * TOKENS_PER_TILE))
     unit = tactic.get("unit", dense.unit)
     units = dense.tiles * PAIRS_PER_TILE // unit
-    ctas = min(units, max(1, tactic.get("ctas", _usual_ctas(dense, target)) // passes))
+    usual_ctas = _usual_ctas(dense, target, units, unit)
+    ctas = min(units, max(1, tactic.get("ctas", usual_ctas) // passes))
     span = _most_tiles_touched(units, ctas, unit)
     fragments = dense.normed or dense.fragment_bytes(token_tiles) <= _MOST_FRAGMENT_BYTES
     token_bytes = dense.fragment_bytes(token_tiles) if fragments else 0
@@ -282,9 +284,16 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
     return None
 
 
-def _usual_ctas(dense: Dense, target: Target) -> int:
-    few = dense.rows <= TOKENS_PER_TILE and not dense.storage.scaled
-    return target.multiprocessors - (target.multiprocessors // _LEAVES_ONE_OF if few else 0)
+def _usual_ctas(dense: Dense, target: Target, units: int, unit: int) -> int:
+    every = target.multiprocessors
+    few = every - every // _ONE_SPARE_OF
+    if dense.op not in _BESIDE_SMALL_LAUNCHES or dense.rows > TOKENS_PER_TILE:
+        return every
+    if dense.storage.scaled or units <= few:
+        return every
+    # Weights that fewer CTAs would have to take in more tiles keep them all.
+    more = _most_tiles_touched(units, few, unit) > _most_tiles_touched(units, every, unit)
+    return every if more else few
 
 
 def _most_tiles_touched(units: int, ctas: int, unit: int) -> int:

@@ -101,7 +101,7 @@ class Cut:
         needed = self.shared_bytes(shape)
         if self.split == 1:
             return needed
-        return target.shared_bytes_of(prod(self.grid(shape)), needed)
+        return target.shared_bytes_to_ask_for(prod(self.grid(shape)), needed)
 
     def runs_at_once(self, shape: Geometry, target: Target) -> bool:
         """Whether the GPU holds all CTAs of the launch together."""

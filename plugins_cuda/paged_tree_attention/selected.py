@@ -61,7 +61,7 @@ def with_lists(
         Kernel("paged_tree_attention", "attend_selected", tuple(given.items()), "selected.cu"),
         grid=(ctas, shape.kv_heads, shape.rows),
         block=alone.block,
-        shared_bytes=request.target.shared_bytes_of(ctas * groups, needed),
+        shared_bytes=request.target.shared_bytes_to_ask_for(ctas * groups, needed),
         arguments=(*ARGUMENTS, *workspaces, shape.batch, held),
     )
     return Lowering((chosen,) if takes_whole else (whole, chosen), plain.workspaces)

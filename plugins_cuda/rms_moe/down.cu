@@ -213,6 +213,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
       });
 }
 
+static_assert(ADD_COLUMNS == 4 && HIDDEN % 4 == 0, "a thread adds four columns, 16 bytes of fp32");
+
 // Grid (HIDDEN / (4 · ADD_THREADS), ROWS), a thread for four columns: x + the sum of a row's
 // partials, which is rounded first. Few CTAs, and all loads at once: a CTA of the next launch fills
 // a multiprocessor, and begins late where one of these still is.

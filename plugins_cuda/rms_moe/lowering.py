@@ -252,6 +252,7 @@ def _down(
     constants = (
         *_expert_constants(request, sizes, tactic, plan),
         ("ADD_THREADS", ADD_THREADS),
+        ("ADD_COLUMNS", ADD_COLUMNS),
     )
     read = ("workspace_h", "workspace_logits")
     return [

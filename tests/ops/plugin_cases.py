@@ -67,7 +67,8 @@ class EmulatedGpu:
         assert self._kernels[module].entry == entry
         return self._kernels[module]
 
-    def set_shared(self, function: Kernel, shared_bytes: int) -> None:
+    def set_shared(self, function: Kernel, shared_bytes: int, carveout: int) -> None:
+        assert -1 <= carveout <= 100
         self._shared[function] = shared_bytes
 
     def fill(self, address: int, word: int, words: int, _stream: object) -> None:

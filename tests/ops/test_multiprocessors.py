@@ -15,6 +15,7 @@ from specbuild.plugins_cuda.launches import (
 )
 from specbuild.plugins_cuda.linear.storage import BF16, MXFP4, Storage
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.executors.cuda.gpu import shared_carveout
 
 HOPPER = Target()
 
@@ -46,15 +47,45 @@ def projection(rows: int, storage: Storage, target: Target = HOPPER) -> OpLaunch
     return op.lower(LoweringRequest(tensors, {}, "decode", target)).launches[-1]
 
 
+def qkv(rows: int) -> OpLaunch:
+    """QKV of GPT-OSS: 5120 outputs of 2880."""
+    tensors = {
+        "x": TensorInfo((rows, 2880), "bfloat16"),
+        "norm": TensorInfo((2880,), "bfloat16"),
+        "weight": TensorInfo((320, 90, 512), "bfloat16"),
+        "bias": TensorInfo((5120,), "bfloat16"),
+        "cos": TensorInfo((2048, 32), "float32"),
+        "sin": TensorInfo((2048, 32), "float32"),
+        "positions": TensorInfo((rows,), "int32"),
+        "write_slot": TensorInfo((rows,), "int32"),
+        "k_pool": TensorInfo((33, 8, 64, 64), "bfloat16"),
+        "v_pool": TensorInfo((33, 8, 64, 64), "bfloat16"),
+        "q": TensorInfo((rows, 64, 64), "bfloat16"),
+        "k_pool_out": TensorInfo((33, 8, 64, 64), "bfloat16"),
+        "v_pool_out": TensorInfo((33, 8, 64, 64), "bfloat16"),
+    }
+    op = op_named("RmsQkvRope")
+    assert op.lower is not None
+    attributes = {"eps": 1e-5, "rounding": "gpt_oss", "q_heads": 64}
+    return op.lower(LoweringRequest(tensors, attributes, "decode", HOPPER)).launches[-1]
+
+
+@pytest.mark.parametrize(("multiprocessors", "taken"), [(132, 128), (114, 111), (32, 32), (3, 3)])
 @pytest.mark.parametrize("rows", [1, 4, 8])
-def test_few_rows_leave_multiprocessors_to_the_router(rows: int) -> None:
-    assert projection(rows, BF16).grid[0] == 128
+def test_few_rows_leave_multiprocessors_to_small_launches(
+    rows: int, multiprocessors: int, taken: int
+) -> None:
+    target = Target(multiprocessors=multiprocessors)
+    assert projection(rows, BF16, target).grid[0] == taken
+
+
+def test_so_does_qkv() -> None:
+    assert qkv(8).grid[0] == 128 and qkv(9).grid[0] == 132
 
 
 def test_others_take_every_multiprocessor() -> None:
     assert projection(9, BF16).grid[0] == 132
     assert projection(1, MXFP4).grid[0] == 132
-    assert projection(1, BF16, Target(multiprocessors=3)).grid[0] == 3
 
 
 def attention(sequences: int, rows: int, *, held: int = 0) -> OpLaunch:
@@ -81,16 +112,39 @@ def attention(sequences: int, rows: int, *, held: int = 0) -> OpLaunch:
     return op.lower(request).launches[-1]
 
 
-@pytest.mark.parametrize("held", [0, 2048])
-@pytest.mark.parametrize(("sequences", "rows"), [(1, 1), (1, 4), (2, 1), (2, 4)])
+@pytest.mark.parametrize(
+    ("sequences", "rows", "held", "ctas"),
+    [
+        (1, 1, 0, 128), (1, 4, 0, 128), (2, 1, 0, 256), (2, 4, 0, 256),
+        (1, 1, 2048, 128), (1, 4, 2048, 256), (2, 1, 2048, 256), (2, 4, 2048, 256),
+    ],
+)  # fmt: skip
 def test_ctas_of_attention_have_a_multiprocessor_each_where_they_can(
-    sequences: int, rows: int, held: int
+    sequences: int, rows: int, held: int, ctas: int
 ) -> None:
     """Two on one would leave another without work; where there are more, two share it."""
     launch = attention(sequences, rows, held=held)
-    ctas = launch.grid[0] * launch.grid[1] * launch.grid[2]
     needed = int(dict(launch.kernel.constants)["SHARED_BYTES"])
+    assert launch.grid[0] * launch.grid[1] * launch.grid[2] == ctas
     if ctas <= HOPPER.multiprocessors:
         assert not HOPPER.two_fit(launch.shared_bytes)
     else:
         assert launch.shared_bytes == needed
+
+
+@pytest.mark.parametrize(
+    ("shared_bytes", "registers", "threads", "carveout"),
+    [
+        (65537, 32, 64, 100),  # stages its weights
+        (65536, 126, 512, 0),  # has all registers of an SM
+        (52480, 65, 512, 0),  # 72 are taken: 36864 of 65536
+        (65536, 64, 512, -1),  # two fit
+        (0, 128, 480, 0),
+        (0, 40, 1024, 0),
+        (0, 18, 256, -1),
+    ],
+)
+def test_how_a_multiprocessor_divides_its_memory(
+    shared_bytes: int, registers: int, threads: int, carveout: int
+) -> None:
+    assert shared_carveout(shared_bytes, registers, threads) == carveout

@@ -47,7 +47,8 @@ class EmulatedHost(HostGpu):
         assert self.kernels[module].entry == entry
         return self.kernels[module]
 
-    def set_shared(self, function: Kernel, shared_bytes: int) -> None:
+    def set_shared(self, function: Kernel, shared_bytes: int, carveout: int) -> None:
+        assert -1 <= carveout <= 100
         self.shared[function] = shared_bytes
 
     def launch(self, config: LaunchConfig, stream: Stream) -> None:

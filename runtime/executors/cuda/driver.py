@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
-from specbuild.runtime.executors.cuda.gpu import (
-    GpuFacts,
-    Handle,
-    HostMemory,
-    LaunchConfig,
-    shared_attributes,
-)
+from specbuild.runtime.executors.cuda.gpu import GpuFacts, Handle, HostMemory, LaunchConfig
 
 LEAST_BINDINGS = 13
 
@@ -175,16 +169,19 @@ class DriverGpu:
         what, name = f"finding kernel {entry}", entry.encode()
         return self._call(what, self._driver.cuModuleGetFunction, module, name)
 
-    def set_shared(self, function: Handle, shared_bytes: int) -> None:
-        """Says how much dynamic shared memory launches ask for, and how an SM divides its own."""
+    def set_shared(self, function: Handle, shared_bytes: int, carveout: int) -> None:
+        """Says how much dynamic shared memory launches ask for, and how an SM divides its own.
+
+        The first is said of small amounts too: 48 KiB without saying so are for static and dynamic
+        shared memory together.
+        """
         kinds, what = self._driver.CUfunction_attribute, f"asking for {shared_bytes} bytes"
-        for name, value in shared_attributes(shared_bytes).items():
+        for kind, value in (
+            (kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes),
+            (kinds.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, carveout),
+        ):
             self._call(
-                f"{what} of shared memory",
-                self._driver.cuFuncSetAttribute,
-                function,
-                getattr(kinds, name),
-                value,
+                f"{what} of shared memory", self._driver.cuFuncSetAttribute, function, kind, value
             )
 
     def launch(self, config: LaunchConfig, stream: Handle) -> None:

@@ -42,26 +42,28 @@ class LaunchConfig:
     parameters: int
 
 
-# A kernel that asks for more stages its weights in shared memory; one that asks for less keeps its
-# loads in flight in L1.
+# Above so much dynamic shared memory a kernel's loads wait there; below, in registers and L1.
 _STAGED_BYTES = 64 << 10
+# Registers of a multiprocessor, and in how many of them threads get theirs.
+_REGISTERS, _REGISTER_STEP = 64 << 10, 8
+_DRIVERS_CHOICE = -1
 
 
-def shared_attributes(shared_bytes: int) -> dict[str, int]:
-    """The driver's attributes of a kernel that is launched with this much dynamic shared memory.
+def shared_carveout(shared_bytes: int, registers: int, threads: int) -> int:
+    """Per cent of a multiprocessor's memory that are to be shared memory, the rest being L1.
 
-    It may be launched so, and a multiprocessor divides its memory into shared memory and L1 as it
-    suits the kernel. The driver's own choice does not: an SM divides its memory only while it is
-    idle, so a kernel that starts beside the one in front runs with that one's division, and a few
-    SMs read the vocabulary head with next to no L1 while a step waits for them.
+    ``shared_bytes`` is what a launch asks for dynamically, ``registers`` are a thread's and
+    ``threads`` a CTA's. −1 leaves it to the driver.
+
+    A multiprocessor divides its memory only while it is idle, so a kernel that starts beside the
+    one in front runs with that one's division. By the driver's choice a few multiprocessors read
+    the vocabulary head with next to no L1, and a step waits for them. Kernels of which two CTAs
+    share a multiprocessor stay with it: it knows how many are to fit.
     """
-    kind = "CU_FUNC_ATTRIBUTE_"
-    return {
-        # Of small amounts too: 48 KiB without saying so are for static and dynamic together.
-        f"{kind}MAX_DYNAMIC_SHARED_SIZE_BYTES": shared_bytes,
-        # In per cent of what can be shared memory.
-        f"{kind}PREFERRED_SHARED_MEMORY_CARVEOUT": 100 if shared_bytes > _STAGED_BYTES else 0,
-    }
+    if shared_bytes > _STAGED_BYTES:
+        return 100
+    of_a_cta = threads * -(-registers // _REGISTER_STEP) * _REGISTER_STEP
+    return 0 if 2 * of_a_cta > _REGISTERS else _DRIVERS_CHOICE
 
 
 class Gpu(Protocol):
@@ -151,11 +153,9 @@ class Gpu(Protocol):
         """An entry point of a module."""
         ...
 
-    def set_shared(self, function: Handle, shared_bytes: int) -> None:
-        """Says how much dynamic shared memory launches of a function ask for, at most.
-
-        With that, how a multiprocessor is to divide its memory: see ``shared_attributes``.
-        """
+    def set_shared(self, function: Handle, shared_bytes: int, carveout: int) -> None:
+        """Says how much dynamic shared memory launches of a function ask for, at most, and how a
+        multiprocessor is to divide its memory for them: see ``shared_carveout``."""
         ...
 
     def launch(self, config: LaunchConfig, stream: Handle) -> None:

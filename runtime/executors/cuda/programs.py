@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
-from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, LaunchConfig
+from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, LaunchConfig, shared_carveout
 from specbuild.runtime.plan import (
     FLOAT32,
     INT32,
@@ -37,8 +37,8 @@ class KernelLibrary:
         self._functions: dict[int, Handle] = {}
         self._shared: dict[int, int] = {}
 
-    def function(self, index: int, shared_bytes: int) -> Handle:
-        """A kernel that may be launched with this much dynamic shared memory."""
+    def function(self, index: int, shared_bytes: int, threads: int) -> Handle:
+        """A kernel that may be launched with this much dynamic shared memory, and CTAs so large."""
         kernel = self._kernels[index]
         if index not in self._functions:
             if kernel.cubin not in self._modules:
@@ -48,7 +48,8 @@ class KernelLibrary:
             self._functions[index] = self._gpu.function(module, kernel.entry)
             self._shared[index] = -1
         if shared_bytes > self._shared[index]:
-            self._gpu.set_shared(self._functions[index], shared_bytes)
+            carveout = shared_carveout(shared_bytes, kernel.registers, threads)
+            self._gpu.set_shared(self._functions[index], shared_bytes, carveout)
             self._shared[index] = shared_bytes
         return self._functions[index]
 
@@ -69,7 +70,7 @@ class PackedProgram:
         for launch in launches:
             configs.append(
                 LaunchConfig(
-                    function=kernels.function(launch.kernel, launch.shared_bytes),
+                    function=kernels.function(launch.kernel, launch.shared_bytes, launch.block),
                     grid=launch.grid,
                     block=launch.block,
                     shared_bytes=launch.shared_bytes,

@@ -29,7 +29,7 @@ class OpLauncher:
     def prepare(self, bucket: int, tactic: int = 0) -> None:
         """Loads the kernels, which no graph that is being recorded may do."""
         for launch in self.record.buckets[bucket].tactics[tactic].launches:
-            self._kernels.function(launch.kernel, launch.shared_bytes)
+            self._kernels.function(launch.kernel, launch.shared_bytes, launch.block)
 
     def enqueue(
         self,

@@ -59,7 +59,7 @@ class FakeGpu:
         self._next = _FIRST_ADDRESS
         self._memory: dict[int, np.ndarray] = {}
         self._host: dict[int, HostMemory] = {}
-        self.shared: dict[str, int] = {}
+        self.shared: dict[str, tuple[int, int]] = {}
 
     # What a test looks at.
 
@@ -162,12 +162,12 @@ class FakeGpu:
         assert module == f"cubin of {entry}".encode()
         return entry
 
-    def set_shared(self, function: str, shared_bytes: int) -> None:
-        self.shared[function] = shared_bytes
+    def set_shared(self, function: str, shared_bytes: int, carveout: int) -> None:
+        self.shared[function] = (shared_bytes, carveout)
 
     def launch(self, config: LaunchConfig, stream: Stream) -> None:
         kernel = self.kernels[config.function]
-        assert config.shared_bytes <= self.shared.get(config.function, 0)
+        assert config.shared_bytes <= self.shared.get(config.function, (0, 0))[0]
         values = _arguments(config.parameters, kernel.kinds)
 
         def operation() -> None:

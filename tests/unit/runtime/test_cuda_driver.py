@@ -47,8 +47,8 @@ assert gpu.elapsed_s(timed, timed) == 0.0025
 refused(gpu.allocate, 5 << 30)
 refused(gpu.load_module, b"damaged", "kernels/a.cubin")
 function = gpu.function(gpu.load_module(b"cubin", "kernels/b.cubin"), "entry")
-gpu.set_shared(function, 48 * 1024)
-gpu.set_shared(function, 100_000)
+gpu.set_shared(function, 48 * 1024, 0)
+gpu.set_shared(function, 100_000, 100)
 values = np.array([0x123456789A, 0xFFFFFFFB], np.uint64)
 pointers = values.ctypes.data + 8 * np.arange(2, dtype=np.uint64)
 for programmatic in (True, False):

@@ -231,20 +231,18 @@ def test_arguments_reach_the_kernel_as_the_plan_has_them() -> None:
         runner.start(runner.entry)
     runner.gpu.synchronize(runner.stream)
     assert seen == [(runner.memory.addresses[2] + 8, -5, 0x3FC00000, 0)] * 3
-    assert runner.gpu.shared == {"one": 100_000}
+    assert runner.gpu.shared == {"one": (100_000, 100)}
     # One module, one graph, replayed.
     assert runner.gpu.log == ["load one.cubin", "graph", "graph", "graph"]
 
 
-def test_a_kernel_without_shared_memory_says_so_and_none_says_less_than_before() -> None:
-    """An SM divides its memory by it."""
-    runner = runner_of([launch_of(shared_bytes=0)], [])
-    runner.start(runner.entry)
-    assert runner.gpu.shared == {"one": 0}
-    sizes = [launch_of(shared_bytes=size) for size in (3000, 500)]
-    runner = runner_of(sizes, [], count=2)
-    runner.start(runner.entry)
-    assert runner.gpu.shared == {"one": 3000}
+def test_kernels_say_what_they_ask_for_at_most() -> None:
+    """However little: a multiprocessor divides its memory by it."""
+    for sizes, most in (([0], 0), ([500, 3000], 3000), ([3000, 500], 3000)):
+        runner = runner_of([launch_of(shared_bytes=n) for n in sizes], [], count=len(sizes))
+        runner.start(runner.entry)
+        # Two CTAs of 64 threads with 32 registers fit an SM.
+        assert runner.gpu.shared == {"one": (most, -1)}
 
 
 @pytest.mark.parametrize(

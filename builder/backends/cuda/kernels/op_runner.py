@@ -12,7 +12,7 @@ from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled, Compiler
 from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.runtime.errors import UnsupportedHereError
-from specbuild.runtime.executors.cuda.gpu import shared_attributes
+from specbuild.runtime.executors.cuda.gpu import shared_carveout
 
 Pointers = Mapping[str, int]
 _POISON = 0xFF
@@ -29,6 +29,7 @@ class OpRunner:
         self._compiler = compiler
         self._functions: dict[Kernel, Any] = {}
         self._cubins: dict[Kernel, bytes] = {}
+        self._registers: dict[Kernel, int] = {}
         self._call(driver.cuInit, 0)
         device = self._call(driver.cuDeviceGet, 0)
         self.context = self._call(driver.cuDevicePrimaryCtxRetain, device)
@@ -83,6 +84,7 @@ class OpRunner:
         compiled = self.compiled(missing)
         for kernel, entry in compiled.kernels.items():
             self._cubins[kernel] = compiled.files[entry.cubin]
+            self._registers[kernel] = entry.registers
 
     def run(
         self,
@@ -175,16 +177,20 @@ class OpRunner:
         self._call(driver.cuGraphDestroy, graph)
         return float(np.median(times[2:]))
 
-    def _function(self, kernel: Kernel, shared_bytes: int) -> Any:
-        driver = self._driver
+    def _function(self, launch: OpLaunch) -> Any:
+        driver, kernel = self._driver, launch.kernel
         if kernel not in self._functions:
             module = self._call(driver.cuModuleLoadData, self._cubins[kernel])
             self._functions[kernel] = self._call(
                 driver.cuModuleGetFunction, module, kernel.entry.encode()
             )
         function, kinds = self._functions[kernel], driver.CUfunction_attribute
-        for name, value in shared_attributes(shared_bytes).items():
-            self._call(driver.cuFuncSetAttribute, function, getattr(kinds, name), value)
+        carveout = shared_carveout(launch.shared_bytes, self._registers[kernel], launch.block)
+        for kind, value in (
+            (kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared_bytes),
+            (kinds.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, carveout),
+        ):
+            self._call(driver.cuFuncSetAttribute, function, kind, value)
         return function
 
     def _launch(self, launch: OpLaunch, place: Pointers, *, programmatic: bool) -> None:
@@ -209,5 +215,5 @@ class OpRunner:
             else:
                 values.append(argument)
                 types.append(ctypes.c_float if isinstance(argument, float) else ctypes.c_int32)
-        function = self._function(launch.kernel, launch.shared_bytes)
+        function = self._function(launch)
         self._call(driver.cuLaunchKernelEx, config, function, (tuple(values), tuple(types)), 0)
