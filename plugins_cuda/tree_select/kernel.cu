@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     return reached;
   };
 
-  // A key that ``wanted`` candidates reach, and no more but for ties: 0 where there are at most ``wanted``.
+  // A key that ``wanted`` candidates reach, and others by ties alone: 0 where there are no others.
   uint32_t edge = 0;
   if (reach(1) > wanted) {
 #pragma unroll 1
