@@ -287,9 +287,8 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
 def _usual_ctas(dense: Dense, target: Target, units: int, unit: int) -> int:
     every = target.multiprocessors
     few = every - every // _ONE_SPARE_OF
-    if dense.op not in _BESIDE_SMALL_LAUNCHES or dense.rows > TOKENS_PER_TILE:
-        return every
-    if dense.storage.scaled or units <= few:
+    alone = dense.op not in _BESIDE_SMALL_LAUNCHES or dense.storage.scaled
+    if alone or dense.rows > TOKENS_PER_TILE:
         return every
     # Weights that fewer CTAs would have to take in more tiles keep them all.
     more = _most_tiles_touched(units, few, unit) > _most_tiles_touched(units, every, unit)

@@ -8,8 +8,6 @@ from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, O
 from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry
 from specbuild.runtime.errors import SpecbuildError
 
-# A CTA of one row: more than two of them on an SM gain nothing.
-CTAS_OF_AN_SM = 2
 STAGES = 2
 
 WORKSPACES = ("workspace_arrivals", "workspace_sums", "workspace_values")
@@ -47,7 +45,9 @@ def with_lists(
         arguments=(*ARGUMENTS, *workspaces, held),
     )
     groups = shape.rows * shape.kv_heads
-    wanted = max(1, CTAS_OF_AN_SM * request.target.multiprocessors // groups)
+    given = dict(alone.kernel.constants)
+    of_an_sm = int(given["CTAS_OF_AN_SM"])
+    wanted = max(1, of_an_sm * request.target.multiprocessors // groups)
     ctas = 1 << (min(wanted, slots).bit_length() - 1)
     takes_whole = (
         shape.rows == shape.batch and dict(launch.kernel.constants)["CONTEXT_CTAS"] == ctas
@@ -55,7 +55,7 @@ def with_lists(
     # Launches of any number of rows share the code.
     settled = {"CONTEXT_CTAS": ctas, "LISTS": lists, "LAUNCH_ROWS": 1, "SEQUENCE_ROWS": 1,
                "TAKES_WHOLE": int(takes_whole)}  # fmt: skip
-    given = dict(alone.kernel.constants) | settled
+    given |= settled
     needed = int(given["SHARED_BYTES"])
     chosen = OpLaunch(
         Kernel("paged_tree_attention", "attend_selected", tuple(given.items()), "selected.cu"),

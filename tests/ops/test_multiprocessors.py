@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from gpt_oss_requests import attention, projection, qkv
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,9 +16,8 @@ from specbuild.plugins_cuda.launches import (
     Target,
     TensorInfo,
 )
-from specbuild.plugins_cuda.linear.storage import BF16, MXFP4, Storage
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.runtime.executors.cuda.gpu import shared_carveout
+from specbuild.runtime.executors.cuda.shared_memory import shared_carveout
 
 HOPPER = Target()
 
@@ -31,43 +33,11 @@ def test_a_cta_is_alone_where_two_do_not_fit(block: int, wanted: int) -> None:
     assert target.two_fit(wanted) == (wanted + RESERVED_BYTES <= (block + RESERVED_BYTES) // 2)
 
 
-def projection(rows: int, storage: Storage, target: Target = HOPPER) -> OpLaunch:
-    """O of GPT-OSS: 2880 outputs of 4096."""
-    packed = {
-        BF16: TensorInfo((180, 128, 512), "bfloat16"),
-        MXFP4: TensorInfo((180, 64, 544), "uint8"),
-    }
-    tensors = {
-        "x": TensorInfo((rows, 4096), "bfloat16"),
-        "weight": packed[storage],
-        "y": TensorInfo((rows, 2880), "bfloat16"),
-    }
-    op = op_named("Linear")
-    assert op.lower is not None
-    return op.lower(LoweringRequest(tensors, {}, "decode", target)).launches[-1]
-
-
-def qkv(rows: int) -> OpLaunch:
-    """QKV of GPT-OSS: 5120 outputs of 2880."""
-    tensors = {
-        "x": TensorInfo((rows, 2880), "bfloat16"),
-        "norm": TensorInfo((2880,), "bfloat16"),
-        "weight": TensorInfo((320, 90, 512), "bfloat16"),
-        "bias": TensorInfo((5120,), "bfloat16"),
-        "cos": TensorInfo((2048, 32), "float32"),
-        "sin": TensorInfo((2048, 32), "float32"),
-        "positions": TensorInfo((rows,), "int32"),
-        "write_slot": TensorInfo((rows,), "int32"),
-        "k_pool": TensorInfo((33, 8, 64, 64), "bfloat16"),
-        "v_pool": TensorInfo((33, 8, 64, 64), "bfloat16"),
-        "q": TensorInfo((rows, 64, 64), "bfloat16"),
-        "k_pool_out": TensorInfo((33, 8, 64, 64), "bfloat16"),
-        "v_pool_out": TensorInfo((33, 8, 64, 64), "bfloat16"),
-    }
-    op = op_named("RmsQkvRope")
-    assert op.lower is not None
-    attributes = {"eps": 1e-5, "rounding": "gpt_oss", "q_heads": 64}
-    return op.lower(LoweringRequest(tensors, attributes, "decode", HOPPER)).launches[-1]
+def launched(op: str, request: LoweringRequest, target: Target = HOPPER) -> OpLaunch:
+    """The last launch of a decoding op."""
+    lower = op_named(op).lower
+    assert lower is not None
+    return lower(replace(request, phase="decode", target=target)).launches[-1]
 
 
 @pytest.mark.parametrize(("multiprocessors", "taken"), [(132, 128), (114, 111), (32, 32), (3, 3)])
@@ -76,40 +46,19 @@ def test_few_rows_leave_multiprocessors_to_small_launches(
     rows: int, multiprocessors: int, taken: int
 ) -> None:
     target = Target(multiprocessors=multiprocessors)
-    assert projection(rows, BF16, target).grid[0] == taken
+    assert launched("Linear", projection(rows, 4096), target).grid[0] == taken
 
 
 def test_so_does_qkv() -> None:
-    assert qkv(8).grid[0] == 128 and qkv(9).grid[0] == 132
+    assert launched("RmsQkvRope", qkv(8)).grid[0] == 128
+    assert launched("RmsQkvRope", qkv(9)).grid[0] == 132
 
 
 def test_others_take_every_multiprocessor() -> None:
-    assert projection(9, BF16).grid[0] == 132
-    assert projection(1, MXFP4).grid[0] == 132
-
-
-def attention(sequences: int, rows: int, *, held: int = 0) -> OpLaunch:
-    """Full attention of GPT-OSS, ``rows`` a sequence; with lists of ``held`` tokens if any."""
-    total = sequences * rows
-    tensors = {
-        "q": TensorInfo((total, 64, 64), "bfloat16"),
-        "k_pool": TensorInfo((1024, 8, 64, 64), "bfloat16"),
-        "v_pool": TensorInfo((1024, 8, 64, 64), "bfloat16"),
-        "page_table": TensorInfo((sequences, 1, 512), "int32"),
-        "row_start": TensorInfo((sequences + 1,), "int32"),
-        "row_slot": TensorInfo((total,), "int32"),
-        "tree_start": TensorInfo((sequences,), "int32"),
-        "ancestor_bits": TensorInfo((total, 1), "int32"),
-        "sinks": TensorInfo((64,), "float32"),
-        "attended": TensorInfo((total, 64, 64), "bfloat16"),
-    }
-    if held:
-        tensors["selected"] = TensorInfo((total, 1, held), "int32")
-    op = op_named("PagedTreeAttention")
-    assert op.lower is not None
-    attributes = {"scale": 0.125, "window": 0}
-    request = LoweringRequest(tensors, attributes, "decode", HOPPER, {"slot_teams": 0})
-    return op.lower(request).launches[-1]
+    assert launched("Linear", projection(9, 4096)).grid[0] == 132
+    one = projection(1, 4096)
+    codes = {**one.tensors, "weight": TensorInfo((180, 64, 544), "uint8")}
+    assert launched("Linear", replace(one, tensors=codes)).grid[0] == 132
 
 
 @pytest.mark.parametrize(
@@ -123,7 +72,11 @@ def test_ctas_of_attention_have_a_multiprocessor_each_where_they_can(
     sequences: int, rows: int, held: int, ctas: int
 ) -> None:
     """Two on one would leave another without work; where there are more, two share it."""
-    launch = attention(sequences, rows, held=held)
+    request = replace(attention(sequences, rows, pages=512), tactic={"slot_teams": 0})
+    if held:
+        lists = TensorInfo((sequences * rows, 1, held), "int32")
+        request = replace(request, tensors={**request.tensors, "selected": lists})
+    launch = launched("PagedTreeAttention", request)
     needed = int(dict(launch.kernel.constants)["SHARED_BYTES"])
     assert launch.grid[0] * launch.grid[1] * launch.grid[2] == ctas
     if ctas <= HOPPER.multiprocessors:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from emulation import has_compiler, run_lowering
-from expert_requests import experts_request
+from gpt_oss_requests import experts_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.gpu import GpuFacts, Handle, HostMemory, LaunchConfig
+from specbuild.runtime.executors.cuda.shared_memory import shared_attributes
 
 LEAST_BINDINGS = 13
 
@@ -170,19 +171,10 @@ class DriverGpu:
         return self._call(what, self._driver.cuModuleGetFunction, module, name)
 
     def set_shared(self, function: Handle, shared_bytes: int, carveout: int) -> None:
-        """Says how much dynamic shared memory launches ask for, and how an SM divides its own.
-
-        The first is said of small amounts too: 48 KiB without saying so are for static and dynamic
-        shared memory together.
-        """
-        kinds, what = self._driver.CUfunction_attribute, f"asking for {shared_bytes} bytes"
-        for kind, value in (
-            (kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes),
-            (kinds.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, carveout),
-        ):
-            self._call(
-                f"{what} of shared memory", self._driver.cuFuncSetAttribute, function, kind, value
-            )
+        """Says how much dynamic shared memory launches ask for, and how an SM divides its own."""
+        what = f"asking for {shared_bytes} bytes of shared memory"
+        for kind, value in shared_attributes(self._driver, shared_bytes, carveout):
+            self._call(what, self._driver.cuFuncSetAttribute, function, kind, value)
 
     def launch(self, config: LaunchConfig, stream: Handle) -> None:
         """Queues a kernel; ``programmatic`` lets it start before the one in front is done."""

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
-from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, LaunchConfig, shared_carveout
+from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, LaunchConfig
+from specbuild.runtime.executors.cuda.shared_memory import shared_carveout
 from specbuild.runtime.plan import (
     FLOAT32,
     INT32,

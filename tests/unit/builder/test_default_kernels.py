@@ -11,54 +11,14 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from expert_requests import experts_request
+from gpt_oss_requests import attention, experts_request, projection, qkv
 
 from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled, Compiler
-from specbuild.plugins_cuda.launches import RESERVED_BYTES, Kernel, LoweringRequest, TensorInfo
+from specbuild.plugins_cuda.launches import RESERVED_BYTES, Kernel, LoweringRequest
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_moe.memory import DYNAMIC_ALIGNMENT
 
-HIDDEN = 2880
 ROWS = (1, 8, 16, 32, 64, 128, 256)
-
-
-def bf16(*shape: int) -> TensorInfo:
-    return TensorInfo(shape, "bfloat16")
-
-
-def projection(rows: int, columns: int) -> LoweringRequest:
-    """O, or the draft's down, with everything that a launch may add."""
-    tensors = {
-        "x": bf16(rows, columns), "weight": bf16(HIDDEN // 16, columns // 32, 512),
-        "bias": bf16(HIDDEN), "residual": bf16(rows, HIDDEN), "y": bf16(rows, HIDDEN),
-    }  # fmt: skip
-    return LoweringRequest(tensors, {})
-
-
-def qkv(rows: int) -> LoweringRequest:
-    tensors = {
-        "x": bf16(rows, HIDDEN), "norm": bf16(HIDDEN), "weight": bf16(320, HIDDEN // 32, 512),
-        "bias": bf16(5120), "cos": TensorInfo((4096, 32), "float32"),
-        "sin": TensorInfo((4096, 32), "float32"), "positions": TensorInfo((rows,), "int32"),
-        "write_slot": TensorInfo((rows,), "int32"), "k_pool": bf16(64, 8, 64, 64),
-        "v_pool": bf16(64, 8, 64, 64), "q": bf16(rows, 64, 64),
-    }  # fmt: skip
-    attributes = op_named("RmsQkvRope").complete({"q_heads": 64, "kv_heads": 8, "eps": 1e-5})
-    return LoweringRequest(tensors, attributes)
-
-
-def attention(batch: int, rows: int) -> LoweringRequest:
-    """Full attention of sequences with so many rows each."""
-    total = batch * rows
-    tensors = {
-        "q": bf16(total, 64, 64), "k_pool": bf16(99, 8, 64, 64), "v_pool": bf16(99, 8, 64, 64),
-        "page_table": TensorInfo((batch, 1, 32), "int32"),
-        "row_start": TensorInfo((batch + 1,), "int32"), "row_slot": TensorInfo((total,), "int32"),
-        "tree_start": TensorInfo((batch,), "int32"),
-        "ancestor_bits": TensorInfo((total, 1), "int32"), "sinks": TensorInfo((64,), "float32"),
-        "attended": bf16(total, 64, 64),
-    }  # fmt: skip
-    return LoweringRequest(tensors, {"scale": 0.125, "window": 0})
 
 
 @cache

@@ -12,7 +12,7 @@ from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled, Compiler
 from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.runtime.errors import UnsupportedHereError
-from specbuild.runtime.executors.cuda.gpu import shared_carveout
+from specbuild.runtime.executors.cuda.shared_memory import shared_attributes, shared_carveout
 
 Pointers = Mapping[str, int]
 _POISON = 0xFF
@@ -184,12 +184,9 @@ class OpRunner:
             self._functions[kernel] = self._call(
                 driver.cuModuleGetFunction, module, kernel.entry.encode()
             )
-        function, kinds = self._functions[kernel], driver.CUfunction_attribute
+        function = self._functions[kernel]
         carveout = shared_carveout(launch.shared_bytes, self._registers[kernel], launch.block)
-        for kind, value in (
-            (kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared_bytes),
-            (kinds.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, carveout),
-        ):
+        for kind, value in shared_attributes(driver, launch.shared_bytes, carveout):
             self._call(driver.cuFuncSetAttribute, function, kind, value)
         return function
 

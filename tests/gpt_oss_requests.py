@@ -1,0 +1,63 @@
+"""Requests for GPT-OSS's layers at their real sizes, without tensors."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
+from specbuild.plugins_cuda.registry import op_named
+
+HIDDEN = 2880
+
+
+def bf16(*shape: int) -> TensorInfo:
+    """A tensor of this shape."""
+    return TensorInfo(shape, "bfloat16")
+
+
+def experts_request(rows: int, experts: int = 32) -> LoweringRequest:
+    """RmsMoe over ``rows`` rows of two sequences, for decoding."""
+    tensors = {
+        "x": bf16(rows, 2880), "norm": bf16(2880),
+        "router_weight": bf16(experts, 2880), "router_bias": bf16(experts),
+        "gate_up": TensorInfo((experts, 360, 24576), "uint8"),
+        "gate_up_bias": bf16(experts, 5760),
+        "down": TensorInfo((experts, 360, 12288), "uint8"), "down_bias": bf16(experts, 2880),
+        "row_start": TensorInfo((3,), "int32"), "y": bf16(rows, 2880),
+    }  # fmt: skip
+    attributes = op_named("RmsMoe").complete({"eps": 1e-5, "top_k": 4})
+    return LoweringRequest(tensors, attributes)
+
+
+def projection(rows: int, columns: int) -> LoweringRequest:
+    """O, or the draft's down, with everything that a launch may add."""
+    tensors = {
+        "x": bf16(rows, columns), "weight": bf16(HIDDEN // 16, columns // 32, 512),
+        "bias": bf16(HIDDEN), "residual": bf16(rows, HIDDEN), "y": bf16(rows, HIDDEN),
+    }  # fmt: skip
+    return LoweringRequest(tensors, {})
+
+
+def qkv(rows: int) -> LoweringRequest:
+    """QKV of so many rows."""
+    tensors = {
+        "x": bf16(rows, HIDDEN), "norm": bf16(HIDDEN), "weight": bf16(320, HIDDEN // 32, 512),
+        "bias": bf16(5120), "cos": TensorInfo((4096, 32), "float32"),
+        "sin": TensorInfo((4096, 32), "float32"), "positions": TensorInfo((rows,), "int32"),
+        "write_slot": TensorInfo((rows,), "int32"), "k_pool": bf16(64, 8, 64, 64),
+        "v_pool": bf16(64, 8, 64, 64), "q": bf16(rows, 64, 64),
+    }  # fmt: skip
+    attributes = op_named("RmsQkvRope").complete({"q_heads": 64, "kv_heads": 8, "eps": 1e-5})
+    return LoweringRequest(tensors, attributes)
+
+
+def attention(batch: int, rows: int, *, pages: int = 32) -> LoweringRequest:
+    """Full attention of sequences with so many rows each, of up to ``pages`` pages of 64 tokens."""
+    total = batch * rows
+    tensors = {
+        "q": bf16(total, 64, 64), "k_pool": bf16(99, 8, 64, 64), "v_pool": bf16(99, 8, 64, 64),
+        "page_table": TensorInfo((batch, 1, pages), "int32"),
+        "row_start": TensorInfo((batch + 1,), "int32"), "row_slot": TensorInfo((total,), "int32"),
+        "tree_start": TensorInfo((batch,), "int32"),
+        "ancestor_bits": TensorInfo((total, 1), "int32"), "sinks": TensorInfo((64,), "float32"),
+        "attended": bf16(total, 64, 64),
+    }  # fmt: skip
+    return LoweringRequest(tensors, {"scale": 0.125, "window": 0})
