@@ -245,7 +245,8 @@ def _draft_shapes(
             f"--draft-tokens {tokens} exceeds the candidate pool of {pool} that top-k {top_k} and "
             f"depth {depth} draft (K + (D-1)*K*K); ask for at most {pool}"
         )
-    shape = DraftShape(top_k, depth, tokens)
+    # A chain of fewer tokens than levels has levels that nothing verifies.
+    shape = DraftShape(top_k, tokens if top_k == 1 else depth, tokens)
     return shape, shape
 
 

@@ -46,10 +46,11 @@ def test_buckets_are_powers_of_two_that_hold_the_batch(
     assert batch_buckets(sequences) == buckets
 
 
-def test_steps_draft_chains_and_the_tree_that_was_asked_for() -> None:
+def test_steps_draft_short_chains_and_what_was_asked_for() -> None:
     chains = [DraftShape(1, depth, depth) for depth in (1, 2, 3, 4)]
     assert draft_shapes(limits(1, 4, 4)) == tuple(chains)
     assert draft_shapes(limits(1, 2, 2)) == tuple(chains[:2])
+    assert draft_shapes(limits(1, 7, 7)) == (*chains, DraftShape(1, 7, 7))
     assert draft_shapes(limits(8, 8, 60)) == (*chains, DraftShape(8, 8, 60))
     assert deepest(draft_shapes(limits(8, 8, 60))) == 8
     assert deepest(()) == 0

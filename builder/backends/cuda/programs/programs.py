@@ -41,13 +41,11 @@ def batch_buckets(max_batch_size: int) -> tuple[int, ...]:
 
 
 def draft_shapes(limits: Limits) -> tuple[DraftShape, ...]:
-    """The trees that steps are built for: chains, and the one that the engine is built for."""
+    """What steps are built for: short chains, and the tree or chain that was asked for."""
     chains = min(limits.draft_depth, limits.draft_tokens, MAX_CHAIN)
     shapes = [DraftShape(1, depth, depth) for depth in range(1, chains + 1)]
     built = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)
-    if built.draft_top_k > 1:
-        shapes.append(built)
-    return tuple(shapes)
+    return (*shapes, built) if built not in shapes else tuple(shapes)
 
 
 def deepest(shapes: tuple[DraftShape, ...]) -> int:
