@@ -140,8 +140,9 @@ struct RoutedRows {
     int live;
   };
 
-  // Ends with a __syncthreads().
+  // Ends with a __syncthreads(), but for one row: nothing is to be cleared there.
   __device__ __forceinline__ void clear() {
+    if constexpr (rows == 1) return;
 #pragma unroll
     for (int first = 0; first < kWords * kColumns; first += 32 * warps) {
       const int i = first + threadIdx.x;
@@ -162,6 +163,11 @@ struct RoutedRows {
   // ``shares`` [rows, top_k] in shared memory.
   __device__ __forceinline__ void read(Asked& asked, const float* logits, float* shares) {
     const int warp = threadIdx.x / 32;
+    if constexpr (rows == 1) {
+      if (warp == 0) list_only_row(asked, shares);
+      __syncthreads();
+      return;
+    }
     choose(asked, warp, shares);
 #pragma unroll 1
     for (int first = kHeld * warps; first < rows; first += kHeld * warps) {
@@ -199,6 +205,26 @@ struct RoutedRows {
     for (int r = 0; r < kHeld; ++r) {
       const int row = first + r * warps;
       if (row < rows) asked.held[r] = row_keys<experts>(logits + row * experts);
+    }
+  }
+
+  // One warp, all of it in registers: the experts of the only row.
+  __device__ __forceinline__ void list_only_row(Asked& asked, float* shares) {
+    const int lane = threadIdx.x % 32;
+    uint32_t best[1][top_k];
+    best_keys<experts, top_k>(asked.held, best);
+    int own = 0, place = 0;
+#pragma unroll
+    for (int k = 0; k < top_k; ++k) own = lane == k ? key_expert(best[0][k]) : own;
+#pragma unroll
+    for (int k = 0; k < top_k; ++k) place += key_expert(best[0][k]) < own;
+    if (lane < top_k) {
+      items[place] = {own, place, 1, 0};
+      entries[place] = place;
+    }
+    if (lane == 0) {
+      item_count = asked.live > 0 ? top_k : 0;
+      if (shares != nullptr) store_choice<top_k>(best[0], nullptr, shares);
     }
   }
 

@@ -81,24 +81,21 @@ class TileStream {
   }
 
  private:
-  // Copies piece ``piece`` of the stage at ``source_``, if there is one, and with the first piece
-  // the stage's scales, which stand behind the places of all codes.
+  // Copies piece ``piece`` of the stage at ``source_``, if there is one; the first has its scales
+  // in front.
   __device__ __forceinline__ void request(int piece, int slot) {
     if (source_ == nullptr) return;
-    const int all = Cut::stage_steps(stage_), first = piece * kPieceSteps;
-    if (first >= all || lane_ != 0) return;
-    const int count = all - first < kPieceSteps ? all - first : kPieceSteps;
-    const uint32_t codes = count * kStepBytes, scales = piece == 0 ? kStepBytes : 0;
+    const int steps_left = Cut::stage_steps(stage_) - piece * kPieceSteps;
+    if (steps_left <= 0 || lane_ != 0) return;
+    const int begin = piece == 0 ? 0 : kStepBytes * (1 + piece * kPieceSteps);
+    const int end = kStepBytes * (1 + piece * kPieceSteps + min(steps_left, kPieceSteps));
+    const uint32_t bytes = end - begin;
     Mbarrier* const full = &barriers_.full[slot][piece];
-    mbarrier_expect_bytes(full, tiles * (codes + scales));
+    mbarrier_expect_bytes(full, tiles * bytes);
 #pragma unroll
     for (int tile = 0; tile < tiles; ++tile) {
-      const unsigned char* from = source_ + tile * Cut::kTileBytes;
-      unsigned char* to = ring_ + slot * kSlotBytes + tile * kStageBytes;
-      bulk_copy_to_shared(to + first * kStepBytes, from + first * kStepBytes, codes, full);
-      if (piece == 0) {
-        bulk_copy_to_shared(to + kStageSteps * kStepBytes, from + all * kStepBytes, scales, full);
-      }
+      bulk_copy_to_shared(ring_ + slot * kSlotBytes + tile * kStageBytes + begin,
+                          source_ + tile * Cut::kTileBytes + begin, bytes, full);
     }
   }
   __device__ __forceinline__ void request_from(int piece, int slot) {
@@ -134,8 +131,7 @@ class TileStream {
       if (i == 0) {
 #pragma unroll
         for (int tile = 0; tile < tiles; ++tile) {
-          const unsigned char* scales =
-              slot + tile * kStageBytes + kStageSteps * kStepBytes + lane_ / 4 * 16;
+          const unsigned char* scales = slot + tile * kStageBytes + lane_ / 4 * 16;
           upper_scales[tile] = *reinterpret_cast<const uint4*>(scales);
           lower_scales[tile] = *reinterpret_cast<const uint4*>(scales + 128);
         }
@@ -149,8 +145,8 @@ class TileStream {
           upper = alternate_scales(word_of(upper_scales[tile], i / 4), i % 2);
           lower = alternate_scales(word_of(lower_scales[tile], i / 4), i % 2);
         }
-        const uint2 codes =
-            *reinterpret_cast<const uint2*>(slot + tile * kStageBytes + i * kStepBytes + lane_ * 8);
+        const uint2 codes = *reinterpret_cast<const uint2*>(slot + tile * kStageBytes +
+                                                            (1 + i) * kStepBytes + lane_ * 8);
         uint32_t a[4], b[4];
         if (i % 4 < 2) {
           decode_word_by_half<0>(codes.x, upper, a);

@@ -1,7 +1,7 @@
 // MXFP4 codes and scales, decoded into bf16 pairs.
 //
 // The form in memory is that of plugins_cuda/rms_moe/packing.py: a tile is stages of up to 15 steps
-// (16 mma rows × 32 columns), a stage is 256 bytes of codes a step and 256 bytes of scales.
+// (16 mma rows × 32 columns), a stage is 256 bytes of scales and 256 bytes of codes a step.
 #pragma once
 
 #include "bf16.cuh"

@@ -60,15 +60,13 @@ struct StepCursor {
   __device__ __forceinline__ void enter_stage() {
     left = STEPS % kStageSteps == 0 ? kStageSteps : min(kStageSteps, behind);
     behind -= left;
-    scales = codes + left * kStepBytes + (lane() / 4 * 16 - lane() * 8);
+    scales = codes + (lane() / 4 * 16 - lane() * 8);
+    codes += kStepBytes;
   }
   __device__ __forceinline__ void advance() {
     codes += kStepBytes;
     scales += 1;
-    if (--left == 0) {
-      codes += kStepBytes;
-      enter_stage();
-    }
+    if (--left == 0) enter_stage();
   }
 };
 

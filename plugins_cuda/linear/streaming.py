@@ -47,10 +47,12 @@ _MOST_LOADS_REFILLED = 12
 _MOST_GROUP_BLOCKS = 36
 # The switch in small_linear.cuh tells so many steps in shared memory apart.
 _MOST_RING = 5
-# O and QKV of few rows leave one multiprocessor in 33 (4 of 132) to the small launches beside them.
-# Their CTAs fill one each: where the experts' sum still has one, QKV's would begin late, and the
-# router's four could not begin beside O. An op timed alone says nothing of it: no tactic has all.
-_ONE_SPARE_OF = 33
+# O and QKV of few rows leave multiprocessors to the small launches beside them, as long as no CTA
+# gets more to do, and at most one in 16: 4 of 132 for QKV, 8 for O. Their CTAs fill one each: where
+# the experts' sum still has one, QKV's would begin late, and so would O's where attention still
+# joins slots; the router's four begin beside O. An op timed alone says nothing of it: no tactic has
+# all.
+_ONE_SPARE_OF = 16
 _BESIDE_SMALL_LAUNCHES = ("Linear", "RmsQkvRope")
 
 
@@ -286,10 +288,11 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
 
 def _usual_ctas(dense: Dense, target: Target, units: int, unit: int) -> int:
     every = target.multiprocessors
-    few = every - every // _ONE_SPARE_OF
     alone = dense.op not in _BESIDE_SMALL_LAUNCHES or dense.storage.scaled
     if alone or dense.rows > TOKENS_PER_TILE:
         return every
+    most_units = -(-units // every)
+    few = max(every - every // _ONE_SPARE_OF, -(-units // most_units))
     # Weights that fewer CTAs would have to take in more tiles keep them all.
     more = _most_tiles_touched(units, few, unit) > _most_tiles_touched(units, every, unit)
     return every if more else few

@@ -3,9 +3,11 @@
 A *tile* is 16 rows of an ``mma.m16n8k16`` by the whole of K, stored as *stages* of up to 15 *steps*
 of 16 rows × 32 columns; a warp streams a tile stage by stage. A stage of n steps is
 
+    256 bytes of scales:      [mma row (16)][16] u8: the scale of the row at each step, then zeros
     n × 256 bytes of codes:   [step][lane 4·g + t][half h] u32: the 8 codes of mma row g + 8·h at
                               k = 8·t … 8·t + 7 of the step, bits placed as ``E2M1_WORDS``
-    256 bytes of scales:      [mma row (16)][16] u8: the scale of the row at each step, then zeros
+
+so that one copy brings a stage, or its first steps with the scales that they need.
 
 - gate/up, tile j of I/8: mma row g is gate row 8·j + g, mma row g + 8 its up row; step b is block b
   of 32 columns. The clamped SwiGLU of a row then needs one lane only.
@@ -159,11 +161,11 @@ def _write(packed: torch.Tensor, words: torch.Tensor, rates: torch.Tensor) -> No
 
     as_words = packed.view(torch.int32)
     for step, count, start in _stages(words.shape[1]):
-        scales_at = start + count * STEP_BYTES
-        codes = as_words[:, start // 4 : scales_at // 4]
-        codes.unflatten(1, (count, 8, 4, 2)).copy_(words[:, step : step + count])
-        stage_scales = packed[:, scales_at : scales_at + STEP_BYTES].unflatten(1, (2, 8, 16))
+        codes_at = start + STEP_BYTES
+        stage_scales = packed[:, start:codes_at].unflatten(1, (2, 8, 16))
         stage_scales[..., :count].copy_(rates[..., step : step + count])
+        codes = as_words[:, codes_at // 4 : (codes_at + count * STEP_BYTES) // 4]
+        codes.unflatten(1, (count, 8, 4, 2)).copy_(words[:, step : step + count])
 
 
 def _read(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -174,11 +176,10 @@ def _read(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     steps = rows - -(-rows // (STAGE_STEPS + 1))
     words, rates = [], []
     for _, count, start in _stages(steps):
-        scales_at = start + count * STEP_BYTES
-        codes = packed[..., start:scales_at].contiguous().view(torch.int32)
-        words.append(codes.unflatten(2, (count, 8, 4, 2)))
-        stage_scales = packed[..., scales_at : scales_at + STEP_BYTES].unflatten(2, (2, 8, 16))
-        rates.append(stage_scales[..., :count])
+        codes_at = start + STEP_BYTES
+        rates.append(packed[..., start:codes_at].unflatten(2, (2, 8, 16))[..., :count])
+        codes = packed[..., codes_at : codes_at + count * STEP_BYTES].contiguous()
+        words.append(codes.view(torch.int32).unflatten(2, (count, 8, 4, 2)))
     return torch.cat(words, dim=2), torch.cat(rates, dim=4)
 
 

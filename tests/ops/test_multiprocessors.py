@@ -40,13 +40,23 @@ def launched(op: str, request: LoweringRequest, target: Target = HOPPER) -> OpLa
     return lower(replace(request, phase="decode", target=target)).launches[-1]
 
 
-@pytest.mark.parametrize(("multiprocessors", "taken"), [(132, 128), (114, 111), (32, 32), (3, 3)])
+@pytest.mark.parametrize(("multiprocessors", "taken"), [(132, 124), (114, 107), (32, 30), (3, 3)])
 @pytest.mark.parametrize("rows", [1, 4, 8])
 def test_few_rows_leave_multiprocessors_to_small_launches(
     rows: int, multiprocessors: int, taken: int
 ) -> None:
     target = Target(multiprocessors=multiprocessors)
     assert launched("Linear", projection(rows, 4096), target).grid[0] == taken
+
+
+@pytest.mark.parametrize("multiprocessors", range(1, 265, 7))
+def test_what_is_left_free_gives_no_cta_more_to_do(multiprocessors: int) -> None:
+    for op, request in (("Linear", projection(1, 4096)), ("RmsQkvRope", qkv(1))):
+        launch = launched(op, request, Target(multiprocessors=multiprocessors))
+        constants = dict(launch.kernel.constants)
+        units = int(constants["TILE_COUNT"]) * 8 // int(constants["UNIT_PAIRS"])
+        assert -(-units // launch.grid[0]) == -(-units // min(units, multiprocessors))
+        assert launch.grid[0] >= multiprocessors - multiprocessors // 16
 
 
 def test_so_does_qkv() -> None:

@@ -88,10 +88,9 @@ def decoded_tile(tile: np.ndarray, steps: int) -> np.ndarray:
     out = np.empty((16, 32 * steps))
     for step in range(steps):
         stage, place = divmod(step, 15)
-        count = min(15, steps - 15 * stage)
         start = 4096 * stage
-        words = tile[start + 256 * place : start + 256 * (place + 1)].view(np.uint32)
-        scales = tile[start + 256 * count : start + 256 * (count + 1)].reshape(16, 16)
+        scales = tile[start : start + 256].reshape(16, 16)
+        words = tile[start + 256 * (1 + place) : start + 256 * (2 + place)].view(np.uint32)
         for lane in range(32):
             for half in range(2):
                 word = int(words[2 * lane + half])

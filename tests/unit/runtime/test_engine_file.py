@@ -12,7 +12,7 @@ from engine_directory import manifest_of, write_engine, write_manifest, write_we
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime import engine_file, manifest
+from specbuild.runtime import FORMAT_VERSION, engine_file, manifest
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_file import read_manifest, verify_files
 from specbuild.runtime.errors import EngineFileError
@@ -118,7 +118,8 @@ def test_what_is_no_directory_is_no_engine(tmp_path: Path, path: str) -> None:
 def test_another_format_version_is_named(engine: Path) -> None:
     data = json.loads((engine / "manifest.json").read_bytes())
     write_manifest(engine, json.dumps({**data, "format_version": 99}).encode())
-    with pytest.raises(EngineFileError, match="format version 99, this specbuild reads 1"):
+    said = f"format version 99, this specbuild reads {FORMAT_VERSION}"
+    with pytest.raises(EngineFileError, match=said):
         read_manifest(engine)
 
 
@@ -130,7 +131,7 @@ def test_another_format_version_is_named(engine: Path) -> None:
         b"null",
         b"{",
         b"\xff\xfe{}",
-        b'{"format_version": 1}',
+        b'{"format_version": %d}' % FORMAT_VERSION,
         b"[" * 100_000,
         b'{"format_version": NaN}',
         b'{"format_version": ' + b"1" * 5000 + b"}",

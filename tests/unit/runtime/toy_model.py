@@ -13,6 +13,7 @@ import torch
 
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.cache_groups import pages_per_sequence
 from specbuild.runtime.executor import ExecutorCapabilities
 from specbuild.runtime.launch import groups_of
@@ -121,7 +122,7 @@ def toy_manifest(
     target, draft = _geometry()
     names = ("expand", "select", "choose", "accept", "draft_fuse")
     return Manifest(
-        format_version=1,
+        format_version=FORMAT_VERSION,
         specbuild_version="0",
         backend="cpu",
         device="cpu",
