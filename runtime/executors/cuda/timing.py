@@ -96,7 +96,8 @@ def time_between(
     """Median seconds that the device idles between two runs of a program queued one after another.
 
     ``runs`` graphs in a row, less one graph of as many copies of the program: what lies between
-    graphs and is not there between a program's own launches.
+    graphs and is not there between a program's own launches. The two take turns: a device's clock
+    drifts by more than what they differ in.
     """
     runner.prepare(entry)
 
@@ -105,8 +106,8 @@ def time_between(
             runner.start(entry)
 
     with _recorded(runner, runner.program(entry).launches * runs) as graph:
-        seamless_s = _median_s(runner, _replay(runner, graph), repeats, reset)
-    return (_median_s(runner, queued, repeats, reset) - seamless_s) / (runs - 1)
+        turns = _in_turn(runner, (queued, _replay(runner, graph)), repeats, reset)
+    return median(queued_s - seamless_s for queued_s, seamless_s in turns) / (runs - 1)
 
 
 @contextlib.contextmanager
@@ -128,16 +129,27 @@ def _median_s(
     repeats: int,
     reset: Callable[[], None] | None,
 ) -> float:
+    return median(seconds for (seconds,) in _in_turn(runner, (run,), repeats, reset))
+
+
+def _in_turn(
+    runner: ProgramRunner,
+    runs: Sequence[Callable[[], None]],
+    repeats: int,
+    reset: Callable[[], None] | None,
+) -> list[list[float]]:
+    """Seconds of every run in each of ``repeats`` turns, in which all run one after the other."""
     gpu, stream = runner.gpu, runner.stream
     first, last = gpu.new_event(timed=True), gpu.new_event(timed=True)
-    times = []
-    for i in range(WARM_UP + repeats):
+
+    def timed(run: Callable[[], None]) -> float:
         if reset is not None:
             reset()
         gpu.record(first, stream)
         run()
         gpu.record(last, stream)
         gpu.synchronize(stream)
-        if i >= WARM_UP:
-            times.append(gpu.elapsed_s(first, last))
-    return median(times)
+        return gpu.elapsed_s(first, last)
+
+    turns = [[timed(run) for run in runs] for _ in range(WARM_UP + repeats)]
+    return turns[WARM_UP:]

@@ -354,6 +354,19 @@ def test_the_time_between_two_graphs_is_not_that_of_their_launches(gap: int) -> 
     assert len(seen) == 2 * 5 * len(resets) == 2 * 5 * 2 * 5
 
 
+@pytest.mark.parametrize("steady", [6, 7, 8, 9])
+def test_a_clock_that_drops_is_not_time_between_graphs(steady: int) -> None:
+    runner, timings = runner_of([launch_of(), launch_of()], [], count=2), itertools.count()
+    elapsed_s = runner.gpu.elapsed_s
+
+    def by_a_clock_that_drops(first, last) -> float:
+        return elapsed_s(first, last) * (1 if next(timings) < steady else 2)
+
+    runner.gpu.elapsed_s = by_a_clock_that_drops
+    assert time_between(runner, runner.entry, 5, 3) == 0
+    assert next(timings) > steady + 1
+
+
 def test_ports_hold_what_is_written_and_refuse_what_does_not_fit() -> None:
     executor = toy_cuda().engine.executor
     port = executor.port("pending_tokens")
