@@ -245,8 +245,7 @@ def _draft_shapes(
             f"--draft-tokens {tokens} exceeds the candidate pool of {pool} that top-k {top_k} and "
             f"depth {depth} draft (K + (D-1)*K*K); ask for at most {pool}"
         )
-    # A chain of fewer tokens than levels has levels that nothing verifies.
-    shape = DraftShape(top_k, tokens if top_k == 1 else depth, tokens)
+    shape = _within(top_k, depth, tokens)
     return shape, shape
 
 
@@ -261,9 +260,14 @@ def _default_shapes(
     tokens = min(limits.draft_tokens, pool, fitting)
     chain = min(DEFAULT_DRAFT_SHAPE.draft_depth, tokens)
     return (
-        DraftShape(top_k, limits.draft_depth, tokens),
+        _within(top_k, limits.draft_depth, tokens),
         DraftShape(draft_top_k=1, draft_depth=chain, draft_tokens=chain),
     )
+
+
+def _within(top_k: int, depth: int, tokens: int) -> DraftShape:
+    """The largest draft; a chain has no more levels than tokens, since nothing verifies them."""
+    return DraftShape(top_k, min(depth, tokens) if top_k == 1 else depth, tokens)
 
 
 def _target_groups(target: TargetGeometry, page_size: int, sizes: BackendSizes) -> list[CacheGroup]:

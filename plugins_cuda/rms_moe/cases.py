@@ -110,6 +110,7 @@ CASES: tuple[Case, ...] = (
     _EXAMPLE.case("the example's sizes"),
     replace(_EXAMPLE, rows=16, live=11).case("padding rows"),
     replace(_EXAMPLE, rows=4, live=0).case("nothing but padding"),
+    replace(_EXAMPLE, rows=1, live=0).case("a row of padding"),
     Layer(rows=13, popular=True, top_k=2).case("more than 8 rows of one expert"),
     Layer(rows=41, popular=True, top_k=3).case("more than 32 rows of one expert"),
     Layer(rows=9, twins=True, top_k=3).case("ties in the router"),

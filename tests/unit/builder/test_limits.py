@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 from checkpoints import write_draft, write_target
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
+from specbuild.builder.backends.cuda.programs.programs import draft_shapes
 from specbuild.builder.checkpoint.draft import read_draft
 from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.config import BuildOptions
@@ -47,6 +50,33 @@ def test_given_shape_is_limit_and_default(geometries: Geometries) -> None:
     plan = plan_engine(options, *geometries)
     assert plan.draft_default == DraftShape(2, 3, 6)
     assert plan.limits.draft_tokens == 6
+
+
+@given(
+    top_k=st.none() | st.integers(1, 4),
+    depth=st.none() | st.integers(1, 9),
+    tokens=st.none() | st.integers(1, 20),
+    max_seq_len=st.integers(2, 64),
+)
+def test_a_gpu_engine_has_steps_for_its_default_draft(
+    geometries: Geometries,
+    top_k: int | None,
+    depth: int | None,
+    tokens: int | None,
+    max_seq_len: int,
+) -> None:
+    asked = {"draft_top_k": top_k, "draft_depth": depth, "draft_tokens": tokens}
+    options = replace(OPTIONS, backend="cuda", max_seq_len=max_seq_len, **asked)
+    try:
+        plan = plan_engine(options, *geometries)
+    except SpecbuildError:
+        assume(False)
+    limits = plan.limits
+    assert plan.draft_default in draft_shapes(limits)
+    assert limits.draft_top_k > 1 or limits.draft_depth == limits.draft_tokens
+    for shape in draft_shapes(limits):
+        assert shape.draft_depth <= limits.draft_depth
+        assert shape.draft_tokens <= limits.draft_tokens
 
 
 def test_groups_cover_every_layer_once(geometries: Geometries) -> None:
