@@ -24,7 +24,7 @@ from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.resident_decoder import ResidentDecoder
 from specbuild.runtime.sampling import SamplingParams
 
-CHAIN, TREE = DraftShape(1, 2, 2), DraftShape(2, 2, 4)
+CHAIN, TREE, LONG = DraftShape(1, 2, 2), DraftShape(2, 2, 4), DraftShape(1, 6, 6)
 TOKENS = 14
 # The references round differently with the number of rows, unlike the kernels.
 NEAR = 0.05
@@ -44,8 +44,8 @@ def lowered(folder: Path) -> LoweredEngine:
     return lower(folder)
 
 
-def lower(path: Path) -> LoweredEngine:
-    limits = {"draft_top_k": 2, "draft_depth": 2, "draft_tokens": 4}
+def lower(path: Path, built_for: DraftShape = TREE) -> LoweredEngine:
+    limits = dataclasses.asdict(built_for)
     return lowered_engine(
         path / "target", path / "draft", max_seq_len=128, max_batch_size=2, page_size=16, **limits
     )
@@ -108,10 +108,7 @@ def assert_alike(lowered: LoweredEngine, ids: list[int], pair: list[list[int]]) 
     assert abs(scores[pair[0][at]] - scores[pair[1][at]]) < NEAR
 
 
-@pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
-def test_the_loop_emits_what_the_plan_emits_by_itself(
-    lowered: LoweredEngine, shape: DraftShape | None
-) -> None:
+def assert_loop_and_plan_agree(lowered: LoweredEngine, shape: DraftShape | None) -> None:
     engine, runner = engine_of(lowered)
     params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
     batch = prompts(engine)
@@ -123,6 +120,17 @@ def test_the_loop_emits_what_the_plan_emits_by_itself(
         first, _ = host.admit(0, ids, TOKENS)
         alone = [first, *host.generate(0, step_name(1, shape), TOKENS - 1)]
         assert_alike(lowered, ids, [alone[:TOKENS], tokens])
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
+def test_the_loop_emits_what_the_plan_emits_by_itself(
+    lowered: LoweredEngine, shape: DraftShape | None
+) -> None:
+    assert_loop_and_plan_agree(lowered, shape)
+
+
+def test_an_engine_runs_the_long_chain_that_it_was_built_for(folder: Path) -> None:
+    assert_loop_and_plan_agree(lower(folder, LONG), LONG)
 
 
 def test_the_draft_keeps_up_without_drafting(lowered: LoweredEngine) -> None:
