@@ -5,6 +5,7 @@ quality is that of ``specpv_quality.py --output``. The same files give the same 
 
     .venv/bin/python benchmarks/specpv_plot.py --output docs/specpv.svg \\
       --speed benchmarks/results/h200-2026-11-22/specpv.json \\
+      --speed benchmarks/results/h200-2026-11-23/specpv.json \\
       --quality benchmarks/results/specpv-quality-2026-11-21.json
 """
 

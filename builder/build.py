@@ -43,6 +43,7 @@ from specbuild.builder.engine_writer import (
 from specbuild.builder.limits import (
     KERNEL_BACKENDS,
     EnginePlan,
+    batch_warnings,
     context_warnings,
     plan_engine,
     windowed_draft,
@@ -210,7 +211,8 @@ def _settled(
     unused = dsa_warnings(plan.dsa, max_seq_len=plan.limits.max_seq_len)
     target = replace(target, warnings=(*target.warnings, *unused))
     if draft is not None and geometry is not None:
-        warnings = (*draft.warnings, *context_warnings(geometry, plan.limits))
+        said = context_warnings(geometry, plan.limits) + batch_warnings(options, plan.limits)
+        warnings = (*draft.warnings, *said)
         draft = replace(draft, warnings=warnings)
     return target, draft, plan
 

@@ -37,6 +37,8 @@ KERNEL_BACKENDS = ("cuda", "tensorrt")
 MAX_DECODE_ROWS = 256
 
 
+_SHAPE_OPTIONS = ("draft_top_k", "draft_depth", "draft_tokens")
+
 # Full-attention layers that cache latents.
 LATENT_GROUP = "latent"
 
@@ -132,6 +134,20 @@ def context_warnings(draft: DraftGeometry, limits: Limits) -> tuple[str, ...]:
     )
 
 
+def batch_warnings(options: BuildOptions, limits: Limits) -> tuple[str, ...]:
+    """A draft that was asked for and that fewer sequences can verify together than may decode."""
+    asked = any(getattr(options, name) is not None for name in _SHAPE_OPTIONS)
+    rows = max(limits.draft_tokens, limits.draft_depth) + 1
+    most = 1 << max(MAX_DECODE_ROWS // rows, 1).bit_length() - 1
+    if options.backend != "cuda" or not asked or limits.max_batch_size <= most:
+        return ()
+    return (
+        f"draft: with {rows} rows a sequence only {most} of {limits.max_batch_size} sequences can "
+        f"draft together, since a launch verifies {MAX_DECODE_ROWS} rows; a smaller draft lets "
+        "more of them",
+    )
+
+
 def candidate_pool(shape: DraftShape) -> int:
     """How many candidates a dynamic tree of this shape drafts: K + (D − 1)·K²."""
     return shape.draft_top_k + (shape.draft_depth - 1) * shape.draft_top_k**2
@@ -218,7 +234,7 @@ def _require_positive(name: str, value: int | None) -> None:
 def _draft_shapes(
     options: BuildOptions, draft: DraftGeometry | None, max_seq_len: int
 ) -> tuple[DraftShape, DraftShape | None]:
-    names = ("draft_top_k", "draft_depth", "draft_tokens", "draft_window")
+    names = (*_SHAPE_OPTIONS, "draft_window")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     for name, value in given.items():
         _require_positive(name, value)
@@ -233,7 +249,9 @@ def _draft_shapes(
     if not given:
         return _default_shapes(BACKEND_SIZES[options.backend], most_children, max_seq_len)
     top_k = given.get("draft_top_k", most_children)
-    depth = given.get("draft_depth", DEFAULT_TREE_LIMITS.draft_depth)
+    usual = BACKEND_SIZES[options.backend].draft_limits if top_k == 1 else DEFAULT_TREE_LIMITS
+    levels = given.get("draft_tokens", usual.draft_depth) if top_k == 1 else usual.draft_depth
+    depth = given.get("draft_depth", levels)
     if top_k > draft.vocab:
         raise SpecbuildError(
             f"--draft-top-k {top_k} exceeds the draft's vocabulary of {draft.vocab}"

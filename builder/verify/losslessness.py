@@ -123,12 +123,15 @@ def _row(
 
 
 def _shapes(engine: Engine) -> dict[str, DraftShape]:
-    """A chain and a tree within the engine's limits; nothing where it has no draft."""
+    """Chains and a tree within the engine's limits; nothing where it has no draft."""
     limits = engine.manifest.limits
     if engine.manifest.draft is None:
         return {}
-    depth = min(CHAIN_DEPTH, limits.draft_depth, limits.draft_tokens)
-    shapes = {f"chain of {depth}": DraftShape(1, depth, depth)}
+    depths = {min(CHAIN_DEPTH, limits.draft_depth, limits.draft_tokens)}
+    default = engine.manifest.draft_default
+    if default is not None and default.draft_top_k == 1:
+        depths.add(max(*depths, default.draft_depth))
+    shapes = {f"chain of {depth}": DraftShape(1, depth, depth) for depth in sorted(depths)}
     tree = _within(TREE, limits)
     if tree.draft_top_k > 1 and tree.draft_tokens > 1:
         shapes[f"tree of {tree.draft_tokens}"] = tree

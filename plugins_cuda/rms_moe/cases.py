@@ -114,6 +114,7 @@ CASES: tuple[Case, ...] = (
     Layer(rows=13, popular=True, top_k=2).case("more than 8 rows of one expert"),
     Layer(rows=41, popular=True, top_k=3).case("more than 32 rows of one expert"),
     Layer(rows=9, twins=True, top_k=3).case("ties in the router"),
+    Layer(rows=1, experts=100, top_k=4, twins=True).case("one row, ties among many experts"),
     Layer(top_k=1).case("top 1"),
     Layer(rows=3, experts=4, top_k=4).case("every expert"),
     Layer(experts=1, top_k=1).case("a single expert"),
@@ -123,6 +124,7 @@ CASES: tuple[Case, ...] = (
     Layer(rows=5, hidden=480, inner=96).case("K of 15 and of 3 blocks"),
     Layer(rows=5, hidden=512, inner=64).case("K of 16 and of 2 blocks"),
     Layer(rows=5, hidden=544, inner=1056, experts=3).case("K of 17 and of 33 blocks"),
+    Layer(rows=1, hidden=704, inner=704).case("K of 22 blocks, one row"),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (

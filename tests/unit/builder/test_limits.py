@@ -10,11 +10,16 @@ from checkpoints import write_draft, write_target
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from specbuild.builder.backends.cuda.programs.programs import draft_shapes
+from specbuild.builder.backends.cuda.programs.programs import (
+    batch_buckets,
+    draft_shapes,
+    fits,
+)
 from specbuild.builder.checkpoint.draft import read_draft
 from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.limits import (
+    batch_warnings,
     candidate_pool,
     context_warnings,
     plan_engine,
@@ -77,6 +82,50 @@ def test_a_gpu_engine_has_steps_for_its_default_draft(
     for shape in draft_shapes(limits):
         assert shape.draft_depth <= limits.draft_depth
         assert shape.draft_tokens <= limits.draft_tokens
+
+
+@pytest.mark.parametrize(
+    ("asked", "depth"),
+    [
+        ({"draft_top_k": 1}, 4),
+        ({"draft_top_k": 1, "draft_tokens": 7}, 7),
+        ({"draft_top_k": 1, "draft_depth": 6}, 6),
+        ({"draft_top_k": 1, "draft_depth": 6, "draft_tokens": 2}, 2),
+    ],
+)
+def test_a_chain_on_a_gpu_is_short_unless_more_is_asked(
+    geometries: Geometries, asked: dict[str, int], depth: int
+) -> None:
+    plan = plan_engine(replace(OPTIONS, backend="cuda", **asked), *geometries)
+    assert plan.draft_default == DraftShape(1, depth, depth)
+
+
+@pytest.mark.parametrize(
+    ("batch", "asked", "together"),
+    [
+        (32, {"draft_top_k": 1, "draft_depth": 7}, None),
+        (32, {"draft_top_k": 1, "draft_depth": 8}, 16),
+        (51, {"draft_top_k": 1}, 32),
+        (4, {"draft_top_k": 8, "draft_tokens": 60}, None),
+        (8, {"draft_top_k": 8, "draft_tokens": 60}, 4),
+        (64, {}, None),
+    ],
+)
+def test_a_draft_that_few_sequences_can_verify_together_is_warned_of(
+    geometries: Geometries, batch: int, asked: dict[str, int], together: int | None
+) -> None:
+    options = replace(OPTIONS, backend="cuda", max_batch_size=batch, **asked)
+    limits = plan_engine(options, *geometries).limits
+    said = batch_warnings(options, limits)
+    deepest = max(shape.draft_depth for shape in draft_shapes(limits))
+    built = draft_shapes(limits)[-1]
+    able = max(b for b in batch_buckets(64) if fits(b, built, deepest))
+    if together is None:
+        assert said == () and (not asked or able >= batch)
+    else:
+        assert able == together
+        assert f"only {together} of {batch} sequences can draft together" in said[0]
+    assert batch_warnings(replace(options, backend="cpu"), limits) == ()
 
 
 def test_groups_cover_every_layer_once(geometries: Geometries) -> None:

@@ -127,15 +127,18 @@ def test_drafts_in_circulation(variant, target_path, tmp_path):
     assert report.passed
 
 
-def test_small_limits(target_path, draft_path, tmp_path):
-    engine = build_engine(
-        tmp_path, target_path, draft_path, draft_top_k=1, draft_depth=1, draft_tokens=1
-    )
+@pytest.mark.parametrize(("built_for", "depths"), [(1, (1,)), (6, (4, 6))])
+def test_the_chain_that_an_engine_was_built_for_is_run(
+    target_path, draft_path, tmp_path, built_for, depths
+):
+    chain = {"draft_top_k": 1, "draft_depth": built_for, "draft_tokens": built_for}
+    engine = build_engine(tmp_path, target_path, draft_path, **chain)
     report = verify_engine(engine, target_path, draft_path, SilentProgress())
     assert report.passed
     assert [row.name for row in report.losslessness][1:] == [
-        "greedy: chain of 1 = without draft",
-        "sampled: chain of 1 = without draft",
+        f"{choice}: chain of {depth} = without draft"
+        for choice in ("greedy", "sampled")
+        for depth in depths
     ]
 
 
