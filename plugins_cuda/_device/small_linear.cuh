@@ -1,10 +1,10 @@
 // Small-batch linear: packed weights stream once through registers, tokens are few.
 //
 // A weight tile is 16 rows by K, in units of one or two blocks of 32 columns (weight_units.cuh);
-// its rows g and g + 8 make a pair. A CTA owns a contiguous run of pairs, so that 132 CTAs are
-// balanced to one unit of pairs:
-//   QKV 5120 rows = 2560 pairs: 5 units of 4 at most, 4.85 on average: 97 % (whole tiles: 81 %)
-//   O, down 2880 rows = 1440 pairs: 3 units of 4, 2.73 on average: 91 % (whole tiles: 68 %)
+// its rows g and g + 8 make a pair. A CTA owns a contiguous run of pairs, so that CTAs are balanced
+// to one unit of pairs:
+//   QKV 5120 rows = 2560 pairs, 128 CTAs: 5 units of 4 each (of whole tiles, on 132: 81 % busy)
+//   O, down 2880 rows = 1440 pairs, 124 CTAs: 3 units of 4, 2.9 on average (whole tiles: 68 %)
 // Its warps split K (kSlices = kWarps, partial sums added in warp order in shared memory), or each
 // has tiles of its own (kSlices = 1). Every warp holds kDepth steps of weights in flight. Those
 // that wait in registers are started before the launch in front is done; the last kRing of them,
