@@ -18,7 +18,11 @@ from specbuild.builder.backend_lowering import (
 )
 from specbuild.builder.backends.cuda.kernels.nvrtc import SUPPORTED_GPUS, require_supported
 from specbuild.builder.backends.cuda.report import CudaReport
-from specbuild.builder.backends.cuda.support import require_cuda_options, require_cuda_support
+from specbuild.builder.backends.cuda.support import (
+    batch_warnings,
+    require_cuda_options,
+    require_cuda_support,
+)
 from specbuild.builder.backends.cuda.tuning.tactic_book import given_tactics
 from specbuild.builder.backends.tensorrt.build_plans import RoleReport
 from specbuild.builder.backends.tensorrt.capabilities import (
@@ -43,7 +47,6 @@ from specbuild.builder.engine_writer import (
 from specbuild.builder.limits import (
     KERNEL_BACKENDS,
     EnginePlan,
-    batch_warnings,
     context_warnings,
     plan_engine,
     windowed_draft,
@@ -211,9 +214,8 @@ def _settled(
     unused = dsa_warnings(plan.dsa, max_seq_len=plan.limits.max_seq_len)
     target = replace(target, warnings=(*target.warnings, *unused))
     if draft is not None and geometry is not None:
-        said = context_warnings(geometry, plan.limits) + batch_warnings(options, plan.limits)
-        warnings = (*draft.warnings, *said)
-        draft = replace(draft, warnings=warnings)
+        said = context_warnings(geometry, plan.limits) + batch_warnings(plan, options.backend)
+        draft = replace(draft, warnings=(*draft.warnings, *said))
     return target, draft, plan
 
 

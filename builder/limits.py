@@ -37,8 +37,6 @@ KERNEL_BACKENDS = ("cuda", "tensorrt")
 MAX_DECODE_ROWS = 256
 
 
-_SHAPE_OPTIONS = ("draft_top_k", "draft_depth", "draft_tokens")
-
 # Full-attention layers that cache latents.
 LATENT_GROUP = "latent"
 
@@ -134,20 +132,6 @@ def context_warnings(draft: DraftGeometry, limits: Limits) -> tuple[str, ...]:
     )
 
 
-def batch_warnings(options: BuildOptions, limits: Limits) -> tuple[str, ...]:
-    """A draft that was asked for and that fewer sequences can verify together than may decode."""
-    asked = any(getattr(options, name) is not None for name in _SHAPE_OPTIONS)
-    rows = max(limits.draft_tokens, limits.draft_depth) + 1
-    most = 1 << max(MAX_DECODE_ROWS // rows, 1).bit_length() - 1
-    if options.backend != "cuda" or not asked or limits.max_batch_size <= most:
-        return ()
-    return (
-        f"draft: with {rows} rows a sequence only {most} of {limits.max_batch_size} sequences can "
-        f"draft together, since a launch verifies {MAX_DECODE_ROWS} rows; a smaller draft lets "
-        "more of them",
-    )
-
-
 def candidate_pool(shape: DraftShape) -> int:
     """How many candidates a dynamic tree of this shape drafts: K + (D − 1)·K²."""
     return shape.draft_top_k + (shape.draft_depth - 1) * shape.draft_top_k**2
@@ -234,7 +218,7 @@ def _require_positive(name: str, value: int | None) -> None:
 def _draft_shapes(
     options: BuildOptions, draft: DraftGeometry | None, max_seq_len: int
 ) -> tuple[DraftShape, DraftShape | None]:
-    names = (*_SHAPE_OPTIONS, "draft_window")
+    names = ("draft_top_k", "draft_depth", "draft_tokens", "draft_window")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     for name, value in given.items():
         _require_positive(name, value)
@@ -249,9 +233,11 @@ def _draft_shapes(
     if not given:
         return _default_shapes(BACKEND_SIZES[options.backend], most_children, max_seq_len)
     top_k = given.get("draft_top_k", most_children)
-    usual = BACKEND_SIZES[options.backend].draft_limits if top_k == 1 else DEFAULT_TREE_LIMITS
-    levels = given.get("draft_tokens", usual.draft_depth) if top_k == 1 else usual.draft_depth
-    depth = given.get("draft_depth", levels)
+    usual_depth = DEFAULT_TREE_LIMITS.draft_depth
+    if top_k == 1:
+        chain = BACKEND_SIZES[options.backend].draft_limits
+        usual_depth = given.get("draft_tokens", chain.draft_depth)
+    depth = given.get("draft_depth", usual_depth)
     if top_k > draft.vocab:
         raise SpecbuildError(
             f"--draft-top-k {top_k} exceeds the draft's vocabulary of {draft.vocab}"
@@ -263,7 +249,7 @@ def _draft_shapes(
             f"--draft-tokens {tokens} exceeds the candidate pool of {pool} that top-k {top_k} and "
             f"depth {depth} draft (K + (D-1)*K*K); ask for at most {pool}"
         )
-    shape = _within(top_k, depth, tokens)
+    shape = _largest_draft(top_k, depth, tokens)
     return shape, shape
 
 
@@ -278,13 +264,13 @@ def _default_shapes(
     tokens = min(limits.draft_tokens, pool, fitting)
     chain = min(DEFAULT_DRAFT_SHAPE.draft_depth, tokens)
     return (
-        _within(top_k, limits.draft_depth, tokens),
+        _largest_draft(top_k, limits.draft_depth, tokens),
         DraftShape(draft_top_k=1, draft_depth=chain, draft_tokens=chain),
     )
 
 
-def _within(top_k: int, depth: int, tokens: int) -> DraftShape:
-    """The largest draft; a chain has no more levels than tokens, since nothing verifies them."""
+def _largest_draft(top_k: int, depth: int, tokens: int) -> DraftShape:
+    """A chain has no more levels than tokens: nothing would verify them."""
     return DraftShape(top_k, min(depth, tokens) if top_k == 1 else depth, tokens)
 
 

@@ -127,11 +127,11 @@ def _shapes(engine: Engine) -> dict[str, DraftShape]:
     limits = engine.manifest.limits
     if engine.manifest.draft is None:
         return {}
-    depths = {min(CHAIN_DEPTH, limits.draft_depth, limits.draft_tokens)}
+    depth = min(CHAIN_DEPTH, limits.draft_depth, limits.draft_tokens)
+    shapes = {f"chain of {depth}": DraftShape(1, depth, depth)}
     default = engine.manifest.draft_default
-    if default is not None and default.draft_top_k == 1:
-        depths.add(max(*depths, default.draft_depth))
-    shapes = {f"chain of {depth}": DraftShape(1, depth, depth) for depth in sorted(depths)}
+    if default is not None and default.draft_top_k == 1 and default.draft_depth > depth:
+        shapes[f"chain of {default.draft_depth}"] = default
     tree = _within(TREE, limits)
     if tree.draft_top_k > 1 and tree.draft_tokens > 1:
         shapes[f"tree of {tree.draft_tokens}"] = tree

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from specbuild.builder.limits import LATENT_GROUP, EnginePlan
+from specbuild.builder.backends.cuda.programs.programs import (
+    batch_buckets,
+    deepest,
+    draft_shapes,
+    fits,
+)
+from specbuild.builder.limits import LATENT_GROUP, MAX_DECODE_ROWS, EnginePlan
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT
@@ -86,6 +92,23 @@ def require_cuda_options(plan: EnginePlan, backend: str) -> None:
                 "CUDA kernel sees a part; build with --no-mla, without --specpv or with "
                 "--backend cpu"
             )
+
+
+def batch_warnings(plan: EnginePlan, backend: str) -> tuple[str, ...]:
+    """A draft that was asked for and that fewer sequences can verify together than may decode."""
+    limits, shapes = plan.limits, draft_shapes(plan.limits)
+    # The largest draft is the default only where it was asked for. TensorRT's steps refuse such.
+    if backend != "cuda" or not shapes or plan.draft_default != shapes[-1]:
+        return ()
+    buckets = batch_buckets(limits.max_batch_size)
+    most = max((b for b in buckets if fits(b, shapes[-1], deepest(shapes))), default=0)
+    if most >= limits.max_batch_size:
+        return ()
+    return (
+        f"draft: with {limits.draft_tokens + 1} rows a sequence only {most} of "
+        f"{limits.max_batch_size} sequences can draft together, since a launch verifies "
+        f"{MAX_DECODE_ROWS} rows; a smaller draft lets more of them",
+    )
 
 
 def _require_variant(draft: DraftGeometry) -> None:

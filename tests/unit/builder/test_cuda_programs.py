@@ -53,6 +53,7 @@ def test_steps_draft_short_chains_and_what_was_asked_for() -> None:
     assert draft_shapes(limits(1, 7, 7)) == (*chains, DraftShape(1, 7, 7))
     assert draft_shapes(limits(8, 8, 60)) == (*chains, DraftShape(8, 8, 60))
     assert deepest(draft_shapes(limits(8, 8, 60))) == 8
+    assert draft_shapes(limits(0, 0, 0)) == ()
     assert deepest(()) == 0
 
 

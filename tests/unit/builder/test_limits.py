@@ -10,16 +10,12 @@ from checkpoints import write_draft, write_target
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from specbuild.builder.backends.cuda.programs.programs import (
-    batch_buckets,
-    draft_shapes,
-    fits,
-)
+from specbuild.builder.backends.cuda.programs.programs import draft_shapes
+from specbuild.builder.backends.cuda.support import batch_warnings
 from specbuild.builder.checkpoint.draft import read_draft
 from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.limits import (
-    batch_warnings,
     candidate_pool,
     context_warnings,
     plan_engine,
@@ -115,17 +111,19 @@ def test_a_draft_that_few_sequences_can_verify_together_is_warned_of(
     geometries: Geometries, batch: int, asked: dict[str, int], together: int | None
 ) -> None:
     options = replace(OPTIONS, backend="cuda", max_batch_size=batch, **asked)
-    limits = plan_engine(options, *geometries).limits
-    said = batch_warnings(options, limits)
-    deepest = max(shape.draft_depth for shape in draft_shapes(limits))
-    built = draft_shapes(limits)[-1]
-    able = max(b for b in batch_buckets(64) if fits(b, built, deepest))
+    plan = plan_engine(options, *geometries)
+    said, rows = batch_warnings(plan, "cuda"), plan.limits.draft_tokens + 1
     if together is None:
-        assert said == () and (not asked or able >= batch)
+        assert said == () and (not asked or batch * rows <= 256)
     else:
-        assert able == together
+        assert together * rows <= 256 < 2 * together * rows
         assert f"only {together} of {batch} sequences can draft together" in said[0]
-    assert batch_warnings(replace(options, backend="cpu"), limits) == ()
+    assert batch_warnings(plan, "cpu") == ()
+
+
+def test_no_draft_is_warned_of_where_there_is_none(geometries: Geometries) -> None:
+    plan = plan_engine(replace(OPTIONS, backend="cuda", max_batch_size=64), geometries[0], None)
+    assert batch_warnings(plan, "cuda") == ()
 
 
 def test_groups_cover_every_layer_once(geometries: Geometries) -> None:

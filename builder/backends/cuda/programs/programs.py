@@ -45,7 +45,9 @@ def draft_shapes(limits: Limits) -> tuple[DraftShape, ...]:
     chains = min(limits.draft_depth, limits.draft_tokens, MAX_CHAIN)
     shapes = [DraftShape(1, depth, depth) for depth in range(1, chains + 1)]
     built = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)
-    return (*shapes, built) if built not in shapes else tuple(shapes)
+    if built not in (NO_DRAFT, *shapes):
+        shapes.append(built)
+    return tuple(shapes)
 
 
 def deepest(shapes: tuple[DraftShape, ...]) -> int:
