@@ -1,14 +1,15 @@
 """Times attention over latent caches at real geometry on a GPU, against bytes and operations.
 
     python benchmarks/latent_attention.py [--contexts 8192,32768,131072] [--batches 1,8]
-        [--rows 1,4] [--forms plain,512,256,absorbed] [--tactics] [--json FILE]
+        [--rows 1,4] [--forms plain,view,512,256,absorbed] [--page 64] [--tactics] [--json FILE]
 
-One layer of GPT-OSS-20B geometry: keys and values (``plain``), a latent of so many values with keys
-rebuilt, or absorbed MLA with 64 heads over 512 + 64 values. ``rows`` are rows of a sequence: up to
-8 of a chain, in front of them tokens that are fed again (``--forms plain --rows 52``). Calls take
-turns over copies of the caches, so that nothing is found in L2. The floor is the larger of the
-bytes at the rate of a streaming read of 8 GiB in the same process and of the operations at
-``--tflops``.
+One layer of GPT-OSS-20B geometry: keys and values (``plain``), the same through a page table of its
+own for each KV head, each over half of the pages (``view``: a partial view of SpecPV, whose engines
+have pages of 16), a latent of so many values with keys rebuilt, or absorbed MLA with 64 heads over
+512 + 64 values. ``rows`` are rows of a sequence: up to 8 of a chain, in front of them tokens that
+are fed again (``--forms plain --rows 52``). Calls take turns over copies of the caches, so that
+nothing is found in L2. The floor is the larger of the bytes at the rate of a streaming read of
+8 GiB in the same process and of the operations at ``--tflops``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.errors import SpecbuildError
 
-PAGE = 64
 LAUNCHES = 24
 ROTATED_BYTES = 800 << 20
 MOST_BYTES = 48 << 30
@@ -50,15 +50,36 @@ class Work:
     context: int
     rows: int
     window: int = 0
+    page: int = 64
 
     @property
     def op(self) -> OpSpec:
-        return op_named("PagedTreeAttention" if self.form == "plain" else "MlaAttention")
+        return op_named("PagedTreeAttention" if self.has_keys else "MlaAttention")
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether keys and values are cached, not a latent."""
+        return self.form in ("plain", "view")
+
+    @property
+    def tables(self) -> int:
+        """Page tables of a sequence."""
+        return KV_HEADS if self.form == "view" else 1
+
+    @property
+    def table_pages(self) -> int:
+        """Pages of a table."""
+        return -(-(self.context + self.rows) // self.page)
+
+    @property
+    def sequence_pages(self) -> int:
+        """Pages that a sequence's tables choose from."""
+        return self.table_pages * min(self.tables, 2)
 
     @property
     def entry(self) -> int:
         """Values of a token in the cache."""
-        if self.form == "plain":
+        if self.has_keys:
             return 2 * KV_HEADS * WIDTH
         return RANK + ROPE if self.form == "absorbed" else int(self.form)
 
@@ -76,14 +97,14 @@ class Work:
     @property
     def operations(self) -> int:
         """Of a row and token: scores and sums; once for a token: its rebuilt keys."""
-        known = {"plain": 4 * WIDTH, "absorbed": 2 * (2 * RANK + ROPE)}
+        known = dict.fromkeys(("plain", "view"), 4 * WIDTH) | {"absorbed": 2 * (2 * RANK + ROPE)}
         per_row = Q_HEADS * known.get(self.form, 2 * (WIDTH + self.entry))
         shared = 0 if self.form in known else 2 * self.entry * KV_HEADS * WIDTH
         return self.batch * self.tokens_read * (self.rows * per_row + shared)
 
     def tensors(self) -> dict[str, TensorInfo]:
         """What the op is lowered for."""
-        pages = -(-(self.context + self.rows) // PAGE)
+        pool_pages = 1 + self.batch * self.sequence_pages
         total = self.batch * self.rows
         positions = self.context + self.rows
 
@@ -91,21 +112,21 @@ class Work:
             return TensorInfo(shape, "bfloat16")
 
         made: dict[str, TensorInfo] = {"q": half(total, Q_HEADS, WIDTH)}
-        if self.form == "plain":
-            pool = half(1 + self.batch * pages, KV_HEADS, PAGE, WIDTH)
+        if self.has_keys:
+            pool = half(pool_pages, KV_HEADS, self.page, WIDTH)
             made |= {"k_pool": pool, "v_pool": pool}
         else:
-            made["c_pool"] = half(1 + self.batch * pages, 1, PAGE, self.entry)
+            made["c_pool"] = half(pool_pages, 1, self.page, self.entry)
         if self.form == "absorbed":
             made["q"] = half(total, Q_HEADS, self.entry)
             made["w_v"] = half(RANK, Q_HEADS, WIDTH)
-        elif self.form != "plain":
+        elif not self.has_keys:
             made |= {name: half(self.entry, KV_HEADS, WIDTH) for name in ("w_k", "w_v")}
             made |= {name: half(KV_HEADS, WIDTH) for name in ("b_k", "b_v")}
             table = TensorInfo((positions, WIDTH // 2), "float32")
             made |= {"cos": table, "sin": table}
         made |= {
-            "page_table": TensorInfo((self.batch, 1, pages), "int32"),
+            "page_table": TensorInfo((self.batch, self.tables, self.table_pages), "int32"),
             "row_start": TensorInfo((self.batch + 1,), "int32"),
             "row_slot": TensorInfo((total,), "int32"),
             "tree_start": TensorInfo((self.batch,), "int32"),
@@ -119,13 +140,16 @@ class Work:
 
     def integers(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Pages in random order; a sequence's last rows are a chain's nodes, more are committed."""
-        pages = self.tensors()["page_table"].shape[2]
         row = np.arange(self.batch * self.rows) % self.rows
         committed = max(self.rows - CHAIN, 0)
         node = np.maximum(row - committed, -1)
-        table = 1 + rng.permutation(self.batch * pages).astype(np.int32)
+        pages = 1 + rng.permutation(self.batch * self.sequence_pages).astype(np.int32)
+        chosen = [
+            [rng.permutation(own)[: self.table_pages] for _ in range(self.tables)]
+            for own in np.split(pages, self.batch)
+        ]
         return {
-            "page_table": table.reshape(self.batch, 1, pages),
+            "page_table": np.array(chosen, np.int32),
             "row_start": (np.arange(self.batch + 1) * self.rows).astype(np.int32),
             "row_slot": (self.context + row).astype(np.int32),
             "tree_start": np.full(self.batch, self.context + committed, np.int32),
@@ -203,6 +227,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,4")
     parser.add_argument("--forms", default="plain,512,256,absorbed")
     parser.add_argument("--windows", default="0", help="0 is none; 128 for sliding layers")
+    parser.add_argument("--page", type=int, default=64, help="tokens in a page")
     parser.add_argument("--tactics", action="store_true", help="every tactic, not the default only")
     parser.add_argument("--tflops", type=float, default=DATASHEET_TFLOPS)
     parser.add_argument("--json", type=Path, help="where to write the figures")
@@ -211,7 +236,7 @@ def main() -> None:
     print(f"streaming read {bench.ceiling / 1e12:.3f} TB/s, matmul {options.tflops:.0f} TFLOP/s")
     rows: list[dict[str, Any]] = []
     grid = [
-        Work(form, int(batch), int(context), int(count), int(window))
+        Work(form, int(batch), int(context), int(count), int(window), options.page)
         for form in options.forms.split(",")
         for window in options.windows.split(",")
         for batch in options.batches.split(",")
@@ -235,9 +260,10 @@ def main() -> None:
             by_operations = work.operations / options.tflops / 1e6
             share = max(by_bytes, by_operations) / took
             rows.append({"form": work.form, "window": work.window, "batch": work.batch,
-                         "context": work.context, "rows": work.rows, "tactic": dict(tactic),
-                         "time_us": took, "bytes": work.bytes_read, "operations": work.operations,
-                         "byte_floor_us": by_bytes, "operation_floor_us": by_operations,
+                         "context": work.context, "rows": work.rows, "page": work.page,
+                         "tactic": dict(tactic), "time_us": took, "bytes": work.bytes_read,
+                         "operations": work.operations, "byte_floor_us": by_bytes,
+                         "operation_floor_us": by_operations,
                          "of_floor": share})  # fmt: skip
             print(
                 f"{name}  {took:8.2f} us  floors {by_bytes:7.2f} (bytes) {by_operations:7.2f} "
