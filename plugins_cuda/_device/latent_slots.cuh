@@ -1,13 +1,12 @@
 // Slots of contiguous tiles that a row's context is cut into, and which of them a CTA takes.
 //
 // Constants of the kernel: those of latent_rows.cuh with ROWS 1, BATCH, SHORT_CONTEXT, SHORT_SLOT,
-// LONG_SLOT, MOST_SLOTS.
+// LONG_SLOT, MOST_SLOTS, RUNS (of items, for a CTA).
 //
 // How long a row's slots are depends on the tiles that the row sees and on nothing else: sums go
 // tile by tile within a slot, and then slot by slot, so that a row's bits are its own. Items of a
 // launch are the slots of its rows: sequence by sequence, slot by slot, row by row, so that CTAs
-// that run side by side read the same tiles. CTAs take them in turn, which evens out contexts of
-// different lengths.
+// that run side by side read the same tiles.
 #pragma once
 
 #include "latent_rows.cuh"
@@ -90,26 +89,37 @@ __device__ __forceinline__ void count_items(const RowInputs& in, int* starts, in
   __syncthreads();
 }
 
-// A CTA's items, one after another.
+// A CTA's items, one after another. RUNS, where no row shares its tiles: those that adjoin, such
+// that it seldom meets another row, whose queries it would have to fetch.
 struct Items {
   const RowInputs* in;
   const int* starts;
-  int next_item, sequence;
+  int next_item, stop, sequence;
 
   LatentRows rows;
   int row, slot;
   int tile, end;  // of the slot
 
   __device__ __forceinline__ Items(const RowInputs& inputs, const int* item_starts)
-      : in(&inputs), starts(item_starts), next_item(blockIdx.x), sequence(0) {}
+      : in(&inputs),
+        starts(item_starts),
+        next_item(blockIdx.x),
+        stop(item_starts[BATCH]),
+        sequence(0) {
+    if (!RUNS) return;
+    const int all = stop, ctas = gridDim.x, place = blockIdx.x;
+    const int each = all / ctas, more = all % ctas;
+    next_item = place * each + min(place, more);
+    stop = next_item + each + (place < more);
+  }
 
   // Goes to the next item that has tiles; false where there is none.
   __device__ __forceinline__ bool advance() {
-    while (next_item < starts[BATCH]) {
+    while (next_item < stop) {
       while (next_item >= starts[sequence + 1]) ++sequence;
       const int begin = in->row_start[sequence], count = in->row_start[sequence + 1] - begin;
       const int at = next_item - starts[sequence];
-      next_item += static_cast<int>(gridDim.x);
+      next_item += RUNS ? 1 : static_cast<int>(gridDim.x);
       row = begin + at % count;
       slot = at / count;
       rows.open(row, 1, in->row_slot, in->tree_start[sequence], in->ancestor_bits);

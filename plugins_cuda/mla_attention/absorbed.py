@@ -9,6 +9,9 @@ THREADS = 384
 STAGES = 2
 PARTS = 3
 PROJECT_THREADS = 1024
+# Slots that a thread of it asks for at once, by CTAs that the registers of a multiprocessor hold:
+# one where each has a multiprocessor to itself, two to keep it busy where they take turns.
+MOST_AHEAD = {1: 9, 2: 4}
 
 # Tiles of a slot, by the tiles that a row sees: constants, as a row's sums go slot by slot. A slot
 # leaves a state of 2 · value bytes a head, as much as a tile of it: a long context has no more
@@ -32,6 +35,7 @@ def lower_absorbed(shape: LatentGeometry, target: Target, arguments: tuple[str, 
     """A state of every slot, row and head; then the slots join and become values."""
     places = absorbed_places(shape)
     states = shape.rows * shape.q_heads * places
+    ctas = 1 if shape.rows * shape.q_heads <= target.multiprocessors else 2
     project = Kernel(
         "mla_attention",
         "project_absorbed",
@@ -44,6 +48,8 @@ def lower_absorbed(shape: LatentGeometry, target: Target, arguments: tuple[str, 
             ("PLACES", places),
             ("HAS_SINKS", int(shape.has_sinks)),
             ("HAS_BIAS", int(shape.has_value_bias)),
+            ("CTAS_OF_AN_SM", ctas),
+            ("AHEAD", MOST_AHEAD[ctas]),
         ),
         file="absorbed_values.cu",
     )
@@ -101,6 +107,7 @@ def _attend(
         ("LONG_SLOT", LONG_SLOT),
         ("MOST_SLOTS", MOST_SLOTS),
         ("EVICT_FIRST", int(_keeps_states(shape, places))),
+        ("RUNS", int(1 < shape.batch == shape.rows)),
     )
     return OpLaunch(
         Kernel("mla_attention", "attend_absorbed", constants, file="absorbed.cu"),
@@ -125,6 +132,6 @@ def absorbed_shared_bytes(shape: LatentGeometry) -> int:
     """As the kernel lays it out: tiles, queries and weights; factors, maxima, sums; barriers."""
     panels = -(-shape.entry // PANEL)
     queries = (panels + 1) * ABSORBED_HEADS * 2 * PANEL
-    barriers = STAGES * min(PARTS, panels) + STAGES + 4
+    barriers = STAGES * min(PARTS, panels) + STAGES + 6
     small = 4 * 6 * ABSORBED_HEADS + 8 * barriers + 4 * (shape.batch + 1)
     return STAGES * shape.stage_bytes + queries + small

@@ -11,6 +11,9 @@
 // have 16 bytes of a state each, sixteen times over: slot s is added by group s mod 16, in order,
 // and the groups in order after it. Then the mean times the head's w_v, which is on its way since
 // before the wait. 129 states of 1 KB are 132 KB, which an SM takes 1.2 µs for from L2.
+//
+// Constants: CTAS_OF_AN_SM, which registers are to allow; AHEAD, states that a thread asks for at
+// once, all of them where a CTA has an SM to itself.
 #include "../_device/latent_mass.cuh"
 #include "../_device/latent_state.cuh"
 
@@ -19,7 +22,7 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kGroupThreads = 64;
 constexpr int kGroups = kThreads / kGroupThreads;
-constexpr int kAhead = ceil_div(PLACES, kGroups) < 9 ? ceil_div(PLACES, kGroups) : 9;
+constexpr int kAhead = ceil_div(PLACES, kGroups) < AHEAD ? ceil_div(PLACES, kGroups) : AHEAD;
 constexpr int kColumns = 8 * kStateUnits;
 constexpr int kSlotWarps = ceil_div(PLACES, 32);  // with a slot a thread
 // Sums of groups of slots, then products of warps.
@@ -94,7 +97,7 @@ __device__ __forceinline__ void ask(uint4 (&state)[kAhead], const uint4* states,
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
     project_absorbed(const uint4* w_v, const uint16_t* b_v, const int* row_start,
                      const float* sinks, uint16_t* attended, const float4* workspace_sums,
                      const uint4* workspace_values, const int* workspace_counts) {

@@ -214,6 +214,10 @@ _SLOW_LAUNCHES = {
         [Branch(330, 0, chain_of(2)), Branch(17, 1), Branch(600, 0, (-1, 0, 0, 2))],
         rope=16, heads=(1, 3), widths=(16, 16), latent=208, biases=False, page_size=16,
     ),
+    "absorbed: sequences of one row": latent_launch(
+        [Branch(590, 1), Branch(17, 1), Branch(330, 1)], rope=16, heads=(1, 3), widths=(16, 16),
+        latent=80, biases=False, page_size=64, padding_rows=0,
+    ),
 }  # fmt: skip
 
 
@@ -256,6 +260,9 @@ _GPU_LAUNCHES = {
     "prompt chunks, ragged, window": _real([Branch(0, 300), Branch(777, 130)], window=128),
     "absorbed: decode at 1k": _deepseek([Branch(1023, 1)], padding_rows=0),
     "absorbed: decode at 131k": _deepseek([Branch(131071, 1)], padding_rows=0),
+    "absorbed: decode 3 sequences, up to 131k": _deepseek(
+        [Branch(131071, 1), Branch(900, 1), Branch(40000, 1)], padding_rows=0
+    ),
     "absorbed: a tree of 10 at 8k": _deepseek([Branch(8100, 0, BUSHY)], padding_rows=0),
     "absorbed: chains of 4, ragged": _deepseek(
         [Branch(700 + 2900 * b, 0, chain_of(4)) for b in range(5)], padding_rows=3

@@ -1,0 +1,273 @@
+// The warpgroups of absorbed attention that add up: scores, weights, sums, and the state of a slot.
+//
+// One has a slot's even tiles and one the odd ones: S = Q·Cᵀ [64 heads, 64 tokens] by wgmma, and
+// the weights to shared memory. Both then add every tile's weighted values, each to its half of the
+// columns, in the order of the tiles. A tile is a chain of waits (scores, weights, sums), as two
+// stages hold no other that could go beside it; half of its weights are made while tensor cores sum
+// the other half.
+#pragma once
+
+#include "absorbed_memory.cuh"
+
+// One of the two warpgroups that add up. Lane 4·g + t of warp w has heads 16w + 8j + g.
+template <int group>
+struct Adder {
+  const Memory& memory;
+  float sums[kOwnColumns / 2];  // of columns 8n + 2t, + 1 of this warpgroup's
+  uint32_t held[kHeldSteps][4];
+  float base[2];          // the score that weights are taken by: see settle
+  float total[2];         // of the weights of this thread's keys
+  uint32_t odd[kStages];  // whether the CTA has had an odd number of such tiles
+
+  __device__ __forceinline__ explicit Adder(const Memory& shared) : memory(shared), odd{} {}
+
+  __device__ __forceinline__ static int head_of(int j) {
+    return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + 8 * j + threadIdx.x % 32 / 4;
+  }
+  // The first of this warpgroup's panels of values: where their number is odd, both have one.
+  static constexpr int kFirstPanel = group * (kValuePanels - kOwnPanels);
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kOwnColumns / 2; ++i) sums[i] = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) base[j] = no_maximum(), total[j] = 0.0f;
+  }
+
+  // A row's queries, zeros past the last head; with both warpgroups, between items.
+  __device__ __forceinline__ void load_queries(const uint4* q, int row) {
+    named_barrier_sync(1, kConsumers);
+    for (int i = threadIdx.x; i < kHeads * kEntryUnits; i += kConsumers) {
+      const int head = i / kEntryUnits, unit = i % kEntryUnits;
+      const int q_head = static_cast<int>(blockIdx.y) * kHeads + head;
+      const int64_t from = static_cast<int64_t>(row) * Q_HEADS + min(q_head, Q_HEADS - 1);
+      const int to = unit / 8 * kQueryUnits + head * 8 + ((unit % 8) ^ (head % 8));
+      cp_async_16_or_zero(memory.queries + to, q + from * kEntryUnits + unit, q_head < Q_HEADS);
+    }
+    cp_async_commit();
+    cp_async_wait<0>();
+    fence_async_shared();
+    named_barrier_sync(1, kConsumers);
+    const int lane = threadIdx.x % 32, head = threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+    for (int step = 0; step < kHeldSteps; ++step) {
+      const int unit = 2 * step + lane / 16;
+      ldmatrix_x4(held[step],
+                  memory.queries + kLastPanel * kQueryUnits + head * 8 + (unit ^ (head % 8)));
+    }
+    named_barrier_sync(1, kConsumers);
+  }
+
+  // S = Q·Cᵀ as the tile arrives: sums 4n + 2j, + 1 are head j's at tokens 8n + 2t, + 1.
+  __device__ __forceinline__ void take_scores(float (&score)[32]) {
+    constexpr int stage = group;
+    // A panel further is as many units of 16 bytes, which matrices count in.
+    const uint64_t queries = wgmma_matrix(memory.queries);
+    const uint64_t tokens = wgmma_matrix(memory.ring + stage * kStageUnits);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) score[i] = 0.0f;
+    wgmma_pin(held);
+    wgmma_pin(score);
+    wgmma_fence();
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      mbarrier_wait(memory.full + stage * kParts + part, odd[stage]);
+      fence_async_shared();
+#pragma unroll
+      for (int panel = part_start(part); panel < part_start(part + 1); ++panel) {
+        const uint64_t a = queries + panel * kQueryUnits, b = tokens + panel * kPanelUnits;
+#pragma unroll
+        for (int step = 0; step < 4 && 4 * panel + step < kEntrySteps; ++step) {
+          if (panel < kLastPanel) {
+            wgmma_bf16_shared(score, a + 2 * step, b + 2 * step);
+          } else {
+            wgmma_bf16<64>(score, held[step], b + 2 * step);
+          }
+        }
+      }
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_pin(score);
+  }
+
+  // What a tile's scores weigh by: ``shift`` in exponents. A head's base stays where no score
+  // stands far above it, since sums need no multiplying then; weights up to 2^8 are as exact as
+  // those up to 1 (Flash-Attention 4's conditional rescaling).
+  __device__ __forceinline__ void settle(float (&score)[32], Span sees, int tile, int parity,
+                                         float (&shift)[2]) {
+    const int t = threadIdx.x % 4, first = tile * kTile + 2 * t;
+    if (tile * kTile < sees.first || tile * kTile + kTile - 1 > sees.last) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        if (!sees.holds(first + i / 4 * 8 + i % 2)) score[i] = no_maximum();
+      }
+    }
+    float top[2] = {score[0], score[2]}, factor[2] = {1.0f, 1.0f};
+#pragma unroll
+    for (int i = 1; i < 32; ++i) top[i % 4 / 2] = fmaxf(top[i % 4 / 2], score[i]);
+    if (__any_sync(kAllLanes, top[0] > base[0] + kSlack || top[1] > base[1] + kSlack)) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        top[j] = fmaxf(top[j], __shfl_xor_sync(kAllLanes, top[j], 1));
+        top[j] = fmaxf(top[j], __shfl_xor_sync(kAllLanes, top[j], 2));
+        if (top[j] > base[j] + kSlack) {
+          factor[j] = exp2_fast(__fmul_rn(base[j] - top[j], kScale));
+          base[j] = top[j];
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) shift[j] = -__fmul_rn(finite_maximum(base[j]), kScale);
+    mbarrier_wait(memory.spent + parity, odd[parity] ^ 1u);
+    if (t != 0) return;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      memory.rescale[parity * kHeads + head_of(j)] = factor[j];
+      memory.bases[parity * kHeads + head_of(j)] = base[j];
+    }
+  }
+
+  // Half of a tile's scores become weights, for both warpgroups to see; ``added`` grows by them.
+  template <int half>
+  __device__ __forceinline__ void weigh(const float (&score)[32], const float (&shift)[2],
+                                        int parity, float (&added)[2]) {
+    constexpr int kUnits = 8 / kHalves;  // of 16 bytes, of a head
+    unsigned char* to =
+        reinterpret_cast<unsigned char*>(memory.weights(parity)) + threadIdx.x % 4 * 4;
+#pragma unroll
+    for (int n = half * kUnits; n < (half + 1) * kUnits; ++n) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int head = head_of(j);
+        const float* own = score + 4 * n + 2 * j;
+        const float low = exp2_fast(__fmaf_rn(own[0], kScale, shift[j]));
+        const float high = exp2_fast(__fmaf_rn(own[1], kScale, shift[j]));
+        added[j] += low;
+        added[j] += high;
+        *reinterpret_cast<uint32_t*>(to + 16 * (head * 8 + (n ^ (head % 8)))) =
+            pack_bf16x2(low, high);
+      }
+    }
+    fence_async_shared();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.weighed + kHalves * parity + half);
+  }
+
+  // Sums of the tiles before, in the weights of the next one.
+  __device__ __forceinline__ void rescale_sums(int parity) {
+    float factor[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      factor[j] = memory.rescale[parity * kHeads + head_of(j)];
+      base[j] = memory.bases[parity * kHeads + head_of(j)];
+      total[j] = __fmul_rn(total[j], factor[j]);
+    }
+    // Times 1 changes nothing.
+    if (__any_sync(kAllLanes, factor[0] != 1.0f || factor[1] != 1.0f)) {
+#pragma unroll
+      for (int i = 0; i < kOwnColumns / 2; ++i) sums[i] *= factor[i % 4 / 2];
+    }
+  }
+
+  // sums += weights · values, of half of a tile's tokens.
+  template <int parity, int half>
+  __device__ __forceinline__ void start_sums() {
+    constexpr int kSteps = kTile / 16 / kHalves;
+    const uint64_t a = wgmma_matrix(memory.weights(parity));
+    const uint64_t b = wgmma_columns(memory.ring + parity * kStageUnits + kFirstPanel * kPanelUnits,
+                                     16 * kPanelUnits);
+#pragma unroll
+    for (int step = half * kSteps; step < (half + 1) * kSteps; ++step) {
+      wgmma_bf16_columns<kOwnColumns>(sums, a + 2 * step, b + (step * 16 * 128 >> 4));
+    }
+    wgmma_commit();
+  }
+
+  // Adds the next tile. The warpgroup whose tile it is weighs its second half while tensor cores
+  // sum the first.
+  template <int parity>
+  __device__ __forceinline__ void take(Span sees, int tile) {
+    constexpr bool own = parity == group;
+    Mbarrier* const weighed = memory.weighed + kHalves * parity;
+    float score[32], shift[2], added[2] = {0.0f, 0.0f};
+    if (own) {
+      take_scores(score);
+      settle(score, sees, tile, parity, shift);
+      weigh<0>(score, shift, parity, added);
+    }
+    mbarrier_wait(weighed, odd[parity]);
+    rescale_sums(parity);
+    fence_async_shared();
+    wgmma_pin(sums);
+    wgmma_fence();
+    start_sums<parity, 0>();
+    if (own) weigh<1>(score, shift, parity, added);
+    mbarrier_wait(weighed + 1, odd[parity]);
+    start_sums<parity, 1>();
+    odd[parity] ^= 1u;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) total[j] += added[j];
+    wgmma_wait<0>();
+    wgmma_pin(sums);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      mbarrier_arrive(memory.empty + parity);
+      mbarrier_arrive(memory.spent + parity);
+    }
+  }
+
+  // Whether this warpgroup leaves its columns 8n … 8n + 7: those of the middle panel are both's.
+  __device__ __forceinline__ static bool leaves(int n) {
+    const int column = kFirstPanel * 64 + 8 * n;
+    if (VALUE % 64 != 0 && column >= VALUE) return false;
+    return kValuePanels % 2 == 0 || group == 0 || n >= 8;
+  }
+
+  // A slot's state goes to the workspaces.
+  __device__ __forceinline__ void leave(int row, int slot, float2* slot_sums, uint4* slot_values) {
+    const int t = threadIdx.x % 4;
+    float greatest[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kOwnColumns / 2; ++i) {
+      float& most = greatest[i % 4 / 2];
+      if (leaves(i / 4)) most = fmaxf(most, fabsf(sums[i]));
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+#pragma unroll
+      for (int lanes = 1; lanes < 4; lanes *= 2) {
+        total[j] += __shfl_xor_sync(kAllLanes, total[j], lanes);
+        greatest[j] = fmaxf(greatest[j], __shfl_xor_sync(kAllLanes, greatest[j], lanes));
+      }
+      if (t == 0) memory.totals[group * kHeads + head_of(j)] = total[j];
+    }
+    named_barrier_sync(1, kConsumers);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int head = head_of(j), q_head = static_cast<int>(blockIdx.y) * kHeads + head;
+      if (q_head >= Q_HEADS) continue;
+      const int64_t place = (static_cast<int64_t>(row) * Q_HEADS + q_head) * PLACES + slot;
+      const StateScale scale(greatest[j]);
+      if (t == 0) {
+        // Group 0 alone reads totals: what group 1 writes of the next slot waits for it.
+        float first = __fmul_rn(base[j], kScale);
+        if (group == 0) first = memory.totals[head] + memory.totals[kHeads + head];
+        slot_sums[2 * place + group] = make_float2(first, scale.unit);
+      }
+      uint4* const to = slot_values + place * kStateUnits + kFirstPanel * 8 + t;
+#pragma unroll
+      for (int n = 0; n < kOwnColumns / 8; n += 4) {
+        if (!leaves(n)) continue;
+        uint32_t pair[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* own = sums + 4 * (n + i) + 2 * j;
+          pair[i] = pack_f16x2(own[0] * scale.inverse, own[1] * scale.inverse);
+          if (VALUE % 32 != 0 && !leaves(n + i)) pair[i] = 0;
+        }
+        to[n] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+      }
+    }
+  }
+};
