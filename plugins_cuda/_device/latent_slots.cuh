@@ -1,7 +1,7 @@
 // Slots of contiguous tiles that a row's context is cut into, and which of them a CTA takes.
 //
 // Constants of the kernel: those of latent_rows.cuh with ROWS 1, BATCH, SHORT_CONTEXT, SHORT_SLOT,
-// LONG_SLOT, MOST_SLOTS, RUNS (of items, for a CTA).
+// LONG_SLOT, MOST_SLOTS, ALONE (the launch has as many rows as sequences, most often one of each).
 //
 // How long a row's slots are depends on the tiles that the row sees and on nothing else: sums go
 // tile by tile within a slot, and then slot by slot, so that a row's bits are its own. Items of a
@@ -64,10 +64,15 @@ __device__ __forceinline__ void count_items(const RowInputs& in, int* starts, in
   const int lane = threadIdx.x % 32, warps = threads / 32;
   const bool leaves = blockIdx.x == 0 && blockIdx.y == 0;
   for (int sequence = threadIdx.x / 32; sequence < BATCH; sequence += warps) {
+    // Asked for beside what says where the rows are.
+    const int likely = sequence + lane;
+    RowView view;
+    if (ALONE && lane == 0) view = in.view(sequence, likely);
     const int begin = in.row_start[sequence], stop = in.row_start[sequence + 1];
     int most = 0;
     for (int row = begin + lane; row < stop; row += 32) {
-      const int slots = Extent(in.view(sequence, row)).slots();
+      if (!ALONE || lane > 0 || row != likely) view = in.view(sequence, row);
+      const int slots = Extent(view).slots();
       if (leaves) slot_counts[row] = slots;
       most = max(most, slots);
     }
@@ -89,37 +94,38 @@ __device__ __forceinline__ void count_items(const RowInputs& in, int* starts, in
   __syncthreads();
 }
 
-// A CTA's items, one after another. RUNS, where no row shares its tiles: those that adjoin, such
+// A CTA's items, one after another: where no row shares its tiles (ALONE) those that adjoin, such
 // that it seldom meets another row, whose queries it would have to fetch.
 struct Items {
   const RowInputs* in;
   const int* starts;
-  int next_item, stop, sequence;
+  int next_item, sequence;
 
   LatentRows rows;
   int row, slot;
   int tile, end;  // of the slot
 
   __device__ __forceinline__ Items(const RowInputs& inputs, const int* item_starts)
-      : in(&inputs),
-        starts(item_starts),
-        next_item(blockIdx.x),
-        stop(item_starts[BATCH]),
-        sequence(0) {
-    if (!RUNS) return;
-    const int all = stop, ctas = gridDim.x, place = blockIdx.x;
-    const int each = all / ctas, more = all % ctas;
-    next_item = place * each + min(place, more);
-    stop = next_item + each + (place < more);
+      : in(&inputs), starts(item_starts) {
+    next_item = ALONE ? run_start(blockIdx.x) : static_cast<int>(blockIdx.x);
+  }
+
+  // The first item of a CTA's run.
+  __device__ __forceinline__ int run_start(int cta) const {
+    const int all = starts[BATCH], ctas = static_cast<int>(gridDim.x);
+    return cta * (all / ctas) + min(cta, all % ctas);
   }
 
   // Goes to the next item that has tiles; false where there is none.
   __device__ __forceinline__ bool advance() {
+    // Worked out anew, as is the sequence: registers are scarce where tiles are added up.
+    const int stop = ALONE ? run_start(blockIdx.x + 1) : starts[BATCH];
     while (next_item < stop) {
+      sequence = 0;
       while (next_item >= starts[sequence + 1]) ++sequence;
       const int begin = in->row_start[sequence], count = in->row_start[sequence + 1] - begin;
       const int at = next_item - starts[sequence];
-      next_item += RUNS ? 1 : static_cast<int>(gridDim.x);
+      next_item += ALONE ? 1 : static_cast<int>(gridDim.x);
       row = begin + at % count;
       slot = at / count;
       rows.open(row, 1, in->row_slot, in->tree_start[sequence], in->ancestor_bits);

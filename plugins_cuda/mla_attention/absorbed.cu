@@ -23,11 +23,13 @@ namespace {
 // The copying warpgroup.
 __device__ __forceinline__ void copy_tiles(const uint4* c_pool, const RowInputs& in,
                                            const Memory& memory) {
-  uint32_t odd = 0;  // bit s: stage s was filled an odd number of times
+  // Bit 0: the stage to fill; bit 1 + s: whether stage s was filled an odd number of times.
+  uint32_t ring = 0;
   Items items(in, memory.starts);
   while (items.advance()) {
     const int* table = in.page_table + static_cast<int64_t>(items.sequence) * TABLE;
     const Span sees = items.rows.span(0, 0);
+    ring &= ~1u;
     for (int tile = items.tile; tile < items.end; ++tile) {
       TileCopy copy;
       copy.look_up(c_pool, [&](int token) {
@@ -35,16 +37,16 @@ __device__ __forceinline__ void copy_tiles(const uint4* c_pool, const RowInputs&
         const int slot = items.rows.slot_of(tile * kTile + token, 0);
         return table[slot / PAGE_SIZE] * PAGE_SIZE + slot % PAGE_SIZE;
       });
-      const int stage = (tile - items.tile) % kStages;
       // What precedes the first phase counts as complete.
-      mbarrier_wait(memory.empty + stage, (odd >> stage & 1u) ^ 1u);
+      const uint32_t stage = ring & 1u;
+      mbarrier_wait(memory.empty + stage, (ring >> (1 + stage) & 1u) ^ 1u);
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         uint4* const to = memory.ring + stage * kStageUnits;
         copy.start<EVICT_FIRST != 0>(to, part_start(part), part_start(part + 1));
         cp_async_arrive(memory.full + stage * kParts + part);
       }
-      odd ^= 1u << stage;
+      ring ^= 1u | 2u << stage;
     }
   }
 }

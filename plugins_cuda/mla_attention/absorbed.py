@@ -107,10 +107,17 @@ def _attend(
         ("LONG_SLOT", LONG_SLOT),
         ("MOST_SLOTS", MOST_SLOTS),
         ("EVICT_FIRST", int(_keeps_states(shape, places))),
-        ("RUNS", int(1 < shape.batch == shape.rows)),
+        ("ALONE", int(shape.rows == shape.batch)),
     )
     return OpLaunch(
-        Kernel("mla_attention", "attend_absorbed", constants, file="absorbed.cu"),
+        # With entries of no whole panels, a window and small pages the copier lacks some registers.
+        Kernel(
+            "mla_attention",
+            "attend_absorbed",
+            constants,
+            file="absorbed.cu",
+            hot=shape.entry % PANEL == 0,
+        ),
         grid=(_ctas(shape, places, target), shape.head_groups, 1),
         block=THREADS,
         shared_bytes=absorbed_shared_bytes(shape),
@@ -129,7 +136,8 @@ def _ctas(shape: LatentGeometry, places: int, target: Target) -> int:
 
 
 def absorbed_shared_bytes(shape: LatentGeometry) -> int:
-    """As the kernel lays it out: tiles, queries and weights; factors, maxima, sums; barriers."""
+    """As absorbed_memory.cuh lays it out: tiles, queries and weights; factors, bases, sums; barriers; where the
+    items of sequences begin."""
     panels = -(-shape.entry // PANEL)
     queries = (panels + 1) * ABSORBED_HEADS * 2 * PANEL
     barriers = STAGES * min(PARTS, panels) + STAGES + 6

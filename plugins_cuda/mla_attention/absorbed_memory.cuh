@@ -21,7 +21,9 @@ constexpr int kHalves = 2;  // of a tile's weights, that arrive by themselves
 constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
 // Of scores: how far one may stand above what weights are taken by.
 constexpr float kSlack = 8.0f / kScale;
-constexpr int kConsumerRegisters = 224, kCopierRegisters = 56;
+// Where few columns are summed the copier has what they leave.
+constexpr int kConsumerRegisters = kOwnColumns > 192 ? 232 : 208;
+constexpr int kCopierRegisters = 504 - 2 * kConsumerRegisters;
 static_assert(2 * kConsumerRegisters + kCopierRegisters <= 3 * registers_at_entry(kThreads),
               "no more registers than there are");
 static_assert(TILE == 64 && SCALE > 0 && VALUE % 16 == 0 && kOwnColumns <= 256, "see above");
