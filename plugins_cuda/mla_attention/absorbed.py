@@ -136,8 +136,8 @@ def _ctas(shape: LatentGeometry, places: int, target: Target) -> int:
 
 
 def absorbed_shared_bytes(shape: LatentGeometry) -> int:
-    """As absorbed_memory.cuh lays it out: tiles, queries and weights; factors, bases, sums; barriers; where the
-    items of sequences begin."""
+    """As absorbed_memory.cuh lays it out: tiles, queries and weights; factors, bases, sums;
+    barriers; where the items of sequences begin."""
     panels = -(-shape.entry // PANEL)
     queries = (panels + 1) * ABSORBED_HEADS * 2 * PANEL
     barriers = STAGES * min(PARTS, panels) + STAGES + 6
