@@ -1,7 +1,8 @@
-"""Times attention over latent caches at real geometry on a GPU, against bytes and operations.
+"""Times attention over cached keys and values, or latents, at real geometry on a GPU.
 
     python benchmarks/latent_attention.py [--contexts 8192,32768,131072] [--batches 1,8]
-        [--rows 1,4] [--forms plain,view,512,256,absorbed] [--page 64] [--tactics] [--json FILE]
+        [--rows 1,4] [--forms plain,view,512,256,absorbed] [--windows 0] [--page 64] [--tactics]
+        [--tflops 989] [--json FILE]
 
 One layer of GPT-OSS-20B geometry: keys and values (``plain``), the same through a page table of its
 own for each KV head, each over half of the pages (``view``: a partial view of SpecPV, whose engines
@@ -248,7 +249,7 @@ def main() -> None:
         tactics = work.op.tactics(request) if options.tactics and work.op.tactics else ({},)
         for tactic in tactics:
             name = (
-                f"{work.form:8s} window {work.window:3d} batch {work.batch} "
+                f"{work.form:8s} window {work.window:3d} page {work.page:2d} batch {work.batch} "
                 f"context {work.context:6d} rows {work.rows}"
             )
             try:

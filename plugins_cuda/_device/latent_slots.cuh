@@ -1,12 +1,13 @@
 // Slots of contiguous tiles that a row's context is cut into, and which of them a CTA takes.
 //
 // Constants of the kernel: those of latent_rows.cuh with ROWS 1, BATCH, SHORT_CONTEXT, SHORT_SLOT,
-// LONG_SLOT, MOST_SLOTS, ALONE (the launch has as many rows as sequences, most often one of each).
+// LONG_SLOT, MOST_SLOTS.
 //
 // How long a row's slots are depends on the tiles that the row sees and on nothing else: sums go
 // tile by tile within a slot, and then slot by slot, so that a row's bits are its own. Items of a
 // launch are the slots of its rows: sequence by sequence, slot by slot, row by row, so that CTAs
-// that run side by side read the same tiles.
+// that run side by side read the same tiles. CTAs take them in turn, which evens out contexts of
+// different lengths.
 #pragma once
 
 #include "latent_rows.cuh"
@@ -64,15 +65,10 @@ __device__ __forceinline__ void count_items(const RowInputs& in, int* starts, in
   const int lane = threadIdx.x % 32, warps = threads / 32;
   const bool leaves = blockIdx.x == 0 && blockIdx.y == 0;
   for (int sequence = threadIdx.x / 32; sequence < BATCH; sequence += warps) {
-    // Asked for beside what says where the rows are.
-    const int likely = sequence + lane;
-    RowView view;
-    if (ALONE && lane == 0) view = in.view(sequence, likely);
     const int begin = in.row_start[sequence], stop = in.row_start[sequence + 1];
     int most = 0;
     for (int row = begin + lane; row < stop; row += 32) {
-      if (!ALONE || lane > 0 || row != likely) view = in.view(sequence, row);
-      const int slots = Extent(view).slots();
+      const int slots = Extent(in.view(sequence, row)).slots();
       if (leaves) slot_counts[row] = slots;
       most = max(most, slots);
     }
@@ -94,8 +90,7 @@ __device__ __forceinline__ void count_items(const RowInputs& in, int* starts, in
   __syncthreads();
 }
 
-// A CTA's items, one after another: where no row shares its tiles (ALONE) those that adjoin, such
-// that it seldom meets another row, whose queries it would have to fetch.
+// A CTA's items, one after another.
 struct Items {
   const RowInputs* in;
   const int* starts;
@@ -106,26 +101,15 @@ struct Items {
   int tile, end;  // of the slot
 
   __device__ __forceinline__ Items(const RowInputs& inputs, const int* item_starts)
-      : in(&inputs), starts(item_starts) {
-    next_item = ALONE ? run_start(blockIdx.x) : static_cast<int>(blockIdx.x);
-  }
-
-  // The first item of a CTA's run.
-  __device__ __forceinline__ int run_start(int cta) const {
-    const int all = starts[BATCH], ctas = static_cast<int>(gridDim.x);
-    return cta * (all / ctas) + min(cta, all % ctas);
-  }
+      : in(&inputs), starts(item_starts), next_item(blockIdx.x), sequence(0) {}
 
   // Goes to the next item that has tiles; false where there is none.
   __device__ __forceinline__ bool advance() {
-    // Worked out anew, as is the sequence: registers are scarce where tiles are added up.
-    const int stop = ALONE ? run_start(blockIdx.x + 1) : starts[BATCH];
-    while (next_item < stop) {
-      sequence = 0;
+    while (next_item < starts[BATCH]) {
       while (next_item >= starts[sequence + 1]) ++sequence;
       const int begin = in->row_start[sequence], count = in->row_start[sequence + 1] - begin;
       const int at = next_item - starts[sequence];
-      next_item += ALONE ? 1 : static_cast<int>(gridDim.x);
+      next_item += static_cast<int>(gridDim.x);
       row = begin + at % count;
       slot = at / count;
       rows.open(row, 1, in->row_slot, in->tree_start[sequence], in->ancestor_bits);

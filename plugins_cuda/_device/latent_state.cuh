@@ -3,9 +3,9 @@
 // Constant of the kernel: VALUE. Columns are summed by two warpgroups, each of which has half of
 // their panels of 64. A half's sums are fp16 times a power of two that sets their greatest between
 // 2^14 and 2^15: rounding is 2^-11 of a sum, of small ones 2^-40 of the greatest (the weights' own
-// is 2^-9 of each). The pair of
-// floats of a half is that power, behind the sum of the weights (half 0) or the maximum (half 1).
-// 16 bytes are the four pairs of columns that a thread of a wgmma's sums has of 32.
+// is 2^-9 of each). The pair of floats of a half is that power, behind the sum of the weights (half
+// 0) or the score that they are taken by (half 1), which stands at most 8 in exponents below their
+// greatest. 16 bytes are the four pairs of columns that a thread of a wgmma's sums has of 32.
 #pragma once
 
 #include "f16.cuh"

@@ -9,6 +9,8 @@ THREADS = 384
 STAGES = 2
 PARTS = 3
 PROJECT_THREADS = 1024
+# At most, beside a head's weights: sums of slots by sixteen groups of threads, weights of slots.
+PROJECT_SCRATCH_BYTES = 36 << 10
 # Slots that a thread of it asks for at once, by CTAs that the registers of a multiprocessor hold:
 # one where each has a multiprocessor to itself, two to keep it busy where they take turns.
 MOST_AHEAD = {1: 9, 2: 4}
@@ -35,7 +37,8 @@ def lower_absorbed(shape: LatentGeometry, target: Target, arguments: tuple[str, 
     """A state of every slot, row and head; then the slots join and become values."""
     places = absorbed_places(shape)
     states = shape.rows * shape.q_heads * places
-    ctas = 1 if shape.rows * shape.q_heads <= target.multiprocessors else 2
+    fits = target.two_fit(_weight_bytes(shape) + PROJECT_SCRATCH_BYTES)
+    ctas = 2 if fits and shape.rows * shape.q_heads > target.multiprocessors else 1
     project = Kernel(
         "mla_attention",
         "project_absorbed",
@@ -107,7 +110,6 @@ def _attend(
         ("LONG_SLOT", LONG_SLOT),
         ("MOST_SLOTS", MOST_SLOTS),
         ("EVICT_FIRST", int(_keeps_states(shape, places))),
-        ("ALONE", int(shape.rows == shape.batch)),
     )
     return OpLaunch(
         # With entries of no whole panels, a window and small pages the copier lacks some registers.

@@ -4,7 +4,10 @@
 // the weights to shared memory. Both then add every tile's weighted values, each to its half of the
 // columns, in the order of the tiles. A tile is a chain of waits (scores, weights, sums), as two
 // stages hold no other that could go beside it; half of its weights are made while tensor cores sum
-// the other half.
+// the other half. Every slot begins in the first stage, so that all addresses are constants; behind
+// an odd number of tiles the copier waits for the last one's sums before it goes on.
+//
+// Constants of the kernel: those of absorbed_memory.cuh, Q_HEADS and PLACES.
 #pragma once
 
 #include "absorbed_memory.cuh"

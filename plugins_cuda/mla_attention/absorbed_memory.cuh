@@ -1,6 +1,6 @@
 // What a CTA of absorbed attention has in shared memory, and who waits there for whom.
 //
-// Constants of the kernel: those of latent_rows.cuh and latent_state.cuh, Q_HEADS, SCALE, BATCH.
+// Constants of the kernel: those of latent_rows.cuh and latent_state.cuh, and SCALE.
 #pragma once
 
 #include "../_device/attention_softmax.cuh"

@@ -7,10 +7,11 @@
 //   attended       bf16 [T, Q_HEADS, V_WIDTH], out
 //   workspace_sums, workspace_values, workspace_counts   as in absorbed.cu
 //
-// Grid (Q_HEADS, T): a row and head. A slot's weight is by the greatest maximum of all. 64 threads
-// have 16 bytes of a state each, sixteen times over: slot s is added by group s mod 16, in order,
-// and the groups in order after it. Then the mean times the head's w_v, which is on its way since
-// before the wait. 129 states of 1 KB are 132 KB, which an SM takes 1.2 µs for from L2.
+// Grid (Q_HEADS, T): a row and head. A slot's weight is by the greatest of the scores that slots
+// took theirs by. 64 threads have 16 bytes of a state each, sixteen times over: slot s is added by
+// group s mod 16, in order, and the groups in order after it. Then the mean times the head's w_v,
+// which is on its way since before the wait. 129 states of 1 KB are 132 KB, which an SM takes 1.2
+// µs for from L2.
 //
 // Constants: CTAS_OF_AN_SM, which registers are to allow; AHEAD, states that a thread asks for at
 // once, all of them where a CTA has an SM to itself.
