@@ -23,9 +23,9 @@ constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
 constexpr float kSlack = 8.0f / kScale;
 // Where few columns are summed the copier has what they leave.
 constexpr int kConsumerRegisters = kOwnColumns > 192 ? 232 : 208;
-constexpr int kCopierRegisters = 504 - 2 * kConsumerRegisters;
-static_assert(2 * kConsumerRegisters + kCopierRegisters <= 3 * registers_at_entry(kThreads),
-              "no more registers than there are");
+constexpr int kCopierRegisters = 3 * registers_at_entry(kThreads) - 2 * kConsumerRegisters;
+static_assert(kThreads == 3 * 128 && kCopierRegisters >= 40,
+              "three warpgroups share the registers");
 static_assert(TILE == 64 && SCALE > 0 && VALUE % 16 == 0 && kOwnColumns <= 256, "see above");
 
 // The last panel of the queries is held in registers; weights of odd tiles take its place.
