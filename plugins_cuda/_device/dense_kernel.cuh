@@ -32,8 +32,9 @@ __device__ __forceinline__ void project_many(const uint16_t* x, const Units::Sto
   pdl_launch_dependents();
   const Many many(rows);
 #if PANELS && !TOKENS_READY
+  auto input = many.stand_rows(shared);
   if (many.brings_rows()) {
-    many.bring_rows(shared, x);
+    many.bring_rows(input, x);
     return;
   }
   registers_raise<Many::kRegisters>();
@@ -44,7 +45,6 @@ __device__ __forceinline__ void project_many(const uint16_t* x, const Units::Sto
   pdl_wait();
   auto input = many.fetch_ready(shared, ready);
 #elif PANELS
-  auto input = many.stand_rows(shared);
   pdl_wait();
 #else
   pdl_wait();

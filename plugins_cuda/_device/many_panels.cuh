@@ -75,22 +75,19 @@ struct ManyPanels
   static __device__ __forceinline__ bool brings_rows() {
     return !kReady && threadIdx.x >= kWarps * 32;
   }
-  // Panels of the rows of ``x``, every one in its place. Those threads bring them, behind the wait
-  // for the launch in front; the others go on with what stand_rows() gives, which may be in front
-  // of it. One barrier of the CTA in each.
-  __device__ __forceinline__ void bring_rows(unsigned char* shared, const uint16_t* x) const {
-    registers_lower<kRowRegisters>();
-    const Panels panels = stand(shared);
-    __syncthreads();
-    pdl_wait();
-    const int64_t first = static_cast<int64_t>(first_token) * (Shape::kWeightBlocks * 32);
-    const int warp = static_cast<int>(threadIdx.x) / 32 - kWarps;
-    Rows{panels, x + first + group * Shape::kBlocks * 32, tokens, blocks(), warp}.bring();
-  }
+  // Panels of the rows of ``x``, every one in its place: all threads stand them, with a barrier of
+  // the CTA, and those threads then bring them, behind the wait for the launch in front.
   __device__ __forceinline__ Panels stand_rows(unsigned char* shared) const {
     const Panels panels = stand(shared);
     __syncthreads();
     return panels;
+  }
+  __device__ __forceinline__ void bring_rows(const Panels& panels, const uint16_t* x) const {
+    registers_lower<kRowRegisters>();
+    pdl_wait();
+    const int64_t first = static_cast<int64_t>(first_token) * (Shape::kWeightBlocks * 32);
+    const int warp = static_cast<int>(threadIdx.x) / 32 - kWarps;
+    Rows{panels, x + first + group * Shape::kBlocks * 32, tokens, blocks(), warp}.bring();
   }
 
   // The group's sums of all tiles go to ``sums``.

@@ -180,10 +180,15 @@ struct Consumer {
   WeightQueue<Weights> queue;
   GemmTile tile;
 
-  // Waits for the first stage of the next tile, and asks for the tile's first weights.
+  // Waits for the first stage of the next tile, and asks for the tile's first weights. One lane
+  // reads, the one that gives the stage back.
   __device__ __forceinline__ void next() {
     mbarrier_wait(&ring.full[place.slot], place.parity);
-    tile = ring.tile[place.slot];
+    tile = no_tile();
+    if (threadIdx.x % 32 == 0) tile = ring.tile[place.slot];
+    int* const parts[] = {&tile.row_tile, &tile.expert, &tile.first, &tile.columns, &tile.live};
+#pragma unroll
+    for (int* part : parts) *part = __shfl_sync(0xFFFFFFFFu, *part, 0);
     if (tile.row_tile >= 0)
       queue.start(gemm.weights(tile, tile.row_tile + static_cast<int>(threadIdx.x) / 32));
   }

@@ -1,9 +1,10 @@
 """Runs stored work on the GPU: what compute-sanitizer watches, without torch and compiler.
 
-    compute-sanitizer --tool racecheck python sanitized_run.py WORK SECONDS
+    compute-sanitizer --tool racecheck python sanitized_run.py WORK SECONDS [SHARD SHARDS]
 
-Prints each piece before it runs, so that a report stands under what caused it. Exit code 3: not
-all of it ran in the time given.
+Of SHARDS processes this one has every SHARDS-th piece, from number SHARD on. Prints each piece
+before it runs, so that a report stands under what caused it. Exit code 3: not all of it ran in the
+time given.
 """
 
 from __future__ import annotations
@@ -33,20 +34,22 @@ class Precompiled:
         return Compiled({kernel: self._all.kernels[kernel] for kernel in kernels}, self._all.files)
 
 
-def main(file: Path, seconds: float) -> int:
+def main(file: Path, seconds: float, shard: int = 0, shards: int = 1) -> int:
     """The exit code."""
-    ends_s = time.monotonic() + seconds
+    began_s = time.monotonic()
     work, compiled = pickle.loads(file.read_bytes())
+    work = work[shard::shards]
     runner = OpRunner(Precompiled(compiled))  # type: ignore[arg-type]
     for number, (label, op, lowering, inputs, outputs) in enumerate(work):
-        if time.monotonic() > ends_s:
+        took_s = time.monotonic() - began_s
+        if took_s > seconds:
             print(f"time is up: {len(work) - number} of {len(work)} pieces did not run")
             return TIME_IS_UP
-        print(f"[{number + 1}/{len(work)}] {label}", flush=True)
+        print(f"[{number + 1}/{len(work)}] {took_s:.0f} s: {label}", flush=True)
         runner.run(op_named(op), lowering, inputs, outputs)
     print(f"all {len(work)} pieces ran", flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), float(sys.argv[2])))
+    sys.exit(main(Path(sys.argv[1]), float(sys.argv[2]), *map(int, sys.argv[3:])))

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,13 @@ from sanitized_work import write_work
 SECONDS = 180
 # For starting up, and for a last piece that takes long.
 SPARE_SECONDS = 60
+# Processes side by side.
+SHARDS = min(8, os.cpu_count() or 1)
 FOUND = 99
 LOGS = Path(__file__).parents[2] / "out" / "sanitizer"
 TOOLS = {
     "memcheck": (),
-    "racecheck": ("--racecheck-report", "all"),
+    "racecheck": ("--racecheck-report", "analysis", "--print-limit", "1000"),
     "synccheck": (),
 }
 _TOOLKIT = "/usr/local/cuda/bin"
@@ -48,20 +51,31 @@ def work(sanitizer: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def watched(command: list[str], log: Path) -> int:
-    """The command's exit code, its output in ``log``; it and its children end in time."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            return process.wait(SECONDS + SPARE_SECONDS)
-        except subprocess.TimeoutExpired:
-            return TIME_IS_UP
-        finally:
+def watched(commands: list[tuple[list[str], Path]]) -> list[int]:
+    """Exit codes of commands side by side, output in their logs; all end in time."""
+    ends_s = time.monotonic() + SECONDS + SPARE_SECONDS
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for command, log in commands:
+            with log.open("wb") as output:
+                running.append(
+                    subprocess.Popen(
+                        command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                    )
+                )
+        return [code_in_time(process, ends_s) for process in running]
+    finally:
+        for process in running:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def code_in_time(process: subprocess.Popen[bytes], ends_s: float) -> int:
+    try:
+        return process.wait(max(0.0, ends_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return TIME_IS_UP
 
 
 @pytest.mark.slow
@@ -69,16 +83,22 @@ def watched(command: list[str], log: Path) -> int:
 @pytest.mark.parametrize("tool", TOOLS)
 def test_the_sanitizer_finds_nothing(sanitizer: str, work: Path, tool: str) -> None:
     LOGS.mkdir(parents=True, exist_ok=True)
-    log = LOGS / f"{tool}.log"
     options = ["--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "all"]
     script = Path(__file__).with_name("sanitized_run.py")
     run = [sys.executable, str(script), str(work), str(SECONDS)]
-    code = watched([sanitizer, *options, *TOOLS[tool], *run], log)
-    said = log.read_text(encoding="utf-8", errors="replace")
-    if "Device not supported" in said:
-        pytest.skip("compute-sanitizer does not support this device, see " + str(log))
-    last = "\n".join(said.splitlines()[-60:])
-    print(last)
-    assert code != TIME_IS_UP, f"{tool} did not come through in {SECONDS} s:\n{last}"
-    assert code == 0, f"{tool} found something (exit code {code}), see {log}:\n{last}"
-    assert re.search(r"SUMMARY: 0 (errors|hazards)", said), last
+    logs = [LOGS / f"{tool}-{shard}.log" for shard in range(SHARDS)]
+    codes = watched(
+        [
+            ([sanitizer, *options, *TOOLS[tool], *run, str(shard), str(SHARDS)], log)
+            for shard, log in enumerate(logs)
+        ]
+    )
+    for code, log in zip(codes, logs, strict=True):
+        said = log.read_text(encoding="utf-8", errors="replace")
+        if "Device not supported" in said:
+            pytest.skip("compute-sanitizer does not support this device, see " + str(log))
+        last = "\n".join(said.splitlines()[-60:])
+        print(last)
+        assert code != TIME_IS_UP, f"{tool} did not come through in {SECONDS} s:\n{last}"
+        assert code == 0, f"{tool} found something (exit code {code}), see {log}:\n{last}"
+        assert re.search(r"SUMMARY: 0 (errors|hazards)", said), last
