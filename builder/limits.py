@@ -9,7 +9,12 @@ from specbuild.builder.dsa_options import dsa_of
 from specbuild.builder.specpv_options import PAGE_SIZE as SPECPV_PAGE_SIZE
 from specbuild.builder.specpv_options import require_turns, specpv_of
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
-from specbuild.runtime.cache_groups import DRAFT_GROUP, FULL_GROUP, pages_per_sequence
+from specbuild.runtime.cache_groups import (
+    DRAFT_GROUP,
+    FULL_GROUP,
+    LATENT_GROUP,
+    pages_per_sequence,
+)
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.kv_layout import FP8_DTYPE, KV_DTYPE, MIN_PAGE_SIZE
 from specbuild.runtime.manifest import (
@@ -35,10 +40,6 @@ DEFAULT_DRAFT_SHAPE = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
 KERNEL_BACKENDS = ("cuda", "tensorrt")
 # Rows of a launch up to which CUDA kernels are batch-invariant.
 MAX_DECODE_ROWS = 256
-
-
-# Full-attention layers that cache latents.
-LATENT_GROUP = "latent"
 
 
 @dataclass(frozen=True)

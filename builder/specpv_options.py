@@ -47,7 +47,9 @@ def specpv_of(
     if config.score == "indexer":
         _check_indexers(target)
     else:
-        _check_latents(target, options.backend)
+        _check_latents(target)
+    if options.backend == "cuda":
+        _check_forms(target)
     if config.block_size % page_size:
         raise SpecbuildError(
             f"--specpv-block-size {config.block_size} is no multiple of the page size {page_size}; "
@@ -96,22 +98,23 @@ def _check_sizes(config: SpecPv) -> None:
             raise SpecbuildError(f"{_option(name)} is {value}; it must be at least {least}")
 
 
-def _check_latents(target: TargetGeometry, backend: str) -> None:
-    """A window needs no view, so latents of sliding layers are no obstacle.
+def _check_forms(target: TargetGeometry) -> None:
+    """A CUDA engine's full steps feed rows again to one group with a window and one without."""
+    for kind, named in (
+        ("sliding_attention", "sliding-window"),
+        ("full_attention", "full-attention"),
+    ):
+        layers = zip(target.latent_dims, target.layer_types, strict=False)
+        if len({bool(dim) for dim, of_layer in layers if of_layer == kind}) > 1:
+            raise SpecbuildError(
+                f"--specpv: some {named} layers cache latents (mla_kv.safetensors) and some keys "
+                "and values, CUDA engines take one of the two; retrofit all or none of them, or "
+                "build with --no-mla or without --specpv"
+            )
 
-    A CUDA engine's full steps feed rows again to one group with a window.
-    """
-    windowed = {
-        bool(dim)
-        for dim, kind in zip(target.latent_dims, target.layer_types, strict=False)
-        if kind == "sliding_attention"
-    }
-    if backend == "cuda" and len(windowed) > 1:
-        raise SpecbuildError(
-            "--specpv: some sliding-window layers cache latents (mla_kv.safetensors) and some keys "
-            "and values, CUDA engines take one of the two; retrofit all or none of them, or build "
-            "with --no-mla or without --specpv"
-        )
+
+def _check_latents(target: TargetGeometry) -> None:
+    """A window needs no view, so latents of sliding layers are no obstacle."""
     if target.mla is not None:
         raise SpecbuildError(
             f"--specpv: the {target.model_type}'s layers cache latents, and blocks are chosen by "

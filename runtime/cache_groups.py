@@ -5,6 +5,8 @@ from __future__ import annotations
 from specbuild.runtime.manifest import Limits
 
 FULL_GROUP = "full"
+# Full-attention layers that cache latents.
+LATENT_GROUP = "latent"
 DRAFT_GROUP = "draft"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specbuild.runtime.cache_groups import FULL_GROUP
+from specbuild.runtime.cache_groups import FULL_GROUP, LATENT_GROUP
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executor import ResidentExecutor
 from specbuild.runtime.manifest import INDEXER_GROUP
@@ -52,8 +52,9 @@ class SlotTable:
             *(PENDING if self.drafted else ()),
             *((*VIEWS, *_partial_tables(executor)) if views else ()),
         )
-        # Views of keys and values are also those of indexers' keys.
-        self._shared_views = views and {FULL_GROUP, INDEXER_GROUP} <= set(groups)
+        # Views of keys and values, or of latents, are also those of indexers' keys.
+        viewed = [group for group in (FULL_GROUP, LATENT_GROUP) if group in groups]
+        self._shared_views = (*viewed, INDEXER_GROUP) if views and INDEXER_GROUP in groups else ()
         self.sequences: list[SequenceState] = []
 
     def clear(self, eos_token_ids: Sequence[int]) -> None:
@@ -118,8 +119,8 @@ class SlotTable:
 
     def _require_equal_pages(self, sequence: SequenceState) -> None:
         """Both groups hand out their pages alike: SpecbuildError where they have not."""
-        keys, indexed = (sequence.pages[g].table for g in (FULL_GROUP, INDEXER_GROUP))
-        if not np.array_equal(keys, indexed):
+        keys, *others = (sequence.pages[group].table for group in self._shared_views)
+        if not all(np.array_equal(keys, other) for other in others):
             raise SpecbuildError(
                 f"request {sequence.request.id!r} got other pages for its keys than for those of "
                 "indexers, which views share; load the engine again"

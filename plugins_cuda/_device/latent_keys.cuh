@@ -172,7 +172,7 @@ template <int threads, class PositionOf>
 __device__ __forceinline__ void fetch_tables(const uint4* cos, const uint4* sin, int positions,
                                              uint4* tables, const PositionOf& position_of) {
   constexpr int kUnits = WIDTH / 8;  // of a row of one table
-#pragma unroll(threads == 128 ? 4 : 1)
+#pragma unroll(threads == 128 ? (VIEWED ? 2 : 4) : 1)
   for (int i = thread_index() % threads; i < kTile * 2 * kUnits; i += threads) {
     const int token = i / (2 * kUnits), part = i % (2 * kUnits);
     const int64_t row = min(position_of(token), positions - 1);

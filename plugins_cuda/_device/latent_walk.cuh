@@ -1,6 +1,7 @@
 // Which tiles of positions a CTA of latent attention walks over, and where their entries lie.
 //
-// Constants of the kernel: those of latent_rows.cuh, PAGE_SIZE, TABLE, SPLIT, GROUPS, CONTEXT_CTAS.
+// Constants of the kernel: those of latent_rows.cuh, PAGE_SIZE, TABLE, VIEWED (a sequence's pages
+// are some of its own: SpecPV), SPLIT, GROUPS, CONTEXT_CTAS.
 //
 // A tile (latent_rows.cuh) belongs to slot c mod SPLIT, which is one of group slot mod GROUPS. A
 // row's slots join group by group, those of a group in order. CTAs take single slots each, or where
@@ -44,7 +45,8 @@ struct TileCursor {
 
 struct LatentWalk {
   LatentRows rows;
-  const int* table;  // of this sequence
+  const int* table;   // of this sequence
+  const int* begins;  // where its pages stand, VIEWED
 
   __device__ __forceinline__ TileCursor begin() const {
     TileCursor at{0, first_tile(blockIdx.x, 0)};
@@ -64,6 +66,15 @@ struct LatentWalk {
     const int slot = LISTED ? rows.listed_slot(position) : rows.slot_of(position, at.owner);
     if (LISTED && slot < 0) return -1;
     return table[slot / PAGE_SIZE] * PAGE_SIZE + slot % PAGE_SIZE;
+  }
+
+  // Where in the sequence the token stands that has a place in a tile: in a view, whose pages do
+  // not adjoin, behind the first slot of its page, or in the tree behind where that begins.
+  __device__ __forceinline__ int position_of(int place) const {
+    const int position = rows.position_of(place);
+    if (!VIEWED) return position;
+    const int from = min(position, rows.tree_start);
+    return begins[min(from / PAGE_SIZE, TABLE - 1)] + from % PAGE_SIZE + position - from;
   }
 
   // The pool's entries of this lane's two tokens of a tile; −1 where nobody sees them.

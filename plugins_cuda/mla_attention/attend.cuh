@@ -102,6 +102,7 @@ struct Inputs {
   const int* row_slot;
   const int* tree_start;
   const int* ancestor_bits;
+  const int* page_position;
   float2* slot_sums;
   float* slot_values;
 
@@ -121,6 +122,7 @@ __device__ __forceinline__ void for_rows(const Inputs& in, const Opens& opens, c
   const int begin = in.row_start[sequence], stop = in.row_start[sequence + 1];
   LatentWalk walk;
   walk.table = in.page_table + static_cast<int64_t>(sequence) * TABLE;
+  walk.begins = VIEWED ? in.page_position + static_cast<int64_t>(sequence) * TABLE : nullptr;
   for (int first = begin + row_cta; first < stop; first += ROW_CTAS * ROWS) {
     if (opens(walk.rows, first, min(ROWS, stop - first), sequence)) use(walk, first);
   }
@@ -146,7 +148,7 @@ __device__ __forceinline__ void copy_tiles(const Inputs& in, const Memory& memor
       copy.look_up(in.c_pool, [&](int token) { return walk.entry_at(from + token, at); });
       if (round > 0) mbarrier_wait(memory.empty + stage, (round + 1) % 2);
       fetch_tables<kCopyThreads>(in.cos, in.sin, POSITIONS, memory.tables + stage * kTableUnits,
-                                 [&](int token) { return walk.rows.position_of(from + token); });
+                                 [&](int token) { return walk.position_of(from + token); });
       copy.start(memory.ring + stage * kStageUnits, 0, kEntryPanels);
       cp_async_arrive(memory.full + stage);
     }
@@ -260,7 +262,7 @@ __device__ __forceinline__ void attend_sequence(const Inputs& in, const Memory& 
 #define INPUTS                                                                                 \
   Inputs {                                                                                     \
     q, c_pool, w_k, b_k, cos, sin, page_table, row_start, row_slot, tree_start, ancestor_bits, \
-        workspace_sums, workspace_values                                                       \
+        page_position, workspace_sums, workspace_values                                        \
   }
 
 }  // namespace

@@ -174,6 +174,10 @@ _KERNEL_LAUNCHES = {
         [Branch(150, 3, BUSHY), Branch(64, 2), Branch(3, 1)],
         heads=(2, 3), widths=(32, 32), latent=48, page_size=16, selected=90, whole_rows=1,
     ),
+    "selected slots of a view, some rows whole": latent_launch(
+        [Branch(70, 3, BUSHY), Branch(64, 2)], heads=(2, 3), widths=(32, 32), latent=48,
+        page_size=16, selected=60, whole_rows=1, pages_skipped=1,
+    ),
     "absorbed: 6 heads, a tree": latent_launch(
         [Branch(100, 0, BUSHY), Branch(66, 1)], rope=16, heads=(1, 6), widths=(16, 32),
         latent=80, biases=False, page_size=16,
@@ -223,9 +227,8 @@ _SLOW_LAUNCHES = {
 
 def _real(branches: Sequence[Branch], latent: int = 512, **changes: Any) -> LatentLaunch:
     """GPT-OSS's heads and pages."""
-    return latent_launch(
-        branches, heads=(8, 8), widths=(64, 64), latent=latent, page_size=64, **changes
-    )
+    sizes = {"page_size": 64, **changes}
+    return latent_launch(branches, heads=(8, 8), widths=(64, 64), latent=latent, **sizes)
 
 
 def _deepseek(branches: Sequence[Branch], heads: int = 64, **changes: Any) -> LatentLaunch:
@@ -248,6 +251,12 @@ _GPU_LAUNCHES = {
     "16 sequences at 1k": _real([Branch(960 + 8 * b, 1) for b in range(16)], padding_rows=0),
     "verify 16 sequences, ragged": _real(
         [Branch(100 + 211 * b, 0, chain_of(1 + b % 4)) for b in range(16)]
+    ),
+    "a view of 4.4k, chains of 4": _real(
+        [Branch(4400 - 37 * b, 0, chain_of(4)) for b in range(2)], page_size=16, pages_skipped=900
+    ),
+    "a view of 4.4k beside 48 rows fed again": _real(
+        [Branch(4400, 0, chain_of(4)), Branch(9000, 48, chain_of(4))], pages_skipped=3
     ),
     "selected: 2116 of 131k": _real([Branch(131071, 1)], selected=2148, padding_rows=0),
     "selected: a chain of 4 at 131k": _real(

@@ -57,6 +57,7 @@ class LatentGeometry:
     has_key_bias: bool
     has_value_bias: bool
     has_lists: bool
+    viewed: bool
 
     @property
     def group(self) -> int:
@@ -123,6 +124,7 @@ class LatentGeometry:
             ("WIDTH", self.width),
             ("POSITIONS", self.positions),
             ("HAS_BIAS", int(self.has_key_bias)),
+            ("VIEWED", int(self.viewed)),
         )
 
 
@@ -157,6 +159,7 @@ def latent_geometry(request: LoweringRequest) -> LatentGeometry:
         has_key_bias="b_k" in tensors,
         has_value_bias="b_v" in tensors,
         has_lists="selected" in tensors,
+        viewed="page_position" in tensors,
     )
     _refuse_inputs(tensors)
     _refuse_sizes(shape)
@@ -168,11 +171,6 @@ def _refuse_inputs(tensors: Mapping[str, TensorInfo]) -> None:
         raise SpecbuildError(
             "MlaAttention: selected slots (DSA) with absorbed queries, the CUDA kernels take them "
             "where keys are rebuilt: build for the cpu target."
-        )
-    if "page_position" in tensors:
-        raise SpecbuildError(
-            "MlaAttention: the CUDA kernels take views whose slots are positions: build for the "
-            "cpu target."
         )
     dtypes = {name: tensors[name].dtype for name in ("q", "c_pool", "w_v")}
     if set(dtypes.values()) != {"bfloat16"}:

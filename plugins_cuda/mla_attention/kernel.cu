@@ -10,7 +10,8 @@
 //   row_slot       i32  [T]
 //   tree_start     i32  [B]
 //   ancestor_bits  i32  [T, WORDS]
-//   selected, page_position   not taken: null
+//   selected       not taken: null
+//   page_position  i32  [B, TABLE], the position of each page's first slot, VIEWED; else null
 //   workspace_sums    f32  [T, KV_HEADS·GROUP, PLACES, 2], out
 //   workspace_values  f32  [T, KV_HEADS·GROUP, PLACES, ENTRY], out, of places with a tile
 //

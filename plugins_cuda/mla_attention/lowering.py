@@ -87,6 +87,11 @@ def lower(request: LoweringRequest) -> Lowering:
     if "selected" in request.tensors:
         _require_lists(request, shape)
     if request.phase == "prefill" and shape.rebuilt and shape.v_width == shape.width:
+        if shape.viewed:
+            raise SpecbuildError(
+                "MlaAttention: no kernel rebuilds what a prompt's rows see where slots are no "
+                "positions (page_position): leave it out there."
+            )
         return lower_prefill(request, shape)
     if not shape.rebuilt:
         _require_shared(shape, absorbed_shared_bytes(shape), request.target)

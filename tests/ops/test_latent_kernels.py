@@ -289,7 +289,9 @@ def test_what_no_kernel_does_is_refused() -> None:
         OP.lower(LoweringRequest({**tensors, **lists}, {"scale": 0.25, "window": 9}))
     with pytest.raises(SpecbuildError, match="narrows the chunks of a prompt"):
         OP.lower(LoweringRequest({**tensors, **lists}, {"scale": 0.25, "window": 0}, "prefill"))
-    refuses("slots are positions", page_position=TensorInfo((1, 14), "int32"))
+    with pytest.raises(SpecbuildError, match="where slots are no positions"):
+        begins = {"page_position": TensorInfo((1, 14), "int32")}
+        OP.lower(LoweringRequest({**tensors, **begins}, {"scale": 0.25, "window": 0}, "prefill"))
     refuses("bfloat16", q=TensorInfo((1, 6, 16), "float32"))
     refuses("multiples of 16 up to 768", c_pool=TensorInfo((4, 1, 16, 40), "bfloat16"))
     refuses("multiples of 16 up to 768", c_pool=TensorInfo((4, 1, 16, 1024), "bfloat16"))

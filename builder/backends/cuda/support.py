@@ -8,7 +8,7 @@ from specbuild.builder.backends.cuda.programs.programs import (
     draft_shapes,
     fits,
 )
-from specbuild.builder.limits import LATENT_GROUP, MAX_DECODE_ROWS, EnginePlan
+from specbuild.builder.limits import MAX_DECODE_ROWS, EnginePlan
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT
@@ -80,18 +80,12 @@ def require_cuda_options(plan: EnginePlan, backend: str) -> None:
             f"--dsa is not built for --backend {backend}; build with --backend cuda or cpu, or "
             "with --no-dsa"
         )
-    if plan.specpv is not None and plan.specpv.score == "indexer":
-        if plan.dsa.key_dtype == "fp8":
-            raise SpecbuildError(
-                "--specpv-score indexer: CUDA kernels summarise keys in bf16, these are fp8; take "
-                "dot or quest, or --dsa-key-dtype bf16"
-            )
-        if any(group.name == LATENT_GROUP for group in plan.groups):
-            raise SpecbuildError(
-                "--specpv: full-attention layers cache latents (mla_kv.safetensors), of which no "
-                "CUDA kernel sees a part; build with --no-mla, without --specpv or with "
-                "--backend cpu"
-            )
+    chooses = plan.specpv is not None and plan.specpv.score == "indexer"
+    if chooses and plan.dsa.key_dtype == "fp8":
+        raise SpecbuildError(
+            "--specpv-score indexer: CUDA kernels summarise keys in bf16, these are fp8; take dot "
+            "or quest, or --dsa-key-dtype bf16"
+        )
 
 
 def batch_warnings(plan: EnginePlan, backend: str) -> tuple[str, ...]:

@@ -146,9 +146,23 @@ def test_steps_narrow_from_the_threshold_on(
     assert all(s.dsa is not None and s.dsa.broken_lists == 0 for s in stats)
 
 
-@pytest.fixture(scope="module", params=["quest", "indexer"])
-def viewed(checkpoints: Path, request: pytest.FixtureRequest) -> LoweredEngine:
-    return lowered_engine(**options(checkpoints, **VIEWED, specpv_score=request.param))
+@pytest.fixture(scope="module")
+def latents(checkpoints: Path) -> Path:
+    """Every layer caches latents."""
+    path = checkpoints / "latents"
+    write_target(path / "t")
+    write_indexers(path / "t", [1, 3], width=16)
+    write_latents(path / "t", {0: 12, 1: 20, 2: 12, 3: 12})
+    write_draft(path / "d")
+    return path
+
+
+@pytest.fixture(scope="module", params=["quest", "indexer", "latents"])
+def viewed(checkpoints: Path, latents: Path, request: pytest.FixtureRequest) -> LoweredEngine:
+    """Views of keys and values chosen by keys, or by indexers; views of latents."""
+    path = latents if request.param == "latents" else checkpoints
+    score = "quest" if request.param == "quest" else "indexer"
+    return lowered_engine(**options(path, **VIEWED, specpv_score=score))
 
 
 @pytest.mark.slow
@@ -372,7 +386,7 @@ def test_what_has_no_kernels_is_refused(checkpoints: Path, tmp_path: Path) -> No
     write_latents(latent / "t", {3: 12})
     write_draft(latent / "d")
     asked["dsa_key_dtype"] = "bf16"
-    refused(latent, "full-attention layers cache latents .* of which no CUDA kernel", **asked)
+    refused(latent, "some full-attention layers cache latents .* take one of the two", **asked)
     write_target(tmp_path / "t")
     write_indexers(tmp_path / "t", [1, 3], width=8)
     write_draft(tmp_path / "d")

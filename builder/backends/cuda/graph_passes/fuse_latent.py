@@ -113,7 +113,10 @@ def _place_projections(
 def _place_attention(
     graph: ir.Graph, layer: _Layer, q: ir.Value, pool: ir.Value, width: int
 ) -> None:
-    """The attention again, with weights as kernels read them; a view's slots are positions."""
+    """The attention again, with weights as kernels read them.
+
+    Slots are positions, but where full-attention layers see views (SpecPV).
+    """
     old = layer.attention
     op = op_named(old.op_type)
     given = [*old.inputs, *[None] * (len(op.inputs) - len(old.inputs))]
@@ -132,7 +135,9 @@ def _place_attention(
             biases = (static(inputs[name], 0), static(inputs[name], 1))
             by_head = partial(torch.reshape, shape=biases)
             inputs[name] = packed(graph, f"{stem(bias)}.by_head", [bias], by_head)
-    unused, inputs["page_position"] = inputs["page_position"], None
+    unused = inputs["page_position"]
+    if old.attributes["window"].value or not _has_views(graph):
+        inputs["page_position"] = None
     inputs |= {
         "q": q,
         "c_pool": pool,
@@ -147,6 +152,10 @@ def _place_attention(
     graph.remove(old, safe=True)
     if unused is not None and not unused.uses() and unused in graph.inputs:
         graph.inputs.remove(unused)
+
+
+def _has_views(graph: ir.Graph) -> bool:
+    return any((value.name or "").endswith(".logical_pages") for value in graph.inputs)
 
 
 def _wider(tensor: torch.Tensor, width: int, *, axis: int) -> torch.Tensor:

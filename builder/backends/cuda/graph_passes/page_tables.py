@@ -1,6 +1,7 @@
 """A table's axis of layers goes: kernels take one layer's table, and most layers share one.
 
 Where every layer has a table of its own (SpecPV), each becomes an input, and an output, of its own.
+So does what says where the pages of a layer's view stand, which has that axis only there.
 """
 
 from __future__ import annotations
@@ -9,21 +10,22 @@ import onnx_ir as ir
 
 from specbuild.builder.passes.rewriting import constant_array, producer
 
-_SUFFIXES = (".page_table", ".partial_table")
+_AXES = {".page_table": 4, ".partial_table": 4, ".page_position": 3}
 PARTIAL_OUTPUT = ".partial_table.out"
 
 
 def unstack_page_tables(model: ir.Model) -> int:
-    """``Gather(table [layers, B, G, P], i)`` becomes a graph input [B, G, P].
+    """``Gather(table [layers, …], i)`` becomes a graph input of the other axes.
 
     It keeps its name where there is one layer's, else it is ``name.i``.
     """
     changed = 0
     _unstack_partial_output(model.graph)
     for table in list(model.graph.inputs):
-        if not (table.name or "").endswith(_SUFFIXES):
-            continue
+        axes = next((n for end, n in _AXES.items() if (table.name or "").endswith(end)), None)
         assert table.shape is not None
+        if axes is None or len(table.shape) != axes:
+            continue
         layers = table.shape[0]
         assert isinstance(layers, int)
         parts = [_part(table, i, layers) for i in range(layers)]

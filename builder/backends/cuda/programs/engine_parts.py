@@ -19,7 +19,7 @@ from specbuild.builder.passes.weights import Recipe
 from specbuild.plugins_cuda.dsa_indexer.body import list_length
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.runtime.cache_groups import DRAFT_GROUP, FULL_GROUP
+from specbuild.runtime.cache_groups import DRAFT_GROUP, FULL_GROUP, LATENT_GROUP
 from specbuild.runtime.kv_layout import KvLayout
 from specbuild.runtime.manifest import INDEXER_GROUP, Dsa
 from specbuild.runtime.specpv import ViewGeometry, choosing_group
@@ -53,6 +53,11 @@ class EngineParts:
         """The group by whose keys SpecPV chooses blocks."""
         assert self.views is not None
         return choosing_group(self.views.config)
+
+    @property
+    def viewed(self) -> str:
+        """The group of full-attention layers, which see views where there are any (SpecPV)."""
+        return FULL_GROUP if FULL_GROUP in self.layouts else LATENT_GROUP
 
     @property
     def page_size(self) -> int:
@@ -111,9 +116,7 @@ class EngineParts:
             for i, layer in enumerate(layers)
         }
 
-    def layer_inputs(
-        self, name: str, tensors: Sequence[Tensor], group: str = FULL_GROUP
-    ) -> dict[str, Tensor]:
+    def layer_inputs(self, name: str, tensors: Sequence[Tensor], group: str) -> dict[str, Tensor]:
         """An input of a group that each of its layers has for itself."""
         if len(tensors) == 1:
             return {f"{group}.{name}": tensors[0]}

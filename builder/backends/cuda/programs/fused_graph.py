@@ -28,6 +28,8 @@ _CHOSEN = ("full.partial_table", f"{INDEXER_GROUP}.partial_table")
 _VIOLATIONS = f"{INDEXER_GROUP}.violations"
 # What only narrowed attention reads: elsewhere it and what makes it are left out.
 _LISTS = "selected"
+# What only programs with views give; elsewhere slots are positions.
+_POSITIONS = "page_position"
 _TORCH_NAMES = {dtype: str(torch).removeprefix("torch.") for torch, dtype in ONNX_DTYPES.items()}
 
 
@@ -156,10 +158,11 @@ class Placement:
     def arguments(self, node: ir.Node) -> dict[str, Tensor | None]:
         """The inputs of a node, by declared name."""
         specs = {spec.name: spec for spec in op_named(node.op_type).inputs}
-        return {
-            name: _joined(self.value(value), specs[name])
-            for name, value in _read(node, narrowed=self.narrowed).items()
-        }
+        read = _read(node, narrowed=self.narrowed)
+        positions = read.get(_POSITIONS)
+        if positions is not None and positions.name not in self.ports:
+            read[_POSITIONS] = None
+        return {name: _joined(self.value(value), specs[name]) for name, value in read.items()}
 
     def _call(self, node: ir.Node) -> None:
         op = op_named(node.op_type)

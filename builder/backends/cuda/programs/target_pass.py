@@ -10,7 +10,6 @@ from specbuild.builder.backends.cuda.programs.fused_graph import HEAD, Placement
 from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.programs.state import PARTIAL_TABLE
 from specbuild.plugins_cuda.launches import TensorInfo
-from specbuild.runtime.cache_groups import FULL_GROUP
 from specbuild.runtime.manifest import INDEXER_GROUP
 
 _BLANK = "captured_blank"
@@ -22,12 +21,14 @@ SAMPLING = ("temperature", "top_k", "top_p", "seed", "position")
 class TargetViews:
     """What full-attention layers see instead of everything (SpecPV).
 
-    ``tables`` [layers, B, kv_heads, P]; ``inputs`` by the names of the graph's inputs behind
-    ``full.``: ``row_slot`` and ``tree_start`` in the views, and what is summarised and chosen,
-    where the program ``chooses`` views.
+    ``tables`` [layers, B, kv_heads, P], and of latents ``positions`` [layers, B, P] of their pages;
+    ``inputs`` by the names of the graph's inputs behind the group's: ``row_slot`` and
+    ``tree_start`` in the views, and what is summarised and chosen, where the program ``chooses``
+    views.
     """
 
     tables: Tensor
+    positions: Tensor | None
     inputs: Mapping[str, Tensor]
     chooses: bool
 
@@ -117,19 +118,22 @@ def run_target(
 
 def _full_layers(parts: EngineParts, rows: TargetRows) -> dict[str, Tensor]:
     """The page table of each full-attention layer, and the inputs of views where there are any."""
-    layers = len(parts.layouts[FULL_GROUP].group.layers)
+    group = parts.viewed
+    layers = len(parts.layouts[group].group.layers)
     if rows.views is None:
-        table = parts.page_table(FULL_GROUP, rows.batch)
+        table = parts.page_table(group, rows.batch)
         whole = table.view(rows.batch, 1, table.shape[1])
-        return parts.layer_inputs("page_table", [whole] * layers)
+        return parts.layer_inputs("page_table", [whole] * layers, group)
     views = rows.views
     tables = [views.tables.part(i) for i in range(layers)]
+    positions = [] if views.positions is None else [views.positions.part(i) for i in range(layers)]
     partial = [parts.ports.first(f"{PARTIAL_TABLE}.{i}", rows.batch) for i in range(layers)]
     return {
         **_indexers(parts, views),
-        **parts.layer_inputs("page_table", tables),
+        **parts.layer_inputs("page_table", tables, group),
+        **parts.layer_inputs("page_position", positions, group),
         **parts.layer_inputs("partial_table", partial, parts.chooser),
-        **{f"{FULL_GROUP}.{name}": tensor for name, tensor in views.inputs.items()},
+        **{f"{group}.{name}": tensor for name, tensor in views.inputs.items()},
         **{f"{parts.chooser}.{name}": tensor for name, tensor in views.inputs.items()},
     }
 
@@ -138,7 +142,7 @@ def _indexers(parts: EngineParts, views: TargetViews) -> dict[str, Tensor]:
     """Indexers choose among what their layers see: the pages of a view are those of their keys."""
     if INDEXER_GROUP not in parts.layouts:
         return {}
-    of_views = parts.layouts[FULL_GROUP].group.layers
+    of_views = parts.layouts[parts.viewed].group.layers
     places = [of_views.index(layer) for layer in parts.layouts[INDEXER_GROUP].group.layers]
     tables = [views.tables.part(place) for place in places]
     return {

@@ -10,7 +10,7 @@ from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tenso
 from specbuild.builder.backends.cuda.programs.state import PARTIAL_TABLES
 from specbuild.builder.backends.cuda.programs.target_pass import TargetRows, TargetViews
 from specbuild.builder.limits import MAX_DECODE_ROWS
-from specbuild.runtime.cache_groups import FULL_GROUP
+from specbuild.runtime.cache_groups import FULL_GROUP, LATENT_GROUP
 from specbuild.runtime.manifest import INDEXER_GROUP, DraftShape
 from specbuild.runtime.specpv import ViewGeometry
 
@@ -21,7 +21,7 @@ _HEAD_ROWS = 8
 _NEVER = 2**31 - 1
 # Groups that keep every position. A sequence has the same pages in both (SlotTable sees to that),
 # so that a view's page table and a row's place in the cache are those of both.
-_WHOLE_GROUPS = (FULL_GROUP, INDEXER_GROUP)
+_WHOLE_GROUPS = (FULL_GROUP, LATENT_GROUP, INDEXER_GROUP)
 
 
 def refresh_rooms(views: ViewGeometry, batch: int, shape: DraftShape) -> tuple[int, ...]:
@@ -96,11 +96,12 @@ def view_rows(
     rows = made["token_ids"].shape[0]
     # The only one beside the full layers' (specpv_options.py).
     sliding = next((name for name in parts.target_groups if name not in _WHOLE_GROUPS), None)
-    tables = {"page_table_full": parts.page_table(FULL_GROUP, batch)}
+    tables = {"page_table_full": parts.page_table(parts.viewed, batch)}
     if sliding:
         tables["page_table_sliding"] = parts.page_table(sliding, batch)
-    names = ("token_ids", "positions", "ancestor_bits", "write_slot_full", "tree_count")
+    names = ("token_ids", "positions", "ancestor_bits", "tree_count")
     given = {name: made[name] for name in names}
+    given["write_slot_full"] = made[f"write_slot_{parts.viewed}"]
     if sliding:
         given["write_slot_sliding"] = made[f"write_slot_{sliding}"]
     placed = program.call(
@@ -146,8 +147,22 @@ def view_rows(
         group: placed["row_write_full" if group in _WHOLE_GROUPS else "row_write_sliding"]
         for group in parts.target_groups
     }
-    target = TargetViews(seen, asked, chooses=room > 0)
+    target = TargetViews(seen, _view_positions(parts, program, seen, batch), asked, room > 0)
     return TargetRows(batch, rows + room, inputs, slots, target), placed
+
+
+def _view_positions(
+    parts: EngineParts, program: ProgramIr, seen: Tensor, batch: int
+) -> Tensor | None:
+    """Where the pages of views stand, which only keys that are rebuilt of latents must know."""
+    layout = parts.layouts[parts.viewed]
+    if not layout.group.latent_widths:
+        return None
+    return program.call(
+        "ViewPositions",
+        {"page_table": parts.page_table(parts.viewed, batch), "view_tables": seen},
+        {"page_size": layout.tokens_per_page, "pages": layout.group.pages},
+    )["page_position"]
 
 
 def tree_features(program: ProgramIr, captured: Tensor, placed: Mapping[str, Tensor]) -> Tensor:

@@ -237,6 +237,11 @@ def _page_table(data: LaunchData, info: TensorInfo) -> np.ndarray:
     return table
 
 
+def _page_position(data: LaunchData, info: TensorInfo) -> np.ndarray:
+    begins = data.page_size * np.arange(info.shape[1], dtype=np.int32)
+    return np.broadcast_to(begins, info.shape).copy()
+
+
 def _row_slot(data: LaunchData, info: TensorInfo) -> np.ndarray:
     sequence, node = data.node_of_rows()
     slots = np.zeros(info.shape, np.int32)
@@ -301,6 +306,7 @@ _DRAWN: Mapping[str, Draw] = {
     "position": _positions,
     "write_slot": _write_slot,
     "page_table": _page_table,
+    "page_position": _page_position,
     "row_start": lambda data, _: data.row_start,
     "row_slot": _row_slot,
     "tree_start": _tree_start,

@@ -1,0 +1,24 @@
+// ViewPositions: a CTA writes where each page of its sequence begins, then looks up those of a
+// layer's view. The CTAs of all layers write the same numbers to the same places, and each reads
+// what it has written itself. At 131k tokens in pages of 16 a CTA takes 8 rounds of either.
+#include "../_device/ptx.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    view_positions(const int* page_table,   // [B, P]
+                   const int* view_tables,  // [layers, B, kv_heads, P]
+                   int* page_position,      // out [layers, B, P]
+                   int* workspace_begins,   // [pages of the pool]
+                   int heads, int pages, int page_size) {
+  pdl_launch_dependents();
+  pdl_wait();
+  const int64_t place = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+  const int* whole = page_table + static_cast<int64_t>(blockIdx.x) * pages;
+  const int* seen = view_tables + place * heads * pages;
+  for (int i = threadIdx.x; i < pages; i += THREADS) {
+    if (whole[i] != 0) workspace_begins[whole[i]] = i * page_size;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < pages; i += THREADS) {
+    page_position[place * pages + i] = seen[i] != 0 ? workspace_begins[seen[i]] : 0;
+  }
+}

@@ -1,0 +1,132 @@
+"""SpecPV over latents on a GPU: indexers choose the blocks, keys are rebuilt where they stand."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from example_engine import CHAIN, EXAMPLE, TREE
+from indexer_files import write_derived_indexers
+from latent_files import write_factors
+
+from specbuild.builder.build import build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.executors.cuda.executor import CudaExecutor
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+
+LAYERS, FULL = range(24), range(1, 24, 2)
+FULL_RANK = 128
+FEW_BLOCKS, FEW_TOKENS = 4, 48
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine]]:
+    """The example with all of its keys and values as latents, and as they are."""
+    folder = tmp_path_factory.mktemp("latent-views")
+    model = folder / "target"
+    model.mkdir()
+    for file in (EXAMPLE / "target").iterdir():
+        (model / file.name).symlink_to(file)
+    weights = EXAMPLE / "target" / "model.safetensors"
+    write_derived_indexers(model, weights, FULL, width=64)
+    write_factors(model, weights, LAYERS, rank=FULL_RANK)
+    made = built(folder, "latents"), built(folder, "keys", no_mla=True)
+    yield made
+    for engine in made:
+        assert isinstance(engine.executor, CudaExecutor)
+        engine.executor.close()
+
+
+def built(folder: Path, name: str, **changes: Any) -> Engine:
+    options = BuildOptions(
+        model=folder / "target",
+        draft=EXAMPLE / "draft",
+        output=folder / name,
+        backend="cuda",
+        max_seq_len=768,
+        max_batch_size=4,
+        draft_top_k=TREE.draft_top_k,
+        draft_depth=TREE.draft_depth,
+        draft_tokens=TREE.draft_tokens,
+        dsa=True,
+        dsa_top_k=1024,
+        dsa_threshold=256,
+        dsa_recent_tokens=16,
+        dsa_check_interval=0,
+        enable_specpv=True,
+        specpv_score="indexer",
+        specpv_n_sink_blocks=1,
+        specpv_n_retrieval_blocks=48,
+        specpv_n_window_blocks=2,
+        specpv_partial_threshold=128,
+        specpv_full_refresh_interval=6,
+        **changes,
+    )
+    build(options, SilentProgress())
+    return Engine.load(options.output)
+
+
+def decode(
+    engine: Engine, shape: DraftShape | None, *, blocks: int | None, top_k: int = 0
+) -> list[RunRecord]:
+    assert engine.text is not None
+    ids = engine.text.encode(inspect.getsource(textwrap), raw=True)
+    lengths = (600, 90, 333, 40, 480)
+    prompts = [Prompt(str(i), ids=ids[7 * n : 8 * n]) for i, n in enumerate(lengths)]
+    params = GenerateParams(
+        max_new_tokens=64, ignore_eos=True, specpv_retrieval_blocks=blocks, dsa_top_k=top_k
+    )
+    found = {
+        event.request: event.record
+        for event in engine.generate(prompts, params, speculation=shape)
+        if isinstance(event, FinishEvent)
+    }
+    return [found[i] for i in range(len(prompts))]
+
+
+def outputs(records: list[RunRecord]) -> list[Any]:
+    return [(record.output_ids, record.logprobs) for record in records]
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
+def test_a_view_of_all_latents_changes_no_bit(
+    engines: tuple[Engine, Engine], shape: DraftShape | None
+) -> None:
+    latents, _ = engines
+    whole, viewed = (decode(latents, shape, blocks=blocks) for blocks in (0, None))
+    assert outputs(viewed) == outputs(whole) == outputs(decode(latents, None, blocks=0))
+    for record in viewed:
+        assert record.stats.specpv is not None and record.stats.specpv.invariant_failures == 0
+    assert sum(r.stats.specpv.partial_steps for r in viewed if r.stats.specpv) > 30
+
+
+@pytest.mark.parametrize("top_k", [0, FEW_TOKENS], ids=["views", "lists in views"])
+def test_small_views_of_latents_are_those_of_keys(
+    engines: tuple[Engine, Engine], top_k: int
+) -> None:
+    """Factors of full rank are the same model, so both see the same tokens where they stand."""
+    latents, keys = engines
+    found, again, wanted = (
+        decode(engine, None, blocks=FEW_BLOCKS, top_k=top_k) for engine in (latents, latents, keys)
+    )
+    whole = decode(latents, None, blocks=0)
+    assert outputs(found) == outputs(again)
+    near = far = 0.0
+    for ours, theirs, all_seen in zip(found, wanted, whole, strict=True):
+        pairs = zip(ours.output_ids, theirs.output_ids, all_seen.output_ids, strict=True)
+        same = next((i for i, ids in enumerate(pairs) if len(set(ids)) > 1), len(ours.output_ids))
+        assert ours.logprobs and theirs.logprobs and all_seen.logprobs
+        near += float(np.abs(np.subtract(ours.logprobs, theirs.logprobs)[:same]).sum())
+        far += float(np.abs(np.subtract(ours.logprobs, all_seen.logprobs)[:same]).sum())
+        if ours.stats.dsa is not None:
+            assert ours.stats.dsa.broken_lists == 0
+    assert 2 * near < far, (near, far)
