@@ -38,9 +38,9 @@ __device__ __forceinline__ void stream_tokens(Stream& stream, unsigned char* sha
     stream.start_ring();
     between();
     cp_async_wait<Shape::kRing>();
+    // Other lanes' copies have brought the norm's weight, and what partial sums take the place of.
+    __syncwarp();
     if constexpr (kNormed) {
-      // The norm's weight has come by other lanes' copies.
-      __syncwarp();
       fragments.template norm<rounding>(shared + Places::kNorm, eps);
     }
     SharedTokens<Shape> input{fragments.at(slice_of_warp<Shape>() * Shape::kSliceBlocks, 0)};

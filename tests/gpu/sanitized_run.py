@@ -1,10 +1,10 @@
 """Runs stored work on the GPU: what compute-sanitizer watches, without torch and compiler.
 
-    compute-sanitizer --tool racecheck python sanitized_run.py WORK SECONDS [SHARD SHARDS]
+    compute-sanitizer --tool racecheck python sanitized_run.py WORK SECONDS SHARD SHARDS [NAME ...]
 
-Of SHARDS processes this one has every SHARDS-th piece, from number SHARD on. Prints each piece
-before it runs, so that a report stands under what caused it. Exit code 3: not all of it ran in the
-time given.
+Of SHARDS processes this one has every SHARDS-th piece, from number SHARD on, but for those with a
+NAME in their label or as a kernel. Prints each piece before it runs, so that a report stands under
+what caused it. Exit code 3: not all of it ran in the time given.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled
 from specbuild.builder.backends.cuda.kernels.op_runner import OpRunner
-from specbuild.plugins_cuda.launches import Kernel
+from specbuild.plugins_cuda.launches import Kernel, Lowering
 from specbuild.plugins_cuda.registry import op_named
 
 TIME_IS_UP = 3
@@ -34,11 +34,16 @@ class Precompiled:
         return Compiled({kernel: self._all.kernels[kernel] for kernel in kernels}, self._all.files)
 
 
-def main(file: Path, seconds: float, shard: int = 0, shards: int = 1) -> int:
+def main(file: Path, seconds: float, shard: int, shards: int, left_out: Sequence[str]) -> int:
     """The exit code."""
     began_s = time.monotonic()
     work, compiled = pickle.loads(file.read_bytes())
-    work = work[shard::shards]
+
+    def wanted(label: str, lowering: Lowering) -> bool:
+        entries = {launch.kernel.entry for launch in lowering.launches}
+        return not any(name in label or name in entries for name in left_out)
+
+    work = [piece for piece in work[shard::shards] if wanted(piece[0], piece[2])]
     runner = OpRunner(Precompiled(compiled))  # type: ignore[arg-type]
     for number, (label, op, lowering, inputs, outputs) in enumerate(work):
         took_s = time.monotonic() - began_s
@@ -52,4 +57,5 @@ def main(file: Path, seconds: float, shard: int = 0, shards: int = 1) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), float(sys.argv[2]), *map(int, sys.argv[3:])))
+    file, seconds, shard, shards, *names = sys.argv[1:]
+    sys.exit(main(Path(file), float(seconds), int(shard), int(shards), names))
