@@ -99,6 +99,9 @@ class OpLaunch:
 
     ``programmatic``: the launch may start before the one in front of it is done; its kernel then
     executes ``griddepcontrol.wait`` on every path before it reads what is no constant.
+    ``reads_early``: it reads before that what the launch directly in front of it leaves alone, and
+    so may only start early behind one that ``triggers_late``: that lets it start no sooner than all
+    launches in front of both are done.
     """
 
     kernel: Kernel
@@ -107,6 +110,8 @@ class OpLaunch:
     shared_bytes: int
     arguments: tuple[Argument, ...]
     programmatic: bool = True
+    reads_early: bool = False
+    triggers_late: bool = False
 
 
 @dataclass(frozen=True)

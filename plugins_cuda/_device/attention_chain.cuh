@@ -22,9 +22,22 @@ struct TeamRing {
     cp_async_commit();
   }
 
-  __device__ __forceinline__ void start(Walk& walk) {
+  // The first tiles, from number ``from`` on.
+  __device__ __forceinline__ void start(Walk& walk, int from = 0) {
 #pragma unroll 1
-    for (int i = 0; i < STAGES; ++i) fetch_next(walk, i);
+    for (int i = from; i < STAGES; ++i) fetch_next(walk, i);
+  }
+
+  // Those of them that end below ``limit``: how many.
+  __device__ __forceinline__ int start_below(Walk& walk, int limit) {
+    int started = 0;
+#pragma unroll 1
+    for (; started < STAGES; ++started) {
+      ahead.settle(walk);
+      if (ahead.slot >= SPLIT || (ahead.tile + 1) * kTile > limit) break;
+      fetch_next(walk, started);
+    }
+    return started;
   }
 
   // The keys of the next tile, values behind them; the tile before makes room for a later one.
@@ -41,6 +54,21 @@ struct TeamRing {
     return stages + spent * 2 * kTileUnits;
   }
 };
+
+// Waits for all copies but those of the last ``left`` tiles.
+template <int tiles = 0>
+__device__ __forceinline__ void wait_but_for(int left) {
+  if constexpr (tiles < STAGES) {
+    if (left > tiles) return wait_but_for<tiles + 1>(left);
+  }
+  cp_async_wait<tiles>();
+}
+
+// A CTA that has nothing to do leaves its multiprocessor to the next launch at once. That no launch
+// is done before those in front of it are, one CTA sees to.
+__device__ __forceinline__ void wait_for_launches_in_front() {
+  if (blockIdx.x + blockIdx.y + blockIdx.z == 0) pdl_wait();
+}
 
 // What a CTA lays out first in its shared memory.
 constexpr int kTileMemoryUnits = kTeams * STAGES * 2 * kTileUnits +

@@ -30,16 +30,6 @@ struct Lengths {
     const int rows = row_end[set] - row_begin[set];
     return real && rows > 0 ? ((tree_start[set] + rows) >> 7) + 1 : 0;
   }
-
-  __device__ __forceinline__ bool operator==(const Lengths& other) const {
-    bool same = true;
-#pragma unroll
-    for (int i = 0; i < kSets; ++i) {
-      same = same && row_begin[i] == other.row_begin[i] && row_end[i] == other.row_end[i] &&
-             tree_start[i] == other.tree_start[i];
-    }
-    return same;
-  }
 };
 
 // What a CTA takes: of the slots of a sequence's rows, those that are `cta` modulo `ctas`.

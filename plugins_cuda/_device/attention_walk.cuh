@@ -1,8 +1,8 @@
 // How a team of warps of the decode kernels walks over tiles of keys, and how it fetches them.
 //
 // Constants of the kernel: KV_HEADS, WIDTH, PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT, ROWS (per
-// warp), ROW_WARPS (of a team), ROW_CTAS, WARMED (tiles of a team that are asked for early),
-// SLOT_TEAMS; of the kernels that include it SHARED_BYTES (what their launch gives them), too.
+// warp), ROW_WARPS (of a team), ROW_CTAS, SLOT_TEAMS; of the kernels that include it SHARED_BYTES
+// (what their launch gives them), too.
 //
 // Tile c is the positions 32c … 32c + 31. Chunks of four tiles go to slot `chunk mod SPLIT`, the
 // tiles of a chunk to the slot's four chains. Where SLOT_TEAMS is 0 the CTA has four teams, each of
@@ -154,34 +154,18 @@ struct Walk {
     return own_tile_from(rows.first >> 5, slot * kChains + chain);
   }
 
+  // The same, should a row at ``slot`` be the CTA's first.
+  __device__ __forceinline__ static int first_tile_of(int slot, int from_slot, int chain) {
+    const int first = WINDOW > 0 ? max(slot - WINDOW + 1, 0) : 0;
+    return own_tile_from(first >> 5, from_slot * kChains + chain);
+  }
+
   __device__ __forceinline__ bool shares(int tile) const {
     return tile * kTile <= rows.shared_end;
   }
 
   __device__ __forceinline__ int pool_row(int slot) const {
     return (table[slot / PAGE_SIZE] * KV_HEADS + kv_head) * PAGE_SIZE + slot % PAGE_SIZE;
-  }
-
-  // The first tiles of slot `from_slot` from chain `chain` on, should row `row` of the launch be
-  // the CTA's first. Before the wait for the launches in front that is a guess, and good enough to
-  // ask for their lines in L2.
-  __device__ __forceinline__ void warm(const int* row_slot, int row, int from_slot, int chain) {
-    const int slot = min(max(load_l2_int(row_slot + row), 0), TABLE * PAGE_SIZE - 1);
-    const int first = WINDOW > 0 ? max(slot - WINDOW + 1, 0) : 0;
-    entries_from = own_tile_from(first >> 5, from_slot * kChains + chain);
-    if (PAGE_SIZE % kTile != 0) return;
-#pragma unroll
-    for (int i = 0; i < WARMED; ++i) {
-      const int at = (entries_from + tiles_ahead(i)) * kTile;
-      const int page = at <= slot ? load_l2_int(table + at / PAGE_SIZE) : 0;
-      if (page <= 0) continue;
-      const int64_t from = (static_cast<int64_t>(page) * KV_HEADS + kv_head) * PAGE_SIZE;
-      const int64_t unit = (from + at % PAGE_SIZE) * kUnits;
-      for (int line = 8 * pair_lane; line < kTileUnits; line += 8 * 32 * ROW_WARPS) {
-        warm_l2(k_pool + unit + line);
-        warm_l2(v_pool + unit + line);
-      }
-    }
   }
 
   // From a team's tile in a chunk to its tile number `i` behind that one, chunk by chunk.

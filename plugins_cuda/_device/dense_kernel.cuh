@@ -23,13 +23,13 @@ static_assert(SHARED_BYTES == Many::kBytes, "as the launch says");
 
 // A launch of many tokens, which a launch in front left at ``ready`` or which are rows of ``x``.
 // ``outputs``: as GroupSums::emit_all() takes them; waited(many) runs once the launches in front
-// are done.
-template <class Outputs, class Waited>
+// are done. ``triggers_late``: launches behind this one start no sooner (launches.py).
+template <bool triggers_late = false, class Outputs, class Waited>
 __device__ __forceinline__ void project_many(const uint16_t* x, const Units::Stored* weight,
                                              const unsigned char* ready, float* sums,
                                              unsigned* arrived, int rows, unsigned char* shared,
                                              const Outputs& outputs, const Waited& waited) {
-  pdl_launch_dependents();
+  if (!triggers_late) pdl_launch_dependents();
   const Many many(rows);
 #if PANELS && !TOKENS_READY
   auto input = many.stand_rows(shared);
@@ -50,6 +50,7 @@ __device__ __forceinline__ void project_many(const uint16_t* x, const Units::Sto
   pdl_wait();
   auto input = many.fetch_rows(shared, x);
 #endif
+  if (triggers_late) pdl_launch_dependents();
   waited(many);
   many.multiply(stream, input, shared, sums);
   // Made anew, so that nothing of it has to be held while the products run.

@@ -39,8 +39,8 @@ __device__ __forceinline__ void project_pairs(const Tensors& tensors, const uint
                                               const unsigned char* workspace_tokens,
                                               float* workspace_sums, unsigned* workspace_arrived,
                                               int rows, unsigned char* shared) {
-  project_many(x, weight, workspace_tokens, workspace_sums, workspace_arrived, rows, shared,
-               PairOutputs<Pair, Tensors>{tensors, bias}, [](const Many&) {});
+  project_many<true>(x, weight, workspace_tokens, workspace_sums, workspace_arrived, rows, shared,
+                     PairOutputs<Pair, Tensors>{tensors, bias}, [](const Many&) {});
 }
 
 #else
@@ -53,7 +53,6 @@ __device__ __forceinline__ void project_pairs(const Tensors& tensors, const uint
                                               const uint16_t* norm, const Units::Stored* weight,
                                               const uint16_t* bias, int rows,
                                               unsigned char* shared) {
-  pdl_launch_dependents();
   const Chunks chunks{share_of_pairs<TILE_COUNT * 8, UNIT_PAIRS, CTAS>(blockIdx.x)};
   Stream stream(weight, chunks, shared + Places::kRing, slice_of_warp<Shape>());
   stream.start();
@@ -74,6 +73,8 @@ __device__ __forceinline__ void project_pairs(const Tensors& tensors, const uint
   float* partials = reinterpret_cast<float*>(shared + Places::kPartials);
 
   pdl_wait();
+  // The launch behind reads early what was there before (launches.py).
+  pdl_launch_dependents();
   if (ahead) early.load_place(tensors);
   stream_tokens<Places, FRAGMENTS != 0, HAS_NORM != 0, NormRounding::kWeightInFp32>(
       stream, shared, x + static_cast<int64_t>(first_token) * kWidth, tokens,

@@ -29,12 +29,13 @@ def lower_projection(
     folder: str,
     constants: tuple[tuple[str, int | float], ...],
     arguments: tuple[str, ...],
+    triggers_late: bool = False,
 ) -> Lowering:
     """The kernel named like its ``folder``, which norms for itself; or, where CTAs split K too,
     ``<folder>_of_many``, behind a launch that norms or brings the rows into panels if it needs one.
 
     ``constants`` and ``arguments`` are the op's own: those of the cut, the norm and the rows come
-    beside them. SpecbuildError for over 256 rows.
+    beside them; ``triggers_late`` is the launch's. SpecbuildError for over 256 rows.
     """
     many = many_tokens(request, dense)
     cut = many.cut if many else streaming(request, dense)
@@ -51,6 +52,7 @@ def lower_projection(
             *((TOKENS if many.ready else None, SUMS, ARRIVED) if many else ()),
             dense.rows,
         ),
+        triggers_late=triggers_late,
     )
     if not many:
         return Lowering((launch,))

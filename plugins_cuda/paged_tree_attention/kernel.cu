@@ -25,8 +25,9 @@
 // S = Q·Kᵀ with two rows × 8 heads as the 16 rows of an mma; then P·V with P staying in registers.
 // Bytes: 4·WIDTH a key and KV head; 512·WIDTH·STAGES under way in a CTA's ring. Up to 1k keys it
 // is latency that counts: what the launch says of its rows and the page table are read at once (the
-// rows are where a launch of equal sequences has them, else they are read again), and the caches'
-// lines are asked for before the wait.
+// rows are where a launch of equal sequences has them, else they are read again), and that before
+// the wait, as tiles of the caches are that the launch in front does not write (launches.py:
+// reads_early). It writes the launch's own rows, none of which stands below its sequence's first.
 #include "../_device/attention_chain.cuh"
 #include "../_device/attention_join.cuh"
 
@@ -74,25 +75,28 @@ struct Cursor {
   }
 };
 
-// Every slot of this CTA, into the joiner.
+// Every slot of this CTA, into the joiner. Tiles that end below slot ``limit`` are there before the
+// launch in front is done, for which everything else waits.
 __device__ __forceinline__ void attend_slots(const Inputs& in, Walk& walk, const Memory& memory,
-                                             int first) {
+                                             int first, int limit) {
   const Joiner& joiner = memory.joiner;
   const Rows& rows = walk.rows;
   const bool has_tail = kHasTail && rows.tail_in_cta(context_cta(), CONTEXT_CTAS);
   const TeamRows mine{joiner.chain, joiner.row_warp * ROWS, has_tail, memory.tail};
+  const int slot_from = context_cta();
+  TeamRing<Cursor> ring{memory.ring,
+                        {joiner.chain, slot_from, walk.first_tile(slot_from, joiner.chain)}};
+  const int early = ring.start_below(walk, limit);
+  pdl_wait();
   Queries queries;
   queries.tile = memory.queries + joiner.row_warp * kPairs * 16 * kUnits;
   load_queries(queries, memory.queries, in.q, walk, first);
   if (has_tail) walk.fetch_tail(memory.tail);
   if (kRows > 1) cp_async_commit();
-  const int slot_from = context_cta();
-  TeamRing<Cursor> ring{memory.ring,
-                        {joiner.chain, slot_from, walk.first_tile(slot_from, joiner.chain)}};
-  ring.start(walk);
+  ring.start(walk, early);
   States states;
   if (kRows > 1) {
-    cp_async_wait<STAGES>();
+    wait_but_for(STAGES - early);
     __syncthreads();
   }
   for (int slot = slot_from; slot < SPLIT; slot += CONTEXT_CTAS) {
@@ -116,23 +120,23 @@ __device__ __forceinline__ void attend(const Inputs& in, uint2* attended, int* a
   Walk walk{in.k_pool, in.v_pool, in.page_table + view * TABLE,
             kv_head,   lane,      joiner.row_warp * 32 + lane};
   pdl_launch_dependents();
-  walk.warm(in.row_slot, __shfl_sync(kAllLanes, guess, 0), context_cta(), joiner.chain);
-  if (threadIdx.x == 0) {
-    if (HAS_SINKS) warm_l2(in.sinks + kv_head * GROUP);
-    warm_l2(in.row_start + sequence);
-    warm_l2(in.tree_start + sequence);
-    warm_l2(in.ancestor_bits + guess * WORDS);
-    if (SLOTS > 1) warm_l2(arrivals + guess * KV_HEADS + kv_head);
-  }
-  pdl_wait();
   const int begin = in.row_start[sequence], stop = in.row_start[sequence + 1];
   const int tree_start = in.tree_start[sequence];
   walk.rows.load(guess, in.row_slot, in.ancestor_bits);
-  if (PAGE_SIZE % kTile == 0) walk.look_up(walk.entries_from);
+  if (PAGE_SIZE % kTile == 0) {
+    const int slot = __shfl_sync(kAllLanes, walk.rows.slot, 0);
+    walk.look_up(walk.first_tile_of(slot, context_cta(), joiner.chain));
+  }
+  if (threadIdx.x == 0) {
+    if (HAS_SINKS) warm_l2(in.sinks + kv_head * GROUP);
+    if (SLOTS > 1) warm_l2(arrivals + guess * KV_HEADS + kv_head);
+  }
+  // Of the sequence's rows the first stands lowest.
+  const int limit = begin < stop ? min(in.row_slot[begin], tree_start) : 0;
   for (int first = begin + row_cta; first < stop; first += ROW_CTAS * kRows) {
     walk.open(first, min(kRows, stop - first), in.row_slot, tree_start, in.ancestor_bits);
     if (!walk.rows.occupy_cta(context_cta(), CONTEXT_CTAS)) continue;
-    attend_slots(in, walk, memory, first);
+    attend_slots(in, walk, memory, first, limit);
     const bool joins = SLOTS > 1 && walk.rows.chunks() > 1;
     int* count = arrivals + first * KV_HEADS + kv_head;
     if (joins && MEETS) {
@@ -143,6 +147,7 @@ __device__ __forceinline__ void attend(const Inputs& in, uint2* attended, int* a
     walk.rows.index = -1;
     __syncthreads();
   }
+  wait_for_launches_in_front();
 }
 
 }  // namespace

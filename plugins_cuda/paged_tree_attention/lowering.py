@@ -157,7 +157,6 @@ def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
         ("PAIRS_AT_ONCE", cut.pairs_at_once),
         ("MEETS", int(meets)),
         ("CTAS_OF_AN_SM", cut.ctas_of_an_sm),
-        ("WARMED", request.tactic.get("warmed", 2 if cut.split == 1 else 1)),
         ("LAUNCH_ROWS", shape.rows),
         ("SEQUENCE_ROWS", max(1, shape.rows // shape.batch)),
         ("SHARED_BYTES", cut.shared_bytes(shape)),
@@ -170,6 +169,7 @@ def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
         block=32 * CHAINS * cut.row_warps,
         shared_bytes=cut.launch_bytes(shape, request.target),
         arguments=(*ARGUMENTS, *(workspace.name for workspace in workspaces)),
+        reads_early=True,
     )
     return Lowering((launch,), workspaces)
 
@@ -193,7 +193,7 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
         return ({},)
     shape = geometry_of(request)
     if shape.window and _split(shape) == 1:
-        return ({}, {"warmed": 0}, {"stages": 3})
+        return ({}, {"stages": 3})
     slots = _cut(request, shape).slots
     if many_rows.takes(shape, slots):
         return ({},)
@@ -205,7 +205,7 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     if not _is_long(shape):
         shared += [{"context_ctas": 4}, {"context_ctas": 8}]
     shared = [{"slot_teams": 0, **tactic} for tactic in shared]
-    return ({}, {"warmed": 0}, *own, *shared)
+    return ({}, *own, *shared)
 
 
 def _is_long(shape: Geometry) -> bool:

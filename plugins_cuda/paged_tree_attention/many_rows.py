@@ -61,4 +61,5 @@ def with_many(shape: Geometry, plain: Lowering, split: int, slots: int) -> Lower
         (*launch.kernel.constants, ("FEW_ROWS", few)),
         "few_rows.cu",
     )
-    return Lowering((replace(launch, kernel=kernel), attend, join), plain.workspaces)
+    few_rows = replace(launch, kernel=kernel, reads_early=False)
+    return Lowering((few_rows, attend, join), plain.workspaces)

@@ -49,23 +49,26 @@ struct Memory : TileMemory {
   }
 };
 
-// One CTA: its slots, those that are `cta` modulo `ctas`, of the rows from `first` on.
+// One CTA: its slots, those that are `cta` modulo `ctas`, of the rows from `first` on. Tiles that
+// end below slot `limit` are there before the launch in front is done.
 __device__ __forceinline__ void attend_share(const Inputs& in, Walk& walk, const Memory& memory,
                                              const SlotStates& slots, int cta, int ctas, int first,
-                                             int* arrivals) {
+                                             int limit, int* arrivals) {
   const Rows& rows = walk.rows;
   const bool has_tail = kHasTail && rows.tail_in_cta(cta, ctas);
   const TeamRows mine{memory.team, memory.row_warp * ROWS, has_tail, memory.tail};
+  const Deal deal(rows, cta, ctas);
+  TeamRing<DealtTiles> ring{memory.ring, {deal, walk, memory.team}};
+  const int early = ring.start_below(walk, limit);
+  pdl_wait();
   Queries queries;
   queries.tile = memory.queries + memory.row_warp * kPairs * 16 * kUnits;
   load_queries(queries, memory.queries, in.q, walk, first);
   if (has_tail) walk.fetch_tail(memory.tail);
   if (kRows > 1) cp_async_commit();
-  const Deal deal(rows, cta, ctas);
-  TeamRing<DealtTiles> ring{memory.ring, {deal, walk, memory.team}};
-  ring.start(walk);
+  ring.start(walk, early);
   if (kRows > 1) {
-    cp_async_wait<STAGES>();
+    wait_but_for(STAGES - early);
     __syncthreads();
   }
   const Held held(memory.parts, memory.sums, memory.team * ROW_WARPS + memory.row_warp);
@@ -129,54 +132,32 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
   const int most = static_cast<int>(gridDim.x) / ROW_CTAS;
   const int number = static_cast<int>(blockIdx.x) / ROW_CTAS;
   pdl_launch_dependents();
-  // Before the wait for the launches in front all of this is a guess, and good enough to ask for
-  // lines in L2.
-  const Lengths guessed(row_start, tree_start);
-  Share share = share_of(guessed, number, most);
-  const auto table_of = [&](int sequence) {
-    const int of = min(sequence, BATCH - 1);
-    return page_table + (of * VIEWS + (VIEWS > 1 ? kv_head : 0)) * TABLE;
-  };
-  const auto row_of = [&](int begin) {
-    const int row = begin + row_cta + min(lane % kRowLanes, kRows - 1);
-    return min(max(row, 0), LAUNCH_ROWS - 1);
-  };
-  Walk walk{k_pool, v_pool, table_of(share.sequence), kv_head, lane, memory.row_warp * 32 + lane};
-  const int row = row_of(share.row_begin);
-  walk.warm(row_slot, __shfl_sync(kAllLanes, row, 0),
-            (share.cta + share.ctas * memory.team) & (SPLIT - 1), 0);
-  if (threadIdx.x == 0) {
-    if (HAS_SINKS) warm_l2(sinks + kv_head * GROUP);
-    warm_l2(ancestor_bits + row * WORDS);
-  }
-  pdl_wait();
-  const Lengths lengths(row_start, tree_start);
-  walk.rows.load(row, row_slot, ancestor_bits);
-  if (PAGE_SIZE % kTile == 0) walk.look_up(walk.entries_from);
-  bool looked_up = __all_sync(kAllLanes, lengths == guessed);
-  if (!looked_up) share = share_of(lengths, number, most);
+  if (HAS_SINKS && threadIdx.x == 0) warm_l2(sinks + kv_head * GROUP);
+  Walk walk{k_pool, v_pool, page_table, kv_head, lane, memory.row_warp * 32 + lane};
+  Share share = share_of(Lengths(row_start, tree_start), number, most);
 #pragma unroll 1
   while (share.sequence < BATCH) {
     if (threadIdx.x == 0) *memory.share = share;
-    if (!looked_up) {
-      walk.table = table_of(share.sequence);
-      walk.entries_from = -32 * kPeriod;  // of no tile
-      walk.rows.index = -1;
-    }
+    const int table = share.sequence * VIEWS + (VIEWS > 1 ? kv_head : 0);
+    walk.table = page_table + table * TABLE;
+    walk.entries_from = -32 * kPeriod;  // of no tile
     for (int first = share.row_begin + row_cta; first < share.row_end; first += ROW_CTAS * kRows) {
       const int count = min(kRows, share.row_end - first);
+      // Of the sequence's rows the first stands lowest.
+      const int limit = min(row_slot[share.row_begin], share.tree_start);
+      walk.rows.index = -1;
       walk.open(first, count, row_slot, share.tree_start, ancestor_bits);
       if (!walk.rows.occupy_cta(share.cta, share.ctas)) continue;
-      attend_share(in, walk, memory, slots, share.cta, share.ctas, first, workspace_arrivals);
-      walk.rows.index = -1;
+      attend_share(in, walk, memory, slots, share.cta, share.ctas, first, limit,
+                   workspace_arrivals);
       __syncthreads();
       // No registers hold it meanwhile: they are short.
       share = *memory.share;
     }
     // More shares than CTAs: no sequence has less than one.
-    if (share.next >= share.total) return;
+    if (share.next >= share.total) break;
     __syncthreads();  // behind everybody's look at this one
     share = share_of(Lengths(row_start, tree_start), share.next, most);
-    looked_up = false;
   }
+  wait_for_launches_in_front();
 }

@@ -77,7 +77,6 @@ def own_slots_launch(
         ("ROW_WARPS", cut.row_warps),
         ("ROW_CTAS", cut.row_ctas),
         ("STAGES", cut.stages),
-        ("WARMED", request.tactic.get("warmed", 4)),
         ("BATCH", shape.batch),
         ("LAUNCH_ROWS", shape.rows),
         ("CTAS_OF_AN_SM", together),
@@ -90,4 +89,5 @@ def own_slots_launch(
         block=32 * cut.teams * cut.row_warps,
         shared_bytes=cut.shared_bytes(shape),
         arguments=(*ARGUMENTS, *names),
+        reads_early=True,
     )

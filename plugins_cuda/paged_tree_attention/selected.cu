@@ -185,7 +185,7 @@ __device__ __forceinline__ void attend_whole_row(const Inputs& in, const Memory&
   walk.rows.open(row, 1, in.row_slot, tree_start, in.ancestor_bits);
   if (!walk.rows.occupy_cta(context_cta(), CONTEXT_CTAS)) return;
   walk.look_up(walk.first_tile(context_cta(), joiner.chain));
-  attend_slots(in, walk, memory, row);
+  attend_slots(in, walk, memory, row, 0);
   join_last(walk.rows, memory, arrivals, row);
 }
 

@@ -43,6 +43,7 @@ def with_lists(
         launch,
         kernel=Kernel("paged_tree_attention", "attend_whole_rows", constants, "whole_rows.cu"),
         arguments=(*ARGUMENTS, *workspaces, held),
+        reads_early=False,
     )
     groups = shape.rows * shape.kv_heads
     given = dict(alone.kernel.constants)

@@ -244,6 +244,7 @@ def _gate_up(
             "workspace_logits",
             "workspace_h",
         ),
+        triggers_late=True,
     )
 
 
@@ -263,6 +264,7 @@ def _down(
             block=32 * tactic.warps,
             shared_bytes=plan.dynamic,
             arguments=("down", "down_bias", "row_start", *read, "workspace_partial"),
+            reads_early=True,
         ),
         OpLaunch(
             kernel=Kernel(FOLDER, "add_experts", constants, file="down.cu", hot=False),

@@ -28,6 +28,7 @@ def lower(request: LoweringRequest) -> Lowering:
         arguments=(
             *("weight", "bias", "cos", "sin", "positions", "write_slot", "k_pool", "v_pool", "q"),
         ),
+        triggers_late=True,
     )
 
 

@@ -24,6 +24,7 @@ def lower(request: LoweringRequest) -> Lowering:
             ("LATENT", tensors["c_pool"].shape[3]),
         ),
         arguments=("weight", "bias", "cos", "sin", "positions", "write_slot", "c_pool", "q"),
+        triggers_late=True,
     )
 
 

@@ -67,18 +67,19 @@ class Launch:
     def attended(self) -> list[np.ndarray]:
         """The result's bits [rows, Hq, D] of each sequence."""
         inputs = self.inputs()
-        result = run_lowering(OP, self._lowering(inputs), inputs, {"attended": inputs["q"]})
+        result = run_lowering(OP, self.lowering(inputs), inputs, {"attended": inputs["q"]})
         return np.split(result["attended"], inputs["row_start"][1:])[: len(self.sequences)]
 
     def entries(self) -> list[str]:
         """The kernels that are launched."""
-        return [launch.kernel.entry for launch in self._lowering(self.inputs()).launches]
+        return [launch.kernel.entry for launch in self.lowering(self.inputs()).launches]
 
     def request(self) -> LoweringRequest:
         """What the launch is lowered for."""
         return self._request(self.inputs())
 
-    def _lowering(self, inputs: Mapping[str, np.ndarray]) -> Lowering:
+    def lowering(self, inputs: Mapping[str, np.ndarray]) -> Lowering:
+        """Its launches."""
         assert OP.lower is not None
         return OP.lower(self._request(inputs))
 

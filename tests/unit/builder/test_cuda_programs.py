@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import pytest
 
@@ -142,3 +143,21 @@ def test_arguments_are_places_numbers_and_nothing() -> None:
     assert then[3] == first[4] and first[4][:2] == first[5][:2] == (POINTER, 5)
     assert len({first[4], first[5], then[4]}) == 3
     assert [launch.op for launch in program.launches] == [0, 1]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_reads_early_starts_early_behind_a_late_trigger_alone(late: bool) -> None:
+    ir = ProgramIr("p", "decode")
+    linear(ir, residual=linear(ir)["y"])
+
+    def lower(call: Call, phase: Phase) -> Lowering:
+        lowering = launched(call, phase)
+        [launch] = lowering.launches
+        front = replace(launch, triggers_late=late)
+        return replace(lowering, launches=(front, replace(launch, reads_early=True), launch))
+
+    lowered = lower_program(ir, lower)
+    ports = {t.storage.name: t for call in ir.calls for t in call.inputs.values()}
+    writer = PlanWriter([lowered], [ports.pop("weight")], [], ports)
+    early = [launch.programmatic for launch in writer.program(lowered).launches]
+    assert early == [True, late, True] * 2

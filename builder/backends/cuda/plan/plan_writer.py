@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 
 from specbuild.builder.backends.cuda.plan.memory_plan import Span, aligned, place
 from specbuild.builder.backends.cuda.programs.program_ir import Call, ProgramIr, Storage, Tensor
-from specbuild.plugins_cuda.launches import Argument, Kernel, Lowering, ProgramPhase, Target
+from specbuild.plugins_cuda.launches import (
+    Argument,
+    Kernel,
+    Lowering,
+    OpLaunch,
+    ProgramPhase,
+    Target,
+)
 from specbuild.runtime.plan import (
     FLOAT32,
     INT32,
@@ -141,6 +148,7 @@ class PlanWriter:
     def program(self, lowered: LoweredProgram) -> Program:
         """A program by the indices of buffers and kernels."""
         calls, launches = [], []
+        in_front: OpLaunch | None = None
         for index, (call, lowering) in enumerate(
             zip(lowered.ir.calls, lowered.lowerings, strict=True)
         ):
@@ -159,9 +167,10 @@ class PlanWriter:
                         block=launch.block,
                         shared_bytes=launch.shared_bytes,
                         arguments=arguments,
-                        programmatic=launch.programmatic,
+                        programmatic=_may_start_early(launch, in_front),
                     )
                 )
+                in_front = launch
         lifetimes = tuple(
             Lifetime(lowered.offsets[storage], span.bytes, span.first, span.last)
             for storage, span in lowered.spans.items()
@@ -188,6 +197,11 @@ class PlanWriter:
             return (POINTER, *self._place(lowered, tensor.storage, tensor.offset))
         call.op.tensor(argument)  # an absent optional tensor, or KeyError
         return (NULL,)
+
+
+def _may_start_early(launch: OpLaunch, in_front: OpLaunch | None) -> bool:
+    late = in_front is not None and in_front.triggers_late
+    return launch.programmatic and (late or not launch.reads_early)
 
 
 def number_argument(argument: int | float | None) -> tuple[int, ...]:
