@@ -43,34 +43,15 @@ struct RowInputs {
   }
 };
 
-// Asks for what says where tokens are (of as many rows as there are sequences), in L2, all CTAs
-// together. It may stand in front of the wait.
-__device__ __forceinline__ void warm_inputs(const RowInputs& in) {
-  constexpr int kLine = 32;  // integers
-  const int thread = threadIdx.x, step = blockDim.x * gridDim.x;
-  for (int i = kLine * (thread * gridDim.x + blockIdx.x); i < BATCH * TABLE; i += kLine * step) {
-    warm_l2(in.page_table + i);
-  }
-  if (thread >= BATCH || thread % kLine != 0) return;
-  warm_l2(in.row_start + thread);
-  warm_l2(in.row_slot + thread);
-  warm_l2(in.tree_start + thread);
-  warm_l2(in.ancestor_bits + thread);
-}
-
 // Counts the items in front of each sequence, with ``threads`` threads: ``starts`` [BATCH + 1], in
-// shared memory. One CTA leaves how many slots each row has.
-__device__ __forceinline__ void count_items(const RowInputs& in, int* starts, int threads,
-                                            int* slot_counts) {
+// shared memory.
+__device__ __forceinline__ void count_items(const RowInputs& in, int* starts, int threads) {
   const int lane = threadIdx.x % 32, warps = threads / 32;
-  const bool leaves = blockIdx.x == 0 && blockIdx.y == 0;
   for (int sequence = threadIdx.x / 32; sequence < BATCH; sequence += warps) {
     const int begin = in.row_start[sequence], stop = in.row_start[sequence + 1];
     int most = 0;
     for (int row = begin + lane; row < stop; row += 32) {
-      const int slots = Extent(in.view(sequence, row)).slots();
-      if (leaves) slot_counts[row] = slots;
-      most = max(most, slots);
+      most = max(most, Extent(in.view(sequence, row)).slots());
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
@@ -88,6 +69,18 @@ __device__ __forceinline__ void count_items(const RowInputs& in, int* starts, in
     }
   }
   __syncthreads();
+}
+
+// One CTA leaves how many slots each row has, by ``thread`` of so many.
+__device__ __forceinline__ void leave_counts(const RowInputs& in, int thread, int threads,
+                                             int* slot_counts) {
+  if (blockIdx.x + blockIdx.y > 0) return;
+  for (int sequence = 0; sequence < BATCH; ++sequence) {
+    const int stop = in.row_start[sequence + 1];
+    for (int row = in.row_start[sequence] + thread; row < stop; row += threads) {
+      slot_counts[row] = Extent(in.view(sequence, row)).slots();
+    }
+  }
 }
 
 // A CTA's items, one after another.

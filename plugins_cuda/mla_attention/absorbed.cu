@@ -20,7 +20,9 @@
 
 namespace {
 
-// The copying warpgroup.
+// The copying warpgroup. The launch in front writes entries of the launch's own rows, of which a
+// row sees no more than there are, its last ones: tiles below those do not wait for it
+// (launches.py: reads_early).
 __device__ __forceinline__ void copy_tiles(const uint4* c_pool, const RowInputs& in,
                                            const Memory& memory) {
   // Bit 0: the stage to fill; bit 1 + s: whether stage s was filled an odd number of times.
@@ -31,6 +33,7 @@ __device__ __forceinline__ void copy_tiles(const uint4* c_pool, const RowInputs&
     const Span sees = items.rows.span(0, 0);
     ring &= ~1u;
     for (int tile = items.tile; tile < items.end; ++tile) {
+      if ((tile + 1) * kTile > sees.last + 1 - LAUNCH_ROWS) pdl_wait();
       TileCopy copy;
       copy.look_up(c_pool, [&](int token) {
         if (!sees.holds(tile * kTile + token)) return -1;
@@ -82,15 +85,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const Memory memory(shared);
   const RowInputs in{page_table, row_start, row_slot, tree_start, ancestor_bits};
   if (threadIdx.x == 0) memory.open_barriers();
-  warm_inputs(in);
   pdl_launch_dependents();
-  pdl_wait();
-  count_items(in, memory.starts, kThreads, workspace_counts);
+  count_items(in, memory.starts, kThreads);
   if (threadIdx.x >= kConsumers) {
     registers_lower<kCopierRegisters>();
     copy_tiles(c_pool, in, memory);
+    pdl_wait();
+    leave_counts(in, threadIdx.x - kConsumers, kCopyThreads, workspace_counts);
   } else {
     registers_raise<kConsumerRegisters>();
+    pdl_wait();
     if (__shfl_sync(kAllLanes, threadIdx.x / 128, 0) == 0) {
       add_up<0>(q, in, memory, workspace_sums, workspace_values);
     } else {

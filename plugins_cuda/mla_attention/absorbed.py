@@ -110,6 +110,7 @@ def _attend(
         ("LONG_SLOT", LONG_SLOT),
         ("MOST_SLOTS", MOST_SLOTS),
         ("EVICT_FIRST", int(_keeps_states(shape, places))),
+        ("LAUNCH_ROWS", shape.rows),
     )
     return OpLaunch(
         # With entries of no whole panels, a window and small pages the copier lacks some registers.
@@ -124,6 +125,7 @@ def _attend(
         block=THREADS,
         shared_bytes=absorbed_shared_bytes(shape),
         arguments=("q", "c_pool", *arguments, "workspace_counts"),
+        reads_early=True,
     )
 
 
