@@ -33,6 +33,9 @@ struct TileCut {
 //
 // Shared memory of the warp: ``ring`` of kRingBytes aligned to 128, and the barriers. init() first,
 // then a __syncthreads(), then start().
+//
+// Constants of the kernel: ROWS and PASS_ROWS. Where one pass takes all rows, no weight is read
+// twice: L2 keeps what stands in it (caches, activations, sums of slots) rather than weights.
 template <int steps, int ring_stages, int pieces, int tiles, class TileOf>
 class TileStream {
  public:
@@ -40,6 +43,7 @@ class TileStream {
   static constexpr int kSlotBytes = tiles * kStageBytes;
   static constexpr int kRingBytes = ring_stages * kSlotBytes;
   static constexpr int kPieceSteps = kStageSteps / pieces;
+  static constexpr bool kReadOnce = ROWS <= PASS_ROWS;
   static_assert(kStageSteps % pieces == 0 && ring_stages * pieces <= 32, "parities are one word");
 
   struct Barriers {
@@ -94,8 +98,13 @@ class TileStream {
     mbarrier_expect_bytes(full, tiles * bytes);
 #pragma unroll
     for (int tile = 0; tile < tiles; ++tile) {
-      bulk_copy_to_shared(ring_ + slot * kSlotBytes + tile * kStageBytes + begin,
-                          source_ + tile * Cut::kTileBytes + begin, bytes, full);
+      void* const to = ring_ + slot * kSlotBytes + tile * kStageBytes + begin;
+      const unsigned char* const from = source_ + tile * Cut::kTileBytes + begin;
+      if constexpr (kReadOnce) {
+        bulk_copy_once_to_shared(to, from, bytes, full);
+      } else {
+        bulk_copy_to_shared(to, from, bytes, full);
+      }
     }
   }
   __device__ __forceinline__ void request_from(int piece, int slot) {

@@ -154,6 +154,18 @@ __device__ __forceinline__ void bulk_copy_to_shared(void* shared, const void* gl
       : "memory");
 }
 
+// The same, of what nobody reads again soon: it leaves L2 before everything else does.
+__device__ __forceinline__ void bulk_copy_once_to_shared(void* shared, const void* global,
+                                                         uint32_t bytes, Mbarrier* barrier) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+
 // Ordinary stores to shared memory become visible to bulk copies and to wgmma.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

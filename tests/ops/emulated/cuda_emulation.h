@@ -238,6 +238,9 @@ void mbarrier_arrive(Mbarrier* b);
 void mbarrier_expect_bytes(Mbarrier* b, uint32_t bytes);
 void mbarrier_wait(Mbarrier* b, uint32_t parity);
 void bulk_copy_to_shared(void* s, const void* g, uint32_t bytes, Mbarrier* b);
+inline void bulk_copy_once_to_shared(void* s, const void* g, uint32_t bytes, Mbarrier* b) {
+  bulk_copy_to_shared(s, g, bytes, b);
+}
 inline void fence_async_shared() {}
 void named_barrier_sync(int id, int threads);
 void named_barrier_arrive(int id, int threads);
