@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -139,21 +139,22 @@ def _shared_memory() -> np.ndarray:
 _HELD_BACK: set[Kernel] = set()
 
 
-def staged_before_the_wait(launch: OpLaunch, inputs: Arrays) -> np.ndarray:
-    """The first block's dynamic shared memory, in bytes, where it waits for the launches in front.
+def staged_before_the_wait(launch: OpLaunch, inputs: Arrays) -> Iterator[np.ndarray]:
+    """Every block's dynamic shared memory, in bytes, where it waits for the launches in front.
 
     ``inputs`` are all that it reads until then; everything else is absent.
     """
     emulator = ctypes.CDLL(str(_emulator()))
-    emulator.emulation_stop_at_wait(1)
-    try:
-        emulate(
-            replace(launch, programmatic=False),
-            {name: guarded(array) for name, array in inputs.items()},
-        )
-    finally:
-        emulator.emulation_stop_at_wait(0)
-    return _shared_memory()[: launch.shared_bytes].copy()
+    memory = {name: guarded(array) for name, array in inputs.items()}
+    x, y, z = launch.grid
+    for block in np.ndindex(z, y, x):
+        emulator.emulation_stop_at_wait(1)
+        emulator.emulation_stopped_block(*reversed(block))
+        try:
+            emulate(replace(launch, programmatic=False), memory)
+        finally:
+            emulator.emulation_stop_at_wait(0)
+        yield _shared_memory()[: launch.shared_bytes].copy()
 
 
 def _hold_back(name: str, run: Callable[[], int], memory: Mapping[str, Guarded]) -> None:

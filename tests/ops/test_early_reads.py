@@ -2,42 +2,110 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from attention_launches import Geometry, Launch, Text
-from emulation import has_compiler, staged_before_the_wait
-from launch_branches import alone, node, refed
+from emulation import has_compiler, staged_before_the_wait, tensor_info
+from launch_branches import Branch, alone, node, refed
+from test_latent_kernels import ABSORBED
+from test_latent_kernels import Launch as LatentLaunch
+from test_latent_kernels import Text as LatentText
+
+from specbuild.builder.backends.cuda.kernels.kernel_case import SMALL_TARGET
+from specbuild.plugins_cuda.launches import LoweringRequest, OpLaunch, Target
+from specbuild.plugins_cuda.mla_attention.op import OP as MLA
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 
-# bf16 bits of no drawn value: NaN of two kinds.
-NEW_KEY, NEW_VALUE = 0x7F93, 0x7F95
-PAGE = Geometry().page_size
+# bf16 bits of no drawn value: NaN of their own.
+NEW = (0x7F93, 0x7F95)
+
+
+def marked(inputs: dict[str, np.ndarray], sequences: Sequence[Branch[object]]) -> None:
+    """Marks what the launch in front writes: entries of the launch's own rows, and its queries."""
+    pools = [name for name in inputs if name.endswith("_pool")]
+    for sequence, table in zip(sequences, inputs["page_table"][:, 0], strict=True):
+        slots = np.array(sequence.rows)
+        for name, mark in zip(pools, NEW, strict=False):
+            size = inputs[name].shape[2]
+            inputs[name][table[slots // size], :, slots % size] = mark
+    del inputs["q"]
+
+
+def early_rows(launch: OpLaunch, inputs: dict[str, np.ndarray]) -> int:
+    """How many committed slots' entries some block has by then; no block has a marked one."""
+    pool = next(inputs[name] for name in inputs if name.endswith("_pool"))
+    staged: set[int] = set()
+    for shared in staged_before_the_wait(launch, inputs):
+        values = shared.view(np.uint16)
+        assert not np.isin(values, NEW).any()
+        staged |= set(values.tolist())
+    sequences = zip(inputs["page_table"][:, 0], inputs["tree_start"], strict=True)
+    return sum(
+        set(pool[table[slot // pool.shape[2]], 0, slot % pool.shape[2]].tolist()) <= staged
+        for table, start in sequences
+        for slot in range(int(start))
+    )
+
+
+def forms(text: Text, position: int) -> list[Branch[Text]]:
+    """Alone, as chains and as a tree; the last one's rows are those of several CTAs."""
+    chains = [refed(text, position, rows) for rows in (5, 9, min(position, 60))]
+    return [alone(text, position), *chains, node(text, position, (164, 163, 0, 162))]
 
 
 @pytest.mark.parametrize("window", [0, 48, 128])
-@pytest.mark.parametrize("position", [31, 32, 70, 100, 126])
+@pytest.mark.parametrize("position", [31, 32, 70, 126])
 def test_tiles_of_the_launch_s_own_rows_wait(position: int, window: int) -> None:
-    """Alone, as a chain and as a tree; whole tiles in front of them are there already."""
+    """Whole tiles in front of them are there already."""
     shape = Geometry(window=window)
-    text = Text.drawn(200, shape, 5)
-    branches = [alone(text, position), refed(text, position, 5), refed(text, position, 9)]
-    for branch in (*branches, node(text, position, (164, 163, 0, 162))):
-        launch = Launch(shape, [branch])
+    text, other = Text.drawn(200, shape, 5), Text.drawn(200, shape, 6)
+    for branch in forms(text, position):
+        launch = Launch(shape, [branch, refed(other, 40, 3)])
         inputs = launch.inputs()
-        slots = np.array(branch.rows)
-        pages = inputs["page_table"][0, 0][slots // PAGE]
-        inputs["k_pool"][pages, :, slots % PAGE] = NEW_KEY
-        inputs["v_pool"][pages, :, slots % PAGE] = NEW_VALUE
-        # What the launch in front makes.
-        del inputs["q"]
-        [first, *_] = launch.lowering(launch.inputs()).launches
+        [first, *_] = launch.lowering(inputs).launches
         assert first.reads_early
-        staged = staged_before_the_wait(first, inputs).view(np.uint16)
-        assert not np.isin(staged, (NEW_KEY, NEW_VALUE)).any()
-        old = min(*branch.rows, branch.tree_start) // 32
-        rows = inputs["page_table"][0, 0][: 2 * old].reshape(-1)
-        oldest = max(0, branch.rows[0] - window + 1) if window else 0
-        if old > -(-oldest // 32):
-            last = inputs["k_pool"][rows[-1], 0, -1]
-            assert np.isin(last, staged).all(), "no tile was asked for early"
+        marked(inputs, launch.sequences)
+        # The other sequence's first tile at least, where no window cuts it.
+        assert early_rows(first, inputs) >= 32 - max(0, 40 - window if window else 0)
+
+
+@pytest.mark.parametrize("position", [31, 70, 126, 190])
+def test_teams_with_slots_of_their_own_wait_for_no_more(position: int) -> None:
+    shape = Geometry(page_size=64)
+    text, other = Text.drawn(200, shape, 5), Text.drawn(200, shape, 6)
+    for branch in forms(text, position)[:4]:
+        launch = Launch(
+            shape, [branch, refed(other, 40, 3)], pages=72, tactic={"slot_teams": 8},
+            target=Target(multiprocessors=3),
+        )  # fmt: skip
+        inputs = launch.inputs()
+        [first] = launch.lowering(inputs).launches
+        assert first.kernel.entry == "attend_own_slots" and first.reads_early
+        marked(inputs, launch.sequences)
+        # A CTA stops in front of the first of its shares.
+        old = min(*branch.rows, branch.tree_start)
+        assert early_rows(first, inputs) >= min(32, old // 32 * 32)
+
+
+@pytest.mark.parametrize("position", [63, 64, 130, 190])
+def test_absorbed_attention_waits_for_its_own_rows(position: int) -> None:
+    text, other = LatentText.drawn(200, ABSORBED, 5), LatentText.drawn(200, ABSORBED, 6)
+    chains = [refed(text, position, rows) for rows in (1, 4, 20)]
+    for branch in (*chains, node(text, position, (164, 163, 0, 162))):
+        launch = LatentLaunch(ABSORBED, [branch, refed(other, 150, 3)])
+        inputs = launch.inputs()
+        outputs = {"attended": np.zeros((len(inputs["q"]), 5, ABSORBED.width), np.uint16)}
+        shapes = {name: tensor_info(a) for name, a in (*inputs.items(), *outputs.items())}
+        attributes = {"scale": ABSORBED.width**-0.5, "window": 0}
+        request = LoweringRequest(shapes, attributes, "decode", SMALL_TARGET)
+        assert MLA.lower is not None
+        [first, *_] = MLA.lower(request).launches
+        assert first.kernel.entry == "attend_absorbed" and first.reads_early
+        rows = len(inputs["q"])
+        marked(inputs, launch.sequences)
+        # A CTA stops in front of the first of its slots.
+        old = position + 1 - rows
+        assert early_rows(first, inputs) >= min(64, old // 64 * 64)

@@ -79,6 +79,7 @@ void* scheduler_stack = nullptr;
 void (*body)(void*) = nullptr;
 void* body_argument = nullptr;
 bool stops_at_wait = false;
+unsigned stopped_block[3] = {0, 0, 0};
 
 }  // namespace
 
@@ -186,7 +187,7 @@ int run_grid(void (*thread)(void*), void* argument, const unsigned* grid, unsign
   blockDim = {block, 1, 1};
   if (stops_at_wait) {
     // Threads may wait for others that have stopped.
-    blockIdx = {0, 0, 0};
+    blockIdx = {stopped_block[0], stopped_block[1], stopped_block[2]};
     run_block(block);
     return 0;
   }
@@ -203,6 +204,13 @@ int run_grid(void (*thread)(void*), void* argument, const unsigned* grid, unsign
 
 extern "C" void emulation_stop_at_wait(int stops) {
   emulation::stops_at_wait = stops != 0;
+  for (unsigned& place : emulation::stopped_block) place = 0;
+}
+// Which block runs until then, instead of the first.
+extern "C" void emulation_stopped_block(unsigned x, unsigned y, unsigned z) {
+  emulation::stopped_block[0] = x;
+  emulation::stopped_block[1] = y;
+  emulation::stopped_block[2] = z;
 }
 
 void pdl_wait() {

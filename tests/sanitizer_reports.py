@@ -1,0 +1,42 @@
+"""What compute-sanitizer's logs name, and what of it the tools are known to be wrong about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+# By kernel. Reports of these are not judged; pieces that launch them run all the same.
+WRONG_ABOUT_KERNELS = {
+    "racecheck": {
+        # Behind a barrier of some of the warps, whose number is in a register, the tool forgets
+        # what a __syncthreads() orders.
+        *("attend_split", "attend_whole", "attend_whole_rows", "attend_own_slots", "attend_few"),
+        # One lane arrives at an mbarrier for its warp, behind a __syncwarp(), and the tool orders
+        # nothing but that lane's own reads and writes.
+        *("attend_latents", "attend_listed", "attend_absorbed"),
+    },
+}
+# By what a piece's label holds: the same of the prompts' GEMM, where plain loads read its stages.
+WRONG_ABOUT_LABELS = {"racecheck": ("'wgmma': 0",)}
+_PIECE = re.compile(r"^\[\d+/\d+\] \d+ s: (.*)")
+_PLACE = re.compile(r"^=========.* at (\w+)\+0x")
+
+
+def reported(log: str) -> Iterator[tuple[str, str]]:
+    """The label of the piece that ran, and a kernel that a report under it names."""
+    label = ""
+    for line in log.splitlines():
+        if piece := _PIECE.match(line):
+            label = piece[1]
+        if place := _PLACE.match(line):
+            yield label, place[1]
+
+
+def unexplained(tool: str, log: str) -> set[tuple[str, str]]:
+    """Those that the tool may be right about."""
+    kernels, labels = WRONG_ABOUT_KERNELS.get(tool, set()), WRONG_ABOUT_LABELS.get(tool, ())
+    return {
+        (label, kernel)
+        for label, kernel in reported(log)
+        if kernel not in kernels and not any(part in label for part in labels)
+    }
