@@ -98,7 +98,8 @@ class OpLaunch:
     """One launch: ``block`` threads along x, ``shared_bytes`` of dynamic shared memory.
 
     ``programmatic``: the launch may start before the one in front of it is done; its kernel then
-    executes ``griddepcontrol.wait`` on every path before it reads what is no constant.
+    executes ``griddepcontrol.wait`` before it writes anything, or reads what is no constant, and
+    some CTA of it does so whatever it is given, so that no launch is done before those in front.
     ``reads_early``: it reads before that what the launch directly in front of it leaves alone, and
     so may only start early behind one that ``triggers_late``: that lets it start no sooner than all
     launches in front of both are done.
@@ -112,6 +113,11 @@ class OpLaunch:
     programmatic: bool = True
     reads_early: bool = False
     triggers_late: bool = False
+
+    def may_start_early(self, in_front: OpLaunch | None) -> bool:
+        """Whether it may start before ``in_front``, the launch directly in front, is done."""
+        late = in_front is not None and in_front.triggers_late
+        return self.programmatic and (late or not self.reads_early)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def reference(
     view slot). Without it the query is absorbed (D = L) and the latent is every head's key.
     Values are absorbed: ``o_h = (Σ w_s c_s[:Lv]) w_v,h + b_v,h · Σ w_s``, ``w_v`` [Lv, Hv, Dv],
     where a sink makes Σ w_s < 1. Rows, views, windows, sinks and ``selected`` are those of
-    PagedTreeAttention.
+    PagedTreeAttention; the slots that a launch's rows stand in are the last that each of them sees.
     """
     import torch
 

@@ -187,8 +187,8 @@ def _workspaces(shape: Geometry, slots: int) -> tuple[Workspace, ...]:
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Depths of the pipeline, CTAs over the context, teams with slots of their own, tiles asked for
-    early; the default first."""
+    """Depths of the pipeline, CTAs over the context, teams with slots of their own; the default
+    first."""
     if request.phase == "prefill" or "selected" in request.tensors:
         return ({},)
     shape = geometry_of(request)

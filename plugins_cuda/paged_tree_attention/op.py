@@ -91,7 +91,8 @@ def reference(
     sink of head h joins every row's softmax as a logit without a value (GPT-OSS). ``selected``
     [T, N, S] narrows a row to those view slots, rising and -1 padded: one list for all KV heads
     (N = 1), or one for each; a list that begins with :data:`WHOLE` narrows nothing. Rows of no
-    sequence give zeros.
+    sequence give zeros. The first row of a sequence stands lowest, as kernels read what is below it
+    before the launch in front has written these rows' keys and values.
     """
     import torch
 

@@ -78,7 +78,6 @@ def own_slots_launch(
         ("ROW_CTAS", cut.row_ctas),
         ("STAGES", cut.stages),
         ("BATCH", shape.batch),
-        ("LAUNCH_ROWS", shape.rows),
         ("CTAS_OF_AN_SM", together),
         ("SHARED_BYTES", cut.shared_bytes(shape)),
     )

@@ -14,10 +14,15 @@ from test_latent_kernels import Launch as LatentLaunch
 from test_latent_kernels import Text as LatentText
 
 from specbuild.builder.backends.cuda.kernels.kernel_case import SMALL_TARGET
+from specbuild.plugins_cuda.cases import Case
 from specbuild.plugins_cuda.launches import LoweringRequest, OpLaunch, Target
+from specbuild.plugins_cuda.mla_attention.cases import CASES as MLA_CASES
 from specbuild.plugins_cuda.mla_attention.op import OP as MLA
+from specbuild.plugins_cuda.opspec import OpSpec
+from specbuild.plugins_cuda.paged_tree_attention.cases import CASES
+from specbuild.plugins_cuda.paged_tree_attention.op import OP
 
-pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+emulated = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 
 # bf16 bits of no drawn value: NaN of their own.
 NEW = (0x7F93, 0x7F95)
@@ -56,6 +61,7 @@ def forms(text: Text, position: int) -> list[Branch[Text]]:
     return [alone(text, position), *chains, node(text, position, (164, 163, 0, 162))]
 
 
+@emulated
 @pytest.mark.parametrize("window", [0, 48, 128])
 @pytest.mark.parametrize("position", [31, 32, 70, 126])
 def test_tiles_of_the_launch_s_own_rows_wait(position: int, window: int) -> None:
@@ -72,6 +78,7 @@ def test_tiles_of_the_launch_s_own_rows_wait(position: int, window: int) -> None
         assert early_rows(first, inputs) >= 32 - max(0, 40 - window if window else 0)
 
 
+@emulated
 @pytest.mark.parametrize("position", [31, 70, 126, 190])
 def test_teams_with_slots_of_their_own_wait_for_no_more(position: int) -> None:
     shape = Geometry(page_size=64)
@@ -90,6 +97,7 @@ def test_teams_with_slots_of_their_own_wait_for_no_more(position: int) -> None:
         assert early_rows(first, inputs) >= min(32, old // 32 * 32)
 
 
+@emulated
 @pytest.mark.parametrize("position", [63, 64, 130, 190])
 def test_absorbed_attention_waits_for_its_own_rows(position: int) -> None:
     text, other = LatentText.drawn(200, ABSORBED, 5), LatentText.drawn(200, ABSORBED, 6)
@@ -109,3 +117,19 @@ def test_absorbed_attention_waits_for_its_own_rows(position: int) -> None:
         # A CTA stops in front of the first of its slots.
         old = position + 1 - rows
         assert early_rows(first, inputs) >= min(64, old // 64 * 64)
+
+
+@pytest.mark.parametrize(
+    ("op", "case"),
+    [(op, case) for op, cases in ((OP, CASES), (MLA, MLA_CASES)) for case in cases],
+    ids=lambda of: of.name,
+)
+def test_a_sequence_s_first_row_stands_lowest(op: OpSpec, case: Case) -> None:
+    """What kernels rely on: in the ops' cases as in the steps of an engine."""
+    arrays = case.make(np.random.default_rng(1))
+    given = dict(zip((spec.name for spec in op.inputs), arrays, strict=True))
+    starts, slots, trees = (given[name] for name in ("row_start", "row_slot", "tree_start"))
+    assert starts is not None and slots is not None and trees is not None
+    for first, last, tree in zip(starts, starts[1:], trees, strict=False):
+        rows = slots[first:last]
+        assert len(rows) == 0 or min(rows[0], tree) == min(*rows, tree)

@@ -152,9 +152,9 @@ def _tactic(plugin: PluginOp, lowering: Lowering, kernels: Sequence[Kernel]) -> 
             shared_bytes=launch.shared_bytes,
             arguments=tuple(_argument(plugin.op, buffers, a) for a in launch.arguments),
             # What is queued before the first one belongs to TensorRT, or clears a workspace.
-            programmatic=launch.programmatic and index > 0,
+            programmatic=in_front is not None and launch.may_start_early(in_front),
         )
-        for index, launch in enumerate(lowering.launches)
+        for in_front, launch in zip((None, *lowering.launches), lowering.launches, strict=False)
     ]
     workspaces = [PluginWorkspace(w.nbytes, w.zeroed) for w in lowering.workspaces]
     return PluginTactic(tuple(launches), tuple(workspaces))

@@ -142,7 +142,10 @@ class OpRunner:
             assert intact, f"{op}: a kernel wrote outside of {name}"
 
     def launch(self, lowering: Lowering, place: Pointers, *, programmatic: bool = True) -> None:
-        """Queues every launch; a name without a place is an absent tensor."""
+        """Queues every launch; a name without a place is an absent tensor.
+
+        One that reads early starts early behind any other: nobody writes inputs meanwhile.
+        """
         for launch in lowering.launches:
             self._launch(launch, place, programmatic=programmatic and launch.programmatic)
 

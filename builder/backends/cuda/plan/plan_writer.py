@@ -167,7 +167,7 @@ class PlanWriter:
                         block=launch.block,
                         shared_bytes=launch.shared_bytes,
                         arguments=arguments,
-                        programmatic=_may_start_early(launch, in_front),
+                        programmatic=launch.may_start_early(in_front),
                     )
                 )
                 in_front = launch
@@ -197,11 +197,6 @@ class PlanWriter:
             return (POINTER, *self._place(lowered, tensor.storage, tensor.offset))
         call.op.tensor(argument)  # an absent optional tensor, or KeyError
         return (NULL,)
-
-
-def _may_start_early(launch: OpLaunch, in_front: OpLaunch | None) -> bool:
-    late = in_front is not None and in_front.triggers_late
-    return launch.programmatic and (late or not launch.reads_early)
 
 
 def number_argument(argument: int | float | None) -> tuple[int, ...]:
