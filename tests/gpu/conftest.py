@@ -47,21 +47,16 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example model with its draft, as a CUDA engine."""
     from example_engine import build_example
 
-    output = tmp_path_factory.mktemp("example") / "cuda"
-    build_example(output)
-    return output
+    return build_example(tmp_path_factory.mktemp("example") / "cuda")
 
 
 @pytest.fixture(scope="session")
 def engine(directory: Path) -> Iterator[Engine]:
     """The example engine on the GPU."""
-    from specbuild.runtime.engine import Engine
-    from specbuild.runtime.executors.cuda.executor import CudaExecutor
+    from example_engine import on_gpu
 
-    loaded = Engine.load(directory)
-    yield loaded
-    assert isinstance(loaded.executor, CudaExecutor)
-    loaded.executor.close()
+    with on_gpu(directory) as loaded:
+        yield loaded
 
 
 @pytest.fixture(scope="session")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
@@ -19,25 +22,41 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-gpt-oss"
 CHAIN, TREE = DraftShape(1, 3, 3), DraftShape(3, 4, 12)
 
 
-def build_example(
-    output: Path,
-    backend: Literal["cuda", "tensorrt"] = "cuda",
-    model: Path = EXAMPLE / "target",
-) -> None:
-    """Builds it, with room for the tree and for batches of 8."""
+def build_example(output: Path, shape: DraftShape = TREE, **changes: Any) -> Path:
+    """Builds it with its draft, for batches of 8 and as deep as ``shape``; with other options."""
     options = BuildOptions(
-        model=model,
+        model=EXAMPLE / "target",
         draft=EXAMPLE / "draft",
         output=output,
-        backend=backend,
-        gpu="sm_90a",
+        backend="cuda",
         max_seq_len=1024,
         max_batch_size=8,
-        draft_top_k=TREE.draft_top_k,
-        draft_depth=TREE.draft_depth,
-        draft_tokens=TREE.draft_tokens,
+        draft_top_k=shape.draft_top_k,
+        draft_depth=shape.draft_depth,
+        draft_tokens=shape.draft_tokens,
     )
-    build(options, SilentProgress())
+    build(replace(options, **changes), SilentProgress())
+    return output
+
+
+@contextmanager
+def on_gpu(directory: Path) -> Iterator[Engine]:
+    """A CUDA engine, whose memory is given back behind it."""
+    engine = Engine.load(directory)
+    assert isinstance(engine.executor, CudaExecutor)
+    try:
+        yield engine
+    finally:
+        engine.executor.close()
+
+
+def linked_target(folder: Path, source: Path = EXAMPLE / "target") -> Path:
+    """A model of the same files in ``folder``, beside which others may be written."""
+    model = folder / "target"
+    model.mkdir()
+    for file in source.iterdir():
+        (model / file.name).symlink_to(file)
+    return model
 
 
 def example_prompts() -> list[Prompt]:
@@ -56,3 +75,8 @@ def records(
     events = engine.generate(prompts, wanted, speculation=shape)
     found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
     return [found[i] for i in range(len(prompts))]
+
+
+def outputs(found: Sequence[RunRecord]) -> list[tuple[tuple[int, ...], object]]:
+    """Tokens and log-probabilities, which are compared bit for bit."""
+    return [(record.output_ids, record.logprobs) for record in found]

@@ -26,7 +26,7 @@ def build_walked(output: Path, model: Path = EXAMPLE / "target") -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(capabilities, "require_library", lambda _: None)
         patch.setattr(plugin_plans, "build_engine", built_by_nobody)
-        build_example(output, "tensorrt", model)
+        build_example(output, model=model, backend="tensorrt", gpu="sm_90a")
 
 
 def load_walked(directory: Path) -> Engine:

@@ -11,15 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from example_engine import CHAIN, EXAMPLE, TREE, records
+from example_engine import (
+    CHAIN,
+    EXAMPLE,
+    TREE,
+    build_example,
+    linked_target,
+    on_gpu,
+    outputs,
+    records,
+)
 from indexer_files import write_derived_indexers
 from latent_files import write_factors
 
-from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import GenerateParams, Prompt
@@ -29,46 +34,30 @@ CHECK_INTERVAL = 4
 FULL = range(1, 24, 2)
 
 
-def built(folder: Path, backend: str, **changes: Any) -> Engine:
-    options = BuildOptions(
-        model=folder / "target",
-        draft=EXAMPLE / "draft",
-        output=folder / backend,
-        backend=backend,  # type: ignore[arg-type]
-        max_seq_len=1024,
-        max_batch_size=4,
-        draft_top_k=TREE.draft_top_k,
-        draft_depth=TREE.draft_depth,
-        draft_tokens=TREE.draft_tokens,
-        dsa=True,
-        dsa_top_k=1024,
-        dsa_threshold=THRESHOLD,
-        dsa_recent_tokens=16,
-        dsa_check_interval=CHECK_INTERVAL if backend == "cuda" else 0,
-        **changes,
-    )
-    build(options, SilentProgress())
-    return Engine.load(options.output)
+def built(model: Path, output: Path, **changes: Any) -> Path:
+    options = {
+        "max_batch_size": 4,
+        "dsa": True,
+        "dsa_top_k": 1024,
+        "dsa_threshold": THRESHOLD,
+        "dsa_recent_tokens": 16,
+        "dsa_check_interval": CHECK_INTERVAL,
+    }
+    return build_example(output, model=model, **options | changes)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example with indexers of its own projections."""
-    root = tmp_path_factory.mktemp("dsa")
-    model = root / "target"
-    model.mkdir()
-    for file in (EXAMPLE / "target").iterdir():
-        (model / file.name).symlink_to(file)
-    write_derived_indexers(model, EXAMPLE / "target" / "model.safetensors", FULL, width=64)
-    return root
+    target = linked_target(tmp_path_factory.mktemp("dsa"))
+    write_derived_indexers(target, EXAMPLE / "target" / "model.safetensors", FULL, width=64)
+    return target
 
 
 @pytest.fixture(scope="module")
-def checking(folder: Path) -> Iterator[Engine]:
-    engine = built(folder, "cuda")
-    yield engine
-    assert isinstance(engine.executor, CudaExecutor)
-    engine.executor.close()
+def checking(model: Path) -> Iterator[Engine]:
+    with on_gpu(built(model, model.parent / "cuda")) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
@@ -86,42 +75,32 @@ def renumbered(engine: Engine, **changes: Any) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def latent(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def latent(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """All layers cache latents, of all that they had: those with indexers gather them."""
-    root = tmp_path_factory.mktemp("dsa-latent")
-    model = root / "target"
-    model.mkdir()
-    for file in (folder / "target").iterdir():
-        (model / file.name).symlink_to(file)
-    write_factors(model, EXAMPLE / "target" / "model.safetensors", range(24), rank=96)
-    engine = built(root, "cuda")
-    yield renumbered(engine, check_interval=0)
-    assert isinstance(engine.executor, CudaExecutor)
-    engine.executor.close()
+    target = linked_target(tmp_path_factory.mktemp("dsa-latent"), model)
+    write_factors(target, EXAMPLE / "target" / "model.safetensors", range(24), rank=96)
+    with on_gpu(built(target, target.parent / "cuda")) as engine:
+        yield renumbered(engine, check_interval=0)
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
 def test_rows_choose_inside_partial_views(
-    folder: Path, tmp_path: Path, shape: DraftShape | None
+    model: Path, tmp_path: Path, shape: DraftShape | None
 ) -> None:
     """With keys in fp8. Choosing all of a view is the view, bit for bit."""
-    root = tmp_path / "views"
-    root.mkdir()
-    (root / "target").symlink_to(folder / "target")
-    engine = built(
-        root, "cuda", dsa_key_dtype="fp8", enable_specpv=True, specpv_n_retrieval_blocks=8,
-        specpv_partial_threshold=256, specpv_full_refresh_interval=12,
+    directory = built(
+        model, tmp_path / "views", dsa_key_dtype="fp8", enable_specpv=True,
+        specpv_n_retrieval_blocks=8, specpv_partial_threshold=256, specpv_full_refresh_interval=12,
     )  # fmt: skip
-    viewing = renumbered(engine, check_interval=0)
-    whole, chosen = decode(viewing, shape, 0), decode(viewing, shape, None)
+    with on_gpu(directory) as engine:
+        viewing = renumbered(engine, check_interval=0)
+        whole, chosen = decode(viewing, shape, 0), decode(viewing, shape, None)
+        narrowed = decode(viewing, shape, FEW)
     assert outputs(chosen) == outputs(whole)
-    narrowed = decode(viewing, shape, FEW)
     for record, before in zip(narrowed[1:], whole[1:], strict=True):
         assert record.logprobs != before.logprobs
         assert record.stats.dsa is not None and record.stats.dsa.broken_lists == 0
         assert record.stats.specpv is not None and record.stats.specpv.partial_steps > 4
-    assert isinstance(engine.executor, CudaExecutor)
-    engine.executor.close()
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
@@ -146,10 +125,6 @@ def texts(engine: Engine) -> list[Prompt]:
 def decode(engine: Engine, shape: DraftShape | None, top_k: int | None) -> list[RunRecord]:
     params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, dsa_top_k=top_k)
     return records(engine, texts(engine), params, shape)
-
-
-def outputs(found: list[RunRecord]) -> list[tuple[tuple[int, ...], object]]:
-    return [(record.output_ids, record.logprobs) for record in found]
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
@@ -203,9 +178,10 @@ def test_too_little_agreement_falls_back(checking: Engine) -> None:
             assert fallen.stats.dsa.fallback_steps > 0
 
 
-def test_chosen_tokens_are_those_of_the_cpu_engine(folder: Path, narrowing: Engine) -> None:
+def test_chosen_tokens_are_those_of_the_cpu_engine(model: Path, narrowing: Engine) -> None:
     """Of prompts below the threshold: the CPU narrows the rows of longer ones too."""
-    cpu = built(folder, "cpu")
+    output = model.parent / "cpu"
+    cpu = Engine.load(built(model, output, backend="cpu", dsa_check_interval=0))
     distances: list[list[float]] = [[], []]
     params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, dsa_top_k=FEW)
     prompts = texts(cpu)[1:3]

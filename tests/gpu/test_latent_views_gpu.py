@@ -5,74 +5,62 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from example_engine import CHAIN, EXAMPLE, TREE
+from example_engine import (
+    CHAIN,
+    EXAMPLE,
+    TREE,
+    build_example,
+    linked_target,
+    on_gpu,
+    outputs,
+    records,
+)
 from indexer_files import write_derived_indexers
 from latent_files import write_factors
 
-from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
-from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.request import GenerateParams, Prompt
 
 LAYERS, FULL = range(24), range(1, 24, 2)
 FULL_RANK = 128
 FEW_BLOCKS, FEW_TOKENS = 4, 48
+OPTIONS: dict[str, Any] = {
+    "max_seq_len": 768,
+    "max_batch_size": 4,
+    "dsa": True,
+    "dsa_top_k": 1024,
+    "dsa_threshold": 256,
+    "dsa_recent_tokens": 16,
+    "dsa_check_interval": 0,
+    "enable_specpv": True,
+    "specpv_score": "indexer",
+    "specpv_n_sink_blocks": 1,
+    "specpv_n_retrieval_blocks": 48,
+    "specpv_n_window_blocks": 2,
+    "specpv_partial_threshold": 128,
+    "specpv_full_refresh_interval": 6,
+}
 
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine]]:
     """The example with all of its keys and values as latents, and as they are."""
     folder = tmp_path_factory.mktemp("latent-views")
-    model = folder / "target"
-    model.mkdir()
-    for file in (EXAMPLE / "target").iterdir():
-        (model / file.name).symlink_to(file)
-    weights = EXAMPLE / "target" / "model.safetensors"
+    model, weights = linked_target(folder), EXAMPLE / "target" / "model.safetensors"
     write_derived_indexers(model, weights, FULL, width=64)
     write_factors(model, weights, LAYERS, rank=FULL_RANK)
-    made = built(folder, "latents"), built(folder, "keys", no_mla=True)
-    yield made
-    for engine in made:
-        assert isinstance(engine.executor, CudaExecutor)
-        engine.executor.close()
-
-
-def built(folder: Path, name: str, **changes: Any) -> Engine:
-    options = BuildOptions(
-        model=folder / "target",
-        draft=EXAMPLE / "draft",
-        output=folder / name,
-        backend="cuda",
-        max_seq_len=768,
-        max_batch_size=4,
-        draft_top_k=TREE.draft_top_k,
-        draft_depth=TREE.draft_depth,
-        draft_tokens=TREE.draft_tokens,
-        dsa=True,
-        dsa_top_k=1024,
-        dsa_threshold=256,
-        dsa_recent_tokens=16,
-        dsa_check_interval=0,
-        enable_specpv=True,
-        specpv_score="indexer",
-        specpv_n_sink_blocks=1,
-        specpv_n_retrieval_blocks=48,
-        specpv_n_window_blocks=2,
-        specpv_partial_threshold=128,
-        specpv_full_refresh_interval=6,
-        **changes,
-    )
-    build(options, SilentProgress())
-    return Engine.load(options.output)
+    made = {
+        name: build_example(folder / name, model=model, no_mla=name == "keys", **OPTIONS)
+        for name in ("latents", "keys")
+    }
+    with on_gpu(made["latents"]) as latents, on_gpu(made["keys"]) as keys:
+        yield latents, keys
 
 
 def decode(
@@ -85,16 +73,7 @@ def decode(
     params = GenerateParams(
         max_new_tokens=64, ignore_eos=True, specpv_retrieval_blocks=blocks, dsa_top_k=top_k
     )
-    found = {
-        event.request: event.record
-        for event in engine.generate(prompts, params, speculation=shape)
-        if isinstance(event, FinishEvent)
-    }
-    return [found[i] for i in range(len(prompts))]
-
-
-def outputs(records: list[RunRecord]) -> list[Any]:
-    return [(record.output_ids, record.logprobs) for record in records]
+    return records(engine, prompts, params, shape)
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
 import numpy as np
 import pytest
-from example_engine import CHAIN, EXAMPLE, TREE, records
+from example_engine import CHAIN, EXAMPLE, TREE, build_example, on_gpu, records
 
-from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.retrofit.config import LatentOptions
 from specbuild.builder.retrofit.mla import retrofit_mla
@@ -38,28 +35,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def options(model: Path, backend: str) -> BuildOptions:
-    return BuildOptions(
-        model=model,
-        draft=EXAMPLE / "draft",
-        output=model.parent / backend,
-        backend=backend,  # type: ignore[arg-type]
-        max_seq_len=1024,
-        max_batch_size=8,
-        draft_top_k=TREE.draft_top_k,
-        draft_depth=TREE.draft_depth,
-        draft_tokens=TREE.draft_tokens,
-    )
-
-
 @pytest.fixture(scope="module")
 def latent(model: Path) -> Iterator[Engine]:
-    asked = replace(options(model, "cuda"), gpu="sm_90a")
-    build(asked, SilentProgress())
-    loaded = Engine.load(asked.output)
-    yield loaded
-    assert isinstance(loaded.executor, CudaExecutor)
-    loaded.executor.close()
+    with on_gpu(build_example(model.parent / "cuda", model=model)) as loaded:
+        yield loaded
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
@@ -87,8 +66,7 @@ def test_a_draft_changes_no_token_and_no_bit_of_a_logprob(
 def test_greedy_tokens_are_the_cpu_engines_under_teacher_forcing(
     model: Path, latent: Engine, prompts: list[Prompt]
 ) -> None:
-    build(options(model, "cpu"), SilentProgress())
-    cpu = Engine.load(options(model, "cpu").output)
+    cpu = Engine.load(build_example(model.parent / "cpu", model=model, backend="cpu"))
     decoder = latent.decoder
     assert isinstance(decoder, ResidentDecoder)
     lost: list[float] = []

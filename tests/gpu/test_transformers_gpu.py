@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from example_engine import on_gpu
 
 from specbuild.builder.build import build
 from specbuild.builder.checkpoint.target_tensors import HEAD
@@ -24,7 +25,6 @@ from specbuild.builder.synth.synth import TARGET_FOLDER, write_checkpoints
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.training.frozen_target import load_target
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 from specbuild.runtime.resident_decoder import ResidentDecoder
 
@@ -170,10 +170,8 @@ def engine(target: Path) -> Iterator[Engine]:
         model=target, output=output, backend="cuda", gpu="sm_90a", max_seq_len=512, max_batch_size=1
     )
     build(options, SilentProgress())
-    loaded = Engine.load(output)
-    yield loaded
-    assert isinstance(loaded.executor, CudaExecutor)
-    loaded.executor.close()
+    with on_gpu(output) as loaded:
+        yield loaded
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from example_engine import CHAIN, records
+from example_engine import CHAIN, on_gpu, records
 
 from specbuild.builder.backends.cuda.tuning.tactic_book import given_tactics, shipped_tactics
 from specbuild.builder.backends.cuda.tuning.tactic_file import read_tactics
@@ -14,7 +14,6 @@ from specbuild.builder.backends.cuda.tuning.tune import TuneOptions, TuneReport,
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_file import read_manifest, verify_files
-from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.request import GenerateParams, Prompt
 
 OPS = ("Linear", "PagedTreeAttention", "RmsMoe", "RmsQkvRope")
@@ -71,10 +70,6 @@ def test_a_tuned_engine_says_the_same(
     wanted = GenerateParams(max_new_tokens=48)
     for shape in (None, CHAIN):
         before = [r.output_ids for r in records(engine, prompts[:8], wanted, shape)]
-        loaded = Engine.load(tuned)
-        try:
+        with on_gpu(tuned) as loaded:
             after = [r.output_ids for r in records(loaded, prompts[:8], wanted, shape)]
-        finally:
-            assert isinstance(loaded.executor, CudaExecutor)
-            loaded.executor.close()
         assert after == before
