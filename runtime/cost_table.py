@@ -35,6 +35,10 @@ _LEAST_S = 1e-6
 _METHOD = "whole steps"
 
 
+class CannotMeasureError(SpecbuildError):
+    """There is no room to measure in; the message says why, as the end of a sentence."""
+
+
 @dataclass(frozen=True)
 class CostTable:
     """Seconds of a target step by rows, and what drafting a chain adds to one, by its depth.
@@ -119,15 +123,23 @@ class CostMeasurement:
         self._manifest = manifest
         self._kv = kv
         limits = manifest.limits
-        self._depth = min(limits.draft_depth, limits.draft_tokens, MAX_MEASURED_ROWS - 1)
         self._context = max(2, min(MEASURED_CONTEXT, limits.max_seq_len // 2))
-        # Every draft extends the draft's cache by one token.
-        self._drafts = min(_ROUNDS * self._depth + 2, limits.max_seq_len - self._context - 2)
+        # Every draft extends the draft's cache by one token: two, and one of each depth a round.
+        room = limits.max_seq_len - self._context - 2
+        deepest = min(limits.draft_depth, limits.draft_tokens, MAX_MEASURED_ROWS - 1)
+        self._depth = min(deepest, room - 2)
+        self._drafts = min(_ROUNDS * self._depth + 2, room)
         self._counter = SlotCounter(limits.max_seq_len + limits.draft_tokens + limits.max_rows)
         self._random = np.random.default_rng(0)
 
     def run(self) -> CostTable:
-        """The table; stops early where the time for measuring is used up."""
+        """The table; stops early where the time for measuring is used up.
+
+        Raises CannotMeasureError where the limits, or the pages that are free, leave no room.
+        """
+        if self._depth < 1:
+            longest = self._manifest.limits.max_seq_len
+            raise CannotMeasureError(f"a max_seq_len of {longest} leaves no room to measure drafts")
         self._executor.prepare((*DECODING_ROLES, *DRAFTING_ROLES))
         deadline_s = perf_counter() + MEASURING_BUDGET_S
         rows = sorted({n for n in _MEASURED_ROWS if n <= self._depth} | {self._depth + 1})
@@ -145,7 +157,7 @@ class CostMeasurement:
             drafter.observe(sequence, captured)
             one_s = _timed(drafter.propose, [sequence], level)
             drafter.observe(sequence, captured)
-            for round_number in range(max(1, (self._drafts - 2) // self._depth)):
+            for round_number in range((self._drafts - 2) // self._depth):
                 for i, n in enumerate(rows):
                     self._step(sequence, n)
                     target_s[i].append(_timed(self._step, sequence, n))
@@ -166,6 +178,8 @@ class CostMeasurement:
     def _scratch(self) -> SequenceState:
         vocab, tokens = self._manifest.target.vocab, self._context + self._drafts + 2
         wanted = self._kv.pages_wanted(tokens)
+        if not self._kv.can_admit(wanted):
+            raise CannotMeasureError("other generations hold the pages to measure drafts in")
         return SequenceState(
             request=Request("cost", (0,), GenerateParams(), 1),
             index=-1,

@@ -36,7 +36,11 @@ class DrafterCapabilities:
 
 
 class Drafter(Protocol):
-    """Proposes tokens. Whatever it proposes, the output is that of decoding without it."""
+    """Proposes tokens. Whatever it proposes, the output is that of decoding without it.
+
+    It serves one generation at a time: sequences are told apart by their index, which begins at 0
+    in each.
+    """
 
     @property
     def capabilities(self) -> DrafterCapabilities:
@@ -55,7 +59,7 @@ class Drafter(Protocol):
         ...
 
     def release(self, sequence: SequenceState) -> None:
-        """The sequence is done."""
+        """The sequence is done, or its generation was closed."""
         ...
 
 

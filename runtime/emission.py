@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isnan
 
 import numpy as np
 
+from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.kv_pool import SequencePages
 from specbuild.runtime.records import FinishReason
 from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState, TokenEvent
@@ -60,11 +62,17 @@ class Emission:
     ) -> list[Event]:
         """Appends (token, log-probability) until one ends the request; events in order.
 
-        The first ``accepted`` tokens were drafts.
+        The first ``accepted`` tokens were drafts. SpecbuildError where a log-probability is no
+        number: then the target's logits were none.
         """
         events: list[Event] = []
         decoding = sequence.emitted > 0
         for i, (token, logprob) in enumerate(tokens):
+            if isnan(logprob):
+                raise SpecbuildError(
+                    f"prompt {sequence.request.id!r}: the target's logits of output token "
+                    f"{sequence.emitted + 1} are not numbers; check the checkpoint's weights"
+                )
             sequence.ids[sequence.known] = token
             sequence.known += 1
             sequence.logprobs.append(logprob)

@@ -19,6 +19,7 @@ from specbuild.runtime.manifest import MANIFEST_FILE, TENSORRT_BACKENDS, WEIGHTS
 from specbuild.runtime.policy import DraftPolicy
 from specbuild.runtime.request import Event, GenerateParams, Prompt, Request
 from specbuild.runtime.resident_decoder import ResidentDecoder
+from specbuild.runtime.sampling import whole_number
 from specbuild.runtime.step_costs import StepCosts, stored_step_costs, usable_step_costs
 from specbuild.runtime.text import (
     CHAT_TEMPLATE_FILE,
@@ -259,7 +260,8 @@ class Engine:
         if (prompt.ids is None) == (prompt.text is None):
             raise RequestError(f"{where} must give either ids or text")
         if prompt.ids is not None:
-            return tuple(prompt.ids)
+            name = f"{where}: a token id"
+            return tuple(whole_number(name, i) for i in prompt.ids)
         if self.text is None:
             raise RequestError(f"{where} is text, but the engine has no tokenizer; give token ids")
         assert prompt.text is not None

@@ -92,10 +92,15 @@ class Generation:
                 after_prefill = False
                 yield from self._emit(batch.sequences, verified, paths)
         finally:
-            self._scheduler.close()
+            for sequence in self._scheduler.close():
+                self._forget(sequence)
 
     def _finished(self, sequence: SequenceState) -> None:
         self._scheduler.retire(sequence)
+        self._forget(sequence)
+
+    def _forget(self, sequence: SequenceState) -> None:
+        """Nobody wants more of a sequence: a drafter may serve another generation after this."""
         if self._drafter is not None:
             self._drafter.release(sequence)
         if self._views is not None:

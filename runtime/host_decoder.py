@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from specbuild.runtime.cache_groups import slots_per_sequence
-from specbuild.runtime.cost_table import CostMeasurement, load_or_measure
+from specbuild.runtime.cost_table import CannotMeasureError, CostMeasurement, load_or_measure
 from specbuild.runtime.decoder import Speculation
 from specbuild.runtime.draft_costs import ChainCosts
 from specbuild.runtime.draft_tree import check_shape
@@ -20,7 +20,12 @@ from specbuild.runtime.kv_pool import KvPools
 from specbuild.runtime.launch import SlotCounter
 from specbuild.runtime.manifest import DraftShape, Manifest
 from specbuild.runtime.manifest_check import DECODING_ROLES, DRAFTING_ROLES
-from specbuild.runtime.policy import DraftPolicy, FixedPolicy, LearnedPolicies
+from specbuild.runtime.policy import (
+    DraftPolicy,
+    FixedPolicy,
+    LearnedPolicies,
+    default_policy,
+)
 from specbuild.runtime.request import Event, Request
 
 
@@ -76,11 +81,18 @@ class HostDecoder:
         """A policy that starts from what the one before it, greedy or sampled, has learned."""
         if self._manifest.draft is None:
             return FixedPolicy(None, max_depth=0, reason="the engine has no draft")
-        return self._measured.next(self._costs, sampled=sampled)
+        try:
+            costs = self._costs
+        except CannotMeasureError as error:
+            return default_policy(self._manifest, str(error))
+        return self._measured.next(costs, sampled=sampled)
 
     @cached_property
     def _costs(self) -> ChainCosts:
-        """What chains cost by the cost table, which is measured on first use."""
+        """What chains cost by the cost table, which is measured on first use.
+
+        Raises CannotMeasureError where there is no room now; a later use tries again.
+        """
         limits = self._manifest.limits
         measurement = CostMeasurement(self._executor, self._manifest, self._kv)
         table, origin = load_or_measure(self._cost_file, measurement.run)

@@ -44,13 +44,17 @@ class PagePool:
         """Whether this many pages are promised to nobody."""
         return pages <= self._unreserved
 
-    def reserve(self, pages: int) -> None:
-        """Promises pages; SpecbuildError where :meth:`can_reserve` is false."""
+    def require(self, pages: int) -> None:
+        """SpecbuildError where :meth:`can_reserve` is false."""
         if not self.can_reserve(pages):
             raise SpecbuildError(
                 f"cache group {self.name}: {pages} pages wanted, {self._unreserved} left; "
                 "run fewer or shorter sequences"
             )
+
+    def reserve(self, pages: int) -> None:
+        """Promises pages; SpecbuildError where :meth:`can_reserve` is false."""
+        self.require(pages)
         self._unreserved -= pages
 
     def unreserve(self, pages: int) -> None:
@@ -284,7 +288,12 @@ class KvPools:
         return all(self.pools[name].can_reserve(pages) for name, pages in wanted.items())
 
     def admit(self, wanted: Mapping[str, int]) -> dict[str, SequencePages]:
-        """Reserves the pages and gives the holders, by group: empty ones, or full if fixed."""
+        """Reserves the pages and gives the holders, by group: empty ones, or full if fixed.
+
+        SpecbuildError where a group has too few; then no group has promised any.
+        """
+        for name, pages in wanted.items():
+            self.pools[name].require(pages)
         for name, pages in wanted.items():
             self.pools[name].reserve(pages)
         return {name: self._holder(name, wanted[name]) for name in self._groups}

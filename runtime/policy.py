@@ -14,7 +14,7 @@ from specbuild.runtime.acceptance import (
     widened,
 )
 from specbuild.runtime.draft_costs import DraftCosts, Outlook, StepTimes
-from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.manifest import DraftShape, Manifest
 
 # A longer chain must promise this much more before it replaces a shorter one; the first, and
 # the time in which the draft takes up the tokens before it, must pay that much more.
@@ -83,6 +83,15 @@ class FixedPolicy:
 
     def observe(self, outcome: StepOutcome) -> None:
         """Learns nothing."""
+
+
+def default_policy(manifest: Manifest, why: str) -> FixedPolicy:
+    """The engine's default shape, no draft where it has none; ``why`` nothing was measured."""
+    shape = manifest.draft_default
+    if manifest.draft is None or shape is None:
+        return FixedPolicy(None, max_depth=0, reason="the engine has no draft")
+    reason = f"the engine's default, for {why}"
+    return FixedPolicy(shape, max_depth=shape.draft_depth, reason=reason)
 
 
 class MeasuredPolicy:

@@ -11,7 +11,7 @@ import numpy as np
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.kv_pool import SequencePages
 from specbuild.runtime.records import FinishReason, RunRecord
-from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.sampling import SamplingParams, whole_number
 from specbuild.runtime.statistics import RunTally
 from specbuild.runtime.text import TextStream
 
@@ -44,8 +44,10 @@ class GenerateParams:
     dsa_top_k: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
+        if whole_number("max_new_tokens", self.max_new_tokens) < 1:
             raise RequestError(f"max_new_tokens is {self.max_new_tokens}, must be 1 or above")
+        if isinstance(self.stop, str):
+            raise RequestError(f"stop is the string {self.stop!r}, must be a tuple of strings")
         if not all(self.stop):
             raise RequestError("a stop string is empty; leave it out")
 

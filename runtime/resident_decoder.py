@@ -16,7 +16,12 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executor import ResidentExecutor
 from specbuild.runtime.kv_pool import KvPools
 from specbuild.runtime.manifest import DraftShape, Manifest
-from specbuild.runtime.policy import DraftPolicy, FixedPolicy, LearnedPolicies
+from specbuild.runtime.policy import (
+    DraftPolicy,
+    FixedPolicy,
+    LearnedPolicies,
+    default_policy,
+)
 from specbuild.runtime.program_costs import ProgramCosts
 from specbuild.runtime.program_table import ProgramTable, needs_full_logits
 from specbuild.runtime.prompt_rows import SlotRows, launched_rows
@@ -65,7 +70,7 @@ class ResidentDecoder:
         self._kv = kv
         self._programs = ProgramTable(executor.plan)
         self._step_costs = step_costs if manifest.draft is not None else None
-        self._fixed = self._fixed_policy(without_costs)
+        self._fixed = default_policy(manifest, without_costs)
         self._measured = LearnedPolicies()
         self._busy = False
 
@@ -189,13 +194,6 @@ class ResidentDecoder:
             return self._fixed
         costs = ProgramCosts(self._step_costs, self._programs, full_logits=full_logits)
         return self._measured.next(costs, sampled=sampled, plain_interval=PLAIN_INTERVAL)
-
-    def _fixed_policy(self, without_costs: str) -> DraftPolicy:
-        shape = self._manifest.draft_default
-        if self._manifest.draft is None or shape is None:
-            return FixedPolicy(None, max_depth=0, reason="the engine has no draft")
-        reason = f"the engine's default, for {without_costs}"
-        return FixedPolicy(shape, max_depth=shape.draft_depth, reason=reason)
 
     def _only_shape(self, speculation: Speculation) -> DraftShape | None:
         """The shape that every step will have; None also where steps may differ."""

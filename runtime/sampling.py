@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,6 +12,14 @@ from specbuild.runtime.errors import RequestError
 
 TEMPERATURES = (1e-6, 1e6)
 MAX_SEED = 2**31 - 1
+
+
+def whole_number(name: str, value: object) -> int:
+    """``value`` as an int; RequestError where it is no whole number."""
+    try:
+        return int(operator.index(value))  # type: ignore[arg-type]
+    except TypeError:
+        raise RequestError(f"{name} is {value!r}, must be a whole number") from None
 
 
 @dataclass(frozen=True)
@@ -35,9 +44,9 @@ class SamplingParams:
             )
         if not 0 < self.top_p <= 1:
             raise RequestError(f"top_p is {self.top_p}, must be above 0 and at most 1")
-        if not 0 <= self.top_k < 2**31:
+        if not 0 <= whole_number("top_k", self.top_k) < 2**31:
             raise RequestError(f"top_k is {self.top_k}, must be 0 (keep all) or above")
-        if not 0 <= self.seed <= MAX_SEED:
+        if not 0 <= whole_number("seed", self.seed) <= MAX_SEED:
             raise RequestError(f"seed is {self.seed}, must lie between 0 and {MAX_SEED}")
 
 

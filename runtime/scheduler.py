@@ -83,10 +83,12 @@ class Scheduler:
         self._running.remove(sequence)
         self._kv.release(sequence.pages, sequence.pages_reserved)
 
-    def close(self) -> None:
-        """Gives back what the sequences still running hold."""
-        for sequence in list(self._running):
+    def close(self) -> tuple[SequenceState, ...]:
+        """Gives back what the sequences still running hold, and says which these were."""
+        running = tuple(self._running)
+        for sequence in running:
             self.retire(sequence)
+        return running
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._limits.max_batch_size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from functools import cache
@@ -54,11 +55,21 @@ def _decode(kind: Any, data: Any, where: str) -> Any:  # noqa: PLR0911 - a case 
         }
     if kind is Any:
         return data
-    if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+    if kind is float and isinstance(data, int | float) and not isinstance(data, bool):
+        return _finite(data, where)
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
         raise _refusal(where, data, kind.__name__)
     return data
+
+
+def _finite(data: float, where: str) -> float:
+    try:
+        number = float(data)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise _refusal(where, data, "a finite number")
+    return number
 
 
 @cache

@@ -47,8 +47,6 @@ class TextCodec:
 
         Raises RequestError with the template's own words where it refuses them.
         """
-        import jinja2
-
         assert self._template is not None
         special = {
             name: _token_text(value)
@@ -59,7 +57,7 @@ class TextCodec:
             text: str = self._template.render(
                 messages=messages, add_generation_prompt=True, tools=None, documents=None, **special
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except Exception as error:  # foreign code, in a sandbox: it may raise whatever it likes
             raise RequestError(f"the chat template refuses the prompt: {error}") from error
         return text
 
@@ -181,7 +179,7 @@ def _config(data: bytes | None) -> dict[str, Any]:
         return {}
     try:
         config = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineFileError(f"{TOKENIZER_CONFIG_FILE} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise EngineFileError(f"{TOKENIZER_CONFIG_FILE} holds no object")
@@ -192,8 +190,8 @@ def _template_of(config: Mapping[str, Any]) -> str | None:
     """The template of an older tokenizer config: a string, or a list of named ones."""
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
+        named = (entry for entry in template if isinstance(entry, dict))
+        template = next((e.get("template") for e in named if e.get("name") == "default"), None)
     return template if isinstance(template, str) else None
 
 

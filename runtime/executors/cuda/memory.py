@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -150,7 +151,7 @@ def item_type(port: Port) -> np.dtype[np.generic]:
 
 def port_bytes(port: Port) -> int:
     """Bytes of the whole port."""
-    return int(np.prod(port.shape, dtype=np.int64)) * item_type(port).itemsize
+    return math.prod(port.shape) * item_type(port).itemsize
 
 
 def row_bytes(port: Port) -> int:

@@ -128,6 +128,23 @@ def test_rows_share_an_entry_up_to_a_power_of_two_and_pools_of_any_size_do() -> 
             ),
             "is no kernel file",
         ),
+        *(
+            (
+                lambda d, name=name: (
+                    d
+                    | {
+                        "kernels": {name: "0"},
+                        "entries": [d["entries"][0] | {"sources": [name]}],
+                    }
+                ),
+                "is no kernel file",
+            )
+            for name in ("a\0b.cu", "\ud800.cu")
+        ),
+        (
+            lambda d: d | {"entries": [d["entries"][0] | {"median_us": 10**400}]},
+            "expected a finite number",
+        ),
     ],
 )
 def test_a_file_that_is_none_is_refused_in_a_sentence(
@@ -212,7 +229,8 @@ def test_an_entry_is_taken_where_its_tactic_is_a_candidate(choices: list[Choice]
             untuned = replace(choice.request, tactic={})
             found = lowering._chosen(choice.op, untuned)
             assert dict(found.request.tactic) == expected
-            assert found.entry is not None
+            # What is not used is not counted either: --tuned-only refuses it.
+            assert (found.entry is None) == (tactic != expected)
             assert choice.op.lower is not None
             assert found.lowering == choice.op.lower(replace(untuned, tactic=expected))
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_engine import TreeOfTokens, prompt, repeating, right, run, toy_engine, wrong
 from toy_model import EOS, VOCAB, choose, decode_plainly, target_logits
 
-from specbuild.runtime.errors import RequestError
+from specbuild.runtime.drafting import Eagle3Drafter
+from specbuild.runtime.errors import RequestError, SpecbuildError
+from specbuild.runtime.launch import SlotCounter
 from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.request import FinishEvent, GenerateParams
 from specbuild.runtime.sampling import SamplingParams
@@ -212,6 +216,72 @@ def test_default_speculation_measures_and_decodes_the_same() -> None:
     assert "tokens/s" in engine.default_draft.reason
 
 
+@pytest.mark.parametrize("max_seq_len", range(2, 20))
+def test_short_limits_leave_room_for_the_default_draft(max_seq_len: int) -> None:
+    engine = toy_engine(max_seq_len=max_seq_len, max_rows=32)
+    params = GenerateParams(max_new_tokens=max_seq_len, ignore_eos=True)
+    plain = run(engine, [[1]], params, speculation=None)
+    assert run(engine, [[1]], params).ids == plain.ids
+    reason = engine.default_draft.reason
+    assert ("tokens/s" if max_seq_len >= 9 else "leaves no room") in reason
+
+
+def test_a_default_draft_takes_no_more_pages_than_its_request() -> None:
+    """Measuring waits until there is room for it."""
+    engine = toy_engine(max_seq_len=96, max_rows=32, max_batch_size=1)
+    params = GenerateParams(max_new_tokens=3, ignore_eos=True)
+    first = engine.generate([prompt([1])], params, speculation=None)
+    next(first)
+    free = [pool.free_pages for pool in engine._kv.pools.values()]
+    beside = run(engine, [[2]], params)
+    assert "other generations hold the pages" in engine.default_draft.reason
+    assert [pool.free_pages for pool in engine._kv.pools.values()] == free
+    list(first)
+    assert run(engine, [[2]], params).ids == beside.ids
+    assert "tokens/s" in engine.default_draft.reason
+
+
+@pytest.mark.parametrize("read", [1, 2, 4])
+def test_a_drafter_forgets_the_sequences_of_a_generation_that_was_closed(read: int) -> None:
+    engine, shape = toy_engine(), DraftShape(1, 2, 2)
+    params = GenerateParams(max_new_tokens=40, ignore_eos=True)
+
+    def drafter() -> Eagle3Drafter:
+        return Eagle3Drafter(engine.executor, engine.manifest, SlotCounter(500))
+
+    wanted = run(engine, [[7, 8]], params, speculation=shape, drafter=drafter())
+    used = drafter()
+    closed = engine.generate([prompt([1, 2, 3, 4])], params, speculation=shape, drafter=used)
+    for _ in range(read):
+        next(closed)
+    closed.close()
+    again = run(engine, [[7, 8]], params, speculation=shape, drafter=used)
+    assert again.ids == wanted.ids
+    histograms = [r.records[0].stats.acceptance_histogram for r in (again, wanted)]
+    assert histograms[0] == histograms[1]
+
+
+def test_logits_that_are_no_numbers_are_an_error() -> None:
+    engine = toy_engine()
+    run_role, calls = engine.executor.run, []
+
+    def harmed(role: str, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        outputs = run_role(role, feeds)
+        if role == "choose":
+            calls.append(role)
+            if len(calls) == 3:
+                outputs["logprob"][:] = np.nan
+        return outputs
+
+    engine.executor.run = harmed  # type: ignore[method-assign]
+    free = [pool.free_pages for pool in engine._kv.pools.values()]
+    params = GenerateParams(max_new_tokens=9, ignore_eos=True)
+    events = engine.generate([prompt([1, 2], "ill")], params, speculation=None)
+    with pytest.raises(SpecbuildError, match="'ill': the target's logits of output token 3 are"):
+        list(events)
+    assert [pool.free_pages for pool in engine._kv.pools.values()] == free
+
+
 def test_sampled_requests_leave_what_greedy_ones_learned() -> None:
     engine = toy_engine(max_seq_len=256, max_rows=32)
     greedy = GenerateParams(max_new_tokens=60, ignore_eos=True)
@@ -230,6 +300,8 @@ def test_sampled_requests_leave_what_greedy_ones_learned() -> None:
         ((1, 99), "99 is outside the vocabulary"),
         ((-1,), "-1 is outside"),
         ((1,) * 64, "64 tokens"),
+        ((1, 2.5), "a token id is 2.5, must be a whole number"),
+        ((1, "3"), "a token id is '3', must be a whole number"),
     ],
 )
 def test_a_bad_prompt_is_named(ids: tuple[int, ...], message: str) -> None:
@@ -238,6 +310,27 @@ def test_a_bad_prompt_is_named(ids: tuple[int, ...], message: str) -> None:
         engine.generate([prompt([1]), prompt(ids, "bad one")], GenerateParams())
     assert "'bad one'" in str(caught.value)
     assert engine.executor.launches == []
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5, must be a whole number"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0, must be 1 or above"),
+        ({"stop": "ab"}, "stop is the string 'ab', must be a tuple"),
+        ({"stop": ("a", "")}, "a stop string is empty"),
+    ],
+)
+def test_bad_parameters_are_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        GenerateParams(**values)
+
+
+@pytest.mark.parametrize("name", ["top_k", "seed"])
+def test_sampling_takes_whole_numbers(name: str) -> None:
+    assert getattr(SamplingParams(**{name: np.int64(3)}), name) == 3
+    with pytest.raises(RequestError, match=f"{name} is 1.5, must be a whole number"):
+        SamplingParams(**{name: 1.5})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,19 @@ def test_an_overfull_sequence_is_refused() -> None:
         holder.commit(9)
 
 
+def test_a_group_that_is_short_leaves_the_others_as_they_were() -> None:
+    manifest = toy_manifest(max_batch_size=1)
+    pools = KvPools(manifest.cache_groups, manifest.limits)
+    wanted = pools.pages_wanted(20)
+    last = list(wanted)[-1]
+    pools.pools[last].reserve(manifest.cache_groups[-1].pages - 2)
+    with pytest.raises(SpecbuildError, match=f"cache group {last}: "):
+        pools.admit(wanted)
+    pools.pools[last].unreserve(manifest.cache_groups[-1].pages - 2)
+    for group in manifest.cache_groups:
+        assert pools.pools[group.name].can_reserve(group.pages - 1)
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 80), st.integers(0, 9)), max_size=25))
 def test_groups_that_keep_everything_hand_out_the_same_pages(
     turns: list[tuple[bool, int, int]],

@@ -197,6 +197,8 @@ def test_a_table_is_measured_once_and_kept(tmp_path: Path) -> None:
             {"target_rows": [1], "target_s": [1.0], "draft_s": [1.0], "row_s": -1.0}
         ).encode(),
         json.dumps({"target_rows": [1, 2], "target_s": [1.0], "draft_s": [1.0]}).encode(),
+        json.dumps({"target_rows": [1], "target_s": [10**400], "draft_s": [1.0]}).encode(),
+        b'{"target_rows": [1], "target_s": [1e999], "draft_s": [1.0]}',
     ],
 )
 def test_a_damaged_table_is_measured_anew(tmp_path: Path, content: bytes) -> None:
@@ -213,16 +215,20 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     assert "cannot be written" in origin
 
 
-@pytest.mark.parametrize("max_seq_len", [16, 64, 300])
-def test_measuring_leaves_no_pages_behind(max_seq_len: int) -> None:
+@pytest.mark.parametrize(
+    ("max_seq_len", "rows"),
+    [(10, (1, 2)), (12, (1, 2, 3)), (16, (1, 2, 4, 5)), (300, (1, 2, 4, 5))],
+)
+def test_measuring_leaves_no_pages_behind(max_seq_len: int, rows: tuple[int, ...]) -> None:
+    """As deep as there is room for: to the deepest draft, of 4."""
     manifest = toy_manifest(max_seq_len=max_seq_len, max_rows=32)
     executor = ToyExecutor(manifest)
     kv = KvPools(manifest.cache_groups, manifest.limits, executor.poison)
     free = [pool.free_pages for pool in kv.pools.values()]
     table = CostMeasurement(executor, manifest, kv).run()
     assert [pool.free_pages for pool in kv.pools.values()] == free
-    assert table.target_rows == (1, 2, 4, 5)
-    assert len(table.draft_s) == 4
+    assert table.target_rows == rows
+    assert len(table.draft_s) == rows[-1] - 1
     assert all(t > 0 for t in (*table.target_s, *table.draft_s))
     assert table.row_s >= 0
 

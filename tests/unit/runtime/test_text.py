@@ -128,7 +128,7 @@ def test_special_tokens_are_no_text() -> None:
     assert BYTES.decode(ids) == "hi"
 
 
-@pytest.mark.parametrize("config", [TEMPLATE, [{"name": "default", "template": TEMPLATE}]])
+@pytest.mark.parametrize("config", [TEMPLATE, [1, {"name": "default", "template": TEMPLATE}]])
 def test_the_template_may_stand_in_the_config(config: object) -> None:
     chat = codec(chat_template=config)
     assert chat.render([{"role": "user", "content": "x"}]) == "<user>x<assistant>"
@@ -140,8 +140,18 @@ def test_a_template_that_refuses_says_why() -> None:
         chat.encode("hi", raw=False)
 
 
-def test_the_template_runs_in_a_sandbox() -> None:
-    chat = codec("{{ ''.__class__.__mro__[1].__subclasses__() }}")
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ 1 / 0 }}",
+        "{{ range(10 ** 7)|list }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
+    ids=["classes", "division", "too much", "without end"],
+)
+def test_the_template_runs_in_a_sandbox(template: str) -> None:
+    chat = codec(template)
     with pytest.raises(RequestError, match="refuses"):
         chat.encode("hi", raw=False)
 
@@ -154,6 +164,7 @@ def test_the_template_runs_in_a_sandbox() -> None:
         (None, b"{", None, "tokenizer_config.json"),
         (None, b"[]", None, "tokenizer_config.json"),
         (None, b"\xff", None, "tokenizer_config.json"),
+        (None, b"[" * 100_000, None, "tokenizer_config.json"),
         (None, None, b"{% if %}", "template"),
         (None, None, b"\xff", "template"),
     ],

@@ -88,7 +88,9 @@ class CallLowering:
         candidates = op.tactics(request) if op.tactics is not None else ({},)
         entry = self.tactics.entry(op, request) if len(candidates) > 1 else None
         # An entry stands for several counts of rows; a few may not know its tactic.
-        if entry is None or not entry.tactic or entry.tactic not in candidates:
+        if entry is not None and entry.tactic and entry.tactic not in candidates:
+            entry = None
+        if entry is None or not entry.tactic:
             return self._unrefused(Choice(op, request, candidates, entry, op.lower(request)))
         tuned = replace(request, tactic=entry.tactic)
         return Choice(op, tuned, candidates, entry, op.lower(tuned))

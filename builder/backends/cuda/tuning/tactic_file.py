@@ -164,8 +164,16 @@ def _check(path: Path, file: TacticFile) -> None:
             f"{len(named)}; {REMEDY}"
         )
     for name in file.kernels:
-        if not (PLUGINS / name).resolve().is_relative_to(PLUGINS.resolve()):
+        if not _is_inside(name):
             raise SpecbuildError(f"{path} names {name!r}, which is no kernel file; {REMEDY}")
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name can be that of a kernel file."""
+    try:
+        return (PLUGINS / name).resolve().is_relative_to(PLUGINS.resolve())
+    except (ValueError, OSError):  # a zero byte, half a surrogate pair
+        return False
 
 
 def _refuse_constant(text: str) -> Any:
