@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "runtime"))
 from fake_gpu import FakeGpu, FakeKernel
 from toy_device import ToyCuda, toy_cuda
 
-from specbuild.cli import bench_sweep
+from specbuild.cli import bench_sweep, sweep_runs
 from specbuild.cli.bench_sweep import Progress, SweepPlan, measure, run_sweep, sweeps_of
 from specbuild.cli.console import json_line, plain_console
 from specbuild.cli.sweep_budget import Budget
@@ -27,7 +28,7 @@ from specbuild.runtime.executors.cuda.programs import ProgramRunner, read_launch
 from specbuild.runtime.executors.cuda.read_speed import ReadKernel, streaming_read
 from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.plan import Binding, OpCall, Program, ProgramEntry
-from specbuild.runtime.request import Prompt
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt, TokenEvent
 from specbuild.runtime.routed_experts import experts_touched
 
 RANDOM = np.random.default_rng(11)
@@ -272,3 +273,21 @@ class FakeLaunches:
     """Two launches without contents."""
 
     launches = (None, None)
+
+
+def test_tokens_count_from_the_last_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(sweep_runs, "perf_counter", lambda: float(next(clock)))
+    tokens = [TokenEvent(request, 1, "", False, 0.0) for request in (0, 0, 0, 1, 0, 1)]
+    events = [*tokens, FinishEvent(0, None), FinishEvent(1, None)]  # type: ignore[arg-type]
+    engine = SimpleNamespace(generate=lambda *_, **__: iter(events))
+    prompts = [Prompt("a", ids=(1,)), Prompt("b", ids=(2,))]
+    run = sweep_runs.timed_run(engine, prompts, GenerateParams(), None)  # type: ignore[arg-type]
+    assert (run.whole_s, run.decode_s, run.decode_tokens) == (3.0, 1.0, 2)
+
+
+def test_a_long_prompt_is_expected_to_take_as_long_as_the_slowest() -> None:
+    budget = Budget.of(60, [])
+    budget.took_up(100, 10.0)
+    budget.took_up(100, 1.0)
+    assert not budget.allows("long", prompt_tokens=700)

@@ -340,3 +340,11 @@ def test_a_step_is_timed_from_one_state(shape: DraftShape | None) -> None:
     assert run(toy.engine, [[1, 2]], GenerateParams(max_new_tokens=4), speculation=None).ids == [
         decode_plainly([1, 2], 4, SamplingParams())
     ]
+
+
+def test_sequences_beyond_the_largest_step_wait() -> None:
+    toy = toy_cuda(max_batch_size=2 * max(BATCHES))
+    batch = [[i] for i in range(max(BATCHES) + 2)]
+    params = GenerateParams(max_new_tokens=5)
+    found = run(toy.engine, batch, params, speculation=None).ids
+    assert found == [decode_plainly(p, 5, params.sampling) for p in batch]

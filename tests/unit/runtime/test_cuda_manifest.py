@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from toy_model import toy_manifest
@@ -41,3 +42,18 @@ def test_graphs_beside_a_plan_are_refused() -> None:
 def test_graphs_alone_need_no_plan_but_all_of_them() -> None:
     with pytest.raises(EngineFileError, match="roles: missing"):
         check_manifest(replace(planned(), backend="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"pages": 1}, "pages is 1"), ({"latent_widths": (2,)}, "latent_widths are")],
+)
+def test_groups_that_cannot_be_are_named(changes: dict[str, Any], message: str) -> None:
+    group = replace(planned().cache_groups[0], **changes)
+    with pytest.raises(EngineFileError, match=message):
+        check_manifest(replace(planned(), cache_groups=(group,)))
+
+
+def test_a_negative_size_is_named() -> None:
+    with pytest.raises(EngineFileError, match="-1 bytes"):
+        check_manifest(replace(planned(), files={PLAN_FILE: replace(FILE, bytes=-1)}))

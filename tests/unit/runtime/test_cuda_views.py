@@ -18,6 +18,8 @@ from toy_engine import Run, run
 from toy_model import toy_manifest
 
 from specbuild.builder.backends.cuda.engine import LoweredEngine
+from specbuild.builder.backends.cuda.plan.plan_reader import read_programs
+from specbuild.builder.backends.cuda.plan.plan_writer import program_bytes
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
@@ -231,3 +233,11 @@ def test_agreement_is_with_the_whole_context(with_views: LoweredEngine, temperat
     assert stats.rechecked_tokens == len(partial) > 12
     assert stats.agreed_tokens == agreed < len(partial)
     assert len(stats.agreement_per_interval) == len(refreshes) - 1
+
+
+def test_programs_are_read_back_with_their_phases(with_views: LoweredEngine) -> None:
+    """Tuning lowers them anew: one that feeds tokens again has other kernels."""
+    files = {e.file: program_bytes(with_views.writer.program(p)) for e, p in with_views.programs}
+    found = read_programs(PlanHost(with_views).plan, files.__getitem__)
+    assert [ir.phase for _, ir in found.programs] == [p.ir.phase for _, p in with_views.programs]
+    assert {ir.phase for _, ir in found.programs} == {"prefill", "decode", "refresh"}

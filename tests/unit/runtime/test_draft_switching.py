@@ -5,6 +5,8 @@ The toy device refuses to read a slot of the draft's cache that was never writte
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -182,3 +184,22 @@ def test_a_batch_larger_than_any_drafted_step_runs_without_a_draft() -> None:
     steps = {name for name in toy.device.started if name.startswith("step@4")}
     assert steps
     assert all(".0-0-0." in name for name in steps)
+
+
+def test_what_an_end_of_sequence_cut_off_was_not_refused() -> None:
+    shape, cut = SHAPES[1], 0
+    for end in range(12):
+        toy, policy = scripted([shape])
+        decoder = toy.engine.decoder
+        manifest = decoder._manifest  # type: ignore[attr-defined]
+        target = replace(manifest.target, eos_token_ids=(end,))
+        decoder._manifest = replace(manifest, target=target)  # type: ignore[attr-defined]
+        [record] = run(toy.engine, [[3, 1, 4]], GenerateParams(max_new_tokens=40)).records
+        if record.finish_reason == "length" or not policy.outcomes:
+            continue
+        last = policy.outcomes[-1]
+        count = len(record.output_ids) - 1 - sum(o.accepted[0] + 1 for o in policy.outcomes[:-1])
+        if count == last.accepted[0] < shape.draft_depth:
+            assert last.depths == last.accepted
+            cut += 1
+    assert cut

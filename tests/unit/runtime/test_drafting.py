@@ -12,7 +12,7 @@ from toy_engine import run, toy_engine
 from toy_model import D2T, DRAFT_VOCAB, VOCAB, ToyExecutor, draft_step, toy_manifest
 
 from specbuild.runtime import drafting
-from specbuild.runtime.draft_tree import DraftTrees, chain_trees, pack_bits
+from specbuild.runtime.draft_tree import DraftTrees, chain_trees, pack_bits, shallower
 from specbuild.runtime.drafting import Eagle3Drafter
 from specbuild.runtime.kv_pool import KvPools
 from specbuild.runtime.launch import SlotCounter
@@ -193,3 +193,8 @@ def test_a_cut_tree_keeps_the_nodes_above(bound: int) -> None:
         assert paths_of(cut, b) == kept
         assert (cut.tokens[b, cut.count[b] :] == -1).all()
     assert trees.cut([bound, 0]).tokens.shape[1] == min(bound, 3) + 1
+
+
+def test_a_shallower_tree_keeps_no_more_nodes_than_it_drafts() -> None:
+    assert shallower(DraftShape(3, 4, 12), 1) == DraftShape(3, 1, 3)
+    assert shallower(DraftShape(3, 4, 12), 2) == DraftShape(3, 2, 12)

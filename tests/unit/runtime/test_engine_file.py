@@ -88,6 +88,13 @@ def test_a_missing_file_is_named(engine: Path, name: str) -> None:
     assert Path(name).name in str(caught.value)
 
 
+@pytest.mark.parametrize("place", [".", "nowhere"])
+def test_an_extra_link_is_named(engine: Path, place: str) -> None:
+    (engine / "extra").symlink_to(place)
+    with pytest.raises(EngineFileError, match=r"extra is no part of this engine"):
+        load(engine)
+
+
 @pytest.mark.parametrize("name", ["extra.bin", "graphs/extra.onnx"])
 def test_an_extra_file_is_named(engine: Path, name: str) -> None:
     (engine / name).write_bytes(b"x")

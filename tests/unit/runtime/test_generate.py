@@ -331,6 +331,8 @@ def test_sampling_takes_whole_numbers(name: str) -> None:
     assert getattr(SamplingParams(**{name: np.int64(3)}), name) == 3
     with pytest.raises(RequestError, match=f"{name} is 1.5, must be a whole number"):
         SamplingParams(**{name: 1.5})  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=f"{name} is 2147483648, must "):
+        SamplingParams(**{name: 2**31})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from toy_partial import TOY_SPECPV, Seen, partial_engine, partial_manifest
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.manifest import DraftShape, SpecPv
+from specbuild.runtime.partial_views import view_geometry
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
 
@@ -165,3 +166,8 @@ def test_a_budget_needs_an_engine_with_specpv() -> None:
 
     with pytest.raises(RequestError, match="built without SpecPV"):
         toy_engine().check_prompts([prompt([1])], GenerateParams(specpv_retrieval_blocks="auto"))
+
+
+def test_a_view_has_room_for_the_deepest_draft_and_its_root() -> None:
+    manifest = partial_manifest(TOY_SPECPV)
+    assert view_geometry(manifest).deepest == manifest.limits.draft_depth + 1

@@ -19,7 +19,7 @@ from specbuild.runtime.cost_table import (
     cache_path,
     load_or_measure,
 )
-from specbuild.runtime.draft_costs import ChainCosts, Outlook
+from specbuild.runtime.draft_costs import ChainCosts, Outlook, StepTimes
 from specbuild.runtime.kv_pool import KvPools
 from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.policy import (
@@ -239,3 +239,44 @@ def test_a_table_of_another_method_is_not_believed(tmp_path: Path) -> None:
     old = hashlib.sha256(b"manifest\ncpu\n1").hexdigest()[:32]
     assert path is not None
     assert old not in path.name
+
+
+def test_only_drafting_that_lasted_resets_the_probes() -> None:
+    policy, outlook, chain = policy_of(CHEAP), Outlook(1, 100_000, 0), DraftShape(1, 1, 1)
+    drive(policy, 0.0, 3000)
+
+    def see(accepted: int) -> None:
+        for _ in range(200):
+            policy.observe(StepOutcome(outlook, chain, [1], [accepted], None))
+
+    see(1)
+    assert all(policy.shape(outlook) for _ in range(5))
+    see(0)
+    tried = [i for i in range(3 * MAX_PROBE_INTERVAL) if policy.shape(outlook) is not None]
+    assert tried[1] - tried[0] == MAX_PROBE_INTERVAL
+
+
+def test_steps_where_drafting_starts_or_stops_are_not_timed() -> None:
+    policy, outlook = policy_of(CHEAP), Outlook(1, 100_000, 0)
+    for shape, depth in ((DraftShape(1, 2, 2), 2), (None, 0)) * 40:
+        policy.observe(StepOutcome(outlook, shape, [depth], [depth], 1.0))
+    assert policy._times_of(1).ratios() == [1.0] * 5
+
+
+def test_no_probe_takes_up_more_than_its_share() -> None:
+    table = replace(CHEAP, row_s=1e-3)
+    assert not any(drive(policy_of(table), 0.9, 100, truth=table, left=2000, prompt=5000))
+
+
+def test_one_time_pulls_no_further_than_three_times() -> None:
+    times = StepTimes(2)
+    times.learn(1, 1000.0)
+    assert times.ratios() == pytest.approx([1.5, 1.5])
+
+
+def test_a_new_kind_starts_from_the_others_ratio() -> None:
+    times = StepTimes(2)
+    for _ in range(60):
+        times.learn(0, 2.0)
+    times.learn(1, 2.0)
+    assert times.ratios() == pytest.approx([2.0, 2.0], abs=0.1)

@@ -251,3 +251,9 @@ def test_the_automatic_budget_follows_the_context(prompt: int, new: int) -> None
     assert 16 * blocks >= min(LEAST_BUDGET_TOKENS, 16 * 256, (prompt + new) // 16)
     assert automatic_budget(config, prompt + 4096, new)[0] >= blocks
     assert str(blocks) in reason and str(prompt + new) in reason
+
+
+def test_the_automatic_budget_is_rounded_up_to_whole_blocks() -> None:
+    config = SpecPv(4, 2, 10_000, 8, 64, 4096, 32)
+    assert automatic_budget(config, 16 * 1024, 0)[0] == 256
+    assert automatic_budget(config, 16 * 1024, 1)[0] == 257

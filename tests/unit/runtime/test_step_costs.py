@@ -285,3 +285,10 @@ def test_measuring_stops_where_time_is_up_but_knows_every_batch() -> None:
     costs = measure_step_costs(toy.engine, [].append, repeats=1, budget_s=0.0)
     assert {c.batch for c in costs.steps} == set(BATCHES)
     assert {c.contexts for c in costs.steps} == {(64,)}
+
+
+def test_contexts_that_do_not_rise_are_malformed() -> None:
+    entry = ShapeCosts(1, 0, 0, 0, (64, 64), (1e-3, 2e-3), (0.0, 0.0))
+    data = to_bytes(StepCosts("g", "d", METHOD, (entry,)))
+    with pytest.raises(EngineFileError, match=r"steps\[0\] is malformed"):
+        from_bytes(data)

@@ -173,3 +173,11 @@ def test_an_output_is_replaced_on_request_only(
     assert main([*words, "--force"]) == 0
     shown = capsys.readouterr().out
     assert "perplexity" in shown and "(4.00 times)" in shown
+
+
+def test_a_named_output_is_replaced_on_request_only(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "kept.safetensors"
+    output.write_bytes(b"mine")
+    with pytest.raises(SpecbuildError, match="replace it with --force"):
+        retrofit_mla(asked(model, 8, output=output), SilentProgress())
+    assert output.read_bytes() == b"mine"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from specbuild.builder.training import training_loop
 from specbuild.builder.training.config import SelfText, TrainOptions
 from specbuild.builder.training.draft import train_draft
 from specbuild.builder.training.frozen_target import FrozenTarget, load_target
+from specbuild.builder.training.pace import FINAL_RATE, Pace
 from specbuild.runtime.errors import SpecbuildError
 
 VOCAB = 64
@@ -189,3 +191,24 @@ def test_dense_experts_equal_the_eager_loop(tmp_path, experts_format):
     dense = loaded(ids).logits
     loaded.set_experts_implementation("eager")
     torch.testing.assert_close(dense, loaded(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_cosine_starts_where_the_warm_up_ends():
+    rates = [Pace(100, 1.0, 0.2).rate(step) for step in range(101)]
+    assert rates[19] == rates[20] == 1.0
+    assert rates[60] == pytest.approx((1 + FINAL_RATE) / 2)
+    assert rates[100] == pytest.approx(FINAL_RATE)
+
+
+def test_a_resumed_run_knows_the_losses_of_its_unfinished_point():
+    def run():
+        draft = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.AdamW(draft.parameters())
+        return training_loop.TrainingRun(
+            SimpleNamespace(device="cpu"), draft, optimizer, *[None] * 4
+        )
+
+    first, again = run(), run()
+    first.step, first.recent = 3, [torch.tensor([1.0, 2.0])]
+    training_loop.restore(again, training_loop._state(first))
+    assert again.step == 3 and [r.tolist() for r in again.recent] == [[1.0, 2.0]]

@@ -1,0 +1,92 @@
+"""DSA by the host of a resident engine: who narrows, who is checked, and what is counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_model import toy_manifest
+
+from specbuild.runtime.manifest import DraftShape, Dsa
+from specbuild.runtime.resident_generation import ResidentGeneration
+from specbuild.runtime.resident_selections import ResidentSelections, StepSelections
+from specbuild.runtime.slots import LIST_BUDGET
+
+
+class Told(dict[str, list[int]]):
+    """An executor that notes what is written to its ports."""
+
+    def write(self, port: str, values: np.ndarray) -> None:
+        self[port] = values.tolist()
+
+
+def selections(**changes: Any) -> tuple[ResidentSelections, Told, Any]:
+    """Those of a threshold of 100 tokens, with one sequence begun."""
+    dsa = Dsa(
+        top_k=16, threshold=100, first_tokens=4, recent_tokens=8, min_agreement=0.75,
+        check_interval=5,
+    )  # fmt: skip
+    told = Told()
+    found = ResidentSelections(told, replace(toy_manifest(), dsa=replace(dsa, **changes)))  # type: ignore[arg-type]
+    params = SimpleNamespace(dsa_top_k=None)
+    sequence = SimpleNamespace(
+        index=0, known=0, length=0, tally=SimpleNamespace(), request=SimpleNamespace(params=params)
+    )
+    found.begin(sequence)  # type: ignore[arg-type]
+    return found, told, sequence
+
+
+@pytest.mark.parametrize(("ahead", "depth"), [(0, 2), (1, 1), (2, 0)])
+def test_a_step_narrows_once_its_deepest_node_can_stand_at_the_threshold(
+    ahead: int, depth: int
+) -> None:
+    found, told, sequence = selections(check_interval=0)
+    sequence.known = 1 + 97
+    assert not found.plan([sequence], ahead=ahead, depth=depth).narrows and not told
+    sequence.known += 1
+    assert found.plan([sequence], ahead=ahead, depth=depth).narrows
+    assert told == {LIST_BUDGET: [16]}
+
+
+def test_lists_that_a_checks_first_pass_broke_count() -> None:
+    found, _, sequence = selections()
+    sequence.known, sequence.length = 201, 200
+    assert found.plan([sequence], ahead=0, depth=0).checks
+    found.received(sequence, "check", broken=3, check=(1, 1, 0, 0, 2))
+    stats = sequence.tally.dsa.stats()
+    assert (stats.broken_launches, stats.broken_lists) == (2, 5)
+
+
+def test_only_a_checked_sequence_counts_a_check() -> None:
+    found, _, sequence = selections()
+    sequence.length = 200
+    found.received(sequence, "narrowed", check=(1, 0, 0, 0, 0))
+    assert sequence.tally.dsa.stats().checked_steps == 0
+
+
+def test_selections_are_planned_for_all_that_flights_may_emit() -> None:
+    heard: dict[str, int] = {}
+    generation: Any = object.__new__(ResidentGeneration)
+    generation._selections = SimpleNamespace(plan=lambda _, **given: heard.update(given))
+    generation._slots = SimpleNamespace(sequences=[])
+    generation._flights = [
+        SimpleNamespace(shape=DraftShape(1, 3, 3)),
+        SimpleNamespace(shape=None),
+    ]
+    generation._next_selections(DraftShape(2, 2, 4))
+    assert heard == {"ahead": 5, "depth": 2}
+
+
+@pytest.mark.parametrize(
+    ("warm", "checks", "timed"), [(True, False, True), (False, False, False), (True, True, False)]
+)
+def test_only_warm_steps_of_one_pass_are_timed(warm: bool, checks: bool, timed: bool) -> None:
+    generation: Any = object.__new__(ResidentGeneration)
+    now_s = perf_counter()
+    generation._received_s = now_s - 1
+    flight = SimpleNamespace(warm=warm, selections=StepSelections(checks=checks))
+    assert (generation._step_time(flight, now_s - 1) is not None) == timed

@@ -1,0 +1,46 @@
+"""Who is fed again when, where a step has room for fewer buffers than sequences."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from toy_partial import TOY_SPECPV, partial_manifest
+
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.resident_views import ResidentViews
+
+
+class Deaf:
+    """An executor that nobody listens to."""
+
+    def write(self, *_: object) -> None: ...
+    def fill(self, *_: object, **__: object) -> None: ...
+
+
+@pytest.mark.parametrize("lengths", [(30, 30, 30), (30, 31, 33)])
+@pytest.mark.parametrize("emitted", [3, 2, 1])
+def test_sequences_take_turns_where_one_buffer_has_room(
+    lengths: tuple[int, ...], emitted: int
+) -> None:
+    """Those whose buffers would fill together go one after the other, some before they must."""
+    shape, room = DraftShape(1, 2, 2), TOY_SPECPV.n_spec_tokens_buf
+    views = ResidentViews(Deaf(), partial_manifest(TOY_SPECPV))  # type: ignore[arg-type]
+    sequences: list[Any] = []
+    for index, length in enumerate(lengths):
+        params = SimpleNamespace(specpv_retrieval_blocks=None)
+        request = SimpleNamespace(prompt_ids=(0,) * length, params=params, token_budget=999)
+        sequences.append(SimpleNamespace(index=index, request=request, tally=SimpleNamespace()))
+        views.begin(sequences[-1], index)
+    fed = []
+    for step in range(80):
+        fed.append(views.plan(sequences, shape, room).fed_again or 0)
+        if step > 0:  # two in flight
+            for sequence in sequences:
+                views.received(sequence, emitted, rechecked=0, agreed=0)
+    assert max(fed) <= room
+    assert sum(rows > 0 for rows in fed) > len(lengths)
+    for sequence in sequences:
+        stats = sequence.tally.specpv
+        assert stats.partial_steps > stats.full_steps and stats.invariant_failures == 0
