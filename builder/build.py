@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from specbuild.builder.backends.tensorrt.capabilities import (
 )
 from specbuild.builder.checkpoint.draft import DraftCheckpoint, read_draft
 from specbuild.builder.checkpoint.target import read_target
-from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
+from specbuild.builder.checkpoint.target_parts import TEXT_FILES, TargetCheckpoint
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.dsa_options import dsa_warnings
 from specbuild.builder.engine_manifest import BuiltParts, engine_manifest, graph_file
@@ -56,8 +57,9 @@ from specbuild.builder.passes.pipeline import PassResult
 from specbuild.builder.passes.portable import portable_bytes
 from specbuild.builder.progress import Progress
 from specbuild.builder.weight_sources import WeightSources
-from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.manifest import TENSORRT_BACKENDS, DraftGeometry
+from specbuild.runtime.text import TextCodec
 
 _REPORT_FILE = "build_report.json"
 
@@ -95,11 +97,14 @@ def build(
     device = _device(options)
     tactics = None if options.tactics is None else given_tactics(options.tactics, device)
     _require_apart(options, output)
+    if options.dump_passes is not None and options.dump_passes.is_file():
+        raise SpecbuildError(f"--dump-passes {options.dump_passes} is a file; give a directory")
     require_replaceable(output, force=options.force)
     target, draft, plan = _settled(options, checkpoints or _read(options, progress))
     warnings = (*target.warnings, *(draft.warnings if draft else ()))
     for warning in warnings:
         progress.note(f"warning: {warning}")
+    _require_readable(target.text_files)
     sources = WeightSources(target, draft)
     models = _export(sources, plan, _activations(options, sources), progress)
     portable = _portable(models) if options.keep_onnx else {}
@@ -161,7 +166,7 @@ def _device(options: BuildOptions) -> str:
     if options.backend in TENSORRT_BACKENDS:
         return tensorrt_device(options)
     if options.backend == "cuda":
-        gpu = options.gpu or SUPPORTED_GPUS[0]
+        gpu = SUPPORTED_GPUS[0] if options.gpu is None else options.gpu
         require_supported(gpu)
         return gpu
     for name, given in (("gpu", options.gpu), ("tactics", options.tactics)):
@@ -254,6 +259,18 @@ def _export(
     for model in models.values():
         clear_metadata(model)
     return models
+
+
+def _require_readable(files: Sequence[Path]) -> None:
+    """SpecbuildError where what turns text into tokens is damaged, which a run would find out."""
+    found = {file.name: file.read_bytes() for file in files}
+    tokenizer, config, template = (found.get(name) for name in TEXT_FILES)
+    if tokenizer is None:
+        return
+    try:
+        TextCodec(tokenizer, config, template)
+    except EngineFileError as error:
+        raise SpecbuildError(f"{files[0].parent}: {error}; get the file anew") from error
 
 
 def _portable(models: dict[str, ir.Model]) -> dict[str, bytes]:

@@ -31,6 +31,8 @@ from specbuild.runtime.manifest import (
 from specbuild.runtime.specpv import ViewGeometry, choosing_group
 
 DEFAULT_MAX_SEQ_LEN = 4096
+# A prompt of one token, and one more.
+LEAST_SEQ_LEN = 2
 DEFAULT_MAX_BATCH_SIZE = 4
 # What a tree may grow to where only some of its sizes are asked for.
 DEFAULT_TREE_LIMITS = DraftShape(draft_top_k=8, draft_depth=8, draft_tokens=60)
@@ -145,6 +147,11 @@ def plan_engine(
     for name in ("max_seq_len", "max_batch_size", "page_size", "draft_window"):
         _require_positive(name, getattr(options, name))
     max_seq_len = options.max_seq_len or min(target.max_positions, DEFAULT_MAX_SEQ_LEN)
+    if max_seq_len < LEAST_SEQ_LEN:
+        raise SpecbuildError(
+            f"--max-seq-len {max_seq_len} has no room for a prompt and an output of one token "
+            f"each; ask for {LEAST_SEQ_LEN} to {target.max_positions}"
+        )
     if max_seq_len > target.max_positions:
         raise SpecbuildError(
             f"--max-seq-len {max_seq_len} exceeds the model's {target.max_positions} positions; "

@@ -11,6 +11,7 @@ import typer
 from specbuild.cli import options
 from specbuild.cli.draft_choice import DraftOptions, speculation_of
 from specbuild.cli.dsa_options import dsa_text
+from specbuild.cli.plot_file import require_plot_place
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def bench(
     have learnt.
 
     [b]--against[/b] takes what [b]bench --json[/b] wrote of an engine with another
-    [b]--draft-dtype[/b], for the same prompts.
+    [b]--draft-dtype[/b], for the same prompts and the same draft options.
 
     [b]--sweep[/b] times the phases of a CUDA engine on its GPU, each beside the
     bytes that it must read and a streaming read in the same process.
@@ -100,7 +101,7 @@ def bench(
     specbuild bench engine --prompts prompts.jsonl
     specbuild bench engine --prompts code.jsonl --prompts prose.jsonl --plot speed.svg
     specbuild bench engine --max-new-tokens 256 --rounds 5 --json
-    specbuild bench engine-mxfp4 --prompts prompts.jsonl --against engine-bf16.json
+    specbuild bench engine-mxfp4 --prompts prompts.jsonl --draft-depth 3 --against bf16.json
     specbuild bench engine --sweep decode,verify,draft,prefill,spec,load --plot roofline.svg
     specbuild bench engine --sweep decode --batch 1 --context 32768 --json
     """
@@ -128,19 +129,21 @@ def bench(
     from specbuild.cli import bench_against, bench_measure, console
     from specbuild.cli.engine_loading import load_engine
 
+    require_plot_place(plot)
     other = None if against is None else bench_against.read_report(against)
     loaded = load_engine(engine, threads=threads)
     speculation = speculation_of(
         loaded.manifest, DraftOptions(draft_top_k, draft_depth, draft_tokens), no_spec=False
     )
+    if other is not None and speculation == "default":
+        raise SpecbuildError(
+            "--against compares one draft, and the default changes with what it meets: give "
+            "--draft-top-k, --draft-depth and --draft-tokens, as the other report was made with"
+        )
     plan = bench_measure.BenchPlan(max_new_tokens, rounds, speculation, raw)
     report = bench_measure.measure(loaded, _prompt_sets(loaded, prompts or [], plan.params), plan)
     if other is not None:
         report = bench_against.against(report, other)
-    if plot is not None:
-        from specbuild.cli.bench_plot import plot as draw
-
-        draw(report, plot)
     if as_json:
         print(console.json_line(report))
     else:
@@ -149,6 +152,10 @@ def bench(
         console.output().print(bench_table(report))
         stored = "" if report.draft_dtype is None else f", weights in {report.draft_dtype}"
         console.output().print(f"draft: {report.draft}{stored}", soft_wrap=True)
+    if plot is not None:
+        from specbuild.cli.bench_plot import plot as draw
+
+        draw(report, plot)
 
 
 def _refuse_beside_sweep(given: bool) -> None:
@@ -168,6 +175,7 @@ def _sweep(
 
     chosen = {name: value for name, value in given.items() if value is not None}
     plan = bench_sweep.SweepPlan(bench_sweep.sweeps_of(sweep), **chosen)
+    require_plot_place(plot)
     report = bench_sweep.run_sweep(engine, plan)
     if as_json:
         print(console.json_line(report))

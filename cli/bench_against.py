@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specbuild.cli.draft_choice import shape_text
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.strict_json import from_json
 
@@ -31,14 +32,20 @@ def read_report(file: Path) -> BenchReport:
 def against(report: BenchReport, other: BenchReport) -> BenchReport:
     """The report with the acceptance of ``other`` beside its own.
 
-    Raises SpecbuildError where the two decoded other prompts, or more tokens.
+    Raises SpecbuildError where the two decoded other prompts, more tokens, or with other drafts.
     """
-    mine, theirs = _measured(report), _measured(other)
-    if mine != theirs:
-        raise SpecbuildError(
-            f"--against: the other report is of {theirs}, this one of {mine}: measure both with "
-            "the same prompts and tokens (and draft options)"
-        )
+    for what, theirs, mine in (
+        ("outputs", f"{other.max_new_tokens} tokens", f"{report.max_new_tokens} tokens"),
+        ("drafts", _draft(other), _draft(report)),
+        ("prompt sets", _names(other), _names(report)),
+        ("prompts", _prompts(other), _prompts(report)),
+    ):
+        if mine != theirs:
+            differ = "" if what == "prompts" else f" ({theirs} there, {mine} here)"
+            raise SpecbuildError(
+                f"--against: the other report is of other {what}{differ}; measure both with the "
+                "same prompts, --max-new-tokens and draft options"
+            )
     compared = [
         replace(entry, acceptance_length_against=known.mean_acceptance_length)
         for entry, known in zip(report.sets, other.sets, strict=True)
@@ -46,6 +53,13 @@ def against(report: BenchReport, other: BenchReport) -> BenchReport:
     return replace(report, sets=tuple(compared), against_dtype=other.draft_dtype)
 
 
-def _measured(report: BenchReport) -> tuple[object, ...]:
-    sets = [(entry.name, sorted({pair.id for pair in entry.pairs})) for entry in report.sets]
-    return report.max_new_tokens, sets
+def _draft(report: BenchReport) -> str:
+    return "no fixed one" if report.shape is None else shape_text(report.shape)
+
+
+def _names(report: BenchReport) -> str:
+    return ", ".join(entry.name for entry in report.sets)
+
+
+def _prompts(report: BenchReport) -> str:
+    return json.dumps([sorted({p.prompt_digest for p in entry.pairs}) for entry in report.sets])

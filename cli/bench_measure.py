@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+
 from specbuild.cli.draft_choice import Speculation, shape_text
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.records import DsaStats, RunRecord, RunStats, SpecPvStats
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
@@ -39,7 +43,8 @@ class Pair:
 
     ``ratio`` is speed with the draft over speed without. ``with_draft`` and what follows from it
     are None on an engine without a draft. ``specpv`` and ``dsa`` are of the run with the draft,
-    where there is one, and None on an engine without SpecPV, or DSA.
+    where there is one, and None on an engine without SpecPV, or DSA. ``prompt_digest`` is that of
+    the prompt's token ids.
     """
 
     id: str
@@ -53,6 +58,7 @@ class Pair:
     same_output: bool | None
     specpv: SpecPvStats | None = None
     dsa: DsaStats | None = None
+    prompt_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,8 @@ class SetReport:
 class BenchReport:
     """What ``bench --json`` prints. ``ratio`` is the median over every pair of every set.
 
-    ``draft_dtype`` is how the engine stores the draft's weights. ``against_dtype`` and every set's
+    ``draft_dtype`` is how the engine stores the draft's weights, ``shape`` the draft that every
+    step had, None where steps differed or had none. ``against_dtype`` and every set's
     ``acceptance_length_against`` are those of the report that ``--against`` names.
     """
 
@@ -87,6 +94,7 @@ class BenchReport:
     sets: tuple[SetReport, ...]
     draft_dtype: str | None = None
     against_dtype: str | None = None
+    shape: DraftShape | None = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,10 @@ def measure(engine: Engine, sets: Sequence[PromptSet], plan: BenchPlan) -> Bench
     draft = _draft_text(engine, plan.speculation)
     stored = engine.manifest.draft
     dtype = None if stored is None or plan.speculation is None else stored.dtype
-    return BenchReport(plan.max_new_tokens, plan.rounds, draft, _median(ratios), reports, dtype)
+    shape = plan.speculation if isinstance(plan.speculation, DraftShape) else None
+    return BenchReport(
+        plan.max_new_tokens, plan.rounds, draft, _median(ratios), reports, dtype, shape=shape
+    )
 
 
 def _draft_text(engine: Engine, speculation: Speculation) -> str:
@@ -185,6 +196,7 @@ def _pair(plain: RunRecord, drafted: RunRecord | None) -> Pair:
         same_output=None if drafted is None else drafted.output_ids == plain.output_ids,
         specpv=(drafted or plain).stats.specpv,
         dsa=(drafted or plain).stats.dsa,
+        prompt_digest=hashlib.sha256(np.array(plain.prompt_ids, "<i4").tobytes()).hexdigest(),
     )
 
 

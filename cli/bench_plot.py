@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from specbuild.cli.bench_measure import BenchReport
+from specbuild.cli.plot_file import save_svg
 
 
 def plot(report: BenchReport, file: Path) -> None:
     """Write an SVG; the same report gives the same bytes."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    mpl.rcParams["svg.hashsalt"] = "specbuild"
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     speed, acceptance = figure.subplots(1, 2)
     places = range(len(report.sets))
@@ -37,4 +36,4 @@ def plot(report: BenchReport, file: Path) -> None:
     acceptance.xaxis.get_major_locator().set_params(integer=True)
     if any(entry.acceptance_histogram for entry in report.sets):
         acceptance.legend()
-    figure.savefig(file, format="svg", metadata={"Date": None})
+    save_svg(figure, file)

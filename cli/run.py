@@ -91,12 +91,17 @@ def run(
     from specbuild.cli.engine_loading import load_engine
     from specbuild.cli.prompt_file import read_prompts
     from specbuild.runtime.request import GenerateParams
-    from specbuild.runtime.sampling import SamplingParams
+    from specbuild.runtime.sampling import MAX_SEED, SamplingParams
 
     if logprobs and not as_json:
         raise SpecbuildError("--logprobs shows in JSON only: add --json")
     blocks = specpv_options.requested_blocks(specpv_retrieval_blocks)
     placed = read_prompts(prompt, prompts)
+    if not 0 <= seed <= MAX_SEED - len(placed) + 1:
+        raise SpecbuildError(
+            f"--seed {seed}: the last of {len(placed)} prompts would sample with "
+            f"{seed + len(placed) - 1}; give 0 to {MAX_SEED - len(placed) + 1}"
+        )
     params = [
         GenerateParams(
             max_new_tokens=max_new_tokens,

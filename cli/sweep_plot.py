@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from specbuild.cli.plot_file import save_svg
 from specbuild.cli.sweep_report import SweepReport
 
 # Of the sweeps that have phases.
@@ -12,10 +13,8 @@ _COLOURS = {"decode": "#0e7c86", "verify": "#c2571a", "draft": "#6b4fa0", "prefi
 
 def plot_sweep(report: SweepReport, file: Path) -> None:
     """Write an SVG; the same report gives the same bytes. Both axes are logarithmic."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    mpl.rcParams["svg.hashsalt"] = "specbuild"
     figure = Figure(figsize=(7.5, 4.8), layout="constrained")
     axes = figure.subplots()
     axes.set_xscale("log")
@@ -40,4 +39,4 @@ def plot_sweep(report: SweepReport, file: Path) -> None:
     axes.grid(visible=True, which="both", alpha=0.2)
     if phases:
         axes.legend()
-    figure.savefig(file, format="svg", metadata={"Date": None})
+    save_svg(figure, file)

@@ -26,7 +26,7 @@ def verify(
     as_json: options.Json = False,
     _debug: options.Debug = False,
 ) -> None:
-    """Compare an engine with its checkpoint, stage by stage, and check losslessness.
+    """Compare a CPU engine with its checkpoint, stage by stage, and check losslessness.
 
     The reference for the target is Hugging Face transformers, for the draft plain torch.
     Exit code 1 when a threshold fails.

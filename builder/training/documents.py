@@ -73,8 +73,10 @@ class DocumentReader:
         except ValueError as error:
             raise SpecbuildError(f"{where}: no JSON: {error}") from error
         if not isinstance(record, dict) or set(record) - LINE_KEYS:
+            got = f"the keys {', '.join(record)}" if isinstance(record, dict) else "no object"
             raise SpecbuildError(
-                f"{where}: expected an object with the keys ids or text, loss_from"
+                f'{where}: got {got}, expected {{"text": "…"}} or {{"ids": [1, 2]}}, perhaps with '
+                '"loss_from": N'
             )
         if ("ids" in record) == ("text" in record):
             raise SpecbuildError(f"{where}: expected exactly one of the keys ids and text")

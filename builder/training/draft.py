@@ -69,8 +69,7 @@ def train_draft(options: TrainOptions, progress: Progress) -> TrainReport:
     try:
         return _train_in(folder, options, progress, started_s)
     finally:
-        if folder.path.is_dir() and not any(folder.path.iterdir()):
-            folder.path.rmdir()  # a run that was refused leaves nothing
+        folder.remove_unbegun()
 
 
 def _train_in(

@@ -16,48 +16,68 @@ from specbuild.builder.training.corpus import Rows
 from specbuild.runtime.errors import SpecbuildError
 
 STATE_FILE = "state.pt"
+FINGERPRINT_FILE = "fingerprint.txt"
 
 
 @dataclass(frozen=True)
 class RunFolder:
     """``<output>.training``: the optimiser's state, rows already generated, the finished files.
 
-    ``fingerprint`` says what the run computes; a run with another one is not resumed.
+    Its fingerprint says what the run computes; a run with another one is not resumed.
     """
 
     path: Path
-    fingerprint: str
 
     @classmethod
     def open(cls, output: Path, *, fingerprint: str, resume: bool) -> RunFolder:
         """The folder of this run, made if it is new.
 
         Raises:
-            SpecbuildError: the output exists, or there is an unfinished run but no ``resume``.
+            SpecbuildError: the output exists, or there is an unfinished run, but no ``resume`` or
+                one with other options.
         """
         if output.exists():
             raise SpecbuildError(f"{output}: exists already; name another output or remove it")
-        folder = cls.of(output, fingerprint)
-        if folder.path.exists() and not resume:
-            raise SpecbuildError(
-                f"{folder.path}: an unfinished run is there; resume it or remove it"
-            )
+        folder = cls.of(output)
+        if folder.path.exists():
+            folder._require_same(fingerprint, resume=resume)
+            return folder
         try:
-            folder.path.mkdir(parents=True, exist_ok=True)
+            folder.path.mkdir(parents=True)
         except OSError as error:
             raise SpecbuildError(f"{folder.path}: cannot be made: {error.strerror}") from error
+        replace_file(folder.path / FINGERPRINT_FILE, lambda file: _write_text(file, fingerprint))
         return folder
 
+    def _require_same(self, fingerprint: str, *, resume: bool) -> None:
+        if not resume:
+            raise SpecbuildError(f"{self.path}: an unfinished run is there; resume it or remove it")
+        file = self.path / FINGERPRINT_FILE
+        try:
+            same = file.read_text(encoding="utf-8") == fingerprint
+        except (OSError, ValueError):
+            same = False
+        if not same:
+            raise SpecbuildError(
+                f"{self.path}: the unfinished run there has other options; "
+                "give those again or remove it"
+            )
+
     @classmethod
-    def of(cls, output: Path, fingerprint: str) -> RunFolder:
+    def of(cls, output: Path) -> RunFolder:
         """The folder that a run with this output has."""
-        return cls(output.with_name(f"{output.name}.training"), fingerprint)
+        return cls(output.with_name(f"{output.name}.training"))
+
+    def remove_unbegun(self) -> None:
+        """Takes a folder away in which nothing was done yet: a run that is refused leaves none."""
+        if self.path.is_dir() and {f.name for f in self.path.iterdir()} <= {FINGERPRINT_FILE}:
+            shutil.rmtree(self.path)
 
     def load(self) -> dict[str, Any] | None:
         """The last state saved; None at the start.
 
         Raises:
-            SpecbuildError: it is damaged, or belongs to a run with other options.
+            SpecbuildError: it is damaged.
         """
         file = self.path / STATE_FILE
         if not file.exists():
@@ -66,21 +86,15 @@ class RunFolder:
             state = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises whatever its readers raise
             raise SpecbuildError(f"{file}: damaged; remove {self.path} and start anew") from error
-        if state["fingerprint"] != self.fingerprint:
-            raise SpecbuildError(
-                f"{self.path}: the unfinished run there has other options; "
-                "give those again or remove it"
-            )
         return dict(state)
 
     def save(self, state: dict[str, Any]) -> None:
         """Replace the saved state as a whole."""
-        state = state | {"fingerprint": self.fingerprint}
         replace_file(self.path / STATE_FILE, lambda file: torch.save(state, file))
 
     def rows(self, name: str, make: Callable[[], Rows]) -> Rows:
         """The rows that ``make`` makes, kept so that a resumed run does not make them again."""
-        file = self.path / f"{name}-{self.fingerprint[:16]}.npz"
+        file = self.path / f"{name}.npz"
         if file.exists():
             with np.load(file, allow_pickle=False) as stored:
                 return Rows(stored["ids"], stored["counted"])
@@ -108,6 +122,10 @@ class RunFolder:
         except OSError as error:
             raise SpecbuildError(f"{output}: cannot be written: {error.strerror}") from error
         shutil.rmtree(self.path)
+
+
+def _write_text(file: Path, text: str) -> None:
+    file.write_text(text, encoding="utf-8")
 
 
 def replace_file(file: Path, write: Callable[[Path], None]) -> None:

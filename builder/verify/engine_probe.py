@@ -11,7 +11,7 @@ import numpy as np
 
 from specbuild.runtime.cache_groups import slots_per_sequence
 from specbuild.runtime.engine_file import check_sizes, read_file, read_manifest
-from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.cpu import CpuExecutor
 from specbuild.runtime.kv_pool import KvPools, SequencePages
 from specbuild.runtime.launch import RowPlan, SlotCounter, groups_of
@@ -32,6 +32,11 @@ class EngineProbe:
 
     def __init__(self, directory: Path) -> None:
         manifest = read_manifest(directory)
+        if manifest.backend != "cpu":
+            raise SpecbuildError(
+                f"{directory} was built for {manifest.backend}, verify compares the stages of CPU "
+                "engines; build the checkpoint with --backend cpu and verify that"
+            )
         check_sizes(directory, manifest)
         stages = {"target": target_stages(manifest.target.layers)}
         if manifest.draft is not None:

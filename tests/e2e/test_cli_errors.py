@@ -113,6 +113,7 @@ def test_a_draft_of_another_vocabulary(
     ("arguments", "said"),
     [
         (("--max-seq-len", 0), ("--max-seq-len",)),
+        (("--max-seq-len", 1), ("--max-seq-len 1", "ask for 2 to")),
         (("--max-batch-size", -1), ("--max-batch-size",)),
         (("--page-size", 0), ("--page-size",)),
         (("--max-seq-len", 513), ("513", "512")),
@@ -247,9 +248,57 @@ def test_a_flipped_bit_is_refused_when_running(
     assert on_engine(command, "run", engine).refused(file, "damaged")
 
 
-def test_an_unreadable_place_for_the_picture_is_refused(
+@pytest.mark.parametrize("name", ["nowhere/speed.svg", "speed.png"])
+def test_a_place_where_no_picture_can_be_is_refused_before_the_work(
+    command: Command, tmp_path: Path, name: str
+) -> None:
+    arguments = ("--max-new-tokens", 2, "--rounds", 1, "--plot", tmp_path / name)
+    assert command("bench", tmp_path / "no engine yet", *arguments).refused(name)
+
+
+def test_drafts_that_change_are_not_compared(
     command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
-    picture = tmp_path / "nowhere" / "speed.svg"
-    arguments = ("--max-new-tokens", 2, "--rounds", 1, "--plot", picture)
-    assert command("bench", tiny_engine, *arguments).refused("speed.svg")
+    fixed = ("--draft-top-k", 1, "--draft-depth", 2, "--draft-tokens", 2)
+    short = ("--max-new-tokens", 4, "--rounds", 1)
+    report = command("bench", tiny_engine, *short, *fixed, "--json")
+    (tmp_path / "a.json").write_text(report.out)
+    again = command("bench", tiny_engine, *short, *fixed, "--against", tmp_path / "a.json")
+    assert again.code == 0 and "0.00 (0.0 %)" in again.out
+    refused = command("bench", tiny_engine, *short, "--against", tmp_path / "a.json")
+    assert refused.refused("--against", "--draft-depth")
+
+
+def test_verify_takes_cpu_engines_only(
+    command: Command, tiny_engine: Path, text_target: Path, tmp_path: Path
+) -> None:
+    engine = copied(tiny_engine, tmp_path / "engine")
+    manifest = json.loads((engine / "manifest.json").read_text())
+    (engine / "plan.json").write_text("{}")
+    files = manifest["files"] | {"plan.json": {"bytes": 2, "xxh3_128": "0" * 32}}
+    change_manifest(engine, backend="cuda", roles={}, files=files)
+    said = command("verify", engine, "--model", text_target)
+    assert said.refused("was built for cuda", "--backend cpu")
+
+
+def test_a_damaged_tokenizer_is_refused_by_the_build(
+    build_refused: BuildRefused, text_target: Path, tmp_path: Path
+) -> None:
+    model = copied(text_target, tmp_path / "target")
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer.json").write_text("{")
+    build_refused(model, said=("tokenizer.json", str(model)))
+
+
+def test_passes_are_not_dumped_onto_a_file(
+    build_refused: BuildRefused, target_path: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("x")
+    dumped = ("--dump-passes", tmp_path / "file")
+    build_refused(target_path, *dumped, said=("--dump-passes", "is a file"))
+
+
+def test_the_last_seed_has_to_exist(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "two.jsonl").write_text('{"id": "a", "prompt": "a"}\n{"id": "b", "prompt": "b"}\n')
+    arguments = ("--prompts", tmp_path / "two.jsonl", "--seed", 2**31 - 1)
+    assert command("run", tmp_path / "engine", *arguments).refused("--seed 2147483647", "give 0 to")

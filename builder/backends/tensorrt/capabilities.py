@@ -61,12 +61,13 @@ def tensorrt_device(options: BuildOptions) -> str:
     if known is None:
         return options.gpu or ""
     usable = [name for name in known if name not in _WITHOUT_BF16]
-    asked = list(dict.fromkeys((options.gpu or DEFAULT_CAPABILITY).split(",")))
+    given = DEFAULT_CAPABILITY if options.gpu is None else options.gpu
+    asked = list(dict.fromkeys(given.split(",")))
     for name in asked:
         if name not in usable:
             raise SpecbuildError(
-                f"--gpu {name}: {LIBRARIES[options.backend].title} builds these engines for "
-                f"{', '.join(usable)}; name one or more of them, separated by commas"
+                f"--gpu {given!r} names {name!r}: {LIBRARIES[options.backend].title} builds these "
+                f"engines for {', '.join(usable)}; name one or more of them, separated by commas"
             )
     return ",".join(name for name in usable if name in asked)
 

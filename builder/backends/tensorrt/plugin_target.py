@@ -127,7 +127,7 @@ def lower_plugins(
     from specbuild.builder.backends.tensorrt.plugin_plans import build_plugin_plans
 
     _require_options(options)
-    gpu = options.gpu or SUPPORTED_GPUS[0]
+    gpu = SUPPORTED_GPUS[0] if options.gpu is None else options.gpu
     require_supported(gpu)
     draft = sources.draft_geometry
     dtype = (draft.dtype if draft is not None else None) or "bf16"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import nn
 
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.progress import Progress, SilentProgress
 from specbuild.builder.training.corpus import (
     Rows,
@@ -52,6 +53,16 @@ class Judge:
     after: Callable[[Measure], dict[str, float]]
 
 
+def require_hidden_layers(options: HeadOptions, target: TargetCheckpoint) -> None:
+    """SpecbuildError where ``--hidden-layers`` names one that the model has not."""
+    count = len(target.geometry.layer_types)
+    for layer in options.hidden_layers or ():
+        if not 0 <= layer < count:
+            raise SpecbuildError(
+                f"--hidden-layers: {layer} is no layer of the model, expected 0 to {count - 1}"
+            )
+
+
 @dataclass(frozen=True)
 class Session:
     """One run's folder, processes and progress."""
@@ -79,25 +90,18 @@ class Session:
             folder = RunFolder.open(options.output, fingerprint=fingerprint, resume=options.resume)
         workers.wait()
         if not workers.leads:
-            folder = RunFolder.of(options.output, fingerprint)
+            folder = RunFolder.of(options.output)
         try:
             yield cls(options, folder, workers, progress if workers.leads else SilentProgress())
         finally:
-            if workers.leads and folder.path.is_dir() and not any(folder.path.iterdir()):
-                folder.path.rmdir()
+            if workers.leads:
+                folder.remove_unbegun()
             workers.leave()
 
     def backbone(self, *, checkpointing: bool) -> Backbone:
         """The model, frozen, on this process's device."""
         options = self.options
         model = load_target(options.model, device=self.workers.device, dtype=options.dtype)
-        layers = options.hidden_layers or ()
-        wrong = [i for i in layers if not 0 <= i < model.config.num_hidden_layers]
-        if wrong:
-            raise SpecbuildError(
-                f"--hidden-layers: {wrong[0]} is no layer of the model, expected 0 to "
-                f"{model.config.num_hidden_layers - 1}"
-            )
         return Backbone(model, checkpointing=checkpointing)
 
     def trained(

@@ -27,7 +27,7 @@ from specbuild.builder.training.heads.latents import LatentHeads
 from specbuild.builder.training.heads.losses import ATTENTION_KL
 from specbuild.builder.training.heads.options import IndexerTraining, Losses
 from specbuild.builder.training.heads.output import HeadReport
-from specbuild.builder.training.heads.session import Judge, Measure, Session
+from specbuild.builder.training.heads.session import Judge, Measure, Session, require_hidden_layers
 from specbuild.builder.training.heads.stage import Schedule, Stage
 from specbuild.builder.training.heads.train_latents import plain_outputs
 from specbuild.builder.training.pace import Pace
@@ -45,6 +45,7 @@ def train_indexers(options: IndexerTraining, progress: Progress) -> HeadReport:
     """
     started_s = time.monotonic()
     target = read_target(options.model, strict=False, mla=options.mla)
+    require_hidden_layers(options, target)
     layers = _layers(options, target)
     latent = target.geometry.latent_dims != ()
     if options.joint_steps and not latent:

@@ -24,7 +24,7 @@ from specbuild.builder.retrofit.mla import retrofit_mla
 from specbuild.builder.training.heads.latents import LatentHeads
 from specbuild.builder.training.heads.options import LatentTraining
 from specbuild.builder.training.heads.output import HeadReport
-from specbuild.builder.training.heads.session import Judge, Session
+from specbuild.builder.training.heads.session import Judge, Session, require_hidden_layers
 from specbuild.builder.training.heads.stage import Schedule, Stage
 from specbuild.builder.training.pace import Pace
 
@@ -41,8 +41,9 @@ def train_latents(options: LatentTraining, progress: Progress) -> HeadReport:
             diverges.
     """
     started_s = time.monotonic()
+    target = read_target(options.model, strict=False, mla=False)
+    require_hidden_layers(options, target)
     with Session.begun(options, progress) as session:
-        target = read_target(options.model, strict=False, mla=False)
         tensors = _initial(options, target, session)
         backbone = session.backbone(checkpointing=options.checkpointing)
         heads = LatentHeads(

@@ -214,7 +214,8 @@ def test_nothing_of_this_machine_is_in_the_engine(engine: Path, checkpoints: Pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"gpu": "sm_100a"}, "--gpu sm_100a is not supported"),
+        ({"gpu": "sm_100a"}, "--gpu 'sm_100a' is not supported"),
+        ({"gpu": ""}, "--gpu '' is not supported"),
         ({"backend": "cpu"}, "--gpu sm_90a needs --backend cuda"),
         ({"backend": "cpu", "gpu": None, "draft_dtype": "fp8"}, "--draft-dtype fp8 needs"),
         ({"page_size": 24}, "--page-size 24"),

@@ -24,7 +24,7 @@ from specbuild.cli.run_table import histogram_text, milliseconds, run_table
 from specbuild.cli.train_heads import given_losses, parse_list
 from specbuild.cli.verify import verify_tables
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import Manifest
+from specbuild.runtime.manifest import DraftShape, Manifest
 from specbuild.runtime.records import RunRecord, RunStats
 
 STATS = RunStats(
@@ -92,8 +92,21 @@ def test_bench_shows_the_acceptance_that_a_stored_type_costs(tmp_path: Path) -> 
     text = drawn(bench_table(compared))
     for part in ("a draft in bf16", "2.50", "0.50 (20.0 %)"):
         assert part in text
-    with pytest.raises(SpecbuildError, match="same prompts"):
-        against(replace(coded, max_new_tokens=9), whole)
+    (entry,) = coded.sets
+    for other, message in (
+        (replace(coded, max_new_tokens=9), r"other outputs \(8 tokens there, 9 tokens here\)"),
+        (replace(coded, shape=DraftShape(1, 3, 3)), r"other drafts \(no fixed one there, "),
+        (replace(coded, sets=(replace(entry, name="prose"),)), r"prompt sets \(code there, prose"),
+        (
+            replace(
+                coded,
+                sets=(replace(entry, pairs=(replace(entry.pairs[0], prompt_digest="x"),)),),
+            ),
+            "other prompts; measure both with the same prompts",
+        ),
+    ):
+        with pytest.raises(SpecbuildError, match=message):
+            against(other, whole)
     (tmp_path / "bf16.json").write_text("no report")
     with pytest.raises(SpecbuildError, match="cannot be read as a report"):
         read_report(tmp_path / "bf16.json")

@@ -62,7 +62,7 @@ def require_supported(gpu: str) -> None:
     """SpecbuildError for an architecture that the kernels have not run on."""
     if gpu not in SUPPORTED_GPUS:
         raise SpecbuildError(
-            f"--gpu {gpu} is not supported: the kernels have run on {', '.join(SUPPORTED_GPUS)} "
+            f"--gpu {gpu!r} is not supported: the kernels have run on {', '.join(SUPPORTED_GPUS)} "
             f"(H100, H200) only; build with --gpu {SUPPORTED_GPUS[0]}"
         )
 

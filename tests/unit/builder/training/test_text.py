@@ -60,7 +60,8 @@ def test_directory_is_read_in_order_of_names(reader, tmp_path):
     [
         ("a.jsonl", '{"ids": [1]}\n{"ids": [1, 300]}', "line 2: token id 300"),
         ("a.jsonl", '{"ids": [1, -1]}', "line 1: token id -1"),
-        ("a.jsonl", "[1, 2]", "line 1: expected an object"),
+        ("a.jsonl", "[1, 2]", "line 1: got no object, expected"),
+        ("a.jsonl", '{"id": "a", "prompt": "b"}', "line 1: got the keys id, prompt, expected"),
         ("a.jsonl", '{"ids": [1], "text": "a"}', "exactly one"),
         ("a.jsonl", '{"ids": [true]}', "no list of token ids"),
         ("a.jsonl", '{"ids": [1], "loss_from": 0}', "loss_from is 0"),

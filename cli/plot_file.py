@@ -1,0 +1,31 @@
+"""Where a picture goes: known to be writable before anything is measured for it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from specbuild.runtime.errors import SpecbuildError
+
+_SUFFIX = ".svg"
+
+
+def require_plot_place(file: Path | None) -> None:
+    """SpecbuildError where ``--plot`` names nothing that an SVG could be written to."""
+    if file is None:
+        return
+    if file.suffix != _SUFFIX:
+        raise SpecbuildError(f"--plot {file}: pictures are SVG; give a name that ends in {_SUFFIX}")
+    if not file.parent.is_dir():
+        raise SpecbuildError(f"--plot {file}: {file.parent} is no directory; make it first")
+    if find_spec("matplotlib") is None:
+        raise SpecbuildError("--plot needs matplotlib: pip install 'specbuild[build]'")
+
+
+def save_svg(figure: Any, file: Path) -> None:
+    """Writes a figure; the same figure gives the same bytes: a fixed salt and no date."""
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.hashsalt": "specbuild"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})

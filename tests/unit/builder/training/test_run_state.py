@@ -1,0 +1,53 @@
+"""The folder of an unfinished run: resumed with the same options only, gone where nothing began."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specbuild.builder.training.corpus import Rows
+from specbuild.builder.training.run_state import RunFolder
+from specbuild.runtime.errors import SpecbuildError
+
+
+def rows(fill: int) -> Rows:
+    return Rows(np.full((1, 2), fill, np.int32), np.ones((1, 2), bool))
+
+
+def test_a_run_with_other_options_is_not_resumed(tmp_path: Path) -> None:
+    """Not even before its first state is saved: rows and first factors are the run's own."""
+    output = tmp_path / "out"
+    folder = RunFolder.open(output, fingerprint="a", resume=False)
+    assert folder.rows("train", lambda: rows(1)).ids[0, 0] == 1
+    with pytest.raises(SpecbuildError, match="an unfinished run is there; resume it or remove it"):
+        RunFolder.open(output, fingerprint="a", resume=False)
+    with pytest.raises(SpecbuildError, match="has other options; give those again or remove it"):
+        RunFolder.open(output, fingerprint="b", resume=True)
+    again = RunFolder.open(output, fingerprint="a", resume=True)
+    assert again.rows("train", lambda: pytest.fail("made again")).ids[0, 0] == 1
+    again.save({"step": 3})
+    assert again.load() == {"step": 3}
+
+
+@pytest.mark.parametrize("content", [None, b"\xff"])
+def test_a_folder_that_does_not_say_its_options_is_not_resumed(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    folder = RunFolder.of(tmp_path / "out")
+    folder.path.mkdir()
+    if content is not None:
+        (folder.path / "fingerprint.txt").write_bytes(content)
+    with pytest.raises(SpecbuildError, match="has other options"):
+        RunFolder.open(tmp_path / "out", fingerprint="a", resume=True)
+
+
+def test_only_a_run_that_did_nothing_is_removed(tmp_path: Path) -> None:
+    folder = RunFolder.open(tmp_path / "out", fingerprint="a", resume=False)
+    folder.remove_unbegun()
+    assert not folder.path.exists()
+    folder = RunFolder.open(tmp_path / "out", fingerprint="a", resume=False)
+    folder.rows("train", lambda: rows(1))
+    folder.remove_unbegun()
+    assert folder.path.exists()
