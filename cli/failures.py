@@ -67,7 +67,7 @@ def _sentence_of_known(error: BaseException) -> str | None:
     if isinstance(error, SpecbuildError):
         return str(error)
     if isinstance(error, typer.TyperException):
-        return error.format_message()
+        return _usage(error)
     if isinstance(error, ModuleNotFoundError):
         return _missing_package(error)
     if isinstance(error, MemoryError):
@@ -75,6 +75,12 @@ def _sentence_of_known(error: BaseException) -> str | None:
     if isinstance(error, OSError):
         return _surroundings(error)
     return None
+
+
+def _usage(error: typer.TyperException) -> str:
+    message = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    return message if context is None else f"{message}; see {context.command_path} --help"
 
 
 def _missing_package(error: ModuleNotFoundError) -> str | None:

@@ -114,7 +114,7 @@ def test_a_draft_of_another_vocabulary(
     [
         (("--max-seq-len", 0), ("--max-seq-len",)),
         (("--max-seq-len", 1), ("--max-seq-len 1", "ask for 2 to")),
-        (("--max-batch-size", -1), ("--max-batch-size",)),
+        (("--max-batch-size", -1), ("--max-batch-size", "build --help")),
         (("--page-size", 0), ("--page-size",)),
         (("--max-seq-len", 513), ("513", "512")),
         (("--draft-top-k", 2, "--draft-depth", 2, "--draft-tokens", 7), ("7", "6")),
