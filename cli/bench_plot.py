@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from specbuild.builder.svg import save_svg
 from specbuild.cli.bench_measure import BenchReport
-from specbuild.cli.plot_file import save_svg
 
 
 def plot(report: BenchReport, file: Path) -> None:

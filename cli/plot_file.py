@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from specbuild.runtime.errors import SpecbuildError
 
@@ -21,11 +20,3 @@ def require_plot_place(file: Path | None) -> None:
         raise SpecbuildError(f"--plot {file}: {file.parent} is no directory; make it first")
     if find_spec("matplotlib") is None:
         raise SpecbuildError("--plot needs matplotlib: pip install 'specbuild[build]'")
-
-
-def save_svg(figure: Any, file: Path) -> None:
-    """Writes a figure; the same figure gives the same bytes: a fixed salt and no date."""
-    import matplotlib as mpl
-
-    with mpl.rc_context({"svg.hashsalt": "specbuild"}):
-        figure.savefig(file, format="svg", metadata={"Date": None})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specbuild.cli.plot_file import save_svg
+from specbuild.builder.svg import save_svg
 from specbuild.cli.sweep_report import SweepReport
 
 # Of the sweeps that have phases.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from specbuild.builder.checkpoint.tensor_file import write_tensors
+from specbuild.builder.svg import save_svg
 from specbuild.builder.training.draft_module import DraftModule
 from specbuild.builder.training.evaluation import Acceptance
 from specbuild.builder.training.vocabulary import DraftVocabulary
@@ -120,15 +121,7 @@ def plot_losses(file: Path, report: TrainReport) -> None:
     right.set(xlabel="draft position", ylabel="agreement", title="Held out", ylim=(0, 1))
     if right.lines:
         right.legend()
-    save_plot(figure, file)
-
-
-def save_plot(figure: Any, file: Path) -> None:
-    """Writes a figure; the same figure gives the same bytes: a fixed salt and no date."""
-    import matplotlib as mpl
-
-    with mpl.rc_context({"svg.hashsalt": "specbuild"}):
-        figure.savefig(file, metadata={"Date": None, "Creator": None})
+    save_svg(figure, file)
 
 
 def write_json(file: Path, content: Any) -> None:

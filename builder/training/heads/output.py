@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbuild.builder.svg import save_svg
 from specbuild.builder.training.heads.plan import TrainingPlan
 from specbuild.builder.training.heads.run import HeadPoint
-from specbuild.builder.training.output import PLOT_FILE, REPORT_FILE, save_plot, write_json
+from specbuild.builder.training.output import PLOT_FILE, REPORT_FILE, write_json
 from specbuild.runtime.strict_json import to_json
 
 
@@ -53,4 +54,4 @@ def plot_terms(file: Path, report: HeadReport) -> None:
         right.set(ylabel="perplexity", title="Held out")
     else:
         right.set_axis_off()
-    save_plot(figure, file)
+    save_svg(figure, file)
