@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import glob
 import os
 import shutil
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_RETIRED = "-old"
 
 
 def fsync(path: Path) -> None:
@@ -37,11 +39,18 @@ def fsync_tree(folder: Path) -> None:
 
 
 def staging_folder(output: Path) -> Path:
-    """A new sibling of ``output`` to build it in; removes what killed builds of it left behind."""
+    """A new sibling of ``output`` to build it in; removes what killed builds of it left behind.
+
+    An engine that one of them had put aside, and nothing in its place, has its name again.
+    """
     prefix = f".{output.name}.building-{socket.gethostname()}-"
-    for leftover in output.parent.glob(f"{prefix}*"):
+    for leftover in output.parent.glob(f"{glob.escape(prefix)}*"):
         pid = leftover.name.removeprefix(prefix).partition("-")[0]
-        if pid.isdigit() and not _alive(int(pid)):
+        if not pid.isdigit() or _alive(int(pid)):
+            continue
+        if leftover.name.endswith(_RETIRED) and not output.exists():
+            leftover.rename(output)
+        else:
             shutil.rmtree(leftover, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=output.parent))
 
@@ -57,9 +66,13 @@ def put_in_place(staging: Path, output: Path) -> None:
     elif _exchanged(staging, output):
         shutil.rmtree(staging)
     else:
-        retired = staging.with_name(f"{staging.name}-old")
+        retired = staging.with_name(f"{staging.name}{_RETIRED}")
         output.rename(retired)
-        staging.rename(output)
+        try:
+            staging.rename(output)
+        except OSError:
+            retired.rename(output)
+            raise
         shutil.rmtree(retired)
     fsync(output.parent)
 

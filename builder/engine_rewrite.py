@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from specbuild.builder.durable import put_in_place, staging_folder, write_bytes
+from specbuild.builder.durable import fsync, put_in_place, staging_folder, write_bytes
 from specbuild.builder.engine_writer import json_bytes
 from specbuild.runtime.engine_file import check_sizes, file_entry, manifest_digest, read_manifest
 from specbuild.runtime.errors import SpecbuildError
@@ -59,3 +59,4 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
+        fsync(target)

@@ -12,13 +12,18 @@ from specbuild.runtime.manifest import Rope
 NESTED = ("rope_parameters", "rope_scaling")
 
 
-def read_rope(config: Config, *, default_theta: float) -> Rope:
+def read_rope(config: Config, *, default_theta: float, required: bool = False) -> Rope:
     """``rope_parameters`` (transformers 5) or ``rope_theta`` with ``rope_scaling`` (before).
 
     Raises SpecbuildError for a scaling other than none and YaRN, for a key that is not implemented,
-    and where both spellings are present and differ.
+    where both spellings are present and differ, and where one is ``required`` and both are absent.
     """
     present = [name for name in NESTED if config.get(name) is not None]
+    if required and not present:
+        raise SpecbuildError(
+            f"{config.where}: neither {NESTED[0]} nor {NESTED[1]} is there, without which nobody "
+            'knows how positions are scaled; add one, {"rope_type": "default"} if they are not'
+        )
     readings = {_read(config, name, default_theta) for name in present or [NESTED[0]]}
     if len(readings) > 1:
         raise SpecbuildError(

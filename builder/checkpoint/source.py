@@ -18,7 +18,7 @@ from specbuild.runtime.errors import SpecbuildError
 INDEX_SUFFIX = ".safetensors.index.json"
 LARGEST_HEADER_BYTES = 100 << 20
 # What may lie beside a checkpoint and is read by its own name.
-SIDE_FILES = ("mla_kv.safetensors",)
+SIDE_FILES = ("mla_kv.safetensors", "dsa_indexer.safetensors")
 DTYPE_BITS = {
     "F4": 4,
     "BOOL": 8,

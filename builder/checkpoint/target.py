@@ -143,7 +143,7 @@ def _read_hf(path: Path, config: Config, *, strict: bool) -> tuple[TargetGeometr
         max_positions=config.integer("max_position_embeddings"),
         rms_eps=config.number("rms_norm_eps", 1e-5),
         swiglu_limit=config.number("swiglu_limit", 7.0),
-        rope=read_rope(config, default_theta=DEFAULT_THETA),
+        rope=read_rope(config, default_theta=DEFAULT_THETA, required=True),
         eos_token_ids=read_eos((path,), config),
     )
     return geometry, warnings + more

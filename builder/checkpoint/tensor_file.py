@@ -9,14 +9,22 @@ import torch
 from safetensors.torch import save
 
 from specbuild.builder.durable import fsync, write_bytes
+from specbuild.runtime.errors import SpecbuildError
 
 
 def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Writes them; the file appears whole or not at all, with the rights of any new file.
 
-    (``safetensors.torch.save_file`` leaves it readable for its owner alone.)
+    (``safetensors.torch.save_file`` leaves it readable for its owner alone.) SpecbuildError where
+    the disk refuses.
     """
     unfinished = file.with_name(f".{file.name}.writing")
-    write_bytes(unfinished, save(dict(tensors), metadata={"format": "pt"}))
-    unfinished.rename(file)
+    try:
+        write_bytes(unfinished, save(dict(tensors), metadata={"format": "pt"}))
+        unfinished.rename(file)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise SpecbuildError(
+            f"{file} cannot be written ({error.strerror}); free some space or name another place"
+        ) from error
     fsync(file.parent)

@@ -15,15 +15,21 @@ def read_offsets(
     """The form of ``d2t`` [Vd], and the offsets int64 [Vd]: target id = draft id + offset.
 
     A form is possible if its target ids are unique, lie in the target's vocabulary and, where
-    ``t2d`` bool [V] is given, are exactly its members. Offsets are preferred. Raises SpecbuildError
-    if neither form is possible.
+    ``t2d`` bool [V] is given, are exactly its members. Raises SpecbuildError if neither form is
+    possible, or if both are and they differ: a wrong guess would show as drafts that are refused.
     """
     own = torch.arange(len(d2t))
     values = d2t.long()
     as_offsets, as_map = own + values, values
-    if _possible(as_offsets, t2d, target_vocab):
+    offsets, mapped = (_possible(ids, t2d, target_vocab) for ids in (as_offsets, as_map))
+    if offsets and mapped and not torch.equal(as_offsets, as_map):
+        raise SpecbuildError(
+            f"{where}: d2t may hold offsets or target ids, and without t2d nothing tells which; "
+            f"add t2d, a bool for each of the target's {target_vocab} tokens"
+        )
+    if offsets:
         return "offsets", values
-    if _possible(as_map, t2d, target_vocab):
+    if mapped:
         return "map", values - own
     raise SpecbuildError(f"{where}: d2t {_fault(as_offsets, t2d, target_vocab)}")
 

@@ -61,7 +61,7 @@ def retrofit_mla(options: LatentOptions, progress: Progress) -> LatentReport:
     file = options.output or options.model / LATENT_FILE
     if file.exists() and not options.force:
         raise SpecbuildError(f"{file} exists; replace it with --force, or name another --output")
-    target = read_target(options.model, strict=False, mla=False)
+    target = read_target(options.model, strict=False, mla=False, dsa=False)
     if target.geometry.mla is not None:
         raise SpecbuildError(
             f"{options.model}: a {target.geometry.model_type} caches latents already; retrofit mla "

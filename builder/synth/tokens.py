@@ -63,6 +63,9 @@ def draft_rules(noise: Noise, rules: TokenRules, acceptance: float) -> DraftRule
     """
     cycle = rules.cycle
     wrong = (~_right(noise, len(cycle), acceptance)).nonzero().flatten()
+    if len(wrong) == 1:
+        # A lone one would be sent to itself.
+        wrong = torch.cat([wrong, (wrong + 1) % len(cycle)])
     wrong = wrong[torch.randperm(len(wrong), generator=noise.generator("wrong drafts"))]
     before = rules.before.clone()
     before[cycle.roll(-1)[wrong]] = cycle[wrong.roll(1)]

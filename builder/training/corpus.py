@@ -72,6 +72,8 @@ def pack(documents: list[Document], end_of_text: tuple[int, ...]) -> Stream:
     ids, counted = [], []
     for document in documents:
         tokens = document.ids
+        if len(tokens) == 0:
+            continue
         if end_of_text and tokens[-1] not in end_of_text:
             tokens = np.append(tokens, np.int32(end_of_text[0]))
         ids.append(tokens)

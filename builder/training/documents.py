@@ -53,7 +53,8 @@ class DocumentReader:
         except (OSError, ValueError) as error:
             raise SpecbuildError(f"{file}: cannot be read: {error}") from error
         if file.suffix == ".jsonl":
-            lines = enumerate(text.splitlines(), start=1)
+            # Other ends of lines may stand in a JSON string.
+            lines = enumerate(text.split("\n"), start=1)
             return [self._line(line, f"{file}, line {n}") for n, line in lines if line.strip()]
         return [Document(self._encoded(text, str(file)))]
 

@@ -81,7 +81,7 @@ def _train_in(
     own, held_out_own = _self_text(folder, options, model, (text, held_out), progress)
     text = replace(text, self_text=own)
     vocabulary = choose_vocabulary(
-        np.concatenate([text.stream.ids, own.ids[own.counted]]),
+        np.concatenate([text.stream.ids, own.ids[:, 1:][own.counted[:, :-1]]]),
         target_vocab=model.config.vocab_size,
         size=shape.vocab,
     )

@@ -17,6 +17,8 @@ from specbuild.runtime.errors import SpecbuildError
 
 STATE_FILE = "state.pt"
 FINGERPRINT_FILE = "fingerprint.txt"
+# What training begins with where it is made, not given.
+INITIAL_FILE = "initial.safetensors"
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,13 @@ class RunFolder:
         """The folder that a run with this output has."""
         return cls(output.with_name(f"{output.name}.training"))
 
-    def remove_unbegun(self) -> None:
-        """Takes a folder away in which nothing was done yet: a run that is refused leaves none."""
-        if self.path.is_dir() and {f.name for f in self.path.iterdir()} <= {FINGERPRINT_FILE}:
+    def remove_unbegun(self, *, besides: str = FINGERPRINT_FILE) -> None:
+        """Takes a folder away in which nothing was done yet: a run that is refused leaves none.
+
+        ``besides``: a file that says no more than the options do.
+        """
+        nothing = {FINGERPRINT_FILE, besides}
+        if self.path.is_dir() and {f.name for f in self.path.iterdir()} <= nothing:
             shutil.rmtree(self.path)
 
     def load(self) -> dict[str, Any] | None:

@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 from specbuild.runtime.errors import SpecbuildError
 
 FLAGS = ("norm_before_residual", "norm_output")
+# Where the config names none.
+DEFAULT_EPS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class ReferenceDraft:
         embedding: torch.Tensor,
         head: torch.Tensor,
     ) -> None:
-        decoder = config | config.get("transformer_layer_config", {})
+        decoder = config | (config.get("transformer_layer_config") or {})
         eagle = config.get("eagle_config") or {}
         self.flags = {flag: bool(config.get(flag) or eagle.get(flag)) for flag in FLAGS}
         self.weights = {
@@ -60,7 +62,7 @@ class ReferenceDraft:
         offsets = tensors.get("d2t")
         ids = torch.arange(len(self.head))
         self.target_ids = ids if offsets is None else ids + offsets
-        self.eps = decoder["rms_norm_eps"]
+        self.eps = decoder.get("rms_norm_eps", DEFAULT_EPS)
         self.head_dim = (
             decoder.get("head_dim") or decoder["hidden_size"] // decoder["num_attention_heads"]
         )

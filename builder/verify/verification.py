@@ -136,7 +136,7 @@ def _use_latents(engine: Path, manifest: Manifest, model: Path, target: Referenc
     dims = manifest.target.latent_dims
     if not dims or manifest.target.mla is not None:
         return
-    checkpoint = read_target(model, strict=False)
+    checkpoint = read_target(model, strict=False, dsa=False)
     if checkpoint.geometry.latent_dims != dims:
         raise SpecbuildError(
             f"{engine}: caches latents of {list(dims)} values, but those beside {model} have "

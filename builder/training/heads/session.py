@@ -30,7 +30,7 @@ from specbuild.builder.training.heads.plan import TrainingPlan, make_plan
 from specbuild.builder.training.heads.run import HeadRun, leave, restore, train, trial
 from specbuild.builder.training.heads.stage import Schedule
 from specbuild.builder.training.heads.workers import Workers
-from specbuild.builder.training.run_state import RunFolder
+from specbuild.builder.training.run_state import INITIAL_FILE, RunFolder
 from specbuild.builder.training.self_text import no_rows
 from specbuild.runtime.errors import SpecbuildError
 
@@ -77,10 +77,11 @@ class Session:
     def begun(cls, options: HeadOptions, progress: Progress) -> Iterator[Session]:
         """Joins the other processes and opens the run's folder; a refused run leaves nothing."""
         workers = Workers.joined(options.device)
-        if options.batch_size < workers.count:
+        # Processes meet in every layer of every pass: all run as many.
+        if options.batch_size % workers.count:
             raise SpecbuildError(
                 f"train: a batch of {options.batch_size} sequences for {workers.count} processes; "
-                "give at least one each"
+                "give each as many, with a --batch-size that is a multiple"
             )
         values = {k: v for k, v in asdict(options).items() if k not in FREE_OPTIONS}
         values["processes"] = workers.count  # sums come out differently in the last bits
@@ -93,6 +94,10 @@ class Session:
             folder = RunFolder.of(options.output)
         try:
             yield cls(options, folder, workers, progress if workers.leads else SilentProgress())
+        except SpecbuildError:
+            if workers.leads:
+                folder.remove_unbegun(besides=INITIAL_FILE)
+            raise
         finally:
             if workers.leads:
                 folder.remove_unbegun()

@@ -44,7 +44,7 @@ def train_indexers(options: IndexerTraining, progress: Progress) -> HeadReport:
         SpecbuildError: options, text or model do not do, the output exists, or the loss diverges.
     """
     started_s = time.monotonic()
-    target = read_target(options.model, strict=False, mla=options.mla)
+    target = read_target(options.model, strict=False, mla=options.mla, dsa=False)
     require_hidden_layers(options, target)
     layers = _layers(options, target)
     latent = target.geometry.latent_dims != ()
@@ -58,7 +58,8 @@ def train_indexers(options: IndexerTraining, progress: Progress) -> HeadReport:
         latents = None
         if latent:
             stored = load_file(options.model / LATENT_FILE)
-            plain = plain_outputs(read_target(options.model, strict=False, mla=False))
+            plain_target = read_target(options.model, strict=False, mla=False, dsa=False)
+            plain = plain_outputs(plain_target)
             latents = LatentHeads(backbone, stored, plain, lora_rank=0, seed=options.seed)
             latents.requires_grad_(False)
         narrowing = Narrowing(options.top_k[0], options.first_tokens, options.recent_tokens)

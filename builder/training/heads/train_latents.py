@@ -27,8 +27,7 @@ from specbuild.builder.training.heads.output import HeadReport
 from specbuild.builder.training.heads.session import Judge, Session, require_hidden_layers
 from specbuild.builder.training.heads.stage import Schedule, Stage
 from specbuild.builder.training.pace import Pace
-
-INITIAL_FILE = "initial.safetensors"
+from specbuild.builder.training.run_state import INITIAL_FILE
 
 
 def train_latents(options: LatentTraining, progress: Progress) -> HeadReport:
@@ -41,7 +40,7 @@ def train_latents(options: LatentTraining, progress: Progress) -> HeadReport:
             diverges.
     """
     started_s = time.monotonic()
-    target = read_target(options.model, strict=False, mla=False)
+    target = read_target(options.model, strict=False, mla=False, dsa=False)
     require_hidden_layers(options, target)
     with Session.begun(options, progress) as session:
         tensors = _initial(options, target, session)

@@ -32,13 +32,14 @@ from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.models.rope import rope_tables
 from specbuild.builder.progress import SilentProgress
+from specbuild.builder.synth import tokens
 from specbuild.builder.synth.geometry import GEOMETRIES, draft_geometry, named_geometry
 from specbuild.builder.synth.model import SynthModel, SynthOptions
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.self_attention import MARGIN, self_amplitudes
 from specbuild.builder.synth.shards import write_shards
 from specbuild.builder.synth.synth import build_engine, prompts_beside, write_checkpoints
-from specbuild.builder.synth.tokens import prompts
+from specbuild.builder.synth.tokens import draft_rules, prompts, token_rules
 from specbuild.cli.main import main
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_file import read_manifest
@@ -375,3 +376,15 @@ def test_command_writes_and_replaces(tmp_path: Path, capsys: pytest.CaptureFixtu
     prompts = written_prompts(tmp_path / "m" / "prompts.jsonl")
     assert [len(prompt.ids or ()) for prompt in prompts] == [6, 6, 6]
     assert (tmp_path / "m" / "prompts.jsonl").read_text() != first
+
+
+def test_a_lone_disagreement_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = Noise(0)
+    rules = token_rules(noise, vocab=40, first_special=30, in_text=20)
+    right = torch.ones(20, dtype=torch.bool)
+    right[7] = False
+    monkeypatch.setattr(tokens, "_right", lambda *_: right)
+    draft = draft_rules(noise, rules, 0.95)
+    places = torch.searchsorted(draft.vocabulary, rules.cycle)
+    assert (draft.before[places] != rules.before[rules.cycle]).any()
+    assert sorted(draft.before.tolist()) == draft.vocabulary.tolist()

@@ -38,6 +38,14 @@ def test_are_read_where_asked_for(tmp_path: Path, options: dict[str, Any], heads
     assert "--no-dsa leaves it out" in target.warnings[-1] and "2 layers" in target.warnings[-1]
 
 
+def test_are_no_shard_of_a_checkpoint_without_an_index(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
+    write_indexers(tmp_path, [1, 3])
+    assert read_target(tmp_path, strict=True, dsa=False).geometry.indexer is None
+    assert read_target(tmp_path, strict=True, dsa=True).geometry.indexer is not None
+
+
 def test_are_lossy_and_so_off_unless_asked_for(tmp_path: Path) -> None:
     write(tmp_path)
     plain = read_target(tmp_path, strict=True)

@@ -309,6 +309,10 @@ def test_config_over_pickled_weights(target: Path) -> None:
         ({"quantization_config": {"bits": 4, "quant_method": "mxfp4"}}, None),
         ({"quantization_config": 4}, "quantization_config: got 4, expected an object"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope_type 'llama3' is not implemented"),
+        (
+            {"rope_scaling": None, "rope_parameters": None},
+            "neither rope_parameters nor rope_scaling",
+        ),
     ],
 )
 def test_refused_configurations(target: Path, changes: dict, message: str | None) -> None:

@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 
 from specbuild.builder.checkpoint.tensor_file import write_tensors
+from specbuild.runtime.errors import SpecbuildError
 
 
 @pytest.fixture(params=[0o022, 0o077], ids=["open", "private"])
@@ -46,6 +47,7 @@ def test_a_file_that_cannot_be_finished_leaves_the_one_before(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(SpecbuildError, match=r"model.safetensors cannot be written \(No space"):
         write_tensors(file, {"a": torch.ones(2)})
     assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]

@@ -55,6 +55,12 @@ def test_directory_is_read_in_order_of_names(reader, tmp_path):
     assert documents[4].loss_from == 2
 
 
+def test_a_line_of_json_ends_where_json_lines_do(reader, tmp_path):
+    lines = [json.dumps({"text": f"dog{end}fox"}, ensure_ascii=False) for end in "\u2028\x85\u2029"]
+    (tmp_path / "a.jsonl").write_text("\r\n".join(lines) + "\r\n", encoding="utf-8")
+    assert len(reader.read((tmp_path,))) == 3
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -100,6 +106,9 @@ def test_split_keeps_documents_whole_and_apart():
         [Document(np.arange(100, dtype=np.int32), 95)], fraction=0.1, seed=0
     )
     assert (len(start.ids), len(end.ids), end.loss_from) == (90, 10, 5)
+    [start], [end] = split_documents([Document(np.arange(3, 27))], fraction=0.02, seed=0)
+    assert (len(start.ids), len(end.ids)) == (24, 0)
+    assert len(pack([end], (0, 2)).ids) == 0
 
 
 def test_batches_depend_on_seed_and_step_alone():

@@ -9,6 +9,8 @@ import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.heads import run as loop
+from specbuild.builder.training.heads import session
 from specbuild.builder.training.heads.learning import Learning
 from specbuild.builder.training.heads.options import IndexerTraining, LatentTraining
 from specbuild.builder.training.heads.train_indexers import train_indexers
@@ -318,6 +321,7 @@ def test_two_processes_train_what_one_does(
         ({"sequence_length": 4000}, "tokens"),
         ({"learning_rate": 1e30}, "lower --learning-rate"),
         ({"layers": "1-2"}, "--layers 1-2: 1-2 is not within 0-1"),
+        ({"held_out": (Path("no.npy"),)}, "no.npy: no such file"),
     ],
 )
 def test_what_latents_cannot_be_is_named(
@@ -325,7 +329,33 @@ def test_what_latents_cannot_be_is_named(
 ) -> None:
     with pytest.raises(SpecbuildError, match=message):
         train_latents(latent_options(model, text, tmp_path / "out", **changes), SilentProgress())
-    assert not (tmp_path / "out").exists()
+    assert not any(tmp_path.iterdir())
+
+
+def test_processes_have_equal_shares_of_a_batch(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or they would wait for each other in a layer that one of them does not reach."""
+    left: list[bool] = []
+    three = SimpleNamespace(count=3, leads=True, leave=lambda: left.append(True))
+    monkeypatch.setattr(session.Workers, "joined", lambda _: three)
+    with pytest.raises(SpecbuildError, match="a batch of 4 sequences for 3 processes; .* multiple"):
+        train_latents(latent_options(model, text, tmp_path / "out"), SilentProgress())
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_config_that_asks_for_indexers_keeps_nobody_from_making_them(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    asking = tmp_path / "asking"
+    copytree(model, asking)
+    config = json.loads((asking / "config.json").read_text())
+    config["attention"] = {"enable_dsa_indexer": True}
+    (asking / "config.json").write_text(json.dumps(config))
+    options = indexer_options(asking, text, tmp_path / "out", steps=1, top_k=(4,))
+    assert train_indexers(options, SilentProgress()).finished
+    options = latent_options(asking, text, tmp_path / "latents", steps=1)
+    assert train_latents(options, SilentProgress()).finished
 
 
 @pytest.mark.parametrize(
