@@ -29,8 +29,10 @@ def advance(
     width: int = 16,
     step: int = 9,
     budget: int = 12,
+    ends_from: int = 0,
 ) -> Case:
-    """``eos`` of the choices on the paths end a sequence; its limit may come before.
+    """``eos`` of the choices on the paths end a sequence, from node ``ends_from`` of them on; its
+    limit may come before.
 
     ``deepest`` is that of the engine: it sizes the ring and what is pending.
     """
@@ -61,7 +63,9 @@ def advance(
         def floats(*shape: int) -> np.ndarray:
             return rng.standard_normal(shape).astype(np.float32)
 
-        on_paths = choice[:, 0] if path is None else choice[:, path.max(axis=0).clip(0)].ravel()
+        on_paths = choice[:, 0]
+        if path is not None:
+            on_paths = choice[:, path.max(axis=0).clip(0)[ends_from:]].ravel()
         ends = np.full(8, -1, np.int32)
         ends[:eos] = rng.permutation(np.unique(on_paths))[:eos]
         pending = rng.integers(1, room + 1, size).astype(np.int32)
@@ -115,6 +119,8 @@ KERNEL_CASES: tuple[Case, ...] = (
             budget=60),
     advance("a late end of sequence", "LLLLLL", nodes=40, depth=40, deepest=42, chain=True,
             follow=1.0, budget=60, eos=8, extended=False),
+    advance("an end beyond a warp", "LLLLLL", nodes=40, depth=40, deepest=42, chain=True,
+            follow=1.0, budget=60, eos=8, ends_from=33),
     advance("more sequences than warps", "LLDL" * 9, width=8, nodes=2, depth=2),
     advance("gpu: batch 64", "LLLD" * 16, nodes=60, depth=8, deepest=8, width=8640),
     advance("gpu: the draft did not run", "LLLD" * 4, nodes=2, depth=2, width=8640,

@@ -174,6 +174,10 @@ _KERNEL_LAUNCHES = {
         [Branch(150, 3, BUSHY), Branch(64, 2), Branch(3, 1)],
         heads=(2, 3), widths=(32, 32), latent=48, page_size=16, selected=90, whole_rows=1,
     ),
+    "selected slots, two words": latent_launch(
+        [Branch(20, 0, chain_of(35))], heads=(2, 3), widths=(32, 32), latent=48, page_size=16,
+        selected=50,
+    ),
     "selected slots of a view, some rows whole": latent_launch(
         [Branch(70, 3, BUSHY), Branch(64, 2)], heads=(2, 3), widths=(32, 32), latent=48,
         page_size=16, selected=60, whole_rows=1, pages_skipped=1,

@@ -128,7 +128,7 @@ __device__ __forceinline__ void attend_lists(const Gather& gather, const Rows& r
                                              int row) {
   const Joiner& joiner = memory.joiner;
   const int chunks = rows.chunks();
-  Cursor ahead{static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.x)};  // of chunks
+  Cursor ahead{0, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.x)};  // of chunks
   Counts counts;
   auto fetch_next = [&](int stage) {
     while (ahead.slot < SPLIT && ahead.tile >= chunks) {

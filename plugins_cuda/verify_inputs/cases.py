@@ -104,5 +104,6 @@ KERNEL_CASES: tuple[Case, ...] = (
     verify("indexers too", "LPL", indexer=True),
     verify("roots alone, padding", "LPP", nodes=0, tree=False, full=False),
     verify("more rows than a block", "LLDLLLPP", top_k=8, depth=6, nodes=40),
+    verify("more sequences than a warp has lanes", "LLDL" * 9),
     verify("gpu: batch 64", "LLLD" * 16, top_k=8, depth=8, nodes=60, page_size=64, pages=40),
 )

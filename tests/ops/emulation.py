@@ -10,6 +10,7 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -87,8 +88,10 @@ def run_lowering(
         memory[workspace.name] = Guarded(workspace.nbytes)
         if workspace.zeroed:
             memory[workspace.name].data[:] = 0
-    for launch in lowering.launches:
-        emulate(launch, memory)
+    counts = any(workspace.zeroed for workspace in lowering.workspaces)
+    with interleaved() if counts else nullcontext():
+        for launch in lowering.launches:
+            emulate(launch, memory)
     for name, place in memory.items():
         assert place.untouched(), f"{op.name}: a kernel wrote outside of {name}"
     for name, array in inputs.items():
@@ -102,6 +105,17 @@ def run_lowering(
         name: memory[name].data.view(array.dtype).reshape(array.shape)
         for name, array in outputs.items()
     }
+
+
+@contextmanager
+def interleaved() -> Iterator[None]:
+    """Blocks run in another order, in which those of different sequences take turns."""
+    emulator = ctypes.CDLL(str(_emulator()))
+    emulator.emulation_interleave(1)
+    try:
+        yield
+    finally:
+        emulator.emulation_interleave(0)
 
 
 def emulate(launch: OpLaunch, memory: Mapping[str, Guarded]) -> None:

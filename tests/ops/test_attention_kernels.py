@@ -290,3 +290,37 @@ def test_what_no_kernel_does_is_refused() -> None:
     refuses("query heads", q=TensorInfo((1, 9, 16), "bfloat16"))
     pools = {name: TensorInfo((2, 2, 16, 16), "bfloat16") for name in ("k_pool", "v_pool")}
     refuses("3 query heads on 2", q=TensorInfo((1, 3, 16), "bfloat16"), **pools)
+
+
+def test_many_rows_of_more_sequences_than_a_warp_has_lanes() -> None:
+    text = Text.drawn(90, MANY, 5)
+    launch = Launch(MANY, [refed(text, 12 + 2 * i, 12) for i in range(36)], pages=MANY_PAGES)
+    assert "attend_many" in launch.entries()
+    for i, rows in enumerate(launch.attended()):
+        if i > 30:
+            wanted = Launch(MANY, [alone(text, 12 + 2 * i)], pages=MANY_PAGES).attended()[0]
+            np.testing.assert_array_equal(rows[-1], wanted[-1], err_msg=str(i))
+
+
+def test_prompts_of_more_sequences_than_a_warp_has_lanes() -> None:
+    shape = Geometry()
+    text = Text.drawn(60, shape, 5)
+    rows = Launch(shape, [refed(text, 4 + i, 3) for i in range(36)], phase="prefill").attended()
+    for i in (31, 32, 35):
+        wanted = Launch(shape, [refed(text, 4 + i, 3)], phase="prefill").attended()[0]
+        np.testing.assert_array_equal(rows[i], wanted)
+
+
+@pytest.mark.parametrize("start", [63, 95])
+def test_the_first_row_with_a_copy_of_its_own_is_the_last_of_a_warpgroup(start: int) -> None:
+    text = Text.drawn(200, MANY, 9)
+    path = tuple(range(7))
+    tokens = (*range(start + 6), 150, start + 6, *[151] * 4)
+    lineages = (
+        *(path[: i + 1] for i in range(7)), (*path[:6], 7), *((0, 8 + i) for i in range(4)),
+    )  # fmt: skip
+    tree = Branch(text, tokens, start, tuple(range(start, start + 12)), lineages)
+    launch = Launch(MANY, [tree], pages=MANY_PAGES)
+    assert "attend_many" in launch.entries()
+    wanted = Launch(MANY, [alone(text, start + 6)], pages=MANY_PAGES).attended()[0][-1]
+    np.testing.assert_array_equal(launch.attended()[0][7], wanted)

@@ -13,7 +13,7 @@ from emulation import has_compiler, run_lowering
 from specbuild.builder.backends.cuda.kernels.kernel_case import SMALL_TARGET, bits
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
-from specbuild.plugins_cuda.paged_tree_attention.cases import BUSHY, Branch, Launch
+from specbuild.plugins_cuda.paged_tree_attention.cases import BUSHY, Branch, Launch, chain_of
 from specbuild.plugins_cuda.paged_tree_attention.op import OP
 from specbuild.runtime.errors import SpecbuildError
 
@@ -178,3 +178,28 @@ def test_what_no_kernel_narrows_is_refused() -> None:
         OP.lower(LoweringRequest(tensors, {"scale": 0.25, "window": 8}))
     with pytest.raises(SpecbuildError, match="chunks of a prompt"):
         OP.lower(LoweringRequest(tensors, {"scale": 0.25, "window": 0}, "prefill"))
+
+
+def test_lists_of_more_chunks_than_a_warp_has_lanes() -> None:
+    launch = Launch(
+        [Branch(8199, 1), Branch(4199, 1)], kv_heads=1, group=2, page_size=64, padding_rows=0
+    )
+    arrays = drawn(launch)
+    listed = attended(arrays | {"selected": all_seen(launch, 8300)})
+    np.testing.assert_array_equal(listed, attended(arrays))
+
+
+def test_lists_in_a_tree_of_two_words() -> None:
+    branches = [Branch(40, 0, chain_of(35)), Branch(9, 0, BUSHY)]
+    launch = Launch(branches, kv_heads=2, group=3, page_size=16)
+    arrays, used = drawn(launch), len(launch.rows())
+    listed = attended(arrays | {"selected": all_seen(launch, 90)})
+    np.testing.assert_array_equal(listed[:used], attended(arrays)[:used])
+
+
+def test_one_kv_head_of_a_cta_s_rows_is_whole() -> None:
+    arrays, used = drawn(GEOMETRY, 1), len(GEOMETRY.rows())
+    full, lists = attended(arrays), all_seen(GEOMETRY, 320)[:, [0, 0]]
+    lists[3, 1] = [WHOLE, *[-1] * 319]
+    listed = attended(arrays | {"selected": lists})
+    np.testing.assert_array_equal(listed[:used], full[:used])

@@ -79,6 +79,7 @@ void* scheduler_stack = nullptr;
 void (*body)(void*) = nullptr;
 void* body_argument = nullptr;
 bool stops_at_wait = false;
+bool interleaves = false;
 unsigned stopped_block[3] = {0, 0, 0};
 
 }  // namespace
@@ -191,16 +192,26 @@ int run_grid(void (*thread)(void*), void* argument, const unsigned* grid, unsign
     run_block(block);
     return 0;
   }
-  for (unsigned z = 0; z < grid[2]; ++z)
-    for (unsigned y = 0; y < grid[1]; ++y)
-      for (unsigned x = 0; x < grid[0]; ++x) {
-        blockIdx = {x, y, z};
-        if (run_block(block)) return 1;
-      }
+  const unsigned blocks = grid[0] * grid[1] * grid[2];
+  for (unsigned i = 0; i < blocks; ++i) {
+    if (interleaves) {
+      const unsigned last = blocks - 1 - i;
+      blockIdx = {last / grid[2] / grid[1], last / grid[2] % grid[1], last % grid[2]};
+    } else {
+      blockIdx = {i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]};
+    }
+    if (run_block(block)) return 1;
+  }
   return 0;
 }
 
 }  // namespace emulation
+
+// Blocks run from the last to the first, those of a z and y in turn: what they count together by
+// mistake is not zero again when the next ones begin.
+extern "C" void emulation_interleave(int interleaves) {
+  emulation::interleaves = interleaves != 0;
+}
 
 extern "C" void emulation_stop_at_wait(int stops) {
   emulation::stops_at_wait = stops != 0;

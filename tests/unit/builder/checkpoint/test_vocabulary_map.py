@@ -25,7 +25,7 @@ def test_offsets(targets: list[int], with_t2d: bool) -> None:
     d2t = torch.tensor([target - draft for draft, target in enumerate(targets)])
     is_map = len(set(d2t.tolist())) == len(d2t) and int(d2t.min()) >= 0 and int(d2t.max()) < VOCAB
     if not with_t2d and is_map and d2t.tolist() != targets:
-        with pytest.raises(SpecbuildError, match="may hold offsets or target ids, .* add t2d"):
+        with pytest.raises(SpecbuildError, match=r"may hold offsets or target ids, .* add t2d"):
             read_offsets("d", d2t, None, VOCAB)
         return
     form, offsets = read_offsets("d", d2t, members(targets) if with_t2d else None, VOCAB)
