@@ -11,12 +11,13 @@ from specbuild.builder.specpv_options import require_turns, specpv_of
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
 from specbuild.runtime.cache_groups import (
     DRAFT_GROUP,
+    FP8_DTYPE,
     FULL_GROUP,
     LATENT_GROUP,
     pages_per_sequence,
 )
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.kv_layout import FP8_DTYPE, KV_DTYPE, MIN_PAGE_SIZE
+from specbuild.runtime.kv_layout import KV_DTYPE, MIN_PAGE_SIZE
 from specbuild.runtime.manifest import (
     INDEXER_GROUP,
     CacheGroup,

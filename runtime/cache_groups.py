@@ -8,6 +8,9 @@ FULL_GROUP = "full"
 # Full-attention layers that cache latents.
 LATENT_GROUP = "latent"
 DRAFT_GROUP = "draft"
+# Element types of caches, and their bytes; fp8 is of indexers' keys only.
+FP8_DTYPE = "float8_e4m3fn"
+CACHED_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, FP8_DTYPE: 1}
 
 
 def tree_slots(group: str, limits: Limits) -> int:

@@ -8,6 +8,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from specbuild.runtime.cache_groups import CACHED_BYTES
 from specbuild.runtime.manifest import TENSORRT_BACKENDS, CacheGroup, Manifest, SpecPv
 from specbuild.runtime.specpv import choosing_group
 
@@ -36,7 +37,7 @@ def this_device() -> Device:
 
 def pool_bytes(group: CacheGroup) -> int:
     """Bytes of all pools of this group."""
-    element = 2 if group.dtype in ("float16", "bfloat16") else 4
+    element = CACHED_BYTES[group.dtype]
     widths = sum(sum(group.pool_widths(layer).values()) for layer in group.layers)
     return group.pages * group.page_size * group.kv_heads * widths * element
 
@@ -55,7 +56,7 @@ def summary_bytes(group: CacheGroup, specpv: SpecPv | None) -> int:
     """Bytes of one layer's block summaries: SpecPV has them for the keys that it chooses by."""
     if specpv is None or group.name != choosing_group(specpv):
         return 0
-    element = 2 if group.dtype in ("float16", "bfloat16") else 4
+    element = CACHED_BYTES[group.dtype]
     return group.pages * group.kv_heads * 2 * group.k_width * element
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
-from specbuild.runtime.cache_groups import DRAFT_GROUP, slots_per_sequence
+from specbuild.runtime.cache_groups import DRAFT_GROUP, FP8_DTYPE, slots_per_sequence
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.manifest import (
     INDEXER_GROUP,
@@ -19,8 +19,6 @@ from specbuild.runtime.manifest import (
 from specbuild.runtime.plan import ITEM_BYTES
 
 KV_DTYPE = "bfloat16"
-# Of an indexer's keys only.
-FP8_DTYPE = "float8_e4m3fn"
 MIN_PAGE_SIZE = 16
 # Values that an mma sums at once: latents are as wide as a whole number of them.
 _LATENT_STEP = 16

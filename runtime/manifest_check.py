@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
+from specbuild.runtime.cache_groups import CACHED_BYTES
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.manifest import (
     ROLES,
@@ -78,6 +79,11 @@ def _check_group(group: CacheGroup) -> None:
         raise EngineFileError(f"cache group {group.name}: pages is {group.pages}")
     if not 0 <= group.window <= _LARGEST:
         raise EngineFileError(f"cache group {group.name}: window is {group.window}")
+    if group.dtype not in CACHED_BYTES:
+        raise EngineFileError(
+            f"cache group {group.name}: dtype is {group.dtype!r}, expected one of "
+            f"{', '.join(CACHED_BYTES)}"
+        )
     if tuple(sorted(group.pool_axes)) != POOL_AXES:
         raise EngineFileError(f"cache group {group.name}: pool_axes are {group.pool_axes}")
     if group.latent_widths:

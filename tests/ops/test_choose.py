@@ -13,6 +13,7 @@ from forms import portable
 
 from specbuild.plugins_cuda.choose import body as choose_body
 from specbuild.plugins_cuda.choose import op as choose_op
+from specbuild.plugins_cuda.choose.op import kept_tokens
 from specbuild.plugins_cuda.registry import op_named
 
 OP = op_named("Choose")
@@ -170,3 +171,14 @@ def test_logprob_is_that_of_the_raw_logits(run: Run, temperature: float) -> None
     total = math.log(sum(math.exp(x) for x in LOGITS))
     wanted = [LOGITS[v] - total for v in choice.tolist()]
     np.testing.assert_allclose(logprob, wanted, atol=1e-5)
+
+
+def test_a_top_p_of_one_keeps_what_rounding_takes_for_nothing() -> None:
+    scaled = torch.tensor([[60.0, 0.0, -60.0]])
+    kept = kept_tokens(scaled, torch.tensor([0]), torch.tensor([1.0]))
+    assert kept.all()
+
+
+def test_a_top_p_of_nothing_keeps_the_best_token() -> None:
+    kept = kept_tokens(torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([0]), torch.tensor([0.0]))
+    assert kept.tolist() == [[False, True, False]]

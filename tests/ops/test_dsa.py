@@ -248,3 +248,20 @@ def test_a_draft_changes_no_list() -> None:
     plain = list(arrays)
     plain[6], plain[7] = np.array([44], np.int32), np.zeros((4, 1), np.int32)
     np.testing.assert_array_equal(by_body(alone, tuple(plain)), verified)
+
+
+def test_a_list_with_no_room_for_its_budget_is_wrong() -> None:
+    """One of the slots that scores chose is left out, and with it the entry that it had."""
+    launch = indexer_launch([Branch(20, 1)], 6, padding_rows=0, top_k=6)
+    arrays = launch.arrays(np.random.default_rng(3))
+    lists = INDEXER.reference(
+        *(None if a is None else torch.from_numpy(a) for a in arrays), **launch.attributes
+    ).numpy()
+    full = lists[:, :, : int((lists[0, 0] >= 0).sum())]
+    short = np.delete(full, launch.first_tokens, axis=2)
+    attributes = {**launch.attributes}
+    del attributes["top_k"]
+    _, none = portable(CHECK, (full, *arrays[4:]), attributes)
+    checked, violations = portable(CHECK, (short, *arrays[4:]), attributes)
+    assert (none.tolist(), violations.tolist()) == ([0], [short.shape[1]])
+    assert (checked[0, :, 0] == WHOLE).all()

@@ -215,3 +215,33 @@ def test_lowering_refuses_what_does_not_fit(
     assert op.lower is not None
     with pytest.raises(SpecbuildError, match=message):
         op.lower(LoweringRequest(infos, op.complete(given_attributes)))
+
+
+def view_inputs(lengths: list[int], exact: list[int], *, threshold: int, room: int):
+    """Sequences with a root alone, each in a full step; positions up to 63 in pages of 8."""
+    batch = len(lengths)
+
+    def ints(values) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    table = ints([[1 + 8 * b + p for p in range(8)] for b in range(batch)])
+    op = op_named("ViewInputs")
+    found = op.reference(
+        ints([7] * batch), ints(lengths), torch.ones(batch, 1, dtype=torch.int32),
+        ints([0] * batch), None, ints([1] * batch), ints([0] * batch), ints([1] * batch),
+        ints(exact), ints([-1] * batch), ints([2] * batch),
+        torch.zeros(batch, 16, dtype=torch.int32), table, None,
+        page_size=8, block_size=8, sink_tokens=8, window_blocks=1, threshold=threshold, room=room,
+    )  # fmt: skip
+    return dict(zip((spec.name for spec in op.outputs), found, strict=True))
+
+
+@pytest.mark.parametrize(("room", "fed"), [(9, [1, 1]), (8, [1, 0])])
+def test_chains_may_fill_the_room_to_its_last_row(room: int, fed: list[int]) -> None:
+    found = view_inputs([40, 40], [36, 35], threshold=16, room=room)
+    assert found["fed_again"].tolist() == fed
+
+
+def test_blocks_are_chosen_above_the_threshold_and_not_at_it() -> None:
+    found = view_inputs([32, 33], [30, 30], threshold=32, room=16)
+    assert found["blocks"].tolist() == [-1, 2]

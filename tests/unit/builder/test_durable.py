@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
+import torch
 
 from specbuild.builder import durable
-from specbuild.builder.engine_writer import EngineFolder
+from specbuild.builder.checkpoint.source import read_header
+from specbuild.builder.engine_writer import EngineFolder, require_replaceable
+from specbuild.builder.passes.weights import Recipe
+from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -70,3 +76,33 @@ def test_a_refused_rename_leaves_the_folder_before(
     with pytest.raises(OSError, match="Input/output"):
         durable.put_in_place(staging, output)
     assert (output / "file").read_text() == "old"
+
+
+def test_weights_begin_at_a_multiple_of_64_bytes(tmp_path: Path) -> None:
+    folder = EngineFolder(tmp_path)
+    for name in ("w", "a.longer.name", "one.that.is.longer.still"):
+        recipe = Recipe((3,), torch.float32, (name,), lambda: torch.rand(3))
+        folder.write_weights({name: recipe}, SilentProgress())
+        source = read_header(tmp_path / "weights.safetensors")[name]
+        assert source.offset is not None and source.offset % 64 == 0
+
+
+def test_force_takes_an_empty_folder(tmp_path: Path) -> None:
+    require_replaceable(tmp_path, force=True)
+    (tmp_path / "mine.txt").write_text("kept")
+    with pytest.raises(SpecbuildError, match="is no engine"):
+        require_replaceable(tmp_path, force=True)
+
+
+def test_another_users_running_build_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = tmp_path / f".e.building-{socket.gethostname()}-4711-x"
+    running.mkdir()
+
+    def refuse(_pid: int, _signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refuse)
+    durable.staging_folder(tmp_path / "e")
+    assert running.is_dir()

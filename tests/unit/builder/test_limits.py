@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import write_draft, write_target
+from geometries import GPT_OSS_20B
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from specbuild.builder.backends.cuda.support import batch_warnings
 from specbuild.builder.checkpoint.draft import read_draft
 from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.config import BuildOptions
+from specbuild.builder.dsa_options import dsa_of, dsa_warnings
 from specbuild.builder.limits import (
     candidate_pool,
     context_warnings,
@@ -22,7 +24,7 @@ from specbuild.builder.limits import (
     windowed_draft,
 )
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftGeometry, DraftShape, TargetGeometry
+from specbuild.runtime.manifest import DraftGeometry, DraftShape, IndexerGeometry, TargetGeometry
 
 Geometries = tuple[TargetGeometry, DraftGeometry]
 
@@ -213,12 +215,8 @@ def test_children_of_a_node_fit_the_draft_vocabulary(geometries: Geometries) -> 
         plan_engine(replace(OPTIONS, draft_top_k=5), geometries[0], small)
 
 
-@pytest.mark.parametrize("max_seq_len", [1, 2, 3, 4, 16])
+@pytest.mark.parametrize("max_seq_len", [2, 3, 4, 16])
 def test_default_shape_stays_within_the_limits(geometries: Geometries, max_seq_len: int) -> None:
-    if max_seq_len == 1:
-        with pytest.raises(SpecbuildError, match="does not fit a sequence of 1"):
-            plan_engine(replace(OPTIONS, max_seq_len=1), *geometries)
-        return
     plan = plan_engine(replace(OPTIONS, max_seq_len=max_seq_len), *geometries)
     assert plan.draft_default is not None
     assert plan.draft_default.draft_tokens <= plan.limits.draft_tokens < max_seq_len
@@ -245,3 +243,55 @@ def test_a_gpu_engine_takes_a_tree_that_is_asked_for(geometries: Geometries) -> 
 def test_pages_that_kernels_do_not_take_are_refused(geometries: Geometries, page_size: int) -> None:
     with pytest.raises(SpecbuildError, match=f"--page-size {page_size}: .* powers of two from 16"):
         plan_engine(replace(OPTIONS, backend="cuda", page_size=page_size), *geometries)
+
+
+def test_a_window_as_wide_as_the_drafts_own_changes_nothing(geometries) -> None:
+    draft = replace(geometries[1], sliding_window=32)
+    assert windowed_draft(draft, replace(OPTIONS, draft_window=32)) == draft
+
+
+def test_a_sequence_holds_the_draft_and_its_root(geometries) -> None:
+    options = replace(OPTIONS, draft_top_k=1, draft_depth=8, draft_tokens=8, max_seq_len=8)
+    with pytest.raises(SpecbuildError, match="a draft of 8 tokens does not fit a sequence of 8"):
+        plan_engine(options, *geometries)
+    assert plan_engine(replace(options, max_seq_len=9), *geometries).limits.draft_tokens == 8
+
+
+def test_a_step_on_a_gpu_has_256_rows() -> None:
+    options = replace(OPTIONS, backend="cuda", max_batch_size=256)
+    assert plan_engine(options, GPT_OSS_20B, None).limits.max_batch_size == 256
+    with pytest.raises(SpecbuildError, match=r"--max-batch-size 257: .* at most 256 rows"):
+        plan_engine(replace(options, max_batch_size=257), GPT_OSS_20B, None)
+
+
+INDEXED = replace(GPT_OSS_20B, indexer=IndexerGeometry((1,), 1, 32, False, None, None))
+
+
+def test_recent_tokens_cover_a_draft_and_its_root() -> None:
+    shape = DraftShape(1, 8, 8)
+    asked = replace(OPTIONS, dsa=True, dsa_recent_tokens=8)
+    with pytest.raises(
+        SpecbuildError, match=r"--dsa-recent-tokens 8 does not cover a draft of depth 8 .* to 9"
+    ):
+        dsa_of(asked, INDEXED, shape, max_seq_len=16384)
+    enough = dsa_of(replace(asked, dsa_recent_tokens=9), INDEXED, shape, max_seq_len=16384)
+    assert enough is not None and enough.recent_tokens == 9
+
+
+def test_full_agreement_may_be_asked_for() -> None:
+    asked = replace(OPTIONS, dsa=True, dsa_min_agreement=1.0)
+    config = dsa_of(asked, INDEXED, DraftShape(0, 0, 0), max_seq_len=16384)
+    assert config is not None and config.min_agreement == 1
+
+
+def test_a_threshold_that_no_sequence_passes_is_warned_of() -> None:
+    asked = replace(OPTIONS, dsa_threshold=4096)
+    for max_seq_len, told in ((4096, 1), (4097, 0)):
+        config = dsa_of(asked, INDEXED, DraftShape(0, 0, 0), max_seq_len=max_seq_len)
+        assert len(dsa_warnings(config, max_seq_len=max_seq_len)) == told
+
+
+def test_the_shortest_sequence_has_room_for_two_tokens() -> None:
+    with pytest.raises(SpecbuildError, match="1 has no room for a prompt and an output"):
+        plan_engine(replace(OPTIONS, max_seq_len=1), GPT_OSS_20B, None)
+    assert plan_engine(replace(OPTIONS, max_seq_len=2), GPT_OSS_20B, None).limits.max_seq_len == 2

@@ -11,8 +11,9 @@ from geometries import GPT_OSS_20B
 
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.limits import plan_engine
+from specbuild.builder.specpv_options import require_turns, specpv_of
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import SpecPv
+from specbuild.runtime.manifest import DraftShape, SpecPv
 
 
 def options(**changes: Any) -> BuildOptions:
@@ -103,3 +104,26 @@ def test_a_model_without_full_attention_has_nothing_to_view() -> None:
     sliding = replace(GPT_OSS_20B, layer_types=("sliding_attention",) * GPT_OSS_20B.layers)
     with pytest.raises(SpecbuildError, match="no full-attention layer"):
         plan_engine(options(), sliding, None)
+
+
+ASKED = BuildOptions(model=Path("m"), output=Path("o"))
+
+
+def test_the_default_buffer_has_room_for_three_more_steps_of_a_large_tree() -> None:
+    shape = DraftShape(8, 8, 60)
+    asked = replace(ASKED, enable_specpv=True)
+    specpv = specpv_of(asked, GPT_OSS_20B, shape, page_size=16, max_seq_len=16384)
+    assert specpv is not None and specpv.n_spec_tokens_buf == 60 + 1 + 4 * 9
+
+
+def test_sequences_that_do_not_divide_take_a_turn_more() -> None:
+    """Seven at a time of 16: three turns, so that four more steps must fit a buffer."""
+    asked = replace(ASKED, enable_specpv=True, specpv_n_spec_tokens_buf=30)
+    shape = DraftShape(1, 4, 4)
+    specpv = specpv_of(asked, GPT_OSS_20B, shape, page_size=16, max_seq_len=16384)
+    assert specpv is not None
+    require_turns(replace(specpv, n_spec_tokens_buf=25), shape, batch=16, most_rows=80 + 7 * 25)
+    with pytest.raises(
+        SpecbuildError, match=r"7 at a time .* tokens of 4 more steps .*, 25 in all"
+    ):
+        require_turns(replace(specpv, n_spec_tokens_buf=24), shape, batch=16, most_rows=80 + 7 * 24)

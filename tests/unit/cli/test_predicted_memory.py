@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from specbuild.cli.predicted_memory import predict_memory
-from specbuild.runtime.manifest import Manifest, StoredTensor
+from specbuild.runtime.manifest import Manifest, SpecPv, StoredTensor
 from specbuild.runtime.plan import Buffer, Plan
 
 MakeManifest = Callable[..., Manifest]
@@ -63,3 +63,9 @@ def test_on_a_gpu_every_tensor_has_memory_of_its_own(make_manifest: MakeManifest
     # Buffers lie at multiples of 512.
     assert memory.outputs_bytes == 1024 + 512
     assert predict_memory(manifest).weights_bytes == 5000
+
+
+def test_what_specpv_feeds_again_has_logits_too(make_manifest) -> None:
+    specpv = SpecPv(4, 1, 2, 1, 24, 16, 8)
+    manifest = replace(make_manifest(draft=False), specpv=specpv)
+    assert predict_memory(manifest).outputs_bytes == 4 * 2 * (21 + 24) * 100

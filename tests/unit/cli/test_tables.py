@@ -16,7 +16,7 @@ from specbuild.cli.bench_against import against, read_report
 from specbuild.cli.bench_measure import BenchReport, Pair, Speed, summarise
 from specbuild.cli.bench_plot import plot
 from specbuild.cli.console import json_line, plain_console, size_text
-from specbuild.cli.engine_table import build_summary, engine_tables, ops_text
+from specbuild.cli.engine_table import build_summary, engine_tables, ops_text, specpv_summary
 from specbuild.cli.environment import cache_directory
 from specbuild.cli.predicted_memory import predict_memory
 from specbuild.cli.progress_bar import ProgressBar
@@ -24,7 +24,7 @@ from specbuild.cli.run_table import histogram_text, milliseconds, run_table
 from specbuild.cli.train_heads import given_losses, parse_list
 from specbuild.cli.verify import verify_tables
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftShape, Manifest
+from specbuild.runtime.manifest import DraftShape, Manifest, SpecPv
 from specbuild.runtime.records import RunRecord, RunStats
 
 STATS = RunStats(
@@ -221,3 +221,14 @@ def test_lists_of_numbers_and_losses_are_read() -> None:
     for option in ("--loss", "--joint-loss"):
         with pytest.raises(SpecbuildError, match=f"^{option} logits-kl=x: 'x' is no number"):
             given_losses(losses=(option, ["logits-kl=x"]))
+
+
+def test_a_view_has_sink_retrieved_and_window_blocks() -> None:
+    text = specpv_summary(SpecPv(16, 2, 256, 8, 64, 4096, 32))
+    assert "over 266 blocks of 16 (2 sink, 256 retrieved, 8 window)" in text
+
+
+def test_three_requests_have_every_statistic() -> None:
+    records = [RunRecord(f"[{i}]", (1,), (2,), None, "eos", STATS) for i in range(4)]
+    assert "drafts accepted:steps" in drawn(run_table(records[:3]))
+    assert "drafts accepted:steps" not in drawn(run_table(records))

@@ -12,7 +12,7 @@ from toy_engine import prompt
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_file import read_file, read_manifest
 from specbuild.runtime.errors import EngineFileError, RequestError, UnsupportedHereError
-from specbuild.runtime.executors.cpu import CpuExecutor
+from specbuild.runtime.executors.cpu import CpuExecutor, session_options
 from specbuild.runtime.request import FinishEvent, GenerateParams
 from specbuild.runtime.weights_file import open_weights
 
@@ -126,3 +126,7 @@ def test_text_and_stop_strings_need_a_tokenizer(engine: Path) -> None:
         loaded.generate([Prompt("a", text="hello")], GenerateParams())
     with pytest.raises(RequestError, match="need a tokenizer"):
         loaded.generate([prompt([1])], GenerateParams(stop=("x",)))
+
+
+def test_sessions_have_the_threads_that_are_asked_for() -> None:
+    assert session_options(3).intra_op_num_threads == 3

@@ -46,7 +46,11 @@ def test_graphs_alone_need_no_plan_but_all_of_them() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"pages": 1}, "pages is 1"), ({"latent_widths": (2,)}, "latent_widths are")],
+    [
+        ({"dtype": "int3"}, "dtype is 'int3', expected one of float32"),
+        ({"pages": 1}, "pages is 1"),
+        ({"latent_widths": (2,)}, "latent_widths are"),
+    ],
 )
 def test_groups_that_cannot_be_are_named(changes: dict[str, Any], message: str) -> None:
     group = replace(planned().cache_groups[0], **changes)

@@ -5,13 +5,21 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from toy_model import toy_manifest
 
-from specbuild.runtime.device import Device, cache_bytes, check_here, this_device
+from specbuild.runtime.device import (
+    Device,
+    cache_bytes,
+    check_here,
+    group_bytes,
+    pool_bytes,
+    this_device,
+)
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.manifest import StoredFile
+from specbuild.runtime.manifest import SpecPv, StoredFile
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
 
@@ -87,3 +95,29 @@ def test_sampling_out_of_range_is_refused(values: dict) -> None:
 def test_parameters_out_of_range_are_refused(values: dict) -> None:
     with pytest.raises(RequestError):
         GenerateParams(**values)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float16", 2), ("bfloat16", 2)])
+def test_pools_are_counted_in_their_own_type(dtype: str, size: int) -> None:
+    group = replace(toy_manifest().cache_groups[0], dtype=dtype)
+    values = group.pages * group.page_size * group.kv_heads * (group.k_width + group.v_width)
+    assert pool_bytes(group) == size * values * len(group.layers)
+
+
+def test_block_summaries_are_counted_where_blocks_are_chosen() -> None:
+    """Two rows a page and KV head, of the keys' width."""
+    specpv = SpecPv(16, 2, 256, 8, 64, 4096, 32)
+    group = toy_manifest().cache_groups[0]
+    summaries = len(group.layers) * group.pages * group.kv_heads * 2 * group.k_width * 4
+    assert group.name == "full"
+    assert group_bytes(group, specpv) == pool_bytes(group) + summaries
+    assert group_bytes(replace(group, name="sliding"), specpv) == pool_bytes(group)
+
+
+def test_an_engine_may_take_exactly_what_is_free_and_the_least_version() -> None:
+    manifest = toy_manifest()
+    needed = cache_bytes(manifest) + sum(file.bytes for file in manifest.files.values())
+    here = replace(HERE, available_bytes=needed, onnxruntime="1.23.0")
+    assert check_here(manifest, here) == []
+    assert len(check_here(manifest, replace(here, available_bytes=needed - 1))) == 1
+    assert len(check_here(manifest, replace(here, onnxruntime="1.22.9"))) == 1

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from geometries import GPT_OSS_20B
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.limits import plan_engine
 from specbuild.runtime.cache_groups import pages_per_sequence
+from specbuild.runtime.device import pool_bytes
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.kv_layout import KvLayout, cache_bytes, layouts, validate_caches
-from specbuild.runtime.manifest import CacheGroup, Limits, Rope, TargetGeometry
+from specbuild.runtime.manifest import CacheGroup, IndexerGeometry, Limits, Rope, TargetGeometry
 
 AXES = ("pages", "kv_heads", "page_size", "width")
 TARGET = TargetGeometry(
@@ -160,3 +165,14 @@ def test_sound_caches_are_accepted() -> None:
 def test_caches_of_another_model_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(EngineFileError, match=message):
         validate_caches([group(**changes)], TARGET, None)
+
+
+def test_predicted_pools_are_those_of_the_plan() -> None:
+    target = replace(GPT_OSS_20B, indexer=IndexerGeometry((1, 3), 4, 64, True, None, None))
+    for key_dtype in (None, "fp8"):
+        options = BuildOptions(
+            model=Path("m"), output=Path("o"), backend="cuda", dsa=True, dsa_key_dtype=key_dtype,
+            max_seq_len=16384,
+        )  # fmt: skip
+        for group in plan_engine(options, target, None).groups:
+            assert pool_bytes(group) == KvLayout(group).bytes, (key_dtype, group.name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from specbuild.runtime.errors import EngineFileError, RequestError
 from specbuild.runtime.text import Detokenizer, TextCodec, TextStream
@@ -174,3 +175,33 @@ def test_damaged_text_files_are_named(
 ) -> None:
     with pytest.raises(EngineFileError, match=message):
         TextCodec(tokenizer or byte_tokenizer().to_str().encode(), config, template)
+
+
+def test_a_special_token_does_not_cost_the_space_behind_it() -> None:
+    """A decoder that strips leading space (SentencePiece's) needs a word for its context."""
+    words = {0: "▁a", 1: "", 2: "▁b"}
+
+    def decode(ids: Sequence[int]) -> str:
+        return "".join(words[i] for i in ids).replace("▁", " ").removeprefix(" ")
+
+    pieces = Detokenizer(decode)
+    assert [pieces.push(i) for i in (0, 1, 2)] == ["a", "", " b"]
+
+
+def test_a_chat_gets_no_special_tokens_beside_the_templates() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<bos>": 0, "hi": 1, "?": 2}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<bos>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 0)]
+    )
+    text = TextCodec(tokenizer.to_str().encode(), None, b"<bos> {{ messages[0].content }}")
+    assert text.encode("hi", raw=True) == (0, 1)
+    assert text.encode("hi", raw=False) == (0, 1)
+
+
+def test_of_named_templates_the_default_is_taken() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?")).to_str().encode()
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "chat"}]
+    text = TextCodec(tokenizer, json.dumps({"chat_template": named}).encode(), None)
+    assert text.render([]) == "chat"

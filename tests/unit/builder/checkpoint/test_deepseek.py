@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import edit_config, edit_tensors
+from checkpoint_files import edit_config, edit_tensors, remove_fields
 from deepseek_checkpoints import HIDDEN, LAYERS, SIZES, write_deepseek
 from safetensors.torch import load_file
 
@@ -199,3 +199,16 @@ def test_the_written_config_is_the_one_that_was_asked_for(written: Path) -> None
     """Guards the fixture: transformers renames and moves fields between versions."""
     config = json.loads((written / "config.json").read_text())
     assert {name: config[name] for name in SIZES} == SIZES
+
+
+def test_rows_stand_side_by_side_where_the_config_does_not_say(tmp_path: Path) -> None:
+    """As in DeepSeek-V3's own config.json, which has no rope_interleave."""
+    write_deepseek(tmp_path)
+    name = "model.layers.0.self_attn.q_b_proj.weight"
+    edit_config(tmp_path, rope_interleave=True)
+    said = read_target(tmp_path, strict=True).tensors[name].load()
+    remove_fields(tmp_path, "rope_interleave")
+    unsaid = read_target(tmp_path, strict=True).tensors[name].load()
+    assert torch.equal(unsaid, said)
+    edit_config(tmp_path, rope_interleave=False)
+    assert not torch.equal(read_target(tmp_path, strict=True).tensors[name].load(), said)

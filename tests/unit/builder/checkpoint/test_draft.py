@@ -224,3 +224,22 @@ def test_windows(draft: Path, geometry: TargetGeometry) -> None:
     ):
         edit_config(draft, **{"use_sliding_window": None} | changes)
         assert read_draft(draft, geometry, strict=True).geometry.sliding_window == window
+
+
+def test_a_vocabulary_larger_than_the_targets(tmp_path: Path, geometry) -> None:
+    write_draft(tmp_path, draft_vocab=257, target_vocab=257, config_changes={"vocab_size": 256})
+    with pytest.raises(SpecbuildError, match="its draft vocabulary is 257, the target's only 256"):
+        read_draft(tmp_path, geometry, strict=False)
+
+
+def test_a_map_beside_the_targets_own_head_is_left_over(tmp_path: Path, geometry) -> None:
+    write_draft(tmp_path, draft_vocab=None)
+    edit_tensors(tmp_path, lambda t: t.update(d2t=torch.zeros(256, dtype=torch.int64)))
+    with pytest.raises(SpecbuildError, match="left over: d2t"):
+        read_draft(tmp_path, geometry, strict=False)
+
+
+def test_both_places_may_hold_the_same_layers(draft: Path, geometry) -> None:
+    edit_config(draft, eagle_aux_hidden_state_layer_ids=[0, 2, 3])
+    checkpoint = read_draft(draft, geometry, strict=True)
+    assert checkpoint.geometry.taps == (0, 2, 3) and not checkpoint.warnings

@@ -124,3 +124,11 @@ def test_more_than_the_full_rank_is_refused(tmp_path: Path) -> None:
     save_file({}, tmp_path / "mla_kv.safetensors")
     with pytest.raises(SpecbuildError, match="holds no latents"):
         read_target(tmp_path, strict=True)
+
+
+def test_listed_widths_stand_in_the_order_of_layers(tmp_path: Path) -> None:
+    changes = {"attention": {"mla_latent_dim": [0, 12, 0, 8]}}
+    write_target(tmp_path, config_changes=changes)
+    write_latents(tmp_path, {1: 8, 3: 12})
+    with pytest.raises(SpecbuildError, match=r"mla_latent_dim: got \[0, 12, 0, 8\]"):
+        read_target(tmp_path, strict=True)

@@ -102,3 +102,12 @@ def test_no_scaling(tmp_path: Path) -> None:
     assert (rope.scaling, rope.attention_factor, rope.theta) == ("none", 1.0, 150000.0)
     write_json(tmp_path / "generation_config.json", {"eos_token_id": 9})
     assert read_target(tmp_path, strict=True).geometry.eos_token_ids == (9,)
+
+
+def test_text_of_the_folder_itself_goes_before_that_above(tmp_path: Path) -> None:
+    write_target(tmp_path, vocab=300, tokenizer=True, eos=(4, 5))
+    write_target(tmp_path / "original", layout="original", vocab=300, tokenizer=True)
+    write_json(tmp_path / "original" / "generation_config.json", {"eos_token_id": 9})
+    checkpoint = read_target(tmp_path / "original", strict=True)
+    assert checkpoint.geometry.eos_token_ids == (9,)
+    assert {file.parent.name for file in checkpoint.text_files} == {"original"}

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from specbuild.builder.checkpoint.source import open_directory, read_config, read_header
+from specbuild.builder.checkpoint.source import open_directory, read_config, read_header, shorten
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -219,3 +219,17 @@ def test_paths_that_are_no_checkpoint(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(SpecbuildError, match=r"config\.json: (cannot be read as|got list)"):
             read_config(tmp_path)
+
+
+def test_axes_below_zero_are_damage(tmp_path: Path) -> None:
+    header = {"a": {"dtype": "F32", "shape": [-2, -3], "data_offsets": [0, 24]}}
+    head = json.dumps(header).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(head).to_bytes(8, "little") + head + bytes(24))
+    with pytest.raises(SpecbuildError, match="the header's entry for a is damaged"):
+        read_header(file)
+
+
+def test_long_lists_say_how_many_more_there_are() -> None:
+    assert shorten(["a", "b", "c"]) == "a, b, c"
+    assert shorten(["a", "b", "c", "d"]) == "a, b, c and 1 more"

@@ -361,3 +361,17 @@ def test_reading_leaves_the_checkpoint_as_it_was(target: Path, tmp_path: Path) -
     for file in before.iterdir():
         assert (target / file.name).read_bytes() == file.read_bytes()
     assert {f.name for f in before.iterdir()} == {f.name for f in target.iterdir()}
+
+
+def test_a_token_may_take_every_expert(tmp_path: Path) -> None:
+    write_target(tmp_path, layers=2, experts=2, experts_per_token=2)
+    assert read_target(tmp_path, strict=True).geometry.experts_per_token == 2
+
+
+def test_mxfp4_needs_inner_sizes_of_whole_blocks(tmp_path: Path) -> None:
+    write_target(tmp_path, layers=2)
+    edit_config(tmp_path, intermediate_size=48)
+    with pytest.raises(
+        SpecbuildError, match=r"MXFP4 needs multiples of 32, .* intermediate_size 48"
+    ):
+        read_target(tmp_path, strict=True)

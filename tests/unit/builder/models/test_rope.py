@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specbuild.builder.models.rope import inverse_frequencies, rope_tables
 from specbuild.runtime.manifest import Rope
@@ -54,3 +56,19 @@ def test_tables_carry_the_attention_factor() -> None:
     torch.testing.assert_close(
         cos**2 + sin**2, torch.full((100, 32), YARN.attention_factor**2), rtol=1e-5, atol=0
     )
+
+
+def test_the_ramp_may_end_past_the_last_channel() -> None:
+    """A long original context under a small theta: no channel turns less than once."""
+    parameters = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "truncate": True,
+                  "original_max_position_embeddings": 131072}  # fmt: skip
+    config = LlamaConfig(
+        hidden_size=64, num_attention_heads=1, head_dim=64, max_position_embeddings=4 * 131072,
+        rope_parameters=parameters,
+    )  # fmt: skip
+    expected, _ = ROPE_INIT_FUNCTIONS["yarn"](config, None)
+    rope = Rope(
+        theta=10000.0, scaling="yarn", factor=4.0, original_max_positions=131072,
+        beta_fast=32.0, beta_slow=1.0, truncate=True,
+    )  # fmt: skip
+    torch.testing.assert_close(inverse_frequencies(rope, 64).float(), expected, rtol=1e-6, atol=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.training.frozen_target import load_target
+from specbuild.builder.training.heads import indexers
 from specbuild.builder.training.heads.attention import Scene, attend
 from specbuild.builder.training.heads.backbone import Backbone, States
 from specbuild.builder.training.heads.indexers import (
@@ -24,8 +26,10 @@ from specbuild.builder.training.heads.indexers import (
 )
 from specbuild.builder.training.heads.latents import LatentHeads
 from specbuild.builder.training.heads.losses import Lesson, terms, total
+from specbuild.builder.training.heads.options import IndexerTraining, LatentTraining
 from specbuild.builder.verify.reference_target import ReferenceTarget
 from specbuild.plugins_cuda.dsa_indexer.op import reference as indexer_reference
+from specbuild.runtime.errors import SpecbuildError
 
 LENGTH = 48
 NEAR = {"atol": 3e-4, "rtol": 1e-4}
@@ -249,3 +253,49 @@ def test_an_indexer_learns_and_judges_attention(
     with one.switch.turned(True):
         one.run(ids).last.square().mean().backward()
     assert all(p.grad.abs().max() > 0 for p in indexers.parameters())
+
+
+def indexer_options(**changes: Any) -> IndexerTraining:
+    values = {"sequence_length": 32, "top_k": (4,), "first_tokens": 1, "recent_tokens": 3}
+    return IndexerTraining(
+        model=Path("m"), texts=(Path("t"),), output=Path("o"), **(values | changes)
+    )
+
+
+def test_a_long_context_begins_within_the_sequence() -> None:
+    options = {"losses": (("long-logits-l2", 1.0),), "sequence_length": 24, "rank": 8}
+    given = {"model": Path("m"), "texts": (Path("t"),), "output": Path("o"), **options}
+    assert LatentTraining(**given, long_context=23).long_context == 23
+    with pytest.raises(SpecbuildError, match="24 tokens never reach the context of 24"):
+        LatentTraining(**given, long_context=24)
+
+
+def test_the_least_of_the_numbers_must_narrow() -> None:
+    assert indexer_options(top_k=(4, 40)).top_k == (4, 40)
+    assert indexer_options(top_k=(27,)).top_k == (27,)
+    with pytest.raises(SpecbuildError, match="--top-k 28: sequences of 32 tokens are never"):
+        indexer_options(top_k=(28,))
+
+
+def test_joint_losses_are_checked_too() -> None:
+    with pytest.raises(SpecbuildError, match="--loss logits-k: expected each once"):
+        indexer_options(joint_losses=(("logits-k", 1.0),))
+
+
+def test_a_relaxed_choice_fades_by_the_scores_that_are_chosen_among() -> None:
+    """A kept key's score, however large, moves no other key."""
+    scene = type("Scene", (), {"visible": lambda _: torch.ones(6, 6, dtype=torch.bool).tril()})()
+    narrowing = indexers.Narrowing(2, 1, 1, "relaxed")
+    layer = indexers.LayerIndexer(
+        4, indexers.IndexerShape(1, 4), narrowing, torch.Generator().manual_seed(0)
+    )
+    x = torch.rand(1, 6, 4, generator=torch.Generator().manual_seed(1))
+    joins = []
+    for first in (1.0, 50.0):
+        scores = torch.arange(36.0).view(1, 6, 6).sin()
+        scores[..., 0] = first
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(indexers, "indexer_scores", lambda *_, found=scores: found)
+            joins.append(layer._joins(x, scene)[0, 0, 5])
+    torch.testing.assert_close(joins[0], joins[1])
+    assert joins[0][0] == 0 and (joins[0][1:5] < 0).all()
