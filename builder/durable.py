@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 _AT_FDCWD = -100
@@ -29,6 +30,24 @@ def write_bytes(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     fsync(path)
+
+
+def replace_file(file: Path, write: Callable[[Path], object]) -> None:
+    """Has ``write`` fill a new file and gives it the name, making its folder.
+
+    The name holds what it held before until the new file is whole and synced, and where ``write``
+    or the disk fails, whose error is raised.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    staged = file.with_name(f".{file.name}.new")
+    try:
+        write(staged)
+        fsync(staged)
+        staged.replace(file)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
+    fsync(file.parent)
 
 
 def fsync_tree(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from specbuild.builder.durable import fsync, write_bytes
+from specbuild.builder.durable import replace_file
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -18,13 +18,10 @@ def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     (``safetensors.torch.save_file`` leaves it readable for its owner alone.) SpecbuildError where
     the disk refuses.
     """
-    unfinished = file.with_name(f".{file.name}.writing")
+    data = save(dict(tensors), metadata={"format": "pt"})
     try:
-        write_bytes(unfinished, save(dict(tensors), metadata={"format": "pt"}))
-        unfinished.rename(file)
+        replace_file(file, lambda staged: staged.write_bytes(data))
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise SpecbuildError(
             f"{file} cannot be written ({error.strerror}); free some space or name another place"
         ) from error
-    fsync(file.parent)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specbuild.builder.durable import fsync
+from specbuild.builder.durable import fsync, replace_file
 from specbuild.builder.training.corpus import Rows
 from specbuild.runtime.errors import SpecbuildError
 
@@ -48,7 +48,8 @@ class RunFolder:
             folder.path.mkdir(parents=True)
         except OSError as error:
             raise SpecbuildError(f"{folder.path}: cannot be made: {error.strerror}") from error
-        replace_file(folder.path / FINGERPRINT_FILE, lambda file: _write_text(file, fingerprint))
+        said = fingerprint.encode()
+        _replace(folder.path / FINGERPRINT_FILE, lambda file: file.write_bytes(said))
         return folder
 
     def _require_same(self, fingerprint: str, *, resume: bool) -> None:
@@ -96,7 +97,7 @@ class RunFolder:
 
     def save(self, state: dict[str, Any]) -> None:
         """Replace the saved state as a whole."""
-        replace_file(self.path / STATE_FILE, lambda file: torch.save(state, file))
+        _replace(self.path / STATE_FILE, lambda file: torch.save(state, file))
 
     def rows(self, name: str, make: Callable[[], Rows]) -> Rows:
         """The rows that ``make`` makes, kept so that a resumed run does not make them again."""
@@ -110,7 +111,7 @@ class RunFolder:
             with temporary.open("wb") as opened:
                 np.savez_compressed(opened, ids=rows.ids, counted=rows.counted)
 
-        replace_file(file, write)
+        _replace(file, write)
         return rows
 
     def publish(self, write: Callable[[Path], None], output: Path) -> None:
@@ -130,20 +131,9 @@ class RunFolder:
         shutil.rmtree(self.path)
 
 
-def _write_text(file: Path, text: str) -> None:
-    file.write_text(text, encoding="utf-8")
-
-
-def replace_file(file: Path, write: Callable[[Path], None]) -> None:
-    """Write a temporary file, sync it, and give it the name.
-
-    Raises:
-        SpecbuildError: the disk refuses.
-    """
-    temporary = file.with_name(f"{file.name}.part")
+def _replace(file: Path, write: Callable[[Path], object]) -> None:
+    """As ``replace_file``; SpecbuildError where the disk refuses."""
     try:
-        write(temporary)
-        fsync(temporary)
-        temporary.replace(file)
+        replace_file(file, write)
     except (OSError, RuntimeError) as error:
         raise SpecbuildError(f"{file}: cannot be written: {error}") from error

@@ -106,19 +106,15 @@ def test_a_model_without_full_attention_has_nothing_to_view() -> None:
         plan_engine(options(), sliding, None)
 
 
-ASKED = BuildOptions(model=Path("m"), output=Path("o"))
-
-
 def test_the_default_buffer_has_room_for_three_more_steps_of_a_large_tree() -> None:
     shape = DraftShape(8, 8, 60)
-    asked = replace(ASKED, enable_specpv=True)
-    specpv = specpv_of(asked, GPT_OSS_20B, shape, page_size=16, max_seq_len=16384)
+    specpv = specpv_of(options(), GPT_OSS_20B, shape, page_size=16, max_seq_len=16384)
     assert specpv is not None and specpv.n_spec_tokens_buf == 60 + 1 + 4 * 9
 
 
 def test_sequences_that_do_not_divide_take_a_turn_more() -> None:
     """Seven at a time of 16: three turns, so that four more steps must fit a buffer."""
-    asked = replace(ASKED, enable_specpv=True, specpv_n_spec_tokens_buf=30)
+    asked = options(specpv_n_spec_tokens_buf=30)
     shape = DraftShape(1, 4, 4)
     specpv = specpv_of(asked, GPT_OSS_20B, shape, page_size=16, max_seq_len=16384)
     assert specpv is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specbuild.builder.backends.cuda.kernels.kernel_source import PLUGINS, source_digest
-from specbuild.builder.durable import write_bytes
+from specbuild.builder.durable import replace_file
 from specbuild.builder.engine_writer import json_bytes
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.opspec import OpSpec
@@ -112,12 +112,10 @@ def read_tactics(path: Path) -> TacticFile:
 
 def write_tactics(path: Path, file: TacticFile) -> None:
     """Writes a file; what the name held before is there until the new one is whole."""
-    staged = path.with_name(f".{path.name}.new")
+    data = json_bytes(replace(file, kernels=dict(sorted(file.kernels.items()))))
     try:
-        write_bytes(staged, json_bytes(replace(file, kernels=dict(sorted(file.kernels.items())))))
-        staged.replace(path)
+        replace_file(path, lambda staged: staged.write_bytes(data))
     except OSError as error:
-        staged.unlink(missing_ok=True)
         raise SpecbuildError(
             f"{path} cannot be written ({error.strerror}); choose another --output"
         ) from error
