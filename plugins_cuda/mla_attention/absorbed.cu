@@ -20,6 +20,9 @@
 
 namespace {
 
+// Whether a tile's tokens adjoin where a row sees all of them and they are committed.
+constexpr bool kWithinPages = PAGE_SIZE % kTile == 0;
+
 // The copying warpgroup. The launch in front writes entries of the launch's own rows, of which a
 // row sees no more than there are, its last ones: tiles below those do not wait for it
 // (launches.py: reads_early).
@@ -34,20 +37,28 @@ __device__ __forceinline__ void copy_tiles(const uint4* c_pool, const RowInputs&
     ring &= ~1u;
     for (int tile = items.tile; tile < items.end; ++tile) {
       if ((tile + 1) * kTile > sees.last + 1 - LAUNCH_ROWS) pdl_wait();
-      TileCopy copy;
-      copy.look_up(c_pool, [&](int token) {
-        if (!sees.holds(tile * kTile + token)) return -1;
-        const int slot = items.rows.slot_of(tile * kTile + token, 0);
-        return table[slot / PAGE_SIZE] * PAGE_SIZE + slot % PAGE_SIZE;
-      });
       // What precedes the first phase counts as complete.
-      const uint32_t stage = ring & 1u;
-      mbarrier_wait(memory.empty + stage, (ring >> (1 + stage) & 1u) ^ 1u);
+      const uint32_t stage = ring & 1u, parity = (ring >> (1 + stage) & 1u) ^ 1u;
+      const auto fill = [&](const auto& copy) {
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        uint4* const to = memory.ring + stage * kStageUnits;
-        copy.start<EVICT_FIRST != 0>(to, part_start(part), part_start(part + 1));
-        cp_async_arrive(memory.full + stage * kParts + part);
+        for (int part = 0; part < kParts; ++part) {
+          mbarrier_wait(memory.empty + kParts * stage + part, parity);
+          start_copies<EVICT_FIRST != 0>(copy, memory.ring + stage * kStageUnits, part_start(part),
+                                         part_start(part + 1));
+          cp_async_arrive(memory.full + kParts * stage + part);
+        }
+      };
+      const int first = tile * kTile, last = first + kTile - 1;
+      if (kWithinPages && first >= sees.first && last <= items.rows.view[0].chain) {
+        fill(AdjoiningCopy{c_pool, table[first / PAGE_SIZE] * PAGE_SIZE + first % PAGE_SIZE});
+      } else {
+        TileCopy copy;
+        copy.look_up(c_pool, [&](int token) {
+          if (!sees.holds(first + token)) return -1;
+          const int slot = items.rows.slot_of(first + token, 0);
+          return table[slot / PAGE_SIZE] * PAGE_SIZE + slot % PAGE_SIZE;
+        });
+        fill(copy);
       }
       ring ^= 1u | 2u << stage;
     }
@@ -67,8 +78,15 @@ __device__ __forceinline__ void add_up(const uint4* q, const RowInputs& in, cons
     adder.clear();
 #pragma unroll 1
     for (int tile = items.tile; tile < items.end; tile += 2) {
-      adder.template take<0>(sees, tile);
-      if (tile + 1 < items.end) adder.template take<1>(sees, tile + 1);
+      const bool pair = tile + 1 < items.end;
+      if constexpr (group == 0) {
+        adder.take_even(sees, tile);
+        if (pair) adder.template take_other<1>();
+      } else if (pair) {
+        adder.take_two(sees, tile + 1);
+      } else {
+        adder.template take_other<0>();
+      }
     }
     adder.leave(items.row, items.slot, slot_sums, slot_values);
   }

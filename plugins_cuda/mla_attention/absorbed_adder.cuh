@@ -2,10 +2,11 @@
 //
 // One has a slot's even tiles and one the odd ones: S = Q·Cᵀ [64 heads, 64 tokens] by wgmma, and
 // the weights to shared memory. Both then add every tile's weighted values, each to its half of the
-// columns, in the order of the tiles. A tile is a chain of waits (scores, weights, sums), as two
-// stages hold no other that could go beside it; half of its weights are made while tensor cores sum
-// the other half. Every slot begins in the first stage, so that all addresses are constants; behind
-// an odd number of tiles the copier waits for the last one's sums before it goes on.
+// columns, in the order of the tiles. A pair of tiles is a chain of waits (scores, weights, sums of
+// the even one, weights and sums of the odd one, whose scores go beside the even one's weights), as
+// two stages hold no other that could go beside it. Every slot begins in the first stage, so that
+// all addresses are constants; behind an odd number of tiles the copier waits for the last one's
+// sums before it goes on.
 //
 // Constants of the kernel: those of absorbed_memory.cuh, Q_HEADS and PLACES.
 #pragma once
@@ -62,7 +63,7 @@ struct Adder {
   }
 
   // S = Q·Cᵀ as the tile arrives: sums 4n + 2j, + 1 are head j's at tokens 8n + 2t, + 1.
-  __device__ __forceinline__ void take_scores(float (&score)[32]) {
+  __device__ __forceinline__ void start_scores(float (&score)[32]) {
     constexpr int stage = group;
     // A panel further is as many units of 16 bytes, which matrices count in.
     const uint64_t queries = wgmma_matrix(memory.queries);
@@ -90,8 +91,6 @@ struct Adder {
       }
     }
     wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_pin(score);
   }
 
   // What a tile's scores weigh by: ``shift`` in exponents. A head's base stays where no score
@@ -187,37 +186,80 @@ struct Adder {
     wgmma_commit();
   }
 
-  // Adds the next tile. The warpgroup whose tile it is weighs its second half while tensor cores
-  // sum the first.
+  // The next tile's weighted values: what tensor cores can begin with, then the rest.
   template <int parity>
-  __device__ __forceinline__ void take(Span sees, int tile) {
-    constexpr bool own = parity == group;
-    Mbarrier* const weighed = memory.weighed + kHalves * parity;
-    float score[32], shift[2], added[2] = {0.0f, 0.0f};
-    if (own) {
-      take_scores(score);
-      settle(score, sees, tile, parity, shift);
-      weigh<0>(score, shift, parity, added);
-    }
-    mbarrier_wait(weighed, odd[parity]);
+  __device__ __forceinline__ void begin_sums() {
+    mbarrier_wait(memory.weighed + kHalves * parity, odd[parity]);
     rescale_sums(parity);
     fence_async_shared();
     wgmma_pin(sums);
     wgmma_fence();
     start_sums<parity, 0>();
-    if (own) weigh<1>(score, shift, parity, added);
-    mbarrier_wait(weighed + 1, odd[parity]);
+  }
+  template <int parity>
+  __device__ __forceinline__ void end_sums() {
+    mbarrier_wait(memory.weighed + kHalves * parity + 1, odd[parity]);
     start_sums<parity, 1>();
     odd[parity] ^= 1u;
-#pragma unroll
-    for (int j = 0; j < 2; ++j) total[j] += added[j];
+  }
+
+  // Waits for them and gives the tile and its weights back.
+  __device__ __forceinline__ void finish_sums(int parity) {
     wgmma_wait<0>();
     wgmma_pin(sums);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      mbarrier_arrive(memory.empty + parity);
-      mbarrier_arrive(memory.spent + parity);
-    }
+    if (threadIdx.x % 32 != 0) return;
+    mbarrier_arrive(memory.empty + kParts * parity + group);
+    if (kReaders == 2) mbarrier_arrive(memory.empty + kParts * parity + 1 - group);
+    mbarrier_arrive(memory.spent + parity);
+  }
+
+  __device__ __forceinline__ void add_weights(const float (&added)[2]) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) total[j] += added[j];
+  }
+
+  // Warpgroup 0's next tile, of whose weights it makes the second half while tensor cores sum the
+  // first.
+  __device__ __forceinline__ void take_even(Span sees, int tile) {
+    float score[32], shift[2], added[2] = {0.0f, 0.0f};
+    start_scores(score);
+    wgmma_wait<0>();
+    wgmma_pin(score);
+    settle(score, sees, tile, 0, shift);
+    weigh<0>(score, shift, 0, added);
+    begin_sums<0>();
+    weigh<1>(score, shift, 0, added);
+    end_sums<0>();
+    add_weights(added);
+    finish_sums(0);
+  }
+
+  // The other warpgroup's next tile.
+  template <int parity>
+  __device__ __forceinline__ void take_other() {
+    begin_sums<parity>();
+    end_sums<parity>();
+    finish_sums(parity);
+  }
+
+  // Warpgroup 1: an even tile and ``tile`` behind it. Tensor cores make the odd one's scores while
+  // the other warpgroup weighs the even one, and sum that one while this weighs.
+  __device__ __forceinline__ void take_two(Span sees, int tile) {
+    float score[32], shift[2], added[2] = {0.0f, 0.0f};
+    start_scores(score);
+    begin_sums<0>();
+    end_sums<0>();
+    wgmma_wait<kHalves>();
+    wgmma_pin(score);
+    settle(score, sees, tile, 1, shift);
+    weigh<0>(score, shift, 1, added);
+    finish_sums(0);
+    weigh<1>(score, shift, 1, added);
+    begin_sums<1>();
+    end_sums<1>();
+    add_weights(added);
+    finish_sums(1);
   }
 
   // Whether this warpgroup leaves its columns 8n … 8n + 7: those of the middle panel are both's.

@@ -14,8 +14,11 @@ constexpr int kStages = 2;  // of even and of odd tiles
 constexpr int kEntrySteps = ENTRY / 16;
 constexpr int kLastPanel = kEntryPanels - 1;
 constexpr int kHeldSteps = kEntrySteps - 4 * kLastPanel;
-constexpr int kQueryUnits = kHeads * 8;                      // of a panel
-constexpr int kParts = kEntryPanels < 3 ? kEntryPanels : 3;  // of a tile, that arrive by themselves
+constexpr int kQueryUnits = kHeads * 8;  // of a panel
+// Of a tile, that arrive and are given back by themselves: the panels whose values warpgroup 0
+// sums, and the others. Where both sum the middle one, both give both back.
+constexpr int kParts = 2, kFirstPanels = kValuePanels / 2;
+constexpr int kReaders = kValuePanels % 2 == 0 ? 1 : 2;
 constexpr int kOwnColumns = 64 * kOwnPanels;
 constexpr int kHalves = 2;  // of a tile's weights, that arrive by themselves
 constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
@@ -37,7 +40,7 @@ struct Memory {
   float* bases;         // [2][kHeads]: the score that a tile's weights are taken by
   float* totals;        // [2][kHeads]
   Mbarrier* full;       // [kStages][kParts]
-  Mbarrier* empty;      // [kStages]
+  Mbarrier* empty;      // [kStages][kParts]
   Mbarrier* weighed;    // [2][kHalves]: weights are there
   Mbarrier* spent;      // [2]: weights are used up
   int* starts;          // [BATCH + 1]
@@ -51,7 +54,7 @@ struct Memory {
     totals = bases + 2 * kHeads;
     full = reinterpret_cast<Mbarrier*>(totals + 2 * kHeads);
     empty = full + kStages * kParts;
-    weighed = empty + kStages;
+    weighed = empty + kStages * kParts;
     spent = weighed + 2 * kHalves;
     starts = reinterpret_cast<int*>(spent + 2);
   }
@@ -62,14 +65,14 @@ struct Memory {
 
   __device__ __forceinline__ void open_barriers() const {
     for (int i = 0; i < kStages * kParts; ++i) mbarrier_init(full + i, kCopyThreads);
-    for (int i = 0; i < kStages; ++i) mbarrier_init(empty + i, kConsumers / 32);
+    for (int i = 0; i < kStages * kParts; ++i) mbarrier_init(empty + i, kReaders * 4);
     for (int i = 0; i < 2 * kHalves; ++i) mbarrier_init(weighed + i, kConsumers / 64);
     for (int i = 0; i < 2; ++i) mbarrier_init(spent + i, kConsumers / 32);
     mbarrier_init_fence();
   }
 };
 
-// Panels in front of a part.
+// Panels in front of a part; behind the last: of a tile.
 __device__ __forceinline__ constexpr int part_start(int part) {
-  return part * kEntryPanels / kParts;
+  return part == 0 ? 0 : part == 1 ? kFirstPanels : kEntryPanels;
 }

@@ -149,7 +149,7 @@ __device__ __forceinline__ void copy_tiles(const Inputs& in, const Memory& memor
       if (round > 0) mbarrier_wait(memory.empty + stage, (round + 1) % 2);
       fetch_tables<kCopyThreads>(in.cos, in.sin, POSITIONS, memory.tables + stage * kTableUnits,
                                  [&](int token) { return walk.position_of(from + token); });
-      copy.start(memory.ring + stage * kStageUnits, 0, kEntryPanels);
+      start_copies(copy, memory.ring + stage * kStageUnits, 0, kEntryPanels);
       cp_async_arrive(memory.full + stage);
     }
   });

@@ -186,6 +186,10 @@ _KERNEL_LAUNCHES = {
         [Branch(100, 0, BUSHY), Branch(66, 1)], rope=16, heads=(1, 6), widths=(16, 32),
         latent=80, biases=False, page_size=16,
     ),
+    "absorbed: a branch over the end of a page": latent_launch(
+        [Branch(100, 0, (-1, -1, 0, *range(2, 40))), Branch(150, 0, BUSHY)], rope=16, heads=(1, 3),
+        widths=(16, 16), latent=80, biases=False, page_size=64,
+    ),
 }  # fmt: skip
 
 # Sizes of a test that an emulator takes long for.
