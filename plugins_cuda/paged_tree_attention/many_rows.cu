@@ -5,9 +5,10 @@
 //   workspace_sums    f32  [T, KV_HEADS, SLOTS, GROUP, 2], out, of slots that rows see
 //   workspace_values  f32  [T, KV_HEADS, SLOTS, GROUP, WIDTH], out, likewise
 //
-// Grid (row tiles × SLOTS, KV_HEADS). A CTA has up to 32 rows of a sequence and a slot of the
-// context; the CTAs of one slot stand next to each other, so that L2 serves their keys once. CTAs
-// without rows or keys leave at once. Four warpgroups take 8 rows × 8 heads
+// Grid (SLOTS, KV_HEADS, row tiles). A CTA has up to 32 rows of a sequence and a slot of the
+// context. CTAs of a row tile stand next to each other, since only the last of a sequence's may
+// have fewer rows: what takes longest begins first. Each tile's reads keys anew, which is not what
+// they wait for. CTAs without rows or keys leave at once. Four warpgroups take 8 rows × 8 heads
 // each, a fifth copies tiles of 32 keys and values into a ring, each of its warps every fourth. The
 // scores of a tile run on the tensor cores together with the values of the one before
 // (FlashAttention-3, arXiv 2407.08608, section 3.2), and one warpgroup's softmax beside the others'
@@ -154,8 +155,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   __shared__ ManyRow opened[kRows];
   pdl_launch_dependents();
   pdl_wait();
-  const int row_tiles = static_cast<int>(gridDim.x) / SLOTS;
-  const RowTile own = row_tile<kRows>(row_start, static_cast<int>(blockIdx.x) % row_tiles);
+  const RowTile own = row_tile<kRows>(row_start, static_cast<int>(blockIdx.z));
   if (own.count == 0 || is_few(row_start, own.sequence)) return;
   const int start = tree_start[own.sequence];
   if (threadIdx.x < kRows) {
@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   const ManyRows rows(opened, own.count, start);
-  const int slot = static_cast<int>(blockIdx.x) / row_tiles;
+  const int slot = static_cast<int>(blockIdx.x);
   if (slot >= rows.chunks()) return;
   const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
   if (group == kGroups) {

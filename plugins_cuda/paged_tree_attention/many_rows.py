@@ -40,7 +40,7 @@ def with_many(shape: Geometry, plain: Lowering, split: int, slots: int) -> Lower
     tiles = (shape.rows - 1) // ROWS_OF_A_CTA + shape.batch
     attend = OpLaunch(
         Kernel("paged_tree_attention", "attend_many", constants, "many_rows.cu"),
-        grid=(tiles * slots, shape.kv_heads, 1),
+        grid=(slots, shape.kv_heads, tiles),
         block=THREADS,
         shared_bytes=STAGES * 2 * STAGE_KEYS * WIDTH * 2 + HELD_BYTES,
         arguments=(*ARGUMENTS[:8], *names),
