@@ -34,7 +34,10 @@ from specbuild.runtime.errors import SpecbuildError
 FOLDER = "rms_moe"
 MOST_DECODE_ROWS = 256
 ROUTER_WARPS = 15
-ROUTER_EXPERTS = 8
+# Multiprocessors that the dense layer in front leaves to the router: its CTAs have one each, and a
+# CTA that found none would ask for its weights only when that layer ends. So it takes 16 experts
+# where 8 make more CTAs.
+ROUTER_CTAS = 8
 # Threads of a CTA that adds the experts up, and columns of each.
 ADD_THREADS, ADD_COLUMNS = 256, 4
 
@@ -197,18 +200,21 @@ def _expert_constants(
 
 def _route(request: LoweringRequest, sizes: Sizes) -> OpLaunch:
     blocks = sizes.hidden // BLOCK
-    warps = -(-blocks // -(-blocks // ROUTER_WARPS))
+    experts = 8 if sizes.experts <= 8 * ROUTER_CTAS else 16
+    # A thread finishes a logit of 8 rows and the CTA's experts.
+    warps = max(experts // 4, -(-blocks // -(-blocks // ROUTER_WARPS)))
     constants = (
         ("ROWS", sizes.rows),
         ("SEQUENCES", sizes.sequences),
         ("HIDDEN", sizes.hidden),
         ("EXPERTS", sizes.experts),
+        ("ROUTER_EXPERTS", experts),
         ("ROUTER_WARPS", warps),
         ("EPS", float(request.attributes["eps"])),
     )
     return OpLaunch(
         kernel=Kernel(FOLDER, "route_rows", constants, file="route.cu"),
-        grid=(-(-sizes.experts // ROUTER_EXPERTS), -(-sizes.rows // 8), 1),
+        grid=(-(-sizes.experts // experts), -(-sizes.rows // 8), 1),
         block=32 * warps,
         shared_bytes=0,
         arguments=(

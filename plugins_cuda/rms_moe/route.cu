@@ -8,20 +8,22 @@
 //   workspace_normed    [ROWS, HIDDEN] bf16, out: the live rows, normed
 //   workspace_logits    [ROWS, EXPERTS] f32, out: of the live rows
 //
-// Grid (EXPERTS / 8, ROWS / 8): a CTA computes the logits of 8 rows for 8 experts, each warp a
-// fixed slice of HIDDEN whose router weights it holds in registers before it waits for x; slices
-// are summed in a fixed order. One row of GPT-OSS reads 184 kB (20B) or 737 kB (120B) of weights,
-// hidden behind the launch in front (few registers, so that a CTA fits beside that one's); what
-// remains is latency: x from L2, two sums over the warps, 12 mma in two chains, about 1.5 µs.
-// Who reads the logits chooses: see RoutedRows in expert_routing.cuh.
+// Grid (EXPERTS / ROUTER_EXPERTS, ROWS / 8): a CTA computes the logits of 8 rows for 8 or 16
+// experts, each warp a fixed slice of HIDDEN whose router weights it holds in registers before it
+// waits for x; slices are summed in a fixed order. One row of GPT-OSS reads 184 kB (20B) or 737 kB
+// (120B) of weights, hidden behind the launch in front where that leaves each CTA a multiprocessor
+// (lowering.py: ROUTER_CTAS); what remains is latency: x from L2, two sums over the warps, 12 mma
+// in two chains, about 1.5 µs. Who reads the logits chooses: see RoutedRows in expert_routing.cuh.
 #include "../_device/bf16.cuh"
 #include "../_device/ptx.cuh"
 #include "../_device/ptx_load.cuh"
 
 constexpr int kBlocks = HIDDEN / 32;
 constexpr int kSteps = ceil_div(kBlocks, ROUTER_WARPS);
-constexpr int kExperts = 8;
+constexpr int kExperts = ROUTER_EXPERTS, kHalves = kExperts / 8;
 constexpr int kThreads = 32 * ROUTER_WARPS;
+static_assert(kExperts == 8 || kExperts == 16, "rows of one mma");
+static_assert(8 * kExperts <= kThreads, "a thread finishes a logit");
 // Slices of HIDDEN, with zeros up to a multiple of 4.
 constexpr int kSlices = round_up(ROUTER_WARPS, 4);
 
@@ -55,12 +57,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   const int first_block = warp * kSteps, first_column = 32 * first_block + 8 * t;
   const uint16_t* const expert_weight = router_weight + (first_expert + g) * HIDDEN + first_column;
-  uint4 weights[kSteps];
+  uint4 weights[kSteps][kHalves];
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const bool inside = first_block + step < kBlocks;
-    weights[step] =
-        inside && first_expert + g < EXPERTS ? load_early16(expert_weight + 32 * step) : nothing;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const bool there = inside && first_expert + 8 * half + g < EXPERTS;
+      weights[step][half] =
+          there ? load_early16(expert_weight + 8 * half * HIDDEN + 32 * step) : nothing;
+    }
     // In shared memory because registers are short.
     if (inside && g == 0) {
       shared.norm[warp][step][t] = load_early16(norm + first_column + 32 * step);
@@ -74,7 +80,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   for (int i = threadIdx.x; i < 8 * kSlices; i += kThreads) {
     reinterpret_cast<float*>(shared.squares)[i] = 0.0f;
   }
-  for (int i = 64 * ROUTER_WARPS + threadIdx.x; i < 64 * kSlices; i += kThreads) {
+  for (int i = 8 * kExperts * ROUTER_WARPS + threadIdx.x; i < 8 * kExperts * kSlices;
+       i += kThreads) {
     reinterpret_cast<float*>(shared.logits)[i] = 0.0f;
   }
   __syncthreads();
@@ -105,22 +112,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   const float mean = ((total.x + total.y) + (total.z + total.w)) * (1.0f / HIDDEN);
   const float rate = rsqrtf(mean + static_cast<float>(EPS));
-  // Two chains of sums, which the tensor cores work on in turn; mma rows 8 to 15 stay empty.
+  // Two chains of sums, which the tensor cores work on in turn; with 8 experts rows 8 to 15 stay
+  // empty.
   float sums[2][4] = {};
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     if (first_block + step >= kBlocks) break;
-    const uint4 v = values[step], n = shared.norm[warp][step][t], w = weights[step];
+    const uint4 v = values[step], n = shared.norm[warp][step][t];
+    const uint4 w = weights[step][0], more = kHalves == 2 ? weights[step][kHalves - 1] : nothing;
     const uint4 normed = make_uint4(normed_pair(v.x, n.x, rate), normed_pair(v.y, n.y, rate),
                                     normed_pair(v.z, n.z, rate), normed_pair(v.w, n.w, rate));
     if (blockIdx.x == 0 && row < live) {
       *reinterpret_cast<uint4*>(workspace_normed + row_at + 32 * step) = normed;
     }
-    mma_bf16(sums[0], {w.x, 0u, w.y, 0u}, {normed.x, normed.y});
-    mma_bf16(sums[1], {w.z, 0u, w.w, 0u}, {normed.z, normed.w});
+    mma_bf16(sums[0], {w.x, more.x, w.y, more.y}, {normed.x, normed.y});
+    mma_bf16(sums[1], {w.z, more.z, w.w, more.w}, {normed.z, normed.w});
   }
 #pragma unroll
-  for (int i = 0; i < 2; ++i) shared.logits[warp][g][2 * t + i] = sums[0][i] + sums[1][i];
+  for (int i = 0; i < 2 * kHalves; ++i) {
+    shared.logits[warp][g + i / 2 * 8][2 * t + i % 2] = sums[0][i] + sums[1][i];
+  }
   __syncthreads();
   if (finishes && own_row < live) {
     float parts[4] = {};

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from gpt_oss_requests import attention, projection, qkv
+from gpt_oss_requests import attention, experts_request, projection, qkv
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +57,19 @@ def test_what_is_left_free_gives_no_cta_more_to_do(multiprocessors: int) -> None
         units = int(constants["TILE_COUNT"]) * 8 // int(constants["UNIT_PAIRS"])
         assert -(-units // launch.grid[0]) == -(-units // min(units, multiprocessors))
         assert launch.grid[0] >= multiprocessors - multiprocessors // 16
+
+
+@pytest.mark.parametrize("experts", [32, 128])
+@pytest.mark.parametrize("rows", [1, 4, 8])
+def test_what_o_leaves_free_is_enough_for_the_router(rows: int, experts: int) -> None:
+    lower = op_named("RmsMoe").lower
+    assert lower is not None
+    request = replace(experts_request(rows, experts), phase="decode")
+    router = lower(request).launches[0]
+    assert router.kernel.entry == "route_rows"
+    left = HOPPER.multiprocessors - launched("Linear", projection(rows, 4096)).grid[0]
+    assert router.grid[0] * router.grid[1] <= left
+    assert int(dict(router.kernel.constants)["ROUTER_EXPERTS"]) * router.grid[0] == experts
 
 
 def test_so_does_qkv() -> None:
