@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any, TextIO
 
@@ -11,10 +12,16 @@ from rich.table import Table
 
 from specbuild.runtime.strict_json import to_json
 
+# Columns of what is no terminal and has none by COLUMNS: a table of a sweep is legible in a file.
+_FILE_COLUMNS = 200
+
 
 def plain_console(file: TextIO) -> Console:
     """A console that takes text as it is: names and paths may hold brackets."""
-    return Console(file=file, highlight=False, markup=False)
+    bounded = file.isatty() or "COLUMNS" in os.environ
+    return Console(
+        file=file, highlight=False, markup=False, width=None if bounded else _FILE_COLUMNS
+    )
 
 
 def output() -> Console:

@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from specbuild.cli.sweep_budget import Budget
-from specbuild.cli.sweep_report import KernelTime, Phase, phase_of
+from specbuild.cli.sweep_report import KernelTime, Phase, experts_read, phase_of
 from specbuild.cli.sweep_steps import ROOM, Emit
 from specbuild.runtime.byte_floor import BytesByPart, EngineTraffic, Work
 from specbuild.runtime.engine import Engine
@@ -141,8 +141,12 @@ class _Timing:
         """Each sequence feeds ``fed`` tokens again in turn: one refresh for so many steps."""
         batch = self._placed.batch
         steps = max(1.0, fed / self._tokens_a_step / batch)
-        time_s = ((steps - 1) * partial.time_s + refresh.time_s) / steps
-        read = ((steps - 1) * partial.bytes_total + refresh.bytes_total) / steps
+
+        def mean(of_partial: float, of_refresh: float) -> float:
+            return ((steps - 1) * of_partial + of_refresh) / steps
+
+        time_s = mean(partial.time_s, refresh.time_s)
+        read = mean(partial.bytes_total, refresh.bytes_total)
         rate = read / time_s
         ceiling = self._sweep.ceiling_bytes_per_s
         return replace(
@@ -153,6 +157,7 @@ class _Timing:
             bytes_total=read,
             bytes_per_s=rate,
             share_of_ceiling=None if ceiling is None else rate / ceiling,
+            experts=mean(partial.experts, refresh.experts),
             tokens_per_s=self._rate(time_s),
         )
 
@@ -203,7 +208,8 @@ class _Timing:
             operations=traffic.target.floating_operations(work),
             ceiling_bytes_per_s=self._sweep.ceiling_bytes_per_s,
         )
-        return replace(row, context=self._context)
+        experts = experts_read(traffic.target, work)
+        return replace(row, context=self._context, experts=experts)
 
     def _reset(self, state: State) -> Callable[[], None]:
         """The placed sequences with this state of their views; no full step unless it says so."""

@@ -62,7 +62,8 @@ def test_rows_start_from_the_states_they_name(
     monkeypatch.setattr(sweep_views, "RETRIEVED_TOKENS", (16, 48, 8192))
     rows: list[Phase] = []
     budget = Budget.of(600.0, [])
-    sweep = sweep_views.ViewSweep(engine, EngineTraffic(PassTraffic(dense_bytes=1000)), 1e9, 2)
+    target = PassTraffic(dense_bytes=1000, expert_bytes=10, experts=4, experts_per_token=2)
+    sweep = sweep_views.ViewSweep(engine, EngineTraffic(target), 1e9, 2)
     monkeypatch.setattr(sweep_views, "cuda_executor", lambda e: e.executor)
     monkeypatch.setattr(placed_sequences, "cuda_executor", lambda e: e.executor)
     sweep.run([2], [200, 30, 9000], budget, rows.append)
@@ -82,6 +83,11 @@ def test_rows_start_from_the_states_they_name(
     assert mix.time_s == pytest.approx((1.3715 * 1e-3 + 3e-3) / 2.3715, rel=1e-3)
     assert mix.tokens_per_s == pytest.approx(2 * 2.53 / mix.time_s)
     assert rows[0].context > 199
+    # Two sequences with three rows each choose 2 of 4 experts; a refresh has 12 rows more.
+    assert rows[2].experts == pytest.approx(4 * (1 - 0.5**6))
+    assert rows[3].experts == pytest.approx(4 * (1 - 0.5**18))
+    assert rows[2].experts < mix.experts < rows[3].experts
+    assert mix.bytes_total == pytest.approx(1000 + 10 * mix.experts)
 
 
 def test_an_engine_without_views_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,22 @@ def drawn(renderable: object) -> str:
     return file.getvalue()
 
 
+def test_a_file_is_wide_enough_for_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert plain_console(io.StringIO()).width == 200
+    monkeypatch.setenv("COLUMNS", "90")
+    assert plain_console(io.StringIO()).width == 90
+
+
+def test_a_terminal_has_its_own_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert plain_console(Terminal()).width == Console(file=Terminal()).width
+
+
 def test_run_table_holds_every_statistic() -> None:
     text = drawn(run_table([RunRecord("a [b]", (1,), (2,), "x", "stop", STATS)]))
     for part in ("11", "29", "13", "2.15", "0:3 1:5 3:5", "12.3 ms", "4.0 ms", "241.7"):
