@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from specbuild.builder.backends.cuda.kernels.kernel_case import (
     SMALL_TARGET,
     bits,
+    cases_for,
     kernel_case,
     values,
 )
@@ -22,12 +24,13 @@ from specbuild.plugins_cuda.cases import Case
 from specbuild.plugins_cuda.dsa_check.cases import Break, lists
 from specbuild.plugins_cuda.dsa_indexer.cases import indexer_launch
 from specbuild.plugins_cuda.dsa_indexer.key_types import as_cached
-from specbuild.plugins_cuda.launches import LoweringRequest, Phase, TensorInfo
+from specbuild.plugins_cuda.launches import LoweringRequest, Phase, Target, TensorInfo
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.plugins_cuda.paged_tree_attention.cases import BUSHY, Branch
 from specbuild.plugins_cuda.path_commit.cases import KERNEL_CASES as COMMIT_CASES
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_indexer.cases import Sizes, index
+from specbuild.runtime.errors import SpecbuildError
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 
@@ -250,3 +253,39 @@ def checked(op: OpSpec, case: Case) -> None:
     inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
     outputs = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
     drawn.check(run_lowering(op, drawn.lowering("decode", SMALL_TARGET), inputs, outputs))
+
+
+@pytest.mark.parametrize(
+    ("op", "change", "taken"),
+    [
+        ("DsaIndexer", {"heads": 64, "width": 256}, True),
+        ("DsaIndexer", {"heads": 65}, False),
+        ("DsaIndexer", {"width": 264}, False),
+        ("DsaIndexer", {"width": 12}, False),
+        ("DsaIndexer", {"dtype": "float32"}, False),
+        ("KvBlockSelect", {"group": 8, "width": 128}, True),
+        ("KvBlockSelect", {"group": 9}, False),
+        ("KvBlockSelect", {"width": 144}, False),
+        ("KvBlockSelect", {"width": 72}, False),
+        ("KvBlockSelect", {"dtype": "float32"}, False),
+    ],
+)
+def test_queries_that_the_kernels_do_not_take_are_refused(
+    op: str, change: dict[str, Any], taken: bool
+) -> None:
+    found = op_named(op)
+    request = kernel_case(found, cases_for(found, "decode", gpu=False)[0]).request(
+        "decode", Target()
+    )
+    rows, heads, width = request.tensors["q"].shape
+    if "group" in change:
+        heads = change["group"] * request.tensors["summary_pool"].shape[1]
+    shape = (rows, change.get("heads", heads), change.get("width", width))
+    q = TensorInfo(shape, change.get("dtype", "bfloat16"))
+    request = replace(request, tensors={**request.tensors, "q": q})
+    assert found.lower is not None
+    if taken:
+        assert found.lower(request).launches
+        return
+    with pytest.raises(SpecbuildError, match=f"{op}: .* build for the cpu target"):
+        found.lower(request)
