@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.plugins_cuda.rms_moe.packing import down_steps, gate_up_steps, tile_bytes
 
 HIDDEN = 2880
 
@@ -13,15 +14,17 @@ def bf16(*shape: int) -> TensorInfo:
     return TensorInfo(shape, "bfloat16")
 
 
-def experts_request(rows: int, experts: int = 32) -> LoweringRequest:
+def experts_request(rows: int, experts: int = 32, hidden: int = HIDDEN) -> LoweringRequest:
     """RmsMoe over ``rows`` rows of two sequences, for decoding."""
+    gate_up, down = tile_bytes(gate_up_steps(hidden)), tile_bytes(down_steps(2880))
     tensors = {
-        "x": bf16(rows, 2880), "norm": bf16(2880),
-        "router_weight": bf16(experts, 2880), "router_bias": bf16(experts),
-        "gate_up": TensorInfo((experts, 360, 24576), "uint8"),
+        "x": bf16(rows, hidden), "norm": bf16(hidden),
+        "router_weight": bf16(experts, hidden), "router_bias": bf16(experts),
+        "gate_up": TensorInfo((experts, 360, gate_up), "uint8"),
         "gate_up_bias": bf16(experts, 5760),
-        "down": TensorInfo((experts, 360, 12288), "uint8"), "down_bias": bf16(experts, 2880),
-        "row_start": TensorInfo((3,), "int32"), "y": bf16(rows, 2880),
+        "down": TensorInfo((experts, hidden // 8, down), "uint8"),
+        "down_bias": bf16(experts, hidden),
+        "row_start": TensorInfo((3,), "int32"), "y": bf16(rows, hidden),
     }  # fmt: skip
     attributes = op_named("RmsMoe").complete({"eps": 1e-5, "top_k": 4})
     return LoweringRequest(tensors, attributes)

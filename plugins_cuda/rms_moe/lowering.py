@@ -36,8 +36,10 @@ MOST_DECODE_ROWS = 256
 ROUTER_WARPS = 15
 # Multiprocessors that the dense layer in front leaves to the router: its CTAs have one each, and a
 # CTA that found none would ask for its weights only when that layer ends. So it takes 16 experts
-# where 8 make more CTAs.
+# where 8 make more CTAs, and a warp's registers hold the weights of its blocks.
 ROUTER_CTAS = 8
+MOST_ROUTER_BLOCKS = {8: 9, 16: 6}
+MOST_HIDDEN = BLOCK * ROUTER_WARPS * MOST_ROUTER_BLOCKS[8]
 # Threads of a CTA that adds the experts up, and columns of each.
 ADD_THREADS, ADD_COLUMNS = 256, 4
 
@@ -142,6 +144,11 @@ def _checked(request: LoweringRequest) -> Sizes:
             f"{sizes.experts} experts, expected widths that are multiples of {BLOCK} and at most "
             "8 experts a row: build this model for the CPU."
         )
+    if sizes.hidden > MOST_HIDDEN:
+        raise SpecbuildError(
+            f"RmsMoe got hidden {sizes.hidden}, the router's registers hold {MOST_HIDDEN}: build "
+            "this model for the CPU."
+        )
     return sizes
 
 
@@ -200,9 +207,11 @@ def _expert_constants(
 
 def _route(request: LoweringRequest, sizes: Sizes) -> OpLaunch:
     blocks = sizes.hidden // BLOCK
-    experts = 8 if sizes.experts <= 8 * ROUTER_CTAS else 16
+    of_a_warp = -(-blocks // ROUTER_WARPS)
+    many = sizes.experts > 8 * ROUTER_CTAS and of_a_warp <= MOST_ROUTER_BLOCKS[16]
+    experts = 16 if many else 8
     # A thread finishes a logit of 8 rows and the CTA's experts.
-    warps = max(experts // 4, -(-blocks // -(-blocks // ROUTER_WARPS)))
+    warps = max(experts // 4, -(-blocks // of_a_warp))
     constants = (
         ("ROWS", sizes.rows),
         ("SEQUENCES", sizes.sequences),

@@ -316,6 +316,7 @@ def test_every_bucket_of_gpt_oss_has_tactics_that_fit(rows: int, experts: int) -
     ("change", "message"),
     [
         ({"rows": 257}, "257 rows, expected at most 256"),
+        ({"hidden": 4352}, "hidden 4352, the router's registers hold 4320"),
         (
             {"tactic": {"warps": 3, "stages": 2, "pass_rows": 8}},
             "got tactic",
@@ -327,7 +328,7 @@ def test_every_bucket_of_gpt_oss_has_tactics_that_fit(rows: int, experts: int) -
     ],
 )
 def test_what_the_kernels_cannot_compute_is_refused(change: dict[str, Any], message: str) -> None:
-    request = experts_request(change.get("rows", 1))
+    request = experts_request(change.get("rows", 1), hidden=change.get("hidden", 2880))
     ((name, value),) = change.items()
     if name in request.tensors:
         request = replace(request, tensors={**request.tensors, name: value})

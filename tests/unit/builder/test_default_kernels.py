@@ -16,6 +16,7 @@ from gpt_oss_requests import attention, experts_request, projection, qkv
 from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled, Compiler
 from specbuild.plugins_cuda.launches import RESERVED_BYTES, Kernel, LoweringRequest
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.plugins_cuda.rms_moe.lowering import MOST_HIDDEN
 from specbuild.plugins_cuda.rms_moe.memory import DYNAMIC_ALIGNMENT
 
 ROWS = (1, 8, 16, 32, 64, 128, 256)
@@ -43,9 +44,19 @@ def compile_defaults(name: str, *requests: LoweringRequest) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_no_default_spills_registers(rows: int) -> None:
-    compile_defaults("RmsMoe", experts_request(rows))
+    compile_defaults("RmsMoe", experts_request(rows), experts_request(rows, 128))
     compile_defaults("RmsQkvRope", qkv(rows))
     compile_defaults("Linear", projection(rows, 4096), projection(rows, 17280))
+
+
+@pytest.mark.parametrize("hidden", [2048, 2944, 4096, MOST_HIDDEN])
+def test_no_router_of_other_widths_spills_registers(hidden: int) -> None:
+    request = replace(experts_request(1, 128, hidden), phase="decode")
+    lower = op_named("RmsMoe").lower
+    assert lower is not None
+    router = lower(request).launches[0]
+    assert router.kernel.entry == "route_rows"
+    compiled([router.kernel])
 
 
 def test_attention_of_many_sequences_spills_no_registers() -> None:
