@@ -12,13 +12,13 @@ from rich.table import Table
 
 from specbuild.runtime.strict_json import to_json
 
-# Columns of what is no terminal and has none by COLUMNS: a table of a sweep is legible in a file.
+# Columns of a file or pipe, where COLUMNS does not say: a table of a sweep is legible there.
 _FILE_COLUMNS = 200
 
 
 def plain_console(file: TextIO) -> Console:
     """A console that takes text as it is: names and paths may hold brackets."""
-    bounded = file.isatty() or "COLUMNS" in os.environ
+    bounded = file.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return Console(
         file=file, highlight=False, markup=False, width=None if bounded else _FILE_COLUMNS
     )

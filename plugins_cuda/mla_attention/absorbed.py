@@ -7,7 +7,7 @@ from specbuild.plugins_cuda.mla_attention.geometry import ABSORBED_HEADS, PANEL,
 
 THREADS = 384
 STAGES = 2
-HALVES = 2
+PARTS, HALVES = 2, 2  # of a tile and of its weights, that arrive by themselves
 PROJECT_THREADS = 1024
 # At most, beside a head's weights: sums of slots by sixteen groups of threads, weights of slots.
 PROJECT_SCRATCH_BYTES = 36 << 10
@@ -113,7 +113,7 @@ def _attend(
         ("LAUNCH_ROWS", shape.rows),
     )
     return OpLaunch(
-        # With entries of no whole panels, a window and small pages the copier lacks some registers.
+        # With entries of no whole panels the copier lacks some registers.
         Kernel(
             "mla_attention",
             "attend_absorbed",
@@ -144,6 +144,6 @@ def absorbed_shared_bytes(shape: LatentGeometry) -> int:
     barriers; where the items of sequences begin."""
     panels = -(-shape.entry // PANEL)
     queries = (panels + 1) * ABSORBED_HEADS * 2 * PANEL
-    barriers = 2 * STAGES * HALVES + 6
+    barriers = 2 * STAGES * PARTS + 2 * HALVES + 2
     small = 4 * 6 * ABSORBED_HEADS + 8 * barriers + 4 * (shape.batch + 1)
     return STAGES * shape.stage_bytes + queries + small

@@ -7,12 +7,12 @@
 //
 // Grid (SLOTS, KV_HEADS, row tiles). A CTA has up to 32 rows of a sequence and a slot of the
 // context. CTAs of a row tile stand next to each other, since only the last of a sequence's may
-// have fewer rows: what takes longest begins first. Each tile's reads keys anew, which is not what
-// they wait for. CTAs without rows or keys leave at once. Four warpgroups take 8 rows × 8 heads
-// each, a fifth copies tiles of 32 keys and values into a ring, each of its warps every fourth. The
-// scores of a tile run on the tensor cores together with the values of the one before
-// (FlashAttention-3, arXiv 2407.08608, section 3.2), and one warpgroup's softmax beside the others'
-// products.
+// have fewer rows: of one sequence what takes longest begins first. Each row tile reads keys anew,
+// which is not what it waits for. CTAs without rows or keys leave at once. Four warpgroups take 8
+// rows × 8 heads each, a fifth copies tiles of 32 keys and values into a ring, each of its warps
+// every fourth. The scores of a tile run on the tensor cores together with the values of the one
+// before (FlashAttention-3, arXiv 2407.08608, section 3.2), and one warpgroup's softmax beside the
+// others' products.
 //
 // Why the bits are those of kernel.cu: a chain's tiles are taken one by one by that kernel's steps,
 // and wgmma's sums of k16 products have the bits of mma's (measured: 3.7 million sums over three

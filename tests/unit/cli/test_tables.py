@@ -51,6 +51,8 @@ def drawn(renderable: object) -> str:
 def test_a_file_is_wide_enough_for_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert plain_console(io.StringIO()).width == 200
+    monkeypatch.setenv("COLUMNS", "")
+    assert plain_console(io.StringIO()).width == 200
     monkeypatch.setenv("COLUMNS", "90")
     assert plain_console(io.StringIO()).width == 90
 
