@@ -116,6 +116,7 @@ class Ports:
         self._memory = memory
         for port in plan.ports:
             _check_port(port, plan.buffers)
+        _check_ring([port for port in plan.ports if port.name.startswith("ring.")])
 
     def find(self, name: str) -> Port | None:
         """The port, None where the plan has none of this name."""
@@ -167,6 +168,17 @@ def _check_port(port: Port, buffers: tuple[Buffer, ...]) -> None:
         or port.offset + port_bytes(port) > buffers[port.buffer].bytes
     ):
         raise EngineFileError(f"port {port.name!r} lies outside its buffer; build the engine again")
+
+
+def _check_ring(ports: list[Port]) -> None:
+    """Every port has a row for each step, and behind it one for each sequence."""
+    most = max(ports, key=lambda port: len(port.shape), default=None)
+    for port in ports:
+        if most is not None and port.shape[:2] != most.shape[: min(2, len(port.shape))]:
+            raise EngineFileError(
+                f"ports {most.name!r} {most.shape} and {port.name!r} {port.shape} differ in steps "
+                "or sequences; build the engine again"
+            )
 
 
 def _padded(size: int) -> int:

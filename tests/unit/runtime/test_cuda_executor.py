@@ -109,6 +109,30 @@ def test_a_port_outside_its_buffer_is_refused(port: Port) -> None:
         Ports(plan, memory)
 
 
+@pytest.mark.parametrize(
+    ("shape", "agree"),
+    [
+        ((4,), True),
+        ((4, 3), True),
+        ((4, 3, 9), True),
+        ((5,), False),
+        ((4, 2), False),
+        ((5, 3), False),
+    ],
+)
+def test_ports_of_the_ring_have_steps_and_sequences_alike(
+    shape: tuple[int, ...], agree: bool
+) -> None:
+    ports = (Port("ring.x", 2, 0, shape, "int32"), Port("ring.tokens", 2, 0, (4, 3, 2), "int32"))
+    gpu, plan = FakeGpu(), small_plan(ports=(*ports, Port("p", 2, 0, (7,), "int32")))
+    memory = DeviceMemory(gpu, plan, gpu.new_stream())
+    if agree:
+        assert Ports(plan, memory).find("ring.x") is not None
+        return
+    with pytest.raises(EngineFileError, match="differ in steps or sequences"):
+        Ports(plan, memory)
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=20))
 def test_staged_uploads_arrive_whole_however_late_they_run(sizes: list[int]) -> None:
