@@ -9,7 +9,7 @@ import pytest
 from toy_model import toy_manifest
 
 from specbuild.runtime.errors import EngineFileError
-from specbuild.runtime.manifest import Manifest, StoredFile
+from specbuild.runtime.manifest import Manifest, ShapeProfile, SizeRange, StoredFile
 from specbuild.runtime.manifest_check import check_manifest
 from specbuild.runtime.plan import PLAN_FILE
 
@@ -61,3 +61,20 @@ def test_groups_that_cannot_be_are_named(changes: dict[str, Any], message: str) 
 def test_a_negative_size_is_named() -> None:
     with pytest.raises(EngineFileError, match="-1 bytes"):
         check_manifest(replace(planned(), files={PLAN_FILE: replace(FILE, bytes=-1)}))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rises"),
+    [((1, 4, 8), True), ((0, 0, 0), True), ((8, 4, 8), False), ((1, 9, 8), False),
+     ((-1, 4, 8), False), ((1, 4, 1 << 60), False)],
+)  # fmt: skip
+def test_profiles_that_do_not_rise_are_named(sizes: tuple[int, int, int], rises: bool) -> None:
+    toy = toy_manifest(drafted=False, max_seq_len=48, max_batch_size=1)
+    [name, *_] = toy.roles
+    profile = ShapeProfile("usual", {"T": SizeRange(*sizes)})
+    changed = replace(toy, roles={**toy.roles, name: replace(toy.roles[name], profiles=(profile,))})
+    if rises:
+        check_manifest(changed)
+        return
+    with pytest.raises(EngineFileError, match=f"role {name}: profile usual gives axis T .* rise"):
+        check_manifest(changed)
