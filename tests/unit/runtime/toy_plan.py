@@ -116,3 +116,17 @@ def plan_file(plan: Plan, name: str) -> bytes:
     launch = {"kernel": index, "op": 0, "grid": [1, 1, 1], "block": 32, "shared_bytes": 0}
     launch |= {"arguments": arguments, "programmatic": True}
     return json.dumps({"ops": ops, "launches": [launch], "lifetimes": []}).encode()
+
+
+def small_plan(**changes: object) -> Plan:
+    """A plan of one buffer of each kind and an arena, and no programs."""
+    buffers = (
+        Buffer("w", "weights", 1000),
+        Buffer("cache:full", "cache", 3000),
+        Buffer("x", "state", 700),
+        Buffer("ring", "ring", 900),
+        Buffer("arena", "arena", 5000),
+        Buffer("v", "weights", 513),
+    )
+    plan = Plan("sm_90a", 132, 13000, buffers, (), (), ())
+    return dataclasses.replace(plan, **changes)
