@@ -50,6 +50,11 @@ def replace_file(file: Path, write: Callable[[Path], object]) -> None:
     fsync(file.parent)
 
 
+def replace_bytes(file: Path, data: bytes) -> None:
+    """As :func:`replace_file`, by a file of these bytes."""
+    replace_file(file, lambda staged: staged.write_bytes(data))
+
+
 def fsync_tree(folder: Path) -> None:
     """Syncs the entries of a folder and of all below it."""
     for path in (folder, *folder.rglob("*")):

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from specbuild.builder.durable import replace_file
+from specbuild.builder.durable import replace_bytes
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -18,9 +18,8 @@ def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     (``safetensors.torch.save_file`` leaves it readable for its owner alone.) SpecbuildError where
     the disk refuses.
     """
-    data = save(dict(tensors), metadata={"format": "pt"})
     try:
-        replace_file(file, lambda staged: staged.write_bytes(data))
+        replace_bytes(file, save(dict(tensors), metadata={"format": "pt"}))
     except OSError as error:
         raise SpecbuildError(
             f"{file} cannot be written ({error.strerror}); free some space or name another place"

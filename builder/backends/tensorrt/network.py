@@ -19,7 +19,7 @@ import numpy as np
 from specbuild.builder.backends.tensorrt.library import OFFERS, load, new_logger, new_monitor
 from specbuild.builder.backends.tensorrt.memory_watch import MemoryWatch, anonymous_bytes
 from specbuild.builder.backends.tensorrt.request import Binding, EngineRequest, EngineResult
-from specbuild.builder.durable import replace_file
+from specbuild.builder.durable import replace_bytes
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.engine_check import LIBRARIES
 
@@ -177,9 +177,8 @@ class EngineBuild:
 
     def _save_timing_cache(self) -> None:
         if self._request.timing_cache is not None:
-            path = Path(self._request.timing_cache)
             cache = bytes(self._config.get_timing_cache().serialize())
-            replace_file(path, lambda staged: staged.write_bytes(cache))
+            replace_bytes(Path(self._request.timing_cache), cache)
 
     def _write(self) -> int:
         trt = self._library

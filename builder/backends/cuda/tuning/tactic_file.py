@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specbuild.builder.backends.cuda.kernels.kernel_source import PLUGINS, source_digest
-from specbuild.builder.durable import replace_file
+from specbuild.builder.durable import replace_bytes
 from specbuild.builder.engine_writer import json_bytes
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.opspec import OpSpec
@@ -112,9 +112,9 @@ def read_tactics(path: Path) -> TacticFile:
 
 def write_tactics(path: Path, file: TacticFile) -> None:
     """Writes a file; what the name held before is there until the new one is whole."""
-    data = json_bytes(replace(file, kernels=dict(sorted(file.kernels.items()))))
+    sources = dict(sorted(file.kernels.items()))
     try:
-        replace_file(path, lambda staged: staged.write_bytes(data))
+        replace_bytes(path, json_bytes(replace(file, kernels=sources)))
     except OSError as error:
         raise SpecbuildError(
             f"{path} cannot be written ({error.strerror}); choose another --output"
