@@ -54,10 +54,10 @@ def time_prefill(
             time_s=median(times[1:]),
             floor=floor,
             operations=operations,
+            experts=experts_read(traffic.target, Work(chunks[0], 1, 0)),
             ceiling_bytes_per_s=ceiling_bytes_per_s,
         )
-        experts = experts_read(traffic.target, Work(chunks[0], 1, 0))
-        emit(replace(row, experts=experts, tokens_per_s=tokens / row.time_s))
+        emit(replace(row, tokens_per_s=tokens / row.time_s))
 
 
 def _prompt_bytes(traffic: EngineTraffic, work: Work) -> BytesByPart:

@@ -106,6 +106,8 @@ def phase_of(
     time_s: float,
     floor: BytesByPart,
     operations: float,
+    experts: float,
+    experts_measured: bool = False,
     ceiling_bytes_per_s: float | None,
 ) -> Phase:
     """A measured time beside its floor."""
@@ -128,8 +130,8 @@ def phase_of(
         share_of_ceiling=share,
         operations=operations,
         operations_per_s=operations / time_s if long_enough else None,
-        experts=0.0,
-        experts_measured=False,
+        experts=experts,
+        experts_measured=experts_measured,
         tokens_per_s=None,
         idle_s=None,
     )

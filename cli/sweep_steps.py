@@ -204,17 +204,17 @@ class StepSweep:
         traffic: PassTraffic | None = None,
     ) -> Phase:
         traffic = traffic or self.traffic.target
-        row = phase_of(
+        return phase_of(
             sweep,
             name,
             work,
             time_s=time_s,
             floor=floor or traffic.bytes_read(work),
             operations=traffic.floating_operations(work),
+            experts=experts_read(traffic, work),
+            experts_measured=step.experts is not None,
             ceiling_bytes_per_s=self.ceiling_bytes_per_s,
         )
-        measured = step.experts is not None
-        return replace(row, experts=experts_read(traffic, work), experts_measured=measured)
 
 
 def tree_text(shape: DraftShape) -> str:

@@ -206,10 +206,10 @@ class _Timing:
             time_s=time_s,
             floor=floor,
             operations=traffic.target.floating_operations(work),
+            experts=experts_read(traffic.target, work),
             ceiling_bytes_per_s=self._sweep.ceiling_bytes_per_s,
         )
-        experts = experts_read(traffic.target, work)
-        return replace(row, context=self._context, experts=experts)
+        return replace(row, context=self._context)
 
     def _reset(self, state: State) -> Callable[[], None]:
         """The placed sequences with this state of their views; no full step unless it says so."""
