@@ -11,7 +11,10 @@ _SUFFIX = ".svg"
 
 
 def require_plot_place(file: Path | None) -> None:
-    """SpecbuildError where ``--plot`` names nothing that an SVG could be written to."""
+    """SpecbuildError where ``--plot`` names nothing that an SVG could be written to.
+
+    ModuleNotFoundError where there is nothing to draw with.
+    """
     if file is None:
         return
     if file.suffix != _SUFFIX:
@@ -19,4 +22,4 @@ def require_plot_place(file: Path | None) -> None:
     if not file.parent.is_dir():
         raise SpecbuildError(f"--plot {file}: {file.parent} is no directory; make it first")
     if find_spec("matplotlib") is None:
-        raise SpecbuildError("--plot needs matplotlib: pip install 'specbuild[build]'")
+        raise ModuleNotFoundError("--plot draws with matplotlib", name="matplotlib")

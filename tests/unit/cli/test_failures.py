@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from specbuild.cli import main as command_line
+from specbuild.cli import plot_file
 from specbuild.cli.failures import failure_of
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
@@ -144,3 +145,15 @@ def test_help_needs_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["--version"]) == 0
     assert capsys.readouterr().out.strip()[0].isdigit()
+
+
+def test_a_picture_without_matplotlib_is_refused_by_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plot_file, "find_spec", lambda _name: None)
+    with pytest.raises(ModuleNotFoundError) as refused:
+        plot_file.require_plot_place(tmp_path / "one.svg")
+    failure = failure_of(refused.value)
+    assert failure.exit_code == 2
+    assert failure.sentence.startswith("package matplotlib is not installed: pip install")
+    plot_file.require_plot_place(None)
