@@ -17,7 +17,7 @@ from specbuild.builder.backend_lowering import (
     lower_cuda,
     lower_tensorrt_rtx,
 )
-from specbuild.builder.backends.cuda.kernels.nvrtc import SUPPORTED_GPUS, require_supported
+from specbuild.builder.backends.cuda.kernels.nvrtc import supported_gpu
 from specbuild.builder.backends.cuda.report import CudaReport
 from specbuild.builder.backends.cuda.support import (
     batch_warnings,
@@ -166,9 +166,7 @@ def _device(options: BuildOptions) -> str:
     if options.backend in TENSORRT_BACKENDS:
         return tensorrt_device(options)
     if options.backend == "cuda":
-        gpu = SUPPORTED_GPUS[0] if options.gpu is None else options.gpu
-        require_supported(gpu)
-        return gpu
+        return supported_gpu(options.gpu)
     for name, given in (("gpu", options.gpu), ("tactics", options.tactics)):
         if given is not None:
             raise SpecbuildError(f"--{name} {given} needs --backend cuda")

@@ -25,6 +25,7 @@ from specbuild.runtime.policy import (
     FixedPolicy,
     LearnedPolicies,
     default_policy,
+    undrafted,
 )
 from specbuild.runtime.request import Event, Request
 
@@ -80,7 +81,7 @@ class HostDecoder:
     def _measured_policy(self, *, sampled: bool) -> DraftPolicy:
         """A policy that starts from what the one before it, greedy or sampled, has learned."""
         if self._manifest.draft is None:
-            return FixedPolicy(None, max_depth=0, reason="the engine has no draft")
+            return undrafted()
         try:
             costs = self._costs
         except CannotMeasureError as error:

@@ -85,11 +85,16 @@ class FixedPolicy:
         """Learns nothing."""
 
 
+def undrafted() -> FixedPolicy:
+    """That of an engine without a draft."""
+    return FixedPolicy(None, max_depth=0, reason="the engine has no draft")
+
+
 def default_policy(manifest: Manifest, why: str) -> FixedPolicy:
     """The engine's default shape, no draft where it has none; ``why`` nothing was measured."""
     shape = manifest.draft_default
     if manifest.draft is None or shape is None:
-        return FixedPolicy(None, max_depth=0, reason="the engine has no draft")
+        return undrafted()
     reason = f"the engine's default, for {why}"
     return FixedPolicy(shape, max_depth=shape.draft_depth, reason=reason)
 

@@ -71,12 +71,12 @@ class RunFolder:
         """The folder that a run with this output has."""
         return cls(output.with_name(f"{output.name}.training"))
 
-    def remove_unbegun(self, *, besides: str = FINGERPRINT_FILE) -> None:
+    def remove_unbegun(self, *besides: str) -> None:
         """Takes a folder away in which nothing was done yet: a run that is refused leaves none.
 
-        ``besides``: a file that says no more than the options do.
+        ``besides``: files that say no more than the options do.
         """
-        nothing = {FINGERPRINT_FILE, besides}
+        nothing = {FINGERPRINT_FILE, *besides}
         if self.path.is_dir() and {f.name for f in self.path.iterdir()} <= nothing:
             shutil.rmtree(self.path)
 

@@ -17,11 +17,10 @@ import onnx_ir as ir
 from specbuild.builder.backend_lowering import Lowered, LoweringRun, run_role_passes
 from specbuild.builder.backends.cuda.engine import check_arguments, target_of
 from specbuild.builder.backends.cuda.kernels.nvrtc import (
-    SUPPORTED_GPUS,
     Compiled,
     Compiler,
     SpillError,
-    require_supported,
+    supported_gpu,
 )
 from specbuild.builder.backends.cuda.latents import widen_pools, with_padded_latents
 from specbuild.builder.backends.cuda.lowering import cuda_passes
@@ -127,8 +126,7 @@ def lower_plugins(
     from specbuild.builder.backends.tensorrt.plugin_plans import build_plugin_plans
 
     _require_options(options)
-    gpu = SUPPORTED_GPUS[0] if options.gpu is None else options.gpu
-    require_supported(gpu)
+    gpu = supported_gpu(options.gpu)
     draft = sources.draft_geometry
     dtype = (draft.dtype if draft is not None else None) or "bf16"
     fused = {role: models[role] for role in ENGINE_ROLES if role in models}

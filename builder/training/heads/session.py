@@ -96,7 +96,7 @@ class Session:
             yield cls(options, folder, workers, progress if workers.leads else SilentProgress())
         except SpecbuildError:
             if workers.leads:
-                folder.remove_unbegun(besides=INITIAL_FILE)
+                folder.remove_unbegun(INITIAL_FILE)
             raise
         finally:
             if workers.leads:

@@ -58,6 +58,16 @@ class Compiled:
     files: Mapping[str, bytes]
 
 
+def supported_gpu(asked: str | None) -> str:
+    """The architecture to build for: that of ``--gpu``, or the usual one.
+
+    SpecbuildError for one that the kernels have not run on.
+    """
+    gpu = SUPPORTED_GPUS[0] if asked is None else asked
+    require_supported(gpu)
+    return gpu
+
+
 def require_supported(gpu: str) -> None:
     """SpecbuildError for an architecture that the kernels have not run on."""
     if gpu not in SUPPORTED_GPUS:
