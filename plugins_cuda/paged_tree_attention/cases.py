@@ -324,6 +324,9 @@ _GPU_LAUNCHES = {
     "selected: a chain of 4 at 131k": _real(
         [Branch(131000, 0, chain_of(4))], selected=2148, padding_rows=0
     ),
+    "selected: thousands of 131k": _real(
+        [Branch(131071, 1), Branch(20000, 0, chain_of(4))], selected=20000, padding_rows=0
+    ),
     "selected: 8 chains of 4 at 8k, some whole": _real(
         [Branch(8000 + 31 * b, 0, chain_of(4)) for b in range(8)], selected=2148, whole_rows=1
     ),
