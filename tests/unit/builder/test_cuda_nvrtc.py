@@ -107,7 +107,17 @@ def test_other_gpus_are_refused_by_name() -> None:
 
 def test_without_nvrtc_there_is_a_remedy(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(SpecbuildError, match=r"pip install nvidia-cuda-nvrtc"):
+    with pytest.raises(SpecbuildError, match="pip install 'nvidia-cuda-nvrtc"):
+        Compiler("sm_90a").compile([kernel("scale")], lambda: None)
+
+
+def test_an_nvrtc_that_cannot_compile_the_kernels_is_refused(
+    plugins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cuda.bindings import nvrtc
+
+    monkeypatch.setattr(nvrtc, "nvrtcVersion", lambda: (nvrtc.nvrtcResult.NVRTC_SUCCESS, 13, 1))
+    with pytest.raises(SpecbuildError, match=r"NVRTC 13\.2 or later, this is 13\.1; pip install"):
         Compiler("sm_90a").compile([kernel("scale")], lambda: None)
 
 

@@ -17,7 +17,9 @@ from specbuild.runtime.plan import CompiledKernel
 
 SUPPORTED_GPUS = ("sm_90a",)
 KERNEL_FOLDER = "kernels"
-_REMEDY = "pip install nvidia-cuda-nvrtc cuda-bindings"
+# Older ones refuse generic lambdas in device code, and 13.0 spills registers of attend_many.
+LEAST_NVRTC = (13, 2)
+_REMEDY = f"pip install 'nvidia-cuda-nvrtc>={LEAST_NVRTC[0]}.{LEAST_NVRTC[1]}' cuda-bindings"
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -180,11 +182,17 @@ class Compiler:
         try:
             from cuda.bindings import nvrtc
 
-            nvrtc.nvrtcVersion()
+            _, *version = nvrtc.nvrtcVersion()
         except (ImportError, RuntimeError) as error:
             raise SpecbuildError(
                 f"compiling for CUDA needs NVRTC, which is not here ({error}); {_REMEDY}"
             ) from error
+        if tuple(version) < LEAST_NVRTC:
+            raise SpecbuildError(
+                "compiling for CUDA needs NVRTC {}.{} or later, this is {}.{}; {}".format(
+                    *LEAST_NVRTC, *version, _REMEDY
+                )
+            )
         return nvrtc
 
     @cached_property
