@@ -1,8 +1,9 @@
 // Sums of latents, weighted: M rows of weights in shared memory times a tile, by one warpgroup.
 //
 // Constants of the kernel: those of latent_walk.cuh, VALUE (columns of an entry that are summed),
-// Q_HEADS, PLACES (of the workspaces, for a row and head). A warp has 16 columns of every 64 and
-// all rows of weights.
+// Q_HEADS, PLACES (of the workspaces, for a row and head), MIXERS (warpgroups of the CTA that do
+// this for rows of their own, the first ones where there are several). A warp has 16 columns of
+// every 64 and all rows of weights.
 #pragma once
 
 #include "attention_softmax.cuh"
@@ -11,7 +12,8 @@
 
 constexpr int kColumnParts = VALUE / 16;
 constexpr int kMixWarps = 4, kMixThreads = 32 * kMixWarps;
-constexpr int kMixBarrier = 3;
+constexpr int kMixBarrier = 3;  // of the first mixer
+static_assert(MIXERS == 1 || MIXERS == 2, "each has a barrier of its own");
 constexpr int kWarpParts = ceil_div(kColumnParts, kMixWarps);
 static_assert(VALUE % 16 == 0, "an mma has eight columns, and two share a load");
 
@@ -20,7 +22,12 @@ __device__ __forceinline__ int mix_thread() {
   return thread_index() % kMixThreads;
 }
 __device__ __forceinline__ void mix_sync() {
-  named_barrier_sync(kMixBarrier, kMixThreads);
+  // A number that is a constant: a barrier by register would have to be any of them.
+  if (MIXERS == 1 || thread_index() < kMixThreads) {
+    named_barrier_sync(kMixBarrier, kMixThreads);
+  } else {
+    named_barrier_sync(kMixBarrier + 1, kMixThreads);
+  }
 }
 
 // A row of weights' own softmax, by one thread: of a head and a row of the launch.

@@ -52,8 +52,14 @@ struct Span {
   }
 };
 
+// The last position that a row with such a view sees in tiles of all rows.
+__device__ __forceinline__ int shared_last_of(const RowView& view) {
+  return view.last >= 0 ? view.tree_start / kTile * kTile - 1 : view.end();
+}
+
 // A CTA's rows of a sequence; those past the last see nothing.
 struct LatentRows {
+  static constexpr int kOwners = ROWS == 1 ? 1 : 1 + ROWS;
   RowView view[ROWS];
   int shared_last[ROWS];  // the last position that each sees in tiles of all rows
   const int* bits[ROWS];  // of its ancestors
@@ -74,8 +80,7 @@ struct LatentRows {
       bits[r] = ancestor_bits + static_cast<int64_t>(row) * WORDS;
       view[r] = view_of<WORDS, WINDOW>(row_slot[row], tree_start, bits[r]);
       if (r >= rows) view[r] = {kNowhere, -1, tree_start, -1};
-      const bool alone = ROWS > 1 && view[r].last >= 0;
-      shared_last[r] = alone ? tree_start / kTile * kTile - 1 : view[r].end();
+      shared_last[r] = ROWS > 1 ? shared_last_of(view[r]) : view[r].end();
       first = min(first, view[r].first);
       shared_end = max(shared_end, shared_last[r]);
     }

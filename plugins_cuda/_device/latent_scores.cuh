@@ -68,11 +68,12 @@ struct Softmax {
     for (int i = 0; i < kCtaHeads * ROWS; ++i) state[i / ROWS][i % ROWS].clear();
   }
 
-  // S = Q·Kᵀ of a tile's keys once they are there, what is not seen left out; and each row's
-  // greatest to ``maxima``.
-  template <class Memory>
-  __device__ __forceinline__ void take_scores(const Memory& memory, int number,
-                                              const LatentRows& rows, const TileCursor& at) {
+  // S = Q·Kᵀ of a tile's keys, what is not seen left out; and each row's greatest to ``maxima``.
+  // ``keys()`` gives them once they are there, ``used_up()`` gives them back.
+  template <class Keys, class UsedUp>
+  __device__ __forceinline__ void take_scores(const Keys& keys, const UsedUp& used_up,
+                                              float* maxima, const LatentRows& rows,
+                                              const TileCursor& at) {
     const int lane = thread_index() % 32, t = lane % 4, block = warp() * kBlocks;
     if (!kHoldsQueries) load();
     bool listed[2 * kBlocks];
@@ -80,10 +81,10 @@ struct Softmax {
     for (int i = 0; i < 2 * kBlocks && LISTED; ++i) {
       listed[i] = rows.listed_slot(at.tile * kTile + (block + i / 2) * 8 + 2 * t + i % 2) >= 0;
     }
-    mbarrier_wait(memory.rebuilt + number % 2, number / 2 % 2);
+    const uint2* const of_tile = keys();
 #pragma unroll
     for (int head = 0; head < kCtaHeads; ++head) {
-      const uint2* of_head = memory.keys_of(number) + head * (kTile / 8) * kHeadTiles * 32;
+      const uint2* of_head = of_tile + head * (kTile / 8) * kHeadTiles * 32;
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
         float (&own)[4] = score[head][n];
@@ -98,7 +99,7 @@ struct Softmax {
         }
       }
     }
-    arrive(memory.scored + number % 2);
+    used_up();
 #pragma unroll
     for (int head = 0; head < kCtaHeads; ++head) {
 #pragma unroll
@@ -114,7 +115,7 @@ struct Softmax {
         }
         top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
         top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
-        if (t == 0) memory.maxima[warp() * kWarpStates + (head * 2 + j) * kHeads + lane / 4] = top;
+        if (t == 0) maxima[warp() * kWarpStates + (head * 2 + j) * kHeads + lane / 4] = top;
       }
     }
   }

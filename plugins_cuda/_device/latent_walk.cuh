@@ -43,8 +43,11 @@ struct TileCursor {
   }
 };
 
-struct LatentWalk {
-  LatentRows rows;
+// A walk over what ``rows`` see: LatentRows, or any that have kOwners, any_span(owner),
+// slot_of(position, owner), position_of(place) and tree_start.
+template <class Rows>
+struct WalkOf {
+  Rows rows;
   const int* table;   // of this sequence
   const int* begins;  // where its pages stand, VIEWED
 
@@ -63,8 +66,13 @@ struct LatentWalk {
   // The pool's entry of a position of a tile; −1 where nobody sees it.
   __device__ __forceinline__ int entry_at(int position, const TileCursor& at) const {
     if (at.ended() || !rows.any_span(at.owner).holds(position)) return -1;
-    const int slot = LISTED ? rows.listed_slot(position) : rows.slot_of(position, at.owner);
-    if (LISTED && slot < 0) return -1;
+    int slot;
+    if constexpr (LISTED) {
+      slot = rows.listed_slot(position);
+      if (slot < 0) return -1;
+    } else {
+      slot = rows.slot_of(position, at.owner);
+    }
     return table[slot / PAGE_SIZE] * PAGE_SIZE + slot % PAGE_SIZE;
   }
 
@@ -113,9 +121,8 @@ struct LatentWalk {
 
   // From behind an owner's last tile of a slot to the next tile that there is.
   __device__ __forceinline__ void settle(TileCursor& at, int slot) const {
-    constexpr int kOwners = ROWS == 1 ? 1 : 1 + ROWS;
     while (at.tile * kTile > own_tiles(at.owner).last) {
-      if (++at.owner == kOwners) {
+      if (++at.owner == Rows::kOwners) {
         at.owner = 0;
         slot = next_slot(slot);
         if (slot >= SPLIT) {
@@ -127,3 +134,5 @@ struct LatentWalk {
     }
   }
 };
+
+using LatentWalk = WalkOf<LatentRows>;

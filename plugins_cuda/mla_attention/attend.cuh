@@ -9,6 +9,8 @@
 #include "../_device/latent_mix.cuh"
 #include "../_device/latent_scores.cuh"
 #include "../_device/ptx_ring.cuh"
+#include "../_device/warpgroup_registers.cuh"
+#include "slot_states.cuh"
 
 namespace {
 
@@ -71,25 +73,6 @@ struct Memory {
   }
 };
 
-// Where a row of weights stands in the workspaces: (row of the launch, query head), or −1.
-__device__ __forceinline__ int64_t place_of(int row, int first, int count) {
-  const int g = row % kHeads, head = row / kHeads % kCtaHeads, j = row / kHeads / kCtaHeads;
-  const int kv_head = static_cast<int>(blockIdx.y) * kCtaHeads + head;
-  if (g >= GROUP || kv_head >= KV_HEADS || j >= count) return -1;
-  return (static_cast<int64_t>(first + j) * KV_HEADS + kv_head) * GROUP + g;
-}
-
-// What a CTA without a tile leaves.
-__device__ __forceinline__ void leave_empty(int first, int count, float2* slot_sums) {
-  for (int slot = blockIdx.x; slot < SPLIT; slot = next_slot(slot)) {
-    if (slot >= SLOTS_IN_USE) continue;
-    for (int row = mix_thread(); row < kStates; row += kMixThreads) {
-      const int64_t at = place_of(row, first, count);
-      if (at >= 0) slot_sums[at * PLACES + place_of_slot(slot)] = make_float2(no_maximum(), 0.0f);
-    }
-  }
-}
-
 struct Inputs {
   const uint32_t* q;
   const uint4* c_pool;
@@ -126,14 +109,6 @@ __device__ __forceinline__ void for_rows(const Inputs& in, const Opens& opens, c
   for (int first = begin + row_cta; first < stop; first += ROW_CTAS * ROWS) {
     if (opens(walk.rows, first, min(ROWS, stop - first), sequence)) use(walk, first);
   }
-}
-
-// The registers of a warpgroup's threads from here on.
-template <int count>
-__device__ __forceinline__ void registers_set() {
-  constexpr int kAtEntry = registers_at_entry(kThreads);
-  if constexpr (count > kAtEntry) registers_raise<count>();
-  if constexpr (count < kAtEntry) registers_lower<count>();
 }
 
 // The warpgroup that copies.
@@ -212,7 +187,13 @@ __device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, c
 #pragma unroll 1
       for (; at.slot() == slot; walk.advance(at), ++attended) {
         const int stage = attended % STAGES;
-        softmax.take_scores(memory, attended, walk.rows, at);
+        const int half = attended % 2;
+        const auto keys = [&] {
+          mbarrier_wait(memory.rebuilt + half, attended / 2 % 2);
+          return memory.keys_of(attended);
+        };
+        const auto used_up = [&] { arrive(memory.scored + half); };
+        softmax.take_scores(keys, used_up, memory.maxima, walk.rows, at);
         mix_sync();
         softmax.take_weights(memory.weights, memory.rescale, memory.maxima);
         mix_sync();
@@ -240,15 +221,15 @@ __device__ __forceinline__ void attend_sequence(const Inputs& in, const Memory& 
   __syncthreads();
   const int warpgroup = thread_index() / 128;
   if (warpgroup == 3) {
-    registers_set<COPY_REGISTERS>();
+    registers_set<kThreads, COPY_REGISTERS>();
     pdl_wait();
     copy_tiles(in, memory, opens);
   } else if (warpgroup == 2) {
-    registers_set<MIX_REGISTERS>();
+    registers_set<kThreads, MIX_REGISTERS>();
     pdl_wait();
     attend(in, memory, opens);
   } else {
-    registers_set<KEY_REGISTERS>();
+    registers_set<kThreads, KEY_REGISTERS>();
     KeyMaker maker;
     const bool guess = *memory.guess != 0;
     if (guess) {

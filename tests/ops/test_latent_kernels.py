@@ -17,7 +17,7 @@ from specbuild.builder.backends.cuda.kernels.kernel_case import (
     kernel_case,
     values,
 )
-from specbuild.plugins_cuda.launches import LoweringRequest, Phase, Tactic, TensorInfo
+from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Phase, Tactic, TensorInfo
 from specbuild.plugins_cuda.mla_attention.cases import KERNEL_CASES, rope_tables
 from specbuild.plugins_cuda.mla_attention.op import OP
 from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
@@ -131,9 +131,18 @@ class Launch:
             given["selected"] = self.selected
         return {spec.name: given[spec.name] for spec in OP.inputs if spec.name in given}
 
+    def lowering(self) -> Lowering:
+        """The launches."""
+        return self._lowered(self.inputs())[0]
+
     def attended(self) -> list[np.ndarray]:
         """The result's bits [rows, Hq, Dv] of each sequence."""
         inputs = self.inputs()
+        lowering, output = self._lowered(inputs)
+        result = run_lowering(OP, lowering, inputs, {"attended": output})["attended"]
+        return np.split(result, inputs["row_start"][1:])[: len(self.sequences)]
+
+    def _lowered(self, inputs: dict[str, np.ndarray]) -> tuple[Lowering, np.ndarray]:
         output = np.zeros((len(inputs["q"]), self.layer.q_heads, self.layer.width), np.uint16)
         shapes = {
             name: tensor_info(array) for name, array in (*inputs.items(), ("attended", output))
@@ -141,8 +150,7 @@ class Launch:
         attributes = {"scale": self.layer.width**-0.5, "window": self.layer.window}
         request = LoweringRequest(shapes, attributes, self.phase, SMALL_TARGET, self.tactic)
         assert OP.lower is not None
-        result = run_lowering(OP, OP.lower(request), inputs, {"attended": output})["attended"]
-        return np.split(result, inputs["row_start"][1:])[: len(self.sequences)]
+        return OP.lower(request), output
 
 
 ABSORBED = Layer(latent=48, heads=(1, 5), rope=16)
@@ -227,6 +235,48 @@ def test_lists_of_everything_give_the_bits_of_all_latents(layer: Layer) -> None:
     mixed = np.concatenate(replace(launch, selected=narrow).attended())
     np.testing.assert_array_equal(mixed[whole], wanted[whole])
     assert (mixed[~whole] != wanted[~whole]).any(axis=(1, 2)).all()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Layer(),
+        pytest.param(Layer(latent=560, heads=(2, 2), width=64), marks=pytest.mark.slow),
+        pytest.param(Layer(latent=176, heads=(1, 8), width=32), marks=pytest.mark.slow),
+    ],
+    ids=["small", "a tile at a time", "a part of a panel, one of two heads"],
+)
+def test_keys_that_are_stored_are_those_that_every_few_rows_rebuild(layer: Layer) -> None:
+    """For rows fed again, trees whose own tiles begin anywhere, a sequence of one row; and for
+    some of them only, where the others have lists."""
+    text, other, third = (Text.drawn(230, layer, seed) for seed in (1, 2, 3))
+    sequences = [
+        node(text, 130, (164, 163, 0, 162)), refed(other, 70, 9), alone(text, 31),
+        node(third, 191, (224, 223, 3, 222)),
+    ]  # fmt: skip
+    shared = Launch(layer, sequences, padding_rows=2, pages=16)
+    assert _entries(shared) == ["rebuild_keys", "attend_stored", "project_values"]
+    apart = replace(shared, tactic={"mixers": 1})
+    assert _entries(apart) == ["attend_latents", "project_values"]
+    wanted = np.concatenate(apart.attended())
+    for tactic in ({}, {"context_ctas": 1}, {"stages": 3}):
+        found = np.concatenate(replace(shared, tactic=tactic).attended())
+        np.testing.assert_array_equal(found, wanted)
+    lists = np.concatenate([lists_of(sequences, 240)[:, :, :50], np.full((2, 1, 50), -1, np.int32)])
+    whole = np.arange(len(wanted)) % 5 == 3
+    lists[: len(wanted)][whole] = -1
+    lists[: len(wanted)][whole, 0, 0] = WHOLE
+    mixed = replace(shared, selected=lists)
+    assert _entries(mixed)[:3] == ["rebuild_keys", "attend_stored", "attend_listed"]
+    found, beside = (
+        np.concatenate(replace(mixed, tactic=tactic).attended()) for tactic in ({}, {"mixers": 1})
+    )
+    np.testing.assert_array_equal(found, beside)
+    np.testing.assert_array_equal(found[whole], wanted[whole])
+
+
+def _entries(launch: Launch) -> list[str]:
+    return [launched.kernel.entry for launched in launch.lowering().launches]
 
 
 @pytest.mark.slow

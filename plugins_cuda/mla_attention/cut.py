@@ -1,0 +1,139 @@
+"""How a launch of latent attention with rebuilt keys is cut over rows and the context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specbuild.plugins_cuda.launches import LoweringRequest
+from specbuild.plugins_cuda.mla_attention.geometry import (
+    CTA_FEATURES,
+    MOST_HELD,
+    MOST_SUMS,
+    LatentGeometry,
+)
+from specbuild.runtime.errors import SpecbuildError
+
+# Heads of a KV head that a row of weights has room for.
+HEADS = 8
+MOST_STAGES, FEWEST_STAGES = 5, 2
+# Warpgroups of a CTA that attend, each for rows of its own, where keys are stored.
+MIXERS = 2
+
+# Slots of the context, and groups of them that join first: constants of the layer, as a row's sums
+# are taken slot by slot. The CTAs of one row are to fill the GPU; those of many rows take whole
+# groups and leave fewer states. A window spans few tiles, each of which is a CTA's.
+CTAS_WANTED = 128
+MOST_SLOTS, FEWEST_SLOTS, WINDOW_SLOTS = 128, 16, 4
+SLOTS_OF_A_GROUP, FEWEST_GROUPS = 8, 8
+WIDEST_WINDOW_OF_FEW_SLOTS = 256
+
+
+@dataclass(frozen=True)
+class LatentCut:
+    """How one launch is cut; ``rows`` are those of a warpgroup that attends.
+
+    With one of these in a CTA it rebuilds its keys itself; several ``mixers`` share keys that were
+    rebuilt in front. Rows with lists have ``listed_ctas`` over the context, and as many places.
+    """
+
+    split: int
+    groups: int
+    slots_in_use: int
+    context_ctas: int
+    listed_ctas: int
+    rows: int
+    row_ctas: int
+    mixers: int
+
+    @property
+    def places(self) -> int:
+        """States of a row and head in the workspaces: of slots, or of whole groups of them."""
+        whole_groups = self.context_ctas <= self.groups < self.split
+        return min(self.groups, self.slots_in_use) if whole_groups else self.slots_in_use
+
+    def constants(self, shape: LatentGeometry) -> tuple[tuple[str, int | float], ...]:
+        """Compile-time constants of what attends."""
+        return (
+            *shape.walk_constants(),
+            ("VALUE", shape.value),
+            ("Q_HEADS", shape.q_heads),
+            ("GROUP", shape.group),
+            ("SCALE", shape.scale),
+            ("SPLIT", self.split),
+            ("GROUPS", self.groups),
+            ("PLACES", self.places),
+            ("SLOTS_IN_USE", self.slots_in_use),
+            ("CONTEXT_CTAS", self.context_ctas),
+            ("ROWS", self.rows),
+            ("ROW_CTAS", self.row_ctas),
+            ("MIXERS", self.mixers),
+        )
+
+    def states(self, shape: LatentGeometry) -> int:
+        """Rows of weights of a mixer: of its rows, two or more KV heads, and their query heads."""
+        return self.rows * (CTA_FEATURES // shape.width) * HEADS
+
+
+def latent_cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
+    """By the tactic's ``rows``, ``mixers`` and ``context_ctas``, where it names them."""
+    split, slot_groups = _split(shape)
+    in_use = max(1, min(split, -(-shape.capacity // shape.tile)))
+    sequence_rows = -(-shape.rows // shape.batch)
+    several = sequence_rows > 1 and shape.entry <= MOST_HELD and shape.sums_held(2) <= MOST_SUMS
+    most_rows = 2 if several else 1
+    rows = request.tactic.get("rows", most_rows)
+    shares = sequence_rows > most_rows and not shape.window and "rows" not in request.tactic
+    mixers = request.tactic.get("mixers", MIXERS if shares else 1)
+
+    def ctas(rows_of_cta: int, fewest: int) -> int:
+        groups = shape.batch * shape.head_groups * -(-sequence_rows // rows_of_cta)
+        fill = min(in_use, max(fewest, request.target.multiprocessors // groups))
+        return min(in_use, request.tactic.get("context_ctas", _even(fill, split)))
+
+    # A launch may have room for more rows than there are: those that are there are still to fill
+    # the GPU, which costs nothing where keys are not rebuilt, as groups leave one state anyway.
+    context_ctas = ctas(rows * mixers, 1 if mixers == 1 else slot_groups)
+    listed_ctas = ctas(rows, 1)
+    if shape.has_lists and listed_ctas <= slot_groups:
+        context_ctas = min(context_ctas, slot_groups)
+    row_ctas = -(-sequence_rows // (rows * mixers))
+    return LatentCut(split, slot_groups, in_use, context_ctas, listed_ctas, rows, row_ctas, mixers)
+
+
+def stages_of(
+    request: LoweringRequest, shape: LatentGeometry, bytes_of: Callable[[int], int]
+) -> int:
+    """Tiles in flight, as many as find room in shared memory, of which ``bytes_of`` so many.
+
+    SpecbuildError where the fewest do not.
+    """
+    limit = request.target.shared_bytes_per_block
+    stages = request.tactic.get("stages", MOST_STAGES)
+    while stages > FEWEST_STAGES and bytes_of(stages) > limit:
+        stages -= 1
+    require_shared(shape, bytes_of(stages), limit)
+    return stages
+
+
+def require_shared(shape: LatentGeometry, nbytes: int, limit: int) -> None:
+    """SpecbuildError for more bytes of shared memory than a CTA has."""
+    if nbytes > limit:
+        raise SpecbuildError(
+            f"MlaAttention: cache entries of {shape.entry} values need {nbytes} bytes of shared "
+            f"memory, of which a CTA has {limit}: build for the cpu target."
+        )
+
+
+def _split(shape: LatentGeometry) -> tuple[int, int]:
+    """Slots of a layer's context, and the groups that they join in."""
+    if 0 < shape.window <= WIDEST_WINDOW_OF_FEW_SLOTS:
+        return WINDOW_SLOTS, WINDOW_SLOTS
+    slots = 1 << (CTAS_WANTED // shape.head_groups).bit_length() - 1
+    slots = max(FEWEST_SLOTS, min(slots, MOST_SLOTS))
+    return slots, max(FEWEST_GROUPS, slots // SLOTS_OF_A_GROUP)
+
+
+def _even(context_ctas: int, split: int) -> int:
+    """The most CTAs, up to these, that have as many slots each."""
+    return min(split, 1 << context_ctas.bit_length() - 1)

@@ -1,0 +1,102 @@
+"""Latent attention that rebuilds keys where it attends: the launches of a row or two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specbuild.plugins_cuda.launches import Kernel, LoweringRequest, OpLaunch
+from specbuild.plugins_cuda.mla_attention.cut import HEADS, LatentCut, stages_of
+from specbuild.plugins_cuda.mla_attention.geometry import (
+    CTA_FEATURES,
+    ENTRY_STEP,
+    MOST_HELD,
+    LatentGeometry,
+)
+
+# Warpgroups: one copies, two rebuild keys, one attends. Registers of a thread, of 512 for the four.
+THREADS = 512
+ALL_REGISTERS = 512
+KEYS = ("q", "c_pool", "w_k", "b_k", "cos", "sin")
+
+
+def attend_rebuilding(
+    request: LoweringRequest,
+    shape: LatentGeometry,
+    cut: LatentCut,
+    arguments: tuple[str, ...],
+    *,
+    listed: bool = False,
+) -> OpLaunch:
+    """Rows that see everything, or with ``listed`` one that has a list, a CTA each ``cut.rows``."""
+    stages = stages_of(request, shape, lambda count: _shared_bytes(shape, cut, count))
+    copy, keys, mix = _registers(shape, cut.rows)
+    constants = (
+        *cut.constants(shape),
+        *shape.key_constants(shape.held_steps(cut.rows)),
+        ("STAGES", stages),
+        ("LISTED", int(listed)),
+        ("COPY_REGISTERS", copy),
+        ("KEY_REGISTERS", keys),
+        ("MIX_REGISTERS", mix),
+        ("LAUNCH_ROWS", shape.rows),
+        ("SEQUENCE_ROWS", max(1, shape.rows // shape.batch)),
+    )
+    return OpLaunch(
+        Kernel("mla_attention", "attend_latents", constants),
+        grid=(cut.context_ctas, shape.head_groups, shape.batch * cut.row_ctas),
+        block=THREADS,
+        shared_bytes=_shared_bytes(shape, cut, stages),
+        arguments=(*KEYS, *arguments),
+    )
+
+
+def attend_whole(
+    request: LoweringRequest, shape: LatentGeometry, cut: LatentCut, arguments: tuple[str, ...]
+) -> OpLaunch:
+    """Where rows have lists, those that see everything."""
+    launch = attend_rebuilding(request, shape, cut, arguments)
+    return _of_lists(launch, request, "attend_whole_rows", "whole_rows.cu")
+
+
+def attend_listed(
+    request: LoweringRequest, shape: LatentGeometry, cut: LatentCut, arguments: tuple[str, ...]
+) -> OpLaunch:
+    """The rows whose lists name what they see, each in CTAs of its own."""
+    single = replace(
+        cut,
+        rows=1,
+        row_ctas=-(-shape.rows // shape.batch),
+        context_ctas=cut.listed_ctas,
+        mixers=1,
+    )
+    launch = attend_rebuilding(request, shape, single, arguments, listed=True)
+    return _of_lists(launch, request, "attend_listed", "selected.cu")
+
+
+def _of_lists(launch: OpLaunch, request: LoweringRequest, entry: str, file: str) -> OpLaunch:
+    held = request.tensors["selected"].shape[2]
+    return replace(
+        launch,
+        kernel=replace(launch.kernel, entry=entry, file=file),
+        arguments=(*launch.arguments, held),
+    )
+
+
+def _registers(shape: LatentGeometry, rows: int) -> tuple[int, int, int]:
+    """Of a thread that copies, that rebuilds keys, that attends."""
+    steps = min(shape.held_steps(rows), shape.entry // ENTRY_STEP)
+    if steps == MOST_HELD // ENTRY_STEP:
+        return 40, 176, 120
+    keys = -(-(64 + 4 * steps) // 8) * 8
+    copy = 32
+    return copy, keys, min(240, ALL_REGISTERS - copy - 2 * keys)
+
+
+def _shared_bytes(shape: LatentGeometry, cut: LatentCut, stages: int) -> int:
+    """As the kernel lays it out: a ring of tiles, then what keys, weights and states need."""
+    heads, states = CTA_FEATURES // shape.width, cut.states(shape)
+    ring = stages * (shape.stage_bytes + shape.table_bytes)
+    keys = 2 * CTA_FEATURES * shape.tile * 2
+    weights = states * shape.tile * 2
+    small = 4 * 4 * heads * 2 * HEADS + 20 * states + 8 * (2 * stages + 4) + 16
+    return ring + keys + weights + shape.waiting_bytes(shape.held_steps(cut.rows)) + small

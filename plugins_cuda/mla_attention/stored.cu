@@ -1,0 +1,236 @@
+// MlaAttention with rebuilt keys for sequences of several rows: attention to keys of rebuild_keys.
+//
+//   q, c_pool, page_table, row_start, row_slot, tree_start, ancestor_bits   as in kernel.cu
+//   selected         as in stored_keys.cu: of CTAs none of whose rows sees everything nothing is
+//                    summed
+//   workspace_keys   bf16, stored tiles (stored_tiles.cuh)
+//   workspace_sums, workspace_values   as in kernel.cu, out
+//
+// Grid (CONTEXT_CTAS, feature groups, B·ROW_CTAS). A CTA takes two heads, ROWS rows for each of
+// MIXERS warpgroups, and slots as in kernel.cu. One more warpgroup copies tiles of latents and of
+// keys, which all rows share; each mixer has scores, weights and sums of latents of its rows, in
+// the order of attend_latents: its sums have those bits.
+//
+// A token takes 2·ENTRY bytes and 256 of keys from L2 for each feature group and MIXERS·ROWS rows;
+// 2·KV_HEADS·GROUP·(WIDTH + ENTRY) operations for each row.
+#include "../_device/latent_copy.cuh"
+#include "../_device/latent_mix.cuh"
+#include "../_device/latent_scores.cuh"
+#include "../_device/ptx_ring.cuh"
+#include "../_device/warpgroup_registers.cuh"
+#include "slot_states.cuh"
+#include "stored_tiles.cuh"
+
+namespace {
+
+constexpr int kThreads = MIXERS * kMixThreads + kCopyThreads;
+constexpr int kRows = MIXERS * ROWS;  // of a CTA
+constexpr int kWeightUnits = kStates * kTile / 8;
+using Walk = WalkOf<StoredRows<kRows>>;
+
+// What a mixer has to itself.
+struct Mine {
+  uint4* weights;  // [kStates][kTile]
+  float* maxima;   // [kMixWarps][kWarpStates]
+  float* rescale;  // [kStates]
+  float2* state;   // [kStates]
+  float2* joined;  // [kStates]
+};
+
+struct Memory {
+  uint4* ring;      // [STAGES][kStageUnits]
+  uint4* keys;      // [STAGES][kKeyUnits]
+  uint4* weights;   // of all mixers, as what follows
+  float2* states;   // [MIXERS][2][kStates]
+  float* floats;    // [MIXERS][kMixWarps · kWarpStates + kStates]
+  Mbarrier* full;   // [STAGES]
+  Mbarrier* empty;  // [STAGES]
+
+  __device__ __forceinline__ explicit Memory(unsigned char* shared) {
+    ring = reinterpret_cast<uint4*>(shared);
+    keys = ring + STAGES * kStageUnits;
+    weights = keys + STAGES * kKeyUnits;
+    states = reinterpret_cast<float2*>(weights + MIXERS * kWeightUnits);
+    floats = reinterpret_cast<float*>(states + MIXERS * 2 * kStates);
+    full = reinterpret_cast<Mbarrier*>(floats + MIXERS * (kMixWarps * kWarpStates + kStates));
+    empty = full + STAGES;
+  }
+
+  __device__ __forceinline__ Mine of(int mixer) const {
+    float* const own = floats + mixer * (kMixWarps * kWarpStates + kStates);
+    float2* const two = states + mixer * 2 * kStates;
+    return {weights + mixer * kWeightUnits, own, own + kMixWarps * kWarpStates, two, two + kStates};
+  }
+
+  __device__ __forceinline__ void open_barriers() const {
+    for (int i = 0; i < STAGES; ++i) {
+      mbarrier_init(full + i, kCopyThreads);
+      mbarrier_init(empty + i, MIXERS * kMixWarps);
+    }
+    mbarrier_init_fence();
+  }
+};
+
+struct Inputs {
+  const uint32_t* q;
+  const uint4* c_pool;
+  const int* page_table;
+  const int* row_start;
+  const int* row_slot;
+  const int* tree_start;
+  const int* ancestor_bits;
+  const int* selected;
+  const uint4* stored;
+  float2* slot_sums;
+  float* slot_values;
+  int held;
+
+  __device__ __forceinline__ void open(Walk& walk, int first, int count, int sequence) const {
+    walk.table = page_table + static_cast<int64_t>(sequence) * TABLE;
+    walk.begins = nullptr;
+    StoredRows<kRows>& rows = walk.rows;
+    rows.tree_start = tree_start[sequence];
+    rows.bits = ancestor_bits + static_cast<int64_t>(first) * WORDS;
+    rows.shared_end = -1;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      rows.last[r] = -1;
+      if (r >= count) continue;
+      const RowView view =
+          view_of<WORDS, WINDOW>(row_slot[first + r], rows.tree_start, rows.bits + r * WORDS);
+      rows.last[r] = view.last;
+      rows.shared_end = max(rows.shared_end, shared_last_of(view));
+    }
+  }
+};
+
+// Calls use(walk, first, count, sequence) for each of the CTA's groups of rows. Whole warps call
+// it, of any warpgroup by itself.
+template <class Use>
+__device__ __forceinline__ void for_rows(const Inputs& in, const Use& use) {
+  const int sequence = blockIdx.z / ROW_CTAS;
+  const int row_cta = static_cast<int>(blockIdx.z) % ROW_CTAS * kRows;
+  const int begin = in.row_start[sequence], stop = in.row_start[sequence + 1];
+  for (int first = begin + row_cta; first < stop; first += ROW_CTAS * kRows) {
+    const int count = min(kRows, stop - first);
+    bool wanted = false;
+    for (int row = first; row < first + count; ++row) {
+      wanted = wanted || sees_everything(in.selected, in.held, row);
+    }
+    if (!wanted) continue;
+    Walk walk;
+    in.open(walk, first, count, sequence);
+    use(walk, first, count, sequence);
+  }
+}
+
+// The warpgroup that copies.
+__device__ __forceinline__ void copy_tiles(const Inputs& in, const Memory& memory) {
+  int filled = 0;
+  for_rows(in, [&](const Walk& walk, int first, int, int sequence) {
+    for (TileCursor at = walk.begin(); !at.ended(); walk.advance(at), ++filled) {
+      const int from = at.tile * kTile, stage = filled % STAGES, round = filled / STAGES;
+      TileCopy copy;
+      copy.look_up(in.c_pool, [&](int token) { return walk.entry_at(from + token, at); });
+      const uint4* const keys = in.stored + stored_tile(sequence, first + at.owner - 1, at,
+                                                        walk.rows.tree_start, blockIdx.y);
+      if (round > 0) mbarrier_wait(memory.empty + stage, (round + 1) % 2);
+#pragma unroll
+      for (int i = 0; i < kKeyUnits; i += kCopyThreads) {
+        const int unit = i + copy_thread();
+        if (kKeyUnits % kCopyThreads != 0 && unit >= kKeyUnits) continue;
+        cp_async_16(memory.keys + stage * kKeyUnits + unit, keys + unit);
+      }
+      start_copies(copy, memory.ring + stage * kStageUnits, 0, kEntryPanels);
+      cp_async_arrive(memory.full + stage);
+    }
+  });
+}
+
+// A mixer.
+__device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, int mixer) {
+  const Mine mine = memory.of(mixer);
+  int filled = 0;
+  for_rows(in, [&](const Walk& walk, int cta_first, int cta_count, int sequence) {
+    const int first = cta_first + mixer * ROWS, count = min(ROWS, cta_count - mixer * ROWS);
+    LatentRows rows;
+    rows.shared_end = -1;
+    if (count > 0) {
+      rows.open(first, count, in.row_slot, walk.rows.tree_start, in.ancestor_bits);
+    }
+    TileCursor at = walk.begin();
+    if (at.ended()) {
+      leave_empty(first, count, in.slot_sums);
+      return;
+    }
+    Softmax softmax;
+    if (count > 0) softmax.open(in.q, first, count);
+    Mixer<kMTiles> mixed;
+    for (int slot = blockIdx.x; slot < SPLIT; slot = next_slot(slot)) {
+      if (slot >= SLOTS_IN_USE) continue;
+      bool any = false;
+      mixed.clear();
+      softmax.clear();
+#pragma unroll 1
+      for (; at.slot() == slot; walk.advance(at), ++filled) {
+        const int stage = filled % STAGES;
+        const TileCursor own{at.owner == 0 ? 0 : at.owner - mixer * ROWS, at.tile};
+        const bool sees = at.owner == 0 ? at.tile * kTile <= rows.shared_end
+                                        : own.owner > 0 && own.owner <= count;
+        mbarrier_wait(memory.full + stage, filled / STAGES % 2);
+        if (sees) {
+          any = true;
+          const auto keys = [&] {
+            return reinterpret_cast<const uint2*>(memory.keys + stage * kKeyUnits);
+          };
+          softmax.take_scores(keys, [] {}, mine.maxima, rows, own);
+          mix_sync();
+          softmax.take_weights(mine.weights, mine.rescale, mine.maxima);
+          mix_sync();
+          mixed.add(mine.weights, mine.rescale, memory.ring + stage * kStageUnits);
+        }
+        arrive(memory.empty + stage);
+      }
+      if (count <= 0) continue;
+      softmax.publish(mine.state, mine.maxima);
+      mixed.end_slot(slot, any, mine.state, mine.joined, in.slot_sums, in.slot_values,
+                     [&](int row) { return place_of(row, first, count); });
+    }
+  });
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    attend_stored(const uint32_t* q, const uint4* c_pool, const int* page_table,
+                  const int* row_start, const int* row_slot, const int* tree_start,
+                  const int* ancestor_bits, const int* selected, const uint4* workspace_keys,
+                  float2* workspace_sums, float* workspace_values, int held) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  const Memory memory(shared);
+  const Inputs in{q,
+                  c_pool,
+                  page_table,
+                  row_start,
+                  row_slot,
+                  tree_start,
+                  ancestor_bits,
+                  selected,
+                  workspace_keys,
+                  workspace_sums,
+                  workspace_values,
+                  held};
+  pdl_launch_dependents();
+  if (thread_index() == 0) memory.open_barriers();
+  __syncthreads();
+  const int warpgroup = thread_index() / 128;
+  if (warpgroup == MIXERS) {
+    registers_set<kThreads, COPY_REGISTERS>();
+    pdl_wait();
+    copy_tiles(in, memory);
+  } else {
+    registers_set<kThreads, MIX_REGISTERS>();
+    pdl_wait();
+    attend(in, memory, warpgroup);
+  }
+}

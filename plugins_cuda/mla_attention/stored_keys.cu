@@ -1,0 +1,212 @@
+// MlaAttention with rebuilt keys for sequences of several rows, the beginning: keys of what some
+// row sees.
+//
+//   c_pool         bf16 [pages, 1, PAGE_SIZE, ENTRY]
+//   w_k, b_k, cos, sin, page_table, row_start, row_slot, tree_start, ancestor_bits, page_position
+//                  as in kernel.cu
+//   selected       i32  [T, 1, held], null without lists; a list that begins with −2 stands for all
+//                  that its row sees. Of sequences without such a row nothing is rebuilt.
+//   workspace_keys bf16, out: stored tiles (stored_tiles.cuh)
+//
+// Grid (CTAs over tiles, feature groups). One warpgroup copies latents and rotary tables into a
+// ring; two keep the CTA's part of w_k in registers and rebuild 64 features each (latent_keys.cuh),
+// as attend_latents does: keys have its bits. 2·ENTRY·KV_HEADS·WIDTH operations for a token, once;
+// its keys are written, and read by attend_stored for every few rows.
+#include "../_device/latent_copy.cuh"
+#include "../_device/ptx_ring.cuh"
+#include "../_device/warpgroup_registers.cuh"
+#include "stored_tiles.cuh"
+
+namespace {
+
+constexpr int kThreads = kLatentThreads + kCopyThreads;
+constexpr int kCopyBarrier = 3;  // of the warpgroup that copies
+
+struct Memory {
+  uint4* ring;         // [STAGES][kStageUnits]
+  uint4* tables;       // [STAGES][kTableUnits]
+  uint4* space;        // by which weights come
+  uint4* waiting;      // of KeyMaker
+  Mbarrier* full;      // [STAGES]
+  Mbarrier* empty;     // [STAGES]
+  Mbarrier* measured;  // extents are there
+
+  __device__ __forceinline__ explicit Memory(unsigned char* shared) {
+    ring = reinterpret_cast<uint4*>(shared);
+    tables = ring + STAGES * kStageUnits;
+    space = tables + STAGES * kTableUnits;
+    waiting = space + kLoadUnits;
+    full = reinterpret_cast<Mbarrier*>(waiting + kWaitingUnits);
+    empty = full + STAGES;
+    measured = empty + STAGES;
+  }
+
+  __device__ __forceinline__ void open_barriers() const {
+    for (int i = 0; i < STAGES; ++i) {
+      mbarrier_init(full + i, kCopyThreads);
+      mbarrier_init(empty + i, kLatentThreads / 32);
+    }
+    mbarrier_init(measured, kCopyThreads);
+    mbarrier_init_fence();
+  }
+};
+
+// What a launch's rows see, in shared memory.
+struct Extents {
+  int shared_end[BATCH];      // of a sequence's tiles of all rows, −1 where there are none
+  int own_last[LAUNCH_ROWS];  // of a row's own, −1 where it has none
+};
+
+struct Inputs {
+  const uint4* c_pool;
+  const uint4* cos;
+  const uint4* sin;
+  const int* page_table;
+  const int* row_start;
+  const int* row_slot;
+  const int* tree_start;
+  const int* ancestor_bits;
+  const int* selected;
+  const int* page_position;
+  int held;
+
+  // With the warpgroup that copies. A sequence counts as a whole if one of its rows sees
+  // everything.
+  __device__ __forceinline__ void measure(Extents& extents) const {
+    const int lane = copy_thread() % 32;
+    for (int sequence = copy_thread() / 32; sequence < BATCH; sequence += kCopyThreads / 32) {
+      const int begin = row_start[sequence], stop = row_start[sequence + 1];
+      bool whole = false;
+      for (int row = begin + lane; row < stop; row += 32) {
+        whole = whole || sees_everything(selected, held, row);
+      }
+      whole = __any_sync(kAllLanes, whole);
+      int end = -1;
+      for (int row = begin + lane; row < stop; row += 32) {
+        const RowView view = view_of<WORDS, WINDOW>(
+            row_slot[row], tree_start[sequence], ancestor_bits + static_cast<int64_t>(row) * WORDS);
+        extents.own_last[row] = whole ? view.last : -1;
+        if (whole) end = max(end, shared_last_of(view));
+      }
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) {
+        end = max(end, __shfl_xor_sync(kAllLanes, end, step));
+      }
+      if (lane == 0) extents.shared_end[sequence] = end;
+    }
+    named_barrier_sync(kCopyBarrier, kCopyThreads);
+  }
+};
+
+using Walk = WalkOf<StoredRows<1>>;
+
+// Calls use(walk, at, place) for each of the CTA's tiles. Whole warps call it, of any warpgroup by
+// itself.
+template <class Use>
+__device__ __forceinline__ void for_tiles(const Inputs& in, const Extents& extents,
+                                          const Use& use) {
+  const int ctas = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x);
+  Walk walk;
+  for (int sequence = 0; sequence < BATCH; ++sequence) {
+    const int shared_end = extents.shared_end[sequence];
+    const int begin = in.row_start[sequence], stop = in.row_start[sequence + 1];
+    const int start = in.tree_start[sequence];
+    walk.table = in.page_table + static_cast<int64_t>(sequence) * TABLE;
+    walk.begins = VIEWED ? in.page_position + static_cast<int64_t>(sequence) * TABLE : nullptr;
+    const auto pass = [&](const TileCursor& at, int row) {
+      use(walk, at, stored_tile(sequence, row, at, start, blockIdx.y));
+    };
+    walk.rows.shared_end = shared_end;
+    walk.rows.tree_start = start;
+    for (int tile = cta; tile * kTile <= shared_end; tile += ctas) pass({0, tile}, begin);
+    for (int row = begin; row < stop; ++row) {
+      const int last = extents.own_last[row], first = start / kTile;
+      walk.rows.last[0] = last;
+      walk.rows.bits = in.ancestor_bits + static_cast<int64_t>(row) * WORDS;
+      for (int tile = first; tile * kTile <= last; ++tile) {
+        if ((row * OWN_TILES + tile - first) % ctas == cta) pass({1, tile}, row);
+      }
+    }
+  }
+}
+
+// The warpgroup that copies.
+__device__ __forceinline__ void copy_tiles(const Inputs& in, const Extents& extents,
+                                           const Memory& memory) {
+  int filled = 0;
+  for_tiles(in, extents, [&](const Walk& walk, const TileCursor& at, int64_t) {
+    const int from = at.tile * kTile, stage = filled % STAGES, round = filled / STAGES;
+    TileCopy copy;
+    copy.look_up(in.c_pool, [&](int token) { return walk.entry_at(from + token, at); });
+    if (round > 0) mbarrier_wait(memory.empty + stage, (round + 1) % 2);
+    fetch_tables<kCopyThreads>(in.cos, in.sin, POSITIONS, memory.tables + stage * kTableUnits,
+                               [&](int token) { return walk.position_of(from + token); });
+    start_copies(copy, memory.ring + stage * kStageUnits, 0, kEntryPanels);
+    cp_async_arrive(memory.full + stage);
+    ++filled;
+  });
+}
+
+// The two that rebuild. ``load`` gives the maker its weights.
+template <class Load>
+__device__ __forceinline__ void rebuild(const Inputs& in, const Extents& extents,
+                                        const Memory& memory, KeyMaker& maker, bool loaded,
+                                        const Load& load, uint4* stored) {
+  const int lane = thread_index() % 32;
+  int made = 0;
+  for_tiles(in, extents, [&](const Walk&, const TileCursor&, int64_t place) {
+    if (!loaded) load();
+    loaded = true;
+    const int stage = made % STAGES;
+    mbarrier_wait(memory.full + stage, made / STAGES % 2);
+    fence_async_shared();
+    maker.start(memory.ring + stage * kStageUnits);
+    maker.wait();
+    uint2* keys = reinterpret_cast<uint2*>(stored + place) +
+                  (KeyMaker::warpgroup() * kGroupHeads + KeyMaker::group_head()) * (kTile / 8) *
+                      kHeadTiles * 32;
+    const int key_tile = thread_index() / 32 % 4 % kHeadTiles;
+    maker.finish(reinterpret_cast<const float*>(memory.tables + stage * kTableUnits),
+                 [&](int n, uint32_t low, uint32_t high) {
+                   keys[(n * kHeadTiles + key_tile) * 32 + lane] =
+                       make_uint2(transpose_8x8(low), transpose_8x8(high));
+                 });
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(memory.empty + stage);
+    ++made;
+  });
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    rebuild_keys(const uint4* c_pool, const uint4* w_k, const uint16_t* b_k, const uint4* cos,
+                 const uint4* sin, const int* page_table, const int* row_start, const int* row_slot,
+                 const int* tree_start, const int* ancestor_bits, const int* selected,
+                 const int* page_position, uint4* workspace_keys, int held) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  __shared__ Extents extents;
+  const Memory memory(shared);
+  const Inputs in{c_pool,     cos,           sin,      page_table,    row_start, row_slot,
+                  tree_start, ancestor_bits, selected, page_position, held};
+  pdl_launch_dependents();
+  if (thread_index() == 0) memory.open_barriers();
+  __syncthreads();
+  if (thread_index() < kLatentThreads) {
+    registers_set<kThreads, KEY_REGISTERS>();
+    KeyMaker maker;
+    const auto load = [&] { maker.load(w_k, b_k, blockIdx.y, memory.space, memory.waiting); };
+    // Most launches with lists rebuild nothing.
+    const bool early = selected == nullptr;
+    if (early) load();
+    pdl_wait();
+    mbarrier_wait(memory.measured, 0);
+    rebuild(in, extents, memory, maker, early, load, workspace_keys);
+  } else {
+    registers_set<kThreads, COPY_REGISTERS>();
+    pdl_wait();
+    in.measure(extents);
+    mbarrier_arrive(memory.measured);
+    copy_tiles(in, extents, memory);
+  }
+}
