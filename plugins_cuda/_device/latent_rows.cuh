@@ -1,8 +1,8 @@
 // What rows of latent attention see, by position, and how a tile of latents lies in shared memory.
 //
 // Constants of the kernel: ENTRY (values of a token in the cache), TILE (positions of a tile, 32 or
-// 64), WORDS, WINDOW, ROWS (of the CTA, 1 or 2), LISTED (a row's list of slots stands for the
-// context: DSA).
+// 64), WORDS, WINDOW, ROWS (of the CTA or, where it has several, of a mixer: 1 or 2), LISTED (a
+// row's list of slots stands for the context: DSA).
 //
 // Tile c is the positions TILE·c … TILE·c + TILE − 1. A row with ancestors in the tree has tiles of
 // its own from tree_start's on, in which entries stand where they will once they are committed;

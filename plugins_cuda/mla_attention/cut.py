@@ -10,6 +10,7 @@ from specbuild.plugins_cuda.mla_attention.geometry import (
     CTA_FEATURES,
     MOST_HELD,
     MOST_SUMS,
+    WIDTHS,
     LatentGeometry,
 )
 from specbuild.runtime.errors import SpecbuildError
@@ -17,8 +18,10 @@ from specbuild.runtime.errors import SpecbuildError
 # Heads of a KV head that a row of weights has room for.
 HEADS = 8
 MOST_STAGES, FEWEST_STAGES = 5, 2
-# Warpgroups of a CTA that attend, each for rows of its own, where keys are stored.
+# Warpgroups of a CTA that attend, each for two rows of its own, where keys are stored; and of a
+# thread the registers for sums beside which narrow heads, of which there are more, find room.
 MIXERS = 2
+MOST_SUMS_OF_NARROW_HEADS = 96
 
 # Slots of the context, and groups of them that join first: constants of the layer, as a row's sums
 # are taken slot by slot. The CTAs of one row are to fill the GPU; those of many rows take whole
@@ -83,8 +86,9 @@ def latent_cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
     several = sequence_rows > 1 and shape.entry <= MOST_HELD and shape.sums_held(2) <= MOST_SUMS
     most_rows = 2 if several else 1
     rows = request.tactic.get("rows", most_rows)
-    shares = sequence_rows > most_rows and not shape.window and "rows" not in request.tactic
-    mixers = request.tactic.get("mixers", MIXERS if shares else 1)
+    mixers = request.tactic.get("mixers", MIXERS)
+    if rows == 1 or sequence_rows <= rows or shape.window or not _finds_room(shape):
+        mixers = 1
 
     def ctas(rows_of_cta: int, fewest: int) -> int:
         groups = shape.batch * shape.head_groups * -(-sequence_rows // rows_of_cta)
@@ -99,6 +103,12 @@ def latent_cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
         context_ctas = min(context_ctas, slot_groups)
     row_ctas = -(-sequence_rows // (rows * mixers))
     return LatentCut(split, slot_groups, in_use, context_ctas, listed_ctas, rows, row_ctas, mixers)
+
+
+def _finds_room(shape: LatentGeometry) -> bool:
+    """Whether registers hold what warpgroups need that attend to stored keys."""
+    most = MOST_SUMS if shape.width == max(WIDTHS) else MOST_SUMS_OF_NARROW_HEADS
+    return shape.sums_held(2) <= most
 
 
 def stages_of(

@@ -43,8 +43,8 @@ def lower(request: LoweringRequest) -> Lowering:
 
     In phase ``decode`` a row's sums do not depend on the grid that is chosen here. Prompt chunks
     have plain attention over what was rebuilt for all of their rows, where keys are rebuilt. Where
-    rows have lists the first launch is that of rows that see everything, and one of the others
-    follows, which leaves the same states.
+    rows have lists, what attends for those that see everything comes first, and a launch for the
+    others follows, which leaves the same states.
     """
     shape = latent_geometry(request)
     if "selected" in request.tensors:
@@ -83,7 +83,8 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
         return ({},)
     if shape.rows == shape.batch:
         return ({}, {"stages": 3}, {"context_ctas": 8})
-    return ({}, {"mixers": 1}, {"rows": 1}, {"context_ctas": 8})
+    alone: tuple[Tactic, ...] = ({"mixers": 1},) if latent_cut(request, shape).mixers > 1 else ()
+    return ({}, *alone, {"rows": 1}, {"context_ctas": 8})
 
 
 def _require_lists(request: LoweringRequest, shape: LatentGeometry) -> None:

@@ -3,9 +3,9 @@
 //   selected       i32  [T, 1, held], rising, −1 behind the last
 //   the rest       as kernel.cu's; ROWS 1, LISTED 1
 //
-// A row whose list begins with −2 is left as attend_whole_rows summed it. For GPT-OSS with a latent
-// of 512 a row of 2116 entries takes 2.2 MB, and from L2 as many for each feature group, and 1.2
-// GFLOP; the weights that every CTA takes in, 128 kB, are asked for before the wait.
+// A row whose list begins with −2 is left as the launch in front summed it. For GPT-OSS with a
+// latent of 512 a row of 2116 entries takes 2.2 MB, and from L2 as many for each feature group,
+// and 1.2 GFLOP; the weights that every CTA takes in, 128 kB, are asked for before the wait.
 #include "attend.cuh"
 
 namespace {

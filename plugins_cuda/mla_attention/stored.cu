@@ -25,6 +25,8 @@ namespace {
 
 constexpr int kThreads = MIXERS * kMixThreads + kCopyThreads;
 constexpr int kRows = MIXERS * ROWS;  // of a CTA
+// A mixer's only row would count its own tiles among those of all rows (latent_rows.cuh).
+static_assert(ROWS == 2, "rows have tiles of their own, as in the walk");
 constexpr int kWeightUnits = kStates * kTile / 8;
 using Walk = WalkOf<StoredRows<kRows>>;
 

@@ -17,6 +17,7 @@ COPY_REGISTERS, OTHER_REGISTERS = 40, 232
 HELD_STEPS = 36
 # Of w_k, on its way to registers.
 LOADED_ROWS = 64
+SHARED_ALIGNMENT = 1024
 _SEEN = ("page_table", "row_start", "row_slot", "tree_start", "ancestor_bits", "selected")
 
 
@@ -92,8 +93,8 @@ def _rebuild(request: LoweringRequest, shape: LatentGeometry) -> OpLaunch:
 
 
 def _extent_bytes(shape: LatentGeometry) -> int:
-    """Of what it notes of sequences and rows."""
-    return 4 * (shape.batch + shape.rows)
+    """Of what it notes of sequences and rows, in front of memory that begins at a multiple."""
+    return -(-4 * (shape.batch + shape.rows) // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
 
 
 def _attend(request: LoweringRequest, shape: LatentGeometry, cut: LatentCut) -> OpLaunch:

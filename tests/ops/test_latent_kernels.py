@@ -241,10 +241,10 @@ def test_lists_of_everything_give_the_bits_of_all_latents(layer: Layer) -> None:
     "layer",
     [
         Layer(),
-        pytest.param(Layer(latent=560, heads=(2, 2), width=64), marks=pytest.mark.slow),
+        pytest.param(Layer(latent=192, heads=(2, 2), width=64), marks=pytest.mark.slow),
         pytest.param(Layer(latent=176, heads=(1, 8), width=32), marks=pytest.mark.slow),
     ],
-    ids=["small", "a tile at a time", "a part of a panel, one of two heads"],
+    ids=["small", "heads of 64", "a part of a panel, one of two heads"],
 )
 def test_keys_that_are_stored_are_those_that_every_few_rows_rebuild(layer: Layer) -> None:
     """For rows fed again, trees whose own tiles begin anywhere, a sequence of one row; and for
@@ -252,7 +252,7 @@ def test_keys_that_are_stored_are_those_that_every_few_rows_rebuild(layer: Layer
     text, other, third = (Text.drawn(230, layer, seed) for seed in (1, 2, 3))
     sequences = [
         node(text, 130, (164, 163, 0, 162)), refed(other, 70, 9), alone(text, 31),
-        node(third, 191, (224, 223, 3, 222)),
+        node(third, 191, (224, 223, 3, 222)), _bushy(other, 140), _bushy(third, 75),
     ]  # fmt: skip
     shared = Launch(layer, sequences, padding_rows=2, pages=16)
     assert _entries(shared) == ["rebuild_keys", "attend_stored", "project_values"]
@@ -273,6 +273,29 @@ def test_keys_that_are_stored_are_those_that_every_few_rows_rebuild(layer: Layer
     )
     np.testing.assert_array_equal(found, beside)
     np.testing.assert_array_equal(found[whole], wanted[whole])
+
+
+def _bushy(text: Text, start: int) -> Branch[Text]:
+    """Rows without a gap in their lineage beside rows with one, in pairs of each kind and mixed."""
+    lineages = ((0,), (0, 1), (0, 1, 2), (0, 3), (0, 1, 4), (0, 3, 5), (0, 3, 5, 6))
+    tokens = tuple(range(start + len(lineages)))
+    return Branch(text, tokens, start, tuple(range(start, start + len(lineages))), lineages)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Layer(latent=560, heads=(2, 2), width=64),
+        Layer(latent=224, heads=(2, 2), width=32),
+        Layer(window=70),
+    ],
+    ids=["one row fills a warpgroup", "narrow heads", "window"],
+)
+def test_rows_that_share_no_keys_rebuild_them(layer: Layer) -> None:
+    launch = Launch(layer, [refed(Text.drawn(70, layer, 1), 60, 9)])
+    for tactic in ({}, {"mixers": 2}):
+        found = _entries(replace(launch, tactic=tactic))
+        assert found == ["attend_latents", "project_values"]
 
 
 def _entries(launch: Launch) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -16,20 +17,28 @@ LISTED = 2116
 
 
 def request(
-    entry: int, *, batch: int, rows: int, lists: bool = False, viewed: bool = False
+    entry: int,
+    *,
+    batch: int,
+    rows: int,
+    lists: bool = False,
+    viewed: bool = False,
+    heads: tuple[int, int, int] = (HEADS, KV_HEADS, WIDTH),
 ) -> LoweringRequest:
-    """Rows of GPT-OSS's heads over 131072 tokens of latents, ``rows`` of each sequence."""
+    """Rows over 131072 tokens of latents, ``rows`` of each sequence; ``heads``: query and KV heads
+    and their width, GPT-OSS's if nothing else is said."""
+    q_heads, kv_heads, width = heads
     total = batch * rows
     tensors = {
-        "q": (total, HEADS, WIDTH),
+        "q": (total, q_heads, width),
         "c_pool": (batch * PAGES, 1, PAGE, entry),
-        "w_k": (entry, KV_HEADS, WIDTH),
-        "b_k": (KV_HEADS, WIDTH),
-        "w_v": (entry, KV_HEADS, WIDTH),
-        "b_v": (KV_HEADS, WIDTH),
-        "attended": (total, HEADS, WIDTH),
+        "w_k": (entry, kv_heads, width),
+        "b_k": (kv_heads, width),
+        "w_v": (entry, kv_heads, width),
+        "b_v": (kv_heads, width),
+        "attended": (total, q_heads, width),
     }
-    floats = {"cos": (131072, WIDTH // 2), "sin": (131072, WIDTH // 2), "sinks": (HEADS,)}
+    floats = {"cos": (131072, width // 2), "sin": (131072, width // 2), "sinks": (q_heads,)}
     indices = {
         "page_table": (batch, 1, PAGES),
         "row_start": (batch + 1,),
@@ -43,10 +52,10 @@ def request(
         indices["page_position"] = (batch, PAGES)
     given = {"bfloat16": tensors, "float32": floats, "int32": indices}
     infos = {n: TensorInfo(s, dtype) for dtype, group in given.items() for n, s in group.items()}
-    return LoweringRequest(infos, {"scale": WIDTH**-0.5, "window": 0})
+    return LoweringRequest(infos, {"scale": width**-0.5, "window": 0})
 
 
-def compile_all(entry: int, shapes: Sequence[tuple[int, int]], **form: bool) -> None:
+def compile_all(entry: int, shapes: Sequence[tuple[int, int]], **form: Any) -> None:
     """For batches of so many rows each; the compiler refuses hot kernels that spill."""
     assert OP.lower is not None
     requests = [request(entry, batch=b, rows=r, **form) for b, r in shapes]
@@ -67,3 +76,33 @@ def test_no_width_spills_registers(entry: int, lists: bool, viewed: bool) -> Non
     """In CTAs that take single slots, in those that take groups of them, with two rows each, and
     where rows share keys."""
     compile_all(entry, [(1, 1), (8, 1), (8, 2), (8, 4)], lists=lists, viewed=viewed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("width", "entry", "shares"),
+    [(32, 128, True), (32, 192, True), (32, 208, False), (16, 64, True), (16, 80, False)],
+)
+def test_narrow_heads_spill_no_registers_where_rows_share_keys(
+    width: int, entry: int, shares: bool
+) -> None:
+    names = ("rebuild_keys", "attend_stored")
+    for lists in (False, True):
+        one = request(entry, batch=8, rows=4, lists=lists, heads=(16, 2, width))
+        assert OP.lower is not None
+        kernels = [launch.kernel for launch in OP.lower(one).launches]
+        stored = [kernel for kernel in kernels if kernel.entry in names]
+        assert bool(stored) == shares
+        Compiler("sm_90a").compile(stored, lambda: None)
+
+
+@pytest.mark.parametrize("rows", [4, 32])
+@pytest.mark.parametrize("entry", [256, 320, 384, 448, 496, 512])
+def test_launches_find_their_shared_memory(entry: int, rows: int) -> None:
+    """What a kernel notes stands in front of what it is given, from a multiple of 1024 on."""
+    assert OP.lower is not None
+    for launch in OP.lower(request(entry, batch=8, rows=rows)).launches:
+        noted = (
+            -(-4 * 8 * (1 + rows) // 1024) * 1024 if launch.kernel.entry == "rebuild_keys" else 0
+        )
+        assert launch.shared_bytes + noted <= 227 * 1024, launch.kernel.entry
