@@ -12,15 +12,14 @@ from specbuild.plugins_cuda.launches import (
     Workspace,
 )
 from specbuild.plugins_cuda.mla_attention.geometry import (
-    ENTRY_STEP,
     KEY_THREADS,
     MOST_HELD,
+    MOST_HELD_STEPS,
+    UNCUT,
     LatentGeometry,
 )
 from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry
 from specbuild.plugins_cuda.paged_tree_attention.prefill import attend_prompt
-
-HELD_STEPS = MOST_HELD // ENTRY_STEP
 
 
 def lower_prefill(request: LoweringRequest, shape: LatentGeometry) -> Lowering:
@@ -31,21 +30,19 @@ def lower_prefill(request: LoweringRequest, shape: LatentGeometry) -> Lowering:
     shape = replace(shape, tile=64 if shape.entry <= MOST_HELD else 32)
     constants = (
         *shape.walk_constants(),
-        *shape.key_constants(HELD_STEPS),
+        *shape.key_constants(MOST_HELD_STEPS),
         ("BATCH", shape.batch),
-        ("SPLIT", 1),
-        ("GROUPS", 1),
-        ("CONTEXT_CTAS", 1),
-        ("ROWS", 1),
+        *UNCUT,
         ("LISTED", 0),
     )
     tiles = -(-shape.capacity // shape.tile)
     groups = 2 * shape.head_groups
+    stage = shape.stage_bytes + shape.table_bytes
     rebuild = OpLaunch(
         Kernel("mla_attention", "rebuild_context", constants, file="rebuild.cu"),
         grid=(min(tiles, max(1, request.target.multiprocessors // groups)), groups, 1),
         block=KEY_THREADS,
-        shared_bytes=2 * (shape.stage_bytes + shape.table_bytes) + shape.waiting_bytes(HELD_STEPS),
+        shared_bytes=2 * stage + shape.waiting_bytes(MOST_HELD_STEPS),
         arguments=(
             *("c_pool", "w_k", "b_k", "w_v", "b_v", "cos", "sin", "page_table", "row_start"),
             *("row_slot", "tree_start", "ancestor_bits", "workspace_keys", "workspace_values"),

@@ -7,14 +7,14 @@ from specbuild.plugins_cuda.mla_attention.cut import HEADS, LatentCut, stages_of
 from specbuild.plugins_cuda.mla_attention.geometry import (
     CTA_FEATURES,
     KEY_THREADS,
+    MOST_HELD_STEPS,
+    UNCUT,
     LatentGeometry,
 )
 
 WARPGROUP = 128
 # Registers of a thread, of 504 for three warpgroups: one copies, two rebuild keys or attend.
 COPY_REGISTERS, OTHER_REGISTERS = 40, 232
-# Steps of 16 values of a latent whose weights a thread that rebuilds keys keeps in registers.
-HELD_STEPS = 36
 # Of w_k, on its way to registers.
 LOADED_ROWS = 64
 SHARED_ALIGNMENT = 1024
@@ -53,7 +53,7 @@ def _held(request: LoweringRequest) -> int:
 def _sizes(shape: LatentGeometry, stages: int) -> tuple[tuple[str, int | float], ...]:
     """Constants that both launches have."""
     return (
-        *shape.key_constants(HELD_STEPS),
+        *shape.key_constants(MOST_HELD_STEPS),
         ("BATCH", shape.batch),
         ("TILES", _tiles(shape)),
         ("OWN_TILES", _own_tiles(shape)),
@@ -66,15 +66,12 @@ def _sizes(shape: LatentGeometry, stages: int) -> tuple[tuple[str, int | float],
 def _rebuild(request: LoweringRequest, shape: LatentGeometry) -> OpLaunch:
     def shared_bytes(stages: int) -> int:
         ring = stages * (shape.stage_bytes + shape.table_bytes + 16)
-        return ring + LOADED_ROWS * CTA_FEATURES * 2 + shape.waiting_bytes(HELD_STEPS) + 8
+        return ring + LOADED_ROWS * CTA_FEATURES * 2 + 8
 
     stages = stages_of(request, shape, lambda count: shared_bytes(count) + _extent_bytes(shape))
     constants = (
         *shape.walk_constants(),
-        ("SPLIT", 1),
-        ("GROUPS", 1),
-        ("CONTEXT_CTAS", 1),
-        ("ROWS", 1),
+        *UNCUT,
         *_sizes(shape, stages),
         ("LAUNCH_ROWS", shape.rows),
         ("KEY_REGISTERS", OTHER_REGISTERS),
