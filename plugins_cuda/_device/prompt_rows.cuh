@@ -1,5 +1,5 @@
-// Rows that a CTA takes together: which they are, and their queries; of a prompt's chunk also what
-// they see, their softmax (its sums in another order than weigh_tile's) and their results.
+// Rows that a CTA takes together: their queries; of a prompt's chunk also what they see, their
+// softmax (its sums in another order than weigh_tile's) and their results.
 //
 // Constants of the kernel: BATCH, KV_HEADS, GROUP, WIDTH, WORDS, WINDOW, SCALE, HAS_SINKS. The
 // 16 rows of an mma are two rows of the launch (j = 0, 1) × 8 heads: lane 4·g + t has head g.
@@ -7,45 +7,12 @@
 
 #include "attention_rows.cuh"
 #include "attention_softmax.cuh"
+#include "row_tile.cuh"
 
 constexpr int kHeads = 8;  // GROUP of them are real
 constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 static_assert(GROUP <= kHeads && SCALE > 0, "one mma holds two rows of a KV head's heads");
-
-// Rows first … first + count − 1 of the launch, of one sequence.
-struct RowTile {
-  int sequence, first, count;
-};
-
-// Tile `tile` of up to `most` rows, counting sequence by sequence; count 0 where there is none.
-template <int most>
-__device__ __forceinline__ RowTile row_tile(const int* row_start, int tile) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (int base = 0; base < BATCH; base += 32) {
-    const int sequence = base + lane;
-    const int begin = sequence < BATCH ? row_start[sequence] : 0;
-    const int rows = sequence < BATCH ? row_start[sequence + 1] - begin : 0;
-    const int tiles = ceil_div(rows, most);
-    int before = tiles;
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(kAllLanes, before, step);
-      if (lane >= step) before += other;
-    }
-    before -= tiles;
-    const bool mine = tile >= before && tile < before + tiles;
-    const uint32_t found = __ballot_sync(kAllLanes, mine);
-    if (found != 0u) {
-      const int owner = __ffs(static_cast<int>(found)) - 1;
-      const int offset = (tile - __shfl_sync(kAllLanes, before, owner)) * most;
-      return {base + owner, __shfl_sync(kAllLanes, begin, owner) + offset,
-              min(most, __shfl_sync(kAllLanes, rows, owner) - offset)};
-    }
-    tile -= __shfl_sync(kAllLanes, before + tiles, 31);
-  }
-  return {0, 0, 0};
-}
 
 // What a row sees, by view slot.
 struct Row {

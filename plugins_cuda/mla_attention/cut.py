@@ -36,8 +36,9 @@ WIDEST_WINDOW_OF_FEW_SLOTS = 256
 class LatentCut:
     """How one launch is cut; ``rows`` are those of a warpgroup that attends.
 
-    With one of these in a CTA it rebuilds its keys itself; several ``mixers`` share keys that were
-    rebuilt in front. Rows with lists have ``listed_ctas`` over the context, and as many places.
+    With one of these in a CTA it rebuilds its keys itself, and a sequence has ``row_ctas``; several
+    ``mixers`` share keys that were rebuilt in front. Rows with lists have ``listed_ctas`` over the
+    context, and as many places.
     """
 
     split: int
@@ -69,7 +70,6 @@ class LatentCut:
             ("SLOTS_IN_USE", self.slots_in_use),
             ("CONTEXT_CTAS", self.context_ctas),
             ("ROWS", self.rows),
-            ("ROW_CTAS", self.row_ctas),
             ("MIXERS", self.mixers),
         )
 
@@ -101,7 +101,7 @@ def latent_cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
     listed_ctas = ctas(rows, 1)
     if shape.has_lists and listed_ctas <= slot_groups:
         context_ctas = min(context_ctas, slot_groups)
-    row_ctas = -(-sequence_rows // (rows * mixers))
+    row_ctas = -(-sequence_rows // rows)
     return LatentCut(split, slot_groups, in_use, context_ctas, listed_ctas, rows, row_ctas, mixers)
 
 

@@ -33,6 +33,7 @@ def attend_rebuilding(
     constants = (
         *cut.constants(shape),
         *shape.key_constants(shape.held_steps(cut.rows)),
+        ("ROW_CTAS", cut.row_ctas),
         ("STAGES", stages),
         ("LISTED", int(listed)),
         ("COPY_REGISTERS", copy),

@@ -6,10 +6,10 @@
 //   workspace_keys   bf16, stored tiles (stored_tiles.cuh)
 //   workspace_sums, workspace_values   as in kernel.cu, out
 //
-// Grid (CONTEXT_CTAS, feature groups, B·ROW_CTAS). A CTA takes two heads, ROWS rows for each of
-// MIXERS warpgroups, and slots as in kernel.cu. One more warpgroup copies tiles of latents and of
-// keys, which all rows share; each mixer has scores, weights and sums of latents of its rows, in
-// the order of attend_latents: its sums have those bits.
+// Grid (CONTEXT_CTAS, feature groups, row tiles). A CTA takes two heads, a tile of rows of one
+// sequence, ROWS for each of MIXERS warpgroups, and slots as in kernel.cu. One more warpgroup
+// copies tiles of latents and of keys, which all rows share; each mixer has scores, weights and
+// sums of latents of its rows, in the order of attend_latents: its sums have those bits.
 //
 // A token takes 2·ENTRY bytes and 256 of keys from L2 for each feature group and MIXERS·ROWS rows;
 // 2·KV_HEADS·GROUP·(WIDTH + ENTRY) operations for each row.
@@ -17,6 +17,7 @@
 #include "../_device/latent_mix.cuh"
 #include "../_device/latent_scores.cuh"
 #include "../_device/ptx_ring.cuh"
+#include "../_device/row_tile.cuh"
 #include "../_device/warpgroup_registers.cuh"
 #include "slot_states.cuh"
 #include "stored_tiles.cuh"
@@ -106,30 +107,25 @@ struct Inputs {
   }
 };
 
-// Calls use(walk, first, count, sequence) for each of the CTA's groups of rows. Whole warps call
-// it, of any warpgroup by itself.
+// Calls use(walk, first, count, sequence) for the CTA's rows, if one of them sees everything. Whole
+// warps call it, of any warpgroup by itself.
 template <class Use>
-__device__ __forceinline__ void for_rows(const Inputs& in, const Use& use) {
-  const int sequence = blockIdx.z / ROW_CTAS;
-  const int row_cta = static_cast<int>(blockIdx.z) % ROW_CTAS * kRows;
-  const int begin = in.row_start[sequence], stop = in.row_start[sequence + 1];
-  for (int first = begin + row_cta; first < stop; first += ROW_CTAS * kRows) {
-    const int count = min(kRows, stop - first);
-    bool wanted = false;
-    for (int row = first; row < first + count; ++row) {
-      wanted = wanted || sees_everything(in.selected, in.held, row);
-    }
-    if (!wanted) continue;
-    Walk walk;
-    in.open(walk, first, count, sequence);
-    use(walk, first, count, sequence);
+__device__ __forceinline__ void with_rows(const Inputs& in, const Use& use) {
+  const RowTile own = row_tile<kRows>(in.row_start, static_cast<int>(blockIdx.z));
+  bool wanted = false;
+  for (int row = own.first; row < own.first + own.count; ++row) {
+    wanted = wanted || sees_everything(in.selected, in.held, row);
   }
+  if (!wanted) return;
+  Walk walk;
+  in.open(walk, own.first, own.count, own.sequence);
+  use(walk, own.first, own.count, own.sequence);
 }
 
 // The warpgroup that copies.
 __device__ __forceinline__ void copy_tiles(const Inputs& in, const Memory& memory) {
   int filled = 0;
-  for_rows(in, [&](const Walk& walk, int first, int, int sequence) {
+  with_rows(in, [&](const Walk& walk, int first, int, int sequence) {
     for (TileCursor at = walk.begin(); !at.ended(); walk.advance(at), ++filled) {
       const int from = at.tile * kTile, stage = filled % STAGES, round = filled / STAGES;
       TileCopy copy;
@@ -153,7 +149,7 @@ __device__ __forceinline__ void copy_tiles(const Inputs& in, const Memory& memor
 __device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, int mixer) {
   const Mine mine = memory.of(mixer);
   int filled = 0;
-  for_rows(in, [&](const Walk& walk, int cta_first, int cta_count, int sequence) {
+  with_rows(in, [&](const Walk& walk, int cta_first, int cta_count, int sequence) {
     const int first = cta_first + mixer * ROWS, count = min(ROWS, cta_count - mixer * ROWS);
     LatentRows rows;
     rows.shared_end = -1;

@@ -103,6 +103,8 @@ def _attend(request: LoweringRequest, shape: LatentGeometry, cut: LatentCut) -> 
         return ring + cut.mixers * (states * shape.tile * 2 + 16 * states + 4 * (maxima + states))
 
     stages = stages_of(request, shape, shared_bytes)
+    # Sequences end in a tile of their own: at most one more than whole tiles for each.
+    row_tiles = (shape.rows - 1) // (cut.rows * cut.mixers) + shape.batch
     constants = (
         *cut.constants(shape),
         *_sizes(shape, stages),
@@ -110,7 +112,7 @@ def _attend(request: LoweringRequest, shape: LatentGeometry, cut: LatentCut) -> 
     )
     return OpLaunch(
         Kernel("mla_attention", "attend_stored", constants, file="stored.cu"),
-        grid=(cut.context_ctas, shape.head_groups, shape.batch * cut.row_ctas),
+        grid=(cut.context_ctas, shape.head_groups, row_tiles),
         block=(cut.mixers + 1) * WARPGROUP,
         shared_bytes=shared_bytes(stages),
         arguments=(

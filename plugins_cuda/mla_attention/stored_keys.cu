@@ -107,6 +107,7 @@ __device__ __forceinline__ void for_tiles(const Inputs& in, const Extents& exten
                                           const Use& use) {
   const int ctas = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x);
   Walk walk;
+  int turn = cta;  // the next tile of all rows that is this CTA's
   for (int sequence = 0; sequence < BATCH; ++sequence) {
     const int shared_end = extents.shared_end[sequence];
     const int begin = in.row_start[sequence], stop = in.row_start[sequence + 1];
@@ -118,7 +119,9 @@ __device__ __forceinline__ void for_tiles(const Inputs& in, const Extents& exten
     };
     walk.rows.shared_end = shared_end;
     walk.rows.tree_start = start;
-    for (int tile = cta; tile * kTile <= shared_end; tile += ctas) pass({0, tile}, begin);
+    const int tiles = (shared_end + kTile) / kTile;
+    for (; turn < tiles; turn += ctas) pass({0, turn}, begin);
+    turn -= tiles;
     for (int row = begin; row < stop; ++row) {
       const int last = extents.own_last[row], first = start / kTile;
       walk.rows.last[0] = last;
