@@ -41,5 +41,5 @@ __device__ __forceinline__ bool is_last_warp_of(int* count, int ctas) {
     before = arrive(count);
     if (before == ctas - 1) *count = 0;
   }
-  return __shfl_sync(0xFFFFFFFFu, before, 0) == ctas - 1;
+  return __shfl_sync(kAllLanes, before, 0) == ctas - 1;
 }

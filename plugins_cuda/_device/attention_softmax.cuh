@@ -85,8 +85,8 @@ __device__ __forceinline__ float weigh_tile(float (*score)[4], int j, float scal
   float top = maximum;
 #pragma unroll
   for (int n = 0; n < 4; ++n) top = fmaxf(top, fmaxf(score[n][2 * j], score[n][2 * j + 1]));
-  top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, 1));
-  top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, 2));
+  top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
+  top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
   const float base = finite_maximum(top);
   const float rescale = exp2_fast(__fmul_rn(maximum - base, scale));
   const float shift = -__fmul_rn(base, scale);

@@ -34,7 +34,6 @@ constexpr bool kHasTail = kRows > 1;
 constexpr int kTailSlots = kTile * (1 + WORDS);
 // Pages that the tail may touch: it begins at a tile's first slot.
 constexpr int kTailPages = ceil_div(kTailSlots, PAGE_SIZE) + (kTile % PAGE_SIZE == 0 ? 0 : 1);
-constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 static_assert((SPLIT & (SPLIT - 1)) == 0, "slots are found by masks");
 static_assert(kRows <= kRowLanes, "every 16 lanes hold the views of all rows");
 static_assert(kTile == 32 && kChunk == 128, "shifts by 5 and 7");

@@ -21,7 +21,6 @@ constexpr int kEntryUnits = ENTRY / 8;  // of 16 bytes
 constexpr int kEntryPanels = ceil_div(ENTRY, 64);
 constexpr int kPanelUnits = kTile * 8;
 constexpr int kStageUnits = kEntryPanels * kPanelUnits;
-constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 constexpr int kNowhere = 1 << 30;
 static_assert(ENTRY % 16 == 0 && (TILE == 32 || TILE == 64), "wgmma takes 16 values at once");
 static_assert(!LISTED || (ROWS == 1 && WINDOW == 0), "what a row sees is in a list of its own");
@@ -52,6 +51,23 @@ struct Span {
   }
 };
 
+// What says which rows a launch has, and what each sees.
+struct RowInputs {
+  const int* page_table;
+  const int* row_start;
+  const int* row_slot;
+  const int* tree_start;
+  const int* ancestor_bits;
+
+  __device__ __forceinline__ const int* bits(int row) const {
+    return ancestor_bits + static_cast<int64_t>(row) * WORDS;
+  }
+
+  __device__ __forceinline__ RowView view(int sequence, int row) const {
+    return view_of<WORDS, WINDOW>(row_slot[row], tree_start[sequence], bits(row));
+  }
+};
+
 // The last position that a row with such a view sees in tiles of all rows.
 __device__ __forceinline__ int shared_last_of(const RowView& view) {
   return view.last >= 0 ? view.tree_start / kTile * kTile - 1 : view.end();
@@ -68,8 +84,8 @@ struct LatentRows {
   const int* list;        // of the only row, LISTED; `own` is its slot
   int own;
 
-  __device__ __forceinline__ void open(int first_row, int rows, const int* row_slot,
-                                       int sequence_tree_start, const int* ancestor_bits) {
+  __device__ __forceinline__ void open(int first_row, int rows, const RowInputs& in,
+                                       int sequence_tree_start) {
     count = rows;
     tree_start = sequence_tree_start;
     first = kNowhere;
@@ -77,8 +93,8 @@ struct LatentRows {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       const int row = first_row + min(r, rows - 1);
-      bits[r] = ancestor_bits + static_cast<int64_t>(row) * WORDS;
-      view[r] = view_of<WORDS, WINDOW>(row_slot[row], tree_start, bits[r]);
+      bits[r] = in.bits(row);
+      view[r] = view_of<WORDS, WINDOW>(in.row_slot[row], tree_start, bits[r]);
       if (r >= rows) view[r] = {kNowhere, -1, tree_start, -1};
       shared_last[r] = ROWS > 1 ? shared_last_of(view[r]) : view[r].end();
       first = min(first, view[r].first);
@@ -87,14 +103,13 @@ struct LatentRows {
   }
 
   // The only row, LISTED, with the first `entries` of a list.
-  __device__ __forceinline__ void open_list(int row, const int* row_slot, int sequence_tree_start,
-                                            const int* ancestor_bits, const int* slots,
-                                            int entries) {
+  __device__ __forceinline__ void open_list(int row, const RowInputs& in, int sequence_tree_start,
+                                            const int* slots, int entries) {
     count = 1;
     tree_start = sequence_tree_start;
     list = slots;
-    own = row_slot[row];
-    bits[0] = ancestor_bits + static_cast<int64_t>(row) * WORDS;
+    own = in.row_slot[row];
+    bits[0] = in.bits(row);
     first = 0;
     shared_end = shared_last[0] = entries - 1;
     view[0] = {0, entries - 1, tree_start, -1};

@@ -30,19 +30,6 @@ struct Extent {
   }
 };
 
-struct RowInputs {
-  const int* page_table;
-  const int* row_start;
-  const int* row_slot;
-  const int* tree_start;
-  const int* ancestor_bits;
-
-  __device__ __forceinline__ RowView view(int sequence, int row) const {
-    return view_of<WORDS, WINDOW>(row_slot[row], tree_start[sequence],
-                                  ancestor_bits + static_cast<int64_t>(row) * WORDS);
-  }
-};
-
 // Counts the items in front of each sequence, with ``threads`` threads: ``starts`` [BATCH + 1], in
 // shared memory.
 __device__ __forceinline__ void count_items(const RowInputs& in, int* starts, int threads) {
@@ -105,7 +92,7 @@ struct Items {
       next_item += static_cast<int>(gridDim.x);
       row = begin + at % count;
       slot = at / count;
-      rows.open(row, 1, in->row_slot, in->tree_start[sequence], in->ancestor_bits);
+      rows.open(row, 1, *in, in->tree_start[sequence]);
       const Extent extent(rows.view[0]);
       const int length = extent.slot_tiles();
       tile = extent.first + slot * length;

@@ -41,7 +41,7 @@ __device__ __forceinline__ LogSumExp warp_join(LogSumExp part) {
 #pragma unroll
   for (int level = 0; level < kLevels; ++level) {
     const int distance = 16 >> level;
-    const float other = __shfl_xor_sync(0xFFFFFFFFu, part.maximum, distance);
+    const float other = __shfl_xor_sync(kAllLanes, part.maximum, distance);
     const float lower = threadIdx.x & distance ? other : part.maximum;
     const float upper = threadIdx.x & distance ? part.maximum : other;
     part.maximum = upper > lower ? upper : lower;
@@ -53,7 +53,7 @@ __device__ __forceinline__ LogSumExp warp_join(LogSumExp part) {
 #pragma unroll
   for (int level = 0; level < kLevels; ++level) {
     const int distance = 16 >> level;
-    const float other = __shfl_xor_sync(0xFFFFFFFFu, part.sum, distance);
+    const float other = __shfl_xor_sync(kAllLanes, part.sum, distance);
     const float lower = threadIdx.x & distance ? other : part.sum;
     const float upper = threadIdx.x & distance ? part.sum : other;
     const float kept = lower * of_lower[level], joined = kept + upper * of_upper[level];

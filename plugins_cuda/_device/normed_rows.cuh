@@ -27,7 +27,7 @@ __device__ __forceinline__ float sum_of_squares(uint4 v) {
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(0xFFFFFFFFu, value, offset);
+    value += __shfl_xor_sync(kAllLanes, value, offset);
   }
   return value;
 }

@@ -188,7 +188,7 @@ struct Consumer {
     if (threadIdx.x % 32 == 0) tile = ring.tile[place.slot];
     int* const parts[] = {&tile.row_tile, &tile.expert, &tile.first, &tile.columns, &tile.live};
 #pragma unroll
-    for (int* part : parts) *part = __shfl_sync(0xFFFFFFFFu, *part, 0);
+    for (int* part : parts) *part = __shfl_sync(kAllLanes, *part, 0);
     if (tile.row_tile >= 0)
       queue.start(gemm.weights(tile, tile.row_tile + static_cast<int>(threadIdx.x) / 32));
   }

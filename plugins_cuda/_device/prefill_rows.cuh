@@ -35,7 +35,7 @@ __device__ __forceinline__ float inverse_rms(const uint16_t* row, float eps) {
     }
   }
 #pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, mask);
+  for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
   return rsqrtf(sum / (32 * K_BLOCKS) + eps);
 }
 

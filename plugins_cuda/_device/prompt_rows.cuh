@@ -11,7 +11,6 @@
 
 constexpr int kHeads = 8;  // GROUP of them are real
 constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
-constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 static_assert(GROUP <= kHeads && SCALE > 0, "one mma holds two rows of a KV head's heads");
 
 // What a row sees, by view slot.

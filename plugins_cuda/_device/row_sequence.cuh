@@ -25,15 +25,15 @@ struct FirstSequences {
   __device__ __forceinline__ RowSequence of_row(int row, const int* row_start, int batch,
                                                 const int* tree_start, const int* budgets) const {
     const int lane = threadIdx.x % 32;
-    int before = __popc(__ballot_sync(0xFFFFFFFFu, lane < batch && end <= row));
+    int before = __popc(__ballot_sync(kAllLanes, lane < batch && end <= row));
     if (before < 32) {
-      return {before, __shfl_sync(0xFFFFFFFFu, start, before),
-              __shfl_sync(0xFFFFFFFFu, budget, before)};
+      return {before, __shfl_sync(kAllLanes, start, before),
+              __shfl_sync(kAllLanes, budget, before)};
     }
 #pragma unroll 1
     for (int first = 32; first < batch; first += 32) {
       const int b = first + lane;
-      before += __popc(__ballot_sync(0xFFFFFFFFu, b < batch && row_start[b + 1] <= row));
+      before += __popc(__ballot_sync(kAllLanes, b < batch && row_start[b + 1] <= row));
     }
     if (before >= batch) return {batch, 0, 0};
     return {before, tree_start[before], budgets[before]};

@@ -13,7 +13,6 @@ struct RowTile {
 // Tile `tile` of up to `most` rows, counting sequence by sequence; count 0 where there is none.
 template <int most>
 __device__ __forceinline__ RowTile row_tile(const int* row_start, int tile) {
-  constexpr uint32_t all = 0xFFFFFFFFu;
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int base = 0; base < BATCH; base += 32) {
@@ -23,19 +22,19 @@ __device__ __forceinline__ RowTile row_tile(const int* row_start, int tile) {
     const int tiles = ceil_div(rows, most);
     int before = tiles;
     for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(all, before, step);
+      const int other = __shfl_up_sync(kAllLanes, before, step);
       if (lane >= step) before += other;
     }
     before -= tiles;
     const bool mine = tile >= before && tile < before + tiles;
-    const uint32_t found = __ballot_sync(all, mine);
+    const uint32_t found = __ballot_sync(kAllLanes, mine);
     if (found != 0u) {
       const int owner = __ffs(static_cast<int>(found)) - 1;
-      const int offset = (tile - __shfl_sync(all, before, owner)) * most;
-      return {base + owner, __shfl_sync(all, begin, owner) + offset,
-              min(most, __shfl_sync(all, rows, owner) - offset)};
+      const int offset = (tile - __shfl_sync(kAllLanes, before, owner)) * most;
+      return {base + owner, __shfl_sync(kAllLanes, begin, owner) + offset,
+              min(most, __shfl_sync(kAllLanes, rows, owner) - offset)};
     }
-    tile -= __shfl_sync(all, before + tiles, 31);
+    tile -= __shfl_sync(kAllLanes, before + tiles, 31);
   }
   return {0, 0, 0};
 }

@@ -39,7 +39,7 @@ __device__ inline int live_sequences(const int* done, int batch) {
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       const int base = first + 32 * n;
-      const unsigned lives = __ballot_sync(0xFFFFFFFFu, base + lane < batch && are_done[n] == 0);
+      const unsigned lives = __ballot_sync(kAllLanes, base + lane < batch && are_done[n] == 0);
       if (lives) live = base + 32 - __clz(static_cast<int>(lives));
     }
   }

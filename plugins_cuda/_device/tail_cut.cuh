@@ -113,7 +113,7 @@ class TailCut {
         near += digit == 0 ? 0 : histogram.count_at[digit];
       }
       for (int distance = 16; distance > 0; distance /= 2) {
-        near += __shfl_xor_sync(0xFFFFFFFFu, near, distance);
+        near += __shfl_xor_sync(kAllLanes, near, distance);
       }
       if (threadIdx.x == 0) histogram.count_at[0] = row_.vocab - near;
     }
@@ -141,7 +141,7 @@ class TailCut {
         total += shared_.weight_at[digit];
       }
       for (int distance = 16; distance > 0; distance /= 2) {
-        total += __shfl_xor_sync(0xFFFFFFFFu, total, distance);
+        total += __shfl_xor_sync(kAllLanes, total, distance);
       }
       if (threadIdx.x == 0) shared_.total_weight = total;
     }

@@ -78,8 +78,8 @@ struct TokenFragments {
         for (int b = 0; b < kSliceBlocks; ++b) {
           if (holds(warp, b)) sum += sum_of_squares(*own(b, n));
         }
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+        sum += __shfl_xor_sync(kAllLanes, sum, 1);
+        sum += __shfl_xor_sync(kAllLanes, sum, 2);
         if (lane % 4 == 0) sums[(n * kTokensPerTile + g) * kSumStride + warp] = sum;
       }
     }

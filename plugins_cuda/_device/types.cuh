@@ -1,4 +1,5 @@
-// Fixed-width integers and the declaration of dynamic shared memory, for NVRTC and the emulator.
+// Fixed-width integers and the declaration of dynamic shared memory, for NVRTC and the emulator;
+// and what nearly every kernel counts with.
 #pragma once
 
 #ifndef SPECBUILD_EMULATE
@@ -22,6 +23,9 @@ using uintptr_t = unsigned long long;
   type* const name = reinterpret_cast<type*>(specbuild_dynamic_shared)
 
 #endif
+
+// Of a warp, in a shuffle or vote.
+constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
 // Rounds up to a multiple.
 template <typename T>

@@ -42,8 +42,8 @@ struct EdgeHistogram {
     for (int digit = warp; digit < kEdgeDigits; digit += kEdgeWarps) {
       uint64_t count = counts[digit * 32 + lane], mass = masses[digit * 32 + lane];
       for (int distance = 16; distance > 0; distance /= 2) {
-        count += __shfl_xor_sync(0xFFFFFFFFu, count, distance);
-        mass += __shfl_xor_sync(0xFFFFFFFFu, mass, distance);
+        count += __shfl_xor_sync(kAllLanes, count, distance);
+        mass += __shfl_xor_sync(kAllLanes, mass, distance);
       }
       if (lane == 0) {
         count_at[digit] = count;
@@ -70,9 +70,9 @@ struct EdgeHistogram {
       Sum through = own;
       uint64_t count = counted, mass = massed;
       for (int distance = 1; distance < 32; distance *= 2) {
-        const Sum more = __shfl_up_sync(0xFFFFFFFFu, through, distance);
-        const uint64_t more_count = __shfl_up_sync(0xFFFFFFFFu, count, distance);
-        const uint64_t more_mass = __shfl_up_sync(0xFFFFFFFFu, mass, distance);
+        const Sum more = __shfl_up_sync(kAllLanes, through, distance);
+        const uint64_t more_count = __shfl_up_sync(kAllLanes, count, distance);
+        const uint64_t more_mass = __shfl_up_sync(kAllLanes, mass, distance);
         if (lane >= distance) {
           through += more;
           count += more_count;
@@ -80,8 +80,8 @@ struct EdgeHistogram {
         }
       }
       // The first lane that reaches it; the last one, should rounding leave the sum below.
-      const unsigned reached = __ballot_sync(0xFFFFFFFFu, through >= target || lane == 31);
-      const Sum before = __shfl_up_sync(0xFFFFFFFFu, through, 1);
+      const unsigned reached = __ballot_sync(kAllLanes, through >= target || lane == 31);
+      const Sum before = __shfl_up_sync(kAllLanes, through, 1);
       if (lane == __ffs(static_cast<int>(reached)) - 1) {
         Sum above = lane == 0 ? Sum{0} : before;
         count -= counted;

@@ -76,7 +76,7 @@ struct Inputs {
 #pragma unroll
         for (int id = 0; id < kEosIds; ++id) end |= token >= 0 && ids[id] == token;
       }
-      const unsigned found = __ballot_sync(0xFFFFFFFFu, end);
+      const unsigned found = __ballot_sync(kAllLanes, end);
       if (found) {
         e.ends = true;
         e.count = first + __ffs(static_cast<int>(found));

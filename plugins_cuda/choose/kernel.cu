@@ -52,7 +52,7 @@ struct Summary {
       total += load_l2_float(part_sums + part) * exp2_fast((most - value_of(best)) * kLog2E);
     }
     for (int distance = 16; distance > 0; distance /= 2) {
-      total += __shfl_xor_sync(0xFFFFFFFFu, total, distance);
+      total += __shfl_xor_sync(kAllLanes, total, distance);
     }
     log_total = value_of(best) + logf(total);
   }
@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const uint64_t best = block_max(ranked_key(ordered_key(most), token));
   if (most != minus_infinity()) sum *= exp2_fast((most - value_of(best)) * kLog2E);
   for (int distance = 16; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
+    sum += __shfl_xor_sync(kAllLanes, sum, distance);
   }
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
   __syncthreads();

@@ -17,7 +17,6 @@
 #include "../_device/list_range.cuh"
 #include "../_device/ptx.cuh"
 
-constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 constexpr int kOfALane = OF_A_LANE, kPiece = 32 * kOfALane, kWarps = THREADS / 32;
 
 // What DsaIndexer may give a row: `wanted` slots, `kept` of them below `first` or from `late` on;

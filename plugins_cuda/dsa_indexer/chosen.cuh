@@ -7,7 +7,6 @@
 #include "../_device/ptx.cuh"
 #include "digits.cuh"
 
-constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 constexpr int kSelectWarps = THREADS / 32;
 // Slots whose order is found by comparing each with all.
 constexpr int kFew = 256;

@@ -26,7 +26,6 @@
 #include "../_device/ptx_attention.cuh"
 #include "digits.cuh"
 
-constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 constexpr int kWarps = THREADS / 32;
 
 constexpr int kBlocks = ceil_div(WIDTH, 32), kHeadTiles = ceil_div(HEADS, 8);

@@ -59,14 +59,14 @@ extern "C" __global__ void __launch_bounds__(256, 1)
         logit_rows[other] = max(end - 1, 0);
         score[other] = 0.0f;
       }
-      const unsigned holds = __ballot_sync(0xFFFFFFFFu, begin <= row && row < end);
+      const unsigned holds = __ballot_sync(kAllLanes, begin <= row && row < end);
       if (holds) {
         const int holder = __ffs(static_cast<int>(holds)) - 1;
         b = first + 32 * n + holder;
-        place = row - __shfl_sync(0xFFFFFFFFu, begin, holder);
-        position = __shfl_sync(0xFFFFFFFFu, lengths[n] - counts[n], holder) + place;
+        place = row - __shfl_sync(kAllLanes, begin, holder);
+        position = __shfl_sync(kAllLanes, lengths[n] - counts[n], holder) + place;
       }
-      rows = __shfl_sync(0xFFFFFFFFu, end, 31);
+      rows = __shfl_sync(kAllLanes, end, 31);
     }
   }
   const bool live = b >= 0;

@@ -50,9 +50,9 @@ struct Fold {
   }
 
   __device__ __forceinline__ Fold of_lane(int mask) const {
-    return {__shfl_xor_sync(0xFFFFFFFFu, score, mask), __shfl_xor_sync(0xFFFFFFFFu, logit, mask),
-            __shfl_xor_sync(0xFFFFFFFFu, most, mask), __shfl_xor_sync(0xFFFFFFFFu, sum, mask),
-            __shfl_xor_sync(0xFFFFFFFFu, token, mask)};
+    return {__shfl_xor_sync(kAllLanes, score, mask), __shfl_xor_sync(kAllLanes, logit, mask),
+            __shfl_xor_sync(kAllLanes, most, mask), __shfl_xor_sync(kAllLanes, sum, mask),
+            __shfl_xor_sync(kAllLanes, token, mask)};
   }
 
  private:

@@ -82,8 +82,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
           }
           if (kShare == 2) {
-            high += __shfl_xor_sync(0xFFFFFFFFu, high, 1);
-            low += __shfl_xor_sync(0xFFFFFFFFu, low, 1);
+            high += __shfl_xor_sync(kAllLanes, high, 1);
+            low += __shfl_xor_sync(kAllLanes, low, 1);
           }
           const float one = QUEST ? high + low : (high > low ? high : low);
           const bool begins = start + row == 0;
@@ -109,7 +109,7 @@ constexpr int kWarps = THREADS / 32, kDigits = 256;
 
 // How many threads before this one have the flag; ``total`` is that of all.
 __device__ __forceinline__ int rank_of(bool flag, int (&counts)[kWarps], int& total) {
-  const unsigned bits = __ballot_sync(0xFFFFFFFFu, flag);
+  const unsigned bits = __ballot_sync(kAllLanes, flag);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   __syncthreads();
   if (lane == 0) counts[warp] = __popc(bits);
@@ -134,7 +134,7 @@ __device__ __forceinline__ void find_digit(const int (&digits)[kDigits], int lef
   int upto = own;
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
-    const int other = __shfl_up_sync(0xFFFFFFFFu, upto, distance);
+    const int other = __shfl_up_sync(kAllLanes, upto, distance);
     if (lane >= distance) upto += other;
   }
   int above = upto - own, digit = top;

@@ -32,7 +32,6 @@ constexpr int kScratch =
 constexpr int kUnits = V_WIDTH / 8;         // of 16 bytes, of a row of w_v
 constexpr int kSlices = kThreads / kUnits;  // of the columns that are summed
 constexpr int kSliceRows = ceil_div(VALUE, kSlices);
-constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 static_assert(kStateUnits <= kGroupThreads && PLACES <= kThreads && V_WIDTH >= 16 && V_WIDTH <= 128,
               "see above");
 

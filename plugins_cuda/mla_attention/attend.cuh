@@ -80,19 +80,10 @@ struct Inputs {
   const uint16_t* b_k;
   const uint4* cos;
   const uint4* sin;
-  const int* page_table;
-  const int* row_start;
-  const int* row_slot;
-  const int* tree_start;
-  const int* ancestor_bits;
+  RowInputs rows;
   const int* page_position;
   float2* slot_sums;
   float* slot_values;
-
-  // Gives rows first … of a sequence all that they see.
-  __device__ __forceinline__ void open(LatentRows& rows, int first, int count, int sequence) const {
-    rows.open(first, count, row_slot, tree_start[sequence], ancestor_bits);
-  }
 };
 
 // Calls use(walk, first) for each of the CTA's groups of rows, from row ``first`` on, that
@@ -102,9 +93,9 @@ template <class Opens, class Use>
 __device__ __forceinline__ void for_rows(const Inputs& in, const Opens& opens, const Use& use) {
   const int sequence = blockIdx.z / ROW_CTAS;
   const int row_cta = static_cast<int>(blockIdx.z) % ROW_CTAS * ROWS;
-  const int begin = in.row_start[sequence], stop = in.row_start[sequence + 1];
+  const int begin = in.rows.row_start[sequence], stop = in.rows.row_start[sequence + 1];
   LatentWalk walk;
-  walk.table = in.page_table + static_cast<int64_t>(sequence) * TABLE;
+  walk.table = in.rows.page_table + static_cast<int64_t>(sequence) * TABLE;
   walk.begins = VIEWED ? in.page_position + static_cast<int64_t>(sequence) * TABLE : nullptr;
   for (int first = begin + row_cta; first < stop; first += ROW_CTAS * ROWS) {
     if (opens(walk.rows, first, min(ROWS, stop - first), sequence)) use(walk, first);

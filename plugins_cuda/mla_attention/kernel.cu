@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     return WINDOW > 0 || static_cast<int>(blockIdx.x) <= slot / kTile + 1;
   };
   attend_sequence(in, memory, early, [&](LatentRows& rows, int first, int count, int sequence) {
-    in.open(rows, first, count, sequence);
+    rows.open(first, count, in.rows, tree_start[sequence]);
     return true;
   });
 }

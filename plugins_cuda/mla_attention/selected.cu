@@ -40,8 +40,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   attend_sequence(in, memory, early, [&](LatentRows& rows, int first, int, int sequence) {
     const int* list = selected + static_cast<int64_t>(first) * held;
     if (list[0] == -2) return false;
-    rows.open_list(first, row_slot, tree_start[sequence], ancestor_bits, list,
-                   entries_of(list, held));
+    rows.open_list(first, in.rows, tree_start[sequence], list, entries_of(list, held));
     return true;
   });
 }

@@ -77,11 +77,7 @@ struct Memory {
 struct Inputs {
   const uint32_t* q;
   const uint4* c_pool;
-  const int* page_table;
-  const int* row_start;
-  const int* row_slot;
-  const int* tree_start;
-  const int* ancestor_bits;
+  RowInputs rows;
   const int* selected;
   const uint4* stored;
   float2* slot_sums;
@@ -89,20 +85,20 @@ struct Inputs {
   int held;
 
   __device__ __forceinline__ void open(Walk& walk, int first, int count, int sequence) const {
-    walk.table = page_table + static_cast<int64_t>(sequence) * TABLE;
+    walk.table = rows.page_table + static_cast<int64_t>(sequence) * TABLE;
     walk.begins = nullptr;
-    StoredRows<kRows>& rows = walk.rows;
-    rows.tree_start = tree_start[sequence];
-    rows.bits = ancestor_bits + static_cast<int64_t>(first) * WORDS;
-    rows.shared_end = -1;
+    StoredRows<kRows>& seen = walk.rows;
+    seen.tree_start = rows.tree_start[sequence];
+    seen.bits = rows.bits(first);
+    seen.shared_end = -1;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      rows.last[r] = -1;
+      seen.last[r] = -1;
       if (r >= count) continue;
       const RowView view =
-          view_of<WORDS, WINDOW>(row_slot[first + r], rows.tree_start, rows.bits + r * WORDS);
-      rows.last[r] = view.last;
-      rows.shared_end = max(rows.shared_end, shared_last_of(view));
+          view_of<WORDS, WINDOW>(rows.row_slot[first + r], seen.tree_start, seen.bits + r * WORDS);
+      seen.last[r] = view.last;
+      seen.shared_end = max(seen.shared_end, shared_last_of(view));
     }
   }
 };
@@ -111,7 +107,7 @@ struct Inputs {
 // warps call it, of any warpgroup by itself.
 template <class Use>
 __device__ __forceinline__ void with_rows(const Inputs& in, const Use& use) {
-  const RowTile own = row_tile<kRows>(in.row_start, static_cast<int>(blockIdx.z));
+  const RowTile own = row_tile<kRows>(in.rows.row_start, static_cast<int>(blockIdx.z));
   bool wanted = false;
   for (int row = own.first; row < own.first + own.count; ++row) {
     wanted = wanted || sees_everything(in.selected, in.held, row);
@@ -154,7 +150,7 @@ __device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, i
     LatentRows rows;
     rows.shared_end = -1;
     if (count > 0) {
-      rows.open(first, count, in.row_slot, walk.rows.tree_start, in.ancestor_bits);
+      rows.open(first, count, in.rows, walk.rows.tree_start);
     }
     TileCursor at = walk.begin();
     if (at.ended()) {

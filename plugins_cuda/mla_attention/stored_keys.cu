@@ -61,11 +61,7 @@ struct Inputs {
   const uint4* c_pool;
   const uint4* cos;
   const uint4* sin;
-  const int* page_table;
-  const int* row_start;
-  const int* row_slot;
-  const int* tree_start;
-  const int* ancestor_bits;
+  RowInputs rows;
   const int* selected;
   const int* page_position;
   int held;
@@ -75,7 +71,7 @@ struct Inputs {
   __device__ __forceinline__ void measure(Extents& extents) const {
     const int lane = copy_thread() % 32;
     for (int sequence = copy_thread() / 32; sequence < BATCH; sequence += kCopyThreads / 32) {
-      const int begin = row_start[sequence], stop = row_start[sequence + 1];
+      const int begin = rows.row_start[sequence], stop = rows.row_start[sequence + 1];
       bool whole = false;
       for (int row = begin + lane; row < stop; row += 32) {
         whole = whole || sees_everything(selected, held, row);
@@ -83,8 +79,7 @@ struct Inputs {
       whole = __any_sync(kAllLanes, whole);
       int end = -1;
       for (int row = begin + lane; row < stop; row += 32) {
-        const RowView view = view_of<WORDS, WINDOW>(
-            row_slot[row], tree_start[sequence], ancestor_bits + static_cast<int64_t>(row) * WORDS);
+        const RowView view = rows.view(sequence, row);
         extents.own_last[row] = whole ? view.last : -1;
         if (whole) end = max(end, shared_last_of(view));
       }
@@ -110,9 +105,9 @@ __device__ __forceinline__ void for_tiles(const Inputs& in, const Extents& exten
   int turn = cta;  // the next tile of all rows that is this CTA's
   for (int sequence = 0; sequence < BATCH; ++sequence) {
     const int shared_end = extents.shared_end[sequence];
-    const int begin = in.row_start[sequence], stop = in.row_start[sequence + 1];
-    const int start = in.tree_start[sequence];
-    walk.table = in.page_table + static_cast<int64_t>(sequence) * TABLE;
+    const int begin = in.rows.row_start[sequence], stop = in.rows.row_start[sequence + 1];
+    const int start = in.rows.tree_start[sequence];
+    walk.table = in.rows.page_table + static_cast<int64_t>(sequence) * TABLE;
     walk.begins = VIEWED ? in.page_position + static_cast<int64_t>(sequence) * TABLE : nullptr;
     const auto pass = [&](const TileCursor& at, int row) {
       use(walk, at, stored_tile(sequence, row, at, start, blockIdx.y));
@@ -125,7 +120,7 @@ __device__ __forceinline__ void for_tiles(const Inputs& in, const Extents& exten
     for (int row = begin; row < stop; ++row) {
       const int last = extents.own_last[row], first = start / kTile;
       walk.rows.last[0] = last;
-      walk.rows.bits = in.ancestor_bits + static_cast<int64_t>(row) * WORDS;
+      walk.rows.bits = in.rows.bits(row);
       for (int tile = first; tile * kTile <= last; ++tile) {
         if ((row * OWN_TILES + tile - first) % ctas == cta) pass({1, tile}, row);
       }

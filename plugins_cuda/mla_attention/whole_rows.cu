@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const auto early = [] { return false; };
   attend_sequence(in, memory, early, [&](LatentRows& rows, int first, int count, int sequence) {
     // Of rows that are left alone too: their spans would otherwise be held in registers twice.
-    in.open(rows, first, count, sequence);
+    rows.open(first, count, in.rows, tree_start[sequence]);
     bool whole = false;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {

@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(32)
 #pragma unroll 1
     for (int base = node / 32 * 32; base < nodes && child == 0; base += 32) {
       const int slot = base + lane;
-      const unsigned found = __ballot_sync(0xFFFFFFFFu, slot < nodes && from[slot] == node);
+      const unsigned found = __ballot_sync(kAllLanes, slot < nodes && from[slot] == node);
       if (found) child = base + __ffs(static_cast<int>(found)) - 1;
     }
     if (child == 0) break;

@@ -75,7 +75,7 @@ struct Logits {
     }
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
-      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
+      sum += __shfl_xor_sync(kAllLanes, sum, distance);
     }
     return sum;
   }
@@ -85,7 +85,7 @@ struct Logits {
 __device__ __forceinline__ uint32_t largest_of_group(uint32_t most) {
 #pragma unroll
   for (int distance = kGroupLanes / 2; distance > 0; distance /= 2) {
-    most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, distance));
+    most = max(most, __shfl_xor_sync(kAllLanes, most, distance));
   }
   return most;
 }
@@ -100,10 +100,10 @@ __device__ __forceinline__ uint2 first_and_kth(const uint32_t* keys, int k) {
     const uint32_t key = keys[other];
     rank += key > own || (key == own && other < lane);
   }
-  const unsigned first = __ballot_sync(0xFFFFFFFFu, rank == 0);
-  const unsigned kth = __ballot_sync(0xFFFFFFFFu, rank == k - 1);
-  return make_uint2(__shfl_sync(0xFFFFFFFFu, own, __ffs(static_cast<int>(first)) - 1),
-                    __shfl_sync(0xFFFFFFFFu, own, __ffs(static_cast<int>(kth)) - 1));
+  const unsigned first = __ballot_sync(kAllLanes, rank == 0);
+  const unsigned kth = __ballot_sync(kAllLanes, rank == k - 1);
+  return make_uint2(__shfl_sync(kAllLanes, own, __ffs(static_cast<int>(first)) - 1),
+                    __shfl_sync(kAllLanes, own, __ffs(static_cast<int>(kth)) - 1));
 }
 
 // A candidate of a node, and how far its token in the target's vocabulary is from its own.

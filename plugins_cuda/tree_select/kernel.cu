@@ -37,7 +37,7 @@ __device__ __forceinline__ void keep_first_ties(KeptMask& kept, const unsigned* 
   int above = 0;
 #pragma unroll 1
   for (int word = lane; word < count; word += 32) above += __popc(kept.words[word]);
-  int room = wanted - __shfl_sync(0xFFFFFFFFu, warp_prefix_sum(above), 31), before = 0;
+  int room = wanted - __shfl_sync(kAllLanes, warp_prefix_sum(above), 31), before = 0;
 #pragma unroll 1
   for (int first = 0; first < count; first += 32) {
     const int word = first + lane;
@@ -53,8 +53,8 @@ __device__ __forceinline__ void keep_first_ties(KeptMask& kept, const unsigned* 
       kept.words[word] = keeps;
       kept.before[word] = through - __popc(keeps);
     }
-    room -= __shfl_sync(0xFFFFFFFFu, ties_through, 31);
-    before = __shfl_sync(0xFFFFFFFFu, through, 31);
+    room -= __shfl_sync(kAllLanes, ties_through, 31);
+    before = __shfl_sync(kAllLanes, through, 31);
   }
   if (lane == 0) {
     kept.words[count] = 0;
@@ -119,8 +119,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
 #pragma unroll 1
   for (int round = 0; round < rounds; ++round) {
     const uint32_t key = key_of(round);
-    const unsigned at_edge = __ballot_sync(0xFFFFFFFFu, key == edge && edge != 0);
-    const unsigned above = __ballot_sync(0xFFFFFFFFu, key > edge);
+    const unsigned at_edge = __ballot_sync(kAllLanes, key == edge && edge != 0);
+    const unsigned above = __ballot_sync(kAllLanes, key > edge);
     const int word = (round * blockDim.x + threadIdx.x) / 32;
     if (lane == 0 && word < all_words) {
       tied[word] = at_edge;
