@@ -11,7 +11,7 @@ import numpy as np
 
 from specbuild.cli.sweep_budget import Budget
 from specbuild.cli.sweep_report import KernelTime, Phase, experts_read, phase_of
-from specbuild.cli.sweep_steps import ROOM, Emit
+from specbuild.cli.sweep_steps import ROOM, Emit, tree_text
 from specbuild.runtime.byte_floor import BytesByPart, EngineTraffic, Work
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.executors.cuda.timing import profile_program, time_program
@@ -25,8 +25,8 @@ from specbuild.runtime.specpv import ViewGeometry
 VIEW_SWEEP = "specpv"
 # Retrieved tokens: the budgets that are compared.
 RETRIEVED_TOKENS = (512, 1024, 2048, 4096, 8192)
-# Tokens that a step with the deepest chain emits, for rates: 0.7 accepted at each of three levels.
-TOKENS_A_STEP = 2.53
+# Of each level of a draft the share that is accepted, for rates.
+ACCEPTED_A_LEVEL = 0.7
 # How much of a buffer a full step feeds again, on average over those that come early.
 BUFFER_SHARE = 0.75
 _PROFILE_REPEATS = 8
@@ -36,7 +36,10 @@ State = Mapping[str, int | np.ndarray]
 
 @dataclass(frozen=True)
 class ViewSweep:
-    """Steps of an engine with SpecPV, with its deepest chain; ``kernels`` collects profiles."""
+    """Steps of an engine with SpecPV, with its deepest chain and with its tree, if it has one.
+
+    Rows of the tree name it. ``kernels`` collects profiles.
+    """
 
     engine: Engine
     traffic: EngineTraffic
@@ -69,23 +72,35 @@ class ViewSweep:
         return geometry
 
     def _placed(self, batch: int, context: int, budget: Budget, emit: Emit) -> None:
-        shape, started_s = self._shape(batch), perf_counter()
-        with placed_sequences(self.engine, batch=batch, context=context, shape=shape) as placed:
+        shapes, started_s = self._shapes(batch), perf_counter()
+        with placed_sequences(self.engine, batch=batch, context=context, shape=shapes[0]) as placed:
             budget.took_up(batch * context, perf_counter() - started_s)
-            _Timing(self, placed, shape, emit).run()
+            for shape in shapes:
+                what = f"specpv, batch {batch}, context {context}{_of_tree(shape)}"
+                if shape == shapes[0] or budget.allows(what):
+                    _Timing(self, placed, shape, emit).run()
 
-    def _shape(self, batch: int) -> DraftShape | None:
+    def _shapes(self, batch: int) -> list[DraftShape | None]:
+        """The deepest chain and the tree that there are steps for with so many sequences."""
         table = ProgramTable(cuda_executor(self.engine).plan)
-        chains = [
-            shape
-            for shape in table.shapes()
-            if shape.draft_top_k == 1 and table.most_sequences(shape, full_logits=False) >= batch
-        ]
-        return max(chains, key=lambda s: s.draft_depth, default=None)
+        able = [s for s in table.shapes() if table.most_sequences(s, full_logits=False) >= batch]
+        chains = [shape for shape in able if shape.draft_top_k == 1]
+        trees = [shape for shape in able if shape.draft_top_k > 1]
+        return [max(chains, key=lambda s: s.draft_depth, default=None), *trees]
+
+
+def tokens_a_step(shape: DraftShape | None) -> float:
+    """What a step emits on average; of a tree the fewest, what a chain of its depth does."""
+    depth = 0 if shape is None else shape.draft_depth
+    return sum(ACCEPTED_A_LEVEL**level for level in range(depth + 1))
+
+
+def _of_tree(shape: DraftShape | None) -> str:
+    return "" if shape is None or shape.draft_top_k == 1 else f", {tree_text(shape)}"
 
 
 class _Timing:
-    """The rows of one batch and context."""
+    """The rows of one batch, context and draft."""
 
     def __init__(
         self, sweep: ViewSweep, placed: PlacedSequences, shape: DraftShape | None, emit: Emit
@@ -107,10 +122,11 @@ class _Timing:
     def run(self) -> None:
         """Whole, the choice of a view alone, views by what they retrieve, and the mix of all."""
         exact: State = {"verified_len": self._length, "summarised": self._blocks}
-        whole = self._row("whole", self._step, {**exact, "view_blocks": -1}, self._context)
+        tree, unseen = _of_tree(self._shape), {**exact, "view_blocks": -1}
+        whole = self._row(f"whole{tree}", self._step, unseen, self._context)
         self._emit(replace(whole, tokens_per_s=self._rate(whole.time_s)))
-        self._emit(self._row("full, with its choice", self._choosing, {**exact, "full_step": 1},
-                             self._context))  # fmt: skip
+        self._emit(self._row(f"full, with its choice{tree}", self._choosing,
+                             {**exact, "full_step": 1}, self._context))  # fmt: skip
         budgets = [
             blocks
             for tokens in RETRIEVED_TOKENS
@@ -124,7 +140,7 @@ class _Timing:
         config, batch = self._geometry.config, self._placed.batch
         state = {**exact, "view_blocks": self._blocks, "budget": blocks}
         seen = self._seen(blocks)
-        name = f"{blocks * config.block_size} tokens retrieved"
+        name = f"{blocks * config.block_size} tokens retrieved{_of_tree(self._shape)}"
         partial = self._row(f"partial, {name}", self._step, state, seen, profile=profile)
         self._emit(partial)
         fed = self._fed
@@ -140,7 +156,7 @@ class _Timing:
     def _mix(self, name: str, partial: Phase, refresh: Phase, fed: int) -> Phase:
         """Each sequence feeds ``fed`` tokens again in turn: one refresh for so many steps."""
         batch = self._placed.batch
-        steps = max(1.0, fed / self._tokens_a_step / batch)
+        steps = max(1.0, fed / tokens_a_step(self._shape) / batch)
 
         def mean(of_partial: float, of_refresh: float) -> float:
             return ((steps - 1) * of_partial + of_refresh) / steps
@@ -165,12 +181,8 @@ class _Timing:
     def _context(self) -> float:
         return float(self._length.mean())
 
-    @property
-    def _tokens_a_step(self) -> float:
-        return 1.0 if self._shape is None else TOKENS_A_STEP
-
     def _rate(self, time_s: float) -> float:
-        return self._placed.batch * self._tokens_a_step / time_s
+        return self._placed.batch * tokens_a_step(self._shape) / time_s
 
     def _seen(self, blocks: int) -> float:
         """Tokens of a view: all but the blocks that it leaves out."""
@@ -198,7 +210,8 @@ class _Timing:
         traffic = self._sweep.traffic
         floor = traffic.target.bytes_read(work)
         for level in range(1, entry.draft_depth + 1):
-            floor = floor.plus(traffic.level(level, Work(batch, batch, self._context)))
+            rows = batch * (1 if level == 1 else entry.draft_top_k)
+            floor = floor.plus(traffic.level(level, Work(rows, batch, self._context)))
         row = phase_of(
             VIEW_SWEEP,
             name,

@@ -34,14 +34,17 @@ SPECPV = {
 }
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+CHAIN = {"draft_top_k": 1, "draft_depth": 2, "draft_tokens": 2}
+TREE = {"draft_top_k": 2, "draft_depth": 2, "draft_tokens": 4}
+
+
+@pytest.fixture(scope="module", params=[CHAIN, TREE], ids=["chain", "tree"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     path = tmp_path_factory.mktemp("sweep")
     sizes = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
     write_target(path / "t", layers=2, experts=4, experts_per_token=2, **sizes)
     write_draft(path / "d", target_layers=2, target_hidden=96, inner=64, **sizes)
-    limits = {"draft_top_k": 1, "draft_depth": 2, "draft_tokens": 2}
-    options = {"max_seq_len": 400, "max_batch_size": 2, "page_size": 16, **limits, **SPECPV}
+    options = {"max_seq_len": 400, "max_batch_size": 2, "page_size": 16, **request.param, **SPECPV}
     return engine_of(lowered_engine(path / "t", path / "d", **options))[0]
 
 
@@ -49,10 +52,12 @@ def test_rows_start_from_the_states_they_name(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states: list[dict[str, np.ndarray]] = []
+    entries: list[ProgramEntry] = []
     executor = engine.executor
 
     def timed(_runner: Any, entry: ProgramEntry, _n: int, *, reset: Callable[[], None]) -> float:
         reset()
+        entries.append(entry)
         names = ("full_step", "view_blocks", "budget", "verified_len", "length")
         states.append({name: executor.read(name, rows=2) for name in names})
         return 1e-3 if entry.fed_again == 0 else 3e-3
@@ -70,7 +75,8 @@ def test_rows_start_from_the_states_they_name(
     names = [row.name for row in rows]
     assert names[:3] == ["whole", "full, with its choice", "partial, 16 tokens retrieved"]
     assert names[3:5] == ["refresh of one, 16 tokens retrieved", "mix, 16 tokens retrieved"]
-    assert len(rows) == 8 and len(budget.left_out) == 2
+    has_tree = engine.manifest.limits.draft_top_k > 1
+    assert len(rows) == (16 if has_tree else 8) and len(budget.left_out) == 2
     whole, full, partial, refresh = states[:4]
     assert (whole["view_blocks"] == -1).all() and not whole["full_step"].any()
     assert full["full_step"].all() and (full["verified_len"] == full["length"]).all()
@@ -79,15 +85,23 @@ def test_rows_start_from_the_states_they_name(
     assert refresh["full_step"].tolist() == [1, 0]
     assert (refresh["length"] - refresh["verified_len"]).tolist() == [12, 0]
     mix = rows[4]
-    # 12 tokens at 2.53 a step, two sequences: one step in 2.37 is a refresh.
-    assert mix.time_s == pytest.approx((1.3715 * 1e-3 + 3e-3) / 2.3715, rel=1e-3)
-    assert mix.tokens_per_s == pytest.approx(2 * 2.53 / mix.time_s)
+    # 12 tokens at 1 + 0.7 + 0.49 a step, two sequences: one step in 2.74 is a refresh.
+    assert mix.time_s == pytest.approx((1.7397 * 1e-3 + 3e-3) / 2.7397, rel=1e-3)
+    assert mix.tokens_per_s == pytest.approx(2 * 2.19 / mix.time_s)
     assert rows[0].context > 199
     # Two sequences with three rows each choose 2 of 4 experts; a refresh has 12 rows more.
     assert rows[2].experts == pytest.approx(4 * (1 - 0.5**6))
     assert rows[3].experts == pytest.approx(4 * (1 - 0.5**18))
     assert rows[2].experts < mix.experts < rows[3].experts
     assert mix.bytes_total == pytest.approx(1000 + 10 * mix.experts)
+    chain = len(entries) // (2 if has_tree else 1)
+    assert {(e.draft_top_k, e.draft_tokens) for e in entries[:chain]} == {(1, 2)}
+    if has_tree:
+        assert {(e.draft_top_k, e.draft_tokens) for e in entries[chain:]} == {(2, 4)}
+        trees, tree = rows[8:], "tree of 4 (2 wide, 2 deep)"
+        assert [row.name for row in trees] == [f"{name}, {tree}" for name in names[:8]]
+        assert trees[0].experts == pytest.approx(4 * (1 - 0.5**10))
+        assert trees[4].tokens_per_s == pytest.approx(2 * 2.19 / trees[4].time_s)
 
 
 def test_an_engine_without_views_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
