@@ -8,7 +8,13 @@ from specbuild.builder.svg import save_svg
 from specbuild.cli.sweep_report import SweepReport
 
 # Of the sweeps that have phases.
-_COLOURS = {"decode": "#0e7c86", "verify": "#c2571a", "draft": "#6b4fa0", "prefill": "#9aa5b1"}
+_COLOURS = {
+    "decode": "#0e7c86",
+    "verify": "#c2571a",
+    "draft": "#6b4fa0",
+    "prefill": "#9aa5b1",
+    "specpv": "#b3892b",
+}
 
 
 def plot_sweep(report: SweepReport, file: Path) -> None:

@@ -20,6 +20,7 @@ from specbuild.runtime.partial_views import view_geometry
 from specbuild.runtime.placed_sequences import PlacedSequences, cuda_executor, placed_sequences
 from specbuild.runtime.plan import ProgramEntry
 from specbuild.runtime.program_table import ProgramTable
+from specbuild.runtime.routed_experts import experts_touched
 from specbuild.runtime.specpv import ViewGeometry
 
 VIEW_SWEEP = "specpv"
@@ -163,6 +164,7 @@ class _Timing:
 
         time_s = mean(partial.time_s, refresh.time_s)
         read = mean(partial.bytes_total, refresh.bytes_total)
+        operations = mean(partial.operations, refresh.operations)
         rate = read / time_s
         ceiling = self._sweep.ceiling_bytes_per_s
         return replace(
@@ -173,6 +175,8 @@ class _Timing:
             bytes_total=read,
             bytes_per_s=rate,
             share_of_ceiling=None if ceiling is None else rate / ceiling,
+            operations=operations,
+            operations_per_s=operations / time_s,
             experts=mean(partial.experts, refresh.experts),
             tokens_per_s=self._rate(time_s),
         )
@@ -201,17 +205,21 @@ class _Timing:
     ) -> Phase:
         """A timed step whose full-attention layers read ``seen`` tokens a sequence."""
         runner, reset = self._placed.executor.runner, self._reset(state)
+        reset()
+        experts = experts_touched(self._placed.executor, entry)
         time_s = time_program(runner, entry, self._sweep.repeats, reset=reset)
         if profile:
             self._profile(name, entry, reset)
         self._placed.reset()
         batch, nodes = self._placed.batch, entry.draft_tokens + 1
-        work = Work(batch * nodes + fed, batch, seen, logit_rows=batch * nodes)
+        work = Work(batch * nodes + fed, batch, seen, experts, logit_rows=batch * nodes)
         traffic = self._sweep.traffic
-        floor = traffic.target.bytes_read(work)
-        for level in range(1, entry.draft_depth + 1):
-            rows = batch * (1 if level == 1 else entry.draft_top_k)
-            floor = floor.plus(traffic.level(level, Work(rows, batch, self._context)))
+        floor = traffic.step(
+            work,
+            top_k=entry.draft_top_k,
+            depth=entry.draft_depth,
+            draft_context=self._context,
+        )
         row = phase_of(
             VIEW_SWEEP,
             name,
@@ -220,6 +228,7 @@ class _Timing:
             floor=floor,
             operations=traffic.target.floating_operations(work),
             experts=experts_read(traffic.target, work),
+            experts_measured=experts is not None,
             ceiling_bytes_per_s=self._sweep.ceiling_bytes_per_s,
         )
         return replace(row, context=self._context)

@@ -174,13 +174,23 @@ class EngineTraffic:
         return BytesByPart() if traffic is None else traffic.bytes_read(work).as_draft()
 
     def step(
-        self, target: Work, *, top_k: int = 0, depth: int = 0, narrows: bool = False
+        self,
+        target: Work,
+        *,
+        top_k: int = 0,
+        depth: int = 0,
+        narrows: bool = False,
+        draft_context: float | None = None,
     ) -> BytesByPart:
-        """The floor of a whole step with a tree of ``depth`` levels, ``top_k`` nodes each."""
+        """The floor of a whole step with a tree of ``depth`` levels, ``top_k`` nodes each.
+
+        The draft sees ``draft_context`` tokens; left out, as many as the target.
+        """
+        context = target.context if draft_context is None else draft_context
         found = self.verifying(narrows=narrows).bytes_read(target)
         for level in range(1, depth + 1):
             rows = target.batch * (1 if level == 1 else top_k)
-            found = found.plus(self.level(level, Work(rows, target.batch, target.context)))
+            found = found.plus(self.level(level, Work(rows, target.batch, context)))
         return found
 
     def verifying(self, *, narrows: bool) -> PassTraffic:

@@ -17,6 +17,7 @@ from specbuild.runtime.slots import FULL_STEP, LIST_BUDGET, SEQUENCE_PORTS, VIEW
 
 # Events of each sequence before its steps are timed: a step of its own has then run.
 _SETTLED_EVENTS = 2
+_FED_AGAIN = "buffered_tokens"
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def placed_sequences(
         # Steps that narrow do so in full, whatever the first ones, which are checked, did.
         if engine.manifest.dsa is not None:
             executor.fill(LIST_BUDGET, engine.manifest.dsa.top_k, rows=batch)
+        _keep_ends(executor, ids)
         reset = _keep_state(executor)
         yield PlacedSequences(executor, batch, reset)
         reset()
@@ -70,6 +72,24 @@ def placed_sequences(
         close = getattr(events, "close", None)
         if close is not None:
             close()
+
+
+def _keep_ends(executor: CudaExecutor, ids: np.ndarray) -> None:
+    """Puts the prompts' last tokens where an engine with SpecPV finds what a full step feeds again.
+
+    It keeps emitted tokens only, of which there are few yet. A step that is timed as one behind
+    many partial steps would feed the same token over and over, and rows of one token choose the
+    same experts.
+    """
+    if executor.port(_FED_AGAIN) is None:
+        return
+    batch, context = ids.shape
+    kept = executor.read(_FED_AGAIN, rows=batch).copy()
+    room = kept.shape[1]
+    for b, length in enumerate(executor.read("length", rows=batch)):
+        ends = np.arange(max(0, int(length) - room), context)
+        kept[b, ends % room] = ids[b, ends]
+    executor.write(_FED_AGAIN, kept)
 
 
 def _keep_state(executor: CudaExecutor) -> Callable[[], None]:

@@ -76,7 +76,8 @@ def _rebuild(request: LoweringRequest, shape: LatentGeometry) -> OpLaunch:
         ("LAUNCH_ROWS", shape.rows),
         ("KEY_REGISTERS", OTHER_REGISTERS),
     )
-    ctas = min(_tiles(shape), max(1, request.target.multiprocessors // shape.head_groups))
+    fill = max(1, request.target.multiprocessors // shape.head_groups)
+    ctas = min(shape.batch * _tiles(shape), fill)
     return OpLaunch(
         Kernel("mla_attention", "rebuild_keys", constants, file="stored_keys.cu"),
         grid=(ctas, shape.head_groups, 1),

@@ -181,7 +181,7 @@ def test_the_report_is_shown_and_drawn(measured: Progress, tmp_path: Path) -> No
         gpu="Fake, CUDA 13.0",
         engine="toy",
         ceiling_bytes_per_s=CEILING,
-        phases=(*measured.phases, prompt),
+        phases=(*measured.phases, prompt, replace(prompt, sweep="specpv")),
         kernels=tuple(measured.kernels),
         decoding=tuple(measured.decoding),
         load=load,

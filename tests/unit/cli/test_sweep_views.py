@@ -58,11 +58,16 @@ def test_rows_start_from_the_states_they_name(
     def timed(_runner: Any, entry: ProgramEntry, _n: int, *, reset: Callable[[], None]) -> float:
         reset()
         entries.append(entry)
-        names = ("full_step", "view_blocks", "budget", "verified_len", "length")
+        names = ("full_step", "view_blocks", "budget", "verified_len", "length", "buffered_tokens")
         states.append({name: executor.read(name, rows=2) for name in names})
         return 1e-3 if entry.fed_again == 0 else 3e-3
 
     monkeypatch.setattr(sweep_views, "time_program", timed)
+
+    def touched(_executor: Any, entry: ProgramEntry) -> float | None:
+        return 3.99 if entry.fed_again > 0 else None
+
+    monkeypatch.setattr(sweep_views, "experts_touched", touched)
     monkeypatch.setattr(sweep_views, "profile_program", lambda *_, **__: [])
     monkeypatch.setattr(sweep_views, "RETRIEVED_TOKENS", (16, 48, 8192))
     rows: list[Phase] = []
@@ -84,14 +89,19 @@ def test_rows_start_from_the_states_they_name(
     assert partial["view_blocks"].tolist() == blocks and (partial["budget"] == 1).all()
     assert refresh["full_step"].tolist() == [1, 0]
     assert (refresh["length"] - refresh["verified_len"]).tolist() == [12, 0]
+    # What is fed again is what stands there: the prompts' ends, and what was emitted.
+    prompts = np.random.default_rng(0).integers(0, engine.manifest.target.vocab, (2, 200))
+    fed = np.arange(int(refresh["verified_len"][0]), 200)
+    assert len(fed) > 6
+    np.testing.assert_array_equal(refresh["buffered_tokens"][0, fed % 16], prompts[0, fed])
     mix = rows[4]
     # 12 tokens at 1 + 0.7 + 0.49 a step, two sequences: one step in 2.74 is a refresh.
     assert mix.time_s == pytest.approx((1.7397 * 1e-3 + 3e-3) / 2.7397, rel=1e-3)
     assert mix.tokens_per_s == pytest.approx(2 * 2.19 / mix.time_s)
     assert rows[0].context > 199
-    # Two sequences with three rows each choose 2 of 4 experts; a refresh has 12 rows more.
-    assert rows[2].experts == pytest.approx(4 * (1 - 0.5**6))
-    assert rows[3].experts == pytest.approx(4 * (1 - 0.5**18))
+    # Two sequences with three rows each choose 2 of 4 experts at random, where none are read back.
+    assert rows[2].experts == pytest.approx(4 * (1 - 0.5**6)) and not rows[2].experts_measured
+    assert rows[3].experts == 3.99 and rows[3].experts_measured
     assert rows[2].experts < mix.experts < rows[3].experts
     assert mix.bytes_total == pytest.approx(1000 + 10 * mix.experts)
     chain = len(entries) // (2 if has_tree else 1)
