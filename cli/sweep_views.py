@@ -140,6 +140,7 @@ class _Timing:
     def _views(self, blocks: int, exact: State, *, profile: bool) -> None:
         config, batch = self._geometry.config, self._placed.batch
         state = {**exact, "view_blocks": self._blocks, "budget": blocks}
+        self._choose({**exact, "full_step": 1, "budget": blocks})
         seen = self._seen(blocks)
         name = f"{blocks * config.block_size} tokens retrieved{_of_tree(self._shape)}"
         partial = self._row(f"partial, {name}", self._step, state, seen, profile=profile)
@@ -153,6 +154,18 @@ class _Timing:
                             profile=profile)  # fmt: skip
         self._emit(refresh)
         self._emit(self._mix(name, partial, refresh, fed))
+
+    def _choose(self, state: State) -> None:
+        """Every sequence chooses the view that its partial steps read; a reset leaves it alone.
+
+        With the tables of a choice of fewer blocks, rows would see pages behind their own, which
+        nothing has been written to.
+        """
+        executor = self._placed.executor
+        self._reset(state)()
+        executor.runner.prepare(self._choosing)
+        executor.runner.start(self._choosing)
+        executor.synchronize()
 
     def _mix(self, name: str, partial: Phase, refresh: Phase, fed: int) -> Phase:
         """Each sequence feeds ``fed`` tokens again in turn: one refresh for so many steps."""

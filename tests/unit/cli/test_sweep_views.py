@@ -53,11 +53,18 @@ def test_rows_start_from_the_states_they_name(
 ) -> None:
     states: list[dict[str, np.ndarray]] = []
     entries: list[ProgramEntry] = []
+    astray: list[int] = []
     executor = engine.executor
 
     def timed(_runner: Any, entry: ProgramEntry, _n: int, *, reset: Callable[[], None]) -> float:
         reset()
         entries.append(entry)
+        views = executor.read("view_blocks", rows=2), executor.read("budget", rows=2)
+        if entry.fed_again == 0 and (views[0] >= 0).all():
+            astray.append(_astray(executor, *views))
+        executor.runner.start(entry)
+        executor.synchronize()
+        reset()
         names = ("full_step", "view_blocks", "budget", "verified_len", "length", "buffered_tokens")
         states.append({name: executor.read(name, rows=2) for name in names})
         return 1e-3 if entry.fed_again == 0 else 3e-3
@@ -89,6 +96,8 @@ def test_rows_start_from_the_states_they_name(
     assert partial["view_blocks"].tolist() == blocks and (partial["budget"] == 1).all()
     assert refresh["full_step"].tolist() == [1, 0]
     assert (refresh["length"] - refresh["verified_len"]).tolist() == [12, 0]
+    # Partial steps read views of as many blocks as they say.
+    assert astray == [0] * (len(rows) // 4)
     # What is fed again is what stands there: the prompts' ends, and what was emitted.
     prompts = np.random.default_rng(0).integers(0, engine.manifest.target.vocab, (2, 200))
     fed = np.arange(int(refresh["verified_len"][0]), 200)
@@ -112,6 +121,19 @@ def test_rows_start_from_the_states_they_name(
         assert [row.name for row in trees] == [f"{name}, {tree}" for name in names[:8]]
         assert trees[0].experts == pytest.approx(4 * (1 - 0.5**10))
         assert trees[4].tokens_per_s == pytest.approx(2 * 2.19 / trees[4].time_s)
+
+
+def _astray(executor: Any, blocks: np.ndarray, budget: np.ndarray) -> int:
+    """Tables of views in which the page of the sequence's next token stands elsewhere."""
+    lengths, whole = (executor.read(name, rows=2) for name in ("length", "page_table.full"))
+    hidden = (blocks - np.minimum(budget, blocks)) * 16
+    names = [p.name for p in executor.plan.ports if p.name.startswith("partial_table.")]
+    assert names
+    return sum(
+        int((executor.read(name, rows=2)[b][:, at // 16] != whole[b, lengths[b] // 16]).sum())
+        for name in names
+        for b, at in enumerate(lengths - hidden)
+    )
 
 
 def test_an_engine_without_views_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
