@@ -161,11 +161,8 @@ class _Timing:
         With the tables of a choice of fewer blocks, rows would see pages behind their own, which
         nothing has been written to.
         """
-        executor = self._placed.executor
         self._reset(state)()
-        executor.runner.prepare(self._choosing)
-        executor.runner.start(self._choosing)
-        executor.synchronize()
+        self._placed.executor.start(self._choosing)
 
     def _mix(self, name: str, partial: Phase, refresh: Phase, fed: int) -> Phase:
         """Each sequence feeds ``fed`` tokens again in turn: one refresh for so many steps."""
