@@ -76,6 +76,12 @@ def bench(
         list[int] | None,
         typer.Option("--context", metavar="N", min=1, help="Sweep this context; repeatable."),
     ] = None,
+    retrieved: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--retrieved", metavar="N", min=1, help="specpv: views of N tokens; repeatable."
+        ),
+    ] = None,
     time_limit_s: Annotated[
         float | None,
         typer.Option("--time-limit-s", metavar="X", min=1, help="Seconds for a part of a sweep."),
@@ -104,6 +110,7 @@ def bench(
     specbuild bench engine-mxfp4 --prompts prompts.jsonl --draft-depth 3 --against bf16.json
     specbuild bench engine --sweep decode,verify,draft,prefill,spec,load --plot roofline.svg
     specbuild bench engine --sweep decode --batch 1 --context 32768 --json
+    specbuild bench engine --sweep specpv --batch 8 --context 131072 --retrieved 4096
     """
     if sweep is not None:
         drafts = (draft_top_k, draft_depth, draft_tokens)
@@ -115,6 +122,7 @@ def bench(
                 "prompts": prompts,
                 "batches": batch,
                 "contexts": context,
+                "retrieved": retrieved,
                 "limit_s": time_limit_s,
                 "max_new_tokens": max_new_tokens,
                 "rounds": rounds,
@@ -124,8 +132,10 @@ def bench(
             as_json=as_json,
         )
         return
-    if batch or context or time_limit_s is not None:
-        raise SpecbuildError("--batch, --context and --time-limit-s are for a --sweep: add one")
+    if batch or context or retrieved or time_limit_s is not None:
+        raise SpecbuildError(
+            "--batch, --context, --retrieved and --time-limit-s are for a --sweep: add one"
+        )
     from specbuild.cli import bench_against, bench_measure, console
     from specbuild.cli.engine_loading import load_engine
 

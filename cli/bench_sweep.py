@@ -19,7 +19,7 @@ from specbuild.cli.sweep_report import SWEEPS, Decoding, KernelTime, Load, Phase
 from specbuild.cli.sweep_runs import SpecSweep, time_fresh_process
 from specbuild.cli.sweep_steps import STEP_SWEEPS, StepSweep
 from specbuild.cli.sweep_table import decoding_line, load_line, phase_line
-from specbuild.cli.sweep_views import VIEW_SWEEP, ViewSweep
+from specbuild.cli.sweep_views import RETRIEVED_TOKENS, VIEW_SWEEP, ViewSweep
 from specbuild.runtime.byte_floor import engine_traffic
 from specbuild.runtime.engine_file import read_manifest
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
@@ -50,6 +50,7 @@ class SweepPlan:
     prompts: Sequence[Path] = ()
     batches: Sequence[int] = BATCHES
     contexts: Sequence[int] = CONTEXTS
+    retrieved: Sequence[int] = RETRIEVED_TOKENS
     max_new_tokens: int = 128
     rounds: int = 3
     raw: bool = False
@@ -151,7 +152,9 @@ def measure(
         progress.left_out.append("specpv: the engine was built without --specpv")
     elif VIEW_SWEEP in plan.sweeps:
         budget = Budget.of(plan.limit_s, progress.left_out)
-        views = ViewSweep(engine, traffic, ceiling_bytes_per_s, plan.repeats, progress.kernels)
+        views = ViewSweep(
+            engine, traffic, ceiling_bytes_per_s, plan.repeats, progress.kernels, plan.retrieved
+        )
         views.run(batches, plan.contexts, budget, progress.phase)
     if "prefill" in plan.sweeps:
         budget = Budget.of(plan.limit_s, progress.left_out)

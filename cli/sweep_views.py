@@ -39,7 +39,8 @@ State = Mapping[str, int | np.ndarray]
 class ViewSweep:
     """Steps of an engine with SpecPV, with its deepest chain and with its tree, if it has one.
 
-    Rows of the tree name it. ``kernels`` collects profiles.
+    Rows of the tree name it. ``kernels`` collects profiles, ``retrieved`` says how many tokens
+    views retrieve.
     """
 
     engine: Engine
@@ -47,13 +48,20 @@ class ViewSweep:
     ceiling_bytes_per_s: float | None
     repeats: int = 30
     kernels: list[KernelTime] = field(default_factory=list)
+    retrieved: Sequence[int] = RETRIEVED_TOKENS
 
     def run(
         self, batches: Sequence[int], contexts: Sequence[int], budget: Budget, emit: Emit
     ) -> None:
         """Every context with every batch, as far as the engine takes them."""
         geometry, limit = self._geometry, self.engine.manifest.limits.max_seq_len
-        least = geometry.config.partial_threshold
+        least, block = geometry.config.partial_threshold, geometry.config.block_size
+        most = geometry.config.n_retrieval_blocks * block
+        budget.left_out += [
+            f"specpv, {tokens} tokens retrieved: the engine's views retrieve {block} to {most}"
+            for tokens in self.retrieved
+            if not block <= tokens <= most
+        ]
         for asked in contexts:
             context = min(asked, limit - ROOM)
             if context < 0.9 * asked or context <= least:
@@ -128,11 +136,12 @@ class _Timing:
         self._emit(replace(whole, tokens_per_s=self._rate(whole.time_s)))
         self._emit(self._row(f"full, with its choice{tree}", self._choosing,
                              {**exact, "full_step": 1}, self._context))  # fmt: skip
+        config = self._geometry.config
+        most = min(config.n_retrieval_blocks, int(self._blocks.min()))
         budgets = [
             blocks
-            for tokens in RETRIEVED_TOKENS
-            if (blocks := tokens // self._geometry.config.block_size)
-            <= min(self._geometry.config.n_retrieval_blocks, int(self._blocks.min()))
+            for tokens in self._sweep.retrieved
+            if 0 < (blocks := tokens // config.block_size) <= most
         ]
         for blocks in budgets:
             self._views(blocks, exact, profile=blocks == budgets[-1])

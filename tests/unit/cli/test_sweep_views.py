@@ -76,11 +76,12 @@ def test_rows_start_from_the_states_they_name(
 
     monkeypatch.setattr(sweep_views, "experts_touched", touched)
     monkeypatch.setattr(sweep_views, "profile_program", lambda *_, **__: [])
-    monkeypatch.setattr(sweep_views, "RETRIEVED_TOKENS", (16, 48, 8192))
     rows: list[Phase] = []
     budget = Budget.of(600.0, [])
     target = PassTraffic(dense_bytes=1000, expert_bytes=10, experts=4, experts_per_token=2)
-    sweep = sweep_views.ViewSweep(engine, EngineTraffic(target), 1e9, 2)
+    sweep = sweep_views.ViewSweep(
+        engine, EngineTraffic(target), 1e9, 2, retrieved=(8, 16, 48, 8192)
+    )
     monkeypatch.setattr(sweep_views, "cuda_executor", lambda e: e.executor)
     monkeypatch.setattr(placed_sequences, "cuda_executor", lambda e: e.executor)
     sweep.run([2], [200, 30, 9000], budget, rows.append)
@@ -88,7 +89,10 @@ def test_rows_start_from_the_states_they_name(
     assert names[:3] == ["whole", "full, with its choice", "partial, 16 tokens retrieved"]
     assert names[3:5] == ["refresh of one, 16 tokens retrieved", "mix, 16 tokens retrieved"]
     has_tree = engine.manifest.limits.draft_top_k > 1
-    assert len(rows) == (16 if has_tree else 8) and len(budget.left_out) == 2
+    assert len(rows) == (16 if has_tree else 8) and len(budget.left_out) == 4
+    assert budget.left_out[:2] == [
+        f"specpv, {n} tokens retrieved: the engine's views retrieve 16 to 96" for n in (8, 8192)
+    ]
     whole, full, partial, refresh = states[:4]
     assert (whole["view_blocks"] == -1).all() and not whole["full_step"].any()
     assert full["full_step"].all() and (full["verified_len"] == full["length"]).all()
