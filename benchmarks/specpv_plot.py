@@ -4,8 +4,9 @@ Speed is that of ``bench --sweep specpv --json``, the later file's where several
 quality is that of ``specpv_quality.py --output``. The same files give the same bytes.
 
     .venv/bin/python benchmarks/specpv_plot.py --output docs/specpv.svg \\
-      --speed benchmarks/results/h200-2026-11-22/specpv.json \\
-      --speed benchmarks/results/h200-2026-11-23/specpv.json \\
+      --speed benchmarks/results/h200-2026-11-23/specpv-8k-32k.json \\
+      --speed benchmarks/results/h200-2026-11-23/specpv-32k-batch-8.json \\
+      --speed benchmarks/results/h200-2026-11-23/specpv-131k.json \\
       --quality benchmarks/results/specpv-quality-2026-11-21.json
 """
 
@@ -44,13 +45,19 @@ def _near(found: Times, place: Place) -> Place:
     return place
 
 
-def gains(times: Times, name: str) -> dict[int, list[tuple[float, float]]]:
-    """By batch: contexts, and how many times faster than whole steps those of this name are."""
-    found: dict[int, list[tuple[float, float]]] = {}
+def gains(times: Times, name: str) -> dict[tuple[str, int], list[tuple[float, float]]]:
+    """How many times faster than whole steps those of this name are, and at which contexts.
+
+    By what a row's name has behind this one, which says its tree (nothing for a chain), and batch.
+    """
+    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for (phase, batch, context), time_s in sorted(times.items()):
-        whole = times.get(_near(times, (WHOLE, batch, context)))
-        if phase == name and whole:
-            found.setdefault(batch, []).append((context, whole / time_s))
+        if not phase.startswith(name):
+            continue
+        tree = phase.removeprefix(name)
+        whole = times.get(_near(times, (f"{WHOLE}{tree}", batch, context)))
+        if whole:
+            found.setdefault((tree, batch), []).append((context, whole / time_s))
     return found
 
 
@@ -82,14 +89,18 @@ def draw(
     mpl.rcParams |= {"svg.hashsalt": "specbuild", "svg.fonttype": "none"}
     figure = Figure(figsize=(9.6, 3.6), layout="constrained")
     gain, same = figure.subplots(1, 2)
-    for kind, style in (("mix", "-"), ("partial", "--")):
-        speed = gains(times, f"{kind}, {retrieved} tokens retrieved")
-        label = {"mix": "steps as they come", "partial": "partial steps alone"}[kind]
-        for colour, (batch, points) in zip(COLOURS, sorted(speed.items()), strict=False):
-            gain.plot(
-                *zip(*points, strict=True),
-                style, marker="o", color=colour, label=f"batch {batch}, {label}",
-            )  # fmt: skip
+    mixes, partials = (
+        gains(times, f"{kind}, {retrieved} tokens retrieved") for kind in ("mix", "partial")
+    )
+    colours = dict(zip(sorted({batch for _, batch in mixes}), COLOURS, strict=False))
+    lines = [("-" if not tree else ":", tree, batch, xy) for (tree, batch), xy in mixes.items()]
+    lines += [("--", " alone", batch, xy) for (tree, batch), xy in partials.items() if not tree]
+    for style, what, batch, points in sorted(lines, key=lambda line: line[1:3]):
+        kind = {"-": "mix of steps", ":": "mix", "--": "partial steps"}[style]
+        gain.plot(
+            *zip(*points, strict=True),
+            style, marker="o", color=colours[batch], label=f"batch {batch}, {kind}{what}",
+        )  # fmt: skip
     gain.axhline(1, color="#9aa5b1", linewidth=1)
     gain.set_xscale("log")
     contexts = sorted({round(context, -3) for _, _, context in times})
@@ -111,7 +122,7 @@ def draw(
     for axes in (gain, same):
         axes.grid(visible=True, alpha=0.2)
     if times:
-        gain.legend(fontsize=8)
+        gain.legend(fontsize=6.5, loc="lower right", labelspacing=0.3)
     same.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(file, format="svg", metadata={"Date": None})
 

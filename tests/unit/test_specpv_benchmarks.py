@@ -119,7 +119,9 @@ def test_the_picture_is_drawn_from_reports(
     script = scripts["specpv_plot"]
 
     def report(whole: float, mix: float, context: float) -> dict[str, Any]:
-        names = {"whole": whole, "mix, 512 tokens retrieved": mix}
+        rows, tree = {"whole": whole, "mix, 512 tokens retrieved": mix}, ", tree of 4"
+        names = rows | {f"{name}{tree}": 2.0 * rows["whole"] for name in rows}
+        names |= {"mix, 5120 tokens retrieved": 1.0, "partial, 512 tokens retrieved": mix}
         return {"phases": [
             {"name": name, "batch": 8, "context": context, "time_s": time_s}
             for name, time_s in names.items()
@@ -127,7 +129,10 @@ def test_the_picture_is_drawn_from_reports(
 
     reports = [report(4.0, 2.0, 8192.0), report(9.0, 9.0, 65536.0), report(9.0, 3.0, 65540.5)]
     speed = script.gains(script.times_of(reports), "mix, 512 tokens retrieved")
-    assert speed == {8: [(8192.0, 2.0), (65536.0, 3.0)]}
+    assert speed == {
+        ("", 8): [(8192.0, 2.0), (65536.0, 3.0)],
+        (", tree of 4", 8): [(8192.0, 1.0), (65536.0, 1.0)],
+    }
     quality = [
         {"from": 512, "to": 1024, "budget": 4, "correction": kind, "same": 0.9, "same_error": 0.01}
         for kind in ("none", "exact")
