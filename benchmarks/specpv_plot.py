@@ -16,7 +16,10 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 COLOURS = ("#0e7c86", "#c2571a", "#6b4fa0", "#9aa5b1", "#1f2933", "#b3892b")
 WHOLE = "whole"
@@ -74,6 +77,25 @@ def agreements(
     return found
 
 
+def _draw_gains(axes: Axes, times: Times, retrieved: int) -> None:
+    """A line for each batch: the mix with a chain and with a tree, a chain's partial steps."""
+    mixes, partials = (
+        gains(times, f"{kind}, {retrieved} tokens retrieved") for kind in ("mix", "partial")
+    )
+    trees = sorted({tree for tree, _ in mixes} - {""})
+    lines = [("-", "mix of steps", "", mixes), ("--", "partial steps alone", "", partials)]
+    lines += [(":", f"mix{tree}", tree, mixes) for tree in trees]
+    batches = sorted({batch for _, batch in (*mixes, *partials)})
+    for style, label, tree, found in lines:
+        for at, batch in enumerate(batches):
+            if (tree, batch) in found:
+                axes.plot(
+                    *zip(*found[tree, batch], strict=True),
+                    style, marker="o", markersize=4, color=COLOURS[at % len(COLOURS)],
+                    label=f"batch {batch}, {label}",
+                )  # fmt: skip
+
+
 def draw(
     times: Times,
     quality: Mapping[int, Sequence[tuple[float, float, float]]],
@@ -89,25 +111,14 @@ def draw(
     mpl.rcParams |= {"svg.hashsalt": "specbuild", "svg.fonttype": "none"}
     figure = Figure(figsize=(9.6, 3.6), layout="constrained")
     gain, same = figure.subplots(1, 2)
-    mixes, partials = (
-        gains(times, f"{kind}, {retrieved} tokens retrieved") for kind in ("mix", "partial")
-    )
-    colours = dict(zip(sorted({batch for _, batch in mixes}), COLOURS, strict=False))
-    lines = [("-" if not tree else ":", tree, batch, xy) for (tree, batch), xy in mixes.items()]
-    lines += [("--", " alone", batch, xy) for (tree, batch), xy in partials.items() if not tree]
-    for style, what, batch, points in sorted(lines, key=lambda line: line[1:3]):
-        kind = {"-": "mix of steps", ":": "mix", "--": "partial steps"}[style]
-        gain.plot(
-            *zip(*points, strict=True),
-            style, marker="o", color=colours[batch], label=f"batch {batch}, {kind}{what}",
-        )  # fmt: skip
+    _draw_gains(gain, times, retrieved)
     gain.axhline(1, color="#9aa5b1", linewidth=1)
     gain.set_xscale("log")
-    contexts = sorted({round(context, -3) for _, _, context in times})
-    gain.set_xticks(contexts, [f"{context / 1000:.0f}k" for context in contexts])
+    contexts = sorted({round(context / 1024) * 1024 for _, _, context in times})
+    gain.set_xticks(contexts, [f"{context // 1000}k" for context in contexts])
     gain.minorticks_off()
     gain.set_ylim(bottom=0)
-    gain.set_xlabel("context, tokens (20B geometry, one H200)")
+    gain.set_xlabel("context, tokens (20B geometry, H200)")
     gain.set_ylabel("speed, times that of whole steps")
     gain.set_title(f"Speed, {retrieved} tokens retrieved", fontsize=10)
     for colour, (budget, points) in zip(COLOURS, sorted(quality.items()), strict=False):
@@ -122,7 +133,7 @@ def draw(
     for axes in (gain, same):
         axes.grid(visible=True, alpha=0.2)
     if times:
-        gain.legend(fontsize=6.5, loc="lower right", labelspacing=0.3)
+        gain.legend(fontsize=6.5, loc="lower right", labelspacing=0.3, handlelength=3)
     same.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(file, format="svg", metadata={"Date": None})
 

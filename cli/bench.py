@@ -79,7 +79,10 @@ def bench(
     retrieved: Annotated[
         list[int] | None,
         typer.Option(
-            "--retrieved", metavar="N", min=1, help="specpv: views of N tokens; repeatable."
+            "--retrieved",
+            metavar="N",
+            min=1,
+            help="specpv: time views that retrieve N tokens; repeatable.",
         ),
     ] = None,
     time_limit_s: Annotated[
@@ -182,9 +185,12 @@ def _sweep(
     """Options that are not given keep the plan's own values."""
     from specbuild.cli import bench_sweep, console
     from specbuild.cli.sweep_table import sweep_tables
+    from specbuild.cli.sweep_views import VIEW_SWEEP
 
     chosen = {name: value for name, value in given.items() if value is not None}
     plan = bench_sweep.SweepPlan(bench_sweep.sweeps_of(sweep), **chosen)
+    if "retrieved" in chosen and VIEW_SWEEP not in plan.sweeps:
+        raise SpecbuildError(f"--retrieved is for --sweep {VIEW_SWEEP}: add it, or leave that out")
     require_plot_place(plot)
     report = bench_sweep.run_sweep(engine, plan)
     if as_json:

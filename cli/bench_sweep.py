@@ -153,7 +153,12 @@ def measure(
     elif VIEW_SWEEP in plan.sweeps:
         budget = Budget.of(plan.limit_s, progress.left_out)
         views = ViewSweep(
-            engine, traffic, ceiling_bytes_per_s, plan.repeats, progress.kernels, plan.retrieved
+            engine,
+            traffic,
+            ceiling_bytes_per_s,
+            plan.repeats,
+            progress.kernels,
+            retrieved=plan.retrieved,
         )
         views.run(batches, plan.contexts, budget, progress.phase)
     if "prefill" in plan.sweeps:

@@ -55,13 +55,7 @@ class ViewSweep:
     ) -> None:
         """Every context with every batch, as far as the engine takes them."""
         geometry, limit = self._geometry, self.engine.manifest.limits.max_seq_len
-        least, block = geometry.config.partial_threshold, geometry.config.block_size
-        most = geometry.config.n_retrieval_blocks * block
-        budget.left_out += [
-            f"specpv, {tokens} tokens retrieved: the engine's views retrieve {block} to {most}"
-            for tokens in self.retrieved
-            if not block <= tokens <= most
-        ]
+        least = geometry.config.partial_threshold
         for asked in contexts:
             context = min(asked, limit - ROOM)
             if context < 0.9 * asked or context <= least:
@@ -69,10 +63,25 @@ class ViewSweep:
                     f"specpv at {asked}: views are for {least + 1} to {limit - ROOM} tokens"
                 )
                 continue
+            blocks = self._blocks(context, budget)
             for batch in batches:
                 what = f"specpv, batch {batch}, context {context}"
                 if budget.allows(what, prompt_tokens=batch * context):
-                    self._placed(batch, context, budget, emit)
+                    self._placed(batch, context, blocks, budget, emit)
+
+    def _blocks(self, context: int, budget: Budget) -> list[int]:
+        """Blocks that views retrieve, whole ones, fewest first; what does not fit is left out."""
+        config = self._geometry.config
+        size = config.block_size
+        most = min(config.n_retrieval_blocks, self._geometry.summarised_blocks(context))
+        found = {tokens: tokens // size for tokens in self.retrieved}
+        budget.left_out += [
+            f"specpv, context {context}, {tokens} tokens retrieved: views retrieve "
+            f"{size} to {most * size}"
+            for tokens, blocks in found.items()
+            if not 1 <= blocks <= most
+        ]
+        return sorted({blocks for blocks in found.values() if 1 <= blocks <= most})
 
     @property
     def _geometry(self) -> ViewGeometry:
@@ -80,14 +89,16 @@ class ViewSweep:
         assert geometry is not None
         return geometry
 
-    def _placed(self, batch: int, context: int, budget: Budget, emit: Emit) -> None:
+    def _placed(
+        self, batch: int, context: int, blocks: Sequence[int], budget: Budget, emit: Emit
+    ) -> None:
         shapes, started_s = self._shapes(batch), perf_counter()
         with placed_sequences(self.engine, batch=batch, context=context, shape=shapes[0]) as placed:
             budget.took_up(batch * context, perf_counter() - started_s)
             for shape in shapes:
                 what = f"specpv, batch {batch}, context {context}{_of_tree(shape)}"
                 if shape == shapes[0] or budget.allows(what):
-                    _Timing(self, placed, shape, emit).run()
+                    _Timing(self, placed, shape, emit).run(blocks)
 
     def _shapes(self, batch: int) -> list[DraftShape | None]:
         """The deepest chain and the tree that there are steps for with so many sequences."""
@@ -128,21 +139,14 @@ class _Timing:
             [self._geometry.summarised_blocks(int(n)) for n in self._length], np.int32
         )
 
-    def run(self) -> None:
-        """Whole, the choice of a view alone, views by what they retrieve, and the mix of all."""
+    def run(self, budgets: Sequence[int]) -> None:
+        """Whole, the choice of a view alone, views of so many blocks, and the mix of all."""
         exact: State = {"verified_len": self._length, "summarised": self._blocks}
         tree, unseen = _of_tree(self._shape), {**exact, "view_blocks": -1}
         whole = self._row(f"whole{tree}", self._step, unseen, self._context)
         self._emit(replace(whole, tokens_per_s=self._rate(whole.time_s)))
         self._emit(self._row(f"full, with its choice{tree}", self._choosing,
                              {**exact, "full_step": 1}, self._context))  # fmt: skip
-        config = self._geometry.config
-        most = min(config.n_retrieval_blocks, int(self._blocks.min()))
-        budgets = [
-            blocks
-            for tokens in self._sweep.retrieved
-            if 0 < (blocks := tokens // config.block_size) <= most
-        ]
         for blocks in budgets:
             self._views(blocks, exact, profile=blocks == budgets[-1])
 

@@ -256,6 +256,12 @@ def test_a_place_where_no_picture_can_be_is_refused_before_the_work(
     assert command("bench", tmp_path / "no engine yet", *arguments).refused(name)
 
 
+def test_views_are_chosen_for_their_sweep_alone(command: Command, tmp_path: Path) -> None:
+    asked = ("bench", tmp_path / "no engine yet", "--retrieved", 512)
+    assert command(*asked).refused("for a --sweep")
+    assert command(*asked, "--sweep", "decode").refused("--sweep specpv")
+
+
 def test_drafts_that_change_are_not_compared(
     command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:

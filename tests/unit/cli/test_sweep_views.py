@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from checkpoints import write_draft, write_target
 from plan_host import lowered_engine
 from test_cuda_views import engine_of
 
-from specbuild.cli import sweep_views
+from specbuild.cli import bench_sweep, sweep_views
 from specbuild.cli.bench_sweep import Progress, SweepPlan, measure
 from specbuild.cli.sweep_budget import Budget
 from specbuild.cli.sweep_report import Phase
@@ -80,18 +80,22 @@ def test_rows_start_from_the_states_they_name(
     budget = Budget.of(600.0, [])
     target = PassTraffic(dense_bytes=1000, expert_bytes=10, experts=4, experts_per_token=2)
     sweep = sweep_views.ViewSweep(
-        engine, EngineTraffic(target), 1e9, 2, retrieved=(8, 16, 48, 8192)
+        engine, EngineTraffic(target), 1e9, 2, retrieved=(8, 50, 16, 48, 8192)
     )
     monkeypatch.setattr(sweep_views, "cuda_executor", lambda e: e.executor)
     monkeypatch.setattr(placed_sequences, "cuda_executor", lambda e: e.executor)
     sweep.run([2], [200, 30, 9000], budget, rows.append)
+    sweep.run([], [60], budget, rows.append)
     names = [row.name for row in rows]
     assert names[:3] == ["whole", "full, with its choice", "partial, 16 tokens retrieved"]
     assert names[3:5] == ["refresh of one, 16 tokens retrieved", "mix, 16 tokens retrieved"]
     has_tree = engine.manifest.limits.draft_top_k > 1
-    assert len(rows) == (16 if has_tree else 8) and len(budget.left_out) == 4
-    assert budget.left_out[:2] == [
-        f"specpv, {n} tokens retrieved: the engine's views retrieve 16 to 96" for n in (8, 8192)
+    assert len(rows) == (16 if has_tree else 8) and len(budget.left_out) == 8
+    refused = {200: ((8, 8192), 96), 60: ((8, 50, 48, 8192), 16)}
+    assert [*budget.left_out[:2], *budget.left_out[4:]] == [
+        f"specpv, context {context}, {n} tokens retrieved: views retrieve 16 to {most}"
+        for context, (tokens, most) in refused.items()
+        for n in tokens
     ]
     whole, full, partial, refresh = states[:4]
     assert (whole["view_blocks"] == -1).all() and not whole["full_step"].any()
@@ -127,6 +131,17 @@ def test_rows_start_from_the_states_they_name(
         assert trees[4].tokens_per_s == pytest.approx(2 * 2.19 / trees[4].time_s)
 
 
+def test_a_plan_says_which_views_are_timed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Sequence[int]] = []
+    monkeypatch.setattr(sweep_views.ViewSweep, "run", lambda self, *_: found.append(self.retrieved))
+    monkeypatch.setattr(bench_sweep, "engine_traffic", lambda *_: EngineTraffic(PassTraffic()))
+    monkeypatch.setattr(bench_sweep, "cuda_executor", lambda e: e.executor)
+    monkeypatch.setattr(type(engine.executor.runner), "described", None, raising=False)
+    for plan in (SweepPlan(("specpv",), retrieved=(16, 48)), SweepPlan(("specpv",))):
+        measure(engine, plan, None, [], Progress([].append))
+    assert found == [(16, 48), sweep_views.RETRIEVED_TOKENS]
+
+
 def _astray(executor: Any, blocks: np.ndarray, budget: np.ndarray) -> int:
     """Tables of views in which the page of the sequence's next token stands elsewhere."""
     lengths, whole = (executor.read(name, rows=2) for name in ("length", "page_table.full"))
@@ -142,8 +157,6 @@ def _astray(executor: Any, blocks: np.ndarray, budget: np.ndarray) -> int:
 
 def test_an_engine_without_views_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     from toy_device import toy_cuda
-
-    from specbuild.cli import bench_sweep
 
     monkeypatch.setattr(bench_sweep, "engine_traffic", lambda *_: EngineTraffic(PassTraffic()))
     monkeypatch.setattr(bench_sweep, "cuda_executor", lambda e: e.executor)
