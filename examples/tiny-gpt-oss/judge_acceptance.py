@@ -1,0 +1,115 @@
+"""Tokens a step of the draft with each of several files of latents or indexers (docs/mla-dsa.md).
+
+A chain of three, greedy, on the CPU target: prompts.jsonl with and without each file of latents,
+and starts of held-out text of --context tokens for each --top-k of indexers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from specbuild.builder.build import build
+from specbuild.builder.config import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+
+HERE = Path(__file__).parent
+CHAIN = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
+
+
+def engine_with(file: Path | None, beside_as: str, options: BuildOptions) -> Engine:
+    """An engine of the model with ``file`` beside its own, under the name that builds look for."""
+    with TemporaryDirectory() as folder:
+        model = Path(folder) / "target"
+        model.mkdir()
+        for own in options.model.iterdir():
+            (model / own.name).symlink_to(own.resolve())
+        if file is not None:
+            (model / beside_as).symlink_to(file.resolve())
+        output = Path(folder) / "engine"
+        build(replace(options, model=model, output=output), SilentProgress())
+        return Engine.load(output, device="cpu")
+
+
+def tokens_a_step(engine: Engine, prompts: Sequence[Prompt], params: GenerateParams) -> str:
+    """The tokens that a target pass emits, with their standard error over the prompts."""
+    steps, tokens = [], []
+    for prompt in prompts:
+        for event in engine.generate([prompt], params, speculation=CHAIN):
+            if isinstance(event, FinishEvent):
+                steps.append(event.record.stats.steps)
+                tokens.append(event.record.stats.output_tokens - 1)
+    mean = sum(tokens) / sum(steps)
+    spread = np.std(np.array(tokens) - mean * np.array(steps), ddof=1)
+    error = spread * len(steps) ** 0.5 / sum(steps)
+    return f"{mean:.3f} ± {error:.3f} tokens a step ({sum(steps)} steps)"
+
+
+def example_prompts(count: int) -> list[Prompt]:
+    """The first of the example's held-out prompts."""
+    lines = (HERE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    return [Prompt(r["id"], None, r["prompt"]) for r in map(json.loads, lines[:count])]
+
+
+def judge_latents(files: Sequence[Path], options: BuildOptions, params: GenerateParams) -> None:
+    """One line a file: the first twelve prompts, and all."""
+    for file in [None, *files]:
+        engine = engine_with(file, "mla_kv.safetensors", options)
+        for count in (12, 40):
+            found = tokens_a_step(engine, example_prompts(count), params)
+            print(f"{file or 'the model itself'}, {count} prompts: {found}", flush=True)
+
+
+def judge_indexers(
+    file: Path,
+    top_k: Sequence[int],
+    prompts: Sequence[Prompt],
+    options: BuildOptions,
+    params: GenerateParams,
+) -> None:
+    """One line for each number of chosen tokens, 0 for attention to everything."""
+    options = replace(options, dsa=True, dsa_threshold=0, dsa_top_k=max(top_k))
+    engine = engine_with(file, "dsa_indexer.safetensors", options)
+    for k in (0, *top_k):
+        found = tokens_a_step(engine, prompts, replace(params, dsa_top_k=k))
+        print(f"{file}, {k or 'all'} chosen: {found}", flush=True)
+
+
+def main() -> None:
+    """Latents first, then indexers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=HERE / "target")
+    parser.add_argument("--draft", type=Path, default=HERE / "draft")
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--indexer", type=Path, help="dsa_indexer.safetensors")
+    parser.add_argument("--text", type=Path, help="token ids (.npy), which --indexer reads")
+    parser.add_argument("--context", type=int, default=1024, help="tokens of each start")
+    parser.add_argument("--starts", type=int, default=40)
+    parser.add_argument("--top-k", type=int, action="append", help="tokens chosen; repeatable")
+    parser.add_argument("files", type=Path, nargs="*", help="files of latents")
+    args = parser.parse_args()
+    options = BuildOptions(
+        model=args.model, draft=args.draft, output=Path(), draft_top_k=1, draft_depth=3,
+        draft_tokens=3,
+    )  # fmt: skip
+    params = GenerateParams(max_new_tokens=args.max_new_tokens)
+    if args.files:
+        judge_latents(args.files, options, params)
+    if args.indexer is not None:
+        ids = np.load(args.text)
+        firsts = np.linspace(0, len(ids) - args.context, args.starts).astype(int)
+        starts = [Prompt(str(i), tuple(ids[i : i + args.context].tolist())) for i in firsts]
+        judge_indexers(args.indexer, args.top_k, starts, options, params)
+
+
+if __name__ == "__main__":
+    main()
