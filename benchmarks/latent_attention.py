@@ -1,18 +1,19 @@
 """Times attention over cached keys and values, or latents, at real geometry on a GPU.
 
     python benchmarks/latent_attention.py [--contexts 8192,32768,131072] [--batches 1,8]
-        [--rows 1,4] [--forms plain,view,512,256,absorbed] [--windows 0] [--page 64] [--tactics]
-        [--tflops T] [--json FILE]
+        [--rows 1,4] [--forms plain,view,512,256,absorbed] [--windows 0] [--page 64]
+        [--capacity N] [--tactics] [--tflops T] [--json FILE]
 
 One layer of GPT-OSS-20B geometry: keys and values (``plain``), the same through a page table of its
 own for each KV head, each over half of the pages (``view``: a partial view of SpecPV, whose engines
 have pages of 16), a latent of so many values with keys rebuilt, or absorbed MLA with 64 heads over
 512 + 64 values. ``rows`` are rows of a sequence: up to 8 of a chain, in front of them tokens that
-are fed again (``--forms plain --rows 52``). Calls take turns over copies of the caches, so that
-nothing is found in L2. The floor is the larger of the bytes at the rate of a streaming read of
-8 GiB and of the operations at the rate of cuBLAS's bf16 product of two random 8192 × 8192 matrices,
-both measured in the same process. ``--tflops`` puts another rate in that one's place (a data sheet
-says 989 of an H200, which no product reaches).
+are fed again (``--forms plain --rows 52``). ``--capacity`` are slots of a page table, where an
+engine takes longer contexts: it chooses kernels by them. Calls take turns over copies of the
+caches, so that nothing is found in L2. The floor is the larger of the bytes at the rate of a
+streaming read of 8 GiB and of the operations at the rate of cuBLAS's bf16 product of two random
+8192 × 8192 matrices, both measured in the same process. ``--tflops`` puts another rate in that
+one's place (a data sheet says 989 of an H200, which no product reaches).
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Work:
     rows: int
     window: int = 0
     page: int = 64
+    capacity: int = 0
 
     @property
     def op(self) -> OpSpec:
@@ -87,14 +89,19 @@ class Work:
         return KV_HEADS if self.form == "view" else 1
 
     @property
+    def used_pages(self) -> int:
+        """Pages of a table that hold something."""
+        return -(-(self.context + self.rows) // self.page)
+
+    @property
     def table_pages(self) -> int:
         """Pages of a table."""
-        return -(-(self.context + self.rows) // self.page)
+        return max(self.used_pages, -(-self.capacity // self.page))
 
     @property
     def sequence_pages(self) -> int:
         """Pages that a sequence's tables choose from."""
-        return self.table_pages * min(self.tables, 2)
+        return self.used_pages * min(self.tables, 2)
 
     @property
     def entry(self) -> int:
@@ -126,7 +133,7 @@ class Work:
         """What the op is lowered for."""
         pool_pages = 1 + self.batch * self.sequence_pages
         total = self.batch * self.rows
-        positions = self.context + self.rows
+        positions = max(self.context + self.rows, self.capacity)
 
         def half(*shape: int) -> TensorInfo:
             return TensorInfo(shape, "bfloat16")
@@ -165,11 +172,12 @@ class Work:
         node = np.maximum(row - committed, -1)
         pages = 1 + rng.permutation(self.batch * self.sequence_pages).astype(np.int32)
         chosen = [
-            [rng.permutation(own)[: self.table_pages] for _ in range(self.tables)]
+            [rng.permutation(own)[: self.used_pages] for _ in range(self.tables)]
             for own in np.split(pages, self.batch)
         ]
+        unused = (0, self.table_pages - self.used_pages)
         return {
-            "page_table": np.array(chosen, np.int32),
+            "page_table": np.pad(np.array(chosen, np.int32), ((0, 0), (0, 0), unused)),
             "row_start": (np.arange(self.batch + 1) * self.rows).astype(np.int32),
             "row_slot": (self.context + row).astype(np.int32),
             "tree_start": np.full(self.batch, self.context + committed, np.int32),
@@ -248,6 +256,7 @@ def main() -> None:
     parser.add_argument("--forms", default="plain,512,256,absorbed")
     parser.add_argument("--windows", default="0", help="0 is none; 128 for sliding layers")
     parser.add_argument("--page", type=int, default=64, help="tokens in a page")
+    parser.add_argument("--capacity", type=int, default=0, help="slots of a page table, at least")
     parser.add_argument("--tactics", action="store_true", help="every tactic, not the default only")
     parser.add_argument("--tflops", type=float, help="instead of the measured rate")
     parser.add_argument("--json", type=Path, help="where to write the figures")
@@ -256,8 +265,9 @@ def main() -> None:
     bench = Bench()
     print(f"streaming read {bench.ceiling / 1e12:.3f} TB/s, matmul {rate / 1e12:.0f} TFLOP/s")
     rows: list[dict[str, Any]] = []
+    capacity = options.capacity
     grid = [
-        Work(form, int(batch), int(context), int(count), int(window), options.page)
+        Work(form, int(batch), int(context), int(count), int(window), options.page, capacity)
         for form in options.forms.split(",")
         for window in options.windows.split(",")
         for batch in options.batches.split(",")
@@ -282,6 +292,7 @@ def main() -> None:
             share = max(by_bytes, by_operations) / took
             rows.append({"form": work.form, "window": work.window, "batch": work.batch,
                          "context": work.context, "rows": work.rows, "page": work.page,
+                         "capacity": work.capacity,
                          "tactic": dict(tactic), "time_us": took, "bytes": work.bytes_read,
                          "operations": work.operations, "byte_floor_us": by_bytes,
                          "operation_floor_us": by_operations,

@@ -14,6 +14,7 @@ WRONG_ABOUT_KERNELS = {
         # One lane arrives at an mbarrier for its warp, behind a __syncwarp(), and the tool orders
         # nothing but that lane's own reads and writes.
         *("attend_latents", "attend_listed", "attend_absorbed", "rebuild_keys", "attend_stored"),
+        "attend_many",
     },
 }
 # By what a piece's label holds: the same of the prompts' GEMM, where plain loads read its stages.

@@ -41,7 +41,7 @@ struct Held {
   }
 
   __device__ __forceinline__ void join(const Chain& chain) const {
-    float added[kWarpRows], a[kWarpRows], b[kWarpRows];
+    float added[kWarpRows], a[kWarpRows] = {}, b[kWarpRows] = {};
 #pragma unroll
     for (int j = 0; j < kWarpRows; ++j) {
       added[j] = chain.sum[j];

@@ -1,10 +1,10 @@
-// What the rows of a CTA with many rows see, and the order in which their sums take it: that of
+// What the rows of a row tile see, and the order in which their sums take it: that of
 // attention_walk.cuh.
 //
 // Constants of the kernel: SPLIT, WORDS, WINDOW.
 //
 // Tiles of 32 positions, four to a chunk; chunks go to slot `chunk mod SPLIT`, the tiles of a chunk
-// to the slot's four chains. Tiles of committed keys are shared by all rows of the CTA. A row with
+// to the slot's four chains. Tiles of committed keys are shared by all of these rows. A row with
 // ancestors in the tree has tiles of its own from tree_start's on, whose keys stand where they will
 // once they are committed.
 #pragma once
@@ -33,15 +33,19 @@ __device__ __forceinline__ ManyRow open_many_row(int index, const int* row_slot,
   return {index, view.last >= 0 ? (tree_start & -kTile) - 1 : view.end(), view.last};
 }
 
-// The rows of a CTA.
+// The rows of a row tile.
 struct ManyRows {
   const ManyRow* rows;
   int count, tree_start;
+  int table;       // the first entry of the page table of this sequence and KV head
   int shared_end;  // the last position of the tiles that all share
   int end;         // the last position that some row sees
 
-  __device__ __forceinline__ ManyRows(const ManyRow* all, int rows_here, int start)
-      : rows(all), count(rows_here), tree_start(start), shared_end(-1), end(-1) {
+  ManyRows() = default;
+
+  __device__ __forceinline__ ManyRows(const ManyRow* all, int rows_here, int start, int entry)
+      : rows(all), count(rows_here), tree_start(start), table(entry), shared_end(-1), end(-1) {
+#pragma unroll 4
     for (int i = 0; i < count; ++i) {
       shared_end = max(shared_end, rows[i].shared);
       end = max(end, max(rows[i].shared, rows[i].last));
@@ -67,13 +71,26 @@ struct Tiles {
   int own = -2;  // whose tile it is, −1: everyone's
   int left = 0;  // tiles behind this one with the same owner
 
-  __device__ __forceinline__ Tiles(const ManyRows& all, int slot, int of_slot)
-      : rows(all), chain(slot * kChunk + of_slot * kTile) {}
+  __device__ __forceinline__ Tiles(const ManyRows& all, int slot, int number)
+      : rows(all), chain(slot * kChunk + number * kTile) {}
 
   // To the next tile; false behind the last.
   __device__ __forceinline__ bool advance() {
     from += kStride;
     return --left >= 0 || next_owner();
+  }
+
+  // To the slot's chain that is `by` further; false where it has none.
+  __device__ __forceinline__ bool next_chain(int by) {
+    own = -2;
+    left = 0;
+    chain += by * kTile;
+    return of_slot() >= by;
+  }
+
+  // Which of its slot's chains this is.
+  __device__ __forceinline__ int of_slot() const {
+    return chain / kTile % kChains;
   }
 
   // The last position that someone sees of these tiles.

@@ -263,8 +263,16 @@ _KERNEL_LAUNCHES = {
         [Branch(2, 1), Branch(70, 21), Branch(5, 1), Branch(9, 0)], page_size=64, window=40
     ),
     "many rows of one sequence, few of others": Launch(
-        [Branch(2, 1), Branch(270, 41, BUSHY), Branch(5, 0, chain_of(3)), Branch(9, 0)], group=8,
+        [Branch(2, 1), Branch(270, 61, BUSHY), Branch(5, 0, chain_of(3)), Branch(9, 0)], group=8,
         width=64, v_width=64, page_size=64, padding_pages=130,
+    ),
+    "several rows, room for a long context": Launch(
+        [Branch(270 - 31 * b, 0, BUSHY[:7]) for b in range(7)], kv_heads=1, group=8, width=64,
+        v_width=64, page_size=64, padding_pages=1020,
+    ),
+    "a tree behind rows, room for a long context": Launch(
+        [Branch(270, 6, BUSHY), Branch(140, 3, BUSHY)], kv_heads=1, group=8, width=64, v_width=64,
+        page_size=16, padding_pages=4096,
     ),
     "a view per KV head, many rows": Launch(
         [Branch(310, 13, (*BUSHY, *range(9, 24)))], view_per_head=True, group=4, width=64,
@@ -316,6 +324,10 @@ _GPU_LAUNCHES = {
     ),
     "a refresh of one in a batch": _real(
         [Branch(20000, 48, chain_of(4)), *(Branch(4100 + b, 0, chain_of(4)) for b in range(7))]
+    ),
+    "verify a tree of 8 at 66k": _real([Branch(66000, 0, BUSHY[:8])], padding_rows=0),
+    "8 trees of 8 nodes at 9k to 30k": _real(
+        [Branch(9000 + 3000 * b, 0, BUSHY[:8]) for b in range(8)], padding_rows=0
     ),
     "trees of 24 nodes at 9k": _real(
         [Branch(9000 + 40 * b, 0, (*BUSHY, *range(9, 24))) for b in range(3)], padding_rows=0

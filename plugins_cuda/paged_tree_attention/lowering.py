@@ -50,8 +50,7 @@ WIDEST_UNSPLIT_WINDOW = 1024
 # Of sequences and KV heads: so many are shared out by their lengths (own_slots.py).
 MANY_GROUPS = 64
 # Slots of a view up to which few sequences' tactics are measured: 16384 tokens, room for a tree.
-# Engines for longer contexts keep the plain kernel and its usual number of CTAs: what is quicker up
-# to here was slower at 131072 tokens.
+# Engines for longer contexts have no tactics: what is quicker up to here was slower at 131072.
 MEASURED_CAPACITY = 16384 + 1024
 
 CTAS_OF_AN_SM = 2  # of one warp a team; registers allow no more
@@ -121,10 +120,11 @@ def lower(request: LoweringRequest) -> Lowering:
     shape = geometry_of(request)
     cut = _cut(request, shape)
     if "selected" not in request.tensors:
-        if many_rows.takes(shape, cut.slots):
+        if many_rows.takes(shape, cut.slots, is_long=_is_long(shape)):
             usual = replace(shape, rows=MOST_ROWS_ALONE * shape.batch, uneven=False)
             plain = _lowered(request, shape, _cut(request, usual))
-            return many_rows.with_many(shape, plain, cut.split, cut.slots)
+            processors = request.target.multiprocessors
+            return many_rows.with_many(shape, plain, cut.split, cut.slots, processors)
         own = _own_slots(request, shape, cut.slots)
         if own is not None:
             launch = own_slots_launch(request, shape, own, cut.split, cut.slots)
@@ -195,7 +195,7 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     if shape.window and _split(shape) == 1:
         return ({}, {"stages": 3})
     slots = _cut(request, shape).slots
-    if many_rows.takes(shape, slots):
+    if many_rows.takes(shape, slots, is_long=_is_long(shape)):
         return ({},)
     # Half of the teams leave room for a second CTA where rows are few.
     sizes = (MOST_TEAMS, MOST_TEAMS // 2) if _are_few_rows(shape) else (MOST_TEAMS,)

@@ -1,16 +1,18 @@
-// PagedTreeAttention for decoding where sequences have many rows, as they do when SpecPV feeds a
-// buffer again: 32 rows of one KV head's query heads by wgmma, with the bits of kernel.cu.
+// PagedTreeAttention for decoding where sequences have several rows, as trees do, or many, as when
+// SpecPV feeds a buffer again: by wgmma, with the bits of kernel.cu.
 //
 //   q … ancestor_bits  as attend_split's (kernel.cu); heads are 64 wide, WINDOW is 0
 //   workspace_sums    f32  [T, KV_HEADS, SLOTS, GROUP, 2], out, of slots that rows see
 //   workspace_values  f32  [T, KV_HEADS, SLOTS, GROUP, WIDTH], out, likewise
 //
-// Grid (SLOTS, KV_HEADS, row tiles). A CTA has up to 32 rows of a sequence and a slot of the
-// context. CTAs of a row tile stand next to each other, since only the last of a sequence's may
-// have fewer rows: of one sequence what takes longest begins first. Each row tile reads keys anew,
-// which is not what it waits for. CTAs without rows or keys leave at once. Four warpgroups take 8
-// rows × 8 heads each, a fifth copies tiles of 32 keys and values into a ring, each of its warps
-// every fourth. The scores of a tile run on the tensor cores together with the values of the one
+// Grid (SLOTS, KV_HEADS, shares of the row tiles): about as many CTAs as the GPU holds, each with a
+// slot of every sequence's context, so that their lengths do not matter. A CTA takes row tile by
+// row tile, each up to 8·ROW_GROUPS rows of a sequence; each reads keys anew, which is not what it
+// waits for; sequences of up to FEW_ROWS are another kernel's. Four warpgroups take 8 rows × 8
+// heads each, or, with fewer rows, the four chains of the slot: ROW_GROUPS of them share a chain,
+// and 4 / ROW_GROUPS chains are walked at once. A fifth copies tiles of 32 keys and values into a
+// ring, and a warp of the sixth looks up what rows come next: so keys of the next rows arrive while
+// the others end. The scores of a tile run on the tensor cores together with the values of the one
 // before (FlashAttention-3, arXiv 2407.08608, section 3.2), and one warpgroup's softmax beside the
 // others' products.
 //
@@ -18,33 +20,58 @@
 // and wgmma's sums of k16 products have the bits of mma's (measured: 3.7 million sums over three
 // distributions). The chains of a slot join in order; join_slots (join_slots.cu) does the rest.
 //
-// 8 KB and 2.1 MFLOP a tile: 512 cycles of the tensor cores, 580 for its exponentials.
+// A tile is 8 KB, of which a multiprocessor reads 19 B a cycle: 420 cycles. For each row group it
+// takes 128 cycles of the tensor cores and 145 for its exponentials.
 #include "../_device/chain_state.cuh"
-#include "../_device/few_rows.cuh"
 
 namespace {
 
 constexpr int kGroups = 4;
 constexpr int kGroupWarps = 4, kGroupThreads = 32 * kGroupWarps;
 constexpr int kGroupRows = kGroupWarps * kWarpRows;
-constexpr int kRows = kGroups * kGroupRows;
-constexpr int kConsumers = kGroups * kGroupThreads;
-constexpr int kThreads = kConsumers + 32 * kCopyWarps;
-constexpr int kConsumerRegisters = 112, kProducerRegisters = 32;
+constexpr int kRows = ROW_GROUPS * kGroupRows;
+constexpr int kHolders = ROW_GROUPS * kGroupThreads;  // threads with sums of their own
+constexpr int kThreads = (kGroups + 2) * kGroupThreads;
+constexpr int kConsumerRegisters = 104, kCopyRegisters = 32, kOpenRegisters = 32;
+static_assert(kCopyWarps == kGroupWarps, "a warpgroup copies");
 static_assert(WIDTH == 64 && SLOTS > 1, "rows of 128 bytes; slots have workspaces");
-static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
-                  (kGroups + 1) * registers_at_entry(kThreads),
+static_assert(ROW_GROUPS * kChainsAtOnce == kGroups, "every warpgroup has rows and a chain");
+static_assert(STAGES / kChainsAtOnce > 2, "a chain has a stage for the tile that is waited for");
+static_assert(kGroups * kConsumerRegisters + kCopyRegisters + kOpenRegisters <=
+                  (kGroups + 2) * registers_at_entry(kThreads),
               "no more registers than there are");
 
-// A warpgroup that attends for its 8 rows.
+// A row tile, opened; one without rows is behind the last.
+struct Opened {
+  unsigned turn;  // how many were opened before
+  int slot;       // of the context, for this CTA
+  int first;      // row of the launch
+  ManyRow all[kRows];
+  ManyRows rows;
+  int full_last[ROW_GROUPS];  // shared positions up to here are seen by all rows of a warpgroup
+};
+
+constexpr int kAhead = 4;  // row tiles that are opened at once
+
+// In shared memory, where their readers look things up again: registers are short.
+struct Openings {
+  Opened at[kAhead];
+  Mbarrier full[kAhead], empty[kAhead];
+};
+
+// From row tile to row tile a CTA's slots go on by this: it has keys of short contexts as often as
+// others have.
+constexpr int kSlotStep = 5;
+
+// A warpgroup that attends for its 8 rows, one chain after the other.
 struct Consumer {
   Chain chain;
   Ring& ring;
   LowMatrix stages;
+  RingCount& place;
   const ManyRows& rows;
   int warp_row;   // the first of this warp's
   int full_last;  // shared positions up to here are seen by all rows of the warpgroup
-  RingPlace place;
 
   __device__ __forceinline__ LowMatrix keys(int slot) const {
     return stages + slot * 2 * kTileUnits;
@@ -53,22 +80,29 @@ struct Consumer {
     return stages + (slot * 2 * kTileUnits + kTileUnits);
   }
 
+  // The stage of the tile that stands so many in front of the next.
+  __device__ __forceinline__ int behind(int tiles) const {
+    return RingCount{place.passed - tiles * kChainsAtOnce}.slot();
+  }
+
   __device__ __forceinline__ void give_back(int slot) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(&ring.empty[slot]);
   }
 
-  // Waits for the next tile; false behind the last. Of a warpgroup's tiles no more than two are
-  // kept meanwhile: to be given, a tile needs the stages of those that stand kBehind turns behind.
+  // Waits for the next tile; false behind the last. Two are kept meanwhile.
   __device__ __forceinline__ bool await(Tiles& tiles) {
     const bool more = tiles.advance();
-    if (more) mbarrier_wait(&ring.full[place.slot], place.parity);
+    if (more) {
+      mbarrier_wait(&ring.full[place.slot()], place.parity());
+      fence_async_shared();
+    }
     return more;
   }
 
   // Whether only rows of other warpgroups see a tile.
   __device__ __forceinline__ bool passes(const Tiles& tiles) const {
-    return tiles.own >= 0 && tiles.own / kGroupRows != warp_row / kGroupRows;
+    return ROW_GROUPS > 1 && tiles.own >= 0 && tiles.own / kGroupRows != warp_row / kGroupRows;
   }
 
   // Ends the scores of a tile, and makes them weights; what the values are to be multiplied by.
@@ -77,7 +111,7 @@ struct Consumer {
     wgmma_wait<pending>();
     wgmma_pin(chain.scores());
     if (own >= 0 || from + kTile - 1 > full_last) {
-      const int key = from + static_cast<int>(threadIdx.x) % 4 * 2;
+      const int key = from + static_cast<int>(thread_anew() % 4 * 2);
 #pragma unroll
       for (int j = 0; j < kWarpRows; ++j) {
         const Span span = rows.seen(min(warp_row + j, rows.count - 1), own);
@@ -104,45 +138,187 @@ struct Consumer {
 
   // The sums of a chain. Within the loop the wait for the next tile stands in front of the values',
   // which ptxas would move in front of the weights.
-  __device__ __forceinline__ void run(Tiles tiles) {
+  __device__ __forceinline__ void run(Tiles& tiles) {
     float rescale[kWarpRows];
     chain.clear();
     bool more = await(tiles);
 #pragma unroll 1
     while (more) {
-      int spent = place.slot;
       if (passes(tiles)) {
-        give_back(spent);
-        place.advance();
+        place.passed += kChainsAtOnce;
+        give_back(behind(1));
         more = await(tiles);
         continue;
       }
-      chain.begin_scores(keys(spent));
+      chain.begin_scores(keys(place.slot()));
       weigh<0>(tiles.from, tiles.own, rescale);
       scale_values(rescale);
       chain.pack();
-      place.advance();
+      place.passed += kChainsAtOnce;
       more = await(tiles);
 #pragma unroll 1
       while (more && !passes(tiles)) {
-        const int from = tiles.from, own = tiles.own, slot = place.slot;
-        chain.begin_scores(keys(slot));
-        chain.begin_values(values(spent));
-        weigh<1>(from, own, rescale);
-        place.advance();
+        chain.begin_scores(keys(place.slot()));
+        chain.begin_values(values(behind(1)));
+        weigh<1>(tiles.from, tiles.own, rescale);
+        place.passed += kChainsAtOnce;
         more = await(tiles);
         chain.end_values();
-        give_back(spent);
-        spent = slot;
+        give_back(behind(2));
         scale_values(rescale);
         chain.pack();
       }
-      chain.begin_values(values(spent));
+      chain.begin_values(values(behind(1)));
       chain.end_values();
-      give_back(spent);
+      give_back(behind(1));
+    }
+  }
+
+  // What a warpgroup without rows does: it gives all tiles back.
+  __device__ __forceinline__ void pass(Tiles& tiles) {
+    chain.clear();
+    while (await(tiles)) {
+      place.passed += kChainsAtOnce;
+      give_back(behind(1));
     }
   }
 };
+
+// What a launch says of its rows.
+struct Inputs {
+  const uint32_t* q;
+  const int* row_start;
+  const int* row_slot;
+  const int* tree_start;
+  const int* ancestor_bits;
+};
+
+// A row tile: `count` rows of a sequence from row `first` of the launch on, by one warp.
+__device__ __forceinline__ void open(const Inputs& in, Opened& opened, unsigned turn, int sequence,
+                                     int first, int count) {
+  static_assert(kRows <= 32, "a lane opens a row");
+  const int lane = thread_anew() % 32, start = in.tree_start[sequence];
+  if (lane < kRows) {
+    const int index = first + min(lane, count - 1);
+    opened.all[lane] = open_many_row(index, in.row_slot, start, in.ancestor_bits);
+  }
+  __syncwarp();
+  if (lane < ROW_GROUPS) {
+    const ManyRow* rows = opened.all + lane * kGroupRows;
+    int full_last = rows[0].shared;
+    for (int i = 1; i < kGroupRows; ++i) full_last = min(full_last, rows[i].shared);
+    opened.full_last[lane] = full_last;
+  }
+  if (lane > 0) return;
+  const int view = sequence * VIEWS + (VIEWS > 1 ? static_cast<int>(blockIdx.y) : 0);
+  opened.turn = turn;
+  opened.slot = (blockIdx.x + kSlotStep * turn) % SLOTS;
+  opened.first = first;
+  opened.rows = ManyRows(opened.all, count, start, view * TABLE);
+}
+
+// The opening warp: this CTA's row tiles, as far ahead as there is room, and one without rows.
+__device__ __forceinline__ void open_all(const Inputs& in, Openings& openings) {
+  const auto next = [&](unsigned turn) -> Opened& {
+    mbarrier_wait(&openings.empty[turn % kAhead], turn / kAhead % 2 ^ 1);
+    return openings.at[turn % kAhead];
+  };
+  const auto tell = [&](unsigned turn) {
+    __syncwarp();
+    if (thread_anew() % 32 == 0) mbarrier_arrive(&openings.full[turn % kAhead]);
+  };
+  unsigned number = 0, turn = 0;  // row tiles of the launch, and of this CTA
+#pragma unroll 1
+  for (int base = 0; base < BATCH; base += 32) {
+    const int own = base + static_cast<int>(thread_anew() % 32);
+    const int first = in.row_start[min(own, BATCH)];
+    const int rows = in.row_start[min(own + 1, BATCH)] - first;
+#pragma unroll 1
+    for (uint32_t many = __ballot_sync(kAllLanes, rows > FEW_ROWS); many != 0; many &= many - 1) {
+      const int owner = __ffs(static_cast<int>(many)) - 1;
+      const int begin = __shfl_sync(kAllLanes, first, owner);
+      const int count = __shfl_sync(kAllLanes, rows, owner);
+#pragma unroll 1
+      for (int from = 0; from < count; from += kRows) {
+        if (number++ % gridDim.z != blockIdx.z) continue;
+        open(in, next(turn), turn, base + owner, begin + from, min(kRows, count - from));
+        tell(turn++);
+      }
+    }
+  }
+  next(turn).rows.count = 0;
+  tell(turn);
+}
+
+// What another warp goes through: the row tiles, as they are opened.
+struct Reader {
+  Openings& openings;
+  const Opened* now;
+
+  __device__ __forceinline__ explicit Reader(Openings& all) : openings(all), now(all.at) {
+    mbarrier_wait(&openings.full[0], 0);
+  }
+  __device__ __forceinline__ bool ended() const {
+    return now->rows.count == 0;
+  }
+  __device__ __forceinline__ void advance() {
+    const unsigned turn = now->turn, next = turn + 1;
+    __syncwarp();
+    if (thread_anew() % 32 == 0) mbarrier_arrive(&openings.empty[turn % kAhead]);
+    now = openings.at + next % kAhead;
+    mbarrier_wait(&openings.full[next % kAhead], next / kAhead % 2);
+  }
+};
+
+// A copying warp.
+__device__ __forceinline__ void produce(const Pool& pool, Openings& openings, Ring& ring,
+                                        uint4* stages) {
+  CopyingWarp warp(ring, stages);
+#pragma unroll 1
+  for (Reader reader(openings); !reader.ended(); reader.advance()) {
+    warp.copy(pool, reader.now->rows, reader.now->slot);
+  }
+}
+
+// One of the other warpgroups: of every row tile its rows' sums over its chains.
+__device__ __forceinline__ void consume(const Inputs& in, const SlotStates& slots,
+                                        Openings& openings, Mbarrier (&joined)[ROW_GROUPS][kChains],
+                                        Ring& ring, uint4* stages) {
+  const auto group = [] { return thread_anew() / kGroupThreads; };
+  const int warp_row = thread_anew() / 32 * kWarpRows % kRows, row_group = warp_row / kGroupRows;
+  const LowMatrix matrix{wgmma_matrix(in_register(stages))};
+  RingCount place{group() / ROW_GROUPS};
+#pragma unroll 1
+  for (Reader reader(openings); !reader.ended(); reader.advance()) {
+    const Opened& opened = *reader.now;
+    Consumer consumer{{}, ring, matrix, place, opened.rows, warp_row, opened.full_last[row_group]};
+    load_query_rows(consumer.chain.queries, in.q, opened.all + warp_row);
+    Tiles tiles(opened.rows, opened.slot, group() / ROW_GROUPS);
+#pragma unroll 1
+    do {
+      if (ROW_GROUPS > 1 && row_group * kGroupRows >= opened.rows.count) {
+        consumer.pass(tiles);
+      } else {
+        consumer.run(tiles);
+      }
+      const int chain = tiles.of_slot();
+      Mbarrier* turns = joined[group() % ROW_GROUPS];
+      if (kChainsAtOnce > 1) {
+        mbarrier_wait(&turns[(chain + kChains - 1) % kChains], (opened.turn + (chain == 0)) % 2);
+      }
+      const Held<kHolders> held{reinterpret_cast<float4*>(stages + STAGES * 2 * kTileUnits) +
+                                thread_anew() % kHolders};
+      if (chain == 0) held.clear();
+      held.join(consumer.chain);
+      if (chain == kChains - 1 && opened.slot < opened.rows.chunks()) {
+        held.leave(slots, opened.first + warp_row, min(kWarpRows, opened.rows.count - warp_row),
+                   opened.slot);
+      }
+      __syncwarp();
+      if (kChainsAtOnce > 1 && thread_anew() % 32 == 0) mbarrier_arrive(&turns[chain]);
+    } while (tiles.next_chain(kChainsAtOnce));
+  }
+}
 
 }  // namespace
 
@@ -152,52 +328,35 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 const int* ancestor_bits, float2* workspace_sums, float4* workspace_values) {
   DYNAMIC_SHARED(uint4, stages);  // [STAGES][keys, values], from a multiple of 1024, and Held
   __shared__ Ring ring;
-  __shared__ ManyRow opened[kRows];
+  __shared__ Mbarrier joined[ROW_GROUPS][kChains];  // chains of a row group, in their turn
+  __shared__ Openings openings;
   pdl_launch_dependents();
-  pdl_wait();
-  const RowTile own = row_tile<kRows>(row_start, static_cast<int>(blockIdx.z));
-  if (own.count == 0 || is_few(row_start, own.sequence)) return;
-  const int start = tree_start[own.sequence];
-  if (threadIdx.x < kRows) {
-    const int index = own.first + min(static_cast<int>(threadIdx.x), own.count - 1);
-    opened[threadIdx.x] = open_many_row(index, row_slot, start, ancestor_bits);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < STAGES) {
+    mbarrier_init(&ring.full[thread], 32);
+    mbarrier_init(&ring.empty[thread], ROW_GROUPS * kGroupWarps);
   }
-  const int groups = ceil_div(own.count, kGroupRows);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; ++i) {
-      mbarrier_init(&ring.full[i], 1);
-      mbarrier_init(&ring.empty[i], groups * kGroupWarps);
-    }
-    mbarrier_init_fence();
+  if (thread < ROW_GROUPS * kChains) {
+    mbarrier_init(&joined[thread / kChains][thread % kChains], kGroupWarps);
   }
+  if (thread < kAhead) {
+    mbarrier_init(&openings.full[thread], 1);
+    mbarrier_init(&openings.empty[thread], kGroups * kGroupWarps + kCopyWarps);
+  }
+  mbarrier_init_fence();
   __syncthreads();
-  const ManyRows rows(opened, own.count, start);
-  const int slot = static_cast<int>(blockIdx.x);
-  if (slot >= rows.chunks()) return;
-  const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
-  if (group == kGroups) {
-    registers_lower<kProducerRegisters>();
-    const int view = own.sequence * VIEWS + (VIEWS > 1 ? static_cast<int>(blockIdx.y) : 0);
-    produce({k_pool, v_pool, page_table, ancestor_bits, view * TABLE}, rows, slot, ring, stages);
-    return;
+  pdl_wait();
+  const Inputs in{q, row_start, row_slot, tree_start, ancestor_bits};
+  const int group = thread / kGroupThreads;
+  if (group == kGroups + 1) {
+    registers_lower<kOpenRegisters>();
+    if (thread % kGroupThreads < 32) open_all(in, openings);
+  } else if (group == kGroups) {
+    registers_lower<kCopyRegisters>();
+    produce({k_pool, v_pool, page_table, ancestor_bits}, openings, ring, stages);
+  } else {
+    registers_raise<kConsumerRegisters>();
+    const SlotStates slots{workspace_sums, workspace_values, nullptr, nullptr};
+    consume(in, slots, openings, joined, *in_register(&ring), stages);
   }
-  registers_raise<kConsumerRegisters>();
-  if (group >= groups) return;
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * kWarpRows;
-  int full_last = opened[group * kGroupRows].shared;
-  for (int i = 1; i < kGroupRows; ++i) {
-    full_last = min(full_last, opened[group * kGroupRows + i].shared);
-  }
-  Consumer consumer{{}, ring, {wgmma_matrix(stages)}, rows, warp_row, full_last, {}};
-  load_query_rows(consumer.chain.queries, q, opened + warp_row);
-  const SlotStates slots{workspace_sums, workspace_values, nullptr, nullptr};
-  const Held<kConsumers> held{reinterpret_cast<float4*>(stages + STAGES * 2 * kTileUnits) +
-                              threadIdx.x};
-  held.clear();
-#pragma unroll 1
-  for (int chain = 0; chain < kChains; ++chain) {
-    consumer.run(Tiles(rows, slot, chain));
-    held.join(consumer.chain);
-  }
-  held.leave(slots, own.first + warp_row, min(kWarpRows, own.count - warp_row), slot);
 }

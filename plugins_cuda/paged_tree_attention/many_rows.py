@@ -1,4 +1,5 @@
-"""PagedTreeAttention where sequences have many rows, as when SpecPV feeds a buffer again."""
+"""PagedTreeAttention where sequences have several rows, as trees do, or many, as when SpecPV feeds
+a buffer again."""
 
 from __future__ import annotations
 
@@ -8,41 +9,63 @@ from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch
 from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry
 
 WIDTH = 64
-# Of a sequence: with fewer rows, or where no context is long, the plain kernel is as quick.
-FEWEST_ROWS, FEWEST_SLOTS_OF_A_VIEW = 12, 8192
+# Rows of a sequence, and slots of a view, from which on this kernel is the quicker one. With
+# several rows it is so behind long contexts only: all sequences' views have so many slots together,
+# and each has more than tactics are measured with (lowering.py). Views of a KV head's own, SpecPV's
+# partial ones, hold some thousand tokens however long their tables are.
+MANY_ROWS, FEWEST_SLOTS_OF_A_VIEW = 12, 8192
+SEVERAL_ROWS, FEWEST_SLOTS_OF_ALL_VIEWS = 5, 65536
 # Sequences with so few rows go to the plain kernel, where others share their launch.
 FEW_ROWS = 8
-ROWS_OF_A_CTA = 32
-THREADS = 640
+# Of a warpgroup. Of the four of a CTA so many have rows of their own; the rest take other chains.
+GROUP_ROWS = 8
+THREADS = 768
 STAGES, STAGE_KEYS = 16, 32
-HELD_BYTES = 512 * 9 * 16  # of the threads that attend: what the chains of a slot come to
+HELD_BYTES = 128 * 9 * 16  # of such a warpgroup: what the chains of a slot come to
 
 
-def takes(shape: Geometry, slots: int) -> bool:
-    """Whether the kernel of many rows does this launch, and does it quicker."""
+def takes(shape: Geometry, slots: int, *, is_long: bool) -> bool:
+    """Whether this kernel does the launch, and does it quicker; ``is_long``: without tactics."""
     able = shape.width == WIDTH and not shape.window and slots > 1
-    long = shape.capacity >= FEWEST_SLOTS_OF_A_VIEW
-    return able and long and shape.most_rows >= FEWEST_ROWS
+    if shape.most_rows >= MANY_ROWS:
+        return able and shape.capacity >= FEWEST_SLOTS_OF_A_VIEW
+    long = is_long and shape.batch * shape.capacity >= FEWEST_SLOTS_OF_ALL_VIEWS
+    partial = shape.views > 1 and shape.batch == 1
+    return able and long and not partial and shape.most_rows >= SEVERAL_ROWS
 
 
-def with_many(shape: Geometry, plain: Lowering, split: int, slots: int) -> Lowering:
+def row_groups(shape: Geometry) -> int:
+    """Warpgroups of a CTA with rows of their own: 1, 2 or 4."""
+    return next((n for n in (1, 2) if shape.most_rows <= n * GROUP_ROWS), 4)
+
+
+def _shares(tiles: int, ctas: int, multiprocessors: int) -> int:
+    """Into how many shares row tiles go, each for so many CTAs: the fewest rounds of tiles."""
+    return min(range(1, tiles + 1), key=lambda n: -(-ctas * n // multiprocessors) * -(-tiles // n))
+
+
+def with_many(
+    shape: Geometry, plain: Lowering, split: int, slots: int, multiprocessors: int
+) -> Lowering:
     """The launches of sequences with many rows, behind ``plain``'s for those with few.
 
     ``plain`` is the launch of the plain kernel with as many ``slots``; it is left out where there
-    is one sequence.
+    is one sequence, or where up to 16 rows are usual: there sequences do not differ.
     """
-    few = 0 if shape.batch == 1 else FEW_ROWS
+    groups = row_groups(shape)
+    few = 0 if shape.batch == 1 or groups < 4 else FEW_ROWS
     shared = (*shape.constants(), ("BATCH", shape.batch), ("SLOTS", slots), ("FEW_ROWS", few))
-    constants = (*shared, ("SPLIT", split), ("STAGES", STAGES))
+    constants = (*shared, ("SPLIT", split), ("ROW_GROUPS", groups), ("STAGES", STAGES))
     states = tuple(w for w in plain.workspaces if not w.zeroed)
     names = tuple(workspace.name for workspace in states)
     # Sequences end in a tile of their own: at most one more than whole tiles for each.
-    tiles = (shape.rows - 1) // ROWS_OF_A_CTA + shape.batch
+    tiles = (shape.rows - 1) // (groups * GROUP_ROWS) + shape.batch
+    shares = _shares(tiles, slots * shape.kv_heads, multiprocessors)
     attend = OpLaunch(
         Kernel("paged_tree_attention", "attend_many", constants, "many_rows.cu"),
-        grid=(slots, shape.kv_heads, tiles),
+        grid=(slots, shape.kv_heads, shares),
         block=THREADS,
-        shared_bytes=STAGES * 2 * STAGE_KEYS * WIDTH * 2 + HELD_BYTES,
+        shared_bytes=STAGES * 2 * STAGE_KEYS * WIDTH * 2 + groups * HELD_BYTES,
         arguments=(*ARGUMENTS[:8], *names),
     )
     join = OpLaunch(

@@ -38,7 +38,7 @@ Arrays: TypeAlias = dict[str, np.ndarray]
 # What it is, the op, its launches, its inputs and its outputs.
 Piece: TypeAlias = tuple[str, str, Lowering, Arrays, Arrays]
 
-FORMS = ("MANY_TOKENS", "PANELS", "TOKENS_READY")
+FORMS = ("MANY_TOKENS", "PANELS", "TOKENS_READY", "ROW_GROUPS")
 
 # Rows of heads that are panels, at real size.
 PANEL_ROWS = (33, 64, 80)
@@ -76,7 +76,8 @@ def pieces() -> list[Piece]:
 
 
 def forms(kernel: Kernel) -> tuple[tuple[str, Any], ...]:
-    """The constants by which an entry runs other lines: who brings the tokens, and as what."""
+    """The constants by which an entry runs other lines: who brings the tokens, and as what; which
+    warpgroups share a chain."""
     return tuple((name, value) for name, value in kernel.constants if name in FORMS)
 
 

@@ -174,7 +174,10 @@ def test_rows_do_not_see_each_other(runner: OpRunner, name: str) -> None:
 
 
 class Attention:
-    """A launch's inputs, and what any of its rows get without the others."""
+    """A launch's inputs, and what any of its rows get without the others.
+
+    ``launched`` are the entries of the kernels that ran last.
+    """
 
     def __init__(self, runner: OpRunner, name: str, launch: Launch | LatentLaunch) -> None:
         self._runner, self._op, self._attributes = runner, op_named(name), launch.attributes
@@ -193,6 +196,7 @@ class Attention:
         named["attended"] = TensorInfo(tuple(output.shape), "bfloat16")
         assert self._op.lower is not None
         lowering = self._op.lower(LoweringRequest(named, self._op.complete(self._attributes)))
+        self.launched = [launch.kernel.entry for launch in lowering.launches]
         given = {n: bits(t) for n, t in inputs.items()}
         return self._runner.run(self._op, lowering, given, {"attended": bits(output)})["attended"]
 
@@ -252,6 +256,7 @@ def test_many_sequences_have_the_bits_that_each_has_alone(
 
 @pytest.mark.parametrize(("context", "fed", "tree"), [
     (20000, 48, chain_of(4)), (700, 61, chain_of(3)), (9000, 0, (-1, 0, 0, 1, 1, 2, *range(5, 19))),
+    (40000, 0, (-1, 0, 0, 1, 1, 2, 5)), (30000, 9, chain_of(4)),
 ])  # fmt: skip
 def test_among_many_rows_each_has_the_bits_that_it_has_alone(
     runner: OpRunner, context: int, fed: int, tree: tuple[int, ...]
@@ -264,6 +269,7 @@ def test_among_many_rows_each_has_the_bits_that_it_has_alone(
     )  # fmt: skip
     attention = Attention(runner, "PagedTreeAttention", launch)
     together = attention.attend(attention.tensors)
+    assert "attend_many" in attention.launched
     first, rows = 4, fed + len(tree)
     for row in {0, 1, 7, 8, 31, 32, fed, rows - 2, rows - 1}:
         if row < rows:

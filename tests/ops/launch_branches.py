@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 Ints = tuple[int, ...]
@@ -45,6 +45,13 @@ def node(text: TextT, position: int, decoys: Ints) -> Branch[TextT]:
     tokens = (*range(start), start, *decoys[:2], start + 1, decoys[2], start + 2, decoys[3])
     lineages = ((0,), (0, 1), (0, 2), (0, 3), (0, 3, 4), (0, 3, 5), (0, 1, 6))
     return Branch(text, tokens, start, tuple(range(start, start + TREE_SLOTS)), lineages)
+
+
+def fed_node(text: TextT, position: int, rows: int, decoys: Ints) -> Branch[TextT]:
+    """``node`` behind so many tokens that are fed again: row ``rows`` + 5."""
+    tree = node(text, position, decoys)
+    fed = tuple(range(tree.tree_start - rows, tree.tree_start))
+    return replace(tree, rows=(*fed, *tree.rows), lineages=(*[()] * rows, *tree.lineages))
 
 
 def wide_node(text: TextT, position: int) -> Branch[TextT]:

@@ -9,10 +9,11 @@ import pytest
 import torch
 from attention_launches import Geometry, Launch, Text, expected
 from emulation import has_compiler, tensor_info
-from launch_branches import Branch, alone, node, refed, wide_node
+from launch_branches import Branch, alone, fed_node, node, refed, wide_node
 
 from specbuild.builder.backends.cuda.kernels.kernel_case import values
 from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
+from specbuild.plugins_cuda.paged_tree_attention import geometry, many_rows
 from specbuild.plugins_cuda.paged_tree_attention.op import OP
 from specbuild.runtime.errors import SpecbuildError
 
@@ -79,7 +80,7 @@ def test_a_tree_s_copy_spans_pages_of_any_size(page_size: int, words: int) -> No
 
 
 MANY = Geometry(group=8, width=64, page_size=64)
-MANY_PAGES = 128  # fewer and the plain kernel is as quick
+MANY_PAGES = 1024  # fewer and the plain kernel is as quick
 
 
 @pytest.mark.parametrize("position", [*POSITIONS, 300, 650])
@@ -90,7 +91,17 @@ def test_among_many_rows_a_token_has_the_bits_it_has_alone(position: int) -> Non
     dense = expected(MANY, text, position)
     np.testing.assert_allclose(values(wanted, torch.bfloat16), dense, atol=1e-2, rtol=2e-2)
     launches = {
+        "chain of 5": Launch(MANY, [refed(text, position, 5)], padding_rows=4),
+        "more than a CTA of few takes": Launch(
+            MANY,
+            [alone(other, 7), refed(text, position, 11)],
+            padding_rows=14 - min(position + 1, 11),
+            seed=9,
+        ),
         "chain of 12": Launch(MANY, [refed(text, position, 12)], padding_rows=11),
+        "chain of 13": Launch(
+            MANY, [refed(text, position, 13)], padding_rows=16 - min(position + 1, 13), seed=10
+        ),
         "chain of 20": Launch(MANY, [refed(text, position, 20)], padding_rows=11, seed=3),
         "chain of 40": Launch(MANY, [refed(text, position, 40)], padding_rows=11, seed=4),
         "few beside many": Launch(
@@ -108,8 +119,12 @@ def test_among_many_rows_a_token_has_the_bits_it_has_alone(position: int) -> Non
                 padding_rows=9, seed=7,
             ),
             "two words": Launch(MANY, [wide_node(text, position)], padding_rows=9, seed=8),
+            "small trees": Launch(MANY, [bystander, tree, alone(other, 7)], seed=11),
         }  # fmt: skip
-        rows |= {"tree": 5, "tree in a batch": 5, "two words": 4}
+        rows |= {"tree": 5, "tree in a batch": 5, "two words": 4, "small trees": 5}
+    if position >= 10:
+        fed = Launch(MANY, [fed_node(text, position, 8, (164, 163, 0, 162))], seed=12)
+        launches["tree behind 8 rows"], rows["tree behind 8 rows"] = fed, 13
     for name, launch in launches.items():
         sequence = next(i for i, s in enumerate(launch.sequences) if s.text is text)
         attended = replace(launch, pages=MANY_PAGES).attended()[sequence]
@@ -130,9 +145,9 @@ def test_many_rows_of_more_sequences_than_half_a_warp_and_an_odd_group() -> None
 
 
 def test_one_sequence_may_have_most_rows_of_an_uneven_launch() -> None:
-    """The mean of 8 rows a sequence says nothing where one feeds its buffer again."""
+    """The mean of 4 rows a sequence says nothing where one feeds its buffer again."""
     text = Text.drawn(60, MANY, 5)
-    launch = Launch(MANY, [refed(text, 40, 8)] * 16, pages=MANY_PAGES)
+    launch = Launch(MANY, [refed(text, 40, 4)] * 16, pages=MANY_PAGES)
     assert launch.entries() == ["attend_split"]
     uneven = replace(launch, uneven=True)
     assert uneven.entries() == ["attend_few", "attend_many", "join_slots"]
@@ -146,18 +161,60 @@ def test_one_sequence_may_have_most_rows_of_an_uneven_launch() -> None:
         np.testing.assert_array_equal(found, single)
 
 
+def test_row_tiles_are_shared_out_where_kv_heads_leave_multiprocessors_idle() -> None:
+    """32 slots of one KV head and 14 tiles, 100 multiprocessors: three CTAs for each slot's."""
+    text = Text.drawn(300, MANY, 5)
+    sequences = [refed(text, 299 - 40 * i, 5 + i) for i in range(7)]
+    target = Target(arch="sm_90a", multiprocessors=100)
+    launch = Launch(MANY, sequences, pages=MANY_PAGES, target=target)
+    inputs = launch.inputs()
+    assert launch.lowering(inputs).launches[0].grid == (32, 1, 3)
+    for i, rows in enumerate(launch.attended()):
+        wanted = Launch(MANY, [alone(text, 299 - 40 * i)], pages=MANY_PAGES).attended()[0]
+        np.testing.assert_array_equal(rows[-1], wanted[-1], err_msg=str(i))
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "pages", "taken"),
+    [(1, 12, 128, True), (1, 12, 127, False), (1, 8, 1024, True), (1, 8, 1023, False),
+     (1, 4, 4096, False), (8, 5, 384, True), (8, 5, 256, False), (2, 8, 511, False)],
+)  # fmt: skip
+def test_several_rows_go_to_the_kernel_of_many_behind_long_contexts(
+    batch: int, rows: int, pages: int, taken: bool
+) -> None:
+    """Up to 16384 tokens tactics are measured, and for few sequences the plain one is quicker."""
+    text = Text.drawn(60, MANY, 5)
+    launch = Launch(MANY, [refed(text, 40, rows)] * batch, pages=pages)
+    assert ("attend_many" in launch.entries()) == taken
+
+
+def test_one_sequence_s_partial_view_stays_with_the_plain_kernel() -> None:
+    """Its tables are as long as the context, and nearly empty."""
+    shape = geometry.Geometry(
+        rows=8, batch=1, kv_heads=8, group=8, width=64, page_size=16, views=8, table=8192,
+        words=1, window=0, scale=0.125, has_sinks=True,
+    )  # fmt: skip
+    assert not many_rows.takes(shape, 16, is_long=True)
+    assert many_rows.takes(replace(shape, views=1), 16, is_long=True)
+    assert many_rows.takes(replace(shape, rows=64, batch=8), 16, is_long=True)
+
+
 @pytest.mark.parametrize("position", [2500, 4500])
-def test_many_rows_share_a_long_context(position: int) -> None:
-    """Slots with several chunks, rows in two CTAs, a tree whose tiles are each row's own."""
-    text, other = Text.drawn(4700, MANY, 3), Text.drawn(700, MANY, 2)
-    wanted = Launch(MANY, [alone(text, position)], pages=MANY_PAGES).attended()[0][-1]
-    chain = Launch(MANY, [refed(text, position, 36)], pages=MANY_PAGES, seed=3)
-    np.testing.assert_array_equal(chain.attended()[0][-1], wanted)
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_many_rows_share_a_long_context(position: int, page_size: int) -> None:
+    """Slots with several chunks, rows in two tiles, a tree whose tiles are each row's own."""
+    shape, pages = replace(MANY, page_size=page_size), MANY_PAGES * 64 // page_size
+    text, other = Text.drawn(4700, shape, 3), Text.drawn(700, shape, 2)
+    wanted = Launch(shape, [alone(text, position)], pages=pages).attended()[0][-1]
+    for rows in (6, 15, 36):
+        chain = Launch(shape, [refed(text, position, rows)], pages=pages, seed=3)
+        assert chain.entries() == ["attend_many", "join_slots"]
+        np.testing.assert_array_equal(chain.attended()[0][-1], wanted)
     tree = node(text, position, (164, 163, 0, 162))
     wide = wide_node(text, position)
     for branch, row in ((tree, 5), (wide, 4)):
         sequences = [refed(other, 500, 40), branch, alone(other, 3)]
-        launch = Launch(MANY, sequences, padding_rows=5, pages=MANY_PAGES, seed=4)
+        launch = Launch(shape, sequences, padding_rows=5, pages=pages, seed=4)
         assert launch.entries() == ["attend_few", "attend_many", "join_slots"]
         np.testing.assert_array_equal(launch.attended()[1][row], wanted)
 

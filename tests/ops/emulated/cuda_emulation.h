@@ -245,6 +245,11 @@ inline void fence_async_shared() {}
 void named_barrier_sync(int id, int threads);
 void named_barrier_arrive(int id, int threads);
 
+// ---- of _device/ptx_registers.cuh ----------------------------------------------------------
+
+inline unsigned thread_anew() { return threadIdx.x; }
+template <class T> T* in_register(T* pointer) { return pointer; }
+
 // ---- of _device/ptx_wgmma.cuh --------------------------------------------------------------
 
 namespace emulation {

@@ -17,7 +17,7 @@ from specbuild.runtime.plan import CompiledKernel
 
 SUPPORTED_GPUS = ("sm_90a",)
 KERNEL_FOLDER = "kernels"
-# Older ones refuse generic lambdas in device code, and 13.0 spills registers of attend_many.
+# Older ones refuse generic lambdas in device code, or spill registers of some kernels.
 LEAST_NVRTC = (13, 2)
 _REMEDY = f"pip install 'nvidia-cuda-nvrtc>={LEAST_NVRTC[0]}.{LEAST_NVRTC[1]}' cuda-bindings"
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
