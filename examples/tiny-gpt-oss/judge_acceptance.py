@@ -1,7 +1,8 @@
 """Tokens a step of the draft with each of several files of latents or indexers (docs/mla-dsa.md).
 
 A chain of three, greedy, on the CPU target: prompts.jsonl with and without each file of latents,
-and starts of held-out text of --context tokens for each --top-k of indexers.
+and starts of held-out text of --context tokens for each --top-k of indexers, without the checks
+that engines make: those steps emit what attention to everything gives.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 HERE = Path(__file__).parent
+LATENTS, INDEXERS = "mla_kv.safetensors", "dsa_indexer.safetensors"
+SIDE_FILES = (LATENTS, INDEXERS)
 CHAIN = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
 
 
 def engine_with(file: Path | None, beside_as: str, options: BuildOptions) -> Engine:
-    """An engine of the model with ``file`` beside its own, under the name that builds look for."""
+    """An engine of the model with ``file`` alone beside it, under the name that builds look for."""
     with TemporaryDirectory() as folder:
         model = Path(folder) / "target"
         model.mkdir()
         for own in options.model.iterdir():
-            (model / own.name).symlink_to(own.resolve())
+            if own.name not in SIDE_FILES:
+                (model / own.name).symlink_to(own.resolve())
         if file is not None:
             (model / beside_as).symlink_to(file.resolve())
         output = Path(folder) / "engine"
@@ -63,7 +67,7 @@ def example_prompts(count: int) -> list[Prompt]:
 def judge_latents(files: Sequence[Path], options: BuildOptions, params: GenerateParams) -> None:
     """One line a file: the first twelve prompts, and all."""
     for file in [None, *files]:
-        engine = engine_with(file, "mla_kv.safetensors", options)
+        engine = engine_with(file, LATENTS, options)
         for count in (12, 40):
             found = tokens_a_step(engine, example_prompts(count), params)
             print(f"{file or 'the model itself'}, {count} prompts: {found}", flush=True)
@@ -77,8 +81,10 @@ def judge_indexers(
     params: GenerateParams,
 ) -> None:
     """One line for each number of chosen tokens, 0 for attention to everything."""
-    options = replace(options, dsa=True, dsa_threshold=0, dsa_top_k=max(top_k))
-    engine = engine_with(file, "dsa_indexer.safetensors", options)
+    options = replace(
+        options, dsa=True, dsa_threshold=0, dsa_top_k=max(top_k), dsa_check_interval=0
+    )
+    engine = engine_with(file, INDEXERS, options)
     for k in (0, *top_k):
         found = tokens_a_step(engine, prompts, replace(params, dsa_top_k=k))
         print(f"{file}, {k or 'all'} chosen: {found}", flush=True)
@@ -97,6 +103,8 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, action="append", help="tokens chosen; repeatable")
     parser.add_argument("files", type=Path, nargs="*", help="files of latents")
     args = parser.parse_args()
+    if args.indexer is not None and not (args.text and args.top_k):
+        parser.error("--indexer needs --text and --top-k")
     options = BuildOptions(
         model=args.model, draft=args.draft, output=Path(), draft_top_k=1, draft_depth=3,
         draft_tokens=3,
