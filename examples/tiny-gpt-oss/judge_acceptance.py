@@ -17,6 +17,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from specbuild.builder.build import build
+from specbuild.builder.checkpoint.indexers import INDEXER_FILE
+from specbuild.builder.checkpoint.latents import LATENT_FILE
+from specbuild.builder.checkpoint.source import SIDE_FILES
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
@@ -24,8 +27,7 @@ from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 HERE = Path(__file__).parent
-LATENTS, INDEXERS = "mla_kv.safetensors", "dsa_indexer.safetensors"
-SIDE_FILES = (LATENTS, INDEXERS)
+COUNTS = (12, 40)  # prompts that a line is about
 CHAIN = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
 
 
@@ -44,33 +46,40 @@ def engine_with(file: Path | None, beside_as: str, options: BuildOptions) -> Eng
         return Engine.load(output, device="cpu")
 
 
-def tokens_a_step(engine: Engine, prompts: Sequence[Prompt], params: GenerateParams) -> str:
+def decoded(
+    engine: Engine, prompts: Sequence[Prompt], params: GenerateParams
+) -> list[tuple[int, int]]:
+    """Of each prompt the tokens that target passes emitted behind it, and these passes."""
+    return [
+        (event.record.stats.output_tokens - 1, event.record.stats.steps)
+        for prompt in prompts
+        for event in engine.generate([prompt], params, speculation=CHAIN)
+        if isinstance(event, FinishEvent)
+    ]
+
+
+def tokens_a_step(found: Sequence[tuple[int, int]]) -> str:
     """The tokens that a target pass emits, with their standard error over the prompts."""
-    steps, tokens = [], []
-    for prompt in prompts:
-        for event in engine.generate([prompt], params, speculation=CHAIN):
-            if isinstance(event, FinishEvent):
-                steps.append(event.record.stats.steps)
-                tokens.append(event.record.stats.output_tokens - 1)
-    mean = sum(tokens) / sum(steps)
-    spread = np.std(np.array(tokens) - mean * np.array(steps), ddof=1)
-    error = spread * len(steps) ** 0.5 / sum(steps)
-    return f"{mean:.3f} ± {error:.3f} tokens a step ({sum(steps)} steps)"
+    tokens, steps = np.array(found).T
+    mean = tokens.sum() / steps.sum()
+    error = np.std(tokens - mean * steps, ddof=1) * len(found) ** 0.5 / steps.sum()
+    return f"{mean:.3f} ± {error:.3f} tokens a step ({steps.sum()} steps)"
 
 
-def example_prompts(count: int) -> list[Prompt]:
-    """The first of the example's held-out prompts."""
+def example_prompts() -> list[Prompt]:
+    """The example's held-out prompts."""
     lines = (HERE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    return [Prompt(r["id"], None, r["prompt"]) for r in map(json.loads, lines[:count])]
+    return [Prompt(r["id"], None, r["prompt"]) for r in map(json.loads, lines)]
 
 
 def judge_latents(files: Sequence[Path], options: BuildOptions, params: GenerateParams) -> None:
-    """One line a file: the first twelve prompts, and all."""
+    """Two lines a file: the first twelve prompts, and all."""
     for file in [None, *files]:
-        engine = engine_with(file, LATENTS, options)
-        for count in (12, 40):
-            found = tokens_a_step(engine, example_prompts(count), params)
-            print(f"{file or 'the model itself'}, {count} prompts: {found}", flush=True)
+        engine = engine_with(file, LATENT_FILE, options)
+        found = decoded(engine, example_prompts(), params)
+        for count in COUNTS:
+            of_these = tokens_a_step(found[:count])
+            print(f"{file or 'the model itself'}, {count} prompts: {of_these}", flush=True)
 
 
 def judge_indexers(
@@ -84,10 +93,10 @@ def judge_indexers(
     options = replace(
         options, dsa=True, dsa_threshold=0, dsa_top_k=max(top_k), dsa_check_interval=0
     )
-    engine = engine_with(file, INDEXERS, options)
+    engine = engine_with(file, INDEXER_FILE, options)
     for k in (0, *top_k):
-        found = tokens_a_step(engine, prompts, replace(params, dsa_top_k=k))
-        print(f"{file}, {k or 'all'} chosen: {found}", flush=True)
+        found = decoded(engine, prompts, replace(params, dsa_top_k=k))
+        print(f"{file}, {k or 'all'} chosen: {tokens_a_step(found)}", flush=True)
 
 
 def main() -> None:
