@@ -29,9 +29,9 @@ import numpy as np
 
 from specbuild.cli.sweep_runs import Run, timed_run
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_file import read_manifest
+from specbuild.runtime.engine_dir.files import read_manifest
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftShape, Manifest
 from specbuild.runtime.request import GenerateParams, Prompt
 
 # Behind a view's buffer, so that the step which feeds it again has run too.

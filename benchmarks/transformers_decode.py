@@ -31,7 +31,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from specbuild.builder.synth.configs import target_config
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.request import GenerateParams, Prompt, TokenEvent
 
 CONTEXT, TOKENS = 1000, 64

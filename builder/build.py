@@ -57,8 +57,8 @@ from specbuild.builder.passes.pipeline import PassResult
 from specbuild.builder.passes.portable import portable_bytes
 from specbuild.builder.progress import Progress
 from specbuild.builder.weight_sources import WeightSources
+from specbuild.runtime.engine_dir.manifest import TENSORRT_BACKENDS, DraftGeometry
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
-from specbuild.runtime.manifest import TENSORRT_BACKENDS, DraftGeometry
 from specbuild.runtime.text import TextCodec
 
 _REPORT_FILE = "build_report.json"

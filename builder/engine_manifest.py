@@ -19,7 +19,7 @@ from specbuild.builder.limits import EnginePlan
 from specbuild.builder.passes.weights import Recipe, recipe_of
 from specbuild.builder.shared_weights import stored_names
 from specbuild.runtime import FORMAT_VERSION
-from specbuild.runtime.manifest import Manifest, Port, Role, StoredFile, StoredTensor
+from specbuild.runtime.engine_dir.manifest import Manifest, Port, Role, StoredFile, StoredTensor
 
 # Where a build reads and writes says nothing of the engine, and paths do not belong in it.
 _PATHS = ("model", "draft", "output", "tactics", "dump_passes", "timing_cache")

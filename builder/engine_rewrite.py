@@ -10,9 +10,14 @@ from pathlib import Path
 
 from specbuild.builder.durable import fsync, put_in_place, staging_folder, write_bytes
 from specbuild.builder.engine_writer import json_bytes
-from specbuild.runtime.engine_file import check_sizes, file_entry, manifest_digest, read_manifest
+from specbuild.runtime.engine_dir.files import (
+    check_sizes,
+    file_entry,
+    manifest_digest,
+    read_manifest,
+)
+from specbuild.runtime.engine_dir.manifest import MANIFEST_FILE, MANIFEST_HASH_FILE
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import MANIFEST_FILE, MANIFEST_HASH_FILE
 
 
 def rewrite_engine(engine: Path, files: Mapping[str, bytes], removed: Collection[str] = ()) -> None:

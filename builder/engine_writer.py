@@ -16,9 +16,13 @@ from specbuild.builder.durable import fsync, put_in_place, staging_folder, write
 from specbuild.builder.passes.weights import Recipe
 from specbuild.builder.progress import Progress
 from specbuild.builder.shared_weights import stored_once
-from specbuild.runtime.engine_file import file_entry, manifest_digest, read_manifest, verify_files
-from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import (
+from specbuild.runtime.engine_dir.files import (
+    file_entry,
+    manifest_digest,
+    read_manifest,
+    verify_files,
+)
+from specbuild.runtime.engine_dir.manifest import (
     CHUNK_BYTES,
     MANIFEST_FILE,
     MANIFEST_HASH_FILE,
@@ -26,7 +30,8 @@ from specbuild.runtime.manifest import (
     Manifest,
     StoredFile,
 )
-from specbuild.runtime.strict_json import to_json
+from specbuild.runtime.engine_dir.strict_json import to_json
+from specbuild.runtime.errors import SpecbuildError
 
 SAFETENSORS_DTYPES = {
     "torch.float32": "F32",

@@ -33,7 +33,7 @@ from specbuild.builder.models.target_model import TargetModel
 from specbuild.builder.passes.weights import ONNX_DTYPES, weight_value
 from specbuild.builder.weight_sources import WeightSources
 from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
-from specbuild.runtime.manifest import INDEXER_GROUP, DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, DraftGeometry, TargetGeometry
 
 _HEAD = 1 + len(LAUNCH_PORTS)
 

@@ -9,16 +9,15 @@ from specbuild.builder.dsa_options import dsa_of
 from specbuild.builder.specpv_options import PAGE_SIZE as SPECPV_PAGE_SIZE
 from specbuild.builder.specpv_options import require_turns, specpv_of
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
-from specbuild.runtime.cache_groups import (
+from specbuild.runtime.cache.layout import KV_DTYPE, MIN_PAGE_SIZE
+from specbuild.runtime.engine_dir.cache_groups import (
     DRAFT_GROUP,
     FP8_DTYPE,
     FULL_GROUP,
     LATENT_GROUP,
     pages_per_sequence,
 )
-from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.kv_layout import KV_DTYPE, MIN_PAGE_SIZE
-from specbuild.runtime.manifest import (
+from specbuild.runtime.engine_dir.manifest import (
     INDEXER_GROUP,
     CacheGroup,
     DraftGeometry,
@@ -29,7 +28,8 @@ from specbuild.runtime.manifest import (
     SpecPv,
     TargetGeometry,
 )
-from specbuild.runtime.specpv import ViewGeometry, choosing_group
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.lossy.specpv.state import ViewGeometry, choosing_group
 
 DEFAULT_MAX_SEQ_LEN = 4096
 # A prompt of one token, and one more.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from specbuild.builder.config import BuildOptions
+from specbuild.runtime.engine_dir.manifest import DraftShape, SpecPv, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftShape, SpecPv, TargetGeometry
 
 DEFAULTS = SpecPv(
     block_size=16,

@@ -14,7 +14,7 @@ from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.checkpoint.target_tensors import EMBEDDING, HEAD
 from specbuild.builder.models.rope import rope_tables
 from specbuild.builder.passes.weights import Recipe, bind_weight, set_recipe
-from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
 
 DRAFT_PREFIX = "draft."
 TORCH_DTYPES = {

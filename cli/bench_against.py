@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbuild.cli.draft_choice import shape_text
+from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.strict_json import from_json
 
 if TYPE_CHECKING:
     from specbuild.cli.bench_measure import BenchReport

@@ -12,7 +12,7 @@ import numpy as np
 
 from specbuild.cli.draft_choice import Speculation, shape_text
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.records import DsaStats, RunRecord, RunStats, SpecPvStats
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 

@@ -20,17 +20,17 @@ from specbuild.cli.sweep_runs import SpecSweep, time_fresh_process
 from specbuild.cli.sweep_steps import STEP_SWEEPS, StepSweep
 from specbuild.cli.sweep_table import decoding_line, load_line, phase_line
 from specbuild.cli.sweep_views import RETRIEVED_TOKENS, VIEW_SWEEP, ViewSweep
-from specbuild.runtime.byte_floor import engine_traffic
-from specbuild.runtime.engine_file import read_manifest
+from specbuild.runtime.engine_dir.files import read_manifest
+from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.memory import footprint
-from specbuild.runtime.manifest import Manifest
-from specbuild.runtime.placed_sequences import cuda_executor
+from specbuild.runtime.measure.byte_floor import engine_traffic
+from specbuild.runtime.measure.occupied_engine import cuda_executor
 
 if TYPE_CHECKING:
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.executors.cuda.gpu import Gpu
-    from specbuild.runtime.executors.cuda.read_speed import ReadKernel
+    from specbuild.runtime.measure.read_speed import ReadKernel
     from specbuild.runtime.request import Prompt
 
 BATCHES = (1, 4, 16, 64)
@@ -181,7 +181,7 @@ def stream_kernel(gpu: str) -> ReadKernel:
     """The streaming read, compiled for a GPU; SpecbuildError or ImportError without a compiler."""
     from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
     from specbuild.plugins_cuda.launches import Kernel
-    from specbuild.runtime.executors.cuda.read_speed import ReadKernel
+    from specbuild.runtime.measure.read_speed import ReadKernel
 
     kernel = Kernel("_device", "stream_read", file="stream_read.cu")
     compiled = Compiler(gpu).compile([kernel], lambda: None)
@@ -189,7 +189,7 @@ def stream_kernel(gpu: str) -> ReadKernel:
 
 
 def _ceiling(engine: Engine, progress: Progress) -> float | None:
-    from specbuild.runtime.executors.cuda.read_speed import streaming_read
+    from specbuild.runtime.measure.read_speed import streaming_read
 
     executor = cuda_executor(engine)
     try:

@@ -122,7 +122,7 @@ def build(
     from specbuild.cli.console import messages
     from specbuild.cli.engine_table import add_tactics, build_summary
     from specbuild.cli.progress_bar import ProgressBar
-    from specbuild.runtime.engine_file import read_manifest
+    from specbuild.runtime.engine_dir.files import read_manifest
 
     asked = BuildOptions(
         model=model,

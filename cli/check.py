@@ -25,7 +25,7 @@ def check(engine: options.EngineDirectory, _debug: options.Debug = False) -> Non
     specbuild check engine
     """
     from specbuild.runtime.device import check_here
-    from specbuild.runtime.engine_file import check_sizes, read_manifest
+    from specbuild.runtime.engine_dir.files import check_sizes, read_manifest
 
     manifest = read_manifest(engine)
     check_sizes(engine, manifest)

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.table import Table
 
-from specbuild.runtime.strict_json import to_json
+from specbuild.runtime.engine_dir.strict_json import to_json
 
 # Columns of a file or pipe, where COLUMNS does not say: a table of a sweep is legible there.
 _FILE_COLUMNS = 200

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, Manifest
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftShape, Limits, Manifest
 
 Speculation = DraftShape | Literal["default"] | None
 

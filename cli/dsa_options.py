@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from specbuild.runtime.manifest import Manifest
+    from specbuild.runtime.engine_dir.manifest import Manifest
     from specbuild.runtime.records import DsaStats
 
 Enable = Annotated[

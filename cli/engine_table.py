@@ -13,7 +13,7 @@ from specbuild.cli.console import fact_table, size_text
 from specbuild.cli.draft_choice import shape_text
 from specbuild.cli.dsa_options import dsa_summary
 from specbuild.cli.predicted_memory import PredictedMemory
-from specbuild.runtime.manifest import (
+from specbuild.runtime.engine_dir.manifest import (
     DraftGeometry,
     DraftShape,
     Limits,

@@ -35,7 +35,7 @@ def inspect(
     specbuild inspect engine --json
     """
     from specbuild.cli.predicted_memory import predict_memory
-    from specbuild.runtime.engine_file import read_manifest
+    from specbuild.runtime.engine_dir.files import read_manifest
 
     manifest = read_manifest(engine)
     facts_of_plan = plan = costs = None
@@ -51,7 +51,7 @@ def inspect(
     if as_json:
         import json
 
-        from specbuild.runtime.strict_json import to_json
+        from specbuild.runtime.engine_dir.strict_json import to_json
 
         facts = to_json(manifest) | {"predicted_memory": to_json(memory)}
         if facts_of_plan is not None:

@@ -10,10 +10,10 @@ from rich.console import Group
 from rich.table import Table
 
 from specbuild.cli.console import size_text
-from specbuild.runtime.engine_file import read_file
+from specbuild.runtime.engine_dir.files import read_file
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.engine_dir.plan import Plan, Program, ProgramEntry
 from specbuild.runtime.executors.cuda.programs import read_program
-from specbuild.runtime.manifest import Manifest
-from specbuild.runtime.plan import Plan, Program, ProgramEntry
 
 
 @dataclass(frozen=True)

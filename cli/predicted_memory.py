@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from specbuild.runtime.cache_groups import pages_per_sequence
 from specbuild.runtime.device import group_bytes
+from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
+from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, CacheGroup, Manifest
+from specbuild.runtime.engine_dir.plan import Plan
+from specbuild.runtime.engine_dir.weights_file import DTYPES
 from specbuild.runtime.executors.cuda.memory import footprint
-from specbuild.runtime.manifest import WEIGHTS_FILE, CacheGroup, Manifest
-from specbuild.runtime.plan import Plan
-from specbuild.runtime.weights_file import DTYPES
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.records import PromptRecord
-from specbuild.runtime.strict_json import from_json
 
 FIRST_ID = "0"
 

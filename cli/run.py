@@ -157,8 +157,8 @@ def checked_requests(
 def _print_records(events: Iterator[TokenEvent | FinishEvent], *, with_logprobs: bool) -> None:
     import json
 
+    from specbuild.runtime.engine_dir.strict_json import to_json
     from specbuild.runtime.request import FinishEvent
-    from specbuild.runtime.strict_json import to_json
 
     finished: dict[int, RunRecord] = {}
     following = 0

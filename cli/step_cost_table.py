@@ -8,17 +8,17 @@ from pathlib import Path
 
 from rich.table import Table
 
-from specbuild.runtime.byte_floor import EngineTraffic, Work, engine_traffic
-from specbuild.runtime.engine_file import read_file
-from specbuild.runtime.executors.cuda.programs import read_program
-from specbuild.runtime.manifest import Manifest
-from specbuild.runtime.plan import Plan, Program, ProgramEntry
-from specbuild.runtime.step_costs import (
+from specbuild.runtime.draft.device_costs import (
     ShapeCosts,
     StepCosts,
     programs_digest,
     read_step_costs,
 )
+from specbuild.runtime.engine_dir.files import read_file
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.engine_dir.plan import Plan, Program, ProgramEntry
+from specbuild.runtime.executors.cuda.programs import read_program
+from specbuild.runtime.measure.byte_floor import EngineTraffic, Work, engine_traffic
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import numpy as np
 
 from specbuild.cli.sweep_budget import Budget
 from specbuild.cli.sweep_report import Phase, experts_read, phase_of
-from specbuild.runtime.byte_floor import BytesByPart, EngineTraffic, Work
+from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.placed_sequences import cuda_executor
-from specbuild.runtime.program_table import ProgramTable
+from specbuild.runtime.measure.byte_floor import BytesByPart, EngineTraffic, Work
+from specbuild.runtime.measure.occupied_engine import cuda_executor
 from specbuild.runtime.request import GenerateParams, Prompt, TokenEvent
 
 _REPEATS = 3

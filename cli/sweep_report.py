@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specbuild.runtime.byte_floor import BytesByPart, PassTraffic, Work, expected_experts
+from specbuild.runtime.measure.byte_floor import BytesByPart, PassTraffic, Work, expected_experts
 
 SWEEPS = ("decode", "verify", "draft", "profile", "prefill", "spec", "load", "specpv")
 

@@ -17,10 +17,10 @@ from specbuild.cli.draft_choice import Speculation
 from specbuild.cli.sweep_budget import Budget
 from specbuild.cli.sweep_report import Decoding
 from specbuild.cli.sweep_steps import tree_text
+from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.placed_sequences import cuda_executor
-from specbuild.runtime.program_table import ProgramTable
+from specbuild.runtime.measure.occupied_engine import cuda_executor
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 

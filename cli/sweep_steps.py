@@ -9,19 +9,23 @@ from time import perf_counter
 
 from specbuild.cli.sweep_budget import Budget
 from specbuild.cli.sweep_report import KernelTime, Phase, experts_read, phase_of
-from specbuild.runtime.byte_floor import (
+from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.measure.byte_floor import (
     BytesByPart,
     EngineTraffic,
     PassTraffic,
     Work,
 )
-from specbuild.runtime.engine import Engine
-from specbuild.runtime.executors.cuda.timing import profile_program
-from specbuild.runtime.manifest import DraftShape
-from specbuild.runtime.placed_sequences import PlacedSequences, cuda_executor, placed_sequences
-from specbuild.runtime.program_table import ProgramTable
-from specbuild.runtime.step_sections import LEVEL, TARGET
-from specbuild.runtime.step_timing import MeasuredStep, measure_step, narrows_at
+from specbuild.runtime.measure.graph_timing import profile_program
+from specbuild.runtime.measure.occupied_engine import (
+    PlacedSequences,
+    cuda_executor,
+    placed_sequences,
+)
+from specbuild.runtime.measure.step_sections import LEVEL, TARGET
+from specbuild.runtime.measure.step_timing import MeasuredStep, measure_step, narrows_at
 
 # The sweeps that time steps of placed sequences.
 STEP_SWEEPS = ("decode", "verify", "draft", "profile")

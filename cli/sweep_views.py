@@ -12,16 +12,20 @@ import numpy as np
 from specbuild.cli.sweep_budget import Budget
 from specbuild.cli.sweep_report import KernelTime, Phase, experts_read, phase_of
 from specbuild.cli.sweep_steps import ROOM, Emit, tree_text
-from specbuild.runtime.byte_floor import BytesByPart, EngineTraffic, Work
+from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.executors.cuda.timing import profile_program, time_program
-from specbuild.runtime.manifest import DraftShape
-from specbuild.runtime.partial_views import view_geometry
-from specbuild.runtime.placed_sequences import PlacedSequences, cuda_executor, placed_sequences
-from specbuild.runtime.plan import ProgramEntry
-from specbuild.runtime.program_table import ProgramTable
-from specbuild.runtime.routed_experts import experts_touched
-from specbuild.runtime.specpv import ViewGeometry
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import ProgramEntry
+from specbuild.runtime.lossy.specpv.host_tables import view_geometry
+from specbuild.runtime.lossy.specpv.state import ViewGeometry
+from specbuild.runtime.measure.byte_floor import BytesByPart, EngineTraffic, Work
+from specbuild.runtime.measure.graph_timing import profile_program, time_program
+from specbuild.runtime.measure.occupied_engine import (
+    PlacedSequences,
+    cuda_executor,
+    placed_sequences,
+)
+from specbuild.runtime.measure.routed_experts import experts_touched
 
 VIEW_SWEEP = "specpv"
 # Retrieved tokens: the budgets that are compared.

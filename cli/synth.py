@@ -212,7 +212,7 @@ def _build_engine(model: SynthModel, asked: BuildOptions) -> None:
     from specbuild.cli.console import messages
     from specbuild.cli.engine_table import add_tactics, build_summary
     from specbuild.cli.progress_bar import ProgressBar
-    from specbuild.runtime.engine_file import read_manifest
+    from specbuild.runtime.engine_dir.files import read_manifest
 
     with ProgressBar() as progress:
         report, experts = build_engine(model, asked, progress)

@@ -8,7 +8,13 @@ from rich.console import Group
 from rich.table import Table
 
 from specbuild.cli.console import fact_table, size_text
-from specbuild.runtime.manifest import Manifest, Port, ShapeProfile, SizeRange, TensorRtBuild
+from specbuild.runtime.engine_dir.manifest import (
+    Manifest,
+    Port,
+    ShapeProfile,
+    SizeRange,
+    TensorRtBuild,
+)
 
 LAYERS_SHOWN = 6
 _POOLS = ("_pool", "_pool.out")

@@ -19,11 +19,11 @@ def tune_costs(path: Path, progress: Progress) -> StepCostFacts:
     from specbuild.builder.engine_rewrite import rewrite_engine
     from specbuild.cli.engine_loading import load_engine
     from specbuild.cli.step_cost_table import step_cost_facts
-    from specbuild.runtime.engine_file import read_manifest
+    from specbuild.runtime.draft.device_costs import STEP_COSTS_FILE, to_bytes
+    from specbuild.runtime.engine_dir.files import read_manifest
     from specbuild.runtime.executors.cuda.check import read_plan
-    from specbuild.runtime.placed_sequences import cuda_executor
-    from specbuild.runtime.step_costs import STEP_COSTS_FILE, to_bytes
-    from specbuild.runtime.step_measurement import measure_step_costs
+    from specbuild.runtime.measure.occupied_engine import cuda_executor
+    from specbuild.runtime.measure.step_measurement import measure_step_costs
 
     engine = load_engine(path)
     executor = cuda_executor(engine)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from specbuild.runtime.plan import ITEM_BYTES
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 
 # A kernel argument: the name of a tensor or workspace (a pointer), an int32, a float32, or None
 # for a null pointer, which an absent tensor's name gives too.

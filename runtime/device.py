@@ -8,9 +8,9 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from specbuild.runtime.cache_groups import CACHED_BYTES
-from specbuild.runtime.manifest import TENSORRT_BACKENDS, CacheGroup, Manifest, SpecPv
-from specbuild.runtime.specpv import choosing_group
+from specbuild.runtime.engine_dir.cache_groups import CACHED_BYTES
+from specbuild.runtime.engine_dir.manifest import TENSORRT_BACKENDS, CacheGroup, Manifest, SpecPv
+from specbuild.runtime.lossy.specpv.state import choosing_group
 
 MIN_ONNXRUNTIME = (1, 23)
 

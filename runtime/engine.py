@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from specbuild.runtime.cost_table import cache_path
-from specbuild.runtime.decoder import Decoder, Speculation
+from specbuild.runtime.cache.pages import KvPools, PagesInstalled, PagesReleased
+from specbuild.runtime.decode.decoder import Decoder, Speculation
+from specbuild.runtime.decode.device_decoder import ResidentDecoder
+from specbuild.runtime.decode.host_costs import cache_path
+from specbuild.runtime.decode.host_decoder import HostDecoder
 from specbuild.runtime.device import Device, check_here, this_device
-from specbuild.runtime.drafting import Drafter
-from specbuild.runtime.engine_file import check_sizes, read_file, read_manifest
+from specbuild.runtime.draft.device_costs import StepCosts, stored_step_costs, usable_step_costs
+from specbuild.runtime.draft.eagle3 import Drafter
+from specbuild.runtime.draft.policy import DraftPolicy
+from specbuild.runtime.engine_dir.files import check_sizes, read_file, read_manifest
+from specbuild.runtime.engine_dir.manifest import (
+    MANIFEST_FILE,
+    TENSORRT_BACKENDS,
+    WEIGHTS_FILE,
+    Manifest,
+)
+from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import RequestError, UnsupportedHereError
-from specbuild.runtime.executor import Executor, ResidentExecutor
 from specbuild.runtime.executors.cpu import CpuExecutor
-from specbuild.runtime.host_decoder import HostDecoder
-from specbuild.runtime.kv_pool import KvPools, PagesInstalled, PagesReleased
-from specbuild.runtime.manifest import MANIFEST_FILE, TENSORRT_BACKENDS, WEIGHTS_FILE, Manifest
-from specbuild.runtime.policy import DraftPolicy
+from specbuild.runtime.executors.executor import Executor, ResidentExecutor
 from specbuild.runtime.request import Event, GenerateParams, Prompt, Request
-from specbuild.runtime.resident_decoder import ResidentDecoder
 from specbuild.runtime.sampling import whole_number
-from specbuild.runtime.step_costs import StepCosts, stored_step_costs, usable_step_costs
 from specbuild.runtime.text import (
     CHAT_TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -29,7 +35,6 @@ from specbuild.runtime.text import (
     TextStream,
     check_unicode,
 )
-from specbuild.runtime.weights_file import open_weights
 
 # Every graph has threads of its own: without a bound a slip of the pen takes the machine down.
 MAX_THREADS = 64

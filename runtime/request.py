@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from specbuild.runtime.cache.pages import SequencePages
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.kv_pool import SequencePages
 from specbuild.runtime.records import FinishReason, RunRecord
 from specbuild.runtime.sampling import SamplingParams, whole_number
 from specbuild.runtime.statistics import RunTally

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from specbuild.runtime.dsa import DsaTally
+from specbuild.runtime.lossy.dsa.state import DsaTally
+from specbuild.runtime.lossy.specpv.state import SpecPvTally
 from specbuild.runtime.records import RunStats
-from specbuild.runtime.specpv import SpecPvTally
 
 
 class RunTally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbuild.runtime.manifest import Rope, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import Rope, TargetGeometry
 
 # Without YaRN, which none of these tests is about.
 GPT_OSS_20B = TargetGeometry(

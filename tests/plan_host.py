@@ -29,10 +29,10 @@ from specbuild.builder.passes.pipeline import run_passes
 from specbuild.builder.passes.weights import Recipe
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.weight_sources import WeightSources
-from specbuild.runtime.cache_groups import pages_per_sequence
-from specbuild.runtime.kv_layout import KvLayout
-from specbuild.runtime.manifest import CacheGroup, DraftShape
-from specbuild.runtime.plan import CompiledKernel, ProgramEntry
+from specbuild.runtime.cache.layout import KvLayout
+from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
+from specbuild.runtime.engine_dir.manifest import CacheGroup, DraftShape
+from specbuild.runtime.engine_dir.plan import CompiledKernel, ProgramEntry
 
 RING_SLOTS = 64
 

@@ -30,10 +30,10 @@ from specbuild.builder.progress import SilentProgress
 from specbuild.builder.weight_sources import WeightSources
 from specbuild.plugins_cuda.launches import Kernel
 from specbuild.runtime import FORMAT_VERSION
+from specbuild.runtime.engine_dir.manifest import Manifest, Port, StoredFile
+from specbuild.runtime.engine_dir.plan import CompiledKernel
 from specbuild.runtime.executors.cuda.gpu import GpuFacts, HostMemory
 from specbuild.runtime.executors.tensorrt.executor import TensorRtExecutor
-from specbuild.runtime.manifest import Manifest, Port, StoredFile
-from specbuild.runtime.plan import CompiledKernel
 
 _TORCH = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.int32}
 

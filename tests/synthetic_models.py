@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specbuild.builder.synth.model import SynthModel, SynthOptions
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 

@@ -8,7 +8,7 @@ from typing import Any
 from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
-from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.engine_dir.manifest import DraftShape
 
 SPECPV = {
     "enable_specpv": True,

@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx
 
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.executors.cuda.gpu import Gpu
 from specbuild.runtime.executors.tensorrt.op_launches import OpLauncher
 from specbuild.runtime.executors.tensorrt.plugin_record import (
@@ -15,7 +16,6 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
     DESCRIPTION,
     read_fields,
 )
-from specbuild.runtime.plan import ITEM_BYTES
 
 
 class WalkedGraph:

@@ -20,8 +20,13 @@ from specbuild.builder.checkpoint.target_parts import (
     text_files,
     tie_head,
 )
+from specbuild.runtime.engine_dir.manifest import (
+    MixedFeedForward,
+    MlaGeometry,
+    Rope,
+    TargetGeometry,
+)
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import MixedFeedForward, MlaGeometry, Rope, TargetGeometry
 
 MODEL_TYPE = "deepseek_v3"
 DEFAULT_THETA = 10000.0

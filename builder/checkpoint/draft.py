@@ -19,8 +19,8 @@ from specbuild.builder.checkpoint.source import (
     read_config,
 )
 from specbuild.builder.checkpoint.vocabulary_map import read_offsets
+from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
 
 LABEL = "draft config.json"
 DEFAULT_THETA = 10000.0

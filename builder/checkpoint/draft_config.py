@@ -11,8 +11,8 @@ from specbuild.builder.checkpoint.config_fields import (
     check_fields,
 )
 from specbuild.builder.checkpoint.config_json import Config
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import TargetGeometry
 
 ARCHITECTURES = (
     "LlamaForCausalLMEagle3",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.runtime.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
 
 LAYER = re.compile(r"(?:model\.layers|block)\.(\d+)\.")
 EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")

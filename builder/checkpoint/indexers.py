@@ -9,8 +9,8 @@ from pathlib import Path
 from specbuild.builder.checkpoint.audit import ExpectedTensor, audit
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, read_header
+from specbuild.runtime.engine_dir.manifest import IndexerGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import IndexerGeometry, TargetGeometry
 
 INDEXER_FILE = "dsa_indexer.safetensors"
 QUERIES, KEYS, HEAD_WEIGHTS = "dsa_W_q", "dsa_W_k", "dsa_W_h"

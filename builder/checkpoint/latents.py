@@ -9,8 +9,8 @@ from pathlib import Path
 from specbuild.builder.checkpoint.audit import ExpectedTensor, audit, group_names
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, read_header
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import TargetGeometry
 
 LATENT_FILE = "mla_kv.safetensors"
 DOWN, UP_KEYS, UP_VALUES = "mla_W_c", "mla_W_k_lat", "mla_W_v_lat"

@@ -6,8 +6,8 @@ import math
 
 from specbuild.builder.checkpoint.config_fields import ROPE, check_fields
 from specbuild.builder.checkpoint.config_json import Config
+from specbuild.runtime.engine_dir.manifest import Rope
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import Rope
 
 NESTED = ("rope_parameters", "rope_scaling")
 

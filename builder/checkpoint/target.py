@@ -29,8 +29,8 @@ from specbuild.builder.checkpoint.target_parts import (
     tie_head,
 )
 from specbuild.builder.checkpoint.target_tensors import target_tensors
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import TargetGeometry
 
 SUPPORTED = {"gpt_oss": ("GptOssForCausalLM",), deepseek.MODEL_TYPE: ("DeepseekV3ForCausalLM",)}
 LABEL = "target config.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specbuild.builder.checkpoint.audit import ExpectedTensor
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES
-from specbuild.runtime.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"

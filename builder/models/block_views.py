@@ -8,7 +8,7 @@ import torch
 
 from specbuild.builder.models.graph_io import GroupView, Launch, LayerBlocks
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.specpv import ViewGeometry
+from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
 
 class BlockKeys(NamedTuple):

@@ -23,7 +23,7 @@ from specbuild.builder.models.graph_io import GroupView, LatentPool, Launch
 from specbuild.builder.models.llama_parts import LlamaNorm
 from specbuild.builder.models.rope import rotate
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.manifest import MlaGeometry
+from specbuild.runtime.engine_dir.manifest import MlaGeometry
 
 Tables = tuple[torch.Tensor, torch.Tensor]
 

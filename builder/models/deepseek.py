@@ -10,7 +10,7 @@ from specbuild.builder.models.decoupled_mla import EngineMlaAttention
 from specbuild.builder.models.llama_parts import LlamaNorm, SwigluMlp
 from specbuild.builder.models.target_model import Backbone, Block, TargetModel
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
 
 
 class Router(nn.Module):

@@ -11,7 +11,7 @@ from specbuild.builder.models.gpt_oss import write_and_attend
 from specbuild.builder.models.graph_io import GroupView, Launch, LayerPools
 from specbuild.builder.models.llama_parts import LlamaNorm, SwigluMlp
 from specbuild.builder.models.rope import rotate
-from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
 
 
 class DraftAttention(nn.Module):

@@ -21,8 +21,8 @@ from specbuild.builder.models.latent_attention import LatentAttention
 from specbuild.builder.models.rope import rotate
 from specbuild.builder.models.target_model import Backbone, Block, TargetModel
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.manifest import Dsa, IndexerGeometry, TargetGeometry
-from specbuild.runtime.specpv import ViewGeometry
+from specbuild.runtime.engine_dir.manifest import Dsa, IndexerGeometry, TargetGeometry
+from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
 
 class RmsNorm(nn.Module):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from specbuild.runtime.manifest import INDEXER_GROUP, CacheGroup
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, CacheGroup
 
 
 class Launch(NamedTuple):

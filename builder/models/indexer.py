@@ -8,8 +8,8 @@ from torch import nn
 from specbuild.builder.models.block_views import BlockKeys
 from specbuild.builder.models.graph_io import Launch, LayerIndex
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.manifest import Dsa, IndexerGeometry
-from specbuild.runtime.specpv import ViewGeometry
+from specbuild.runtime.engine_dir.manifest import Dsa, IndexerGeometry
+from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
 
 class IndexedAttention(nn.Module):

@@ -18,8 +18,8 @@ from specbuild.builder.models.graph_io import (
 from specbuild.builder.models.indexer import IndexedAttention
 from specbuild.builder.models.rope import rotate
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.manifest import Dsa, IndexerGeometry, TargetGeometry
-from specbuild.runtime.specpv import ViewGeometry
+from specbuild.runtime.engine_dir.manifest import Dsa, IndexerGeometry, TargetGeometry
+from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
 
 class ProjectionBias(nn.Module):

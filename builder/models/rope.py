@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from specbuild.runtime.manifest import Rope
+from specbuild.runtime.engine_dir.manifest import Rope
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:

@@ -21,7 +21,7 @@ from specbuild.builder.models.graph_io import (
     LayerIndex,
     LayerPools,
 )
-from specbuild.runtime.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
 
 
 class Block(nn.Module):

@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from specbuild.builder.passes.weights import recipe_of
-from specbuild.runtime.manifest import WEIGHTS_FILE
+from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE
 
 
 def portable_proto(model: ir.Model) -> onnx.ModelProto:

@@ -13,7 +13,7 @@ from specbuild.builder.models.rope import rope_tables
 from specbuild.plugins_cuda.mla_attention.op import rotated
 from specbuild.plugins_cuda.moe.op import clamped_swiglu, expert_weight, route
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
-from specbuild.runtime.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
 
 SWIGLU_ALPHA = 1.702
 _HEAD_ROWS = 256

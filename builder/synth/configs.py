@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specbuild.runtime.manifest import DraftGeometry, Rope, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import DraftGeometry, Rope, TargetGeometry
 
 
 def target_config(g: TargetGeometry, pad_token_id: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from specbuild.builder.synth.streams import CONSTANT, embedding_rms, embeddings
 from specbuild.builder.synth.target import NORM_STD
 from specbuild.builder.synth.tensor import SynthTensor, whole_tensor
 from specbuild.builder.synth.tokens import DraftRules
-from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
 
 _CONSTANT_POWER = 4.0  # of the constant part of g, against what says the token
 _FUSED_NOISE = 0.1  # rms of what fc adds to it, against the rms of g

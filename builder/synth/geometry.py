@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from specbuild.builder.checkpoint.draft import default_taps
 from specbuild.builder.checkpoint.rope import yarn_attention_factor
+from specbuild.runtime.engine_dir.manifest import DraftGeometry, Rope, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftGeometry, Rope, TargetGeometry
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 

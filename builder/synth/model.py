@@ -14,8 +14,8 @@ from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.target import synth_target
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import DraftRules, TokenRules, draft_rules, prompts, token_rules
+from specbuild.runtime.engine_dir.manifest import DraftGeometry, IndexerGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftGeometry, IndexerGeometry, TargetGeometry
 
 DEFAULT_ACCEPTANCE = 0.7
 INDEXER_HEADS = 4

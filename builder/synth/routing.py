@@ -8,7 +8,7 @@ import torch
 
 from specbuild.builder.synth.model import SynthModel
 from specbuild.builder.synth.streams import embedding_rms, embeddings
-from specbuild.runtime.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
 
 STEP_TOKENS = (1, 2, 4, 8, 16, 32)
 _SAMPLE = 512

@@ -12,8 +12,8 @@ import math
 import torch
 
 from specbuild.builder.models.rope import inverse_frequencies
+from specbuild.runtime.engine_dir.manifest import DraftGeometry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftGeometry
 
 # What the nearest other row's score lacks: e^32 of them would weigh as much as the row itself.
 MARGIN = 32.0

@@ -23,7 +23,7 @@ from specbuild.builder.synth.streams import embeddings, token_directions
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import TokenRules
 from specbuild.plugins_cuda.moe.e2m1 import E2M1
-from specbuild.runtime.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
 
 RIGHT_LOGIT = 30.0
 CONTRIBUTION = 0.04  # rms of what a sublayer adds, the stream's being 1

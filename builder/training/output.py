@@ -14,7 +14,7 @@ from specbuild.builder.svg import save_svg
 from specbuild.builder.training.draft_module import DraftModule
 from specbuild.builder.training.evaluation import Acceptance
 from specbuild.builder.training.vocabulary import DraftVocabulary
-from specbuild.runtime.strict_json import to_json
+from specbuild.runtime.engine_dir.strict_json import to_json
 
 REPORT_FILE = "training_report.json"
 PLOT_FILE = "training_losses.svg"

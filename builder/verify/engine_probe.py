@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from specbuild.runtime.cache_groups import slots_per_sequence
-from specbuild.runtime.engine_file import check_sizes, read_file, read_manifest
+from specbuild.runtime.cache.pages import KvPools, SequencePages
+from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
+from specbuild.runtime.engine_dir.cache_groups import slots_per_sequence
+from specbuild.runtime.engine_dir.files import check_sizes, read_file, read_manifest
+from specbuild.runtime.engine_dir.manifest import Manifest, Port
+from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.cpu import CpuExecutor
-from specbuild.runtime.kv_pool import KvPools, SequencePages
-from specbuild.runtime.launch import RowPlan, SlotCounter, groups_of
-from specbuild.runtime.manifest import Manifest, Port
-from specbuild.runtime.partial_views import launch_feeds
-from specbuild.runtime.weights_file import open_weights
+from specbuild.runtime.lossy.specpv.host_tables import launch_feeds
 
 DRAFT_STAGES = ("stage.attention", "stage.ffn", "stage.pre_head")
 

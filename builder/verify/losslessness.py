@@ -12,10 +12,10 @@ import torch
 from specbuild.builder.progress import Progress
 from specbuild.builder.verify.report import LosslessRow
 from specbuild.plugins_cuda.choose.op import gumbel_noise
-from specbuild.runtime.decoder import Speculation
-from specbuild.runtime.draft_tree import candidates
+from specbuild.runtime.decode.decoder import Speculation
+from specbuild.runtime.draft.tree import candidates
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.manifest import DraftShape, Limits
+from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 

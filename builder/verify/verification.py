@@ -23,8 +23,8 @@ from specbuild.builder.verify.stages import (
     run_reference,
 )
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import Manifest
 
 # Two experts closer than this may swap between two correct computations, and change everything
 # after: such a sample says nothing and is drawn anew.

@@ -23,7 +23,7 @@ from specbuild.builder.checkpoint.source import SIDE_FILES
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 HERE = Path(__file__).parent

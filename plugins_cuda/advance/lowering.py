@@ -10,8 +10,8 @@ from specbuild.plugins_cuda.launches import (
     OpLaunch,
     Workspace,
 )
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.plan import ITEM_BYTES
 
 _ARRIVED = "workspace_arrived"
 _WARPS = 16

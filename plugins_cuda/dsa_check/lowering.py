@@ -8,7 +8,7 @@ from specbuild.plugins_cuda.launches import (
     LoweringRequest,
     OpLaunch,
 )
-from specbuild.runtime.plan import ITEM_BYTES
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 
 # Entries of a list that a lane checks at once, and the warps of a CTA.
 OF_A_LANE = 10

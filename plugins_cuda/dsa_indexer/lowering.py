@@ -9,8 +9,8 @@ from specbuild.plugins_cuda.launches import (
     OpLaunch,
     Workspace,
 )
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.plan import ITEM_BYTES
 
 SCORE_THREADS, SCORE_CTAS_OF_AN_SM = 256, 2
 KEYS_OF_A_CTA = 16 * SCORE_THREADS // 32

@@ -8,8 +8,8 @@ from specbuild.plugins_cuda.launches import (
     LoweringRequest,
     OpLaunch,
 )
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.plan import ITEM_BYTES
 
 _VECTOR_BYTES = 16
 _POINTERS = (

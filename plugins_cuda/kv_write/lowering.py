@@ -9,8 +9,8 @@ from specbuild.plugins_cuda.launches import (
     OpLaunch,
     TensorInfo,
 )
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.plan import ITEM_BYTES
 
 THREADS = 256
 VECTOR_BYTES = 16

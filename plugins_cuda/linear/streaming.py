@@ -16,8 +16,8 @@ from itertools import pairwise
 
 from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target
 from specbuild.plugins_cuda.linear.storage import BF16, Storage
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.plan import ITEM_BYTES
 
 MOST_ROWS = 256
 STREAMING_KEYS = ("ctas", "unit", "loads", "ring", "many", "panels")

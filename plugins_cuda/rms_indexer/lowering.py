@@ -7,8 +7,8 @@ from specbuild.plugins_cuda.linear.many_tokens import dense_tactics
 from specbuild.plugins_cuda.linear.packing import TILE_ROWS
 from specbuild.plugins_cuda.linear.projection import lower_projection, projection_of
 from specbuild.plugins_cuda.rms_indexer.prefill import lower_prefill, prefill_tactics
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.plan import ITEM_BYTES
 
 
 def lower(request: LoweringRequest) -> Lowering:

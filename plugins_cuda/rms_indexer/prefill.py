@@ -9,7 +9,7 @@ from specbuild.plugins_cuda.prefill_gemm import (
     dense_launches,
     dense_tactics,
 )
-from specbuild.runtime.plan import ITEM_BYTES
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
-from specbuild.runtime.plan import ITEM_BYTES
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 
 _POINTERS = (
     "tokens",

@@ -9,8 +9,8 @@ from specbuild.plugins_cuda.launches import (
     OpLaunch,
     Workspace,
 )
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.plan import ITEM_BYTES
 
 MAX_TOP_K = 16
 _THREADS = 256

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from specbuild.runtime.engine_dir.manifest import CacheGroup, Manifest, Port, Role
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
-from specbuild.runtime.executor import ExecutorCapabilities
-from specbuild.runtime.manifest import CacheGroup, Manifest, Port, Role
+from specbuild.runtime.executors.executor import ExecutorCapabilities
 
 # Ports that are caches: keys, values, latents, block summaries.
 _POOL_SUFFIXES = (".k_pool", ".v_pool", ".c_pool", ".summary_pool")

@@ -14,8 +14,8 @@ import pytest
 from command_line import Command
 
 from specbuild.builder.verify.report import LosslessRow, VerifyReport, VerifyRow
-from specbuild.runtime.engine_file import read_manifest
-from specbuild.runtime.strict_json import to_json
+from specbuild.runtime.engine_dir.files import read_manifest
+from specbuild.runtime.engine_dir.strict_json import to_json
 
 NUMBER = {"type": "number"}
 BENCH_SCHEMA = {

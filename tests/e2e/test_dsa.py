@@ -16,9 +16,9 @@ from latent_files import write_factors, write_latents
 from view_engines import SHAPES, SPECPV, built
 
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.cpu import CpuExecutor
-from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 

@@ -12,13 +12,13 @@ from walked_graph import WalkedGraph
 
 from specbuild.builder.backends.tensorrt import capabilities, plugin_plans
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_file import read_file
+from specbuild.runtime.engine_dir.files import read_file
+from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.executors.cuda.driver import DriverGpu
 from specbuild.runtime.executors.tensorrt import loading
 from specbuild.runtime.executors.tensorrt.executor import RoleSession
 from specbuild.runtime.executors.tensorrt.launched_role import read_launched_role
 from specbuild.runtime.executors.tensorrt.sessions import LaunchedSession
-from specbuild.runtime.manifest import Manifest
 
 
 def build_walked(output: Path, model: Path = EXAMPLE / "target") -> None:

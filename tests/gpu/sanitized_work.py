@@ -31,8 +31,8 @@ from specbuild.plugins_cuda.launches import (
     TensorInfo,
 )
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.engine_dir.plan import CompiledKernel
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.plan import CompiledKernel
 
 Arrays: TypeAlias = dict[str, np.ndarray]
 # What it is, the op, its launches, its inputs and its outputs.

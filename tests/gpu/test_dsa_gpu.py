@@ -25,7 +25,7 @@ from indexer_files import write_derived_indexers
 from latent_files import write_factors
 
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import GenerateParams, Prompt
 

@@ -12,15 +12,15 @@ from example_engine import CHAIN, EXAMPLE, TREE, records
 from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.decode.device_decoder import ResidentDecoder
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.executors.cuda.loading import open_executor
 from specbuild.runtime.executors.cuda.memory import RESERVE_BYTES, footprint
-from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.measure.step_timing import time_step
 from specbuild.runtime.request import GenerateParams, Prompt
-from specbuild.runtime.resident_decoder import ResidentDecoder
 from specbuild.runtime.sampling import SamplingParams
-from specbuild.runtime.step_timing import time_step
 
 TOKENS = 64
 FORCED_TOKENS = 256

@@ -13,12 +13,12 @@ from example_engine import CHAIN, EXAMPLE, TREE, build_example, on_gpu, records
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.retrofit.config import LatentOptions
 from specbuild.builder.retrofit.mla import retrofit_mla
+from specbuild.runtime.decode.device_decoder import ResidentDecoder
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.executors.cuda.memory import footprint
-from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams, Prompt
-from specbuild.runtime.resident_decoder import ResidentDecoder
 from specbuild.runtime.sampling import SamplingParams
 
 RANK, PROMPTS, TOKENS, FORCED_TOKENS = 64, 40, 128, 64

@@ -11,9 +11,9 @@ import pytest
 from example_engine import CHAIN, TREE, records
 
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import ProgramEntry
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
-from specbuild.runtime.manifest import DraftShape
-from specbuild.runtime.plan import ProgramEntry
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams

@@ -20,8 +20,8 @@ from plugin_walk import build_walked, load_walked
 
 from specbuild.builder.limits import MAX_DECODE_ROWS
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.tensorrt.executor import TensorRtExecutor
-from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 

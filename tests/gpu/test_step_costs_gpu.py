@@ -8,17 +8,17 @@ from itertools import cycle
 import pytest
 from example_engine import CHAIN, TREE, records
 
-from specbuild.runtime.draft_costs import Outlook
+from specbuild.runtime.decode.device_decoder import ResidentDecoder
+from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.device_costs import StepCosts, from_bytes, to_bytes
+from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
-from specbuild.runtime.manifest import DraftShape
-from specbuild.runtime.policy import StepOutcome
+from specbuild.runtime.measure.step_measurement import measure_step_costs
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
-from specbuild.runtime.resident_decoder import ResidentDecoder
 from specbuild.runtime.sampling import SamplingParams
-from specbuild.runtime.step_costs import StepCosts, from_bytes, to_bytes
-from specbuild.runtime.step_measurement import measure_step_costs
 
 TOKENS = 64
 

@@ -11,12 +11,12 @@ import pytest
 from specbuild.cli.bench_sweep import SweepPlan, run_sweep, stream_kernel
 from specbuild.cli.console import json_line
 from specbuild.cli.sweep_report import SWEEPS, SweepReport
+from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.executors.cuda.read_speed import streaming_read
-from specbuild.runtime.placed_sequences import cuda_executor, placed_sequences
-from specbuild.runtime.program_table import ProgramTable
-from specbuild.runtime.routed_experts import experts_touched
-from specbuild.runtime.step_timing import measure_step
+from specbuild.runtime.measure.occupied_engine import cuda_executor, placed_sequences
+from specbuild.runtime.measure.read_speed import streaming_read
+from specbuild.runtime.measure.routed_experts import experts_touched
+from specbuild.runtime.measure.step_timing import measure_step
 
 
 @pytest.fixture(scope="module")

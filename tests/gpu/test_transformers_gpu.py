@@ -24,9 +24,9 @@ from specbuild.builder.synth.model import SynthModel, SynthOptions
 from specbuild.builder.synth.synth import TARGET_FOLDER, write_checkpoints
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.training.frozen_target import load_target
+from specbuild.runtime.decode.device_decoder import ResidentDecoder
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
-from specbuild.runtime.resident_decoder import ResidentDecoder
 
 pytestmark = pytest.mark.timeout(600)
 

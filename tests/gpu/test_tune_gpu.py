@@ -13,7 +13,7 @@ from specbuild.builder.backends.cuda.tuning.tactic_file import read_tactics
 from specbuild.builder.backends.cuda.tuning.tune import TuneOptions, TuneReport, tune_engine
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_file import read_manifest, verify_files
+from specbuild.runtime.engine_dir.files import read_manifest, verify_files
 from specbuild.runtime.request import GenerateParams, Prompt
 
 OPS = ("Linear", "PagedTreeAttention", "RmsMoe", "RmsQkvRope")

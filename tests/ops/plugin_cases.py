@@ -13,6 +13,7 @@ from specbuild.builder.backends.cuda.kernels.kernel_case import KernelCase
 from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled
 from specbuild.builder.backends.tensorrt.plugin_fields import PluginForm, PluginOp, plugin_record
 from specbuild.plugins_cuda.launches import Kernel, Lowering, Phase, Target
+from specbuild.runtime.engine_dir.plan import CompiledKernel
 from specbuild.runtime.executors.cuda.gpu import LaunchConfig
 from specbuild.runtime.executors.tensorrt.op_launches import OpLauncher
 from specbuild.runtime.executors.tensorrt.plugin_record import (
@@ -20,7 +21,6 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
     read_fields,
     write_fields,
 )
-from specbuild.runtime.plan import CompiledKernel
 
 
 def plugin_of(drawn: KernelCase, phase: Phase, target: Target, *lowerings: Lowering) -> PluginOp:

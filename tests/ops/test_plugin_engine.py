@@ -17,11 +17,11 @@ from walked_graph import WalkedGraph
 
 from specbuild.plugins_cuda.launches import Kernel
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.gpu import LaunchConfig
 from specbuild.runtime.executors.tensorrt.executor import RoleSession, TensorRtExecutor
 from specbuild.runtime.executors.tensorrt.launched_role import read_launched_role
 from specbuild.runtime.executors.tensorrt.sessions import LaunchedSession
-from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 pytestmark = [

@@ -12,7 +12,7 @@ from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.moe.op import route
 from specbuild.plugins_cuda.rms_moe.cases import Layer
 from specbuild.plugins_cuda.rms_moe.op import OP, router_input
-from specbuild.runtime.routed_experts import LOGITS_ARGUMENT, ROUTER, chosen_experts
+from specbuild.runtime.measure.routed_experts import LOGITS_ARGUMENT, ROUTER, chosen_experts
 
 NAMES = [spec.name for spec in OP.inputs]
 ATTRIBUTES = {"eps": 1e-5, "top_k": 4, "alpha": 1.702, "limit": 7.0, "gating": "softmax_selected"}

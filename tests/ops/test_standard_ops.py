@@ -30,7 +30,7 @@ from specbuild.plugins_cuda.body import BodyBuilder
 from specbuild.plugins_cuda.moe.op import expert_weight
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams, Prompt, TokenEvent
 from specbuild.runtime.sampling import SamplingParams
 

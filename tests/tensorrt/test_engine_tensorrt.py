@@ -10,10 +10,10 @@ from example_engine import CHAIN, TREE, records
 
 from specbuild.runtime.device import check_here
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_file import read_file, read_manifest
+from specbuild.runtime.engine_dir.files import read_file, read_manifest
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.tensorrt.library import load, new_logger
 from specbuild.runtime.executors.tensorrt.plugin_record import NAME_PREFIX
-from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 

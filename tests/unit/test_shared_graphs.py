@@ -14,7 +14,7 @@ from specbuild.builder import graphs
 from specbuild.builder.checkpoint.draft import read_draft
 from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.passes.metadata import clear_metadata
-from specbuild.runtime.manifest import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
 
 
 def nodes(model: ir.Model) -> list[str]:

@@ -44,10 +44,10 @@ from specbuild.builder.limits import EnginePlan, with_limits
 from specbuild.builder.passes.weights import Recipe
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Lowering, Target
+from specbuild.runtime.cache.layout import layouts
+from specbuild.runtime.engine_dir.manifest import DraftGeometry, DraftShape, TargetGeometry
+from specbuild.runtime.engine_dir.plan import PLAN_FILE, Plan, ProgramEntry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.kv_layout import layouts
-from specbuild.runtime.manifest import DraftGeometry, DraftShape, TargetGeometry
-from specbuild.runtime.plan import PLAN_FILE, Plan, ProgramEntry
 
 PROGRAM_FOLDER = "programs"
 MULTIPROCESSORS = {"sm_90a": 132}

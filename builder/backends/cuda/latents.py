@@ -7,8 +7,8 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from specbuild.builder.limits import EnginePlan
-from specbuild.runtime.kv_layout import padded_width
-from specbuild.runtime.manifest import CacheGroup
+from specbuild.runtime.cache.layout import padded_width
+from specbuild.runtime.engine_dir.manifest import CacheGroup
 
 
 def with_padded_latents(plan: EnginePlan) -> EnginePlan:

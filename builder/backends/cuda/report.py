@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from specbuild.builder.backends.cuda.plan.plan_writer import ARENA, LoweredProgram
 from specbuild.builder.backends.cuda.programs.program_ir import Call, tensor_bytes
 from specbuild.builder.backends.cuda.tuning.tactic_book import TacticsReport
-from specbuild.runtime.plan import CompiledKernel, Plan, ProgramEntry
+from specbuild.runtime.engine_dir.plan import CompiledKernel, Plan, ProgramEntry
 
 _EXPERTS = "experts"
 # The pools of which an op reads what its rows see.

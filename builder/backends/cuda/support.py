@@ -12,8 +12,8 @@ from specbuild.builder.limits import MAX_DECODE_ROWS, EnginePlan
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT
+from specbuild.runtime.engine_dir.manifest import DraftGeometry, IndexerGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftGeometry, IndexerGeometry, TargetGeometry
 
 
 def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) -> None:

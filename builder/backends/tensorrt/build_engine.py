@@ -18,8 +18,8 @@ from typing import IO
 
 from specbuild.builder.backends.tensorrt.request import EngineRequest, EngineResult
 from specbuild.builder.progress import Progress
+from specbuild.runtime.engine_dir.strict_json import from_json, to_json
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.strict_json import from_json, to_json
 
 _PARTS = 100
 # What this process finds, the other must find too.

@@ -20,9 +20,9 @@ from specbuild.builder.engine_writer import EngineFolder
 from specbuild.builder.passes.portable import portable_proto
 from specbuild.builder.passes.weights import Recipe, recipe_of
 from specbuild.builder.progress import Progress
+from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, ShapeProfile, TensorRtBuild
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.engine_check import LIBRARIES, read_header
-from specbuild.runtime.manifest import WEIGHTS_FILE, ShapeProfile, TensorRtBuild
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from specbuild.runtime.manifest import Role, ShapeProfile, TensorRtBuild
+from specbuild.runtime.engine_dir.manifest import Role, ShapeProfile, TensorRtBuild
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from specbuild.builder.backends.tensorrt.library import OFFERS, require_library
 from specbuild.builder.backends.tensorrt.standard_ops import FP4, INT8, ExpertStorage
 from specbuild.builder.config import BuildOptions
+from specbuild.runtime.engine_dir.manifest import TENSORRT_BACKENDS, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.engine_check import LIBRARIES
-from specbuild.runtime.manifest import TENSORRT_BACKENDS, TargetGeometry
 
 DEFAULT_CAPABILITY = "sm_120"
 # Engines of TensorRT-RTX hold bf16, which older GPUs lack.

@@ -10,6 +10,7 @@ from specbuild.builder.backends.cuda.plan.plan_writer import number_argument
 from specbuild.builder.backends.tensorrt.plugin_versions import plugin_version
 from specbuild.plugins_cuda.launches import Argument, Kernel, Lowering, TensorInfo
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.runtime.engine_dir.plan import NULL, POINTER, Launch
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.plugin_record import (
     RECORD_FORMAT,
@@ -21,7 +22,6 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
     PluginWorkspace,
     wire_shape,
 )
-from specbuild.runtime.plan import NULL, POINTER, Launch
 
 
 @dataclass(frozen=True)

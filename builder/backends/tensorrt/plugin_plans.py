@@ -19,8 +19,8 @@ from specbuild.builder.backends.tensorrt.request import EngineRequest, EngineRes
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.engine_writer import EngineFolder
 from specbuild.builder.progress import Progress
+from specbuild.runtime.engine_dir.manifest import Port, Role, ShapeProfile, SizeRange, TensorRtBuild
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import Port, Role, ShapeProfile, SizeRange, TensorRtBuild
 
 BACKEND: Final = "tensorrt"
 

@@ -47,9 +47,9 @@ from specbuild.builder.limits import MAX_DECODE_ROWS, EnginePlan
 from specbuild.builder.passes.weights import Recipe, recipe_of
 from specbuild.builder.weight_sources import WeightSources
 from specbuild.plugins_cuda.launches import Kernel
+from specbuild.runtime.engine_dir.manifest import Port, Role
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.launched_role import launched_role_bytes
-from specbuild.runtime.manifest import Port, Role
 
 ENGINE_ROLES = ("target", "draft_fuse", "draft")
 _REFUSED = {

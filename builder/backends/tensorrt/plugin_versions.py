@@ -15,8 +15,8 @@ import xxhash
 
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
 from specbuild.plugins_cuda.registry import all_ops
+from specbuild.runtime.engine_dir.plan import CompiledKernel, Launch
 from specbuild.runtime.executors.tensorrt import plugin_record
-from specbuild.runtime.plan import CompiledKernel, Launch
 
 VERSIONS_FILE = Path(__file__).with_name("plugin_versions.json")
 _FIELD_SET = (

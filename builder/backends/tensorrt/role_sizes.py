@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from specbuild.builder.backends.cuda.programs.programs import batch_buckets, draft_shapes
 from specbuild.builder.limits import MAX_DECODE_ROWS, EnginePlan
 from specbuild.plugins_cuda.launches import Phase
-from specbuild.runtime.draft_tree import candidates
+from specbuild.runtime.cache.layout import layouts
+from specbuild.runtime.draft.tree import candidates
+from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, ShapeProfile, SizeRange
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.kv_layout import layouts
-from specbuild.runtime.manifest import DraftShape, Limits, ShapeProfile, SizeRange
 
 # Short prompts and what is left of long ones; longer chunks have kernels of their own.
 CHUNK_ROWS = (16, 64, MAX_DECODE_ROWS)

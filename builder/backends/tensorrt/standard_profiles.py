@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from specbuild.builder.backends.tensorrt.request import InputShapes
 from specbuild.builder.limits import EnginePlan, candidate_pool
-from specbuild.runtime.cache_groups import DRAFT_GROUP
-from specbuild.runtime.manifest import CacheGroup, DraftShape, ShapeProfile, SizeRange
+from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
+from specbuild.runtime.engine_dir.manifest import CacheGroup, DraftShape, ShapeProfile, SizeRange
 
 
 def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:

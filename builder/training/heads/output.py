@@ -10,7 +10,7 @@ from specbuild.builder.svg import save_svg
 from specbuild.builder.training.heads.plan import TrainingPlan
 from specbuild.builder.training.heads.run import HeadPoint
 from specbuild.builder.training.output import PLOT_FILE, REPORT_FILE, write_json
-from specbuild.runtime.strict_json import to_json
+from specbuild.runtime.engine_dir.strict_json import to_json
 
 
 @dataclass(frozen=True)

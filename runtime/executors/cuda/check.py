@@ -6,13 +6,13 @@ import json
 import re
 from pathlib import Path
 
-from specbuild.runtime.engine_file import read_file
+from specbuild.runtime.engine_dir.files import read_file
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.engine_dir.plan import PLAN_FILE, Plan
+from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.gpu import Gpu, GpuFacts
 from specbuild.runtime.executors.cuda.memory import lack_of_memory
-from specbuild.runtime.manifest import Manifest
-from specbuild.runtime.plan import PLAN_FILE, Plan
-from specbuild.runtime.strict_json import from_json
 
 _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)([af]?)")
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from specbuild.runtime.engine_dir.plan import Plan, Port, ProgramEntry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.executor import ExecutorCapabilities, StepResult
 from specbuild.runtime.executors.cuda.gpu import Gpu
 from specbuild.runtime.executors.cuda.memory import (
     DeviceMemory,
@@ -19,7 +19,7 @@ from specbuild.runtime.executors.cuda.memory import (
 )
 from specbuild.runtime.executors.cuda.programs import ProgramRunner, ReadFile
 from specbuild.runtime.executors.cuda.staging import Staging
-from specbuild.runtime.plan import Plan, Port, ProgramEntry
+from specbuild.runtime.executors.executor import ExecutorCapabilities, StepResult
 
 # Looks at the ring between two questions to the driver, which take longer.
 LOOKS = 32

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from specbuild.runtime.engine_file import check_chunk, read_file
+from specbuild.runtime.engine_dir.files import check_chunk, read_file
+from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest
+from specbuild.runtime.engine_dir.plan import Plan
+from specbuild.runtime.engine_dir.weights_file import weight_spans
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.check import gpu_reasons, read_plan
 from specbuild.runtime.executors.cuda.driver import open_gpu
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.executors.cuda.gpu import Gpu
 from specbuild.runtime.executors.cuda.upload import Piece, WeightsUpload
-from specbuild.runtime.manifest import WEIGHTS_FILE, Manifest
-from specbuild.runtime.plan import Plan
-from specbuild.runtime.weights_file import weight_spans
 
 
 def open_executor(

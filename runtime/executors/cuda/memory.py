@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specbuild.runtime.engine_dir.plan import Buffer, Plan, Port
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle
-from specbuild.runtime.plan import Buffer, Plan, Port
 
 # Bulk copies want 128 bytes; cuMemAlloc itself gives no less than 512.
 ALIGNMENT = 512

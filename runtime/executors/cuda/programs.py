@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.runtime.errors import EngineFileError, SpecbuildError
-from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, LaunchConfig
-from specbuild.runtime.executors.cuda.shared_memory import shared_carveout
-from specbuild.runtime.plan import (
+from specbuild.runtime.engine_dir.plan import (
     FLOAT32,
     INT32,
     POINTER,
@@ -22,7 +19,10 @@ from specbuild.runtime.plan import (
     Program,
     ProgramEntry,
 )
-from specbuild.runtime.strict_json import from_json
+from specbuild.runtime.engine_dir.strict_json import from_json
+from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, LaunchConfig
+from specbuild.runtime.executors.cuda.shared_memory import shared_carveout
 
 ReadFile = Callable[[str], bytes]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from specbuild.runtime.engine_dir.manifest import StoredFile
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, HostMemory
-from specbuild.runtime.manifest import StoredFile
 
 MOST_READERS = 8
 # Chunks in flight: one being read by each reader, and some being copied.

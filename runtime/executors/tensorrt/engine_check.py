@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from specbuild.runtime.engine_file import check_sizes
+from specbuild.runtime.engine_dir.files import check_sizes
+from specbuild.runtime.engine_dir.manifest import Manifest, TensorRtBuild
 from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.gpu import GpuFacts
-from specbuild.runtime.manifest import Manifest, TensorRtBuild
 
 
 @dataclass(frozen=True)

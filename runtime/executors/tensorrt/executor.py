@@ -15,10 +15,11 @@ from typing import Protocol
 
 import numpy as np
 
+from specbuild.runtime.engine_dir.manifest import Manifest, Port, Role
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
-from specbuild.runtime.executor import ExecutorCapabilities
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle
 from specbuild.runtime.executors.cuda.staging import Staging
+from specbuild.runtime.executors.executor import ExecutorCapabilities
 from specbuild.runtime.executors.tensorrt.feeds import (
     chosen_profile,
     device_type,
@@ -32,7 +33,6 @@ from specbuild.runtime.executors.tensorrt.feeds import (
     used,
 )
 from specbuild.runtime.executors.tensorrt.pools import OUT, POOL, Pools, pools_of, written_pools
-from specbuild.runtime.manifest import Manifest, Port, Role
 
 _BLANK = "_blank"
 _ALIGNMENT = 512

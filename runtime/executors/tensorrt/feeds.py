@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from specbuild.runtime.engine_dir.manifest import Port, Role, ShapeProfile
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
-from specbuild.runtime.manifest import Port, Role, ShapeProfile
 
 # Added rows lie in page 0 behind the last sequence; added candidates, nodes and pairs are absent.
 _FILL: Mapping[str, float] = {

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from specbuild.runtime.engine_dir.strict_json import from_json, to_json
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.tensorrt.plugin_record import (
     FIELD_NAMES,
@@ -17,7 +18,6 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
     read_fields,
     write_fields,
 )
-from specbuild.runtime.strict_json import from_json, to_json
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from specbuild.runtime.engine_file import check_chunk, read_file
+from specbuild.runtime.engine_dir.files import check_chunk, read_file
+from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest
+from specbuild.runtime.engine_dir.weights_file import weight_spans
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.driver import open_gpu
 from specbuild.runtime.executors.cuda.gpu import Gpu
@@ -19,8 +21,6 @@ from specbuild.runtime.executors.tensorrt.executor import RoleSession, TensorRtE
 from specbuild.runtime.executors.tensorrt.launched_role import read_launched_role
 from specbuild.runtime.executors.tensorrt.library import load, new_logger
 from specbuild.runtime.executors.tensorrt.sessions import EngineSession, LaunchedSession
-from specbuild.runtime.manifest import WEIGHTS_FILE, Manifest
-from specbuild.runtime.weights_file import weight_spans
 
 _ENGINE = ".engine"
 _ALIGNMENT = 512

@@ -12,9 +12,17 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from specbuild.runtime.engine_dir.plan import (
+    FLOAT32,
+    INT32,
+    ITEM_BYTES,
+    NULL,
+    POINTER,
+    CompiledKernel,
+    Launch,
+)
+from specbuild.runtime.engine_dir.strict_json import from_json, to_json
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
-from specbuild.runtime.plan import FLOAT32, INT32, ITEM_BYTES, NULL, POINTER, CompiledKernel, Launch
-from specbuild.runtime.strict_json import from_json, to_json
 
 RECORD_FORMAT = 1
 NAMESPACE = "specbuild"

@@ -17,12 +17,12 @@ from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli.main import main
-from specbuild.runtime.engine_file import read_manifest, verify_files
+from specbuild.runtime.cache.layout import layouts, validate_caches
+from specbuild.runtime.engine_dir.files import read_manifest, verify_files
+from specbuild.runtime.engine_dir.plan import POINTER, Plan, Program
+from specbuild.runtime.engine_dir.strict_json import from_json
+from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.kv_layout import layouts, validate_caches
-from specbuild.runtime.plan import POINTER, Plan, Program
-from specbuild.runtime.strict_json import from_json
-from specbuild.runtime.weights_file import open_weights
 
 LAUNCH_LIMIT_BYTES = 227 * 1024
 

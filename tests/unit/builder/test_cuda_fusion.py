@@ -41,8 +41,8 @@ from specbuild.builder.passes.weights import recipe_of
 from specbuild.builder.verify.reference_draft import load_reference_draft
 from specbuild.builder.weight_sources import WeightSources
 from specbuild.plugins_cuda.body import BodyBuilder
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import TargetGeometry
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-gpt-oss"
 PAGE, PAGES = 16, 8

@@ -35,11 +35,11 @@ from specbuild.plugins_cuda.choose.op import gumbel_noise
 from specbuild.plugins_cuda.launches import Lowering, Phase, Target, TensorInfo
 from specbuild.plugins_cuda.linear.storage import MXFP4
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import NULL, POINTER, Program
+from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftShape
-from specbuild.runtime.plan import NULL, POINTER, Program
 from specbuild.runtime.request import GenerateParams, Prompt, TokenEvent
-from specbuild.runtime.strict_json import from_json
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-gpt-oss"
 CHAIN = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)

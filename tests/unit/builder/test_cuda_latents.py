@@ -20,8 +20,8 @@ from specbuild.builder.backends.cuda.tuning.tune_inputs import LaunchData, conte
 from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.verify.reference_target import ReferenceTarget
 from specbuild.plugins_cuda.launches import LoweringRequest
+from specbuild.runtime.cache.layout import KvLayout
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.kv_layout import KvLayout
 
 # Full and sliding layers, widths that kernels widen, and a layer that keeps keys and values.
 DIMS = {0: 12, 1: 20, 3: 16}

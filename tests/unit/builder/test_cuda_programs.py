@@ -23,8 +23,8 @@ from specbuild.plugins_cuda.launches import (
     TensorInfo,
     Workspace,
 )
-from specbuild.runtime.manifest import DraftShape, Limits
-from specbuild.runtime.plan import FLOAT32, INT32, NULL, POINTER, ZEROED, Space
+from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
+from specbuild.runtime.engine_dir.plan import FLOAT32, INT32, NULL, POINTER, ZEROED, Space
 
 KERNEL = Kernel("linear", "linear")
 

@@ -22,7 +22,7 @@ import torch
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.graphs import target_graph
 from specbuild.builder.limits import plan_engine
-from specbuild.runtime.manifest import Rope, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import Rope, TargetGeometry
 layers = 24
 g = TargetGeometry(
     model_type="gpt_oss", layers=layers, hidden=2880, vocab=201088, q_heads=64, kv_heads=8,

@@ -23,8 +23,13 @@ from specbuild.builder.limits import (
     plan_engine,
     windowed_draft,
 )
+from specbuild.runtime.engine_dir.manifest import (
+    DraftGeometry,
+    DraftShape,
+    IndexerGeometry,
+    TargetGeometry,
+)
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftGeometry, DraftShape, IndexerGeometry, TargetGeometry
 
 Geometries = tuple[TargetGeometry, DraftGeometry]
 

@@ -12,8 +12,8 @@ from geometries import GPT_OSS_20B
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.limits import plan_engine
 from specbuild.builder.specpv_options import require_turns, specpv_of
+from specbuild.runtime.engine_dir.manifest import DraftShape, SpecPv
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftShape, SpecPv
 
 
 def options(**changes: Any) -> BuildOptions:

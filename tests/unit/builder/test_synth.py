@@ -42,9 +42,9 @@ from specbuild.builder.synth.synth import build_engine, prompts_beside, write_ch
 from specbuild.builder.synth.tokens import draft_rules, prompts, token_rules
 from specbuild.cli.main import main
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_file import read_manifest
+from specbuild.runtime.engine_dir.files import read_manifest
+from specbuild.runtime.engine_dir.manifest import DraftShape, Rope
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftShape, Rope
 
 
 def write(model: SynthModel, output: Path, *, force: bool = False) -> None:

@@ -20,7 +20,7 @@ from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.synth import build_engine, prompts_beside
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_file import read_manifest
+from specbuild.runtime.engine_dir.files import read_manifest
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ from specbuild.plugins_cuda.linear.block_scaled import decoded
 from specbuild.plugins_cuda.linear.storage import STORAGES, Storage
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.runtime.engine_file import read_manifest, verify_files
+from specbuild.runtime.engine_dir.files import read_manifest, verify_files
 from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
 
 GPU = "sm_90a"

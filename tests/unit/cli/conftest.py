@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from specbuild.runtime import FORMAT_VERSION
-from specbuild.runtime.manifest import (
+from specbuild.runtime.engine_dir.manifest import (
     CacheGroup,
     DraftGeometry,
     DraftShape,

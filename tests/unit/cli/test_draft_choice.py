@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from specbuild.cli.draft_choice import DraftOptions, candidate_pool, speculation_of
+from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, Manifest
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftShape, Limits, Manifest
 
 LIMITS = Limits(
     max_seq_len=64, max_batch_size=2, max_rows=64, draft_top_k=4, draft_depth=5, draft_tokens=20

@@ -59,7 +59,7 @@ def test_traceback_only_with_debug(
     def fail(_path: Path) -> None:
         raise error
 
-    monkeypatch.setattr("specbuild.runtime.engine_file.read_manifest", fail)
+    monkeypatch.setattr("specbuild.runtime.engine_dir.files.read_manifest", fail)
     arguments = ["check", str(tmp_path), *(["--debug"] if debug else [])]
     assert command_line.main(arguments) == failure_of(error).exit_code
     captured = capsys.readouterr()
@@ -103,7 +103,7 @@ def test_interruption_leaves_130(
     def interrupt(_path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("specbuild.runtime.engine_file.read_manifest", interrupt)
+    monkeypatch.setattr("specbuild.runtime.engine_dir.files.read_manifest", interrupt)
     assert command_line.main(["check", "engine"]) == 130
     assert capsys.readouterr().err == "specbuild: interrupted\n"
 

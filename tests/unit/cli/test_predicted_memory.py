@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from specbuild.cli.predicted_memory import predict_memory
-from specbuild.runtime.manifest import Manifest, SpecPv, StoredTensor
-from specbuild.runtime.plan import Buffer, Plan
+from specbuild.runtime.engine_dir.manifest import Manifest, SpecPv, StoredTensor
+from specbuild.runtime.engine_dir.plan import Buffer, Plan
 
 MakeManifest = Callable[..., Manifest]
 # one page of one layer: 2 heads, K and V of 8 floats, 4 slots

@@ -23,13 +23,13 @@ from specbuild.cli.sweep_budget import Budget
 from specbuild.cli.sweep_plot import plot_sweep
 from specbuild.cli.sweep_report import SWEEPS, Load, SweepReport
 from specbuild.cli.sweep_table import sweep_tables
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import Binding, OpCall, Program, ProgramEntry
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.programs import ProgramRunner, read_launches
-from specbuild.runtime.executors.cuda.read_speed import ReadKernel, streaming_read
-from specbuild.runtime.manifest import DraftShape
-from specbuild.runtime.plan import Binding, OpCall, Program, ProgramEntry
+from specbuild.runtime.measure.read_speed import ReadKernel, streaming_read
+from specbuild.runtime.measure.routed_experts import experts_touched
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt, TokenEvent
-from specbuild.runtime.routed_experts import experts_touched
 
 RANDOM = np.random.default_rng(11)
 CEILING = 1000.0

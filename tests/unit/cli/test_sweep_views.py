@@ -19,10 +19,10 @@ from specbuild.cli import bench_sweep, sweep_views
 from specbuild.cli.bench_sweep import Progress, SweepPlan, measure
 from specbuild.cli.sweep_budget import Budget
 from specbuild.cli.sweep_report import Phase
-from specbuild.runtime import placed_sequences
-from specbuild.runtime.byte_floor import EngineTraffic, PassTraffic
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.plan import ProgramEntry
+from specbuild.runtime.engine_dir.plan import ProgramEntry
+from specbuild.runtime.measure import occupied_engine as placed_sequences
+from specbuild.runtime.measure.byte_floor import EngineTraffic, PassTraffic
 
 SPECPV = {
     "enable_specpv": True,

@@ -23,8 +23,8 @@ from specbuild.cli.progress_bar import ProgressBar
 from specbuild.cli.run_table import histogram_text, milliseconds, run_table
 from specbuild.cli.train_heads import given_losses, parse_list
 from specbuild.cli.verify import verify_tables
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest, SpecPv
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import DraftShape, Manifest, SpecPv
 from specbuild.runtime.records import RunRecord, RunStats
 
 STATS = RunStats(

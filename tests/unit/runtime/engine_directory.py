@@ -11,9 +11,9 @@ import onnx
 from onnx import TensorProto, helper
 from toy_model import toy_manifest
 
-from specbuild.runtime.engine_file import file_entry, manifest_digest
-from specbuild.runtime.manifest import CacheGroup, Manifest, Port, Role, StoredTensor
-from specbuild.runtime.strict_json import to_json
+from specbuild.runtime.engine_dir.files import file_entry, manifest_digest
+from specbuild.runtime.engine_dir.manifest import CacheGroup, Manifest, Port, Role, StoredTensor
+from specbuild.runtime.engine_dir.strict_json import to_json
 
 VOCAB, WIDTH, PAGES, SIZE = 29, 4, 20, 4
 AXES = ("kv_heads", "pages", "page_size", "width")

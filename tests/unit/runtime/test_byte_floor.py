@@ -16,7 +16,9 @@ from plan_host import lowered_engine
 
 from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.builder.backends.cuda.plan.plan_writer import program_bytes
-from specbuild.runtime.byte_floor import (
+from specbuild.runtime.engine_dir.plan import Binding, Buffer, OpCall, Plan, ProgramEntry
+from specbuild.runtime.executors.cuda.programs import read_program
+from specbuild.runtime.measure.byte_floor import (
     BytesByPart,
     EngineTraffic,
     PassTraffic,
@@ -26,9 +28,7 @@ from specbuild.runtime.byte_floor import (
     pass_traffic,
     tokens_seen,
 )
-from specbuild.runtime.executors.cuda.programs import read_program
-from specbuild.runtime.plan import Binding, Buffer, OpCall, Plan, ProgramEntry
-from specbuild.runtime.step_sections import step_sections
+from specbuild.runtime.measure.step_sections import step_sections
 
 # Of one NVIDIA H200 and GPT-OSS-20B, computed by hand from its geometry.
 CEILING_BYTES_PER_S = 4.53e12
@@ -258,7 +258,7 @@ class _Uncompiled(dict):
     """Any kernel, not compiled."""
 
     def __missing__(self, kernel: object) -> object:
-        from specbuild.runtime.plan import CompiledKernel
+        from specbuild.runtime.engine_dir.plan import CompiledKernel
 
         return CompiledKernel("folder/file:entry", "", "entry", 0, 0, 0)
 

@@ -10,11 +10,11 @@ from engine_directory import PAGES, SIZE, VOCAB, WIDTH, write_engine
 from toy_engine import prompt
 
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_file import read_file, read_manifest
+from specbuild.runtime.engine_dir.files import read_file, read_manifest
+from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import EngineFileError, RequestError, UnsupportedHereError
 from specbuild.runtime.executors.cpu import CpuExecutor, session_options
 from specbuild.runtime.request import FinishEvent, GenerateParams
-from specbuild.runtime.weights_file import open_weights
 
 
 @pytest.fixture

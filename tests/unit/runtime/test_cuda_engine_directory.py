@@ -18,15 +18,15 @@ from toy_plan import SHAPES, cuda_manifest, plan_file, toy_plan
 
 from specbuild.runtime.device import check_here
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_file import file_entry, read_manifest
+from specbuild.runtime.engine_dir.files import file_entry, read_manifest
+from specbuild.runtime.engine_dir.manifest import Manifest, StoredTensor
+from specbuild.runtime.engine_dir.plan import Buffer
+from specbuild.runtime.engine_dir.strict_json import to_json
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executors.cuda import check, driver, loading
 from specbuild.runtime.executors.cuda.check import gpu_reasons
 from specbuild.runtime.executors.cuda.gpu import GpuFacts
-from specbuild.runtime.manifest import Manifest, StoredTensor
-from specbuild.runtime.plan import Buffer
 from specbuild.runtime.request import GenerateParams
-from specbuild.runtime.strict_json import to_json
 
 RANDOM = np.random.default_rng(6)
 

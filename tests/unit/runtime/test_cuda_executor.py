@@ -13,15 +13,15 @@ from toy_device import toy_cuda
 from toy_engine import run
 from toy_plan import SHAPES, small_plan
 
+from specbuild.runtime.engine_dir.plan import ZEROED, Buffer, CompiledKernel, ProgramEntry
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.cuda.memory import DeviceMemory
 from specbuild.runtime.executors.cuda.programs import ProgramRunner, read_launches
-from specbuild.runtime.executors.cuda.timing import (
+from specbuild.runtime.measure.graph_timing import (
     profile_program,
     time_between,
     time_program,
 )
-from specbuild.runtime.plan import ZEROED, Buffer, CompiledKernel, ProgramEntry
 from specbuild.runtime.request import GenerateParams
 
 RANDOM = np.random.default_rng(5)

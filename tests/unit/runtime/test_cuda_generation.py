@@ -12,12 +12,12 @@ from toy_engine import prompt, run, toy_engine
 from toy_model import VOCAB, choose, decode_plainly, target_logits
 from toy_plan import BATCHES, SHAPES
 
+from specbuild.runtime.decode.device_decoder import ResidentDecoder
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError, SpecbuildError
-from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.measure.step_timing import time_step
 from specbuild.runtime.request import FinishEvent, GenerateParams
-from specbuild.runtime.resident_decoder import ResidentDecoder
 from specbuild.runtime.sampling import SamplingParams
-from specbuild.runtime.step_timing import time_step
 
 tokens = st.integers(0, VOCAB - 2)
 prompts = st.lists(tokens, min_size=1, max_size=30)

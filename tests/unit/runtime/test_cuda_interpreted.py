@@ -16,12 +16,12 @@ from toy_model import toy_manifest
 
 from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.builder.backends.cuda.programs import draft_passes, programs
+from specbuild.runtime.decode.device_decoder import ResidentDecoder
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import ProgramEntry
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
-from specbuild.runtime.manifest import DraftShape
-from specbuild.runtime.plan import ProgramEntry
 from specbuild.runtime.request import GenerateParams
-from specbuild.runtime.resident_decoder import ResidentDecoder
 from specbuild.runtime.sampling import SamplingParams
 
 CHAIN, TREE, LONG = DraftShape(1, 2, 2), DraftShape(2, 2, 4), DraftShape(1, 6, 6)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from toy_model import toy_manifest
 
+from specbuild.runtime.engine_dir.manifest import Manifest, ShapeProfile, SizeRange, StoredFile
+from specbuild.runtime.engine_dir.manifest_check import check_manifest
+from specbuild.runtime.engine_dir.plan import PLAN_FILE
 from specbuild.runtime.errors import EngineFileError
-from specbuild.runtime.manifest import Manifest, ShapeProfile, SizeRange, StoredFile
-from specbuild.runtime.manifest_check import check_manifest
-from specbuild.runtime.plan import PLAN_FILE
 
 FILE = StoredFile(bytes=3, xxh3_128="0" * 32)
 

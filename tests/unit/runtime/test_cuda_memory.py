@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from toy_plan import small_plan
 from xxhash import xxh3_128_hexdigest
 
+from specbuild.runtime.engine_dir.manifest import StoredFile
+from specbuild.runtime.engine_dir.plan import Buffer, Port
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.memory import DeviceMemory, Ports, footprint
 from specbuild.runtime.executors.cuda.staging import Staging
 from specbuild.runtime.executors.cuda.upload import Piece, WeightsUpload
-from specbuild.runtime.manifest import StoredFile
-from specbuild.runtime.plan import Buffer, Port
 
 RANDOM = np.random.default_rng(5)
 

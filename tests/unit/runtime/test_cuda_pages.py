@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_model import toy_manifest
 
-from specbuild.runtime.cache_groups import pages_per_sequence
+from specbuild.runtime.cache.pages import FixedPages, KvPools, PageLedger, PagePool
+from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
+from specbuild.runtime.engine_dir.manifest import Limits
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.kv_pool import FixedPages, KvPools, PageLedger, PagePool
-from specbuild.runtime.manifest import Limits
 
 
 @settings(max_examples=200, deadline=None)

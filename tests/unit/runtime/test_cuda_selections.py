@@ -26,9 +26,9 @@ from specbuild.builder.backends.cuda.plan import interpret
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
-from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams
 
 CHAIN = DraftShape(1, 2, 2)

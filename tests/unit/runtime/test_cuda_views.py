@@ -21,10 +21,10 @@ from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.builder.backends.cuda.plan.plan_reader import read_programs
 from specbuild.builder.backends.cuda.plan.plan_writer import program_bytes
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
-from specbuild.runtime.manifest import DraftShape
-from specbuild.runtime.program_table import ProgramTable
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
 

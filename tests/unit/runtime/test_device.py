@@ -18,8 +18,8 @@ from specbuild.runtime.device import (
     pool_bytes,
     this_device,
 )
+from specbuild.runtime.engine_dir.manifest import SpecPv, StoredFile
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.manifest import SpecPv, StoredFile
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
 

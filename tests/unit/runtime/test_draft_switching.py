@@ -16,12 +16,12 @@ from toy_engine import run
 from toy_model import VOCAB, decode_plainly
 from toy_plan import BATCHES, DEEPEST, SHAPES
 
-from specbuild.runtime.draft_costs import Outlook
-from specbuild.runtime.manifest import DraftShape
-from specbuild.runtime.policy import StepOutcome
+from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts
+from specbuild.runtime.draft.policy import StepOutcome
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
-from specbuild.runtime.step_costs import METHOD, ShapeCosts, StepCosts
 
 
 def script_of(random: np.random.Generator) -> list[DraftShape | None]:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from toy_engine import run, toy_engine
 from toy_model import D2T, DRAFT_VOCAB, VOCAB, ToyExecutor, draft_step, toy_manifest
 
-from specbuild.runtime import drafting
-from specbuild.runtime.draft_tree import DraftTrees, chain_trees, pack_bits, shallower
-from specbuild.runtime.drafting import Eagle3Drafter
-from specbuild.runtime.kv_pool import KvPools
-from specbuild.runtime.launch import SlotCounter
-from specbuild.runtime.manifest import DraftShape, Manifest
-from specbuild.runtime.policy import Outlook
+from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.cache.row_placement import SlotCounter
+from specbuild.runtime.draft import eagle3 as drafting
+from specbuild.runtime.draft.eagle3 import Eagle3Drafter
+from specbuild.runtime.draft.policy import Outlook
+from specbuild.runtime.draft.tree import DraftTrees, chain_trees, pack_bits, shallower
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.request import GenerateParams, Request, SequenceState
 from specbuild.runtime.statistics import RunTally
 

@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbuild.runtime.dsa import FIRST_CHECKS, LAST_CHECKS, Attends, Check, SequenceSelection
-from specbuild.runtime.manifest import Dsa
+from specbuild.runtime.engine_dir.manifest import Dsa
+from specbuild.runtime.lossy.dsa.state import (
+    FIRST_CHECKS,
+    LAST_CHECKS,
+    Attends,
+    Check,
+    SequenceSelection,
+)
 
 CONFIG = Dsa(
     top_k=16, threshold=100, first_tokens=4, recent_tokens=8, min_agreement=0.75, check_interval=5

@@ -12,13 +12,15 @@ from engine_directory import manifest_of, write_engine, write_manifest, write_we
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime import FORMAT_VERSION, engine_file, manifest
+from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_file import read_manifest, verify_files
+from specbuild.runtime.engine_dir import files as engine_file
+from specbuild.runtime.engine_dir import manifest
+from specbuild.runtime.engine_dir.files import read_manifest, verify_files
+from specbuild.runtime.engine_dir.strict_json import to_json
+from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.request import GenerateParams, Prompt
-from specbuild.runtime.strict_json import to_json
-from specbuild.runtime.weights_file import open_weights
 
 FILES = (
     "manifest.json",

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from toy_engine import TreeOfTokens, prompt, repeating, right, run, toy_engine, wrong
 from toy_model import EOS, VOCAB, choose, decode_plainly, target_logits
 
-from specbuild.runtime.drafting import Eagle3Drafter
+from specbuild.runtime.cache.row_placement import SlotCounter
+from specbuild.runtime.draft.eagle3 import Eagle3Drafter
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError, SpecbuildError
-from specbuild.runtime.launch import SlotCounter
-from specbuild.runtime.manifest import DraftShape
 from specbuild.runtime.request import FinishEvent, GenerateParams
 from specbuild.runtime.sampling import SamplingParams
 

@@ -14,11 +14,17 @@ from hypothesis import strategies as st
 
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.limits import plan_engine
-from specbuild.runtime.cache_groups import pages_per_sequence
+from specbuild.runtime.cache.layout import KvLayout, cache_bytes, layouts, validate_caches
 from specbuild.runtime.device import pool_bytes
+from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
+from specbuild.runtime.engine_dir.manifest import (
+    CacheGroup,
+    IndexerGeometry,
+    Limits,
+    Rope,
+    TargetGeometry,
+)
 from specbuild.runtime.errors import EngineFileError
-from specbuild.runtime.kv_layout import KvLayout, cache_bytes, layouts, validate_caches
-from specbuild.runtime.manifest import CacheGroup, IndexerGeometry, Limits, Rope, TargetGeometry
 
 AXES = ("pages", "kv_heads", "page_size", "width")
 TARGET = TargetGeometry(

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from toy_model import toy_manifest
 
+from specbuild.runtime.cache.pages import KvPools, PagePool, SequencePages
+from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.kv_pool import KvPools, PagePool, SequencePages
-from specbuild.runtime.launch import RowPlan, SlotCounter, cache_feeds
 
 SIZE, MAX_LEN, WINDOWS = 4, 40, {"full": 0, "sliding": 6, "draft": 0}
 

@@ -15,9 +15,9 @@ from toy_model import EOS, VOCAB, decode_plainly
 from toy_partial import TOY_SPECPV, Seen, partial_engine, partial_manifest
 
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape, SpecPv
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.manifest import DraftShape, SpecPv
-from specbuild.runtime.partial_views import view_geometry
+from specbuild.runtime.lossy.specpv.host_tables import view_geometry
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
 

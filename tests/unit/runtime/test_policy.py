@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 from toy_model import ToyExecutor, toy_manifest
 
-from specbuild.runtime.acceptance import PRIOR_GREEDY, PRIOR_SAMPLED, prior_of
-from specbuild.runtime.cost_table import (
+from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.decode.host_costs import (
     CostMeasurement,
     CostTable,
     cache_path,
     load_or_measure,
 )
-from specbuild.runtime.draft_costs import ChainCosts, Outlook, StepTimes
-from specbuild.runtime.kv_pool import KvPools
-from specbuild.runtime.manifest import DraftShape
-from specbuild.runtime.policy import (
+from specbuild.runtime.draft.acceptance import PRIOR_GREEDY, PRIOR_SAMPLED, prior_of
+from specbuild.runtime.draft.costs import ChainCosts, Outlook, StepTimes
+from specbuild.runtime.draft.policy import (
     MAX_PROBE_INTERVAL,
     PROBE_INTERVAL,
     MeasuredPolicy,
     StepOutcome,
 )
+from specbuild.runtime.engine_dir.manifest import DraftShape
 
 ROWS = (1, 2, 3, 4, 5)
 CHEAP = CostTable(ROWS, (2.8e-3, 3.0e-3, 3.2e-3, 3.4e-3, 3.6e-3), (2e-4, 3e-4, 4e-4, 5e-4))

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from toy_model import toy_manifest
 
-from specbuild.runtime.manifest import DraftShape, Dsa
-from specbuild.runtime.resident_generation import ResidentGeneration
-from specbuild.runtime.resident_selections import ResidentSelections, StepSelections
-from specbuild.runtime.slots import LIST_BUDGET
+from specbuild.runtime.decode.device_generation import ResidentGeneration
+from specbuild.runtime.decode.device_rows import LIST_BUDGET
+from specbuild.runtime.engine_dir.manifest import DraftShape, Dsa
+from specbuild.runtime.lossy.dsa.ahead import ResidentSelections, StepSelections
 
 
 class Told(dict[str, list[int]]):

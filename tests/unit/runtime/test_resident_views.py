@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from toy_partial import TOY_SPECPV, partial_manifest
 
-from specbuild.runtime.manifest import DraftShape
-from specbuild.runtime.resident_views import ResidentViews
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.lossy.specpv.ahead import ResidentViews
 
 
 class Deaf:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from toy_engine import run
 from toy_model import VOCAB, ToyExecutor, toy_manifest
 
+from specbuild.runtime.decode.scheduler import Chunk, Scheduler
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.executor import ExecutorCapabilities
-from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.executors.executor import ExecutorCapabilities
 from specbuild.runtime.request import GenerateParams
-from specbuild.runtime.scheduler import Chunk, Scheduler
 
 BATCH, NODES, MOST_ROWS = 3, 4, 24
 INVARIANT = BATCH * NODES  # every verification is among these

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime.manifest import SpecPv
-from specbuild.runtime.specpv import (
+from specbuild.runtime.engine_dir.manifest import SpecPv
+from specbuild.runtime.lossy.specpv.state import (
     LEAST_BUDGET_TOKENS,
     SequenceView,
     StepChoice,

@@ -12,14 +12,11 @@ from hypothesis import strategies as st
 from toy_device import toy_cuda
 from toy_plan import BATCHES, SHAPES, cuda_manifest, toy_plan
 
-from specbuild.runtime.acceptance import PRIOR_WEIGHT
-from specbuild.runtime.draft_costs import Outlook
-from specbuild.runtime.errors import EngineFileError
-from specbuild.runtime.manifest import DraftShape, Manifest, StoredFile
-from specbuild.runtime.policy import FIRST_MARGIN, MARGIN, MeasuredPolicy, StepOutcome
-from specbuild.runtime.program_costs import ProgramCosts
-from specbuild.runtime.program_table import ProgramTable
-from specbuild.runtime.step_costs import (
+from specbuild.runtime.decode.program_costs import ProgramCosts
+from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.draft.acceptance import PRIOR_WEIGHT
+from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.device_costs import (
     METHOD,
     ShapeCosts,
     StepCosts,
@@ -30,7 +27,10 @@ from specbuild.runtime.step_costs import (
     to_bytes,
     usable_step_costs,
 )
-from specbuild.runtime.step_measurement import contexts_of, measure_step_costs
+from specbuild.runtime.draft.policy import FIRST_MARGIN, MARGIN, MeasuredPolicy, StepOutcome
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest, StoredFile
+from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.measure.step_measurement import contexts_of, measure_step_costs
 
 NO_DRAFT = DraftShape(0, 0, 0)
 GPU = "Fake H200"

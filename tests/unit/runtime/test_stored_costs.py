@@ -18,14 +18,7 @@ from specbuild.cli import engine_loading
 from specbuild.cli.main import main
 from specbuild.cli.step_cost_table import facts_of, step_cost_table
 from specbuild.cli.tune_costs import tune_costs
-from specbuild.runtime.byte_floor import EngineTraffic, PassTraffic
-from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_file import read_manifest, verify_files
-from specbuild.runtime.errors import EngineFileError
-from specbuild.runtime.executors.cuda import loading
-from specbuild.runtime.manifest import DraftShape
-from specbuild.runtime.request import GenerateParams, Prompt, TokenEvent
-from specbuild.runtime.step_costs import (
+from specbuild.runtime.draft.device_costs import (
     METHOD,
     ShapeCosts,
     StepCosts,
@@ -33,6 +26,13 @@ from specbuild.runtime.step_costs import (
     read_step_costs,
     to_bytes,
 )
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.files import read_manifest, verify_files
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.executors.cuda import loading
+from specbuild.runtime.measure.byte_floor import EngineTraffic, PassTraffic
+from specbuild.runtime.request import GenerateParams, Prompt, TokenEvent
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from specbuild.builder.backends.tensorrt.capabilities import (
 )
 from specbuild.builder.backends.tensorrt.library import Phases
 from specbuild.builder.config import BuildOptions
+from specbuild.runtime.engine_dir.manifest import TensorRtBuild
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.cuda.gpu import GpuFacts
 from specbuild.runtime.executors.tensorrt import engine_check
@@ -21,7 +22,6 @@ from specbuild.runtime.executors.tensorrt.engine_check import (
     library_reason,
     read_header,
 )
-from specbuild.runtime.manifest import TensorRtBuild
 
 BUILD = TensorRtBuild("tensorrt_rtx", "1.7.1.116", ("sm_89", "sm_120"))
 

@@ -25,7 +25,9 @@ from specbuild.builder.build import build
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_file import read_manifest, verify_files
+from specbuild.runtime.engine_dir.files import read_manifest, verify_files
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.tensorrt import engine_check, loading
 from specbuild.runtime.executors.tensorrt.plugin_record import (
@@ -34,10 +36,8 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
     NAMESPACE,
     read_fields,
 )
-from specbuild.runtime.manifest import DraftShape, Manifest
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
-from specbuild.runtime.weights_file import open_weights
 
 SIZES = {
     "max_seq_len": 64, "max_batch_size": 2, "page_size": 16,

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specbuild.runtime.engine_dir.manifest import Port, Role, ShapeProfile, SizeRange
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.feeds import (
     chosen_profile,
@@ -16,7 +17,6 @@ from specbuild.runtime.executors.tensorrt.feeds import (
     sizes_of,
     to_device,
 )
-from specbuild.runtime.manifest import Port, Role, ShapeProfile, SizeRange
 
 
 @given(st.lists(st.floats(width=32, allow_nan=True), min_size=1, max_size=20))

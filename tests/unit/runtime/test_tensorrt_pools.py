@@ -18,7 +18,7 @@ from plugin_engine import ApartSession, Built, GraphSession, build_plugins, exec
 from toy_engine import run
 
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams
 
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1])

@@ -14,7 +14,7 @@ from toy_engine import run
 from specbuild.builder.backends.tensorrt.role_sizes import phase_of
 from specbuild.builder.limits import MAX_DECODE_ROWS
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams
 
 LIMITS = {

@@ -17,12 +17,12 @@ from toy_plan import BATCHES, SHAPES, cuda_manifest, plan_file, toy_plan
 
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.cache.pages import PageLedger
+from specbuild.runtime.draft.device_costs import StepCosts
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.engine_dir.plan import Plan, ProgramEntry
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
-from specbuild.runtime.kv_pool import PageLedger
-from specbuild.runtime.manifest import DraftShape, Manifest
-from specbuild.runtime.plan import Plan, ProgramEntry
-from specbuild.runtime.step_costs import StepCosts
 
 
 class ToyDevice:

@@ -14,10 +14,9 @@ import torch
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime import FORMAT_VERSION
-from specbuild.runtime.cache_groups import pages_per_sequence
-from specbuild.runtime.executor import ExecutorCapabilities
-from specbuild.runtime.launch import groups_of
-from specbuild.runtime.manifest import (
+from specbuild.runtime.cache.row_placement import groups_of
+from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
+from specbuild.runtime.engine_dir.manifest import (
     CacheGroup,
     DraftGeometry,
     DraftShape,
@@ -29,6 +28,7 @@ from specbuild.runtime.manifest import (
     StoredFile,
     TargetGeometry,
 )
+from specbuild.runtime.executors.executor import ExecutorCapabilities
 
 VOCAB, DRAFT_VOCAB, WINDOW, EOS = 29, 17, 6, 28
 _PRIME = 1009

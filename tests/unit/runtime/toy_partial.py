@@ -11,8 +11,8 @@ from toy_model import ToyExecutor, toy_manifest
 
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.manifest import Manifest, SpecPv
-from specbuild.runtime.partial_views import view_geometry
+from specbuild.runtime.engine_dir.manifest import Manifest, SpecPv
+from specbuild.runtime.lossy.specpv.host_tables import view_geometry
 
 # Blocks of two pages; a sink and a window of one.
 TOY_SPECPV = SpecPv(

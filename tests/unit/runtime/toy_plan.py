@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 from toy_model import D2T, VOCAB, toy_manifest
 
-from specbuild.runtime.kv_layout import KvLayout
-from specbuild.runtime.manifest import DraftShape, Manifest
-from specbuild.runtime.plan import Buffer, CompiledKernel, Plan, Port, ProgramEntry
+from specbuild.runtime.cache.layout import KvLayout
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.engine_dir.plan import Buffer, CompiledKernel, Plan, Port, ProgramEntry
 
 BATCHES = (1, 2, 4)
 SHAPES = (DraftShape(1, 1, 1), DraftShape(1, 3, 3), DraftShape(2, 3, 6), DraftShape(3, 4, 12))

@@ -23,7 +23,7 @@ from specbuild.builder.backends.cuda.graph_passes.matching import laid_out, orig
 from specbuild.builder.passes.rewriting import producer, take_place
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_indexer.packing import pack_indexer
-from specbuild.runtime.manifest import INDEXER_GROUP
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 
 VIOLATIONS = f"{INDEXER_GROUP}.violations"
 

@@ -25,7 +25,7 @@ from specbuild.builder.passes.attention_layers import Rotated, rotated_projectio
 from specbuild.builder.passes.rewriting import producer, take_place
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_query_latent.packing import pack_query_bias, pack_query_latent
-from specbuild.runtime.kv_layout import padded_width
+from specbuild.runtime.cache.layout import padded_width
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 from specbuild.builder.backends.cuda.kernels.kernel_source import KernelSource, source_of
 from specbuild.plugins_cuda.launches import Kernel
+from specbuild.runtime.engine_dir.plan import CompiledKernel
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.plan import CompiledKernel
 
 SUPPORTED_GPUS = ("sm_90a",)
 KERNEL_FOLDER = "kernels"

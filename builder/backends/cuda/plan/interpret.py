@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.runtime.plan import Binding, OpCall, Plan, Program
+from specbuild.runtime.engine_dir.plan import Binding, OpCall, Plan, Program
 
 # Bytes of all ones: NaN as any float, -1 as an int.
 POISON = 0xFF

@@ -10,9 +10,9 @@ from specbuild.builder.backends.cuda.plan.plan_writer import ARENA
 from specbuild.builder.backends.cuda.programs.program_ir import Call, ProgramIr, Storage, Tensor
 from specbuild.plugins_cuda.launches import ProgramPhase, TensorInfo
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.engine_dir.plan import Binding, Lifetime, OpCall, Plan, Program, ProgramEntry
+from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
-from specbuild.runtime.plan import Binding, Lifetime, OpCall, Plan, Program, ProgramEntry
-from specbuild.runtime.strict_json import from_json
 
 
 @dataclass(frozen=True)

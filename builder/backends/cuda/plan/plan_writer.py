@@ -17,7 +17,7 @@ from specbuild.plugins_cuda.launches import (
     ProgramPhase,
     Target,
 )
-from specbuild.runtime.plan import (
+from specbuild.runtime.engine_dir.plan import (
     FLOAT32,
     INT32,
     NULL,
@@ -34,7 +34,7 @@ from specbuild.runtime.plan import (
     Program,
     ProgramEntry,
 )
-from specbuild.runtime.strict_json import to_json
+from specbuild.runtime.engine_dir.strict_json import to_json
 
 ARENA = "arena"
 

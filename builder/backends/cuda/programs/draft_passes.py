@@ -10,8 +10,8 @@ from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tenso
 from specbuild.builder.backends.cuda.programs.target_pass import logits
 from specbuild.builder.limits import MAX_DECODE_ROWS, candidate_pool
 from specbuild.plugins_cuda.launches import TensorInfo
-from specbuild.runtime.cache_groups import DRAFT_GROUP
-from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
+from specbuild.runtime.engine_dir.manifest import DraftShape
 
 _LAUNCH = ("token_ids", "positions", "row_start", "ancestor_bits", "logit_rows")
 _VIEW = ("row_slot", "tree_start", "write_slot")

@@ -19,10 +19,10 @@ from specbuild.builder.passes.weights import Recipe
 from specbuild.plugins_cuda.dsa_indexer.body import list_length
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.runtime.cache_groups import DRAFT_GROUP, FULL_GROUP, LATENT_GROUP
-from specbuild.runtime.kv_layout import KvLayout
-from specbuild.runtime.manifest import INDEXER_GROUP, Dsa
-from specbuild.runtime.specpv import ViewGeometry, choosing_group
+from specbuild.runtime.cache.layout import KvLayout
+from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, FULL_GROUP, LATENT_GROUP
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Dsa
+from specbuild.runtime.lossy.specpv.state import ViewGeometry, choosing_group
 
 # State that all sequences share; the rest has an entry for each of them.
 _SHARED_STATE = ("eos_ids", "step")

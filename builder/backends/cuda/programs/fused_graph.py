@@ -20,7 +20,7 @@ from specbuild.builder.passes.weights import ONNX_DTYPES, Recipe, recipe_of
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.plugins_cuda.opspec import DOMAIN, TensorSpec
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.runtime.manifest import INDEXER_GROUP
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 
 HEAD = "RmsHead"
 _POOL_OUTPUTS = ("k_pool.out", "v_pool.out", "c_pool.out")

@@ -10,7 +10,7 @@ from typing import Any
 from specbuild.plugins_cuda.launches import ProgramPhase, TensorInfo
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.runtime.plan import ITEM_BYTES, Space
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES, Space
 
 ACTIVATIONS = "bfloat16"
 _FIXED_DTYPES = {"float32": "float32", "int32": "int32"}

@@ -24,9 +24,9 @@ from specbuild.builder.backends.cuda.programs.view_passes import (
     view_rows,
 )
 from specbuild.builder.limits import MAX_DECODE_ROWS
-from specbuild.runtime.cache_groups import DRAFT_GROUP
-from specbuild.runtime.manifest import DraftShape, Limits
-from specbuild.runtime.slots import LIST_BUDGET, SAMPLED_BUDGET
+from specbuild.runtime.decode.device_rows import LIST_BUDGET, SAMPLED_BUDGET
+from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
+from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
 
 PREFILL_ROWS = (64, 256, 1024, 2048)
 SCORE_ROWS = (8, 64, 256)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from specbuild.builder.backends.cuda.programs.program_ir import Storage, Tensor
 from specbuild.plugins_cuda.launches import TensorInfo
-from specbuild.runtime.plan import Space
-from specbuild.runtime.slots import LIST_BUDGET, SAMPLED_BUDGET
+from specbuild.runtime.decode.device_rows import LIST_BUDGET, SAMPLED_BUDGET
+from specbuild.runtime.engine_dir.plan import Space
 
 RING_SLOTS = 64
 EOS_IDS = 8

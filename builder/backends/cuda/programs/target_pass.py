@@ -10,7 +10,7 @@ from specbuild.builder.backends.cuda.programs.fused_graph import HEAD, Placement
 from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.programs.state import PARTIAL_TABLE
 from specbuild.plugins_cuda.launches import TensorInfo
-from specbuild.runtime.manifest import INDEXER_GROUP
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 
 _BLANK = "captured_blank"
 # How a row chooses: Choose's inputs beside the logits.

@@ -10,9 +10,9 @@ from specbuild.builder.backends.cuda.programs.program_ir import ProgramIr, Tenso
 from specbuild.builder.backends.cuda.programs.state import PARTIAL_TABLES
 from specbuild.builder.backends.cuda.programs.target_pass import TargetRows, TargetViews
 from specbuild.builder.limits import MAX_DECODE_ROWS
-from specbuild.runtime.cache_groups import FULL_GROUP, LATENT_GROUP
-from specbuild.runtime.manifest import INDEXER_GROUP, DraftShape
-from specbuild.runtime.specpv import ViewGeometry
+from specbuild.runtime.engine_dir.cache_groups import FULL_GROUP, LATENT_GROUP
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, DraftShape
+from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
 # The head takes rows by this many, and reads its weight once for all of them: the samples fill up
 # the last ones, unless that leaves fewer than half of a tile.

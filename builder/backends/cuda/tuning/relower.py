@@ -20,7 +20,7 @@ from specbuild.builder.backends.cuda.tuning.tactic_book import TacticBook, tacti
 from specbuild.builder.engine_writer import json_bytes
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Target
-from specbuild.runtime.strict_json import to_json
+from specbuild.runtime.engine_dir.strict_json import to_json
 
 REPORT_FILE = "build_report.json"
 

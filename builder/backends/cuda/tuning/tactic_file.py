@@ -13,8 +13,8 @@ from specbuild.builder.durable import replace_bytes
 from specbuild.builder.engine_writer import json_bytes
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.opspec import OpSpec
+from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.strict_json import from_json
 
 VERSION = 1
 REMEDY = "measure with specbuild tune again"

@@ -40,7 +40,7 @@ from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Target
 from specbuild.plugins_cuda.registry import all_ops
 from specbuild.runtime.device import check_here
-from specbuild.runtime.engine_file import check_sizes, read_file, read_manifest
+from specbuild.runtime.engine_dir.files import check_sizes, read_file, read_manifest
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.check import read_plan
 

@@ -8,7 +8,7 @@ import pytest
 from checkpoints import write_draft
 
 from specbuild.builder.checkpoint.target import read_target
-from specbuild.runtime.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
 
 YARN = {
     "rope_type": "yarn",

@@ -22,8 +22,8 @@ from specbuild.builder.checkpoint.config_fields import (
 )
 from specbuild.builder.checkpoint.draft import read_draft
 from specbuild.builder.checkpoint.target import read_target
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import TargetGeometry
 
 SCALARS = st.one_of(
     st.none(),

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.builder.checkpoint.draft import read_draft
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import TargetGeometry
 
 
 def refusal(path: Path, geometry: TargetGeometry, *, strict: bool = False) -> str:

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.limits import plan_engine
+from specbuild.runtime.engine_dir.manifest import Dsa, IndexerGeometry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import Dsa, IndexerGeometry
 
 W_Q = "model.layers.1.self_attn.dsa_W_q"
 W_K = "model.layers.1.self_attn.dsa_W_k"

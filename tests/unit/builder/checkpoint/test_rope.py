@@ -10,8 +10,8 @@ import torch
 
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.rope import describe, read_rope
+from specbuild.runtime.engine_dir.manifest import Rope
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.manifest import Rope
 
 RELEASE = {
     "rope_type": "yarn",

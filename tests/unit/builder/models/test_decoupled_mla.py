@@ -8,7 +8,7 @@ import torch
 from specbuild.builder.models.decoupled_mla import FORMS, MlaAttention, Scene
 from specbuild.builder.models.graph_io import GroupView, LatentPool, Launch
 from specbuild.builder.models.rope import rope_tables
-from specbuild.runtime.manifest import MlaGeometry, Rope
+from specbuild.runtime.engine_dir.manifest import MlaGeometry, Rope
 
 ROWS, PAGE = 37, 8
 GEOMETRIES = {

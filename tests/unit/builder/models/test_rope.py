@@ -7,7 +7,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specbuild.builder.models.rope import inverse_frequencies, rope_tables
-from specbuild.runtime.manifest import Rope
+from specbuild.runtime.engine_dir.manifest import Rope
 
 YARN = Rope(
     theta=150000.0,

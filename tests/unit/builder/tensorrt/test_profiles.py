@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from specbuild.builder.backends.tensorrt.standard_profiles import role_profiles
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.limits import EnginePlan, candidate_pool, plan_engine
-from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.executors.tensorrt.feeds import chosen_profile, profile_sizes
-from specbuild.runtime.manifest import (
+from specbuild.runtime.engine_dir.manifest import (
     DraftGeometry,
     DraftShape,
     Port,
@@ -22,6 +20,8 @@ from specbuild.runtime.manifest import (
     Rope,
     TargetGeometry,
 )
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.executors.tensorrt.feeds import chosen_profile, profile_sizes
 
 TARGET = TargetGeometry(
     model_type="gpt_oss", layers=2, hidden=64, vocab=256, q_heads=4, kv_heads=2, head_dim=16,

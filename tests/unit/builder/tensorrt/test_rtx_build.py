@@ -23,12 +23,12 @@ from specbuild.builder.build import build as run_build
 from specbuild.builder.config import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli.main import main
-from specbuild.runtime.engine_file import read_manifest, verify_files
+from specbuild.runtime.engine_dir.files import read_manifest, verify_files
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.tensorrt.engine_check import check_plans, read_header
 from specbuild.runtime.executors.tensorrt.loading import load_weights
-from specbuild.runtime.manifest import Manifest
-from specbuild.runtime.weights_file import open_weights
 
 pytestmark = needs_tensorrt_rtx
 SIZES = {"hidden": 64, "q_heads": 4, "kv_heads": 2, "head_dim": 32}

@@ -12,7 +12,7 @@ from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.config import SelfText, TrainOptions
 from specbuild.builder.training.draft import train_draft
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.manifest import DraftShape
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 PROMPT, LENGTH = 8, 64

@@ -17,9 +17,9 @@ from specbuild.builder.progress import SilentProgress
 from specbuild.builder.verify import verify_engine
 from specbuild.cli.predicted_memory import predict_memory
 from specbuild.runtime.device import pool_bytes
-from specbuild.runtime.engine_file import read_manifest
+from specbuild.runtime.engine_dir.files import read_manifest
+from specbuild.runtime.engine_dir.manifest_check import check_manifest
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
-from specbuild.runtime.manifest_check import check_manifest
 
 DIMS = {0: 12, 1: 20, 3: 8}
 

@@ -1,0 +1,1 @@
+"""KV cache: pages, their layout, and where a launch's rows go."""

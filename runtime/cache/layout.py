@@ -1,0 +1,181 @@
+"""How a cache group lies in device memory, and what that takes, before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, FP8_DTYPE, slots_per_sequence
+from specbuild.runtime.engine_dir.manifest import (
+    INDEXER_GROUP,
+    CacheGroup,
+    DraftGeometry,
+    Limits,
+    TargetGeometry,
+)
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
+from specbuild.runtime.errors import EngineFileError
+
+KV_DTYPE = "bfloat16"
+MIN_PAGE_SIZE = 16
+# Values that an mma sums at once: latents are as wide as a whole number of them.
+_LATENT_STEP = 16
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One pool of a layer: where it begins in the group's buffer, in bytes, and its shape."""
+
+    layer: int
+    part: str
+    offset: int
+    shape: tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class KvLayout:
+    """All pools of a group in one buffer, each [pages, kv_heads, page_size, width].
+
+    They lie layer by layer, K before V; latents by their width, so that those of one width adjoin.
+    Logical page p of a sequence is entry p of its row of the page table. Where the group keeps
+    every position each entry is a page of its own; with a window the sequence has ``ring_pages``
+    of them and entry p repeats entry ``p mod ring_pages``.
+    """
+
+    group: CacheGroup
+
+    @property
+    def name(self) -> str:
+        """The buffer's name in the plan."""
+        return f"cache:{self.group.name}"
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the pools in a plan, where fp8 is bytes."""
+        return "uint8" if self.group.dtype == FP8_DTYPE else self.group.dtype
+
+    @property
+    def tokens_per_page(self) -> int:
+        """Slots of a page."""
+        return self.group.page_size
+
+    @cached_property
+    def pools(self) -> tuple[Pool, ...]:
+        """Every pool, in the order in which they lie."""
+        g = self.group
+        widths = [(layer, part, width) for layer in g.layers for part, width in _widths(g, layer)]
+        if g.latent_widths:
+            widths.sort(key=lambda pool: pool[2])
+        pools, offset = [], 0
+        for layer, part, width in widths:
+            pools.append(Pool(layer, part, offset, (g.pages, g.kv_heads, g.page_size, width)))
+            offset += g.pages * g.kv_heads * g.page_size * width * ITEM_BYTES[self.dtype]
+        return tuple(pools)
+
+    @property
+    def stacks(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Pools of one shape that adjoin: (offset, [pools, pages, kv_heads, page_size, width])."""
+        return tuple(
+            (pools[0].offset, (len(pools), *shape))
+            for shape, found in groupby(self.pools, key=lambda pool: pool.shape)
+            if (pools := list(found))
+        )
+
+    @property
+    def bytes_per_page(self) -> int:
+        """What a page takes over all layers."""
+        g = self.group
+        values = sum(width for layer in g.layers for _, width in _widths(g, layer))
+        return g.kv_heads * g.page_size * values * ITEM_BYTES[self.dtype]
+
+    @property
+    def bytes(self) -> int:
+        """What the buffer takes, page 0 included."""
+        return self.group.pages * self.bytes_per_page
+
+    def logical_pages(self, limits: Limits) -> int:
+        """Entries of a sequence's row of the page table."""
+        return -(-slots_per_sequence(limits) // self.group.page_size)
+
+    def validate(self, model: TargetGeometry | DraftGeometry) -> None:
+        """Raises EngineFileError where the group's caches are none of ``model``'s, or malformed."""
+        g = self.group
+        self._validate_widths(model)
+        if g.page_size < MIN_PAGE_SIZE or g.page_size & (g.page_size - 1):
+            raise EngineFileError(
+                f"cache group {g.name} has pages of {g.page_size} tokens, kernels take powers of "
+                f"two from {MIN_PAGE_SIZE} on; rebuild the engine"
+            )
+        if g.dtype != KV_DTYPE and (g.name, g.dtype) != (INDEXER_GROUP, FP8_DTYPE):
+            raise EngineFileError(
+                f"cache group {g.name} holds {g.dtype}, kernels take {KV_DTYPE}; rebuild the engine"
+            )
+        self._validate_layers(model)
+
+    def _validate_widths(self, model: TargetGeometry | DraftGeometry) -> None:
+        g = self.group
+        wanted: tuple[int, ...] = (model.kv_heads, model.head_dim, model.head_dim)
+        found: tuple[int, ...] = (g.kv_heads, g.k_width, g.v_width)
+        if g.name == INDEXER_GROUP:
+            indexer = model.indexer if isinstance(model, TargetGeometry) else None
+            width = 0 if indexer is None else indexer.width
+            wanted = (1, *[width] * len(g.layers))
+            found = (g.kv_heads, *g.latent_widths)
+        elif g.latent_widths:
+            dims = model.latent_dims if isinstance(model, TargetGeometry) else ()
+            held = [dims[layer] for layer in g.layers if 0 <= layer < len(dims)]
+            wanted = (1, *map(padded_width, held))
+            found = (g.kv_heads, *g.latent_widths)
+        if found != wanted:
+            raise EngineFileError(
+                f"cache group {g.name} has heads and widths {found}, its model {wanted}; "
+                "rebuild the engine"
+            )
+
+    def _validate_layers(self, model: TargetGeometry | DraftGeometry) -> None:
+        g = self.group
+        count = 1 if isinstance(model, DraftGeometry) else model.layers
+        window = model.sliding_window
+        if isinstance(model, TargetGeometry):
+            kind = "sliding_attention" if g.window else "full_attention"
+            if any(model.layer_types[layer] != kind for layer in g.layers if layer < count):
+                raise EngineFileError(f"cache group {g.name} holds layers that are not {kind}")
+            window = window if g.window else 0
+        outside = [layer for layer in g.layers if not 0 <= layer < count]
+        if outside or not g.layers or g.window != window:
+            raise EngineFileError(
+                f"cache group {g.name} has layers {g.layers} and window {g.window}, its model "
+                f"{count} layers and window {window}; rebuild the engine"
+            )
+
+
+def padded_width(latent: int) -> int:
+    """The width of the pool of a latent of so many values; what is behind it holds zeros."""
+    return -(-latent // _LATENT_STEP) * _LATENT_STEP
+
+
+def layouts(groups: Sequence[CacheGroup]) -> dict[str, KvLayout]:
+    """The layout of every group, by the group's name."""
+    return {group.name: KvLayout(group) for group in groups}
+
+
+def cache_bytes(groups: Sequence[CacheGroup]) -> int:
+    """What the caches of all groups take together."""
+    return sum(KvLayout(group).bytes for group in groups)
+
+
+def validate_caches(
+    groups: Sequence[CacheGroup], target: TargetGeometry, draft: DraftGeometry | None
+) -> None:
+    """Raises EngineFileError where a group does not fit the model that it belongs to."""
+    for group in groups:
+        model = draft if group.name == DRAFT_GROUP else target
+        if model is None:
+            raise EngineFileError(f"cache group {group.name}: the engine has no draft")
+        KvLayout(group).validate(model)
+
+
+def _widths(group: CacheGroup, layer: int) -> list[tuple[str, int]]:
+    return list(group.pool_widths(layer).items())

@@ -1,0 +1,314 @@
+"""Who may hold cache memory: the pages of every group, and the pages of one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence, slots_per_sequence
+from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits
+from specbuild.runtime.errors import SpecbuildError
+
+# Hears of pages of a group: when a sequence gets them, when it gives them back.
+PagesInstalled = Callable[[str, Sequence[int]], None]
+PagesReleased = Callable[[str, Sequence[int]], None]
+
+
+class PagePool:
+    """The free pages of one group. Page 0 is never handed out.
+
+    ``reserve`` promises pages to a sequence before it takes any, so that what was admitted
+    never has to wait.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pages: int,
+        released: PagesReleased | None = None,
+        installed: PagesInstalled | None = None,
+    ) -> None:
+        self.name = name
+        self._free = list(range(pages - 1, 0, -1))
+        self._unreserved = pages - 1
+        self._released = released
+        self._installed = installed
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that no sequence holds."""
+        return len(self._free)
+
+    def can_reserve(self, pages: int) -> bool:
+        """Whether this many pages are promised to nobody."""
+        return pages <= self._unreserved
+
+    def require(self, pages: int) -> None:
+        """SpecbuildError where :meth:`can_reserve` is false."""
+        if not self.can_reserve(pages):
+            raise SpecbuildError(
+                f"cache group {self.name}: {pages} pages wanted, {self._unreserved} left; "
+                "run fewer or shorter sequences"
+            )
+
+    def reserve(self, pages: int) -> None:
+        """Promises pages; SpecbuildError where :meth:`can_reserve` is false."""
+        self.require(pages)
+        self._unreserved -= pages
+
+    def unreserve(self, pages: int) -> None:
+        """Takes a promise back."""
+        self._unreserved += pages
+
+    def allocate(self) -> int:
+        """One page."""
+        if not self._free:
+            raise SpecbuildError(f"cache group {self.name}: no free page; run fewer sequences")
+        page = self._free.pop()
+        if self._installed is not None:
+            self._installed(self.name, (page,))
+        return page
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Pages go back."""
+        self._free.extend(pages)
+        if self._released is not None:
+            self._released(self.name, pages)
+
+
+class SequencePages:
+    """One sequence's pages in one group.
+
+    Logical page p holds slots ``p·page_size …``. Pages ``first_page … end_page − 1`` are held:
+    those before the window are given back, those past ``length`` exist only between
+    :meth:`append` and :meth:`commit`. ``table[p]`` is the page (0 = none), ``slots[x]`` where
+    slot x lies in the pool (valid for held pages), ``page_positions[p]`` the position of slot
+    ``p·page_size``.
+    """
+
+    def __init__(self, pool: PagePool, *, page_size: int, window: int, capacity: int) -> None:
+        logical = -(-capacity // page_size)
+        self.page_size = page_size
+        self.window = window
+        self.length = 0
+        self.first_page = 0
+        self.end_page = 0
+        self.table = np.zeros(logical, np.int32)
+        self.slots = np.zeros(logical * page_size, np.int32)
+        self._oldest_row = 0
+        self.page_positions = np.arange(logical, dtype=np.int32) * np.int32(page_size)
+        self._pool = pool
+        self._offsets = np.arange(page_size, dtype=np.int32)
+
+    def append(self, count: int) -> None:
+        """Makes room for ``count`` slots after the committed length."""
+        size = self.page_size
+        end = -(-(self.length + count) // size)
+        if end > len(self.table):
+            raise SpecbuildError(
+                f"cache group {self._pool.name}: a sequence holds {len(self.slots)} slots, "
+                f"{self.length + count} wanted; use fewer tokens"
+            )
+        while self.end_page < end:
+            page = self._pool.allocate()
+            place = self.end_page
+            self.table[place] = page
+            self.slots[place * size : (place + 1) * size] = self._offsets + page * size
+            self.end_page += 1
+
+    def commit(self, length: int, *, fed_again: int | None = None) -> None:
+        """The first ``length`` slots are the sequence; pages that it has no use for go back.
+
+        Rows from ``fed_again`` on may be fed once more, and keep their windows.
+        """
+        if not self.length <= length <= self.end_page * self.page_size:
+            raise SpecbuildError(
+                f"cache group {self._pool.name}: commit of {length} slots after {self.length}, "
+                f"with room for {self.end_page * self.page_size}"
+            )
+        self.length = length
+        self._oldest_row = length if fed_again is None else min(length, fed_again)
+        self._give_back()
+
+    def rewind(self, length: int) -> None:
+        """Forgets what lies past ``length``; SpecbuildError if its window is gone already."""
+        if not 0 <= length <= self.length or self._window_page(length) < self.first_page:
+            raise SpecbuildError(
+                f"cache group {self._pool.name}: cannot rewind from {self.length} to {length}: "
+                "the pages of that window were given back"
+            )
+        self.length = length
+        self._oldest_row = min(self._oldest_row, length)
+        self._give_back()
+
+    def release(self) -> None:
+        """Every page goes back."""
+        self._release(self.first_page, self.end_page)
+        self.length = self.first_page = self.end_page = self._oldest_row = 0
+
+    def view_page(self, position: int) -> int:
+        """The first held page that a row at this position, or any behind it, sees."""
+        return max(self.first_page, self._window_page(position))
+
+    def _window_page(self, length: int) -> int:
+        """The first page that the token at position ``length`` sees."""
+        return max(0, length - self.window + 1) // self.page_size if self.window else 0
+
+    def _give_back(self) -> None:
+        end = -(-self.length // self.page_size)
+        if end < self.end_page:
+            self._release(end, self.end_page)
+            self.end_page = end
+        if self.window:
+            first = min(self._window_page(self._oldest_row), self.end_page)
+            if first > self.first_page:
+                self._release(self.first_page, first)
+                self.first_page = first
+
+    def _release(self, first: int, end: int) -> None:
+        if end > first:
+            self._pool.release(self.table[first:end].tolist())
+            self.table[first:end] = 0
+
+
+class FixedPages(SequencePages):
+    """All pages of a sequence, taken at once: neither they nor the table change while it lives.
+
+    With a window they form a ring: logical page p is the ring's page p mod R, so slot x is
+    overwritten by slot x + R·page_size, which is R·page_size ≥ window − 1 + (the rows of the
+    largest launch) + page_size away. Without one, logical pages past those held are 0.
+    """
+
+    def __init__(
+        self, pool: PagePool, *, page_size: int, window: int, capacity: int, pages: int
+    ) -> None:
+        super().__init__(pool, page_size=page_size, window=window, capacity=capacity)
+        logical = len(self.table)
+        self.pages = [pool.allocate() for _ in range(min(pages, logical))]
+        held = np.array(self.pages, np.int32)
+        if window:
+            self.table[:] = held[np.arange(logical) % len(held)]
+        else:
+            self.table[: len(held)] = held
+        self.end_page = logical if window else len(held)
+        self.slots = (self.table[:, None] * page_size + self._offsets).reshape(-1)
+
+    def view_page(self, _position: int) -> int:
+        """0: a row's sums over its window are cut at the same positions in every launch."""
+        return 0
+
+    def append(self, count: int) -> None:
+        """Checks that ``count`` slots after the committed length are held."""
+        held = self.end_page * self.page_size
+        if self.length + count > held:
+            raise SpecbuildError(
+                f"cache group {self._pool.name}: a sequence holds {held} slots, "
+                f"{self.length + count} wanted; use fewer tokens"
+            )
+
+    def release(self) -> None:
+        """Every page goes back."""
+        self._pool.release(self.pages)
+        self.pages = []
+        self.table[:] = 0
+        self.length = self.end_page = 0
+
+    def _give_back(self) -> None:
+        """Nothing goes back before the end."""
+
+
+class PageLedger:
+    """A cookie for every page, for debugging: who gets a page, and who gives it back.
+
+    ``installed`` and ``released`` are the callbacks of :class:`KvPools`; either raises
+    SpecbuildError where a page has two owners, or goes back without having had one.
+    """
+
+    def __init__(self) -> None:
+        self._cookies: dict[tuple[str, int], int] = {}
+        self._installs = 0
+
+    @property
+    def held(self) -> dict[tuple[str, int], int]:
+        """The pages in use, and the number of the install that gave each away."""
+        return dict(self._cookies)
+
+    def installed(self, group: str, pages: Sequence[int]) -> None:
+        """Pages go to a sequence."""
+        for page in pages:
+            if page == 0 or (group, page) in self._cookies:
+                raise SpecbuildError(f"cache group {group}: page {page} is given away twice")
+            self._installs += 1
+            self._cookies[group, page] = self._installs
+
+    def released(self, group: str, pages: Sequence[int]) -> None:
+        """Pages come back."""
+        for page in pages:
+            if self._cookies.pop((group, page), None) is None:
+                raise SpecbuildError(f"cache group {group}: page {page} comes back, but was free")
+
+
+class KvPools:
+    """The page pools of an engine, by group name.
+
+    With ``fixed``, a sequence takes all of its pages when it is admitted, as steps that run
+    without the host need it.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        limits: Limits,
+        released: PagesReleased | None = None,
+        installed: PagesInstalled | None = None,
+        *,
+        fixed: bool = False,
+    ) -> None:
+        self._groups = {group.name: group for group in groups}
+        self._limits = limits
+        self._fixed = fixed
+        self.pools = {g.name: PagePool(g.name, g.pages, released, installed) for g in groups}
+
+    def pages_wanted(self, tokens: int) -> dict[str, int]:
+        """Pages to reserve for a sequence that ends with ``tokens`` tokens, by group."""
+        return {
+            name: pages_per_sequence(
+                name,
+                self._limits,
+                tokens=tokens,
+                page_size=group.page_size,
+                window=group.window,
+            )
+            for name, group in self._groups.items()
+        }
+
+    def can_admit(self, wanted: Mapping[str, int]) -> bool:
+        """Whether every group can promise its pages."""
+        return all(self.pools[name].can_reserve(pages) for name, pages in wanted.items())
+
+    def admit(self, wanted: Mapping[str, int]) -> dict[str, SequencePages]:
+        """Reserves the pages and gives the holders, by group: empty ones, or full if fixed.
+
+        SpecbuildError where a group has too few; then no group has promised any.
+        """
+        for name, pages in wanted.items():
+            self.pools[name].require(pages)
+        for name, pages in wanted.items():
+            self.pools[name].reserve(pages)
+        return {name: self._holder(name, wanted[name]) for name in self._groups}
+
+    def _holder(self, name: str, pages: int) -> SequencePages:
+        pool, group = self.pools[name], self._groups[name]
+        size, window = group.page_size, group.window
+        capacity = slots_per_sequence(self._limits)
+        if self._fixed:
+            return FixedPages(pool, page_size=size, window=window, capacity=capacity, pages=pages)
+        return SequencePages(pool, page_size=size, window=window, capacity=capacity)
+
+    def release(self, pages: Mapping[str, SequencePages], wanted: Mapping[str, int]) -> None:
+        """Takes pages and promises back."""
+        for holder in pages.values():
+            holder.release()
+        for name, count in wanted.items():
+            self.pools[name].unreserve(count)

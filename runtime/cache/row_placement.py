@@ -1,0 +1,119 @@
+"""The integer arrays that place a launch's rows in the caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from specbuild.runtime.cache.pages import SequencePages
+from specbuild.runtime.engine_dir.manifest import Role
+
+_PAGE_TABLE = ".page_table"
+_PAGE_POSITION = ".page_position"
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """The rows of a launch: sequence b has ``count[b]`` of them, at slots ``first[b]`` and up.
+
+    Slots at and past ``tree_start[b]`` are tree nodes, those below are committed tokens.
+    """
+
+    first: Sequence[int]
+    count: Sequence[int]
+    tree_start: Sequence[int]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the launch."""
+        return sum(self.count)
+
+    def row_start(self) -> np.ndarray:
+        """Row at which each sequence starts, and the end: int32 [B + 1], read-only."""
+        return _row_start(tuple(self.count))
+
+
+@lru_cache(maxsize=1024)
+def _row_start(count: tuple[int, ...]) -> np.ndarray:
+    starts = np.cumsum([0, *count], dtype=np.int32)
+    starts.setflags(write=False)
+    return starts
+
+
+def groups_of(role: Role) -> tuple[str, ...]:
+    """The cache groups that a graph reads, by the names of its inputs."""
+    names = [port.name for port in role.inputs]
+    return tuple(n.removesuffix(_PAGE_TABLE) for n in names if n.endswith(_PAGE_TABLE))
+
+
+class SlotCounter:
+    """Ranges of consecutive int32 numbers as views of one array."""
+
+    def __init__(self, capacity: int) -> None:
+        self._numbers = np.arange(capacity, dtype=np.int32)
+
+    def range(self, first: int, count: int) -> np.ndarray:
+        """``first … first + count − 1``."""
+        return self._numbers[first : first + count]
+
+    def ranges(self, first: Sequence[int], count: Sequence[int]) -> np.ndarray:
+        """The ranges one after another."""
+        if len(first) == 1:
+            return self.range(first[0], count[0])
+        return np.concatenate([self.range(f, n) for f, n in zip(first, count, strict=True)])
+
+
+def cache_feeds(
+    group: str, holders: Sequence[SequencePages], plan: RowPlan, counter: SlotCounter
+) -> dict[str, np.ndarray]:
+    """``page_table [1,B,1,P]``, ``row_slot``, ``write_slot [T]``, ``tree_start [B]``.
+
+    The view of a sequence starts at the first page that its rows see: row_slot and tree_start
+    count from there, write_slot is the place in the pool. ``page_position [B,P]`` gives the
+    position at which each page of the view begins, for the groups whose keys are rotated when
+    they are read.
+    """
+    if len(holders) == 1:
+        return _one_sequence_feeds(group, holders[0], plan, counter)
+    seen = [
+        holder.view_page(min(f, t))
+        for holder, f, t in zip(holders, plan.first, plan.tree_start, strict=True)
+    ]
+    base = [page * holder.page_size for page, holder in zip(seen, holders, strict=True)]
+    shifted = [f - b for f, b in zip(plan.first, base, strict=True)]
+    writes = [h.slots[f : f + n] for h, f, n in zip(holders, plan.first, plan.count, strict=True)]
+    views = [slice(page, h.end_page) for page, h in zip(seen, holders, strict=True)]
+    widest = max(view.stop - view.start for view in views)
+    table = np.zeros((1, len(views), 1, widest), np.int32)
+    positions = np.zeros((len(views), widest), np.int32)
+    for b, (holder, view) in enumerate(zip(holders, views, strict=True)):
+        table[0, b, 0, : view.stop - view.start] = holder.table[view]
+        positions[b, : view.stop - view.start] = holder.page_positions[view]
+    tree_start = [t - b for t, b in zip(plan.tree_start, base, strict=True)]
+    return {
+        f"{group}{_PAGE_TABLE}": table,
+        f"{group}.row_slot": counter.ranges(shifted, plan.count),
+        f"{group}.tree_start": np.array(tree_start, np.int32),
+        f"{group}.write_slot": np.concatenate(writes),
+        f"{group}{_PAGE_POSITION}": positions,
+    }
+
+
+def _one_sequence_feeds(
+    group: str, holder: SequencePages, plan: RowPlan, counter: SlotCounter
+) -> dict[str, np.ndarray]:
+    """The same for one sequence: every array is a view of one that exists already."""
+    first, count = plan.first[0], plan.count[0]
+    seen = holder.view_page(min(first, plan.tree_start[0]))
+    base = seen * holder.page_size
+    view = slice(seen, holder.end_page)
+    return {
+        f"{group}{_PAGE_TABLE}": holder.table[view][None, None, None],
+        f"{group}.row_slot": counter.range(first - base, count),
+        f"{group}.tree_start": counter.range(plan.tree_start[0] - base, 1),
+        f"{group}.write_slot": holder.slots[first : first + count],
+        f"{group}{_PAGE_POSITION}": holder.page_positions[view][None],
+    }

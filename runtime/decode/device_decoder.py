@@ -1,0 +1,215 @@
+"""Decodes with programs whose state stays on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.decode.decoder import Speculation
+from specbuild.runtime.decode.device_generation import ResidentGeneration
+from specbuild.runtime.decode.device_rows import SlotTable
+from specbuild.runtime.decode.emission import TextStreams
+from specbuild.runtime.decode.prefill_rows import SlotRows, launched_rows
+from specbuild.runtime.decode.program_costs import ProgramCosts
+from specbuild.runtime.decode.program_table import ProgramTable, needs_full_logits
+from specbuild.runtime.draft.device_costs import StepCosts
+from specbuild.runtime.draft.eagle3 import Drafter
+from specbuild.runtime.draft.policy import (
+    DraftPolicy,
+    FixedPolicy,
+    LearnedPolicies,
+    default_policy,
+)
+from specbuild.runtime.draft.tree import check_shape
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.executors.executor import ResidentExecutor
+from specbuild.runtime.request import Event, GenerateParams, Request, SequenceState
+from specbuild.runtime.statistics import RunTally
+
+Item = TypeVar("Item")
+# The table was measured on this kind of GPU: rare steps without a draft suffice to check it.
+PLAIN_INTERVAL = 256
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """What the target says behind tokens ``first …`` of a sequence.
+
+    ``logits`` fp32 [n, V]; ``captured`` [n, C], the features that a draft reads, as bf16 bit
+    patterns, None in an engine without a draft.
+    """
+
+    first: int
+    logits: np.ndarray
+    captured: np.ndarray | None
+
+
+class ResidentDecoder:
+    """One generation at a time: the device keeps one set of sequences.
+
+    ``step_costs`` are those of this GPU: by them the default draft is chosen before every step.
+    Without them it is the engine's default shape, and ``without_costs`` says why.
+    """
+
+    def __init__(
+        self,
+        executor: ResidentExecutor,
+        manifest: Manifest,
+        kv: KvPools,
+        *,
+        step_costs: StepCosts | None = None,
+        without_costs: str = "no step costs were measured",
+    ) -> None:
+        self._executor = executor
+        self._manifest = manifest
+        self._kv = kv
+        self._programs = ProgramTable(executor.plan)
+        self._step_costs = step_costs if manifest.draft is not None else None
+        self._fixed = default_policy(manifest, without_costs)
+        self._measured = LearnedPolicies()
+        self._busy = False
+
+    @property
+    def default_draft(self) -> DraftPolicy:
+        """The policy of the last run by step costs, or the engine's default shape."""
+        return self._measured.last or self._default_policy(sampled=False, full_logits=False)
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        *,
+        speculation: Speculation,
+        drafter: Drafter | None,
+        text_stream: TextStreams,
+    ) -> Iterator[Event]:
+        """The events of all requests. Raises RequestError where a draft cannot be had."""
+        if drafter is not None:
+            raise RequestError(
+                f"drafter {drafter.capabilities.name}: this engine drafts on the device, with its "
+                "own draft only"
+            )
+        full_logits = needs_full_logits(r.params.sampling for r in requests)
+        sampled = any(r.params.sampling.temperature > 0 for r in requests)
+        shape = self._only_shape(speculation)
+        if shape is not None:
+            self._check(shape)
+        if speculation == "default":
+            policy = self._default_policy(sampled=sampled, full_logits=full_logits)
+        else:
+            policy = _asked_for(speculation)
+        # A policy that may leave the draft out does so where only such steps are large enough.
+        most = self._programs.most_sequences(shape, full_logits=full_logits)
+        if most == 0:
+            raise RequestError(
+                "the engine has no steps with full logits, as top-k and top-p need them; leave "
+                "them out, or build the engine with such steps"
+            )
+        generation = ResidentGeneration(
+            executor=self._executor,
+            manifest=self._manifest,
+            kv=self._kv,
+            programs=self._programs,
+            requests=requests,
+            policy=policy,
+            max_batch_size=min(most, self._manifest.limits.max_batch_size),
+            text_stream=text_stream,
+        )
+        return self._alone(generation.events())
+
+    def score(self, ids: Sequence[int]) -> Iterator[ScoredRows]:
+        """The target's logits behind every token of a sequence, with the kernels that decode.
+
+        Raises RequestError where the sequence does not fit or the engine has no such program.
+        """
+        limit = self._manifest.limits.max_seq_len
+        if not 1 <= len(ids) <= limit:
+            raise RequestError(f"{len(ids)} tokens to score, the engine takes 1 to {limit}")
+        return self._alone(self._score(ids))
+
+    def _score(self, ids: Sequence[int]) -> Iterator[ScoredRows]:
+        executor, logits = self._executor, self._executor.port("score.logits")
+        entry = self._programs.score(rows=0 if logits is None else logits.shape[0])
+        if entry is None or logits is None:
+            raise RequestError("the engine has no program that scores; build it with one")
+        executor.use()
+        slots = SlotTable(executor, [group.name for group in self._manifest.cache_groups])
+        slots.clear(self._manifest.target.eos_token_ids)
+        wanted = self._kv.pages_wanted(len(ids))
+        if not self._kv.can_admit(wanted):
+            raise RequestError(f"{len(ids)} tokens to score: no free cache pages")
+        sequence = SequenceState(
+            request=Request("score", tuple(ids), GenerateParams(), 1),
+            index=0,
+            ids=np.array([*ids, 0], np.int32),
+            pages=self._kv.admit(wanted),
+            pages_reserved=wanted,
+            tally=RunTally(0),
+            text=None,
+            known=len(ids),
+        )
+        try:
+            slots.admit(sequence)
+            room = min(entry.rows, logits.shape[0])
+            for start in range(0, len(ids), room):
+                rows = SlotRows(0, sequence, start, min(room, len(ids) - start))
+                yield self._scored(slots, rows)
+        finally:
+            self._kv.release(sequence.pages, sequence.pages_reserved)
+
+    def _scored(self, slots: SlotTable, rows: SlotRows) -> ScoredRows:
+        executor = self._executor
+        entry = self._programs.score(rows=rows.count)
+        port = executor.port("score.logit_rows")
+        assert entry is not None and port is not None
+        groups = [group.name for group in self._manifest.cache_groups]
+        for name, values in launched_rows([rows], entry, groups, drafted=slots.drafted).items():
+            executor.write(name, values)
+        logit_rows = np.minimum(np.arange(port.shape[0], dtype=np.int32), rows.count - 1)
+        executor.write(port.name, logit_rows)
+        executor.start(entry)
+        logits = executor.read("score.logits", rows=rows.count)
+        drafted = executor.port("score.captured") is not None
+        captured = executor.read("score.captured", rows=rows.count) if drafted else None
+        return ScoredRows(rows.start, logits, captured)
+
+    def _alone(self, events: Iterator[Item]) -> Iterator[Item]:
+        """Refuses while another call's events are being read."""
+        if self._busy:
+            raise RequestError(
+                "another generation on this engine is running; finish or close it first"
+            )
+        self._busy = True
+        try:
+            yield from events
+        finally:
+            self._busy = False
+
+    def _default_policy(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:
+        if self._step_costs is None:
+            return self._fixed
+        costs = ProgramCosts(self._step_costs, self._programs, full_logits=full_logits)
+        return self._measured.next(costs, sampled=sampled, plain_interval=PLAIN_INTERVAL)
+
+    def _only_shape(self, speculation: Speculation) -> DraftShape | None:
+        """The shape that every step will have; None also where steps may differ."""
+        if speculation != "default":
+            return speculation
+        fixed = self._step_costs is None and self._manifest.draft is not None
+        return self._manifest.draft_default if fixed else None
+
+    def _check(self, shape: DraftShape) -> None:
+        if self._manifest.draft is None:
+            raise RequestError("a draft shape is given, but the engine was built without a draft")
+        check_shape(shape, self._manifest.limits)
+        self._programs.check_shape(shape)
+
+
+def _asked_for(shape: DraftShape | None) -> FixedPolicy:
+    if shape is None:
+        return FixedPolicy(None, max_depth=0, reason="asked for no draft")
+    return FixedPolicy(shape, max_depth=shape.draft_depth, reason="asked for")

@@ -1,0 +1,139 @@
+"""Which sequence stands in which row of the state that a device keeps between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specbuild.runtime.engine_dir.cache_groups import FULL_GROUP, LATENT_GROUP
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.executors.executor import ResidentExecutor
+from specbuild.runtime.request import SequenceState
+
+PAGE_TABLE = "page_table."
+PENDING = ("pending_count", "pending_tokens", "pending_captured")
+_SCALARS = (
+    "length",
+    "root",
+    "limit",
+    "done",
+    "ignore_eos",
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+)
+VIEWS = ("verified_len", "view_blocks", "summarised", "budget", "buffered_tokens")
+FULL_STEP = "full_step"
+LIST_BUDGET, SAMPLED_BUDGET = "list_budget", "sampled_budget"
+PARTIAL_TABLE = "partial_table."
+# What the device keeps of a sequence beside its page tables.
+SEQUENCE_PORTS = (*_SCALARS, *PENDING)
+_NO_TOKEN = -1
+
+
+class SlotTable:
+    """Sequences in slots 0, 1, …, without gaps. A slot that none uses is done and has length 0.
+
+    Every change is queued behind the steps that were started, whose results therefore belong to
+    the sequences of before.
+    """
+
+    def __init__(self, executor: ResidentExecutor, groups: Sequence[str]) -> None:
+        self._executor = executor
+        self._tables = tuple(f"{PAGE_TABLE}{group}" for group in groups)
+        self.drafted = executor.port(PENDING[0]) is not None
+        views = executor.port(VIEWS[0]) is not None
+        self._columns = (
+            *_SCALARS,
+            *self._tables,
+            *(PENDING if self.drafted else ()),
+            *((*VIEWS, *_partial_tables(executor)) if views else ()),
+        )
+        # Views of keys and values, or of latents, are also those of indexers' keys.
+        viewed = [group for group in (FULL_GROUP, LATENT_GROUP) if group in groups]
+        self._shared_views = (*viewed, INDEXER_GROUP) if views and INDEXER_GROUP in groups else ()
+        self.sequences: list[SequenceState] = []
+
+    def clear(self, eos_token_ids: Sequence[int]) -> None:
+        """Empties every slot.
+
+        The device stops at as many of the model's ends of sequence as its port holds; the host
+        knows them all.
+        """
+        self.sequences.clear()
+        done, eos = self._executor.port("done"), self._executor.port("eos_ids")
+        assert done is not None and eos is not None
+        self._free(0, done.shape[0])
+        ids = np.full(eos.shape, _NO_TOKEN, np.int32)
+        kept = list(eos_token_ids)[: len(ids)]
+        ids[: len(kept)] = kept
+        self._executor.write("eos_ids", ids)
+
+    def slot_of(self, sequence: SequenceState) -> int:
+        """Where a sequence stands."""
+        return next(i for i, other in enumerate(self.sequences) if other is sequence)
+
+    def admit(self, sequence: SequenceState) -> None:
+        """Gives a sequence the next slot. Until :meth:`begin` steps pass it over."""
+        slot = len(self.sequences)
+        self.sequences.append(sequence)
+        for table in self._tables:
+            pages = sequence.pages[table.removeprefix(PAGE_TABLE)].table
+            self._executor.write(table, pages[None], row=slot)
+        if self._shared_views:
+            self._require_equal_pages(sequence)
+
+    def begin(self, sequence: SequenceState, token: int) -> None:
+        """Prefill gave a sequence its first token: steps decode it from now on."""
+        executor, slot, request = self._executor, self.slot_of(sequence), sequence.request
+        sampling = request.params.sampling
+        values = {
+            "length": len(request.prompt_ids),
+            "root": token,
+            "limit": len(request.prompt_ids) + request.token_budget,
+            "ignore_eos": int(request.params.ignore_eos),
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+        }
+        if self.drafted:
+            # The prompt's last row waits for the draft until the token behind it is known.
+            values |= {"pending_count": 1, "pending_tokens": token}
+            executor.copy("prefill.last_captured", slot, "pending_captured", slot)
+        for name, value in (values | {"done": 0}).items():
+            executor.fill(name, value, row=slot)
+
+    def remove(self, sequence: SequenceState) -> None:
+        """Frees a sequence's slot; the last sequence moves there."""
+        slot, last = self.slot_of(sequence), len(self.sequences) - 1
+        if slot != last:
+            for column in self._columns:
+                self._executor.copy(column, last, column, slot)
+            self.sequences[slot] = self.sequences[last]
+        self.sequences.pop()
+        self._free(last, 1)
+
+    def _require_equal_pages(self, sequence: SequenceState) -> None:
+        """Both groups hand out their pages alike: SpecbuildError where they have not."""
+        keys, *others = (sequence.pages[group].table for group in self._shared_views)
+        if not all(np.array_equal(keys, other) for other in others):
+            raise SpecbuildError(
+                f"request {sequence.request.id!r} got other pages for its keys than for those of "
+                "indexers, which views share; load the engine again"
+            )
+
+    def _free(self, slot: int, count: int) -> None:
+        self._executor.fill("done", 1, row=slot, rows=count)
+        empty = ("length", *self._tables, *(PENDING[:1] if self.drafted else ()))
+        for name in empty:
+            self._executor.fill(name, 0, row=slot, rows=count)
+
+
+def _partial_tables(executor: ResidentExecutor) -> tuple[str, ...]:
+    """The ports of the layers' partial tables (SpecPV)."""
+    names = [port.name for port in executor.plan.ports]
+    return tuple(name for name in names if name.startswith(PARTIAL_TABLE))

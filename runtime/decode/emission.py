@@ -1,0 +1,101 @@
+"""From the target's tokens to events: text, ends of requests, statistics. Every loop emits so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isnan
+
+import numpy as np
+
+from specbuild.runtime.cache.pages import SequencePages
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.records import FinishReason
+from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState, TokenEvent
+from specbuild.runtime.statistics import RunTally
+from specbuild.runtime.text import TextStream
+
+TextStreams = Callable[[Request], TextStream | None]
+
+
+class Emission:
+    """Appends new tokens to sequences. ``finished`` hears of each that is done, before its event.
+
+    ``max_depth`` is that of the deepest draft that a step may verify.
+    """
+
+    def __init__(
+        self,
+        eos_token_ids: Sequence[int],
+        *,
+        max_depth: int,
+        text_stream: TextStreams,
+        finished: Callable[[SequenceState], None],
+    ) -> None:
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._max_depth = max_depth
+        self._text_stream = text_stream
+        self._finished = finished
+
+    def admit(
+        self,
+        index: int,
+        request: Request,
+        pages: dict[str, SequencePages],
+        reserved: dict[str, int],
+    ) -> SequenceState:
+        """The state of a request that is to run now; its clock starts."""
+        ids = np.zeros(len(request.prompt_ids) + request.token_budget, np.int32)
+        ids[: len(request.prompt_ids)] = request.prompt_ids
+        return SequenceState(
+            request=request,
+            index=index,
+            ids=ids,
+            pages=pages,
+            pages_reserved=reserved,
+            tally=RunTally(self._max_depth),
+            text=self._text_stream(request),
+            known=len(request.prompt_ids),
+        )
+
+    def take(
+        self, sequence: SequenceState, tokens: Sequence[tuple[int, float]], *, accepted: int
+    ) -> list[Event]:
+        """Appends (token, log-probability) until one ends the request; events in order.
+
+        The first ``accepted`` tokens were drafts. SpecbuildError where a log-probability is no
+        number: then the target's logits were none.
+        """
+        events: list[Event] = []
+        decoding = sequence.emitted > 0
+        for i, (token, logprob) in enumerate(tokens):
+            if isnan(logprob):
+                raise SpecbuildError(
+                    f"prompt {sequence.request.id!r}: the target's logits of output token "
+                    f"{sequence.emitted + 1} are not numbers; check the checkpoint's weights"
+                )
+            sequence.ids[sequence.known] = token
+            sequence.known += 1
+            sequence.logprobs.append(logprob)
+            reason, text = self._end_of(sequence, token)
+            if reason is not None and sequence.text is not None:
+                text += sequence.text.finish()
+                reason = "stop" if sequence.text.stopped else reason
+            events.append(TokenEvent(sequence.index, token, text, i < accepted, logprob))
+            if reason is not None:
+                sequence.finish_reason = reason
+                break
+        if decoding and tokens:
+            sequence.tally.step(accepted=min(accepted, len(events)), emitted=len(events))
+        if sequence.finish_reason is not None:
+            self._finished(sequence)
+            events.append(FinishEvent(sequence.index, sequence.record()))
+        return events
+
+    def _end_of(self, sequence: SequenceState, token: int) -> tuple[FinishReason | None, str]:
+        """Why the request ends with this token, if it does, and the text it gives."""
+        if not sequence.request.params.ignore_eos and token in self._eos_token_ids:
+            return "eos", ""
+        text = "" if sequence.text is None else sequence.text.push(token)
+        if sequence.text is not None and sequence.text.stopped:
+            return "stop", text
+        return ("length" if sequence.wanted == 0 else None), text

@@ -1,0 +1,128 @@
+"""Decodes with graphs that the host calls by role, and measures what drafting costs there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.cache.row_placement import SlotCounter
+from specbuild.runtime.decode.decoder import Speculation
+from specbuild.runtime.decode.emission import TextStreams
+from specbuild.runtime.decode.host_costs import CannotMeasureError, CostMeasurement, load_or_measure
+from specbuild.runtime.decode.host_generation import Generation
+from specbuild.runtime.draft.costs import ChainCosts
+from specbuild.runtime.draft.eagle3 import Drafter, Eagle3Drafter
+from specbuild.runtime.draft.policy import (
+    DraftPolicy,
+    FixedPolicy,
+    LearnedPolicies,
+    default_policy,
+    undrafted,
+)
+from specbuild.runtime.draft.tree import check_shape
+from specbuild.runtime.engine_dir.cache_groups import slots_per_sequence
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.engine_dir.manifest_check import DECODING_ROLES, DRAFTING_ROLES
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.executors.executor import Executor
+from specbuild.runtime.request import Event, Request
+
+
+class HostDecoder:
+    """``cost_file`` keeps the measured cost table between runs, if given."""
+
+    def __init__(
+        self, executor: Executor, manifest: Manifest, kv: KvPools, *, cost_file: Path | None = None
+    ) -> None:
+        self._executor = executor
+        self._manifest = manifest
+        self._kv = kv
+        self._cost_file = cost_file
+        self._measured = LearnedPolicies()
+        limits = manifest.limits
+        self._counter = SlotCounter(slots_per_sequence(limits) + limits.max_rows + 1)
+
+    @property
+    def default_draft(self) -> DraftPolicy:
+        """The policy of the last run with ``speculation="default"``."""
+        return self._measured.last or self._measured_policy(sampled=False)
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        *,
+        speculation: Speculation,
+        drafter: Drafter | None,
+        text_stream: TextStreams,
+    ) -> Iterator[Event]:
+        """The events of all requests. Raises RequestError where a draft cannot be had."""
+        self._executor.prepare(DECODING_ROLES)
+        sampled = any(request.params.sampling.temperature > 0 for request in requests)
+        policy = self._policy(speculation, drafter, sampled=sampled)
+        if policy.max_depth == 0:
+            drafter = None
+        elif drafter is None:
+            drafter = Eagle3Drafter(self._executor, self._manifest, self._counter)
+            self._executor.prepare(DRAFTING_ROLES)
+        generation = Generation(
+            executor=self._executor,
+            manifest=self._manifest,
+            kv=self._kv,
+            counter=self._counter,
+            requests=requests,
+            drafter=drafter,
+            policy=policy,
+            text_stream=text_stream,
+        )
+        return generation.events()
+
+    def _measured_policy(self, *, sampled: bool) -> DraftPolicy:
+        """A policy that starts from what the one before it, greedy or sampled, has learned."""
+        if self._manifest.draft is None:
+            return undrafted()
+        try:
+            costs = self._costs
+        except CannotMeasureError as error:
+            return default_policy(self._manifest, str(error))
+        return self._measured.next(costs, sampled=sampled)
+
+    @cached_property
+    def _costs(self) -> ChainCosts:
+        """What chains cost by the cost table, which is measured on first use.
+
+        Raises CannotMeasureError where there is no room now; a later use tries again.
+        """
+        limits = self._manifest.limits
+        measurement = CostMeasurement(self._executor, self._manifest, self._kv)
+        table, origin = load_or_measure(self._cost_file, measurement.run)
+        depth = min(limits.draft_depth, limits.draft_tokens)
+        return ChainCosts(table, max_depth=depth, origin=origin)
+
+    def _policy(
+        self, speculation: Speculation, drafter: Drafter | None, *, sampled: bool
+    ) -> DraftPolicy:
+        limits = self._manifest.limits
+        if speculation is None:
+            return FixedPolicy(None, max_depth=0, reason="asked for no draft")
+        if drafter is not None:
+            return self._policy_of(drafter, speculation)
+        if speculation == "default":
+            return self._measured_policy(sampled=sampled)
+        if self._manifest.draft is None:
+            raise RequestError("a draft shape is given, but the engine was built without a draft")
+        check_shape(speculation, limits)
+        return FixedPolicy(speculation, max_depth=speculation.draft_depth, reason="asked for")
+
+    def _policy_of(self, drafter: Drafter, speculation: DraftShape | str) -> DraftPolicy:
+        limits, name = self._manifest.limits, drafter.capabilities.name
+        if "accept" not in self._manifest.roles:
+            raise RequestError(f"drafter {name}: the engine was built without a draft's graphs")
+        if drafter.capabilities.samples:
+            raise RequestError(f"drafter {name} samples its drafts; only fixed drafts are accepted")
+        shape = speculation if isinstance(speculation, DraftShape) else self._manifest.draft_default
+        if shape is None:
+            raise RequestError(f"drafter {name}: the engine names no default shape; give one")
+        check_shape(shape, limits)
+        return FixedPolicy(shape, max_depth=limits.draft_depth, reason=f"asked for {name}")

@@ -1,0 +1,129 @@
+"""Which program of a plan runs what: the smallest that is large enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import Plan, ProgramEntry
+from specbuild.runtime.errors import EngineFileError, RequestError
+from specbuild.runtime.sampling import SamplingParams
+
+_NO_DRAFT = DraftShape(0, 0, 0)
+
+
+class ProgramTable:
+    """The programs of a plan by what they are for."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._programs = plan.programs
+        self._steps: dict[
+            tuple[DraftShape, int, bool, bool, int | None, bool, bool], ProgramEntry
+        ] = {}
+        self._rooms: dict[tuple[DraftShape | None, int], int] = {}
+        self.prefill_rows = max((p.rows for p in plan.programs if p.kind == "prefill"), default=0)
+
+    def shapes(self) -> list[DraftShape]:
+        """Every draft shape that steps are there for, smallest first."""
+        steps = {_shape(p) for p in self._programs if p.kind == "step" and p.draft_depth}
+        return sorted(steps, key=lambda s: (s.draft_top_k, s.draft_depth, s.draft_tokens))
+
+    def step_batches(self) -> list[int]:
+        """The numbers of sequences that steps without a draft are made for, rising."""
+        return sorted({p.batch for p in self._programs if p.kind == "step" and not p.draft_depth})
+
+    def check_shape(self, shape: DraftShape) -> None:
+        """RequestError with the shapes there are, if this one is not among them."""
+        if shape in self.shapes():
+            return
+        known = ", ".join(map(_shown, self.shapes())) or "none"
+        raise RequestError(
+            f"the engine has no steps for the draft {_shown(shape)} (top-k x depth x tokens); it "
+            f"has {known}; ask for one of these, or build the engine with this one"
+        )
+
+    def most_sequences(self, shape: DraftShape | None, *, full_logits: bool) -> int:
+        """Sequences of the largest step of this shape; 0 where there is none."""
+        wanted = shape or _NO_DRAFT
+        steps = (p for p in self._programs if p.kind == "step" and _shape(p) == wanted)
+        return max((p.batch for p in steps if p.full_logits >= full_logits), default=0)
+
+    def step(
+        self,
+        shape: DraftShape | None,
+        *,
+        batch: int,
+        full_logits: bool,
+        extends: bool = False,
+        fed_again: int | None = None,
+        narrows: bool = False,
+        checks: bool = False,
+    ) -> ProgramEntry:
+        """A step of ``batch`` sequences; None decodes without a draft.
+
+        ``extends`` asks for one in which the draft takes up what waits for it; a plan without
+        such steps gives one that does not. ``fed_again``: a refresh of SpecPV, which chooses views
+        and has room for so many rows that full steps feed again. ``narrows``: rows may attend to
+        what indexers choose (DSA); ``checks``: and what they choose is compared.
+        """
+        wanted = shape or _NO_DRAFT
+        key = (wanted, batch, full_logits, extends, fed_again, narrows, checks)
+        if key not in self._steps:
+            fits = [
+                p
+                for p in self._programs
+                if p.kind == "step" and _shape(p) == wanted and p.batch >= batch
+                if (fed_again is not None) == (p.fed_again > 0) and p.fed_again >= (fed_again or 0)
+                if (narrows, checks) == (p.narrows, p.checks)
+            ]
+            extending = [p for p in fits if p.extends]
+            fits = extending if extends and extending else [p for p in fits if not p.extends]
+            what = f"steps of {batch} sequences with the draft {_shown(wanted)}"
+            self._steps[key] = _smallest(fits, full_logits=full_logits, what=what)
+        return self._steps[key]
+
+    def refresh_room(self, shape: DraftShape | None, *, batch: int) -> int:
+        """The most rows that a step of ``batch`` sequences can feed again (SpecPV)."""
+        key = (shape, batch)
+        if key not in self._rooms:
+            like = self.step(shape, batch=batch, full_logits=False, fed_again=0)
+            same = (p for p in self._programs if p.kind == "step" and _shape(p) == _shape(like))
+            self._rooms[key] = max(p.fed_again for p in same if p.batch == like.batch)
+        return self._rooms[key]
+
+    def prefill(self, *, rows: int, batch: int, full_logits: bool) -> ProgramEntry:
+        """Prompt rows of sequences in slots below ``batch``."""
+        fits = [
+            p for p in self._programs if p.kind == "prefill" and p.rows >= rows and p.batch >= batch
+        ]
+        what = f"prompt chunks of {rows} rows and {batch} sequences"
+        return _smallest(fits, full_logits=full_logits, what=what)
+
+    def score(self, *, rows: int) -> ProgramEntry | None:
+        """The smallest scoring program for so many rows, else the largest; None: there is none."""
+        found = sorted((p for p in self._programs if p.kind == "score"), key=lambda p: p.rows)
+        return next((p for p in found if p.rows >= rows), found[-1] if found else None)
+
+
+def needs_full_logits(params: Iterable[SamplingParams]) -> bool:
+    """Whether the logits must be there as a whole: only top-k and top-p ask for that."""
+    return any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1) for p in params)
+
+
+def _smallest(fits: list[ProgramEntry], *, full_logits: bool, what: str) -> ProgramEntry:
+    """Programs with full logits serve the others too, at a price."""
+    able = [p for p in fits if p.full_logits >= full_logits]
+    if not able:
+        with_logits = " and full logits, as top-k and top-p need them" if full_logits else ""
+        raise EngineFileError(
+            f"the engine has no program for {what}{with_logits}; build it again with larger limits"
+        )
+    return min(able, key=lambda p: (p.full_logits, p.rows, p.batch))
+
+
+def _shape(program: ProgramEntry) -> DraftShape:
+    return DraftShape(program.draft_top_k, program.draft_depth, program.draft_tokens)
+
+
+def _shown(shape: DraftShape) -> str:
+    return f"{shape.draft_top_k}x{shape.draft_depth}x{shape.draft_tokens}"

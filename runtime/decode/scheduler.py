@@ -1,0 +1,119 @@
+"""Which sequences run next: admission by free pages, prefill in chunks, then decoding."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specbuild.runtime.cache.pages import KvPools, SequencePages
+from specbuild.runtime.engine_dir.manifest import Limits
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.request import Request, SequenceState
+
+Admitted = Callable[[int, Request, dict[str, SequencePages], dict[str, int]], SequenceState]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Prompt tokens ``start … start + count − 1`` of a sequence."""
+
+    sequence: SequenceState
+    start: int
+    count: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the prompt ends here."""
+        return self.start + self.count == len(self.sequence.request.prompt_ids)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One launch of the target: prompt chunks, or sequences to decode."""
+
+    chunks: tuple[Chunk, ...] = ()
+    sequences: tuple[SequenceState, ...] = ()
+
+
+class Scheduler:
+    """Admits requests in order while pages are free; prompts go before decoding.
+
+    ``invariant_rows``: only among launches of up to so many rows has a row the same bits whatever
+    shares its launch. Which prompts arrive together depends on drafts; so a larger chunk runs
+    alone, and the chunks of a prompt are cut by its own length.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        limits: Limits,
+        kv: KvPools,
+        admitted: Admitted,
+        *,
+        invariant_rows: int | None = None,
+    ) -> None:
+        self._waiting = deque(enumerate(requests))
+        self._running: list[SequenceState] = []
+        self._limits = limits
+        self._invariant_rows = invariant_rows
+        self._kv = kv
+        self._admitted = admitted
+
+    @property
+    def finished(self) -> bool:
+        """Whether every request is done."""
+        return not self._waiting and not self._running
+
+    def schedule(self) -> Batch:
+        """The next launch. Raises RequestError where no request fits the free pages."""
+        self._admit()
+        chunks = self._chunks()
+        if chunks:
+            return Batch(chunks=chunks)
+        if not self._running:
+            raise RequestError(
+                f"prompt {self._waiting[0][1].id!r}: no free cache pages; another generation on "
+                "this engine holds them: finish or close it first"
+            )
+        return Batch(sequences=tuple(self._running))
+
+    def retire(self, sequence: SequenceState) -> None:
+        """A sequence is done: its pages go back."""
+        self._running.remove(sequence)
+        self._kv.release(sequence.pages, sequence.pages_reserved)
+
+    def close(self) -> tuple[SequenceState, ...]:
+        """Gives back what the sequences still running hold, and says which these were."""
+        running = tuple(self._running)
+        for sequence in running:
+            self.retire(sequence)
+        return running
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._limits.max_batch_size:
+            index, request = self._waiting[0]
+            wanted = self._kv.pages_wanted(len(request.prompt_ids) + request.token_budget)
+            if not self._kv.can_admit(wanted):
+                return
+            self._waiting.popleft()
+            pages = self._kv.admit(wanted)
+            self._running.append(self._admitted(index, request, pages, wanted))
+
+    def _chunks(self) -> tuple[Chunk, ...]:
+        """Prompt chunks of one launch: as many rows as it may have, oldest sequence first."""
+        most = self._limits.max_rows
+        room = most if self._invariant_rows is None else min(most, self._invariant_rows)
+        chunks: list[Chunk] = []
+        for sequence in self._running:
+            left = len(sequence.request.prompt_ids) - sequence.length
+            if left == 0:
+                continue
+            count = min(left, room if self._invariant_rows is None else most)
+            chunk = Chunk(sequence, sequence.length, count)
+            if count > room and not chunks:
+                return (chunk,)
+            if 0 < count <= room:
+                chunks.append(chunk)
+                room -= count
+        return tuple(chunks)

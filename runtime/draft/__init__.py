@@ -1,0 +1,1 @@
+"""Drafting: trees, the draft model's calls, policy and costs."""

@@ -1,0 +1,225 @@
+"""``step_costs.json``: how long an engine's steps take on one kind of GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+
+from specbuild.runtime.engine_dir.files import read_file
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.engine_dir.plan import PLAN_FILE
+from specbuild.runtime.engine_dir.strict_json import from_json, to_json
+from specbuild.runtime.errors import EngineFileError, SpecbuildError
+
+STEP_COSTS_FILE = "step_costs.json"
+# How the times come about; a table of another method is not this one's.
+METHOD = "median of graph replays; draft: the launches in front of VerifyInputs alone"
+_PROGRAM_FOLDERS = ("programs/", "kernels/")
+_LONGEST_S = 60.0
+
+
+@dataclass(frozen=True)
+class ShapeCosts:
+    """Steps of ``batch`` sequences with one draft (0, 0, 0: without), by tokens in a sequence.
+
+    ``step_s[i]`` is a whole step at ``contexts[i]`` (rising), ``draft_s[i]`` what of it passes
+    before the target starts: 0 without a draft. The rest is the target's, which runs
+    ``draft_tokens`` + 1 tokens of every sequence.
+    """
+
+    batch: int
+    draft_top_k: int
+    draft_depth: int
+    draft_tokens: int
+    contexts: tuple[int, ...]
+    step_s: tuple[float, ...]
+    draft_s: tuple[float, ...]
+
+    @property
+    def shape(self) -> DraftShape | None:
+        """The draft; None without."""
+        shape = DraftShape(self.draft_top_k, self.draft_depth, self.draft_tokens)
+        return shape if self.draft_depth else None
+
+    def step_at(self, context: float) -> float:
+        """Seconds of a whole step."""
+        return interpolated(self.contexts, self.step_s, context)
+
+    def draft_at(self, context: float) -> float:
+        """Seconds of the draft's part."""
+        return interpolated(self.contexts, self.draft_s, context)
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """The table: on which GPU, for which programs (``programs_digest``), by which method."""
+
+    gpu: str
+    programs: str
+    method: str
+    steps: tuple[ShapeCosts, ...]
+
+    def shapes(self) -> tuple[DraftShape, ...]:
+        """Every draft that was measured: chains by depth, then trees."""
+        found = {costs.shape for costs in self.steps} - {None}
+        drafts = [shape for shape in found if shape is not None]
+        return tuple(
+            sorted(drafts, key=lambda s: (s.draft_top_k > 1, s.draft_depth, s.draft_tokens))
+        )
+
+    def batches(self, shape: DraftShape | None) -> list[int]:
+        """The numbers of sequences for which steps with this draft were measured, rising."""
+        return sorted(costs.batch for costs in self.steps if costs.shape == shape)
+
+    def step_s(self, shape: DraftShape | None, *, batch: int, context: float) -> float | None:
+        """Seconds of a whole step, between what was measured; None beyond the largest batch."""
+        by_batch = {costs.batch: costs for costs in self.steps if costs.shape == shape}
+        if not by_batch or batch > max(by_batch):
+            return None
+        batches = sorted(by_batch)
+        times = [by_batch[b].step_at(context) for b in batches]
+        return interpolated(batches, times, batch)
+
+    def target_s(self, tokens: int, *, batch: int, context: float) -> float | None:
+        """Seconds in which the target runs ``tokens`` of each of ``batch`` sequences.
+
+        None where no step of this batch was measured. Between and beyond the numbers of tokens
+        that steps have it is interpolated.
+        """
+        of_batch = [costs for costs in self.steps if costs.batch == batch]
+        parts = {c.draft_tokens + 1: c.step_at(context) - c.draft_at(context) for c in of_batch}
+        if not parts:
+            return None
+        known = sorted(parts)
+        return interpolated(known, [parts[n] for n in known], tokens)
+
+    def levels_s(self, *, batch: int, context: float) -> list[float]:
+        """Seconds that each level of a chain adds to the draft's part; the first takes up rows."""
+        chains = sorted(
+            (c for c in self.steps if c.batch == batch and c.draft_top_k == 1),
+            key=lambda c: c.draft_depth,
+        )
+        parts = [0.0, *(c.draft_at(context) for c in chains)]
+        return [after - before for before, after in pairwise(parts)]
+
+
+def interpolated(places: Sequence[float], values: Sequence[float], place: float) -> float:
+    """Piecewise linear; the first value below the first place, the last slope past the last.
+
+    A falling slope at the end counts as none: a step never gets cheaper with more to do.
+    """
+    if place <= places[0] or len(places) == 1:
+        return values[0]
+    right = min(bisect_left(places, place), len(places) - 1)
+    left = right - 1
+    slope = (values[right] - values[left]) / (places[right] - places[left])
+    if place > places[-1]:
+        return values[-1] + max(slope, 0.0) * (place - places[-1])
+    return values[left] + slope * (place - places[left])
+
+
+def programs_digest(manifest: Manifest) -> str:
+    """What the times belong to: the plan, its programs and its kernels, by their checksums."""
+    parts = sorted(
+        f"{name} {stored.xxh3_128}"
+        for name, stored in manifest.files.items()
+        if name == PLAN_FILE or name.startswith(_PROGRAM_FOLDERS)
+    )
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def to_bytes(costs: StepCosts) -> bytes:
+    """The file; times to a tenth of a microsecond."""
+    steps = [
+        {
+            **to_json(c),
+            "step_s": [round(t, 7) for t in c.step_s],
+            "draft_s": [round(t, 7) for t in c.draft_s],
+        }
+        for c in costs.steps
+    ]
+    return (json.dumps({**to_json(costs), "steps": steps}, indent=1) + "\n").encode()
+
+
+def from_bytes(data: bytes) -> StepCosts:
+    """The table in a file. Raises EngineFileError, with the first thing that is wrong."""
+    try:
+        costs = from_json(StepCosts, json.loads(data), STEP_COSTS_FILE)
+    except (SpecbuildError, ValueError, RecursionError) as error:
+        raise EngineFileError(f"{error}; measure again with specbuild tune") from error
+    keys = [(c.batch, c.shape) for c in costs.steps]
+    if len(set(keys)) != len(keys):
+        raise EngineFileError(
+            f"{STEP_COSTS_FILE} has two entries for a batch and draft; measure again with "
+            "specbuild tune"
+        )
+    for i, entry in enumerate(costs.steps):
+        if not _is_sound(entry):
+            raise EngineFileError(
+                f"{STEP_COSTS_FILE}: steps[{i}] is malformed; measure again with specbuild tune"
+            )
+    return costs
+
+
+def stored_step_costs(directory: Path, manifest: Manifest) -> bytes | None:
+    """The checked bytes of an engine's table; None where it has none. Raises EngineFileError."""
+    if STEP_COSTS_FILE not in manifest.files:
+        return None
+    return bytes(read_file(directory, manifest, STEP_COSTS_FILE))
+
+
+def read_step_costs(directory: Path, manifest: Manifest) -> StepCosts | None:
+    """The table of an engine; None where it has none. Raises EngineFileError."""
+    stored = stored_step_costs(directory, manifest)
+    return None if stored is None else from_bytes(stored)
+
+
+def usable_step_costs(
+    stored: bytes | None, manifest: Manifest, gpu: str
+) -> tuple[StepCosts | None, str]:
+    """The table, if it speaks for this engine on this GPU, else None; and why not.
+
+    One that cannot be read is no error: an engine runs without, and can measure another.
+    """
+    if stored is None:
+        return None, "no step costs were measured"
+    try:
+        costs = from_bytes(stored)
+    except EngineFileError as error:
+        return None, str(error)
+    reason = reason_not_to_use(costs, manifest, gpu)
+    return (costs, "") if reason is None else (None, reason)
+
+
+def reason_not_to_use(costs: StepCosts, manifest: Manifest, gpu: str) -> str | None:
+    """Why the table says nothing of this engine on this GPU; None where it does."""
+    if costs.gpu != gpu:
+        return f"step costs were measured on {costs.gpu}, this is {gpu}"
+    if costs.method != METHOD:
+        return "step costs were measured by another version"
+    if costs.programs != programs_digest(manifest):
+        return "step costs were measured before the engine's programs changed"
+    if not costs.batches(None):
+        return "no step without a draft was measured"
+    return None
+
+
+def _is_sound(entry: ShapeCosts) -> bool:
+    contexts, times = entry.contexts, (*entry.step_s, *entry.draft_s)
+    sizes = (entry.draft_top_k, entry.draft_depth, entry.draft_tokens)
+    return (
+        entry.batch >= 1
+        and (sizes == (0, 0, 0) or min(sizes) >= 1)
+        and len(contexts) == len(entry.step_s) == len(entry.draft_s) > 0
+        and contexts[0] >= 0
+        and all(a < b for a, b in pairwise(contexts))
+        and all(isfinite(t) and 0 <= t < _LONGEST_S for t in times)
+        and min(entry.step_s) > 0
+        and all(d <= s for d, s in zip(entry.draft_s, entry.step_s, strict=True))
+    )

@@ -1,0 +1,338 @@
+"""Drafters: what they may propose, and EAGLE3, which grows a tree level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+
+from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds, groups_of
+from specbuild.runtime.draft.tree import DraftTrees, chain_trees, pack_bits
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.executors.executor import Executor
+from specbuild.runtime.request import SequenceState
+
+# Captured rows of a sequence that wait for the draft: memory is touched only as far as used.
+PENDING_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class DrafterCapabilities:
+    """What a drafter needs and does, as data.
+
+    ``reads_captured``: it wants the target's captured features of every committed token.
+    ``uses_draft_caches``: the engine's draft caches hold what it has taken up of a sequence.
+    ``samples``: its drafts are draws from a distribution; such a drafter needs an acceptance
+    rule that knows the distribution, and the loop here refuses it.
+    """
+
+    name: str
+    reads_captured: bool
+    samples: bool = False
+    uses_draft_caches: bool = False
+
+
+class Drafter(Protocol):
+    """Proposes tokens. Whatever it proposes, the output is that of decoding without it.
+
+    It serves one generation at a time: sequences are told apart by their index, which begins at 0
+    in each.
+    """
+
+    @property
+    def capabilities(self) -> DrafterCapabilities:
+        """What it needs and does."""
+        ...
+
+    def observe(self, sequence: SequenceState, captured: np.ndarray | None) -> None:
+        """The target committed more tokens: ``captured`` [n, taps·H], None if not wanted.
+
+        The token after each of these rows is known when this is called.
+        """
+        ...
+
+    def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
+        """Trees below each sequence's root, no deeper than the engine's limit."""
+        ...
+
+    def release(self, sequence: SequenceState) -> None:
+        """The sequence is done, or its generation was closed."""
+        ...
+
+
+class _Pending:
+    """Captured rows that the draft's cache does not hold yet."""
+
+    def __init__(self, capacity: int, width: int) -> None:
+        self._rows = np.empty((capacity, width), np.float32)
+        self.count = 0
+
+    def room(self) -> int:
+        return len(self._rows) - self.count
+
+    def add(self, rows: np.ndarray) -> None:
+        self._rows[self.count : self.count + len(rows)] = rows
+        self.count += len(rows)
+
+    def first(self, count: int) -> np.ndarray:
+        return self._rows[:count]
+
+    def drop(self, count: int) -> None:
+        left = self.count - count
+        if left:
+            self._rows[:left] = self._rows[count : self.count].copy()
+        self.count = left
+
+
+class Eagle3Drafter:
+    """Runs the draft graphs (eagle3.md, Drafting a tree).
+
+    The draft's cache is extended when it is next needed, or when ``PENDING_BYTES`` of captured
+    rows have gathered, so that steps without a draft cost nothing.
+    """
+
+    def __init__(self, executor: Executor, manifest: Manifest, counter: SlotCounter) -> None:
+        self._executor = executor
+        self._groups = groups_of(manifest.roles["draft"])
+        self._counter = counter
+        self._max_rows = manifest.limits.max_rows
+        self._pending: dict[int, _Pending] = {}
+
+    @property
+    def capabilities(self) -> DrafterCapabilities:
+        """Reads captured features; its drafts are fixed tokens."""
+        return DrafterCapabilities(name="eagle3", reads_captured=True, uses_draft_caches=True)
+
+    def observe(self, sequence: SequenceState, captured: np.ndarray | None) -> None:
+        """Keeps the rows until the draft runs; extends first where they do not fit."""
+        assert captured is not None
+        pending = self._pending.get(sequence.index)
+        if pending is None:
+            width = captured.shape[1]
+            pending = _Pending(max(self._max_rows, PENDING_BYTES // (4 * width)), width)
+            self._pending[sequence.index] = pending
+        if len(captured) > pending.room():
+            self._take_up(sequence, pending.count)
+        pending.add(captured)
+
+    def release(self, sequence: SequenceState) -> None:
+        """Forgets the sequence's rows."""
+        self._pending.pop(sequence.index, None)
+
+    def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
+        """A chain where each node has one child, else the best nodes of a dynamic tree."""
+        counts = [self._pending[s.index].count for s in sequences]
+        if sum(counts) > self._max_rows:
+            for sequence, count in zip(sequences, counts, strict=True):
+                self._take_up(sequence, count - 1)
+            counts = [1] * len(sequences)
+        logits, hidden = self._extend(sequences, counts)
+        if shape.draft_top_k == 1:
+            depth = min(shape.draft_depth, shape.draft_tokens)
+            return self._chain(sequences, logits, hidden, depth)
+        return self._tree(sequences, logits, hidden, shape)
+
+    def _take_up(self, sequence: SequenceState, count: int) -> None:
+        """Enters ``count`` pending rows, in launches of the allowed size."""
+        while count > 0:
+            rows = min(count, self._max_rows)
+            self._extend([sequence], [rows])
+            count -= rows
+
+    def _extend(
+        self, sequences: Sequence[SequenceState], counts: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Enters pending rows into the draft's cache.
+
+        Row t pairs h_t with x_{t+1}. Returns logits [B, Vd] and output features [B, H] of each
+        sequence's last row.
+        """
+        pending = [self._pending[s.index] for s in sequences]
+        captured = [p.first(n) for p, n in zip(pending, counts, strict=True)]
+        hidden = self._executor.run("draft_fuse", {"captured": _joined(captured)})["hidden"]
+        first = [self._draft_length(s) for s in sequences]
+        spans = list(zip(sequences, first, counts, strict=True))
+        plan = RowPlan(first, counts, [f + n for f, n in zip(first, counts, strict=True)])
+        for sequence, _, count in spans:
+            self._append(sequence, count)
+        last_rows = plan.row_start()[1:] - 1
+        logits, out = self._draft(
+            sequences,
+            plan,
+            token_ids=_joined([s.ids[f + 1 : f + n + 1] for s, f, n in spans]),
+            hidden=hidden,
+            positions=self._counter.ranges(first, counts),
+            ancestor_bits=_no_bits(plan.rows),
+            logit_rows=last_rows,
+        )
+        for sequence, start, count in spans:
+            for group in self._groups:
+                sequence.pages[group].commit(start + count)
+        for rows, count in zip(pending, counts, strict=True):
+            rows.drop(count)
+        return logits, out[last_rows]
+
+    def _chain(
+        self,
+        sequences: Sequence[SequenceState],
+        logits: np.ndarray,
+        hidden: np.ndarray,
+        depth: int,
+    ) -> DraftTrees:
+        """The likeliest token of each level; there is no choice to make among the nodes."""
+        batch = len(sequences)
+        score = _root_scores(batch)
+        start = [self._draft_length(s) for s in sequences]
+        rows = self._counter.range(0, batch)
+        levels: list[np.ndarray] = []
+        for level in range(1, depth + 1):
+            if level > 1:
+                first = [s + level - 2 for s in start]
+                for sequence in sequences:
+                    self._append(sequence, level - 1)
+                logits, hidden = self._draft(
+                    sequences,
+                    RowPlan(first, [1] * batch, start),
+                    token_ids=levels[-1],
+                    hidden=hidden,
+                    positions=self._counter.ranges(first, [1] * batch),
+                    ancestor_bits=_chain_bits(level - 1, depth, batch),
+                    logit_rows=rows,
+                )
+            best = self._expand(logits, score, 1)
+            # The next level's run would overwrite what this one returned.
+            levels.append(best["tokens"].reshape(-1).copy())
+        self._forget_tree(sequences)
+        return chain_trees([s.root for s in sequences], np.stack(levels, axis=1))
+
+    def _tree(
+        self,
+        sequences: Sequence[SequenceState],
+        logits: np.ndarray,
+        hidden: np.ndarray,
+        shape: DraftShape,
+    ) -> DraftTrees:
+        """Index bookkeeping around the expand, draft and select graphs."""
+        batch, k = len(sequences), shape.draft_top_k
+        start = [self._draft_length(s) for s in sequences]
+        own = _own_bits(k, shape.draft_depth)
+        bits = np.zeros((batch, 1, own.shape[2]), np.uint32)
+        hidden = hidden.reshape(batch, 1, -1)
+        children = self._expand(logits, _root_scores(batch), k)
+        tokens, scores = [children["tokens"].copy()], [children["scores"].copy()]
+        parents = [np.full((batch, k), -1, np.int32)]
+        offset = 0
+        for level in range(1, shape.draft_depth):
+            frontier = children["frontier"]
+            parent_row = (frontier // k)[..., None]
+            hidden = np.take_along_axis(hidden, parent_row, axis=1)
+            bits = np.take_along_axis(bits, parent_row, axis=1) | own[level - 1]
+            first = [s + (level - 1) * k for s in start]
+            for sequence in sequences:
+                self._append(sequence, level * k)
+            logits, out = self._draft(
+                sequences,
+                RowPlan(first, [k] * batch, start),
+                token_ids=np.take_along_axis(tokens[-1], frontier, axis=1).reshape(-1),
+                hidden=hidden.reshape(batch * k, -1),
+                positions=np.repeat(np.array(start, np.int32) + (level - 1), k),
+                ancestor_bits=bits.reshape(batch * k, -1).view(np.int32),
+                logit_rows=self._counter.range(0, batch * k),
+            )
+            hidden = out.reshape(batch, k, -1)
+            parents.append(np.repeat(frontier + offset, k, axis=1))
+            offset += tokens[-1].shape[1]
+            frontier_score = np.take_along_axis(scores[-1], frontier, axis=1)
+            children = self._expand(logits, frontier_score, k)
+            tokens.append(children["tokens"].copy())
+            scores.append(children["scores"].copy())
+        self._forget_tree(sequences)
+        selected = self._executor.run(
+            "select",
+            {
+                "tokens": np.concatenate(tokens, axis=1),
+                "scores": np.concatenate(scores, axis=1),
+                "parents": np.concatenate(parents, axis=1),
+                "draft_tokens": _scalar(shape.draft_tokens),
+            },
+        )
+        tree_tokens = selected["tree_tokens"].copy()
+        tree_tokens[:, 0] = [s.root for s in sequences]
+        return DraftTrees(
+            tokens=tree_tokens,
+            parents=selected["tree_parents"],
+            depths=selected["depths"],
+            ancestor_bits=selected["ancestor_bits"],
+            count=selected["count"],
+            contiguous=False,
+        )
+
+    def _draft(
+        self, sequences: Sequence[SequenceState], plan: RowPlan, **feeds: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """One draft launch: logits [R, Vd] of the rows asked for, features [T, H] of all."""
+        feeds["row_start"] = plan.row_start()
+        for group in self._groups:
+            holders = [s.pages[group] for s in sequences]
+            feeds |= cache_feeds(group, holders, plan, self._counter)
+        outputs = self._executor.run("draft", feeds)
+        return outputs["draft_logits"], outputs["hidden_out"]
+
+    def _expand(self, logits: np.ndarray, score: np.ndarray, top_k: int) -> dict[str, np.ndarray]:
+        feeds = {"logits": logits, "score": score, "top_k": _scalar(top_k)}
+        return self._executor.run("expand", feeds)
+
+    def _draft_length(self, sequence: SequenceState) -> int:
+        return sequence.pages[self._groups[0]].length
+
+    def _append(self, sequence: SequenceState, count: int) -> None:
+        for group in self._groups:
+            sequence.pages[group].append(count)
+
+    def _forget_tree(self, sequences: Sequence[SequenceState]) -> None:
+        for sequence in sequences:
+            for group in self._groups:
+                holder = sequence.pages[group]
+                holder.rewind(holder.length)
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+@lru_cache(maxsize=64)
+def _scalar(value: int) -> np.ndarray:
+    return _read_only(np.array(value, np.int32))
+
+
+@lru_cache(maxsize=64)
+def _root_scores(batch: int) -> np.ndarray:
+    return _read_only(np.zeros((batch, 1), np.float32))
+
+
+@lru_cache(maxsize=64)
+def _no_bits(rows: int) -> np.ndarray:
+    return _read_only(np.zeros((rows, 1), np.int32))
+
+
+@lru_cache(maxsize=256)
+def _chain_bits(level: int, depth: int, batch: int) -> np.ndarray:
+    """Ancestor bits [B, W] of each chain's node of this level: itself and all before it."""
+    slots = np.arange(max(depth - 1, 1)) < level
+    return _read_only(np.repeat(pack_bits(slots[None]), batch, axis=0))
+
+
+@lru_cache(maxsize=64)
+def _own_bits(top_k: int, depth: int) -> np.ndarray:
+    """The bit of each tree slot: uint32 [D − 1, K, W], slot (l − 1)·K + j."""
+    slots = top_k * max(depth - 1, 1)
+    bits = pack_bits(np.eye(slots, dtype=bool)).view(np.uint32)
+    return _read_only(bits.reshape(-1, top_k, bits.shape[1]))
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array

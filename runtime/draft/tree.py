@@ -1,0 +1,123 @@
+"""The draft's proposal for a batch: one tree of tokens per sequence, in arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
+from specbuild.runtime.errors import RequestError
+
+
+@dataclass(frozen=True)
+class DraftTrees:
+    """Trees of B sequences, N + 1 slots each, as TreeSelect gives them; all int32.
+
+    ``tokens``, ``parents``, ``depths`` [B, N+1], ``ancestor_bits`` [B, N+1, W], ``count`` [B]
+    (slots in use, root included). Slot 0 is the root; unused slots and the root have parent
+    -1. Slots stand in order of depth. ``contiguous``: every path is slots 0, 1, 2, … (chains).
+    ``full``: no slot of any tree is unused.
+    """
+
+    tokens: np.ndarray
+    parents: np.ndarray
+    depths: np.ndarray
+    ancestor_bits: np.ndarray
+    count: np.ndarray
+    contiguous: bool
+    full: bool = False
+
+    @property
+    def nodes(self) -> int:
+        """N: draft nodes of the widest tree."""
+        return self.tokens.shape[1] - 1
+
+    def cut(self, max_depth: Sequence[int]) -> DraftTrees:
+        """Each tree without the nodes below ``max_depth[b]``: slots in order of depth lose a tail.
+
+        Slots that no tree uses any more are dropped.
+        """
+        bound = np.asarray(max_depth, np.int32)[:, None]
+        slot = np.arange(self.tokens.shape[1])
+        used = (slot < self.count[:, None]) & (self.depths <= bound)
+        count = used.sum(axis=1, dtype=np.int32)
+        width = int(count.max())
+        used = used[:, :width]
+        return DraftTrees(
+            tokens=np.where(used, self.tokens[:, :width], -1),
+            parents=np.where(used, self.parents[:, :width], -1),
+            depths=np.where(used, self.depths[:, :width], 0),
+            ancestor_bits=np.ascontiguousarray(self.ancestor_bits[:, :width]),
+            count=count,
+            contiguous=self.contiguous,
+            full=bool((count == width).all()),
+        )
+
+
+def pack_bits(bits: np.ndarray) -> np.ndarray:
+    """Bools [..., n] to int32 words [..., ceil(n / 32)]: bit ``j % 32`` of word j // 32."""
+    words = max(1, -(-bits.shape[-1] // 32))
+    padded = np.zeros((*bits.shape[:-1], words * 32), np.uint8)
+    padded[..., : bits.shape[-1]] = bits
+    return np.packbits(padded, axis=-1, bitorder="little").view("<i4").astype(np.int32, copy=False)
+
+
+@lru_cache(maxsize=256)
+def _chain_layout(batch: int, nodes: int) -> tuple[np.ndarray, ...]:
+    slot = np.arange(nodes + 1, dtype=np.int32)
+    bits = pack_bits(np.tri(nodes + 1, dtype=bool))
+    layout = (
+        np.tile(slot - 1, (batch, 1)),
+        np.tile(slot, (batch, 1)),
+        np.tile(bits, (batch, 1, 1)),
+        np.full(batch, nodes + 1, np.int32),
+    )
+    for array in layout:
+        array.setflags(write=False)
+    return layout
+
+
+def chain_trees(roots: Sequence[int], tokens: np.ndarray | None = None) -> DraftTrees:
+    """Chains ``tokens`` [B, N] below the roots; without tokens, the roots alone."""
+    batch = len(roots)
+    nodes = 0 if tokens is None else tokens.shape[1]
+    parents, depths, bits, count = _chain_layout(batch, nodes)
+    all_tokens = np.empty((batch, nodes + 1), np.int32)
+    all_tokens[:, 0] = roots
+    if tokens is not None:
+        all_tokens[:, 1:] = tokens
+    return DraftTrees(all_tokens, parents, depths, bits, count, contiguous=True, full=True)
+
+
+def candidates(shape: DraftShape) -> int:
+    """Nodes in the pool from which the tree is selected: K + (D − 1)·K²."""
+    return shape.draft_top_k + (shape.draft_depth - 1) * shape.draft_top_k**2
+
+
+def check_shape(shape: DraftShape, limits: Limits | None) -> None:
+    """RequestError where a shape is no tree, or more than the engine was built for."""
+    for name in ("draft_top_k", "draft_depth", "draft_tokens"):
+        value = getattr(shape, name)
+        if value < 1:
+            raise RequestError(f"{name} is {value}, must be 1 or above")
+        if limits is not None and value > getattr(limits, name):
+            raise RequestError(
+                f"{name} is {value}, but the engine was built for at most "
+                f"{getattr(limits, name)}; ask for less or build it with more"
+            )
+    if shape.draft_tokens > candidates(shape):
+        raise RequestError(
+            f"draft_tokens is {shape.draft_tokens}, but draft_top_k {shape.draft_top_k} and "
+            f"draft_depth {shape.draft_depth} make only {candidates(shape)} candidates"
+        )
+
+
+def shallower(shape: DraftShape, depth: int) -> DraftShape:
+    """The shape with at most ``depth`` levels, and no more nodes than those can hold."""
+    if depth >= shape.draft_depth:
+        return shape
+    cut = DraftShape(shape.draft_top_k, depth, shape.draft_tokens)
+    return DraftShape(cut.draft_top_k, depth, min(cut.draft_tokens, candidates(cut)))

@@ -1,0 +1,1 @@
+"""The engine directory: manifest, plan, files, weights."""

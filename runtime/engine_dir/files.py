@@ -1,0 +1,189 @@
+"""What is stored in an engine directory: every byte is checked before it is believed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from specbuild.runtime import FORMAT_VERSION
+from specbuild.runtime.engine_dir.manifest import (
+    CHUNK_BYTES,
+    MANIFEST_FILE,
+    MANIFEST_HASH_FILE,
+    Manifest,
+    StoredFile,
+)
+from specbuild.runtime.engine_dir.manifest_check import check_manifest
+from specbuild.runtime.engine_dir.strict_json import from_json
+from specbuild.runtime.errors import EngineFileError, SpecbuildError
+
+MAX_MANIFEST_BYTES = 64 << 20
+_OWN_FILES = frozenset({MANIFEST_FILE, MANIFEST_HASH_FILE})
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest, parsed only after its SHA-256 agreed. Reads no other file.
+
+    Raises EngineFileError where the directory is no engine, is damaged or of another format.
+    """
+    data = _manifest_bytes(directory)
+    where = directory / MANIFEST_FILE
+    try:
+        decoded = json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise EngineFileError(f"{where} is not JSON ({error}); build the engine again") from error
+    found = decoded.get("format_version") if isinstance(decoded, dict) else None
+    if found != FORMAT_VERSION:
+        raise EngineFileError(
+            f"{where} is of format version {found!r}, this specbuild reads {FORMAT_VERSION}; "
+            "build the engine again with this version"
+        )
+    try:
+        manifest = from_json(Manifest, decoded, MANIFEST_FILE)
+        check_manifest(manifest)
+    except (SpecbuildError, ValueError, RecursionError) as error:
+        raise EngineFileError(f"{directory}: {error}; build the engine again") from error
+    return manifest
+
+
+def check_sizes(directory: Path, manifest: Manifest) -> None:
+    """Every listed file is there with its size, and nothing else is. Reads no contents.
+
+    Raises EngineFileError with the file's name.
+    """
+    for name, entry in manifest.files.items():
+        try:
+            size = (directory / name).stat().st_size
+        except OSError as error:
+            raise EngineFileError(
+                f"{directory}: {name} is missing; copy the engine again or rebuild it"
+            ) from error
+        if size != entry.bytes:
+            raise EngineFileError(
+                f"{directory}: {name} has {size} bytes, the manifest says {entry.bytes}; "
+                "copy the engine again or rebuild it"
+            )
+    for name in _present(directory):
+        if name not in manifest.files and name not in _OWN_FILES:
+            raise EngineFileError(f"{directory}: {name} is no part of this engine; remove it")
+
+
+def verify_files(directory: Path, manifest: Manifest) -> None:
+    """Sizes and checksums of every file; EngineFileError names the first that differs."""
+    check_sizes(directory, manifest)
+    for name in manifest.files:
+        read_file(directory, manifest, name)
+
+
+def read_file(directory: Path, manifest: Manifest, name: str) -> memoryview:
+    """The checked bytes of a file of the engine, memory-mapped and read-only.
+
+    A chunked file is checked chunk by chunk while it streams in.
+    """
+    entry = manifest.files[name]
+    data = mapped(directory, name)
+    if len(data) != entry.bytes:
+        raise EngineFileError(
+            f"{directory}: {name} has {len(data)} bytes, the manifest says {entry.bytes}; "
+            "copy the engine again or rebuild it"
+        )
+    for i, digest in enumerate(_digests(data, entry.chunk_bytes)):
+        check_chunk(directory, manifest, name, i, digest)
+    return data
+
+
+def check_chunk(directory: Path, manifest: Manifest, name: str, chunk: int, digest: str) -> None:
+    """Raises EngineFileError where a chunk's XXH3-128 is not the manifest's.
+
+    A file that is not chunked is one chunk.
+    """
+    entry = manifest.files[name]
+    expected = entry.xxh3_128 if entry.chunk_bytes is None else entry.chunks[chunk]
+    if digest != expected:
+        place = "" if entry.chunk_bytes is None else f" in chunk {chunk}"
+        raise EngineFileError(
+            f"{directory}: {name} is damaged (wrong checksum{place}); "
+            "copy the engine again or rebuild it"
+        )
+
+
+def file_entry(path: Path, *, chunked: bool) -> StoredFile:
+    """What the manifest says of a file: its size and checksums."""
+    data = mapped(path.parent, path.name)
+    chunks = tuple(_digests(data, CHUNK_BYTES)) if chunked else ()
+    return StoredFile(
+        bytes=len(data),
+        xxh3_128=next(_digests(data, None)),
+        chunk_bytes=CHUNK_BYTES if chunked else None,
+        chunks=chunks,
+    )
+
+
+def manifest_digest(data: bytes) -> str:
+    """The text of ``manifest.sha256``: hexadecimal, as ``sha256sum`` prints it."""
+    return f"{hashlib.sha256(data).hexdigest()}  {MANIFEST_FILE}\n"
+
+
+def _manifest_bytes(directory: Path) -> bytes:
+    if not directory.is_dir():
+        found = "a file, not a directory" if directory.exists() else "no such directory"
+        raise EngineFileError(
+            f"{directory} is not an engine: {found}; give the path that build wrote"
+        )
+    parts = []
+    for name in (MANIFEST_FILE, MANIFEST_HASH_FILE):
+        path = directory / name
+        try:
+            if path.stat().st_size > MAX_MANIFEST_BYTES:
+                raise EngineFileError(f"{path} is larger than any manifest; rebuild the engine")
+            parts.append(path.read_bytes())
+        except OSError as error:
+            raise EngineFileError(
+                f"{directory} is not an engine: {name} cannot be read "
+                f"({error.strerror}); give the path that build wrote"
+            ) from error
+    data, digest = parts
+    if digest != manifest_digest(data).encode():
+        raise EngineFileError(
+            f"{directory}: {MANIFEST_FILE} is damaged (it does not agree with "
+            f"{MANIFEST_HASH_FILE}); copy the engine again or rebuild it"
+        )
+    return data
+
+
+def _present(directory: Path) -> Iterator[str]:
+    for path in sorted(directory.rglob("*")):
+        if not path.is_dir() or path.is_symlink():
+            yield str(PurePosixPath(path.relative_to(directory)))
+
+
+def mapped(directory: Path, name: str) -> memoryview:
+    """The bytes of a file, memory-mapped and read-only, unchecked. Raises EngineFileError."""
+    try:
+        with (directory / name).open("rb") as file:
+            # An empty file cannot be mapped.
+            if not file.seek(0, 2):
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise EngineFileError(
+            f"{directory}: {name} cannot be read ({error.strerror}); "
+            "copy the engine again or rebuild it"
+        ) from error
+
+
+def _digests(data: memoryview, chunk_bytes: int | None) -> Iterator[str]:
+    """XXH3-128 of the whole, or of each chunk (one of no bytes if the data is empty)."""
+    from xxhash import xxh3_128_hexdigest
+
+    step = chunk_bytes or max(len(data), 1)
+    for start in range(0, max(len(data), 1), step):
+        yield xxh3_128_hexdigest(data[start : start + step])
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON number")

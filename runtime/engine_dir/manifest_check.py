@@ -1,0 +1,143 @@
+"""Whether a manifest makes sense in itself: what types cannot say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+
+from specbuild.runtime.engine_dir.cache_groups import CACHED_BYTES
+from specbuild.runtime.engine_dir.manifest import (
+    ROLES,
+    TENSORRT_BACKENDS,
+    WEIGHTS_FILE,
+    CacheGroup,
+    Limits,
+    Manifest,
+    Role,
+    StoredFile,
+)
+from specbuild.runtime.engine_dir.plan import PLAN_FILE
+from specbuild.runtime.errors import EngineFileError
+
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_LARGEST = 2**31 - 1
+DECODING_ROLES = ("target", "choose")
+DRAFTING_ROLES = ("draft_fuse", "draft", "expand", "select", "accept", "commit")
+POOL_AXES = ("kv_heads", "page_size", "pages", "width")
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Raises EngineFileError with the first thing that does not fit."""
+    _check_limits(manifest.limits, drafted=manifest.draft is not None)
+    if manifest.target.vocab < 1:
+        raise EngineFileError(f"target.vocab is {manifest.target.vocab}, must be 1 or above")
+    for name, entry in manifest.files.items():
+        _check_file(name, entry)
+    _check_groups(manifest)
+    _check_roles(manifest)
+
+
+def _check_limits(limits: Limits, *, drafted: bool) -> None:
+    names = ["max_seq_len", "max_batch_size", "max_rows"]
+    names += ["draft_top_k", "draft_depth", "draft_tokens"] if drafted else []
+    for name in names:
+        value = getattr(limits, name)
+        if not 1 <= value <= _LARGEST:
+            raise EngineFileError(f"limits.{name} is {value}, must be 1 or above")
+
+
+def _check_file(name: str, entry: StoredFile) -> None:
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+        raise EngineFileError(f"file {name!r} does not lie inside the engine")
+    chunks = 0
+    if entry.chunk_bytes is not None:
+        if entry.chunk_bytes < 1:
+            raise EngineFileError(f"file {name}: chunk_bytes is {entry.chunk_bytes}")
+        chunks = max(1, -(-entry.bytes // entry.chunk_bytes))
+    if entry.bytes < 0 or chunks != len(entry.chunks):
+        raise EngineFileError(
+            f"file {name}: {entry.bytes} bytes are {chunks} chunks, {len(entry.chunks)} are listed"
+        )
+    if not all(_DIGEST.fullmatch(digest) for digest in (entry.xxh3_128, *entry.chunks)):
+        raise EngineFileError(f"file {name}: a checksum is no XXH3-128")
+
+
+def _check_groups(manifest: Manifest) -> None:
+    names = [group.name for group in manifest.cache_groups]
+    if len(set(names)) != len(names):
+        raise EngineFileError(f"cache groups {names} share a name")
+    for group in manifest.cache_groups:
+        _check_group(group)
+
+
+def _check_group(group: CacheGroup) -> None:
+    for field in ("kv_heads", "k_width", "v_width", "page_size"):
+        if not 1 <= getattr(group, field) <= _LARGEST:
+            raise EngineFileError(f"cache group {group.name}: {field} is {getattr(group, field)}")
+    if not 2 <= group.pages <= _LARGEST // group.page_size:
+        raise EngineFileError(f"cache group {group.name}: pages is {group.pages}")
+    if not 0 <= group.window <= _LARGEST:
+        raise EngineFileError(f"cache group {group.name}: window is {group.window}")
+    if group.dtype not in CACHED_BYTES:
+        raise EngineFileError(
+            f"cache group {group.name}: dtype is {group.dtype!r}, expected one of "
+            f"{', '.join(CACHED_BYTES)}"
+        )
+    if tuple(sorted(group.pool_axes)) != POOL_AXES:
+        raise EngineFileError(f"cache group {group.name}: pool_axes are {group.pool_axes}")
+    if group.latent_widths:
+        _check_latents(group)
+
+
+def _check_latents(group: CacheGroup) -> None:
+    widths = group.latent_widths
+    if len(widths) != len(group.layers) or not all(1 <= w <= group.k_width for w in widths):
+        raise EngineFileError(
+            f"cache group {group.name}: latent_widths are {widths}, expected {len(group.layers)} "
+            f"from 1 to {group.k_width}"
+        )
+    if group.kv_heads != 1:
+        raise EngineFileError(f"cache group {group.name}: {group.kv_heads} heads share a latent")
+
+
+def _check_roles(manifest: Manifest) -> None:
+    if manifest.tensors and WEIGHTS_FILE not in manifest.files:
+        raise EngineFileError(f"{WEIGHTS_FILE} is not listed")
+    if manifest.backend == "cuda":
+        if PLAN_FILE not in manifest.files:
+            raise EngineFileError(f"{PLAN_FILE} is not listed")
+        if manifest.roles:
+            raise EngineFileError(f"a cuda engine has no graphs, {sorted(manifest.roles)} listed")
+        return
+    if (manifest.backend in TENSORRT_BACKENDS) != (manifest.tensorrt is not None):
+        raise EngineFileError(
+            f"backend is {manifest.backend}, but tensorrt is {manifest.tensorrt}: one is wrong"
+        )
+    wanted = DECODING_ROLES + (DRAFTING_ROLES if manifest.draft is not None else ())
+    missing = [role for role in wanted if role not in manifest.roles]
+    unknown = sorted(set(manifest.roles) - set(ROLES))
+    if missing or unknown:
+        raise EngineFileError(f"roles: missing {missing}, unknown {unknown}")
+    groups = {group.name for group in manifest.cache_groups}
+    for name, role in manifest.roles.items():
+        if role.file not in manifest.files:
+            raise EngineFileError(f"role {name}: its file {role.file!r} is not listed")
+        _check_profiles(name, role)
+        absent = sorted(set(role.tensors) - set(manifest.tensors))
+        if absent:
+            raise EngineFileError(f"role {name}: tensors {absent[:3]} are not listed")
+        for port in role.inputs:
+            group = port.name.partition(".")[0]
+            if "." in port.name and group not in groups:
+                raise EngineFileError(f"role {name}: input {port.name} names no cache group")
+
+
+def _check_profiles(name: str, role: Role) -> None:
+    for profile in role.profiles:
+        for axis, sizes in profile.axes.items():
+            if not 0 <= sizes.least <= sizes.usual <= sizes.most <= _LARGEST:
+                raise EngineFileError(
+                    f"role {name}: profile {profile.name} gives axis {axis} the sizes "
+                    f"{sizes.least}, {sizes.usual} and {sizes.most}, which do not rise"
+                )

@@ -1,0 +1,153 @@
+"""An engine's weights: the safetensors container, read strictly, nothing between its tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specbuild.runtime.engine_dir.files import mapped, read_file
+from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest, StoredTensor
+from specbuild.runtime.errors import EngineFileError
+
+TensorMap = dict[str, np.ndarray]
+
+# Spelling of safetensors. numpy has no bf16: such a tensor is read as its 16-bit patterns.
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+_LENGTH_BYTES = 8
+
+
+def open_weights(directory: Path, manifest: Manifest) -> TensorMap:
+    """The tensors of ``weights.safetensors`` by name, as read-only memory-mapped arrays.
+
+    Names, dtypes and shapes are those of the manifest. Raises EngineFileError.
+    """
+    data = read_file(directory, manifest, WEIGHTS_FILE)
+    return tensors_of(data, manifest.tensors, f"{directory}: {WEIGHTS_FILE}")
+
+
+def weight_spans(directory: Path, manifest: Manifest) -> dict[str, tuple[int, int]]:
+    """Where each tensor lies in ``weights.safetensors``: its offset and bytes.
+
+    Reads the file's header only, and checks no digest: whoever reads the tensors does. Raises
+    EngineFileError.
+    """
+    data = mapped(directory, WEIGHTS_FILE)
+    tensors = tensors_of(data, manifest.tensors, f"{directory}: {WEIGHTS_FILE}")
+    start = np.frombuffer(data, np.uint8).ctypes.data
+    return {name: (array.ctypes.data - start, array.nbytes) for name, array in tensors.items()}
+
+
+def tensors_of(data: memoryview, expected: Mapping[str, StoredTensor], where: str) -> TensorMap:
+    """Read-only arrays over ``data``, exactly the ``expected`` ones.
+
+    Raises EngineFileError where the header is malformed, a tensor lies outside the file, two
+    overlap, bytes belong to none, or names, dtypes or shapes differ from ``expected``.
+    """
+    header, start = _header(data, where)
+    header.pop("__metadata__", None)
+    stored = {name for name, tensor in expected.items() if tensor.same_as is None}
+    missing, extra = sorted(stored - set(header)), sorted(set(header) - stored)
+    if missing or extra:
+        raise EngineFileError(
+            f"{where}: tensors missing {missing[:3]}, not in the manifest {extra[:3]}; "
+            "rebuild the engine"
+        )
+    arrays, spans = {}, []
+    for name, entry in header.items():
+        first, end = _span(name, entry, expected[name], where)
+        spans.append((first, end, name))
+        if start + end > len(data):
+            raise EngineFileError(f"{where}: tensor {name} ends outside the file; rebuild it")
+        dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
+        if (start + first) % dtype.itemsize:
+            raise EngineFileError(f"{where}: tensor {name} is not aligned; rebuild the engine")
+        arrays[name] = np.frombuffer(data[start + first : start + end], dtype).reshape(shape)
+    _check_cover(spans, len(data) - start, where)
+    for name, tensor in expected.items():
+        if tensor.same_as is not None:
+            arrays[name] = _same(name, tensor, expected, arrays, where)
+    return arrays
+
+
+def _same(
+    name: str,
+    tensor: StoredTensor,
+    expected: Mapping[str, StoredTensor],
+    arrays: TensorMap,
+    where: str,
+) -> np.ndarray:
+    """The array of a tensor that is stored under another name."""
+    other = expected.get(tensor.same_as or "")
+    if other is None or other.same_as is not None or tensor.same_as not in arrays:
+        raise EngineFileError(
+            f"{where}: tensor {name} is to be {tensor.same_as}, which is not stored; rebuild it"
+        )
+    if (other.dtype, other.shape) != (tensor.dtype, tensor.shape):
+        raise EngineFileError(
+            f"{where}: tensor {name} is {tensor.dtype} {list(tensor.shape)}, but {tensor.same_as}, "
+            f"which it is to be, {other.dtype} {list(other.shape)}; rebuild the engine"
+        )
+    return arrays[tensor.same_as]
+
+
+def _header(data: memoryview, where: str) -> tuple[dict[str, Any], int]:
+    """The header's object, and where the tensors' bytes begin."""
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    start = _LENGTH_BYTES + length
+    if len(data) < _LENGTH_BYTES or start > len(data):
+        raise EngineFileError(f"{where}: its header ends outside the file; rebuild the engine")
+    try:
+        header = json.loads(bytes(data[_LENGTH_BYTES:start]))
+    except (ValueError, RecursionError) as error:
+        raise EngineFileError(f"{where}: its header is not JSON; rebuild the engine") from error
+    if not isinstance(header, dict):
+        raise EngineFileError(f"{where}: its header is no object; rebuild the engine")
+    return header, start
+
+
+def _span(name: str, entry: Any, expected: StoredTensor, where: str) -> tuple[int, int]:
+    """Offsets of a tensor, once its entry agrees with the manifest."""
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise EngineFileError(f"{where}: the entry of tensor {name} is malformed; rebuild it")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if dtype != expected.dtype or shape != list(expected.shape):
+        raise EngineFileError(
+            f"{where}: tensor {name} is {dtype} {shape}, the manifest says "
+            f"{expected.dtype} {list(expected.shape)}; rebuild the engine"
+        )
+    if dtype not in DTYPES:
+        raise EngineFileError(f"{where}: tensor {name} has dtype {dtype}; rebuild the engine")
+    if not (isinstance(offsets, list) and [type(o) for o in offsets] == [int, int]):
+        raise EngineFileError(f"{where}: the offsets of tensor {name} are malformed; rebuild it")
+    first, end = offsets
+    if first < 0 or end - first != prod(expected.shape) * DTYPES[dtype].itemsize:
+        raise EngineFileError(f"{where}: tensor {name} has another size than its shape; rebuild it")
+    return first, end
+
+
+def _check_cover(spans: list[tuple[int, int, str]], total: int, where: str) -> None:
+    reached = 0
+    for first, end, name in sorted(spans):
+        if first != reached:
+            problem = "overlaps the one before" if first < reached else "leaves a gap before it"
+            raise EngineFileError(f"{where}: tensor {name} {problem}; rebuild the engine")
+        reached = end
+    if reached != total:
+        raise EngineFileError(
+            f"{where}: {total - reached} bytes belong to no tensor; rebuild the engine"
+        )

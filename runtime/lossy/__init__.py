@@ -1,0 +1,1 @@
+"""Modes that give up exactness for speed, off unless asked for."""

@@ -1,0 +1,1 @@
+"""SpecPV: verification over a partial view of the caches."""

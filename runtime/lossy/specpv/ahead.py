@@ -1,0 +1,190 @@
+"""SpecPV where steps stay on the device: the host says which sequences take a full step.
+
+It says so before it knows what the steps in flight emitted, and so reckons with the most that they
+can have. Full steps feed tokens again, for which a launch has limited room: sequences that will
+need it at the same time take turns early.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from specbuild.runtime.decode.device_rows import FULL_STEP
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.executors.executor import ResidentExecutor
+from specbuild.runtime.lossy.specpv.host_tables import requested_budget, table_shape, view_geometry
+from specbuild.runtime.lossy.specpv.state import SequenceView, SpecPvTally, StepChoice, ViewGeometry
+from specbuild.runtime.request import SequenceState
+
+
+@dataclass(frozen=True)
+class StepViews:
+    """How the sequences in slots 0, 1, … take part in a step.
+
+    ``fed_again``: the most rows that they feed again; None where none chooses a view either.
+    """
+
+    choices: tuple[StepChoice, ...]
+    fed_again: int | None
+
+
+@dataclass
+class _Lagged:
+    """A sequence as the host knows it, and its steps in flight with the most that each emits."""
+
+    view: SequenceView
+    length: int
+    flights: deque[tuple[StepChoice, int]] = field(default_factory=deque)
+
+    def ahead(self) -> tuple[SequenceView, int]:
+        """The state and length behind the steps in flight, if each emits all that it can."""
+        view, length = copy.copy(self.view), self.length
+        view.tally = SpecPvTally()
+        for choice, most in self.flights:
+            view.committed(_at(view, choice, length), length, length + most)
+            length += most
+        return view, length
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A sequence before a step: what it would do alone, and the most that it would feed again."""
+
+    slot: int
+    choice: StepChoice
+    buffered: int
+    due: bool
+
+    @property
+    def urgency(self) -> tuple[bool, int]:
+        """Those that cannot wait go first, then those with most to feed."""
+        return not self.choice.partial, self.buffered
+
+
+class ResidentViews:
+    """Views of the sequences of one generation, by their index."""
+
+    def __init__(self, executor: ResidentExecutor, manifest: Manifest) -> None:
+        geometry = view_geometry(manifest)
+        assert geometry is not None
+        self._executor = executor
+        self._geometry: ViewGeometry = geometry
+        self._layers = table_shape(manifest, geometry)[0]
+        self._held: dict[int, _Lagged] = {}
+        self._flags: np.ndarray | None = None
+
+    def begin(self, sequence: SequenceState, slot: int) -> None:
+        """Prefill is through: everything is exact, nothing summarised or chosen."""
+        prompt = len(sequence.request.prompt_ids)
+        budget, reason = requested_budget(self._geometry.config, sequence.request)
+        view = SequenceView(self._geometry, layers=self._layers, budget=budget)
+        view.prefilled(prompt)
+        view.tally.retrieval_reason = reason
+        sequence.tally.specpv = view.tally
+        self._held[sequence.index] = _Lagged(view, prompt)
+        values = {"verified_len": prompt, "view_blocks": -1, "summarised": 0, "budget": budget}
+        for name, value in values.items():
+            self._executor.fill(name, value, row=slot)
+
+    def release(self, sequence: SequenceState) -> None:
+        """The sequence is done; slots may have moved."""
+        self._held.pop(sequence.index, None)
+        self._flags = None
+
+    def plan(
+        self, sequences: Sequence[SequenceState], shape: DraftShape | None, room: int
+    ) -> StepViews:
+        """What each slot's sequence does in the next step, of which ``room`` rows are fed again.
+
+        The device is told. Raises SpecbuildError where the room is too small for what must be.
+        """
+        nodes, most = _sizes(shape)
+        found = [self._candidate(slot, s, nodes, most, room, len(sequences))
+                 for slot, s in enumerate(sequences)]  # fmt: skip
+        full = {c.slot for c in found if not c.choice.partial and c.buffered == 0}
+        left = room
+        for c in sorted(found, key=lambda c: c.urgency, reverse=True):
+            if c.slot in full or (c.choice.partial and not c.due):
+                continue
+            if c.buffered <= left:
+                full.add(c.slot)
+                left -= c.buffered
+            elif not c.choice.partial:
+                raise SpecbuildError(
+                    f"SpecPV: a full step must feed {c.buffered} tokens again, with room for "
+                    f"{left}; build with a larger --specpv-n-spec-tokens-buf or a smaller "
+                    "--max-batch-size"
+                )
+        choices = tuple(self._settled(c, c.slot in full) for c in found)
+        for sequence, choice in zip(sequences, choices, strict=True):
+            if sequence.index in self._held:
+                self._held[sequence.index].flights.append((choice, most))
+        self._tell([not choice.partial for choice in choices])
+        # Views are chosen, and tokens fed again, in programs of their own.
+        chosen = any(choice.blocks is not None for choice in choices)
+        return StepViews(choices, room - left if chosen or left < room else None)
+
+    def received(
+        self, sequence: SequenceState, emitted: int, *, rechecked: int, agreed: int
+    ) -> None:
+        """The oldest step in flight gave a sequence ``emitted`` tokens.
+
+        Of those emitted since its last full step the target chose ``agreed`` of ``rechecked``
+        again, over everything.
+        """
+        held = self._held[sequence.index]
+        held.view.tally.recheck(rechecked, agreed)
+        choice, _ = held.flights.popleft()
+        choice = _at(held.view, choice, held.length)
+        held.view.committed(choice, held.length, held.length + emitted)
+        held.length += emitted
+
+    def _candidate(  # noqa: PLR0917
+        self, slot: int, sequence: SequenceState, nodes: int, most: int, room: int, batch: int
+    ) -> _Candidate:
+        held = self._held.get(sequence.index)
+        if held is None:
+            return _Candidate(slot, StepChoice(True, 0, None, "partial"), 0, False)
+        view, length = held.ahead()
+        choice = view.choose(length, nodes)
+        held.view.tally.invariant_failures += view.tally.invariant_failures
+        config = self._geometry.config
+        buffered = length - min(view.global_verified_len, length)
+        at_once = max(1, room // config.n_spec_tokens_buf)
+        lead = -(-batch // at_once) - 1
+        due = (
+            buffered + nodes + 1 + lead * most > config.n_spec_tokens_buf
+            or view.partial_steps >= config.full_refresh_interval - lead
+        )
+        return _Candidate(slot, choice, buffered, due and buffered > 0)
+
+    def _settled(self, candidate: _Candidate, full: bool) -> StepChoice:
+        choice = candidate.choice
+        if not full or not choice.partial:
+            return choice
+        # Its turn comes early.
+        return StepChoice(False, choice.chain_start - candidate.buffered, None, "refresh interval")
+
+    def _tell(self, full: Sequence[bool]) -> None:
+        flags = np.array(full, np.int32)
+        if self._flags is None or not np.array_equal(flags, self._flags):
+            self._executor.write(FULL_STEP, flags)
+            self._flags = flags
+
+
+def _at(view: SequenceView, choice: StepChoice, length: int) -> StepChoice:
+    """What a step does at a length that was not known when it was chosen, as the device does it."""
+    return choice if choice.partial else replace(choice, blocks=view.blocks_at(length))
+
+
+def _sizes(shape: DraftShape | None) -> tuple[int, int]:
+    """Nodes of a step's tree below the root, and the most tokens that it emits."""
+    if shape is None:
+        return 0, 1
+    return shape.draft_tokens, min(shape.draft_depth, shape.draft_tokens) + 1

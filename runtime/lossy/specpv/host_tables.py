@@ -1,0 +1,311 @@
+"""The host's half of SpecPV: each sequence's views, and the graph inputs that place them.
+
+``runtime/lossy/specpv/state.py`` decides; here page tables are put together and taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specbuild.runtime.cache.pages import SequencePages
+from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds
+from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Manifest, SpecPv
+from specbuild.runtime.lossy.dsa.state import EVERYTHING
+from specbuild.runtime.lossy.specpv.state import (
+    SequenceView,
+    StepChoice,
+    ViewGeometry,
+    automatic_budget,
+    choosing_group,
+)
+from specbuild.runtime.request import Request, SequenceState
+
+
+@dataclass
+class _Held:
+    """A sequence's view, and the logical page of each of its entries [layers, heads, entries]."""
+
+    view: SequenceView
+    pages: np.ndarray
+
+
+@dataclass(frozen=True)
+class ViewLayout:
+    """Which cache groups views narrow, and how.
+
+    By the keys of group ``chooser`` blocks are chosen for each of its ``layers`` and KV ``heads``.
+    ``places`` has the groups that see a view, and where their layers stand among the chooser's.
+    """
+
+    geometry: ViewGeometry
+    chooser: str
+    layers: int
+    heads: int
+    places: Mapping[str, list[int]]
+
+
+def view_geometry(manifest: Manifest) -> ViewGeometry | None:
+    """The sizes of this engine's views, None without SpecPV."""
+    if manifest.specpv is None:
+        return None
+    page_size = manifest.group(choosing_group(manifest.specpv)).page_size
+    return ViewGeometry(manifest.specpv, page_size, deepest=manifest.limits.draft_depth + 1)
+
+
+def view_layout(manifest: Manifest) -> ViewLayout | None:
+    """Which groups see this engine's views, None without SpecPV."""
+    geometry = view_geometry(manifest)
+    if geometry is None:
+        return None
+    chooser = manifest.group(choosing_group(geometry.config))
+    seen = [g for g in manifest.cache_groups if g.window == 0 and g.name != DRAFT_GROUP]
+    places = {g.name: [chooser.layers.index(layer) for layer in g.layers] for g in seen}
+    return ViewLayout(geometry, chooser.name, len(chooser.layers), chooser.kv_heads, places)
+
+
+class PartialViews:
+    """Views of the sequences of one generation, by their index."""
+
+    def __init__(self, manifest: Manifest, counter: SlotCounter) -> None:
+        layout = view_layout(manifest)
+        assert layout is not None
+        self._layout = layout
+        self._counter = counter
+        self._held: dict[int, _Held] = {}
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """The cache groups that see views."""
+        return tuple(self._layout.places)
+
+    def release(self, sequence: SequenceState) -> None:
+        """The sequence is done."""
+        self._held.pop(sequence.index, None)
+
+    def prefilled(self, sequence: SequenceState) -> None:
+        """All of its committed tokens came by prefill."""
+        self._of(sequence).view.prefilled(sequence.length)
+
+    def choose(self, sequences: Sequence[SequenceState], nodes: Sequence[int]) -> list[StepChoice]:
+        """How each sequence verifies its tree of this many nodes below the root."""
+        return [
+            self._of(s).view.choose(s.length, count)
+            for s, count in zip(sequences, nodes, strict=True)
+        ]
+
+    def committed(self, sequence: SequenceState, choice: StepChoice, before: int) -> int:
+        """A step took a sequence from ``before`` tokens to its length; the tokens now exact."""
+        view = self._of(sequence).view
+        view.committed(choice, before, sequence.length)
+        return view.global_verified_len
+
+    def feeds(
+        self,
+        group: str,
+        sequences: Sequence[SequenceState],
+        plan: RowPlan,
+        choices: Sequence[StepChoice] | None,
+    ) -> dict[str, np.ndarray]:
+        """The inputs of one of :attr:`groups`; ``choices`` None for a prompt's chunks."""
+        pages = [s.pages[group] for s in sequences]
+        if choices is None:
+            return whole_view_feeds(self._layout, group, pages, plan, self._counter)
+        held = [self._of(s) for s in sequences]
+        places = self._layout.places[group]
+        shown = [
+            _shown_pages(h, p)[places] if c.partial else None
+            for h, p, c in zip(held, pages, choices, strict=True)
+        ]
+        hidden = [
+            h.view.hidden_tokens if c.partial else 0 for h, c in zip(held, choices, strict=True)
+        ]
+        feeds = _viewed(self._layout, group, pages, shown) | _placed(
+            group, pages, plan, hidden, self._counter
+        )
+        if group != self._layout.chooser:
+            return feeds
+        rows = [f + n - t for f, n, t in zip(plan.first, plan.count, plan.tree_start, strict=True)]
+        blocks = [-1 if c.blocks is None else c.blocks for c in choices]
+        return feeds | {
+            f"{group}.logical_pages": _logical_pages(pages),
+            f"{group}.first_block": _ints([h.view.summarised_blocks for h in held]),
+            f"{group}.blocks": _ints(blocks),
+            f"{group}.budget": _ints([h.view.budget for h in held]),
+            f"{group}.tree_count": _ints(rows),
+            f"{group}.partial_table": _no_tables(self._layout, len(sequences)),
+        }
+
+    def take(
+        self,
+        sequences: Sequence[SequenceState],
+        choices: Sequence[StepChoice],
+        outputs: Mapping[str, np.ndarray],
+    ) -> None:
+        """Keeps the views that a launch chose."""
+        chooser = self._layout.chooser
+        tables = outputs[f"{chooser}.partial_table.out"]
+        for b, (sequence, choice) in enumerate(zip(sequences, choices, strict=True)):
+            if choice.blocks is not None:
+                pages = sequence.pages[chooser]
+                logical = np.zeros(pages.table.max() + 1, np.int32)
+                logical[pages.table[: pages.end_page]] = np.arange(pages.end_page)
+                self._of(sequence).pages[:] = logical[tables[:, b]]
+
+    def recheck(
+        self,
+        sequences: Sequence[SequenceState],
+        choices: Sequence[StepChoice],
+        chosen: np.ndarray,
+        row_start: np.ndarray,
+    ) -> None:
+        """Counts how often tokens fed again [T] are what the target chooses over everything."""
+        for sequence, choice, first in zip(sequences, choices, row_start, strict=False):
+            count = sequence.length - choice.chain_start
+            if count:
+                emitted = sequence.ids[choice.chain_start + 1 : sequence.length + 1]
+                agreed = int((chosen[first : first + count] == emitted).sum())
+                self._of(sequence).view.tally.recheck(count, agreed)
+
+    def _of(self, sequence: SequenceState) -> _Held:
+        held = self._held.get(sequence.index)
+        if held is None:
+            layout = self._layout
+            budget, reason = requested_budget(layout.geometry.config, sequence.request)
+            view = SequenceView(layout.geometry, layers=layout.layers, budget=budget)
+            entries = (layout.layers, layout.heads, layout.geometry.entries)
+            held = _Held(view, np.zeros(entries, np.int32))
+            view.tally.retrieval_reason = reason
+            sequence.tally.specpv = view.tally
+            self._held[sequence.index] = held
+        return held
+
+
+def requested_budget(config: SpecPv, request: Request) -> tuple[int, str | None]:
+    """The blocks that a request may retrieve, and why where it was left to the rule."""
+    asked = request.params.specpv_retrieval_blocks
+    if asked is None:
+        return config.n_retrieval_blocks, None
+    if asked == "auto":
+        return automatic_budget(config, len(request.prompt_ids), request.token_budget)
+    return asked, None
+
+
+def launch_feeds(
+    manifest: Manifest,
+    group: str,
+    pages: Sequence[SequencePages],
+    plan: RowPlan,
+    counter: SlotCounter,
+) -> dict[str, np.ndarray]:
+    """One group's inputs of a launch that sees all of its sequences, with SpecPV or without.
+
+    Its rows attend to all that they see.
+    """
+    layout = view_layout(manifest)
+    if layout is None or group not in layout.places:
+        feeds = cache_feeds(group, pages, plan, counter)
+    else:
+        feeds = whole_view_feeds(layout, group, pages, plan, counter)
+    if group == INDEXER_GROUP:
+        feeds[f"{group}.top_k"] = np.full(len(pages), EVERYTHING, np.int32)
+    return feeds
+
+
+def table_shape(manifest: Manifest, geometry: ViewGeometry) -> tuple[int, int, int]:
+    """Layers, KV heads and entries of a partial table."""
+    group = manifest.group(choosing_group(geometry.config))
+    return len(group.layers), group.kv_heads, geometry.entries
+
+
+def whole_view_feeds(
+    layout: ViewLayout,
+    group: str,
+    pages: Sequence[SequencePages],
+    plan: RowPlan,
+    counter: SlotCounter,
+) -> dict[str, np.ndarray]:
+    """A group's inputs of a launch that sees everything and chooses no blocks."""
+    feeds = _viewed(layout, group, pages, [None] * len(pages))
+    feeds |= _placed(group, pages, plan, [0] * len(pages), counter)
+    if group != layout.chooser:
+        return feeds
+    zeros = np.zeros(len(pages), np.int32)
+    return feeds | {
+        f"{group}.logical_pages": _logical_pages(pages),
+        f"{group}.first_block": zeros,
+        f"{group}.blocks": zeros - 1,
+        f"{group}.budget": zeros,
+        f"{group}.tree_count": zeros,
+        f"{group}.partial_table": _no_tables(layout, len(pages)),
+    }
+
+
+def _shown_pages(held: _Held, pages: SequencePages) -> np.ndarray:
+    """The logical pages of a view, with those that the sequence has behind the last block."""
+    view, geometry = held.view, held.view.geometry
+    first = view.tail_start // geometry.page_size
+    place = geometry.sink_pages + view.retrieved_pages
+    end = place + pages.end_page - first
+    held.pages[:, :, place:end] = np.arange(first, pages.end_page)
+    return held.pages[:, :, :end]
+
+
+def _viewed(
+    layout: ViewLayout,
+    group: str,
+    pages: Sequence[SequencePages],
+    shown: Sequence[np.ndarray | None],
+) -> dict[str, np.ndarray]:
+    """Page tables [layers, B, heads, P] of what is shown: logical pages, or None for all.
+
+    Beside them the position of each page of the first head's, [layers, B, P].
+    """
+    every = [p.end_page if s is None else s.shape[2] for p, s in zip(pages, shown, strict=True)]
+    shape = (len(layout.places[group]), len(pages), layout.heads, max(every))
+    table, logical = np.zeros((2, *shape), np.int32)
+    for b, (holder, view, count) in enumerate(zip(pages, shown, every, strict=True)):
+        logical[:, b, :, :count] = np.arange(count) if view is None else view
+        table[:, b, :, :count] = holder.table[logical[:, b, :, :count]]
+    return {
+        f"{group}.page_table": table,
+        f"{group}.page_position": logical[:, :, 0] * np.int32(layout.geometry.page_size),
+    }
+
+
+def _placed(
+    group: str,
+    pages: Sequence[SequencePages],
+    plan: RowPlan,
+    hidden: Sequence[int],
+    counter: SlotCounter,
+) -> dict[str, np.ndarray]:
+    """Where the rows stand in their views and in the pool."""
+    first = [f - h for f, h in zip(plan.first, hidden, strict=True)]
+    start = [t - h for t, h in zip(plan.tree_start, hidden, strict=True)]
+    writes = [p.slots[f : f + n] for p, f, n in zip(pages, plan.first, plan.count, strict=True)]
+    return {
+        f"{group}.row_slot": counter.ranges(first, plan.count),
+        f"{group}.tree_start": _ints(start),
+        f"{group}.write_slot": np.concatenate(writes),
+    }
+
+
+def _logical_pages(pages: Sequence[SequencePages]) -> np.ndarray:
+    """The pages of every position [B, P]."""
+    logical = np.zeros((len(pages), max(p.end_page for p in pages)), np.int32)
+    for row, holder in zip(logical, pages, strict=True):
+        row[: holder.end_page] = holder.table[: holder.end_page]
+    return logical
+
+
+def _no_tables(layout: ViewLayout, batch: int) -> np.ndarray:
+    """What no sequence reads: the host keeps the tables itself."""
+    return np.zeros((layout.layers, batch, layout.heads, layout.geometry.entries), np.int32)
+
+
+def _ints(values: Sequence[int]) -> np.ndarray:
+    return np.array(values, np.int32)

@@ -1,0 +1,273 @@
+"""SpecPV: when a step verifies over a partial view of the cache, and when over all of it.
+
+Positions [0, L) of a sequence are committed. Those below ``global_verified_len`` have exact keys
+and values in every layer: prefill or a full step wrote them. The others, the buffered tokens, were
+written by partial steps, whose attention saw a part of the context. A full step feeds them again,
+together with the tree, over the whole cache, and chooses a new view.
+
+A view is the sink, the chosen blocks, and everything from the end of the last summarised block on.
+Nothing here depends on how the tree was drafted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from specbuild.runtime.engine_dir.cache_groups import FULL_GROUP
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, SpecPv
+from specbuild.runtime.records import SpecPvStats
+
+# What ``auto`` retrieves: a share of the longest context, and never less than this.
+CONTEXT_SHARE = 16
+LEAST_BUDGET_TOKENS = 512
+
+Reason = Literal[
+    "partial",
+    "switched off",
+    "below the threshold",
+    "no view yet",
+    "refresh interval",
+    "buffer is full",
+    "invariant",
+]
+
+
+@dataclass(frozen=True)
+class ViewGeometry:
+    """The sizes of a view in pages. ``deepest`` is the most tokens that one step commits."""
+
+    config: SpecPv
+    page_size: int
+    deepest: int
+
+    @property
+    def block_pages(self) -> int:
+        """Pages of a block."""
+        return self.config.block_size // self.page_size
+
+    @property
+    def sink_pages(self) -> int:
+        """Pages of the sink."""
+        return self.config.n_sink_blocks * self.block_pages
+
+    @property
+    def sink_tokens(self) -> int:
+        """Tokens of the sink."""
+        return self.config.n_sink_blocks * self.config.block_size
+
+    @property
+    def tail_tokens(self) -> int:
+        """Most tokens behind the last summarised block.
+
+        The window and an incomplete block when the view is chosen, what that step commits, and
+        the buffer.
+        """
+        config = self.config
+        window = (config.n_window_blocks + 1) * config.block_size - 1
+        return window + self.deepest + config.n_spec_tokens_buf
+
+    @property
+    def entries(self) -> int:
+        """Pages of the largest view."""
+        retrieved = self.config.n_retrieval_blocks * self.block_pages
+        return self.sink_pages + retrieved + -(-self.tail_tokens // self.page_size)
+
+    def summarised_blocks(self, length: int) -> int:
+        """Whole blocks between the sink and the window of a context of this length."""
+        whole = max(0, length - self.sink_tokens) // self.config.block_size
+        return max(0, whole - self.config.n_window_blocks)
+
+    def tail_start(self, blocks: int) -> int:
+        """The position behind the last of ``blocks`` summarised blocks."""
+        return self.sink_tokens + blocks * self.config.block_size
+
+
+@dataclass(frozen=True)
+class StepChoice:
+    """How one sequence takes part in a step.
+
+    Positions ``chain_start`` … L − 1 are fed again in front of the tree: none in a partial step.
+    ``blocks`` are summarised, and chosen among, in this step; None where no view is chosen.
+    """
+
+    partial: bool
+    chain_start: int
+    blocks: int | None
+    reason: Reason
+
+
+@dataclass
+class SpecPvTally:
+    """What the partial steps of a request did.
+
+    Of the ``rechecked_tokens`` that partial steps emitted, a full step given the same tokens
+    before them would have chosen ``agreed_tokens`` too; ``agreement_per_interval`` has the share
+    for each full step that looked.
+    """
+
+    retrieval_blocks: int = 0
+    retrieval_reason: str | None = None
+    partial_steps: int = 0
+    full_steps: int = 0
+    rechecked_tokens: int = 0
+    agreed_tokens: int = 0
+    invariant_failures: int = 0
+    agreement_per_interval: list[float] = field(default_factory=list)
+
+    def recheck(self, tokens: int, agreed: int) -> None:
+        """A full step looked at what was emitted since the one before."""
+        self.rechecked_tokens += tokens
+        self.agreed_tokens += agreed
+        if tokens:
+            self.agreement_per_interval.append(agreed / tokens)
+
+    def stats(self) -> SpecPvStats:
+        """The statistics so far."""
+        tokens = self.rechecked_tokens
+        return SpecPvStats(
+            retrieval_blocks=self.retrieval_blocks,
+            retrieval_reason=self.retrieval_reason,
+            partial_steps=self.partial_steps,
+            full_steps=self.full_steps,
+            rechecked_tokens=tokens,
+            agreed_tokens=self.agreed_tokens,
+            agreement=self.agreed_tokens / tokens if tokens else None,
+            invariant_failures=self.invariant_failures,
+            agreement_per_interval=tuple(self.agreement_per_interval),
+        )
+
+
+class SequenceView:
+    """What is exact, summarised and chosen of one sequence.
+
+    ``verified_len[i]`` counts the tokens from the start whose keys and values are exact in the
+    i-th full-attention layer. ``budget`` bounds the chosen blocks, 0 allows no partial step.
+    """
+
+    def __init__(self, geometry: ViewGeometry, *, layers: int, budget: int) -> None:
+        self.geometry = geometry
+        self.budget = budget
+        self.verified_len = [0] * layers
+        self.summarised_blocks = 0
+        self.selected_blocks: int | None = None
+        self.selected_len = 0
+        self.partial_steps = 0
+        self.tally = SpecPvTally(retrieval_blocks=budget)
+
+    @property
+    def global_verified_len(self) -> int:
+        """Tokens from the start that are exact in every layer."""
+        return min(self.verified_len)
+
+    @property
+    def retrieved_pages(self) -> int:
+        """Pages of the chosen blocks."""
+        return min(self.budget, self.selected_blocks or 0) * self.geometry.block_pages
+
+    @property
+    def tail_start(self) -> int:
+        """The position from which on the view is contiguous."""
+        return self.geometry.tail_start(self.selected_blocks or 0)
+
+    @property
+    def hidden_tokens(self) -> int:
+        """How many positions in front of the tail the view leaves out: position − view slot."""
+        blocks = self.selected_blocks or 0
+        return (blocks - min(self.budget, blocks)) * self.geometry.config.block_size
+
+    def choose(self, length: int, tree: int) -> StepChoice:
+        """How a tree of ``tree`` nodes below the root is verified after ``length`` tokens."""
+        reason = self._reason(length, tree)
+        if reason == "partial":
+            return StepChoice(True, length, None, reason)
+        if reason == "invariant":
+            self.tally.invariant_failures += 1
+        start = min(self.global_verified_len, length)
+        return StepChoice(False, start, self.blocks_at(length), reason)
+
+    def blocks_at(self, length: int) -> int | None:
+        """The blocks among which a full step after ``length`` tokens chooses a view, if it does."""
+        views = self._enabled and length > self.geometry.config.partial_threshold
+        return self.geometry.summarised_blocks(length) if views else None
+
+    @property
+    def _enabled(self) -> bool:
+        return self.budget > 0 and self.geometry.config.full_refresh_interval > 0
+
+    def _reason(self, length: int, tree: int) -> Reason:
+        config = self.geometry.config
+        if not self._enabled:
+            return "switched off"
+        if length <= config.partial_threshold:
+            return "below the threshold"
+        if self.selected_blocks is None:
+            return "no view yet"
+        if self.partial_steps >= config.full_refresh_interval:
+            return "refresh interval"
+        if length - self.global_verified_len + tree + 1 > config.n_spec_tokens_buf:
+            return "buffer is full"
+        return "invariant" if self.violations(length, tree) else "partial"
+
+    def violations(self, length: int, tree: int) -> tuple[str, ...]:
+        """What of the state contradicts a partial step; nothing, unless something is broken."""
+        blocks, geometry = self.selected_blocks, self.geometry
+        if blocks is None:
+            return ("no view",)
+        pages = -(-(length + tree + 1 - self.hidden_tokens) // geometry.page_size)
+        checks = {
+            "layers disagree": len(set(self.verified_len)) == 1,
+            "verified past the end": self.global_verified_len <= length,
+            "view of tokens that are not exact": self.selected_len <= self.global_verified_len,
+            "blocks past the context": self.tail_start
+            <= max(self.selected_len, geometry.sink_tokens),
+            "tokens between blocks and window": blocks
+            == geometry.summarised_blocks(self.selected_len),
+            "blocks without summaries": blocks <= self.summarised_blocks,
+            "view overflows": pages <= geometry.entries,
+        }
+        return tuple(name for name, holds in checks.items() if not holds)
+
+    def prefilled(self, length: int) -> None:
+        """The prompt's first ``length`` tokens are exact."""
+        self.verified_len = [length] * len(self.verified_len)
+
+    def committed(self, choice: StepChoice, before: int, after: int) -> None:
+        """A step took the committed length from ``before`` to ``after``."""
+        if choice.partial:
+            self.partial_steps += 1
+            self.tally.partial_steps += 1
+            return
+        self.tally.full_steps += 1
+        self.verified_len = [after] * len(self.verified_len)
+        self.partial_steps = 0
+        self.selected_blocks = choice.blocks
+        if choice.blocks is not None:
+            self.selected_len = before
+            self.summarised_blocks = max(self.summarised_blocks, choice.blocks)
+
+    def rewind(self, length: int) -> None:
+        """Tokens from ``length`` on are forgotten. A view that knew them is dropped."""
+        self.verified_len = [min(verified, length) for verified in self.verified_len]
+        sink, size = self.geometry.sink_tokens, self.geometry.config.block_size
+        whole = max(0, length - sink) // size
+        self.summarised_blocks = min(self.summarised_blocks, whole)
+        if self.selected_blocks is not None and self.selected_len > length:
+            self.selected_blocks = None
+
+
+def choosing_group(config: SpecPv) -> str:
+    """The cache group whose keys blocks are chosen by."""
+    return INDEXER_GROUP if config.score == "indexer" else FULL_GROUP
+
+
+def automatic_budget(config: SpecPv, prompt_tokens: int, new_tokens: int) -> tuple[int, str]:
+    """Blocks to retrieve for a request, and why: a sixteenth of its longest context.
+
+    No less than 512 tokens (a budget must cover what several heads ask for), no more than the
+    engine's.
+    """
+    longest = prompt_tokens + new_tokens
+    tokens = max(LEAST_BUDGET_TOKENS, -(-longest // CONTEXT_SHARE))
+    blocks = min(-(-tokens // config.block_size), config.n_retrieval_blocks)
+    return blocks, f"{blocks} blocks of {config.block_size} for up to {longest} tokens"

@@ -1,0 +1,105 @@
+"""Sequences of random tokens on a device, ready to be decoded: what steps are timed on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from specbuild.runtime.decode.device_rows import FULL_STEP, LIST_BUDGET, SEQUENCE_PORTS, VIEWS
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.errors import UnsupportedHereError
+from specbuild.runtime.executors.cuda.executor import CudaExecutor
+from specbuild.runtime.request import GenerateParams, Prompt
+
+# Events of each sequence before its steps are timed: a step of its own has then run.
+_SETTLED_EVENTS = 2
+_FED_AGAIN = "buffered_tokens"
+
+
+@dataclass(frozen=True)
+class PlacedSequences:
+    """``reset`` queues what puts the sequences back to where they were placed."""
+
+    executor: CudaExecutor
+    batch: int
+    reset: Callable[[], None]
+
+    @property
+    def context(self) -> float:
+        """Tokens in the target's cache, on average over the sequences."""
+        return float(self.executor.read("length", rows=self.batch).mean())
+
+
+def cuda_executor(engine: Engine) -> CudaExecutor:
+    """The engine's executor; UnsupportedHereError where its steps run on the host."""
+    if not isinstance(engine.executor, CudaExecutor):
+        raise UnsupportedHereError("steps are timed on a GPU, this engine runs on the host")
+    return engine.executor
+
+
+@contextlib.contextmanager
+def placed_sequences(
+    engine: Engine, *, batch: int, context: int, shape: DraftShape | None, seed: int = 0
+) -> Iterator[PlacedSequences]:
+    """Takes up ``batch`` random prompts of ``context`` tokens and runs their first steps.
+
+    The steps draft as ``shape`` says. Afterwards the sequences are gone.
+    """
+    executor = cuda_executor(engine)
+    random = np.random.default_rng(seed)
+    ids = random.integers(0, engine.manifest.target.vocab, (batch, context))
+    prompts = [Prompt(str(b), ids=tuple(map(int, row))) for b, row in enumerate(ids)]
+    # Enough tokens that no sequence ends while its steps are timed.
+    room = engine.manifest.limits.max_seq_len - context
+    params = GenerateParams(max_new_tokens=room, ignore_eos=True)
+    events = engine.generate(prompts, params, speculation=shape)
+    try:
+        seen = [0] * batch
+        while min(seen) < _SETTLED_EVENTS:
+            seen[next(events).request] += 1
+        # Steps that narrow do so in full, whatever the first ones, which are checked, did.
+        if engine.manifest.dsa is not None:
+            executor.fill(LIST_BUDGET, engine.manifest.dsa.top_k, rows=batch)
+        _keep_ends(executor, ids)
+        reset = _keep_state(executor)
+        yield PlacedSequences(executor, batch, reset)
+        reset()
+    finally:
+        close = getattr(events, "close", None)
+        if close is not None:
+            close()
+
+
+def _keep_ends(executor: CudaExecutor, ids: np.ndarray) -> None:
+    """Puts the prompts' last tokens where an engine with SpecPV finds what a full step feeds again.
+
+    It keeps emitted tokens only, of which there are few yet. A step that is timed as one behind
+    many partial steps would feed the same token over and over, and rows of one token choose the
+    same experts.
+    """
+    if executor.port(_FED_AGAIN) is None:
+        return
+    batch, context = ids.shape
+    kept = executor.read(_FED_AGAIN, rows=batch).copy()
+    room = kept.shape[1]
+    for b, length in enumerate(executor.read("length", rows=batch)):
+        ends = np.arange(max(0, int(length) - room), context)
+        kept[b, ends % room] = ids[b, ends]
+    executor.write(_FED_AGAIN, kept)
+
+
+def _keep_state(executor: CudaExecutor) -> Callable[[], None]:
+    """What puts the sequences back where they are now; it queues the writes and returns."""
+    known = (*SEQUENCE_PORTS, *VIEWS, FULL_STEP)
+    ports = [name for name in known if executor.port(name) is not None]
+    kept = {name: executor.read(name) for name in ports}
+
+    def restore() -> None:
+        for name, values in kept.items():
+            executor.write(name, values)
+
+    return restore

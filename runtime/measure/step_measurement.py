@@ -1,0 +1,156 @@
+"""Fills the table of step costs on a GPU: every step program at several batches and contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts, programs_digest
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import ProgramEntry
+from specbuild.runtime.measure.graph_timing import time_prefixes, time_program
+from specbuild.runtime.measure.occupied_engine import (
+    PlacedSequences,
+    cuda_executor,
+    placed_sequences,
+)
+from specbuild.runtime.measure.step_sections import TARGET, step_sections
+from specbuild.runtime.measure.step_timing import narrows_at
+
+MEASURING_BUDGET_S = 60.0
+CONTEXTS = (64, 1024, 8192, 32768)
+REPEATS = 8
+# A longest context this close to one that is measured anyway says nothing more.
+_DISTINCT = 1.25
+# Tokens of a sequence that steps may add while they are timed, by the deepest draft's.
+_STEPS_OF_ROOM = 4
+# Longer prompts take more time a token: what a fill is expected to take grows by this.
+_FILL_MARGIN = 1.5
+
+Progress = Callable[[str], None]
+
+
+def contexts_of(max_seq_len: int, depth: int) -> tuple[int, ...]:
+    """The contexts that are measured: those of ``CONTEXTS`` that fit, and the longest."""
+    longest = max(1, max_seq_len - _STEPS_OF_ROOM * (depth + 1))
+    fitting = [context for context in CONTEXTS if context <= longest]
+    if not fitting or longest > _DISTINCT * fitting[-1]:
+        fitting.append(longest)
+    return tuple(fitting)
+
+
+def measure_step_costs(
+    engine: Engine,
+    progress: Progress,
+    *,
+    budget_s: float = MEASURING_BUDGET_S,
+    repeats: int = REPEATS,
+) -> StepCosts:
+    """Times every step program for each batch and context, short contexts and batches first.
+
+    Sequences of random tokens are taken up once for a batch and context, and all drafts timed
+    there from one state. ``progress`` hears a line for each. What would not be done within about
+    ``budget_s`` is left out, but the first context; a longer one is then extrapolated. Raises
+    UnsupportedHereError where the engine's steps run on the host.
+    """
+    executor = cuda_executor(engine)
+    table = ProgramTable(executor.plan)
+    points = _Points(engine, table, repeats)
+    deadline_s, fill_s_per_token = perf_counter() + budget_s, 0.0
+    limits, depths = engine.manifest.limits, [shape.draft_depth for shape in table.shapes()]
+    contexts = contexts_of(limits.max_seq_len, max(depths, default=0))
+    batches = sorted({min(batch, limits.max_batch_size) for batch in table.step_batches()})
+    for context in contexts:
+        for batch in batches:
+            left_s = deadline_s - perf_counter()
+            expected_s = fill_s_per_token * batch * context * _FILL_MARGIN
+            if context > contexts[0] and expected_s > left_s:
+                progress(f"batch {batch}, context {context}: left out, no time")
+                continue
+            started_s = perf_counter()
+            with placed_sequences(engine, batch=batch, context=context, shape=None) as placed:
+                fill_s_per_token = (perf_counter() - started_s) / (batch * context)
+                shown = points.measure(placed, context)
+            progress(f"batch {batch}, context {context}: {shown}")
+    return StepCosts(
+        gpu=executor.runner.gpu.facts.name,
+        programs=programs_digest(engine.manifest),
+        method=METHOD,
+        steps=points.costs(),
+    )
+
+
+@dataclass
+class _Points:
+    """The times so far, by batch and draft: (context, step, draft's part)."""
+
+    engine: Engine
+    table: ProgramTable
+    repeats: int
+    times: dict[tuple[int, DraftShape | None], list[tuple[int, float, float]]] = field(
+        default_factory=dict
+    )
+    _drafting: dict[str, int] = field(default_factory=dict)
+
+    def measure(self, placed: PlacedSequences, context: int) -> str:
+        """All drafts at one batch and context; says what it found."""
+        runner, shown = placed.executor.runner, []
+        shapes = [None, *self.table.shapes()]
+        for shape in shapes:
+            if self.table.most_sequences(shape, full_logits=False) < placed.batch:
+                continue
+            entry = self.table.step(
+                shape,
+                batch=placed.batch,
+                full_logits=False,
+                narrows=narrows_at(self.engine, context),
+            )
+            step_s = time_program(runner, entry, self.repeats, reset=placed.reset)
+            draft_s, count = 0.0, self._draft_launches(placed, entry)
+            if count:
+                [draft_s] = time_prefixes(runner, entry, [count], self.repeats, reset=placed.reset)
+            key = (placed.batch, shape)
+            found = (context, step_s, min(draft_s, step_s))
+            self.times.setdefault(key, []).append(found)
+            shown.append(f"{_name(shape)} {step_s * 1e3:.3f}")
+        return ", ".join(shown) + " ms"
+
+    def costs(self) -> tuple[ShapeCosts, ...]:
+        """The table's entries, by batch."""
+        entries = []
+        for (batch, shape), points in self.times.items():
+            contexts, step_s, draft_s = zip(*points, strict=True)
+            sizes = shape or DraftShape(0, 0, 0)
+            entries.append(
+                ShapeCosts(
+                    batch,
+                    sizes.draft_top_k,
+                    sizes.draft_depth,
+                    sizes.draft_tokens,
+                    contexts=contexts,
+                    step_s=step_s,
+                    draft_s=draft_s,
+                )
+            )
+        return tuple(sorted(entries, key=lambda c: (c.batch, c.draft_top_k, c.draft_depth)))
+
+    def _draft_launches(self, placed: PlacedSequences, entry: ProgramEntry) -> int:
+        """How many launches of a step lie in front of the target's."""
+        if entry.draft_depth == 0:
+            return 0
+        if entry.name not in self._drafting:
+            runner = placed.executor.runner
+            sections = step_sections(runner.described(entry).ops)
+            first = next(section.first for section in sections if section.name == TARGET)
+            count = sum(launch.op < first for launch in runner.launches(entry))
+            self._drafting[entry.name] = count
+        return self._drafting[entry.name]
+
+
+def _name(shape: DraftShape | None) -> str:
+    if shape is None:
+        return "no draft"
+    return f"{shape.draft_top_k}x{shape.draft_depth}x{shape.draft_tokens}"

@@ -1,0 +1,133 @@
+"""How long an engine's own steps take on its device, at a context and batch of one's choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import ProgramEntry
+from specbuild.runtime.measure.graph_timing import (
+    LaunchTime,
+    profile_program,
+    time_between,
+    time_prefixes,
+    time_program,
+)
+from specbuild.runtime.measure.occupied_engine import (
+    PlacedSequences,
+    cuda_executor,
+    placed_sequences,
+)
+from specbuild.runtime.measure.routed_experts import experts_touched
+from specbuild.runtime.measure.step_sections import step_sections
+
+# Steps in a row from which the time between two of them is taken.
+STEPS_IN_A_ROW = 8
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """Median seconds of one step on the device, and what each of its launches adds, if asked."""
+
+    program: str
+    step_s: float
+    launches: list[LaunchTime] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SectionTiming:
+    """Median seconds that a section of a step adds to those before it."""
+
+    name: str
+    added_s: float
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A step of placed sequences: its sections in order, and what it found.
+
+    ``context`` tokens a sequence. ``experts`` are the distinct ones that the step's rows chose,
+    on average over the layers; None where that cannot be read back. ``idle_s`` lies between two
+    such steps that are queued one after the other, if asked.
+    """
+
+    entry: ProgramEntry
+    step_s: float
+    sections: tuple[SectionTiming, ...]
+    context: float
+    experts: float | None
+    idle_s: float | None
+
+
+def time_step(
+    engine: Engine,
+    *,
+    batch: int,
+    context: int,
+    shape: DraftShape | None = None,
+    repeats: int = 30,
+    profile: bool = False,
+    seed: int = 0,
+) -> StepTiming:
+    """Times a step of ``batch`` sequences of ``context`` random tokens each.
+
+    The prompts are really taken up, and the first steps really run; then one step is repeated
+    from the same state. Raises UnsupportedHereError where the engine's steps run on the host.
+    """
+    runner = cuda_executor(engine).runner
+    entry = _entry(engine, batch, shape, narrows=narrows_at(engine, context))
+    with placed_sequences(engine, batch=batch, context=context, shape=shape, seed=seed) as placed:
+        step_s = time_program(runner, entry, repeats, reset=placed.reset)
+        launches = []
+        if profile:
+            launches = profile_program(runner, entry, repeats, reset=placed.reset)
+    return StepTiming(entry.name, step_s, launches)
+
+
+def measure_step(
+    engine: Engine,
+    placed: PlacedSequences,
+    shape: DraftShape | None,
+    *,
+    repeats: int = 30,
+    idle: bool = False,
+    narrows: bool = False,
+) -> MeasuredStep:
+    """Times one step of placed sequences as a whole and by section, always from the same state.
+
+    ``narrows``: it attends to what indexers choose (DSA).
+    """
+    executor, reset = placed.executor, placed.reset
+    entry, runner = _entry(engine, placed.batch, shape, narrows=narrows), executor.runner
+    reset()
+    context = placed.context
+    experts = experts_touched(executor, entry)
+    step_s = time_program(runner, entry, repeats, reset=reset)
+    sections = step_sections(runner.described(entry).ops)
+    launches = runner.launches(entry)
+    counts = [sum(launch.op <= section.last for launch in launches) for section in sections]
+    totals = time_prefixes(runner, entry, counts, repeats, reset=reset)
+    timed = tuple(
+        SectionTiming(section.name, total_s - before_s)
+        for section, total_s, before_s in zip(sections, totals, [0.0, *totals], strict=False)
+    )
+    idle_s = None
+    if idle:
+        idle_s = time_between(runner, entry, STEPS_IN_A_ROW, repeats, reset=reset)
+    reset()
+    return MeasuredStep(entry, step_s, timed, context, experts, idle_s)
+
+
+def narrows_at(engine: Engine, context: float) -> bool:
+    """Whether steps after so many tokens attend to what indexers choose (DSA)."""
+    dsa = engine.manifest.dsa
+    return dsa is not None and context >= dsa.threshold
+
+
+def _entry(
+    engine: Engine, batch: int, shape: DraftShape | None, *, narrows: bool = False
+) -> ProgramEntry:
+    table = ProgramTable(cuda_executor(engine).plan)
+    return table.step(shape, batch=batch, full_logits=False, narrows=narrows)
