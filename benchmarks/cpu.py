@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.device import this_device
 from specbuild.runtime.engine import Engine, Speculation

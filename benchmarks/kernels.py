@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import (
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
+from specbuild.builder.backends.cuda.tuning.kernel_case import (
     GPU_ONLY,
     KernelCase,
     bits,
@@ -29,8 +30,7 @@ from specbuild.builder.backends.cuda.kernels.kernel_case import (
     kernel_ops,
     phases_of,
 )
-from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
-from specbuild.builder.backends.cuda.kernels.op_runner import OpRunner
+from specbuild.builder.backends.cuda.tuning.op_runner import OpRunner
 from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch, Target
 from specbuild.plugins_cuda.moe.op import route
 from specbuild.runtime.errors import SpecbuildError

@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from kernels import gpu_description, stream_ceiling
 
-from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
-from specbuild.builder.backends.cuda.kernels.op_runner import OpRunner
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
+from specbuild.builder.backends.cuda.tuning.op_runner import OpRunner
 from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.plugins_cuda.registry import op_named

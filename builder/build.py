@@ -10,34 +10,38 @@ import onnx_ir as ir
 import torch
 
 from specbuild.builder import graphs
-from specbuild.builder.backend_lowering import (
+from specbuild.builder.backends.backend import (
     Lowered,
     LoweringRun,
     lower_cpu,
     lower_cuda,
     lower_tensorrt_rtx,
 )
-from specbuild.builder.backends.cuda.kernels.nvrtc import supported_gpu
+from specbuild.builder.backends.cuda.compile.nvrtc import supported_gpu
 from specbuild.builder.backends.cuda.report import CudaReport
 from specbuild.builder.backends.cuda.support import (
     batch_warnings,
     require_cuda_options,
     require_cuda_support,
 )
-from specbuild.builder.backends.cuda.tuning.tactic_book import given_tactics
+from specbuild.builder.backends.cuda.tactics.tactic_book import given_tactics
 from specbuild.builder.backends.tensorrt.build_plans import RoleReport
 from specbuild.builder.backends.tensorrt.capabilities import (
     require_standard_support,
     require_tensorrt_options,
     tensorrt_device,
 )
-from specbuild.builder.checkpoint.draft import DraftCheckpoint, read_draft
-from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.checkpoint.target_parts import TEXT_FILES, TargetCheckpoint
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.dsa_options import dsa_warnings
-from specbuild.builder.engine_manifest import BuiltParts, engine_manifest, graph_file
-from specbuild.builder.engine_writer import (
+from specbuild.builder.engine.dsa import dsa_warnings
+from specbuild.builder.engine.manifest import BuiltParts, engine_manifest, graph_file
+from specbuild.builder.engine.sizes import (
+    KERNEL_BACKENDS,
+    EnginePlan,
+    context_warnings,
+    plan_engine,
+    windowed_draft,
+)
+from specbuild.builder.engine.writer import (
     EngineFolder,
     json_bytes,
     require_replaceable,
@@ -45,18 +49,14 @@ from specbuild.builder.engine_writer import (
     staged_engine,
     weight_bytes,
 )
-from specbuild.builder.limits import (
-    KERNEL_BACKENDS,
-    EnginePlan,
-    context_warnings,
-    plan_engine,
-    windowed_draft,
-)
-from specbuild.builder.passes.metadata import clear_metadata
-from specbuild.builder.passes.pipeline import PassResult
-from specbuild.builder.passes.portable import portable_bytes
+from specbuild.builder.families.eagle3.checkpoint import DraftCheckpoint, read_draft
+from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.graph.passes.metadata import clear_metadata
+from specbuild.builder.graph.passes.pipeline import PassResult
+from specbuild.builder.graph.passes.portable import portable_bytes
+from specbuild.builder.graph.weight_sources import WeightSources
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
-from specbuild.builder.weight_sources import WeightSources
 from specbuild.runtime.engine_dir.manifest import TENSORRT_BACKENDS, DraftGeometry
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.text import TextCodec
@@ -151,7 +151,7 @@ def _lowered(
     if options.backend == "cuda":
         return lower_cuda(models, plan, sources, run)
     if options.backend == "tensorrt":
-        from specbuild.builder.backends.tensorrt.plugin_target import lower_plugins
+        from specbuild.builder.backends.tensorrt.plugins.target import lower_plugins
 
         lowered: Lowered = lower_plugins(models, plan, sources, options, run)
         return lowered

@@ -9,12 +9,11 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from specbuild.builder.export import GraphDeclaration, export_module, single_op_model
-from specbuild.builder.limits import EnginePlan
-from specbuild.builder.models.deepseek import DeepSeek
-from specbuild.builder.models.eagle3 import DraftFuse, Eagle3
-from specbuild.builder.models.gpt_oss import GptOss
-from specbuild.builder.models.graph_io import (
+from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.families.deepseek.model import DeepSeek
+from specbuild.builder.families.eagle3.model import DraftFuse, Eagle3
+from specbuild.builder.families.gpt_oss.model import GptOss
+from specbuild.builder.families.parts.graph_io import (
     LAUNCH_PORTS,
     BlockView,
     GroupView,
@@ -29,9 +28,10 @@ from specbuild.builder.models.graph_io import (
     summary_port,
     view_ports,
 )
-from specbuild.builder.models.target_model import TargetModel
-from specbuild.builder.passes.weights import ONNX_DTYPES, weight_value
-from specbuild.builder.weight_sources import WeightSources
+from specbuild.builder.families.parts.target import TargetModel
+from specbuild.builder.graph.export import GraphDeclaration, export_module, single_op_model
+from specbuild.builder.graph.passes.weights import ONNX_DTYPES, weight_value
+from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, DraftGeometry, TargetGeometry
 

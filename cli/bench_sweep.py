@@ -179,7 +179,7 @@ def measure(
 
 def stream_kernel(gpu: str) -> ReadKernel:
     """The streaming read, compiled for a GPU; SpecbuildError or ImportError without a compiler."""
-    from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
+    from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
     from specbuild.plugins_cuda.launches import Kernel
     from specbuild.runtime.measure.read_speed import ReadKernel
 

@@ -118,7 +118,7 @@ def build(
     specbuild build --model target --output engine --backend tensorrt --timing-cache timings.bin
     """
     from specbuild.builder.build import build as build_engine
-    from specbuild.builder.config import BuildOptions
+    from specbuild.builder.options import BuildOptions
     from specbuild.cli.console import messages
     from specbuild.cli.engine_table import add_tactics, build_summary
     from specbuild.cli.progress_bar import ProgressBar

@@ -12,7 +12,7 @@ from specbuild.cli import options
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from specbuild.builder.retrofit.report import LatentReport
+    from specbuild.builder.training.retrofit.report import LatentReport
 
 retrofit = typer.Typer(
     help="Give a trained checkpoint what it was trained without.", no_args_is_help=True
@@ -78,8 +78,8 @@ def mla(
     specbuild retrofit mla --model target --rank 256 --calibration a.txt --evaluation b.txt --json
     specbuild retrofit mla --model target --rank 512 --layers 12-23 --output late.safetensors
     """
-    from specbuild.builder.retrofit.config import LatentOptions
-    from specbuild.builder.retrofit.mla import retrofit_mla
+    from specbuild.builder.training.retrofit.config import LatentOptions
+    from specbuild.builder.training.retrofit.mla import retrofit_mla
     from specbuild.cli.console import json_line
     from specbuild.cli.console import output as results
     from specbuild.cli.progress_bar import ProgressBar

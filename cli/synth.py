@@ -11,7 +11,7 @@ from specbuild.cli import dsa_options, options, specpv_options
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
-    from specbuild.builder.config import BuildOptions
+    from specbuild.builder.options import BuildOptions
     from specbuild.builder.synth.model import SynthModel
     from specbuild.builder.synth.routing import DistinctExperts
 
@@ -137,7 +137,7 @@ def synth(
     specbuild synth --geometry gpt-oss-20b --unique-layers 2 --latent 512 --engine e --backend cuda
     specbuild synth --geometry gpt-oss-20b --unique-layers 2 --indexer 64 --engine e --backend cuda
     """
-    from specbuild.builder.config import BuildOptions
+    from specbuild.builder.options import BuildOptions
     from specbuild.builder.synth.model import DEFAULT_ACCEPTANCE, SynthModel, SynthOptions
 
     if acceptance is not None and not draft:

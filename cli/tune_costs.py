@@ -16,7 +16,7 @@ def tune_costs(path: Path, progress: Progress) -> StepCostFacts:
     Returns what ``inspect`` shows of them. Raises UnsupportedHereError where the engine does not
     run here or its steps run on the host.
     """
-    from specbuild.builder.engine_rewrite import rewrite_engine
+    from specbuild.builder.engine.rewrite import rewrite_engine
     from specbuild.cli.engine_loading import load_engine
     from specbuild.cli.step_cost_table import step_cost_facts
     from specbuild.runtime.draft.device_costs import STEP_COSTS_FILE, to_bytes

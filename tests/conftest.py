@@ -12,7 +12,7 @@ from run_store import made_once, use_folder_of
 from shared_graphs import share_exports
 
 from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-gpt-oss"

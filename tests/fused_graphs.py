@@ -14,14 +14,14 @@ import torch
 
 from specbuild.builder import graphs
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
-from specbuild.builder.checkpoint.draft import DraftCheckpoint, read_draft
-from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.limits import EnginePlan, plan_engine
-from specbuild.builder.passes.pipeline import PassResult, run_passes
-from specbuild.builder.passes.weights import recipe_of
-from specbuild.builder.weight_sources import WeightSources
+from specbuild.builder.engine.sizes import EnginePlan, plan_engine
+from specbuild.builder.families.eagle3.checkpoint import DraftCheckpoint, read_draft
+from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.graph.passes.pipeline import PassResult, run_passes
+from specbuild.builder.graph.passes.weights import recipe_of
+from specbuild.builder.graph.weight_sources import WeightSources
+from specbuild.builder.options import BuildOptions
 from specbuild.plugins_cuda.registry import op_named
 
 # Two sequences of the example and trees of 8 nodes: one export serves the tests that fuse it.

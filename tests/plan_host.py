@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from specbuild.builder import build as building
-from specbuild.builder.backend_lowering import MODEL_ROLES
+from specbuild.builder.backends.backend import MODEL_ROLES
 from specbuild.builder.backends.cuda.engine import (
     CudaModel,
     LoweredEngine,
@@ -23,12 +23,12 @@ from specbuild.builder.backends.cuda.engine import (
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
 from specbuild.builder.backends.cuda.plan.interpret import PlanInterpreter
 from specbuild.builder.backends.cuda.plan.plan_writer import Lower
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.limits import EnginePlan
-from specbuild.builder.passes.pipeline import run_passes
-from specbuild.builder.passes.weights import Recipe
+from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.graph.passes.pipeline import run_passes
+from specbuild.builder.graph.passes.weights import Recipe
+from specbuild.builder.graph.weight_sources import WeightSources
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
-from specbuild.builder.weight_sources import WeightSources
 from specbuild.runtime.cache.layout import KvLayout
 from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
 from specbuild.runtime.engine_dir.manifest import CacheGroup, DraftShape

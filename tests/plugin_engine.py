@@ -16,18 +16,18 @@ import torch
 from fused_graphs import run_graph
 
 from specbuild.builder import build as building
-from specbuild.builder.backend_lowering import MODEL_ROLES
+from specbuild.builder.backends.backend import MODEL_ROLES
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiled
 from specbuild.builder.backends.cuda.engine import target_of
-from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
-from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering
-from specbuild.builder.backends.tensorrt import plugin_target
-from specbuild.builder.backends.tensorrt.plugin_target import PluginEngine, lower_roles
+from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
+from specbuild.builder.backends.tensorrt.plugins import target as plugin_target
+from specbuild.builder.backends.tensorrt.plugins.target import PluginEngine, lower_roles
 from specbuild.builder.backends.tensorrt.request import Binding, EngineRequest, EngineResult
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.passes.pipeline import run_passes
+from specbuild.builder.graph.passes.pipeline import run_passes
+from specbuild.builder.graph.weight_sources import WeightSources
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
-from specbuild.builder.weight_sources import WeightSources
 from specbuild.plugins_cuda.launches import Kernel
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.manifest import Manifest, Port, StoredFile

@@ -18,7 +18,7 @@ from functools import cached_property, partial
 import torch
 from torch.nn import functional as F
 
-from specbuild.builder.checkpoint.draft import LAYER, draft_tensors
+from specbuild.builder.families.eagle3.checkpoint import LAYER, draft_tensors
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.self_attention import self_amplitudes
 from specbuild.builder.synth.streams import CONSTANT, embedding_rms, embeddings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from specbuild.builder.checkpoint.draft import default_taps
 from specbuild.builder.checkpoint.rope import yarn_attention_factor
+from specbuild.builder.families.eagle3.checkpoint import default_taps
 from specbuild.runtime.engine_dir.manifest import DraftGeometry, Rope, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from specbuild.builder.checkpoint.draft import DraftCheckpoint
 from specbuild.builder.checkpoint.latents import full_rank
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
+from specbuild.builder.families.eagle3.checkpoint import DraftCheckpoint
 from specbuild.builder.synth.draft import SynthDraft
 from specbuild.builder.synth.geometry import draft_geometry, named_geometry
 from specbuild.builder.synth.noise import Noise

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from specbuild.builder.models.rope import inverse_frequencies
+from specbuild.builder.families.parts.rope import inverse_frequencies
 from specbuild.runtime.engine_dir.manifest import DraftGeometry
 from specbuild.runtime.errors import SpecbuildError
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from specbuild.builder.build import BuildReport, build
-from specbuild.builder.config import BuildOptions
 from specbuild.builder.durable import put_in_place, staging_folder, write_bytes
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.builder.synth.configs import draft_config, generation_config, target_config
 from specbuild.builder.synth.model import SynthModel

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from specbuild.builder.checkpoint.draft import default_taps
+from specbuild.builder.families.eagle3.checkpoint import default_taps
 from specbuild.builder.progress import Progress
 from specbuild.builder.training.config import (
     INNER_PER_HIDDEN,

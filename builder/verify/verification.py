@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from specbuild.builder.checkpoint.target import read_target
+from specbuild.builder.families.gpt_oss.checkpoint import read_target
 from specbuild.builder.progress import Progress, SilentProgress
 from specbuild.builder.training.self_text import Generation, generate_text
 from specbuild.builder.verify.engine_probe import EngineProbe

@@ -20,7 +20,7 @@ from specbuild.builder.build import build
 from specbuild.builder.checkpoint.indexers import INDEXER_FILE
 from specbuild.builder.checkpoint.latents import LATENT_FILE
 from specbuild.builder.checkpoint.source import SIDE_FILES
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape

@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 
 from specbuild.builder.checkpoint.latents import read_latent_file
-from specbuild.builder.checkpoint.target import read_target
+from specbuild.builder.families.gpt_oss.checkpoint import read_target
 from specbuild.builder.progress import SilentProgress
-from specbuild.builder.retrofit.config import LatentOptions
-from specbuild.builder.retrofit.layer_list import parse_layers
-from specbuild.builder.retrofit.mla import losses_with
-from specbuild.builder.retrofit.streamed_layers import StreamedTarget
-from specbuild.builder.retrofit.text import read_text
+from specbuild.builder.training.retrofit.config import LatentOptions
+from specbuild.builder.training.retrofit.layer_list import parse_layers
+from specbuild.builder.training.retrofit.mla import losses_with
+from specbuild.builder.training.retrofit.streamed_layers import StreamedTarget
+from specbuild.builder.training.retrofit.text import read_text
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from checkpoints import write_draft, write_target
 from command_line import Command, Result
 
 from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli.main import main
 

@@ -15,7 +15,7 @@ from checkpoints import write_draft, write_target
 from safetensors.torch import load_file, save_file
 
 from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -158,7 +158,7 @@ STREAMED = """
 import sys, threading, time
 from pathlib import Path
 from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 base, samples, over = Path(sys.argv[1]), [], threading.Event()
 def held_mb():

@@ -13,7 +13,7 @@ from command_line import Command
 from deepseek_checkpoints import HIDDEN, LAYERS, VOCAB, write_deepseek
 
 from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.verify import verify_engine
 from specbuild.builder.verify.engine_probe import EngineProbe

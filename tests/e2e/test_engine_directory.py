@@ -17,7 +17,7 @@ from checkpoints import write_draft, write_target
 from shared_graphs import exported_anew
 
 from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import SpecbuildError
@@ -69,7 +69,7 @@ def test_same_input_same_bytes_wherever_it_stands(
             "-c",
             "import sys; from pathlib import Path\n"
             "from specbuild.builder.build import build\n"
-            "from specbuild.builder.config import BuildOptions\n"
+            "from specbuild.builder.options import BuildOptions\n"
             "from specbuild.builder.progress import SilentProgress\n"
             "base = Path(sys.argv[1])\n"
             "build(BuildOptions(model=base / 'target', draft=base / 'draft',"
@@ -164,7 +164,7 @@ def test_kill_leaves_nothing_under_the_final_name(checkpoints: Path, tmp_path: P
     script = (
         "import sys, time; from pathlib import Path\n"
         "from specbuild.builder.build import build\n"
-        "from specbuild.builder.config import BuildOptions\n"
+        "from specbuild.builder.options import BuildOptions\n"
         "class Slow:\n"
         "    def start(self, stage, total, unit): print(stage, flush=True)\n"
         "    def advance(self, amount): time.sleep(0.2)\n"

@@ -10,7 +10,8 @@ from example_engine import EXAMPLE, build_example
 from plugin_engine import built_by_nobody
 from walked_graph import WalkedGraph
 
-from specbuild.builder.backends.tensorrt import capabilities, plugin_plans
+from specbuild.builder.backends.tensorrt import capabilities
+from specbuild.builder.backends.tensorrt.plugins import plans as plugin_plans
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import Manifest

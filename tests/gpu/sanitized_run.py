@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled
-from specbuild.builder.backends.cuda.kernels.op_runner import OpRunner
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiled
+from specbuild.builder.backends.cuda.tuning.op_runner import OpRunner
 from specbuild.plugins_cuda.launches import Kernel, Lowering
 from specbuild.plugins_cuda.registry import op_named
 

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import (
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Compiler
+from specbuild.builder.backends.cuda.tuning.kernel_case import (
     SMALL_TARGET,
     KernelCase,
     bits,
@@ -20,7 +21,6 @@ from specbuild.builder.backends.cuda.kernels.kernel_case import (
     kernel_ops,
     phases_of,
 )
-from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled, Compiler
 from specbuild.plugins_cuda.launches import (
     Kernel,
     Lowering,

@@ -10,7 +10,7 @@ import pytest
 from example_engine import CHAIN, EXAMPLE, TREE, records
 
 from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.decode.device_decoder import ResidentDecoder
 from specbuild.runtime.engine import Engine

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import bits
-from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
-from specbuild.builder.backends.cuda.kernels.op_runner import OpRunner
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
+from specbuild.builder.backends.cuda.tuning.kernel_case import bits
+from specbuild.builder.backends.cuda.tuning.op_runner import OpRunner
 from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.linear.block_scaled import quantised
 from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, Storage

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from plugin_cases import plugin_of
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import (
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, SpillError
+from specbuild.builder.backends.cuda.tuning.kernel_case import (
     GPU_ONLY,
     KernelCase,
     bits,
@@ -17,9 +18,8 @@ from specbuild.builder.backends.cuda.kernels.kernel_case import (
     kernel_ops,
     phases_of,
 )
-from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler, SpillError
-from specbuild.builder.backends.cuda.kernels.op_runner import OpRunner
-from specbuild.builder.backends.tensorrt.plugin_fields import plugin_record
+from specbuild.builder.backends.cuda.tuning.op_runner import OpRunner
+from specbuild.builder.backends.tensorrt.plugins.fields import plugin_record
 from specbuild.plugins_cuda.cases import Case
 from specbuild.plugins_cuda.launches import Lowering, Phase, Tactic, Target
 from specbuild.plugins_cuda.opspec import OpSpec

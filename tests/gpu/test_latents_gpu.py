@@ -11,8 +11,8 @@ import pytest
 from example_engine import CHAIN, EXAMPLE, TREE, build_example, on_gpu, records
 
 from specbuild.builder.progress import SilentProgress
-from specbuild.builder.retrofit.config import LatentOptions
-from specbuild.builder.retrofit.mla import retrofit_mla
+from specbuild.builder.training.retrofit.config import LatentOptions
+from specbuild.builder.training.retrofit.mla import retrofit_mla
 from specbuild.runtime.decode.device_decoder import ResidentDecoder
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape

@@ -18,7 +18,7 @@ from example_engine import on_gpu
 
 from specbuild.builder.build import build
 from specbuild.builder.checkpoint.target_tensors import HEAD
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.model import SynthModel, SynthOptions
 from specbuild.builder.synth.synth import TARGET_FOLDER, write_checkpoints

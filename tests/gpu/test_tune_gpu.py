@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from example_engine import CHAIN, on_gpu, records
 
-from specbuild.builder.backends.cuda.tuning.tactic_book import given_tactics, shipped_tactics
-from specbuild.builder.backends.cuda.tuning.tactic_file import read_tactics
+from specbuild.builder.backends.cuda.tactics.tactic_book import given_tactics, shipped_tactics
+from specbuild.builder.backends.cuda.tactics.tactic_file import read_tactics
 from specbuild.builder.backends.cuda.tuning.tune import TuneOptions, TuneReport, tune_engine
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine

@@ -10,7 +10,7 @@ import torch
 from emulation import run_lowering, tensor_info
 from launch_branches import Branch
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import SMALL_TARGET, bits, values
+from specbuild.builder.backends.cuda.tuning.kernel_case import SMALL_TARGET, bits, values
 from specbuild.plugins_cuda.launches import (
     Lowering,
     LoweringRequest,

@@ -15,15 +15,15 @@ import torch
 from body_session import run_body, run_record, value_like
 from onnx.reference import ReferenceEvaluator
 
-from specbuild.builder.backends.tensorrt.standard_ops import (
+from specbuild.builder.backends.tensorrt.standard.ops import (
     FORMS,
     FP4,
     INT8,
     ExpertStorage,
     moe,
 )
-from specbuild.builder.passes.cleanup import remove_unused
-from specbuild.builder.passes.weights import Recipe, recipe_of, weight_value
+from specbuild.builder.graph.passes.cleanup import remove_unused
+from specbuild.builder.graph.passes.weights import Recipe, recipe_of, weight_value
 from specbuild.plugins_cuda.body import STANDARD_OPSET, BodyBuilder
 from specbuild.plugins_cuda.moe.contrib import contrib_body, contrib_weights
 from specbuild.plugins_cuda.moe.dense import dense_body, dense_weights

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from emulation import Guarded, emulated_entry, guarded
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import KernelCase
-from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled
-from specbuild.builder.backends.tensorrt.plugin_fields import PluginForm, PluginOp, plugin_record
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiled
+from specbuild.builder.backends.cuda.tuning.kernel_case import KernelCase
+from specbuild.builder.backends.tensorrt.plugins.fields import PluginForm, PluginOp, plugin_record
 from specbuild.plugins_cuda.launches import Kernel, Lowering, Phase, Target
 from specbuild.runtime.engine_dir.plan import CompiledKernel
 from specbuild.runtime.executors.cuda.gpu import LaunchConfig

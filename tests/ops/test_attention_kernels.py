@@ -11,7 +11,7 @@ from attention_launches import Geometry, Launch, Text, expected
 from emulation import has_compiler, tensor_info
 from launch_branches import Branch, alone, fed_node, node, refed, wide_node
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import values
+from specbuild.builder.backends.cuda.tuning.kernel_case import values
 from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
 from specbuild.plugins_cuda.paged_tree_attention import geometry, many_rows
 from specbuild.plugins_cuda.paged_tree_attention.op import OP

@@ -14,7 +14,7 @@ import pytest
 import torch
 from emulation import has_compiler, run_lowering
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import bits
+from specbuild.builder.backends.cuda.tuning.kernel_case import bits
 from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
 from specbuild.plugins_cuda.linear.block_scaled import quantised
 from specbuild.plugins_cuda.linear.storage import FP8, MXFP4, Storage

@@ -13,7 +13,7 @@ from test_latent_kernels import ABSORBED
 from test_latent_kernels import Launch as LatentLaunch
 from test_latent_kernels import Text as LatentText
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import SMALL_TARGET
+from specbuild.builder.backends.cuda.tuning.kernel_case import SMALL_TARGET
 from specbuild.plugins_cuda.cases import Case
 from specbuild.plugins_cuda.launches import LoweringRequest, OpLaunch, Target
 from specbuild.plugins_cuda.mla_attention.cases import CASES as MLA_CASES

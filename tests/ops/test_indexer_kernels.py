@@ -13,7 +13,7 @@ from emulation import has_compiler, run_lowering
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import (
+from specbuild.builder.backends.cuda.tuning.kernel_case import (
     SMALL_TARGET,
     bits,
     cases_for,

@@ -7,7 +7,7 @@ import pytest
 from emulation import has_compiler, run_lowering
 from plugin_cases import plugin_of, run_plugin
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import (
+from specbuild.builder.backends.cuda.tuning.kernel_case import (
     SMALL_TARGET,
     KernelCase,
     bits,

@@ -11,7 +11,7 @@ import torch
 from emulation import has_compiler, run_lowering, tensor_info
 from launch_branches import Branch, alone, node, refed, wide_node
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import (
+from specbuild.builder.backends.cuda.tuning.kernel_case import (
     SMALL_TARGET,
     bits,
     kernel_case,

@@ -9,7 +9,7 @@ from attention_launches import Geometry, Launch, Text
 from emulation import has_compiler
 from launch_branches import Branch, alone, node, refed, wide_node
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import bits
+from specbuild.builder.backends.cuda.tuning.kernel_case import bits
 from specbuild.plugins_cuda.launches import Target
 from specbuild.plugins_cuda.paged_tree_attention.op import OP
 

@@ -14,7 +14,7 @@ from emulation import Guarded, emulate, guarded, has_compiler, run_lowering
 from kernel_parameters import tensor_parameters
 
 import specbuild.plugins_cuda as package
-from specbuild.builder.backends.cuda.kernels.kernel_case import (
+from specbuild.builder.backends.cuda.tuning.kernel_case import (
     SMALL_TARGET,
     KernelCase,
     bits,

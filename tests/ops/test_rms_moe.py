@@ -14,8 +14,8 @@ from gpt_oss_requests import experts_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import SMALL_TARGET, bits
-from specbuild.builder.models.gpt_oss import MoeBlock, RmsNorm
+from specbuild.builder.backends.cuda.tuning.kernel_case import SMALL_TARGET, bits
+from specbuild.builder.families.gpt_oss.model import MoeBlock, RmsNorm
 from specbuild.plugins_cuda.cases import Arrays
 from specbuild.plugins_cuda.launches import (
     RESERVED_BYTES,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from emulation import Guarded, emulate, guarded, has_compiler
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import SMALL_TARGET, bits
+from specbuild.builder.backends.cuda.tuning.kernel_case import SMALL_TARGET, bits
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.moe.op import route
 from specbuild.plugins_cuda.rms_moe.cases import Layer

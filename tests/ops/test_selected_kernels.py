@@ -10,7 +10,7 @@ import pytest
 import torch
 from emulation import has_compiler, run_lowering
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import SMALL_TARGET, bits
+from specbuild.builder.backends.cuda.tuning.kernel_case import SMALL_TARGET, bits
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
 from specbuild.plugins_cuda.paged_tree_attention.cases import BUSHY, Branch, Launch, chain_of

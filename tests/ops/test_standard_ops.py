@@ -16,15 +16,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from latent_files import write_latents
 
-from specbuild.builder import backend_lowering
 from specbuild.builder import build as build_module
+from specbuild.builder.backends import backend as backend_lowering
 from specbuild.builder.backends.cpu.retype import retype_to_fp32
-from specbuild.builder.backends.tensorrt import standard_choose, standard_ops
 from specbuild.builder.backends.tensorrt.capabilities import expert_storage
-from specbuild.builder.backends.tensorrt.standard_lowering import standard_passes
-from specbuild.builder.backends.tensorrt.standard_ops import FP4, INT8
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.passes.pipeline import GraphPass
+from specbuild.builder.backends.tensorrt.standard import choose as standard_choose
+from specbuild.builder.backends.tensorrt.standard import ops as standard_ops
+from specbuild.builder.backends.tensorrt.standard.lowering import standard_passes
+from specbuild.builder.backends.tensorrt.standard.ops import FP4, INT8
+from specbuild.builder.graph.passes.pipeline import GraphPass
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.plugins_cuda.body import BodyBuilder
 from specbuild.plugins_cuda.moe.op import expert_weight

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_world import Sequence, World, grow
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import SMALL_TARGET, bits, values
+from specbuild.builder.backends.cuda.tuning.kernel_case import SMALL_TARGET, bits, values
 from specbuild.plugins_cuda.advance.cases import PLAIN_CASES
 from specbuild.plugins_cuda.cases import Case
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo

@@ -76,7 +76,7 @@ def test_wheel_holds_every_source_file(wheel_files: set[str]) -> None:
 
 
 def test_wheel_holds_the_tactic_files(wheel_files: set[str]) -> None:
-    folder = "builder/backends/cuda/tuning/tactics"
+    folder = "builder/backends/cuda/tactics"
     files = {f"specbuild/{folder}/{file.name}" for file in (ROOT / folder).glob("*.json")}
     assert files and files <= wheel_files
 

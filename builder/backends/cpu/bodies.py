@@ -6,8 +6,8 @@ from functools import partial
 
 import onnx_ir as ir
 
-from specbuild.builder.passes.rewriting import replace
-from specbuild.builder.passes.weights import derive
+from specbuild.builder.graph.passes.rewriting import replace
+from specbuild.builder.graph.passes.weights import derive
 from specbuild.plugins_cuda.body import BodyBuilder
 from specbuild.plugins_cuda.opspec import DOMAIN
 from specbuild.plugins_cuda.registry import op_named

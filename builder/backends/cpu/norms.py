@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from specbuild.builder.passes.rewriting import attribute, producer, replace, take_place
+from specbuild.builder.graph.passes.rewriting import attribute, producer, replace, take_place
 from specbuild.plugins_cuda.body import CONTRIB_DOMAIN, BodyBuilder
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import onnx_ir as ir
 import torch
 
-from specbuild.builder.passes.attention_layers import AttentionLayer, attention_layer
-from specbuild.builder.passes.rewriting import attribute, producer
-from specbuild.builder.passes.weights import derive
+from specbuild.builder.graph.passes.attention_layers import AttentionLayer, attention_layer
+from specbuild.builder.graph.passes.rewriting import attribute, producer
+from specbuild.builder.graph.passes.weights import derive
 from specbuild.plugins_cuda.body import BodyBuilder, static_size
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 import torch
 
-from specbuild.builder.passes.rewriting import take_place
-from specbuild.builder.passes.weights import Recipe, recipe_of, set_recipe
+from specbuild.builder.graph.passes.rewriting import take_place
+from specbuild.builder.graph.passes.weights import Recipe, recipe_of, set_recipe
 
 _HALF = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
 _FLOATS = (*_HALF, ir.DataType.FLOAT)

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.cuda.kernels.cubin import parameter_sizes
-from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled, Compiler
+from specbuild.builder.backends.cuda.compile.cubin import parameter_sizes
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Compiler
 from specbuild.builder.backends.cuda.latents import with_padded_latents
 from specbuild.builder.backends.cuda.plan.plan_writer import (
     Lower,
@@ -20,9 +20,10 @@ from specbuild.builder.backends.cuda.plan.plan_writer import (
     lower_program,
     program_bytes,
 )
-from specbuild.builder.backends.cuda.programs.engine_parts import EngineParts
-from specbuild.builder.backends.cuda.programs.fused_graph import FusedGraph, WeightTensors
-from specbuild.builder.backends.cuda.programs.programs import (
+from specbuild.builder.backends.cuda.report import CudaReport, cuda_report
+from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.step.fused_graph import FusedGraph, WeightTensors
+from specbuild.builder.backends.cuda.step.programs import (
     NO_DRAFT,
     PREFILL_ROWS,
     SCORE_ROWS,
@@ -35,13 +36,12 @@ from specbuild.builder.backends.cuda.programs.programs import (
     score_program,
     step_program,
 )
-from specbuild.builder.backends.cuda.programs.state import StatePorts, StateSizes, ViewSizes
-from specbuild.builder.backends.cuda.programs.view_passes import refresh_rooms
-from specbuild.builder.backends.cuda.report import CudaReport, cuda_report
-from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering
-from specbuild.builder.engine_writer import json_bytes
-from specbuild.builder.limits import EnginePlan, with_limits
-from specbuild.builder.passes.weights import Recipe
+from specbuild.builder.backends.cuda.step.state import StatePorts, StateSizes, ViewSizes
+from specbuild.builder.backends.cuda.step.views import refresh_rooms
+from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
+from specbuild.builder.engine.sizes import EnginePlan, with_limits
+from specbuild.builder.engine.writer import json_bytes
+from specbuild.builder.graph.passes.weights import Recipe
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Lowering, Target
 from specbuild.runtime.cache.layout import layouts

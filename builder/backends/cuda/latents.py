@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from specbuild.builder.limits import EnginePlan
+from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.runtime.cache.layout import padded_width
 from specbuild.runtime.engine_dir.manifest import CacheGroup
 

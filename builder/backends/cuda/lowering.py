@@ -11,27 +11,27 @@ from functools import partial
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.cuda.graph_passes.fuse_capture import fuse_captures
-from specbuild.builder.backends.cuda.graph_passes.fuse_draft_input import (
+from specbuild.builder.backends.cuda.fusions.capture import fuse_captures
+from specbuild.builder.backends.cuda.fusions.draft_input import (
     fuse_draft_input,
     fuse_lone_norm,
 )
-from specbuild.builder.backends.cuda.graph_passes.fuse_embed import fuse_embed
-from specbuild.builder.backends.cuda.graph_passes.fuse_head import fuse_head
-from specbuild.builder.backends.cuda.graph_passes.fuse_indexer import (
+from specbuild.builder.backends.cuda.fusions.embed import fuse_embed
+from specbuild.builder.backends.cuda.fusions.head import fuse_head
+from specbuild.builder.backends.cuda.fusions.indexer import (
     fuse_indexer,
     unstack_violations,
 )
-from specbuild.builder.backends.cuda.graph_passes.fuse_latent import fuse_latent
-from specbuild.builder.backends.cuda.graph_passes.fuse_linear import fuse_linear
-from specbuild.builder.backends.cuda.graph_passes.fuse_moe import fuse_moe
-from specbuild.builder.backends.cuda.graph_passes.fuse_qkv import fuse_qkv
-from specbuild.builder.backends.cuda.graph_passes.fuse_swiglu import fuse_swiglu
-from specbuild.builder.backends.cuda.graph_passes.page_tables import unstack_page_tables
-from specbuild.builder.backends.cuda.graph_passes.quantise_weights import quantise_weights
-from specbuild.builder.backends.cuda.graph_passes.retype import only_known_ops, retype_ports
-from specbuild.builder.passes.cleanup import remove_unused
-from specbuild.builder.passes.pipeline import GraphPass
+from specbuild.builder.backends.cuda.fusions.latent import fuse_latent
+from specbuild.builder.backends.cuda.fusions.linear import fuse_linear
+from specbuild.builder.backends.cuda.fusions.moe import fuse_moe
+from specbuild.builder.backends.cuda.fusions.page_tables import unstack_page_tables
+from specbuild.builder.backends.cuda.fusions.qkv import fuse_qkv
+from specbuild.builder.backends.cuda.fusions.quantise_weights import quantise_weights
+from specbuild.builder.backends.cuda.fusions.retype import only_known_ops, retype_ports
+from specbuild.builder.backends.cuda.fusions.swiglu import fuse_swiglu
+from specbuild.builder.graph.passes.cleanup import remove_unused
+from specbuild.builder.graph.passes.pipeline import GraphPass
 from specbuild.plugins_cuda.linear.storage import BF16, storage_named
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specbuild.builder.backends.cuda.plan.plan_writer import ARENA, LoweredProgram
-from specbuild.builder.backends.cuda.programs.program_ir import Call, tensor_bytes
-from specbuild.builder.backends.cuda.tuning.tactic_book import TacticsReport
+from specbuild.builder.backends.cuda.step.ir import Call, tensor_bytes
+from specbuild.builder.backends.cuda.tactics.tactic_book import TacticsReport
 from specbuild.runtime.engine_dir.plan import CompiledKernel, Plan, ProgramEntry
 
 _EXPERTS = "experts"

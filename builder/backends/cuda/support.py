@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from specbuild.builder.backends.cuda.programs.programs import (
+from specbuild.builder.backends.cuda.step.programs import (
     batch_buckets,
     deepest,
     draft_shapes,
     fits,
 )
-from specbuild.builder.limits import MAX_DECODE_ROWS, EnginePlan
+from specbuild.builder.engine.sizes import MAX_DECODE_ROWS, EnginePlan
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT

@@ -12,13 +12,13 @@ import onnx
 import onnx_ir as ir
 
 from specbuild.builder.backends.tensorrt.build_engine import build_engine
-from specbuild.builder.backends.tensorrt.built_plans import BuiltPlan, BuiltPlans
 from specbuild.builder.backends.tensorrt.request import Binding, EngineRequest, EngineResult
-from specbuild.builder.backends.tensorrt.standard_profiles import input_shapes
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.engine_writer import EngineFolder
-from specbuild.builder.passes.portable import portable_proto
-from specbuild.builder.passes.weights import Recipe, recipe_of
+from specbuild.builder.backends.tensorrt.standard.profiles import input_shapes
+from specbuild.builder.engine.tensorrt_plans import BuiltPlan, BuiltPlans
+from specbuild.builder.engine.writer import EngineFolder
+from specbuild.builder.graph.passes.portable import portable_proto
+from specbuild.builder.graph.passes.weights import Recipe, recipe_of
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, ShapeProfile, TensorRtBuild
 from specbuild.runtime.errors import SpecbuildError

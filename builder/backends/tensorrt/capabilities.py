@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specbuild.builder.backends.tensorrt.library import OFFERS, require_library
-from specbuild.builder.backends.tensorrt.standard_ops import FP4, INT8, ExpertStorage
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.backends.tensorrt.standard.ops import FP4, INT8, ExpertStorage
+from specbuild.builder.options import BuildOptions
 from specbuild.runtime.engine_dir.manifest import TENSORRT_BACKENDS, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.engine_check import LIBRARIES

@@ -12,11 +12,10 @@ from torch import nn
 
 from specbuild.builder.checkpoint.indexers import INDEXER_FILE
 from specbuild.builder.checkpoint.latents import LATENT_FILE
-from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.checkpoint.tensor_file import write_tensors
+from specbuild.builder.families.gpt_oss.checkpoint import read_target
 from specbuild.builder.progress import Progress
-from specbuild.builder.retrofit.layer_list import parse_layers
 from specbuild.builder.training.heads.indexers import (
     IndexerHeads,
     IndexerShape,
@@ -31,6 +30,7 @@ from specbuild.builder.training.heads.session import Judge, Measure, Session, re
 from specbuild.builder.training.heads.stage import Schedule, Stage
 from specbuild.builder.training.heads.train_latents import plain_outputs
 from specbuild.builder.training.pace import Pace
+from specbuild.builder.training.retrofit.layer_list import parse_layers
 from specbuild.runtime.errors import SpecbuildError
 
 

@@ -15,18 +15,18 @@ from specbuild.builder.checkpoint.latents import (
     latent_name,
     read_latent_file,
 )
-from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.checkpoint.tensor_file import write_tensors
+from specbuild.builder.families.gpt_oss.checkpoint import read_target
 from specbuild.builder.progress import Progress
-from specbuild.builder.retrofit.config import LatentOptions
-from specbuild.builder.retrofit.mla import retrofit_mla
 from specbuild.builder.training.heads.latents import LatentHeads
 from specbuild.builder.training.heads.options import LatentTraining
 from specbuild.builder.training.heads.output import HeadReport
 from specbuild.builder.training.heads.session import Judge, Session, require_hidden_layers
 from specbuild.builder.training.heads.stage import Schedule, Stage
 from specbuild.builder.training.pace import Pace
+from specbuild.builder.training.retrofit.config import LatentOptions
+from specbuild.builder.training.retrofit.mla import retrofit_mla
 from specbuild.builder.training.run_state import INITIAL_FILE
 
 

@@ -12,9 +12,9 @@ from checkpoints import write_draft, write_target
 from safetensors import safe_open
 from shared_graphs import exported_anew
 
-from specbuild.builder.backends.cuda.kernels.cubin import parameter_sizes
+from specbuild.builder.backends.cuda.compile.cubin import parameter_sizes
 from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli.main import main
 from specbuild.runtime.cache.layout import layouts, validate_caches

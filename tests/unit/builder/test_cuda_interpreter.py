@@ -19,7 +19,7 @@ from specbuild.builder.backends.cuda.engine import (
     lower_engine,
     target_of,
 )
-from specbuild.builder.backends.cuda.graph_passes.quantise_weights import quantise_weights
+from specbuild.builder.backends.cuda.fusions.quantise_weights import quantise_weights
 from specbuild.builder.backends.cuda.plan.interpret import PlanInterpreter
 from specbuild.builder.backends.cuda.plan.plan_writer import (
     LoweredProgram,
@@ -27,10 +27,10 @@ from specbuild.builder.backends.cuda.plan.plan_writer import (
     lower_program,
     program_bytes,
 )
-from specbuild.builder.backends.cuda.programs.program_ir import Call, ProgramIr, Storage, Tensor
-from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering
-from specbuild.builder.limits import EnginePlan, with_limits
-from specbuild.builder.passes.cleanup import remove_unused
+from specbuild.builder.backends.cuda.step.ir import Call, ProgramIr, Storage, Tensor
+from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
+from specbuild.builder.engine.sizes import EnginePlan, with_limits
+from specbuild.builder.graph.passes.cleanup import remove_unused
 from specbuild.plugins_cuda.choose.op import gumbel_noise
 from specbuild.plugins_cuda.launches import Lowering, Phase, Target, TensorInfo
 from specbuild.plugins_cuda.linear.storage import MXFP4

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from specbuild.builder.backends.cuda.kernels import kernel_source
-from specbuild.builder.backends.cuda.kernels.kernel_source import KernelSource
-from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler, read_log
+from specbuild.builder.backends.cuda.compile import source as kernel_source
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, read_log
+from specbuild.builder.backends.cuda.compile.source import KernelSource
 from specbuild.plugins_cuda.launches import Kernel
 from specbuild.runtime.errors import SpecbuildError
 

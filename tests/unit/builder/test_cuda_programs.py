@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from specbuild.builder.backends.cuda.plan.plan_writer import PlanWriter, lower_program
-from specbuild.builder.backends.cuda.programs.program_ir import Call, ProgramIr, Storage, Tensor
-from specbuild.builder.backends.cuda.programs.programs import (
+from specbuild.builder.backends.cuda.step.ir import Call, ProgramIr, Storage, Tensor
+from specbuild.builder.backends.cuda.step.programs import (
     batch_buckets,
     deepest,
     draft_shapes,

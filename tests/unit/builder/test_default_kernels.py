@@ -13,7 +13,7 @@ from functools import cache
 import pytest
 from gpt_oss_requests import attention, experts_request, projection, qkv
 
-from specbuild.builder.backends.cuda.kernels.nvrtc import Compiled, Compiler
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Compiler
 from specbuild.plugins_cuda.launches import RESERVED_BYTES, Kernel, LoweringRequest
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_moe.lowering import MOST_HIDDEN

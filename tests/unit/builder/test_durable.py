@@ -11,8 +11,8 @@ import torch
 
 from specbuild.builder import durable
 from specbuild.builder.checkpoint.source import read_header
-from specbuild.builder.engine_writer import EngineFolder, require_replaceable
-from specbuild.builder.passes.weights import Recipe
+from specbuild.builder.engine.writer import EngineFolder, require_replaceable
+from specbuild.builder.graph.passes.weights import Recipe
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.errors import SpecbuildError
 

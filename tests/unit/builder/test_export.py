@@ -12,16 +12,16 @@ from checkpoints import write_draft, write_target
 from safetensors.torch import load_file, save_file
 
 from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 
 GEOMETRY_20B = """
 import json, re, time
 from pathlib import Path
 import torch
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.graphs import target_graph
-from specbuild.builder.limits import plan_engine
+from specbuild.builder.engine.sizes import plan_engine
 from specbuild.runtime.engine_dir.manifest import Rope, TargetGeometry
 layers = 24
 g = TargetGeometry(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.mla_attention.op import OP
 

@@ -11,18 +11,18 @@ from geometries import GPT_OSS_20B
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from specbuild.builder.backends.cuda.programs.programs import draft_shapes
+from specbuild.builder.backends.cuda.step.programs import draft_shapes
 from specbuild.builder.backends.cuda.support import batch_warnings
-from specbuild.builder.checkpoint.draft import read_draft
-from specbuild.builder.checkpoint.target import read_target
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.dsa_options import dsa_of, dsa_warnings
-from specbuild.builder.limits import (
+from specbuild.builder.engine.dsa import dsa_of, dsa_warnings
+from specbuild.builder.engine.sizes import (
     candidate_pool,
     context_warnings,
     plan_engine,
     windowed_draft,
 )
+from specbuild.builder.families.eagle3.checkpoint import read_draft
+from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.options import BuildOptions
 from specbuild.runtime.engine_dir.manifest import (
     DraftGeometry,
     DraftShape,

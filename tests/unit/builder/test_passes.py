@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from specbuild.builder.backends.cpu.projections import merge_projections
-from specbuild.builder.passes.shapes import (
+from specbuild.builder.graph.passes.shapes import (
     cancelled_transposes,
     chained_reshapes,
     constant_reshapes,
 )
-from specbuild.builder.passes.weights import Recipe, weight_value
+from specbuild.builder.graph.passes.weights import Recipe, weight_value
 from specbuild.plugins_cuda.body import BodyBuilder
 
 HEADS, KV_HEADS, WIDTH, HIDDEN = 4, 2, 8, 16

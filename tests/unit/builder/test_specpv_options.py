@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from geometries import GPT_OSS_20B
 
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.limits import plan_engine
-from specbuild.builder.specpv_options import require_turns, specpv_of
+from specbuild.builder.engine.sizes import plan_engine
+from specbuild.builder.engine.specpv import require_turns, specpv_of
+from specbuild.builder.options import BuildOptions
 from specbuild.runtime.engine_dir.manifest import DraftShape, SpecPv
 from specbuild.runtime.errors import SpecbuildError
 

@@ -26,11 +26,11 @@ from synthetic_models import (
 )
 
 from specbuild.builder.build import build
-from specbuild.builder.checkpoint.draft import read_draft
 from specbuild.builder.checkpoint.source import open_directory
-from specbuild.builder.checkpoint.target import read_target
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.models.rope import rope_tables
+from specbuild.builder.families.eagle3.checkpoint import read_draft
+from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.parts.rope import rope_tables
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth import tokens
 from specbuild.builder.synth.geometry import GEOMETRIES, draft_geometry, named_geometry

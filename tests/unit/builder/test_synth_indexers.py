@@ -16,7 +16,7 @@ from synthetic_models import (
     written_prompts,
 )
 
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.synth import build_engine, prompts_beside
 from specbuild.runtime.engine import Engine

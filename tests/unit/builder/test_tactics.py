@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_host import lowered_engine
 
+from specbuild.builder.backends.cuda.compile import source as kernel_source
+from specbuild.builder.backends.cuda.compile.nvrtc import SpillError
 from specbuild.builder.backends.cuda.engine import target_of
-from specbuild.builder.backends.cuda.kernels import kernel_source
-from specbuild.builder.backends.cuda.kernels.nvrtc import SpillError
-from specbuild.builder.backends.cuda.tuning import tactic_file
-from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering, without_spills
-from specbuild.builder.backends.cuda.tuning.tactic_book import (
+from specbuild.builder.backends.cuda.tactics import tactic_file
+from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, without_spills
+from specbuild.builder.backends.cuda.tactics.tactic_book import (
     SHIPPED_FILES,
     SHIPPED_FOLDER,
     Choice,
@@ -28,7 +28,7 @@ from specbuild.builder.backends.cuda.tuning.tactic_book import (
     shipped_tactics,
     tactics_report,
 )
-from specbuild.builder.backends.cuda.tuning.tactic_file import (
+from specbuild.builder.backends.cuda.tactics.tactic_file import (
     TacticEntry,
     read_tactics,
     shape_key,
@@ -182,7 +182,7 @@ def test_a_given_file_of_other_kernels_is_refused_and_a_shipped_one_not_used(
     with pytest.raises(SpecbuildError, match=r"1 of 2 tactics.* of linear/kernel\.cu; measure"):
         given_tactics(path, GPU)
     monkeypatch.setattr(
-        "specbuild.builder.backends.cuda.tuning.tactic_book.SHIPPED_FOLDER", tmp_path
+        "specbuild.builder.backends.cuda.tactics.tactic_book.SHIPPED_FOLDER", tmp_path
     )
     assert shipped_tactics(GPU).file.entries == (kept,)
 

@@ -17,26 +17,27 @@ from checkpoints import write_draft, write_target
 from plan_host import PlanHost, lowered_engine
 
 from specbuild.builder.backends.cuda import engine as cuda_engine
+from specbuild.builder.backends.cuda.compile import nvrtc
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
 from specbuild.builder.backends.cuda.engine import LoweredEngine, target_of
-from specbuild.builder.backends.cuda.kernels import nvrtc
-from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
 from specbuild.builder.backends.cuda.plan.plan_reader import ReadPlan, read_programs
 from specbuild.builder.backends.cuda.plan.plan_writer import program_bytes
-from specbuild.builder.backends.cuda.tuning import tactic_book, tune
-from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering
-from specbuild.builder.backends.cuda.tuning.relower import lowered_again
-from specbuild.builder.backends.cuda.tuning.tactic_book import TacticBook
-from specbuild.builder.backends.cuda.tuning.tactic_file import (
+from specbuild.builder.backends.cuda.tactics import tactic_book
+from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
+from specbuild.builder.backends.cuda.tactics.tactic_book import TacticBook
+from specbuild.builder.backends.cuda.tactics.tactic_file import (
     read_tactics,
     tactic_file,
     write_tactics,
 )
+from specbuild.builder.backends.cuda.tuning import tune
+from specbuild.builder.backends.cuda.tuning.choice import fastest, measure_all, shapes_of
+from specbuild.builder.backends.cuda.tuning.inputs import LaunchData, contexts_for
+from specbuild.builder.backends.cuda.tuning.relower import lowered_again
+from specbuild.builder.backends.cuda.tuning.timer import Measured
 from specbuild.builder.backends.cuda.tuning.tune import TuneOptions, TuneReport, tune_engine
-from specbuild.builder.backends.cuda.tuning.tune_choice import fastest, measure_all, shapes_of
-from specbuild.builder.backends.cuda.tuning.tune_inputs import LaunchData, contexts_for
-from specbuild.builder.backends.cuda.tuning.tune_timer import Measured
 from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.linear.block_scaled import decoded

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specbuild.builder.backends.cuda.tuning import tune_timer
-from specbuild.builder.backends.cuda.tuning.tune_timer import GpuTimer
+from specbuild.builder.backends.cuda.tuning import timer as tune_timer
+from specbuild.builder.backends.cuda.tuning.timer import GpuTimer
 from specbuild.plugins_cuda.launches import (
     Kernel,
     Lowering,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from specbuild.builder.backends.cuda.tuning.tactic_book import TacticsReport
+from specbuild.builder.backends.cuda.tactics.tactic_book import TacticsReport
+from specbuild.builder.backends.cuda.tuning.choice import TunedShape
 from specbuild.builder.backends.cuda.tuning.tune import TuneReport
-from specbuild.builder.backends.cuda.tuning.tune_choice import TunedShape
 from specbuild.cli.console import plain_console
 from specbuild.cli.main import main
 from specbuild.cli.tune import tune_table

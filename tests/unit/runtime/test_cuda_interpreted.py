@@ -15,7 +15,8 @@ from toy_engine import run
 from toy_model import toy_manifest
 
 from specbuild.builder.backends.cuda.engine import LoweredEngine
-from specbuild.builder.backends.cuda.programs import draft_passes, programs
+from specbuild.builder.backends.cuda.step import draft as draft_passes
+from specbuild.builder.backends.cuda.step import programs
 from specbuild.runtime.decode.device_decoder import ResidentDecoder
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape

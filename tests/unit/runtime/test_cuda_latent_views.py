@@ -16,7 +16,7 @@ from toy_engine import run
 
 from specbuild.builder import build as building
 from specbuild.builder.backends.cuda.engine import LoweredEngine
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.request import GenerateParams

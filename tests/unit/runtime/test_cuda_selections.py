@@ -23,7 +23,7 @@ from toy_model import toy_manifest
 from specbuild.builder import build as building
 from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.builder.backends.cuda.plan import interpret
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape

@@ -12,8 +12,8 @@ from geometries import GPT_OSS_20B
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.limits import plan_engine
+from specbuild.builder.engine.sizes import plan_engine
+from specbuild.builder.options import BuildOptions
 from specbuild.runtime.cache.layout import KvLayout, cache_bytes, layouts, validate_caches
 from specbuild.runtime.device import pool_bytes
 from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence

@@ -12,7 +12,7 @@ from test_cuda_engine_directory import load, write_cuda_engine
 from toy_model import decode_plainly
 from toy_plan import BATCHES, SHAPES
 
-from specbuild.builder.engine_rewrite import rewrite_engine
+from specbuild.builder.engine.rewrite import rewrite_engine
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli import engine_loading
 from specbuild.cli.main import main

@@ -11,7 +11,7 @@ from specbuild.builder.backends.tensorrt.capabilities import (
     tensorrt_device,
 )
 from specbuild.builder.backends.tensorrt.library import Phases
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.runtime.engine_dir.manifest import TensorRtBuild
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.cuda.gpu import GpuFacts

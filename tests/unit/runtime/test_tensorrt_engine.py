@@ -17,12 +17,14 @@ from fused_graphs import run_graph, sequence
 from plugin_engine import HOST, VERSION, Built, HostGpu, NoCompiler, built_by_nobody, executor_of
 from toy_engine import run
 
-from specbuild.builder.backends.tensorrt import capabilities, plugin_plans, plugin_target
-from specbuild.builder.backends.tensorrt.plugin_plans import engine_request
-from specbuild.builder.backends.tensorrt.plugin_target import lower_roles
+from specbuild.builder.backends.tensorrt import capabilities
+from specbuild.builder.backends.tensorrt.plugins import plans as plugin_plans
+from specbuild.builder.backends.tensorrt.plugins import target as plugin_target
+from specbuild.builder.backends.tensorrt.plugins.plans import engine_request
+from specbuild.builder.backends.tensorrt.plugins.target import lower_roles
 from specbuild.builder.backends.tensorrt.request import EngineRequest, EngineResult
 from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_manifest, verify_files

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "ops"))
 from plugin_cases import EmulatedCubins, plugin_of
 from tensorrt_bindings_over_nothing import bindings_reason, load_bindings
 
-from specbuild.builder.backends.cuda.kernels.kernel_case import (
+from specbuild.builder.backends.cuda.tuning.kernel_case import (
     SMALL_TARGET,
     cases_for,
     kernel_case,
@@ -27,8 +27,9 @@ from specbuild.builder.backends.cuda.kernels.kernel_case import (
     phases_of,
 )
 from specbuild.builder.backends.tensorrt import library as builder_library
-from specbuild.builder.backends.tensorrt import network, plugin_versions
-from specbuild.builder.backends.tensorrt.plugin_fields import plugin_record
+from specbuild.builder.backends.tensorrt import network
+from specbuild.builder.backends.tensorrt.plugins import versions
+from specbuild.builder.backends.tensorrt.plugins.fields import plugin_record
 from specbuild.plugins_cuda.onnx_schema import schema_of
 from specbuild.plugins_cuda.opspec import TYPE_NAMES, OpSpec
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
@@ -268,7 +269,6 @@ def test_a_creator_refuses_the_fields_of_another_op(
 
 @pytest.fixture
 def library(trt: Any) -> Any:
-    """One that makes builders."""
     if trt.__name__ == "tensorrt_bindings":
         pytest.skip("there is no library under these bindings")
     return trt
@@ -277,7 +277,7 @@ def library(trt: Any) -> Any:
 def test_a_builder_finds_the_plugins_where_they_are_registered(library: Any) -> None:
     """The check of a network's ops asks the builder's registry, the parser the same."""
     trt = library
-    from specbuild.builder.backends.tensorrt.plugin_registration import register_plugins
+    from specbuild.builder.backends.tensorrt.plugins.registration import register_plugins
     from specbuild.runtime.executors.tensorrt.library import new_logger
 
     register_plugins(trt)
@@ -285,7 +285,7 @@ def test_a_builder_finds_the_plugins_where_they_are_registered(library: Any) -> 
     names = {creator.name for creator in registry.all_creators_recursive}
     assert {f"Specbuild{op.name}" for op in kernel_ops()} <= names
     for op in kernel_ops():
-        version = f"1.{plugin_versions.plugin_version(op)}"
+        version = f"1.{versions.plugin_version(op)}"
         assert registry.get_creator(f"Specbuild{op.name}", version, NAMESPACE) is not None
 
 
@@ -355,10 +355,10 @@ def test_cubins_survive_and_a_terminating_zero_is_ignored() -> None:
 
 
 def test_an_op_whose_fields_changed_needs_a_new_version() -> None:
-    stored = plugin_versions.stored_versions()
-    assert plugin_versions.next_versions(stored) == stored
+    stored = versions.stored_versions()
+    assert versions.next_versions(stored) == stored
     op = next(op for op in kernel_ops() if op.attributes and op.aliases)
-    assert plugin_versions.plugin_version(op) == stored[op.name][0]
+    assert versions.plugin_version(op) == stored[op.name][0]
     for changed_op in (
         dataclasses.replace(op, attributes=op.attributes[:-1]),
         dataclasses.replace(op, aliases=()),
@@ -368,9 +368,9 @@ def test_an_op_whose_fields_changed_needs_a_new_version() -> None:
         ),
     ):
         with pytest.raises(AssertionError, match="give it the next"):
-            plugin_versions.plugin_version(changed_op)
+            versions.plugin_version(changed_op)
     older = stored | {op.name: (stored[op.name][0], "another")}
-    assert plugin_versions.next_versions(older)[op.name][0] == stored[op.name][0] + 1
+    assert versions.next_versions(older)[op.name][0] == stored[op.name][0] + 1
 
 
 def test_the_runtime_creates_what_has_its_format() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specbuild.builder.backends.cuda.plan.plan_writer import ARENA
-from specbuild.builder.backends.cuda.programs.program_ir import Call, ProgramIr, Storage, Tensor
+from specbuild.builder.backends.cuda.step.ir import Call, ProgramIr, Storage, Tensor
 from specbuild.plugins_cuda.launches import ProgramPhase, TensorInfo
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine_dir.plan import Binding, Lifetime, OpCall, Plan, Program, ProgramEntry

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
 from specbuild.builder.backends.cuda.engine import CudaEngine, NamedPrograms, compile_programs
-from specbuild.builder.backends.cuda.kernels.nvrtc import Compiler
 from specbuild.builder.backends.cuda.plan.plan_reader import ReadPlan
 from specbuild.builder.backends.cuda.plan.plan_writer import (
     Lower,
@@ -15,9 +15,9 @@ from specbuild.builder.backends.cuda.plan.plan_writer import (
     lower_program,
 )
 from specbuild.builder.backends.cuda.report import CudaReport
-from specbuild.builder.backends.cuda.tuning.call_lowering import CallLowering, without_spills
-from specbuild.builder.backends.cuda.tuning.tactic_book import TacticBook, tactics_report
-from specbuild.builder.engine_writer import json_bytes
+from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, without_spills
+from specbuild.builder.backends.cuda.tactics.tactic_book import TacticBook, tactics_report
+from specbuild.builder.engine.writer import json_bytes
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Target
 from specbuild.runtime.engine_dir.strict_json import to_json

@@ -12,30 +12,30 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from specbuild.builder.backends.cuda.compile.nvrtc import KERNEL_FOLDER, Compiler
 from specbuild.builder.backends.cuda.engine import PROGRAM_FOLDER
-from specbuild.builder.backends.cuda.kernels.nvrtc import KERNEL_FOLDER, Compiler
 from specbuild.builder.backends.cuda.plan.plan_reader import read_programs
-from specbuild.builder.backends.cuda.tuning.relower import REPORT_FILE, relowered, report_with
-from specbuild.builder.backends.cuda.tuning.tactic_book import (
+from specbuild.builder.backends.cuda.tactics.tactic_book import (
     TacticBook,
     TacticsReport,
     shipped_tactics,
 )
-from specbuild.builder.backends.cuda.tuning.tactic_file import (
+from specbuild.builder.backends.cuda.tactics.tactic_file import (
     TacticFile,
     read_tactics,
     tactic_file,
     write_tactics,
 )
-from specbuild.builder.backends.cuda.tuning.tune_choice import (
+from specbuild.builder.backends.cuda.tuning.choice import (
     Shape,
     TunedShape,
     default_kernels,
     measure_all,
     shapes_of,
 )
-from specbuild.builder.backends.cuda.tuning.tune_timer import CandidateTimer, GpuTimer
-from specbuild.builder.engine_rewrite import rewrite_engine
+from specbuild.builder.backends.cuda.tuning.relower import REPORT_FILE, relowered, report_with
+from specbuild.builder.backends.cuda.tuning.timer import CandidateTimer, GpuTimer
+from specbuild.builder.engine.rewrite import rewrite_engine
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Target
 from specbuild.plugins_cuda.registry import all_ops

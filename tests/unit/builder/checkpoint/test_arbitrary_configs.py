@@ -20,8 +20,8 @@ from specbuild.builder.checkpoint.config_fields import (
     GPT_OSS_ORIGINAL,
     ROPE,
 )
-from specbuild.builder.checkpoint.draft import read_draft
-from specbuild.builder.checkpoint.target import read_target
+from specbuild.builder.families.eagle3.checkpoint import read_draft
+from specbuild.builder.families.gpt_oss.checkpoint import read_target
 from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 

@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 
 from specbuild.builder.backends.cuda.support import require_cuda_support
 from specbuild.builder.backends.tensorrt.capabilities import require_standard_support
-from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.limits import plan_engine
+from specbuild.builder.engine.sizes import plan_engine
+from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
-from specbuild.builder.retrofit.config import LatentOptions
-from specbuild.builder.retrofit.mla import retrofit_mla
+from specbuild.builder.training.retrofit.config import LatentOptions
+from specbuild.builder.training.retrofit.mla import retrofit_mla
 from specbuild.runtime.errors import SpecbuildError
 
 RANK, ROPE, NOPE, VALUE, HEADS = 32, 16, 24, 20, 4

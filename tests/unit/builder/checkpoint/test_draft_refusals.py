@@ -11,7 +11,7 @@ from checkpoints import write_draft, write_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.builder.checkpoint.draft import read_draft
+from specbuild.builder.families.eagle3.checkpoint import read_draft
 from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 

@@ -11,9 +11,9 @@ from checkpoints import write_target
 from indexer_files import INDEXER_FILE, write_indexers
 from safetensors.torch import save_file
 
-from specbuild.builder.checkpoint.target import read_target
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.limits import plan_engine
+from specbuild.builder.engine.sizes import plan_engine
+from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.options import BuildOptions
 from specbuild.runtime.engine_dir.manifest import Dsa, IndexerGeometry
 from specbuild.runtime.errors import SpecbuildError
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbuild.builder.checkpoint.vocabulary_map import read_offsets
+from specbuild.builder.families.eagle3.vocabulary_map import read_offsets
 from specbuild.runtime.errors import SpecbuildError
 
 VOCAB = 50

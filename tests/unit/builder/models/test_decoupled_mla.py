@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specbuild.builder.models.decoupled_mla import FORMS, MlaAttention, Scene
-from specbuild.builder.models.graph_io import GroupView, LatentPool, Launch
-from specbuild.builder.models.rope import rope_tables
+from specbuild.builder.families.deepseek.mla import FORMS, MlaAttention, Scene
+from specbuild.builder.families.parts.graph_io import GroupView, LatentPool, Launch
+from specbuild.builder.families.parts.rope import rope_tables
 from specbuild.runtime.engine_dir.manifest import MlaGeometry, Rope
 
 ROWS, PAGE = 37, 8

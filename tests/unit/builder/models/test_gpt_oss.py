@@ -8,11 +8,11 @@ import pytest
 import torch
 from checkpoints import write_target
 
-from specbuild.builder.checkpoint.target import read_target
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
-from specbuild.builder.models.gpt_oss import GptOss
-from specbuild.builder.models.graph_io import GroupView, Launch, LayerPools
-from specbuild.builder.models.rope import rope_tables
+from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.gpt_oss.model import GptOss
+from specbuild.builder.families.parts.graph_io import GroupView, Launch, LayerPools
+from specbuild.builder.families.parts.rope import rope_tables
 
 PAGE, PAGES = 4, 40
 

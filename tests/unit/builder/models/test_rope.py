@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from specbuild.builder.models.rope import inverse_frequencies, rope_tables
+from specbuild.builder.families.parts.rope import inverse_frequencies, rope_tables
 from specbuild.runtime.engine_dir.manifest import Rope
 
 YARN = Rope(

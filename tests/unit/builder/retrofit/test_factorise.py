@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.builder.retrofit.factorise import (
+from specbuild.builder.training.retrofit.factorise import (
     Importance,
     allotted_ranks,
     factors_of,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from geometries import GPT_OSS_20B
 
-from specbuild.builder.retrofit.readers import (
+from specbuild.builder.training.retrofit.readers import (
     DISTANCES,
     key_metric,
     moments_of,

@@ -13,12 +13,12 @@ import torch
 from checkpoints import write_target
 
 from specbuild.builder.build import build
-from specbuild.builder.checkpoint.target import read_target
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
-from specbuild.builder.retrofit.config import LatentOptions
-from specbuild.builder.retrofit.mla import retrofit_mla
-from specbuild.builder.retrofit.streamed_layers import StreamedTarget
+from specbuild.builder.training.retrofit.config import LatentOptions
+from specbuild.builder.training.retrofit.mla import retrofit_mla
+from specbuild.builder.training.retrofit.streamed_layers import StreamedTarget
 from specbuild.builder.verify.engine_probe import EngineProbe
 from specbuild.builder.verify.reference_target import ReferenceTarget
 from specbuild.cli.main import main

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.builder.backends.tensorrt.standard_profiles import role_profiles
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.limits import EnginePlan, candidate_pool, plan_engine
+from specbuild.builder.backends.tensorrt.standard.profiles import role_profiles
+from specbuild.builder.engine.sizes import EnginePlan, candidate_pool, plan_engine
+from specbuild.builder.options import BuildOptions
 from specbuild.runtime.engine_dir.manifest import (
     DraftGeometry,
     DraftShape,

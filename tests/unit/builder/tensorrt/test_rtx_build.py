@@ -20,7 +20,7 @@ from safetensors import safe_open
 from specbuild.builder.backends.tensorrt.build_engine import build_engine
 from specbuild.builder.backends.tensorrt.request import EngineRequest, InputShapes
 from specbuild.builder.build import build as run_build
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli.main import main
 from specbuild.runtime.engine_dir.files import read_manifest, verify_files

@@ -7,7 +7,7 @@ import pytest
 from checkpoints import write_target
 
 from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.config import SelfText, TrainOptions
 from specbuild.builder.training.draft import train_draft

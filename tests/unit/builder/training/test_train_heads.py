@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specbuild.builder.build import build
-from specbuild.builder.checkpoint.target import read_target
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.heads import run as loop
 from specbuild.builder.training.heads import session

@@ -10,7 +10,7 @@ from checkpoints import write_draft, write_target
 from safetensors.torch import load_file, save_file
 
 from specbuild.builder.build import build
-from specbuild.builder.config import BuildOptions
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.verify import VerifyReport, verify_engine
 from specbuild.builder.verify.engine_probe import _with_outputs

@@ -10,9 +10,9 @@ from checkpoints import write_draft, write_target
 from latent_files import write_latents
 
 from specbuild.builder.build import build
-from specbuild.builder.checkpoint.target import read_target
-from specbuild.builder.config import BuildOptions
-from specbuild.builder.limits import plan_engine
+from specbuild.builder.engine.sizes import plan_engine
+from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.verify import verify_engine
 from specbuild.cli.predicted_memory import predict_memory

@@ -1,0 +1,1 @@
+"""Kernel sources to cubins, by NVRTC."""

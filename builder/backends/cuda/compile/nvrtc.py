@@ -1,0 +1,262 @@
+"""Compiles kernels to cubins with NVRTC: no GPU and no driver are needed."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from specbuild.builder.backends.cuda.compile.source import KernelSource, source_of
+from specbuild.plugins_cuda.launches import Kernel
+from specbuild.runtime.engine_dir.plan import CompiledKernel
+from specbuild.runtime.errors import SpecbuildError
+
+SUPPORTED_GPUS = ("sm_90a",)
+KERNEL_FOLDER = "kernels"
+# Older ones refuse generic lambdas in device code, or spill registers of some kernels.
+LEAST_NVRTC = (13, 2)
+_REMEDY = f"pip install 'nvidia-cuda-nvrtc>={LEAST_NVRTC[0]}.{LEAST_NVRTC[1]}' cuda-bindings"
+_ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+class SpillError(SpecbuildError):
+    """Hot kernels spill registers; ``kernels`` are these."""
+
+    def __init__(self, message: str, kernels: frozenset[Kernel]) -> None:
+        super().__init__(message)
+        self.kernels = kernels
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one entry takes; ``spill_bytes`` are stores and loads together."""
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """Compiled machine code, where it stands in an engine, and its entries."""
+
+    file: str
+    data: bytes
+    entries: Mapping[str, Resources]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Every kernel of an engine, and the cubin files that hold them."""
+
+    kernels: Mapping[Kernel, CompiledKernel]
+    files: Mapping[str, bytes]
+
+
+def supported_gpu(asked: str | None) -> str:
+    """The architecture to build for: that of ``--gpu``, or the usual one.
+
+    SpecbuildError for one that the kernels have not run on.
+    """
+    gpu = SUPPORTED_GPUS[0] if asked is None else asked
+    require_supported(gpu)
+    return gpu
+
+
+def require_supported(gpu: str) -> None:
+    """SpecbuildError for an architecture that the kernels have not run on."""
+    if gpu not in SUPPORTED_GPUS:
+        raise SpecbuildError(
+            f"--gpu {gpu!r} is not supported: the kernels have run on {', '.join(SUPPORTED_GPUS)} "
+            f"(H100, H200) only; build with --gpu {SUPPORTED_GPUS[0]}"
+        )
+
+
+class Compiler:
+    """NVRTC for one architecture; a source is compiled once, however many kernels name it."""
+
+    def __init__(self, gpu: str) -> None:
+        require_supported(gpu)
+        self.gpu = gpu
+        self._cubins: dict[KernelSource, Cubin] = {}
+
+    @property
+    def driver_version(self) -> int:
+        """The least CUDA version that a driver needs: cubins run on any of the same major one."""
+        return self._version[0] * 1000
+
+    def adopt(
+        self,
+        kernels: Iterable[Kernel],
+        known: Iterable[CompiledKernel],
+        read: Callable[[str], bytes],
+    ) -> None:
+        """Takes cubins from an engine instead of compiling: those of the same digest.
+
+        ``known`` are the engine's kernels, ``read`` gives a file of it.
+        """
+        held: dict[str, dict[str, Resources]] = {}
+        for entry in known:
+            took = Resources(entry.registers, entry.spill_bytes, entry.shared_bytes)
+            held.setdefault(entry.cubin, {})[entry.entry] = took
+        wanted: dict[KernelSource, set[str]] = {}
+        for kernel in kernels:
+            wanted.setdefault(source_of(kernel), set()).add(kernel.entry)
+        for source, entries in wanted.items():
+            file = self._file(source)
+            if source not in self._cubins and entries <= set(held.get(file, ())):
+                self._cubins[source] = Cubin(file, read(file), held[file])
+
+    def missing(self, kernels: Iterable[Kernel]) -> tuple[KernelSource, ...]:
+        """The sources that :meth:`compile` would have to compile, in the order of first use."""
+        unknown = (source_of(kernel) for kernel in kernels if not self._holds(kernel))
+        return tuple(dict.fromkeys(unknown))
+
+    def _holds(self, kernel: Kernel) -> bool:
+        cubin = self._cubins.get(source_of(kernel))
+        return cubin is not None and kernel.entry in cubin.entries
+
+    def compile(self, kernels: Iterable[Kernel], done: Callable[[], None]) -> Compiled:
+        """Machine code for every kernel, in the given order; ``done`` is called per source.
+
+        Raises SpecbuildError where a source does not compile or lacks an entry, SpillError where
+        a hot kernel spills registers.
+        """
+        kernels = tuple(dict.fromkeys(kernels))
+        missing = self.missing(kernels)
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            for source, cubin in zip(missing, pool.map(self._cubin, missing), strict=True):
+                self._cubins[source] = cubin
+                done()
+        compiled = {kernel: self._entry(kernel) for kernel in kernels}
+        _refuse_spills(compiled)
+        used = dict.fromkeys(source_of(kernel) for kernel in kernels)
+        files = {self._cubins[source].file: self._cubins[source].data for source in used}
+        return Compiled(compiled, dict(sorted(files.items())))
+
+    def _entry(self, kernel: Kernel) -> CompiledKernel:
+        source = source_of(kernel)
+        cubin = self._cubins[source]
+        if kernel.entry not in cubin.entries:
+            raise AssertionError(f"{source.name} has no entry {kernel.entry!r}")
+        took = cubin.entries[kernel.entry]
+        return CompiledKernel(
+            name=f"{source.name}:{kernel.entry}",
+            cubin=cubin.file,
+            entry=kernel.entry,
+            registers=took.registers,
+            spill_bytes=took.spill_bytes,
+            shared_bytes=took.shared_bytes,
+        )
+
+    def _cubin(self, source: KernelSource) -> Cubin:
+        options = self._options(source)
+        data, log = _compiled(self._nvrtc, source, options)
+        return Cubin(self._file(source), data, read_log(log))
+
+    def _file(self, source: KernelSource) -> str:
+        digest = source.digest((self.gpu, ".".join(map(str, self._version)), *self._common))
+        return f"{KERNEL_FOLDER}/{digest}.cubin"
+
+    @property
+    def _common(self) -> tuple[str, ...]:
+        # A compilation that is found in a cache leaves no log to read registers from.
+        verbose = ("--ptxas-options=-v", "--no-cache")
+        # Which products and sums become one operation is the compiler's choice, made anew for every
+        # variant of a kernel; results must not depend on the variant. Kernels ask for it by fmaf.
+        exact = ("--fmad=false",)
+        return (f"--gpu-architecture={self.gpu}", "--std=c++17", *exact, *verbose)
+
+    def _options(self, source: KernelSource) -> tuple[str, ...]:
+        return (*self._common, *source.definitions(), f"-I{source.path.parent}")
+
+    @cached_property
+    def _nvrtc(self) -> Any:
+        try:
+            from cuda.bindings import nvrtc
+
+            _, *version = nvrtc.nvrtcVersion()
+        except (ImportError, RuntimeError) as error:
+            raise SpecbuildError(
+                f"compiling for CUDA needs NVRTC, which is not here ({error}); {_REMEDY}"
+            ) from error
+        if tuple(version) < LEAST_NVRTC:
+            raise SpecbuildError(
+                "compiling for CUDA needs NVRTC {}.{} or later, this is {}.{}; {}".format(
+                    *LEAST_NVRTC, *version, _REMEDY
+                )
+            )
+        return nvrtc
+
+    @cached_property
+    def _version(self) -> tuple[int, int]:
+        _, major, minor = self._nvrtc.nvrtcVersion()
+        return major, minor
+
+
+def read_log(log: str) -> dict[str, Resources]:
+    """What the assembler says of every entry, by name."""
+    found = {}
+    parts = _ENTRY.split(log)
+    for entry, text in zip(parts[1::2], parts[2::2], strict=True):
+        spills, registers, shared = (p.search(text) for p in (_SPILLS, _REGISTERS, _SHARED))
+        assert registers is not None, text
+        found[entry] = Resources(
+            registers=int(registers[1]),
+            spill_bytes=int(spills[1]) + int(spills[2]) if spills else 0,
+            shared_bytes=int(shared[1]) if shared else 0,
+        )
+    return found
+
+
+def _refuse_spills(compiled: Mapping[Kernel, CompiledKernel]) -> None:
+    spilling = {
+        kernel: f"{result.name} "
+        f"({', '.join(f'{name}={value}' for name, value in kernel.constants)}) "
+        f"{result.spill_bytes} bytes"
+        for kernel, result in compiled.items()
+        if kernel.hot and result.spill_bytes
+    }
+    if spilling:
+        raise SpillError(
+            f"hot kernels must not spill registers, these do: {'; '.join(spilling.values())}; "
+            "use another tactic or smaller tiles",
+            frozenset(spilling),
+        )
+
+
+def _compiled(nvrtc: Any, source: KernelSource, options: tuple[str, ...]) -> tuple[bytes, str]:
+    """The cubin and the assembler's log. Raises SpecbuildError with the compiler's first error."""
+    text = source.path.read_bytes()
+    # The name, not the path: nothing of this machine may end up in a cubin.
+    program = _done(nvrtc, nvrtc.nvrtcCreateProgram(text, source.name.encode(), 0, [], []))
+    try:
+        encoded = [option.encode() for option in options]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+        log = b" " * _done(nvrtc, nvrtc.nvrtcGetProgramLogSize(program))
+        nvrtc.nvrtcGetProgramLog(program, log)
+        message = log.decode(errors="replace").rstrip("\0")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            first = next((line for line in message.splitlines() if "error" in line), str(status))
+            raise SpecbuildError(
+                f"kernel source {source.name} does not compile with {' '.join(options)}: {first}"
+            )
+        data = b" " * _done(nvrtc, nvrtc.nvrtcGetCUBINSize(program))
+        nvrtc.nvrtcGetCUBIN(program, data)
+        return data, message
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _done(nvrtc: Any, result: tuple[Any, ...]) -> Any:
+    status, *values = result
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise SpecbuildError(f"NVRTC failed with {status}; {_REMEDY}")
+    return values[0]

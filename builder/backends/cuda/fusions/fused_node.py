@@ -1,0 +1,121 @@
+"""How a fusion writes down its node, with the types and shapes of everything it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir.tape import Tape
+
+from specbuild.builder.graph.passes.weights import Recipe, derive, recipe_of, set_recipe
+from specbuild.plugins_cuda.opspec import DOMAIN
+from specbuild.plugins_cuda.registry import op_named
+
+ACTIVATIONS = ir.DataType.BFLOAT16
+# Type letters of an op's outputs as a CUDA engine has them.
+_TYPES = {"T": ACTIVATIONS, "float32": ir.DataType.FLOAT, "int32": ir.DataType.INT32}
+# The dynamic axes of a launch: its rows, and those whose logits are wanted.
+ROWS, LOGIT_ROWS = "T", "R"
+# Of steps that narrow attention: its sequences, and entries of a row's list (DSA).
+SEQUENCES, LIST_LENGTH = "B", "S"
+
+Sizes = Sequence[int | str]
+
+
+def place(
+    before: ir.Node,
+    name: str,
+    inputs: Mapping[str, ir.Value | None],
+    sizes: Sequence[Sizes | ir.Shape],
+    **attributes: Any,
+) -> Sequence[ir.Value]:
+    """A ``specbuild::`` node in front of another; its outputs have these sizes.
+
+    ``inputs`` goes by the declaration's names, None or left out where an optional one is absent.
+    """
+    op = op_named(name)
+    declared = [tensor.name for tensor in op.inputs]
+    missing = {t.name for t in op.inputs if not t.optional and inputs.get(t.name) is None}
+    if missing or not set(inputs) <= set(declared):
+        raise AssertionError(f"{name} takes {declared}, got {sorted(inputs)}, lacks {missing}")
+    tape = Tape()
+    outputs = tape.op_multi_out(
+        name,
+        [inputs.get(tensor) for tensor in declared],
+        op.complete(attributes),
+        num_outputs=len(op.outputs),
+        domain=DOMAIN,
+    )
+    for value, spec, shape in zip(outputs, op.outputs, sizes, strict=True):
+        value.type, value.shape = ir.TensorType(_TYPES[spec.dtype]), ir.Shape(shape)
+    graph = before.graph
+    assert graph is not None
+    graph.insert_before(before, list(tape.nodes))
+    return outputs
+
+
+def packed(
+    graph: ir.Graph,
+    name: str,
+    weights: Sequence[ir.Value | None],
+    pack: Callable[..., torch.Tensor],
+) -> ir.Value:
+    """A weight in the form that kernels read: ``pack`` of these, floats as bf16."""
+
+    def make(*tensors: torch.Tensor | None) -> torch.Tensor:
+        return pack(*(None if t is None else _rounded(t) for t in tensors))
+
+    return derive(graph, name, [stored(weight) for weight in weights], make)
+
+
+def as_bf16(value: ir.Value | None) -> ir.Value | None:
+    """A weight that kernels read as it is, in bf16; None where there is none."""
+    return _retyped(value, torch.bfloat16)
+
+
+def as_fp32(value: ir.Value | None) -> ir.Value | None:
+    """A weight that kernels read as it is, in fp32; None where there is none."""
+    return _retyped(value, torch.float32)
+
+
+def stored(value: ir.Value | None) -> ir.Value | None:
+    """The weight behind the casts that the portable graph wants it through."""
+    while value is not None and recipe_of(value) is None:
+        cast = value.producer()
+        if cast is None or cast.op_type != "Cast":
+            raise AssertionError(f"{value.name} is no weight")
+        value = cast.inputs[0]
+    return value
+
+
+def stem(weight: ir.Value | None) -> str:
+    """The name of a module's weight, without the word ``weight``."""
+    weight = stored(weight)
+    assert weight is not None and weight.name is not None
+    return weight.name.removesuffix(".weight")
+
+
+def static(value: ir.Value | None, axis: int) -> int:
+    """The size of an axis that no launch changes."""
+    assert value is not None and value.shape is not None
+    size = value.shape[axis]
+    assert isinstance(size, int), f"{value.name}: axis {axis} is {size}"
+    return size
+
+
+def _retyped(value: ir.Value | None, dtype: torch.dtype) -> ir.Value | None:
+    weight = stored(value)
+    if weight is None:
+        return None
+    recipe = recipe_of(weight)
+    assert recipe is not None
+    if recipe.dtype != dtype:
+        load = recipe.load
+        set_recipe(weight, Recipe(recipe.shape, dtype, recipe.sources, lambda: load().to(dtype)))
+    return weight
+
+
+def _rounded(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor

@@ -1,0 +1,44 @@
+"""What is left of projections becomes Linear, with the residual addition where there is one."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from specbuild.builder.backends.cuda.fusions.fused_node import (
+    ROWS,
+    as_bf16,
+    packed,
+    place,
+    static,
+    stem,
+)
+from specbuild.builder.backends.cuda.fusions.matching import (
+    bias_of,
+    laid_out,
+    only_user,
+    origin,
+)
+from specbuild.builder.graph.passes.rewriting import take_place
+from specbuild.plugins_cuda.linear.packing import pack_rows
+
+
+def fuse_linear(graph: ir.Graph, node: ir.Node) -> bool:
+    """Rewrites ``Gemm(x, weight, bias?)`` or ``residual + Gemm(…)``."""
+    if node.op_type != "Gemm":
+        return False
+    weight = node.inputs[1]
+    add = only_user(node.outputs[0], "Add")
+    residual = None
+    if add is not None:
+        residual = next(value for value in add.inputs if value is not node.outputs[0])
+    inputs = {
+        # A head axis is a part of K: rows are contiguous.
+        "x": laid_out(node.inputs[0]),
+        "weight": packed(graph, f"{stem(weight)}.packed", [weight], pack_rows),
+        "bias": as_bf16(bias_of(node)),
+        "residual": origin(residual),
+    }
+    last = node if add is None else add
+    (y,) = place(last, "Linear", inputs, [(ROWS, static(weight, 0))])
+    take_place(last.outputs[0], y, graph)
+    return True

@@ -1,0 +1,82 @@
+"""What the fusions look through: casts between float types, and reshapes that move nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx_ir as ir
+
+from specbuild.builder.graph.passes.rewriting import attribute, producer
+
+_LAYOUT = ("Reshape", "Unsqueeze")
+
+
+@dataclass(frozen=True)
+class Norm:
+    """An RMS norm of ``x``. ``rounding`` "gpt_oss": the weight is multiplied before the cast.
+
+    "llama": it is multiplied after the cast to the activations' type.
+    """
+
+    x: ir.Value
+    weight: ir.Value
+    eps: float
+    rounding: Literal["gpt_oss", "llama"]
+
+
+def origin(value: ir.Value | None) -> ir.Value | None:
+    """The value before casts."""
+    while (cast := producer(value, "Cast")) is not None:
+        value = cast.inputs[0]
+    return value
+
+
+def laid_out(value: ir.Value | None) -> ir.Value | None:
+    """The value before casts, reshapes and unsqueezes."""
+    while (node := None if value is None else value.producer()) is not None:
+        if node.op_type not in (*_LAYOUT, "Cast"):
+            break
+        value = node.inputs[0]
+    return value
+
+
+def made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """The node that makes ``value``, casts aside, if it is of this type."""
+    return producer(origin(value), op_type)
+
+
+def linear_of(value: ir.Value | None) -> ir.Node | None:
+    """The ``Gemm(x, weight [N, K], bias [N]?)`` that makes ``value``, layout aside."""
+    return producer(laid_out(value), "Gemm")
+
+
+def norm_of(value: ir.Value | None) -> Norm | None:
+    """The norm that makes ``value``, casts aside."""
+    node = made_by(value, "RMSNormalization")
+    return None if node is None else read_norm(node)
+
+
+def read_norm(node: ir.Node) -> Norm:
+    """An ``RMSNormalization`` with the casts around it.
+
+    GPT-OSS's norm runs in fp32 with its weight, LLaMA's in the activations' type.
+    """
+    x, weight = origin(node.inputs[0]), origin(node.inputs[1])
+    assert x is not None and weight is not None
+    in_fp32 = node.outputs[0].dtype == ir.DataType.FLOAT
+    eps = float(attribute(node, "epsilon", 1e-5))
+    return Norm(x, weight, eps, "gpt_oss" if in_fp32 else "llama")
+
+
+def only_user(value: ir.Value, op_type: str) -> ir.Node | None:
+    """The one node that uses ``value``, if it is of this type and the value no graph output."""
+    users = list(value.uses())
+    if len(users) != 1 or value.is_graph_output() or users[0].node.op_type != op_type:
+        return None
+    return users[0].node
+
+
+def bias_of(gemm: ir.Node) -> ir.Value | None:
+    """The third input of a Gemm."""
+    return gemm.inputs[2] if len(gemm.inputs) > 2 else None

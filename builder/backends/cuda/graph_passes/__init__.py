@@ -1,1 +1,0 @@
-"""Passes that turn the portable graphs into the CUDA target's ops."""

@@ -1,1 +1,0 @@
-"""Kernels: sources, compilation, and single ops run on a GPU."""

@@ -1,1 +1,0 @@
-"""Programs of op calls: a prompt chunk, a step, scores."""

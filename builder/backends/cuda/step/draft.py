@@ -1,0 +1,208 @@
+"""The draft in a step's program: it takes up what was committed, then grows a tree by levels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
+from specbuild.builder.backends.cuda.step.target import logits
+from specbuild.builder.engine.sizes import MAX_DECODE_ROWS, candidate_pool
+from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
+from specbuild.runtime.engine_dir.manifest import DraftShape
+
+_LAUNCH = ("token_ids", "positions", "row_start", "ancestor_bits", "logit_rows")
+_VIEW = ("row_slot", "tree_start", "write_slot")
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """A tree of one shape for every sequence of a batch, as calls of a program."""
+
+    parts: EngineParts
+    program: ProgramIr
+    batch: int
+    shape: DraftShape
+
+    def tree(self) -> dict[str, Tensor]:
+        """TreeSelect's outputs: tree_tokens, tree_parents, depths, ancestor_bits, count."""
+        depth = self.shape.draft_depth
+        pool = self._candidates()
+        rows, hidden, expanded = self._extend()
+        parents = {"parent_rows": rows["logit_rows"]}
+        for level in range(1, depth):
+            rows = self._level(level, hidden, expanded, {**parents, **pool})
+            hidden, expanded = self._run(rows, rows["hidden_rows"], frontier=self.shape.draft_top_k)
+            parents = {"parent_bits": rows["ancestor_bits"]}
+        self._level(depth, hidden, expanded, {**parents, **pool})
+        return self._select(pool)
+
+    def _level(
+        self,
+        level: int,
+        hidden: Tensor,
+        expanded: Mapping[str, Tensor],
+        others: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """LevelInputs: candidates into the pool and, but for the deepest level, the next rows."""
+        k, depth = self.shape.draft_top_k, self.shape.draft_depth
+        last = level == depth
+        return self.program.call(
+            "LevelInputs",
+            {
+                **expanded,
+                "hidden": hidden,
+                **others,
+                **self.parts.state("LevelInputs", self.batch),
+                "page_table": self.parts.page_table(DRAFT_GROUP, self.batch),
+            },
+            {
+                "level": level,
+                "depth": depth,
+                "page_size": self.parts.page_size,
+                "last": int(last),
+            },
+            optional_outputs=not last,
+            sizes={
+                "T": self.batch * k,
+                "B1": self.batch + 1,
+                "words": max(1, -(-k * (depth - 1) // 32)),
+            },
+        )
+
+    def take_up(self) -> None:
+        """The rows that were committed since the draft last ran: their keys and values only.
+
+        Sequences take turns where all of them have more rows than a launch that decodes may have.
+        """
+        room = self.parts.ports.sizes.depth + 1
+        together = 1 << ((MAX_DECODE_ROWS // room).bit_length() - 1)
+        for first in range(0, self.batch, together):
+            count = min(together, self.batch)
+            rows, hidden = self._committed(first, count)
+            ports = {name: rows[name] for name in ("token_ids", "positions")}
+            ports |= {"hidden": hidden, f"{DRAFT_GROUP}.write_slot": rows["write_slot"]}
+            keep_rows(self.parts, self.program, count, ports)
+
+    def _extend(self) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+        """The rows that were committed since the draft last ran, and the first level's children."""
+        rows, hidden = self._committed(0, self.batch)
+        return (rows, *self._run(rows, hidden, frontier=1))
+
+    def _committed(self, first: int, count: int) -> tuple[dict[str, Tensor], Tensor]:
+        """The rows that wait for the draft, and what it takes for hidden in them, [T, H].
+
+        Those of ``count`` sequences from ``first`` on.
+        """
+        room = self.parts.ports.sizes.depth + 1
+        state = self.parts.state("ExtendInputs", self.batch)
+        state["page_table"] = self.parts.page_table(DRAFT_GROUP, self.batch)
+        rows = self.program.call(
+            "ExtendInputs",
+            {name: tensor.rows(first, count) for name, tensor in state.items()},
+            {"page_size": self.parts.page_size},
+            sizes={"T": count * room, "B1": count + 1},
+        )
+        return rows, fuse(self.parts, self.program, rows["captured_rows"])
+
+    def _run(
+        self, rows: Mapping[str, Tensor], hidden: Tensor, *, frontier: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The draft over these rows: hidden_out [T, H], and the TreeExpand of its logits."""
+        ports = {name: rows[name] for name in _LAUNCH}
+        ports |= {f"{DRAFT_GROUP}.{name}": rows[name] for name in _VIEW}
+        table = self.parts.page_table(DRAFT_GROUP, self.batch)
+        ports |= {
+            "hidden": hidden,
+            f"{DRAFT_GROUP}.page_table": table.view(self.batch, 1, table.shape[1]),
+        }
+        placement = self.parts.placement(
+            "draft",
+            self.program,
+            ports,
+            rows=hidden.shape[0],
+            logit_rows=rows["logit_rows"].shape[0],
+        )
+        graph = placement.graph
+        out = graph.output("hidden_out")
+        assert out is not None and graph.head is not None and graph.head.inputs[0] is not None
+        placement.place([*graph.pools, graph.head.inputs[0], out])
+        k = self.shape.draft_top_k
+        expanded = self.program.call(
+            "TreeExpand",
+            {
+                "logits": logits(placement),
+                "score": rows["score"],
+                "d2t": self.parts.offsets(),
+                "top_k": self.parts.constant(k),
+            },
+            sizes={"K": k, "FK": frontier * k},
+        )
+        hidden_out = placement.value(out)
+        assert hidden_out is not None
+        return hidden_out, expanded
+
+    def _candidates(self) -> dict[str, Tensor]:
+        """The candidate pool and the frontier's places in it, as LevelInputs fills them."""
+        pool, k = candidate_pool(self.shape), self.shape.draft_top_k
+        shapes = {
+            "pool_tokens": (pool, "int32"),
+            "pool_scores": (pool, "float32"),
+            "pool_parents": (pool, "int32"),
+            "frontier_pool": (k, "int32"),
+        }
+        return {
+            name: self.program.scratch(name, TensorInfo((self.batch, width), dtype))
+            for name, (width, dtype) in shapes.items()
+        }
+
+    def _select(self, pool: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        nodes = self.shape.draft_tokens + 1
+        return self.program.call(
+            "TreeSelect",
+            {
+                "tokens": pool["pool_tokens"],
+                "scores": pool["pool_scores"],
+                "parents": pool["pool_parents"],
+                "draft_tokens": self.parts.constant(self.shape.draft_tokens),
+            },
+            {"depth": self.shape.draft_depth},
+            sizes={"N1": nodes, "W": -(-nodes // 32)},
+        )
+
+
+def fuse(parts: EngineParts, program: ProgramIr, captured: Tensor) -> Tensor:
+    """The role ``draft_fuse``: captured [T, C] to the draft's hidden [T, H]."""
+    placement = parts.placement(
+        "draft_fuse",
+        program,
+        {"captured": captured},
+        rows=captured.shape[0],
+        logit_rows=1,
+    )
+    output = placement.graph.output("hidden")
+    assert output is not None
+    placement.place([output])
+    hidden = placement.value(output)
+    assert hidden is not None
+    return hidden
+
+
+def keep_rows(
+    parts: EngineParts, program: ProgramIr, batch: int, ports: Mapping[str, Tensor]
+) -> None:
+    """The draft's keys and values of rows go into its cache; nothing else of it is computed.
+
+    ``ports``: token_ids [T], hidden [T, H], positions [T] and the cache's write_slot [T].
+    """
+    table = parts.page_table(DRAFT_GROUP, batch)
+    placement = parts.placement(
+        "draft",
+        program,
+        {**ports, f"{DRAFT_GROUP}.page_table": table.view(batch, 1, table.shape[1])},
+        rows=ports["hidden"].shape[0],
+        logit_rows=batch,
+    )
+    placement.place(placement.graph.pools)

@@ -1,0 +1,314 @@
+"""The programs of an engine: prompt chunks, decoding steps with and without a draft, scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from specbuild.builder.backends.cuda.step.draft import Drafting, fuse, keep_rows
+from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
+from specbuild.builder.backends.cuda.step.state import SCORE_LOGIT_ROWS
+from specbuild.builder.backends.cuda.step.target import (
+    SAMPLING,
+    TargetRows,
+    choose,
+    logits,
+    run_target,
+)
+from specbuild.builder.backends.cuda.step.views import (
+    advance_views,
+    sample_rows,
+    tally_samples,
+    tree_features,
+    view_rows,
+)
+from specbuild.builder.engine.sizes import MAX_DECODE_ROWS
+from specbuild.runtime.decode.device_rows import LIST_BUDGET, SAMPLED_BUDGET
+from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
+from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
+
+PREFILL_ROWS = (64, 256, 1024, 2048)
+SCORE_ROWS = (8, 64, 256)
+MAX_CHAIN = 4
+NO_DRAFT = DraftShape(0, 0, 0)
+_ROW_PORTS = ("token_ids", "positions", "row_start", "row_slot", "tree_start", "ancestor_bits")
+
+
+def batch_buckets(max_batch_size: int) -> tuple[int, ...]:
+    """Powers of two; the last holds ``max_batch_size`` sequences."""
+    return tuple(1 << i for i in range((max_batch_size - 1).bit_length() + 1))
+
+
+def draft_shapes(limits: Limits) -> tuple[DraftShape, ...]:
+    """What steps are built for: short chains, and the tree or chain that was asked for."""
+    chains = min(limits.draft_depth, limits.draft_tokens, MAX_CHAIN)
+    shapes = [DraftShape(1, depth, depth) for depth in range(1, chains + 1)]
+    built = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)
+    if built not in (NO_DRAFT, *shapes):
+        shapes.append(built)
+    return tuple(shapes)
+
+
+def deepest(shapes: tuple[DraftShape, ...]) -> int:
+    """Most drafts that a step can accept; 0 without a draft."""
+    return max((shape.draft_depth for shape in shapes), default=0)
+
+
+def fits(batch: int, shape: DraftShape, depth: int) -> bool:
+    """Whether every launch of a step stays batch-invariant; ``depth`` is the deepest draft's."""
+    rows = [shape.draft_tokens + 1]
+    if shape.draft_depth:
+        rows += [depth + 1, shape.draft_top_k]
+    return batch * max(rows) <= MAX_DECODE_ROWS
+
+
+@dataclass(frozen=True)
+class StepForm:
+    """What a decoding step of ``batch`` sequences does; ``ProgramEntry`` says more of each field.
+
+    ``room`` is for rows that are fed again (SpecPV). Rows of a step that ``narrows`` attend to what
+    indexers choose (DSA); one that ``checks`` narrows too and holds it against attention to
+    everything.
+    """
+
+    batch: int
+    shape: DraftShape
+    full_logits: bool = False
+    extends: bool = False
+    room: int = 0
+    narrows: bool = False
+    checks: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Of the target."""
+        return self.batch * (self.shape.draft_tokens + 1) + self.room
+
+    @property
+    def name(self) -> str:
+        """``step@4``, ``step@4.extends``, ``step@1.draft-1-3-3`` (K, D, N), then ``.refresh-64``
+        with room, ``.narrowed`` or ``.checked``, and ``.logits`` if they are written."""
+        shape = self.shape
+        draft = f".draft-{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"
+        name = f"step@{self.batch}{draft if shape.draft_depth else ''}"
+        name = f"{name}{'.extends' if self.extends else ''}"
+        name = f"{name}{f'.refresh-{self.room}' if self.room else ''}"
+        if self.narrows:
+            name = f"{name}.{'checked' if self.checks else 'narrowed'}"
+        return f"{name}.logits" if self.full_logits else name
+
+
+def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
+    """One decoding step."""
+    batch, shape, room, full_logits = form.batch, form.shape, form.room, form.full_logits
+    program = ProgramIr(form.name, "refresh" if room else "decode")
+    drafting = Drafting(parts, program, batch, shape)
+    tree = drafting.tree() if shape.draft_depth else None
+    if form.extends:
+        drafting.take_up()
+    trees = rows = _verify_rows(parts, program, batch, shape, tree)
+    placed: dict[str, Tensor] = {}
+    sampling = _sampling(trees.inputs)
+    if parts.views is not None:
+        rows, placed = view_rows(parts, program, trees.inputs, batch, room)
+    sampled: dict[str, Tensor] = {}
+    if form.checks:
+        # Its keys and values give way to those of the pass behind it, which counts.
+        narrowed = replace(rows, budget=parts.ports.first(SAMPLED_BUDGET, batch))
+        found = run_target(parts, program, narrowed, sampled=True)
+        assert found.violations is not None
+        sampled = {
+            **choose(found.placement, sampling, full_logits=full_logits),
+            "violations": found.violations,
+        }
+        if tree is not None:
+            sampled = {**sampled, **_accept(program, trees, tree, sampled, shape)}
+    if room:
+        rows, sampling = sample_rows(program, rows, trees.inputs, placed, room)
+    if form.narrows:
+        rows = replace(rows, budget=parts.ports.first(LIST_BUDGET, batch))
+    target = run_target(parts, program, rows)
+    captured = target.captured
+    if captured is not None and room:
+        captured = tree_features(program, captured, placed)
+    chosen = choose(target.placement, sampling, full_logits=full_logits)
+    if room:
+        tally_samples(parts, program, chosen["choice"], sampling, placed["fed_again"])
+        # The trees' rows come first.
+        chosen = {name: chosen[name].view(trees.rows) for name in ("choice", "logprob")}
+    path = {} if tree is None else _accept(program, trees, tree, chosen, shape)
+    if shape.draft_top_k > 1:
+        _commit(parts, program, batch, path["path"])
+    if target.violations is not None:
+        program.call(
+            "DsaTally", {"violations": target.violations, **parts.state("DsaTally", batch)}
+        )
+    if sampled:
+        _compare(parts, program, batch, sampled, {**chosen, **path})
+    program.call(
+        "Advance",
+        {
+            **chosen,
+            "path": path.get("path"),
+            "accepted": path.get("accepted"),
+            "captured": captured,
+            **parts.state("Advance", batch),
+        },
+        {"extended": int(tree is not None or form.extends)},
+    )
+    if parts.views is not None:
+        advance_views(parts, program, trees.inputs, placed, path.get("path"), batch)
+    return program
+
+
+def _sampling(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the rows of VerifyInputs are sampled by."""
+    names = (*(f"row_{name}" for name in SAMPLING[:-1]), "positions")
+    return {name: rows[n] for name, n in zip(SAMPLING, names, strict=True)}
+
+
+def _compare(
+    parts: EngineParts,
+    program: ProgramIr,
+    batch: int,
+    sampled: Mapping[str, Tensor],
+    counted: Mapping[str, Tensor],
+) -> None:
+    """What the pass that does not count chose, beside the one that does, goes to the host."""
+    program.call(
+        "DsaCompare",
+        {
+            "sampled": sampled["choice"],
+            "choice": counted["choice"],
+            "path": counted.get("path"),
+            "accepted": counted.get("accepted"),
+            "sampled_accepted": sampled.get("accepted"),
+            "violations": sampled["violations"],
+            **parts.state("DsaCompare", batch),
+        },
+    )
+
+
+def _verify_rows(
+    parts: EngineParts,
+    program: ProgramIr,
+    batch: int,
+    shape: DraftShape,
+    tree: Mapping[str, Tensor] | None,
+) -> TargetRows:
+    """The trees as rows of the target; without a tree the roots alone."""
+    nodes = shape.draft_tokens + 1
+    trees = {}
+    if tree is not None:
+        trees = {name: tree[name] for name in ("tree_tokens", "depths", "count")}
+        trees["tree_bits"] = tree["ancestor_bits"]
+    tables = {
+        f"page_table_{group}": parts.page_table(group, batch) for group in parts.target_groups
+    }
+    made = program.call(
+        "VerifyInputs",
+        {**trees, **parts.state("VerifyInputs", batch), **tables},
+        {"page_size": parts.page_size},
+        sizes={"T": batch * nodes, "B1": batch + 1, "words": -(-nodes // 32)},
+    )
+    slots = {group: made[f"write_slot_{group}"] for group in parts.target_groups}
+    return TargetRows(batch, batch * nodes, made, slots)
+
+
+def _accept(
+    program: ProgramIr,
+    rows: TargetRows,
+    tree: Mapping[str, Tensor],
+    chosen: Mapping[str, Tensor],
+    shape: DraftShape,
+) -> dict[str, Tensor]:
+    return program.call(
+        "TreeAccept",
+        {
+            "tokens": tree["tree_tokens"],
+            "parents": tree["tree_parents"],
+            "ancestor_bits": tree["ancestor_bits"],
+            "count": rows.inputs["tree_count"],
+            "choice": chosen["choice"].view(rows.batch, shape.draft_tokens + 1),
+        },
+        {"depth": shape.draft_depth},
+        sizes={"D1": shape.draft_depth + 1},
+    )
+
+
+def _commit(parts: EngineParts, program: ProgramIr, batch: int, path: Tensor) -> None:
+    """The accepted nodes' keys and values move to the committed slots; a chain's lie there."""
+    for group in parts.target_groups:
+        for pools in parts.stacks(group):
+            program.call(
+                "PathCommit",
+                {
+                    "pools": pools,
+                    "path": path,
+                    **parts.state("PathCommit", batch),
+                    "page_table": parts.page_table(group, batch),
+                },
+            )
+
+
+def prefill_program(parts: EngineParts, rows: int) -> ProgramIr:
+    """A chunk of prompts; the draft takes up the same rows, keys and values only."""
+    program = ProgramIr(f"prefill@{rows}", "prefill")
+    batch = parts.ports.sizes.batch
+    target = run_target(parts, program, _given_rows(parts, rows, "prefill.logit_rows"))
+    choose(
+        target.placement,
+        {name: parts.ports[f"prefill.{name}"] for name in SAMPLING},
+        full_logits=True,
+        outputs={name: parts.ports[f"prefill.{name}"] for name in ("choice", "logprob")},
+    )
+    if target.captured is None:
+        return program
+    program.call(
+        "Embed",
+        {"token_ids": parts.ports["prefill.logit_rows"], "table": target.captured},
+        outputs={"x": parts.ports["prefill.last_captured"]},
+    )
+    keep_rows(
+        parts,
+        program,
+        batch,
+        {
+            "token_ids": parts.ports.first("prefill.draft_token_ids", rows),
+            "hidden": fuse(parts, program, target.captured),
+            "positions": parts.ports.first("prefill.positions", rows),
+            f"{DRAFT_GROUP}.write_slot": parts.ports.first("prefill.draft_write_slot", rows),
+        },
+    )
+    return program
+
+
+def score_program(parts: EngineParts, rows: int) -> ProgramIr:
+    """Rows that the host gives, through the kernels that decode; all logits, no choice."""
+    program = ProgramIr(f"score@{rows}", "decode")
+    given = _given_rows(parts, rows, "score.logit_rows", min(rows, SCORE_LOGIT_ROWS))
+    captured = None
+    if parts.ports.sizes.captured:
+        captured = parts.ports.first("score.captured", rows)
+    target = run_target(parts, program, given, captured)
+    wanted = parts.ports.first("score.logits", given.logit_rows)
+    logits(target.placement, {"logits": wanted})
+    return program
+
+
+def _given_rows(
+    parts: EngineParts, rows: int, logit_port: str, logit_rows: int | None = None
+) -> TargetRows:
+    """The rows of the prefill ports, of every sequence that the engine has room for."""
+    batch, ports = parts.ports.sizes.batch, parts.ports
+    per_row = ("token_ids", "positions", "row_slot", "ancestor_bits")
+    inputs = {
+        name: ports.first(f"prefill.{name}", rows) if name in per_row else ports[f"prefill.{name}"]
+        for name in _ROW_PORTS
+    }
+    inputs["logit_rows"] = ports.first(logit_port, logit_rows or ports[logit_port].shape[0])
+    slots = {
+        group: ports.first(f"prefill.write_slot.{group}", rows) for group in parts.target_groups
+    }
+    return TargetRows(batch, rows, inputs, slots)

@@ -1,0 +1,190 @@
+"""The ports of an engine: what lives on the device between programs, and what hosts read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from specbuild.builder.backends.cuda.step.ir import Storage, Tensor
+from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.runtime.decode.device_rows import LIST_BUDGET, SAMPLED_BUDGET
+from specbuild.runtime.engine_dir.plan import Space
+
+RING_SLOTS = 64
+EOS_IDS = 8
+# What DsaCompare says of a sequence.
+CHECK_FIELDS = 5
+# Rows whose logits a score program writes at once.
+SCORE_LOGIT_ROWS = 64
+
+_INT, _FLOAT, _BF16 = "int32", "float32", "bfloat16"
+PARTIAL_TABLES, PARTIAL_TABLE = "partial_tables", "partial_table"
+Shape = tuple[int, ...]
+Ports = dict[str, tuple[Shape, str]]
+
+
+@dataclass(frozen=True)
+class ViewSizes:
+    """SpecPV's: layers and KV heads with views, entries of a partial table, tokens of a buffer."""
+
+    layers: int
+    kv_heads: int
+    entries: int
+    buffer: int
+
+
+@dataclass(frozen=True)
+class StateSizes:
+    """The sizes of the ports.
+
+    ``batch`` sequences; ``depth`` of the deepest draft of any program; ``captured`` features of a
+    row, 0 without a draft; ``words`` of ancestor bits; entries of a page table by cache group;
+    rows of the largest program that the host feeds, and of the largest that scores. ``narrows``:
+    there are steps that attend to what indexers choose (DSA); ``checks``: and some that compare
+    them with attention to everything.
+    """
+
+    batch: int
+    depth: int
+    captured: int
+    words: int
+    logical_pages: Mapping[str, int]
+    prefill_rows: int
+    score_rows: int
+    vocab: int
+    views: ViewSizes | None = None
+    narrows: bool = False
+    checks: bool = False
+
+
+class StatePorts:
+    """Every port as a tensor, by name; each lies in a buffer of its own name."""
+
+    def __init__(self, sizes: StateSizes) -> None:
+        self.sizes = sizes
+        self.tensors: dict[str, Tensor] = {}
+        tables = {**_sequences(sizes), **_prefill(sizes), **_score(sizes)}
+        for name, (shape, dtype) in tables.items():
+            self._add(name, "state", shape, dtype)
+        for name, (shape, dtype) in _ring(sizes).items():
+            self._add(name, "ring", shape, dtype)
+        if sizes.views is not None:
+            stacked = self.tensors[PARTIAL_TABLES]
+            for layer in range(sizes.views.layers):
+                self.tensors[f"{PARTIAL_TABLE}.{layer}"] = stacked.part(layer)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def first(self, name: str, count: int) -> Tensor:
+        """The port with its first axis cut to ``count`` entries."""
+        return self.tensors[name].rows(0, count)
+
+    def _add(self, name: str, space: Space, shape: Shape, dtype: str) -> None:
+        info = TensorInfo(shape, dtype)
+        self.tensors[name] = Tensor(Storage(name, space, info.nbytes), 0, info)
+
+
+def _sequences(s: StateSizes) -> Ports:
+    """What the device knows of every sequence; a slot that none uses is ``done``."""
+    b = (s.batch,)
+    ports: Ports = {
+        "length": (b, _INT),
+        "root": (b, _INT),
+        "limit": (b, _INT),
+        "done": (b, _INT),
+        "ignore_eos": (b, _INT),
+        "eos_ids": ((EOS_IDS,), _INT),
+        "temperature": (b, _FLOAT),
+        "top_k": (b, _INT),
+        "top_p": (b, _FLOAT),
+        "seed": (b, _INT),
+        "step": ((1,), _INT),
+    }
+    ports |= {f"page_table.{g}": ((*b, pages), _INT) for g, pages in s.logical_pages.items()}
+    if s.views is not None:
+        ports |= _views(s, s.views)
+    if s.narrows:
+        ports[LIST_BUDGET] = (b, _INT)
+    if s.checks:
+        ports[SAMPLED_BUDGET] = (b, _INT)
+    if s.captured:
+        ports |= {
+            "pending_count": (b, _INT),
+            "pending_tokens": ((*b, s.depth + 1), _INT),
+            "pending_captured": ((*b, s.depth + 1, s.captured), _BF16),
+        }
+    return ports
+
+
+def _views(s: StateSizes, v: ViewSizes) -> Ports:
+    """SpecPV: what is exact, summarised and chosen of every sequence, and what was emitted since.
+
+    ``full_step`` is the host's word for the next step. ``partial_table.<i>`` [B, kv_heads, V] are
+    the layers' parts of ``partial_tables``.
+    """
+    b = (s.batch,)
+    tables = (v.layers, s.batch, v.kv_heads, v.entries)
+    scalars = ("full_step", "verified_len", "view_blocks", "summarised", "budget")
+    return {
+        **{name: (b, _INT) for name in scalars},
+        "buffered_tokens": ((*b, v.buffer), _INT),
+        PARTIAL_TABLES: (tables, _INT),
+    }
+
+
+def _prefill(s: StateSizes) -> Ports:
+    """Rows that the host gives; sequence b of ``row_start`` is the slot b of the state."""
+    t, b = (s.prefill_rows,), (s.batch,)
+    ports: Ports = {
+        "token_ids": (t, _INT),
+        "positions": (t, _INT),
+        "row_start": ((s.batch + 1,), _INT),
+        "row_slot": (t, _INT),
+        "tree_start": (b, _INT),
+        "ancestor_bits": ((s.prefill_rows, s.words), _INT),
+        "logit_rows": (b, _INT),
+        "temperature": (b, _FLOAT),
+        "top_k": (b, _INT),
+        "top_p": (b, _FLOAT),
+        "seed": (b, _INT),
+        "position": (b, _INT),
+        "choice": (b, _INT),
+        "logprob": (b, _FLOAT),
+    }
+    ports |= {f"write_slot.{group}": (t, _INT) for group in s.logical_pages if group != "draft"}
+    if s.captured:
+        ports |= {
+            "draft_token_ids": (t, _INT),
+            "draft_write_slot": (t, _INT),
+            "last_captured": ((*b, s.captured), _BF16),
+        }
+    return {f"prefill.{name}": port for name, port in ports.items()}
+
+
+def _score(s: StateSizes) -> Ports:
+    rows = min(s.score_rows, SCORE_LOGIT_ROWS)
+    ports: Ports = {
+        "score.logit_rows": ((rows,), _INT),
+        "score.logits": ((rows, s.vocab), _FLOAT),
+    }
+    if s.captured:
+        ports["score.captured"] = ((s.score_rows, s.captured), _BF16)
+    return ports
+
+
+def _ring(s: StateSizes) -> Ports:
+    """The results of the last steps: step i is in slot i mod ``RING_SLOTS``."""
+    tokens = (RING_SLOTS, s.batch, s.depth + 1)
+    counts = ["broken"] if s.narrows else []
+    counts += ["rechecked", "agreed"] if s.views is not None else []
+    checks: Ports = {"ring.checks": ((RING_SLOTS, s.batch, CHECK_FIELDS), _INT)} if s.checks else {}
+    return {
+        **checks,
+        **{f"ring.{name}": ((RING_SLOTS, s.batch), _INT) for name in counts},
+        "ring.tokens": (tokens, _INT),
+        "ring.logprobs": (tokens, _FLOAT),
+        "ring.accepted": ((RING_SLOTS, s.batch), _INT),
+        "ring.count": ((RING_SLOTS, s.batch), _INT),
+        "ring.step": ((RING_SLOTS,), _INT),
+    }

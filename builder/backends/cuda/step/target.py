@@ -1,0 +1,185 @@
+"""The target in a program: its layers over some rows, and what is chosen from its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from specbuild.builder.backends.cuda.step.engine_parts import LISTS_ASKED, EngineParts
+from specbuild.builder.backends.cuda.step.fused_graph import HEAD, Placement, attributes_of
+from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
+from specbuild.builder.backends.cuda.step.state import PARTIAL_TABLE
+from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
+
+_BLANK = "captured_blank"
+# How a row chooses: Choose's inputs beside the logits.
+SAMPLING = ("temperature", "top_k", "top_p", "seed", "position")
+
+
+@dataclass(frozen=True)
+class TargetViews:
+    """What full-attention layers see instead of everything (SpecPV).
+
+    ``tables`` [layers, B, kv_heads, P], and of latents ``positions`` [layers, B, P] of their pages;
+    ``inputs`` by the names of the graph's inputs behind the group's: ``row_slot`` and
+    ``tree_start`` in the views, and what is summarised and chosen, where the program ``chooses``
+    views.
+    """
+
+    tables: Tensor
+    positions: Tensor | None
+    inputs: Mapping[str, Tensor]
+    chooses: bool
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """The rows of one pass: tensors by the names of the graph's inputs, ``logit_rows`` [R].
+
+    ``budget`` [B]: how many tokens each sequence's rows may choose; None where they attend to
+    everything.
+    """
+
+    batch: int
+    rows: int
+    inputs: Mapping[str, Tensor]
+    write_slots: Mapping[str, Tensor]
+    views: TargetViews | None = None
+    budget: Tensor | None = None
+
+    @property
+    def logit_rows(self) -> int:
+        """R."""
+        return self.inputs["logit_rows"].shape[0]
+
+
+@dataclass(frozen=True)
+class TargetPass:
+    """A placed target; ``captured`` [T, C] where there is a draft.
+
+    ``violations`` [layers, B] of a narrowed pass: its broken lists.
+    """
+
+    placement: Placement
+    captured: Tensor | None
+    violations: Tensor | None = None
+
+
+def run_target(
+    parts: EngineParts,
+    program: ProgramIr,
+    rows: TargetRows,
+    captured: Tensor | None = None,
+    *,
+    sampled: bool = False,
+) -> TargetPass:
+    """All layers, up to the head. ``captured`` is where the draft's features go; else scratch.
+
+    A ``sampled`` pass does not count: no features are kept and no views chosen.
+    """
+    inputs = dict(rows.inputs)
+    for group in parts.target_groups:
+        table = parts.page_table(group, rows.batch)
+        inputs |= {
+            f"{group}.page_table": table.view(rows.batch, 1, table.shape[1]),
+            f"{group}.row_slot": rows.inputs["row_slot"],
+            f"{group}.tree_start": rows.inputs["tree_start"],
+            f"{group}.write_slot": rows.write_slots[group],
+        }
+    if parts.views is not None:
+        inputs |= _full_layers(parts, rows)
+    if rows.budget is not None:
+        inputs[LISTS_ASKED] = rows.budget
+    graph = parts.graphs["target"]
+    output = None if sampled else graph.output("captured")
+    if output is not None:
+        info = TensorInfo((rows.rows, parts.ports.sizes.captured), "bfloat16")
+        inputs[_BLANK] = captured or program.scratch("captured", info)
+    placement = parts.placement(
+        "target", program, inputs, rows=rows.rows, logit_rows=rows.logit_rows
+    )
+    assert graph.head is not None
+    hidden = graph.head.inputs[0]
+    assert hidden is not None
+    chooses = rows.views is not None and rows.views.chooses and not sampled
+    chosen = graph.chosen if chooses else []
+    counts = graph.violations if rows.budget is not None else []
+    violations = None
+    if counts:
+        info = TensorInfo((len(counts), rows.batch), "int32")
+        violations = program.scratch("violations", info)
+        for i, count in enumerate(counts):
+            placement.put(count, violations.part(i))
+    wanted = [*graph.pools, hidden, *chosen, *counts]
+    placement.place([*wanted, *([output] if output is not None else [])])
+    return TargetPass(placement, placement.value(output), violations)
+
+
+def _full_layers(parts: EngineParts, rows: TargetRows) -> dict[str, Tensor]:
+    """The page table of each full-attention layer, and the inputs of views where there are any."""
+    group = parts.viewed
+    layers = len(parts.layouts[group].group.layers)
+    if rows.views is None:
+        table = parts.page_table(group, rows.batch)
+        whole = table.view(rows.batch, 1, table.shape[1])
+        return parts.layer_inputs("page_table", [whole] * layers, group)
+    views = rows.views
+    tables = [views.tables.part(i) for i in range(layers)]
+    positions = [] if views.positions is None else [views.positions.part(i) for i in range(layers)]
+    partial = [parts.ports.first(f"{PARTIAL_TABLE}.{i}", rows.batch) for i in range(layers)]
+    return {
+        **_indexers(parts, views),
+        **parts.layer_inputs("page_table", tables, group),
+        **parts.layer_inputs("page_position", positions, group),
+        **parts.layer_inputs("partial_table", partial, parts.chooser),
+        **{f"{group}.{name}": tensor for name, tensor in views.inputs.items()},
+        **{f"{parts.chooser}.{name}": tensor for name, tensor in views.inputs.items()},
+    }
+
+
+def _indexers(parts: EngineParts, views: TargetViews) -> dict[str, Tensor]:
+    """Indexers choose among what their layers see: the pages of a view are those of their keys."""
+    if INDEXER_GROUP not in parts.layouts:
+        return {}
+    of_views = parts.layouts[parts.viewed].group.layers
+    places = [of_views.index(layer) for layer in parts.layouts[INDEXER_GROUP].group.layers]
+    tables = [views.tables.part(place) for place in places]
+    return {
+        **parts.layer_inputs("page_table", tables, INDEXER_GROUP),
+        **{f"{INDEXER_GROUP}.{n}": views.inputs[n] for n in ("row_slot", "tree_start")},
+    }
+
+
+def logits(placement: Placement, outputs: Mapping[str, Tensor] | None = None) -> Tensor:
+    """Calls a placed graph's head: logits [R, V] in fp32."""
+    head = placement.graph.head
+    assert head is not None
+    program = placement.program
+    outputs = outputs or {"logits": program.scratch("logits", placement.info(head.outputs[0]))}
+    arguments = placement.arguments(head)
+    return program.call(HEAD, arguments, attributes_of(head), outputs=outputs)["logits"]
+
+
+def choose(
+    placement: Placement,
+    sampling: Mapping[str, Tensor],
+    *,
+    full_logits: bool,
+    outputs: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """The target's ``choice`` [R] and ``logprob`` [R].
+
+    ``sampling`` has the tensors [R] of ``SAMPLING``, among others. Without ``full_logits``
+    top_k and top_p are left out and no logits are written.
+    """
+    head = placement.graph.head
+    assert head is not None
+    program = placement.program
+    if full_logits:
+        wanted = {name: sampling[name] for name in SAMPLING}
+        return program.call("Choose", {"logits": logits(placement), **wanted}, outputs=outputs)
+    inputs = placement.arguments(head) | {
+        name: sampling[name] for name in SAMPLING if name not in {"top_k", "top_p"}
+    }
+    return program.call("HeadChoose", inputs, attributes_of(head), outputs=outputs)

@@ -1,0 +1,1 @@
+"""Which kernel a launch takes: tactics, their files and their choice."""

@@ -1,0 +1,131 @@
+"""Lowers calls by a book of tactics, and leaves out what an engine's kernels cannot take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+from specbuild.builder.backends.cuda.compile.nvrtc import SpillError
+from specbuild.builder.backends.cuda.plan.plan_writer import LoweredProgram
+from specbuild.builder.backends.cuda.step.ir import Call
+from specbuild.builder.backends.cuda.tactics.tactic_book import Choice, TacticBook, no_tactics
+from specbuild.builder.backends.cuda.tactics.tactic_file import TacticEntry
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    Phase,
+    ProgramPhase,
+    Target,
+)
+from specbuild.plugins_cuda.opspec import OpSpec
+from specbuild.runtime.errors import SpecbuildError
+
+Made = TypeVar("Made")
+
+
+class CallLowering:
+    """Lowers calls for one GPU by a book of tactics; equal calls are lowered once.
+
+    ``refused``: kernels that must not be launched. A call whose default tactic does takes its
+    first candidate that does not.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        tactics: TacticBook | None = None,
+        refused: frozenset[Kernel] = frozenset(),
+    ) -> None:
+        self._target = target
+        self._refused = refused
+        self.tactics = tactics or no_tactics(target.arch)
+        self._known: dict[str, Choice] = {}
+
+    def __call__(self, call: Call, phase: ProgramPhase) -> Lowering:
+        """The launches. Raises SpecbuildError where the op has none for these sizes."""
+        return self.choice(call, phase).lowering
+
+    def choice(self, call: Call, phase: ProgramPhase) -> Choice:
+        """The launches and why these; raises SpecbuildError as a call does.
+
+        An op without kernels for a prompt chunk takes those that decode, within their rows.
+        """
+        if phase != "prefill":
+            return self._choice(call, phase)
+        try:
+            return self._choice(call, phase)
+        except SpecbuildError:
+            return self._choice(call, "decode")
+
+    def choices(self, programs: Iterable[LoweredProgram]) -> list[Choice]:
+        """What was chosen for every call of some programs."""
+        return [self.choice(call, p.ir.phase) for p in programs for call in p.ir.calls]
+
+    def entries_of(self, kernels: Collection[Kernel]) -> list[TacticEntry]:
+        """The entries by which calls launch some of these kernels."""
+        return [
+            choice.entry
+            for choice in self._known.values()
+            if choice.entry is not None and choice.request.tactic and choice.launches_any(kernels)
+        ]
+
+    def _choice(self, call: Call, phase: ProgramPhase) -> Choice:
+        tensors = {name: tensor.info for name, tensor in call.tensors.items()}
+        kernels: Phase = "prefill" if phase == "prefill" else "decode"
+        request = LoweringRequest(
+            tensors, call.attributes, kernels, self._target, uneven=phase == "refresh"
+        )
+        key = repr((call.op.name, request))
+        if key not in self._known:
+            self._known[key] = self._chosen(call.op, request)
+        return self._known[key]
+
+    def _chosen(self, op: OpSpec, request: LoweringRequest) -> Choice:
+        if op.lower is None:
+            raise AssertionError(f"{op.name} has no CUDA lowering")
+        candidates = op.tactics(request) if op.tactics is not None else ({},)
+        entry = self.tactics.entry(op, request) if len(candidates) > 1 else None
+        # An entry stands for several counts of rows; a few may not know its tactic.
+        if entry is not None and entry.tactic and entry.tactic not in candidates:
+            entry = None
+        if entry is None or not entry.tactic:
+            return self._unrefused(Choice(op, request, candidates, entry, op.lower(request)))
+        tuned = replace(request, tactic=entry.tactic)
+        return Choice(op, tuned, candidates, entry, op.lower(tuned))
+
+    def _unrefused(self, default: Choice) -> Choice:
+        """By the first candidate without a refused kernel; the default where every one has some."""
+        if not default.launches_any(self._refused):
+            return default
+        lower = default.op.lower
+        assert lower is not None
+        for tactic in default.candidates[1:]:
+            request = replace(default.request, tactic=tactic)
+            choice = replace(default, request=request, lowering=lower(request), entry=None)
+            if not choice.launches_any(self._refused):
+                return choice
+        return default
+
+
+def without_spills(
+    target: Target, tactics: TacticBook, make: Callable[[CallLowering], Made]
+) -> tuple[CallLowering, Made]:
+    """What ``make`` gives by these tactics, and the lowering that it was made with.
+
+    An entry stands for several counts of rows, and a tactic may spill registers at some that were
+    not measured: entries by which hot kernels do so are left out. A default that does gives way to
+    another candidate. Raises SpillError where every one spills, SpecbuildError as ``make`` does.
+    """
+    refused: frozenset[Kernel] = frozenset()
+    while True:
+        lowering = CallLowering(target, tactics, refused)
+        try:
+            return lowering, make(lowering)
+        except SpillError as error:
+            spilling = lowering.entries_of(error.kernels)
+            if not spilling and error.kernels <= refused:
+                raise
+            tactics = tactics.without(spilling)
+            refused |= error.kernels

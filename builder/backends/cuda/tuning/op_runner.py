@@ -1,0 +1,219 @@
+"""Runs and times single ops on a GPU: what ``tune`` and the kernel tests stand on."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Compiler
+from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch
+from specbuild.plugins_cuda.opspec import OpSpec
+from specbuild.runtime.errors import UnsupportedHereError
+from specbuild.runtime.executors.cuda.shared_memory import shared_attributes, shared_carveout
+
+Pointers = Mapping[str, int]
+_POISON = 0xFF
+_GUARD_BYTES = 256
+
+
+class OpRunner:
+    """The first GPU, by its primary context."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver
+        self._compiler = compiler
+        self._functions: dict[Kernel, Any] = {}
+        self._cubins: dict[Kernel, bytes] = {}
+        self._registers: dict[Kernel, int] = {}
+        self._call(driver.cuInit, 0)
+        device = self._call(driver.cuDeviceGet, 0)
+        self.context = self._call(driver.cuDevicePrimaryCtxRetain, device)
+        self._call(driver.cuCtxSetCurrent, self.context)
+        self.stream = self._call(driver.cuStreamCreate, 1)
+        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        self.multiprocessors = int(self._call(driver.cuDeviceGetAttribute, attribute, device))
+        name = bytes(self._call(driver.cuDeviceGetName, 128, device))
+        self.device_name = name.partition(b"\0")[0].decode()
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        status, *results = function(*arguments)
+        if status != self._driver.CUresult.CUDA_SUCCESS:
+            raise UnsupportedHereError(f"{function.__name__} failed: {status.name}")
+        return results[0] if results else None
+
+    def allocate(self, nbytes: int) -> int:
+        """Device memory, poisoned."""
+        pointer = self._call(self._driver.cuMemAlloc, max(nbytes, 16))
+        self._call(self._driver.cuMemsetD8, pointer, _POISON, max(nbytes, 16))
+        return int(pointer)
+
+    def free(self, pointer: int) -> None:
+        """Gives memory back."""
+        self._call(self._driver.cuMemFree, pointer)
+
+    def upload(self, pointer: int, array: np.ndarray) -> None:
+        """Copies an array to the device."""
+        data = np.ascontiguousarray(array)
+        if data.nbytes:
+            self._call(self._driver.cuMemcpyHtoD, pointer, data.ctypes.data, data.nbytes)
+
+    def download(self, pointer: int, array: np.ndarray) -> np.ndarray:
+        """Bytes of the device, in the shape and type of ``array``."""
+        out = np.empty_like(array)
+        if out.nbytes:
+            self._call(self._driver.cuMemcpyDtoH, out.ctypes.data, pointer, out.nbytes)
+        return out
+
+    def synchronize(self) -> None:
+        """Waits for every copy and launch, of all streams."""
+        self._call(self._driver.cuCtxSynchronize)
+
+    def compiled(self, kernels: Sequence[Kernel]) -> Compiled:
+        """Machine code of these kernels, compiled once."""
+        return self._compiler.compile(kernels, lambda: None)
+
+    def prepare(self, lowerings: Sequence[Lowering]) -> None:
+        """Compiles what these lowerings launch, in parallel."""
+        kernels = [launch.kernel for lowering in lowerings for launch in lowering.launches]
+        missing = [kernel for kernel in kernels if kernel not in self._cubins]
+        compiled = self.compiled(missing)
+        for kernel, entry in compiled.kernels.items():
+            self._cubins[kernel] = compiled.files[entry.cubin]
+            self._registers[kernel] = entry.registers
+
+    def run(
+        self,
+        op: OpSpec,
+        lowering: Lowering,
+        inputs: Mapping[str, np.ndarray],
+        outputs: Mapping[str, np.ndarray],
+        *,
+        queue: Callable[[Pointers], None] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """The outputs by name; poisoned before, with guards around every array.
+
+        ``queue`` runs the launches in another way than :meth:`launch`, and waits for them.
+        AssertionError where a kernel wrote outside of an array, or left a workspace that must
+        stay zero otherwise.
+        """
+        self.prepare([lowering])
+        aliased = dict(op.aliases)
+        sizes = {name: array.nbytes for name, array in inputs.items()}
+        sizes |= {name: a.nbytes for name, a in outputs.items() if name not in aliased}
+        sizes |= {w.name: w.nbytes for w in lowering.workspaces}
+        blocks = {name: self.allocate(size + 3 * _GUARD_BYTES) for name, size in sizes.items()}
+        place = {name: block + _GUARD_BYTES for name, block in blocks.items()}
+        place |= {name: place[aliased[name]] for name in outputs if name in aliased}
+        try:
+            for name, array in inputs.items():
+                self.upload(place[name], array)
+            for workspace in lowering.workspaces:
+                if workspace.zeroed and workspace.nbytes:
+                    self._call(self._driver.cuMemsetD8, place[workspace.name], 0, workspace.nbytes)
+            self._call(self._driver.cuCtxSynchronize)
+            if queue is None:
+                self.launch(lowering, place)
+            else:
+                queue(place)
+            self._call(self._driver.cuStreamSynchronize, self.stream)
+            self._check_guards(op.name, sizes, blocks)
+            for workspace in lowering.workspaces:
+                if workspace.zeroed:
+                    left = self.download(
+                        place[workspace.name], np.empty(workspace.nbytes, np.uint8)
+                    )
+                    assert not left.any(), f"{op.name}: {workspace.name} was not left zero"
+            return {name: self.download(place[name], array) for name, array in outputs.items()}
+        finally:
+            for block in blocks.values():
+                self.free(block)
+
+    def _check_guards(self, op: str, sizes: Mapping[str, int], blocks: Pointers) -> None:
+        for name, size in sizes.items():
+            guard = np.empty(_GUARD_BYTES, np.uint8)
+            before = self.download(blocks[name], guard)
+            after = self.download(blocks[name] + _GUARD_BYTES + size, guard)
+            intact = (before == _POISON).all() and (after == _POISON).all()
+            assert intact, f"{op}: a kernel wrote outside of {name}"
+
+    def launch(self, lowering: Lowering, place: Pointers, *, programmatic: bool = True) -> None:
+        """Queues every launch; a name without a place is an absent tensor.
+
+        One that reads early starts early behind any other: nobody writes inputs meanwhile.
+        """
+        for launch in lowering.launches:
+            self._launch(launch, place, programmatic=programmatic and launch.programmatic)
+
+    def time_s(
+        self,
+        work: Sequence[tuple[Lowering, Pointers]],
+        *,
+        programmatic: bool = True,
+        replays: int = 20,
+    ) -> float:
+        """Median seconds of all of ``work``, in order, as one CUDA graph."""
+        driver = self._driver
+        self.prepare([lowering for lowering, _ in work])
+        for lowering, place in work[:1]:
+            self.launch(lowering, place, programmatic=False)
+        self._call(driver.cuStreamSynchronize, self.stream)
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self._call(driver.cuStreamBeginCapture, self.stream, mode)
+        for lowering, place in work:
+            self.launch(lowering, place, programmatic=programmatic)
+        graph = self._call(driver.cuStreamEndCapture, self.stream)
+        replayed = self._call(driver.cuGraphInstantiate, graph, 0)
+        begin, end = (self._call(driver.cuEventCreate, 0) for _ in range(2))
+        times = []
+        for _ in range(replays + 2):
+            self._call(driver.cuEventRecord, begin, self.stream)
+            self._call(driver.cuGraphLaunch, replayed, self.stream)
+            self._call(driver.cuEventRecord, end, self.stream)
+            self._call(driver.cuEventSynchronize, end)
+            times.append(self._call(driver.cuEventElapsedTime, begin, end) * 1e-3)
+        self._call(driver.cuGraphExecDestroy, replayed)
+        self._call(driver.cuGraphDestroy, graph)
+        return float(np.median(times[2:]))
+
+    def _function(self, launch: OpLaunch) -> Any:
+        driver, kernel = self._driver, launch.kernel
+        if kernel not in self._functions:
+            module = self._call(driver.cuModuleLoadData, self._cubins[kernel])
+            self._functions[kernel] = self._call(
+                driver.cuModuleGetFunction, module, kernel.entry.encode()
+            )
+        function = self._functions[kernel]
+        carveout = shared_carveout(launch.shared_bytes, self._registers[kernel], launch.block)
+        for kind, value in shared_attributes(driver, launch.shared_bytes, carveout):
+            self._call(driver.cuFuncSetAttribute, function, kind, value)
+        return function
+
+    def _launch(self, launch: OpLaunch, place: Pointers, *, programmatic: bool) -> None:
+        driver = self._driver
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
+        config.sharedMemBytes = launch.shared_bytes
+        config.hStream = self.stream
+        if programmatic:
+            attribute = driver.CUlaunchAttribute()
+            ids = driver.CUlaunchAttributeID
+            attribute.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        values: list[int | float] = []
+        types: list[type[Any]] = []
+        for argument in launch.arguments:
+            if argument is None or isinstance(argument, str):
+                values.append(0 if argument is None else place.get(argument, 0))
+                types.append(ctypes.c_void_p)
+            else:
+                values.append(argument)
+                types.append(ctypes.c_float if isinstance(argument, float) else ctypes.c_int32)
+        function = self._function(launch)
+        self._call(driver.cuLaunchKernelEx, config, function, (tuple(values), tuple(types)), 0)

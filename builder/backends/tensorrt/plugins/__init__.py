@@ -1,0 +1,1 @@
+"""TensorRT engines whose nodes launch the CUDA kernels."""

@@ -1,0 +1,90 @@
+"""A fused graph as TensorRT's parser takes it: ops become plugin nodes, weights become inputs.
+
+The parser asks its built-in importers by an op's name first, then the model's functions, and only
+then the plugins: functions go, and plugins have names of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import onnx_ir as ir
+from onnx_graphsurgeon.logger import G_LOGGER
+
+from specbuild.builder.graph.export import OPSET
+from specbuild.builder.graph.passes.portable import portable_bytes
+from specbuild.runtime.executors.tensorrt.plugin_record import (
+    NAMESPACE,
+    PluginRecord,
+    wire_dtype,
+    wire_shape,
+    write_fields,
+)
+
+# What the parser reads of a plugin node beside the fields.
+VERSION_ATTRIBUTE, NAMESPACE_ATTRIBUTE = "plugin_version", "plugin_namespace"
+_TYPES = {
+    "bfloat16": onnx.TensorProto.BFLOAT16,
+    "float32": np.dtype(np.float32),
+    "int32": np.dtype(np.int32),
+}
+_STORED = {
+    onnx.TensorProto.BFLOAT16: "bfloat16",
+    np.dtype(np.float32): "float32",
+    np.dtype(np.int32): "int32",
+    np.dtype(np.uint8): "uint8",
+}
+Carried = tuple[PluginRecord, dict[str, bytes]]
+
+
+def plugin_graph(
+    model: ir.Model, plugins: Sequence[Carried], fixed: Mapping[str, int]
+) -> onnx.ModelProto:
+    """The graph whose nodes are plugins: ``plugins`` has one for each node, in order.
+
+    ``fixed`` gives axes that have one size in all profiles. A weight becomes an input of its name,
+    which the runtime binds to where the weight lies on the device: nothing of it is in the engine.
+    """
+    G_LOGGER.severity = G_LOGGER.ERROR  # it warns of numpy's lack of bf16
+    graph = gs.import_onnx(onnx.load_model_from_string(portable_bytes(model)))
+    graph.functions.clear()
+    if len(graph.nodes) != len(plugins):
+        raise AssertionError(f"{len(graph.nodes)} nodes, {len(plugins)} plugins")
+    for node, carried in zip(graph.nodes, plugins, strict=True):
+        _become_plugin(node, carried)
+    for tensor in graph.tensors().values():
+        if isinstance(tensor, gs.Constant):
+            graph.inputs.append(_as_input(tensor))
+        elif tensor.shape is not None:
+            tensor.shape = [fixed.get(size, size) for size in tensor.shape]
+    graph.toposort()
+    exported = gs.export_onnx(graph)
+    if not any(entry.domain == "" for entry in exported.opset_import):
+        # A graph of plugins alone imports no standard op; the parser still wants the set.
+        exported.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+    return exported
+
+
+def _become_plugin(node: gs.Node, carried: Carried) -> None:
+    record, cubins = carried
+    if node.op != record.op:
+        raise AssertionError(f"a {node.op} node was given the fields of {record.op}")
+    fields = write_fields(record, cubins)
+    node.op, node.domain = record.name, NAMESPACE
+    node.inputs = [tensor for tensor in node.inputs if not tensor.is_empty()]
+    node.attrs = {
+        VERSION_ATTRIBUTE: record.plugin_version,
+        NAMESPACE_ATTRIBUTE: NAMESPACE,
+        **{name: data.decode() for name, data in fields.items()},
+    }
+
+
+def _as_input(constant: gs.Constant) -> gs.Variable:
+    dtype = _STORED[constant.dtype]
+    shape = wire_shape(dtype, constant.shape)
+    variable = constant.to_variable(_TYPES[wire_dtype(dtype)], list(shape))
+    variable.type = "tensor_type"  # which to_variable leaves out
+    return variable

@@ -1,0 +1,1 @@
+"""TensorRT-RTX engines of standard ops alone."""

@@ -1,0 +1,1 @@
+"""The engine directory as a build settles and writes it."""

@@ -1,0 +1,122 @@
+"""What a finished build says of itself in ``manifest.json``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
+from specbuild.builder.engine.shared_weights import stored_names
+from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.tensorrt_plans import BuiltPlans
+from specbuild.builder.engine.writer import SAFETENSORS_DTYPES
+from specbuild.builder.families.eagle3.checkpoint import DraftCheckpoint
+from specbuild.builder.graph.passes.weights import Recipe, recipe_of
+from specbuild.builder.options import BuildOptions
+from specbuild.runtime import FORMAT_VERSION
+from specbuild.runtime.engine_dir.manifest import Manifest, Port, Role, StoredFile, StoredTensor
+
+# Where a build reads and writes says nothing of the engine, and paths do not belong in it.
+_PATHS = ("model", "draft", "output", "tactics", "dump_passes", "timing_cache")
+_UNRECORDED = (*_PATHS, "backend", "gpu", "tuned_only", "force")
+
+
+@dataclass(frozen=True)
+class BuiltParts:
+    """What a build has settled by the time that its manifest is written.
+
+    ``models`` are the graphs that the engine holds, by role; ``device`` is what it runs on;
+    ``plans`` stands for TensorRT's engines, which take the place of the graphs.
+    """
+
+    target: TargetCheckpoint
+    draft: DraftCheckpoint | None
+    plan: EnginePlan
+    models: Mapping[str, ir.Model]
+    weights: Mapping[str, Recipe]
+    warnings: tuple[str, ...]
+    device: str
+    plans: BuiltPlans | None = None
+
+
+def graph_file(role: str) -> str:
+    """Where a role's graph stands in the directory."""
+    return f"graphs/{role}.onnx"
+
+
+def engine_manifest(
+    options: BuildOptions, parts: BuiltParts, files: dict[str, StoredFile]
+) -> Manifest:
+    """The manifest of an engine whose other files are all written."""
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        specbuild_version=importlib.metadata.version("specbuild"),
+        backend=options.backend,
+        device=parts.device,
+        target=parts.target.geometry,
+        draft=parts.draft.geometry if parts.draft else None,
+        limits=parts.plan.limits,
+        draft_default=parts.plan.draft_default,
+        cache_groups=parts.plan.groups,
+        roles={
+            **{role: _role(role, model, parts.plans) for role, model in parts.models.items()},
+            **({} if parts.plans is None else parts.plans.described),
+        },
+        tensors=_stored(parts.weights),
+        options=_recorded(options),
+        warnings=parts.warnings,
+        files=files,
+        specpv=parts.plan.specpv,
+        replaced=parts.target.replaced,
+        dsa=parts.plan.dsa,
+        tensorrt=None if parts.plans is None else parts.plans.build,
+    )
+
+
+def _recorded(options: BuildOptions) -> dict[str, Any]:
+    return {name: value for name, value in asdict(options).items() if name not in _UNRECORDED}
+
+
+def _stored(weights: Mapping[str, Recipe]) -> dict[str, StoredTensor]:
+    names = stored_names(weights)
+    return {
+        name: StoredTensor(
+            dtype=SAFETENSORS_DTYPES[str(recipe.dtype)],
+            shape=recipe.shape,
+            sources=recipe.sources,
+            same_as=None if names[name] == name else names[name],
+        )
+        for name, recipe in weights.items()
+    }
+
+
+def _role(role: str, model: ir.Model, plans: BuiltPlans | None) -> Role:
+    graph, plan = model.graph, None if plans is None else plans.roles[role]
+    counts = Counter(
+        f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in graph
+    )
+    return Role(
+        file=graph_file(role) if plan is None else plan.file,
+        inputs=tuple(map(port_of, graph.inputs)),
+        outputs=tuple(map(port_of, graph.outputs)),
+        tensors=_weights(graph) if plan is None else plan.tensors,
+        ops=dict(sorted(counts.items())),
+        profiles=() if plan is None else plan.profiles,
+        layers={} if plan is None else plan.layers,
+    )
+
+
+def _weights(graph: ir.Graph) -> tuple[str, ...]:
+    return tuple(n for n, value in graph.initializers.items() if recipe_of(value) is not None)
+
+
+def port_of(value: ir.Value) -> Port:
+    """A graph's input or output as the manifest lists it."""
+    assert value.name is not None and value.dtype is not None and value.shape is not None
+    shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
+    return Port(value.name, value.dtype.numpy().name, shape)

@@ -1,0 +1,67 @@
+"""Replaces files of an engine; at every moment its name is a whole engine, old or new."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from specbuild.builder.durable import fsync, put_in_place, staging_folder, write_bytes
+from specbuild.builder.engine.writer import json_bytes
+from specbuild.runtime.engine_dir.files import (
+    check_sizes,
+    file_entry,
+    manifest_digest,
+    read_manifest,
+)
+from specbuild.runtime.engine_dir.manifest import MANIFEST_FILE, MANIFEST_HASH_FILE
+from specbuild.runtime.errors import SpecbuildError
+
+
+def rewrite_engine(engine: Path, files: Mapping[str, bytes], removed: Collection[str] = ()) -> None:
+    """Writes ``files`` and leaves out ``removed``; the rest, weights included, is not copied.
+
+    Files that stay are hard links of the old ones, where the file system has them. Raises
+    SpecbuildError where the directory cannot be written; the engine is then what it was.
+    """
+    engine = engine.resolve()
+    manifest = read_manifest(engine)
+    kept = set(manifest.files) - set(files) - set(removed)
+    try:
+        staging = staging_folder(engine)
+    except OSError as error:
+        raise SpecbuildError(
+            f"{engine.parent} cannot be written ({error.strerror}), where the new engine is put "
+            "together; copy the engine to another place"
+        ) from error
+    try:
+        for name in sorted(kept):
+            _link(engine / name, staging / name)
+        for name, data in files.items():
+            write_bytes(staging / name, data)
+        entries = {name: manifest.files[name] for name in kept}
+        entries |= {name: file_entry(staging / name, chunked=False) for name in files}
+        data = json_bytes(replace(manifest, files=dict(sorted(entries.items()))))
+        write_bytes(staging / MANIFEST_FILE, data)
+        write_bytes(staging / MANIFEST_HASH_FILE, manifest_digest(data).encode())
+        check_sizes(staging, read_manifest(staging))
+        shutil.copymode(engine, staging)
+        put_in_place(staging, engine)
+    except OSError as error:
+        raise SpecbuildError(
+            f"{engine} cannot be rewritten ({error.strerror}); free some space or copy it to "
+            "another place"
+        ) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+        fsync(target)

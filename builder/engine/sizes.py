@@ -1,0 +1,365 @@
+"""What an engine is built for: limits, the default draft shape, and the cache groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from specbuild.builder.engine.dsa import dsa_of
+from specbuild.builder.engine.specpv import PAGE_SIZE as SPECPV_PAGE_SIZE
+from specbuild.builder.engine.specpv import require_turns, specpv_of
+from specbuild.builder.options import BuildOptions
+from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
+from specbuild.runtime.cache.layout import KV_DTYPE, MIN_PAGE_SIZE
+from specbuild.runtime.engine_dir.cache_groups import (
+    DRAFT_GROUP,
+    FP8_DTYPE,
+    FULL_GROUP,
+    LATENT_GROUP,
+    pages_per_sequence,
+)
+from specbuild.runtime.engine_dir.manifest import (
+    INDEXER_GROUP,
+    CacheGroup,
+    DraftGeometry,
+    DraftShape,
+    Dsa,
+    IndexerGeometry,
+    Limits,
+    SpecPv,
+    TargetGeometry,
+)
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.lossy.specpv.state import ViewGeometry, choosing_group
+
+DEFAULT_MAX_SEQ_LEN = 4096
+# A prompt of one token, and one more.
+LEAST_SEQ_LEN = 2
+DEFAULT_MAX_BATCH_SIZE = 4
+# What a tree may grow to where only some of its sizes are asked for.
+DEFAULT_TREE_LIMITS = DraftShape(draft_top_k=8, draft_depth=8, draft_tokens=60)
+# A chain of three: what pays for a deep, narrow target; a run adapts it to what it sees.
+DEFAULT_DRAFT_SHAPE = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
+# Backends that launch the CUDA kernels.
+KERNEL_BACKENDS = ("cuda", "tensorrt")
+# Rows of a launch up to which CUDA kernels are batch-invariant.
+MAX_DECODE_ROWS = 256
+
+
+@dataclass(frozen=True)
+class BackendSizes:
+    """What a backend chooses where nothing is asked for, and how it keeps its caches."""
+
+    page_size: int
+    draft_limits: DraftShape
+    prefill_rows: int
+    cache_dtype: str
+    pool_axes: tuple[str, ...]
+
+
+BACKEND_SIZES = {
+    "cpu": BackendSizes(16, DEFAULT_TREE_LIMITS, 256, "float32", POOL_BODY_AXES),
+    # On a GPU every verified row reads more experts: short chains.
+    "cuda": BackendSizes(64, DraftShape(1, 4, 4), 2048, KV_DTYPE, POOL_AXES),
+    "tensorrt": BackendSizes(64, DraftShape(1, 4, 4), 2048, KV_DTYPE, POOL_AXES),
+    # Attention's mask has an entry for every head, row and key: shorter chunks.
+    "tensorrt-rtx": BackendSizes(64, DraftShape(1, 4, 4), 256, KV_DTYPE, POOL_BODY_AXES),
+}
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """The sizes of an engine, all settled."""
+
+    limits: Limits
+    draft_default: DraftShape | None
+    groups: tuple[CacheGroup, ...]
+    specpv: SpecPv | None = None
+    dsa: Dsa | None = None
+
+    def group_of_layer(self, target: TargetGeometry) -> tuple[int, ...]:
+        """For every target layer, the index of its keys' and values' group in ``target_groups``."""
+        beside = (DRAFT_GROUP, INDEXER_GROUP)
+        return tuple(
+            next(i for i, g in enumerate(self.groups) if g.name not in beside and layer in g.layers)
+            for layer in range(target.layers)
+        )
+
+    @property
+    def indexer_group(self) -> CacheGroup | None:
+        """The group of the indexers' keys, None without DSA."""
+        return next((g for g in self.groups if g.name == INDEXER_GROUP), None)
+
+    @property
+    def views(self) -> ViewGeometry | None:
+        """The sizes of SpecPV's views, None without."""
+        if self.specpv is None:
+            return None
+        page_size = self.choosing_group.page_size
+        return ViewGeometry(self.specpv, page_size, deepest=self.limits.draft_depth + 1)
+
+    @property
+    def choosing_group(self) -> CacheGroup:
+        """The group whose keys SpecPV chooses blocks by; only with SpecPV."""
+        assert self.specpv is not None
+        name = choosing_group(self.specpv)
+        return next(group for group in self.groups if group.name == name)
+
+    @property
+    def target_groups(self) -> tuple[CacheGroup, ...]:
+        """The groups that the target's launches take."""
+        return tuple(group for group in self.groups if group.name != DRAFT_GROUP)
+
+
+def windowed_draft(draft: DraftGeometry, options: BuildOptions) -> DraftGeometry:
+    """The draft with ``--draft-window`` on its own attention, where that is asked for.
+
+    A window changes what the draft proposes, never the output.
+    """
+    if options.draft_window is None:
+        return draft
+    if draft.sliding_window and draft.sliding_window < options.draft_window:
+        raise SpecbuildError(
+            f"--draft-window {options.draft_window} is wider than the draft's own window of "
+            f"{draft.sliding_window}; leave it out or ask for less"
+        )
+    return replace(draft, sliding_window=options.draft_window)
+
+
+def context_warnings(draft: DraftGeometry, limits: Limits) -> tuple[str, ...]:
+    """A draft that is asked for positions beyond those it was trained on loses its acceptance."""
+    trained = draft.max_positions
+    if trained is None or limits.max_seq_len <= trained or 0 < draft.sliding_window <= trained:
+        return ()
+    return (
+        f"draft: trained on {trained} positions, the engine allows {limits.max_seq_len}; beyond "
+        f"them fewer drafts are accepted (--draft-window {trained} keeps its attention within)",
+    )
+
+
+def candidate_pool(shape: DraftShape) -> int:
+    """How many candidates a dynamic tree of this shape drafts: K + (D − 1)·K²."""
+    return shape.draft_top_k + (shape.draft_depth - 1) * shape.draft_top_k**2
+
+
+def plan_engine(
+    options: BuildOptions, target: TargetGeometry, draft: DraftGeometry | None
+) -> EnginePlan:
+    """Settles every size; SpecbuildError names an option that is out of range, with the numbers."""
+    for name in ("max_seq_len", "max_batch_size", "page_size", "draft_window"):
+        _require_positive(name, getattr(options, name))
+    max_seq_len = options.max_seq_len or min(target.max_positions, DEFAULT_MAX_SEQ_LEN)
+    if max_seq_len < LEAST_SEQ_LEN:
+        raise SpecbuildError(
+            f"--max-seq-len {max_seq_len} has no room for a prompt and an output of one token "
+            f"each; ask for {LEAST_SEQ_LEN} to {target.max_positions}"
+        )
+    if max_seq_len > target.max_positions:
+        raise SpecbuildError(
+            f"--max-seq-len {max_seq_len} exceeds the model's {target.max_positions} positions; "
+            f"ask for at most {target.max_positions}"
+        )
+    batch = options.max_batch_size or DEFAULT_MAX_BATCH_SIZE
+    sizes = BACKEND_SIZES[options.backend]
+    usual = SPECPV_PAGE_SIZE if options.enable_specpv else sizes.page_size
+    page_size = options.page_size or usual
+    shape, default = _draft_shapes(options, draft, max_seq_len)
+    if options.backend in KERNEL_BACKENDS:
+        _require_cuda_sizes(batch, page_size, shape)
+    if shape.draft_tokens >= max_seq_len:
+        raise SpecbuildError(
+            f"a draft of {shape.draft_tokens} tokens does not fit a sequence of {max_seq_len}; "
+            "raise --max-seq-len or ask for fewer --draft-tokens"
+        )
+    specpv = specpv_of(options, target, shape, page_size=page_size, max_seq_len=max_seq_len)
+    if specpv is not None and options.backend in KERNEL_BACKENDS:
+        bucket = 1 << (batch - 1).bit_length()
+        require_turns(specpv, shape, batch=bucket, most_rows=MAX_DECODE_ROWS)
+    fed_again = 0 if specpv is None else specpv.n_spec_tokens_buf
+    rows = max(sizes.prefill_rows, batch * (fed_again + shape.draft_tokens + 1))
+    limits = Limits(
+        max_seq_len=max_seq_len,
+        max_batch_size=batch,
+        max_rows=rows,
+        draft_top_k=shape.draft_top_k,
+        draft_depth=shape.draft_depth,
+        draft_tokens=shape.draft_tokens,
+    )
+    groups = _target_groups(target, page_size, sizes)
+    dsa = dsa_of(options, target, shape, max_seq_len=max_seq_len)
+    if target.indexer is not None:
+        group = _indexer_group(target, target.indexer, page_size, sizes)
+        if dsa is not None and dsa.key_dtype == "fp8" and group.dtype == KV_DTYPE:
+            group = replace(group, dtype=FP8_DTYPE)
+        groups.append(group)
+    if draft is not None:
+        window = draft.sliding_window
+        groups.append(
+            _group(DRAFT_GROUP, (0,), draft, window=window, page_size=page_size, sizes=sizes)
+        )
+    return with_limits(EnginePlan(limits, default, tuple(groups), specpv, dsa), limits)
+
+
+def _require_cuda_sizes(batch: int, page_size: int, shape: DraftShape) -> None:
+    if page_size < MIN_PAGE_SIZE or page_size & (page_size - 1):
+        raise SpecbuildError(
+            f"--page-size {page_size}: CUDA kernels take powers of two from {MIN_PAGE_SIZE} on"
+        )
+    for option, rows in (("max-batch-size", batch), ("draft-tokens", shape.draft_tokens + 1)):
+        if rows > MAX_DECODE_ROWS:
+            raise SpecbuildError(
+                f"--{option} {rows if option == 'max-batch-size' else rows - 1}: a step of a CUDA "
+                f"engine has at most {MAX_DECODE_ROWS} rows; ask for less"
+            )
+
+
+def with_limits(plan: EnginePlan, limits: Limits) -> EnginePlan:
+    """The plan under these limits; its caches hold what they ask for."""
+    return replace(
+        plan, limits=limits, groups=tuple(_with_pages(group, limits) for group in plan.groups)
+    )
+
+
+def _require_positive(name: str, value: int | None) -> None:
+    if value is not None and value <= 0:
+        raise SpecbuildError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
+
+
+def _draft_shapes(
+    options: BuildOptions, draft: DraftGeometry | None, max_seq_len: int
+) -> tuple[DraftShape, DraftShape | None]:
+    names = ("draft_top_k", "draft_depth", "draft_tokens", "draft_window")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    for name, value in given.items():
+        _require_positive(name, value)
+    if draft is None:
+        if given:
+            raise SpecbuildError(
+                f"--{next(iter(given)).replace('_', '-')} needs a draft; give one with --draft"
+            )
+        return DraftShape(0, 0, 0), None
+    given.pop("draft_window", None)
+    most_children = min(DEFAULT_TREE_LIMITS.draft_top_k, draft.vocab)
+    if not given:
+        return _default_shapes(BACKEND_SIZES[options.backend], most_children, max_seq_len)
+    top_k = given.get("draft_top_k", most_children)
+    usual_depth = DEFAULT_TREE_LIMITS.draft_depth
+    if top_k == 1:
+        chain = BACKEND_SIZES[options.backend].draft_limits
+        usual_depth = given.get("draft_tokens", chain.draft_depth)
+    depth = given.get("draft_depth", usual_depth)
+    if top_k > draft.vocab:
+        raise SpecbuildError(
+            f"--draft-top-k {top_k} exceeds the draft's vocabulary of {draft.vocab}"
+        )
+    pool = candidate_pool(DraftShape(top_k, depth, 0))
+    tokens = given.get("draft_tokens", min(pool, DEFAULT_TREE_LIMITS.draft_tokens))
+    if tokens > pool:
+        raise SpecbuildError(
+            f"--draft-tokens {tokens} exceeds the candidate pool of {pool} that top-k {top_k} and "
+            f"depth {depth} draft (K + (D-1)*K*K); ask for at most {pool}"
+        )
+    shape = _largest_draft(top_k, depth, tokens)
+    return shape, shape
+
+
+def _default_shapes(
+    sizes: BackendSizes, most_children: int, max_seq_len: int
+) -> tuple[DraftShape, DraftShape]:
+    """Limits and default without draft options, within the vocabulary and the context."""
+    fitting = max(max_seq_len - 1, 1)
+    limits = sizes.draft_limits
+    top_k = min(limits.draft_top_k, most_children)
+    pool = candidate_pool(replace(limits, draft_top_k=top_k))
+    tokens = min(limits.draft_tokens, pool, fitting)
+    chain = min(DEFAULT_DRAFT_SHAPE.draft_depth, tokens)
+    return (
+        _largest_draft(top_k, limits.draft_depth, tokens),
+        DraftShape(draft_top_k=1, draft_depth=chain, draft_tokens=chain),
+    )
+
+
+def _largest_draft(top_k: int, depth: int, tokens: int) -> DraftShape:
+    """A chain has no more levels than tokens: nothing would verify them."""
+    return DraftShape(top_k, min(depth, tokens) if top_k == 1 else depth, tokens)
+
+
+def _target_groups(target: TargetGeometry, page_size: int, sizes: BackendSizes) -> list[CacheGroup]:
+    groups = []
+    dims = target.latent_dims or (0,) * target.layers
+    for name, layer_type in ((FULL_GROUP, "full_attention"), ("sliding", "sliding_attention")):
+        window = target.sliding_window if name == "sliding" else 0
+        layers = [i for i, kind in enumerate(target.layer_types) if kind == layer_type]
+        plain = tuple(i for i in layers if not dims[i])
+        latent = tuple(i for i in layers if dims[i])
+        if plain:
+            groups.append(
+                _group(name, plain, target, window=window, page_size=page_size, sizes=sizes)
+            )
+        if latent:
+            group = _group(name, latent, target, window=window, page_size=page_size, sizes=sizes)
+            groups.append(_latent_group(group, tuple(dims[i] for i in latent)))
+    return groups
+
+
+def _latent_group(group: CacheGroup, widths: tuple[int, ...]) -> CacheGroup:
+    """The group with one pool a layer, of these widths: ``latent``, or ``latent_sliding``."""
+    widest = max(widths)
+    return replace(
+        group,
+        name=f"{LATENT_GROUP}_sliding" if group.window else LATENT_GROUP,
+        kv_heads=1,
+        k_width=widest,
+        v_width=widest,
+        latent_widths=widths,
+    )
+
+
+def _indexer_group(
+    target: TargetGeometry, indexer: IndexerGeometry, page_size: int, sizes: BackendSizes
+) -> CacheGroup:
+    """One key of an indexer a token and layer; its pages live as long as the layer's own."""
+    group = _group(
+        INDEXER_GROUP, indexer.layers, target, window=0, page_size=page_size, sizes=sizes
+    )
+    return replace(
+        group,
+        kv_heads=1,
+        k_width=indexer.width,
+        v_width=indexer.width,
+        latent_widths=(indexer.width,) * len(indexer.layers),
+    )
+
+
+def _group(
+    name: str,
+    layers: tuple[int, ...],
+    model: TargetGeometry | DraftGeometry,
+    *,
+    window: int,
+    page_size: int,
+    sizes: BackendSizes,
+) -> CacheGroup:
+    return CacheGroup(
+        name=name,
+        layers=layers,
+        kv_heads=model.kv_heads,
+        k_width=model.head_dim,
+        v_width=model.head_dim,
+        page_size=page_size,
+        pages=0,
+        window=window,
+        dtype=sizes.cache_dtype,
+        pool_axes=sizes.pool_axes,
+    )
+
+
+def _with_pages(group: CacheGroup, limits: Limits) -> CacheGroup:
+    """The group with pages for every sequence at its longest, and page 0."""
+    per_sequence = pages_per_sequence(
+        group.name,
+        limits,
+        tokens=limits.max_seq_len,
+        page_size=group.page_size,
+        window=group.window,
+    )
+    return replace(group, pages=limits.max_batch_size * per_sequence + 1)

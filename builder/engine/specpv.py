@@ -1,0 +1,164 @@
+"""SpecPV as a build is asked for it: defaults, and everything that must hold of the numbers."""
+
+from __future__ import annotations
+
+from specbuild.builder.options import BuildOptions
+from specbuild.runtime.engine_dir.manifest import DraftShape, SpecPv, TargetGeometry
+from specbuild.runtime.errors import SpecbuildError
+
+DEFAULTS = SpecPv(
+    block_size=16,
+    n_sink_blocks=2,
+    n_retrieval_blocks=256,
+    n_window_blocks=8,
+    n_spec_tokens_buf=64,
+    partial_threshold=4096,
+    full_refresh_interval=32,
+)
+PAGE_SIZE = 16
+_PREFIX = "specpv_"
+_NAMES = tuple(DEFAULTS.__dataclass_fields__)
+_MAY_BE_ZERO = ("full_refresh_interval", "partial_threshold")
+
+
+def specpv_of(
+    options: BuildOptions,
+    target: TargetGeometry,
+    shape: DraftShape,
+    *,
+    page_size: int,
+    max_seq_len: int,
+) -> SpecPv | None:
+    """What the options ask for, None without ``--specpv``; SpecbuildError with the numbers."""
+    given = {name: getattr(options, _PREFIX + name) for name in _NAMES}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not options.enable_specpv:
+        if given:
+            raise SpecbuildError(f"{_option(next(iter(given)))} needs --specpv; add it")
+        return None
+    margin = shape.draft_depth + 1
+    needed = shape.draft_tokens + 1 + margin
+    roomy = max(DEFAULTS.n_spec_tokens_buf, needed + 3 * margin)
+    chosen = {name: getattr(DEFAULTS, name) for name in _NAMES}
+    config = SpecPv(**{**chosen, "n_spec_tokens_buf": roomy, **given})
+    _check_sizes(config)
+    if "full_attention" not in target.layer_types:
+        raise SpecbuildError("--specpv: the model has no full-attention layer; build without it")
+    if config.score == "indexer":
+        _check_indexers(target)
+    else:
+        _check_latents(target)
+    if options.backend == "cuda":
+        _check_forms(target)
+    if config.block_size % page_size:
+        raise SpecbuildError(
+            f"--specpv-block-size {config.block_size} is no multiple of the page size {page_size}; "
+            "a view is a table of pages: choose a --page-size that divides it"
+        )
+    if config.n_spec_tokens_buf < needed:
+        raise SpecbuildError(
+            f"--specpv-n-spec-tokens-buf {config.n_spec_tokens_buf} is too small: the draft's "
+            f"{shape.draft_tokens} tokens, the root and a margin of {margin} (draft depth + 1) "
+            f"need {needed}; raise it or lower --draft-tokens"
+        )
+    _check_threshold(config, max_seq_len)
+    return config
+
+
+def require_turns(config: SpecPv, shape: DraftShape, *, batch: int, most_rows: int) -> None:
+    """SpecbuildError where sequences of a CUDA engine cannot take their full steps in turn.
+
+    A step has ``most_rows`` rows at most, the trees of ``batch`` sequences among them; what is left
+    bounds how many feed their buffers again at once, and so how early the others must.
+    """
+    buffer, deepest = config.n_spec_tokens_buf, shape.draft_depth + 1
+    left = most_rows - batch * (shape.draft_tokens + 1)
+    if left < buffer:
+        raise SpecbuildError(
+            f"--specpv-n-spec-tokens-buf {buffer}: a step has at most {most_rows} rows, of which "
+            f"{batch} sequences with trees of {shape.draft_tokens + 1} leave {left}; lower it, "
+            "--max-batch-size or --draft-tokens"
+        )
+    at_once = left // buffer
+    turns = -(-batch // at_once)
+    needed = shape.draft_tokens + 1 + (turns + 1) * deepest
+    if buffer < needed:
+        raise SpecbuildError(
+            f"--specpv-n-spec-tokens-buf {buffer} is too small for {batch} sequences: {at_once} at "
+            f"a time have room for a full step, so that tokens of {turns + 1} more steps must fit "
+            f"a buffer, {needed} in all; raise it or lower --max-batch-size"
+        )
+
+
+def _check_sizes(config: SpecPv) -> None:
+    for name in _NAMES:
+        value = getattr(config, name)
+        least = 0 if name in _MAY_BE_ZERO else 1
+        if isinstance(value, int) and value < least:
+            raise SpecbuildError(f"{_option(name)} is {value}; it must be at least {least}")
+
+
+def _check_forms(target: TargetGeometry) -> None:
+    """A CUDA engine's full steps feed rows again to one group with a window and one without."""
+    for kind, named in (
+        ("sliding_attention", "sliding-window"),
+        ("full_attention", "full-attention"),
+    ):
+        layers = zip(target.latent_dims, target.layer_types, strict=False)
+        if len({bool(dim) for dim, of_layer in layers if of_layer == kind}) > 1:
+            raise SpecbuildError(
+                f"--specpv: some {named} layers cache latents (mla_kv.safetensors) and some keys "
+                "and values, CUDA engines take one of the two; retrofit all or none of them, or "
+                "build with --no-mla or without --specpv"
+            )
+
+
+def _check_latents(target: TargetGeometry) -> None:
+    """A window needs no view, so latents of sliding layers are no obstacle."""
+    if target.mla is not None:
+        raise SpecbuildError(
+            f"--specpv: the {target.model_type}'s layers cache latents, and blocks are chosen by "
+            "cached keys; build without --specpv"
+        )
+    latent = [
+        layer
+        for layer, dim in enumerate(target.latent_dims)
+        if dim and target.layer_types[layer] == "full_attention"
+    ]
+    if latent:
+        raise SpecbuildError(
+            f"--specpv: full-attention layers {', '.join(map(str, latent))} cache latents "
+            "(mla_kv.safetensors), and blocks are chosen by cached keys; choose them by indexers "
+            "(--dsa --specpv-score indexer), or build with --no-mla or without --specpv"
+        )
+
+
+def _check_indexers(target: TargetGeometry) -> None:
+    """Where indexers choose the blocks, every layer that sees a view must have one."""
+    full = {i for i, kind in enumerate(target.layer_types) if kind == "full_attention"}
+    indexed = set(target.indexer.layers) if target.indexer else set()
+    missing = sorted(full - indexed)
+    if missing:
+        raise SpecbuildError(
+            f"--specpv-score indexer: full-attention layers {', '.join(map(str, missing))} have no "
+            "indexer in use; add --dsa with indexers for all of them, or take dot or quest"
+        )
+
+
+def _check_threshold(config: SpecPv, max_seq_len: int) -> None:
+    kept = (config.n_sink_blocks + config.n_window_blocks) * config.block_size
+    if config.partial_threshold < kept:
+        raise SpecbuildError(
+            f"--specpv-partial-threshold {config.partial_threshold} lies below the {kept} tokens "
+            f"of {config.n_sink_blocks} sink and {config.n_window_blocks} window blocks of "
+            f"{config.block_size}, which every view holds; raise it"
+        )
+    if config.partial_threshold >= max_seq_len:
+        raise SpecbuildError(
+            f"--specpv-partial-threshold {config.partial_threshold} is never passed: the engine's "
+            f"longest sequence has {max_seq_len} tokens; raise --max-seq-len or lower it"
+        )
+
+
+def _option(name: str) -> str:
+    return f"--{(_PREFIX + name).replace('_', '-')}"

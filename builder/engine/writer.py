@@ -1,0 +1,182 @@
+"""Writes an engine directory: streamed weights, hashed files, one rename at the end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from specbuild.builder.durable import fsync, put_in_place, staging_folder, write_bytes
+from specbuild.builder.engine.shared_weights import stored_once
+from specbuild.builder.graph.passes.weights import Recipe
+from specbuild.builder.progress import Progress
+from specbuild.runtime.engine_dir.files import (
+    file_entry,
+    manifest_digest,
+    read_manifest,
+    verify_files,
+)
+from specbuild.runtime.engine_dir.manifest import (
+    CHUNK_BYTES,
+    MANIFEST_FILE,
+    MANIFEST_HASH_FILE,
+    WEIGHTS_FILE,
+    Manifest,
+    StoredFile,
+)
+from specbuild.runtime.engine_dir.strict_json import to_json
+from specbuild.runtime.errors import SpecbuildError
+
+SAFETENSORS_DTYPES = {
+    "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.int8": "I8",
+    "torch.int32": "I32",
+    "torch.bfloat16": "BF16",
+    "torch.uint8": "U8",
+}
+# Room for graphs, tokenizer and manifest beside the weights, which are known exactly.
+_OTHER_BYTES = 64 << 20
+
+
+class EngineFolder:
+    """A folder that becomes an engine; it remembers the checksum of every byte handed to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._written: dict[str, str] = {}
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes one file."""
+        write_bytes(self.path / name, data)
+        self._written[name] = xxhash.xxh3_128_hexdigest(data)
+
+    def write_weights(self, weights: Mapping[str, Recipe], progress: Progress) -> None:
+        """Writes ``weights`` as safetensors, one tensor in memory at a time, equal ones once."""
+        weights = stored_once(weights)
+        head, size = _weights_header(weights)
+        progress.start("writing weights", size, "B")
+        digest = xxhash.xxh3_128(head)
+        path = self.path / WEIGHTS_FILE
+        with path.open("wb") as file:
+            file.write(head)
+            for recipe in weights.values():
+                data = recipe.checked().contiguous().flatten().view(torch.uint8).numpy().data
+                file.write(data)
+                digest.update(data)
+                progress.advance(recipe.nbytes)
+        fsync(path)
+        self._written[WEIGHTS_FILE] = digest.hexdigest()
+
+    def adopt(self, name: str) -> None:
+        """Takes in a file that another process wrote into the folder."""
+        path = self.path / name
+        digest = xxhash.xxh3_128()
+        with path.open("rb") as file:
+            while block := file.read(CHUNK_BYTES):
+                digest.update(block)
+        fsync(path)
+        self._written[name] = digest.hexdigest()
+
+    def stored_files(self) -> dict[str, StoredFile]:
+        """Size and checksums of every file, read back from the disk.
+
+        Raises SpecbuildError where the disk holds other bytes than were written.
+        """
+        entries = {}
+        for name, digest in sorted(self._written.items()):
+            entries[name] = file_entry(self.path / name, chunked=_chunked(name))
+            if entries[name].xxh3_128 != digest:
+                raise SpecbuildError(
+                    f"{name} reads back other than it was written; the disk is full or faulty"
+                )
+        return entries
+
+    def seal(self, manifest: Manifest) -> None:
+        """Writes the manifest and its hash, then checks the whole directory as a reader would."""
+        data = json_bytes(manifest)
+        write_bytes(self.path / MANIFEST_FILE, data)
+        write_bytes(self.path / MANIFEST_HASH_FILE, manifest_digest(data).encode())
+        verify_files(self.path, read_manifest(self.path))
+
+
+def _chunked(name: str) -> bool:
+    """Large files are checked while they stream in."""
+    return name == WEIGHTS_FILE or name.endswith(".engine")
+
+
+@contextmanager
+def staged_engine(output: Path, *, force: bool) -> Iterator[EngineFolder]:
+    """A temporary sibling of ``output`` that takes its place when the block ends well.
+
+    Whatever goes wrong, ``output`` is what it was before. Raises SpecbuildError where it exists
+    and ``force`` is not given, or is anything but an engine or an empty folder.
+    """
+    require_replaceable(output, force=force)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    staging = staging_folder(output)
+    try:
+        yield EngineFolder(staging)
+        staging.chmod(0o755)
+        require_replaceable(output, force=force)
+        put_in_place(staging, output)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def require_replaceable(output: Path, *, force: bool) -> None:
+    """SpecbuildError where writing an engine at ``output`` would destroy something."""
+    if not output.exists():
+        return
+    if not force:
+        raise SpecbuildError(f"{output} exists; remove it or pass --force")
+    empty = output.is_dir() and not any(output.iterdir())
+    if not empty and not (output / MANIFEST_FILE).is_file():
+        raise SpecbuildError(
+            f"{output} exists and is no engine; --force replaces engines only, choose another place"
+        )
+
+
+def json_bytes(data: Any) -> bytes:
+    """JSON that is the same for the same data."""
+    return (json.dumps(to_json(data), indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def weight_bytes(weights: Mapping[str, Recipe]) -> int:
+    """What the weights will take on disk, before anything is made."""
+    return sum(recipe.nbytes for recipe in stored_once(weights).values())
+
+
+def require_space(folder: Path, weights: int) -> None:
+    """SpecbuildError with the numbers where the disk cannot hold the engine."""
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < weights + _OTHER_BYTES:
+        raise SpecbuildError(
+            f"{folder}: {free / 1e9:.2f} GB free, the engine needs {weights / 1e9:.2f} GB; "
+            "free some space or choose another --output"
+        )
+
+
+def _weights_header(weights: Mapping[str, Recipe]) -> tuple[bytes, int]:
+    """The safetensors header, its length in front, and the bytes of data that follow it."""
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, recipe in weights.items():
+        header[name] = {
+            "dtype": SAFETENSORS_DTYPES[str(recipe.dtype)],
+            "shape": list(recipe.shape),
+            "data_offsets": [offset, offset + recipe.nbytes],
+        }
+        offset += recipe.nbytes
+    head = json.dumps(header, separators=(",", ":")).encode()
+    # Data that starts at a multiple of 64 bytes can be mapped and used where it lies.
+    head += b" " * (-(len(head) + 8) % 64)
+    return len(head).to_bytes(8, "little") + head, offset

@@ -1,0 +1,1 @@
+"""Model families: a folder each, and what they are made of."""

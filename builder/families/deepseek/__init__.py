@@ -1,0 +1,1 @@
+"""DeepSeek: latent attention, and a dense MLP before routed experts."""

@@ -1,0 +1,214 @@
+"""MLA with decoupled RoPE (DeepSeek-V2, arXiv 2405.04434), under Hugging Face's tensor names.
+
+The cache entry of a token is ``[c | r]``: the normed latent c [kv_lora_rank] and one rotated key r
+[rope_dim] that all heads share. Head h scores ``q_h · W_uk,h c + p_h · r`` and its value is
+``W_uv,h c``; ``kv_b_proj`` holds ``[W_uk,h; W_uv,h]``. Three forms of that are here as executable
+definitions, and :meth:`MlaAttention.forward` is the absorbed one over a paged cache.
+
+Queries are absorbed while decoding, not when building: ``q_b_proj`` with W_uk taken in would have
+``rank + rope`` rows a head in place of ``nope + rope`` (2.5 times the bytes of both weights at
+DeepSeek-V3's sizes), and its rounding would be another one than the checkpoint's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from specbuild.builder.families.parts.graph_io import GroupView, LatentPool, Launch
+from specbuild.builder.families.parts.llama import LlamaNorm
+from specbuild.builder.families.parts.rope import rotate
+from specbuild.plugins_cuda.torch_ops import torch_op
+from specbuild.runtime.engine_dir.manifest import MlaGeometry
+
+Tables = tuple[torch.Tensor, torch.Tensor]
+
+# The norms of latents have it, whatever a model's config says of its other norms.
+LATENT_EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What one sequence's rows attend with and to.
+
+    ``q_nope`` [T, h, nope], rotated ``q_rope`` [T, h, rope], cache ``entries`` [S, rank + rope],
+    ``w_uk`` [h, nope, rank], ``w_uv`` [h, v, rank], ``seen`` bool [T, S], ``sinks`` [h] or None.
+    """
+
+    q_nope: torch.Tensor
+    q_rope: torch.Tensor
+    entries: torch.Tensor
+    w_uk: torch.Tensor
+    w_uv: torch.Tensor
+    seen: torch.Tensor
+    scale: float
+    sinks: torch.Tensor | None = None
+
+    @property
+    def latents(self) -> torch.Tensor:
+        """c of every token, [S, rank]."""
+        return self.entries[:, : self.w_uk.shape[2]]
+
+    @property
+    def shared_keys(self) -> torch.Tensor:
+        """r of every token, [S, rope]."""
+        return self.entries[:, self.w_uk.shape[2] :]
+
+    def weights(self, scores: torch.Tensor) -> torch.Tensor:
+        """Softmax of ``scores`` [h, T, S] over what is seen and the head's sink."""
+        scores = (scores * self.scale).masked_fill(~self.seen, -torch.inf)
+        if self.sinks is not None:
+            sink = self.sinks.view(-1, 1, 1).expand(-1, scores.shape[1], 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        return scores.softmax(dim=-1)[..., : self.entries.shape[0]]
+
+
+def naive(scene: Scene) -> torch.Tensor:
+    """Every head's keys and values are expanded, as a cache of them would hold → [T, h, v]."""
+    k_nope = torch.einsum("sr,hnr->shn", scene.latents, scene.w_uk)
+    shared = scene.shared_keys.unsqueeze(1).expand(-1, k_nope.shape[1], -1)
+    k = torch.cat([k_nope, shared], dim=-1)
+    v = torch.einsum("sr,hvr->shv", scene.latents, scene.w_uv)
+    q = torch.cat([scene.q_nope, scene.q_rope], dim=-1)
+    weights = scene.weights(torch.einsum("thd,shd->hts", q, k))
+    return torch.einsum("hts,shv->thv", weights, v)
+
+
+def absorbed(scene: Scene) -> torch.Tensor:
+    """The query takes W_uk in: one key of all heads, the entry; one value, its first part."""
+    q = torch.cat([absorbed_query(scene.q_nope, scene.w_uk), scene.q_rope], dim=-1)
+    weights = scene.weights(torch.einsum("thd,sd->hts", q, scene.entries))
+    mixed = torch.einsum("hts,sr->thr", weights, scene.latents)
+    return torch.einsum("thr,hvr->thv", mixed, scene.w_uv)
+
+
+def split_scores(scene: Scene) -> torch.Tensor:
+    """Scores as the sum of a part without and a part with rotation, the two never side by side."""
+    nope = torch.einsum("thr,sr->hts", absorbed_query(scene.q_nope, scene.w_uk), scene.latents)
+    rope = torch.einsum("thp,sp->hts", scene.q_rope, scene.shared_keys)
+    mixed = torch.einsum("hts,sr->thr", scene.weights(nope + rope), scene.latents)
+    return torch.einsum("thr,hvr->thv", mixed, scene.w_uv)
+
+
+FORMS: dict[str, Callable[[Scene], torch.Tensor]] = {
+    "naive": naive,
+    "absorbed": absorbed,
+    "split scores": split_scores,
+}
+
+
+def absorbed_query(q_nope: torch.Tensor, w_uk: torch.Tensor) -> torch.Tensor:
+    """``q_nope`` [T, h, nope] in the space of latents, [T, h, rank]."""
+    return (q_nope.transpose(0, 1) @ w_uk).transpose(0, 1)
+
+
+class MlaAttention(nn.Module):
+    """One layer's attention; parameter names are those of DeepSeek checkpoints.
+
+    ``interleaved`` weights hold the pairs that RoPE turns side by side, others half a head apart.
+    """
+
+    def __init__(self, hidden: int, heads: int, g: MlaGeometry, *, interleaved: bool) -> None:
+        super().__init__()
+        self.heads, self.geometry, self.interleaved = heads, g, interleaved
+        q_width = heads * (g.nope_dim + g.rope_dim)
+        if g.q_lora_rank is None:
+            self.q_proj = nn.Linear(hidden, q_width, bias=False)
+        else:
+            self.q_a_proj = nn.Linear(hidden, g.q_lora_rank, bias=False)
+            self.q_a_layernorm = LlamaNorm(g.q_lora_rank, LATENT_EPS)
+            self.q_b_proj = nn.Linear(g.q_lora_rank, q_width, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(hidden, g.entry_width, bias=False)
+        self.kv_a_layernorm = LlamaNorm(g.kv_lora_rank, LATENT_EPS)
+        self.kv_b_proj: Any = self.make_up_projections()
+        self.o_proj = nn.Linear(heads * g.v_dim, hidden, bias=False)
+
+    def make_up_projections(self) -> nn.Module:
+        """The module ``kv_b_proj``."""
+        g = self.geometry
+        return nn.Linear(g.kv_lora_rank, self.heads * (g.nope_dim + g.v_dim), bias=False)
+
+    def up_projections(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """``W_uk`` [h, nope, rank] and ``W_uv`` [h, v, rank]."""
+        g = self.geometry
+        both = self.kv_b_proj.weight.unflatten(0, (self.heads, -1))
+        w_uk, w_uv = both.split([g.nope_dim, g.v_dim], dim=1)
+        return w_uk, w_uv
+
+    def queries(
+        self, x: torch.Tensor, tables: Tables, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``x`` [T, H] → parts without [T, h, nope] and with rotation [T, h, rope]."""
+        g = self.geometry
+        if g.q_lora_rank is None:
+            q = self.q_proj(x)
+        else:
+            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        q = q.view(-1, self.heads, g.nope_dim + g.rope_dim)
+        nope, rope = q.split([g.nope_dim, g.rope_dim], dim=-1)
+        return nope, self._turned(rope, tables, positions)
+
+    def entries(self, x: torch.Tensor, tables: Tables, positions: torch.Tensor) -> torch.Tensor:
+        """What the cache holds of ``x`` [T, H]: [T, rank + rope]."""
+        g = self.geometry
+        latent, rope = self.kv_a_proj_with_mqa(x).split([g.kv_lora_rank, g.rope_dim], dim=-1)
+        shared = self._turned(rope.unsqueeze(1), tables, positions).squeeze(1)
+        return torch.cat([self.kv_a_layernorm(latent), shared], dim=-1)
+
+    def forward(  # noqa: PLR0917
+        self,
+        x: torch.Tensor,
+        pools: LatentPool,
+        view: GroupView,
+        launch: Launch,
+        tables: Tables,
+        blocks: None = None,  # noqa: ARG002  SpecPV and DSA choose by what this cache has not
+        index: None = None,  # noqa: ARG002
+    ) -> tuple[torch.Tensor, LatentPool, tuple[()], tuple[()]]:
+        """``x`` [T, H], normed → [T, H] and the written pool, of ``entry_width`` values a slot."""
+        entries = self.entries(x, tables, launch.positions).unsqueeze(1)
+        written = LatentPool(torch_op("KvWrite")(pools.c, entries, view.write_slot))
+        q_nope, q_rope = self.queries(x, tables, launch.positions)
+        w_uk, w_uv = self.up_projections()
+        q = torch.cat([absorbed_query(q_nope, w_uk), q_rope], dim=-1)
+        attended = torch_op("MlaAttention")(
+            q, written.c, None, None, w_uv.permute(2, 0, 1), None, None, None,
+            view.page_table[0], launch.row_start, view.row_slot, view.tree_start,
+            launch.ancestor_bits, None, None, None,
+            scale=self.geometry.scale, window=0,
+        )  # fmt: skip
+        return self.o_proj(attended.flatten(1)), written, (), ()
+
+    def _turned(self, x: torch.Tensor, tables: Tables, positions: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, heads, rope] rotated; interleaved pairs come out half-split."""
+        if self.interleaved:
+            x = torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)
+        return rotate(x.flatten(1), tables, positions, x.shape[1])
+
+
+class SplitUpProjections(nn.Module):
+    """``kv_b_proj`` as its two parts, each by head: W_uk and W_uv."""
+
+    def __init__(self, heads: int, g: MlaGeometry) -> None:
+        super().__init__()
+        self.key = nn.Parameter(torch.empty(heads, g.nope_dim, g.kv_lora_rank))
+        self.value = nn.Parameter(torch.empty(heads, g.v_dim, g.kv_lora_rank))
+
+
+class EngineMlaAttention(MlaAttention):
+    """The layer with the weights of an engine: ``kv_b_proj`` apart, rotated pairs half-split."""
+
+    def __init__(self, hidden: int, heads: int, g: MlaGeometry) -> None:
+        super().__init__(hidden, heads, g, interleaved=False)
+
+    def make_up_projections(self) -> nn.Module:
+        """The module ``kv_b_proj``."""
+        return SplitUpProjections(self.heads, self.geometry)
+
+    def up_projections(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """``W_uk`` [h, nope, rank] and ``W_uv`` [h, v, rank]."""
+        return self.kv_b_proj.key, self.kv_b_proj.value

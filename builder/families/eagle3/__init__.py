@@ -1,0 +1,1 @@
+"""EAGLE3 drafts."""

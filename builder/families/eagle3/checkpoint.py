@@ -1,0 +1,280 @@
+"""Reads an EAGLE3 draft in any of its spellings, and holds it against its target."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from specbuild.builder.checkpoint.audit import ExpectedTensor, audit
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.rope import describe, read_rope
+from specbuild.builder.checkpoint.source import (
+    FLOAT_DTYPES,
+    SourceTensor,
+    open_directory,
+    read_config,
+)
+from specbuild.builder.families.eagle3.config import DraftConfig, read_draft_config
+from specbuild.builder.families.eagle3.vocabulary_map import read_offsets
+from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
+from specbuild.runtime.errors import SpecbuildError
+
+LABEL = "draft config.json"
+DEFAULT_THETA = 10000.0
+LAYER = "midlayer."
+LAYER_ALIAS = "layers.0."
+
+
+@dataclass(frozen=True)
+class DraftCheckpoint:
+    """A draft that passed the audit and fits its target.
+
+    Tensors have the names ``midlayer.*``, ``fc.weight``, …; ``d2t`` holds offsets; ``t2d``, once
+    checked, is left out.
+    """
+
+    geometry: DraftGeometry
+    tensors: dict[str, SourceTensor]
+    warnings: tuple[str, ...]
+
+
+def read_draft(path: Path, target: TargetGeometry, *, strict: bool) -> DraftCheckpoint:
+    """Read the draft at ``path``; of the weights only ``d2t`` and ``t2d`` are loaded.
+
+    Raises SpecbuildError if it is no EAGLE3 draft, needs what is not implemented, does not hold
+    exactly the tensors that it should, or does not fit ``target``.
+    """
+    path = Path(path)
+    fields = read_config(path)
+    if fields.get("model_type") == "gpt_oss":
+        raise SpecbuildError(f"{path}: is a GPT-OSS target, not a draft; give it with --model")
+    config = read_draft_config(Config(str(path / "config.json"), LABEL, fields), target, strict)
+    tensors = _canonical_names(path, open_directory(path))
+    geometry = _read_geometry(path, config, tensors, target)
+    expected = draft_tensors(geometry, target)
+    if "t2d" in tensors and "d2t" in expected:
+        expected["t2d"] = ExpectedTensor((target.vocab,), ("BOOL",))
+    audit(str(path), expected, tensors, _hints(config, tensors))
+    geometry, warnings = _read_vocabulary_map(path, geometry, tensors, target)
+    return DraftCheckpoint(
+        geometry, tensors, config.warnings + warnings + _rope_warning(geometry, target)
+    )
+
+
+def draft_tensors(g: DraftGeometry, target: TargetGeometry) -> dict[str, ExpectedTensor]:
+    """Canonical name → shape and dtypes of the tensors that a draft of this geometry holds."""
+    width = 2 * g.hidden if g.input_width == "embedding_and_hidden" else g.hidden
+    q_rows, kv_rows = g.q_heads * g.head_dim, g.kv_heads * g.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (g.hidden, len(g.taps) * target.hidden),
+        "norm.weight": (g.hidden,),
+        f"{LAYER}hidden_norm.weight": (g.hidden,),
+        f"{LAYER}post_attention_layernorm.weight": (g.hidden,),
+        f"{LAYER}self_attn.q_proj.weight": (q_rows, width),
+        f"{LAYER}self_attn.k_proj.weight": (kv_rows, width),
+        f"{LAYER}self_attn.v_proj.weight": (kv_rows, width),
+        f"{LAYER}self_attn.o_proj.weight": (g.hidden, q_rows),
+        f"{LAYER}mlp.gate_proj.weight": (g.inner, g.hidden),
+        f"{LAYER}mlp.up_proj.weight": (g.inner, g.hidden),
+        f"{LAYER}mlp.down_proj.weight": (g.hidden, g.inner),
+    }
+    if g.input_width == "embedding_and_hidden":
+        shapes[f"{LAYER}input_layernorm.weight"] = (g.hidden,)
+    if g.own_embedding:
+        shapes["embed_tokens.weight"] = (target.vocab, g.hidden)
+    if g.own_head:
+        shapes["lm_head.weight"] = (g.vocab, g.hidden)
+    if g.norm_before_fc:
+        shapes["input_norm.weight"] = (len(g.taps) * target.hidden,)
+    if g.fc_norm:
+        shapes |= {f"fc_norm.{tap}.weight": (target.hidden,) for tap in range(len(g.taps))}
+    expected = {name: ExpectedTensor(shape, FLOAT_DTYPES) for name, shape in shapes.items()}
+    if g.d2t_form != "identity":
+        expected["d2t"] = ExpectedTensor((g.vocab,), ("I64", "I32"))
+    return expected
+
+
+def _canonical_names(path: Path, tensors: dict[str, SourceTensor]) -> dict[str, SourceTensor]:
+    canonical: dict[str, SourceTensor] = {}
+    for name, tensor in tensors.items():
+        new = LAYER + name.removeprefix(LAYER_ALIAS) if name.startswith(LAYER_ALIAS) else name
+        if new in canonical:
+            raise SpecbuildError(
+                f"{path}: {' and '.join((*canonical[new].sources, name))} are the same tensor of "
+                "the draft; keep one of them"
+            )
+        canonical[new] = dataclasses.replace(tensor, name=new)
+    return canonical
+
+
+def _read_geometry(
+    path: Path, config: DraftConfig, tensors: dict[str, SourceTensor], target: TargetGeometry
+) -> DraftGeometry:
+    decoder = config.decoder
+    hidden = decoder.integer("hidden_size")
+    q_heads = decoder.integer("num_attention_heads")
+    own_embedding = "embed_tokens.weight" in tensors
+    head = _matrix(tensors, "lm_head.weight")
+    own_head = head is not None or config.vocab not in (None, target.vocab)
+    vocab = config.vocab or (head.shape[0] if head else target.vocab)
+    q_proj = _matrix(tensors, f"{LAYER}self_attn.q_proj.weight")
+    narrow = q_proj is not None and q_proj.shape[1] == hidden
+    per_state = "fc_norm.0.weight" in tensors
+    offsets = own_head and (vocab != target.vocab or "d2t" in tensors)
+    head_dim = decoder.optional_integer("head_dim") or hidden // q_heads
+    geometry = DraftGeometry(
+        architecture=config.architecture,
+        hidden=hidden,
+        vocab=vocab,
+        q_heads=q_heads,
+        kv_heads=decoder.integer("num_key_value_heads", q_heads),
+        head_dim=head_dim,
+        inner=decoder.integer("intermediate_size"),
+        rms_eps=decoder.number("rms_norm_eps", 1e-6),
+        rope=read_rope(decoder, default_theta=DEFAULT_THETA),
+        taps=_read_taps(path, config, tensors, target),
+        max_positions=decoder.optional_integer("max_position_embeddings"),
+        d2t_form="offsets" if offsets else "identity",
+        sliding_window=config.sliding_window,
+        own_embedding=own_embedding and not narrow,
+        own_head=own_head,
+        norm_before_fc=config.norm_before_fc and not per_state,
+        input_width="hidden" if narrow else "embedding_and_hidden",
+        norm_before_residual=config.norm_before_residual,
+        norm_output=config.norm_output,
+        fc_norm=config.fc_norm or (config.norm_before_fc and per_state),
+    )
+    _check_fit(path, geometry, config, target)
+    return geometry
+
+
+def _read_taps(
+    path: Path, config: DraftConfig, tensors: dict[str, SourceTensor], target: TargetGeometry
+) -> tuple[int, ...]:
+    fc = _matrix(tensors, "fc.weight")
+    if fc is None:
+        if any(name.startswith(LAYER) for name in tensors):
+            raise SpecbuildError(
+                f"{path}: has no fc.weight; drafts that read the target's final state only are not "
+                "implemented"
+            )
+        raise SpecbuildError(f"{path}: not an EAGLE3 draft, it has neither fc.weight nor {LAYER}*")
+    count, rest = divmod(fc.shape[1], target.hidden)
+    if rest or not count:
+        raise SpecbuildError(
+            f"{path}: does not fit the target: fc.weight is {fc.shape[1]} wide, no multiple of the "
+            f"target's hidden size {target.hidden}"
+        )
+    taps = config.taps
+    if taps is None and count == 3:
+        return default_taps(target.layers)
+    if taps is None:
+        raise SpecbuildError(
+            f"{config.top.where}: fc.weight is {count} states wide, but "
+            "eagle_config.eagle_aux_hidden_state_layer_ids does not say which; add it"
+        )
+    if len(taps) != count:
+        raise SpecbuildError(
+            f"{config.top.where}: names {len(taps)} captured layers, but fc.weight is {count} "
+            f"states of {target.hidden} wide"
+        )
+    return taps
+
+
+def default_taps(target_layers: int) -> tuple[int, int, int]:
+    """The layers whose outputs a draft without a list of its own reads (0-based)."""
+    if target_layers > 5:
+        return 1, target_layers // 2 - 1, target_layers - 4
+    return 0, target_layers // 2, target_layers - 1
+
+
+def _check_fit(path: Path, g: DraftGeometry, config: DraftConfig, target: TargetGeometry) -> None:
+    wrong = []
+    vocab = config.decoder.optional_integer("vocab_size")
+    if vocab not in (None, target.vocab):
+        wrong.append(f"its vocab_size is {vocab}, the target's {target.vocab}")
+    if config.target_hidden not in (None, target.hidden):
+        wrong.append(
+            f"its target_hidden_size is {config.target_hidden}, the target's hidden size "
+            f"{target.hidden}"
+        )
+    outside = [tap for tap in g.taps if not 0 <= tap < target.layers]
+    if outside:
+        wrong.append(f"it reads layers {outside}, the target has layers 0 to {target.layers - 1}")
+    if g.vocab > target.vocab:
+        wrong.append(f"its draft vocabulary is {g.vocab}, the target's only {target.vocab}")
+    shares_embedding = not g.own_embedding and g.input_width == "embedding_and_hidden"
+    if g.hidden != target.hidden and (shares_embedding or not g.own_head):
+        shared = " and ".join(
+            name
+            for name, is_shared in (("embedding", shares_embedding), ("head", not g.own_head))
+            if is_shared
+        )
+        wrong.append(
+            f"it shares the target's {shared}, but its hidden size is {g.hidden}, the target's "
+            f"{target.hidden}"
+        )
+    if g.q_heads % g.kv_heads:
+        wrong.append(f"{g.q_heads} query heads do not divide among {g.kv_heads} KV heads")
+    if g.head_dim % 2:
+        wrong.append(f"head_dim {g.head_dim} is odd, rotary embedding needs pairs")
+    if wrong:
+        raise SpecbuildError(f"{path}: does not fit the target: {'; '.join(wrong)}")
+
+
+def _read_vocabulary_map(
+    path: Path, g: DraftGeometry, tensors: dict[str, SourceTensor], target: TargetGeometry
+) -> tuple[DraftGeometry, tuple[str, ...]]:
+    """Check ``d2t`` and consume ``t2d``; a map becomes offsets."""
+    t2d = tensors.pop("t2d", None)
+    if g.d2t_form == "identity":
+        return g, ()
+    source = tensors["d2t"]
+    members = t2d.load() if t2d else None
+    form, offsets = read_offsets(str(path), source.load(), members, target.vocab)
+    if form == "offsets":
+        return g, ()
+
+    def load() -> torch.Tensor:
+        return offsets
+
+    tensors["d2t"] = dataclasses.replace(source, dtype="I64", load=load, file=None, offset=None)
+    warning = "draft: d2t holds target ids, not EAGLE3's offsets; it was converted"
+    return dataclasses.replace(g, d2t_form="map"), (warning,)
+
+
+def _rope_warning(g: DraftGeometry, target: TargetGeometry) -> tuple[str, ...]:
+    if g.rope == target.rope:
+        return ()
+    return (
+        f"{LABEL}: RoPE is {describe(g.rope)}, the target's {describe(target.rope)}; the draft "
+        "runs with its own",
+    )
+
+
+def _hints(config: DraftConfig, tensors: dict[str, SourceTensor]) -> list[str]:
+    hints = []
+    if any(name.startswith("layers.1.") for name in tensors):
+        hints.append("the draft has several layers; one is implemented")
+    if any(name.startswith(("input_norm.", "fc_norm.")) for name in tensors) and not (
+        config.norm_before_fc or config.fc_norm
+    ):
+        hints.append(
+            "norms before fc are present, but the config has neither norm_before_fc nor fc_norm"
+        )
+    if any(name.endswith(("q_norm.weight", "k_norm.weight")) for name in tensors):
+        hints.append("norms on q and k are not implemented")
+    if any(name.endswith("_proj.bias") for name in tensors):
+        hints.append("biases in the draft are not implemented")
+    if any(".mlp.experts." in name for name in tensors):
+        hints.append("the draft's MLP has experts; only a dense MLP is implemented")
+    return hints
+
+
+def _matrix(tensors: dict[str, SourceTensor], name: str) -> SourceTensor | None:
+    """The tensor if it is there with two axes; another rank is the audit's to report."""
+    tensor = tensors.get(name)
+    return tensor if tensor is not None and len(tensor.shape) == 2 else None

@@ -1,0 +1,144 @@
+"""The EAGLE3 draft (arXiv 2503.01840): one layer that predicts the target's next hidden state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from specbuild.builder.families.gpt_oss.model import write_and_attend
+from specbuild.builder.families.parts.graph_io import GroupView, Launch, LayerPools
+from specbuild.builder.families.parts.llama import LlamaNorm, SwigluMlp
+from specbuild.builder.families.parts.rope import rotate
+from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
+
+
+class DraftAttention(nn.Module):
+    """Attention whose inputs are the embedding and the hidden state side by side."""
+
+    def __init__(self, d: DraftGeometry) -> None:
+        super().__init__()
+        self.geometry = d
+        width = 2 * d.hidden if d.input_width == "embedding_and_hidden" else d.hidden
+        self.q_proj = nn.Linear(width, d.q_heads * d.head_dim, bias=False)
+        self.k_proj = nn.Linear(width, d.kv_heads * d.head_dim, bias=False)
+        self.v_proj = nn.Linear(width, d.kv_heads * d.head_dim, bias=False)
+        self.o_proj = nn.Linear(d.q_heads * d.head_dim, d.hidden, bias=False)
+
+    def forward(
+        self, u: torch.Tensor, pools: LayerPools, view: GroupView, launch: Launch, tables: Any
+    ) -> tuple[torch.Tensor, LayerPools]:
+        """``u`` [T, width] → [T, H] and the written pools."""
+        d = self.geometry
+        q = rotate(self.q_proj(u), tables, launch.positions, d.q_heads)
+        k = rotate(self.k_proj(u), tables, launch.positions, d.kv_heads)
+        v = self.v_proj(u).view(-1, d.kv_heads, d.head_dim)
+        attended, written = write_and_attend((q, k, v), pools, view, launch, None, d.sliding_window)
+        return self.o_proj(attended), written
+
+
+class MidLayer(nn.Module):
+    """The draft's one block, under the names of the checkpoint."""
+
+    def __init__(self, d: DraftGeometry) -> None:
+        super().__init__()
+        if d.input_width == "embedding_and_hidden":
+            self.input_layernorm = LlamaNorm(d.hidden, d.rms_eps)
+        self.hidden_norm = LlamaNorm(d.hidden, d.rms_eps)
+        self.self_attn = DraftAttention(d)
+        self.post_attention_layernorm = LlamaNorm(d.hidden, d.rms_eps)
+        self.mlp = SwigluMlp(d.hidden, d.inner)
+
+
+class DraftWeights(nn.Module):
+    """All tensors of a draft checkpoint; an engine stores them under the prefix ``draft.``."""
+
+    def __init__(self, d: DraftGeometry, target: TargetGeometry) -> None:
+        super().__init__()
+        self.fc = nn.Linear(len(d.taps) * target.hidden, d.hidden, bias=False)
+        if d.norm_before_fc:
+            self.input_norm = LlamaNorm(len(d.taps) * target.hidden, d.rms_eps)
+        if d.fc_norm:
+            self.fc_norm = nn.ModuleList(LlamaNorm(target.hidden, d.rms_eps) for _ in d.taps)
+        self.midlayer = MidLayer(d)
+        self.norm = LlamaNorm(d.hidden, d.rms_eps)
+        if d.own_head:
+            self.lm_head = nn.Linear(d.hidden, d.vocab, bias=False)
+        if d.own_embedding:
+            self.embed_tokens = nn.Embedding(target.vocab, d.hidden)
+
+
+class DraftFuse(nn.Module):
+    """The role ``draft_fuse``: captured target states to the draft's hidden state."""
+
+    def __init__(self, d: DraftGeometry, target: TargetGeometry) -> None:
+        super().__init__()
+        self.geometry = d
+        self.draft = DraftWeights(d, target)
+
+    def forward(self, captured: torch.Tensor) -> torch.Tensor:
+        """``captured`` [T, taps·Ht] → hidden [T, H]."""
+        if self.geometry.norm_before_fc:
+            captured = self.draft.input_norm(captured)
+        if self.geometry.fc_norm:
+            parts = captured.chunk(len(self.geometry.taps), dim=-1)
+            captured = torch.cat(
+                [norm(part) for norm, part in zip(self.draft.fc_norm, parts, strict=True)], dim=-1
+            )
+        return self.draft.fc(captured)
+
+
+class TargetEmbedding(nn.Module):
+    """The target's embedding, under its own name, for a draft that shares it."""
+
+    def __init__(self, target: TargetGeometry) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(target.vocab, target.hidden)
+
+
+class Eagle3(nn.Module):
+    """The role ``draft``: one level of drafting, or the extension over accepted tokens."""
+
+    def __init__(self, d: DraftGeometry, target: TargetGeometry, max_positions: int) -> None:
+        super().__init__()
+        self.geometry = d
+        self.draft = DraftWeights(d, target)
+        if not d.own_embedding:
+            self.model = TargetEmbedding(target)
+        if not d.own_head:
+            self.lm_head = nn.Linear(target.hidden, target.vocab, bias=False)
+        table = torch.empty(max_positions, d.head_dim // 2)
+        self.register_buffer("draft_rope_cos", table)
+        self.register_buffer("draft_rope_sin", table.clone())
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        launch: Launch,
+        view: GroupView,
+        pools: LayerPools,
+    ) -> tuple[Any, ...]:
+        """Row t pairs ``hidden`` [T, H] with the next token's embedding, at the hidden's position.
+
+        Returns draft_logits [R, Vd] fp32, hidden_out [T, H] (the recurrence), the written pools,
+        and the stages attention, ffn, pre_head.
+        """
+        d, mid = self.geometry, self.draft.midlayer
+        embed = self.draft.embed_tokens if d.own_embedding else self.model.embed_tokens
+        head = self.draft.lm_head if d.own_head else self.lm_head
+        normed = mid.hidden_norm(hidden)
+        u = normed
+        if d.input_width == "embedding_and_hidden":
+            u = torch.cat([mid.input_layernorm(embed(token_ids)), normed], dim=-1)
+        tables = (self.draft_rope_cos, self.draft_rope_sin)
+        attention, written = mid.self_attn(u, pools, view, launch, tables)
+        y = (normed if d.norm_before_residual else hidden) + attention
+        ffn = mid.mlp(mid.post_attention_layernorm(y))
+        out = y + ffn
+        normed_out = self.draft.norm(out)
+        pre_head = normed_out.index_select(0, launch.logit_rows)
+        logits = head(pre_head).float()
+        recurrence = normed_out if d.norm_output else out
+        return logits, recurrence, written, attention, ffn, pre_head

@@ -1,0 +1,74 @@
+"""DSA-lite: attention modules whose layer may choose the tokens that it attends to."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from specbuild.builder.families.parts.block_views import BlockKeys
+from specbuild.builder.families.parts.graph_io import Launch, LayerIndex
+from specbuild.plugins_cuda.torch_ops import torch_op
+from specbuild.runtime.engine_dir.manifest import Dsa, IndexerGeometry
+from specbuild.runtime.lossy.specpv.state import ViewGeometry
+
+
+class IndexedAttention(nn.Module):
+    """An attention with an indexer's projections, where its layer has one; they are not rotated."""
+
+    def __init__(
+        self,
+        hidden: int,
+        blocks: ViewGeometry | None,
+        indexer: IndexerGeometry | None,
+        dsa: Dsa | None,
+    ) -> None:
+        super().__init__()
+        self.blocks, self.indexer, self.dsa = blocks, indexer, dsa
+        if indexer is None:
+            return
+        self.dsa_W_q = nn.Parameter(torch.empty(hidden, indexer.heads * indexer.width))
+        self.dsa_W_k = nn.Parameter(torch.empty(hidden, indexer.width))
+        if indexer.weighted:
+            self.dsa_W_h = nn.Parameter(torch.empty(hidden, indexer.heads))
+
+    def choose_slots(
+        self, x: torch.Tensor, index: LayerIndex | None, launch: Launch
+    ) -> tuple[torch.Tensor | None, tuple[torch.Tensor, ...], BlockKeys | None]:
+        """Of ``x`` [T, H], the attention's own input: the slots to attend to, [T, N, S] or None.
+
+        Beside them the written pool, and how many lists of each sequence broke an invariant, [B];
+        and weighted queries and keys for SpecPV, where it chooses blocks by them.
+        """
+        if index is None or self.indexer is None or self.dsa is None:
+            return None, (), None
+        view, dsa, heads = index.view, self.dsa, self.indexer.heads
+        keys = x @ self.dsa_W_k
+        if dsa.key_dtype == "fp8":
+            # ONNX's Cast makes what is too large the largest number.
+            keys = keys.to(torch.float8_e4m3fn).to(x.dtype)
+        written = torch_op("KvWrite")(index.key_pool, keys.unsqueeze(1), view.write_slot)
+        queries = (x @ self.dsa_W_q).unflatten(1, (heads, self.indexer.width))
+        weights = x @ self.dsa_W_h if self.indexer.weighted else None
+        rows = (launch.row_start, view.row_slot, view.tree_start, launch.ancestor_bits)
+        kept = {
+            "threshold": dsa.threshold,
+            "first_tokens": dsa.first_tokens,
+            "recent_tokens": dsa.recent_tokens,
+        }
+        lists = torch_op("DsaIndexer")(
+            queries,
+            weights,
+            written,
+            view.page_table[index.place],
+            *rows,
+            launch.positions,
+            index.budget,
+            top_k=dsa.top_k,
+            **kept,
+        )
+        checked, violations = torch_op("DsaCheck")(
+            lists, *rows, launch.positions, index.budget, **kept
+        )
+        by_blocks = queries if weights is None else queries * weights.unsqueeze(2)
+        asked = self.blocks is not None and self.blocks.config.score == "indexer"
+        return checked, (written, violations), BlockKeys(by_blocks, written) if asked else None

@@ -1,0 +1,101 @@
+"""MLA-lite: GPT-OSS attention whose cache holds a latent, of which keys and values are rebuilt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from specbuild.builder.families.parts.block_views import choose_blocks
+from specbuild.builder.families.parts.graph_io import (
+    GroupView,
+    LatentPool,
+    Launch,
+    LayerBlocks,
+    LayerIndex,
+)
+from specbuild.builder.families.parts.indexer import IndexedAttention
+from specbuild.builder.families.parts.rope import rotate
+from specbuild.plugins_cuda.torch_ops import torch_op
+from specbuild.runtime.engine_dir.manifest import Dsa, IndexerGeometry, TargetGeometry
+from specbuild.runtime.lossy.specpv.state import ViewGeometry
+
+
+class ProjectionBias(nn.Module):
+    """The bias of a projection whose weight a latent replaces."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(width))
+
+
+class LatentAttention(IndexedAttention):
+    """``c = x W_c``; keys ``RoPE(c W_k_lat + b_k)``, values ``c W_v_lat + b_v``; sinks per head."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        g: TargetGeometry,
+        window: int,
+        latent_dim: int,
+        blocks: ViewGeometry | None = None,
+        indexer: IndexerGeometry | None = None,
+        dsa: Dsa | None = None,
+    ) -> None:
+        # Blocks are chosen by cached keys: here only an indexer has some.
+        super().__init__(g.hidden, blocks, indexer, dsa)
+        self.geometry, self.window = g, window
+        kv_width = g.kv_heads * g.head_dim
+        self.q_proj = nn.Linear(g.hidden, g.q_heads * g.head_dim)
+        self.k_proj = ProjectionBias(kv_width)
+        self.v_proj = ProjectionBias(kv_width)
+        self.mla_W_c = nn.Parameter(torch.empty(g.hidden, latent_dim))
+        self.mla_W_k_lat = nn.Parameter(torch.empty(latent_dim, kv_width))
+        self.mla_W_v_lat = nn.Parameter(torch.empty(latent_dim, kv_width))
+        self.o_proj = nn.Linear(g.q_heads * g.head_dim, g.hidden)
+        self.sinks = nn.Parameter(torch.empty(g.q_heads))
+
+    def forward(  # noqa: PLR0917
+        self,
+        x: torch.Tensor,
+        pools: LatentPool,
+        view: GroupView,
+        launch: Launch,
+        tables: Any,
+        blocks: LayerBlocks | None = None,
+        index: LayerIndex | None = None,
+    ) -> tuple[torch.Tensor, LatentPool, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """``x`` [T, H], normed → [T, H], the written pool, SpecPV's part and DSA's."""
+        g = self.geometry
+        heads = (g.kv_heads, g.head_dim)
+        q = rotate(self.q_proj(x), tables, launch.positions, g.q_heads)
+        latent = (x @ self.mla_W_c).unsqueeze(1)
+        written = LatentPool(torch_op("KvWrite")(pools.c, latent, view.write_slot))
+        selected, indexed, index_keys = self.choose_slots(x, index, launch)
+        place = 0 if blocks is None else blocks.place
+        position = view.page_position
+        if blocks is not None and position is not None:
+            position = position[place]
+        attended = torch_op("MlaAttention")(
+            q,
+            written.c,
+            self.mla_W_k_lat.unflatten(1, heads),
+            self.k_proj.bias.view(heads),
+            self.mla_W_v_lat.unflatten(1, heads),
+            self.v_proj.bias.view(heads),
+            *tables,
+            view.page_table[place],
+            launch.row_start,
+            view.row_slot,
+            view.tree_start,
+            launch.ancestor_bits,
+            self.sinks.float(),
+            selected,
+            position,
+            scale=g.head_dim**-0.5,
+            window=self.window,
+        )
+        partial: tuple[torch.Tensor, ...] = ()
+        if blocks is not None and self.blocks is not None and index_keys is not None:
+            partial = choose_blocks(index_keys, blocks, view, launch, self.blocks)
+        return self.o_proj(attended.flatten(1)), written, partial, indexed

@@ -1,0 +1,138 @@
+"""What every target is: blocks on a residual stream, as one ragged graph of the role ``target``.
+
+Prefill chunks, plain decode and tree verification are one graph. Parameter names are those of
+Hugging Face checkpoints. A module is made on the meta device and exported; it holds no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from specbuild.builder.families.parts.graph_io import (
+    BlockView,
+    GroupView,
+    LatentPool,
+    Launch,
+    LayerBlocks,
+    LayerIndex,
+    LayerPools,
+)
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
+
+
+class Block(nn.Module):
+    """One transformer block: attention and a feed-forward, each behind a norm of its own."""
+
+    def __init__(
+        self, norms: tuple[nn.Module, nn.Module], attention: nn.Module, mlp: nn.Module
+    ) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = norms
+        self.self_attn, self.mlp = attention, mlp
+
+    def forward(  # noqa: PLR0917
+        self,
+        x: torch.Tensor,
+        pools: LayerPools | LatentPool,
+        view: GroupView,
+        launch: Launch,
+        tables: Any,
+        blocks: LayerBlocks | None = None,
+        index: LayerIndex | None = None,
+    ) -> tuple[torch.Tensor, *tuple[Any, ...]]:
+        """The residual stream ``x`` [T, H] after the block, and what attention gave beside it."""
+        attended, *beside = self.self_attn(
+            self.input_layernorm(x), pools, view, launch, tables, blocks, index
+        )
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), *beside
+
+
+class Backbone(nn.Module):
+    """Embedding, blocks and the final norm, under the names of the checkpoint."""
+
+    def __init__(self, g: TargetGeometry, layers: Iterable[Block], norm: nn.Module) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(g.vocab, g.hidden)
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+
+
+class TargetModel(nn.Module):
+    """The role ``target``. ``taps`` are the layers whose outputs are captured (0-based)."""
+
+    def __init__(
+        self, g: TargetGeometry, taps: tuple[int, ...], backbone: Backbone, rope_table: torch.Tensor
+    ) -> None:
+        """``rope_table`` [positions, D / 2] has the shape of the cosines and sines."""
+        super().__init__()
+        self.geometry, self.taps = g, taps
+        self.model = backbone
+        self.lm_head = nn.Linear(g.hidden, g.vocab, bias=False)
+        self.register_buffer("rope_cos", rope_table)
+        self.register_buffer("rope_sin", rope_table.clone())
+
+    def forward(  # noqa: PLR0917
+        self,
+        token_ids: torch.Tensor,
+        launch: Launch,
+        views: tuple[GroupView, ...],
+        pools: tuple[LayerPools | LatentPool, ...],
+        asked: BlockView | None = None,
+        summaries: tuple[torch.Tensor, ...] = (),
+        budget: torch.Tensor | None = None,
+        key_pools: tuple[torch.Tensor, ...] = (),
+        *,
+        group_of_layer: tuple[int, ...],
+    ) -> tuple[Any, ...]:
+        """``token_ids`` [T] → logits [R, V] fp32, captured [T, taps·H], new pools, stages.
+
+        With SpecPV, ``summaries`` of the full-attention layers in order go in, and come out behind
+        the pools, followed by the partial tables [Lg, B, kv_heads, V]. With DSA, the last of
+        ``views`` is the indexers'; behind all of these come their pools, and by layer and sequence
+        how many lists broke an invariant, [Lg, B].
+
+        The stages are the residual stream after every layer and the normed final one; they are
+        not outputs of an engine, but keep their names in it for ``verify``.
+        """
+        x = self.model.embed_tokens(token_ids)
+        tables = (self.rope_cos, self.rope_sin)
+        written, stages = [], []
+        chosen: list[torch.Tensor] = []
+        indexed: list[torch.Tensor] = []
+        tables_used = [0] * len(views)
+        layers: Any = self.model.layers
+        for layer, layer_pools, group in zip(layers, pools, group_of_layer, strict=True):
+            blocks = index = None
+            if asked is not None and layer.self_attn.blocks is not None:
+                place = len(chosen)
+                blocks = LayerBlocks(
+                    tables_used[group], asked, summaries[place], asked.partial_table[place]
+                )
+                tables_used[group] += 1
+            if budget is not None and layer.self_attn.indexer is not None:
+                place = 0 if asked is None else len(indexed)
+                index = LayerIndex(place, views[-1], budget, key_pools[len(indexed)])
+            x, new, partial, keyed = layer(
+                x, layer_pools, views[group], launch, tables, blocks, index
+            )
+            if partial:
+                chosen.append(partial)
+            if keyed:
+                indexed.append(keyed)
+            written.append(new)
+            stages.append(x)
+        pre_head = self.model.norm(x.index_select(0, launch.logit_rows))
+        logits = self.lm_head(pre_head).float()
+        captured = [torch.cat([stages[tap] for tap in self.taps], dim=-1)] if self.taps else []
+        new_summaries = [summary for summary, _ in chosen]
+        new_tables = [torch.stack([table for _, table in chosen])] if chosen else []
+        beside = [(*new_summaries, *new_tables)] if chosen else []
+        if indexed:
+            broken = torch.stack([violations for _, violations in indexed])
+            beside.append((*[pool for pool, _ in indexed], broken))
+        return logits, *captured, tuple(written), *beside, tuple(stages), pre_head

@@ -1,0 +1,1 @@
+"""Modules to portable ONNX graphs."""

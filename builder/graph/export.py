@@ -1,0 +1,176 @@
+"""From a module on the meta device to a portable ONNX graph with ``specbuild::`` nodes.
+
+The graph refers to weights by name; nothing of a checkpoint is read here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnxscript.values import Opset
+from torch import nn
+
+from specbuild.builder.families.parts.graph_io import InputPort
+from specbuild.plugins_cuda.onnx_schema import register_schemas
+from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
+from specbuild.plugins_cuda.registry import all_ops
+from specbuild.plugins_cuda.torch_ops import register_torch_ops
+
+OPSET = 23
+IR_VERSION = 11
+_DTYPES = {torch.int32: ir.DataType.INT32, torch.float32: ir.DataType.FLOAT,
+           torch.bfloat16: ir.DataType.BFLOAT16, torch.float16: ir.DataType.FLOAT16}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GraphDeclaration:
+    """What a role's graph takes and gives: ports in the module's argument order."""
+
+    role: str
+    inputs: tuple[InputPort, ...]
+    outputs: tuple[str, ...]
+    output_shapes: tuple[tuple[int | str, ...], ...]
+    stages: tuple[str, ...] = ()
+
+
+def export_module(
+    module: nn.Module,
+    declaration: GraphDeclaration,
+    pack: Callable[[Sequence[Any]], tuple[Any, ...]],
+) -> ir.Model:
+    """Exports ``module`` (meta device). ``pack`` arranges flat port values as its arguments.
+
+    Outputs beyond the declared ones are stages: they keep their names in the graph but are
+    not outputs of it.
+    """
+    register_schemas()
+    register_torch_ops()
+    sizes = _sample_sizes(declaration.inputs)
+    examples = [
+        torch.empty(
+            [sizes[s] if isinstance(s, str) else s for s in port.shape],
+            dtype=port.dtype,
+            device="meta",
+        )
+        for port in declaration.inputs
+    ]
+    dims = [
+        {
+            axis: torch.export.Dim.DYNAMIC
+            for axis, size in enumerate(port.shape)
+            if isinstance(size, str)
+        }
+        for port in declaration.inputs
+    ]
+    with _quiet():
+        program = torch.onnx.export(
+            module,
+            pack(examples),
+            dynamo=True,
+            opset_version=OPSET,
+            optimize=False,
+            dynamic_shapes=pack(dims),
+            input_names=[port.name for port in declaration.inputs],
+            custom_translation_table=_translations(),
+        )
+    assert program is not None
+    model: ir.Model = program.model
+    _name_ports(model.graph, declaration)
+    return model
+
+
+def single_op_model(
+    role: str,
+    op_name: str,
+    ports: tuple[InputPort, ...],
+    attributes: dict[str, Any],
+    initializers: Sequence[ir.Value] = (),
+) -> ir.Model:
+    """The graph of a role that is one op: its inputs are ports and initialisers, by name."""
+    op = all_ops()[op_name]
+    by_name = {value.name: value for value in initializers}
+    inputs = [_input_value(port) for port in ports]
+    by_name |= {value.name: value for value in inputs}
+    node = ir.Node(
+        DOMAIN,
+        op_name,
+        [by_name[tensor.name] for tensor in op.inputs],
+        [ir.AttrInt64(name, value) for name, value in attributes.items()],
+        num_outputs=len(op.outputs),
+    )
+    for value, spec in zip(node.outputs, op.outputs, strict=True):
+        value.name = spec.name
+        dtype = ir.DataType.INT32 if spec.dtype == "int32" else ir.DataType.FLOAT
+        value.type, value.shape = ir.TensorType(dtype), ir.Shape(spec.axes)
+    graph = ir.Graph(
+        inputs,
+        node.outputs,
+        nodes=[node],
+        initializers=initializers,
+        opset_imports={"": OPSET, DOMAIN: OPSET_VERSION},
+        name=role,
+    )
+    return ir.Model(graph, ir_version=IR_VERSION)
+
+
+def _input_value(port: InputPort) -> ir.Value:
+    return ir.Value(
+        name=port.name, shape=ir.Shape(port.shape), type=ir.TensorType(_DTYPES[port.dtype])
+    )
+
+
+def _sample_sizes(ports: tuple[InputPort, ...]) -> dict[str, int]:
+    """A distinct size per dynamic axis, none of them 0 or 1 (torch.export specialises those)."""
+    names = dict.fromkeys(s for port in ports for s in port.shape if isinstance(s, str))
+    return {name: 5 + 2 * i for i, name in enumerate(names)}
+
+
+def _translations() -> dict[Any, Callable[..., Any]]:
+    opset = Opset(DOMAIN, OPSET_VERSION)
+
+    def translation(name: str) -> Callable[..., Any]:
+        def translate(*inputs: Any, **attributes: Any) -> Any:
+            return getattr(opset, name)(*inputs, **attributes)
+
+        return translate
+
+    return {getattr(torch.ops.specbuild, name).default: translation(name) for name in all_ops()}
+
+
+def _name_ports(graph: ir.Graph, declaration: GraphDeclaration) -> None:
+    for value, port in zip(graph.inputs, declaration.inputs, strict=True):
+        value.name, value.shape = port.name, ir.Shape(port.shape)
+    names = (*declaration.outputs, *declaration.stages)
+    values = list(graph.outputs)
+    if len(values) != len(names):
+        raise AssertionError(f"{declaration.role}: {len(values)} outputs, declared {names}")
+    for value, name in zip(values, names, strict=True):
+        # A stage that is a tap, or an output that is one too, keeps its first name.
+        if value.name not in names:
+            value.name = name
+    for _ in declaration.stages:
+        graph.outputs.pop()
+    for value, shape in zip(graph.outputs, declaration.output_shapes, strict=True):
+        value.shape = ir.Shape(shape)
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    """The exporter prints its progress and warns of packages that specbuild never uses."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

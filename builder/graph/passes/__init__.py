@@ -1,0 +1,1 @@
+"""Passes over portable graphs, and how passes run."""

@@ -1,0 +1,109 @@
+"""Gives every weight that a graph names its recipe: from the checkpoints, or computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import onnx_ir as ir
+import torch
+
+from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
+from specbuild.builder.checkpoint.target_tensors import EMBEDDING, HEAD
+from specbuild.builder.families.eagle3.checkpoint import DraftCheckpoint
+from specbuild.builder.families.parts.rope import rope_tables
+from specbuild.builder.graph.passes.weights import Recipe, bind_weight, set_recipe
+from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
+
+DRAFT_PREFIX = "draft."
+TORCH_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "BOOL": torch.bool,
+}
+
+
+class WeightSources:
+    """The tensors of a target and its draft, under the names that the graphs use."""
+
+    def __init__(self, target: TargetCheckpoint, draft: DraftCheckpoint | None) -> None:
+        self._target, self._draft = target, draft
+
+    def bind(self, model: ir.Model) -> None:
+        """Sets the recipe of every initialiser of an exported graph."""
+        for name, value in list(model.graph.initializers.items()):
+            assert value.shape is not None
+            shape = tuple(value.shape.numpy())
+            if name in ("rope_cos", "rope_sin", "draft_rope_cos", "draft_rope_sin"):
+                set_recipe(value, self._rope(name, shape))
+                continue
+            recipe = _from_source(self._tensors[name])
+            if recipe.shape != shape:
+                raise AssertionError(f"{name}: the graph wants {shape}, audited {recipe.shape}")
+            bind_weight(model.graph, value, recipe)
+        self._share_tied_head(model.graph)
+
+    def _share_tied_head(self, graph: ir.Graph) -> None:
+        """A head that is the embedding is one tensor under one name, and stored once."""
+        head = graph.initializers.get(HEAD)
+        if head is None or self._tensors[HEAD].sources != self._tensors[EMBEDDING].sources:
+            return
+        del graph.initializers[HEAD]
+        if EMBEDDING in graph.initializers:
+            head.replace_all_uses_with(graph.initializers[EMBEDDING])
+        else:
+            head.name = EMBEDDING
+            graph.initializers[EMBEDDING] = head
+
+    @property
+    def target_geometry(self) -> TargetGeometry:
+        """The target's."""
+        return self._target.geometry
+
+    @property
+    def draft_geometry(self) -> DraftGeometry | None:
+        """The draft's, where there is one."""
+        return None if self._draft is None else self._draft.geometry
+
+    @property
+    def activations(self) -> torch.dtype:
+        """The type of activations in the portable graphs: that of the target's embedding."""
+        return TORCH_DTYPES[self._target.tensors[EMBEDDING].dtype]
+
+    def d2t(self) -> Recipe:
+        """Offsets from draft ids to target ids, int32 [Vd]; zeros where the vocabularies agree."""
+        assert self._draft is not None
+        vocab = self._draft.geometry.vocab
+        if self._draft.geometry.d2t_form == "identity":
+            return Recipe((vocab,), torch.int32, (), lambda: torch.zeros(vocab, dtype=torch.int32))
+        source = self._draft.tensors["d2t"]
+        return Recipe((vocab,), torch.int32, source.sources, lambda: source.load().int())
+
+    @cached_property
+    def _tensors(self) -> Mapping[str, SourceTensor]:
+        drafts = {} if self._draft is None else self._draft.tensors
+        return {
+            **self._target.tensors,
+            **{f"{DRAFT_PREFIX}{name}": tensor for name, tensor in drafts.items()},
+        }
+
+    def _rope(self, name: str, shape: tuple[int, ...]) -> Recipe:
+        if name.startswith("draft_"):
+            assert self._draft is not None
+            rope = self._draft.geometry.rope
+        else:
+            rope = self._target.geometry.rope
+        side = int(name.endswith("sin"))
+        positions, half = shape
+        return Recipe(
+            shape, torch.float32, (), lambda: rope_tables(rope, 2 * half, positions)[side]
+        )
+
+
+def _from_source(source: SourceTensor) -> Recipe:
+    return Recipe(source.shape, TORCH_DTYPES[source.dtype], source.sources, source.load)

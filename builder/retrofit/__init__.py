@@ -1,1 +1,0 @@
-"""Gives a trained checkpoint what it was trained without."""

@@ -1,0 +1,208 @@
+"""``specbuild retrofit mla``: latents for a checkpoint's keys and values, by factorisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from specbuild.builder.checkpoint.latents import (
+    DOWN,
+    LATENT_FILE,
+    UP_KEYS,
+    UP_VALUES,
+    full_rank,
+    latent_name,
+)
+from specbuild.builder.checkpoint.source import DTYPE_BITS
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
+from specbuild.builder.checkpoint.target_tensors import EMBEDDING
+from specbuild.builder.checkpoint.tensor_file import write_tensors
+from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.progress import Progress
+from specbuild.builder.training.retrofit.config import LatentOptions
+from specbuild.builder.training.retrofit.factorise import (
+    Importance,
+    Spectrum,
+    allotted_ranks,
+    factors_of,
+    spectrum_of,
+)
+from specbuild.builder.training.retrofit.readers import (
+    InputMoments,
+    key_metric,
+    moments_of,
+    query_moment,
+    value_metric,
+)
+from specbuild.builder.training.retrofit.report import LatentReport, LayerErrors
+from specbuild.builder.training.retrofit.streamed_layers import Projection, StreamedTarget
+from specbuild.builder.training.retrofit.text import RetrofitText, read_text
+from specbuild.runtime.errors import SpecbuildError
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """What a pass over the unchanged model found: spectra and input moments of the layers."""
+
+    spectra: dict[int, Spectrum]
+    moments: dict[int, torch.Tensor]
+    losses: torch.Tensor | None
+
+
+def retrofit_mla(options: LatentOptions, progress: Progress) -> LatentReport:
+    """Writes the latents and says what they cost.
+
+    Raises SpecbuildError for a rank, layer, text or output that cannot be; nothing is written then.
+    """
+    file = options.output or options.model / LATENT_FILE
+    if file.exists() and not options.force:
+        raise SpecbuildError(f"{file} exists; replace it with --force, or name another --output")
+    target = read_target(options.model, strict=False, mla=False, dsa=False)
+    if target.geometry.mla is not None:
+        raise SpecbuildError(
+            f"{options.model}: a {target.geometry.model_type} caches latents already; retrofit mla "
+            "is for gpt_oss"
+        )
+    layers = options.checked_layers(target.geometry.layers, full_rank(target.geometry))
+    text = read_text(options, target)
+    streamed = StreamedTarget(target.geometry, target.tensors)
+    survey = _survey(streamed, layers, text, progress)
+    ranks = _ranks(options, survey, layers, calibrated=text.calibration is not None)
+    progress.start("factorising", len(layers), "layer")
+    tensors: Tensors = {}
+    errors = []
+    for layer, rank in zip(layers, ranks, strict=True):
+        weight = streamed.projections(layer)
+        parts = _stored(weight, survey.spectra[layer], rank, getattr(torch, options.dtype))
+        tensors |= {latent_name(layer, part): tensor for part, tensor in parts.items()}
+        errors.append(_errors(layer, weight, parts, survey.moments.get(layer)))
+        progress.advance(1)
+    after = None
+    if text.evaluation is not None:
+        after = losses_with(streamed, tensors, text.evaluation, progress)
+    write_tensors(file, tensors)
+    return _report(file, target, errors, text, (survey.losses, after))
+
+
+def _survey(
+    target: StreamedTarget, layers: tuple[int, ...], text: RetrofitText, progress: Progress
+) -> _Survey:
+    """Walks the model as it is: over text where there is any, over the projections otherwise."""
+    spectra: dict[int, Spectrum] = {}
+    moments: dict[int, torch.Tensor] = {}
+    streams = [ids for ids in (text.calibration, text.evaluation) if ids is not None]
+    progress.start("reading layers", target.geometry.layers, "layer")
+    states = [target.embedded(ids) for ids in streams]
+    for index in range(target.geometry.layers):
+        importance = None
+        if states:
+            layer = target.layer(index)
+            normed = [layer.normed(x) for x in states]
+            if index in layers and text.calibration is not None:
+                seen = moments_of(normed[0])
+                moments[index] = seen.second
+                importance = _importance(target, index, seen)
+            states = [
+                layer.forward(x, y, layer.keys_values) for x, y in zip(states, normed, strict=True)
+            ]
+        if index in layers:
+            spectra[index] = spectrum_of(target.projections(index), importance)
+        progress.advance(1)
+    if text.evaluation is None:
+        return _Survey(spectra, moments, None)
+    return _Survey(spectra, moments, target.losses(states[-1], text.evaluation))
+
+
+def _importance(target: StreamedTarget, index: int, inputs: InputMoments) -> Importance:
+    g = target.geometry
+    queries = query_moment(
+        target.attention(index, "q_proj.weight"), target.attention(index, "q_proj.bias"), inputs
+    )
+    output = target.attention(index, "o_proj.weight")
+    return Importance(inputs.second, key_metric(g, queries), value_metric(g, output))
+
+
+def _ranks(
+    options: LatentOptions, survey: _Survey, layers: tuple[int, ...], *, calibrated: bool
+) -> tuple[int, ...]:
+    """The mean rank for every layer, or shares of it by what the text shows that each needs."""
+    if not calibrated:
+        return (options.rank,) * len(layers)
+    return allotted_ranks([survey.spectra[layer].values for layer in layers], options.rank)
+
+
+def _stored(weight: torch.Tensor, spectrum: Spectrum, rank: int, dtype: torch.dtype) -> Tensors:
+    factors = factors_of(weight, spectrum, rank)
+    keys, values = factors.up.chunk(2, dim=1)
+    parts = {DOWN: factors.down, UP_KEYS: keys, UP_VALUES: values}
+    return {name: part.to(dtype).contiguous() for name, part in parts.items()}
+
+
+def _errors(
+    layer: int, weight: torch.Tensor, parts: Tensors, moment: torch.Tensor | None
+) -> LayerErrors:
+    """Of the factors as they are stored. ``tr(Dᵀ C D)`` is the mean of ``‖x D‖²``."""
+    down, keys, values = (parts[name].double() for name in (DOWN, UP_KEYS, UP_VALUES))
+    wholes = weight.chunk(2, dim=1)
+    lost = [whole - down @ up for whole, up in zip(wholes, (keys, values), strict=True)]
+    by_weight = [float(d.norm() / w.norm()) for d, w in zip(lost, wholes, strict=True)]
+    by_output: list[float | None] = [None, None]
+    if moment is not None:
+        by_output = [
+            float(((d * (moment @ d)).sum().clamp(min=0) / (w * (moment @ w)).sum()).sqrt())
+            for d, w in zip(lost, wholes, strict=True)
+        ]
+    return LayerErrors(layer, down.shape[1], *by_weight, *by_output)
+
+
+def losses_with(
+    target: StreamedTarget, tensors: Tensors, ids: torch.Tensor, progress: Progress
+) -> torch.Tensor:
+    """What the tokens of ``ids`` [N, T] cost, [N, T − 1] nats, with the latents in ``tensors``."""
+    progress.start("judging", target.geometry.layers, "layer")
+    x = target.embedded(ids)
+    for index in range(target.geometry.layers):
+        layer = target.layer(index)
+        projection: Projection = layer.keys_values
+        if latent_name(index, DOWN) in tensors:
+            projection = _through_latent(tensors, index)
+        x = layer.forward(x, layer.normed(x), projection)
+        progress.advance(1)
+    return target.losses(x, ids)
+
+
+def _through_latent(tensors: Tensors, layer: int) -> Projection:
+    down, keys, values = (
+        tensors[latent_name(layer, part)].float() for part in (DOWN, UP_KEYS, UP_VALUES)
+    )
+    return lambda normed: (normed @ down) @ torch.cat([keys, values], dim=1)
+
+
+def _report(
+    file: Path,
+    target: TargetCheckpoint,
+    errors: list[LayerErrors],
+    text: RetrofitText,
+    losses: tuple[torch.Tensor | None, torch.Tensor | None],
+) -> LatentReport:
+    g = target.geometry
+    per_value = DTYPE_BITS[target.tensors[EMBEDDING].dtype] // 8
+    plain = 2 * g.kv_heads * g.head_dim
+    held = sum(entry.rank for entry in errors) + plain * (g.layers - len(errors))
+    before, after = (None if loss is None else float(loss.mean().exp()) for loss in losses)
+    return LatentReport(
+        file=file.name,
+        method="svd" if text.calibration is None else "calibrated",
+        mean_rank=sum(entry.rank for entry in errors) / len(errors),
+        layers=tuple(errors),
+        bytes_per_token_before=plain * g.layers * per_value,
+        bytes_per_token_after=held * per_value,
+        calibrated_tokens=0 if text.calibration is None else text.calibration.numel(),
+        evaluated_tokens=0 if losses[0] is None else losses[0].numel(),
+        perplexity_before=before,
+        perplexity_after=after,
+    )

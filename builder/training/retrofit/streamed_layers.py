@@ -1,0 +1,147 @@
+"""Runs a GPT-OSS checkpoint over whole sequences, one layer's weights in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch.nn import functional as F
+
+from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.builder.checkpoint.target_tensors import EMBEDDING, HEAD
+from specbuild.builder.families.parts.rope import rope_tables
+from specbuild.plugins_cuda.mla_attention.op import rotated
+from specbuild.plugins_cuda.moe.op import clamped_swiglu, expert_weight, route
+from specbuild.plugins_cuda.paged_tree_attention.op import visibility
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
+
+SWIGLU_ALPHA = 1.702
+_HEAD_ROWS = 256
+
+# Keys and values of normed inputs: [T, H] → [T, 2·kv_width], before biases.
+Projection = Callable[[torch.Tensor], torch.Tensor]
+
+
+class StreamedTarget:
+    """The tensors of a checkpoint, loaded in fp32 where they are needed and then let go."""
+
+    def __init__(self, geometry: TargetGeometry, tensors: Mapping[str, SourceTensor]) -> None:
+        self.geometry = geometry
+        self._tensors = tensors
+
+    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        """``ids`` [N, T] → the residual stream [N, T, H] before layer 0."""
+        return self._tensors[EMBEDDING].load()[ids].float()
+
+    def layer(self, index: int) -> StreamedLayer:
+        """Layer ``index``, to be dropped before the next."""
+        prefix = f"model.layers.{index}."
+        weights = {
+            name.removeprefix(prefix): tensor.load()
+            for name, tensor in self._tensors.items()
+            if name.startswith(prefix)
+        }
+        windowed = self.geometry.layer_types[index] == "sliding_attention"
+        window = self.geometry.sliding_window if windowed else 0
+        return StreamedLayer(self.geometry, weights, window)
+
+    def projections(self, index: int) -> torch.Tensor:
+        """``[W_k | W_v]`` of layer ``index``, fp64 [H, 2·kv_width]."""
+        return torch.cat([self.attention(index, f"{part}_proj.weight") for part in "kv"]).T
+
+    def attention(self, index: int, name: str) -> torch.Tensor:
+        """The tensor ``name`` of a layer's attention, fp64."""
+        return self._tensors[f"model.layers.{index}.self_attn.{name}"].load().double()
+
+    @torch.no_grad()
+    def losses(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """What the text's next tokens cost: the final stream [N, T, H] → nats [N, T − 1]."""
+        head = self._tensors[HEAD].load().float()
+        norm = self._tensors["model.norm.weight"].load().float()
+        normed = F.rms_norm(x[:, :-1], norm.shape, norm, self.geometry.rms_eps).flatten(0, 1)
+        wanted = ids[:, 1:].flatten()
+        parts = zip(normed.split(_HEAD_ROWS), wanted.split(_HEAD_ROWS), strict=True)
+        costs = [F.cross_entropy(rows @ head.T, next_ids, reduction="none")
+                 for rows, next_ids in parts]  # fmt: skip
+        return torch.cat(costs).view(len(ids), -1)
+
+
+class StreamedLayer:
+    """One layer; ``weights`` have the names that follow ``model.layers.N.``."""
+
+    def __init__(
+        self, geometry: TargetGeometry, weights: Mapping[str, torch.Tensor], window: int
+    ) -> None:
+        self._g, self._weights, self._window = geometry, weights, window
+
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """What attention reads of the stream [N, T, H]."""
+        return self._norm("input_layernorm", x)
+
+    def keys_values(self, normed: torch.Tensor) -> torch.Tensor:
+        """The checkpoint's own :data:`Projection`."""
+        names = ("self_attn.k_proj.weight", "self_attn.v_proj.weight")
+        return normed @ torch.cat([self._float(name) for name in names]).T
+
+    @torch.no_grad()
+    def forward(
+        self, x: torch.Tensor, normed: torch.Tensor, keys_values: Projection
+    ) -> torch.Tensor:
+        """The stream [N, T, H] after the layer; ``normed`` is :meth:`normed` of ``x``."""
+        attended = torch.stack([self._attention(row, keys_values) for row in normed])
+        x = x + attended
+        rows = self._norm("post_attention_layernorm", x)
+        return x + self._experts(rows.flatten(0, 1)).view_as(x)
+
+    def _float(self, name: str) -> torch.Tensor:
+        return self._weights[name].float()
+
+    def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        weight = self._float(f"{name}.weight")
+        return F.rms_norm(x, weight.shape, weight, self._g.rms_eps)
+
+    def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self._float(f"{name}.weight"), self._float(f"{name}.bias"))
+
+    def _attention(self, x: torch.Tensor, keys_values: Projection) -> torch.Tensor:
+        """One sequence ``x`` [T, H], normed → [T, H]."""
+        g, count = self._g, len(x)
+        positions = torch.arange(count)
+        cos, sin = rope_tables(g.rope, g.head_dim, count)
+        biases = [self._float(f"self_attn.{part}_proj.bias") for part in "kv"]
+        both = keys_values(x) + torch.cat(biases)
+        k, v = (part.unflatten(1, (g.kv_heads, -1)) for part in both.chunk(2, dim=1))
+        q = self._linear("self_attn.q_proj", x).unflatten(1, (g.q_heads, -1))
+        q, k = (rotated(part, cos, sin, positions) for part in (q, k))
+        queries = q.unflatten(1, (g.kv_heads, -1))
+        scores = torch.einsum("thgd,shd->hgts", queries, k) * g.head_dim**-0.5
+        seen = visibility(positions, count, torch.zeros(count, 1).int(), count, self._window)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        sinks = self._float("self_attn.sinks").view(g.kv_heads, -1, 1, 1)
+        joined = torch.cat([scores, sinks.expand(-1, -1, count, 1)], dim=-1)
+        weights = joined.softmax(dim=-1)[..., :count]
+        attended = torch.einsum("hgts,shd->thgd", weights, v).flatten(1)
+        return self._linear("self_attn.o_proj", attended)
+
+    def _experts(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [R, H], normed → [R, H]; every expert computes the rows that chose it."""
+        g = self._g
+        logits = self._linear("mlp.router", x)
+        shares = route(logits, g.experts_per_token, "softmax_selected")
+        gate_up, down = (self._expert_weights(name) for name in ("gate_up_proj", "down_proj"))
+        out = torch.zeros_like(x)
+        for expert in range(g.experts):
+            rows = shares[:, expert].nonzero().squeeze(1)
+            if len(rows):
+                y = x[rows] @ gate_up[0][expert] + gate_up[1][expert]
+                y = clamped_swiglu(y, SWIGLU_ALPHA, g.swiglu_limit)
+                z = y @ down[0][expert] + down[1][expert]
+                out.index_add_(0, rows, shares[rows, expert].unsqueeze(1) * z)
+        return out
+
+    def _expert_weights(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """All experts' [E, in, out] and biases [E, out], fp32."""
+        stored = f"mlp.experts.{name}"
+        scales = self._weights.get(f"{stored}_scales")
+        weight = self._weights[stored if scales is None else f"{stored}_blocks"]
+        return expert_weight(weight, scales), self._float(f"{stored}_bias")
