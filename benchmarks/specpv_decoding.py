@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.cli.sweep_runs import Run, timed_run
+from specbuild.cli.bench.runs import Run, timed_run
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest

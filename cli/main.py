@@ -11,19 +11,24 @@ from typing import Annotated
 
 import typer
 
-from specbuild.cli.bench import bench
-from specbuild.cli.build import build
-from specbuild.cli.check import check
-from specbuild.cli.doctor import doctor
-from specbuild.cli.failures import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, failure_of
-from specbuild.cli.inspect import inspect
-from specbuild.cli.options import Invocation
-from specbuild.cli.retrofit import retrofit
-from specbuild.cli.run import run
-from specbuild.cli.synth import synth
-from specbuild.cli.train import train
-from specbuild.cli.tune import tune
-from specbuild.cli.verify import verify
+from specbuild.cli.bench.command import bench
+from specbuild.cli.commands.build import build
+from specbuild.cli.commands.check import check
+from specbuild.cli.commands.doctor import doctor
+from specbuild.cli.commands.inspect import inspect
+from specbuild.cli.commands.retrofit import retrofit
+from specbuild.cli.commands.run import run
+from specbuild.cli.commands.synth import synth
+from specbuild.cli.commands.train import train
+from specbuild.cli.commands.tune import tune
+from specbuild.cli.commands.verify import verify
+from specbuild.cli.options.shared import Invocation
+from specbuild.cli.terminal.failures import (
+    EXIT_BROKEN_PIPE,
+    EXIT_INTERRUPTED,
+    EXIT_USER_ERROR,
+    failure_of,
+)
 
 _COMMANDS = {
     command.__name__: command

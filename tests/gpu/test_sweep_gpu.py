@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specbuild.cli.bench_sweep import SweepPlan, run_sweep, stream_kernel
-from specbuild.cli.console import json_line
-from specbuild.cli.sweep_report import SWEEPS, SweepReport
+from specbuild.cli.bench.report import SWEEPS, SweepReport
+from specbuild.cli.bench.sweep import SweepPlan, run_sweep, stream_kernel
+from specbuild.cli.terminal.console import json_line
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.measure.occupied_engine import cuda_executor, placed_sequences

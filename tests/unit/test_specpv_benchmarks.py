@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from specbuild.cli.sweep_runs import Run
+from specbuild.cli.bench.runs import Run
 from specbuild.runtime.records import RunRecord, RunStats, SpecPvStats
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

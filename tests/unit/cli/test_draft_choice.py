@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specbuild.cli.draft_choice import DraftOptions, candidate_pool, speculation_of
+from specbuild.cli.options.draft_choice import DraftOptions, candidate_pool, speculation_of
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, Manifest
 from specbuild.runtime.errors import SpecbuildError
 

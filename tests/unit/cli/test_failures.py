@@ -12,8 +12,8 @@ import pytest
 import typer
 
 from specbuild.cli import main as command_line
-from specbuild.cli import plot_file
-from specbuild.cli.failures import failure_of
+from specbuild.cli.terminal import plot_file
+from specbuild.cli.terminal.failures import failure_of
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from specbuild.cli.predicted_memory import predict_memory
+from specbuild.cli.tables.predicted_memory import predict_memory
 from specbuild.runtime.engine_dir.manifest import Manifest, SpecPv, StoredTensor
 from specbuild.runtime.engine_dir.plan import Buffer, Plan
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbuild.cli.prompt_file import read_prompt_file, read_prompts
+from specbuild.cli.terminal.prompt_file import read_prompt_file, read_prompts
 from specbuild.runtime.errors import SpecbuildError
 
 GOOD = b'{"id": "a", "prompt_ids": [1, 2]}\n'

@@ -16,13 +16,14 @@ sys.path.append(str(Path(__file__).parents[1] / "runtime"))
 from fake_gpu import FakeGpu, FakeKernel
 from toy_device import ToyCuda, toy_cuda
 
-from specbuild.cli import bench_sweep, sweep_runs
-from specbuild.cli.bench_sweep import Progress, SweepPlan, measure, run_sweep, sweeps_of
-from specbuild.cli.console import json_line, plain_console
-from specbuild.cli.sweep_budget import Budget
-from specbuild.cli.sweep_plot import plot_sweep
-from specbuild.cli.sweep_report import SWEEPS, Load, SweepReport
-from specbuild.cli.sweep_table import sweep_tables
+from specbuild.cli.bench import runs as sweep_runs
+from specbuild.cli.bench import sweep as bench_sweep
+from specbuild.cli.bench.budget import Budget
+from specbuild.cli.bench.report import SWEEPS, Load, SweepReport
+from specbuild.cli.bench.roofline import plot_sweep
+from specbuild.cli.bench.sweep import Progress, SweepPlan, measure, run_sweep, sweeps_of
+from specbuild.cli.bench.table import sweep_tables
+from specbuild.cli.terminal.console import json_line, plain_console
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import Binding, OpCall, Program, ProgramEntry
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
@@ -218,7 +219,7 @@ def test_sweeps_are_named(make_manifest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_fresh_process_that_fails_says_why(tmp_path: Path) -> None:
-    from specbuild.cli.sweep_runs import time_fresh_process
+    from specbuild.cli.bench.runs import time_fresh_process
 
     with pytest.raises(SpecbuildError, match=r"gave no token within 300 s: .*not an engine"):
         time_fresh_process(tmp_path / "none", 100)

@@ -15,10 +15,11 @@ from checkpoints import write_draft, write_target
 from plan_host import lowered_engine
 from test_cuda_views import engine_of
 
-from specbuild.cli import bench_sweep, sweep_views
-from specbuild.cli.bench_sweep import Progress, SweepPlan, measure
-from specbuild.cli.sweep_budget import Budget
-from specbuild.cli.sweep_report import Phase
+from specbuild.cli.bench import sweep as bench_sweep
+from specbuild.cli.bench import views as sweep_views
+from specbuild.cli.bench.budget import Budget
+from specbuild.cli.bench.report import Phase
+from specbuild.cli.bench.sweep import Progress, SweepPlan, measure
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.plan import ProgramEntry
 from specbuild.runtime.measure import occupied_engine as placed_sequences

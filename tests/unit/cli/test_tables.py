@@ -11,18 +11,18 @@ import pytest
 from rich.console import Console
 
 from specbuild.builder.verify.report import LosslessRow, VerifyReport, VerifyRow
-from specbuild.cli.bench import bench_table
-from specbuild.cli.bench_against import against, read_report
-from specbuild.cli.bench_measure import BenchReport, Pair, Speed, summarise
-from specbuild.cli.bench_plot import plot
-from specbuild.cli.console import json_line, plain_console, size_text
-from specbuild.cli.engine_table import build_summary, engine_tables, ops_text, specpv_summary
-from specbuild.cli.environment import cache_directory
-from specbuild.cli.predicted_memory import predict_memory
-from specbuild.cli.progress_bar import ProgressBar
-from specbuild.cli.run_table import histogram_text, milliseconds, run_table
-from specbuild.cli.train_heads import given_losses, parse_list
-from specbuild.cli.verify import verify_tables
+from specbuild.cli.bench.against import against, read_report
+from specbuild.cli.bench.command import bench_table
+from specbuild.cli.bench.pairs import BenchReport, Pair, Speed, summarise
+from specbuild.cli.bench.plot import plot
+from specbuild.cli.commands.train_heads import given_losses, parse_list
+from specbuild.cli.commands.verify import verify_tables
+from specbuild.cli.tables.engine_table import build_summary, engine_tables, ops_text, specpv_summary
+from specbuild.cli.tables.predicted_memory import predict_memory
+from specbuild.cli.tables.run_table import histogram_text, milliseconds, run_table
+from specbuild.cli.terminal.console import json_line, plain_console, size_text
+from specbuild.cli.terminal.environment import cache_directory
+from specbuild.cli.terminal.progress_bar import ProgressBar
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest, SpecPv
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.records import RunRecord, RunStats

@@ -7,7 +7,7 @@ import io
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbuild.cli.token_stream import TokenStream
+from specbuild.cli.terminal.token_stream import TokenStream
 
 CYAN = "\x1b[36m"
 

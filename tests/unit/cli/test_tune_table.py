@@ -9,9 +9,9 @@ import pytest
 from specbuild.builder.backends.cuda.tactics.tactic_book import TacticsReport
 from specbuild.builder.backends.cuda.tuning.choice import TunedShape
 from specbuild.builder.backends.cuda.tuning.tune import TuneReport
-from specbuild.cli.console import plain_console
+from specbuild.cli.commands.tune import tune_table
 from specbuild.cli.main import main
-from specbuild.cli.tune import tune_table
+from specbuild.cli.terminal.console import plain_console
 
 
 def test_the_table_says_what_was_gained_and_what_was_not_reached(

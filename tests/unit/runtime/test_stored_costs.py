@@ -14,10 +14,10 @@ from toy_plan import BATCHES, SHAPES
 
 from specbuild.builder.engine.rewrite import rewrite_engine
 from specbuild.builder.progress import SilentProgress
-from specbuild.cli import engine_loading
+from specbuild.cli.commands.tune_costs import tune_costs
 from specbuild.cli.main import main
-from specbuild.cli.step_cost_table import facts_of, step_cost_table
-from specbuild.cli.tune_costs import tune_costs
+from specbuild.cli.tables.step_cost_table import facts_of, step_cost_table
+from specbuild.cli.terminal import engine_loading
 from specbuild.runtime.draft.device_costs import (
     METHOD,
     ShapeCosts,

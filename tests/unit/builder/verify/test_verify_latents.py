@@ -15,7 +15,7 @@ from specbuild.builder.families.gpt_oss.checkpoint import read_target
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.verify import verify_engine
-from specbuild.cli.predicted_memory import predict_memory
+from specbuild.cli.tables.predicted_memory import predict_memory
 from specbuild.runtime.device import pool_bytes
 from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.manifest_check import check_manifest

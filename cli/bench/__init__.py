@@ -1,0 +1,1 @@
+"""``specbuild bench``: measured runs, tables and plots."""

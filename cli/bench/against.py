@@ -1,0 +1,65 @@
+"""What a draft's stored type costs in acceptance: two reports of the same prompts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specbuild.cli.options.draft_choice import shape_text
+from specbuild.runtime.engine_dir.strict_json import from_json
+from specbuild.runtime.errors import SpecbuildError
+
+if TYPE_CHECKING:
+    from specbuild.cli.bench.pairs import BenchReport
+
+
+def read_report(file: Path) -> BenchReport:
+    """What ``bench --json`` wrote. Raises SpecbuildError where the file holds something else."""
+    from specbuild.cli.bench.pairs import BenchReport
+
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpecbuildError(
+            f"--against {file} cannot be read as a report ({error}); give the file that "
+            "bench --json of the other engine wrote"
+        ) from error
+    return from_json(BenchReport, data, str(file))
+
+
+def against(report: BenchReport, other: BenchReport) -> BenchReport:
+    """The report with the acceptance of ``other`` beside its own.
+
+    Raises SpecbuildError where the two decoded other prompts, more tokens, or with other drafts.
+    """
+    for what, theirs, mine in (
+        ("outputs", f"{other.max_new_tokens} tokens", f"{report.max_new_tokens} tokens"),
+        ("drafts", _draft(other), _draft(report)),
+        ("prompt sets", _names(other), _names(report)),
+        ("prompts", _prompts(other), _prompts(report)),
+    ):
+        if mine != theirs:
+            differ = "" if what == "prompts" else f" ({theirs} there, {mine} here)"
+            raise SpecbuildError(
+                f"--against: the other report is of other {what}{differ}; measure both with the "
+                "same prompts, --max-new-tokens and draft options"
+            )
+    compared = [
+        replace(entry, acceptance_length_against=known.mean_acceptance_length)
+        for entry, known in zip(report.sets, other.sets, strict=True)
+    ]
+    return replace(report, sets=tuple(compared), against_dtype=other.draft_dtype)
+
+
+def _draft(report: BenchReport) -> str:
+    return "no fixed one" if report.shape is None else shape_text(report.shape)
+
+
+def _names(report: BenchReport) -> str:
+    return ", ".join(entry.name for entry in report.sets)
+
+
+def _prompts(report: BenchReport) -> str:
+    return json.dumps([sorted({p.prompt_digest for p in entry.pairs}) for entry in report.sets])

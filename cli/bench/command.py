@@ -1,0 +1,289 @@
+"""``specbuild bench``: how fast an engine decodes with and without its draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specbuild.cli.options import shared as options
+from specbuild.cli.options.draft_choice import DraftOptions, speculation_of
+from specbuild.cli.options.dsa import dsa_text
+from specbuild.cli.terminal.plot_file import require_plot_place
+from specbuild.runtime.errors import SpecbuildError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from specbuild.cli.bench.pairs import BenchReport, Pair, PromptSet, SetReport
+    from specbuild.runtime.engine import Engine
+    from specbuild.runtime.request import GenerateParams
+
+_RANDOM_SEED = 1
+
+
+def bench(
+    engine: options.EngineDirectory,
+    *,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--prompts",
+            metavar="FILE.jsonl",
+            help="A prompt set, reported on a row of its own; repeatable.",
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", metavar="N", min=2, help="Tokens of each output.")
+    ] = 128,
+    rounds: Annotated[
+        int, typer.Option("--rounds", metavar="N", min=1, help="Pairs measured for each prompt.")
+    ] = 3,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Feed text as it is, without the chat template.")
+    ] = False,
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the result too.")
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against",
+            metavar="FILE.json",
+            help="Show the acceptance lost against this report of another engine.",
+        ),
+    ] = None,
+    draft_top_k: options.DraftTopK = None,
+    draft_depth: options.DraftDepth = None,
+    draft_tokens: options.DraftTokens = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            "--sweep",
+            metavar="LIST",
+            help="CUDA: time some of decode,verify,draft,profile,prefill,spec,load,specpv instead.",
+        ),
+    ] = None,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option("--batch", metavar="N", min=1, help="Sweep this batch; repeatable."),
+    ] = None,
+    context: Annotated[
+        list[int] | None,
+        typer.Option("--context", metavar="N", min=1, help="Sweep this context; repeatable."),
+    ] = None,
+    retrieved: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--retrieved",
+            metavar="N",
+            min=1,
+            help="specpv: time views that retrieve N tokens; repeatable.",
+        ),
+    ] = None,
+    time_limit_s: Annotated[
+        float | None,
+        typer.Option("--time-limit-s", metavar="X", min=1, help="Seconds for a part of a sweep."),
+    ] = None,
+    _debug: options.Debug = False,
+) -> None:
+    """Measure speed with and without the draft, in one run, with acceptance.
+
+    Each prompt is decoded greedily both ways, one right after the other, and
+    which goes first alternates; medians are over these pairs.
+
+    Without [b]--prompts[/b] the prompts are random tokens, which no draft can
+    have learnt.
+
+    [b]--against[/b] takes what [b]bench --json[/b] wrote of an engine with another
+    [b]--draft-dtype[/b], for the same prompts and the same draft options.
+
+    [b]--sweep[/b] times the phases of a CUDA engine on its GPU, each beside the
+    bytes that it must read and a streaming read in the same process.
+
+    \b
+    Examples:
+    specbuild bench engine --prompts prompts.jsonl
+    specbuild bench engine --prompts code.jsonl --prompts prose.jsonl --plot speed.svg
+    specbuild bench engine --max-new-tokens 256 --rounds 5 --json
+    specbuild bench engine-mxfp4 --prompts prompts.jsonl --draft-depth 3 --against bf16.json
+    specbuild bench engine --sweep decode,verify,draft,prefill,spec,load --plot roofline.svg
+    specbuild bench engine --sweep decode --batch 1 --context 32768 --json
+    specbuild bench engine --sweep specpv --batch 8 --context 131072 --retrieved 4096
+    """
+    if sweep is not None:
+        drafts = (draft_top_k, draft_depth, draft_tokens)
+        _refuse_beside_sweep(any(given is not None for given in (threads, against, *drafts)))
+        _sweep(
+            engine,
+            sweep,
+            {
+                "prompts": prompts,
+                "batches": batch,
+                "contexts": context,
+                "retrieved": retrieved,
+                "limit_s": time_limit_s,
+                "max_new_tokens": max_new_tokens,
+                "rounds": rounds,
+                "raw": raw,
+            },
+            plot=plot,
+            as_json=as_json,
+        )
+        return
+    if batch or context or retrieved or time_limit_s is not None:
+        raise SpecbuildError(
+            "--batch, --context, --retrieved and --time-limit-s are for a --sweep: add one"
+        )
+    from specbuild.cli.bench import against as bench_against
+    from specbuild.cli.bench import pairs as bench_measure
+    from specbuild.cli.terminal import console
+    from specbuild.cli.terminal.engine_loading import load_engine
+
+    require_plot_place(plot)
+    other = None if against is None else bench_against.read_report(against)
+    loaded = load_engine(engine, threads=threads)
+    speculation = speculation_of(
+        loaded.manifest, DraftOptions(draft_top_k, draft_depth, draft_tokens), no_spec=False
+    )
+    if other is not None and speculation == "default":
+        raise SpecbuildError(
+            "--against compares one draft, and the default changes with what it meets: give "
+            "--draft-top-k, --draft-depth and --draft-tokens, as the other report was made with"
+        )
+    plan = bench_measure.BenchPlan(max_new_tokens, rounds, speculation, raw)
+    report = bench_measure.measure(loaded, _prompt_sets(loaded, prompts or [], plan.params), plan)
+    if other is not None:
+        report = bench_against.against(report, other)
+    if as_json:
+        print(console.json_line(report))
+    else:
+        pairs = "pair" if report.rounds == 1 else "pairs"
+        print(f"{max_new_tokens} tokens greedily, {rounds} {pairs} a prompt, medians")
+        console.output().print(bench_table(report))
+        stored = "" if report.draft_dtype is None else f", weights in {report.draft_dtype}"
+        console.output().print(f"draft: {report.draft}{stored}", soft_wrap=True)
+    if plot is not None:
+        from specbuild.cli.bench.plot import plot as draw
+
+        draw(report, plot)
+
+
+def _refuse_beside_sweep(given: bool) -> None:
+    if given:
+        raise SpecbuildError(
+            "--sweep measures every draft of a CUDA engine: leave --threads and --draft out, and "
+            "--against too"
+        )
+
+
+def _sweep(
+    engine: Path, sweep: str, given: dict[str, Any], *, plot: Path | None, as_json: bool
+) -> None:
+    """Options that are not given keep the plan's own values."""
+    from specbuild.cli.bench import sweep as bench_sweep
+    from specbuild.cli.bench.table import sweep_tables
+    from specbuild.cli.bench.views import VIEW_SWEEP
+    from specbuild.cli.terminal import console
+
+    chosen = {name: value for name, value in given.items() if value is not None}
+    plan = bench_sweep.SweepPlan(bench_sweep.sweeps_of(sweep), **chosen)
+    if "retrieved" in chosen and VIEW_SWEEP not in plan.sweeps:
+        raise SpecbuildError(f"--retrieved is for --sweep {VIEW_SWEEP}: add it, or leave that out")
+    require_plot_place(plot)
+    report = bench_sweep.run_sweep(engine, plan)
+    if as_json:
+        print(console.json_line(report))
+    else:
+        console.output().print(sweep_tables(report))
+    if plot is not None:
+        from specbuild.cli.bench.roofline import plot_sweep
+
+        plot_sweep(report, plot)
+
+
+def _prompt_sets(engine: Engine, files: Sequence[Path], params: GenerateParams) -> list[PromptSet]:
+    from specbuild.cli.bench.pairs import PromptSet, random_prompts
+    from specbuild.cli.commands.run import checked_requests
+    from specbuild.cli.terminal.prompt_file import read_prompt_file
+
+    if not files:
+        longest = max(1, engine.manifest.limits.max_seq_len // 2)
+        return [random_prompts(engine.manifest.target.vocab, longest, seed=_RANDOM_SEED)]
+    sets = []
+    for file in files:
+        placed = read_prompt_file(file)
+        requests = checked_requests(engine, placed, [params] * len(placed))
+        sets.append(PromptSet(file.stem, tuple(requests)))
+    return sets
+
+
+def bench_table(report: BenchReport) -> Table:
+    """One column a prompt set."""
+    from rich.table import Table
+
+    from specbuild.cli.tables.run_table import histogram_text, milliseconds
+
+    table = Table()
+    table.add_column("prompts", style="bold")
+    for entry in report.sets:
+        table.add_column(entry.name, justify="right", overflow="fold")
+    sets = report.sets
+    without = [_decimals(entry.without_draft_tokens_per_s, 1) for entry in sets]
+    table.add_row("without draft, tokens/s", *without)
+    table.add_row(
+        "with draft, tokens/s", *(_decimals(entry.with_draft_tokens_per_s, 1) for entry in sets)
+    )
+    table.add_row("ratio", *(_decimals(entry.ratio, 2) for entry in sets))
+    table.add_row("tokens a step", *(_decimals(entry.mean_acceptance_length, 2) for entry in sets))
+    if report.against_dtype is not None:
+        table.add_row(
+            f"with a draft in {report.against_dtype}",
+            *(_decimals(entry.acceptance_length_against, 2) for entry in sets),
+        )
+        table.add_row("tokens a step lost", *map(_acceptance_lost, sets))
+    table.add_row(
+        "drafts accepted:steps", *(histogram_text(entry.acceptance_histogram) for entry in sets)
+    )
+    table.add_row(
+        "first token without draft", *(milliseconds(entry.ttft_without_draft_s) for entry in sets)
+    )
+    table.add_row(
+        "first token with draft", *(milliseconds(entry.ttft_with_draft_s) for entry in sets)
+    )
+    table.add_row("same output", *(f"{entry.same_output} of {len(entry.pairs)}" for entry in sets))
+    if any(pair.specpv for entry in sets for pair in entry.pairs):
+        table.add_row("SpecPV (lossy)", *(specpv_total(entry.pairs) for entry in sets))
+    if any(pair.dsa for entry in sets for pair in entry.pairs):
+        rows = (dsa_text([pair.dsa for pair in entry.pairs]) for entry in sets)
+        table.add_row("DSA (lossy)", *rows)
+    return table
+
+
+def _acceptance_lost(entry: SetReport) -> str:
+    own, other = entry.mean_acceptance_length, entry.acceptance_length_against
+    if own is None or other is None:
+        return "–"
+    return f"{other - own:.2f} ({100 * (1 - own / other):.1f} %)"
+
+
+def specpv_total(pairs: Sequence[Pair]) -> str:
+    """Steps and agreement over all pairs, and the worst refresh interval."""
+    stats = [pair.specpv for pair in pairs if pair.specpv is not None]
+    partial, full = sum(s.partial_steps for s in stats), sum(s.full_steps for s in stats)
+    text = f"{partial} partial, {full} full steps"
+    tokens = sum(s.rechecked_tokens for s in stats)
+    if tokens:
+        agreed = sum(s.agreed_tokens for s in stats)
+        worst = min(share for s in stats for share in s.agreement_per_interval)
+        text += f"; {100 * agreed / tokens:.1f} % agree, {100 * worst:.1f} % in the worst interval"
+    failures = sum(s.invariant_failures for s in stats)
+    return text + (f"; {failures} invariants failed" if failures else "")
+
+
+def _decimals(value: float | None, places: int) -> str:
+    return "–" if value is None else f"{value:.{places}f}"

@@ -1,0 +1,236 @@
+"""Speed with and without the draft, measured in interleaved pairs of the same prompt."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from specbuild.cli.options.draft_choice import Speculation, shape_text
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.records import DsaStats, RunRecord, RunStats, SpecPvStats
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+
+_WARM_UP_TOKENS = 16
+_RANDOM_PROMPT_LENGTHS = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts that are measured and reported together."""
+
+    name: str
+    prompts: tuple[Prompt, ...]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One decode of one prompt."""
+
+    output_tokens_per_s: float
+    ttft_s: float
+    tpot_s: float | None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One prompt decoded without and with the draft, one right after the other.
+
+    ``ratio`` is speed with the draft over speed without. ``with_draft`` and what follows from it
+    are None on an engine without a draft. ``specpv`` and ``dsa`` are of the run with the draft,
+    where there is one, and None on an engine without SpecPV, or DSA. ``prompt_digest`` is that of
+    the prompt's token ids.
+    """
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    without_draft: Speed
+    with_draft: Speed | None
+    ratio: float | None
+    mean_acceptance_length: float | None
+    acceptance_histogram: tuple[int, ...]
+    same_output: bool | None
+    specpv: SpecPvStats | None = None
+    dsa: DsaStats | None = None
+    prompt_digest: str = ""
+
+
+@dataclass(frozen=True)
+class SetReport:
+    """Medians over the pairs of one prompt set; the histogram is their sum."""
+
+    name: str
+    without_draft_tokens_per_s: float
+    with_draft_tokens_per_s: float | None
+    ratio: float | None
+    mean_acceptance_length: float | None
+    acceptance_histogram: tuple[int, ...]
+    ttft_without_draft_s: float
+    ttft_with_draft_s: float | None
+    same_output: int
+    pairs: tuple[Pair, ...]
+    acceptance_length_against: float | None = None
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """What ``bench --json`` prints. ``ratio`` is the median over every pair of every set.
+
+    ``draft_dtype`` is how the engine stores the draft's weights, ``shape`` the draft that every
+    step had, None where steps differed or had none. ``against_dtype`` and every set's
+    ``acceptance_length_against`` are those of the report that ``--against`` names.
+    """
+
+    max_new_tokens: int
+    rounds: int
+    draft: str
+    ratio: float | None
+    sets: tuple[SetReport, ...]
+    draft_dtype: str | None = None
+    against_dtype: str | None = None
+    shape: DraftShape | None = None
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """What to measure: greedy decoding of each prompt, ``rounds`` times each way."""
+
+    max_new_tokens: int
+    rounds: int
+    speculation: Speculation
+    raw: bool = False
+
+    @property
+    def params(self) -> GenerateParams:
+        """Every output has the full length, so that both ways do the same work."""
+        return GenerateParams(max_new_tokens=self.max_new_tokens, ignore_eos=True, raw=self.raw)
+
+
+def random_prompts(vocab: int, longest: int, *, seed: int) -> PromptSet:
+    """Prompts of random token ids, for engines whose text nobody gave."""
+    generator = random.Random(seed)
+    lengths = sorted({min(length, longest) for length in _RANDOM_PROMPT_LENGTHS})
+    prompts = tuple(
+        Prompt(
+            id=f"random-{length}",
+            ids=tuple(generator.randrange(vocab) for _ in range(length)),
+            text=None,
+        )
+        for length in lengths
+    )
+    return PromptSet("random tokens", prompts)
+
+
+def measure(engine: Engine, sets: Sequence[PromptSet], plan: BenchPlan) -> BenchReport:
+    """Decode every prompt both ways, alternating which way goes first."""
+    _warm_up(engine, sets[0].prompts[0], plan)
+    reports = tuple(_measure_set(engine, prompt_set, plan) for prompt_set in sets)
+    ratios = [pair.ratio for report in reports for pair in report.pairs if pair.ratio is not None]
+    draft = _draft_text(engine, plan.speculation)
+    stored = engine.manifest.draft
+    dtype = None if stored is None or plan.speculation is None else stored.dtype
+    shape = plan.speculation if isinstance(plan.speculation, DraftShape) else None
+    return BenchReport(
+        plan.max_new_tokens, plan.rounds, draft, _median(ratios), reports, dtype, shape=shape
+    )
+
+
+def _draft_text(engine: Engine, speculation: Speculation) -> str:
+    if speculation is None:
+        return "none"
+    if speculation == "default":
+        return engine.default_draft.reason
+    return shape_text(speculation)
+
+
+def _warm_up(engine: Engine, prompt: Prompt, plan: BenchPlan) -> None:
+    params = GenerateParams(max_new_tokens=_WARM_UP_TOKENS, ignore_eos=True, raw=plan.raw)
+    for speculation in (None, plan.speculation):
+        for _ in engine.generate([prompt], params, speculation=speculation):
+            pass
+
+
+def _measure_set(engine: Engine, prompt_set: PromptSet, plan: BenchPlan) -> SetReport:
+    pairs = []
+    for turn in range(plan.rounds):
+        for i, prompt in enumerate(prompt_set.prompts):
+            pairs.append(_measure_pair(engine, prompt, plan, draft_first=(turn + i) % 2 == 1))
+    return summarise(prompt_set.name, pairs)
+
+
+def _measure_pair(engine: Engine, prompt: Prompt, plan: BenchPlan, *, draft_first: bool) -> Pair:
+    if plan.speculation is None:
+        return _pair(_decode(engine, prompt, plan, None), None)
+    if draft_first:
+        drafted = _decode(engine, prompt, plan, plan.speculation)
+        return _pair(_decode(engine, prompt, plan, None), drafted)
+    plain = _decode(engine, prompt, plan, None)
+    return _pair(plain, _decode(engine, prompt, plan, plan.speculation))
+
+
+def _decode(engine: Engine, prompt: Prompt, plan: BenchPlan, speculation: Speculation) -> RunRecord:
+    for event in engine.generate([prompt], plan.params, speculation=speculation):
+        if isinstance(event, FinishEvent):
+            return event.record
+    raise RuntimeError("the engine ended a request without its record")
+
+
+def _pair(plain: RunRecord, drafted: RunRecord | None) -> Pair:
+    return Pair(
+        id=plain.id,
+        prompt_tokens=plain.stats.prompt_tokens,
+        output_tokens=plain.stats.output_tokens,
+        without_draft=_speed(plain.stats),
+        with_draft=None if drafted is None else _speed(drafted.stats),
+        ratio=None
+        if drafted is None
+        else drafted.stats.output_tokens_per_s / plain.stats.output_tokens_per_s,
+        mean_acceptance_length=None if drafted is None else drafted.stats.mean_acceptance_length,
+        acceptance_histogram=() if drafted is None else drafted.stats.acceptance_histogram,
+        same_output=None if drafted is None else drafted.output_ids == plain.output_ids,
+        specpv=(drafted or plain).stats.specpv,
+        dsa=(drafted or plain).stats.dsa,
+        prompt_digest=hashlib.sha256(np.array(plain.prompt_ids, "<i4").tobytes()).hexdigest(),
+    )
+
+
+def _speed(stats: RunStats) -> Speed:
+    return Speed(stats.output_tokens_per_s, stats.ttft_s, stats.tpot_s)
+
+
+def summarise(name: str, pairs: Sequence[Pair]) -> SetReport:
+    """Medians of a prompt set."""
+    return SetReport(
+        name=name,
+        without_draft_tokens_per_s=median(p.without_draft.output_tokens_per_s for p in pairs),
+        with_draft_tokens_per_s=_median(
+            p.with_draft.output_tokens_per_s for p in pairs if p.with_draft is not None
+        ),
+        ratio=_median(p.ratio for p in pairs if p.ratio is not None),
+        mean_acceptance_length=_median(
+            p.mean_acceptance_length for p in pairs if p.mean_acceptance_length is not None
+        ),
+        acceptance_histogram=_sum_histograms([p.acceptance_histogram for p in pairs]),
+        ttft_without_draft_s=median(p.without_draft.ttft_s for p in pairs),
+        ttft_with_draft_s=_median(p.with_draft.ttft_s for p in pairs if p.with_draft is not None),
+        same_output=sum(p.same_output is not False for p in pairs),
+        pairs=tuple(pairs),
+    )
+
+
+def _median(values: Iterable[float]) -> float | None:
+    present = list(values)
+    return median(present) if present else None
+
+
+def _sum_histograms(histograms: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    longest = max((len(histogram) for histogram in histograms), default=0)
+    return tuple(
+        sum(histogram[i] for histogram in histograms if i < len(histogram)) for i in range(longest)
+    )

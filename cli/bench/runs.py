@@ -1,0 +1,170 @@
+"""What a user sees: tokens a second of real prompts by draft, and how soon an engine answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, median
+from threading import Timer
+from time import perf_counter
+
+from specbuild.cli.bench.budget import Budget
+from specbuild.cli.bench.report import Decoding
+from specbuild.cli.bench.steps import tree_text
+from specbuild.cli.options.draft_choice import Speculation
+from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.measure.occupied_engine import cuda_executor
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+
+_WARM_UP_TOKENS = 16
+_PROCESS_LIMIT_S = 300
+_PROMPT_IDS = 16
+
+
+@dataclass(frozen=True)
+class Run:
+    """One decoding of a batch; ``decode_s`` from the last first token to the end."""
+
+    records: tuple[RunRecord, ...]
+    whole_s: float
+    decode_s: float
+    decode_tokens: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all sequences together, from the last first token to the end of the last one."""
+        return self.decode_tokens / self.decode_s
+
+
+@dataclass(frozen=True)
+class SpecSweep:
+    """Prompts decoded without a draft, with every draft, and as the engine chooses."""
+
+    engine: Engine
+    prompts: Sequence[Prompt]
+    tokens: int
+    rounds: int
+    raw: bool = False
+
+    def run(self, batches: Sequence[int], budget: Budget, emit: Callable[[Decoding], None]) -> None:
+        """One row a batch and draft; the first of a batch is without one."""
+        for batch in batches:
+            plain: tuple[list[Run], float] | None = None
+            for speculation in self._drafts(batch):
+                if not budget.allows(f"spec, batch {batch}, {draft_text(speculation)}"):
+                    continue
+                self._decode(batch, speculation, _WARM_UP_TOKENS)
+                runs = [self._decode(batch, speculation, self.tokens) for _ in range(self.rounds)]
+                rate = median(run.tokens_per_s for run in runs)
+                plain = plain or (runs, rate)
+                emit(self._row(batch, speculation, runs, rate, plain))
+
+    def _drafts(self, batch: int) -> list[Speculation]:
+        found: list[Speculation] = [None]
+        if self.engine.manifest.draft is None:
+            return found
+        table = ProgramTable(cuda_executor(self.engine).plan)
+        found += [s for s in table.shapes() if table.most_sequences(s, full_logits=False) >= batch]
+        return [*found, "default"]
+
+    def _decode(self, batch: int, speculation: Speculation, tokens: int) -> Run:
+        params = GenerateParams(max_new_tokens=tokens, ignore_eos=True, raw=self.raw)
+        prompts = [self.prompts[i % len(self.prompts)] for i in range(batch)]
+        prompts = [replace(prompt, id=str(i)) for i, prompt in enumerate(prompts)]
+        return timed_run(self.engine, prompts, params, speculation)
+
+    def _row(
+        self,
+        batch: int,
+        speculation: Speculation,
+        runs: Sequence[Run],
+        rate: float,
+        plain: tuple[list[Run], float],
+    ) -> Decoding:
+        plain_runs, plain_rate = plain
+        wanted = [record.output_ids for record in plain_runs[0].records]
+        stats = [record.stats for run in runs for record in run.records]
+        emitted = [sum(r.stats.output_tokens for r in run.records) for run in runs]
+        text = draft_text(speculation)
+        if speculation == "default":
+            text = f"default: {self.engine.default_draft.reason}"
+        return Decoding(
+            batch=batch,
+            draft=text,
+            tokens_per_s=rate,
+            with_prompts_tokens_per_s=median(
+                count / run.whole_s for count, run in zip(emitted, runs, strict=True)
+            ),
+            ttft_s=median(s.ttft_s for s in stats),
+            mean_acceptance_length=mean(s.mean_acceptance_length for s in stats),
+            ratio=rate / plain_rate,
+            same_tokens=all([r.output_ids for r in run.records] == wanted for run in runs),
+        )
+
+
+def timed_run(
+    engine: Engine, prompts: Sequence[Prompt], params: GenerateParams, speculation: Speculation
+) -> Run:
+    """All prompts decoded together, by the host's clock."""
+    started_s = begun_s = perf_counter()
+    begun: set[int] = set()
+    records: dict[int, RunRecord] = {}
+    after = 0
+    for event in engine.generate(prompts, params, speculation=speculation):
+        if isinstance(event, FinishEvent):
+            records[event.request] = event.record
+        elif event.request in begun:
+            after += 1
+        else:
+            begun.add(event.request)
+            begun_s, after = perf_counter(), 0
+    ended_s = perf_counter()
+    ordered = tuple(records[i] for i in range(len(prompts)))
+    return Run(ordered, ended_s - started_s, ended_s - begun_s, after)
+
+
+def draft_text(speculation: Speculation) -> str:
+    """What a row is called."""
+    if speculation is None:
+        return "no draft"
+    return "default" if speculation == "default" else tree_text(speculation)
+
+
+def time_fresh_process(directory: Path, vocab: int) -> float:
+    """Seconds from the start of ``specbuild run`` to its first token, which is also its last.
+
+    Raises SpecbuildError where the process fails, with what it said.
+    """
+    ids = [i % vocab for i in range(1, 1 + _PROMPT_IDS)]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "prompt.jsonl"
+        file.write_text(json.dumps({"id": "first", "prompt_ids": ids}) + "\n")
+        command = [sys.executable, "-m", "specbuild.cli.main", "run", str(directory)]
+        command += ["--prompts", str(file), "--max-new-tokens", "1", "--json"]
+        started_s = perf_counter()
+        # In a file, so that a process that says much does not wait for a reader.
+        with (Path(folder) / "said").open("w+") as said:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+            limit = Timer(_PROCESS_LIMIT_S, process.kill)
+            limit.start()
+            with process:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                time_s = perf_counter() - started_s
+                process.communicate()
+            limit.cancel()
+            said.seek(0)
+            if not line:
+                raise SpecbuildError(
+                    f"`specbuild run {directory}` gave no token within {_PROCESS_LIMIT_S} s: "
+                    f"{said.read().strip() or 'it said nothing'}; run it by hand"
+                )
+    return time_s

@@ -1,0 +1,228 @@
+"""Times the phases of decoding steps and of prompts, beside the bytes that they must read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+from specbuild.cli.bench.budget import Budget
+from specbuild.cli.bench.report import KernelTime, Phase, experts_read, phase_of
+from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.measure.byte_floor import (
+    BytesByPart,
+    EngineTraffic,
+    PassTraffic,
+    Work,
+)
+from specbuild.runtime.measure.graph_timing import profile_program
+from specbuild.runtime.measure.occupied_engine import (
+    PlacedSequences,
+    cuda_executor,
+    placed_sequences,
+)
+from specbuild.runtime.measure.step_sections import LEVEL, TARGET
+from specbuild.runtime.measure.step_timing import MeasuredStep, measure_step, narrows_at
+
+# The sweeps that time steps of placed sequences.
+STEP_SWEEPS = ("decode", "verify", "draft", "profile")
+# Tokens behind the context: what the timed steps emit.
+ROOM = 128
+# A context that is nearly what the engine takes stands for it.
+_NEARLY = 0.9
+# What a profile runs of each launch's prefix.
+_PROFILE_REPEATS = 8
+
+Emit = Callable[[Phase], None]
+
+
+@dataclass(frozen=True)
+class StepSweep:
+    """Steps of an engine; ``sweeps`` are those of ``STEP_SWEEPS`` that are asked for.
+
+    ``kernels`` collects the profile, which is of the first batch and context.
+    """
+
+    engine: Engine
+    traffic: EngineTraffic
+    ceiling_bytes_per_s: float | None
+    sweeps: Sequence[str]
+    repeats: int = 30
+    kernels: list[KernelTime] = field(default_factory=list)
+
+    def run(
+        self, batches: Sequence[int], contexts: Sequence[int], budget: Budget, emit: Emit
+    ) -> None:
+        """Every context with every batch, without a draft and with every tree."""
+        for context in self._within_limits(contexts, budget):
+            for batch in batches:
+                what = f"batch {batch}, context {context}"
+                if self._wants(batch) and budget.allows(what, prompt_tokens=batch * context):
+                    self._placed(batch, context, budget, emit)
+
+    def _wants(self, batch: int) -> bool:
+        """Whether anything is left to be measured with so many sequences."""
+        drafted = self._wants_drafts and bool(self._shapes(batch))
+        return drafted or "decode" in self.sweeps or self._wants_profile
+
+    @property
+    def _wants_drafts(self) -> bool:
+        return bool({"verify", "draft"} & set(self.sweeps))
+
+    @property
+    def _wants_profile(self) -> bool:
+        return "profile" in self.sweeps and not self.kernels
+
+    @property
+    def _longest(self) -> int:
+        limit = self.engine.manifest.limits.max_seq_len
+        return max(1, limit - min(ROOM, limit // 2))
+
+    def _within_limits(self, contexts: Sequence[int], budget: Budget) -> list[int]:
+        kept: list[int] = []
+        for i, context in enumerate(contexts):
+            if i == 0 or self._longest >= _NEARLY * context:
+                kept.append(min(context, self._longest))
+            else:
+                budget.left_out.append(
+                    f"context {context}: the engine takes {self._longest} and {ROOM} more"
+                )
+        return list(dict.fromkeys(kept))
+
+    def _placed(self, batch: int, context: int, budget: Budget, emit: Emit) -> None:
+        shapes = self._shapes(batch) if self._wants_drafts or self._wants_profile else []
+        started_s = perf_counter()
+        with placed_sequences(
+            self.engine, batch=batch, context=context, shape=shapes[-1] if shapes else None
+        ) as placed:
+            budget.took_up(batch * context, perf_counter() - started_s)
+            if "decode" in self.sweeps:
+                self._decode(placed, emit)
+            timed = shapes if "verify" in self.sweeps else shapes[-1:]
+            for shape in timed if self._wants_drafts else ():
+                if budget.allows(f"batch {batch}, context {context}, {tree_text(shape)}"):
+                    self._drafted(placed, shape, emit, levels=shape == shapes[-1])
+            if self._wants_profile:
+                for step in (None, *shapes[-1:]):
+                    self._profile(placed, step)
+
+    def _shapes(self, batch: int) -> list[DraftShape]:
+        """The trees that there are steps for with so many sequences, the deepest chain last."""
+        table = ProgramTable(cuda_executor(self.engine).plan)
+        able = [s for s in table.shapes() if table.most_sequences(s, full_logits=False) >= batch]
+        return sorted(able, key=lambda s: (-s.draft_top_k, s.draft_depth))
+
+    def _decode(self, placed: PlacedSequences, emit: Emit) -> None:
+        for narrows, name in self._ways(placed):
+            step = measure_step(
+                self.engine, placed, None, repeats=self.repeats, idle=True, narrows=narrows
+            )
+            work = self._work(step, placed.batch, placed.batch)
+            traffic = self.traffic.verifying(narrows=narrows)
+            row = self._phase("decode", f"no draft{name}", step, work, step.step_s, traffic=traffic)
+            emit(replace(row, tokens_per_s=placed.batch / step.step_s, idle_s=step.idle_s))
+
+    def _ways(self, placed: PlacedSequences) -> list[tuple[bool, str]]:
+        """How steps attend there: to everything and, with DSA, to what indexers choose."""
+        ways = [(False, "")]
+        if narrows_at(self.engine, placed.context):
+            ways.append((True, ", chosen tokens"))
+        return ways
+
+    def _drafted(
+        self, placed: PlacedSequences, shape: DraftShape, emit: Emit, *, levels: bool
+    ) -> None:
+        for narrows, way in self._ways(placed):
+            self._verified(placed, shape, emit, levels=levels and not way, narrows=narrows, way=way)
+
+    def _verified(
+        self,
+        placed: PlacedSequences,
+        shape: DraftShape,
+        emit: Emit,
+        *,
+        levels: bool,
+        narrows: bool,
+        way: str,
+    ) -> None:
+        step = measure_step(
+            self.engine, placed, shape, repeats=self.repeats, idle=levels, narrows=narrows
+        )
+        name, batch = f"{tree_text(shape)}{way}", placed.batch
+        traffic = self.traffic.verifying(narrows=narrows)
+        work = self._work(step, batch * (shape.draft_tokens + 1), batch)
+        added = {section.name: section.added_s for section in step.sections}
+        if "verify" in self.sweeps:
+            emit(self._phase("verify", name, step, work, added[TARGET], traffic=traffic))
+            whole = self.traffic.step(
+                work, top_k=shape.draft_top_k, depth=shape.draft_depth, narrows=narrows
+            )
+            row = self._phase(
+                "verify", f"{name}, whole step", step, work, step.step_s,
+                floor=whole, traffic=traffic,
+            )  # fmt: skip
+            emit(replace(row, idle_s=step.idle_s))
+        if "draft" in self.sweeps and levels:
+            for level in range(1, shape.draft_depth + 1):
+                rows = batch * (1 if level == 1 else shape.draft_top_k)
+                work = Work(rows, batch, step.context, experts=0.0)
+                emit(self._level(level, name, step, work, added[f"{LEVEL}{level}"]))
+
+    def _profile(self, placed: PlacedSequences, shape: DraftShape | None) -> None:
+        runner, table = placed.executor.runner, ProgramTable(placed.executor.plan)
+        narrows = narrows_at(self.engine, placed.context)
+        entry = table.step(shape, batch=placed.batch, full_logits=False, narrows=narrows)
+        launches = profile_program(runner, entry, _PROFILE_REPEATS, reset=placed.reset)
+        added_s: dict[str, list[float]] = defaultdict(list)
+        for launch in launches:
+            added_s[launch.kernel].append(launch.added_s)
+        name = "no draft" if shape is None else tree_text(shape)
+        rows = [
+            KernelTime(name, placed.batch, kernel, len(times), sum(times))
+            for kernel, times in added_s.items()
+        ]
+        self.kernels.extend(sorted(rows, key=lambda row: -row.added_s))
+
+    def _work(self, step: MeasuredStep, rows: int, batch: int) -> Work:
+        return Work(rows, batch, step.context, experts=step.experts)
+
+    def _level(self, level: int, name: str, step: MeasuredStep, work: Work, time_s: float) -> Phase:
+        floor = self.traffic.level(level, work)
+        draft = self.traffic.first_level if level == 1 else self.traffic.further_level
+        assert draft is not None
+        name = f"{name}, level {level}"
+        return self._phase("draft", name, step, work, time_s, floor=floor, traffic=draft)
+
+    def _phase(
+        self,
+        sweep: str,
+        name: str,
+        step: MeasuredStep,
+        work: Work,
+        time_s: float,
+        *,
+        floor: BytesByPart | None = None,
+        traffic: PassTraffic | None = None,
+    ) -> Phase:
+        traffic = traffic or self.traffic.target
+        return phase_of(
+            sweep,
+            name,
+            work,
+            time_s=time_s,
+            floor=floor or traffic.bytes_read(work),
+            operations=traffic.floating_operations(work),
+            experts=experts_read(traffic, work),
+            experts_measured=step.experts is not None,
+            ceiling_bytes_per_s=self.ceiling_bytes_per_s,
+        )
+
+
+def tree_text(shape: DraftShape) -> str:
+    """``chain of 3``, or ``tree of 12 (3 wide, 4 deep)``."""
+    if shape.draft_top_k == 1:
+        return f"chain of {shape.draft_depth}"
+    return f"tree of {shape.draft_tokens} ({shape.draft_top_k} wide, {shape.draft_depth} deep)"

@@ -1,0 +1,261 @@
+"""``specbuild bench --sweep``: every phase of a CUDA engine against the bytes it must read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from specbuild.cli.bench.budget import Budget
+from specbuild.cli.bench.prompts import time_prefill
+from specbuild.cli.bench.report import SWEEPS, Decoding, KernelTime, Load, Phase, SweepReport
+from specbuild.cli.bench.runs import SpecSweep, time_fresh_process
+from specbuild.cli.bench.steps import STEP_SWEEPS, StepSweep
+from specbuild.cli.bench.table import decoding_line, load_line, phase_line
+from specbuild.cli.bench.views import RETRIEVED_TOKENS, VIEW_SWEEP, ViewSweep
+from specbuild.cli.commands.run import checked_requests
+from specbuild.cli.terminal import console
+from specbuild.cli.terminal.engine_loading import load_engine
+from specbuild.cli.terminal.prompt_file import read_prompt_file
+from specbuild.runtime.engine_dir.files import read_manifest
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
+from specbuild.runtime.executors.cuda.memory import footprint
+from specbuild.runtime.measure.byte_floor import engine_traffic
+from specbuild.runtime.measure.occupied_engine import cuda_executor
+
+if TYPE_CHECKING:
+    from specbuild.runtime.engine import Engine
+    from specbuild.runtime.executors.cuda.gpu import Gpu
+    from specbuild.runtime.measure.read_speed import ReadKernel
+    from specbuild.runtime.request import Prompt
+
+BATCHES = (1, 4, 16, 64)
+CONTEXTS = (1000, 32768, 131072)
+PROMPT_TOKENS = (512, 2048, 8192)
+SPEC_BATCHES = (1, 16)
+FRESH_PROCESSES = 2
+DEFAULT_LIMIT_S = 120.0
+_RANDOM_SEED = 1
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What to measure. ``limit_s`` bounds the steps, the prompts and the decoding, each."""
+
+    sweeps: tuple[str, ...]
+    prompts: Sequence[Path] = ()
+    batches: Sequence[int] = BATCHES
+    contexts: Sequence[int] = CONTEXTS
+    retrieved: Sequence[int] = RETRIEVED_TOKENS
+    max_new_tokens: int = 128
+    rounds: int = 3
+    raw: bool = False
+    limit_s: float = DEFAULT_LIMIT_S
+    repeats: int = 30
+
+
+@dataclass
+class Progress:
+    """What was measured so far; every row is told to standard error as it comes."""
+
+    say: Callable[[str], None]
+    phases: list[Phase] = field(default_factory=list)
+    kernels: list[KernelTime] = field(default_factory=list)
+    decoding: list[Decoding] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    def phase(self, found: Phase) -> None:
+        """Keeps a row."""
+        self.phases.append(found)
+        self.say(phase_line(found))
+
+    def decoded(self, found: Decoding) -> None:
+        """Keeps a row of decoding."""
+        self.decoding.append(found)
+        self.say(decoding_line(found))
+
+
+def sweeps_of(text: str) -> tuple[str, ...]:
+    """``decode,spec`` as a tuple in the order of measuring; SpecbuildError names an unknown one."""
+    asked = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [part for part in asked if part not in SWEEPS]
+    if unknown or not asked:
+        got = ", ".join(unknown) or "nothing"
+        raise SpecbuildError(f"--sweep got {got}, expected some of {','.join(SWEEPS)}")
+    return tuple(sweep for sweep in SWEEPS if sweep in asked)
+
+
+def run_sweep(directory: Path, plan: SweepPlan) -> SweepReport:
+    """Loads the engine and measures; UnsupportedHereError for an engine of another backend."""
+    manifest = read_manifest(directory)
+    if manifest.backend != "cuda":
+        raise UnsupportedHereError(
+            f"--sweep measures CUDA engines, {directory} was built for {manifest.backend}; leave "
+            "--sweep out, or build it with --backend cuda"
+        )
+    progress = Progress(lambda line: console.messages().print(line, soft_wrap=True))
+    with _opened_gpu() as gpu:
+        fresh = _fresh_processes(directory, manifest, progress) if "load" in plan.sweeps else ()
+        free_bytes = gpu.free_bytes()
+        started_s = perf_counter()
+        engine = load_engine(directory)
+        load_s = perf_counter() - started_s
+        try:
+            load = None
+            if "load" in plan.sweeps:
+                load = _loaded(engine, load_s, fresh, free_bytes)
+                progress.say(load_line(load))
+            ceiling = _ceiling(engine, progress)
+            measure(engine, plan, ceiling, _prompts(engine, directory, plan), progress)
+            facts = gpu.facts
+        finally:
+            cuda_executor(engine).close()
+    major, minor = divmod(facts.driver_version // 10, 100)
+    return SweepReport(
+        gpu=f"{facts.name}, CUDA {major}.{minor}",
+        engine=directory.name,
+        ceiling_bytes_per_s=ceiling,
+        phases=tuple(progress.phases),
+        kernels=tuple(progress.kernels),
+        decoding=tuple(progress.decoding),
+        load=load,
+        left_out=tuple(progress.left_out),
+    )
+
+
+def measure(
+    engine: Engine,
+    plan: SweepPlan,
+    ceiling_bytes_per_s: float | None,
+    prompts: Sequence[Prompt],
+    progress: Progress,
+) -> None:
+    """The sweeps that need nothing but the engine."""
+    executor, most = cuda_executor(engine), engine.manifest.limits.max_batch_size
+    traffic = engine_traffic(executor.plan, executor.runner.described)
+    batches = [batch for batch in plan.batches if batch <= most] or [most]
+    progress.left_out += [
+        f"batch {b}: the engine takes {most} sequences" for b in plan.batches if b > most
+    ]
+    steps = [sweep for sweep in STEP_SWEEPS if sweep in plan.sweeps]
+    if steps:
+        budget = Budget.of(plan.limit_s, progress.left_out)
+        sweep = StepSweep(
+            engine, traffic, ceiling_bytes_per_s, steps, plan.repeats, progress.kernels
+        )
+        sweep.run(batches, plan.contexts, budget, progress.phase)
+    if VIEW_SWEEP in plan.sweeps and engine.manifest.specpv is None:
+        progress.left_out.append("specpv: the engine was built without --specpv")
+    elif VIEW_SWEEP in plan.sweeps:
+        budget = Budget.of(plan.limit_s, progress.left_out)
+        views = ViewSweep(
+            engine,
+            traffic,
+            ceiling_bytes_per_s,
+            plan.repeats,
+            progress.kernels,
+            retrieved=plan.retrieved,
+        )
+        views.run(batches, plan.contexts, budget, progress.phase)
+    if "prefill" in plan.sweeps:
+        budget = Budget.of(plan.limit_s, progress.left_out)
+        time_prefill(
+            engine,
+            PROMPT_TOKENS,
+            budget,
+            progress.phase,
+            traffic=traffic,
+            ceiling_bytes_per_s=ceiling_bytes_per_s,
+        )
+    if "spec" in plan.sweeps:
+        budget = Budget.of(plan.limit_s, progress.left_out)
+        spec = SpecSweep(engine, prompts, plan.max_new_tokens, plan.rounds, plan.raw)
+        spec.run([b for b in SPEC_BATCHES if b in batches] or batches[:1], budget, progress.decoded)
+
+
+def stream_kernel(gpu: str) -> ReadKernel:
+    """The streaming read, compiled for a GPU; SpecbuildError or ImportError without a compiler."""
+    from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
+    from specbuild.plugins_cuda.launches import Kernel
+    from specbuild.runtime.measure.read_speed import ReadKernel
+
+    kernel = Kernel("_device", "stream_read", file="stream_read.cu")
+    compiled = Compiler(gpu).compile([kernel], lambda: None)
+    return ReadKernel(compiled.files[compiled.kernels[kernel].cubin], kernel.entry)
+
+
+def _ceiling(engine: Engine, progress: Progress) -> float | None:
+    from specbuild.runtime.measure.read_speed import streaming_read
+
+    executor = cuda_executor(engine)
+    try:
+        kernel = stream_kernel(executor.plan.gpu)
+    except (ImportError, SpecbuildError) as error:
+        progress.left_out.append(f"the bandwidth of a streaming read: {error}")
+        return None
+    found = streaming_read(executor.runner.gpu, kernel)
+    progress.say(f"streaming read: {found / 1e12:.3f} TB/s")
+    return found
+
+
+def _prompts(engine: Engine, directory: Path, plan: SweepPlan) -> list[Prompt]:
+    """``--prompts``, else what ``synth`` wrote beside the engine, else random tokens."""
+    from specbuild.cli.bench.pairs import random_prompts
+    from specbuild.runtime.request import GenerateParams
+
+    files = list(plan.prompts)
+    beside = directory.with_name(f"{directory.name}.prompts.jsonl")
+    if not files and beside.is_file():
+        files = [beside]
+    if not files:
+        longest = max(1, engine.manifest.limits.max_seq_len // 2)
+        vocab = engine.manifest.target.vocab
+        return list(random_prompts(vocab, longest, seed=_RANDOM_SEED).prompts)
+    params = GenerateParams(max_new_tokens=plan.max_new_tokens, raw=plan.raw)
+    placed = [prompt for file in files for prompt in read_prompt_file(file)]
+    return checked_requests(engine, placed, [params] * len(placed))
+
+
+def _fresh_processes(directory: Path, manifest: Manifest, progress: Progress) -> tuple[float, ...]:
+    """Before this process loads the engine: there may not be device memory for two."""
+    times = []
+    for _ in range(FRESH_PROCESSES):
+        times.append(time_fresh_process(directory, manifest.target.vocab))
+        progress.say(f"load: a fresh process gave its first token after {times[-1]:.2f} s")
+    return tuple(times)
+
+
+def _loaded(engine: Engine, load_s: float, fresh: tuple[float, ...], free_bytes: int) -> Load:
+    """Memory is looked at after some tokens, when kernels and graphs are there."""
+    from specbuild.runtime.request import GenerateParams, Prompt
+
+    prompt = Prompt("first", ids=(1, 2, 3))
+    for _ in engine.generate([prompt], GenerateParams(max_new_tokens=8, ignore_eos=True)):
+        pass
+    executor = cuda_executor(engine)
+    gpu, held = executor.runner.gpu, footprint(executor.plan)
+    taken = free_bytes - gpu.free_bytes()
+    return Load(
+        load_s=load_s,
+        first_token_s=fresh,
+        weights_bytes=held.weights,
+        cache_bytes=held.cache,
+        beyond_bytes=taken - held.weights - held.cache,
+        context_bytes=gpu.facts.total_bytes - free_bytes,
+    )
+
+
+@contextmanager
+def _opened_gpu() -> Iterator[Gpu]:
+    """The GPU with a context, so that what the engine takes shows beside what that takes."""
+    from specbuild.runtime.executors.cuda.driver import open_gpu
+
+    gpu = open_gpu()
+    try:
+        yield gpu
+    finally:
+        gpu.close()

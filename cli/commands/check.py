@@ -1,0 +1,39 @@
+"""``specbuild check``: is this an engine, and does it run here?"""
+
+from __future__ import annotations
+
+import typer
+
+from specbuild.cli.options import shared as options
+
+EXIT_NOT_HERE = 1
+
+
+def check(engine: options.EngineDirectory, _debug: options.Debug = False) -> None:
+    """Say whether an engine is whole and runs on this machine, without loading its weights.
+
+    For a CUDA engine: is there a GPU of the architecture that it was built for, a
+    driver that is new enough, and memory for its weights and caches? For TensorRT
+    engines: is the library installed, of the version that built them, and the
+    GPU one of theirs? They are not loaded.
+
+    Reads the manifest and the sizes of the files. Exit code 0: runs here;
+    1: sound, but not here, for each reason printed; 2: not an engine, or damaged.
+
+    \b
+    Examples:
+    specbuild check engine
+    """
+    from specbuild.runtime.device import check_here
+    from specbuild.runtime.engine_dir.files import check_sizes, read_manifest
+
+    manifest = read_manifest(engine)
+    check_sizes(engine, manifest)
+    reasons = check_here(manifest, directory=engine)
+    if not reasons:
+        print(f"{engine} runs here")
+        return
+    print(f"{engine} is sound, but does not run here:")
+    for reason in reasons:
+        print(f"- {reason}")
+    raise typer.Exit(EXIT_NOT_HERE)

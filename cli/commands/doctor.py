@@ -1,0 +1,58 @@
+"""``specbuild doctor``: what this machine can build for and run."""
+
+from __future__ import annotations
+
+import platform
+
+from specbuild.cli.options import shared as options
+
+_TO_BUILD = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "onnx-graphsurgeon")
+_TO_RUN = ("onnxruntime",)
+_TO_COMPILE = ("nvidia-cuda-nvrtc",)
+_TO_LAUNCH = ("cuda-bindings",)
+_OTHERS = ("tensorrt", "tensorrt-rtx")
+
+
+def doctor(_debug: options.Debug = False) -> None:
+    """Say what this machine can build engines for and run, and what is missing for the rest.
+
+    \b
+    Examples:
+    specbuild doctor
+    """
+    from specbuild.cli.terminal import console, machine
+    from specbuild.runtime.device import this_device
+
+    here = this_device()
+    wanted = (*_TO_BUILD, *_TO_RUN, *_TO_COMPILE, *_TO_LAUNCH, *_OTHERS)
+    found = {name: machine.package_version(name) for name in wanted}
+    table = console.fact_table("machine")
+    table.add_row("Python", platform.python_version())
+    table.add_row("system", f"{platform.system()} {platform.release()} {platform.machine()}")
+    table.add_row("processor", f"{here.cpu_name}, {here.cores} cores")
+    if here.available_bytes is not None:
+        table.add_row("memory", f"{console.size_text(here.available_bytes)} available")
+    driver = machine.nvidia_driver()
+    table.add_row(
+        "NVIDIA driver",
+        "none" if driver is None else f"CUDA {driver.cuda_version}, {driver.gpus} GPUs",
+    )
+    for name, version in found.items():
+        table.add_row(name, version or "not installed")
+    console.output().print(table)
+    print(f"builds engines for the CPU: {_answer(found, (*_TO_BUILD, *_TO_RUN), 'cpu,build')}")
+    print(f"runs engines for the CPU: {_answer(found, _TO_RUN, 'cpu')}")
+    to_compile = (*_TO_BUILD, *_TO_COMPILE, *_TO_LAUNCH)
+    print(f"builds engines for GPUs (sm_90a): {_answer(found, to_compile, 'build,cuda')}")
+    rtx = _answer(found, (*_TO_BUILD, "tensorrt-rtx"), "build,tensorrt-rtx")
+    print(f"builds engines for RTX GPUs (tensorrt-rtx): {rtx}")
+    no_gpu = driver is None or driver.gpus == 0
+    launches = "no, no NVIDIA driver shows a GPU" if no_gpu else _answer(found, _TO_LAUNCH, "cuda")
+    print(f"runs engines for GPUs: {launches}")
+
+
+def _answer(found: dict[str, str | None], needed: tuple[str, ...], extras: str) -> str:
+    missing = [name for name in needed if found[name] is None]
+    if not missing:
+        return "yes"
+    return f"no, {', '.join(missing)} missing: pip install 'specbuild[{extras}]'"

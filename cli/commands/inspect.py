@@ -1,0 +1,72 @@
+"""``specbuild inspect``: what an engine holds and will take."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from specbuild.cli.options import shared as options
+
+
+def inspect(
+    engine: options.EngineDirectory,
+    as_json: options.Json = False,
+    max_batch_size: Annotated[
+        int | None,
+        typer.Option("--max-batch-size", metavar="N", min=1, help="Predict memory for this batch."),
+    ] = None,
+    max_seq_len: Annotated[
+        int | None,
+        typer.Option("--max-seq-len", metavar="N", min=1, help="Predict memory for this length."),
+    ] = None,
+    _debug: options.Debug = False,
+) -> None:
+    """Show an engine's geometry, limits, sizes, ops, and the memory it will take.
+
+    Memory is predicted for the limits of the engine, or for those given here:
+    what an engine built with them would take. Of a CUDA engine the programs
+    and kernels are listed too, of TensorRT engines layers, bindings and profiles.
+
+    \b
+    Examples:
+    specbuild inspect engine
+    specbuild inspect engine --max-batch-size 8 --max-seq-len 8192
+    specbuild inspect engine --json
+    """
+    from specbuild.cli.tables.predicted_memory import predict_memory
+    from specbuild.runtime.engine_dir.files import read_manifest
+
+    manifest = read_manifest(engine)
+    facts_of_plan = plan = costs = None
+    if manifest.backend == "cuda":
+        from specbuild.cli.tables.plan_tables import plan_facts, plan_tables
+        from specbuild.cli.tables.step_cost_table import step_cost_facts, step_cost_table
+        from specbuild.runtime.executors.cuda.check import read_plan
+
+        plan = read_plan(engine, manifest)
+        facts_of_plan = plan_facts(engine, manifest, plan)
+        costs = step_cost_facts(engine, manifest, plan)
+    memory = predict_memory(manifest, plan, max_batch_size=max_batch_size, max_seq_len=max_seq_len)
+    if as_json:
+        import json
+
+        from specbuild.runtime.engine_dir.strict_json import to_json
+
+        facts = to_json(manifest) | {"predicted_memory": to_json(memory)}
+        if facts_of_plan is not None:
+            facts |= to_json(facts_of_plan) | {"step_costs": to_json(costs)}
+        print(json.dumps(facts, allow_nan=False))
+        return
+    from specbuild.cli.tables.engine_table import engine_tables
+    from specbuild.cli.terminal.console import output
+
+    output().print(engine_tables(manifest, memory))
+    if manifest.tensorrt is not None:
+        from specbuild.cli.tables.tensorrt_tables import tensorrt_tables
+
+        output().print(tensorrt_tables(manifest, manifest.tensorrt))
+    if facts_of_plan is not None:
+        output().print(plan_tables(facts_of_plan))
+    if costs is not None:
+        output().print(step_cost_table(costs))

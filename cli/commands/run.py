@@ -1,0 +1,201 @@
+"""``specbuild run``: decode prompts with an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbuild.cli.options import dsa as dsa_options
+from specbuild.cli.options import shared as options
+from specbuild.cli.options import specpv as specpv_options
+from specbuild.cli.options.draft_choice import DraftOptions, speculation_of
+from specbuild.runtime.errors import RequestError, SpecbuildError
+
+if TYPE_CHECKING:
+    from specbuild.cli.terminal.prompt_file import PlacedPrompt
+    from specbuild.runtime.engine import Engine
+    from specbuild.runtime.records import RunRecord
+    from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt, TokenEvent
+
+
+def run(
+    engine: options.EngineDirectory,
+    *,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", metavar="TEXT", help="The prompt.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", metavar="FILE.jsonl", help="One prompt a line, as JSON."),
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", metavar="N", min=1, help="Tokens to emit at most.")
+    ] = 128,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")
+    ] = 0.0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", metavar="P", help="Sample from this much probability.")
+    ] = 1.0,
+    top_k: Annotated[
+        int, typer.Option("--top-k", metavar="K", min=0, help="Sample from the K best; 0 is all.")
+    ] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="S", help="Prompt i (from 0) samples with S + i.")
+    ] = 0,
+    logprobs: Annotated[
+        bool, typer.Option("--logprobs", help="Add each token's log-probability to --json.")
+    ] = False,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", metavar="TEXT", help="End before this text; repeatable."),
+    ] = None,
+    threads: options.Threads = None,
+    no_spec: Annotated[
+        bool, typer.Option("--no-spec", help="Decode without the draft, to the same tokens.")
+    ] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after an end-of-sequence token.")
+    ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Feed text as it is, without the chat template.")
+    ] = False,
+    as_json: options.Json = False,
+    draft_top_k: options.DraftTopK = None,
+    draft_depth: options.DraftDepth = None,
+    draft_tokens: options.DraftTokens = None,
+    specpv_retrieval_blocks: specpv_options.RequestedBlocks = None,
+    dsa_top_k: dsa_options.RequestedTopK = None,
+    _debug: options.Debug = False,
+) -> None:
+    """Decode prompts with an engine, speculatively where it has a draft.
+
+    The prompt is [b]--prompt TEXT[/b], or all of standard input as one text, or
+    each line of [b]--prompts FILE.jsonl[/b]: {"id": "a", "prompt": "text"}
+    or {"id": "a", "prompt_ids": \\[1, 2]}.
+
+    Text goes to standard output, tokens of the draft coloured apart, and the
+    statistics to standard error. With [b]--json[/b] standard output holds one
+    JSON object a prompt, in input order, and nothing else.
+
+    \b
+    Examples:
+    specbuild run engine --prompt "def area(radius):"
+    specbuild run engine --prompts prompts.jsonl --json --max-new-tokens 64
+    specbuild run engine --prompt Hello --temperature 0.8 --top-p 0.95 --seed 7
+    specbuild run engine --prompt Hello --draft-top-k 1 --draft-depth 3
+    specbuild run engine --prompts long.jsonl --specpv-retrieval-blocks auto
+    specbuild run engine --prompts long.jsonl --dsa-top-k 512
+    """
+    from specbuild.cli.terminal.engine_loading import load_engine
+    from specbuild.cli.terminal.prompt_file import read_prompts
+    from specbuild.runtime.request import GenerateParams
+    from specbuild.runtime.sampling import MAX_SEED, SamplingParams
+
+    if logprobs and not as_json:
+        raise SpecbuildError("--logprobs shows in JSON only: add --json")
+    blocks = specpv_options.requested_blocks(specpv_retrieval_blocks)
+    placed = read_prompts(prompt, prompts)
+    if not 0 <= seed <= MAX_SEED - len(placed) + 1:
+        raise SpecbuildError(
+            f"--seed {seed}: the last of {len(placed)} prompts would sample with "
+            f"{seed + len(placed) - 1}; give 0 to {MAX_SEED - len(placed) + 1}"
+        )
+    params = [
+        GenerateParams(
+            max_new_tokens=max_new_tokens,
+            sampling=SamplingParams(
+                temperature=temperature, top_p=top_p, top_k=top_k, seed=seed + i
+            ),
+            stop=tuple(stop or ()),
+            ignore_eos=ignore_eos,
+            raw=raw,
+            specpv_retrieval_blocks=blocks,
+            dsa_top_k=dsa_top_k,
+        )
+        for i in range(len(placed))
+    ]
+    loaded = load_engine(engine, threads=threads)
+    speculation = speculation_of(
+        loaded.manifest, DraftOptions(draft_top_k, draft_depth, draft_tokens), no_spec=no_spec
+    )
+    requests = checked_requests(loaded, placed, params)
+    events = loaded.generate(requests, params, speculation=speculation)
+    if as_json:
+        _print_records(events, with_logprobs=logprobs)
+    else:
+        _stream(events, [item.record.id for item in placed], has_text=loaded.text is not None)
+        if speculation == "default":
+            _print_draft_choice(loaded)
+
+
+def _print_draft_choice(engine: Engine) -> None:
+    from specbuild.cli.terminal.console import messages
+
+    messages().print(f"draft: {engine.default_draft.reason}", soft_wrap=True)
+
+
+def checked_requests(
+    engine: Engine, placed: Sequence[PlacedPrompt], params: Sequence[GenerateParams]
+) -> list[Prompt]:
+    """The engine's prompts; RequestError names the place of the first that it would refuse."""
+    from specbuild.runtime.request import Prompt
+
+    requests = []
+    for item, own_params in zip(placed, params, strict=True):
+        record = item.record
+        request = Prompt(id=record.id, ids=record.prompt_ids, text=record.prompt)
+        try:
+            engine.check_prompts([request], [own_params])
+        except RequestError as error:
+            raise RequestError(f"{item.place}: {error}") from error
+        requests.append(request)
+    return requests
+
+
+def _print_records(events: Iterator[TokenEvent | FinishEvent], *, with_logprobs: bool) -> None:
+    import json
+
+    from specbuild.runtime.engine_dir.strict_json import to_json
+    from specbuild.runtime.request import FinishEvent
+
+    finished: dict[int, RunRecord] = {}
+    following = 0
+    for event in events:
+        if not isinstance(event, FinishEvent):
+            continue
+        finished[event.request] = event.record
+        while following in finished:
+            line = to_json(finished.pop(following))
+            if not with_logprobs:
+                del line["logprobs"]
+            for lossy in ("specpv", "dsa"):
+                if line["stats"][lossy] is None:
+                    del line["stats"][lossy]
+            print(json.dumps(line, allow_nan=False), flush=True)
+            following += 1
+
+
+def _stream(
+    events: Iterator[TokenEvent | FinishEvent], titles: list[str], *, has_text: bool
+) -> None:
+    from specbuild.cli.terminal.token_stream import TokenStream
+    from specbuild.runtime.request import TokenEvent
+
+    stream = TokenStream(titles)
+    records: dict[int, RunRecord] = {}
+    for event in events:
+        if isinstance(event, TokenEvent):
+            text = event.text if has_text else f"{event.token_id} "
+            stream.write(event.request, text, from_draft=event.from_draft)
+        else:
+            records[event.request] = event.record
+            stream.finish(event.request, event.record.text)
+
+    from specbuild.cli.tables.run_table import run_table
+    from specbuild.cli.terminal.console import messages
+
+    messages().print(run_table([records[i] for i in sorted(records)]))

@@ -1,0 +1,130 @@
+"""``specbuild tune``: measure kernel variants and steps on this GPU, and let an engine use them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbuild.cli.options import shared as options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from specbuild.builder.backends.cuda.tuning.tune import TuneReport
+
+
+def tune(
+    engine: options.EngineDirectory,
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="Tactic file to write or add to; ENGINE.tactics.json beside the engine if left "
+            "out.",
+        ),
+    ] = None,
+    ops: Annotated[
+        str | None,
+        typer.Option("--ops", metavar="NAMES", help="Only these ops, as RmsMoe,Linear."),
+    ] = None,
+    max_rows: Annotated[
+        int | None,
+        typer.Option("--max-rows", metavar="N", min=1, help="Only launches of up to N rows."),
+    ] = None,
+    context: Annotated[
+        int,
+        typer.Option("--context", metavar="N", min=1, help="Tokens that a sequence holds."),
+    ] = 1024,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", metavar="S", min=0.0, help="Start no shape after this time."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Measure again what the tactic file holds.")
+    ] = False,
+    skip_tactics: Annotated[
+        bool, typer.Option("--skip-tactics", help="Leave the kernels as they are.")
+    ] = False,
+    skip_costs: Annotated[
+        bool, typer.Option("--skip-costs", help="Do not measure the step costs.")
+    ] = False,
+    as_json: options.Json = False,
+    _debug: options.Debug = False,
+) -> None:
+    """Time every kernel variant at the engine's shapes, and rewrite its plan with the fastest.
+
+    Needs the GPU that the engine was built for. The results go to a tactic file, which
+    [b]build --tactics[/b] reads on a machine without a GPU. A variant is taken where it
+    is more than 2 % faster than the default and gives the same bits.
+
+    Then whole steps are timed for every batch, draft and several contexts, about a minute
+    long, and stored in the engine: on this kind of GPU the default draft is chosen by them.
+
+    \b
+    Examples:
+    specbuild tune engine
+    specbuild tune engine --output h200.json --seconds 300
+    specbuild tune engine --ops RmsMoe,Linear --max-rows 64 --force
+    specbuild tune engine --skip-tactics
+    """
+    from specbuild.builder.backends.cuda.tuning.tune import TuneOptions, tune_engine
+    from specbuild.cli.commands.tune_costs import tune_costs
+    from specbuild.cli.tables.step_cost_table import step_cost_table
+    from specbuild.cli.terminal.console import json_line, messages
+    from specbuild.cli.terminal.progress_bar import ProgressBar
+    from specbuild.runtime.errors import SpecbuildError
+
+    if skip_tactics and skip_costs:
+        raise SpecbuildError(
+            "--skip-tactics and --skip-costs together leave nothing to measure; give one of them"
+        )
+    asked = TuneOptions(
+        engine=engine,
+        output=output,
+        ops=tuple(filter(None, (ops or "").split(","))),
+        max_rows=max_rows,
+        context=context,
+        seconds=seconds,
+        force=force,
+    )
+    report = costs = None
+    try:
+        with ProgressBar() as progress:
+            report = None if skip_tactics else tune_engine(asked, progress)
+            costs = None if skip_costs else tune_costs(engine, progress)
+    finally:
+        # The tactics are in the engine, whatever becomes of the costs.
+        if as_json and (report or costs):
+            print(json_line({"tactics": report, "step_costs": costs}))
+        elif report is not None:
+            messages().print(tune_table(report))
+    if costs is not None and not as_json:
+        messages().print(step_cost_table(costs))
+
+
+def tune_table(report: TuneReport) -> Table:
+    """What was measured, and what it gained by op."""
+    from specbuild.cli.terminal.console import fact_table
+
+    table = fact_table("tuned")
+    table.add_row("GPU", report.device)
+    table.add_row("tactic file", report.file)
+    table.add_row("measured", f"{len(report.measured)} of {report.shapes} shapes")
+    if report.left:
+        table.add_row("not reached", f"{report.left} shapes; give more --seconds")
+    for op in sorted({shape.op for shape in report.measured}):
+        shapes = [shape for shape in report.measured if shape.op == op]
+        faster = [shape for shape in shapes if shape.tactic]
+        gains = ", ".join(
+            f"{shape.rows} rows {shape.default_us:.1f} → {shape.median_us:.1f} µs"
+            for shape in faster
+        )
+        table.add_row(op, f"{len(faster)} of {len(shapes)} faster{': ' if gains else ''}{gains}")
+    used = report.tactics
+    table.add_row("engine", f"{used.tuned_launches} of {used.launches} launches tuned")
+    table.add_row("took", f"{report.seconds:.0f} s")
+    return table

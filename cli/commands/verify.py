@@ -1,0 +1,118 @@
+"""``specbuild verify``: hold an engine against an independent reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from specbuild.cli.options import shared as options
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from specbuild.builder.verify import LosslessRow, VerifyReport, VerifyRow
+
+EXIT_THRESHOLD_FAILED = 1
+
+
+def verify(
+    engine: options.EngineDirectory,
+    model: options.Model,
+    draft: options.Draft = None,
+    as_json: options.Json = False,
+    _debug: options.Debug = False,
+) -> None:
+    """Compare a CPU engine with its checkpoint, stage by stage, and check losslessness.
+
+    The reference for the target is Hugging Face transformers, for the draft plain torch.
+    Exit code 1 when a threshold fails.
+
+    \b
+    Examples:
+    specbuild verify engine --model target
+    specbuild verify engine --model target --draft draft --json
+    """
+    from specbuild.builder.verify import verify_engine
+    from specbuild.cli.terminal import console
+    from specbuild.cli.terminal.progress_bar import ProgressBar
+
+    with ProgressBar() as progress:
+        report = verify_engine(engine, model, draft, progress)
+    if as_json:
+        print(console.json_line(report))
+    else:
+        console.output().print(verify_tables(report))
+    if not report.passed:
+        raise typer.Exit(EXIT_THRESHOLD_FAILED)
+
+
+def verify_tables(report: VerifyReport) -> Group:
+    """The stages and the losslessness check, as two tables and a verdict."""
+    from rich.console import Group
+    from rich.text import Text
+
+    thresholds = list(dict.fromkeys(row.threshold for row in report.rows))
+    notes = [Text(f"{i}: {threshold}") for i, threshold in enumerate(thresholds, start=1)]
+    verdict = "every threshold holds" if report.passed else "a threshold failed"
+    return Group(
+        _stages_table(report.rows, thresholds),
+        *notes,
+        _losslessness_table(report.losslessness),
+        Text(verdict, style="green" if report.passed else "red"),
+    )
+
+
+def _stages_table(rows: Sequence[VerifyRow], thresholds: Sequence[str]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="stages against the reference", title_justify="left")
+    table.add_column("stage", no_wrap=True)
+    for heading in ("rows", "cosine", "error", "argmax", "top-k", "rule"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for row in rows:
+        table.add_row(
+            row.stage,
+            str(row.rows),
+            f"{row.cosine:.7f}",
+            f"{row.max_error:.1e}",
+            _share(row.argmax_agreement),
+            _share(row.topk_agreement),
+            str(thresholds.index(row.threshold) + 1),
+            _verdict(row.passed),
+        )
+    return table
+
+
+def _losslessness_table(rows: Sequence[LosslessRow]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="same tokens with and without the draft", title_justify="left")
+    table.add_column("check", no_wrap=True)
+    for heading in ("prompts", "tokens", "differ", "ties"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for row in rows:
+        table.add_row(
+            row.name,
+            str(row.prompts),
+            str(row.tokens),
+            str(row.differences),
+            str(row.near_ties),
+            _verdict(row.passed),
+        )
+    return table
+
+
+def _share(agreement: float | None) -> str:
+    return "–" if agreement is None else f"{agreement:.1%}"
+
+
+def _verdict(passed: bool) -> Text:
+    from rich.text import Text
+
+    return Text("ok", style="green") if passed else Text("failed", style="red")

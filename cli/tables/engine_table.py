@@ -1,0 +1,235 @@
+"""An engine's manifest, drawn for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+
+from specbuild.cli.options.draft_choice import shape_text
+from specbuild.cli.options.dsa import dsa_summary
+from specbuild.cli.tables.predicted_memory import PredictedMemory
+from specbuild.cli.terminal.console import fact_table, size_text
+from specbuild.runtime.engine_dir.manifest import (
+    DraftGeometry,
+    DraftShape,
+    Limits,
+    Manifest,
+    SpecPv,
+    TargetGeometry,
+)
+
+if TYPE_CHECKING:
+    from specbuild.builder.backends.cuda.report import CudaReport
+
+OPS_SHOWN = 8
+
+
+def build_summary(engine: Path, manifest: Manifest) -> Table:
+    """What a build made: where, how large, and with which limits."""
+    table = fact_table("built")
+    table.add_row("engine", str(engine))
+    table.add_row("size", size_text(sum(file.bytes for file in manifest.files.values())))
+    _add_limits(table, manifest.limits)
+    _add_draft_default(table, manifest.draft_default)
+    if manifest.specpv is not None:
+        table.add_row("SpecPV", specpv_summary(manifest.specpv))
+    if manifest.dsa is not None:
+        table.add_row("DSA", dsa_summary(manifest))
+    for warning in manifest.warnings:
+        table.add_row("warning", warning)
+    return table
+
+
+def add_tactics(table: Table, cuda: CudaReport | None) -> None:
+    """How much of a CUDA engine runs kernels that were measured against others."""
+    if cuda is None or cuda.tactics is None:
+        return
+    tactics = cuda.tactics
+    tuned = f"{tactics.tuned_launches} of {tactics.launches} launches with variants"
+    table.add_row("tuned", f"{tuned}, by {tactics.file} ({tactics.device})")
+
+
+def engine_tables(manifest: Manifest, memory: PredictedMemory) -> Group:
+    """Everything that ``inspect`` shows."""
+    return Group(
+        _engine_table(manifest),
+        _target_table(manifest.target),
+        *([] if manifest.draft is None else [_draft_table(manifest.draft)]),
+        _parts_table(manifest),
+        *([_roles_table(manifest)] if manifest.roles else []),
+        _memory_table(memory),
+    )
+
+
+def _engine_table(manifest: Manifest) -> Table:
+    table = fact_table("engine")
+    table.add_row("format", f"{manifest.format_version} (specbuild {manifest.specbuild_version})")
+    table.add_row("backend", manifest.backend)
+    table.add_row("built for", manifest.device)
+    _add_limits(table, manifest.limits)
+    _add_draft_default(table, manifest.draft_default)
+    if manifest.specpv is not None:
+        table.add_row("SpecPV", specpv_summary(manifest.specpv))
+    if manifest.dsa is not None:
+        table.add_row("DSA", dsa_summary(manifest))
+    given = {name: value for name, value in manifest.options.items() if value}
+    for name, value in given.items():
+        table.add_row(f"built with {name}", str(value))
+    for warning in manifest.warnings:
+        table.add_row("warning", warning)
+    return table
+
+
+def _add_limits(table: Table, limits: Limits) -> None:
+    table.add_row("longest sequence", f"{limits.max_seq_len} tokens")
+    table.add_row("largest batch", f"{limits.max_batch_size} sequences")
+    table.add_row("largest launch", f"{limits.max_rows} rows")
+    if limits.draft_tokens > 0:
+        largest = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)
+        table.add_row("largest draft", shape_text(largest))
+
+
+def _add_draft_default(table: Table, default: DraftShape | None) -> None:
+    table.add_row("default draft", "none" if default is None else shape_text(default))
+
+
+def specpv_summary(specpv: SpecPv) -> str:
+    """What an engine with SpecPV does to its output, and its sizes."""
+    kept = specpv.n_sink_blocks + specpv.n_retrieval_blocks + specpv.n_window_blocks
+    return (
+        f"lossy: contexts above {specpv.partial_threshold} tokens are verified over {kept} blocks "
+        f"of {specpv.block_size} ({specpv.n_sink_blocks} sink, {specpv.n_retrieval_blocks} "
+        f"retrieved, {specpv.n_window_blocks} window) and a buffer of "
+        f"{specpv.n_spec_tokens_buf}, over everything again after "
+        f"{specpv.full_refresh_interval} steps at most"
+    )
+
+
+def _target_table(target: TargetGeometry) -> Table:
+    table = fact_table(f"target: {target.model_type}")
+    sliding = target.layer_types.count("sliding_attention")
+    windows = f"{sliding} with a window of {target.sliding_window}" if sliding else "no windows"
+    table.add_row("layers", f"{target.layers}, {windows}")
+    table.add_row("hidden", str(target.hidden))
+    table.add_row("vocabulary", str(target.vocab))
+    _add_attention(table, target)
+    if target.feed_forward is not None and target.feed_forward.dense_layers:
+        f = target.feed_forward
+        table.add_row(
+            "dense MLP", f"of {f.dense_inner}, in {f.dense_layers} of {target.layers} layers"
+        )
+    if target.experts:
+        table.add_row("experts", _experts_text(target))
+    table.add_row("positions", f"{target.max_positions}, RoPE theta {target.rope.theta:g}")
+    if target.rope.scaling != "none":
+        table.add_row("RoPE scaling", f"{target.rope.scaling}, factor {target.rope.factor:g}")
+    table.add_row("end of sequence", ", ".join(map(str, target.eos_token_ids)) or "none")
+    return table
+
+
+def _add_attention(table: Table, target: TargetGeometry) -> None:
+    """Heads, and what latents stand in the place of."""
+    mla = target.mla
+    held = [size for size in target.latent_dims if size]
+    if mla is None:
+        heads = f"{target.q_heads} query and {target.kv_heads} KV heads of {target.head_dim}"
+        expanded = 2 * target.kv_heads * target.head_dim
+    else:
+        heads = (
+            f"MLA, {target.q_heads} heads of {mla.nope_dim} + {mla.rope_dim} rotated, values of "
+            f"{mla.v_dim}"
+        )
+        expanded = target.q_heads * (mla.nope_dim + mla.rope_dim + mla.v_dim)
+    table.add_row("attention", heads)
+    if held:
+        table.add_row(
+            "latent KV",
+            f"{len(held)} layers cache {_range(held)} values a token in place of {expanded}",
+        )
+
+
+def _experts_text(target: TargetGeometry) -> str:
+    text = (
+        f"{target.experts} of {target.expert_inner}, {target.experts_per_token} a token, "
+        f"stored as {target.expert_format} in the checkpoint"
+    )
+    f = target.feed_forward
+    if f is None:
+        return text
+    shared = f", beside a shared one of {f.shared_inner}" if f.shared_inner else ""
+    grouped = f", of {f.groups_chosen} in {f.groups} groups" if f.groups > 1 else ""
+    return text + grouped + shared
+
+
+def _range(values: list[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _draft_table(draft: DraftGeometry) -> Table:
+    table = fact_table(f"draft: {draft.architecture}")
+    table.add_row("hidden, inner", f"{draft.hidden}, {draft.inner}")
+    table.add_row("vocabulary", f"{draft.vocab} ({draft.d2t_form})")
+    table.add_row("weights", draft.dtype or "unknown")
+    table.add_row(
+        "attention", f"{draft.q_heads} query and {draft.kv_heads} KV heads of {draft.head_dim}"
+    )
+    table.add_row("reads layers", ", ".join(map(str, draft.taps)))
+    table.add_row("RoPE", f"theta {draft.rope.theta:g}, scaling {draft.rope.scaling}")
+    return table
+
+
+def _parts_table(manifest: Manifest) -> Table:
+    table = Table(title="files", title_justify="left")
+    table.add_column("file")
+    table.add_column("size", justify="right")
+    folders: dict[str, list[int]] = {}
+    for name, stored in manifest.files.items():
+        folder, _, file = name.partition("/")
+        if file and manifest.backend == "cuda":
+            folders.setdefault(folder, []).append(stored.bytes)
+            continue
+        table.add_row(name, size_text(stored.bytes))
+    for folder, sizes in folders.items():
+        table.add_row(f"{folder}/ ({len(sizes)} files)", size_text(sum(sizes)))
+    table.add_row("all", size_text(sum(file.bytes for file in manifest.files.values())))
+    return table
+
+
+def _roles_table(manifest: Manifest) -> Table:
+    table = Table(title="graphs", title_justify="left")
+    table.add_column("role")
+    table.add_column("tensors", justify="right")
+    table.add_column("nodes", justify="right")
+    table.add_column("ops", overflow="fold")
+    for name, role in manifest.roles.items():
+        table.add_row(
+            name,
+            str(len(role.tensors)),
+            str(sum(role.ops.values())),
+            ops_text(role.ops),
+        )
+    return table
+
+
+def ops_text(ops: Mapping[str, int]) -> str:
+    """The most frequent ops with their counts; ``--json`` has them all."""
+    most_first = sorted(ops.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{op} {count}" for op, count in most_first[:OPS_SHOWN]]
+    more = len(most_first) - OPS_SHOWN
+    return ", ".join([*shown, f"{more} other kinds"] if more > 0 else shown)
+
+
+def _memory_table(memory: PredictedMemory) -> Table:
+    table = fact_table("predicted memory")
+    table.add_row("for", f"{memory.max_batch_size} sequences of {memory.max_seq_len} tokens")
+    table.add_row("weights", size_text(memory.weights_bytes))
+    for group, size_bytes in memory.kv_bytes.items():
+        table.add_row(f"KV cache, {group}", size_text(size_bytes))
+    table.add_row("outputs", size_text(memory.outputs_bytes))
+    table.add_row("all", size_text(memory.total_bytes))
+    return table

@@ -1,0 +1,107 @@
+"""The programs and kernels of a CUDA engine, as ``inspect`` shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Group
+from rich.table import Table
+
+from specbuild.cli.terminal.console import size_text
+from specbuild.runtime.engine_dir.files import read_file
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.engine_dir.plan import Plan, Program, ProgramEntry
+from specbuild.runtime.executors.cuda.programs import read_program
+
+
+@dataclass(frozen=True)
+class ProgramFacts:
+    """A program: its launches, the distinct kernels of these, and the scratch that it uses."""
+
+    name: str
+    kind: str
+    batch: int
+    rows: int
+    launches: int
+    kernels: int
+    arena_bytes: int
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """Variants of one kernel together: the most that any of them takes, by thread and block."""
+
+    name: str
+    variants: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """What a plan holds beside the weights and caches."""
+
+    programs: tuple[ProgramFacts, ...]
+    kernels: tuple[KernelFacts, ...]
+
+
+def plan_facts(directory: Path, manifest: Manifest, plan: Plan) -> PlanFacts:
+    """Reads every program's file. Raises EngineFileError where one is damaged."""
+
+    def facts(entry: ProgramEntry) -> ProgramFacts:
+        data = bytes(read_file(directory, manifest, entry.file))
+        return _program(entry, read_program(data, entry))
+
+    return PlanFacts(tuple(map(facts, plan.programs)), _kernels(plan))
+
+
+def plan_tables(facts: PlanFacts) -> Group:
+    """The programs, then the kernels."""
+    programs = Table(title="programs", title_justify="left")
+    programs.add_column("program", overflow="fold")
+    for column in ("sequences", "rows", "launches", "kernels", "scratch"):
+        programs.add_column(column, justify="right")
+    for program in facts.programs:
+        counts = [program.batch, program.rows, program.launches, program.kernels]
+        programs.add_row(program.name, *map(str, counts), size_text(program.arena_bytes))
+    kernels = Table(title="kernels", title_justify="left")
+    kernels.add_column("kernel", overflow="fold")
+    for column in ("variants", "registers", "spilled bytes", "static shared"):
+        kernels.add_column(column, justify="right")
+    for kernel in facts.kernels:
+        counts = [kernel.variants, kernel.registers, kernel.spill_bytes]
+        kernels.add_row(kernel.name, *map(str, counts), size_text(kernel.shared_bytes))
+    return Group(programs, kernels)
+
+
+def _program(entry: ProgramEntry, program: Program) -> ProgramFacts:
+    return ProgramFacts(
+        name=entry.name,
+        kind=entry.kind,
+        batch=entry.batch,
+        rows=entry.rows,
+        launches=len(program.launches),
+        kernels=len({launch.kernel for launch in program.launches}),
+        arena_bytes=max((held.offset + held.bytes for held in program.lifetimes), default=0),
+    )
+
+
+def _kernels(plan: Plan) -> tuple[KernelFacts, ...]:
+    names: dict[str, list[int]] = {}
+    for i, kernel in enumerate(plan.kernels):
+        names.setdefault(kernel.name, []).append(i)
+    return tuple(_kernel(plan, name, names[name]) for name in sorted(names))
+
+
+def _kernel(plan: Plan, name: str, indices: Sequence[int]) -> KernelFacts:
+    variants = [plan.kernels[i] for i in indices]
+    return KernelFacts(
+        name=name,
+        variants=len(variants),
+        registers=max(kernel.registers for kernel in variants),
+        spill_bytes=max(kernel.spill_bytes for kernel in variants),
+        shared_bytes=max(kernel.shared_bytes for kernel in variants),
+    )

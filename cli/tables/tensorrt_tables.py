@@ -1,0 +1,81 @@
+"""TensorRT engines, drawn for people: what built them, their layers, bindings and profiles."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.console import Group
+from rich.table import Table
+
+from specbuild.cli.terminal.console import fact_table, size_text
+from specbuild.runtime.engine_dir.manifest import (
+    Manifest,
+    Port,
+    ShapeProfile,
+    SizeRange,
+    TensorRtBuild,
+)
+
+LAYERS_SHOWN = 6
+_POOLS = ("_pool", "_pool.out")
+
+
+def tensorrt_tables(manifest: Manifest, build: TensorRtBuild) -> Group:
+    """The build, then every role's engine."""
+    return Group(
+        _build_table(manifest, build), *(_role_table(manifest, name) for name in manifest.roles)
+    )
+
+
+def _build_table(manifest: Manifest, build: TensorRtBuild) -> Table:
+    table = fact_table("TensorRT")
+    table.add_row("built by", f"{build.library} {build.version}")
+    table.add_row("for", ", ".join(build.compute_capabilities))
+    table.add_row("later versions run it", "yes" if build.version_compatible else "no")
+    if build.library == "tensorrt":
+        told = "every GPU of these" if build.hardware_compatible else "the GPU model that built it"
+        table.add_row("runs on", told)
+    table.add_row("weights", "beside the engines" if manifest.tensors else "inside the engines")
+    for name, version in sorted(build.plugins.items()):
+        table.add_row("plugin", f"{name} {version}")
+    return table
+
+
+def _role_table(manifest: Manifest, name: str) -> Table:
+    role = manifest.roles[name]
+    table = fact_table(f"{name} ({size_text(manifest.files[role.file].bytes)})")
+    most = sorted(role.layers.items(), key=lambda item: (-item[1], item[0]))
+    shown = ", ".join(f"{count} {kind}" for kind, count in most[:LAYERS_SHOWN])
+    others = f", {len(most) - LAYERS_SHOWN} other types" if len(most) > LAYERS_SHOWN else ""
+    table.add_row("layers", f"{sum(role.layers.values())}: {shown}{others}")
+    table.add_row("inputs", _ports(role.inputs))
+    table.add_row("outputs", _ports(role.outputs))
+    for profile in role.profiles:
+        table.add_row(f"profile {profile.name}", _sizes(profile))
+    return table
+
+
+def _ports(ports: tuple[Port, ...]) -> str:
+    """Every port, and the pools, of which each layer has two, by their shapes."""
+    shown = [f"{port.name} {_type(port)}" for port in ports if not port.name.endswith(_POOLS)]
+    pools = Counter(
+        f"pools of {port.name.partition('.')[0]}, {_type(port)}"
+        for port in ports
+        if port.name.endswith(_POOLS)
+    )
+    return "; ".join([*shown, *(f"{count} {kind}" for kind, count in pools.items())])
+
+
+def _type(port: Port) -> str:
+    return f"{port.dtype}[{', '.join(map(str, port.shape))}]"
+
+
+def _sizes(profile: ShapeProfile) -> str:
+    return ", ".join(f"{axis} {_range(sizes)}" for axis, sizes in profile.axes.items())
+
+
+def _range(sizes: SizeRange) -> str:
+    """One size, or the range and what is usual: ``1-256 (4)``."""
+    if sizes.least == sizes.most:
+        return str(sizes.most)
+    return f"{sizes.least}-{sizes.most} ({sizes.usual})"

@@ -1,0 +1,1 @@
+"""Console, progress bars, files that commands read, and how failures are shown."""
