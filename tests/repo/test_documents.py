@@ -16,7 +16,7 @@ DOCUMENTS = sorted(
     [
         ROOT / "README.md",
         ROOT / "CHANGELOG.md",
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "examples").rglob("*.md"),
     ]
 )
