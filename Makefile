@@ -12,7 +12,7 @@ EXAMPLE := examples/tiny-gpt-oss
 DEMO := out/demo
 SPECBUILD := $(BIN)/specbuild
 
-.PHONY: setup demo test test-slow test-gpu test-tensorrt sanitize lint clean
+.PHONY: setup demo test test-slow test-gpu test-tensorrt sanitize types lint clean
 
 setup: $(INSTALLED)
 
@@ -76,12 +76,16 @@ sanitize: setup
 	mkdir -p out
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'gpu and slow' tests/gpu -v -rsP 2>&1 | tee out/sanitize.log
 
-# mypy resolves the specbuild.* names through a link, as the top-level folders map to sub-packages
-lint: setup
+# Links that lay the sources out as an installed specbuild, for mypy to find the names.
+types:
+	rm -rf out/types && mkdir -p out/types/specbuild
+	cd out/types/specbuild && ln -s ../../../builder ../../../plugins_cuda ../../../runtime \
+	  ../../../cli ../../../cli/specbuild/*.py .
+
+lint: setup types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	mkdir -p out/types && ln -sfn ../.. out/types/specbuild
-	$(BIN)/mypy -p specbuild.runtime -p specbuild.plugins_cuda -p specbuild.builder -p specbuild.cli
+	$(BIN)/mypy -p specbuild
 	find plugins_cuda -name '*.cu' -o -name '*.cuh' | xargs -r $(BIN)/clang-format --dry-run --Werror
 
 clean:

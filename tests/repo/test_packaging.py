@@ -1,4 +1,4 @@
-"""What a wheel holds: every sub-package and every kernel source, nothing generic."""
+"""What an installation holds and gives: every package and kernel source, ``import specbuild``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
@@ -13,25 +14,33 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TOP_LEVEL = ("builder", "cli", "plugins_cuda", "runtime")
+# holds `specbuild` itself: a folder of its own at the top level would hold two short files
+TOP_PACKAGE = ROOT / "cli/specbuild"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def source_packages() -> set[str]:
-    """Every folder below the top level that holds an ``__init__.py``, as installed."""
+def installed_folder(folder: Path) -> str:
+    """Where a folder of the sources lies in site-packages."""
+    if folder == TOP_PACKAGE:
+        return "specbuild"
+    return f"specbuild/{folder.relative_to(ROOT).as_posix()}"
+
+
+def packages_with(pattern: str) -> set[str]:
+    """The installed packages whose folders hold a file of this name."""
     return {
-        "specbuild." + ".".join(file.parent.relative_to(ROOT).parts)
+        installed_folder(file.parent).replace("/", ".")
         for top in TOP_LEVEL
-        for file in (ROOT / top).rglob("__init__.py")
+        for file in (ROOT / top).rglob(pattern)
     }
+
+
+def source_packages() -> set[str]:
+    return packages_with("__init__.py")
 
 
 def test_every_folder_with_code_is_a_package() -> None:
-    folders = {
-        "specbuild." + ".".join(file.parent.relative_to(ROOT).parts)
-        for top in TOP_LEVEL
-        for file in (ROOT / top).rglob("*.py")
-    }
-    assert folders == source_packages()
+    assert packages_with("*.py") == source_packages()
 
 
 def test_pyproject_lists_every_package() -> None:
@@ -42,32 +51,59 @@ def test_pyproject_lists_every_package() -> None:
 
 def test_every_top_level_folder_is_mapped() -> None:
     mapped = PYPROJECT["tool"]["setuptools"]["package-dir"]
-    assert mapped == {f"specbuild.{name}": name for name in TOP_LEVEL}
+    assert mapped == {
+        "specbuild": TOP_PACKAGE.relative_to(ROOT).as_posix(),
+        **{f"specbuild.{name}": name for name in TOP_LEVEL},
+    }
+
+
+def test_nothing_in_the_top_package_hides_a_mapped_one() -> None:
+    # an editable installation looks here for `specbuild.runtime` before it looks at the mapping
+    assert {file.name for file in TOP_PACKAGE.iterdir()} - {"__pycache__"} == {
+        "__init__.py",
+        "__main__.py",
+        "py.typed",
+    }
 
 
 @pytest.fixture(scope="module")
-def wheel_files(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The names in a wheel built from a copy of the sources, with two kernel files added."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    source.mkdir()
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, with two kernel files added."""
+    source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     for name in TOP_LEVEL:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("kv_write/kernel.cu", "kv_write/tile.cuh"):
         (source / "plugins_cuda" / name).touch()
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-    command += ["--no-build-isolation", "--disable-pip-version-check", "-w", str(folder)]
-    subprocess.run([*command, str(source)], check=True, timeout=120)
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that the copy gives."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "-w", str(folder), str(source))
     (wheel,) = folder.glob("specbuild-*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel_files(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
 
 
+def pip(*arguments: str) -> None:
+    """One command of pip with what is installed here: nothing is fetched."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    options = ["--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, *arguments, *options], check=True, timeout=120)
+
+
 def test_wheel_holds_every_source_file(wheel_files: set[str]) -> None:
     sources = {
-        f"specbuild/{file.relative_to(ROOT).as_posix()}"
+        f"{installed_folder(file.parent)}/{file.name}"
         for top in TOP_LEVEL
         for pattern in ("*.py", "*.cu", "*.cuh", "py.typed")
         for file in (ROOT / top).rglob(pattern)
@@ -89,6 +125,79 @@ def test_wheel_takes_kernel_sources(wheel_files: set[str]) -> None:
 def test_wheel_puts_nothing_generic_into_site_packages(wheel_files: set[str]) -> None:
     tops = {name.split("/")[0] for name in wheel_files}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"specbuild"}
+
+
+PUBLIC_NAMES = """
+import sys, time
+
+start_s = time.perf_counter()
+import specbuild
+
+assert time.perf_counter() - start_s < 0.05
+assert "numpy" not in sys.modules
+assert {"Engine", "GenerateParams", "Prompt", "__version__"} == set(specbuild.__all__)
+assert set(specbuild.__all__) <= set(dir(specbuild))
+assert specbuild.__version__ == "VERSION"
+from specbuild import Engine, GenerateParams, Prompt
+import specbuild.builder, specbuild.cli, specbuild.plugins_cuda, specbuild.runtime.engine
+
+assert Engine is specbuild.runtime.engine.Engine
+try:
+    specbuild.engine
+except AttributeError as error:
+    assert "no attribute 'engine'" in str(error)
+else:
+    raise AssertionError
+print(specbuild.__file__)
+""".replace("VERSION", PYPROJECT["project"]["version"])
+
+
+def public_package(python: Path, **environment: str) -> Path:
+    """Where ``import specbuild`` comes from, once its names and its command were seen to work."""
+
+    def printed(*arguments: str) -> str:
+        return subprocess.run(
+            [python, "-P", *arguments],
+            check=True,
+            cwd=python.parent,
+            env={"PATH": "", **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        ).stdout.strip()
+
+    assert printed("-m", "specbuild", "--version") == PYPROJECT["project"]["version"]
+    return Path(printed("-c", PUBLIC_NAMES))
+
+
+def installed(into: Path, *what: str) -> Path:
+    """The interpreter of a fresh environment with this installed over the packages of this one."""
+    venv.create(into, with_pip=False, symlinks=True)
+    pip("install", "--ignore-installed", "--prefix", str(into), *what)
+    (site,) = into.glob("lib/python*/site-packages")
+    here = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "zz_packages.pth").write_text("\n".join(here), encoding="utf-8")
+    return into / "bin/python"
+
+
+def test_a_wheel_gives_the_public_names(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    found = public_package(Path(sys.executable), PYTHONPATH=str(tmp_path))
+    assert found == tmp_path / "specbuild/__init__.py"
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_gives_the_public_names(wheel: Path, tmp_path: Path) -> None:
+    found = public_package(installed(tmp_path, str(wheel)))
+    assert found.is_relative_to(tmp_path)
+    assert found.parts[-3:] == ("site-packages", "specbuild", "__init__.py")
+
+
+@pytest.mark.slow
+def test_an_editable_installation_gives_the_public_names(source: Path, tmp_path: Path) -> None:
+    found = public_package(installed(tmp_path, "--editable", str(source)))
+    assert found == source / "cli/specbuild/__init__.py"
 
 
 def test_running_needs_neither_torch_nor_onnx() -> None:

@@ -1,0 +1,39 @@
+"""Builds checkpoints into engine directories, and decodes with them speculatively.
+
+``from specbuild import Engine`` is all that decoding needs. Each name loads when it is first used,
+so that ``import specbuild`` alone is free.
+"""
+
+TYPE_CHECKING = False  # as typing's, whose import would take longer than all of this
+if TYPE_CHECKING:
+    from specbuild.runtime.engine import Engine
+    from specbuild.runtime.request import GenerateParams, Prompt
+
+    __version__: str
+
+__all__ = ["Engine", "GenerateParams", "Prompt", "__version__"]
+
+_HOMES = {
+    "Engine": "specbuild.runtime.engine",
+    "GenerateParams": "specbuild.runtime.request",
+    "Prompt": "specbuild.runtime.request",
+}
+
+
+if not TYPE_CHECKING:  # a checker would take any name for one of this package
+
+    def __getattr__(name: str) -> object:
+        """Loads the public ``name``; AttributeError where there is none."""
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return globals().setdefault(name, version("specbuild"))
+        if name in _HOMES:
+            from importlib import import_module
+
+            return globals().setdefault(name, getattr(import_module(_HOMES[name]), name))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
