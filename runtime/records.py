@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-FinishReason = Literal["length", "eos", "stop"]
+FinishReason = Literal["length", "eos", "stop", "abort"]
 
 
 @dataclass(frozen=True)

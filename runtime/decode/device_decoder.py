@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
 from specbuild.runtime.cache.pages import KvPools
-from specbuild.runtime.decode.decoder import Speculation
-from specbuild.runtime.decode.device_generation import ResidentGeneration
+from specbuild.runtime.decode.decoder import RequestKinds, Speculation, kinds_of
 from specbuild.runtime.decode.device_rows import SlotTable
-from specbuild.runtime.decode.emission import TextStreams
+from specbuild.runtime.decode.device_stepper import DeviceStepper
+from specbuild.runtime.decode.emission import Emission, TextStreams
+from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.prefill_rows import SlotRows, launched_rows
 from specbuild.runtime.decode.program_costs import ProgramCosts
-from specbuild.runtime.decode.program_table import ProgramTable, needs_full_logits
+from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.draft.device_costs import StepCosts
 from specbuild.runtime.draft.eagle3 import Drafter
 from specbuild.runtime.draft.policy import (
@@ -88,38 +90,59 @@ class ResidentDecoder:
         text_stream: TextStreams,
     ) -> Iterator[Event]:
         """The events of all requests. Raises RequestError where a draft cannot be had."""
+        loop = self.loop(
+            kinds_of(requests), speculation=speculation, drafter=drafter, text_stream=text_stream
+        )
+        for request in requests:
+            loop.add(request)
+        return self._alone(loop.run())
+
+    def loop(
+        self,
+        kinds: RequestKinds,
+        *,
+        speculation: Speculation,
+        drafter: Drafter | None = None,
+        text_stream: TextStreams,
+    ) -> Loop:
+        """A loop for requests of these kinds. Raises RequestError where a draft cannot be had."""
         if drafter is not None:
             raise RequestError(
                 f"drafter {drafter.capabilities.name}: this engine drafts on the device, with its "
                 "own draft only"
             )
-        full_logits = needs_full_logits(r.params.sampling for r in requests)
-        sampled = any(r.params.sampling.temperature > 0 for r in requests)
         shape = self._only_shape(speculation)
         if shape is not None:
             self._check(shape)
         if speculation == "default":
-            policy = self._default_policy(sampled=sampled, full_logits=full_logits)
+            policy = self._default_policy(sampled=kinds.sampled, full_logits=kinds.full_logits)
         else:
             policy = _asked_for(speculation)
         # A policy that may leave the draft out does so where only such steps are large enough.
-        most = self._programs.most_sequences(shape, full_logits=full_logits)
+        most = self._programs.most_sequences(shape, full_logits=kinds.full_logits)
         if most == 0:
             raise RequestError(
                 "the engine has no steps with full logits, as top-k and top-p need them; leave "
                 "them out, or build the engine with such steps"
             )
-        generation = ResidentGeneration(
-            executor=self._executor,
-            manifest=self._manifest,
-            kv=self._kv,
-            programs=self._programs,
-            requests=requests,
-            policy=policy,
-            max_batch_size=min(most, self._manifest.limits.max_batch_size),
+        stepper = DeviceStepper(
+            self._executor, self._manifest, self._programs, drafts=policy.max_depth > 0
+        )
+        limits = self._manifest.limits
+        scheduler = Scheduler(
+            replace(
+                limits,
+                max_batch_size=min(most, limits.max_batch_size),
+                max_rows=self._programs.prefill_rows,
+            ),
+            self._kv,
+        )
+        emission = Emission(
+            self._manifest.target.eos_token_ids,
+            max_depth=policy.max_depth,
             text_stream=text_stream,
         )
-        return self._alone(generation.events())
+        return Loop(stepper, scheduler, emission, policy)
 
     def score(self, ids: Sequence[int]) -> Iterator[ScoredRows]:
         """The target's logits behind every token of a sequence, with the kernels that decode.

@@ -9,7 +9,7 @@ import numpy as np
 
 from specbuild.runtime.cache.pages import SequencePages
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.records import FinishReason
+from specbuild.runtime.records import FinishReason, RunRecord
 from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState, TokenEvent
 from specbuild.runtime.statistics import RunTally
 from specbuild.runtime.text import TextStream
@@ -18,7 +18,7 @@ TextStreams = Callable[[Request], TextStream | None]
 
 
 class Emission:
-    """Appends new tokens to sequences. ``finished`` hears of each that is done, before its event.
+    """Appends new tokens to sequences, and says what came of requests.
 
     ``max_depth`` is that of the deepest draft that a step may verify.
     """
@@ -29,12 +29,10 @@ class Emission:
         *,
         max_depth: int,
         text_stream: TextStreams,
-        finished: Callable[[SequenceState], None],
     ) -> None:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._max_depth = max_depth
         self._text_stream = text_stream
-        self._finished = finished
 
     def admit(
         self,
@@ -60,7 +58,7 @@ class Emission:
     def take(
         self, sequence: SequenceState, tokens: Sequence[tuple[int, float]], *, accepted: int
     ) -> list[Event]:
-        """Appends (token, log-probability) until one ends the request; events in order.
+        """Appends (token, log-probability) until one ends the request; their events in order.
 
         The first ``accepted`` tokens were drafts. SpecbuildError where a log-probability is no
         number: then the target's logits were none.
@@ -86,10 +84,22 @@ class Emission:
                 break
         if decoding and tokens:
             sequence.tally.step(accepted=min(accepted, len(events)), emitted=len(events))
-        if sequence.finish_reason is not None:
-            self._finished(sequence)
-            events.append(FinishEvent(sequence.index, sequence.record()))
         return events
+
+    def never_ran(self, index: int, request: Request) -> FinishEvent:
+        """A request that was aborted before it was admitted."""
+        return FinishEvent(
+            index,
+            RunRecord(
+                id=request.id,
+                prompt_ids=request.prompt_ids,
+                output_ids=(),
+                text="" if self._text_stream(request) is not None else None,
+                finish_reason="abort",
+                stats=RunTally(self._max_depth).stats(len(request.prompt_ids)),
+                logprobs=(),
+            ),
+        )
 
     def _end_of(self, sequence: SequenceState, token: int) -> tuple[FinishReason | None, str]:
         """Why the request ends with this token, if it does, and the text it gives."""

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import SlotCounter
-from specbuild.runtime.decode.decoder import Speculation
-from specbuild.runtime.decode.emission import TextStreams
+from specbuild.runtime.decode.decoder import RequestKinds, Speculation, kinds_of
+from specbuild.runtime.decode.emission import Emission, TextStreams
 from specbuild.runtime.decode.host_costs import CannotMeasureError, CostMeasurement, load_or_measure
-from specbuild.runtime.decode.host_generation import Generation
+from specbuild.runtime.decode.host_stepper import HostStepper
+from specbuild.runtime.decode.loop import Loop
+from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.draft.costs import ChainCosts
 from specbuild.runtime.draft.eagle3 import Drafter, Eagle3Drafter
 from specbuild.runtime.draft.policy import (
@@ -58,25 +60,47 @@ class HostDecoder:
         text_stream: TextStreams,
     ) -> Iterator[Event]:
         """The events of all requests. Raises RequestError where a draft cannot be had."""
+        loop = self.loop(
+            kinds_of(requests), speculation=speculation, drafter=drafter, text_stream=text_stream
+        )
+        for request in requests:
+            loop.add(request)
+        return loop.run()
+
+    def loop(
+        self,
+        kinds: RequestKinds,
+        *,
+        speculation: Speculation,
+        drafter: Drafter | None = None,
+        text_stream: TextStreams,
+    ) -> Loop:
+        """A loop for requests of these kinds. Raises RequestError where a draft cannot be had."""
         self._executor.prepare(DECODING_ROLES)
-        sampled = any(request.params.sampling.temperature > 0 for request in requests)
-        policy = self._policy(speculation, drafter, sampled=sampled)
+        policy = self._policy(speculation, drafter, sampled=kinds.sampled)
         if policy.max_depth == 0:
             drafter = None
         elif drafter is None:
             drafter = Eagle3Drafter(self._executor, self._manifest, self._counter)
             self._executor.prepare(DRAFTING_ROLES)
-        generation = Generation(
-            executor=self._executor,
-            manifest=self._manifest,
-            kv=self._kv,
-            counter=self._counter,
-            requests=requests,
+        stepper = HostStepper(
+            self._executor,
+            self._manifest,
+            self._counter,
             drafter=drafter,
-            policy=policy,
+            max_depth=policy.max_depth,
+        )
+        emission = Emission(
+            self._manifest.target.eos_token_ids,
+            max_depth=policy.max_depth,
             text_stream=text_stream,
         )
-        return generation.events()
+        scheduler = Scheduler(
+            self._manifest.limits,
+            self._kv,
+            invariant_rows=self._executor.capabilities.invariant_rows,
+        )
+        return Loop(stepper, scheduler, emission, policy)
 
     def _measured_policy(self, *, sampled: bool) -> DraftPolicy:
         """A policy that starts from what the one before it, greedy or sampled, has learned."""

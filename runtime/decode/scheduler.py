@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from specbuild.runtime.cache.pages import KvPools, SequencePages
@@ -39,35 +39,55 @@ class Batch:
 class Scheduler:
     """Admits requests in order while pages are free; prompts go before decoding.
 
+    Requests are added and withdrawn at any time, and told apart by their numbers from 0 on.
+
     ``invariant_rows``: only among launches of up to so many rows has a row the same bits whatever
     shares its launch. Which prompts arrive together depends on drafts; so a larger chunk runs
     alone, and the chunks of a prompt are cut by its own length.
     """
 
-    def __init__(
-        self,
-        requests: Sequence[Request],
-        limits: Limits,
-        kv: KvPools,
-        admitted: Admitted,
-        *,
-        invariant_rows: int | None = None,
-    ) -> None:
-        self._waiting = deque(enumerate(requests))
+    def __init__(self, limits: Limits, kv: KvPools, *, invariant_rows: int | None = None) -> None:
+        self._waiting: deque[tuple[int, Request]] = deque()
         self._running: list[SequenceState] = []
+        self._added = 0
         self._limits = limits
         self._invariant_rows = invariant_rows
         self._kv = kv
-        self._admitted = admitted
 
     @property
     def finished(self) -> bool:
         """Whether every request is done."""
         return not self._waiting and not self._running
 
-    def schedule(self) -> Batch:
-        """The next launch. Raises RequestError where no request fits the free pages."""
-        self._admit()
+    @property
+    def sequences(self) -> tuple[SequenceState, ...]:
+        """The requests that were admitted and are not done."""
+        return tuple(self._running)
+
+    def add(self, request: Request) -> int:
+        """Queues a request behind those that wait; its number."""
+        self._waiting.append((self._added, request))
+        self._added += 1
+        return self._added - 1
+
+    def withdraw(self, index: int) -> Request | None:
+        """Takes a waiting request out of the queue; None where it does not wait."""
+        for entry in self._waiting:
+            if entry[0] == index:
+                self._waiting.remove(entry)
+                return entry[1]
+        return None
+
+    def running(self, index: int) -> SequenceState | None:
+        """The sequence of an admitted request; None where it waits or is done."""
+        return next((s for s in self._running if s.index == index), None)
+
+    def schedule(self, admit: Admitted) -> Batch:
+        """The next launch; ``admit`` makes the sequence of a request that has its pages.
+
+        Raises RequestError where no request fits the free pages.
+        """
+        self._admit(admit)
         chunks = self._chunks()
         if chunks:
             return Batch(chunks=chunks)
@@ -90,7 +110,7 @@ class Scheduler:
             self.retire(sequence)
         return running
 
-    def _admit(self) -> None:
+    def _admit(self, admit: Admitted) -> None:
         while self._waiting and len(self._running) < self._limits.max_batch_size:
             index, request = self._waiting[0]
             wanted = self._kv.pages_wanted(len(request.prompt_ids) + request.token_budget)
@@ -98,7 +118,7 @@ class Scheduler:
                 return
             self._waiting.popleft()
             pages = self._kv.admit(wanted)
-            self._running.append(self._admitted(index, request, pages, wanted))
+            self._running.append(admit(index, request, pages, wanted))
 
     def _chunks(self) -> tuple[Chunk, ...]:
         """Prompt chunks of one launch: as many rows as it may have, oldest sequence first."""

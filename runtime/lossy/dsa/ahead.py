@@ -10,28 +10,24 @@ have fewer launches and the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from specbuild.runtime.decode.device_rows import LIST_BUDGET, SAMPLED_BUDGET
 from specbuild.runtime.engine_dir.manifest import Manifest
-from specbuild.runtime.executors.executor import ResidentExecutor
+from specbuild.runtime.executors.executor import ResidentExecutor, StepResult
 from specbuild.runtime.lossy.dsa.state import EVERYTHING, Attends, Check, SequenceSelection
+from specbuild.runtime.lossy.mode import ModePlan, StepAhead
 from specbuild.runtime.request import SequenceState
 
 
 @dataclass(frozen=True)
-class StepSelections:
-    """How the sequences of a step attend, by their index, and what its program does.
-
-    ``narrows``: rows may attend to what indexers choose; ``checks``: the tree is verified twice.
-    """
+class StepSelections(ModePlan):
+    """How the sequences of a step attend, by their index."""
 
     attends: Mapping[int, Attends] = field(default_factory=dict)
-    narrows: bool = False
-    checks: bool = False
 
 
 class ResidentSelections:
@@ -44,8 +40,9 @@ class ResidentSelections:
         self._held: dict[int, SequenceSelection] = {}
         self._told: dict[str, np.ndarray] = {}
 
-    def begin(self, sequence: SequenceState) -> None:
+    def begin(self, sequence: SequenceState, row: int) -> None:
         """Prefill is through."""
+        del row
         held = SequenceSelection(self._config, self._top_k(sequence))
         sequence.tally.dsa, self._held[sequence.index] = held.tally, held
 
@@ -53,50 +50,44 @@ class ResidentSelections:
         """The sequence is done."""
         self._held.pop(sequence.index, None)
 
-    def expected(self, sequences: Sequence[SequenceState], *, depth: int) -> StepSelections:
+    def expected(self, ahead: StepAhead) -> StepSelections:
         """What a first step will be, for what it can have ready; nothing is settled."""
-        narrows = any(self._reaches(s, depth) for s in sequences if self._top_k(s) > 0)
-        return StepSelections({}, narrows, narrows and self._config.check_interval > 0)
+        able = [s for s in ahead.sequences if self._top_k(s) > 0]
+        sparse = any(self._reaches(s, ahead.depth) for s in able)
+        return StepSelections(sparse=sparse, checks=sparse and self._config.check_interval > 0)
 
-    def plan(self, sequences: Sequence[SequenceState], *, ahead: int, depth: int) -> StepSelections:
-        """How the sequences in slots 0, 1, … attend in the next step; the device is told.
-
-        The steps in flight emit up to ``ahead`` tokens, and its tree has ``depth`` levels.
-        """
+    def plan(self, ahead: StepAhead) -> StepSelections:
+        """How the sequences of rows 0, 1, … attend in the next step; the device is told."""
+        sequences, further = ahead.sequences, ahead.most_emitted
         attends: dict[int, Attends] = {}
         counted = np.full(len(sequences), EVERYTHING, np.int32)
-        sampled, narrows = counted.copy(), False
-        for slot, s in enumerate(sequences):
+        sampled, sparse = counted.copy(), False
+        for row, s in enumerate(sequences):
             held = self._held.get(s.index)
             if held is None:
                 continue
-            found = attends[s.index] = held.begin(s.known - 1 + ahead)
+            found = attends[s.index] = held.begin(s.known - 1 + further)
             # Below the threshold a tree's deepest nodes may have reached it.
-            counted[slot] = held.budget if found in ("narrowed", "whole") else EVERYTHING
-            sampled[slot] = EVERYTHING if found == "fallback" else held.budget
-            narrows = narrows or (counted[slot] != EVERYTHING and self._reaches(s, ahead + depth))
+            counted[row] = held.budget if found in ("narrowed", "whole") else EVERYTHING
+            sampled[row] = EVERYTHING if found == "fallback" else held.budget
+            reached = self._reaches(s, further + ahead.depth)
+            sparse = sparse or (counted[row] != EVERYTHING and reached)
         checks = "check" in attends.values()
-        if narrows or checks:
+        if sparse or checks:
             self._tell(LIST_BUDGET, counted)
         if checks:
             self._tell(SAMPLED_BUDGET, sampled)
-        return StepSelections(attends, narrows or checks, checks)
+        return StepSelections(sparse=sparse or checks, checks=checks, attends=attends)
 
     def received(
-        self,
-        sequence: SequenceState,
-        attends: Attends,
-        *,
-        broken: int = 0,
-        check: Sequence[int] = (),
+        self, sequence: SequenceState, plan: ModePlan, result: StepResult, row: int
     ) -> None:
-        """A step is through; the sequence's length is still that of before it.
-
-        ``broken`` lists were found in its pass that counts; ``check`` is its ``ring.checks``.
-        """
-        held, passes, outcome = self._held[sequence.index], [broken], None
-        if check:
-            tokens, agreed, accepted_whole, accepted_narrowed, also_broken = check
+        """Counts broken lists, and judges a check by the step's ``ring.checks``."""
+        assert isinstance(plan, StepSelections)
+        held, attends, outcome = self._held[sequence.index], plan.attends[sequence.index], None
+        passes = [result.broken[row] if plan.sparse else 0]
+        if plan.checks:
+            tokens, agreed, accepted_whole, accepted_narrowed, also_broken = result.checks[row]
             passes.append(also_broken)
             if attends == "check":
                 outcome = Check(tokens, agreed, accepted_whole, accepted_narrowed)

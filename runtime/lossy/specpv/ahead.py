@@ -11,27 +11,25 @@ import copy
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
 from specbuild.runtime.decode.device_rows import FULL_STEP
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.executors.executor import ResidentExecutor
+from specbuild.runtime.executors.executor import ResidentExecutor, StepResult
+from specbuild.runtime.lossy.mode import ModePlan, StepAhead
 from specbuild.runtime.lossy.specpv.host_tables import requested_budget, table_shape, view_geometry
 from specbuild.runtime.lossy.specpv.state import SequenceView, SpecPvTally, StepChoice, ViewGeometry
 from specbuild.runtime.request import SequenceState
 
 
 @dataclass(frozen=True)
-class StepViews:
-    """How the sequences in slots 0, 1, … take part in a step.
+class StepViews(ModePlan):
+    """How the sequences of rows 0, 1, … take part in a step."""
 
-    ``fed_again``: the most rows that they feed again; None where none chooses a view either.
-    """
-
-    choices: tuple[StepChoice, ...]
-    fed_again: int | None
+    choices: tuple[StepChoice, ...] = ()
 
 
 @dataclass
@@ -67,19 +65,30 @@ class _Candidate:
         return not self.choice.partial, self.buffered
 
 
+class RefreshCapacity(Protocol):
+    """How many rows of a step can verify tokens again: what a plan's programs are made for."""
+
+    def refresh_room(self, shape: DraftShape | None, *, batch: int) -> int:
+        """The most rows, for so many sequences."""
+        ...
+
+
 class ResidentViews:
     """Views of the sequences of one generation, by their index."""
 
-    def __init__(self, executor: ResidentExecutor, manifest: Manifest) -> None:
+    def __init__(
+        self, executor: ResidentExecutor, manifest: Manifest, programs: RefreshCapacity
+    ) -> None:
         geometry = view_geometry(manifest)
         assert geometry is not None
         self._executor = executor
+        self._programs = programs
         self._geometry: ViewGeometry = geometry
         self._layers = table_shape(manifest, geometry)[0]
         self._held: dict[int, _Lagged] = {}
         self._flags: np.ndarray | None = None
 
-    def begin(self, sequence: SequenceState, slot: int) -> None:
+    def begin(self, sequence: SequenceState, row: int) -> None:
         """Prefill is through: everything is exact, nothing summarised or chosen."""
         prompt = len(sequence.request.prompt_ids)
         budget, reason = requested_budget(self._geometry.config, sequence.request)
@@ -90,21 +99,25 @@ class ResidentViews:
         self._held[sequence.index] = _Lagged(view, prompt)
         values = {"verified_len": prompt, "view_blocks": -1, "summarised": 0, "budget": budget}
         for name, value in values.items():
-            self._executor.fill(name, value, row=slot)
+            self._executor.fill(name, value, row=row)
 
     def release(self, sequence: SequenceState) -> None:
         """The sequence is done; slots may have moved."""
         self._held.pop(sequence.index, None)
         self._flags = None
 
-    def plan(
-        self, sequences: Sequence[SequenceState], shape: DraftShape | None, room: int
-    ) -> StepViews:
-        """What each slot's sequence does in the next step, of which ``room`` rows are fed again.
+    def expected(self, ahead: StepAhead) -> StepViews:
+        """Steps are partial at first, or see everything by the program that chooses no view."""
+        del ahead
+        return StepViews()
 
-        The device is told. Raises SpecbuildError where the room is too small for what must be.
+    def plan(self, ahead: StepAhead) -> StepViews:
+        """What each row's sequence does in the next step; the device is told.
+
+        Raises SpecbuildError where the program has too few rows for what must be verified again.
         """
-        nodes, most = _sizes(shape)
+        sequences, (nodes, most) = ahead.sequences, _sizes(ahead.shape)
+        room = self._programs.refresh_room(ahead.shape, batch=len(sequences))
         found = [self._candidate(slot, s, nodes, most, room, len(sequences))
                  for slot, s in enumerate(sequences)]  # fmt: skip
         full = {c.slot for c in found if not c.choice.partial and c.buffered == 0}
@@ -128,18 +141,15 @@ class ResidentViews:
         self._tell([not choice.partial for choice in choices])
         # Views are chosen, and tokens fed again, in programs of their own.
         chosen = any(choice.blocks is not None for choice in choices)
-        return StepViews(choices, room - left if chosen or left < room else None)
+        return StepViews(room - left if chosen or left < room else None, choices=choices)
 
     def received(
-        self, sequence: SequenceState, emitted: int, *, rechecked: int, agreed: int
+        self, sequence: SequenceState, plan: ModePlan, result: StepResult, row: int
     ) -> None:
-        """The oldest step in flight gave a sequence ``emitted`` tokens.
-
-        Of those emitted since its last full step the target chose ``agreed`` of ``rechecked``
-        again, over everything.
-        """
-        held = self._held[sequence.index]
-        held.view.tally.recheck(rechecked, agreed)
+        """The oldest step in flight is through; what it verified again is counted."""
+        held, emitted = self._held[sequence.index], result.count[row]
+        if plan.reverified is not None:
+            held.view.tally.recheck(result.rechecked[row], result.agreed[row])
         choice, _ = held.flights.popleft()
         choice = _at(held.view, choice, held.length)
         held.view.committed(choice, held.length, held.length + emitted)

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from toy_model import toy_manifest
 
-from specbuild.runtime.decode.device_generation import ResidentGeneration
 from specbuild.runtime.decode.device_rows import LIST_BUDGET
+from specbuild.runtime.decode.device_stepper import DeviceStepper
 from specbuild.runtime.engine_dir.manifest import DraftShape, Dsa
+from specbuild.runtime.executors.executor import StepResult
 from specbuild.runtime.lossy.dsa.ahead import ResidentSelections, StepSelections
+from specbuild.runtime.lossy.mode import StepAhead
 
 
 class Told(dict[str, list[int]]):
@@ -36,27 +38,34 @@ def selections(**changes: Any) -> tuple[ResidentSelections, Told, Any]:
     sequence = SimpleNamespace(
         index=0, known=0, length=0, tally=SimpleNamespace(), request=SimpleNamespace(params=params)
     )
-    found.begin(sequence)  # type: ignore[arg-type]
+    found.begin(sequence, 0)  # type: ignore[arg-type]
     return found, told, sequence
 
 
-@pytest.mark.parametrize(("ahead", "depth"), [(0, 2), (1, 1), (2, 0)])
-def test_a_step_narrows_once_its_deepest_node_can_stand_at_the_threshold(
-    ahead: int, depth: int
+def step_ahead(sequence: Any, *, emitted: int = 0, depth: int = 0) -> StepAhead:
+    """A step of one sequence, behind those that may emit so many tokens."""
+    return StepAhead((sequence,), DraftShape(1, depth, depth) if depth else None, emitted)
+
+
+@pytest.mark.parametrize(("emitted", "depth"), [(0, 2), (1, 1), (2, 0)])
+def test_a_step_is_sparse_once_its_deepest_node_can_stand_at_the_threshold(
+    emitted: int, depth: int
 ) -> None:
     found, told, sequence = selections(check_interval=0)
     sequence.known = 1 + 97
-    assert not found.plan([sequence], ahead=ahead, depth=depth).narrows and not told
+    ahead = step_ahead(sequence, emitted=emitted, depth=depth)
+    assert not found.plan(ahead).sparse and not told
     sequence.known += 1
-    assert found.plan([sequence], ahead=ahead, depth=depth).narrows
+    assert found.plan(ahead).sparse
     assert told == {LIST_BUDGET: [16]}
 
 
 def test_lists_that_a_checks_first_pass_broke_count() -> None:
     found, _, sequence = selections()
     sequence.known, sequence.length = 201, 200
-    assert found.plan([sequence], ahead=0, depth=0).checks
-    found.received(sequence, "check", broken=3, check=(1, 1, 0, 0, 2))
+    plan = found.plan(step_ahead(sequence))
+    assert plan.checks
+    found.received(sequence, plan, StepResult([1], [0], [], [], [3], checks=[[1, 1, 0, 0, 2]]), 0)
     stats = sequence.tally.dsa.stats()
     assert (stats.broken_launches, stats.broken_lists) == (2, 5)
 
@@ -64,29 +73,28 @@ def test_lists_that_a_checks_first_pass_broke_count() -> None:
 def test_only_a_checked_sequence_counts_a_check() -> None:
     found, _, sequence = selections()
     sequence.length = 200
-    found.received(sequence, "narrowed", check=(1, 0, 0, 0, 0))
+    plan = StepSelections(sparse=True, checks=True, attends={0: "narrowed"})
+    found.received(sequence, plan, StepResult([1], [0], [], [], [0], checks=[[1, 0, 0, 0, 0]]), 0)
     assert sequence.tally.dsa.stats().checked_steps == 0
 
 
-def test_selections_are_planned_for_all_that_flights_may_emit() -> None:
-    heard: dict[str, int] = {}
-    generation: Any = object.__new__(ResidentGeneration)
-    generation._selections = SimpleNamespace(plan=lambda _, **given: heard.update(given))
-    generation._slots = SimpleNamespace(sequences=[])
-    generation._flights = [
+def test_modes_are_told_of_all_that_flights_may_emit() -> None:
+    stepper: Any = object.__new__(DeviceStepper)
+    stepper._rows = SimpleNamespace(sequences=[])
+    stepper._flights = [
         SimpleNamespace(shape=DraftShape(1, 3, 3)),
         SimpleNamespace(shape=None),
     ]
-    generation._next_selections(DraftShape(2, 2, 4))
-    assert heard == {"ahead": 5, "depth": 2}
+    ahead = stepper._ahead(DraftShape(2, 2, 4))
+    assert (ahead.most_emitted, ahead.depth) == (5, 2)
 
 
 @pytest.mark.parametrize(
     ("warm", "checks", "timed"), [(True, False, True), (False, False, False), (True, True, False)]
 )
 def test_only_warm_steps_of_one_pass_are_timed(warm: bool, checks: bool, timed: bool) -> None:
-    generation: Any = object.__new__(ResidentGeneration)
+    stepper: Any = object.__new__(DeviceStepper)
     now_s = perf_counter()
-    generation._received_s = now_s - 1
-    flight = SimpleNamespace(warm=warm, selections=StepSelections(checks=checks))
-    assert (generation._step_time(flight, now_s - 1) is not None) == timed
+    stepper._received_s = now_s - 1
+    flight = SimpleNamespace(warm=warm, plans=(StepSelections(checks=checks),))
+    assert (stepper._step_time(flight, now_s - 1) is not None) == timed

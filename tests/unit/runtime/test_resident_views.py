@@ -9,6 +9,8 @@ import pytest
 from toy_partial import TOY_SPECPV, partial_manifest
 
 from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.executors.executor import StepResult
+from specbuild.runtime.lossy.mode import ModePlan, StepAhead
 from specbuild.runtime.lossy.specpv.ahead import ResidentViews
 
 
@@ -26,19 +28,23 @@ def test_sequences_take_turns_where_one_buffer_has_room(
 ) -> None:
     """Those whose buffers would fill together go one after the other, some before they must."""
     shape, room = DraftShape(1, 2, 2), TOY_SPECPV.n_spec_tokens_buf
-    views = ResidentViews(Deaf(), partial_manifest(TOY_SPECPV))  # type: ignore[arg-type]
+    programs = SimpleNamespace(refresh_room=lambda _shape, *, batch: room * (batch > 0))
+    views = ResidentViews(Deaf(), partial_manifest(TOY_SPECPV), programs)  # type: ignore[arg-type]
     sequences: list[Any] = []
     for index, length in enumerate(lengths):
         params = SimpleNamespace(specpv_retrieval_blocks=None)
         request = SimpleNamespace(prompt_ids=(0,) * length, params=params, token_budget=999)
         sequences.append(SimpleNamespace(index=index, request=request, tally=SimpleNamespace()))
         views.begin(sequences[-1], index)
-    fed = []
+    count, none = [emitted] * len(lengths), [0] * len(lengths)
+    result = StepResult(count, none, [], [], rechecked=none, agreed=none)
+    plans: list[ModePlan] = []
     for step in range(80):
-        fed.append(views.plan(sequences, shape, room).fed_again or 0)
+        plans.append(views.plan(StepAhead(tuple(sequences), shape, most_emitted=0)))
         if step > 0:  # two in flight
-            for sequence in sequences:
-                views.received(sequence, emitted, rechecked=0, agreed=0)
+            for row, sequence in enumerate(sequences):
+                views.received(sequence, plans[step - 1], result, row)
+    fed = [plan.reverified or 0 for plan in plans]
     assert max(fed) <= room
     assert sum(rows > 0 for rows in fed) > len(lengths)
     for sequence in sequences:

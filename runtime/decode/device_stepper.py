@@ -1,0 +1,259 @@
+"""Steps that stay on the device: the host queues them ahead, reads what they gave, and admits."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from specbuild.runtime.decode.device_rows import PENDING, SlotTable
+from specbuild.runtime.decode.prefill_rows import SlotRows, launched_rows, sampling_rows
+from specbuild.runtime.decode.program_table import ProgramTable, needs_full_logits
+from specbuild.runtime.decode.scheduler import Chunk
+from specbuild.runtime.decode.stepper import NewTokens, StepDone
+from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.policy import StepOutcome
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.engine_dir.plan import ProgramEntry
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.executors.executor import ResidentExecutor, StepResult
+from specbuild.runtime.lossy.dsa.ahead import ResidentSelections
+from specbuild.runtime.lossy.mode import DeviceMode, ModePlan, StepAhead, joined
+from specbuild.runtime.lossy.specpv.ahead import ResidentViews
+from specbuild.runtime.request import SequenceState
+
+# A result that was there before this long was waited for: the host came late, and the time between
+# two results is not the step's.
+_LATE_S = 50e-6
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A step that was started, and the sequences whose rows it found.
+
+    ``warm``: its program had run before in this loop. ``plans`` are those of the lossy modes.
+    """
+
+    number: int
+    sequences: tuple[SequenceState, ...]
+    outlook: Outlook
+    shape: DraftShape | None
+    warm: bool
+    plans: tuple[ModePlan, ...]
+
+
+class DeviceStepper:
+    """Runs an engine's programs, which keep the state of their sequences on the device.
+
+    ``drafts``: whether a step may have a draft.
+    """
+
+    most_in_flight = 2
+
+    def __init__(
+        self,
+        executor: ResidentExecutor,
+        manifest: Manifest,
+        programs: ProgramTable,
+        *,
+        drafts: bool,
+    ) -> None:
+        self._executor = executor
+        self._eos_token_ids = manifest.target.eos_token_ids
+        self._programs = programs
+        self._groups = tuple(group.name for group in manifest.cache_groups)
+        self._rows = SlotTable(executor, self._groups)
+        self._modes: list[DeviceMode] = []
+        if manifest.specpv is not None:
+            self._modes.append(ResidentViews(executor, manifest, programs))
+        if manifest.dsa is not None:
+            self._modes.append(ResidentSelections(executor, manifest))
+        self._flights: deque[_Flight] = deque()
+        self._ending: list[SlotRows] = []
+        self._read: list[NewTokens] = []
+        self._next_step = 0
+        self._received_s: float | None = None
+        self._warm: set[str] = set()
+        pending = executor.port(PENDING[1])
+        # Tokens of a sequence that may wait for the draft, and at most how many do.
+        self._capacity = 0 if pending is None or not drafts else pending.shape[1]
+        self._waiting = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Steps queued on the device."""
+        return len(self._flights)
+
+    def open(self) -> None:
+        """Empties every row."""
+        self._executor.use()
+        self._rows.clear(self._eos_token_ids)
+        self._next_step = int(self._executor.read("step")[0])
+
+    def admit(self, sequence: SequenceState) -> None:
+        """Gives a sequence the next row."""
+        self._rows.admit(sequence)
+
+    def release(self, sequence: SequenceState) -> None:
+        """Frees a sequence's row, behind the steps in flight."""
+        self._rows.remove(sequence)
+        for mode in self._modes:
+            mode.release(sequence)
+
+    def close(self, sequences: Sequence[SequenceState]) -> None:
+        """Rows are emptied when the next loop opens."""
+
+    def outlook(self, sequences: Sequence[SequenceState]) -> Outlook:
+        """Drafts are taken up in the step: none is behind."""
+        return Outlook(
+            len(sequences),
+            tokens_left=max(s.wanted for s in sequences),
+            rows_behind=0,
+            context=sum(s.known for s in sequences) // len(sequences),
+        )
+
+    def start_prompts(self, chunks: Sequence[Chunk]) -> None:
+        """Queues one launch of prompt chunks."""
+        executor, table = self._executor, self._rows
+        rows = [SlotRows(table.slot_of(c.sequence), c.sequence, c.start, c.count) for c in chunks]
+        ending = [r for r, chunk in zip(rows, chunks, strict=True) if chunk.is_last]
+        entry = self._programs.prefill(
+            rows=sum(r.count for r in rows),
+            batch=1 + max(r.slot for r in rows),
+            full_logits=_full_logits([r.sequence for r in ending]),
+        )
+        arrays = launched_rows(rows, entry, self._groups, drafted=table.drafted)
+        for name, values in (arrays | sampling_rows(ending, entry)).items():
+            executor.write(name, values)
+        executor.start(entry)
+        for chunk in chunks:
+            chunk.sequence.length += chunk.count
+        self._received_s = None
+        self._ending = ending
+        if ending:
+            self._waiting = max(self._waiting, 1)
+
+    def prepare_step(self, shape: DraftShape | None) -> None:
+        """Loads the program of a first step, before its sequences are known to go on."""
+        ahead = self._ahead(shape)
+        plans = tuple(mode.expected(ahead) for mode in self._modes)
+        self._executor.prepare(self._step_entry(ahead, joined(plans)))
+
+    def receive_prompts(self) -> list[NewTokens]:
+        """Waits only where a prompt ended; its sequence takes part in steps from now on."""
+        if not self._ending:
+            return []
+        choice = self._executor.read("prefill.choice")
+        logprob = self._executor.read("prefill.logprob")
+        first = []
+        for r in self._ending:
+            token = int(choice[r.slot])
+            self._rows.begin(r.sequence, token)
+            for mode in self._modes:
+                mode.begin(r.sequence, r.slot)
+            first.append(NewTokens(r.sequence, [(token, float(logprob[r.slot]))]))
+        return first
+
+    def start(
+        self, sequences: Sequence[SequenceState], shape: DraftShape | None, outlook: Outlook
+    ) -> None:
+        """Queues a step of all rows."""
+        ahead = self._ahead(shape)
+        assert len(ahead.sequences) == len(sequences)
+        plans = tuple(mode.plan(ahead) for mode in self._modes)
+        entry = self._step_entry(ahead, joined(plans))
+        self._waiting = self._waiting_after(shape)
+        self._executor.start(entry)
+        warm = entry.name in self._warm
+        self._warm.add(entry.name)
+        self._flights.append(_Flight(self._next_step, ahead.sequences, outlook, shape, warm, plans))
+        self._next_step += 1
+
+    def receive(self) -> StepDone:
+        """Reads the oldest step in flight."""
+        flight = self._flights.popleft()
+        asked_s = perf_counter()
+        result = self._executor.wait_step(flight.number, len(flight.sequences))
+        step_s = self._step_time(flight, asked_s)
+        depth = _depth(flight.shape)
+        self._read = []
+        depths: list[int] = []
+        for row, sequence in enumerate(flight.sequences):
+            if sequence.finish_reason is not None:
+                continue
+            count, accepted = result.count[row], result.accepted[row]
+            _check_count(flight, result, row)
+            for mode, plan in zip(self._modes, flight.plans, strict=True):
+                mode.received(sequence, plan, result, row)
+            # A draft that could be emitted by no step was not worth verifying: it counts for none.
+            counted = min(accepted, sequence.wanted - 1)
+            # What an end of sequence cut off was not refused.
+            depths.append(counted if count <= accepted else min(depth, sequence.wanted - 1))
+            tokens = zip(result.tokens[row][:count], result.logprobs[row][:count], strict=True)
+            self._read.append(NewTokens(sequence, list(tokens), counted))
+        if not self._read:
+            return StepDone([], None)
+        accepted_drafts = [new.accepted for new in self._read]
+        outcome = StepOutcome(flight.outlook, flight.shape, depths, accepted_drafts, step_s)
+        return StepDone(self._read, outcome)
+
+    def settle(self) -> None:
+        """The tokens that were emitted stand in the cache, all but the newest."""
+        for new in self._read:
+            new.sequence.length = new.sequence.known - 1
+        self._read = []
+
+    def _ahead(self, shape: DraftShape | None) -> StepAhead:
+        """The next step as it is known before those in flight are through."""
+        emitted = sum(1 + _depth(flight.shape) for flight in self._flights)
+        return StepAhead(tuple(self._rows.sequences), shape, most_emitted=emitted)
+
+    def _step_time(self, flight: _Flight, asked_s: float) -> float | None:
+        """The time between two results that followed directly, where it is the step's own."""
+        now_s, before_s = perf_counter(), self._received_s
+        on_time = now_s - asked_s > _LATE_S
+        self._received_s = now_s if on_time else None
+        # A check takes two passes, which says nothing of what a step costs.
+        own = on_time and flight.warm and not joined(flight.plans).checks
+        return now_s - before_s if own and before_s is not None else None
+
+    def _step_entry(self, ahead: StepAhead, plan: ModePlan) -> ProgramEntry:
+        return self._programs.step(
+            ahead.shape,
+            batch=len(ahead.sequences),
+            full_logits=_full_logits(ahead.sequences),
+            extends=ahead.shape is None and self._is_full,
+            fed_again=plan.reverified,
+            narrows=plan.sparse,
+            checks=plan.checks,
+        )
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether one more token could find no place to wait for the draft in."""
+        return 0 < self._capacity <= self._waiting
+
+    def _waiting_after(self, shape: DraftShape | None) -> int:
+        """Most tokens that wait for the draft after a step; where they were full it took them."""
+        if shape is not None:
+            return shape.draft_depth + 1
+        return 1 if self._is_full else self._waiting + 1
+
+
+def _check_count(flight: _Flight, result: StepResult, row: int) -> None:
+    """SpecbuildError where a step gave a sequence an impossible number of tokens."""
+    sequence, count, accepted = flight.sequences[row], result.count[row], result.accepted[row]
+    if not 1 <= count <= min(accepted + 1, len(result.tokens[row]), sequence.wanted):
+        raise SpecbuildError(
+            f"step {flight.number} gave request {sequence.request.id!r} {count} tokens of "
+            f"{accepted} accepted drafts with {sequence.wanted} wanted; build the engine again"
+        )
+
+
+def _depth(shape: DraftShape | None) -> int:
+    return 0 if shape is None else shape.draft_depth
+
+
+def _full_logits(sequences: Sequence[SequenceState]) -> bool:
+    return needs_full_logits(s.request.params.sampling for s in sequences)

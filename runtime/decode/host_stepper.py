@@ -1,0 +1,264 @@
+"""Steps that the host computes role by role: each is through when its start returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
+
+from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
+from specbuild.runtime.decode.scheduler import Chunk
+from specbuild.runtime.decode.stepper import NewTokens, StepDone
+from specbuild.runtime.decode.target_passes import TargetPasses
+from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.eagle3 import Drafter
+from specbuild.runtime.draft.policy import StepOutcome
+from specbuild.runtime.draft.tree import DraftTrees, chain_trees, shallower
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.executors.executor import Executor
+from specbuild.runtime.lossy.specpv.state import StepChoice
+from specbuild.runtime.lossy.verified import Accepted, Verified
+from specbuild.runtime.request import SequenceState
+
+# Rows of captured features that a launch committed, by sequence, for the drafter to observe.
+Committed = list[tuple[SequenceState, np.ndarray | slice]]
+
+
+class HostStepper:
+    """Runs an engine's graphs by role. ``drafter`` None decodes without a draft.
+
+    ``max_depth`` is that of the deepest draft that a step may verify.
+    """
+
+    most_in_flight = 1
+
+    def __init__(
+        self,
+        executor: Executor,
+        manifest: Manifest,
+        counter: SlotCounter,
+        *,
+        drafter: Drafter | None,
+        max_depth: int,
+    ) -> None:
+        self._executor = executor
+        self._counter = counter
+        self._drafter = drafter
+        self._max_depth = max_depth
+        self._target = TargetPasses(executor, manifest, counter)
+        caches = drafter is not None and drafter.capabilities.uses_draft_caches
+        self._draft_groups = groups_of(manifest.roles["draft"]) if caches else ()
+        self._first: list[NewTokens] = []
+        self._step: StepDone | None = None
+        self._committed: Committed = []
+        self._captured: np.ndarray | None = None
+        self._after_prompts = False
+
+    @property
+    def in_flight(self) -> int:
+        """Whether a step was computed and not received."""
+        return 0 if self._step is None else 1
+
+    def open(self) -> None:
+        """The host keeps nothing between loops."""
+
+    def admit(self, sequence: SequenceState) -> None:
+        """Nothing is kept of a sequence before its prompt is read."""
+
+    def release(self, sequence: SequenceState) -> None:
+        """Nobody wants more of a sequence: a drafter may serve another loop after this."""
+        if self._drafter is not None:
+            self._drafter.release(sequence)
+        self._target.release(sequence)
+
+    def close(self, sequences: Sequence[SequenceState]) -> None:
+        """Releases each."""
+        for sequence in sequences:
+            self.release(sequence)
+
+    def outlook(self, sequences: Sequence[SequenceState]) -> Outlook:
+        """Counts the tokens that the draft would take up first."""
+        behind = [s.length - s.pages[g].length for g in self._draft_groups for s in sequences]
+        return Outlook(
+            batch=len(sequences),
+            tokens_left=max(s.wanted for s in sequences),
+            rows_behind=sum(behind),
+        )
+
+    def start_prompts(self, chunks: Sequence[Chunk]) -> None:
+        """One pass of the target over prompt rows."""
+        sequences = [chunk.sequence for chunk in chunks]
+        first, count = [c.start for c in chunks], [c.count for c in chunks]
+        plan = RowPlan(first, count, [f + n for f, n in zip(first, count, strict=True)])
+        ending = [i for i, chunk in enumerate(chunks) if chunk.is_last]
+        row_start = plan.row_start()
+        # A launch wants one row of logits at least; nobody looks at it if no prompt ends here.
+        rows = [int(row_start[i + 1]) - 1 for i in ending] or [0]
+        ids = [s.ids[f : f + n] for s, f, n in zip(sequences, first, count, strict=True)]
+        outputs = self._target.launch(
+            sequences,
+            plan,
+            prompts=True,
+            token_ids=np.concatenate(ids),
+            positions=self._counter.ranges(first, count),
+            ancestor_bits=np.zeros((plan.rows, 1), np.int32),
+            logit_rows=np.array(rows, np.int32),
+        )
+        for chunk in chunks:
+            self._advance(chunk.sequence, chunk.count)
+            if self._target.views is not None:
+                self._target.views.prefilled(chunk.sequence)
+        self._first = []
+        if ending:
+            done = [sequences[i] for i in ending]
+            position = np.array([s.length - 1 for s in done], np.int32)
+            choice, logprob = self._target.choose(
+                done, [1] * len(done), position, outputs["logits"]
+            )
+            for sequence, token, chance in zip(done, choice, logprob, strict=True):
+                self._first.append(NewTokens(sequence, [(int(token), float(chance))]))
+        self._captured, self._after_prompts = outputs.get("captured"), True
+        self._committed = [
+            (sequence, slice(int(row_start[i]), int(row_start[i + 1])))
+            for i, sequence in enumerate(sequences)
+        ]
+
+    def prepare_step(self, shape: DraftShape | None) -> None:
+        """Prompts are read when their start returns: there is no time to use."""
+
+    def receive_prompts(self) -> list[NewTokens]:
+        """The first token of each prompt that the last launch ended."""
+        return self._first
+
+    def start(
+        self, sequences: Sequence[SequenceState], shape: DraftShape | None, outlook: Outlook
+    ) -> None:
+        """Computes a whole step."""
+        started_s = perf_counter()
+        trees = self._draft(sequences, shape)
+        checked = self._target.selections is not None and self._target.selections.begin(sequences)
+        if checked:
+            self._sample(sequences, trees)
+        verified = self._target.verify(sequences, trees)
+        paths = self._accept(trees, verified)
+        if self._target.selections is not None:
+            self._target.selections.judge(sequences, verified, paths)
+        self._commit(sequences, trees, verified, paths)
+        # A check takes two passes, which says nothing of what a step costs; nor does a first step.
+        untypical = self._after_prompts or checked
+        step_s = None if untypical else perf_counter() - started_s
+        self._after_prompts = False
+        outcome = _outcome(outlook, trees, paths.accepted, step_s)
+        self._step = StepDone(self._new_tokens(sequences, verified, paths), outcome)
+
+    def receive(self) -> StepDone:
+        """What the step gave."""
+        step, self._step = self._step, None
+        assert step is not None, "no step was started"
+        return step
+
+    def settle(self) -> None:
+        """Tells the drafter of the tokens just committed, and of those emitted behind them."""
+        drafter, captured = self._drafter, self._captured
+        if drafter is not None:
+            if not drafter.capabilities.reads_captured:
+                captured = None
+            for sequence, rows in self._committed:
+                if sequence.finish_reason is None:
+                    drafter.observe(sequence, None if captured is None else captured[rows])
+        self._committed, self._captured = [], None
+
+    def _draft(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> DraftTrees:
+        deepest = [min(s.wanted - 1, self._max_depth) for s in sequences]
+        if shape is None or self._drafter is None or max(deepest) < 1:
+            return chain_trees([s.root for s in sequences])
+        trees = self._drafter.propose(sequences, shallower(shape, max(deepest)))
+        # No slot is verified whose token could not be emitted any more.
+        return trees.cut(deepest) if min(deepest) < self._max_depth else trees
+
+    def _sample(self, sequences: Sequence[SequenceState], trees: DraftTrees) -> None:
+        """A pass that does not count: what narrowed attention chooses where it is checked."""
+        assert self._target.selections is not None
+        narrowed = self._target.verify(sequences, trees, counts=False)
+        self._target.selections.sample(sequences, narrowed, self._accept(trees, narrowed))
+
+    def _accept(self, trees: DraftTrees, verified: Verified) -> Accepted:
+        """The longest path of each tree that the target's choices confirm."""
+        if trees.nodes == 0:
+            return Accepted(np.zeros((len(trees.count), 1), np.int32), [0] * len(trees.count))
+        outputs = self._executor.run(
+            "accept",
+            {
+                "tokens": trees.tokens,
+                "parents": trees.parents,
+                "ancestor_bits": trees.ancestor_bits,
+                "count": trees.count,
+                "choice": verified.choice,
+            },
+        )
+        return Accepted(outputs["path"], outputs["accepted"].tolist())
+
+    def _commit(
+        self,
+        sequences: Sequence[SequenceState],
+        trees: DraftTrees,
+        verified: Verified,
+        paths: Accepted,
+    ) -> None:
+        """The path's cache entries move to the committed slots; the other nodes are forgotten."""
+        if not trees.contiguous:
+            self._move(sequences, paths.path)
+        for b, (sequence, accepted) in enumerate(zip(sequences, paths.accepted, strict=True)):
+            view = None if verified.views is None else verified.views[b]
+            self._advance(sequence, accepted + 1, view)
+
+    def _move(self, sequences: Sequence[SequenceState], path: np.ndarray) -> None:
+        places = np.arange(path.shape[1])
+        moved = (path >= 0) & (path != places)
+        if not moved.any():
+            return
+        feeds = {}
+        for group in self._target.groups:
+            source = np.full(path.shape, -1, np.int32)
+            target = np.full(path.shape, -1, np.int32)
+            for b, sequence in enumerate(sequences):
+                slots = sequence.pages[group].slots
+                source[b, moved[b]] = slots[sequence.length + path[b, moved[b]]]
+                target[b, moved[b]] = slots[sequence.length + places[moved[b]]]
+            feeds[f"{group}.from_slot"], feeds[f"{group}.to_slot"] = source, target
+        self._executor.run("commit", feeds)
+
+    def _new_tokens(
+        self, sequences: Sequence[SequenceState], verified: Verified, paths: Accepted
+    ) -> list[NewTokens]:
+        """The target's choices along the path are the new tokens; all but the last were drafts."""
+        emitted = []
+        self._captured = verified.captured
+        for b, sequence in enumerate(sequences):
+            accepted = paths.accepted[b]
+            slots = paths.path[b, : accepted + 1]
+            choices = verified.choice[b, slots].tolist()
+            logprobs = verified.logprob[b, slots].tolist()
+            tokens = list(zip(choices, logprobs, strict=True))
+            emitted.append(NewTokens(sequence, tokens, accepted))
+            self._committed.append((sequence, verified.root_row[b] + slots))
+        return emitted
+
+    def _advance(self, sequence: SequenceState, count: int, view: StepChoice | None = None) -> None:
+        """``count`` more tokens stand in the target's cache."""
+        before, fed_again = sequence.length, None
+        sequence.length += count
+        if self._target.views is not None and view is not None:
+            fed_again = self._target.views.committed(sequence, view, before)
+        for group in self._target.groups:
+            sequence.pages[group].commit(sequence.length, fed_again=fed_again)
+
+
+def _outcome(
+    outlook: Outlook, trees: DraftTrees, accepted: list[int], step_s: float | None
+) -> StepOutcome:
+    """What became of a step whose trees are chains, as every policy that learns asks for."""
+    depth = trees.nodes
+    shape = DraftShape(1, depth, depth) if depth else None
+    return StepOutcome(outlook, shape, (trees.count - 1).tolist(), accepted, step_s)

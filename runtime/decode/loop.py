@@ -1,0 +1,150 @@
+"""THE decoding loop: schedule → prefill | draft → verify → accept → commit → emit.
+
+Acceptance. In one pass the target looks at a tree of drafts below the newest token, the root, and
+says at every node which token it would emit there: ``choice(i)``, the argmax, or a draw whose noise
+belongs to (seed, position) alone. A node is accepted where its parent is and the target chose it:
+
+    accepted(root) = true,    accepted(i) = accepted(parent(i)) ∧ choice(parent(i)) = token(i)
+
+Siblings differ, so the accepted nodes form one path. Its tokens and the choice at its end (the
+bonus token) are emitted. Each is what decoding without a draft would have chosen at its position:
+speculation changes how many tokens a step gives, never which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from specbuild.runtime.cache.pages import SequencePages
+from specbuild.runtime.decode.emission import Emission
+from specbuild.runtime.decode.scheduler import Chunk, Scheduler
+from specbuild.runtime.decode.stepper import NewTokens, Stepper
+from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.policy import DraftPolicy
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState
+
+
+class Loop:
+    """Serves requests that join and leave between its turns.
+
+    Events name a request by the number that :meth:`add` gave it. Closed with :meth:`close`, also
+    where a turn raised.
+    """
+
+    def __init__(
+        self, stepper: Stepper, scheduler: Scheduler, emission: Emission, policy: DraftPolicy
+    ) -> None:
+        self._stepper = stepper
+        self._scheduler = scheduler
+        self._emission = emission
+        self._policy = policy
+        # A shape that was chosen ahead, and the batch that it was chosen for.
+        self._chosen: tuple[int, DraftShape | None] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return self._scheduler.finished
+
+    def add(self, request: Request) -> int:
+        """Queues a request; the number that its events carry."""
+        return self._scheduler.add(request)
+
+    def abort(self, index: int) -> FinishEvent | None:
+        """Ends a request now, with what it has emitted; None where it is done already."""
+        waiting = self._scheduler.withdraw(index)
+        if waiting is not None:
+            return self._emission.never_ran(index, waiting)
+        sequence = self._scheduler.running(index)
+        if sequence is None:
+            return None
+        sequence.finish_reason = "abort"
+        self._release(sequence)
+        return FinishEvent(index, sequence.record())
+
+    def open(self) -> None:
+        """Takes the machine for this loop; before the first turn."""
+        self._stepper.open()
+
+    def run(self) -> Iterator[Event]:
+        """The events of every request, from :meth:`open` until all are done."""
+        self.open()
+        try:
+            while not self.idle:
+                yield from self.turn()
+        finally:
+            self.close()
+
+    def turn(self) -> list[Event]:
+        """One launch of prompts, or one more step received. RequestError where none can start."""
+        batch = self._scheduler.schedule(self._admit)
+        if batch.chunks and not self._stepper.in_flight:
+            return self._read_prompts(batch.chunks)
+        # Prompts wait until what was started is received: that may free more rows.
+        if not batch.chunks:
+            self._start_steps(batch.sequences)
+        step = self._stepper.receive()
+        if step.outcome is not None:
+            self._policy.observe(step.outcome)
+        return self._emit(step.emitted)
+
+    def close(self) -> None:
+        """Gives back what unfinished requests hold."""
+        self._stepper.close(self._scheduler.close())
+
+    def _read_prompts(self, chunks: Sequence[Chunk]) -> list[Event]:
+        self._stepper.start_prompts(chunks)
+        ending = any(chunk.is_last for chunk in chunks)
+        if ending and self._stepper.most_in_flight > 1:
+            self._choose_ahead()
+        first = self._stepper.receive_prompts()
+        for new in first:
+            new.sequence.tally.first_token()
+        return self._emit(first)
+
+    def _start_steps(self, sequences: Sequence[SequenceState]) -> None:
+        """Starts steps while one more can be of use: each in flight gives a token at least."""
+        outlook = self._stepper.outlook(sequences)
+        while self._stepper.in_flight < min(self._stepper.most_in_flight, outlook.tokens_left):
+            self._stepper.start(sequences, self._shape(outlook), outlook)
+
+    def _emit(self, emitted: Sequence[NewTokens]) -> list[Event]:
+        events: list[Event] = []
+        for new in emitted:
+            events += self._emission.take(new.sequence, new.tokens, accepted=new.accepted)
+            if new.sequence.finish_reason is not None:
+                self._release(new.sequence)
+                events.append(FinishEvent(new.sequence.index, new.sequence.record()))
+        self._stepper.settle()
+        return events
+
+    def _shape(self, outlook: Outlook) -> DraftShape | None:
+        """The policy's choice, which counts as a step: one made ahead for this batch is taken."""
+        chosen, self._chosen = self._chosen, None
+        if chosen is not None and chosen[0] == outlook.batch:
+            return chosen[1]
+        return self._policy.shape(outlook)
+
+    def _choose_ahead(self) -> None:
+        """While the machine reads prompts, the first step behind them is made ready."""
+        running = self._scheduler.sequences
+        if any(sequence.wanted > 1 for sequence in running):
+            outlook = self._stepper.outlook(running)
+            self._chosen = (outlook.batch, self._policy.shape(outlook))
+            self._stepper.prepare_step(self._chosen[1])
+
+    def _admit(
+        self,
+        index: int,
+        request: Request,
+        pages: dict[str, SequencePages],
+        reserved: dict[str, int],
+    ) -> SequenceState:
+        sequence = self._emission.admit(index, request, pages, reserved)
+        self._stepper.admit(sequence)
+        return sequence
+
+    def _release(self, sequence: SequenceState) -> None:
+        self._scheduler.retire(sequence)
+        self._stepper.release(sequence)

@@ -1,0 +1,81 @@
+"""A lossy mode, where steps stay on the device: one object that plans steps and hears of them.
+
+The host plans a step before it knows what the steps in flight emit, and reckons with the most that
+they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.executors.executor import StepResult
+from specbuild.runtime.request import SequenceState
+
+
+@dataclass(frozen=True)
+class StepAhead:
+    """The next step: the sequences of rows 0, 1, …, its draft, and what may come before it.
+
+    The steps in flight emit up to ``most_emitted`` tokens for each sequence.
+    """
+
+    sequences: tuple[SequenceState, ...]
+    shape: DraftShape | None
+    most_emitted: int
+
+    @property
+    def depth(self) -> int:
+        """Levels of the draft tree."""
+        return 0 if self.shape is None else self.shape.draft_depth
+
+
+@dataclass(frozen=True)
+class ModePlan:
+    """What a mode asks of a step's program.
+
+    ``reverified``: rows of tokens that are verified once more, over everything, None where the
+    program chooses no views either (SpecPV). ``sparse``: rows may attend to what indexers choose;
+    ``checks``: the tree is verified both ways (DSA).
+    """
+
+    reverified: int | None = None
+    sparse: bool = False
+    checks: bool = False
+
+
+def joined(plans: Sequence[ModePlan]) -> ModePlan:
+    """What all modes ask of one step."""
+    return ModePlan(
+        reverified=next((p.reverified for p in plans if p.reverified is not None), None),
+        sparse=any(p.sparse for p in plans),
+        checks=any(p.checks for p in plans),
+    )
+
+
+class DeviceMode(Protocol):
+    """One mode's state of all sequences of a loop."""
+
+    def begin(self, sequence: SequenceState, row: int) -> None:
+        """The sequence's prompt is in the cache; it stands in this row."""
+        ...
+
+    def expected(self, ahead: StepAhead) -> ModePlan:
+        """What a first step will ask for, for what can be made ready; nothing is settled."""
+        ...
+
+    def plan(self, ahead: StepAhead) -> ModePlan:
+        """Settles how each sequence takes part in the next step; the device is told."""
+        ...
+
+    def received(
+        self, sequence: SequenceState, plan: ModePlan, result: StepResult, row: int
+    ) -> None:
+        """A step is through; the sequence's length is still that of before it."""
+        ...
+
+    def release(self, sequence: SequenceState) -> None:
+        """The sequence is done."""
+        ...
