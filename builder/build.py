@@ -57,7 +57,8 @@ from specbuild.builder.graph.passes.portable import portable_bytes
 from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
-from specbuild.runtime.engine_dir.manifest import TENSORRT_BACKENDS, DraftGeometry
+from specbuild.runtime.engine_dir.backends import facts_of
+from specbuild.runtime.engine_dir.manifest import DraftGeometry
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.text import TextCodec
 
@@ -163,7 +164,7 @@ def _lowered(
 def _device(options: BuildOptions) -> str:
     """What the engine is built for: ``cpu``, or the GPU architectures."""
     require_tensorrt_options(options)
-    if options.backend in TENSORRT_BACKENDS:
+    if facts_of(options.backend).has_engines:
         return tensorrt_device(options)
     if options.backend == "cuda":
         return supported_gpu(options.gpu)

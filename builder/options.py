@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from specbuild.runtime.engine_dir.backends import BackendName
+
 
 @dataclass(frozen=True)
 class BuildOptions:
@@ -14,7 +16,7 @@ class BuildOptions:
     model: Path
     output: Path
     draft: Path | None = None
-    backend: Literal["cpu", "cuda", "tensorrt", "tensorrt-rtx"] = "cpu"
+    backend: BackendName = "cpu"
     gpu: str | None = None
     max_seq_len: int | None = None
     max_batch_size: int | None = None

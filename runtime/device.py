@@ -1,4 +1,4 @@
-"""What this machine is, and whether an engine runs on it."""
+"""What this machine is, and what the caches of an engine take of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from specbuild.runtime.engine_dir.cache_groups import CACHED_BYTES
-from specbuild.runtime.engine_dir.manifest import TENSORRT_BACKENDS, CacheGroup, Manifest, SpecPv
-from specbuild.runtime.lossy.specpv.state import choosing_group
-
-MIN_ONNXRUNTIME = (1, 23)
+from specbuild.runtime.engine_dir.cache_groups import CACHED_BYTES, choosing_group
+from specbuild.runtime.engine_dir.manifest import CacheGroup, Manifest, SpecPv
 
 
 @dataclass(frozen=True)
@@ -60,42 +57,6 @@ def summary_bytes(group: CacheGroup, specpv: SpecPv | None) -> int:
     return group.pages * group.kv_heads * 2 * group.k_width * element
 
 
-def check_here(
-    manifest: Manifest, device: Device | None = None, *, directory: Path | None = None
-) -> list[str]:
-    """Every reason why the engine does not run on this machine; empty when it does.
-
-    Loads no weights. Of a CUDA engine the plan in ``directory`` is read, of a TensorRT engine the
-    headers, the library's version and the plugins' are, and the GPU is asked.
-    """
-    if manifest.backend == "cuda":
-        from specbuild.runtime.executors.cuda.check import reasons_here
-
-        if directory is None:
-            raise ValueError("a CUDA engine is checked by its plan: give its directory")
-        return reasons_here(directory, manifest)
-    if manifest.backend in TENSORRT_BACKENDS:
-        from specbuild.runtime.executors.tensorrt.loading import reasons_against
-
-        if directory is None:
-            raise ValueError("a TensorRT engine is checked by its files: give its directory")
-        return reasons_against(directory, manifest)
-    here = device or this_device()
-    reasons = []
-    if here.onnxruntime is None:
-        reasons.append("onnxruntime is not installed; pip install 'specbuild[cpu]'")
-    elif _numbers(here.onnxruntime) < MIN_ONNXRUNTIME:
-        wanted = ".".join(map(str, MIN_ONNXRUNTIME))
-        reasons.append(f"onnxruntime is {here.onnxruntime}, {wanted} or later is needed")
-    needed = cache_bytes(manifest) + sum(file.bytes for file in manifest.files.values())
-    if here.available_bytes is not None and needed > here.available_bytes:
-        reasons.append(
-            f"weights and caches take {needed / 2**30:.1f} GiB, "
-            f"{here.available_bytes / 2**30:.1f} GiB of memory are free"
-        )
-    return reasons
-
-
 def _cpu_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
@@ -127,8 +88,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    parts = version.split(".")[:2]
-    return tuple(int(part) for part in parts if part.isdigit())

@@ -10,21 +10,14 @@ from specbuild.runtime.decode.decoder import Decoder, Speculation
 from specbuild.runtime.decode.device_decoder import ResidentDecoder
 from specbuild.runtime.decode.host_costs import cache_path
 from specbuild.runtime.decode.host_decoder import HostDecoder
-from specbuild.runtime.device import Device, check_here, this_device
 from specbuild.runtime.draft.device_costs import StepCosts, stored_step_costs, usable_step_costs
 from specbuild.runtime.draft.eagle3 import Drafter
 from specbuild.runtime.draft.policy import DraftPolicy
 from specbuild.runtime.engine_dir.files import check_sizes, read_file, read_manifest
-from specbuild.runtime.engine_dir.manifest import (
-    MANIFEST_FILE,
-    TENSORRT_BACKENDS,
-    WEIGHTS_FILE,
-    Manifest,
-)
-from specbuild.runtime.engine_dir.weights_file import open_weights
+from specbuild.runtime.engine_dir.manifest import MANIFEST_FILE, Manifest
 from specbuild.runtime.errors import RequestError, UnsupportedHereError
-from specbuild.runtime.executors.cpu import CpuExecutor
 from specbuild.runtime.executors.executor import Executor, ResidentExecutor
+from specbuild.runtime.executors.registry import open_engine
 from specbuild.runtime.request import Event, GenerateParams, Prompt, Request
 from specbuild.runtime.sampling import whole_number
 from specbuild.runtime.text import (
@@ -35,9 +28,6 @@ from specbuild.runtime.text import (
     TextStream,
     check_unicode,
 )
-
-# Every graph has threads of its own: without a bound a slip of the pen takes the machine down.
-MAX_THREADS = 64
 
 
 class Engine:
@@ -102,75 +92,16 @@ class Engine:
                 f"{directory} was built for {manifest.backend}, not for {device}; "
                 f"use device {manifest.backend!r} or build it for {device}"
             )
-        here = this_device()
         check_sizes(directory, manifest)
-        if manifest.backend == "cuda":
-            return cls._load_cuda(directory, manifest, threads, here)
-        if manifest.backend in TENSORRT_BACKENDS:
-            return cls._load_tensorrt(directory, manifest, threads, here, cache_dir)
-        return cls._load_cpu(directory, manifest, threads, here, cache_dir)
-
-    @classmethod
-    def _load_cpu(
-        cls,
-        directory: Path,
-        manifest: Manifest,
-        threads: int | None,
-        here: Device,
-        cache_dir: Path | None,
-    ) -> Engine:
-        threads = 1 if threads is None else threads
-        most = max(here.cores, MAX_THREADS)
-        if not 1 <= threads <= most:
-            raise UnsupportedHereError(
-                f"threads is {threads}, must lie between 1 and {most}; this machine has "
-                f"{here.cores} cores"
-            )
-        reasons = check_here(manifest, here)
-        if reasons:
-            raise UnsupportedHereError(f"{directory} does not run here: {'; '.join(reasons)}")
-        files = {
-            name: bytes(read_file(directory, manifest, name))
-            for name in manifest.files
-            if name != WEIGHTS_FILE
-        }
-        weights = open_weights(directory, manifest) if manifest.tensors else {}
-        executor = CpuExecutor(manifest, files.__getitem__, weights, threads=threads)
-        digest = (directory / MANIFEST_FILE).read_bytes()
-        cost_file = cache_path(cache_dir, digest, here.cpu_name, threads, here.onnxruntime)
-        text = _text_codec(directory, manifest)
-        return cls(manifest, executor, text=text, cost_file=cost_file)
-
-    @classmethod
-    def _load_cuda(
-        cls, directory: Path, manifest: Manifest, threads: int | None, here: Device
-    ) -> Engine:
-        from specbuild.runtime.executors.cuda.loading import open_executor
-
-        _refuse_threads(directory, threads)
         text = _text_codec(directory, manifest)
         stored = stored_step_costs(directory, manifest)
-        executor = open_executor(directory, manifest, readers=here.cores)
-        costs, reason = usable_step_costs(stored, manifest, executor.runner.gpu.facts.name)
-        return cls(manifest, executor, text=text, step_costs=costs, without_costs=reason)
-
-    @classmethod
-    def _load_tensorrt(
-        cls,
-        directory: Path,
-        manifest: Manifest,
-        threads: int | None,
-        here: Device,
-        cache_dir: Path | None,
-    ) -> Engine:
-        from specbuild.runtime.executors.tensorrt.loading import open_executor
-
-        _refuse_threads(directory, threads)
-        text = _text_codec(directory, manifest)
-        executor = open_executor(directory, manifest, readers=here.cores)
+        opened = open_engine(directory, manifest, threads=threads)
+        if isinstance(opened.executor, ResidentExecutor):
+            costs, reason = usable_step_costs(stored, manifest, opened.processor)
+            return cls(manifest, opened.executor, text=text, step_costs=costs, without_costs=reason)
         digest = (directory / MANIFEST_FILE).read_bytes()
-        cost_file = cache_path(cache_dir, digest, executor.gpu_name)
-        return cls(manifest, executor, text=text, cost_file=cost_file)
+        cost_file = cache_path(cache_dir, digest, opened.processor, *opened.settings)
+        return cls(manifest, opened.executor, text=text, cost_file=cost_file)
 
     def check_prompts(
         self, prompts: Sequence[Prompt], params: GenerateParams | Sequence[GenerateParams]
@@ -277,13 +208,6 @@ class Engine:
 
     def _text_stream(self, request: Request) -> TextStream | None:
         return None if self.text is None else self.text.stream(request.params.stop)
-
-
-def _refuse_threads(directory: Path, threads: int | None) -> None:
-    if threads is not None:
-        raise UnsupportedHereError(
-            f"threads is {threads}, but {directory} computes on a GPU; leave threads out"
-        )
 
 
 def _text_codec(directory: Path, manifest: Manifest) -> TextCodec | None:

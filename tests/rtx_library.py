@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specbuild.runtime.executors.tensorrt.engine_check import library_reason
+from specbuild.runtime.executors.tensorrt.check import library_reason
 
 _LACK = library_reason("tensorrt-rtx")
 needs_tensorrt_rtx = pytest.mark.skipif(_LACK is not None, reason=_LACK or "")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from specbuild.runtime.executors.tensorrt.engine_check import library_reason
+from specbuild.runtime.executors.tensorrt.check import library_reason
 
 _LIBRARIES = ("nvinfer", "nvinfer_plugin", "nvonnxparser")
 _LOOKED_UP = (

@@ -15,6 +15,7 @@ from specbuild.runtime.engine_dir.cache_groups import (
     FP8_DTYPE,
     FULL_GROUP,
     LATENT_GROUP,
+    choosing_group,
     pages_per_sequence,
 )
 from specbuild.runtime.engine_dir.manifest import (
@@ -29,7 +30,7 @@ from specbuild.runtime.engine_dir.manifest import (
     TargetGeometry,
 )
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.lossy.specpv.state import ViewGeometry, choosing_group
+from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
 DEFAULT_MAX_SEQ_LEN = 4096
 # A prompt of one token, and one more.

@@ -11,12 +11,13 @@ import numpy as np
 
 from specbuild.runtime.cache.pages import KvPools, SequencePages
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
+from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.cache_groups import slots_per_sequence
 from specbuild.runtime.engine_dir.files import check_sizes, read_file, read_manifest
 from specbuild.runtime.engine_dir.manifest import Manifest, Port
 from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
-from specbuild.runtime.executors.cpu import CpuExecutor
+from specbuild.runtime.executors.cpu.executor import CpuExecutor
 from specbuild.runtime.lossy.specpv.host_tables import launch_feeds
 
 DRAFT_STAGES = ("stage.attention", "stage.ffn", "stage.pre_head")
@@ -32,7 +33,7 @@ class EngineProbe:
 
     def __init__(self, directory: Path) -> None:
         manifest = read_manifest(directory)
-        if manifest.backend != "cpu":
+        if not facts_of(manifest.backend).has_graphs:
             raise SpecbuildError(
                 f"{directory} was built for {manifest.backend}, verify compares the stages of CPU "
                 "engines; build the checkpoint with --backend cpu and verify that"

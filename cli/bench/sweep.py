@@ -20,6 +20,7 @@ from specbuild.cli.commands.run import checked_requests
 from specbuild.cli.terminal import console
 from specbuild.cli.terminal.engine_loading import load_engine
 from specbuild.cli.terminal.prompt_file import read_prompt_file
+from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
@@ -92,7 +93,7 @@ def sweeps_of(text: str) -> tuple[str, ...]:
 def run_sweep(directory: Path, plan: SweepPlan) -> SweepReport:
     """Loads the engine and measures; UnsupportedHereError for an engine of another backend."""
     manifest = read_manifest(directory)
-    if manifest.backend != "cuda":
+    if not facts_of(manifest.backend).has_plan:
         raise UnsupportedHereError(
             f"--sweep measures CUDA engines, {directory} was built for {manifest.backend}; leave "
             "--sweep out, or build it with --backend cuda"

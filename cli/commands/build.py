@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -11,6 +11,7 @@ from specbuild.cli.options import dsa as dsa_options
 from specbuild.cli.options import shared as options
 from specbuild.cli.options import specpv as specpv_options
 from specbuild.cli.options import tensorrt as tensorrt_options
+from specbuild.runtime.engine_dir.backends import BackendName
 
 
 def build(
@@ -21,7 +22,7 @@ def build(
     ],
     draft: options.Draft = None,
     backend: Annotated[
-        Literal["cpu", "cuda", "tensorrt", "tensorrt-rtx"],
+        BackendName,
         typer.Option("--backend", help="What the engine runs on."),
     ] = "cpu",
     gpu: Annotated[

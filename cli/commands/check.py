@@ -24,12 +24,12 @@ def check(engine: options.EngineDirectory, _debug: options.Debug = False) -> Non
     Examples:
     specbuild check engine
     """
-    from specbuild.runtime.device import check_here
     from specbuild.runtime.engine_dir.files import check_sizes, read_manifest
+    from specbuild.runtime.executors.registry import check_here
 
     manifest = read_manifest(engine)
     check_sizes(engine, manifest)
-    reasons = check_here(manifest, directory=engine)
+    reasons = check_here(manifest, engine)
     if not reasons:
         print(f"{engine} runs here")
         return

@@ -35,11 +35,12 @@ def inspect(
     specbuild inspect engine --json
     """
     from specbuild.cli.tables.predicted_memory import predict_memory
+    from specbuild.runtime.engine_dir.backends import facts_of
     from specbuild.runtime.engine_dir.files import read_manifest
 
     manifest = read_manifest(engine)
     facts_of_plan = plan = costs = None
-    if manifest.backend == "cuda":
+    if facts_of(manifest.backend).has_plan:
         from specbuild.cli.tables.plan_tables import plan_facts, plan_tables
         from specbuild.cli.tables.step_cost_table import step_cost_facts, step_cost_table
         from specbuild.runtime.executors.cuda.check import read_plan

@@ -13,6 +13,7 @@ from specbuild.cli.options.draft_choice import shape_text
 from specbuild.cli.options.dsa import dsa_summary
 from specbuild.cli.tables.predicted_memory import PredictedMemory
 from specbuild.cli.terminal.console import fact_table, size_text
+from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.manifest import (
     DraftGeometry,
     DraftShape,
@@ -187,10 +188,11 @@ def _parts_table(manifest: Manifest) -> Table:
     table = Table(title="files", title_justify="left")
     table.add_column("file")
     table.add_column("size", justify="right")
+    has_plan = facts_of(manifest.backend).has_plan
     folders: dict[str, list[int]] = {}
     for name, stored in manifest.files.items():
         folder, _, file = name.partition("/")
-        if file and manifest.backend == "cuda":
+        if file and has_plan:
             folders.setdefault(folder, []).append(stored.bytes)
             continue
         table.add_row(name, size_text(stored.bytes))

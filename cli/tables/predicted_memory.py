@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from specbuild.runtime.device import group_bytes
+from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, CacheGroup, Manifest
 from specbuild.runtime.engine_dir.plan import Plan
@@ -46,7 +47,7 @@ def predict_memory(
     batch = limits.max_batch_size if max_batch_size is None else max_batch_size
     length = limits.max_seq_len if max_seq_len is None else max_seq_len
     weights = _stored_bytes(manifest) if plan is None else _tensor_bytes(manifest)
-    places = 2 if manifest.backend == "tensorrt-rtx" else 1
+    places = 1 if facts_of(manifest.backend).pools_in_place else 2
     kv = {
         group.name: places
         * group_bytes(replace(group, pages=_pages(manifest, group, batch, length)), manifest.specpv)

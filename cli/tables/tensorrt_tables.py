@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table
 
 from specbuild.cli.terminal.console import fact_table, size_text
+from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.manifest import (
     Manifest,
     Port,
@@ -32,7 +33,7 @@ def _build_table(manifest: Manifest, build: TensorRtBuild) -> Table:
     table.add_row("built by", f"{build.library} {build.version}")
     table.add_row("for", ", ".join(build.compute_capabilities))
     table.add_row("later versions run it", "yes" if build.version_compatible else "no")
-    if build.library == "tensorrt":
+    if facts_of(manifest.backend).built_on_gpu:
         told = "every GPU of these" if build.hardware_compatible else "the GPU model that built it"
         table.add_row("runs on", told)
     table.add_row("weights", "beside the engines" if manifest.tensors else "inside the engines")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbuild.runtime.engine_dir.manifest import Limits
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Limits, SpecPv
 
 FULL_GROUP = "full"
 # Full-attention layers that cache latents.
@@ -11,6 +11,11 @@ DRAFT_GROUP = "draft"
 # Element types of caches, and their bytes; fp8 is of indexers' keys only.
 FP8_DTYPE = "float8_e4m3fn"
 CACHED_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, FP8_DTYPE: 1}
+
+
+def choosing_group(config: SpecPv) -> str:
+    """The cache group whose keys SpecPV chooses blocks by."""
+    return INDEXER_GROUP if config.score == "indexer" else FULL_GROUP
 
 
 def tree_slots(group: str, limits: Limits) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specbuild.runtime import FORMAT_VERSION
+from specbuild.runtime.engine_dir.backends import BackendName
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_HASH_FILE = "manifest.sha256"
@@ -16,7 +17,6 @@ WEIGHTS_FILE = "weights.safetensors"
 CHUNK_BYTES = 16 << 20  # one checksum per this many bytes of a chunked file
 
 INDEXER_GROUP = "indexer"
-TENSORRT_BACKENDS = ("tensorrt", "tensorrt-rtx")
 ROLES = ("target", "draft_fuse", "draft", "expand", "select", "choose", "accept", "commit")
 
 
@@ -349,7 +349,7 @@ class Manifest:
 
     format_version: int
     specbuild_version: str
-    backend: Literal["cpu", "cuda", "tensorrt", "tensorrt-rtx"]
+    backend: BackendName
     device: str
     target: TargetGeometry
     draft: DraftGeometry | None

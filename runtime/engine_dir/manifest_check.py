@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
+from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.cache_groups import CACHED_BYTES
 from specbuild.runtime.engine_dir.manifest import (
     ROLES,
-    TENSORRT_BACKENDS,
     WEIGHTS_FILE,
     CacheGroup,
     Limits,
@@ -104,13 +104,16 @@ def _check_latents(group: CacheGroup) -> None:
 def _check_roles(manifest: Manifest) -> None:
     if manifest.tensors and WEIGHTS_FILE not in manifest.files:
         raise EngineFileError(f"{WEIGHTS_FILE} is not listed")
-    if manifest.backend == "cuda":
+    backend = facts_of(manifest.backend)
+    if backend.has_plan:
         if PLAN_FILE not in manifest.files:
             raise EngineFileError(f"{PLAN_FILE} is not listed")
         if manifest.roles:
-            raise EngineFileError(f"a cuda engine has no graphs, {sorted(manifest.roles)} listed")
+            raise EngineFileError(
+                f"a {backend.name} engine has no graphs, {sorted(manifest.roles)} listed"
+            )
         return
-    if (manifest.backend in TENSORRT_BACKENDS) != (manifest.tensorrt is not None):
+    if backend.has_engines != (manifest.tensorrt is not None):
         raise EngineFileError(
             f"backend is {manifest.backend}, but tensorrt is {manifest.tensorrt}: one is wrong"
         )

@@ -131,3 +131,15 @@ class ResidentExecutor(Protocol):
     def close(self) -> None:
         """Gives everything back; nothing of the executor may be used after."""
         ...
+
+
+@dataclass(frozen=True)
+class OpenedEngine:
+    """An executor, and what the times hold for that are measured with it.
+
+    ``processor`` is the CPU or GPU, ``settings`` what else changes them: threads, versions.
+    """
+
+    executor: Executor | ResidentExecutor
+    processor: str
+    settings: tuple[object, ...] = ()

@@ -91,8 +91,8 @@ def test_check_names_each_reason(
     command: Command, tiny_engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "specbuild.runtime.device.check_here",
-        lambda _manifest, **_where: ["no library", "no memory"],
+        "specbuild.runtime.executors.registry.check_here",
+        lambda _manifest, _directory: ["no library", "no memory"],
     )
     result = command("check", tiny_engine)
     assert result.code == 1

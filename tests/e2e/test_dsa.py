@@ -18,7 +18,7 @@ from view_engines import SHAPES, SPECPV, built
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.executors.cpu import CpuExecutor
+from specbuild.runtime.executors.cpu.executor import CpuExecutor
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 

@@ -46,7 +46,7 @@ def load_walked(directory: Path) -> Engine:
         return open_session
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "reasons_against", lambda *_: [])
+        patch.setattr(loading, "reasons_here", lambda *_: [])
         patch.setattr(loading, "load", lambda _: None)
         patch.setattr(loading, "register_creators", lambda *_: None)
         patch.setattr(loading, "session_opener", opener)

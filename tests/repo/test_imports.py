@@ -94,7 +94,9 @@ def test_command_line_starts_without_heavy_packages() -> None:
 
 def test_what_check_reads_needs_no_numpy() -> None:
     # a tenth of its half second
-    loaded = loaded_modules("import specbuild.runtime.device, specbuild.runtime.engine_dir.files")
+    loaded = loaded_modules(
+        "import specbuild.runtime.executors.cpu.check, specbuild.runtime.executors.registry"
+    )
     assert "numpy" not in loaded
 
 

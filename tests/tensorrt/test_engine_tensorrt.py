@@ -8,10 +8,10 @@ from time import perf_counter
 import pytest
 from example_engine import CHAIN, TREE, records
 
-from specbuild.runtime.device import check_here
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_file, read_manifest
 from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.executors.registry import check_here
 from specbuild.runtime.executors.tensorrt.library import load, new_logger
 from specbuild.runtime.executors.tensorrt.plugin_record import NAME_PREFIX
 from specbuild.runtime.request import GenerateParams, Prompt
@@ -21,7 +21,7 @@ TOKENS = 128
 
 
 def test_check_finds_nothing_against_it(directory: Path) -> None:
-    assert check_here(read_manifest(directory), directory=directory) == []
+    assert check_here(read_manifest(directory), directory) == []
 
 
 def test_engines_hold_plugins_and_no_weights(directory: Path, engine: Engine) -> None:

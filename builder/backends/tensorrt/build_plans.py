@@ -22,7 +22,7 @@ from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, ShapeProfile, TensorRtBuild
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.executors.tensorrt.engine_check import LIBRARIES, read_header
+from specbuild.runtime.executors.tensorrt.check import LIBRARIES, read_header
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def build_plans(  # noqa: PLR0917
             result.engine_bytes, result.layers, result.bindings, result.profiles
         )
     build = TensorRtBuild(
-        library="tensorrt_rtx" if options.backend == "tensorrt-rtx" else "tensorrt",
+        library=LIBRARIES[options.backend].module,
         version=version,
         compute_capabilities=capabilities,
         version_compatible=options.version_compatible,
@@ -165,7 +165,7 @@ def _check_answer(
             f"{LIBRARIES[request.backend].title} gave {engine_file(role)} other inputs and outputs "
             f"than the graph has ({', '.join(odd) or 'in another order'}); this is a fault of it"
         )
-    if request.backend == "tensorrt-rtx":
+    if LIBRARIES[request.backend].plans_have_headers:
         with Path(request.engine).open("rb") as file:
             header = read_header(file.read(64), engine_file(role))
         told = (result.version, set(request.compute_capabilities), result.engine_bytes)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from specbuild.builder.backends.tensorrt.library import OFFERS, require_library
 from specbuild.builder.backends.tensorrt.standard.ops import FP4, INT8, ExpertStorage
 from specbuild.builder.options import BuildOptions
-from specbuild.runtime.engine_dir.manifest import TENSORRT_BACKENDS, TargetGeometry
+from specbuild.runtime.engine_dir.backends import facts_of
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.executors.tensorrt.engine_check import LIBRARIES
+from specbuild.runtime.executors.tensorrt.check import LIBRARIES
 
 DEFAULT_CAPABILITY = "sm_120"
 # Engines of TensorRT-RTX hold bf16, which older GPUs lack.
@@ -27,7 +28,7 @@ _SWITCHES = (
 def require_tensorrt_options(options: BuildOptions) -> None:
     """SpecbuildError where an option is not the chosen backend's."""
     given = [name for name in _SWITCHES if getattr(options, name)]
-    if options.backend not in TENSORRT_BACKENDS:
+    if not facts_of(options.backend).has_engines:
         if given:
             raise SpecbuildError(f"{_option(given[0])} needs --backend tensorrt")
         return

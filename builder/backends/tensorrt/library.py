@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.executors.tensorrt.engine_check import LIBRARIES, library_reason
+from specbuild.runtime.executors.tensorrt.check import LIBRARIES, library_reason
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from specbuild.builder.backends.tensorrt.memory_watch import MemoryWatch, anonym
 from specbuild.builder.backends.tensorrt.request import Binding, EngineRequest, EngineResult
 from specbuild.builder.durable import replace_bytes
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.executors.tensorrt.engine_check import LIBRARIES
+from specbuild.runtime.executors.tensorrt.check import LIBRARIES
 
 
 class EngineBuild:

@@ -6,11 +6,13 @@ import json
 import re
 from pathlib import Path
 
+from specbuild.runtime.device import Device
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.plan import PLAN_FILE, Plan
 from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
+from specbuild.runtime.executors.cuda.driver import open_gpu
 from specbuild.runtime.executors.cuda.gpu import Gpu, GpuFacts
 from specbuild.runtime.executors.cuda.memory import lack_of_memory
 
@@ -51,11 +53,9 @@ def gpu_reasons(plan: Plan, gpu: Gpu) -> list[str]:
     return reasons
 
 
-def reasons_here(directory: Path, manifest: Manifest) -> list[str]:
+def reasons_here(directory: Path, manifest: Manifest, _here: Device) -> list[str]:
     """The same for this machine's first GPU, which is given back after."""
     plan = read_plan(directory, manifest)
-    from specbuild.runtime.executors.cuda.driver import open_gpu
-
     try:
         gpu = open_gpu()
     except UnsupportedHereError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from specbuild.runtime.device import Device
 from specbuild.runtime.engine_dir.files import check_chunk, read_file
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest
 from specbuild.runtime.engine_dir.plan import Plan
@@ -15,6 +16,16 @@ from specbuild.runtime.executors.cuda.driver import open_gpu
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.executors.cuda.gpu import Gpu
 from specbuild.runtime.executors.cuda.upload import Piece, WeightsUpload
+from specbuild.runtime.executors.executor import OpenedEngine
+
+
+def open_engine(
+    directory: Path, manifest: Manifest, here: Device, *, threads: int | None
+) -> OpenedEngine:
+    """The engine on this machine's first GPU; raises as :func:`open_executor` does."""
+    del threads  # the host computes nothing
+    executor = open_executor(directory, manifest, readers=here.cores)
+    return OpenedEngine(executor, executor.runner.gpu.facts.name)
 
 
 def open_executor(

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.manifest import Manifest, Port, Role
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle
@@ -93,7 +94,7 @@ class TensorRtExecutor:
         self._closing.callback(release_weights)
         self._staging = Staging(gpu, self._stream)
         self._closing.callback(self._staging.close)
-        self._pools = Pools(self._zeros, in_place=manifest.backend == "tensorrt")
+        self._pools = Pools(self._zeros, in_place=facts_of(manifest.backend).pools_in_place)
         self._roles: dict[str, _LoadedRole] = {}
         # The last outputs of every role: fed on, they are copied where they are.
         self._returned: dict[str, list[_Returned]] = {}
@@ -104,11 +105,10 @@ class TensorRtExecutor:
 
         Which rows are decoded the target's profiles say: those whose logits may all be asked for.
         """
-        name = self._manifest.backend
-        plugins = name == "tensorrt"
+        plugins = facts_of(self._manifest.backend).launches_kernels
         profiles = self._manifest.roles["target"].profiles
         return ExecutorCapabilities(
-            name,
+            self._manifest.backend,
             batch_invariant=plugins,
             device_resident_step=False,
             fixed_pages=plugins,

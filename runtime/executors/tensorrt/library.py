@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from specbuild.runtime.errors import UnsupportedHereError
-from specbuild.runtime.executors.tensorrt.engine_check import LIBRARIES, library_reason
+from specbuild.runtime.executors.tensorrt.check import LIBRARIES, library_reason
 
 
 def load(backend: str) -> Any:

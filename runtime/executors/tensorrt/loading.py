@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from specbuild.runtime.device import Device
 from specbuild.runtime.engine_dir.files import check_chunk, read_file
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest
 from specbuild.runtime.engine_dir.weights_file import weight_spans
@@ -15,8 +16,9 @@ from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.driver import open_gpu
 from specbuild.runtime.executors.cuda.gpu import Gpu
 from specbuild.runtime.executors.cuda.upload import Piece, WeightsUpload
-from specbuild.runtime.executors.tensorrt.creators import creatable, register_creators
-from specbuild.runtime.executors.tensorrt.engine_check import built_by, reasons_here
+from specbuild.runtime.executors.executor import OpenedEngine
+from specbuild.runtime.executors.tensorrt.check import built_by, reasons_here
+from specbuild.runtime.executors.tensorrt.creators import register_creators
 from specbuild.runtime.executors.tensorrt.executor import RoleSession, TensorRtExecutor
 from specbuild.runtime.executors.tensorrt.launched_role import read_launched_role
 from specbuild.runtime.executors.tensorrt.library import load, new_logger
@@ -27,18 +29,16 @@ _ALIGNMENT = 512
 _RESERVE_BYTES = 256 << 20
 
 
-def reasons_against(directory: Path, manifest: Manifest) -> list[str]:
-    """Every reason why the engine does not run here, its plugins among them; nothing is loaded."""
-    return reasons_here(directory, manifest, creatable(built_by(manifest).plugins))
-
-
-def open_executor(directory: Path, manifest: Manifest, *, readers: int) -> TensorRtExecutor:
-    """The engine on this machine's first GPU; ``readers`` threads load the weights.
+def open_engine(
+    directory: Path, manifest: Manifest, here: Device, *, threads: int | None
+) -> OpenedEngine:
+    """The engine on this machine's first GPU; weights are loaded by a thread for each core.
 
     A role is deserialised when it first runs. Raises UnsupportedHereError before anything is
     loaded where it does not run here, EngineFileError where a file is damaged.
     """
-    reasons = reasons_against(directory, manifest)
+    del threads  # the host computes nothing
+    reasons = reasons_here(directory, manifest, here)
     if reasons:
         raise UnsupportedHereError(f"{directory} does not run here: {'; '.join(reasons)}")
     library = load(manifest.backend)
@@ -46,11 +46,12 @@ def open_executor(directory: Path, manifest: Manifest, *, readers: int) -> Tenso
     register_creators(library, built_by(manifest).plugins, _process_gpu)
     gpu = open_gpu()
     try:
-        weights = load_weights(gpu, directory, manifest, readers=readers)
+        weights = load_weights(gpu, directory, manifest, readers=here.cores)
         opener = session_opener(library, gpu, directory, manifest)
-        return TensorRtExecutor(
+        executor = TensorRtExecutor(
             gpu, manifest, opener, weights.addresses, release_weights=weights.release
         )
+        return OpenedEngine(executor, executor.gpu_name)
     except BaseException:
         gpu.close()
         raise

@@ -12,7 +12,7 @@ import numpy as np
 
 from specbuild.runtime.cache.pages import SequencePages
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
+from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, choosing_group
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Manifest, SpecPv
 from specbuild.runtime.lossy.dsa.state import EVERYTHING
 from specbuild.runtime.lossy.specpv.state import (
@@ -20,7 +20,6 @@ from specbuild.runtime.lossy.specpv.state import (
     StepChoice,
     ViewGeometry,
     automatic_budget,
-    choosing_group,
 )
 from specbuild.runtime.request import Request, SequenceState
 

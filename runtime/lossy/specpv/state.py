@@ -14,8 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from specbuild.runtime.engine_dir.cache_groups import FULL_GROUP
-from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, SpecPv
+from specbuild.runtime.engine_dir.manifest import SpecPv
 from specbuild.runtime.records import SpecPvStats
 
 # What ``auto`` retrieves: a share of the longest context, and never less than this.
@@ -254,11 +253,6 @@ class SequenceView:
         self.summarised_blocks = min(self.summarised_blocks, whole)
         if self.selected_blocks is not None and self.selected_len > length:
             self.selected_blocks = None
-
-
-def choosing_group(config: SpecPv) -> str:
-    """The cache group whose keys blocks are chosen by."""
-    return INDEXER_GROUP if config.score == "indexer" else FULL_GROUP
 
 
 def automatic_budget(config: SpecPv, prompt_tokens: int, new_tokens: int) -> tuple[int, str]:

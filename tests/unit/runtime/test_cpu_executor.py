@@ -13,7 +13,7 @@ from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_file, read_manifest
 from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import EngineFileError, RequestError, UnsupportedHereError
-from specbuild.runtime.executors.cpu import CpuExecutor, session_options
+from specbuild.runtime.executors.cpu.executor import CpuExecutor, session_options
 from specbuild.runtime.request import FinishEvent, GenerateParams
 
 

@@ -16,7 +16,6 @@ from toy_engine import run
 from toy_model import D2T, decode_plainly
 from toy_plan import SHAPES, cuda_manifest, plan_file, toy_plan
 
-from specbuild.runtime.device import check_here
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import file_entry, read_manifest
 from specbuild.runtime.engine_dir.manifest import Manifest, StoredTensor
@@ -26,6 +25,7 @@ from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executors.cuda import check, driver, loading
 from specbuild.runtime.executors.cuda.check import gpu_reasons
 from specbuild.runtime.executors.cuda.gpu import GpuFacts
+from specbuild.runtime.executors.registry import check_here
 from specbuild.runtime.request import GenerateParams
 
 RANDOM = np.random.default_rng(6)
@@ -108,15 +108,15 @@ def test_check_here_asks_the_gpu_and_gives_it_back(
 ) -> None:
     manifest = write_cuda_engine(tmp_path / "engine")
     gpu = FakeGpu()
-    monkeypatch.setattr(driver, "open_gpu", lambda: gpu)
-    assert check_here(manifest, directory=tmp_path / "engine") == []
+    monkeypatch.setattr(check, "open_gpu", lambda: gpu)
+    assert check_here(manifest, tmp_path / "engine") == []
     assert gpu.closed
 
     def none() -> None:
         raise UnsupportedHereError("no NVIDIA driver was found")
 
-    monkeypatch.setattr(driver, "open_gpu", none)
-    assert check_here(manifest, directory=tmp_path / "engine") == ["no NVIDIA driver was found"]
+    monkeypatch.setattr(check, "open_gpu", none)
+    assert check_here(manifest, tmp_path / "engine") == ["no NVIDIA driver was found"]
     monkeypatch.setattr(loading, "open_gpu", none)
     with pytest.raises(UnsupportedHereError, match="no NVIDIA driver"):
         Engine.load(tmp_path / "engine")

@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from toy_model import toy_manifest
@@ -13,16 +14,18 @@ from toy_model import toy_manifest
 from specbuild.runtime.device import (
     Device,
     cache_bytes,
-    check_here,
     group_bytes,
     pool_bytes,
     this_device,
 )
 from specbuild.runtime.engine_dir.manifest import SpecPv, StoredFile
 from specbuild.runtime.errors import RequestError
+from specbuild.runtime.executors.registry import check_here
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
 
+# An engine of graphs is checked by its manifest alone.
+NOWHERE = Path()
 HERE = Device("a cpu", 2, 1 << 30, "1.31.1")
 
 
@@ -31,7 +34,7 @@ def test_this_machine_runs_the_toy() -> None:
     assert here.cpu_name
     assert here.cores >= 1
     assert here.onnxruntime is not None
-    assert check_here(toy_manifest()) == []
+    assert check_here(toy_manifest(), NOWHERE) == []
 
 
 @pytest.mark.parametrize(
@@ -43,7 +46,7 @@ def test_this_machine_runs_the_toy() -> None:
     ],
 )
 def test_each_lack_is_a_reason(change: dict, message: str) -> None:
-    (reason,) = check_here(toy_manifest(), dataclasses.replace(HERE, **change))
+    (reason,) = check_here(toy_manifest(), NOWHERE, dataclasses.replace(HERE, **change))
     assert message in reason
 
 
@@ -52,7 +55,7 @@ def test_memory_counts_every_layer_of_every_group_and_the_files() -> None:
     expected = sum(2 * 4 * g.pages * g.page_size for g in manifest.cache_groups)
     assert cache_bytes(manifest) == expected
     full = dataclasses.replace(manifest, files={"w": StoredFile(2 << 30, "0" * 32)})
-    assert check_here(full, HERE)
+    assert check_here(full, NOWHERE, HERE)
     two_layers = [dataclasses.replace(g, layers=(0, 1)) for g in manifest.cache_groups]
     assert (
         cache_bytes(dataclasses.replace(manifest, cache_groups=tuple(two_layers))) == 2 * expected
@@ -118,6 +121,6 @@ def test_an_engine_may_take_exactly_what_is_free_and_the_least_version() -> None
     manifest = toy_manifest()
     needed = cache_bytes(manifest) + sum(file.bytes for file in manifest.files.values())
     here = replace(HERE, available_bytes=needed, onnxruntime="1.23.0")
-    assert check_here(manifest, here) == []
-    assert len(check_here(manifest, replace(here, available_bytes=needed - 1))) == 1
-    assert len(check_here(manifest, replace(here, onnxruntime="1.22.9"))) == 1
+    assert check_here(manifest, NOWHERE, here) == []
+    assert len(check_here(manifest, NOWHERE, replace(here, available_bytes=needed - 1))) == 1
+    assert len(check_here(manifest, NOWHERE, replace(here, onnxruntime="1.22.9"))) == 1

@@ -15,8 +15,8 @@ from specbuild.builder.options import BuildOptions
 from specbuild.runtime.engine_dir.manifest import TensorRtBuild
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.cuda.gpu import GpuFacts
-from specbuild.runtime.executors.tensorrt import engine_check
-from specbuild.runtime.executors.tensorrt.engine_check import (
+from specbuild.runtime.executors.tensorrt import check
+from specbuild.runtime.executors.tensorrt.check import (
     LIBRARIES,
     capability_reason,
     library_reason,
@@ -62,11 +62,11 @@ def test_a_missing_or_old_library_says_how_to_install_it(
 ) -> None:
     facts = LIBRARIES[backend]
     for found, said in ((None, "is not installed"), ("0.9.1", "is 0.9.1, ")):
-        monkeypatch.setattr(engine_check, "installed_version", lambda _, found=found: found)
+        monkeypatch.setattr(check, "installed_version", lambda _, found=found: found)
         reason = library_reason(backend)
         assert reason is not None and said in reason and facts.install in reason
     newest = ".".join(map(str, facts.least_version)) + ".3+cu13"
-    monkeypatch.setattr(engine_check, "installed_version", lambda _: newest)
+    monkeypatch.setattr(check, "installed_version", lambda _: newest)
     assert library_reason(backend) is None
 
 
@@ -90,13 +90,13 @@ def test_engines_of_another_version_are_told(
     there: str, compatible: bool, here: str, fits: bool
 ) -> None:
     build = TensorRtBuild("tensorrt", there, ("sm_90",), version_compatible=compatible)
-    reasons = engine_check._version_reasons(LIBRARIES["tensorrt"], build, here)
+    reasons = check._version_reasons(LIBRARIES["tensorrt"], build, here)
     assert not reasons if fits else [there in r and here in r for r in reasons] == [True]
 
 
 def test_a_plugin_that_is_missing_or_another_is_named() -> None:
     build = replace(BUILD, plugins={"KvWrite": "1.a", "Moe": "1.b", "Linear": "1.c"})
-    reasons = engine_check._plugin_reasons(build, {"KvWrite": "1.a", "Moe": "1.x"})
+    reasons = check._plugin_reasons(build, {"KvWrite": "1.a", "Moe": "1.x"})
     assert len(reasons) == 2
     assert "Linear is of version 1.c, this specbuild has none" in reasons[0]
     assert "Moe is of version 1.b, this specbuild has 1.x" in reasons[1]
@@ -134,7 +134,7 @@ def test_options_of_another_backend_are_refused(changes: dict[str, object], mess
 def test_a_gpu_that_cannot_be_built_for_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_check, "installed_version", lambda _: "1.7.1.116")
+    monkeypatch.setattr(check, "installed_version", lambda _: "1.7.1.116")
     if not name:
         assert tensorrt_device(options(backend="tensorrt-rtx")) == "sm_120"
         asked = options(backend="tensorrt-rtx", gpu="sm_120,sm_86,sm_86")

@@ -26,12 +26,13 @@ from specbuild.builder.backends.tensorrt.request import EngineRequest, EngineRes
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.device import this_device
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_manifest, verify_files
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
-from specbuild.runtime.executors.tensorrt import engine_check, loading
+from specbuild.runtime.executors.tensorrt import check, loading
 from specbuild.runtime.executors.tensorrt.plugin_record import (
     CUBINS,
     DESCRIPTION,
@@ -179,21 +180,24 @@ def test_options_without_a_form_are_refused(
 
 def test_check_says_what_lacks_without_loading(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest, directory = made.manifest, made.directory
-    monkeypatch.setattr(engine_check, "_gpu_reasons", lambda _: [])
-    monkeypatch.setattr(engine_check, "installed_version", lambda _: None)
-    (reason,) = loading.reasons_against(directory, manifest)
+    monkeypatch.setattr(check, "_gpu_reasons", lambda _: [])
+    monkeypatch.setattr(check, "installed_version", lambda _: None)
+    (reason,) = check.reasons_here(directory, manifest, this_device())
     assert "TensorRT is not installed" in reason and "pip install" in reason
-    monkeypatch.setattr(engine_check, "installed_version", lambda _: "10.4.0")
-    assert "TensorRT is 10.4.0, 10.16 or later" in loading.reasons_against(directory, manifest)[0]
-    monkeypatch.setattr(engine_check, "installed_version", lambda _: "10.17.0.2")
-    (reason,) = loading.reasons_against(directory, manifest)
+    monkeypatch.setattr(check, "installed_version", lambda _: "10.4.0")
+    assert (
+        "TensorRT is 10.4.0, 10.16 or later"
+        in check.reasons_here(directory, manifest, this_device())[0]
+    )
+    monkeypatch.setattr(check, "installed_version", lambda _: "10.17.0.2")
+    (reason,) = check.reasons_here(directory, manifest, this_device())
     assert "built by TensorRT 10.16.0.1, here is 10.17.0.2" in reason
-    monkeypatch.setattr(engine_check, "installed_version", lambda _: VERSION)
-    assert loading.reasons_against(directory, manifest) == []
+    monkeypatch.setattr(check, "installed_version", lambda _: VERSION)
+    assert check.reasons_here(directory, manifest, this_device()) == []
     assert manifest.tensorrt is not None
     plugins = manifest.tensorrt.plugins | {"FlashAttention": "2", "SpecbuildLinear": "7.1"}
     other = replace(manifest, tensorrt=replace(manifest.tensorrt, plugins=plugins))
-    reasons = loading.reasons_against(directory, other)
+    reasons = check.reasons_here(directory, other, this_device())
     assert len(reasons) == 2
     assert "plugin FlashAttention is of version 2, this specbuild has none" in reasons[0]
     assert "plugin SpecbuildLinear is of version 7.1, this specbuild has 1.*" in reasons[1]

@@ -36,8 +36,8 @@ from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.cuda.gpu import Gpu
 from specbuild.runtime.executors.tensorrt import library as runtime_library
 from specbuild.runtime.executors.tensorrt import loading, plugin, sessions
+from specbuild.runtime.executors.tensorrt.check import LIBRARIES, library_reason
 from specbuild.runtime.executors.tensorrt.creators import creatable, register_creators
-from specbuild.runtime.executors.tensorrt.engine_check import LIBRARIES, library_reason
 from specbuild.runtime.executors.tensorrt.plugin import OpPlugin
 from specbuild.runtime.executors.tensorrt.plugin_record import (
     CUBINS,

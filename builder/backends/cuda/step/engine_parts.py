@@ -20,9 +20,14 @@ from specbuild.plugins_cuda.dsa_indexer.body import list_length
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.cache.layout import KvLayout
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, FULL_GROUP, LATENT_GROUP
+from specbuild.runtime.engine_dir.cache_groups import (
+    DRAFT_GROUP,
+    FULL_GROUP,
+    LATENT_GROUP,
+    choosing_group,
+)
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Dsa
-from specbuild.runtime.lossy.specpv.state import ViewGeometry, choosing_group
+from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
 # State that all sequences share; the rest has an entry for each of them.
 _SHARED_STATE = ("eos_ids", "step")

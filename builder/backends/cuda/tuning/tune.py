@@ -39,10 +39,11 @@ from specbuild.builder.engine.rewrite import rewrite_engine
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Target
 from specbuild.plugins_cuda.registry import all_ops
-from specbuild.runtime.device import check_here
+from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.files import check_sizes, read_file, read_manifest
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.check import read_plan
+from specbuild.runtime.executors.registry import check_here
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,14 @@ def tune_engine(
     began = time.monotonic()
     manifest = read_manifest(options.engine)
     check_sizes(options.engine, manifest)
-    if manifest.backend != "cuda":
+    if not facts_of(manifest.backend).has_plan:
         raise SpecbuildError(
             f"{options.engine} was built for {manifest.backend}, which has no tactics; tune an "
             "engine of build --backend cuda"
         )
     _require_ops(options.ops)
     if timer_of is None:
-        reasons = check_here(manifest, directory=options.engine)
+        reasons = check_here(manifest, options.engine)
         if reasons:
             raise UnsupportedHereError(f"{options.engine} cannot be tuned here: {reasons[0]}")
         timer_of = partial(GpuTimer, context=options.context)

@@ -27,7 +27,7 @@ from specbuild.runtime.engine_dir.files import read_manifest, verify_files
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
-from specbuild.runtime.executors.tensorrt.engine_check import check_plans, read_header
+from specbuild.runtime.executors.tensorrt.check import check_plans, read_header
 from specbuild.runtime.executors.tensorrt.loading import load_weights
 
 pytestmark = needs_tensorrt_rtx

@@ -11,22 +11,31 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from specbuild.runtime.device import Device
 from specbuild.runtime.engine_dir.files import check_sizes
 from specbuild.runtime.engine_dir.manifest import Manifest, TensorRtBuild
 from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
+from specbuild.runtime.executors.cuda.driver import open_gpu
 from specbuild.runtime.executors.cuda.gpu import GpuFacts
+from specbuild.runtime.executors.tensorrt.creators import creatable
 
 
 @dataclass(frozen=True)
 class LibraryFacts:
-    """A library that builds and runs engines: its module, its distributions, how to get it."""
+    """A library that builds and runs engines: its module, its distributions, how to get it.
+
+    ``plans_have_headers``: a plan begins with a :class:`PlanHeader`. The other library's plans have
+    one too, but it is not documented: there the checksums vouch for the file.
+    """
 
     title: str
-    module: str
+    module: Literal["tensorrt", "tensorrt_rtx"]
     distributions: tuple[str, ...]
     least_version: tuple[int, int]
     install: str
+    plans_have_headers: bool = False
 
 
 LIBRARIES: Mapping[str, LibraryFacts] = {
@@ -43,6 +52,7 @@ LIBRARIES: Mapping[str, LibraryFacts] = {
         ("tensorrt-rtx", "tensorrt_rtx_cu13", "tensorrt_rtx_cu12"),
         (1, 7),
         "pip install 'specbuild[tensorrt-rtx]'",
+        plans_have_headers=True,
     ),
 }
 
@@ -80,13 +90,10 @@ def read_header(data: bytes, where: str) -> PlanHeader:
 
 
 def check_plans(directory: Path, manifest: Manifest) -> None:
-    """Raises EngineFileError where a plan's header disagrees with the manifest.
-
-    Of full TensorRT the plan's header is not documented: there the checksums vouch for it.
-    """
+    """Raises EngineFileError where a plan's header disagrees with the manifest."""
     check_sizes(directory, manifest)
     build = built_by(manifest)
-    if build.library != "tensorrt_rtx":
+    if not LIBRARIES[manifest.backend].plans_have_headers:
         return
     for role, entry in manifest.roles.items():
         with (directory / entry.file).open("rb") as file:
@@ -134,9 +141,7 @@ def library_reason(backend: str) -> str | None:
     return None
 
 
-def reasons_here(
-    directory: Path, manifest: Manifest, known_plugins: Mapping[str, str] | None = None
-) -> list[str]:
+def reasons_here(directory: Path, manifest: Manifest, _here: Device) -> list[str]:
     """Every reason why the engines do not run on this machine; empty when they do.
 
     ``known_plugins`` are the versions of the plugins that the runtime can create, by name.
@@ -151,7 +156,7 @@ def reasons_here(
         found = installed_version(manifest.backend)
         assert found is not None
         reasons += _version_reasons(LIBRARIES[manifest.backend], build, found)
-    reasons += _plugin_reasons(build, known_plugins or {})
+    reasons += _plugin_reasons(build, creatable(build.plugins))
     reasons += _gpu_reasons(build)
     return reasons
 
@@ -188,8 +193,6 @@ def _plugin_reasons(build: TensorRtBuild, known: Mapping[str, str]) -> list[str]
 
 
 def _gpu_reasons(build: TensorRtBuild) -> list[str]:
-    from specbuild.runtime.executors.cuda.driver import open_gpu
-
     try:
         gpu = open_gpu()
     except UnsupportedHereError as error:

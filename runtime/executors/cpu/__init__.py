@@ -1,0 +1,1 @@
+"""Engines of ONNX graphs, run on the CPU by ONNX Runtime."""

@@ -1,0 +1,32 @@
+"""Whether an engine of ONNX graphs runs on this machine: every reason why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specbuild.runtime.device import Device, cache_bytes
+from specbuild.runtime.engine_dir.manifest import Manifest
+
+LEAST_ONNXRUNTIME = (1, 23)
+
+
+def reasons_here(_directory: Path, manifest: Manifest, here: Device) -> list[str]:
+    """Why the engine does not run here; ONNX Runtime is not imported."""
+    reasons = []
+    if here.onnxruntime is None:
+        reasons.append("onnxruntime is not installed; pip install 'specbuild[cpu]'")
+    elif _numbers(here.onnxruntime) < LEAST_ONNXRUNTIME:
+        wanted = ".".join(map(str, LEAST_ONNXRUNTIME))
+        reasons.append(f"onnxruntime is {here.onnxruntime}, {wanted} or later is needed")
+    needed = cache_bytes(manifest) + sum(file.bytes for file in manifest.files.values())
+    if here.available_bytes is not None and needed > here.available_bytes:
+        reasons.append(
+            f"weights and caches take {needed / 2**30:.1f} GiB, "
+            f"{here.available_bytes / 2**30:.1f} GiB of memory are free"
+        )
+    return reasons
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.split(".")[:2]
+    return tuple(int(part) for part in parts if part.isdigit())

@@ -1,0 +1,65 @@
+"""Finds what checks and loads an engine: the modules of its backend's executor, on first use.
+
+Every folder of ``executors`` has a ``check.py`` and a ``loading.py`` with these functions.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from specbuild.runtime.device import Device, this_device
+from specbuild.runtime.engine_dir.backends import facts_of
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.errors import UnsupportedHereError
+
+if TYPE_CHECKING:
+    from specbuild.runtime.executors.executor import OpenedEngine
+
+
+class ExecutorCheck(Protocol):
+    """A ``check.py``."""
+
+    def reasons_here(self, directory: Path, manifest: Manifest, here: Device) -> list[str]:
+        """Every reason why the engine does not run on this machine; empty when it does."""
+        ...
+
+
+class ExecutorLoading(Protocol):
+    """A ``loading.py``."""
+
+    def open_engine(
+        self, directory: Path, manifest: Manifest, here: Device, *, threads: int | None
+    ) -> OpenedEngine:
+        """The engine, loaded. Raises UnsupportedHereError where it does not run here."""
+        ...
+
+
+def check_here(manifest: Manifest, directory: Path, device: Device | None = None) -> list[str]:
+    """Every reason why the engine does not run on this machine; empty when it does.
+
+    Loads no weights. Of a CUDA engine the plan is read, of TensorRT engines the headers, the
+    library's version and the plugins' are, and the GPU is asked.
+    """
+    check = cast(ExecutorCheck, _module(manifest, "check"))
+    return check.reasons_here(directory, manifest, device or this_device())
+
+
+def open_engine(directory: Path, manifest: Manifest, *, threads: int | None) -> OpenedEngine:
+    """The engine in a directory; every file that is read is checked.
+
+    ``threads`` compute on the CPU, None is one. Raises UnsupportedHereError where the engine does
+    not run here, EngineFileError where a file is damaged.
+    """
+    if threads is not None and facts_of(manifest.backend).on_gpu:
+        raise UnsupportedHereError(
+            f"threads is {threads}, but {directory} computes on a GPU; leave threads out"
+        )
+    loading = cast(ExecutorLoading, _module(manifest, "loading"))
+    return loading.open_engine(directory, manifest, this_device(), threads=threads)
+
+
+def _module(manifest: Manifest, name: str) -> object:
+    folder = facts_of(manifest.backend).executor
+    return importlib.import_module(f"specbuild.runtime.executors.{folder}.{name}")
