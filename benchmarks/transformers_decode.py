@@ -29,7 +29,7 @@ import transformers
 from transformers import GptOssConfig, GptOssForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
-from specbuild.builder.synth.configs import target_config
+from specbuild.builder.families.gpt_oss.synth import target_config
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.request import GenerateParams, Prompt, TokenEvent

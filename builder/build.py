@@ -31,6 +31,7 @@ from specbuild.builder.backends.tensorrt.capabilities import (
     require_tensorrt_options,
     tensorrt_device,
 )
+from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.target_parts import TEXT_FILES, TargetCheckpoint
 from specbuild.builder.engine.dsa import dsa_warnings
 from specbuild.builder.engine.manifest import BuiltParts, engine_manifest, graph_file
@@ -49,8 +50,7 @@ from specbuild.builder.engine.writer import (
     staged_engine,
     weight_bytes,
 )
-from specbuild.builder.families.eagle3.checkpoint import DraftCheckpoint, read_draft
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.graph.passes.metadata import clear_metadata
 from specbuild.builder.graph.passes.pipeline import PassResult
 from specbuild.builder.graph.passes.portable import portable_bytes

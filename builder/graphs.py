@@ -10,9 +10,7 @@ import onnx_ir as ir
 import torch
 
 from specbuild.builder.engine.sizes import EnginePlan
-from specbuild.builder.families.deepseek.model import DeepSeek
-from specbuild.builder.families.eagle3.model import DraftFuse, Eagle3
-from specbuild.builder.families.gpt_oss.model import GptOss
+from specbuild.builder.families.family import GraphSizes
 from specbuild.builder.families.parts.graph_io import (
     LAUNCH_PORTS,
     BlockView,
@@ -28,7 +26,7 @@ from specbuild.builder.families.parts.graph_io import (
     summary_port,
     view_ports,
 )
-from specbuild.builder.families.parts.target import TargetModel
+from specbuild.builder.families.registry import draft_family, target_family
 from specbuild.builder.graph.export import GraphDeclaration, export_module, single_op_model
 from specbuild.builder.graph.passes.weights import ONNX_DTYPES, weight_value
 from specbuild.builder.graph.weight_sources import WeightSources
@@ -44,11 +42,8 @@ def target_graph(
     """The role ``target``, with activations of this type."""
     with torch.device("meta"):
         longest = _table_length(plan, plan.limits.draft_tokens + 1)
-        module: TargetModel = (
-            GptOss(g, taps, longest, plan.views, plan.dsa)
-            if g.mla is None
-            else DeepSeek(g, taps, longest)
-        )
+        sizes = GraphSizes(taps, longest, plan.views, plan.dsa)
+        module = target_family(g.model_type).module(g, sizes)
     module.to(activations)
     group_of_layer = plan.group_of_layer(g)
     groups = plan.target_groups
@@ -62,7 +57,7 @@ def target_graph(
             group,
             batch_axis(plan),
             views=None if group.window else per_head,
-            rotated_when_read=g.mla is None and bool(group.latent_widths),
+            rotated_when_read=module.rotates_when_read and bool(group.latent_widths),
         )
         for group in groups
     ]
@@ -154,7 +149,7 @@ def _index_ports(
 def draft_fuse_graph(d: DraftGeometry, g: TargetGeometry, activations: torch.dtype) -> ir.Model:
     """The role ``draft_fuse``."""
     with torch.device("meta"):
-        module = DraftFuse(d, g)
+        module = draft_family(d.architecture).fuse(d, g)
     module.to(activations)
     declaration = GraphDeclaration(
         role="draft_fuse",
@@ -171,7 +166,8 @@ def draft_graph(
     """The role ``draft``."""
     group = plan.groups[-1]
     with torch.device("meta"):
-        module = Eagle3(d, g, _table_length(plan, plan.limits.draft_depth))
+        positions = _table_length(plan, plan.limits.draft_depth)
+        module = draft_family(d.architecture).draft(d, g, positions)
     module.to(activations)
     views, pools = view_ports(group, batch_axis(plan)), pool_ports(group, 0, activations)
     declaration = GraphDeclaration(

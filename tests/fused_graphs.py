@@ -14,10 +14,10 @@ import torch
 
 from specbuild.builder import graphs
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
+from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.engine.sizes import EnginePlan, plan_engine
-from specbuild.builder.families.eagle3.checkpoint import DraftCheckpoint, read_draft
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.graph.passes.pipeline import PassResult, run_passes
 from specbuild.builder.graph.passes.weights import recipe_of
 from specbuild.builder.graph.weight_sources import WeightSources

@@ -1,7 +1,7 @@
 """Which fields of a configuration are read, which are inert, and which must hold one value.
 
-A field in none of these tables might change what the model computes: it is named in a warning, or
-refused with ``--strict``.
+Every family has tables of its own; here is what all of them share. A field in no table might change
+what the model computes: it is named in a warning, or refused with ``--strict``.
 """
 
 from __future__ import annotations
@@ -47,6 +47,26 @@ INERT = frozenset(
     }
 )
 
+# What a reader of any target asks for.
+TARGET_FIELDS = frozenset(
+    {
+        "architectures",
+        "model_type",
+        "num_hidden_layers",
+        "hidden_size",
+        "vocab_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "eos_token_id",
+        "tie_word_embeddings",
+    }
+)
+
 
 @dataclass(frozen=True)
 class FieldTable:
@@ -76,112 +96,6 @@ ROPE = FieldTable(
     only={"partial_rotary_factor": (1.0,)},
 )
 
-GPT_OSS = FieldTable(
-    read=frozenset(
-        {
-            "architectures",
-            "model_type",
-            "num_hidden_layers",
-            "hidden_size",
-            "vocab_size",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "num_local_experts",
-            "num_experts",
-            "num_experts_per_tok",
-            "experts_per_token",
-            "intermediate_size",
-            "layer_types",
-            "sliding_window",
-            "max_position_embeddings",
-            "rms_norm_eps",
-            "swiglu_limit",
-            "rope_theta",
-            "rope_scaling",
-            "rope_parameters",
-            "eos_token_id",
-            "tie_word_embeddings",
-            "quantization_config",
-            "attention",
-        }
-    ),
-    only={"attention_bias": (True,), "hidden_act": ("silu",)},
-)
-
-GPT_OSS_ORIGINAL = FieldTable(
-    read=frozenset(
-        {
-            "num_hidden_layers",
-            "hidden_size",
-            "vocab_size",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "num_experts",
-            "experts_per_token",
-            "intermediate_size",
-            "sliding_window",
-            "swiglu_limit",
-            "initial_context_length",
-            "rope_theta",
-            "rope_scaling_factor",
-            "rope_ntk_alpha",
-            "rope_ntk_beta",
-            "attention",
-        }
-    ),
-    only={},
-)
-
-DEEPSEEK = FieldTable(
-    read=frozenset(
-        {
-            "architectures",
-            "model_type",
-            "num_hidden_layers",
-            "hidden_size",
-            "vocab_size",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "kv_lora_rank",
-            "q_lora_rank",
-            "qk_rope_head_dim",
-            "qk_nope_head_dim",
-            "v_head_dim",
-            "intermediate_size",
-            "moe_intermediate_size",
-            "first_k_dense_replace",
-            "n_routed_experts",
-            "n_shared_experts",
-            "num_experts_per_tok",
-            "n_group",
-            "topk_group",
-            "norm_topk_prob",
-            "routed_scaling_factor",
-            "num_nextn_predict_layers",
-            "max_position_embeddings",
-            "rms_norm_eps",
-            "rope_theta",
-            "rope_scaling",
-            "rope_parameters",
-            "rope_interleave",
-            "eos_token_id",
-            "tie_word_embeddings",
-        }
-    ),
-    only={
-        "attention_bias": (False,),
-        "hidden_act": ("silu",),
-        "moe_layer_freq": (1,),
-        "quantization_config": (),
-        "scoring_func": ("sigmoid",),
-        "topk_method": ("noaux_tc",),
-    },
-    # The two widths follow from others; the rest is training's.
-    inert=frozenset({"head_dim", "qk_head_dim", "aux_loss_alpha", "ep_size", "seq_aux"}),
-)
-
 # The section that says what stands beside a checkpoint's own attention.
 ATTENTION = FieldTable(
     read=frozenset(
@@ -189,93 +103,6 @@ ATTENTION = FieldTable(
     ),
     only={},
     inert=frozenset(),
-)
-
-MXFP4_QUANTIZATION = FieldTable(
-    read=frozenset({"quant_method"}),
-    only={},
-    inert=frozenset({"modules_to_not_convert", "dequantize"}),
-)
-
-DRAFT_DECODER = FieldTable(
-    read=frozenset(
-        {
-            "hidden_size",
-            "vocab_size",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "intermediate_size",
-            "max_position_embeddings",
-            "rms_norm_eps",
-            "rope_theta",
-            "rope_scaling",
-            "rope_parameters",
-            "layer_types",
-            "sliding_window",
-            "use_sliding_window",
-        }
-    ),
-    only={
-        "model_type": ("llama",),
-        "num_hidden_layers": (1,),
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
-        "hidden_act": ("silu",),
-        "tie_word_embeddings": (False,),
-        "quantization_config": (),
-    },
-    inert=frozenset({"architectures", "eos_token_id", "max_window_layers"}),
-)
-
-DRAFT_TOP = FieldTable(
-    read=frozenset(
-        {
-            "architectures",
-            "draft_vocab_size",
-            "target_hidden_size",
-            "norm_before_residual",
-            "norm_before_fc",
-            "fc_norm",
-            "norm_output",
-            "eagle_config",
-            "eagle_aux_hidden_state_layer_ids",
-            "transformer_layer_config",
-            "speculators_model_type",
-        }
-    ),
-    only={"tie_word_embeddings": (False,), "quantization_config": ()},
-    inert=frozenset(
-        {
-            "model_type",
-            "speculators_config",
-            "speculators_version",
-            "embed_requires_grad",
-            "has_no_defaults_at_init",
-            "eos_token_id",
-            "target_model_type",
-        }
-    ),
-)
-
-EAGLE = FieldTable(
-    read=frozenset(
-        {
-            "eagle_aux_hidden_state_layer_ids",
-            "norm_before_residual",
-            "norm_before_fc",
-            "fc_norm",
-            "norm_output",
-        }
-    ),
-    only={
-        "use_aux_hidden_state": (True,),
-        "use_input_layernorm_in_first_layer": (True,),
-        "use_last_layernorm": (True,),
-        "use_mtp_layernorm": (False,),
-        "parallel_draft_step": (1,),
-    },
-    inert=frozenset({"next_layer_regular", "has_lm_head", "parallel_draft_heads_num_layers"}),
 )
 
 

@@ -10,10 +10,11 @@ import torch
 
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.source import SourceTensor, read_json
-from specbuild.builder.checkpoint.target_tensors import EMBEDDING, HEAD
 from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import onnx_ir as ir
 
+from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.engine.shared_weights import stored_names
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.engine.tensorrt_plans import BuiltPlans
 from specbuild.builder.engine.writer import SAFETENSORS_DTYPES
-from specbuild.builder.families.eagle3.checkpoint import DraftCheckpoint
 from specbuild.builder.graph.passes.weights import Recipe, recipe_of
 from specbuild.builder.options import BuildOptions
 from specbuild.runtime import FORMAT_VERSION

@@ -8,10 +8,9 @@ from functools import cached_property
 import onnx_ir as ir
 import torch
 
+from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.source import SourceTensor
-from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
-from specbuild.builder.checkpoint.target_tensors import EMBEDDING, HEAD
-from specbuild.builder.families.eagle3.checkpoint import DraftCheckpoint
+from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD, TargetCheckpoint
 from specbuild.builder.families.parts.rope import rope_tables
 from specbuild.builder.graph.passes.weights import Recipe, bind_weight, set_recipe
 from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.latents import full_rank
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
-from specbuild.builder.families.eagle3.checkpoint import DraftCheckpoint
-from specbuild.builder.synth.draft import SynthDraft
-from specbuild.builder.synth.geometry import draft_geometry, named_geometry
+from specbuild.builder.families.eagle3.family import EAGLE3
+from specbuild.builder.synth.geometry import named_geometry
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.target import synth_target
 from specbuild.builder.synth.tensor import SynthTensor
@@ -65,7 +65,7 @@ class SynthModel:
             )
         self.draft: DraftGeometry | None = None
         if options.acceptance is not None:
-            self.draft = draft_geometry(self.target, self._named.draft)
+            self.draft = EAGLE3.synth.geometry(self.target, self._named.draft)
         self.noise = Noise(options.seed)
 
     def _with_latents(self, latent: int) -> TargetGeometry:
@@ -121,8 +121,9 @@ class SynthModel:
         acceptance = self.options.acceptance
         if self.draft is None or acceptance is None:
             return {}
-        maker = SynthDraft(self.noise, self.draft, self.target, self.draft_rules, acceptance)
-        return maker.tensors()
+        return EAGLE3.synth.tensors(
+            self.noise, self.draft, self.target, self.draft_rules, acceptance
+        )
 
     @property
     def nbytes(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specbuild.builder.families.registry import target_family
 from specbuild.builder.synth.model import SynthModel
 from specbuild.builder.synth.streams import embedding_rms, embeddings
 from specbuild.runtime.engine_dir.manifest import TargetGeometry
@@ -27,9 +28,11 @@ def distinct_experts(model: SynthModel) -> tuple[DistinctExperts, ...]:
     """Experts of a layer that steps of 1, 2, 4 … tokens touch, by the routers' own weights.
 
     The routers see normed embeddings, of tokens that follow each other; what the layers add to
-    them is left out.
+    them is left out. Empty where no layer has experts.
     """
     g = model.target
+    if not g.experts:
+        return ()
     tokens = model.rules.cycle[:_SAMPLE]
     normed = embeddings(model.noise, tokens, g.hidden).float() / embedding_rms(g.hidden)
     chosen = [_chosen(model, layer, normed) for layer in range(g.layers)]
@@ -56,7 +59,8 @@ def _chosen(model: SynthModel, layer: int, normed: torch.Tensor) -> torch.Tensor
     def load(name: str) -> torch.Tensor:
         return tensors[model.origin(f"{prefix}{name}")].load().float()
 
-    x = normed * load("post_attention_layernorm.weight")
-    logits = x @ load("mlp.router.weight").T + load("mlp.router.bias")
+    family = target_family(model.target.model_type)
+    assert family.synth is not None
+    logits = family.synth.router_logits(load, normed * load("post_attention_layernorm.weight"))
     best = logits.topk(model.target.experts_per_token, dim=1).indices
     return torch.zeros_like(logits, dtype=torch.bool).scatter_(1, best, value=True)

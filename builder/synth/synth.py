@@ -10,9 +10,11 @@ from typing import Any
 
 from specbuild.builder.build import BuildReport, build
 from specbuild.builder.durable import put_in_place, staging_folder, write_bytes
+from specbuild.builder.families.eagle3.family import EAGLE3
+from specbuild.builder.families.registry import target_family
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
-from specbuild.builder.synth.configs import draft_config, generation_config, target_config
+from specbuild.builder.synth.configs import generation_config
 from specbuild.builder.synth.model import SynthModel
 from specbuild.builder.synth.routing import DistinctExperts, distinct_experts
 from specbuild.builder.synth.shards import write_json, write_shards
@@ -56,12 +58,14 @@ def write_checkpoints(
         progress.start("writing checkpoints", model.nbytes, "B")
         target = staging / TARGET_FOLDER
         pad = model.pad_token_id
-        write_json(target / "config.json", target_config(model.target, pad))
+        family = target_family(model.target.model_type)
+        assert family.synth is not None
+        write_json(target / "config.json", family.synth.config(model.target, pad))
         write_json(target / "generation_config.json", generation_config(model.target, pad))
         write_shards(target, model.target_tensors, progress)
         if model.draft is not None:
             draft = staging / DRAFT_FOLDER
-            write_json(draft / "config.json", draft_config(model.draft, model.target))
+            write_json(draft / "config.json", EAGLE3.synth.config(model.draft, model.target))
             write_shards(draft, model.draft_tensors, progress)
         write_bytes(staging / PROMPTS_FILE, _prompt_lines(model))
         write_json(staging / REPORT_FILE, _report(model, experts))

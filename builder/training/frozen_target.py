@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from specbuild.builder.families.family import TargetFamily
+from specbuild.builder.families.registry import TARGETS
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
     from transformers import GptOssForCausalLM
-
-# All experts as one dense product wastes arithmetic, but up to this many inner columns it beats
-# the sort and the launches of a grouped product.
-LARGEST_DENSE_WIDTH = 1024
-DENSE_EXPERTS = "specbuild_dense"
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Teaching:
 
 
 class FrozenTarget:
-    """A GPT-OSS checkpoint that only runs forward."""
+    """A checkpoint that only runs forward."""
 
     def __init__(self, model: GptOssForCausalLM, taps: tuple[int, ...]) -> None:
         self.model = model
@@ -58,36 +55,26 @@ class FrozenTarget:
 
 
 def load_target(
-    path: Path,
-    *,
-    device: str = "cpu",
-    dtype: str = "float32",
-    families: tuple[str, ...] = ("gpt_oss",),
+    path: Path, *, device: str = "cpu", dtype: str = "float32", teacher: bool = True
 ) -> GptOssForCausalLM:
     """The checkpoint in transformers, dequantised, frozen, in evaluation mode.
 
+    As a ``teacher`` it is made quick, and must be of a family that drafts are trained for.
+
     Raises:
-        SpecbuildError: ``path`` is a checkpoint of none of the ``families``, or ``device`` is not
-            there.
+        SpecbuildError: ``path`` is a checkpoint of no such family, or ``device`` is not there.
     """
-    from transformers import DeepseekV3ForCausalLM, GptOssForCausalLM
-    from transformers.utils.quantization_config import Mxfp4Config
+    import transformers
 
     config = read_config(path)
-    family = config.get("model_type")
-    if family not in families:
-        expected = " or ".join(map(repr, families))
-        raise SpecbuildError(f"{path}: model_type is {family!r}, expected {expected}")
-    classes = {"gpt_oss": GptOssForCausalLM, "deepseek_v3": DeepseekV3ForCausalLM}
+    family, class_name = _family(path, config.get("model_type"), teacher=teacher)
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise SpecbuildError("device cuda: this machine has no usable CUDA device; use device cpu")
-    quantised: dict[str, Any] = {}
-    if "quantization_config" in config:
-        quantised["quantization_config"] = Mxfp4Config(dequantize=True)
+    options = family.reference.load_options(config)
     try:
         with _quiet_transformers():
-            model: Any = classes[family].from_pretrained(
-                path, dtype=getattr(torch, dtype), attn_implementation="eager", **quantised
+            model: Any = getattr(transformers, class_name).from_pretrained(
+                path, dtype=getattr(torch, dtype), attn_implementation="eager", **options
             )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -96,9 +83,23 @@ def load_target(
         ) from error
     # The reader leaves dequantised experts in bf16 whatever type was asked for.
     model = model.to(device=device, dtype=getattr(torch, dtype)).eval().requires_grad_(False)
-    if family == "gpt_oss":
-        model.set_experts_implementation(_experts_implementation(model))
+    if teacher and family.teacher is not None:
+        family.teacher(model)
     return model
+
+
+def _family(path: Path, model_type: object, *, teacher: bool) -> tuple[TargetFamily, str]:
+    """The family of this model type, and the class of transformers that it is."""
+    known = {
+        kind: (family, class_name)
+        for family in TARGETS.values()
+        if family.teacher is not None or not teacher
+        for kind, class_name in family.model_types.items()
+    }
+    if not isinstance(model_type, str) or model_type not in known:
+        expected = " or ".join(map(repr, known))
+        raise SpecbuildError(f"{path}: model_type is {model_type!r}, expected {expected}")
+    return known[model_type]
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -142,27 +143,3 @@ def _quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-
-
-def _experts_implementation(model: GptOssForCausalLM) -> str:
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-    config = model.config
-    if config.num_local_experts * config.intermediate_size > LARGEST_DENSE_WIDTH:
-        return "grouped_mm"
-    ALL_EXPERTS_FUNCTIONS.register(DENSE_EXPERTS, _dense_experts)
-    return DENSE_EXPERTS
-
-
-def _dense_experts(
-    self: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
-) -> torch.Tensor:
-    """Every expert for every row, unchosen ones weighted 0.
-
-    ``hidden`` [T, H], ``chosen`` [T, k] and ``weights`` [T, k] → [T, H].
-    """
-    spread = hidden.new_zeros(len(hidden), self.num_experts)
-    spread.scatter_(1, chosen, weights.to(spread.dtype))
-    inner = torch.einsum("th,ehi->tei", hidden, self.gate_up_proj) + self.gate_up_proj_bias
-    inner = self._apply_gate(inner) * spread.unsqueeze(-1)
-    return torch.einsum("tei,eih->th", inner, self.down_proj) + spread @ self.down_proj_bias

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from specbuild.builder.checkpoint.latents import (
     latent_name,
 )
 from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.builder.families.registry import target_family
 from specbuild.builder.training.frozen_target import load_target
 
 if TYPE_CHECKING:
@@ -48,10 +49,11 @@ class ReferenceTarget:
     """Runs a literal path of tokens from its start; no cache."""
 
     def __init__(self, path: Path) -> None:
-        self.model: GptOssForCausalLM = load_target(path, families=tuple(_MARGINS))
+        self.model: GptOssForCausalLM = load_target(path, teacher=False)
         self.model.set_experts_implementation("eager")
         self._seen: dict[Any, torch.Tensor] = {}
-        self._routers = _routers(self.model)
+        self._reference = target_family(self.model.config.model_type).reference
+        self._routers = self._reference.routers(self.model)
         inner = self.model.model
         for i, layer in enumerate(inner.layers):
             layer.register_forward_hook(self._keep(("layer", i)))
@@ -93,45 +95,9 @@ class ReferenceTarget:
             logits=logits[0].numpy(),
             routing_margin=min(
                 (
-                    self._margin(router, self._seen["router", i])
+                    self._reference.margin(router, self._seen["router", i])
                     for i, router in self._routers.items()
                 ),
                 default=math.inf,
             ),
         )
-
-    def _margin(self, router: nn.Module, router_logits: torch.Tensor) -> float:
-        return _MARGINS[self.model.config.model_type](router, router_logits)
-
-
-def _routers(model: GptOssForCausalLM) -> dict[int, nn.Module]:
-    """The routers, by layer; a DeepSeek's first layers have none."""
-    if model.config.model_type == "gpt_oss":
-        return {i: layer.mlp.router for i, layer in enumerate(model.model.layers)}
-    dense = model.config.first_k_dense_replace
-    return {i: layer.mlp.gate for i, layer in enumerate(model.model.layers) if i >= dense}
-
-
-def _between(scores: torch.Tensor, chosen: int) -> float:
-    """The smallest distance from the last of the ``chosen`` best to the next, in any row."""
-    if chosen == scores.shape[-1]:
-        return math.inf
-    ordered = scores.sort(dim=-1, descending=True).values
-    return float((ordered[..., chosen - 1] - ordered[..., chosen]).min())
-
-
-def _deepseek_margin(router: Any, logits: torch.Tensor) -> float:
-    """The smaller of the distances between groups and between experts of the groups taken."""
-    scores = logits.sigmoid() + router.e_score_correction_bias
-    by_group = scores.unflatten(-1, (router.num_group, -1))
-    sums = by_group.topk(min(2, by_group.shape[-1]), dim=-1).values.sum(dim=-1)
-    taken = sums.topk(router.topk_group, dim=-1).indices
-    kept = torch.zeros_like(sums).scatter(-1, taken, 1.0).bool().unsqueeze(-1)
-    within = by_group.masked_fill(~kept, -torch.inf).flatten(-2)
-    return min(_between(sums, router.topk_group), _between(within, router.top_k))
-
-
-_MARGINS: dict[str, Callable[[Any, torch.Tensor], float]] = {
-    "gpt_oss": lambda router, logits: _between(logits, router.top_k),
-    "deepseek_v3": _deepseek_margin,
-}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from specbuild.builder.families.eagle3.reference import DraftStates, ReferenceDraft
 from specbuild.builder.verify.comparison import Comparison
 from specbuild.builder.verify.engine_probe import (
     DRAFT_STAGES,
@@ -19,7 +20,6 @@ from specbuild.builder.verify.engine_probe import (
     ProbedSequence,
     target_stages,
 )
-from specbuild.builder.verify.reference_draft import DraftStates, ReferenceDraft
 from specbuild.builder.verify.reference_target import ReferenceTarget, TargetStates
 
 # Parents of the tree that is verified: siblings, cousins, and a node three levels down.

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_target
+from specbuild.builder.families.eagle3.reference import ReferenceDraft, load_reference_draft
 from specbuild.builder.progress import Progress, SilentProgress
 from specbuild.builder.training.self_text import Generation, generate_text
 from specbuild.builder.verify.engine_probe import EngineProbe
 from specbuild.builder.verify.losslessness import NEW_TOKENS, check_losslessness
-from specbuild.builder.verify.reference_draft import ReferenceDraft, load_reference_draft
 from specbuild.builder.verify.reference_target import ReferenceTarget
 from specbuild.builder.verify.report import VerifyReport
 from specbuild.builder.verify.stages import (

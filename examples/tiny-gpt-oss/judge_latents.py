@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from specbuild.builder.checkpoint.latents import read_latent_file
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.retrofit.config import LatentOptions
 from specbuild.builder.training.retrofit.layer_list import parse_layers

@@ -17,7 +17,7 @@ import torch
 from example_engine import on_gpu
 
 from specbuild.builder.build import build
-from specbuild.builder.checkpoint.target_tensors import HEAD
+from specbuild.builder.checkpoint.target_parts import HEAD
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.model import SynthModel, SynthOptions

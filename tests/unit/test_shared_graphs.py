@@ -11,8 +11,7 @@ from shared_graphs import exported_anew
 from traced_reads import Reads, agree, traced
 
 from specbuild.builder import graphs
-from specbuild.builder.families.eagle3.checkpoint import read_draft
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.graph.passes.metadata import clear_metadata
 from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
 

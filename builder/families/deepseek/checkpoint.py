@@ -5,21 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from specbuild.builder.checkpoint.audit import audit
-from specbuild.builder.checkpoint.config_fields import DEEPSEEK, check_fields
+from specbuild.builder.checkpoint.config_fields import check_fields
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.builder.checkpoint.hints import feed_forward_hints
-from specbuild.builder.checkpoint.indexers import INDEXER_FILE
-from specbuild.builder.checkpoint.latents import LATENT_FILE
 from specbuild.builder.checkpoint.rope import read_rope, yarn_score_factor
-from specbuild.builder.checkpoint.source import SourceTensor, open_directory
-from specbuild.builder.checkpoint.target_parts import (
-    TargetCheckpoint,
-    read_eos,
-    text_files,
-    tie_head,
-)
-from specbuild.builder.families.deepseek.tensors import deepseek_tensors, for_engine
+from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.builder.checkpoint.target_parts import read_eos
+from specbuild.builder.families.deepseek.config_fields import DEEPSEEK
+from specbuild.builder.families.deepseek.tensors import for_engine
 from specbuild.runtime.engine_dir.manifest import (
     MixedFeedForward,
     MlaGeometry,
@@ -34,31 +26,44 @@ DEFAULT_THETA = 10000.0
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
-def read_deepseek(
-    path: Path, config: Config, *, strict: bool, mla: bool, dsa: bool | None
-) -> TargetCheckpoint:
-    """Read the headers of the checkpoint at ``path``; no weights are loaded.
+def read_deepseek_config(
+    path: Path, config: Config, *, strict: bool
+) -> tuple[TargetGeometry, tuple[str, ...]]:
+    """The geometry, and warnings.
 
-    Raises SpecbuildError if it does not hold exactly the tensors that its configuration asks for,
-    or has beside it what GPT-OSS layers alone can use; ``strict`` also refuses unknown fields.
+    Raises SpecbuildError for what is not implemented and for numbers that do not go together.
     """
     warnings = check_fields(config, DEEPSEEK, strict=strict)
     geometry = _geometry(path, config)
     _check(config.where, geometry)
-    _refuse_retrofits(path, mla=mla, dsa=dsa)
-    if not geometry.eos_token_ids:
-        warnings += ("target: no EOS token is named; output ends at its length only",)
-    tensors, more = _without_predictors(open_directory(path), geometry, config)
-    if config.boolean("tie_word_embeddings", False):
-        tie_head(path, tensors)
-    audit(str(path), deepseek_tensors(geometry), tensors, feed_forward_hints(geometry, tensors))
-    interleaved = config.boolean("rope_interleave", True)
-    return TargetCheckpoint(
-        geometry,
-        for_engine(tensors, geometry, interleaved=interleaved),
-        warnings + more,
-        text_files((path,)),
+    return geometry, warnings
+
+
+def without_predictors(
+    tensors: dict[str, SourceTensor], g: TargetGeometry, config: Config
+) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
+    """The tensors without those of the layers that predict further tokens (MTP), and a warning."""
+    end = g.layers + config.integer("num_nextn_predict_layers", 0, least=0)
+    found = {
+        name: int(match[1])
+        for name in tensors
+        if (match := _LAYER.match(name)) and g.layers <= int(match[1]) < end
+    }
+    if not found:
+        return dict(tensors), ()
+    kept = {name: tensor for name, tensor in tensors.items() if name not in found}
+    layers = ", ".join(map(str, sorted(set(found.values()))))
+    return kept, (
+        f"target: layer {layers} predicts further tokens (num_nextn_predict_layers); nothing uses "
+        f"its tensors, {len(found)} in number",
     )
+
+
+def engine_tensors(
+    tensors: dict[str, SourceTensor], g: TargetGeometry, config: Config
+) -> dict[str, SourceTensor]:
+    """Audited tensors in the engine's forms."""
+    return for_engine(tensors, g, interleaved=config.boolean("rope_interleave", True))
 
 
 def _geometry(path: Path, config: Config) -> TargetGeometry:
@@ -143,36 +148,3 @@ def _check(where: str, g: TargetGeometry) -> None:
         )
     if wrong:
         raise SpecbuildError(f"{where}: {'; '.join(wrong)}")
-
-
-def _refuse_retrofits(path: Path, *, mla: bool, dsa: bool | None) -> None:
-    if mla and (path / LATENT_FILE).is_file():
-        raise SpecbuildError(
-            f"{path / LATENT_FILE}: a {MODEL_TYPE} caches latents of its own, and latents in the "
-            "place of keys and values belong to gpt_oss; remove the file, or build with --no-mla"
-        )
-    if dsa:
-        raise SpecbuildError(
-            f"--dsa: indexers ({INDEXER_FILE}) are built for gpt_oss, {path} is a {MODEL_TYPE}; "
-            "leave it out"
-        )
-
-
-def _without_predictors(
-    tensors: dict[str, SourceTensor], g: TargetGeometry, config: Config
-) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
-    """The tensors without those of the layers that predict further tokens (MTP), and a warning."""
-    end = g.layers + config.integer("num_nextn_predict_layers", 0, least=0)
-    found = {
-        name: int(match[1])
-        for name in tensors
-        if (match := _LAYER.match(name)) and g.layers <= int(match[1]) < end
-    }
-    if not found:
-        return dict(tensors), ()
-    kept = {name: tensor for name, tensor in tensors.items() if name not in found}
-    layers = ", ".join(map(str, sorted(set(found.values()))))
-    return kept, (
-        f"target: layer {layers} predicts further tokens (num_nextn_predict_layers); nothing uses "
-        f"its tensors, {len(found)} in number",
-    )

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from specbuild.builder.families.deepseek.mla import EngineMlaAttention
+from specbuild.builder.families.family import GraphSizes
 from specbuild.builder.families.parts.llama import LlamaNorm, SwigluMlp
 from specbuild.builder.families.parts.target import Backbone, Block, TargetModel
 from specbuild.plugins_cuda.torch_ops import torch_op
@@ -80,8 +81,9 @@ def layer_of(g: TargetGeometry, number: int) -> Block:
 class DeepSeek(TargetModel):
     """DeepSeek-V3 in the role ``target``."""
 
-    def __init__(self, g: TargetGeometry, taps: tuple[int, ...], max_positions: int) -> None:
+    def __init__(self, g: TargetGeometry, sizes: GraphSizes) -> None:
         assert g.mla is not None
         layers = [layer_of(g, number) for number in range(g.layers)]
         backbone = Backbone(g, layers, LlamaNorm(g.hidden, g.rms_eps))
-        super().__init__(g, taps, backbone, torch.empty(max_positions, g.mla.rope_dim // 2))
+        table = torch.empty(sizes.positions, g.mla.rope_dim // 2)
+        super().__init__(g, sizes.taps, backbone, table)

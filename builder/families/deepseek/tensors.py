@@ -8,7 +8,7 @@ import torch
 
 from specbuild.builder.checkpoint.audit import ExpectedTensor
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor
-from specbuild.builder.checkpoint.target_tensors import EMBEDDING, HEAD
+from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD
 from specbuild.runtime.engine_dir.manifest import MlaGeometry, TargetGeometry
 
 Shapes = dict[str, tuple[int, ...]]

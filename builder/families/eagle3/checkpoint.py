@@ -3,55 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from specbuild.builder.checkpoint.audit import ExpectedTensor, audit
 from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.rope import describe, read_rope
-from specbuild.builder.checkpoint.source import (
-    FLOAT_DTYPES,
-    SourceTensor,
-    open_directory,
-    read_config,
-)
+from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, open_directory
 from specbuild.builder.families.eagle3.config import DraftConfig, read_draft_config
 from specbuild.builder.families.eagle3.vocabulary_map import read_offsets
 from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
-LABEL = "draft config.json"
 DEFAULT_THETA = 10000.0
 LAYER = "midlayer."
 LAYER_ALIAS = "layers.0."
 
 
-@dataclass(frozen=True)
-class DraftCheckpoint:
-    """A draft that passed the audit and fits its target.
-
-    Tensors have the names ``midlayer.*``, ``fc.weight``, …; ``d2t`` holds offsets; ``t2d``, once
-    checked, is left out.
-    """
-
-    geometry: DraftGeometry
-    tensors: dict[str, SourceTensor]
-    warnings: tuple[str, ...]
-
-
-def read_draft(path: Path, target: TargetGeometry, *, strict: bool) -> DraftCheckpoint:
+def read_eagle3(
+    path: Path, top: Config, target: TargetGeometry, *, strict: bool
+) -> DraftCheckpoint:
     """Read the draft at ``path``; of the weights only ``d2t`` and ``t2d`` are loaded.
 
     Raises SpecbuildError if it is no EAGLE3 draft, needs what is not implemented, does not hold
     exactly the tensors that it should, or does not fit ``target``.
     """
-    path = Path(path)
-    fields = read_config(path)
-    if fields.get("model_type") == "gpt_oss":
-        raise SpecbuildError(f"{path}: is a GPT-OSS target, not a draft; give it with --model")
-    config = read_draft_config(Config(str(path / "config.json"), LABEL, fields), target, strict)
+    config = read_draft_config(top, target, strict)
     tensors = _canonical_names(path, open_directory(path))
     geometry = _read_geometry(path, config, tensors, target)
     expected = draft_tensors(geometry, target)
@@ -59,9 +38,8 @@ def read_draft(path: Path, target: TargetGeometry, *, strict: bool) -> DraftChec
         expected["t2d"] = ExpectedTensor((target.vocab,), ("BOOL",))
     audit(str(path), expected, tensors, _hints(config, tensors))
     geometry, warnings = _read_vocabulary_map(path, geometry, tensors, target)
-    return DraftCheckpoint(
-        geometry, tensors, config.warnings + warnings + _rope_warning(geometry, target)
-    )
+    warnings = config.warnings + warnings + _rope_warning(top, geometry, target)
+    return DraftCheckpoint(geometry, tensors, warnings)
 
 
 def draft_tensors(g: DraftGeometry, target: TargetGeometry) -> dict[str, ExpectedTensor]:
@@ -246,11 +224,11 @@ def _read_vocabulary_map(
     return dataclasses.replace(g, d2t_form="map"), (warning,)
 
 
-def _rope_warning(g: DraftGeometry, target: TargetGeometry) -> tuple[str, ...]:
+def _rope_warning(top: Config, g: DraftGeometry, target: TargetGeometry) -> tuple[str, ...]:
     if g.rope == target.rope:
         return ()
     return (
-        f"{LABEL}: RoPE is {describe(g.rope)}, the target's {describe(target.rope)}; the draft "
+        f"{top.label}: RoPE is {describe(g.rope)}, the target's {describe(target.rope)}; the draft "
         "runs with its own",
     )
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specbuild.builder.checkpoint.config_fields import (
-    DRAFT_DECODER,
-    DRAFT_TOP,
-    EAGLE,
-    check_fields,
-)
+from specbuild.builder.checkpoint.config_fields import check_fields
 from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.families.eagle3.config_fields import DRAFT_DECODER, DRAFT_TOP, EAGLE
 from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -49,16 +45,9 @@ class DraftConfig:
 def read_draft_config(top: Config, target: TargetGeometry, strict: bool) -> DraftConfig:
     """Read any of the three forms.
 
-    Raises SpecbuildError for an architecture or a value that is not implemented, for
-    contradictions, and, if ``strict``, for unknown fields.
+    Raises SpecbuildError for a value that is not implemented, for contradictions, and, if
+    ``strict``, for unknown fields.
     """
-    architectures = top.texts("architectures")
-    known = [name for name in architectures if name in ARCHITECTURES]
-    if not known:
-        raise SpecbuildError(
-            f"{top.where}: architectures {list(architectures)!r} is no EAGLE3 draft that specbuild "
-            f"knows (supported: {', '.join(ARCHITECTURES)})"
-        )
     nested = top.get("transformer_layer_config") is not None
     decoder = top.section("transformer_layer_config") if nested else top
     eagle = top.section("eagle_config")
@@ -73,7 +62,7 @@ def read_draft_config(top: Config, target: TargetGeometry, strict: bool) -> Draf
         raise top.wrong("speculators_model_type", "'eagle3'")
     taps, note = _read_taps(top, eagle, target)
     return DraftConfig(
-        architecture=known[0],
+        architecture=next(name for name in top.texts("architectures") if name in ARCHITECTURES),
         top=top,
         decoder=decoder,
         taps=taps,

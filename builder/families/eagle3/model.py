@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from specbuild.builder.families.gpt_oss.model import write_and_attend
+from specbuild.builder.families.parts.attention import write_and_attend
 from specbuild.builder.families.parts.graph_io import GroupView, Launch, LayerPools
 from specbuild.builder.families.parts.llama import LlamaNorm, SwigluMlp
 from specbuild.builder.families.parts.rope import rotate

@@ -1,124 +1,61 @@
-"""Reads a target's checkpoint: geometry, tensors under canonical names, text files to carry."""
+"""Reads a GPT-OSS checkpoint: its geometry, in the Hugging Face layout or in OpenAI's own."""
 
 from __future__ import annotations
 
 import dataclasses
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from specbuild.builder.checkpoint.audit import audit
-from specbuild.builder.checkpoint.config_fields import (
-    ATTENTION,
+from specbuild.builder.checkpoint.config_fields import check_fields
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.rope import read_rope
+from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.builder.checkpoint.target_parts import read_eos
+from specbuild.builder.families.gpt_oss import original_layout
+from specbuild.builder.families.gpt_oss.config_fields import (
     GPT_OSS,
     GPT_OSS_ORIGINAL,
     MXFP4_QUANTIZATION,
-    check_fields,
 )
-from specbuild.builder.checkpoint.config_json import Config
-from specbuild.builder.checkpoint.hints import mismatch_hints, wrong_model_hints
-from specbuild.builder.checkpoint.indexers import Indexers, read_indexers
-from specbuild.builder.checkpoint.latents import Latents, read_latents
-from specbuild.builder.checkpoint.rope import read_rope
-from specbuild.builder.checkpoint.source import open_directory, read_config
-from specbuild.builder.checkpoint.target_parts import (
-    TargetCheckpoint,
-    read_eos,
-    text_files,
-    tie_head,
-)
-from specbuild.builder.checkpoint.target_tensors import target_tensors
-from specbuild.builder.families.deepseek import checkpoint as deepseek
-from specbuild.builder.families.gpt_oss import original_layout
 from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
-SUPPORTED = {"gpt_oss": ("GptOssForCausalLM",), deepseek.MODEL_TYPE: ("DeepseekV3ForCausalLM",)}
-LABEL = "target config.json"
 DEFAULT_THETA = 150000.0
 LAYER_TYPES = ("sliding_attention", "full_attention")
 
 
-def read_target(
-    path: Path, *, strict: bool, mla: bool = True, dsa: bool | None = None
-) -> TargetCheckpoint:
-    """Read the headers of the checkpoint at ``path``, in either layout; no weights are loaded.
+def is_original(config: Config) -> bool:
+    """Whether this is the configuration of OpenAI's own layout."""
+    return original_layout.is_original(config.fields)
 
-    Latents that lie beside it take the place of keys and values, unless ``mla`` is false. Indexers
-    are used where ``dsa`` asks for them, or the config where it is None.
-    Raises SpecbuildError if it is no checkpoint, is of an unsupported kind, or does not hold
-    exactly the tensors that its configuration asks for; ``strict`` also refuses unknown fields.
+
+def read_gpt_oss_config(
+    path: Path, config: Config, *, strict: bool
+) -> tuple[TargetGeometry, tuple[str, ...]]:
+    """The geometry, in either layout, and warnings.
+
+    Raises SpecbuildError for what is not implemented and for numbers that do not go together.
     """
-    path = Path(path)
-    config = Config(str(path / "config.json"), LABEL, read_config(path))
-    original = original_layout.is_original(config.fields)
-    if not original:
-        _check_model_type(path, config)
-    if config.text("model_type") == deepseek.MODEL_TYPE:
-        return deepseek.read_deepseek(path, config, strict=strict, mla=mla, dsa=dsa)
-    geometry, warnings = (_read_original if original else _read_hf)(path, config, strict=strict)
+    read = _read_original if is_original(config) else _read_hf
+    geometry, warnings = read(path, config, strict=strict)
     _check_geometry(config.where, geometry)
-    if not geometry.eos_token_ids:
-        warnings += ("target: no EOS token is named; output ends at its length only",)
-    tensors = open_directory(path)
-    if original:
-        tensors = original_layout.to_canonical(
-            tensors,
-            q_rows=geometry.q_heads * geometry.head_dim,
-            kv_rows=geometry.kv_heads * geometry.head_dim,
-        )
-    if config.boolean("tie_word_embeddings", False):
-        tie_head(path, tensors)
-    hints = mismatch_hints(geometry, tensors)
-    audit(str(path), target_tensors(geometry), tensors, hints)
-    files = text_files(_text_roots(path, original))
-    warnings += check_fields(config.section("attention"), ATTENTION, strict=strict)
-    target = TargetCheckpoint(geometry, tensors, warnings, files)
-    if mla:
-        target = _with_latents(target, read_latents(path, config, geometry))
-    indexers, more = read_indexers(path, config, geometry, asked=dsa)
-    target = _with_indexers(target, indexers)
-    return dataclasses.replace(target, warnings=(*target.warnings, *more))
+    return geometry, warnings
 
 
-def _with_latents(target: TargetCheckpoint, latents: Latents | None) -> TargetCheckpoint:
-    if latents is None:
-        return target
-    return dataclasses.replace(
-        target,
-        geometry=dataclasses.replace(target.geometry, latent_dims=latents.dims),
-        tensors={**target.tensors, **latents.tensors},
-        warnings=(*target.warnings, *latents.warnings),
-        replaced=latents.replaced,
-    )
+def canonical_tensors(
+    tensors: dict[str, SourceTensor], g: TargetGeometry, config: Config
+) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
+    """The tensors under their names in the Hugging Face layout."""
+    if not is_original(config):
+        return tensors, ()
+    q_rows, kv_rows = g.q_heads * g.head_dim, g.kv_heads * g.head_dim
+    return original_layout.to_canonical(tensors, q_rows=q_rows, kv_rows=kv_rows), ()
 
 
-def _with_indexers(target: TargetCheckpoint, indexers: Indexers | None) -> TargetCheckpoint:
-    if indexers is None:
-        return target
-    return dataclasses.replace(
-        target,
-        geometry=dataclasses.replace(target.geometry, indexer=indexers.geometry),
-        tensors={**target.tensors, **indexers.tensors},
-    )
-
-
-def _check_model_type(path: Path, config: Config) -> None:
-    model_type, architectures = config.text("model_type"), config.texts("architectures")
-    if model_type in SUPPORTED and (
-        not architectures or set(architectures) & set(SUPPORTED[model_type])
-    ):
-        return
-    names: set[str] = set()
-    with suppress(SpecbuildError):  # the model is refused anyway; the names only make hints
-        names = set(open_directory(path))
-    got = f"model_type {model_type!r}"
-    if model_type in SUPPORTED:
-        got = f"architectures {list(architectures)!r}"
-    supported = ", ".join(f"{kind} ({', '.join(a)})" for kind, a in SUPPORTED.items())
-    lines = [f"{config.where}: {got} is not supported (supported: {supported})"]
-    lines += [f"  hint: {hint}" for hint in wrong_model_hints(config, names)]
-    raise SpecbuildError("\n".join(lines))
+def text_roots(path: Path, config: Config) -> tuple[Path, ...]:
+    """Where text files lie: the release keeps its original layout in a folder of the other one."""
+    nested = is_original(config) and path.resolve().name == "original"
+    return (path, path.resolve().parent) if nested else (path,)
 
 
 def _read_hf(path: Path, config: Config, *, strict: bool) -> tuple[TargetGeometry, tuple[str, ...]]:
@@ -174,7 +111,7 @@ def _read_original(
         rms_eps=original_layout.RMS_EPS,
         swiglu_limit=config.number("swiglu_limit", 7.0),
         rope=rope,
-        eos_token_ids=read_eos(_text_roots(path, original=True), config),
+        eos_token_ids=read_eos(text_roots(path, config), config),
     )
     if not geometry.eos_token_ids and geometry.vocab == original_layout.RELEASE_VOCAB:
         geometry = dataclasses.replace(geometry, eos_token_ids=original_layout.RELEASE_EOS)
@@ -229,10 +166,3 @@ def _check_geometry(where: str, g: TargetGeometry) -> None:
         )
     if wrong:
         raise SpecbuildError(f"{where}: {'; '.join(wrong)}")
-
-
-def _text_roots(path: Path, original: bool) -> tuple[Path, ...]:
-    """Where text files lie: the release keeps its original layout in a folder of the other one."""
-    return (
-        (path, path.resolve().parent) if original and path.resolve().name == "original" else (path,)
-    )

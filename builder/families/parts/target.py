@@ -63,7 +63,13 @@ class Backbone(nn.Module):
 
 
 class TargetModel(nn.Module):
-    """The role ``target``. ``taps`` are the layers whose outputs are captured (0-based)."""
+    """The role ``target``. ``taps`` are the layers whose outputs are captured (0-based).
+
+    ``rotates_when_read``: keys in latents of the cache are rotated when they are read, so that
+    attention is told where each page stands.
+    """
+
+    rotates_when_read = False
 
     def __init__(
         self, g: TargetGeometry, taps: tuple[int, ...], backbone: Backbone, rope_table: torch.Tensor

@@ -14,7 +14,7 @@ from specbuild.builder.checkpoint.indexers import INDEXER_FILE
 from specbuild.builder.checkpoint.latents import LATENT_FILE
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.checkpoint.tensor_file import write_tensors
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.progress import Progress
 from specbuild.builder.training.heads.indexers import (
     IndexerHeads,

@@ -17,7 +17,7 @@ from specbuild.builder.checkpoint.latents import (
 )
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.checkpoint.tensor_file import write_tensors
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.progress import Progress
 from specbuild.builder.training.heads.latents import LatentHeads
 from specbuild.builder.training.heads.options import LatentTraining

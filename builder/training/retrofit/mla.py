@@ -16,10 +16,10 @@ from specbuild.builder.checkpoint.latents import (
     latent_name,
 )
 from specbuild.builder.checkpoint.source import DTYPE_BITS
-from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
-from specbuild.builder.checkpoint.target_tensors import EMBEDDING
+from specbuild.builder.checkpoint.target_parts import EMBEDDING, TargetCheckpoint
 from specbuild.builder.checkpoint.tensor_file import write_tensors
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_target
+from specbuild.builder.families.registry import retrofitted, target_family
 from specbuild.builder.progress import Progress
 from specbuild.builder.training.retrofit.config import LatentOptions
 from specbuild.builder.training.retrofit.factorise import (
@@ -62,10 +62,11 @@ def retrofit_mla(options: LatentOptions, progress: Progress) -> LatentReport:
     if file.exists() and not options.force:
         raise SpecbuildError(f"{file} exists; replace it with --force, or name another --output")
     target = read_target(options.model, strict=False, mla=False, dsa=False)
-    if target.geometry.mla is not None:
+    kind = target.geometry.model_type
+    if not target_family(kind).retrofits:
+        own = ", which caches latents already" if target.geometry.latent_dims else ""
         raise SpecbuildError(
-            f"{options.model}: a {target.geometry.model_type} caches latents already; retrofit mla "
-            "is for gpt_oss"
+            f"{options.model}: is a {kind}{own}; retrofit mla is for {retrofitted()}"
         )
     layers = options.checked_layers(target.geometry.layers, full_rank(target.geometry))
     text = read_text(options, target)

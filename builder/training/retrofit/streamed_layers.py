@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from specbuild.builder.checkpoint.source import SourceTensor
-from specbuild.builder.checkpoint.target_tensors import EMBEDDING, HEAD
+from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD
 from specbuild.builder.families.parts.rope import rope_tables
 from specbuild.plugins_cuda.mla_attention.op import rotated
 from specbuild.plugins_cuda.moe.op import clamped_swiglu, expert_weight, route

@@ -31,15 +31,14 @@ from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
 from specbuild.builder.backends.cuda.support import require_cuda_support
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
-from specbuild.builder.checkpoint.target_tensors import target_tensors
 from specbuild.builder.engine.sizes import plan_engine
-from specbuild.builder.families.eagle3.checkpoint import read_draft
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_draft, read_target
+from specbuild.builder.families.eagle3.reference import load_reference_draft
+from specbuild.builder.families.gpt_oss.tensors import target_tensors
 from specbuild.builder.graph.passes.pipeline import run_passes
 from specbuild.builder.graph.passes.weights import recipe_of
 from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.options import BuildOptions
-from specbuild.builder.verify.reference_draft import load_reference_draft
 from specbuild.plugins_cuda.body import BodyBuilder
 from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError

@@ -17,7 +17,7 @@ from plan_host import PlanHost, lowered_engine
 from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.builder.backends.cuda.support import require_cuda_support
 from specbuild.builder.backends.cuda.tuning.inputs import LaunchData, contexts_for
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.verify.reference_target import ReferenceTarget
 from specbuild.plugins_cuda.launches import LoweringRequest
 from specbuild.runtime.cache.layout import KvLayout

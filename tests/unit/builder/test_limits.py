@@ -20,8 +20,7 @@ from specbuild.builder.engine.sizes import (
     plan_engine,
     windowed_draft,
 )
-from specbuild.builder.families.eagle3.checkpoint import read_draft
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.options import BuildOptions
 from specbuild.runtime.engine_dir.manifest import (
     DraftGeometry,

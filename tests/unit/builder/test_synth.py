@@ -27,13 +27,14 @@ from synthetic_models import (
 
 from specbuild.builder.build import build
 from specbuild.builder.checkpoint.source import open_directory
-from specbuild.builder.families.eagle3.checkpoint import read_draft
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_draft, read_target
+from specbuild.builder.families.eagle3.synth import draft_geometry
+from specbuild.builder.families.gpt_oss.synth import GPT_OSS_SYNTH
 from specbuild.builder.families.parts.rope import rope_tables
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth import tokens
-from specbuild.builder.synth.geometry import GEOMETRIES, draft_geometry, named_geometry
+from specbuild.builder.synth.geometry import named_geometry
 from specbuild.builder.synth.model import SynthModel, SynthOptions
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.self_attention import MARGIN, self_amplitudes
@@ -136,7 +137,7 @@ def test_routing_is_spread_and_the_stream_keeps_its_token(tmp_path: Path) -> Non
     assert added.min() > 0.02 and added.max() < 0.15
 
 
-@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("name", GPT_OSS_SYNTH.geometries)
 def test_no_distance_looks_like_none(name: str) -> None:
     """Rotates a pair of rows through the engine's own tables, in bf16 as a GPU stores them."""
     named = named_geometry(name)

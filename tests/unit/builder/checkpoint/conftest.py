@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from checkpoints import write_draft
 
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_target
 from specbuild.runtime.engine_dir.manifest import TargetGeometry
 
 YARN = {

@@ -12,16 +12,10 @@ from checkpoints import write_draft, write_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.builder.checkpoint.config_fields import (
-    DRAFT_DECODER,
-    DRAFT_TOP,
-    EAGLE,
-    GPT_OSS,
-    GPT_OSS_ORIGINAL,
-    ROPE,
-)
-from specbuild.builder.families.eagle3.checkpoint import read_draft
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.checkpoint.config_fields import ROPE
+from specbuild.builder.families.checkpoints import read_draft, read_target
+from specbuild.builder.families.eagle3.config_fields import DRAFT_DECODER, DRAFT_TOP, EAGLE
+from specbuild.builder.families.gpt_oss.config_fields import GPT_OSS, GPT_OSS_ORIGINAL
 from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 

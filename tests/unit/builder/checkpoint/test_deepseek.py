@@ -17,7 +17,7 @@ from specbuild.builder.backends.cuda.support import require_cuda_support
 from specbuild.builder.backends.tensorrt.capabilities import require_standard_support
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.engine.sizes import plan_engine
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.retrofit.config import LatentOptions
@@ -184,14 +184,17 @@ def test_what_belongs_to_gpt_oss(model: Path, tmp_path: Path) -> None:
     geometry = read_target(model, strict=True).geometry
     with pytest.raises(SpecbuildError, match="blocks are chosen by cached keys"):
         plan_engine(options, geometry, None)
-    with pytest.raises(SpecbuildError, match="caches latents already"):
+    with pytest.raises(SpecbuildError, match="caches latents already; retrofit mla is for gpt"):
         retrofit_mla(LatentOptions(model=model, rank=8), SilentProgress())
     with pytest.raises(SpecbuildError, match="a deepseek_v3: CUDA kernels compute its attention"):
         require_cuda_support(geometry, None)
     with pytest.raises(SpecbuildError, match="is built for the CPU only"):
         require_standard_support(geometry, options)
     (model / "mla_kv.safetensors").write_bytes(b"")
-    assert "caches latents of its own" in refusal(model)
+    assert (
+        "belong to gpt_oss, but this is a deepseek_v3, which caches latents of its own"
+        in refusal(model)
+    )
     assert read_target(model, strict=True, mla=False).geometry == geometry
 
 

@@ -9,7 +9,8 @@ import torch
 from checkpoint_files import edit_config, edit_tensors, remove_fields
 from checkpoints import write_draft
 
-from specbuild.builder.families.eagle3.checkpoint import default_taps, draft_tensors, read_draft
+from specbuild.builder.families.checkpoints import read_draft
+from specbuild.builder.families.eagle3.checkpoint import default_taps, draft_tensors
 from specbuild.runtime.engine_dir.manifest import DraftGeometry, Rope, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 

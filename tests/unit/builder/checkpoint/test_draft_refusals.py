@@ -11,7 +11,7 @@ from checkpoints import write_draft, write_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.builder.families.eagle3.checkpoint import read_draft
+from specbuild.builder.families.checkpoints import read_draft
 from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -74,8 +74,8 @@ def test_draft_of_a_wider_target(tmp_path: Path, geometry: TargetGeometry) -> No
             {"quantization_config": {"bits": 4}},
             "quantization_config {'bits': 4} is not implemented",
         ),
-        ({"architectures": ["MedusaModel"]}, "['MedusaModel'] is no EAGLE3 draft"),
-        ({"architectures": None}, "architectures [] is no EAGLE3 draft"),
+        ({"architectures": ["MedusaModel"]}, "['MedusaModel'] is no draft that specbuild knows"),
+        ({"architectures": None}, "architectures [] is no draft that specbuild knows"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state False is not"),
         ({"eagle_config": {"use_last_layernorm": False}}, "use_last_layernorm False is not"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm True is not"),

@@ -12,7 +12,7 @@ from indexer_files import INDEXER_FILE, write_indexers
 from safetensors.torch import save_file
 
 from specbuild.builder.engine.sizes import plan_engine
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.options import BuildOptions
 from specbuild.runtime.engine_dir.manifest import Dsa, IndexerGeometry
 from specbuild.runtime.errors import SpecbuildError

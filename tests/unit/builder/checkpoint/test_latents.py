@@ -11,7 +11,7 @@ from checkpoints import write_target
 from latent_files import write_latents
 from safetensors.torch import save_file
 
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_target
 from specbuild.runtime.errors import SpecbuildError
 
 W_C = "model.layers.1.self_attn.mla_W_c"

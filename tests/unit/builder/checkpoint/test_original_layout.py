@@ -11,7 +11,7 @@ import torch
 from checkpoint_files import edit_config, edit_tensors, write_json
 from checkpoints import write_target
 
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_target
 from specbuild.runtime.errors import SpecbuildError
 
 

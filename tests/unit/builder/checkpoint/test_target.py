@@ -13,8 +13,8 @@ from geometries import GPT_OSS_20B
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.builder.checkpoint.target_tensors import target_tensors
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_target
+from specbuild.builder.families.gpt_oss.tensors import target_tensors
 from specbuild.runtime.errors import SpecbuildError
 
 SMALL = {"layers": 2, "hidden": 32, "experts": 2, "experts_per_token": 1, "vocab": 40}

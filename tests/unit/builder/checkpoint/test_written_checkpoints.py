@@ -9,7 +9,7 @@ import torch
 from checkpoints import write_target
 
 from specbuild.builder.checkpoint.mxfp4 import dequantise
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_target
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import pytest
 import torch
 from checkpoints import write_draft, write_target
 
-from specbuild.builder.families.eagle3.checkpoint import DraftCheckpoint, read_draft
+from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
+from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.families.eagle3.model import DraftFuse, Eagle3
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.eagle3.reference import load_reference_draft
 from specbuild.builder.families.parts.graph_io import GroupView, Launch, LayerPools
 from specbuild.builder.families.parts.rope import rope_tables
-from specbuild.builder.verify.reference_draft import load_reference_draft
 
 PAGE, PAGES = 4, 12
 COMMITTED = 9

@@ -9,7 +9,8 @@ import torch
 from checkpoints import write_target
 
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_target
+from specbuild.builder.families.family import GraphSizes
 from specbuild.builder.families.gpt_oss.model import GptOss
 from specbuild.builder.families.parts.graph_io import GroupView, Launch, LayerPools
 from specbuild.builder.families.parts.rope import rope_tables
@@ -19,7 +20,7 @@ PAGE, PAGES = 4, 40
 
 def load_module(checkpoint: TargetCheckpoint, taps: tuple[int, ...] = ()) -> GptOss:
     g = checkpoint.geometry
-    module = GptOss(g, taps, PAGE * PAGES)
+    module = GptOss(g, GraphSizes(taps, PAGE * PAGES))
     cos, sin = rope_tables(g.rope, g.head_dim, PAGE * PAGES)
     state = {name: tensor.load() for name, tensor in checkpoint.tensors.items()}
     state = {n: t if t.dtype == torch.uint8 else t.float() for n, t in state.items()}

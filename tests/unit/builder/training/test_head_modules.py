@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from latent_files import write_latents
 from torch.nn import functional as F
 
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.training.frozen_target import load_target
 from specbuild.builder.training.heads import indexers
 from specbuild.builder.training.heads.attention import Scene, attend

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specbuild.builder.families.eagle3.reference import ReferenceDraft
 from specbuild.builder.training.draft_module import DraftModule, DraftShape
 from specbuild.builder.training.frozen_target import Teaching
 from specbuild.builder.training.objective import Batch, Objective
 from specbuild.builder.training.output import draft_config, draft_tensors
 from specbuild.builder.training.vocabulary import choose_vocabulary
-from specbuild.builder.verify.reference_draft import ReferenceDraft
 
 TARGET_VOCAB, STEPS, LENGTH = 40, 4, 13
 

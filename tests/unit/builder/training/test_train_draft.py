@@ -13,8 +13,7 @@ import torch
 from checkpoints import write_target
 from safetensors.torch import load_file
 
-from specbuild.builder.families.eagle3.checkpoint import read_draft
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training import training_loop
 from specbuild.builder.training.config import SelfText, TrainOptions

@@ -7,7 +7,7 @@ import torch
 from checkpoints import write_draft
 from transformers import LlamaConfig, LlamaModel
 
-from specbuild.builder.verify.reference_draft import load_reference_draft
+from specbuild.builder.families.eagle3.reference import load_reference_draft
 from specbuild.runtime.errors import SpecbuildError
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}

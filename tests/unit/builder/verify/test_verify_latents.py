@@ -11,7 +11,7 @@ from latent_files import write_latents
 
 from specbuild.builder.build import build
 from specbuild.builder.engine.sizes import plan_engine
-from specbuild.builder.families.gpt_oss.checkpoint import read_target
+from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.verify import verify_engine

@@ -19,10 +19,10 @@ import torch
 from torch.nn import functional as F
 
 from specbuild.builder.families.eagle3.checkpoint import LAYER, draft_tensors
+from specbuild.builder.synth.fill import NORM_STD
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.self_attention import self_amplitudes
 from specbuild.builder.synth.streams import CONSTANT, embedding_rms, embeddings
-from specbuild.builder.synth.target import NORM_STD
 from specbuild.builder.synth.tensor import SynthTensor, whole_tensor
 from specbuild.builder.synth.tokens import DraftRules
 from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
@@ -37,7 +37,7 @@ _ATTENTION = f"{LAYER}self_attn."
 _MLP = f"{LAYER}mlp."
 
 
-class SynthDraft:
+class DraftWriter:
     """A draft of ``geometry`` that follows ``rules``; ``acceptance`` sets how sure it is."""
 
     def __init__(

@@ -1,0 +1,21 @@
+"""What reading a draft gives, whatever its family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.runtime.engine_dir.manifest import DraftGeometry
+
+
+@dataclass(frozen=True)
+class DraftCheckpoint:
+    """A draft that passed the audit and fits its target.
+
+    Tensors have the names that the family's modules give them; of an EAGLE3 draft ``midlayer.*``,
+    ``fc.weight``, …; ``d2t`` holds offsets; ``t2d``, once checked, is left out.
+    """
+
+    geometry: DraftGeometry
+    tensors: dict[str, SourceTensor]
+    warnings: tuple[str, ...]

@@ -1,0 +1,163 @@
+"""Reads the checkpoints of targets and drafts, of whatever family they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from specbuild.builder.checkpoint.audit import audit
+from specbuild.builder.checkpoint.config_fields import ATTENTION, check_fields
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
+from specbuild.builder.checkpoint.indexers import INDEXER_FILE, read_indexers
+from specbuild.builder.checkpoint.latents import LATENT_FILE, read_latents
+from specbuild.builder.checkpoint.source import open_directory, read_config
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint, text_files, tie_head
+from specbuild.builder.families.family import TargetFamily
+from specbuild.builder.families.registry import DRAFTS, TARGETS, retrofitted, supported_targets
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.errors import SpecbuildError
+
+TARGET_LABEL, DRAFT_LABEL = "target config.json", "draft config.json"
+
+
+def read_target(
+    path: Path, *, strict: bool, mla: bool = True, dsa: bool | None = None
+) -> TargetCheckpoint:
+    """Read the headers of the checkpoint at ``path``; no weights are loaded.
+
+    Latents that lie beside it take the place of keys and values, unless ``mla`` is false. Indexers
+    are used where ``dsa`` asks for them, or the config where it is None.
+    Raises SpecbuildError if it is no checkpoint, is of an unsupported kind, or does not hold
+    exactly the tensors that its configuration asks for; ``strict`` also refuses unknown fields.
+    """
+    path = Path(path)
+    config = Config(str(path / "config.json"), TARGET_LABEL, read_config(path))
+    family = _family(path, config)
+    form = family.checkpoint
+    geometry, warnings = form.read_config(path, config, strict=strict)
+    if not family.retrofits:
+        _refuse_retrofits(path, geometry, mla=mla, dsa=dsa)
+    if not geometry.eos_token_ids:
+        warnings += ("target: no EOS token is named; output ends at its length only",)
+    tensors, more = form.canonical(open_directory(path), geometry, config)
+    if config.boolean("tie_word_embeddings", False):
+        tie_head(path, tensors)
+    names = list(tensors)
+    hints = [*_draft_hints(names), *form.hints(geometry, names)]
+    hints += _foreign_hints(config, names, but=family)
+    audit(str(path), form.tensors(geometry), tensors, hints)
+    target = TargetCheckpoint(
+        geometry,
+        form.for_engine(tensors, geometry, config),
+        warnings + more,
+        text_files(form.text_roots(path, config)),
+    )
+    if not family.retrofits:
+        return target
+    return _with_retrofits(path, config, target, strict=strict, mla=mla, dsa=dsa)
+
+
+def read_draft(path: Path, target: TargetGeometry, *, strict: bool) -> DraftCheckpoint:
+    """Read the draft at ``path``; of the weights only maps of its vocabulary are loaded.
+
+    Raises SpecbuildError if it is no draft, needs what is not implemented, does not hold exactly
+    the tensors that it should, or does not fit ``target``.
+    """
+    path = Path(path)
+    config = Config(str(path / "config.json"), DRAFT_LABEL, read_config(path))
+    architectures = config.texts("architectures")
+    drafts = {name: draft for draft in DRAFTS.values() for name in draft.architectures}
+    for family in TARGETS.values():
+        architecture = family.model_types.get(config.text("model_type") or "")
+        # A draft may call itself what a target is called.
+        if architecture is not None and architecture not in drafts:
+            raise SpecbuildError(
+                f"{path}: is a {family.title} target, not a draft; give it with --model"
+            )
+    for name in architectures:
+        if name in drafts:
+            return drafts[name].read(path, config, target, strict=strict)
+    known = "; ".join(f"{d.title}: {', '.join(d.architectures)}" for d in DRAFTS.values())
+    raise SpecbuildError(
+        f"{config.where}: architectures {list(architectures)!r} is no draft that specbuild knows "
+        f"(supported: {known})"
+    )
+
+
+def _family(path: Path, config: Config) -> TargetFamily:
+    model_type, architectures = config.text("model_type"), config.texts("architectures")
+    got = f"model_type {model_type!r}"
+    for family in TARGETS.values():
+        if family.checkpoint.claims(config):
+            return family
+        architecture = family.model_types.get(model_type or "")
+        if architecture is not None:
+            if not architectures or architecture in architectures:
+                return family
+            got = f"architectures {list(architectures)!r}"
+    names: list[str] = []
+    with suppress(SpecbuildError):  # the model is refused anyway; the names only make hints
+        names = list(open_directory(path))
+    hints = [*_draft_hints(names), *_foreign_hints(config, names)]
+    lines = [f"{config.where}: {got} is not supported (supported: {supported_targets()})"]
+    raise SpecbuildError("\n".join([*lines, *[f"  hint: {hint}" for hint in hints]]))
+
+
+def _draft_hints(names: Iterable[str]) -> list[str]:
+    return [hint for draft in DRAFTS.values() for hint in draft.hints(names)]
+
+
+def _foreign_hints(
+    config: Config, names: list[str], *, but: TargetFamily | None = None
+) -> list[str]:
+    """Which other families the tensors look like."""
+    others = [family for family in TARGETS.values() if family is not but]
+    return [hint for family in others for hint in family.checkpoint.foreign_hints(config, names)]
+
+
+def _refuse_retrofits(path: Path, geometry: TargetGeometry, *, mla: bool, dsa: bool | None) -> None:
+    kind, families = geometry.model_type, retrofitted()
+    if mla and (path / LATENT_FILE).is_file():
+        own = ", which caches latents of its own" if geometry.latent_dims else ""
+        raise SpecbuildError(
+            f"{path / LATENT_FILE}: latents in the place of keys and values belong to {families}, "
+            f"but this is a {kind}{own}; remove the file, or build with --no-mla"
+        )
+    if dsa:
+        raise SpecbuildError(
+            f"--dsa: indexers ({INDEXER_FILE}) are built for {families}, {path} is a {kind}; "
+            "leave it out"
+        )
+
+
+def _with_retrofits(
+    path: Path,
+    config: Config,
+    target: TargetCheckpoint,
+    *,
+    strict: bool,
+    mla: bool,
+    dsa: bool | None,
+) -> TargetCheckpoint:
+    """The checkpoint with the latents and indexers that lie beside it."""
+    geometry, tensors = target.geometry, target.tensors
+    warnings = target.warnings + check_fields(config.section("attention"), ATTENTION, strict=strict)
+    latents = read_latents(path, config, geometry) if mla else None
+    if latents is not None:
+        geometry = dataclasses.replace(geometry, latent_dims=latents.dims)
+        tensors = {**tensors, **latents.tensors}
+        warnings += latents.warnings
+    indexers, more = read_indexers(path, config, geometry, asked=dsa)
+    if indexers is not None:
+        geometry = dataclasses.replace(geometry, indexer=indexers.geometry)
+        tensors = {**tensors, **indexers.tensors}
+    return dataclasses.replace(
+        target,
+        geometry=geometry,
+        tensors=tensors,
+        warnings=warnings + more,
+        replaced=latents.replaced if latents is not None else {},
+    )

@@ -1,0 +1,23 @@
+"""DeepSeek-V3 as the registry knows it."""
+
+from __future__ import annotations
+
+from specbuild.builder.families.deepseek import checkpoint, hints, reference
+from specbuild.builder.families.deepseek.model import DeepSeek
+from specbuild.builder.families.deepseek.tensors import deepseek_tensors
+from specbuild.builder.families.family import CheckpointFormat, Reference, TargetFamily
+
+DEEPSEEK = TargetFamily(
+    title="DeepSeek-V3",
+    model_types={checkpoint.MODEL_TYPE: "DeepseekV3ForCausalLM"},
+    checkpoint=CheckpointFormat(
+        read_config=checkpoint.read_deepseek_config,
+        tensors=deepseek_tensors,
+        canonical=checkpoint.without_predictors,
+        for_engine=checkpoint.engine_tensors,
+        hints=hints.feed_forward_hints,
+        foreign_hints=hints.mla_hints,
+    ),
+    module=DeepSeek,
+    reference=Reference(routers=reference.routers, margin=reference.routing_margin),
+)

@@ -1,0 +1,50 @@
+"""Known ways in which a configuration and a DeepSeek's tensors do not belong together."""
+
+from __future__ import annotations
+
+import re
+
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.hints import LAYER, layer_hints
+from specbuild.runtime.engine_dir.manifest import TargetGeometry
+
+EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
+
+
+def mla_hints(_config: Config, names: list[str]) -> list[str]:
+    """Why a configuration that is not DeepSeek's may lie over these tensors."""
+    if any("kv_a_proj" in name or "kv_b_proj" in name for name in names):
+        return [
+            "the shards hold MLA attention, which is built for a config.json of model_type "
+            "deepseek_v3 only"
+        ]
+    return []
+
+
+def feed_forward_hints(g: TargetGeometry, names: list[str]) -> list[str]:
+    """What may explain that the tensors are not those of the geometry."""
+    assert g.feed_forward is not None
+    hints = []
+    first = g.feed_forward.dense_layers
+    routed, dense = (_layers_with(names, part) for part in (".mlp.experts.", ".mlp.gate_proj."))
+    for kind, wrong, unlike in (
+        ("a dense MLP", {i for i in routed if i < first}, "mlp.experts.*"),
+        ("experts", {i for i in dense if first <= i < g.layers}, "a dense mlp.gate_proj"),
+    ):
+        if wrong:
+            hints.append(
+                f"config.json says that layers {', '.join(map(str, sorted(wrong)))} have {kind} "
+                f"(first_k_dense_replace, n_routed_experts), but the shards hold {unlike} there: "
+                "the config does not belong to these weights"
+            )
+    found = {int(m[1]) for name in names if (m := EXPERT.search(name))}
+    if found and first < g.layers and len(found) != g.experts:
+        hints.append(f"the shards hold {len(found)} experts, config.json says {g.experts}")
+    hints += layer_hints(g, names)
+    if any(name.endswith("_scale_inv") for name in names):
+        hints.append("the shards hold FP8 weights with scales; convert them to bf16 first")
+    return hints
+
+
+def _layers_with(names: list[str], part: str) -> set[int]:
+    return {int(match[1]) for name in names if part in name and (match := LAYER.match(name))}

@@ -1,0 +1,86 @@
+"""The fields of an EAGLE3 draft's configuration."""
+
+from __future__ import annotations
+
+from specbuild.builder.checkpoint.config_fields import FieldTable
+
+DRAFT_DECODER = FieldTable(
+    read=frozenset(
+        {
+            "hidden_size",
+            "vocab_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "intermediate_size",
+            "max_position_embeddings",
+            "rms_norm_eps",
+            "rope_theta",
+            "rope_scaling",
+            "rope_parameters",
+            "layer_types",
+            "sliding_window",
+            "use_sliding_window",
+        }
+    ),
+    only={
+        "model_type": ("llama",),
+        "num_hidden_layers": (1,),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "hidden_act": ("silu",),
+        "tie_word_embeddings": (False,),
+        "quantization_config": (),
+    },
+    inert=frozenset({"architectures", "eos_token_id", "max_window_layers"}),
+)
+
+DRAFT_TOP = FieldTable(
+    read=frozenset(
+        {
+            "architectures",
+            "draft_vocab_size",
+            "target_hidden_size",
+            "norm_before_residual",
+            "norm_before_fc",
+            "fc_norm",
+            "norm_output",
+            "eagle_config",
+            "eagle_aux_hidden_state_layer_ids",
+            "transformer_layer_config",
+            "speculators_model_type",
+        }
+    ),
+    only={"tie_word_embeddings": (False,), "quantization_config": ()},
+    inert=frozenset(
+        {
+            "model_type",
+            "speculators_config",
+            "speculators_version",
+            "embed_requires_grad",
+            "has_no_defaults_at_init",
+            "eos_token_id",
+            "target_model_type",
+        }
+    ),
+)
+
+EAGLE = FieldTable(
+    read=frozenset(
+        {
+            "eagle_aux_hidden_state_layer_ids",
+            "norm_before_residual",
+            "norm_before_fc",
+            "fc_norm",
+            "norm_output",
+        }
+    ),
+    only={
+        "use_aux_hidden_state": (True,),
+        "use_input_layernorm_in_first_layer": (True,),
+        "use_last_layernorm": (True,),
+        "use_mtp_layernorm": (False,),
+        "parallel_draft_step": (1,),
+    },
+    inert=frozenset({"next_layer_regular", "has_lm_head", "parallel_draft_heads_num_layers"}),
+)

@@ -1,0 +1,20 @@
+"""EAGLE3 drafts as the registry knows them."""
+
+from __future__ import annotations
+
+from specbuild.builder.families.eagle3.checkpoint import read_eagle3
+from specbuild.builder.families.eagle3.config import ARCHITECTURES
+from specbuild.builder.families.eagle3.hints import draft_hints
+from specbuild.builder.families.eagle3.model import DraftFuse, Eagle3
+from specbuild.builder.families.eagle3.synth import EAGLE3_SYNTH
+from specbuild.builder.families.family import DraftFamily
+
+EAGLE3 = DraftFamily(
+    title="EAGLE3",
+    architectures=ARCHITECTURES,
+    read=read_eagle3,
+    hints=draft_hints,
+    fuse=DraftFuse,
+    draft=Eagle3,
+    synth=EAGLE3_SYNTH,
+)

@@ -1,0 +1,73 @@
+"""Synthetic EAGLE3 drafts: the geometry that goes with a target, and its configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specbuild.builder.families.eagle3.checkpoint import default_taps
+from specbuild.builder.families.eagle3.synth_weights import DraftWriter
+from specbuild.builder.families.family import DraftSizes, SynthDraft
+from specbuild.builder.synth.configs import yarn_config
+from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
+
+
+def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> DraftGeometry:
+    """The draft of a target: its attention and its rotary embedding are the target's."""
+    return DraftGeometry(
+        architecture="LlamaForCausalLMEagle3",
+        hidden=target.hidden,
+        vocab=sizes.vocab,
+        q_heads=target.q_heads,
+        kv_heads=target.kv_heads,
+        head_dim=target.head_dim,
+        inner=sizes.inner,
+        rms_eps=1e-5,
+        rope=target.rope,
+        taps=default_taps(target.layers),
+        max_positions=target.max_positions,
+        d2t_form="offsets",
+        sliding_window=0,
+        own_embedding=False,
+        own_head=True,
+        norm_before_fc=False,
+        input_width="embedding_and_hidden",
+        norm_before_residual=False,
+        norm_output=False,
+    )
+
+
+def draft_config(d: DraftGeometry, target: TargetGeometry) -> dict[str, Any]:
+    """The ``config.json`` of this geometry."""
+    return {
+        "architectures": [d.architecture],
+        "attention_bias": False,
+        "draft_vocab_size": d.vocab,
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": list(d.taps),
+            "use_aux_hidden_state": True,
+        },
+        "head_dim": d.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": d.hidden,
+        "intermediate_size": d.inner,
+        "max_position_embeddings": d.max_positions,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "num_attention_heads": d.q_heads,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": d.kv_heads,
+        "rms_norm_eps": d.rms_eps,
+        "rope_scaling": yarn_config(d.rope),
+        "rope_theta": d.rope.theta,
+        "target_hidden_size": target.hidden,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vocab_size": target.vocab,
+    }
+
+
+EAGLE3_SYNTH = SynthDraft(
+    geometry=draft_geometry,
+    config=draft_config,
+    tensors=lambda *parts: DraftWriter(*parts).tensors(),
+)

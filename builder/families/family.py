@@ -1,0 +1,211 @@
+"""What the builder wants to know of a model family: one object for each, listed in the registry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from specbuild.builder.checkpoint.audit import ExpectedTensor
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
+from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.builder.families.parts.target import TargetModel
+from specbuild.builder.synth.fill import Fill
+from specbuild.builder.synth.noise import Noise
+from specbuild.builder.synth.tensor import SynthTensor
+from specbuild.builder.synth.tokens import DraftRules
+from specbuild.runtime.engine_dir.manifest import DraftGeometry, Dsa, TargetGeometry
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.lossy.specpv.state import ViewGeometry
+
+Tensors = dict[str, SourceTensor]
+Warnings = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GraphSizes:
+    """What a build settles of a target's graph.
+
+    ``taps`` are the layers whose outputs are captured (0-based), ``positions`` the length of the
+    rotary tables. ``blocks`` is how layers choose blocks (SpecPV), ``dsa`` how they choose tokens.
+    """
+
+    taps: tuple[int, ...]
+    positions: int
+    blocks: ViewGeometry | None = None
+    dsa: Dsa | None = None
+
+
+class ConfigReader(Protocol):
+    """Reads a family's ``config.json``."""
+
+    def __call__(
+        self, path: Path, config: Config, *, strict: bool
+    ) -> tuple[TargetGeometry, Warnings]:
+        """The geometry, checked, and warnings; SpecbuildError for what is not implemented."""
+        ...
+
+
+class DraftReader(Protocol):
+    """Reads a draft of a family."""
+
+    def __call__(
+        self, path: Path, top: Config, target: TargetGeometry, *, strict: bool
+    ) -> DraftCheckpoint:
+        """The draft, audited; SpecbuildError where it does not fit ``target``."""
+        ...
+
+
+@dataclass(frozen=True)
+class DraftSizes:
+    """What of a synthetic draft does not follow from its target."""
+
+    vocab: int
+    inner: int
+
+
+@dataclass(frozen=True)
+class NamedGeometry:
+    """A target with all of its layers, its padding token, and the sizes of its draft.
+
+    Ids from ``first_special`` on are no text: no prompt holds one and no draft says one.
+    """
+
+    target: TargetGeometry
+    pad_token_id: int
+    first_special: int
+    draft: DraftSizes
+
+    def with_layers(self, layers: int | None) -> TargetGeometry:
+        """The target cut to its first layers. SpecbuildError if it has not so many."""
+        if layers is None:
+            return self.target
+        most = self.target.layers
+        if not 1 <= layers <= most:
+            raise SpecbuildError(f"--layers {layers} must lie between 1 and the model's {most}")
+        return replace(self.target, layers=layers, layer_types=self.target.layer_types[:layers])
+
+
+def _unchanged(tensors: Tensors, _geometry: TargetGeometry, _config: Config) -> Tensors:
+    return tensors
+
+
+def _as_they_are(
+    tensors: Tensors, _geometry: TargetGeometry, _config: Config
+) -> tuple[Tensors, Warnings]:
+    return tensors, ()
+
+
+def _no_hints(*_: object) -> list[str]:
+    return []
+
+
+def _here(path: Path, _config: Config) -> tuple[Path, ...]:
+    return (path,)
+
+
+@dataclass(frozen=True)
+class CheckpointFormat:
+    """How a family's checkpoints lie on disk, and what engines make of them.
+
+    ``canonical`` gives tensors the names and shapes that ``tensors`` wants, before the audit, and
+    warnings; ``for_engine`` gives audited ones the forms that the module's parameters have.
+    ``claims`` says whether a config without ``model_type`` is this family's, ``text_roots`` where
+    its tokenizer may lie. ``hints`` explain an audit that failed; ``foreign_hints`` say that
+    tensors look like this family's where another's config was read.
+    """
+
+    read_config: ConfigReader
+    tensors: Callable[[TargetGeometry], dict[str, ExpectedTensor]]
+    canonical: Callable[[Tensors, TargetGeometry, Config], tuple[Tensors, Warnings]] = _as_they_are
+    for_engine: Callable[[Tensors, TargetGeometry, Config], Tensors] = _unchanged
+    claims: Callable[[Config], bool] = lambda _: False
+    text_roots: Callable[[Path, Config], tuple[Path, ...]] = _here
+    hints: Callable[[TargetGeometry, list[str]], list[str]] = _no_hints
+    foreign_hints: Callable[[Config, list[str]], list[str]] = _no_hints
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What loading and watching the family's model in transformers takes, for ``verify``.
+
+    ``load_options`` are further arguments of ``from_pretrained``, by ``config.json``. ``routers``
+    gives the modules that choose experts, by layer, and ``margin`` how near the choice came to
+    another one, by a router's output.
+    """
+
+    load_options: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
+    routers: Callable[[Any], dict[int, nn.Module]] = lambda _: {}
+    margin: Callable[[Any, torch.Tensor], float] = lambda *_: math.inf
+
+
+@dataclass(frozen=True)
+class SynthTarget:
+    """Synthetic models of the family.
+
+    ``config`` is ``config.json`` of a geometry and a padding token, ``tensor`` makes a tensor of
+    this name and shape that is neither embedding nor head. ``router_logits`` [n, E] are those of
+    a layer for normed rows [n, H]; it is given a loader of the layer's tensors.
+    """
+
+    geometries: Mapping[str, Callable[[], NamedGeometry]]
+    config: Callable[[TargetGeometry, int], dict[str, Any]]
+    tensor: Callable[[Fill, TargetGeometry, str, tuple[int, ...]], SynthTensor]
+    router_logits: Callable[[Callable[[str], torch.Tensor], torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class TargetFamily:
+    """A family of targets.
+
+    ``model_types`` are those of its configs, with the class of transformers that each is.
+    ``retrofits``: latents and indexers can be made for its layers and lie beside its checkpoints.
+    ``teacher`` readies the model in transformers to teach drafts; None: none is trained on it.
+    """
+
+    title: str
+    model_types: Mapping[str, str]
+    checkpoint: CheckpointFormat
+    module: Callable[[TargetGeometry, GraphSizes], TargetModel]
+    reference: Reference = Reference()
+    synth: SynthTarget | None = None
+    retrofits: bool = False
+    teacher: Callable[[Any], None] | None = None
+
+
+@dataclass(frozen=True)
+class SynthDraft:
+    """Synthetic drafts of a family: their geometry, ``config.json``, and tensors by name.
+
+    The tensors follow rules, with an acceptance between 0 and 1.
+    """
+
+    geometry: Callable[[TargetGeometry, DraftSizes], DraftGeometry]
+    config: Callable[[DraftGeometry, TargetGeometry], dict[str, Any]]
+    tensors: Callable[
+        [Noise, DraftGeometry, TargetGeometry, DraftRules, float], dict[str, SynthTensor]
+    ]
+
+
+@dataclass(frozen=True)
+class DraftFamily:
+    """A family of drafts.
+
+    ``hints`` say that tensors look like this family's where a target's were expected. ``fuse`` is
+    the module of the role ``draft_fuse``, ``draft`` of the role ``draft`` with rotary tables of so
+    many positions.
+    """
+
+    title: str
+    architectures: tuple[str, ...]
+    read: DraftReader
+    hints: Callable[[Iterable[str]], list[str]]
+    fuse: Callable[[DraftGeometry, TargetGeometry], nn.Module]
+    draft: Callable[[DraftGeometry, TargetGeometry, int], nn.Module]
+    synth: SynthDraft

@@ -1,0 +1,175 @@
+"""Synthetic GPT-OSS models: their named geometries, their configuration, and their weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from specbuild.builder.checkpoint.rope import yarn_attention_factor
+from specbuild.builder.families.family import DraftSizes, NamedGeometry, SynthTarget
+from specbuild.builder.synth.configs import yarn_config
+from specbuild.builder.synth.fill import CONTRIBUTION, Fill
+from specbuild.builder.synth.tensor import SynthTensor
+from specbuild.runtime.engine_dir.manifest import Rope, TargetGeometry
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+BIAS_STD = 0.02
+SINK_STD = 0.5
+EXPERT_BIAS_STD = 0.05
+_GATED_RMS = 1.3  # of silu(gate)·(up + 1) when both have the deviation that _GATE_UP_RMS asks for
+_GATE_UP_RMS = 1.2
+_MIXTURE = 0.55  # what four experts add up to, weighted by the router, against one
+
+
+def _gpt_oss(layers: int, experts: int) -> NamedGeometry:
+    target = TargetGeometry(
+        model_type="gpt_oss",
+        layers=layers,
+        hidden=2880,
+        vocab=201088,
+        q_heads=64,
+        kv_heads=8,
+        head_dim=64,
+        experts=experts,
+        experts_per_token=4,
+        expert_inner=2880,
+        expert_format="mxfp4",
+        layer_types=_alternating(layers),
+        sliding_window=128,
+        max_positions=131072,
+        rms_eps=1e-5,
+        swiglu_limit=7.0,
+        rope=_yarn(factor=32.0, original=4096),
+        eos_token_ids=(200002, 199999, 200012),
+    )
+    return NamedGeometry(target, 199999, 199998, DraftSizes(vocab=32000, inner=17280))
+
+
+def _tiny() -> NamedGeometry:
+    target = TargetGeometry(
+        model_type="gpt_oss",
+        layers=4,
+        hidden=256,
+        vocab=4096,
+        q_heads=16,
+        kv_heads=2,
+        head_dim=64,
+        experts=16,
+        experts_per_token=4,
+        expert_inner=128,
+        expert_format="mxfp4",
+        layer_types=_alternating(4),
+        sliding_window=32,
+        max_positions=4096,
+        rms_eps=1e-5,
+        swiglu_limit=7.0,
+        rope=_yarn(factor=4.0, original=1024),
+        eos_token_ids=(4094, 4093),
+    )
+    return NamedGeometry(target, 4095, 4093, DraftSizes(vocab=1536, inner=512))
+
+
+def target_config(g: TargetGeometry, pad_token_id: int) -> dict[str, Any]:
+    """The ``config.json`` of this geometry, as the releases spell it."""
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "eos_token_id": g.eos_token_ids[0],
+        "experts_per_token": g.experts_per_token,
+        "head_dim": g.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": g.hidden,
+        "initial_context_length": g.rope.original_max_positions,
+        "initializer_range": 0.02,
+        "intermediate_size": g.expert_inner,
+        "layer_types": list(g.layer_types),
+        "max_position_embeddings": g.max_positions,
+        "model_type": "gpt_oss",
+        "num_attention_heads": g.q_heads,
+        "num_experts_per_tok": g.experts_per_token,
+        "num_hidden_layers": g.layers,
+        "num_key_value_heads": g.kv_heads,
+        "num_local_experts": g.experts,
+        "output_router_logits": False,
+        "pad_token_id": pad_token_id,
+        "quantization_config": {
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+            "quant_method": "mxfp4",
+        },
+        "rms_norm_eps": g.rms_eps,
+        "rope_scaling": yarn_config(g.rope),
+        "rope_theta": g.rope.theta,
+        "router_aux_loss_coef": 0.9,
+        "sliding_window": g.sliding_window,
+        "swiglu_limit": g.swiglu_limit,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": g.vocab,
+    }
+
+
+def _tensor(fill: Fill, g: TargetGeometry, name: str, shape: tuple[int, ...]) -> SynthTensor:
+    kind = name.split(".", 3)[3] if ".layers." in name else name
+    if kind.endswith("norm.weight"):
+        return fill.norm(name, shape)
+    if kind.endswith("_blocks"):
+        return fill.blocks(name, shape)
+    if kind == "mlp.router.weight":
+        return fill.router(name, shape)
+    output_rms = {
+        "mlp.experts.gate_up_proj_scales": _GATE_UP_RMS,
+        "mlp.experts.down_proj_scales": CONTRIBUTION / (_GATED_RMS * _MIXTURE),
+    }
+    if kind in output_rms:
+        return fill.scales(name, shape, output_rms[kind])
+    std = {
+        "self_attn.o_proj.weight": CONTRIBUTION / math.sqrt(g.q_heads * g.head_dim),
+        "self_attn.o_proj.bias": BIAS_STD * CONTRIBUTION,
+        "self_attn.sinks": SINK_STD,
+        "mlp.experts.gate_up_proj_bias": EXPERT_BIAS_STD,
+        "mlp.experts.down_proj_bias": EXPERT_BIAS_STD * CONTRIBUTION,
+    }.get(kind, BIAS_STD if kind.endswith(".bias") else 1 / math.sqrt(g.hidden))
+    return fill.normal(name, shape, std)
+
+
+def _router_logits(load: Callable[[str], torch.Tensor], normed: torch.Tensor) -> torch.Tensor:
+    return normed @ load("mlp.router.weight").T + load("mlp.router.bias")
+
+
+def _alternating(layers: int) -> tuple[str, ...]:
+    return tuple((SLIDING, FULL)[layer % 2] for layer in range(layers))
+
+
+def _yarn(factor: float, original: int) -> Rope:
+    return Rope(
+        theta=150000.0,
+        scaling="yarn",
+        factor=factor,
+        original_max_positions=original,
+        beta_fast=32.0,
+        beta_slow=1.0,
+        truncate=False,
+        attention_factor=yarn_attention_factor(factor),
+    )
+
+
+GPT_OSS_SYNTH = SynthTarget(
+    geometries={
+        "gpt-oss-20b": lambda: _gpt_oss(layers=24, experts=32),
+        "gpt-oss-120b": lambda: _gpt_oss(layers=36, experts=128),
+        "tiny": _tiny,
+    },
+    config=target_config,
+    tensor=_tensor,
+    router_logits=_router_logits,
+)

@@ -1,0 +1,110 @@
+"""Attention over cached keys and values, as several families have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from specbuild.builder.families.parts.block_views import BlockKeys, choose_blocks
+from specbuild.builder.families.parts.graph_io import (
+    GroupView,
+    Launch,
+    LayerBlocks,
+    LayerIndex,
+    LayerPools,
+)
+from specbuild.builder.families.parts.indexer import IndexedAttention
+from specbuild.builder.families.parts.rope import rotate
+from specbuild.plugins_cuda.torch_ops import torch_op
+from specbuild.runtime.engine_dir.manifest import Dsa, IndexerGeometry, TargetGeometry
+from specbuild.runtime.lossy.specpv.state import ViewGeometry
+
+
+def write_and_attend(  # noqa: PLR0917
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    pools: LayerPools,
+    view: GroupView,
+    launch: Launch,
+    sinks: torch.Tensor | None,
+    window: int,
+    table: int = 0,
+    selected: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, LayerPools]:
+    """Writes K and V [T, kv_heads, D] and attends with q [T, Hq, D] → [T, Hq·D], new pools.
+
+    ``table`` is the layer's among the group's page tables, where it has one of its own;
+    ``selected`` [T, N, S] narrows rows to some slots (DSA).
+    """
+    q, k, v = qkv
+    write = torch_op("KvWrite")
+    written = LayerPools(
+        write(pools.k, k, view.write_slot),
+        write(pools.v, v, view.write_slot),
+    )
+    attended = torch_op("PagedTreeAttention")(
+        q,
+        written.k,
+        written.v,
+        view.page_table[table],
+        launch.row_start,
+        view.row_slot,
+        view.tree_start,
+        launch.ancestor_bits,
+        sinks,
+        selected,
+        scale=q.shape[-1] ** -0.5,
+        window=window,
+    )
+    return attended.flatten(1), written
+
+
+class GroupedAttention(IndexedAttention):
+    """Grouped-query attention; ``biases`` on its projections, ``sinks`` one for each query head."""
+
+    def __init__(
+        self,
+        g: TargetGeometry,
+        window: int,
+        blocks: ViewGeometry | None = None,
+        indexer: IndexerGeometry | None = None,
+        dsa: Dsa | None = None,
+        *,
+        biases: bool = False,
+        sinks: bool = False,
+    ) -> None:
+        super().__init__(g.hidden, blocks, indexer, dsa)
+        self.geometry, self.window = g, window
+        self.q_proj = nn.Linear(g.hidden, g.q_heads * g.head_dim, bias=biases)
+        self.k_proj = nn.Linear(g.hidden, g.kv_heads * g.head_dim, bias=biases)
+        self.v_proj = nn.Linear(g.hidden, g.kv_heads * g.head_dim, bias=biases)
+        self.o_proj = nn.Linear(g.q_heads * g.head_dim, g.hidden, bias=biases)
+        self.sinks = nn.Parameter(torch.empty(g.q_heads)) if sinks else None
+
+    def forward(  # noqa: PLR0917
+        self,
+        x: torch.Tensor,
+        pools: LayerPools,
+        view: GroupView,
+        launch: Launch,
+        tables: Any,
+        blocks: LayerBlocks | None = None,
+        index: LayerIndex | None = None,
+    ) -> tuple[torch.Tensor, LayerPools, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """``x`` [T, H], normed → [T, H], the written pools, SpecPV's part and DSA's."""
+        g = self.geometry
+        q = rotate(self.q_proj(x), tables, launch.positions, g.q_heads)
+        k = rotate(self.k_proj(x), tables, launch.positions, g.kv_heads)
+        v = self.v_proj(x).view(-1, g.kv_heads, g.head_dim)
+        sinks = None if self.sinks is None else self.sinks.float()
+        place = 0 if blocks is None else blocks.place
+        selected, indexed, index_keys = self.choose_slots(x, index, launch)
+        attended, written = write_and_attend(
+            (q, k, v), pools, view, launch, sinks, self.window, place, selected
+        )
+        partial: tuple[torch.Tensor, ...] = ()
+        if blocks is not None and self.blocks is not None:
+            keys = index_keys or BlockKeys(q, written.k)
+            partial = choose_blocks(keys, blocks, view, launch, self.blocks)
+        return self.o_proj(attended), written, partial, indexed

@@ -1,0 +1,55 @@
+"""The families that the builder knows. A new one is a folder beside this file and one line here."""
+
+from __future__ import annotations
+
+from specbuild.builder.families.deepseek.family import DEEPSEEK
+from specbuild.builder.families.eagle3.family import EAGLE3
+from specbuild.builder.families.family import DraftFamily, TargetFamily
+from specbuild.builder.families.gpt_oss.family import GPT_OSS
+from specbuild.runtime.errors import SpecbuildError
+
+TARGETS: dict[str, TargetFamily] = {
+    "gpt_oss": GPT_OSS,
+    "deepseek": DEEPSEEK,
+}
+DRAFTS: dict[str, DraftFamily] = {
+    "eagle3": EAGLE3,
+}
+
+
+def target_family(model_type: str) -> TargetFamily:
+    """The family of an engine's target.
+
+    Raises SpecbuildError where the engine was built by a version that knew more of them.
+    """
+    for family in TARGETS.values():
+        if model_type in family.model_types:
+            return family
+    raise SpecbuildError(
+        f"model_type {model_type!r} is not supported (supported: {supported_targets()})"
+    )
+
+
+def draft_family(architecture: str) -> DraftFamily:
+    """The family of a draft. SpecbuildError where none has this architecture."""
+    for family in DRAFTS.values():
+        if architecture in family.architectures:
+            return family
+    known = ", ".join(name for family in DRAFTS.values() for name in family.architectures)
+    raise SpecbuildError(f"the draft's architecture {architecture!r} is not one of {known}")
+
+
+def supported_targets() -> str:
+    """Every model type with its architecture, for error messages."""
+    return ", ".join(
+        f"{kind} ({architecture})"
+        for family in TARGETS.values()
+        for kind, architecture in family.model_types.items()
+    )
+
+
+def retrofitted() -> str:
+    """The model types that latents and indexers are made for, for error messages."""
+    return " and ".join(
+        kind for family in TARGETS.values() if family.retrofits for kind in family.model_types
+    )
