@@ -96,7 +96,8 @@ def build(
     """
     output = options.output.resolve()
     device = _device(options)
-    tactics = None if options.tactics is None else given_tactics(options.tactics, device)
+    kernels = options.kernels
+    tactics = None if kernels.tactics is None else given_tactics(kernels.tactics, device)
     _require_apart(options, output)
     if options.dump_passes is not None and options.dump_passes.is_file():
         raise SpecbuildError(f"--dump-passes {options.dump_passes} is a file; give a directory")
@@ -109,7 +110,7 @@ def build(
     sources = WeightSources(target, draft)
     models = _export(sources, plan, _activations(options, sources), progress)
     portable = _portable(models) if options.keep_onnx else {}
-    run = LoweringRun(device, options.dump_passes, progress, tactics, options.tuned_only)
+    run = LoweringRun(device, options.dump_passes, progress, tactics, kernels.tuned_only)
     lowered = _lowered(options, models, plan, sources, run)
     size = weight_bytes(lowered.weights)
     progress.note(f"the engine stores {size / 1e6:.1f} MB of weights")
@@ -168,19 +169,20 @@ def _device(options: BuildOptions) -> str:
         return tensorrt_device(options)
     if options.backend == "cuda":
         return supported_gpu(options.gpu)
-    for name, given in (("gpu", options.gpu), ("tactics", options.tactics)):
+    kernels = options.kernels
+    for name, given in (("gpu", options.gpu), ("tactics", kernels.tactics)):
         if given is not None:
             raise SpecbuildError(f"--{name} {given} needs --backend cuda")
-    if options.tuned_only:
+    if kernels.tuned_only:
         raise SpecbuildError("--tuned-only needs --backend cuda")
-    if options.draft_dtype is not None:
-        raise SpecbuildError(f"--draft-dtype {options.draft_dtype} needs --backend cuda")
+    if options.drafting.dtype is not None:
+        raise SpecbuildError(f"--draft-dtype {options.drafting.dtype} needs --backend cuda")
     return options.backend
 
 
 def _require_apart(options: BuildOptions, output: Path) -> None:
     """Nothing that the build reads, or writes beside the engine, may lie where the engine goes."""
-    beside = (options.dump_passes, options.tactics, options.timing_cache)
+    beside = (options.dump_passes, options.kernels.tactics, options.tensorrt.timing_cache)
     for kept in (options.model, options.draft, *beside):
         if kept is not None and output in (kept.resolve(), *kept.resolve().parents):
             raise SpecbuildError(
@@ -191,7 +193,7 @@ def _require_apart(options: BuildOptions, output: Path) -> None:
 def _read(options: BuildOptions, progress: Progress) -> Checkpoints:
     progress.start("reading checkpoints", 1, "step")
     target = read_target(
-        options.model, strict=options.strict, mla=not options.no_mla, dsa=options.dsa
+        options.model, strict=options.strict, mla=not options.no_mla, dsa=options.dsa.enabled
     )
     if options.draft is None:
         return target, None
@@ -203,8 +205,9 @@ def _settled(
 ) -> tuple[TargetCheckpoint, DraftCheckpoint | None, EnginePlan]:
     """The checkpoints and the sizes that the options give them."""
     target, draft = checkpoints
-    if draft is None and options.draft_dtype is not None:
-        raise SpecbuildError(f"--draft-dtype {options.draft_dtype} needs a draft; add --draft")
+    dtype = options.drafting.dtype
+    if draft is None and dtype is not None:
+        raise SpecbuildError(f"--draft-dtype {dtype} needs a draft; add --draft")
     if draft is not None:
         draft = replace(draft, geometry=_stored_draft(draft.geometry, options))
     geometry = draft.geometry if draft else None
@@ -227,7 +230,7 @@ def _stored_draft(draft: DraftGeometry, options: BuildOptions) -> DraftGeometry:
     """The draft with what the options say of its window and of its weights' type."""
     windowed = windowed_draft(draft, options)
     if options.backend != "cpu":
-        return replace(windowed, dtype=options.draft_dtype or "bf16")
+        return replace(windowed, dtype=options.drafting.dtype or "bf16")
     return replace(windowed, dtype="fp32")
 
 

@@ -1,58 +1,318 @@
-"""What a build is asked for."""
+"""What a build is asked for: the command line, ``BuildOptions`` and the manifest derive from it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
+from specbuild.builder.option_group import Described, OptionGroup
 from specbuild.runtime.engine_dir.backends import BackendName
+
+_FILES = "Files and debugging"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions(OptionGroup):
+    """The sizes that an engine may not exceed, and its pages."""
+
+    PANEL: ClassVar[str] = "Limits"
+
+    max_seq_len: Annotated[
+        int | None,
+        Described(
+            "Longest prompt plus output, in tokens.",
+            metavar="N",
+            least=1,
+            usual=4096,
+            shown="4096, or the model's",
+        ),
+    ] = None
+    max_batch_size: Annotated[
+        int | None, Described("Sequences decoded at once.", metavar="N", least=1, usual=4)
+    ] = None
+    page_size: Annotated[
+        int | None,
+        Described(
+            "Tokens in a page of the KV cache.",
+            metavar="N",
+            least=1,
+            shown="16 on the CPU and with --specpv, else 64",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeOptions(OptionGroup):
+    """A draft tree: the largest of an engine, or that of a run."""
+
+    PREFIX: ClassVar[str] = "draft"
+    PANEL: ClassVar[str] = "Draft"
+
+    top_k: Annotated[
+        int | None, Described("Children of each draft node; 1 is a chain.", metavar="K", least=1)
+    ] = None
+    depth: Annotated[
+        int | None,
+        Described(
+            "Levels below the root: the longest draft that can be accepted.", metavar="D", least=1
+        ),
+    ] = None
+    tokens: Annotated[
+        int | None, Described("Draft nodes kept and verified.", metavar="N", least=1)
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions(TreeOptions):
+    """The largest draft tree of an engine, and how its draft attends and is stored."""
+
+    window: Annotated[
+        int | None,
+        Described(
+            "Let the draft attend to its last N tokens only; the output stays the same.",
+            metavar="N",
+            least=1,
+        ),
+    ] = None
+    dtype: Annotated[
+        Literal["bf16", "fp8", "mxfp4"] | None,
+        Described(
+            "How a CUDA engine stores the draft's weights: bf16, fp8 or mxfp4; the output stays "
+            "the same.",
+            metavar="TYPE",
+            shown="bf16",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelOptions(OptionGroup):
+    """Which variants of CUDA kernels an engine takes."""
+
+    PANEL: ClassVar[str] = "CUDA kernels"
+
+    tactics: Annotated[
+        Path | None,
+        Described(
+            "Kernel variants as tune measured them, in place of the shipped file.",
+            metavar="FILE",
+            recorded=False,
+        ),
+    ] = None
+    tuned_only: Annotated[
+        bool, Described("Refuse a shape for which no kernel variant was measured.", recorded=False)
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRtOptions(OptionGroup):
+    """What only TensorRT engines know."""
+
+    PANEL: ClassVar[str] = "TensorRT"
+
+    timing_cache: Annotated[
+        Path | None,
+        Described(
+            "Kernel timings to start from and to add to, with --backend tensorrt.",
+            metavar="FILE",
+            recorded=False,
+        ),
+    ] = None
+    version_compatible: Annotated[
+        bool, Described("Let later versions of TensorRT run the engine.")
+    ] = False
+    hardware_compatible: Annotated[
+        bool, Described("Let every GPU of the same compute capability run the TensorRT engine.")
+    ] = False
+    weight_streaming: Annotated[
+        bool, Described("Let a TensorRT engine keep weights in host memory while it runs.")
+    ] = False
+    strip_weights: Annotated[
+        bool,
+        Described("Keep the weights out of TensorRT's engines: they stay in weights.safetensors."),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecPvOptions(OptionGroup):
+    """Verification over a partial view of the cache; the fields are those of ``SpecPv``."""
+
+    PREFIX: ClassVar[str] = "specpv"
+    PANEL: ClassVar[str] = "SpecPV (lossy)"
+
+    enabled: Annotated[
+        bool,
+        Described(
+            "Verify long contexts over a partial view of the cache: faster, and lossy.",
+            name="specpv",
+        ),
+    ] = False
+    block_size: Annotated[
+        int | None, Described("Tokens of a block.", metavar="N", least=1, usual=16)
+    ] = None
+    n_sink_blocks: Annotated[
+        int | None, Described("Blocks kept at the start.", metavar="N", least=1, usual=2)
+    ] = None
+    n_retrieval_blocks: Annotated[
+        int | None, Described("Blocks retrieved at most.", metavar="N", least=1, usual=256)
+    ] = None
+    n_window_blocks: Annotated[
+        int | None, Described("Blocks kept at the end.", metavar="N", least=1, usual=8)
+    ] = None
+    n_spec_tokens_buf: Annotated[
+        int | None,
+        Described(
+            "Tokens of partial steps and a tree, at most.",
+            metavar="N",
+            least=1,
+            usual=64,
+            shown="64, more for a large tree",
+        ),
+    ] = None
+    partial_threshold: Annotated[
+        int | None,
+        Described("Contexts up to N tokens are verified whole.", metavar="N", least=0, usual=4096),
+    ] = None
+    full_refresh_interval: Annotated[
+        int | None,
+        Described(
+            "Partial steps between two full ones at most; 0 allows none.",
+            metavar="N",
+            least=0,
+            usual=32,
+        ),
+    ] = None
+    reduction: Annotated[
+        Literal["mean", "max", "last"] | None,
+        Described(
+            "A block's score over the tree's queries: mean, max, or the root's (last).",
+            metavar="HOW",
+            usual="mean",
+        ),
+    ] = None
+    score: Annotated[
+        Literal["dot", "quest", "indexer"] | None,
+        Described(
+            "By products with extreme keys (dot), Quest's bound (quest), or that of DSA's indexers "
+            "(indexer).",
+            metavar="HOW",
+            usual="dot",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DsaOptions(OptionGroup):
+    """Attention to chosen tokens; ``enabled`` None goes by the model's config."""
+
+    PREFIX: ClassVar[str] = "dsa"
+    PANEL: ClassVar[str] = "DSA (lossy)"
+
+    enabled: Annotated[
+        bool | None,
+        Described(
+            "Attend to the tokens that dsa_indexer.safetensors chooses: lossy.",
+            name="dsa",
+            flags="--dsa/--no-dsa",
+            shown="as the config says",
+        ),
+    ] = None
+    top_k: Annotated[
+        int | None, Described("Tokens that a row chooses.", metavar="N", least=1, usual=2048)
+    ] = None
+    threshold: Annotated[
+        int | None,
+        Described(
+            "Tokens before position N attend to everything.", metavar="N", least=0, usual=8192
+        ),
+    ] = None
+    first_tokens: Annotated[
+        int | None, Described("Tokens kept at the start.", metavar="N", least=0, usual=4)
+    ] = None
+    recent_tokens: Annotated[
+        int | None, Described("Tokens kept at the end, itself too.", metavar="N", least=1, usual=64)
+    ] = None
+    min_agreement: Annotated[
+        float | None,
+        Described(
+            "Attend to everything where less of what checks compare agrees.",
+            metavar="P",
+            least=0,
+            most=1,
+            usual=0.75,
+        ),
+    ] = None
+    check_interval: Annotated[
+        int | None,
+        Described(
+            "Check every N-th step against attention to everything; 0 checks none.",
+            metavar="N",
+            least=0,
+            usual=64,
+        ),
+    ] = None
+    key_dtype: Annotated[
+        Literal["bf16", "fp8"] | None,
+        Described(
+            "The cached keys of indexers: bf16, or fp8 (e4m3), which takes half and chooses "
+            "nearly the same.",
+            metavar="TYPE",
+            usual="bf16",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
-class BuildOptions:
+class BuildOptions(OptionGroup):
     """Options of ``specbuild build``; None leaves a choice to the builder."""
 
-    model: Path
-    output: Path
-    draft: Path | None = None
-    backend: BackendName = "cpu"
-    gpu: str | None = None
-    max_seq_len: int | None = None
-    max_batch_size: int | None = None
-    page_size: int | None = None
-    draft_top_k: int | None = None
-    draft_depth: int | None = None
-    draft_tokens: int | None = None
-    draft_window: int | None = None
-    draft_dtype: Literal["bf16", "fp8", "mxfp4"] | None = None
-    tactics: Path | None = None
-    tuned_only: bool = False
-    timing_cache: Path | None = None
-    version_compatible: bool = False
-    hardware_compatible: bool = False
-    weight_streaming: bool = False
-    strip_weights: bool = False
-    enable_specpv: bool = False
-    specpv_block_size: int | None = None
-    specpv_n_sink_blocks: int | None = None
-    specpv_n_retrieval_blocks: int | None = None
-    specpv_n_window_blocks: int | None = None
-    specpv_n_spec_tokens_buf: int | None = None
-    specpv_partial_threshold: int | None = None
-    specpv_full_refresh_interval: int | None = None
-    specpv_reduction: Literal["mean", "max", "last"] | None = None
-    specpv_score: Literal["dot", "quest", "indexer"] | None = None
-    keep_onnx: bool = False
-    dump_passes: Path | None = None
-    no_mla: bool = False
-    dsa: bool | None = None
-    dsa_top_k: int | None = None
-    dsa_threshold: int | None = None
-    dsa_first_tokens: int | None = None
-    dsa_recent_tokens: int | None = None
-    dsa_min_agreement: float | None = None
-    dsa_check_interval: int | None = None
-    dsa_key_dtype: Literal["bf16", "fp8"] | None = None
-    strict: bool = False
-    force: bool = False
+    PANEL: ClassVar[str] = "Model"
+
+    model: Annotated[
+        Path, Described("Checkpoint directory of the target.", metavar="DIR", recorded=False)
+    ]
+    output: Annotated[Path, Described("Engine directory to write.", metavar="DIR", recorded=False)]
+    draft: Annotated[
+        Path | None,
+        Described("Checkpoint directory of the EAGLE3 draft.", metavar="DIR", recorded=False),
+    ] = None
+    backend: Annotated[
+        BackendName,
+        Described(
+            "What the engine runs on: cpu, cuda, tensorrt or tensorrt-rtx.",
+            metavar="NAME",
+            recorded=False,
+        ),
+    ] = "cpu"
+    gpu: Annotated[
+        str | None,
+        Described(
+            "GPU to compile for: sm_90a with --backend cuda; with tensorrt-rtx one or more of "
+            "sm_80, sm_86, sm_89, sm_120 and sm_121, separated by commas.",
+            metavar="ARCH",
+            recorded=False,
+        ),
+    ] = None
+    no_mla: Annotated[bool, Described("Leave mla_kv.safetensors out: cache keys and values.")] = (
+        False
+    )
+    limits: LimitOptions = LimitOptions()
+    drafting: DraftOptions = DraftOptions()
+    kernels: KernelOptions = KernelOptions()
+    tensorrt: TensorRtOptions = TensorRtOptions()
+    specpv: SpecPvOptions = SpecPvOptions()
+    dsa: DsaOptions = DsaOptions()
+    keep_onnx: Annotated[
+        bool, Described("Keep the portable ONNX graphs, for Netron.", panel=_FILES)
+    ] = False
+    dump_passes: Annotated[
+        Path | None,
+        Described("Write the graph after each pass.", metavar="DIR", panel=_FILES, recorded=False),
+    ] = None
+    strict: Annotated[bool, Described("Refuse config fields that are not known.", panel=_FILES)] = (
+        False
+    )
+    force: Annotated[
+        bool, Described("Replace an existing output.", panel=_FILES, recorded=False)
+    ] = False

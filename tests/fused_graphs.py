@@ -52,7 +52,9 @@ def fused_model(
     """Reads, exports and fuses, perhaps the draft's graphs alone; no weight is loaded."""
     target = read_target(target_path, strict=True)
     draft = None if draft_path is None else read_draft(draft_path, target.geometry, strict=True)
-    asked = BuildOptions(model=target_path, draft=draft_path, output=Path("unused"), **options)
+    asked = BuildOptions.from_flat(
+        model=target_path, draft=draft_path, output=Path("unused"), **options
+    )
     g, d = target.geometry, None if draft is None else draft.geometry
     plan = plan_engine(asked, g, d)
     sources = WeightSources(target, draft)

@@ -39,7 +39,9 @@ RING_SLOTS = 64
 
 def fused_engine(model: Path, draft: Path | None, **options: Any) -> tuple[CudaModel, EnginePlan]:
     """The fused graphs of these checkpoints."""
-    asked = BuildOptions(model=model, draft=draft, output=Path("unused"), backend="cuda", **options)
+    asked = BuildOptions.from_flat(
+        model=model, draft=draft, output=Path("unused"), backend="cuda", **options
+    )
     silent = SilentProgress()
     target, read_draft, plan = building._settled(asked, building._read(asked, silent))
     sources = WeightSources(target, read_draft)

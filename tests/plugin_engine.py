@@ -83,7 +83,9 @@ def build_plugins(
     model: Path, draft: Path | None, monkeypatch: Any, **options: Any
 ) -> BuiltPlugins:
     """Lowers a checkpoint; no kernel is compiled."""
-    asked = BuildOptions(model=model, draft=draft, output=Path("unused"), backend="cuda", **options)
+    asked = BuildOptions.from_flat(
+        model=model, draft=draft, output=Path("unused"), backend="cuda", **options
+    )
     silent = SilentProgress()
     target, read_draft, plan = building._settled(asked, building._read(asked, silent))
     sources = WeightSources(target, read_draft)

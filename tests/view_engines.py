@@ -11,7 +11,7 @@ from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 SPECPV = {
-    "enable_specpv": True,
+    "specpv": True,
     "specpv_block_size": 8,
     "specpv_n_sink_blocks": 1,
     "specpv_n_retrieval_blocks": 12,
@@ -27,7 +27,7 @@ def built(checkpoints: Path, name: str, model: str = "t", **changes: Any) -> Pat
     """The engine ``name`` of a target and the draft ``d`` in ``checkpoints``, built once."""
     output = checkpoints / name
     if not output.exists():
-        options = BuildOptions(
+        options = BuildOptions.from_flat(
             model=checkpoints / model,
             draft=checkpoints / "d",
             output=output,

@@ -117,7 +117,7 @@ def lower_tensorrt_rtx(
     steps = standard_passes(expert_storage(capabilities))
     passes = run_role_passes(models, lambda _: steps, run)
     make = plan_maker(models, role_profiles(plan), capabilities, options, run.progress)
-    weights, beside = _collect_weights(models), options.strip_weights
+    weights, beside = _collect_weights(models), options.tensorrt.strip_weights
     return Lowered(plan, models, {}, weights, passes, make_plans=make, weights_beside=beside)
 
 

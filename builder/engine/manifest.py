@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -20,10 +19,6 @@ from specbuild.builder.graph.passes.weights import Recipe, recipe_of
 from specbuild.builder.options import BuildOptions
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.manifest import Manifest, Port, Role, StoredFile, StoredTensor
-
-# Where a build reads and writes says nothing of the engine, and paths do not belong in it.
-_PATHS = ("model", "draft", "output", "tactics", "dump_passes", "timing_cache")
-_UNRECORDED = (*_PATHS, "backend", "gpu", "tuned_only", "force")
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,7 @@ def engine_manifest(
             **({} if parts.plans is None else parts.plans.described),
         },
         tensors=_stored(parts.weights),
-        options=_recorded(options),
+        options=options.recorded(),
         warnings=parts.warnings,
         files=files,
         specpv=parts.plan.specpv,
@@ -76,10 +71,6 @@ def engine_manifest(
         dsa=parts.plan.dsa,
         tensorrt=None if parts.plans is None else parts.plans.build,
     )
-
-
-def _recorded(options: BuildOptions) -> dict[str, Any]:
-    return {name: value for name, value in asdict(options).items() if name not in _UNRECORDED}
 
 
 def _stored(weights: Mapping[str, Recipe]) -> dict[str, StoredTensor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from specbuild.builder.engine.dsa import dsa_of
 from specbuild.builder.engine.specpv import PAGE_SIZE as SPECPV_PAGE_SIZE
 from specbuild.builder.engine.specpv import require_turns, specpv_of
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
 from specbuild.runtime.cache.layout import KV_DTYPE, MIN_PAGE_SIZE
 from specbuild.runtime.engine_dir.cache_groups import (
@@ -32,10 +32,10 @@ from specbuild.runtime.engine_dir.manifest import (
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
-DEFAULT_MAX_SEQ_LEN = 4096
+DEFAULT_MAX_SEQ_LEN: int = LimitOptions.usual()["max_seq_len"]
 # A prompt of one token, and one more.
 LEAST_SEQ_LEN = 2
-DEFAULT_MAX_BATCH_SIZE = 4
+DEFAULT_MAX_BATCH_SIZE: int = LimitOptions.usual()["max_batch_size"]
 # What a tree may grow to where only some of its sizes are asked for.
 DEFAULT_TREE_LIMITS = DraftShape(draft_top_k=8, draft_depth=8, draft_tokens=60)
 # A chain of three: what pays for a deep, narrow target; a run adapts it to what it sees.
@@ -116,14 +116,15 @@ def windowed_draft(draft: DraftGeometry, options: BuildOptions) -> DraftGeometry
 
     A window changes what the draft proposes, never the output.
     """
-    if options.draft_window is None:
+    window = options.drafting.window
+    if window is None:
         return draft
-    if draft.sliding_window and draft.sliding_window < options.draft_window:
+    if draft.sliding_window and draft.sliding_window < window:
         raise SpecbuildError(
-            f"--draft-window {options.draft_window} is wider than the draft's own window of "
+            f"--draft-window {window} is wider than the draft's own window of "
             f"{draft.sliding_window}; leave it out or ask for less"
         )
-    return replace(draft, sliding_window=options.draft_window)
+    return replace(draft, sliding_window=window)
 
 
 def context_warnings(draft: DraftGeometry, limits: Limits) -> tuple[str, ...]:
@@ -146,9 +147,10 @@ def plan_engine(
     options: BuildOptions, target: TargetGeometry, draft: DraftGeometry | None
 ) -> EnginePlan:
     """Settles every size; SpecbuildError names an option that is out of range, with the numbers."""
-    for name in ("max_seq_len", "max_batch_size", "page_size", "draft_window"):
-        _require_positive(name, getattr(options, name))
-    max_seq_len = options.max_seq_len or min(target.max_positions, DEFAULT_MAX_SEQ_LEN)
+    asked = options.limits
+    LimitOptions.check_bounds(asked.given())
+    DraftOptions.check_bounds({"window": options.drafting.window})
+    max_seq_len = asked.max_seq_len or min(target.max_positions, DEFAULT_MAX_SEQ_LEN)
     if max_seq_len < LEAST_SEQ_LEN:
         raise SpecbuildError(
             f"--max-seq-len {max_seq_len} has no room for a prompt and an output of one token "
@@ -159,10 +161,10 @@ def plan_engine(
             f"--max-seq-len {max_seq_len} exceeds the model's {target.max_positions} positions; "
             f"ask for at most {target.max_positions}"
         )
-    batch = options.max_batch_size or DEFAULT_MAX_BATCH_SIZE
+    batch = asked.max_batch_size or DEFAULT_MAX_BATCH_SIZE
     sizes = BACKEND_SIZES[options.backend]
-    usual = SPECPV_PAGE_SIZE if options.enable_specpv else sizes.page_size
-    page_size = options.page_size or usual
+    usual = SPECPV_PAGE_SIZE if options.specpv.enabled else sizes.page_size
+    page_size = asked.page_size or usual
     shape, default = _draft_shapes(options, draft, max_seq_len)
     if options.backend in KERNEL_BACKENDS:
         _require_cuda_sizes(batch, page_size, shape)
@@ -220,40 +222,34 @@ def with_limits(plan: EnginePlan, limits: Limits) -> EnginePlan:
     )
 
 
-def _require_positive(name: str, value: int | None) -> None:
-    if value is not None and value <= 0:
-        raise SpecbuildError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
-
-
 def _draft_shapes(
     options: BuildOptions, draft: DraftGeometry | None, max_seq_len: int
 ) -> tuple[DraftShape, DraftShape | None]:
-    names = ("draft_top_k", "draft_depth", "draft_tokens", "draft_window")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    for name, value in given.items():
-        _require_positive(name, value)
+    given = options.drafting.given()
+    given.pop("dtype", None)
+    DraftOptions.check_bounds(given)
     if draft is None:
         if given:
             raise SpecbuildError(
-                f"--{next(iter(given)).replace('_', '-')} needs a draft; give one with --draft"
+                f"{DraftOptions.flag(next(iter(given)))} needs a draft; give one with --draft"
             )
         return DraftShape(0, 0, 0), None
-    given.pop("draft_window", None)
+    given.pop("window", None)
     most_children = min(DEFAULT_TREE_LIMITS.draft_top_k, draft.vocab)
     if not given:
         return _default_shapes(BACKEND_SIZES[options.backend], most_children, max_seq_len)
-    top_k = given.get("draft_top_k", most_children)
+    top_k = given.get("top_k", most_children)
     usual_depth = DEFAULT_TREE_LIMITS.draft_depth
     if top_k == 1:
         chain = BACKEND_SIZES[options.backend].draft_limits
-        usual_depth = given.get("draft_tokens", chain.draft_depth)
-    depth = given.get("draft_depth", usual_depth)
+        usual_depth = given.get("tokens", chain.draft_depth)
+    depth = given.get("depth", usual_depth)
     if top_k > draft.vocab:
         raise SpecbuildError(
             f"--draft-top-k {top_k} exceeds the draft's vocabulary of {draft.vocab}"
         )
     pool = candidate_pool(DraftShape(top_k, depth, 0))
-    tokens = given.get("draft_tokens", min(pool, DEFAULT_TREE_LIMITS.draft_tokens))
+    tokens = given.get("tokens", min(pool, DEFAULT_TREE_LIMITS.draft_tokens))
     if tokens > pool:
         raise SpecbuildError(
             f"--draft-tokens {tokens} exceeds the candidate pool of {pool} that top-k {top_k} and "

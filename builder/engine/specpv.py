@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from specbuild.builder.options import BuildOptions
+from dataclasses import asdict
+
+from specbuild.builder.options import BuildOptions, SpecPvOptions
 from specbuild.runtime.engine_dir.manifest import DraftShape, SpecPv, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
-DEFAULTS = SpecPv(
-    block_size=16,
-    n_sink_blocks=2,
-    n_retrieval_blocks=256,
-    n_window_blocks=8,
-    n_spec_tokens_buf=64,
-    partial_threshold=4096,
-    full_refresh_interval=32,
-)
+DEFAULTS = SpecPv(**SpecPvOptions.usual())
 PAGE_SIZE = 16
-_PREFIX = "specpv_"
-_NAMES = tuple(DEFAULTS.__dataclass_fields__)
-_MAY_BE_ZERO = ("full_refresh_interval", "partial_threshold")
 
 
 def specpv_of(
@@ -30,18 +21,16 @@ def specpv_of(
     max_seq_len: int,
 ) -> SpecPv | None:
     """What the options ask for, None without ``--specpv``; SpecbuildError with the numbers."""
-    given = {name: getattr(options, _PREFIX + name) for name in _NAMES}
-    given = {name: value for name, value in given.items() if value is not None}
-    if not options.enable_specpv:
+    given = options.specpv.given()
+    if not given.pop("enabled", False):
         if given:
-            raise SpecbuildError(f"{_option(next(iter(given)))} needs --specpv; add it")
+            raise SpecbuildError(f"{SpecPvOptions.flag(next(iter(given)))} needs --specpv; add it")
         return None
     margin = shape.draft_depth + 1
     needed = shape.draft_tokens + 1 + margin
     roomy = max(DEFAULTS.n_spec_tokens_buf, needed + 3 * margin)
-    chosen = {name: getattr(DEFAULTS, name) for name in _NAMES}
-    config = SpecPv(**{**chosen, "n_spec_tokens_buf": roomy, **given})
-    _check_sizes(config)
+    config = SpecPv(**{**asdict(DEFAULTS), "n_spec_tokens_buf": roomy, **given})
+    SpecPvOptions.check_bounds(given)
     if "full_attention" not in target.layer_types:
         raise SpecbuildError("--specpv: the model has no full-attention layer; build without it")
     if config.score == "indexer":
@@ -88,14 +77,6 @@ def require_turns(config: SpecPv, shape: DraftShape, *, batch: int, most_rows: i
             f"a time have room for a full step, so that tokens of {turns + 1} more steps must fit "
             f"a buffer, {needed} in all; raise it or lower --max-batch-size"
         )
-
-
-def _check_sizes(config: SpecPv) -> None:
-    for name in _NAMES:
-        value = getattr(config, name)
-        least = 0 if name in _MAY_BE_ZERO else 1
-        if isinstance(value, int) and value < least:
-            raise SpecbuildError(f"{_option(name)} is {value}; it must be at least {least}")
 
 
 def _check_forms(target: TargetGeometry) -> None:
@@ -158,7 +139,3 @@ def _check_threshold(config: SpecPv, max_seq_len: int) -> None:
             f"--specpv-partial-threshold {config.partial_threshold} is never passed: the engine's "
             f"longest sequence has {max_seq_len} tokens; raise --max-seq-len or lower it"
         )
-
-
-def _option(name: str) -> str:
-    return f"--{(_PREFIX + name).replace('_', '-')}"

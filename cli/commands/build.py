@@ -128,7 +128,7 @@ def build(
     from specbuild.cli.terminal.progress_bar import ProgressBar
     from specbuild.runtime.engine_dir.files import read_manifest
 
-    asked = BuildOptions(
+    asked = BuildOptions.from_flat(
         model=model,
         output=output,
         draft=draft,
@@ -149,7 +149,7 @@ def build(
         hardware_compatible=hardware_compatible,
         weight_streaming=weight_streaming,
         strip_weights=strip_weights,
-        enable_specpv=specpv,
+        specpv=specpv,
         specpv_block_size=specpv_block_size,
         specpv_n_sink_blocks=specpv_n_sink_blocks,
         specpv_n_retrieval_blocks=specpv_n_retrieval_blocks,

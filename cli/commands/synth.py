@@ -157,7 +157,7 @@ def synth(
         "tactics": tactics,
         "tuned_only": tuned_only or None,
         "draft_window": draft_window,
-        "enable_specpv": specpv or None,
+        "specpv": specpv or None,
         "specpv_block_size": specpv_block_size,
         "specpv_n_retrieval_blocks": specpv_n_retrieval_blocks,
         "specpv_n_spec_tokens_buf": specpv_n_spec_tokens_buf,
@@ -191,7 +191,7 @@ def synth(
         _write_checkpoints(model, output, force=force)
     elif engine is not None:
         _build_engine(
-            model, BuildOptions(model=Path(geometry), output=engine, force=force, **given)
+            model, BuildOptions.from_flat(model=Path(geometry), output=engine, force=force, **given)
         )
 
 

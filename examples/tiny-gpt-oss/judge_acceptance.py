@@ -20,7 +20,7 @@ from specbuild.builder.build import build
 from specbuild.builder.checkpoint.indexers import INDEXER_FILE
 from specbuild.builder.checkpoint.latents import LATENT_FILE
 from specbuild.builder.checkpoint.source import SIDE_FILES
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, DraftOptions, DsaOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -90,9 +90,8 @@ def judge_indexers(
     params: GenerateParams,
 ) -> None:
     """One line for each number of chosen tokens, 0 for attention to everything."""
-    options = replace(
-        options, dsa=True, dsa_threshold=0, dsa_top_k=max(top_k), dsa_check_interval=0
-    )
+    asked = DsaOptions(enabled=True, threshold=0, top_k=max(top_k), check_interval=0)
+    options = replace(options, dsa=asked)
     engine = engine_with(file, INDEXER_FILE, options)
     for k in (0, *top_k):
         found = decoded(engine, prompts, replace(params, dsa_top_k=k))
@@ -115,9 +114,11 @@ def main() -> None:
     if args.indexer is not None and not (args.text and args.top_k):
         parser.error("--indexer needs --text and --top-k")
     options = BuildOptions(
-        model=args.model, draft=args.draft, output=Path(), draft_top_k=1, draft_depth=3,
-        draft_tokens=3,
-    )  # fmt: skip
+        model=args.model,
+        draft=args.draft,
+        output=Path(),
+        drafting=DraftOptions(top_k=1, depth=3, tokens=3),
+    )
     params = GenerateParams(max_new_tokens=args.max_new_tokens)
     if args.files:
         judge_latents(args.files, options, params)

@@ -11,7 +11,7 @@ from checkpoints import write_draft, write_target
 from command_line import Command, Result
 
 from specbuild.builder.build import build
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli.main import main
 
@@ -62,11 +62,8 @@ def tiny_engine(
         model=text_target,
         draft=text_draft,
         output=output,
-        max_seq_len=96,
-        max_batch_size=2,
-        draft_top_k=4,
-        draft_depth=4,
-        draft_tokens=12,
+        limits=LimitOptions(max_seq_len=96, max_batch_size=2),
+        drafting=DraftOptions(top_k=4, depth=4, tokens=12),
     )
     build(options, SilentProgress())
     return output
@@ -76,5 +73,8 @@ def tiny_engine(
 def ids_engine(tmp_path_factory: pytest.TempPathFactory, target_path: Path) -> Path:
     """An engine without a tokenizer and without a draft; read only."""
     output = tmp_path_factory.mktemp("engine") / "ids"
-    build(BuildOptions(model=target_path, output=output, max_seq_len=64), SilentProgress())
+    build(
+        BuildOptions(model=target_path, output=output, limits=LimitOptions(max_seq_len=64)),
+        SilentProgress(),
+    )
     return output

@@ -124,7 +124,8 @@ def test_variant_decodes_as_transformers_does_with_any_draft(name: str, tmp_path
     write_draft(draft, target_layers=LAYERS, target_vocab=vocab, **variant.draft)
     output = tmp_path / "missing" / "folder" / "engine"
     build(
-        BuildOptions(model=target, draft=draft, output=output, **variant.options), SilentProgress()
+        BuildOptions.from_flat(model=target, draft=draft, output=output, **variant.options),
+        SilentProgress(),
     )
 
     engine = Engine.load(output)

@@ -13,7 +13,7 @@ from command_line import Command
 from deepseek_checkpoints import HIDDEN, LAYERS, VOCAB, write_deepseek
 
 from specbuild.builder.build import build
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.verify import verify_engine
 from specbuild.builder.verify.engine_probe import EngineProbe
@@ -23,7 +23,9 @@ from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 
 def built(folder: Path, model: Path, draft: Path | None = None) -> Path:
-    options = BuildOptions(model=model, draft=draft, output=folder / "engine", max_seq_len=128)
+    options = BuildOptions(
+        model=model, draft=draft, output=folder / "engine", limits=LimitOptions(max_seq_len=128)
+    )
     build(options, SilentProgress())
     return options.output
 

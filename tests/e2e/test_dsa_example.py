@@ -29,7 +29,7 @@ CONTEXT, NEW_TOKENS = 600, 40
 SHAPES = {"no draft": None, "chain": DraftShape(1, 3, 3), "tree": DraftShape(3, 4, 12)}
 # A view holds 32 tokens of sink, 256 retrieved, 128 of window.
 SPECPV = {
-    "enable_specpv": True,
+    "specpv": True,
     "specpv_n_retrieval_blocks": 16,
     "specpv_partial_threshold": 256,
     "specpv_full_refresh_interval": 12,
@@ -55,7 +55,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
         write_derived_indexers(model, weights, FULL, width=64)
         if latents:
             write_factors(model, weights, latents, rank=96)
-        asked = BuildOptions(
+        asked = BuildOptions.from_flat(
             model=model, draft=EXAMPLE / "draft", output=root / f"{name} engine", max_seq_len=1024,
             max_batch_size=2, dsa=True, dsa_top_k=1024, dsa_threshold=256, dsa_check_interval=8,
             dsa_recent_tokens=32, **options,

@@ -41,7 +41,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(checkpoints: Path, output: Path, **changes: object) -> BuildOptions:
-    return BuildOptions(
+    return BuildOptions.from_flat(
         model=checkpoints / "target",
         draft=checkpoints / "draft",
         output=output,

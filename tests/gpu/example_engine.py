@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,10 @@ CHAIN, TREE = DraftShape(1, 3, 3), DraftShape(3, 4, 12)
 
 def build_example(output: Path, shape: DraftShape = TREE, **changes: Any) -> Path:
     """Builds it with its draft, for batches of 8 and as deep as ``shape``; with other options."""
-    options = BuildOptions(
-        model=EXAMPLE / "target",
-        draft=EXAMPLE / "draft",
-        output=output,
-        backend="cuda",
-        max_seq_len=1024,
-        max_batch_size=8,
-        draft_top_k=shape.draft_top_k,
-        draft_depth=shape.draft_depth,
-        draft_tokens=shape.draft_tokens,
-    )
-    build(replace(options, **changes), SilentProgress())
+    usual = {"model": EXAMPLE / "target", "backend": "cuda", "max_seq_len": 1024}
+    asked = {**usual, "max_batch_size": 8, **asdict(shape), **changes}
+    options = BuildOptions.from_flat(draft=EXAMPLE / "draft", output=output, **asked)
+    build(options, SilentProgress())
     return output
 
 

@@ -89,7 +89,7 @@ def test_rows_choose_inside_partial_views(
 ) -> None:
     """With keys in fp8. Choosing all of a view is the view, bit for bit."""
     directory = built(
-        model, tmp_path / "views", dsa_key_dtype="fp8", enable_specpv=True,
+        model, tmp_path / "views", dsa_key_dtype="fp8", specpv=True,
         specpv_n_retrieval_blocks=8, specpv_partial_threshold=256, specpv_full_refresh_interval=12,
     )  # fmt: skip
     with on_gpu(directory) as engine:

@@ -10,7 +10,7 @@ import pytest
 from example_engine import CHAIN, EXAMPLE, TREE, records
 
 from specbuild.builder.build import build
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.decode.device_decoder import ResidentDecoder
 from specbuild.runtime.engine import Engine
@@ -32,7 +32,12 @@ NEAR_TIE = 0.3
 @pytest.fixture(scope="module")
 def cpu(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     output = tmp_path_factory.mktemp("example") / "cpu"
-    build(BuildOptions(model=EXAMPLE / "target", output=output, max_seq_len=1024), SilentProgress())
+    build(
+        BuildOptions(
+            model=EXAMPLE / "target", output=output, limits=LimitOptions(max_seq_len=1024)
+        ),
+        SilentProgress(),
+    )
     return Engine.load(output)
 
 

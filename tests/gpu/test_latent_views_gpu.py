@@ -38,7 +38,7 @@ OPTIONS: dict[str, Any] = {
     "dsa_threshold": 256,
     "dsa_recent_tokens": 16,
     "dsa_check_interval": 0,
-    "enable_specpv": True,
+    "specpv": True,
     "specpv_score": "indexer",
     "specpv_n_sink_blocks": 1,
     "specpv_n_retrieval_blocks": 48,

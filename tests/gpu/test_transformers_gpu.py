@@ -18,7 +18,7 @@ from example_engine import on_gpu
 
 from specbuild.builder.build import build
 from specbuild.builder.checkpoint.target_parts import HEAD
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.model import SynthModel, SynthOptions
 from specbuild.builder.synth.synth import TARGET_FOLDER, write_checkpoints
@@ -167,7 +167,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(target: Path) -> Iterator[Engine]:
     output = target.parent / "engine"
     options = BuildOptions(
-        model=target, output=output, backend="cuda", gpu="sm_90a", max_seq_len=512, max_batch_size=1
+        model=target,
+        output=output,
+        backend="cuda",
+        gpu="sm_90a",
+        limits=LimitOptions(max_seq_len=512, max_batch_size=1),
     )
     build(options, SilentProgress())
     with on_gpu(output) as loaded:

@@ -17,7 +17,7 @@ from specbuild.runtime.sampling import SamplingParams
 
 LIMITS: dict[str, Any] = {"max_seq_len": 768, "max_batch_size": 4, "page_size": 16}
 SPECPV: dict[str, Any] = {
-    "enable_specpv": True,
+    "specpv": True,
     "specpv_n_sink_blocks": 1,
     "specpv_n_retrieval_blocks": 40,
     "specpv_n_window_blocks": 2,

@@ -25,7 +25,7 @@ from specbuild.builder.backends.tensorrt.standard import ops as standard_ops
 from specbuild.builder.backends.tensorrt.standard.lowering import standard_passes
 from specbuild.builder.backends.tensorrt.standard.ops import FP4, INT8
 from specbuild.builder.graph.passes.pipeline import GraphPass
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.plugins_cuda.body import BodyBuilder
 from specbuild.plugins_cuda.moe.op import expert_weight
@@ -79,9 +79,12 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
             patch.setattr(build_module, "lower_cpu", kept)
             options = BuildOptions(
-                model=folder / "target", draft=folder / "draft", output=folder / name,
-                max_seq_len=96, draft_top_k=3, draft_depth=3, draft_tokens=8,
-            )  # fmt: skip
+                model=folder / "target",
+                draft=folder / "draft",
+                output=folder / name,
+                limits=LimitOptions(max_seq_len=96),
+                drafting=DraftOptions(top_k=3, depth=3, tokens=8),
+            )
             build_module.build(options, SilentProgress())
     return {"folder": folder, "graphs": lowered["standard"]}
 

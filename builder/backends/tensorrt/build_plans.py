@@ -78,7 +78,7 @@ def build_plans(  # noqa: PLR0917
             result = build_engine(request, progress)
         progress.note(_told(request, result))
         folder.adopt(engine_file(role))
-        bound = tuple(_weights(model)) if options.strip_weights else ()
+        bound = tuple(_weights(model)) if options.tensorrt.strip_weights else ()
         _check_answer(role, model, bound, request, result)
         version = result.version
         roles[role] = BuiltPlan(engine_file(role), profiles[role], result.layers, bound)
@@ -89,8 +89,8 @@ def build_plans(  # noqa: PLR0917
         library=LIBRARIES[options.backend].module,
         version=version,
         compute_capabilities=capabilities,
-        version_compatible=options.version_compatible,
-        hardware_compatible=options.hardware_compatible,
+        version_compatible=options.tensorrt.version_compatible,
+        hardware_compatible=options.tensorrt.hardware_compatible,
     )
     return BuiltPlans(build, roles), reports
 
@@ -104,11 +104,11 @@ def _request(  # noqa: PLR0917
     at: Path,
 ) -> EngineRequest:
     graph, proto = at / "graph.onnx", portable_proto(model)
-    held = not options.strip_weights
+    held = not options.tensorrt.strip_weights
     if not held:
         weights_to_inputs(proto, _weights(model))
     graph.write_bytes(proto.SerializeToString(deterministic=True))
-    cache = options.timing_cache
+    cache = options.tensorrt.timing_cache
     return EngineRequest(
         backend=options.backend,
         role=engine.stem,
@@ -119,9 +119,9 @@ def _request(  # noqa: PLR0917
         profiles=tuple(input_shapes(model.graph.inputs, profile) for profile in profiles),
         compute_capabilities=capabilities,
         timing_cache=None if cache is None else str(cache.resolve()),
-        version_compatible=options.version_compatible,
-        hardware_compatible=options.hardware_compatible,
-        weight_streaming=options.weight_streaming,
+        version_compatible=options.tensorrt.version_compatible,
+        hardware_compatible=options.tensorrt.hardware_compatible,
+        weight_streaming=options.tensorrt.weight_streaming,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from specbuild.builder.backends.tensorrt.library import OFFERS, require_library
 from specbuild.builder.backends.tensorrt.standard.ops import FP4, INT8, ExpertStorage
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, TensorRtOptions
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.manifest import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
@@ -16,21 +16,14 @@ DEFAULT_CAPABILITY = "sm_120"
 # Engines of TensorRT-RTX hold bf16, which older GPUs lack.
 _WITHOUT_BF16 = ("sm_75",)
 _WITH_E2M1 = ("sm_120", "sm_121")
-_SWITCHES = (
-    "timing_cache",
-    "version_compatible",
-    "hardware_compatible",
-    "weight_streaming",
-    "strip_weights",
-)
 
 
 def require_tensorrt_options(options: BuildOptions) -> None:
     """SpecbuildError where an option is not the chosen backend's."""
-    given = [name for name in _SWITCHES if getattr(options, name)]
+    given = list(options.tensorrt.given())
     if not facts_of(options.backend).has_engines:
         if given:
-            raise SpecbuildError(f"{_option(given[0])} needs --backend tensorrt")
+            raise SpecbuildError(f"{TensorRtOptions.flag(given[0])} needs --backend tensorrt")
         return
     offers, title = OFFERS[options.backend], LIBRARIES[options.backend].title
     for name, offered, why in (
@@ -39,17 +32,18 @@ def require_tensorrt_options(options: BuildOptions) -> None:
         ("hardware_compatible", offers.hardware_compatible, "--gpu lists what its engines run on"),
     ):
         if name in given and not offered:
-            raise SpecbuildError(f"{title} does not know {_option(name)}: {why}; leave it out")
-    if options.strip_weights and options.weight_streaming:
+            raise SpecbuildError(
+                f"{title} does not know {TensorRtOptions.flag(name)}: {why}; leave it out"
+            )
+    if options.tensorrt.strip_weights and options.tensorrt.weight_streaming:
         raise SpecbuildError(
             "--weight-streaming is for weights inside an engine, --strip-weights leaves none "
             "there; leave one of them out"
         )
-    if options.draft_dtype not in (None, "bf16"):
-        raise SpecbuildError(
-            f"--draft-dtype {options.draft_dtype} needs --backend cuda; leave it out"
-        )
-    if not offers.plugins and (options.tactics is not None or options.tuned_only):
+    dtype, kernels = options.drafting.dtype, options.kernels
+    if dtype not in (None, "bf16"):
+        raise SpecbuildError(f"--draft-dtype {dtype} needs --backend cuda; leave it out")
+    if not offers.plugins and kernels.given():
         raise SpecbuildError(
             f"{title} takes no kernels of ours: --tactics and --tuned-only need another backend"
         )
@@ -85,7 +79,7 @@ def require_standard_support(target: TargetGeometry, options: BuildOptions) -> N
         raise SpecbuildError(
             f"--dsa has no form for {title}; build with --backend cpu or cuda, or with --no-dsa"
         )
-    if options.enable_specpv:
+    if options.specpv.enabled:
         raise SpecbuildError(
             f"--specpv has no form for {title}; build with --backend cpu or cuda, or without it"
         )
@@ -94,7 +88,3 @@ def require_standard_support(target: TargetGeometry, options: BuildOptions) -> N
 def expert_storage(capabilities: Sequence[str]) -> ExpertStorage:
     """Four bits where every GPU has e2m1, else eight; both hold MXFP4 exactly."""
     return FP4 if set(capabilities) <= set(_WITH_E2M1) else INT8
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

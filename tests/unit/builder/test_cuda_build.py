@@ -44,7 +44,7 @@ def options(folder: Path, output: Path, **changes: Any) -> BuildOptions:
         "backend": "cuda", "gpu": "sm_90a", "max_seq_len": 64, "max_batch_size": 1,
         "draft_top_k": 1, "draft_depth": 1, "draft_tokens": 1,
     }  # fmt: skip
-    return BuildOptions(
+    return BuildOptions.from_flat(
         model=folder / "target",
         draft=folder / "draft",
         output=output,

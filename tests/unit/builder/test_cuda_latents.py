@@ -148,7 +148,7 @@ def test_views_stand_beside_latents_of_windowed_layers(tmp_path: Path) -> None:
     write_latents(tmp_path / "t", {0: 12, 2: 20})
     engine = lowered_engine(
         tmp_path / "t", None, max_seq_len=256, max_batch_size=1, page_size=PAGE,
-        enable_specpv=True, specpv_block_size=PAGE, specpv_n_sink_blocks=1,
+        specpv=True, specpv_block_size=PAGE, specpv_n_sink_blocks=1,
         specpv_n_retrieval_blocks=2, specpv_n_window_blocks=1, specpv_n_spec_tokens_buf=20,
         specpv_partial_threshold=64, specpv_full_refresh_interval=4,
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import write_draft, write_target
@@ -42,18 +43,19 @@ def geometries(tmp_path_factory: pytest.TempPathFactory) -> Geometries:
     return target, read_draft(path / "d", target, strict=False).geometry
 
 
-OPTIONS = BuildOptions(model=Path("m"), output=Path("o"))
+def asked_for(**values: Any) -> BuildOptions:
+    return BuildOptions.from_flat(model=Path("m"), output=Path("o"), **values)
 
 
 def test_limits_without_options(geometries: Geometries) -> None:
-    plan = plan_engine(OPTIONS, *geometries)
+    plan = plan_engine(asked_for(), *geometries)
     shape = (plan.limits.draft_top_k, plan.limits.draft_depth, plan.limits.draft_tokens)
     assert shape == (8, 8, 60)
     assert plan.draft_default == DraftShape(1, 3, 3)
 
 
 def test_given_shape_is_limit_and_default(geometries: Geometries) -> None:
-    options = replace(OPTIONS, draft_top_k=2, draft_depth=3, draft_tokens=6)
+    options = asked_for(draft_top_k=2, draft_depth=3, draft_tokens=6)
     plan = plan_engine(options, *geometries)
     assert plan.draft_default == DraftShape(2, 3, 6)
     assert plan.limits.draft_tokens == 6
@@ -73,7 +75,7 @@ def test_a_gpu_engine_has_steps_for_its_default_draft(
     max_seq_len: int,
 ) -> None:
     asked = {"draft_top_k": top_k, "draft_depth": depth, "draft_tokens": tokens}
-    options = replace(OPTIONS, backend="cuda", max_seq_len=max_seq_len, **asked)
+    options = asked_for(backend="cuda", max_seq_len=max_seq_len, **asked)
     try:
         plan = plan_engine(options, *geometries)
     except SpecbuildError:
@@ -98,7 +100,7 @@ def test_a_gpu_engine_has_steps_for_its_default_draft(
 def test_a_chain_on_a_gpu_is_short_unless_more_is_asked(
     geometries: Geometries, asked: dict[str, int], depth: int
 ) -> None:
-    plan = plan_engine(replace(OPTIONS, backend="cuda", **asked), *geometries)
+    plan = plan_engine(asked_for(backend="cuda", **asked), *geometries)
     assert plan.draft_default == DraftShape(1, depth, depth)
 
 
@@ -116,7 +118,7 @@ def test_a_chain_on_a_gpu_is_short_unless_more_is_asked(
 def test_a_draft_that_few_sequences_can_verify_together_is_warned_of(
     geometries: Geometries, batch: int, asked: dict[str, int], together: int | None
 ) -> None:
-    options = replace(OPTIONS, backend="cuda", max_batch_size=batch, **asked)
+    options = asked_for(backend="cuda", max_batch_size=batch, **asked)
     plan = plan_engine(options, *geometries)
     said, rows = batch_warnings(plan, "cuda"), plan.limits.draft_tokens + 1
     if together is None:
@@ -128,12 +130,12 @@ def test_a_draft_that_few_sequences_can_verify_together_is_warned_of(
 
 
 def test_no_draft_is_warned_of_where_there_is_none(geometries: Geometries) -> None:
-    plan = plan_engine(replace(OPTIONS, backend="cuda", max_batch_size=64), geometries[0], None)
+    plan = plan_engine(asked_for(backend="cuda", max_batch_size=64), geometries[0], None)
     assert batch_warnings(plan, "cuda") == ()
 
 
 def test_groups_cover_every_layer_once(geometries: Geometries) -> None:
-    plan = plan_engine(OPTIONS, *geometries)
+    plan = plan_engine(asked_for(), *geometries)
     layers = sorted(layer for group in plan.target_groups for layer in group.layers)
     assert layers == list(range(geometries[0].layers))
     assert [plan.groups[i].name for i in plan.group_of_layer(geometries[0])] == [
@@ -144,7 +146,7 @@ def test_groups_cover_every_layer_once(geometries: Geometries) -> None:
 def test_window_layers_do_not_reserve_the_context(geometries: Geometries) -> None:
     """traps.md: KV of window layers reserved for the full context costs twice the memory."""
     target = replace(geometries[0], max_positions=131072)
-    options = replace(OPTIONS, max_seq_len=131072, max_batch_size=1)
+    options = asked_for(max_seq_len=131072, max_batch_size=1)
     pages = {group.name: group.pages for group in plan_engine(options, target, None).groups}
     assert pages["sliding"] * 100 < pages["full"]
 
@@ -163,12 +165,12 @@ def test_window_layers_do_not_reserve_the_context(geometries: Geometries) -> Non
 )
 def test_refusals(geometries: Geometries, changes: dict[str, int], message: str) -> None:
     with pytest.raises(SpecbuildError, match=message):
-        plan_engine(replace(OPTIONS, **changes), *geometries)
+        plan_engine(asked_for(**changes), *geometries)
 
 
 def test_draft_options_need_a_draft(geometries: Geometries) -> None:
     with pytest.raises(SpecbuildError, match="--draft-depth needs a draft"):
-        plan_engine(replace(OPTIONS, draft_depth=2), geometries[0], None)
+        plan_engine(asked_for(draft_depth=2), geometries[0], None)
 
 
 def test_candidate_pool_counts_levels() -> None:
@@ -181,11 +183,11 @@ def test_candidate_pool_counts_levels() -> None:
 def test_draft_past_its_trained_context_is_warned_of(geometries: Geometries) -> None:
     """traps.md: 2.3 tokens a step at 2k became 1.09 at 16k; with a window it stays."""
     draft = replace(geometries[1], max_positions=256)
-    limits = plan_engine(OPTIONS, geometries[0], draft).limits
+    limits = plan_engine(asked_for(), geometries[0], draft).limits
     [warning] = context_warnings(draft, limits)
     assert "trained on 256 positions, the engine allows 512" in warning
     assert "--draft-window 256" in warning
-    windowed = windowed_draft(draft, replace(OPTIONS, draft_window=256))
+    windowed = windowed_draft(draft, asked_for(draft_window=256))
     assert windowed.sliding_window == 256
     assert context_warnings(windowed, limits) == ()
     assert context_warnings(replace(draft, max_positions=512), limits) == ()
@@ -193,7 +195,7 @@ def test_draft_past_its_trained_context_is_warned_of(geometries: Geometries) -> 
 
 def test_draft_window_bounds_the_drafts_pages(geometries: Geometries) -> None:
     target = replace(geometries[0], max_positions=131072)
-    options = replace(OPTIONS, max_seq_len=131072, max_batch_size=1, draft_window=64)
+    options = asked_for(max_seq_len=131072, max_batch_size=1, draft_window=64)
     pages = plan_engine(options, target, windowed_draft(geometries[1], options)).groups[-1].pages
     everything = plan_engine(options, target, geometries[1]).groups[-1].pages
     assert pages * 50 < everything
@@ -202,33 +204,33 @@ def test_draft_window_bounds_the_drafts_pages(geometries: Geometries) -> None:
 def test_draft_window_may_not_widen(geometries: Geometries) -> None:
     draft = replace(geometries[1], sliding_window=32)
     with pytest.raises(SpecbuildError, match="wider than the draft's own window of 32"):
-        windowed_draft(draft, replace(OPTIONS, draft_window=64))
+        windowed_draft(draft, asked_for(draft_window=64))
 
 
 def test_default_limits_fit_a_short_context(geometries: Geometries) -> None:
-    plan = plan_engine(replace(OPTIONS, max_seq_len=24), *geometries)
+    plan = plan_engine(asked_for(max_seq_len=24), *geometries)
     assert plan.limits.draft_tokens == 23
 
 
 def test_children_of_a_node_fit_the_draft_vocabulary(geometries: Geometries) -> None:
     small = replace(geometries[1], vocab=4)
-    limits = plan_engine(OPTIONS, geometries[0], small).limits
+    limits = plan_engine(asked_for(), geometries[0], small).limits
     assert limits.draft_top_k == 4
     assert limits.draft_tokens <= candidate_pool(DraftShape(4, limits.draft_depth, 0))
     with pytest.raises(SpecbuildError, match="--draft-top-k 5 exceeds the draft's vocabulary of 4"):
-        plan_engine(replace(OPTIONS, draft_top_k=5), geometries[0], small)
+        plan_engine(asked_for(draft_top_k=5), geometries[0], small)
 
 
 @pytest.mark.parametrize("max_seq_len", [2, 3, 4, 16])
 def test_default_shape_stays_within_the_limits(geometries: Geometries, max_seq_len: int) -> None:
-    plan = plan_engine(replace(OPTIONS, max_seq_len=max_seq_len), *geometries)
+    plan = plan_engine(asked_for(max_seq_len=max_seq_len), *geometries)
     assert plan.draft_default is not None
     assert plan.draft_default.draft_tokens <= plan.limits.draft_tokens < max_seq_len
     assert plan.draft_default.draft_depth == plan.draft_default.draft_tokens
 
 
 def test_a_gpu_engine_drafts_short_chains_over_larger_bf16_pages(geometries: Geometries) -> None:
-    plan = plan_engine(replace(OPTIONS, backend="cuda"), *geometries)
+    plan = plan_engine(asked_for(backend="cuda"), *geometries)
     limits = plan.limits
     assert (limits.draft_top_k, limits.draft_depth, limits.draft_tokens) == (1, 4, 4)
     assert plan.draft_default == DraftShape(1, 3, 3)
@@ -238,7 +240,7 @@ def test_a_gpu_engine_drafts_short_chains_over_larger_bf16_pages(geometries: Geo
 
 
 def test_a_gpu_engine_takes_a_tree_that_is_asked_for(geometries: Geometries) -> None:
-    options = replace(OPTIONS, backend="cuda", draft_top_k=3, draft_depth=4, draft_tokens=12)
+    options = asked_for(backend="cuda", draft_top_k=3, draft_depth=4, draft_tokens=12)
     plan = plan_engine(options, *geometries)
     assert plan.draft_default == DraftShape(3, 4, 12)
 
@@ -246,26 +248,27 @@ def test_a_gpu_engine_takes_a_tree_that_is_asked_for(geometries: Geometries) -> 
 @pytest.mark.parametrize("page_size", [8, 48])
 def test_pages_that_kernels_do_not_take_are_refused(geometries: Geometries, page_size: int) -> None:
     with pytest.raises(SpecbuildError, match=f"--page-size {page_size}: .* powers of two from 16"):
-        plan_engine(replace(OPTIONS, backend="cuda", page_size=page_size), *geometries)
+        plan_engine(asked_for(backend="cuda", page_size=page_size), *geometries)
 
 
 def test_a_window_as_wide_as_the_drafts_own_changes_nothing(geometries) -> None:
     draft = replace(geometries[1], sliding_window=32)
-    assert windowed_draft(draft, replace(OPTIONS, draft_window=32)) == draft
+    assert windowed_draft(draft, asked_for(draft_window=32)) == draft
 
 
 def test_a_sequence_holds_the_draft_and_its_root(geometries) -> None:
-    options = replace(OPTIONS, draft_top_k=1, draft_depth=8, draft_tokens=8, max_seq_len=8)
+    sizes = {"draft_top_k": 1, "draft_depth": 8, "draft_tokens": 8}
     with pytest.raises(SpecbuildError, match="a draft of 8 tokens does not fit a sequence of 8"):
-        plan_engine(options, *geometries)
-    assert plan_engine(replace(options, max_seq_len=9), *geometries).limits.draft_tokens == 8
+        plan_engine(asked_for(**sizes, max_seq_len=8), *geometries)
+    longer = asked_for(**sizes, max_seq_len=9)
+    assert plan_engine(longer, *geometries).limits.draft_tokens == 8
 
 
 def test_a_step_on_a_gpu_has_256_rows() -> None:
-    options = replace(OPTIONS, backend="cuda", max_batch_size=256)
+    options = asked_for(backend="cuda", max_batch_size=256)
     assert plan_engine(options, GPT_OSS_20B, None).limits.max_batch_size == 256
     with pytest.raises(SpecbuildError, match=r"--max-batch-size 257: .* at most 256 rows"):
-        plan_engine(replace(options, max_batch_size=257), GPT_OSS_20B, None)
+        plan_engine(asked_for(backend="cuda", max_batch_size=257), GPT_OSS_20B, None)
 
 
 INDEXED = replace(GPT_OSS_20B, indexer=IndexerGeometry((1,), 1, 32, False, None, None))
@@ -273,23 +276,23 @@ INDEXED = replace(GPT_OSS_20B, indexer=IndexerGeometry((1,), 1, 32, False, None,
 
 def test_recent_tokens_cover_a_draft_and_its_root() -> None:
     shape = DraftShape(1, 8, 8)
-    asked = replace(OPTIONS, dsa=True, dsa_recent_tokens=8)
+    asked = asked_for(dsa=True, dsa_recent_tokens=8)
     with pytest.raises(
         SpecbuildError, match=r"--dsa-recent-tokens 8 does not cover a draft of depth 8 .* to 9"
     ):
         dsa_of(asked, INDEXED, shape, max_seq_len=16384)
-    enough = dsa_of(replace(asked, dsa_recent_tokens=9), INDEXED, shape, max_seq_len=16384)
+    enough = dsa_of(asked_for(dsa=True, dsa_recent_tokens=9), INDEXED, shape, max_seq_len=16384)
     assert enough is not None and enough.recent_tokens == 9
 
 
 def test_full_agreement_may_be_asked_for() -> None:
-    asked = replace(OPTIONS, dsa=True, dsa_min_agreement=1.0)
+    asked = asked_for(dsa=True, dsa_min_agreement=1.0)
     config = dsa_of(asked, INDEXED, DraftShape(0, 0, 0), max_seq_len=16384)
     assert config is not None and config.min_agreement == 1
 
 
 def test_a_threshold_that_no_sequence_passes_is_warned_of() -> None:
-    asked = replace(OPTIONS, dsa_threshold=4096)
+    asked = asked_for(dsa_threshold=4096)
     for max_seq_len, told in ((4096, 1), (4097, 0)):
         config = dsa_of(asked, INDEXED, DraftShape(0, 0, 0), max_seq_len=max_seq_len)
         assert len(dsa_warnings(config, max_seq_len=max_seq_len)) == told
@@ -297,5 +300,5 @@ def test_a_threshold_that_no_sequence_passes_is_warned_of() -> None:
 
 def test_the_shortest_sequence_has_room_for_two_tokens() -> None:
     with pytest.raises(SpecbuildError, match="1 has no room for a prompt and an output"):
-        plan_engine(replace(OPTIONS, max_seq_len=1), GPT_OSS_20B, None)
-    assert plan_engine(replace(OPTIONS, max_seq_len=2), GPT_OSS_20B, None).limits.max_seq_len == 2
+        plan_engine(asked_for(max_seq_len=1), GPT_OSS_20B, None)
+    assert plan_engine(asked_for(max_seq_len=2), GPT_OSS_20B, None).limits.max_seq_len == 2

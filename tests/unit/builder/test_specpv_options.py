@@ -17,8 +17,8 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def options(**changes: Any) -> BuildOptions:
-    given = {"enable_specpv": True, "max_seq_len": 16384, **changes}
-    return BuildOptions(model=Path("m"), output=Path("o"), **given)
+    given = {"specpv": True, "max_seq_len": 16384, **changes}
+    return BuildOptions.from_flat(model=Path("m"), output=Path("o"), **given)
 
 
 def test_defaults_are_the_published_ones() -> None:
@@ -31,7 +31,7 @@ def test_defaults_are_the_published_ones() -> None:
 
 
 def test_without_the_flag_nothing_changes() -> None:
-    assert plan_engine(options(enable_specpv=False), GPT_OSS_20B, None).specpv is None
+    assert plan_engine(options(specpv=False), GPT_OSS_20B, None).specpv is None
 
 
 def test_launches_hold_what_is_fed_again() -> None:
@@ -45,7 +45,7 @@ def test_launches_hold_what_is_fed_again() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"enable_specpv": False, "specpv_block_size": 16}, "block-size needs --specpv"),
+        ({"specpv": False, "specpv_block_size": 16}, "block-size needs --specpv"),
         ({"specpv_block_size": 24}, "block-size 24 is no multiple of the page size 16"),
         ({"page_size": 64}, "block-size 16 is no multiple of the page size 64"),
         ({"specpv_n_spec_tokens_buf": 1}, "buf 1 is too small.* 0 tokens.* margin of 1 .* need 2"),
@@ -84,7 +84,7 @@ def test_views_are_chosen_by_keys_that_latent_layers_do_not_cache() -> None:
     named = f"layers {full[1]}, {full[4]} cache latents.*--no-mla or without --specpv"
     with pytest.raises(SpecbuildError, match=named):
         plan_engine(options(), latent, None)
-    assert plan_engine(options(enable_specpv=False), latent, None).specpv is None
+    assert plan_engine(options(specpv=False), latent, None).specpv is None
     windowed = tuple(0 if i in full else 64 for i in range(GPT_OSS_20B.layers))
     some = replace(GPT_OSS_20B, latent_dims=(*windowed[:4], *(0,) * (GPT_OSS_20B.layers - 4)))
     for backend in ("cpu", "cuda"):

@@ -31,7 +31,7 @@ from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.families.eagle3.synth import draft_geometry
 from specbuild.builder.families.gpt_oss.synth import GPT_OSS_SYNTH
 from specbuild.builder.families.parts.rope import rope_tables
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth import tokens
 from specbuild.builder.synth.geometry import named_geometry
@@ -58,11 +58,9 @@ def engine_of(path: Path, *, draft: bool) -> Engine:
         model=path / "target",
         draft=path / "draft" if draft else None,
         output=path.parent / "engine",
-        max_seq_len=MAX_SEQ_LEN,
-        max_batch_size=PROMPTS,
+        limits=LimitOptions(max_seq_len=MAX_SEQ_LEN, max_batch_size=PROMPTS),
+        drafting=DraftOptions(top_k=2, depth=LEVELS, tokens=6) if draft else DraftOptions(),
     )
-    if draft:
-        options = dataclasses.replace(options, draft_top_k=2, draft_depth=LEVELS, draft_tokens=6)
     build(options, SilentProgress())
     return Engine.load(options.output)
 
@@ -270,10 +268,16 @@ def test_engine_is_the_same_streamed_as_from_checkpoints(tmp_path: Path) -> None
     write(model, tmp_path / "m")
     sizes = {"max_seq_len": 64, "max_batch_size": 1}
     build(
-        BuildOptions(tmp_path / "m/target", tmp_path / "a", tmp_path / "m/draft", **sizes),
+        BuildOptions.from_flat(
+            model=tmp_path / "m/target", output=tmp_path / "a", draft=tmp_path / "m/draft", **sizes
+        ),
         SilentProgress(),
     )
-    build_engine(model, BuildOptions(Path("tiny"), tmp_path / "b", **sizes), SilentProgress())
+    build_engine(
+        model,
+        BuildOptions.from_flat(model=Path("tiny"), output=tmp_path / "b", **sizes),
+        SilentProgress(),
+    )
     names = sorted(file.name for file in (tmp_path / "a").iterdir() if file.is_file())
     assert names == sorted(file.name for file in (tmp_path / "b").iterdir() if file.is_file())
     for name in names:
@@ -287,7 +291,9 @@ def test_unique_layers_are_stored_once_and_named_again(tmp_path: Path) -> None:
     outputs, weights = [], []
     for unique in (4, 2):
         model = tiny(0.7, unique_layers=unique)
-        options = BuildOptions(Path("tiny"), tmp_path / f"u{unique}", **sizes)
+        options = BuildOptions.from_flat(
+            model=Path("tiny"), output=tmp_path / f"u{unique}", **sizes
+        )
         build_engine(model, options, SilentProgress())
         manifest = read_manifest(options.output)
         aliases = {n: t.same_as for n, t in manifest.tensors.items() if t.same_as is not None}
@@ -311,7 +317,9 @@ def test_unique_layers_are_stored_once_and_named_again(tmp_path: Path) -> None:
 def test_layers_that_cache_latents_follow_the_same_permutation(tmp_path: Path) -> None:
     model = tiny(0.7, latent=32)
     options = BuildOptions(
-        Path("tiny"), tmp_path / "e", max_seq_len=MAX_SEQ_LEN, max_batch_size=PROMPTS
+        Path("tiny"),
+        tmp_path / "e",
+        limits=LimitOptions(max_seq_len=MAX_SEQ_LEN, max_batch_size=PROMPTS),
     )
     build_engine(model, options, SilentProgress())
     manifest = read_manifest(options.output)

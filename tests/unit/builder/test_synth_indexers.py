@@ -16,7 +16,7 @@ from synthetic_models import (
     written_prompts,
 )
 
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, DsaOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.synth import build_engine, prompts_beside
 from specbuild.runtime.engine import Engine
@@ -27,9 +27,11 @@ from specbuild.runtime.engine_dir.files import read_manifest
 def test_layers_with_indexers_choose_tokens(tmp_path: Path) -> None:
     model = tiny(0.7, indexer=16, unique_layers=2)
     options = BuildOptions(
-        Path("tiny"), tmp_path / "e", max_seq_len=MAX_SEQ_LEN, max_batch_size=PROMPTS,
-        dsa_top_k=4, dsa_threshold=4, dsa_recent_tokens=9,
-    )  # fmt: skip
+        Path("tiny"),
+        tmp_path / "e",
+        limits=LimitOptions(max_seq_len=MAX_SEQ_LEN, max_batch_size=PROMPTS),
+        dsa=DsaOptions(top_k=4, threshold=4, recent_tokens=9),
+    )
     build_engine(model, options, SilentProgress())
     manifest = read_manifest(options.output)
     assert manifest.target.indexer is not None and manifest.target.indexer.layers == (1, 3)

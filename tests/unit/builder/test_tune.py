@@ -278,7 +278,7 @@ def engine(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def build_options(checkpoints: Path, output: Path, **changes: Any) -> BuildOptions:
     model = checkpoints / "target"
-    return BuildOptions(model=model, output=output, backend="cuda", **SIZES, **changes)
+    return BuildOptions.from_flat(model=model, output=output, backend="cuda", **SIZES, **changes)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -26,7 +26,7 @@ from specbuild.runtime.measure import occupied_engine as placed_sequences
 from specbuild.runtime.measure.byte_floor import EngineTraffic, PassTraffic
 
 SPECPV = {
-    "enable_specpv": True,
+    "specpv": True,
     "specpv_n_sink_blocks": 1,
     "specpv_n_retrieval_blocks": 6,
     "specpv_n_window_blocks": 1,

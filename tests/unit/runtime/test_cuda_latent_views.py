@@ -59,7 +59,7 @@ def record(engine: Engine, blocks: int) -> Any:
 def test_small_views_are_those_of_the_cpu_engine(lowered: LoweredEngine, checkpoints: Path) -> None:
     """Log-probabilities over a part of the context, where both engines emit the same tokens."""
     asked = options(checkpoints, **VIEWED, **SIZES, output=checkpoints / "cpu")
-    building.build(BuildOptions(**asked), SilentProgress())
+    building.build(BuildOptions.from_flat(**asked), SilentProgress())
     theirs = record(Engine.load(checkpoints / "cpu"), BLOCKS)
     viewing: Device = device(lowered, specpv=True)
     ours, whole = record(viewing.engine, BLOCKS), record(viewing.engine, 0)

@@ -35,7 +35,7 @@ CHAIN = DraftShape(1, 2, 2)
 SIZES = {"max_seq_len": 96, "max_batch_size": 1, "draft_top_k": 1, "draft_depth": 2}
 DSA = {"dsa": True, "dsa_top_k": 80, "dsa_threshold": 40, "dsa_recent_tokens": 4}
 SPECPV = {
-    "enable_specpv": True,
+    "specpv": True,
     "specpv_block_size": 16,
     "specpv_n_sink_blocks": 1,
     "specpv_n_retrieval_blocks": 1,
@@ -204,7 +204,9 @@ def test_keys_in_fp8_choose_nearly_the_same(
     host.admit(0, prompt(), 9)
     assert host.memory.buffer("cache:indexer").count_nonzero() > 16 * PROMPT
     building.build(
-        BuildOptions(**asked, output=checkpoints / "fp8", dsa_check_interval=0, force=True),
+        BuildOptions.from_flat(
+            **asked, output=checkpoints / "fp8", dsa_check_interval=0, force=True
+        ),
         SilentProgress(),
     )
     cpu = Engine.load(checkpoints / "fp8")
@@ -340,7 +342,7 @@ def test_chosen_tokens_are_those_of_the_cpu_engine(
 ) -> None:
     """Log-probabilities along a narrowed context, where both engines emit the same tokens."""
     asked = options(checkpoints, output=checkpoints / "cpu", dsa_check_interval=0)
-    building.build(BuildOptions(**asked), SilentProgress())
+    building.build(BuildOptions.from_flat(**asked), SilentProgress())
     cpu = Engine.load(checkpoints / "cpu")
     params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, dsa_top_k=FEW)
     theirs = run(cpu, [prompt()], params, speculation=None).records[0]
@@ -372,7 +374,9 @@ def test_only_narrowed_programs_hold_lists(lowered: LoweredEngine) -> None:
 
 
 def refused(path: Path, message: str, **changes: Any) -> None:
-    asked = BuildOptions(**options(path, output=path / "refused", backend="cuda", **changes))
+    asked = BuildOptions.from_flat(
+        **options(path, output=path / "refused", backend="cuda", **changes)
+    )
     with pytest.raises(SpecbuildError, match=message):
         building.build(asked, SilentProgress())
 

@@ -30,7 +30,7 @@ from specbuild.runtime.sampling import SamplingParams
 
 SHAPES = [None, DraftShape(1, 2, 2), DraftShape(2, 2, 4)]
 SPECPV = {
-    "enable_specpv": True,
+    "specpv": True,
     "specpv_block_size": 16,
     "specpv_n_sink_blocks": 1,
     "specpv_n_retrieval_blocks": 6,

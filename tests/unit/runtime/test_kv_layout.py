@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.builder.engine.sizes import plan_engine
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, DsaOptions, LimitOptions
 from specbuild.runtime.cache.layout import KvLayout, cache_bytes, layouts, validate_caches
 from specbuild.runtime.device import pool_bytes
 from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
@@ -177,8 +177,11 @@ def test_predicted_pools_are_those_of_the_plan() -> None:
     target = replace(GPT_OSS_20B, indexer=IndexerGeometry((1, 3), 4, 64, True, None, None))
     for key_dtype in (None, "fp8"):
         options = BuildOptions(
-            model=Path("m"), output=Path("o"), backend="cuda", dsa=True, dsa_key_dtype=key_dtype,
-            max_seq_len=16384,
-        )  # fmt: skip
+            model=Path("m"),
+            output=Path("o"),
+            backend="cuda",
+            dsa=DsaOptions(enabled=True, key_dtype=key_dtype),
+            limits=LimitOptions(max_seq_len=16384),
+        )
         for group in plan_engine(options, target, None).groups:
             assert pool_bytes(group) == KvLayout(group).bytes, (key_dtype, group.name)

@@ -105,7 +105,7 @@ def test_a_plugin_that_is_missing_or_another_is_named() -> None:
 def options(**changes: object) -> BuildOptions:
     from pathlib import Path
 
-    return BuildOptions(model=Path("m"), output=Path("o"), **changes)  # type: ignore[arg-type]
+    return BuildOptions.from_flat(model=Path("m"), output=Path("o"), **changes)
 
 
 @pytest.mark.parametrize(

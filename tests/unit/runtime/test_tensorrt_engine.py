@@ -24,7 +24,7 @@ from specbuild.builder.backends.tensorrt.plugins.plans import engine_request
 from specbuild.builder.backends.tensorrt.plugins.target import lower_roles
 from specbuild.builder.backends.tensorrt.request import EngineRequest, EngineResult
 from specbuild.builder.build import build
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, TensorRtOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.device import this_device
 from specbuild.runtime.engine import Engine
@@ -93,7 +93,7 @@ def made(
         patch.setattr(plugin_target, "check_arguments", lambda *_: None)
         patch.setattr(plugin_target, "lower_roles", lower)
         patch.setattr(plugin_plans, "build_engine", build_engine)
-        options = BuildOptions(
+        options = BuildOptions.from_flat(
             model=target_path, draft=draft_path, output=found.directory, backend="tensorrt", **SIZES
         )
         build(options, SilentProgress())
@@ -167,15 +167,17 @@ def test_profiles_name_every_dynamic_input(made: Made) -> None:
     ("option", "message"),
     [
         ("weight_streaming", "--weight-streaming: its engines hold no weights"),
-        ("enable_specpv", "--specpv: no profile has the rows"),
+        ("specpv", "--specpv: no profile has the rows"),
     ],
 )
 def test_options_without_a_form_are_refused(
     target_path: Path, tmp_path: Path, option: str, message: str
 ) -> None:
-    options = BuildOptions(model=target_path, output=tmp_path / "e", backend="tensorrt")
+    options = BuildOptions.from_flat(
+        model=target_path, output=tmp_path / "e", backend="tensorrt", **{option: True}
+    )
     with pytest.raises(SpecbuildError, match=message):
-        plugin_target._require_options(replace(options, **{option: True}))
+        plugin_target._require_options(options)
 
 
 def test_check_says_what_lacks_without_loading(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,11 +226,10 @@ def test_weights_lie_on_the_device_under_their_names(made: Made) -> None:
 
 
 def test_the_request_names_absolute_files(made: Made, tmp_path: Path) -> None:
-    role, options = made.manifest.roles["draft"], BuildOptions(Path("m"), Path("o"))
+    role = made.manifest.roles["draft"]
     graph = (made.directory / "draft.engine").read_bytes()
-    timed = replace(
-        options, backend="tensorrt", timing_cache=Path("cache.bin"), hardware_compatible=True
-    )
+    asked = TensorRtOptions(timing_cache=Path("cache.bin"), hardware_compatible=True)
+    timed = BuildOptions(Path("m"), Path("o"), backend="tensorrt", tensorrt=asked)
     request = engine_request(role, graph, tmp_path / "g.onnx", tmp_path / "draft.engine", timed)
     assert Path(str(request.timing_cache)).is_absolute()
     assert request.hardware_compatible and not request.version_compatible

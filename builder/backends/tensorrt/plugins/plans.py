@@ -48,8 +48,8 @@ def build_plugin_plans(
         library=BACKEND,
         version=results[0].version,
         compute_capabilities=results[0].compute_capabilities,
-        version_compatible=options.version_compatible,
-        hardware_compatible=options.hardware_compatible,
+        version_compatible=options.tensorrt.version_compatible,
+        hardware_compatible=options.tensorrt.hardware_compatible,
         plugins=dict(sorted(engine.plugins.items())),
     )
     return BuiltPlans(build, {}, described), reports
@@ -60,7 +60,7 @@ def engine_request(
 ) -> EngineRequest:
     """What is asked of the building process; the graph's weights are inputs, so it needs none."""
     nodes = onnx.load_model_from_string(graph).graph.node
-    cache = options.timing_cache
+    cache = options.tensorrt.timing_cache
     return EngineRequest(
         backend=BACKEND,
         role=engine.stem,
@@ -71,8 +71,8 @@ def engine_request(
         profiles=tuple(_input_shapes(role.inputs, profile) for profile in role.profiles),
         prepare=f"{plugin_registration.__name__}:register_plugins",
         timing_cache=None if cache is None else str(cache.resolve()),
-        version_compatible=options.version_compatible,
-        hardware_compatible=options.hardware_compatible,
+        version_compatible=options.tensorrt.version_compatible,
+        hardware_compatible=options.tensorrt.hardware_compatible,
         aliased_plugins=True,
     )
 

@@ -52,10 +52,6 @@ from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.launched_role import launched_role_bytes
 
 ENGINE_ROLES = ("target", "draft_fuse", "draft")
-_REFUSED = {
-    "weight_streaming": ("--weight-streaming", "its engines hold no weights"),
-    "enable_specpv": ("--specpv", "no profile has the rows of partial views"),
-}
 
 
 class KernelCompiler(Protocol):
@@ -152,9 +148,12 @@ def lower_plugins(
 
 
 def _require_options(options: BuildOptions) -> None:
-    for name in ("weight_streaming", "enable_specpv"):
-        if getattr(options, name):
-            option, why = _REFUSED[name]
+    streamed, views = options.tensorrt.weight_streaming, options.specpv.enabled
+    for given, option, why in (
+        (streamed, "--weight-streaming", "its engines hold no weights"),
+        (views, "--specpv", "no profile has the rows of partial views"),
+    ):
+        if given:
             raise SpecbuildError(f"--backend tensorrt does not know {option}: {why}; leave it out")
 
 

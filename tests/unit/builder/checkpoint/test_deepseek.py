@@ -18,7 +18,7 @@ from specbuild.builder.backends.tensorrt.capabilities import require_standard_su
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.engine.sizes import plan_engine
 from specbuild.builder.families.checkpoints import read_target
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, SpecPvOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.retrofit.config import LatentOptions
 from specbuild.builder.training.retrofit.mla import retrofit_mla
@@ -180,7 +180,7 @@ def test_a_gpt_oss_config_over_these_shards(model: Path) -> None:
 
 def test_what_belongs_to_gpt_oss(model: Path, tmp_path: Path) -> None:
     assert "--dsa: indexers" in refusal(model, dsa=True)
-    options = BuildOptions(model=model, output=tmp_path / "e", enable_specpv=True)
+    options = BuildOptions(model=model, output=tmp_path / "e", specpv=SpecPvOptions(enabled=True))
     geometry = read_target(model, strict=True).geometry
     with pytest.raises(SpecbuildError, match="blocks are chosen by cached keys"):
         plan_engine(options, geometry, None)

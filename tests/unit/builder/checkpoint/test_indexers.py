@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from specbuild.builder.engine.sizes import plan_engine
 from specbuild.builder.families.checkpoints import read_target
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, DsaOptions, LimitOptions
 from specbuild.runtime.engine_dir.manifest import Dsa, IndexerGeometry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -142,8 +142,10 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def planned(path: Path, **options: Any) -> Dsa | None:
-    asked = BuildOptions(model=path, output=path / "e", max_seq_len=256, **options)
-    return plan_engine(asked, read_target(path, strict=True, dsa=asked.dsa).geometry, None).dsa
+    asked = BuildOptions.from_flat(model=path, output=path / "e", max_seq_len=256, **options)
+    return plan_engine(
+        asked, read_target(path, strict=True, dsa=asked.dsa.enabled).geometry, None
+    ).dsa
 
 
 def test_options_go_before_the_config_and_that_before_defaults(indexed: Path) -> None:
@@ -156,9 +158,12 @@ def test_options_go_before_the_config_and_that_before_defaults(indexed: Path) ->
         ("cuda", "fp8", "float8_e4m3fn"), ("cuda", None, "bfloat16"), ("cpu", "fp8", "float32"),
     ):  # fmt: skip
         asked = BuildOptions(
-            model=indexed, output=indexed / "e", max_seq_len=256, backend=backend,
-            dsa_key_dtype=key_dtype,
-        )  # fmt: skip
+            model=indexed,
+            output=indexed / "e",
+            limits=LimitOptions(max_seq_len=256),
+            backend=backend,
+            dsa=DsaOptions(key_dtype=key_dtype),
+        )
         plan = plan_engine(asked, read_target(indexed, strict=True).geometry, None)
         assert plan.indexer_group is not None and plan.indexer_group.dtype == dtype
 

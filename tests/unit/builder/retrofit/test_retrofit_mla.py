@@ -14,7 +14,7 @@ from checkpoints import write_target
 
 from specbuild.builder.build import build
 from specbuild.builder.families.checkpoints import read_target
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.retrofit.config import LatentOptions
 from specbuild.builder.training.retrofit.mla import retrofit_mla
@@ -72,7 +72,10 @@ def test_full_rank_changes_nothing(model: Path, text: Path, tmp_path: Path) -> N
     assert np.max(errors) < 4 * np.finfo(np.float32).eps
     assert report.perplexity_before is not None
     assert report.perplexity_after == pytest.approx(report.perplexity_before, rel=1e-5)
-    build(BuildOptions(model=model, output=tmp_path / "engine", max_seq_len=64), SilentProgress())
+    build(
+        BuildOptions(model=model, output=tmp_path / "engine", limits=LimitOptions(max_seq_len=64)),
+        SilentProgress(),
+    )
     ids = np.random.default_rng(1).integers(3, VOCAB, 40)
     with EngineProbe(tmp_path / "engine").sequence(41) as sequence:
         logits = sequence.extend("target", {"token_ids": ids.astype(np.int32)})["logits"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specbuild.builder.backends.tensorrt.standard.profiles import role_profiles
 from specbuild.builder.engine.sizes import EnginePlan, candidate_pool, plan_engine
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.runtime.engine_dir.manifest import (
     DraftGeometry,
     DraftShape,
@@ -39,10 +39,14 @@ DRAFT = DraftGeometry(
 
 def plan(batch: int, length: int, shape: DraftShape) -> EnginePlan:
     options = BuildOptions(
-        model=Path(), output=Path(), backend="tensorrt-rtx", max_seq_len=length,
-        max_batch_size=batch, draft_top_k=shape.draft_top_k, draft_depth=shape.draft_depth,
-        draft_tokens=shape.draft_tokens,
-    )  # fmt: skip
+        model=Path(),
+        output=Path(),
+        backend="tensorrt-rtx",
+        limits=LimitOptions(max_seq_len=length, max_batch_size=batch),
+        drafting=DraftOptions(
+            top_k=shape.draft_top_k, depth=shape.draft_depth, tokens=shape.draft_tokens
+        ),
+    )
     return plan_engine(options, TARGET, DRAFT)
 
 

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from specbuild.builder.backends.tensorrt.build_engine import build_engine
 from specbuild.builder.backends.tensorrt.request import EngineRequest, InputShapes
 from specbuild.builder.build import build as run_build
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli.main import main
 from specbuild.runtime.engine_dir.files import read_manifest, verify_files
@@ -275,9 +275,11 @@ def test_a_layer_of_20b_geometry_takes_what_its_engine_takes(tmp_path: Path) -> 
     assert main(["synth", *arguments, "--force"]) == 0
     notes = Notes()
     options = BuildOptions(
-        model=tmp_path / "target", output=tmp_path / "engine", backend="tensorrt-rtx",
-        max_batch_size=1,
-    )  # fmt: skip
+        model=tmp_path / "target",
+        output=tmp_path / "engine",
+        backend="tensorrt-rtx",
+        limits=LimitOptions(max_batch_size=1),
+    )
     report = run_build(options, notes)
     [told] = [note for note in notes.told if note.startswith("target.engine:")]
     held, before = (int(n) * 1e6 for n in re.findall(r"(\d+) MB of", told))

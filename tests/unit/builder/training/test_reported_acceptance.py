@@ -7,7 +7,7 @@ import pytest
 from checkpoints import write_target
 
 from specbuild.builder.build import build
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.config import SelfText, TrainOptions
 from specbuild.builder.training.draft import train_draft
@@ -43,7 +43,7 @@ def test_reported_acceptance_is_that_of_the_engine(tmp_path, monkeypatch):
             model=options.model,
             draft=options.output,
             output=tmp_path / "engine",
-            max_seq_len=128,
+            limits=LimitOptions(max_seq_len=128),
         ),
         SilentProgress(),
     )

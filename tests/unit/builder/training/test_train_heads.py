@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from specbuild.builder.build import build
 from specbuild.builder.families.checkpoints import read_target
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.heads import run as loop
 from specbuild.builder.training.heads import session
@@ -92,7 +92,12 @@ def test_trained_latents_are_nearer_to_the_model(model: Path, text: Path, tmp_pa
     with_latents.mkdir()
     for file in [*model.iterdir(), options.output / FILES[0]]:
         (with_latents / file.name).symlink_to(file)
-    build(BuildOptions(model=with_latents, output=tmp_path / "e", max_seq_len=64), SilentProgress())
+    build(
+        BuildOptions(
+            model=with_latents, output=tmp_path / "e", limits=LimitOptions(max_seq_len=64)
+        ),
+        SilentProgress(),
+    )
     ids = np.random.default_rng(1).integers(3, VOCAB, 40)
     with EngineProbe(tmp_path / "e").sequence(41) as sequence:
         logits = sequence.extend("target", {"token_ids": ids.astype(np.int32)})["logits"]

@@ -18,7 +18,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def build_engine(folder: Path, model: Path, draft: Path | None = None, **changes) -> Path:
-    options = BuildOptions(
+    options = BuildOptions.from_flat(
         model=model, draft=draft, output=folder / "engine", max_seq_len=128, **changes
     )
     build(options, SilentProgress())

@@ -12,7 +12,7 @@ from latent_files import write_latents
 from specbuild.builder.build import build
 from specbuild.builder.engine.sizes import plan_engine
 from specbuild.builder.families.checkpoints import read_target
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, LimitOptions, SpecPvOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.verify import verify_engine
 from specbuild.cli.tables.predicted_memory import predict_memory
@@ -38,8 +38,7 @@ def options(model: Path, output: Path) -> BuildOptions:
         model=model,
         draft=model.parent / "draft",
         output=output,
-        max_seq_len=128,
-        max_batch_size=2,
+        limits=LimitOptions(max_seq_len=128, max_batch_size=2),
     )
 
 
@@ -87,7 +86,9 @@ def test_other_latents_than_the_engines_are_named(engine: Path, tmp_path: Path) 
 
 
 def test_specpv_wants_the_keys_that_no_mla_gives(model: Path, tmp_path: Path) -> None:
-    asked = replace(options(model, tmp_path / "engine"), enable_specpv=True, page_size=32)
+    plain = options(model, tmp_path / "engine")
+    paged = replace(plain.limits, page_size=32)
+    asked = replace(plain, limits=paged, specpv=SpecPvOptions(enabled=True))
     with pytest.raises(SpecbuildError, match=r"layers 1, 3 cache latents .* --no-mla or without"):
         build(asked, SilentProgress())
     with pytest.raises(SpecbuildError, match="no multiple of the page size 32"):

@@ -1,0 +1,171 @@
+"""Options as fields of frozen dataclasses: type, default, bounds, help and name in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, dataclass, fields
+from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
+
+from specbuild.runtime.errors import SpecbuildError
+
+
+@dataclass(frozen=True)
+class Described:
+    """What an option is beside its type and default: ``Annotated[int, Described("Its help.")]``.
+
+    ``name`` stands in place of the group's prefix and the field's name; ``flags`` in place of what
+    the name makes on the command line, as ``--dsa/--no-dsa``. ``usual`` is the value that a build
+    takes where the option is left at None, ``shown`` what help says of it instead. Values lie
+    within ``least`` and ``most``. A manifest holds the option if it is ``recorded``.
+
+    Where a command line cannot say the field's type it takes ``typed``, and ``read`` makes the
+    value of the option's flag and what was given; None stays None.
+    """
+
+    help: str
+    metavar: str | None = None
+    least: float | None = None
+    most: float | None = None
+    name: str | None = None
+    flags: str | None = None
+    panel: str | None = None
+    usual: Any = None
+    shown: str | None = None
+    recorded: bool = True
+    typed: Any = None
+    read: Callable[[str, Any], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a group, or of a group within it.
+
+    ``name`` is its flat name, as the command line's ``--draft-top-k`` is ``draft_top_k``; ``field``
+    that of its field. ``default`` is ``dataclasses.MISSING`` where it must be given.
+    """
+
+    name: str
+    field: str
+    type: Any
+    default: Any
+    panel: str
+    described: Described
+
+    @property
+    def flag(self) -> str:
+        """The option as a message names it, ``--draft-top-k``."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+class OptionGroup:
+    """A frozen dataclass of options and of groups of these; it may have plain fields beside them.
+
+    ``PREFIX`` begins the flat names of its options, ``PANEL`` is their heading in help.
+    """
+
+    PREFIX: ClassVar[str] = ""
+    PANEL: ClassVar[str] = "Options"
+
+    @classmethod
+    def options(cls) -> tuple[Option, ...]:
+        """Every option, those of the groups within where these stand."""
+        return tuple(_options_of(cls))
+
+    @classmethod
+    def flag(cls, name: str) -> str:
+        """How the command line spells the option of this field."""
+        return _own_options(cls)[name].flag
+
+    @classmethod
+    def usual(cls) -> dict[str, Any]:
+        """What a build takes where nothing is asked for, by field, where that is one value."""
+        found = {name: entry.described.usual for name, entry in _own_options(cls).items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @classmethod
+    def from_flat(cls, **values: Any) -> Self:
+        """The options of these flat names, as ``draft_top_k``; the others at their defaults.
+
+        Raises TypeError for a name that no option has.
+        """
+        left = dict(values)
+        made: Self = _made(cls, left)
+        if left:
+            raise TypeError(f"{cls.__name__} has no option {next(iter(left))}")
+        return made
+
+    @classmethod
+    def check_bounds(cls, values: Mapping[str, Any]) -> None:
+        """Raises SpecbuildError for the first number, by field, that is below its least."""
+        own = _own_options(cls)
+        for name, value in values.items():
+            least = own[name].described.least
+            if least is not None and value is not None and value < least:
+                raise SpecbuildError(f"{own[name].flag} is {value}; it must be at least {least}")
+
+    def given(self) -> dict[str, Any]:
+        """The options that are not at their defaults, by field."""
+        found = {
+            name: (getattr(self, name), o.default) for name, o in _own_options(type(self)).items()
+        }
+        return {name: value for name, (value, default) in found.items() if value != default}
+
+    def flat(self) -> dict[str, Any]:
+        """Every option's value by its flat name."""
+        found: dict[str, Any] = {}
+        own = _own_options(type(self))
+        for entry, _ in _hinted_fields(type(self)):
+            value = getattr(self, entry.name)
+            if entry.name in own:
+                found[own[entry.name].name] = value
+            elif isinstance(value, OptionGroup):
+                found |= value.flat()
+        return found
+
+    def recorded(self) -> dict[str, Any]:
+        """Of ``flat``, what a manifest holds."""
+        names = {entry.name for entry in self.options() if entry.described.recorded}
+        return {name: value for name, value in self.flat().items() if name in names}
+
+
+def _own_options(kind: type[OptionGroup]) -> dict[str, Option]:
+    """The options that are fields of the group itself."""
+    found = {}
+    for entry, hint in _hinted_fields(kind):
+        if get_origin(hint) is Annotated:
+            type_, described = get_args(hint)[:2]
+            name = described.name or "_".join(filter(None, (kind.PREFIX, entry.name)))
+            panel = described.panel or kind.PANEL
+            found[entry.name] = Option(name, entry.name, type_, entry.default, panel, described)
+    return found
+
+
+def _options_of(kind: type[OptionGroup]) -> Iterator[Option]:
+    own = _own_options(kind)
+    for entry, hint in _hinted_fields(kind):
+        if entry.name in own:
+            yield own[entry.name]
+        elif is_group(hint):
+            yield from _options_of(hint)
+
+
+def _made(kind: type[OptionGroup], left: dict[str, Any]) -> Any:
+    """The group out of the flat values; those it takes are no longer in ``left``."""
+    own, given = _own_options(kind), {}
+    for entry, hint in _hinted_fields(kind):
+        if entry.name in own and own[entry.name].name in left:
+            given[entry.name] = left.pop(own[entry.name].name)
+        elif is_group(hint):
+            given[entry.name] = _made(hint, left)
+    return kind(**given)
+
+
+def is_group(kind: Any) -> bool:
+    """Whether this type is a group of options."""
+    return isinstance(kind, type) and issubclass(kind, OptionGroup)
+
+
+def _hinted_fields(kind: type[OptionGroup]) -> list[tuple[Field[Any], Any]]:
+    hints = get_type_hints(kind, include_extras=True)
+    entries: tuple[Field[Any], ...] = fields(kind)  # type: ignore[arg-type]
+    return [(entry, hints[entry.name]) for entry in entries]
