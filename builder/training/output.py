@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from specbuild.builder.checkpoint.tensor_file import write_tensors
+from specbuild.builder.families.eagle3.config import OWN_ARCHITECTURE
 from specbuild.builder.svg import save_svg
 from specbuild.builder.training.draft_module import DraftModule
 from specbuild.builder.training.evaluation import Acceptance
@@ -50,7 +51,7 @@ def draft_config(draft: DraftModule, vocabulary: DraftVocabulary, positions: int
     """``config.json`` of the draft."""
     shape = draft.shape
     return {
-        "architectures": ["LlamaForCausalLMEagle3"],
+        "architectures": [OWN_ARCHITECTURE],
         "model_type": "llama",
         "hidden_size": shape.hidden,
         "target_hidden_size": shape.target_hidden,

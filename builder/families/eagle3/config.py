@@ -17,6 +17,8 @@ ARCHITECTURES = (
     "Eagle3LlamaForCausalLM",
     "Eagle3DraftModel",
 )
+# What drafts that are trained or made up here call themselves.
+OWN_ARCHITECTURE = ARCHITECTURES[0]
 TAPS = "eagle_aux_hidden_state_layer_ids"
 
 

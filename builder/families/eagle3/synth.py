@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from specbuild.builder.families.eagle3.checkpoint import default_taps
+from specbuild.builder.families.eagle3.config import OWN_ARCHITECTURE
 from specbuild.builder.families.eagle3.synth_weights import DraftWriter
 from specbuild.builder.families.family import DraftSizes, SynthDraft
 from specbuild.builder.synth.configs import yarn_config
@@ -14,7 +15,7 @@ from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
 def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> DraftGeometry:
     """The draft of a target: its attention and its rotary embedding are the target's."""
     return DraftGeometry(
-        architecture="LlamaForCausalLMEagle3",
+        architecture=OWN_ARCHITECTURE,
         hidden=target.hidden,
         vocab=sizes.vocab,
         q_heads=target.q_heads,

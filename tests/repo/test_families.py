@@ -1,0 +1,84 @@
+"""What belongs to one model family stands in its folder, and nowhere else in the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from specbuild.builder.families.registry import DRAFTS, TARGETS
+
+ROOT = Path(__file__).parents[2]
+FAMILIES = ROOT / "builder" / "families"
+NAMES = {
+    *(name for family in TARGETS.values() for pair in family.model_types.items() for name in pair),
+    *(name for family in DRAFTS.values() for name in family.architectures),
+}
+# It names a norm's rounding there, not a model.
+ROUNDINGS = {Path("builder/backends/cuda/fusions") / f"{name}.py" for name in
+             ("matching", "moe", "qkv")}  # fmt: skip
+
+
+def literals(file: Path) -> Iterator[tuple[int, str]]:
+    """Line and value of every string that is no docstring."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    documentation = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        said = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if said and id(node) not in documentation:
+            yield node.lineno, node.value
+
+
+def test_no_model_type_is_named_outside_the_families() -> None:
+    named = re.compile(rf"\b({'|'.join(map(re.escape, sorted(NAMES)))})\b")
+    wrong = []
+    for file in sorted(
+        f for room in ("builder", "cli", "runtime") for f in (ROOT / room).rglob("*.py")
+    ):
+        place = file.relative_to(ROOT)
+        if file.is_relative_to(FAMILIES) or place in ROUNDINGS:
+            continue
+        wrong += [
+            f"{place}:{line}: {text!r}" for line, text in literals(file) if named.search(text)
+        ]
+    assert not wrong
+
+
+def test_a_family_imports_no_other() -> None:
+    folders = {file.parent.name for file in FAMILIES.glob("*/family.py")}
+    assert folders == {*TARGETS, *DRAFTS}
+    wrong = []
+    for folder in folders:
+        for file in sorted((FAMILIES / folder).rglob("*.py")):
+            text = file.read_text(encoding="utf-8")
+            found = set(re.findall(r"specbuild\.builder\.families\.(\w+)", text))
+            wrong += [f"{file.relative_to(ROOT)}: {name}" for name in found & (folders - {folder})]
+    assert not wrong
+
+
+def test_others_import_families_through_the_registry() -> None:
+    """What drafts and synthetic models of one kind are made by may name its folder."""
+    allowed = {
+        "builder/synth": {"eagle3"},
+        "builder/training": {"eagle3"},
+        "builder/verify": {"eagle3"},
+    }
+    folders = {*TARGETS, *DRAFTS}
+    wrong = []
+    for file in sorted(f for room in ("builder", "cli") for f in (ROOT / room).rglob("*.py")):
+        if file.is_relative_to(FAMILIES):
+            continue
+        place = file.relative_to(ROOT)
+        found = set(
+            re.findall(r"specbuild\.builder\.families\.(\w+)\.", file.read_text(encoding="utf-8"))
+        )
+        may = allowed.get("/".join(place.parts[:2]), set())
+        wrong += [f"{place}: {name}" for name in (found & folders) - may]
+    assert not wrong
