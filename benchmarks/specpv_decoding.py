@@ -58,7 +58,8 @@ def prompts(file: Path, context: int, count: int) -> list[Prompt]:
         )
     starts = np.linspace(0, len(ids) - context - 1, count).astype(int)
     return [
-        Prompt(str(start), ids=tuple(ids[start : start + context].tolist())) for start in starts
+        Prompt(str(start), prompt_ids=tuple(ids[start : start + context].tolist()))
+        for start in starts
     ]
 
 
@@ -109,7 +110,7 @@ def warm_up(
     assert specpv is not None
     blocks = specpv.n_sink_blocks + specpv.n_window_blocks + specpv.n_retrieval_blocks + 1
     long = max(specpv.partial_threshold + 1, blocks * specpv.block_size)
-    cut = [replace(prompt, ids=(prompt.ids or ())[:long]) for prompt in given]
+    cut = [replace(prompt, prompt_ids=(prompt.prompt_ids or ())[:long]) for prompt in given]
     few = min(params.max_new_tokens, specpv.n_spec_tokens_buf + WARM_UP_TOKENS)
     decode_together(engine, cut, replace(params, max_new_tokens=few), speculation)
 

@@ -18,8 +18,16 @@ from specbuild.runtime.engine_dir.manifest import MANIFEST_FILE, Manifest
 from specbuild.runtime.errors import RequestError, UnsupportedHereError
 from specbuild.runtime.executors.executor import Executor, ResidentExecutor
 from specbuild.runtime.executors.registry import open_engine
-from specbuild.runtime.request import Event, GenerateParams, Prompt, Request
-from specbuild.runtime.sampling import whole_number
+from specbuild.runtime.request import (
+    DEFAULT_PARAMS,
+    Event,
+    GenerateParams,
+    Prompt,
+    Prompts,
+    Request,
+    params_list,
+    prompt_list,
+)
 from specbuild.runtime.text import (
     CHAT_TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -103,31 +111,42 @@ class Engine:
         cost_file = cache_path(cache_dir, digest, opened.processor, *opened.settings)
         return cls(manifest, opened.executor, text=text, cost_file=cost_file)
 
-    def check_prompts(
-        self, prompts: Sequence[Prompt], params: GenerateParams | Sequence[GenerateParams]
-    ) -> list[Request]:
-        """The prompts as requests. RequestError names the first that cannot be served."""
-        if isinstance(params, GenerateParams):
-            params = [params] * len(prompts)
-        if len(params) != len(prompts):
-            raise RequestError(f"{len(prompts)} prompts, but {len(params)} sets of parameters")
-        return [self._request(prompt, p) for prompt, p in zip(prompts, params, strict=True)]
-
     def generate(
         self,
-        prompts: Sequence[Prompt],
-        params: GenerateParams | Sequence[GenerateParams],
+        prompts: Prompts,
+        params: GenerateParams | Sequence[GenerateParams] = DEFAULT_PARAMS,
         *,
         speculation: Speculation = "default",
         drafter: Drafter | None = None,
     ) -> Iterator[Event]:
         """Token and finish events of all prompts; what can be refused is refused at once.
 
-        ``speculation``: a shape, None for no draft, or "default" for what pays: the draft that is
-        best by the cost table and the acceptance so far; on a GPU without a table the engine's
-        default shape. The output is the same with any of them.
+        ``prompts`` is a string, a Prompt, or any iterable of either; ``params`` one for all, or one
+        for each. ``speculation``: a shape, None for no draft, or "default" for what pays: the draft
+        that is best by the cost table and the acceptance so far; on a GPU without a table the
+        engine's default shape. The output is the same with any of them.
         """
         requests = self.check_prompts(prompts, params)
+        return self.decode(requests, speculation=speculation, drafter=drafter)
+
+    def check_prompts(
+        self,
+        prompts: Prompts,
+        params: GenerateParams | Sequence[GenerateParams] = DEFAULT_PARAMS,
+    ) -> list[Request]:
+        """The prompts as requests. RequestError names the first that cannot be served."""
+        listed = prompt_list(prompts)
+        each = params_list(params, len(listed))
+        return [self._request(prompt, p) for prompt, p in zip(listed, each, strict=True)]
+
+    def decode(
+        self,
+        requests: Sequence[Request],
+        *,
+        speculation: Speculation = "default",
+        drafter: Drafter | None = None,
+    ) -> Iterator[Event]:
+        """As ``generate``, of requests that ``check_prompts`` gave."""
         return self.decoder.generate(
             requests, speculation=speculation, drafter=drafter, text_stream=self._text_stream
         )
@@ -139,7 +158,7 @@ class Engine:
 
     def _request(self, prompt: Prompt, params: GenerateParams) -> Request:
         where, limit = f"prompt {prompt.id!r}", self.manifest.limits.max_seq_len
-        ids = self._ids(prompt, params, where)
+        ids = prompt.prompt_ids or self._encoded(prompt, params, where)
         if not ids:
             raise RequestError(f"{where} is empty; give at least one token")
         vocab = self.manifest.target.vocab
@@ -192,19 +211,12 @@ class Engine:
                 "for less or build it with more"
             )
 
-    def _ids(self, prompt: Prompt, params: GenerateParams, where: str) -> tuple[int, ...]:
-        if (prompt.ids is None) == (prompt.text is None):
-            raise RequestError(f"{where} must give either ids or text")
-        if prompt.ids is not None:
-            name = f"{where}: a token id"
-            return tuple(whole_number(name, i) for i in prompt.ids)
+    def _encoded(self, prompt: Prompt, params: GenerateParams, where: str) -> tuple[int, ...]:
+        assert prompt.prompt is not None
         if self.text is None:
             raise RequestError(f"{where} is text, but the engine has no tokenizer; give token ids")
-        assert prompt.text is not None
-        if not prompt.text:
-            return ()
-        check_unicode(prompt.text, where)
-        return self.text.encode(prompt.text, raw=params.raw)
+        check_unicode(prompt.prompt, where)
+        return self.text.encode(prompt.prompt, raw=params.raw)
 
     def _text_stream(self, request: Request) -> TextStream | None:
         return None if self.text is None else self.text.stream(request.params.stop)

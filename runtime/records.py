@@ -1,4 +1,4 @@
-"""The JSON objects of the command line: a prompt line in, a result line out."""
+"""What a request gave, as ``run --json`` prints it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["length", "eos", "stop", "abort"]
-
-
-@dataclass(frozen=True)
-class PromptRecord:
-    """One line of ``--prompts``: exactly one of ``prompt_ids`` and ``prompt``."""
-
-    id: str
-    prompt_ids: tuple[int, ...] | None = None
-    prompt: str | None = None
 
 
 @dataclass(frozen=True)

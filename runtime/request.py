@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -18,11 +18,61 @@ from specbuild.runtime.text import TextStream
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt of token ids or of text: exactly one of the two."""
+    """A prompt of token ids or of text, as a line of ``--prompts`` names them.
+
+    Raises RequestError unless exactly one of the two is given, and it is not empty.
+    """
 
     id: str
-    ids: tuple[int, ...] | None = None
-    text: str | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    prompt: str | None = None
+
+    def __post_init__(self) -> None:
+        where = f"prompt {self.id!r}"
+        if not isinstance(self.id, str):
+            raise RequestError(f"a prompt's id is {self.id!r}, must be a string")
+        if self.prompt is None and self.prompt_ids is None:
+            raise RequestError(f"{where} has neither prompt nor prompt_ids: give one of them")
+        if self.prompt is not None and self.prompt_ids is not None:
+            raise RequestError(f"{where} has both prompt and prompt_ids: give one of them")
+        if self.prompt is not None and not isinstance(self.prompt, str):
+            raise RequestError(f"{where}: prompt is {self.prompt!r}, must be a string")
+        if self.prompt_ids is not None:
+            if isinstance(self.prompt_ids, str) or not isinstance(self.prompt_ids, Iterable):
+                raise RequestError(f"{where}: prompt_ids is {self.prompt_ids!r}, must be token ids")
+            ids = tuple(whole_number(f"{where}: a token id", i) for i in self.prompt_ids)
+            object.__setattr__(self, "prompt_ids", ids)
+        if not self.prompt and not self.prompt_ids:
+            raise RequestError(f"{where} is empty; give at least one token")
+
+
+Prompts: TypeAlias = str | Prompt | Iterable[str | Prompt]
+
+
+def prompt_list(given: Prompts) -> list[Prompt]:
+    """One prompt or any iterable of them as a list; a string's id is its place, from "0" on.
+
+    Raises RequestError where one is neither a string nor a Prompt.
+    """
+    if isinstance(given, str | Prompt):
+        given = [given]
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise RequestError(
+            f"prompts is of type {type(given).__name__}, must be a string, a Prompt, or an "
+            "iterable of either"
+        )
+    return [_prompt(item, place) for place, item in enumerate(given)]
+
+
+def _prompt(item: object, place: int) -> Prompt:
+    if isinstance(item, Prompt):
+        return item
+    if isinstance(item, str):
+        return Prompt(str(place), prompt=item)
+    raise RequestError(
+        f"prompt {place} is of type {type(item).__name__}, must be a string or a Prompt; "
+        "token ids go into Prompt(id, prompt_ids=ids)"
+    )
 
 
 @dataclass(frozen=True)
@@ -50,6 +100,24 @@ class GenerateParams:
             raise RequestError(f"stop is the string {self.stop!r}, must be a tuple of strings")
         if not all(self.stop):
             raise RequestError("a stop string is empty; leave it out")
+
+
+DEFAULT_PARAMS = GenerateParams()
+
+
+def params_list(
+    given: GenerateParams | Sequence[GenerateParams], prompts: int
+) -> list[GenerateParams]:
+    """Parameters for each of so many prompts: one for all, or one each.
+
+    Raises RequestError where there are more or fewer, or one is something else.
+    """
+    params = [given] * prompts if isinstance(given, GenerateParams) else given
+    if not isinstance(params, Sequence) or not all(isinstance(p, GenerateParams) for p in params):
+        raise RequestError(f"params is {given!r}, must be GenerateParams or one for each prompt")
+    if len(params) != prompts:
+        raise RequestError(f"{prompts} prompts, but {len(params)} sets of parameters")
+    return list(params)
 
 
 @dataclass(frozen=True)

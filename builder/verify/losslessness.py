@@ -149,7 +149,7 @@ def _decode(
     engine: Engine, prompts: Sequence[Ids], sampling: SamplingParams, speculation: Speculation
 ) -> list[Ids]:
     params = _params(engine, sampling)
-    asked = [Prompt(id=str(i), ids=ids) for i, ids in enumerate(prompts)]
+    asked = [Prompt(id=str(i), prompt_ids=ids) for i, ids in enumerate(prompts)]
     outputs: dict[int, Ids] = {}
     for event in engine.generate(asked, params, speculation=speculation):
         if isinstance(event, FinishEvent):

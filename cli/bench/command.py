@@ -208,18 +208,15 @@ def _sweep(
 
 def _prompt_sets(engine: Engine, files: Sequence[Path], params: GenerateParams) -> list[PromptSet]:
     from specbuild.cli.bench.pairs import PromptSet, random_prompts
-    from specbuild.cli.commands.run import checked_requests
-    from specbuild.cli.terminal.prompt_file import read_prompt_file
+    from specbuild.cli.terminal.prompt_file import read_prompt_file, tokenised
 
     if not files:
         longest = max(1, engine.manifest.limits.max_seq_len // 2)
         return [random_prompts(engine.manifest.target.vocab, longest, seed=_RANDOM_SEED)]
-    sets = []
-    for file in files:
-        placed = read_prompt_file(file)
-        requests = checked_requests(engine, placed, [params] * len(placed))
-        sets.append(PromptSet(file.stem, tuple(requests)))
-    return sets
+    return [
+        PromptSet(file.stem, tuple(tokenised(engine, read_prompt_file(file), params)))
+        for file in files
+    ]
 
 
 def bench_table(report: BenchReport) -> Table:

@@ -119,8 +119,7 @@ def random_prompts(vocab: int, longest: int, *, seed: int) -> PromptSet:
     prompts = tuple(
         Prompt(
             id=f"random-{length}",
-            ids=tuple(generator.randrange(vocab) for _ in range(length)),
-            text=None,
+            prompt_ids=tuple(generator.randrange(vocab) for _ in range(length)),
         )
         for length in lengths
     )

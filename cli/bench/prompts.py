@@ -77,7 +77,7 @@ def _prompt_operations(traffic: EngineTraffic, work: Work) -> float:
 
 def _first_token_s(engine: Engine, tokens: int, seed: int) -> float:
     ids = np.random.default_rng(seed).integers(0, engine.manifest.target.vocab, tokens)
-    prompt = Prompt("prompt", ids=tuple(map(int, ids)))
+    prompt = Prompt("prompt", prompt_ids=tuple(map(int, ids)))
     started_s = perf_counter()
     time_s = 0.0
     params = GenerateParams(max_new_tokens=1, ignore_eos=True)

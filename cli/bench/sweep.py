@@ -16,10 +16,9 @@ from specbuild.cli.bench.runs import SpecSweep, time_fresh_process
 from specbuild.cli.bench.steps import STEP_SWEEPS, StepSweep
 from specbuild.cli.bench.table import decoding_line, load_line, phase_line
 from specbuild.cli.bench.views import RETRIEVED_TOKENS, VIEW_SWEEP, ViewSweep
-from specbuild.cli.commands.run import checked_requests
 from specbuild.cli.terminal import console
 from specbuild.cli.terminal.engine_loading import load_engine
-from specbuild.cli.terminal.prompt_file import read_prompt_file
+from specbuild.cli.terminal.prompt_file import read_prompt_file, tokenised
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.manifest import Manifest
@@ -218,7 +217,7 @@ def _prompts(engine: Engine, directory: Path, plan: SweepPlan) -> list[Prompt]:
         return list(random_prompts(vocab, longest, seed=_RANDOM_SEED).prompts)
     params = GenerateParams(max_new_tokens=plan.max_new_tokens, raw=plan.raw)
     placed = [prompt for file in files for prompt in read_prompt_file(file)]
-    return checked_requests(engine, placed, [params] * len(placed))
+    return tokenised(engine, placed, params)
 
 
 def _fresh_processes(directory: Path, manifest: Manifest, progress: Progress) -> tuple[float, ...]:
@@ -234,7 +233,7 @@ def _loaded(engine: Engine, load_s: float, fresh: tuple[float, ...], free_bytes:
     """Memory is looked at after some tokens, when kernels and graphs are there."""
     from specbuild.runtime.request import GenerateParams, Prompt
 
-    prompt = Prompt("first", ids=(1, 2, 3))
+    prompt = Prompt("first", prompt_ids=(1, 2, 3))
     for _ in engine.generate([prompt], GenerateParams(max_new_tokens=8, ignore_eos=True)):
         pass
     executor = cuda_executor(engine)

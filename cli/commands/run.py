@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,13 +12,12 @@ from specbuild.cli.options import dsa as dsa_options
 from specbuild.cli.options import shared as options
 from specbuild.cli.options import specpv as specpv_options
 from specbuild.cli.options.draft_choice import DraftOptions, speculation_of
-from specbuild.runtime.errors import RequestError, SpecbuildError
+from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
-    from specbuild.cli.terminal.prompt_file import PlacedPrompt
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.records import RunRecord
-    from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt, TokenEvent
+    from specbuild.runtime.request import FinishEvent, TokenEvent
 
 
 def run(
@@ -91,7 +90,7 @@ def run(
     specbuild run engine --prompts long.jsonl --dsa-top-k 512
     """
     from specbuild.cli.terminal.engine_loading import load_engine
-    from specbuild.cli.terminal.prompt_file import read_prompts
+    from specbuild.cli.terminal.prompt_file import checked_requests, read_prompts
     from specbuild.runtime.request import GenerateParams
     from specbuild.runtime.sampling import MAX_SEED, SamplingParams
 
@@ -123,11 +122,11 @@ def run(
         loaded.manifest, DraftOptions(draft_top_k, draft_depth, draft_tokens), no_spec=no_spec
     )
     requests = checked_requests(loaded, placed, params)
-    events = loaded.generate(requests, params, speculation=speculation)
+    events = loaded.decode(requests, speculation=speculation)
     if as_json:
         _print_records(events, with_logprobs=logprobs)
     else:
-        _stream(events, [item.record.id for item in placed], has_text=loaded.text is not None)
+        _stream(events, [request.id for request in requests], has_text=loaded.text is not None)
         if speculation == "default":
             _print_draft_choice(loaded)
 
@@ -136,24 +135,6 @@ def _print_draft_choice(engine: Engine) -> None:
     from specbuild.cli.terminal.console import messages
 
     messages().print(f"draft: {engine.default_draft.reason}", soft_wrap=True)
-
-
-def checked_requests(
-    engine: Engine, placed: Sequence[PlacedPrompt], params: Sequence[GenerateParams]
-) -> list[Prompt]:
-    """The engine's prompts; RequestError names the place of the first that it would refuse."""
-    from specbuild.runtime.request import Prompt
-
-    requests = []
-    for item, own_params in zip(placed, params, strict=True):
-        record = item.record
-        request = Prompt(id=record.id, ids=record.prompt_ids, text=record.prompt)
-        try:
-            engine.check_prompts([request], [own_params])
-        except RequestError as error:
-            raise RequestError(f"{item.place}: {error}") from error
-        requests.append(request)
-    return requests
 
 
 def _print_records(events: Iterator[TokenEvent | FinishEvent], *, with_logprobs: bool) -> None:

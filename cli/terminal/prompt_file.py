@@ -1,16 +1,20 @@
-"""Where prompts come from: an option, a JSON-lines file, or standard input."""
+"""Where prompts come from (an option, a JSON-lines file, standard input), up to requests."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbuild.runtime.engine_dir.strict_json import from_json
-from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.records import PromptRecord
+from specbuild.runtime.errors import RequestError, SpecbuildError
+from specbuild.runtime.request import GenerateParams, Prompt, Request
+
+if TYPE_CHECKING:
+    from specbuild.runtime.engine import Engine
 
 FIRST_ID = "0"
 
@@ -20,7 +24,28 @@ class PlacedPrompt:
     """A prompt, and where it stood: ``prompts.jsonl line 3``."""
 
     place: str
-    record: PromptRecord
+    prompt: Prompt
+
+
+def checked_requests(
+    engine: Engine, placed: Sequence[PlacedPrompt], params: Sequence[GenerateParams]
+) -> list[Request]:
+    """The prompts as requests; RequestError names the place of the first that cannot be served."""
+    requests = []
+    for item, own_params in zip(placed, params, strict=True):
+        try:
+            requests += engine.check_prompts(item.prompt, own_params)
+        except RequestError as error:
+            raise RequestError(f"{item.place}: {error}") from error
+    return requests
+
+
+def tokenised(
+    engine: Engine, placed: Sequence[PlacedPrompt], params: GenerateParams
+) -> list[Prompt]:
+    """The prompts by their token ids, checked, for who decodes them again and again."""
+    requests = checked_requests(engine, placed, [params] * len(placed))
+    return [Prompt(request.id, prompt_ids=request.prompt_ids) for request in requests]
 
 
 def read_prompts(text: str | None, file: Path | None) -> list[PlacedPrompt]:
@@ -34,7 +59,9 @@ def read_prompts(text: str | None, file: Path | None) -> list[PlacedPrompt]:
         return read_prompt_file(file)
     place = "--prompt" if text is not None else "standard input"
     text = _standard_input() if text is None else text
-    return [_checked(PlacedPrompt(place, PromptRecord(FIRST_ID, prompt=text)))]
+    if not text:
+        raise SpecbuildError(f"{place}: the prompt is empty, give it at least one token")
+    return [PlacedPrompt(place, Prompt(FIRST_ID, prompt=text))]
 
 
 def read_prompt_file(file: Path) -> list[PlacedPrompt]:
@@ -61,18 +88,10 @@ def _prompt_of_line(line: bytes, place: str) -> PlacedPrompt:
         ) from error
     except (ValueError, RecursionError) as error:
         raise SpecbuildError(f"{place}: {error}") from error
-    return _checked(PlacedPrompt(place, from_json(PromptRecord, data, place)))
-
-
-def _checked(prompt: PlacedPrompt) -> PlacedPrompt:
-    record, place = prompt.record, prompt.place
-    if record.prompt is None and record.prompt_ids is None:
-        raise SpecbuildError(f"{place} has neither prompt nor prompt_ids: give one of them")
-    if record.prompt is not None and record.prompt_ids is not None:
-        raise SpecbuildError(f"{place} has both prompt and prompt_ids: give one of them")
-    if not record.prompt and not record.prompt_ids:
-        raise SpecbuildError(f"{place}: the prompt is empty, give it at least one token")
-    return prompt
+    try:
+        return PlacedPrompt(place, from_json(Prompt, data, place))
+    except RequestError as error:
+        raise RequestError(f"{place}: {error}") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

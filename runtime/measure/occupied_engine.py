@@ -52,7 +52,7 @@ def placed_sequences(
     executor = cuda_executor(engine)
     random = np.random.default_rng(seed)
     ids = random.integers(0, engine.manifest.target.vocab, (batch, context))
-    prompts = [Prompt(str(b), ids=tuple(map(int, row))) for b, row in enumerate(ids)]
+    prompts = [Prompt(str(b), prompt_ids=tuple(map(int, row))) for b, row in enumerate(ids)]
     # Enough tokens that no sequence ends while its steps are timed.
     room = engine.manifest.limits.max_seq_len - context
     params = GenerateParams(max_new_tokens=room, ignore_eos=True)

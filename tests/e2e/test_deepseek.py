@@ -66,7 +66,7 @@ def test_every_stage_and_every_token_is_transformers(folder: Path) -> None:
 def test_drafts_that_were_right_are_kept(folder: Path) -> None:
     """The draft is random, but not always wrong: entries of the cache move to their places."""
     engine = Engine.load(folder / "engine")
-    prompts = [Prompt(id=str(i), ids=(3 + i, 7, 9)) for i in range(4)]
+    prompts = [Prompt(id=str(i), prompt_ids=(3 + i, 7, 9)) for i in range(4)]
     params = GenerateParams(max_new_tokens=48, ignore_eos=True)
     outputs, accepted = {}, 0
     for shape in (None, DraftShape(draft_top_k=8, draft_depth=3, draft_tokens=48)):

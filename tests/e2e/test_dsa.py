@@ -55,7 +55,7 @@ def engine(engine_path: Path) -> Engine:
 def prompts() -> list[Prompt]:
     rng = np.random.default_rng(5)
     return [
-        Prompt(str(n), ids=tuple(rng.integers(3, 270, length).tolist()))
+        Prompt(str(n), prompt_ids=tuple(rng.integers(3, 270, length).tolist()))
         for n, length in enumerate((90, 20, 41))
     ]
 
@@ -269,7 +269,7 @@ def test_the_command_line_builds_runs_and_names_it_lossy(
     command: Command, checkpoints: Path, engine_path: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "prompts.jsonl"
-    lines = [json.dumps({"id": p.id, "prompt_ids": list(p.ids or ())}) for p in prompts()]
+    lines = [json.dumps({"id": p.id, "prompt_ids": list(p.prompt_ids or ())}) for p in prompts()]
     file.write_text("\n".join(lines))
     asked = ("run", engine_path, "--prompts", file, "--ignore-eos", "--max-new-tokens", "20")
     shown = command(*asked, "--dsa-top-k", "4")

@@ -68,7 +68,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
 def prompt(engine: Engine) -> Prompt:
     assert engine.text is not None
     ids = engine.text.encode(inspect.getsource(textwrap), raw=True)
-    return Prompt("text", ids=tuple(ids[:CONTEXT]))
+    return Prompt("text", prompt_ids=tuple(ids[:CONTEXT]))
 
 
 def decode(

@@ -39,7 +39,7 @@ def prompts() -> list[Prompt]:
     rng = np.random.default_rng(5)
     lengths = (90, 20, 41)
     return [
-        Prompt(str(n), ids=tuple(rng.integers(3, 270, length).tolist()))
+        Prompt(str(n), prompt_ids=tuple(rng.integers(3, 270, length).tolist()))
         for n, length in enumerate(lengths)
     ]
 
@@ -114,7 +114,7 @@ def test_a_full_step_makes_the_cache_exact_again(specpv_engine: Path) -> None:
     ids = (*lossy.prompt_ids, *lossy.output_ids)
 
     def fresh(emitted: int) -> float:
-        prompt = Prompt("fresh", ids=ids[: len(lossy.prompt_ids) + emitted])
+        prompt = Prompt("fresh", prompt_ids=ids[: len(lossy.prompt_ids) + emitted])
         params = GenerateParams(max_new_tokens=1, ignore_eos=True, specpv_retrieval_blocks=0)
         *_, last = engine.generate([prompt], params, speculation=None)
         assert isinstance(last, FinishEvent) and last.record.logprobs is not None
@@ -132,7 +132,7 @@ def test_the_command_line_builds_runs_and_names_it_lossy(
     command: Command, checkpoints: Path, specpv_engine: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "prompts.jsonl"
-    lines = [json.dumps({"id": p.id, "prompt_ids": list(p.ids or ())}) for p in prompts()]
+    lines = [json.dumps({"id": p.id, "prompt_ids": list(p.prompt_ids or ())}) for p in prompts()]
     file.write_text("\n".join(lines))
     asked = ("run", specpv_engine, "--prompts", file, "--ignore-eos", "--max-new-tokens", "20")
     shown = command(*asked, "--specpv-retrieval-blocks", "1")

@@ -119,7 +119,7 @@ def texts(engine: Engine) -> list[Prompt]:
     """Below the threshold, across it while decoding, and beyond it."""
     assert engine.text is not None
     ids = engine.text.encode(inspect.getsource(textwrap), raw=True)
-    return [Prompt(str(n), ids=ids[7 * n : 7 * n + n]) for n in (40, 200, 250, 700, 420)]
+    return [Prompt(str(n), prompt_ids=ids[7 * n : 7 * n + n]) for n in (40, 200, 250, 700, 420)]
 
 
 def decode(engine: Engine, shape: DraftShape | None, top_k: int | None) -> list[RunRecord]:

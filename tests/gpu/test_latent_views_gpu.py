@@ -69,7 +69,7 @@ def decode(
     assert engine.text is not None
     ids = engine.text.encode(inspect.getsource(textwrap), raw=True)
     lengths = (600, 90, 333, 40, 480)
-    prompts = [Prompt(str(i), ids=ids[7 * n : 8 * n]) for i, n in enumerate(lengths)]
+    prompts = [Prompt(str(i), prompt_ids=ids[7 * n : 8 * n]) for i, n in enumerate(lengths)]
     params = GenerateParams(
         max_new_tokens=64, ignore_eos=True, specpv_retrieval_blocks=blocks, dsa_top_k=top_k
     )

@@ -81,8 +81,8 @@ def many(prompts: list[Prompt]) -> list[Prompt]:
     random, found = np.random.default_rng(3), list(prompts)
     while len(found) < PROMPTS:
         source = prompts[len(found) % len(prompts)]
-        assert source.text is not None
-        text = source.text[: int(random.integers(8, len(source.text)))]
+        assert source.prompt is not None
+        text = source.prompt[: int(random.integers(8, len(source.prompt)))]
         found.append(Prompt(f"{source.id}, {len(text)} characters", None, text))
     return found
 

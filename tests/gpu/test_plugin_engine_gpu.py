@@ -47,7 +47,7 @@ def mixed(prompts: list[Prompt]) -> list[Prompt]:
     found: list[Prompt] = []
     for first in range(0, len(prompts), 4):
         some = prompts[first : first + 4]
-        text = "\n".join(prompt.text or "" for prompt in some)
+        text = "\n".join(prompt.prompt or "" for prompt in some)
         found += [*some, Prompt(f"{first}, joined", None, text)]
     return found
 
@@ -136,8 +136,8 @@ def test_it_decodes_as_the_cuda_engine_does(
         total += 1
         for count in range(4, FORCED, 4):
             ids = tuple(other.output_ids[:count])
-            (next_one,) = records(walked, [Prompt("p", ids=ids)], one, None)
-            (wanted_one,) = records(engine, [Prompt("p", ids=ids)], one, None)
+            (next_one,) = records(walked, [Prompt("p", prompt_ids=ids)], one, None)
+            (wanted_one,) = records(engine, [Prompt("p", prompt_ids=ids)], one, None)
             same += next_one.output_ids == wanted_one.output_ids
             total += 1
     print(f"{same} of {total} tokens equal")

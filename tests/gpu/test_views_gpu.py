@@ -43,7 +43,7 @@ def decode(
 ) -> list[RunRecord]:
     random = np.random.default_rng(3)
     prompts = [
-        Prompt(str(i), ids=tuple(random.integers(3, 4000, n).tolist()))
+        Prompt(str(i), prompt_ids=tuple(random.integers(3, 4000, n).tolist()))
         for i, n in enumerate((600, 90, 333, 40, 201))
     ]
     params = GenerateParams(

@@ -106,7 +106,7 @@ def ids(
     built: BuiltPlugins, executor: TensorRtExecutor, shape: DraftShape | None
 ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
     """Tokens and log-probabilities of every prompt."""
-    prompts = [Prompt(str(i), ids=p) for i, p in enumerate(PROMPTS)]
+    prompts = [Prompt(str(i), prompt_ids=p) for i, p in enumerate(PROMPTS)]
     params = GenerateParams(max_new_tokens=6, ignore_eos=True)
     events = Engine(built.manifest, executor).generate(prompts, params, speculation=shape)
     found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}

@@ -110,7 +110,7 @@ def test_the_whole_loop_decodes_as_on_the_cpu(
     engines: dict[str, Any], sampling: SamplingParams
 ) -> None:
     """Every role by ONNX Runtime, trees drafted and verified: the same tokens."""
-    prompts = [Prompt(str(i), ids=tuple(range(3 + i, 20 + 4 * i))) for i in range(3)]
+    prompts = [Prompt(str(i), prompt_ids=tuple(range(3 + i, 20 + 4 * i))) for i in range(3)]
     params = GenerateParams(max_new_tokens=24, sampling=sampling, ignore_eos=True)
     told = {}
     for name in ("cpu", "standard"):

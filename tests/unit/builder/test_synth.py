@@ -383,7 +383,7 @@ def test_command_writes_and_replaces(tmp_path: Path, capsys: pytest.CaptureFixtu
     first = (tmp_path / "m" / "prompts.jsonl").read_text()
     assert main([*words, "--force", "--seed", "5"]) == 0
     prompts = written_prompts(tmp_path / "m" / "prompts.jsonl")
-    assert [len(prompt.ids or ()) for prompt in prompts] == [6, 6, 6]
+    assert [len(prompt.prompt_ids or ()) for prompt in prompts] == [6, 6, 6]
     assert (tmp_path / "m" / "prompts.jsonl").read_text() != first
 
 

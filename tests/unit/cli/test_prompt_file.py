@@ -26,8 +26,8 @@ def write(folder: Path, data: bytes) -> Path:
 def test_reads_ids_and_text(tmp_path: Path) -> None:
     text = '{"id": "b", "prompt": "naïve"}'.encode()
     first, second = read_prompt_file(write(tmp_path, GOOD + text))
-    assert first.record.prompt_ids == (1, 2)
-    assert second.record.prompt == "naïve"
+    assert first.prompt.prompt_ids == (1, 2)
+    assert second.prompt.prompt == "naïve"
     assert second.place.endswith("prompts.jsonl line 2")
 
 
@@ -74,7 +74,7 @@ def test_the_last_line_may_lack_its_end(tmp_path: Path) -> None:
 def test_ids_survive(tmp_path_factory: pytest.TempPathFactory, prompts: list[list[int]]) -> None:
     lines = [json.dumps({"id": str(i), "prompt_ids": ids}) for i, ids in enumerate(prompts)]
     file = write(tmp_path_factory.mktemp("prompts"), "\n".join(lines).encode())
-    assert [list(p.record.prompt_ids or ()) for p in read_prompt_file(file)] == prompts
+    assert [list(p.prompt.prompt_ids or ()) for p in read_prompt_file(file)] == prompts
 
 
 @given(st.binary(max_size=60))
@@ -97,7 +97,7 @@ def test_standard_input_is_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
     given_text = io.TextIOWrapper(io.BytesIO('{"id": "ä"}\nzwei\n'.encode()))
     monkeypatch.setattr(sys, "stdin", given_text)
     (prompt,) = read_prompts(None, None)
-    assert prompt.record.prompt == '{"id": "ä"}\nzwei'
+    assert prompt.prompt.prompt == '{"id": "ä"}\nzwei'
 
 
 def test_empty_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def described(runner: ProgramRunner, entry: ProgramEntry) -> Program:
 
 
 SHAPES = (DraftShape(1, 1, 1), DraftShape(1, 2, 2), DraftShape(2, 2, 3))
-PROMPTS = [Prompt("a", ids=(1, 2, 3)), Prompt("b", ids=(4,))]
+PROMPTS = [Prompt("a", prompt_ids=(1, 2, 3)), Prompt("b", prompt_ids=(4,))]
 WEIGHT = 2 * 16 * 4
 
 
@@ -282,7 +282,7 @@ def test_tokens_count_from_the_last_first_token(monkeypatch: pytest.MonkeyPatch)
     tokens = [TokenEvent(request, 1, "", False, 0.0) for request in (0, 0, 0, 1, 0, 1)]
     events = [*tokens, FinishEvent(0, None), FinishEvent(1, None)]  # type: ignore[arg-type]
     engine = SimpleNamespace(generate=lambda *_, **__: iter(events))
-    prompts = [Prompt("a", ids=(1,)), Prompt("b", ids=(2,))]
+    prompts = [Prompt("a", prompt_ids=(1,)), Prompt("b", prompt_ids=(2,))]
     run = sweep_runs.timed_run(engine, prompts, GenerateParams(), None)  # type: ignore[arg-type]
     assert (run.whole_s, run.decode_s, run.decode_tokens) == (3.0, 1.0, 2)
 

@@ -123,7 +123,7 @@ def test_text_and_stop_strings_need_a_tokenizer(engine: Path) -> None:
     from specbuild.runtime.request import Prompt
 
     with pytest.raises(RequestError, match="no tokenizer"):
-        loaded.generate([Prompt("a", text="hello")], GenerateParams())
+        loaded.generate([Prompt("a", prompt="hello")], GenerateParams())
     with pytest.raises(RequestError, match="need a tokenizer"):
         loaded.generate([prompt([1])], GenerateParams(stop=("x",)))
 

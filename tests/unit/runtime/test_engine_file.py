@@ -40,7 +40,7 @@ def engine(tmp_path: Path) -> Path:
 
 def load(path: Path) -> None:
     engine = Engine.load(path)
-    list(engine.generate([Prompt("a", ids=(1, 2))], GenerateParams(max_new_tokens=2)))
+    list(engine.generate([Prompt("a", prompt_ids=(1, 2))], GenerateParams(max_new_tokens=2)))
 
 
 def test_a_sound_engine_loads_and_its_weights_are_the_files(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_the_default_draft_goes_by_the_stored_table(
     rewrite_engine(engine, {"step_costs.json": to_bytes(costs_for(engine))})
     loaded = loaded_from(engine, monkeypatch)
     params = GenerateParams(max_new_tokens=8, ignore_eos=True)
-    events = loaded.generate([Prompt("p", ids=(1, 2))], params)
+    events = loaded.generate([Prompt("p", prompt_ids=(1, 2))], params)
     tokens = [event.token_id for event in events if isinstance(event, TokenEvent)]
     expected = decode_plainly([1, 2], 8, params.sampling)
     assert tokens[: len(expected)] == expected

@@ -33,7 +33,7 @@ def toy_engine(**options: object) -> Engine:
 
 def prompt(ids: Sequence[int], name: str = "p") -> Prompt:
     """A prompt of ids."""
-    return Prompt(name, ids=tuple(ids))
+    return Prompt(name, prompt_ids=tuple(ids))
 
 
 @dataclass

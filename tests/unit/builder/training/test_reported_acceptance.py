@@ -47,7 +47,7 @@ def test_reported_acceptance_is_that_of_the_engine(tmp_path, monkeypatch):
         ),
         SilentProgress(),
     )
-    prompts = [Prompt(str(i), ids=tuple(ids[:PROMPT])) for i, ids in enumerate(measured)]
+    prompts = [Prompt(str(i), prompt_ids=tuple(ids[:PROMPT])) for i, ids in enumerate(measured)]
     params = GenerateParams(max_new_tokens=LENGTH - PROMPT)
     events = Engine.load(tmp_path / "engine").generate(
         prompts, params, speculation=DraftShape(1, reported.chain, reported.chain)
