@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Tactic
+from specbuild.plugins_cuda.traffic import NoTraffic, Routing, TrafficOf
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +80,8 @@ class OpSpec:
 
     ``lower`` gives the launches that compute it on a GPU, ``tactics`` the candidates among which
     ``tune`` chooses for a request (the first is the default). An op that only a CUDA pass makes
-    has no body.
+    has no body. With ``lower`` comes ``traffic``: what a call reads and computes, or why that is
+    nothing to speak of. ``routing``: where experts are chosen, if they are.
     """
 
     name: str
@@ -93,6 +95,8 @@ class OpSpec:
     aliases: tuple[tuple[str, str], ...] = ()
     lower: Callable[[LoweringRequest], Lowering] | None = None
     tactics: Callable[[LoweringRequest], tuple[Tactic, ...]] | None = None
+    traffic: TrafficOf | NoTraffic | None = None
+    routing: Routing | None = None
 
     def __post_init__(self) -> None:
         names = [tensor.name for tensor in (*self.inputs, *self.outputs)]

@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from specbuild.cli.bench.budget import Budget
-from specbuild.cli.bench.report import Phase, experts_read, phase_of
+from specbuild.cli.bench.report import Phase, phase_of
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.measure.byte_floor import BytesByPart, EngineTraffic, Work
@@ -54,7 +54,7 @@ def time_prefill(
             time_s=median(times[1:]),
             floor=floor,
             operations=operations,
-            experts=experts_read(traffic.target, Work(chunks[0], 1, 0)),
+            experts=traffic.target.distinct_experts(Work(chunks[0], 1, 0)),
             ceiling_bytes_per_s=ceiling_bytes_per_s,
         )
         emit(replace(row, tokens_per_s=tokens / row.time_s))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specbuild.runtime.measure.byte_floor import BytesByPart, PassTraffic, Work, expected_experts
+from specbuild.runtime.measure.byte_floor import BytesByPart, Work
 
 SWEEPS = ("decode", "verify", "draft", "profile", "prefill", "spec", "load", "specpv")
 
@@ -135,10 +135,3 @@ def phase_of(
         tokens_per_s=None,
         idle_s=None,
     )
-
-
-def experts_read(traffic: PassTraffic, work: Work) -> float:
-    """Distinct experts a layer: as told, else as random routing chooses."""
-    if work.experts is not None:
-        return work.experts
-    return expected_experts(traffic.experts, traffic.experts_per_token, work.rows)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from specbuild.cli.bench.budget import Budget
-from specbuild.cli.bench.report import KernelTime, Phase, experts_read, phase_of
+from specbuild.cli.bench.report import KernelTime, Phase, phase_of
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import TARGET, level_section
 from specbuild.runtime.measure.byte_floor import (
     BytesByPart,
     EngineTraffic,
@@ -24,7 +25,6 @@ from specbuild.runtime.measure.occupied_engine import (
     cuda_executor,
     placed_sequences,
 )
-from specbuild.runtime.measure.step_sections import LEVEL, TARGET
 from specbuild.runtime.measure.step_timing import MeasuredStep, measure_step, narrows_at
 
 # The sweeps that time steps of placed sequences.
@@ -169,7 +169,7 @@ class StepSweep:
             for level in range(1, shape.draft_depth + 1):
                 rows = batch * (1 if level == 1 else shape.draft_top_k)
                 work = Work(rows, batch, step.context, experts=0.0)
-                emit(self._level(level, name, step, work, added[f"{LEVEL}{level}"]))
+                emit(self._level(level, name, step, work, added[level_section(level)]))
 
     def _profile(self, placed: PlacedSequences, shape: DraftShape | None) -> None:
         runner, table = placed.executor.runner, ProgramTable(placed.executor.plan)
@@ -215,7 +215,7 @@ class StepSweep:
             time_s=time_s,
             floor=floor or traffic.bytes_read(work),
             operations=traffic.floating_operations(work),
-            experts=experts_read(traffic, work),
+            experts=traffic.distinct_experts(work),
             experts_measured=step.experts is not None,
             ceiling_bytes_per_s=self.ceiling_bytes_per_s,
         )

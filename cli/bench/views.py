@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from specbuild.cli.bench.budget import Budget
-from specbuild.cli.bench.report import KernelTime, Phase, experts_read, phase_of
+from specbuild.cli.bench.report import KernelTime, Phase, phase_of
 from specbuild.cli.bench.steps import ROOM, Emit, tree_text
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
@@ -254,7 +254,7 @@ class _Timing:
             time_s=time_s,
             floor=floor,
             operations=traffic.target.floating_operations(work),
-            experts=experts_read(traffic.target, work),
+            experts=traffic.target.distinct_experts(work),
             experts_measured=experts is not None,
             ceiling_bytes_per_s=self._sweep.ceiling_bytes_per_s,
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbuild.plugins_cuda.advance.lowering import lower
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import STATE_ONLY
 
 if TYPE_CHECKING:
     import torch
@@ -169,4 +170,5 @@ OP = OpSpec(
     reference=reference,
     aliases=tuple((f"{spec.name}_out", spec.name) for spec in _IN_PLACE),
     lower=lower,
+    traffic=STATE_ONLY,
 )

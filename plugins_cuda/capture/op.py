@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.capture.lowering import lower
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import NoTraffic
 
 if TYPE_CHECKING:
     import torch
@@ -31,4 +32,5 @@ OP = OpSpec(
     aliases=(("captured_out", "captured"),),
     reference=reference,
     lower=lower,
+    traffic=NoTraffic("copies rows of activations, which stay in the L2 cache"),
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from specbuild.plugins_cuda.choose.body import body
 from specbuild.plugins_cuda.choose.lowering import lower
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import NoTraffic
 
 if TYPE_CHECKING:
     import torch
@@ -114,4 +115,5 @@ OP = OpSpec(
     reference=reference,
     body=body,
     lower=lower,
+    traffic=NoTraffic("logits were written by the launch in front and stay in the L2 cache"),
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from specbuild.plugins_cuda.draft_input.lowering import lower
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.rms_norms import rms_norm
+from specbuild.plugins_cuda.traffic import Weights
 
 if TYPE_CHECKING:
     import torch
@@ -48,4 +49,5 @@ OP = OpSpec(
     attributes=(AttributeSpec("eps", float),),
     reference=reference,
     lower=lower,
+    traffic=Weights(looked_up=("table",)),
 )

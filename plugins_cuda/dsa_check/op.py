@@ -9,6 +9,7 @@ from specbuild.plugins_cuda.dsa_check.lowering import lower
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
+from specbuild.plugins_cuda.traffic import NoTraffic
 
 if TYPE_CHECKING:
     import torch
@@ -103,4 +104,5 @@ OP = OpSpec(
     reference=reference,
     body=body,
     lower=lower,
+    traffic=NoTraffic("lists were written by the launch in front and stay in the L2 cache"),
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.dsa_compare.lowering import lower
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import STATE_ONLY
 
 if TYPE_CHECKING:
     import torch
@@ -67,4 +68,5 @@ OP = OpSpec(
     aliases=(("ring_checks_out", "ring_checks"),),
     reference=reference,
     lower=lower,
+    traffic=STATE_ONLY,
 )

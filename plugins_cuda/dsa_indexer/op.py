@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.dsa_indexer.body import body, list_length
@@ -11,6 +12,9 @@ from specbuild.plugins_cuda.dsa_indexer.reference import indexer_scores
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
+from specbuild.plugins_cuda.traffic import TrafficRequest, cache_term, stored_terms
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
+from specbuild.runtime.engine_dir.traffic import Traffic
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +92,21 @@ def reference(
     return out
 
 
+def traffic(request: TrafficRequest) -> Traffic:
+    """A key for every token that rows see, which those of a sequence share."""
+    pool, attributes = request.tensors["key_pool"], request.attributes
+    listed = ("top_k", "first_tokens", "recent_tokens")
+    scoring = 2 * prod(request.tensors["q"].shape[1:])
+    return Traffic(
+        read=(
+            *stored_terms(request),
+            cache_term(pool.shape[3] * ITEM_BYTES[pool.dtype], "seen_token", 0),
+        ),
+        operations=(cache_term(scoring, "row_token_pair", 0),),
+        chosen_tokens=sum(int(attributes[name]) for name in listed),
+    )
+
+
 OP = OpSpec(
     name="DsaIndexer",
     doc="The slots that each row attends to: first, recent, ancestors, and the best by a score.",
@@ -108,4 +127,5 @@ OP = OpSpec(
     reference=reference,
     body=body,
     lower=lower,
+    traffic=traffic,
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.dsa_tally.lowering import lower
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import STATE_ONLY
 
 if TYPE_CHECKING:
     import torch
@@ -39,4 +40,5 @@ OP = OpSpec(
     aliases=(("ring_broken_out", "ring_broken"),),
     reference=reference,
     lower=lower,
+    traffic=STATE_ONLY,
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.embed.lowering import lower
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import Weights
 
 if TYPE_CHECKING:
     import torch
@@ -27,4 +28,5 @@ OP = OpSpec(
     attributes=(),
     reference=reference,
     lower=lower,
+    traffic=Weights(looked_up=("table",)),
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.extend_inputs.lowering import lower
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import STATE_ONLY
 
 if TYPE_CHECKING:
     import torch
@@ -103,4 +104,5 @@ OP = OpSpec(
     attributes=(AttributeSpec("page_size", int),),
     reference=reference,
     lower=lower,
+    traffic=STATE_ONLY,
 )

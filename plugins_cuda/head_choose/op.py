@@ -10,6 +10,7 @@ from specbuild.plugins_cuda.linear.op import PACKED_AXES
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.rms_head.lowering import tactics
 from specbuild.plugins_cuda.rms_head.op import reference as rms_head
+from specbuild.plugins_cuda.traffic import Weights
 
 if TYPE_CHECKING:
     import torch
@@ -55,4 +56,5 @@ OP = OpSpec(
     reference=reference,
     lower=lower,
     tactics=tactics,
+    traffic=Weights(multiplied=("weight",), part="head"),
 )

@@ -8,6 +8,7 @@ from specbuild.plugins_cuda.kv_block_select.body import body
 from specbuild.plugins_cuda.kv_block_select.lowering import lower
 from specbuild.plugins_cuda.kv_block_summary.op import SUMMARY_AXES, SUMMARY_BODY_AXES
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import NoTraffic
 
 if TYPE_CHECKING:
     import torch
@@ -126,4 +127,5 @@ OP = OpSpec(
     reference=reference,
     body=body,
     lower=lower,
+    traffic=NoTraffic("reads two summaries a page, in full steps only"),
 )

@@ -8,6 +8,7 @@ from specbuild.plugins_cuda.kv_block_summary.body import body
 from specbuild.plugins_cuda.kv_block_summary.lowering import lower
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import NoTraffic
 
 if TYPE_CHECKING:
     import torch
@@ -61,4 +62,5 @@ OP = OpSpec(
     reference=reference,
     body=body,
     lower=lower,
+    traffic=NoTraffic("reads a block of keys a sequence, when one is full"),
 )

@@ -8,6 +8,7 @@ from specbuild.plugins_cuda.kv_commit.body import body
 from specbuild.plugins_cuda.kv_commit.lowering import lower
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import NoTraffic
 
 if TYPE_CHECKING:
     import torch
@@ -43,4 +44,5 @@ OP = OpSpec(
     reference=reference,
     body=body,
     lower=lower,
+    traffic=NoTraffic("moves a few entries a sequence"),
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from specbuild.plugins_cuda.kv_write.body import body
 from specbuild.plugins_cuda.kv_write.lowering import lower
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import NoTraffic
 
 if TYPE_CHECKING:
     import torch
@@ -42,4 +43,5 @@ OP = OpSpec(
     reference=reference,
     body=body,
     lower=lower,
+    traffic=NoTraffic("writes the entries of its rows, and reads no others"),
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from specbuild.plugins_cuda.extend_inputs.op import pool_slot
 from specbuild.plugins_cuda.level_inputs.lowering import lower
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import STATE_ONLY
 
 if TYPE_CHECKING:
     import torch
@@ -165,4 +166,5 @@ OP = OpSpec(
     ),
     reference=reference,
     lower=lower,
+    traffic=STATE_ONLY,
 )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.mla_attention.body import body
 from specbuild.plugins_cuda.mla_attention.lowering import lower, tactics
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.paged_tree_attention.op import among, unpack_bits, visibility
+from specbuild.plugins_cuda.traffic import TrafficRequest, cache_term, stored_terms, terms
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
+from specbuild.runtime.engine_dir.traffic import Term, Traffic
 
 if TYPE_CHECKING:
     import torch
@@ -124,6 +128,36 @@ def reference(
     return torch.cat([joined, padding])
 
 
+def traffic(request: TrafficRequest) -> Traffic:
+    """Latents of what rows see, which those of a sequence share; lists are each row's.
+
+    Keys that are rebuilt are rebuilt once for the rows of a sequence, or for each row's list.
+    """
+    pool, (q_heads, width) = request.tensors["c_pool"], request.tensors["q"].shape[1:]
+    value, _, v_width = request.tensors["w_v"].shape
+    entry = pool.shape[3] * ITEM_BYTES[pool.dtype]
+    # A row's products with a latent: its score, and its part in the weighted sum.
+    attending = 2 * q_heads * (width + value)
+    w_k = request.tensors.get("w_k")
+    rebuilding = 2 * prod(w_k.shape) if w_k is not None else 0
+    weights = stored_terms(request, looked_up=("cos", "sin"))
+    values = Term("dense", 2 * q_heads * value * v_width, "row")
+    if "selected" in request.tensors:
+        return Traffic(
+            read=(*weights, Term("kv_full", entry, "chosen_token")),
+            operations=(values, Term("kv_full", attending + rebuilding, "chosen_token")),
+        )
+    window = int(request.attributes["window"])
+    return Traffic(
+        read=(*weights, cache_term(entry, "seen_token", window)),
+        operations=terms(
+            values,
+            cache_term(attending, "row_token_pair", window),
+            cache_term(rebuilding, "seen_token", window),
+        ),
+    )
+
+
 OP = OpSpec(
     name="MlaAttention",
     doc="Attends over cached latents: keys rebuilt or queries absorbed, values absorbed.",
@@ -151,4 +185,5 @@ OP = OpSpec(
     body=body,
     lower=lower,
     tactics=tactics,
+    traffic=traffic,
 )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE, body
 from specbuild.plugins_cuda.paged_tree_attention.lowering import lower, tactics
+from specbuild.plugins_cuda.traffic import TrafficRequest, cache_term, stored_terms
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
+from specbuild.runtime.engine_dir.traffic import Term, Traffic
 
 if TYPE_CHECKING:
     import torch
@@ -134,6 +138,26 @@ def reference(
     return torch.cat([joined, padding])
 
 
+def traffic(request: TrafficRequest) -> Traffic:
+    """Keys and values of what rows see, which those of a sequence share; lists are each row's."""
+    entry = 0
+    for name in ("k_pool", "v_pool"):
+        pool = request.tensors[name]
+        entry += pool.shape[1] * pool.shape[3] * ITEM_BYTES[pool.dtype]
+    # Scores and the weighted sum: two products of a head's width each.
+    operations = 4 * prod(request.tensors["q"].shape[1:])
+    weights, window = stored_terms(request), int(request.attributes["window"])
+    if "selected" in request.tensors:
+        return Traffic(
+            read=(*weights, Term("kv_full", entry, "chosen_token")),
+            operations=(Term("kv_full", operations, "chosen_token"),),
+        )
+    return Traffic(
+        read=(*weights, cache_term(entry, "seen_token", window)),
+        operations=(cache_term(operations, "row_token_pair", window),),
+    )
+
+
 OP = OpSpec(
     name="PagedTreeAttention",
     doc="Attends over a sequence's pages: committed tokens, the causal chain, and tree ancestors.",
@@ -160,4 +184,5 @@ OP = OpSpec(
     body=body,
     lower=lower,
     tactics=tactics,
+    traffic=traffic,
 )

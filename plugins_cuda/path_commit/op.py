@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
 from specbuild.plugins_cuda.path_commit.lowering import lower
+from specbuild.plugins_cuda.traffic import NoTraffic
 
 if TYPE_CHECKING:
     import torch
@@ -56,4 +57,5 @@ OP = OpSpec(
     aliases=(("pools_out", "pools"),),
     reference=reference,
     lower=lower,
+    traffic=NoTraffic("moves a few entries a sequence"),
 )

@@ -10,6 +10,7 @@ from specbuild.plugins_cuda.linear.packing import unpack_rows
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.rms_head.lowering import lower, tactics
 from specbuild.plugins_cuda.rms_norms import rms_norm
+from specbuild.plugins_cuda.traffic import Weights
 
 if TYPE_CHECKING:
     import torch
@@ -46,4 +47,5 @@ OP = OpSpec(
     reference=reference,
     lower=lower,
     tactics=tactics,
+    traffic=Weights(multiplied=("weight",), part="head"),
 )

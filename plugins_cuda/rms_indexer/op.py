@@ -12,6 +12,7 @@ from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.rms_indexer.lowering import lower, tactics
 from specbuild.plugins_cuda.rms_indexer.packing import unpack_indexer
 from specbuild.plugins_cuda.rms_norms import rms_norm
+from specbuild.plugins_cuda.traffic import Weights
 
 if TYPE_CHECKING:
     import torch
@@ -64,4 +65,5 @@ OP = OpSpec(
     reference=reference,
     lower=lower,
     tactics=tactics,
+    traffic=Weights(multiplied=("weight",)),
 )

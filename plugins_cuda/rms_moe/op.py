@@ -12,6 +12,13 @@ from specbuild.plugins_cuda.rms_moe.packing import (
     unpack_gate_up,
     unpack_gate_up_bias,
 )
+from specbuild.plugins_cuda.traffic import (
+    Routing,
+    TrafficRequest,
+    product_terms,
+    stored_terms,
+)
+from specbuild.runtime.engine_dir.traffic import Term, Traffic
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +82,28 @@ def reference(
     return x + experts
 
 
+def traffic(request: TrafficRequest) -> Traffic:
+    """Experts that some row chose are read once; a row multiplies with ``top_k`` of them."""
+    sizes, top_k = request.tensors, int(request.attributes["top_k"])
+    experts, two_inner = sizes["gate_up_bias"].shape
+    weights = ("gate_up", "gate_up_bias", "down", "down_bias")
+    an_expert = sum(sizes[name].nbytes // experts for name in weights)
+    # Gate, up and down: a product and a sum for every element.
+    operations = 2 * top_k * 3 * (two_inner // 2) * sizes["x"].shape[1]
+    return Traffic(
+        read=(
+            *stored_terms(request, besides=weights),
+            Term("experts", an_expert, "chosen_expert"),
+        ),
+        operations=(
+            *product_terms(request, ("router_weight",)),
+            Term("experts", operations, "row"),
+        ),
+        experts=experts,
+        experts_per_token=top_k,
+    )
+
+
 OP = OpSpec(
     name="RmsMoe",
     doc="x + moe(rms(x)) with packed MXFP4 experts; rows past row_start's last are unspecified.",
@@ -100,4 +129,6 @@ OP = OpSpec(
     reference=reference,
     lower=lower,
     tactics=tactics,
+    routing=Routing(logits="workspace_logits", row_start="row_start"),
+    traffic=traffic,
 )

@@ -12,6 +12,7 @@ from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.rms_norms import rms_norm
 from specbuild.plugins_cuda.rms_qkv_rope.lowering import lower, tactics
 from specbuild.plugins_cuda.rms_qkv_rope.packing import unpack_qkv, unpack_qkv_bias
+from specbuild.plugins_cuda.traffic import Weights
 
 if TYPE_CHECKING:
     import torch
@@ -93,4 +94,5 @@ OP = OpSpec(
     reference=reference,
     lower=lower,
     tactics=tactics,
+    traffic=Weights(multiplied=("weight",), looked_up=("cos", "sin")),
 )

@@ -13,6 +13,7 @@ from specbuild.plugins_cuda.rms_qkv_rope.op import rotate
 from specbuild.plugins_cuda.rms_qkv_rope.packing import unpair_rows
 from specbuild.plugins_cuda.rms_query_latent.lowering import lower, tactics
 from specbuild.plugins_cuda.rms_query_latent.packing import unpack_query_latent
+from specbuild.plugins_cuda.traffic import Weights
 
 if TYPE_CHECKING:
     import torch
@@ -74,4 +75,5 @@ OP = OpSpec(
     reference=reference,
     lower=lower,
     tactics=tactics,
+    traffic=Weights(multiplied=("weight",), looked_up=("cos", "sin")),
 )

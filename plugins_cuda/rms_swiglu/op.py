@@ -10,6 +10,7 @@ from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.rms_norms import rms_norm
 from specbuild.plugins_cuda.rms_swiglu.lowering import lower, tactics
 from specbuild.plugins_cuda.rms_swiglu.packing import unpack_gate_up
+from specbuild.plugins_cuda.traffic import Weights
 
 if TYPE_CHECKING:
     import torch
@@ -43,4 +44,5 @@ OP = OpSpec(
     reference=reference,
     lower=lower,
     tactics=tactics,
+    traffic=Weights(multiplied=("gate_up",)),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import Weights
 from specbuild.plugins_cuda.tree_expand.body import body
 from specbuild.plugins_cuda.tree_expand.lowering import lower
 
@@ -61,4 +62,5 @@ OP = OpSpec(
     reference=reference,
     body=body,
     lower=lower,
+    traffic=Weights(looked_up=("d2t",)),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import Weights
 from specbuild.plugins_cuda.tree_expand.op import stable_topk
 from specbuild.plugins_cuda.tree_select.body import body
 from specbuild.plugins_cuda.tree_select.lowering import lower
@@ -86,4 +87,5 @@ OP = OpSpec(
     reference=reference,
     body=body,
     lower=lower,
+    traffic=Weights(),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import STATE_ONLY
 from specbuild.plugins_cuda.view_advance.lowering import lower
 
 if TYPE_CHECKING:
@@ -73,4 +74,5 @@ OP = OpSpec(
     aliases=tuple((f"{s.name}_out", s.name) for s in _STATE),
     reference=reference,
     lower=lower,
+    traffic=STATE_ONLY,
 )

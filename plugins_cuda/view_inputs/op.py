@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.level_inputs.op import live_sequences
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import STATE_ONLY
 from specbuild.plugins_cuda.view_inputs.lowering import lower
 
 if TYPE_CHECKING:
@@ -169,4 +170,5 @@ OP = OpSpec(
     ),
     reference=reference,
     lower=lower,
+    traffic=STATE_ONLY,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import STATE_ONLY
 from specbuild.plugins_cuda.view_samples.lowering import lower
 
 if TYPE_CHECKING:
@@ -100,4 +101,5 @@ OP = OpSpec(
     attributes=(AttributeSpec("samples", int),),
     reference=reference,
     lower=lower,
+    traffic=STATE_ONLY,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import STATE_ONLY
 from specbuild.plugins_cuda.view_tables.lowering import lower
 
 if TYPE_CHECKING:
@@ -42,4 +43,5 @@ OP = OpSpec(
     attributes=(),
     reference=reference,
     lower=lower,
+    traffic=STATE_ONLY,
 )

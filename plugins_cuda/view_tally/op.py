@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import STATE_ONLY
 from specbuild.plugins_cuda.view_tally.lowering import lower
 
 if TYPE_CHECKING:
@@ -56,4 +57,5 @@ OP = OpSpec(
     aliases=tuple((f"{ring.name}_out", ring.name) for ring in _RINGS),
     reference=reference,
     lower=lower,
+    traffic=STATE_ONLY,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import NoTraffic
 from specbuild.plugins_cuda.weigh_heads.lowering import lower
 
 if TYPE_CHECKING:
@@ -26,4 +27,5 @@ OP = OpSpec(
     attributes=(),
     reference=reference,
     lower=lower,
+    traffic=NoTraffic("reads activations, which stay in the L2 cache"),
 )

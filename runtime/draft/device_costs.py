@@ -19,7 +19,7 @@ from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 STEP_COSTS_FILE = "step_costs.json"
 # How the times come about; a table of another method is not this one's.
-METHOD = "median of graph replays; draft: the launches in front of VerifyInputs alone"
+METHOD = "median of graph replays; draft: the launches in front of the target alone"
 _PROGRAM_FOLDERS = ("programs/", "kernels/")
 _LONGEST_S = 60.0
 

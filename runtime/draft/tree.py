@@ -14,7 +14,7 @@ from specbuild.runtime.errors import RequestError
 
 @dataclass(frozen=True)
 class DraftTrees:
-    """Trees of B sequences, N + 1 slots each, as TreeSelect gives them; all int32.
+    """Trees of B sequences, N + 1 slots each, as they are selected; all int32.
 
     ``tokens``, ``parents``, ``depths`` [B, N+1], ``ancestor_bits`` [B, N+1, W], ``count`` [B]
     (slots in use, root included). Slot 0 is the root; unused slots and the root have parent

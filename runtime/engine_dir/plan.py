@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from specbuild.runtime.engine_dir.traffic import Traffic
+
 PLAN_FILE = "plan.json"
 
 # Element types of kernels' tensors.
@@ -19,6 +21,16 @@ Space = Literal["weights", "cache", "state", "ring", "arena"]
 
 # The buffer, of state, in which ops have the scratch that must be zeros before and after them.
 ZEROED = "workspace.zeroed"
+
+
+# The sections of a decoding step, in the order in which they run: the draft's levels, the choice
+# of nodes, the target's pass over them up to its own choices, and what moves the state on.
+SELECT, TARGET, ACCEPT = "select", "target", "accept"
+
+
+def level_section(level: int) -> str:
+    """The section of a draft's level, from 1: it takes up what was accepted, and drafts."""
+    return f"level {level}"
 
 
 @dataclass(frozen=True)
@@ -87,13 +99,30 @@ class OpCall:
     """An op that some launches compute: what the plan's interpreter and ``inspect`` read.
 
     Tensors stand under their declared names; an absent optional one is left out, and an output
-    that aliases an input is bound to the same place.
+    that aliases an input is bound to the same place. ``section``: the part of a decoding step
+    that it belongs to, empty in other programs. ``traffic``: None where it is nothing to speak of.
     """
 
     op: str
     attributes: dict[str, Any]
     inputs: dict[str, Binding]
     outputs: dict[str, Binding]
+    section: str = ""
+    traffic: Traffic | None = None
+
+
+@dataclass(frozen=True)
+class RouterLogits:
+    """The logits by which rows choose experts, there once launch ``launch`` of a program is done.
+
+    ``logits``: fp32 [rows, experts]; a row chooses the ``experts_per_token`` largest. The last
+    entry of ``row_start`` counts the rows that are live.
+    """
+
+    launch: int
+    logits: Binding
+    row_start: Binding
+    experts_per_token: int
 
 
 @dataclass(frozen=True)
@@ -108,11 +137,12 @@ class Lifetime:
 
 @dataclass(frozen=True)
 class Program:
-    """Launches that run in order, as one CUDA graph."""
+    """Launches that run in order, as one CUDA graph; ``routers``: one for each op that routes."""
 
     ops: tuple[OpCall, ...]
     launches: tuple[Launch, ...]
     lifetimes: tuple[Lifetime, ...]
+    routers: tuple[RouterLogits, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,7 +151,7 @@ class ProgramEntry:
 
     ``prefill``: ``rows`` prompt rows of up to ``batch`` sequences. ``step``: one decoding step of
     ``batch`` sequences with a tree of this shape (0, 0, 0: without a draft); ``rows`` rows of the
-    target. ``full_logits``: the target's logits are written and chosen from by Choose, as top-k
+    target. ``full_logits``: the target's logits are written before they are chosen from, as top-k
     and top-p need it. ``extends``: a step without a draft in which the draft takes up what was
     committed before, so that nothing waits for it; those with a draft do so anyway. ``score``:
     like prefill, with the kernels that decode and all logits.

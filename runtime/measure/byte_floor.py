@@ -1,40 +1,26 @@
-"""The bytes that a step must read at least, from an engine's plan alone.
+"""The bytes that a step must read at least, and what it computes, from an engine's plan alone.
 
-Counted is what lies in device memory as the kernels read it: every weight of a pass once however
-many rows there are, the experts that some row chose, and the keys and values that some row sees.
-Activations, the step's state and the rows that tables are looked up for stay in the L2 cache or
-are too few to matter, but for the looked-up rows, which are counted.
+The plan holds what each op call counts, and per what; a run says how many rows, tokens and experts
+there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
-from math import prod
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 
 from specbuild.runtime.engine_dir.plan import (
-    ITEM_BYTES,
-    Binding,
+    TARGET,
     OpCall,
     Plan,
     Program,
     ProgramEntry,
+    level_section,
 )
-from specbuild.runtime.measure.step_sections import HEADS, LEVEL, TARGET, step_sections
+from specbuild.runtime.engine_dir.traffic import Part, Per, Term
 
 ReadProgram = Callable[[ProgramEntry], Program]
-
-_MOE, _ATTENTION, _LATENT = "RmsMoe", "PagedTreeAttention", "MlaAttention"
-_INDEXER = "DsaIndexer"
-# What a row attends to, beside its ancestors in the tree.
-_CHOSEN = ("top_k", "first_tokens", "recent_tokens")
-_PER_EXPERT = ("gate_up", "gate_up_bias", "down", "down_bias")
-_POOLS = ("k_pool", "v_pool")
-# Looked up by token or position: one row for each row of the pass.
-_TABLES = ("table", "cos", "sin", "d2t")
-# Multiplied by the rows of ``x``; packed ones lie in tiles of 16 rows, whatever their form.
-_PRODUCTS = ("weight", "gate_up", "router_weight")
-_TILE_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -83,81 +69,50 @@ class Work:
         return self.rows / self.batch
 
 
-@dataclass
-class _CacheReads:
-    """What caches hold of a token, over the layers of one window; 0 keeps every position.
-
-    ``operations_per_token`` are those of a row, ``rebuilding_per_token`` those that the rows of a
-    sequence share (keys of a latent).
-    """
-
-    bytes_per_token: int = 0
-    operations_per_token: int = 0
-    rebuilding_per_token: int = 0
-
-    def add(self, bytes_per_token: int, operations: int, rebuilding: int = 0) -> None:
-        self.bytes_per_token += bytes_per_token
-        self.operations_per_token += operations
-        self.rebuilding_per_token += rebuilding
-
-
-@dataclass
+@dataclass(frozen=True)
 class PassTraffic:
-    """What one pass through some layers reads and computes, per call, row, expert and token.
+    """What one pass through some layers reads, in bytes, and computes: the sum over its calls.
 
-    ``expert_bytes`` is one expert in every layer; ``operations`` are those of a row: products and
-    sums with dense weights and with the ``experts_per_token`` experts, and of a row of logits.
-    Where attention is narrowed a row gathers up to ``chosen`` tokens for itself, of
-    ``chosen_bytes`` and ``chosen_operations`` each (DSA).
+    ``experts`` of a layer that routes, of which a row chooses ``experts_per_token``. A row that
+    attends to chosen tokens sees up to ``chosen_tokens`` (DSA).
     """
 
-    dense_bytes: int = 0
-    head_bytes: int = 0
-    looked_up_bytes: int = 0
-    expert_bytes: int = 0
+    read: tuple[Term, ...] = ()
+    operations: tuple[Term, ...] = ()
     experts: int = 0
     experts_per_token: int = 0
-    operations: int = 0
-    head_operations: int = 0
-    caches: dict[int, _CacheReads] = field(default_factory=dict)
-    chosen: int = 0
-    chosen_bytes: int = 0
-    chosen_operations: int = 0
+    chosen_tokens: int = 0
 
     def bytes_read(self, work: Work) -> BytesByPart:
         """The floor of one pass."""
-        distinct = work.experts
-        if distinct is None:
-            distinct = expected_experts(self.experts, self.experts_per_token, work.rows)
-        sliding = sum(
-            reads.bytes_per_token * tokens_seen(work, window)
-            for window, reads in self.caches.items()
-            if window
-        )
-        full = self.caches.get(0, _CacheReads()).bytes_per_token * tokens_seen(work, 0)
-        return BytesByPart(
-            dense=self.dense_bytes + work.rows * self.looked_up_bytes,
-            experts=distinct * self.expert_bytes,
-            head=self.head_bytes,
-            kv_full=work.batch * full + self._gathered(work) * self.chosen_bytes,
-            kv_sliding=work.batch * sliding,
-        )
+        parts: dict[str, float] = defaultdict(int)
+        for term in self.read:
+            parts[term.part] += term.amount * self._times(term, work)
+        return BytesByPart(**parts)
 
     def floating_operations(self, work: Work) -> float:
         """Multiplications and additions of one pass."""
-        logit_rows = work.rows if work.logit_rows is None else work.logit_rows
-        attention = sum(
-            reads.operations_per_token * _pairs(work, window)
-            + reads.rebuilding_per_token * tokens_seen(work, window)
-            for window, reads in self.caches.items()
-        )
-        rows = work.rows * self.operations + logit_rows * self.head_operations
-        gathered = self._gathered(work) * self.chosen_operations
-        return rows + work.batch * attention + gathered
+        return sum(term.amount * self._times(term, work) for term in self.operations)
 
-    def _gathered(self, work: Work) -> float:
-        """Tokens that all rows gather."""
-        return work.rows * min(self.chosen, tokens_seen(work, 0))
+    def distinct_experts(self, work: Work) -> float:
+        """Experts of a layer that some row chooses: as told, else as random routing does."""
+        if work.experts is not None:
+            return work.experts
+        return expected_experts(self.experts, self.experts_per_token, work.rows)
+
+    def _times(self, term: Term, work: Work) -> float:
+        """How often a pass has what the term counts."""
+        seen = tokens_seen(work, term.window)
+        counts: dict[Per, float] = {
+            "pass": 1,
+            "row": work.rows,
+            "logit_row": work.rows if work.logit_rows is None else work.logit_rows,
+            "chosen_expert": self.distinct_experts(work),
+            "seen_token": work.batch * seen,
+            "row_token_pair": work.batch * _pairs(work, term.window),
+            "chosen_token": work.rows * min(self.chosen_tokens, seen),
+        }
+        return counts[term.per]
 
 
 @dataclass(frozen=True)
@@ -223,7 +178,7 @@ def engine_traffic(plan: Plan, read: ReadProgram) -> EngineTraffic:
     steps = [entry for entry in plan.programs if entry.kind == "step" and not entry.full_logits]
     plain = [e for e in steps if not e.draft_depth and not e.extends and not e.fed_again]
     target, narrowed = (
-        _section_traffic(plan, read(min(found, key=lambda e: e.batch)), (TARGET,))
+        _section_traffic(read(min(found, key=lambda e: e.batch)), TARGET)
         if (found := [e for e in plain if e.narrows == narrows and not e.checks])
         else None
         for narrows in (False, True)
@@ -236,102 +191,38 @@ def engine_traffic(plan: Plan, read: ReadProgram) -> EngineTraffic:
     extending = min((e for e in steps if e.extends), key=lambda e: e.batch, default=None)
     taken_up = None
     if extending is not None:
-        taken_up = _section_traffic(plan, read(extending), (f"{LEVEL}1",))
+        taken_up = _section_traffic(read(extending), level_section(1))
     deepest = max(drafted, key=lambda e: (e.draft_depth, -e.batch, -e.draft_top_k))
     program = read(deepest)
-    first = _section_traffic(plan, program, (f"{LEVEL}1",))
+    first = _section_traffic(program, level_section(1))
     if deepest.draft_depth == 1:
         return EngineTraffic(target, first, taken_up=taken_up, narrowed=narrowed)
-    further = _section_traffic(plan, program, (f"{LEVEL}2",))
+    further = _section_traffic(program, level_section(2))
     return EngineTraffic(target, first, further, taken_up, narrowed)
 
 
-def pass_traffic(plan: Plan, ops: Iterable[OpCall]) -> PassTraffic:
-    """What these ops read and compute when each is called once."""
-    found = PassTraffic()
-    for call in ops:
-        for name, binding in call.inputs.items():
-            if plan.buffers[binding.buffer].space == "weights":
-                _add_weight(found, call, name, binding)
-        if call.op == _ATTENTION:
-            _add_attention(found, call)
-        elif call.op == _LATENT:
-            _add_latent_attention(found, call)
-        elif call.op == _INDEXER:
-            _add_indexer(found, call)
-    return found
+def pass_traffic(calls: Iterable[OpCall]) -> PassTraffic:
+    """What these calls read and compute when each runs once."""
+    some = [call.traffic for call in calls if call.traffic is not None]
+    return PassTraffic(
+        read=_summed(term for traffic in some for term in traffic.read),
+        operations=_summed(term for traffic in some for term in traffic.operations),
+        experts=max((traffic.experts for traffic in some), default=0),
+        experts_per_token=max((traffic.experts_per_token for traffic in some), default=0),
+        chosen_tokens=max((traffic.chosen_tokens for traffic in some), default=0),
+    )
 
 
-def _section_traffic(plan: Plan, program: Program, names: Sequence[str]) -> PassTraffic:
-    sections = [s for s in step_sections(program.ops) if s.name in names]
-    return pass_traffic(plan, (c for s in sections for c in program.ops[s.first : s.last + 1]))
+def _summed(terms: Iterable[Term]) -> tuple[Term, ...]:
+    """One term for each thing that is counted."""
+    amounts: dict[tuple[Part, Per, int], int] = defaultdict(int)
+    for term in terms:
+        amounts[term.part, term.per, term.window] += term.amount
+    return tuple(Term(part, amount, per, window) for (part, per, window), amount in amounts.items())
 
 
-def _add_weight(found: PassTraffic, call: OpCall, name: str, binding: Binding) -> None:
-    size = _bytes(binding)
-    if name in _TABLES:
-        found.looked_up_bytes += size // binding.shape[0]
-    elif call.op == _MOE and name in _PER_EXPERT:
-        found.expert_bytes += size // binding.shape[0]
-        found.experts = binding.shape[0]
-        found.experts_per_token = int(call.attributes["top_k"])
-        if name == "gate_up_bias":
-            inner, hidden = binding.shape[1] // 2, call.inputs["x"].shape[1]
-            found.operations += 2 * found.experts_per_token * 3 * inner * hidden
-    elif call.op in HEADS:
-        found.head_bytes += size
-        found.head_operations += _operations(call, name)
-    else:
-        found.dense_bytes += size
-        found.operations += _operations(call, name)
-
-
-def _operations(call: OpCall, name: str) -> int:
-    """Of one row: a product and a sum for every element of a weight."""
-    if name not in _PRODUCTS:
-        return 0
-    shape = call.inputs[name].shape
-    outputs = shape[0] if len(shape) == 2 else _TILE_ROWS * shape[0]
-    return 2 * outputs * call.inputs["x"].shape[1]
-
-
-def _add_attention(found: PassTraffic, call: OpCall) -> None:
-    per_token = 0
-    for name in _POOLS:
-        pool = call.inputs[name]
-        per_token += pool.shape[1] * pool.shape[3] * ITEM_BYTES[pool.dtype]
-    # Scores and the weighted sum: two products of a head's width each.
-    operations = 4 * prod(call.inputs["q"].shape[1:])
-    if "selected" in call.inputs:
-        found.chosen_bytes += per_token
-        found.chosen_operations += operations
-        return
-    reads = found.caches.setdefault(int(call.attributes["window"]), _CacheReads())
-    reads.add(per_token, operations)
-
-
-def _add_indexer(found: PassTraffic, call: OpCall) -> None:
-    """A key for every cached token, which the rows of a sequence share."""
-    pool = call.inputs["key_pool"]
-    found.chosen = sum(int(call.attributes[name]) for name in _CHOSEN)
-    reads = found.caches.setdefault(0, _CacheReads())
-    reads.add(pool.shape[3] * ITEM_BYTES[pool.dtype], 2 * prod(call.inputs["q"].shape[1:]))
-
-
-def _add_latent_attention(found: PassTraffic, call: OpCall) -> None:
-    """Scores and the weighted sum of latents; and where keys are rebuilt, that."""
-    pool = call.inputs["c_pool"]
-    q_heads, width = call.inputs["q"].shape[1:]
-    value, _, v_width = call.inputs["w_v"].shape
-    rebuilding = 2 * prod(call.inputs["w_k"].shape) if "w_k" in call.inputs else 0
-    found.operations += 2 * q_heads * value * v_width
-    per_token, attending = pool.shape[3] * ITEM_BYTES[pool.dtype], 2 * q_heads * (width + value)
-    if "selected" in call.inputs:
-        found.chosen_bytes += per_token
-        found.chosen_operations += attending + rebuilding
-        return
-    reads = found.caches.setdefault(int(call.attributes["window"]), _CacheReads())
-    reads.add(per_token, attending, rebuilding)
+def _section_traffic(program: Program, name: str) -> PassTraffic:
+    return pass_traffic(call for call in program.ops if call.section == name)
 
 
 def _pairs(work: Work, window: int) -> float:
@@ -342,7 +233,3 @@ def _pairs(work: Work, window: int) -> float:
     # Row i sees min(context + i, window) tokens, i from 1.
     growing = min(max(window - work.context, 0.0), rows)
     return growing * work.context + growing * (growing + 1) / 2 + (rows - growing) * window
-
-
-def _bytes(binding: Binding) -> int:
-    return prod(binding.shape) * ITEM_BYTES[binding.dtype]

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from specbuild.runtime.engine_dir.plan import POINTER, Launch, OpCall, ProgramEntry
+from specbuild.runtime.engine_dir.plan import ProgramEntry, RouterLogits
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
-
-# The router's launch and its argument with the logits, fp32 [rows, experts] of the live rows.
-ROUTER, LOGITS_ARGUMENT = "route_rows", 6
-_MOE = "RmsMoe"
 
 
 def experts_touched(executor: CudaExecutor, entry: ProgramEntry) -> float | None:
     """Distinct experts that a program's rows choose, on average over the layers.
 
     The program runs once, launch by launch, from the state that the device is in; it moves its
-    sequences on. None where it has no router whose logits can be read.
+    sequences on. None where nothing of it routes.
     """
     runner = executor.runner
-    described, configs = runner.described(entry), runner.program(entry).launches
+    routers = {router.launch: router for router in runner.described(entry).routers}
     found = []
-    for launch, config in zip(described.launches, configs, strict=True):
+    for index, config in enumerate(runner.program(entry).launches):
         runner.gpu.launch(config, runner.stream)
-        call = described.ops[launch.op]
-        if _routes(executor, launch, call):
-            chosen = chosen_experts(_logits(executor, launch, call), int(call.attributes["top_k"]))
+        if index in routers:
+            router = routers[index]
+            chosen = chosen_experts(_live_logits(executor, router), router.experts_per_token)
             found.append(len(np.unique(chosen)))
     executor.synchronize()
     return float(np.mean(found)) if found else None
@@ -36,19 +32,10 @@ def chosen_experts(logits: np.ndarray, top_k: int) -> np.ndarray:
     return np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
 
 
-def _routes(executor: CudaExecutor, launch: Launch, call: OpCall) -> bool:
-    return (
-        call.op == _MOE
-        and executor.plan.kernels[launch.kernel].entry == ROUTER
-        and launch.arguments[LOGITS_ARGUMENT][0] == POINTER
-    )
-
-
-def _logits(executor: CudaExecutor, launch: Launch, call: OpCall) -> np.ndarray:
-    """Router logits of the live rows; what follows them in the scratch is not of this step."""
-    ends = call.inputs["row_start"]
+def _live_logits(executor: CudaExecutor, router: RouterLogits) -> np.ndarray:
+    """Logits of the live rows; what follows them in the scratch is not of this step."""
+    ends, logits = router.row_start, router.logits
     row_start = executor.peek(ends.buffer, ends.offset, 4 * ends.shape[0]).view(np.int32)
-    live, experts = int(row_start[-1]), call.inputs["router_weight"].shape[0]
-    _, buffer, offset = launch.arguments[LOGITS_ARGUMENT]
-    data = executor.peek(buffer, offset, 4 * live * experts)
+    live, experts = int(row_start[-1]), logits.shape[1]
+    data = executor.peek(logits.buffer, logits.offset, 4 * live * experts)
     return data.view(np.float32).reshape(live, experts)

@@ -10,14 +10,14 @@ from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts, programs_digest
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.engine_dir.plan import ProgramEntry
+from specbuild.runtime.engine_dir.plan import TARGET, ProgramEntry
 from specbuild.runtime.measure.graph_timing import time_prefixes, time_program
 from specbuild.runtime.measure.occupied_engine import (
     PlacedSequences,
     cuda_executor,
     placed_sequences,
 )
-from specbuild.runtime.measure.step_sections import TARGET, step_sections
+from specbuild.runtime.measure.step_sections import step_sections
 from specbuild.runtime.measure.step_timing import narrows_at
 
 MEASURING_BUDGET_S = 60.0

@@ -1,16 +1,12 @@
-"""Which ops of a program are the draft's, level by level, and which are the target's."""
+"""The sections of a decoding step: runs of op calls that the plan gives one name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from specbuild.runtime.engine_dir.plan import OpCall
-
-TARGET, SELECT, ACCEPT = "target", "select", "accept"
-LEVEL = "level "
-HEADS = ("HeadChoose", "RmsHead")
-_CHOICES = ("HeadChoose", "Choose")
 
 
 @dataclass(frozen=True)
@@ -28,29 +24,14 @@ class Section:
 
 
 def step_sections(ops: Sequence[OpCall]) -> tuple[Section, ...]:
-    """The sections of a decoding step, in order; together they hold every op."""
-    starts: list[tuple[str, int]] = []
-    for i, call in enumerate(ops):
-        name = _begins(call)
-        if name is None and i > 0 and ops[i - 1].op in _CHOICES:
-            name = ACCEPT
-        if name is not None:
-            starts.append((name, i))
-    if not starts or starts[0][1] != 0:
+    """The sections of a decoding step, in order; together they hold every op.
+
+    Raises ValueError where an op belongs to none: the program is not a step.
+    """
+    found: list[Section] = []
+    for name, calls in groupby(ops, key=lambda call: call.section):
+        first = found[-1].last + 1 if found else 0
+        found.append(Section(name, first, first + len(list(calls)) - 1))
+    if not all(section.name for section in found) or not found:
         raise ValueError("the ops are not those of a decoding step")
-    ends = [first for _, first in starts[1:]] + [len(ops)]
-    return tuple(
-        Section(name, first, end - 1) for (name, first), end in zip(starts, ends, strict=True)
-    )
-
-
-def _begins(call: OpCall) -> str | None:
-    """The section that an op opens."""
-    match call.op:
-        case "ExtendInputs":
-            return f"{LEVEL}1"
-        case "LevelInputs":
-            return SELECT if call.attributes["last"] else f"{LEVEL}{call.attributes['level'] + 1}"
-        case "VerifyInputs":
-            return TARGET
-    return None
+    return tuple(found)

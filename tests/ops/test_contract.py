@@ -18,6 +18,7 @@ from specbuild.plugins_cuda.onnx_schema import register_schemas
 from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION, TYPE_NAMES, OpSpec
 from specbuild.plugins_cuda.registry import all_ops
 from specbuild.plugins_cuda.torch_ops import fake_outputs, torch_op
+from specbuild.plugins_cuda.traffic import NoTraffic, Weights
 
 # Finite in place of NaN: a standard body weights what a row may not see with 0, and 0 · NaN is
 # NaN. So large that any weight above 1e-33 would show.
@@ -78,6 +79,16 @@ def assert_agree(
 def test_every_folder_with_an_op_is_found() -> None:
     names = {"Choose", "KvCommit", "KvWrite", "Moe", "PagedTreeAttention"}
     assert names | {"TreeAccept", "TreeExpand", "TreeSelect"} <= set(all_ops())
+
+
+@each_op
+def test_an_op_with_a_kernel_declares_its_traffic_or_says_why_it_has_none(op: OpSpec) -> None:
+    assert (op.lower is None) == (op.traffic is None)
+    if isinstance(op.traffic, NoTraffic):
+        assert len(op.traffic.reason.split()) > 3
+    if isinstance(op.traffic, Weights):
+        for name in (*op.traffic.multiplied, *op.traffic.looked_up):
+            assert op.tensor(name) in op.inputs
 
 
 @each_op

@@ -12,7 +12,7 @@ from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.moe.op import route
 from specbuild.plugins_cuda.rms_moe.cases import Layer
 from specbuild.plugins_cuda.rms_moe.op import OP, router_input
-from specbuild.runtime.measure.routed_experts import LOGITS_ARGUMENT, ROUTER, chosen_experts
+from specbuild.runtime.measure.routed_experts import chosen_experts
 
 NAMES = [spec.name for spec in OP.inputs]
 ATTRIBUTES = {"eps": 1e-5, "top_k": 4, "alpha": 1.702, "limit": 7.0, "gating": "softmax_selected"}
@@ -30,16 +30,16 @@ def test_the_experts_of_every_row_are_read_from_its_logits() -> None:
     infos = {n: TensorInfo(tuple(t.shape), kinds[t.dtype]) for n, t in tensors.items()}
     infos["y"] = infos["x"]
     lowering = OP.lower(LoweringRequest(infos, ATTRIBUTES, "decode", SMALL_TARGET))
-    launch = lowering.launches[0]
-    assert launch.kernel.entry == ROUTER
-    assert launch.arguments[LOGITS_ARGUMENT] == "workspace_logits"
+    assert OP.routing is not None
+    left = OP.routing.logits
+    launch = next(each for each in lowering.launches if left in each.arguments)
     memory = {name: guarded(bits(tensor)) for name, tensor in tensors.items()}
     for workspace in lowering.workspaces:
         memory[workspace.name] = Guarded(workspace.nbytes)
         memory[workspace.name].data[:] = 0 if workspace.zeroed else 0xFF
     emulate(launch, memory)
-    live = int(arrays["row_start"][-1])
-    logits = memory["workspace_logits"].data.view(np.float32).reshape(-1, 16)[:live]
+    live = int(arrays[OP.routing.row_start][-1])
+    logits = memory[left].data.view(np.float32).reshape(-1, 16)[:live]
     _, wanted = router_input(
         *(tensors[n] for n in ("x", "norm", "router_weight", "router_bias")), 1e-5
     )

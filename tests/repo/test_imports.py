@@ -69,6 +69,20 @@ def test_runtime_names_no_heavy_package() -> None:
     assert not wrong
 
 
+def test_decoding_imports_nothing_that_measures() -> None:
+    """``runtime/measure`` is read by ``bench`` and ``tune`` only."""
+    rooms = ("decode", "draft", "lossy", "cache", "executors")
+    files = [file for room in rooms for file in sorted((ROOT / "runtime" / room).rglob("*.py"))]
+    assert len(files) > len(rooms)
+    wrong = [
+        f"{file.relative_to(ROOT)} imports {module}"
+        for file in (*files, ROOT / "runtime" / "engine.py")
+        for module in imported_modules(file.read_text(encoding="utf-8"))
+        if module.startswith("specbuild.runtime.measure")
+    ]
+    assert not wrong
+
+
 def test_every_runtime_module_imports_lightly() -> None:
     modules = [
         "specbuild." + ".".join(file.relative_to(ROOT).with_suffix("").parts)

@@ -5,7 +5,7 @@ then every ``check_interval``-th, are checks: the launch runs twice, narrowed an
 whole one counts. What is compared is the tokens chosen along the accepted path, and how many drafts
 were accepted. While the last checks agree too little, steps attend to everything (fallback); checks
 go on, so that a sequence may recover. Inside a launch, a list of slots that breaks an invariant
-gives way to everything in its layer (DsaCheck), which is counted here.
+gives way to everything in its layer, which is counted here.
 
 Rows below the threshold attend to everything in any case; the graph sees to that.
 """

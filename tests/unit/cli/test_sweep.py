@@ -25,7 +25,18 @@ from specbuild.cli.bench.sweep import Progress, SweepPlan, measure, run_sweep, s
 from specbuild.cli.bench.table import sweep_tables
 from specbuild.cli.terminal.console import json_line, plain_console
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.engine_dir.plan import Binding, OpCall, Program, ProgramEntry
+from specbuild.runtime.engine_dir.plan import (
+    ACCEPT,
+    SELECT,
+    TARGET,
+    Binding,
+    OpCall,
+    Program,
+    ProgramEntry,
+    RouterLogits,
+    level_section,
+)
+from specbuild.runtime.engine_dir.traffic import Part, Term, Traffic
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.programs import ProgramRunner, read_launches
 from specbuild.runtime.measure.read_speed import ReadKernel, streaming_read
@@ -37,22 +48,26 @@ CEILING = 1000.0
 
 
 def described(runner: ProgramRunner, entry: ProgramEntry) -> Program:
-    """The toy's one launch as the ops of a real step, with weights of D2T's place and size."""
+    """The toy's one launch as the ops of a real step, each of which reads the same weight."""
     plan = runner._plan
     launches = read_launches(runner._read_file(entry.file), plan, entry)
-    x, weight = Binding(1, 0, (1, 32), "float32"), Binding(0, 0, (2, 1, 16), "float32")
-    linear = OpCall("Linear", {}, {"x": x, "weight": weight}, {})
+
+    def reading(section: str, part: Part = "dense") -> OpCall:
+        traffic = Traffic(
+            read=(Term(part, WEIGHT, "pass"),),
+            operations=(Term(part, 2 * 32 * 32, "logit_row" if part == "head" else "row"),),
+        )
+        return OpCall("op", {}, {}, {}, section, traffic)
+
     ops = []
     for level in range(1, entry.draft_depth + 1):
-        if level == 1:
-            ops.append(OpCall("ExtendInputs", {}, {}, {}))
-        ops.append(linear)
-        last = {"level": level, "last": int(level == entry.draft_depth)}
-        ops.append(OpCall("LevelInputs", last, {}, {}))
+        ops.append(reading(level_section(level)))
+    if entry.draft_depth:
+        ops.append(OpCall("op", {}, {}, {}, SELECT))
     if entry.extends:
-        ops += [OpCall("ExtendInputs", {}, {}, {}), linear]
-    ops += [OpCall("VerifyInputs", {}, {}, {}), linear, linear]
-    ops += [OpCall("HeadChoose", {}, {"x": x, "weight": weight}, {}), OpCall("Advance", {}, {}, {})]
+        ops.append(reading(level_section(1)))
+    ops += [*(reading(TARGET) for _ in range(2)), reading(TARGET, "head")]
+    ops.append(OpCall("op", {}, {}, {}, ACCEPT))
     # The launch is the target's: it comes with the op in front of the choice.
     return Program(tuple(ops), tuple(replace(launch, op=len(ops) - 3) for launch in launches), ())
 
@@ -252,16 +267,10 @@ def test_experts_are_read_back_layer_by_layer() -> None:
         gpu.view(address, 72)[:] = queue.pop(0).view(np.uint8).reshape(-1)
 
     entry = replace(plan.programs[0], launches=2)
-    kernel = replace(plan.kernels[0], entry="route_rows")
-    executor.plan = replace(plan, kernels=(kernel, *plan.kernels[1:]))
-    gpu.kernels["route_rows"] = FakeKernel(routed, "")
     row_start = Binding(start, 16, (3,), "int32")
-    router = Binding(0, 0, (6, 32), "bfloat16")
-    call = OpCall("RmsMoe", {"top_k": 2}, {"row_start": row_start, "router_weight": router}, {})
-    launch = read_launches(executor.runner._read_file(entry.file), plan, plan.programs[0])[0]
-    arguments = (*((3,),) * 6, (0, arena, 64))
-    launches = tuple(replace(launch, kernel=0, op=i, arguments=arguments) for i in range(2))
-    executor.runner.described = lambda _: Program((call, call), launches, ())
+    logits = Binding(arena, 64, (3, 6), "float32")
+    routers = tuple(RouterLogits(i, logits, row_start, 2) for i in range(2))
+    executor.runner.described = lambda _: Program((), (), (), routers)
     executor.runner.program = lambda _: FakeLaunches()
     executor.write("prefill.row_start", np.array([0, 1, live], np.int32))
     gpu.launch = lambda _, stream: gpu.enqueue(stream, routed)

@@ -22,6 +22,7 @@ from specbuild.cli.bench.report import Phase
 from specbuild.cli.bench.sweep import Progress, SweepPlan, measure
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.plan import ProgramEntry
+from specbuild.runtime.engine_dir.traffic import Term
 from specbuild.runtime.measure import occupied_engine as placed_sequences
 from specbuild.runtime.measure.byte_floor import EngineTraffic, PassTraffic
 
@@ -79,7 +80,11 @@ def test_rows_start_from_the_states_they_name(
     monkeypatch.setattr(sweep_views, "profile_program", lambda *_, **__: [])
     rows: list[Phase] = []
     budget = Budget.of(600.0, [])
-    target = PassTraffic(dense_bytes=1000, expert_bytes=10, experts=4, experts_per_token=2)
+    target = PassTraffic(
+        (Term("dense", 1000, "pass"), Term("experts", 10, "chosen_expert")),
+        experts=4,
+        experts_per_token=2,
+    )
     sweep = sweep_views.ViewSweep(
         engine, EngineTraffic(target), 1e9, 2, retrieved=(8, 50, 16, 48, 8192)
     )

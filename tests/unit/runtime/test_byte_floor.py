@@ -15,8 +15,12 @@ from hypothesis import strategies as st
 from plan_host import lowered_engine
 
 from specbuild.builder.backends.cuda.engine import LoweredEngine
+from specbuild.builder.backends.cuda.plan.call_traffic import call_traffic
 from specbuild.builder.backends.cuda.plan.plan_writer import program_bytes
-from specbuild.runtime.engine_dir.plan import Binding, Buffer, OpCall, Plan, ProgramEntry
+from specbuild.builder.backends.cuda.step.ir import Call, Storage, Tensor
+from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.engine_dir.plan import POINTER, OpCall, Program, Space
 from specbuild.runtime.executors.cuda.programs import read_program
 from specbuild.runtime.measure.byte_floor import (
     BytesByPart,
@@ -39,31 +43,52 @@ ITEMS = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1}
 
 
 class Calls:
-    """Op calls with buffers of their own."""
+    """Op calls on tensors of their own, with the traffic that their ops declare."""
 
     def __init__(self) -> None:
-        self.buffers: list[Buffer] = []
         self.ops: list[OpCall] = []
 
-    def tensor(self, space: str, shape: tuple[int, ...], dtype: str = "bfloat16") -> Binding:
-        size = prod(shape) * ITEMS[dtype]
-        self.buffers.append(Buffer(str(len(self.buffers)), space, size))  # type: ignore[arg-type]
-        return Binding(len(self.buffers) - 1, 0, shape, dtype)
+    def tensor(self, space: Space, shape: tuple[int, ...], dtype: str = "bfloat16") -> Tensor:
+        storage = Storage("tensor", space, prod(shape) * ITEMS[dtype])
+        return Tensor(storage, 0, TensorInfo(shape, dtype))
 
-    def call(self, op: str, inputs: dict[str, Binding], **attributes: object) -> None:
-        self.ops.append(OpCall(op, attributes, inputs, {}))
+    def call(self, op: str, inputs: dict[str, Tensor], **attributes: object) -> None:
+        traffic = call_traffic(Call(op_named(op), attributes, inputs, {}))
+        self.ops.append(OpCall(op, attributes, {}, {}, traffic=traffic))
 
     def traffic(self) -> PassTraffic:
-        plan = Plan("sm_90a", 132, 13000, tuple(self.buffers), (), (), ())
-        return pass_traffic(plan, self.ops)
+        return pass_traffic(self.ops)
 
 
 def packed(outputs: int, width: int) -> tuple[int, int, int]:
     return (outputs // 16, width // 32, 512)
 
 
-@pytest.fixture(scope="module")
-def gpt_oss_20b() -> PassTraffic:
+def attend(calls: Calls, window: int, form: str) -> None:
+    """One row of GPT-OSS-20B over keys and values; without a window perhaps over latents of 512.
+
+    ``chosen``: up to 2048 tokens by an indexer of 4 heads of 64.
+    """
+    g = GPT_OSS_20B
+    tensors = {"q": calls.tensor("arena", (1, g.q_heads, g.head_dim))}
+    if form == "chosen" and not window:
+        keys = calls.tensor("cache", (9, 1, 64, 64))
+        indexed = {"q": calls.tensor("arena", (1, 4, 64)), "key_pool": keys}
+        calls.call("DsaIndexer", indexed, top_k=1980, first_tokens=4, recent_tokens=64)
+        tensors["selected"] = calls.tensor("arena", (1, 1, 4096), "int32")
+    if form == "latents" and not window:
+        tensors["c_pool"] = calls.tensor("cache", (9, 1, 64, 512))
+        for name in ("w_k", "w_v"):
+            tensors[name] = calls.tensor("weights", (512, g.kv_heads, g.head_dim))
+        for name in ("cos", "sin"):
+            tensors[name] = calls.tensor("weights", (4096, 32), "float32")
+        calls.call("MlaAttention", tensors, window=window)
+        return
+    tensors["k_pool"] = tensors["v_pool"] = calls.tensor("cache", (9, g.kv_heads, 64, g.head_dim))
+    calls.call("PagedTreeAttention", tensors, window=window)
+
+
+def gpt_oss_20b_pass(form: str) -> PassTraffic:
     """One row through GPT-OSS-20B as packed tensors; experts take 17 bytes for 32 weights."""
     g, calls = GPT_OSS_20B, Calls()
     h, inner, e = g.hidden, g.expert_inner, g.experts
@@ -73,10 +98,7 @@ def gpt_oss_20b() -> PassTraffic:
         norm = calls.tensor("weights", (h,))
         weight = calls.tensor("weights", packed(qkv, h))
         calls.call("RmsQkvRope", {"x": x, "norm": norm, "weight": weight})
-        pool = calls.tensor("cache", (9, g.kv_heads, 64, g.head_dim))
-        q = calls.tensor("arena", (1, g.q_heads, g.head_dim))
-        window = g.sliding_window if kind == "sliding_attention" else 0
-        calls.call("PagedTreeAttention", {"q": q, "k_pool": pool, "v_pool": pool}, window=window)
+        attend(calls, g.sliding_window if kind == "sliding_attention" else 0, form)
         attended = calls.tensor("arena", (1, g.q_heads * g.head_dim))
         weight = calls.tensor("weights", packed(h, g.q_heads * g.head_dim))
         calls.call("Linear", {"x": attended, "weight": weight})
@@ -93,6 +115,12 @@ def gpt_oss_20b() -> PassTraffic:
     head = calls.tensor("weights", packed(g.vocab, h))
     calls.call("HeadChoose", {"x": x, "weight": head})
     return calls.traffic()
+
+
+@pytest.fixture(scope="module")
+def gpt_oss_20b() -> PassTraffic:
+    """Over keys and values."""
+    return gpt_oss_20b_pass("keys")
 
 
 def test_a_step_of_the_20b_reads_what_is_published(gpt_oss_20b: PassTraffic) -> None:
@@ -115,6 +143,71 @@ def test_more_rows_read_more_experts_as_published(
 ) -> None:
     one, many = (gpt_oss_20b.bytes_read(Work(n, n, 0)).total for n in (1, rows))
     assert many / one == pytest.approx(ratio, abs=0.01)
+
+
+# Of twelve layers without a window, at batch B and context C: B·(C + 1) entries of 2·8·64 bf16
+# (keys) or 512 (latents), or B·2048 entries of the former and B·(C + 1) keys of 64 (chosen);
+# then all bytes, with the experts that random rows choose, and all operations.
+FLOORS = {
+    ("keys", 1, 1024): (25190400, 3735886848, 7440973824),
+    ("keys", 1, 32768): (805330944, 4516027392, 13682098176),
+    ("keys", 1, 131072): (3221250048, 6931946496, 33009451008),
+    ("keys", 8, 1024): (201523200, 9336157791.832031, 59527790592),
+    ("keys", 8, 32768): (6442647552, 15577282143.832031, 109456785408),
+    ("keys", 8, 131072): (25770000384, 34904634975.83203, 264075608064),
+    ("latents", 1, 1024): (12595200, 3735877632, 14645379072),
+    ("latents", 1, 32768): (402665472, 4125947904, 242446417920),
+    ("latents", 1, 131072): (1610625024, 5333907456, 947894796288),
+    ("latents", 8, 1024): (100761600, 9248003679.832031, 117163032576),
+    ("latents", 8, 32768): (3221323776, 12368565855.832031, 1939571343360),
+    ("latents", 8, 131072): (12885000192, 22032242271.83203, 7583158370304),
+    ("chosen", 1, 1024): (26764800, 3737461248, 7447271424),
+    ("chosen", 1, 32768): (100664832, 3811361280, 7843436544),
+    ("chosen", 1, 131072): (251659776, 3962356224, 8447416320),
+    ("chosen", 8, 1024): (214118400, 9348752991.832031, 59578171392),
+    ("chosen", 8, 32768): (805318656, 9939953247.832031, 62747492352),
+    ("chosen", 8, 131072): (2013278208, 11147912799.832031, 67579330560),
+}
+
+
+@pytest.mark.parametrize("form", ["keys", "latents", "chosen"])
+def test_floors_of_the_20b_over_each_form_of_cache(form: str) -> None:
+    traffic = gpt_oss_20b_pass(form)
+    wanted = {key[1:]: floors for key, floors in FLOORS.items() if key[0] == form}
+    assert len(wanted) == 6
+    for (batch, context), (kv_full, total, operations) in wanted.items():
+        work = Work(batch, batch, context)
+        read = traffic.bytes_read(work)
+        assert (read.kv_full, read.kv_sliding) == (kv_full, batch * 128 * KV_BYTES_PER_TOKEN)
+        assert read.total == pytest.approx(total, rel=1e-12)
+        assert traffic.floating_operations(work) == operations
+
+
+@pytest.mark.parametrize(
+    ("batch", "seen_bytes", "draft_bytes"),
+    [(1, 126050304, 23019666432), (8, 1008402432, 109300234894.91296)],
+)
+def test_steps_over_views_read_what_the_view_holds(
+    gpt_oss_20b: PassTraffic, batch: int, seen_bytes: int, draft_bytes: float
+) -> None:
+    """A view of 5120 tokens and 9 nodes; three levels of a draft over all 131072.
+
+    5129 entries of a sequence, and three of the passes above with one or two rows a sequence.
+    """
+    engine = EngineTraffic(gpt_oss_20b, gpt_oss_20b, gpt_oss_20b)
+    step = engine.step(Work(9 * batch, batch, 5120), top_k=2, depth=3, draft_context=131072)
+    assert step.kv_full == seen_bytes
+    assert step.draft == pytest.approx(draft_bytes, rel=1e-12)
+
+
+def test_an_op_that_declares_no_traffic_reads_no_weight() -> None:
+    calls = Calls()
+    given = {"x": calls.tensor("arena", (1, 32)), "captured": calls.tensor("arena", (1, 64))}
+    calls.call("Capture", given, column=0)
+    assert calls.ops[0].traffic is None
+    stored = given | {"x": calls.tensor("weights", (1, 32))}
+    with pytest.raises(AssertionError, match="Capture reads"):
+        calls.call("Capture", stored, column=0)
 
 
 @pytest.mark.parametrize(("experts", "k", "rows"), [(32, 4, 1), (32, 4, 7), (8, 2, 3), (128, 4, 9)])
@@ -243,15 +336,19 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
 
 
 @pytest.fixture(scope="module")
-def traffic(engine: LoweredEngine) -> EngineTraffic:
+def programs(engine: LoweredEngine) -> dict[str, Program]:
+    """As a runtime reads them."""
+    return {
+        entry.name: read_program(program_bytes(engine.writer.program(lowered)), entry)
+        for entry, lowered in engine.programs
+    }
+
+
+@pytest.fixture(scope="module")
+def traffic(engine: LoweredEngine, programs: dict[str, Program]) -> EngineTraffic:
     entries = [entry for entry, _ in engine.programs]
     plan = engine.writer.plan(engine.target, 0, _Uncompiled(), entries)
-    lowered = {entry.name: program for entry, program in engine.programs}
-
-    def read(entry: ProgramEntry):
-        return read_program(program_bytes(engine.writer.program(lowered[entry.name])), entry)
-
-    return engine_traffic(plan, read)
+    return engine_traffic(plan, lambda entry: programs[entry.name])
 
 
 class _Uncompiled(dict):
@@ -321,6 +418,28 @@ def test_sections_hold_every_op_in_order(engine: LoweredEngine) -> None:
     assert found["step@1.draft-1-2-2"] == ["level 1", "level 2", "select", "target", "accept"]
     with pytest.raises(ValueError, match="decoding step"):
         step_sections([OpCall("Embed", {}, {}, {})])
+    with pytest.raises(ValueError, match="decoding step"):
+        step_sections([])
+
+
+def test_every_router_of_a_step_says_where_its_logits_are(
+    engine: LoweredEngine, programs: dict[str, Program]
+) -> None:
+    """Four experts, of which a row chooses two; the last entry of row_start counts live rows."""
+    for name, program in programs.items():
+        routing = [i for i, call in enumerate(program.ops) if call.op == "RmsMoe"]
+        assert len(program.routers) == len(routing) == 2, name
+        for op, router in zip(routing, program.routers, strict=True):
+            call, launch = program.ops[op], program.launches[router.launch]
+            assert launch.op == op
+            assert "route" in engine.writer.kernels[launch.kernel].entry
+            place = (POINTER, router.logits.buffer, router.logits.offset)
+            assert place in launch.arguments
+            in_front = [each for each in program.launches[: router.launch] if each.op == op]
+            assert not any(place in each.arguments for each in in_front)
+            assert router.logits.shape == (call.inputs["x"].shape[0], 4)
+            assert router.row_start == call.inputs["row_start"]
+            assert router.experts_per_token == 2
 
 
 def test_parts_add_up() -> None:

@@ -29,6 +29,7 @@ from specbuild.runtime.draft.device_costs import (
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_manifest, verify_files
 from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.traffic import Term
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.executors.cuda import loading
 from specbuild.runtime.measure.byte_floor import EngineTraffic, PassTraffic
@@ -114,8 +115,10 @@ def test_a_damaged_table_is_named(engine: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_inspect_shows_the_time_beside_the_bytes() -> None:
-    target = PassTraffic(dense_bytes=3_000_000_000, head_bytes=1_000_000_000)
-    draft = PassTraffic(dense_bytes=500_000_000)
+    target = PassTraffic(
+        (Term("dense", 3_000_000_000, "pass"), Term("head", 1_000_000_000, "pass"))
+    )
+    draft = PassTraffic((Term("dense", 500_000_000, "pass"),))
     chain = ShapeCosts(4, 1, 2, 2, (64, 1024), (2e-3, 4e-3), (1e-3, 1e-3))
     costs = StepCosts("Fake H200", "digest", METHOD, (chain,))
     facts = facts_of(costs, EngineTraffic(target, draft), "digest")

@@ -11,7 +11,15 @@ from toy_model import D2T, VOCAB, toy_manifest
 
 from specbuild.runtime.cache.layout import KvLayout
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
-from specbuild.runtime.engine_dir.plan import Buffer, CompiledKernel, Plan, Port, ProgramEntry
+from specbuild.runtime.engine_dir.plan import (
+    TARGET,
+    Buffer,
+    CompiledKernel,
+    Plan,
+    Port,
+    ProgramEntry,
+    level_section,
+)
 
 BATCHES = (1, 2, 4)
 SHAPES = (DraftShape(1, 1, 1), DraftShape(1, 3, 3), DraftShape(2, 3, 6), DraftShape(3, 4, 12))
@@ -109,9 +117,10 @@ def plan_file(plan: Plan, name: str) -> bytes:
         return f"cubin of {name.removesuffix('.cubin')}".encode()
     index = next(i for i, entry in enumerate(plan.programs) if entry.file == name)
     entry = plan.programs[index]
-    called = ["ExtendInputs"] if entry.draft_depth or entry.extends else []
-    called += ["VerifyInputs"] if entry.kind == "step" else []
-    ops = [{"op": op, "attributes": {}, "inputs": {}, "outputs": {}} for op in called]
+    sections = [level_section(1)] if entry.draft_depth or entry.extends else []
+    sections += [TARGET] if entry.kind == "step" else []
+    nothing = {"op": "op", "attributes": {}, "inputs": {}, "outputs": {}}
+    ops = [nothing | {"section": section} for section in sections]
     arguments = [[0, i, 0] for i in range(len(plan.buffers))] + [[1, index], [2, 7], [3]]
     launch = {"kernel": index, "op": 0, "grid": [1, 1, 1], "block": 32, "shared_bytes": 0}
     launch |= {"arguments": arguments, "programmatic": True}

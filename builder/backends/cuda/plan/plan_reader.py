@@ -82,7 +82,7 @@ class _Pieces:
             {op.tensor(name).name: self._tensor(index, binding) for name, binding in side.items()}
             for side in (call.inputs, call.outputs)
         )
-        return Call(op, op.complete(call.attributes), inputs, outputs)
+        return Call(op, op.complete(call.attributes), inputs, outputs, call.section)
 
     def _tensor(self, index: int, binding: Binding) -> Tensor:
         info = TensorInfo(binding.shape, binding.dtype)

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from specbuild.builder.backends.cuda.plan.call_traffic import call_traffic
 from specbuild.builder.backends.cuda.plan.memory_plan import Span, aligned, place
 from specbuild.builder.backends.cuda.step.ir import Call, ProgramIr, Storage, Tensor
 from specbuild.plugins_cuda.launches import (
@@ -33,8 +34,10 @@ from specbuild.runtime.engine_dir.plan import (
     Port,
     Program,
     ProgramEntry,
+    RouterLogits,
 )
 from specbuild.runtime.engine_dir.strict_json import to_json
+from specbuild.runtime.engine_dir.traffic import Traffic
 
 ARENA = "arena"
 
@@ -147,14 +150,19 @@ class PlanWriter:
 
     def program(self, lowered: LoweredProgram) -> Program:
         """A program by the indices of buffers and kernels."""
-        calls, launches = [], []
+        calls, routers = [], []
+        launches: list[Launch] = []
         in_front: OpLaunch | None = None
         for index, (call, lowering) in enumerate(
             zip(lowered.ir.calls, lowered.lowerings, strict=True)
         ):
             inputs = {name: self._binding(lowered, t) for name, t in call.inputs.items()}
             outputs = {name: self._binding(lowered, t) for name, t in call.outputs.items()}
-            calls.append(OpCall(call.op.name, call.attributes, inputs, outputs))
+            traffic = call_traffic(call)
+            calls.append(
+                OpCall(call.op.name, call.attributes, inputs, outputs, call.section, traffic)
+            )
+            routers += self._routers(lowered, index, len(launches), traffic)
             for launch in lowering.launches:
                 arguments = tuple(
                     self._argument(lowered, index, argument) for argument in launch.arguments
@@ -175,7 +183,30 @@ class PlanWriter:
             Lifetime(lowered.offsets[storage], span.bytes, span.first, span.last)
             for storage, span in lowered.spans.items()
         )
-        return Program(tuple(calls), tuple(launches), lifetimes)
+        return Program(tuple(calls), tuple(launches), lifetimes, tuple(routers))
+
+    def _routers(
+        self, lowered: LoweredProgram, index: int, launches: int, traffic: Traffic | None
+    ) -> list[RouterLogits]:
+        """Where the call of this index, behind so many launches, leaves its router's logits."""
+        call, lowering = lowered.ir.calls[index], lowered.lowerings[index]
+        routing = call.op.routing
+        if routing is None or traffic is None:
+            return []
+        rows = call.tensors["x"].shape[0]
+        name = routing.logits
+        taking = [i for i, each in enumerate(lowering.launches) if name in each.arguments]
+        if not taking:
+            return []
+        _, buffer, offset = self._argument(lowered, index, name)
+        return [
+            RouterLogits(
+                launch=launches + taking[0],
+                logits=Binding(buffer, offset, (rows, traffic.experts), "float32"),
+                row_start=self._binding(lowered, call.inputs[routing.row_start]),
+                experts_per_token=traffic.experts_per_token,
+            )
+        ]
 
     def _place(self, lowered: LoweredProgram, storage: Storage, offset: int) -> tuple[int, int]:
         if storage.space == "arena":

@@ -12,6 +12,7 @@ from specbuild.builder.engine.sizes import MAX_DECODE_ROWS, candidate_pool
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
 from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import SELECT, level_section
 
 _LAUNCH = ("token_ids", "positions", "row_start", "ancestor_bits", "logit_rows")
 _VIEW = ("row_slot", "tree_start", "write_slot")
@@ -49,6 +50,7 @@ class Drafting:
         """LevelInputs: candidates into the pool and, but for the deepest level, the next rows."""
         k, depth = self.shape.draft_top_k, self.shape.draft_depth
         last = level == depth
+        self.program.section = SELECT if last else level_section(level + 1)
         return self.program.call(
             "LevelInputs",
             {
@@ -99,6 +101,7 @@ class Drafting:
         room = self.parts.ports.sizes.depth + 1
         state = self.parts.state("ExtendInputs", self.batch)
         state["page_table"] = self.parts.page_table(DRAFT_GROUP, self.batch)
+        self.program.section = level_section(1)
         rows = self.program.call(
             "ExtendInputs",
             {name: tensor.rows(first, count) for name, tensor in state.items()},

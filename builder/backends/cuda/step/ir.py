@@ -63,12 +63,16 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Call:
-    """An op on tensors, by declared name; an output that aliases an input is the same tensor."""
+    """An op on tensors, by declared name; an output that aliases an input is the same tensor.
+
+    ``section``: the part of a decoding step that it belongs to.
+    """
 
     op: OpSpec
     attributes: dict[str, Any]
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
+    section: str = ""
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -78,11 +82,12 @@ class Call:
 
 @dataclass
 class ProgramIr:
-    """Op calls in order. :meth:`call` appends one and gives its outputs."""
+    """Op calls in order. :meth:`call` appends one, to ``section``, and gives its outputs."""
 
     name: str
     phase: ProgramPhase
     calls: list[Call] = field(default_factory=list)
+    section: str = ""
 
     def call(
         self,
@@ -114,7 +119,7 @@ class ProgramIr:
                     made[spec.name] = present[aliases[spec.name]]
             elif optional_outputs or not spec.optional:
                 made[spec.name] = self.scratch(spec.name, _info(op, spec, axes))
-        self.calls.append(Call(op, filled, present, made))
+        self.calls.append(Call(op, filled, present, made, self.section))
         return made
 
     def scratch(self, name: str, info: TensorInfo) -> Tensor:

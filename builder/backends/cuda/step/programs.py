@@ -27,6 +27,7 @@ from specbuild.builder.engine.sizes import MAX_DECODE_ROWS
 from specbuild.runtime.decode.device_rows import LIST_BUDGET, SAMPLED_BUDGET
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
+from specbuild.runtime.engine_dir.plan import ACCEPT, TARGET
 
 PREFILL_ROWS = (64, 256, 1024, 2048)
 SCORE_ROWS = (8, 64, 256)
@@ -133,6 +134,7 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
     if captured is not None and room:
         captured = tree_features(program, captured, placed)
     chosen = choose(target.placement, sampling, full_logits=full_logits)
+    program.section = ACCEPT
     if room:
         tally_samples(parts, program, chosen["choice"], sampling, placed["fed_again"])
         # The trees' rows come first.
@@ -206,6 +208,7 @@ def _verify_rows(
     tables = {
         f"page_table_{group}": parts.page_table(group, batch) for group in parts.target_groups
     }
+    program.section = TARGET
     made = program.call(
         "VerifyInputs",
         {**trees, **parts.state("VerifyInputs", batch), **tables},

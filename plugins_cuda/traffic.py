@@ -1,0 +1,118 @@
+"""How an op declares the bytes that it reads and the operations that it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.plugins_cuda.linear.packing import TILE_ROWS
+from specbuild.runtime.engine_dir.traffic import Term, Traffic
+
+
+@dataclass(frozen=True)
+class TrafficRequest:
+    """A call whose traffic is wanted.
+
+    ``tensors`` holds every present input and output by its declared name; those in ``stored`` are
+    weights of the engine.
+    """
+
+    tensors: Mapping[str, TensorInfo]
+    attributes: Mapping[str, Any]
+    stored: Collection[str]
+
+
+TrafficOf: TypeAlias = Callable[[TrafficRequest], Traffic]
+
+
+@dataclass(frozen=True)
+class NoTraffic:
+    """The declaration of an op that reads nothing to speak of; ``reason`` says why."""
+
+    reason: str
+
+
+# Of ops that move a step's state on, or make the rows of its next part from it.
+STATE_ONLY = NoTraffic("reads the state of a step's sequences, which stays in the L2 cache")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The traffic of an op that reads its stored tensors once a pass, and no cache.
+
+    ``looked_up``: tensors of which every row reads one entry of the first axis. ``multiplied``:
+    weights that multiply ``x`` [T, K], of shape [N, K] or packed in tiles of 16 outputs, whatever
+    the form of their elements. A ``head`` multiplies only rows whose logits are wanted.
+    """
+
+    multiplied: tuple[str, ...] = ()
+    looked_up: tuple[str, ...] = ()
+    part: Literal["dense", "head"] = "dense"
+
+    def __call__(self, request: TrafficRequest) -> Traffic:
+        """What a call reads and computes."""
+        return Traffic(
+            read=stored_terms(request, looked_up=self.looked_up, part=self.part),
+            operations=product_terms(request, self.multiplied, part=self.part),
+        )
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where an op leaves the logits by which rows choose experts, once a launch has written them.
+
+    ``logits``: a tensor or workspace, fp32 [rows of x, experts], first an argument of the launch
+    that writes it; a row chooses the experts of the largest, as many as the op's traffic says.
+    ``row_start``: the input whose last entry counts the rows that are live.
+    """
+
+    logits: str
+    row_start: str
+
+
+def stored_terms(
+    request: TrafficRequest,
+    *,
+    looked_up: Collection[str] = (),
+    besides: Collection[str] = (),
+    part: Literal["dense", "head"] = "dense",
+) -> tuple[Term, ...]:
+    """The bytes of stored tensors: whole, of those in ``looked_up`` an entry a row.
+
+    Those in ``besides`` are left out.
+    """
+    whole = entries = 0
+    for name in request.stored:
+        info = request.tensors[name]
+        if name in looked_up:
+            entries += info.nbytes // info.shape[0]
+        elif name not in besides:
+            whole += info.nbytes
+    return terms(Term(part, whole, "pass"), Term(part, entries, "row"))
+
+
+def product_terms(
+    request: TrafficRequest,
+    weights: Collection[str],
+    *,
+    part: Literal["dense", "head"] = "dense",
+) -> tuple[Term, ...]:
+    """A product and a sum for every element of these weights and row; see :class:`Weights`."""
+    total = 0
+    for name in weights:
+        shape = request.tensors[name].shape
+        outputs = shape[0] if len(shape) == 2 else TILE_ROWS * shape[0]
+        total += 2 * outputs * request.tensors["x"].shape[1]
+    return terms(Term(part, total, "logit_row" if part == "head" else "row"))
+
+
+def cache_term(amount: int, per: Literal["seen_token", "row_token_pair"], window: int) -> Term:
+    """Of a cache that is seen through ``window``, 0 without one."""
+    return Term("kv_sliding" if window else "kv_full", amount, per, window)
+
+
+def terms(*some: Term) -> tuple[Term, ...]:
+    """Those that count anything."""
+    return tuple(term for term in some if term.amount)
