@@ -7,21 +7,11 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from specbuild.cli.bench.command import bench
-from specbuild.cli.commands.build import build
-from specbuild.cli.commands.check import check
-from specbuild.cli.commands.doctor import doctor
-from specbuild.cli.commands.inspect import inspect
-from specbuild.cli.commands.retrofit import retrofit
-from specbuild.cli.commands.run import run
-from specbuild.cli.commands.synth import synth
-from specbuild.cli.commands.train import train
-from specbuild.cli.commands.tune import tune
-from specbuild.cli.commands.verify import verify
 from specbuild.cli.options.shared import Invocation
 from specbuild.cli.terminal.failures import (
     EXIT_BROKEN_PIPE,
@@ -30,17 +20,28 @@ from specbuild.cli.terminal.failures import (
     failure_of,
 )
 
+# Where each stands; only the module of the command that is asked for is read.
 _COMMANDS = {
-    command.__name__: command
-    for command in (build, run, inspect, check, doctor, verify, bench, tune, synth)
+    "build": "specbuild.cli.commands.build",
+    "run": "specbuild.cli.commands.run",
+    "inspect": "specbuild.cli.commands.inspect",
+    "check": "specbuild.cli.commands.check",
+    "doctor": "specbuild.cli.commands.doctor",
+    "verify": "specbuild.cli.commands.verify",
+    "bench": "specbuild.cli.bench.command",
+    "tune": "specbuild.cli.commands.tune",
+    "synth": "specbuild.cli.commands.synth",
 }
-_GROUPS = {"train": train, "retrofit": retrofit}
+_GROUPS = {
+    "train": "specbuild.cli.commands.train",
+    "retrofit": "specbuild.cli.commands.retrofit",
+}
 
 
 def command_line(named: str | None = None) -> typer.Typer:
     """All commands, or only the ``named`` one where there is one of this name.
 
-    typer reads every option of every command it has before it runs one, which takes longer than
+    Importing every command, and typer's reading of their options, takes longer than
     ``specbuild check``.
     """
     app = typer.Typer(
@@ -53,12 +54,13 @@ def command_line(named: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_specbuild)
-    everything = [*_COMMANDS, *_GROUPS]
-    for name in [named] if named in everything else everything:
+    modules = _COMMANDS | _GROUPS
+    for name in [named] if named in modules else modules:
+        command = getattr(import_module(modules[name]), name)
         if name in _COMMANDS:
-            app.command()(_COMMANDS[name])
+            app.command()(command)
         else:
-            app.add_typer(_GROUPS[name], name=name)
+            app.add_typer(command, name=name)
     return app
 
 
