@@ -29,9 +29,10 @@ import transformers
 from transformers import GptOssConfig, GptOssForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
+from specbuild.builder.families.gpt_oss.geometry import experts_of
 from specbuild.builder.families.gpt_oss.synth import target_config
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.request import GenerateParams, Prompt, TokenEvent
 
 CONTEXT, TOKENS = 1000, 64
@@ -158,7 +159,8 @@ def measure(record: Record, engine: Engine, device: str) -> None:
     record.values["specbuild"] = engine_figures(engine, prompt)
     print(f"specbuild: {record.values['specbuild']}", flush=True)
     record.running = "transformers: making the model"
-    model = random_model(replace(target, expert_format="bf16"), device)
+    moe = experts_of(target)
+    model = random_model(replace(target, feed_forwards=(replace(moe, storage="bf16"),)), device)
     parameters = sum(p.nbytes for p in model.parameters())
     record.values["transformers_weight_bytes"] = parameters
     print(f"transformers: {parameters / 1e9:.1f} GB of weights", flush=True)

@@ -58,7 +58,7 @@ from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.manifest import DraftGeometry
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.text import TextCodec
 
@@ -226,7 +226,7 @@ def _settled(
     return target, draft, plan
 
 
-def _stored_draft(draft: DraftGeometry, options: BuildOptions) -> DraftGeometry:
+def _stored_draft(draft: Eagle3Geometry, options: BuildOptions) -> Eagle3Geometry:
     """The draft with what the options say of its window and of its weights' type."""
     windowed = windowed_draft(draft, options)
     if options.backend != "cpu":
@@ -245,7 +245,7 @@ def _export(
     """The portable graph of every role, its weights bound to the checkpoints."""
     g, d = sources.target_geometry, sources.draft_geometry
     progress.start("exporting graphs", 3 if d else 1, "graph")
-    models = {"target": graphs.target_graph(g, plan, d.taps if d else (), dtype)}
+    models = {"target": graphs.target_graph(g, plan, d.aux_layers if d else (), dtype)}
     progress.advance(1)
     if d is not None:
         models["draft_fuse"] = graphs.draft_fuse_graph(d, g, dtype)

@@ -31,7 +31,8 @@ from specbuild.builder.graph.export import GraphDeclaration, export_module, sing
 from specbuild.builder.graph.passes.weights import ONNX_DTYPES, weight_value
 from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
-from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 
 _HEAD = 1 + len(LAUNCH_PORTS)
 
@@ -146,14 +147,14 @@ def _index_ports(
     return (budget_port(batch_axis(plan)),), tuple(keys), (broken,)
 
 
-def draft_fuse_graph(d: DraftGeometry, g: TargetGeometry, activations: torch.dtype) -> ir.Model:
+def draft_fuse_graph(d: Eagle3Geometry, g: TargetGeometry, activations: torch.dtype) -> ir.Model:
     """The role ``draft_fuse``."""
     with torch.device("meta"):
         module = draft_family(d.architecture).fuse(d, g)
     module.to(activations)
     declaration = GraphDeclaration(
         role="draft_fuse",
-        inputs=(InputPort("captured", activations, ("T", len(d.taps) * g.hidden)),),
+        inputs=(InputPort("captured", activations, ("T", len(d.aux_layers) * g.hidden)),),
         outputs=("hidden",),
         output_shapes=(("T", d.hidden),),
     )
@@ -161,7 +162,7 @@ def draft_fuse_graph(d: DraftGeometry, g: TargetGeometry, activations: torch.dty
 
 
 def draft_graph(
-    d: DraftGeometry, g: TargetGeometry, plan: EnginePlan, activations: torch.dtype
+    d: Eagle3Geometry, g: TargetGeometry, plan: EnginePlan, activations: torch.dtype
 ) -> ir.Model:
     """The role ``draft``."""
     group = plan.groups[-1]
@@ -196,7 +197,7 @@ def draft_graph(
     return export_module(module, declaration, pack)
 
 
-def expand_graph(d: DraftGeometry, sources: WeightSources) -> ir.Model:
+def expand_graph(d: Eagle3Geometry, sources: WeightSources) -> ir.Model:
     """The role ``expand``; the draft vocabulary's offsets are a weight of it."""
     ports = (
         InputPort("logits", torch.float32, ("BF", d.vocab)),

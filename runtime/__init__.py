@@ -1,3 +1,3 @@
 """The light runtime: loads an engine directory and decodes with it; numpy is all it imports."""
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3

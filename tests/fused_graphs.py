@@ -61,7 +61,7 @@ def fused_model(
     dtype = sources.activations
     models = {}
     if not draft_only:
-        models["target"] = graphs.target_graph(g, plan, d.taps if d else (), dtype)
+        models["target"] = graphs.target_graph(g, plan, d.aux_layers if d else (), dtype)
     if d is not None:
         models["draft_fuse"] = graphs.draft_fuse_graph(d, g, dtype)
         models["draft"] = graphs.draft_graph(d, g, plan, dtype)

@@ -2,7 +2,40 @@
 
 from __future__ import annotations
 
-from specbuild.runtime.engine_dir.manifest import Rope, TargetGeometry
+from typing import Any
+
+from specbuild.runtime.engine_dir.geometry import (
+    AttentionParts,
+    ClampedSwiglu,
+    MoeFeedForward,
+    Norm,
+    Rope,
+    TargetGeometry,
+)
+
+
+def gpt_oss_parts(
+    layers: int, *, experts: int = 4, top_k: int = 2, inner: int = 32, storage: str = "mxfp4"
+) -> dict[str, Any]:
+    """The fields of a target that say what its layers consist of, as GPT-OSS has them."""
+    moe = MoeFeedForward(
+        experts=experts,
+        experts_per_token=top_k,
+        inner=inner,
+        storage=storage,
+        activation=ClampedSwiglu(alpha=1.702, limit=7.0),
+        gating="softmax_selected",
+        router_bias=True,
+        bias=True,
+    )
+    return {
+        "attention": AttentionParts(qkv_bias=True, output_bias=True, sinks=True),
+        "norm": Norm(1e-5, "after_weight"),
+        "feed_forwards": (moe,),
+        "layer_feed_forwards": (0,) * layers,
+        "tied_head": False,
+    }
+
 
 # Without YaRN, which none of these tests is about.
 GPT_OSS_20B = TargetGeometry(
@@ -13,15 +46,10 @@ GPT_OSS_20B = TargetGeometry(
     q_heads=64,
     kv_heads=8,
     head_dim=64,
-    experts=32,
-    experts_per_token=4,
-    expert_inner=2880,
-    expert_format="mxfp4",
     layer_types=("sliding_attention", "full_attention") * 12,
     sliding_window=128,
     max_positions=131072,
-    rms_eps=1e-5,
-    swiglu_limit=7.0,
     rope=Rope(theta=150000.0),
     eos_token_ids=(200002,),
+    **gpt_oss_parts(24, experts=32, top_k=4, inner=2880),
 )

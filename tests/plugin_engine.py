@@ -30,7 +30,13 @@ from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.plugins_cuda.launches import Kernel
 from specbuild.runtime import FORMAT_VERSION
-from specbuild.runtime.engine_dir.manifest import Manifest, Port, StoredFile
+from specbuild.runtime.engine_dir.manifest import (
+    EAGLE3_ROLES,
+    Eagle3Drafter,
+    Manifest,
+    Port,
+    StoredFile,
+)
 from specbuild.runtime.engine_dir.plan import CompiledKernel
 from specbuild.runtime.executors.cuda.gpu import GpuFacts, HostMemory
 from specbuild.runtime.executors.tensorrt.executor import TensorRtExecutor
@@ -103,7 +109,11 @@ def build_plugins(
         backend="tensorrt",
         device="sm_90a",
         target=sources.target_geometry,
-        draft=sources.draft_geometry,
+        drafters=()
+        if sources.draft_geometry is None
+        else (
+            Eagle3Drafter(cache_group="draft", roles=EAGLE3_ROLES, geometry=sources.draft_geometry),
+        ),
         limits=engine.plan.limits,
         draft_default=engine.plan.draft_default,
         cache_groups=engine.plan.groups,

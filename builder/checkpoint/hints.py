@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 LAYER = re.compile(r"(?:model\.layers|block)\.(\d+)\.")
 

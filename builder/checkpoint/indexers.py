@@ -9,7 +9,7 @@ from pathlib import Path
 from specbuild.builder.checkpoint.audit import ExpectedTensor, audit
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, read_header
-from specbuild.runtime.engine_dir.manifest import IndexerGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import IndexerGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 INDEXER_FILE = "dsa_indexer.safetensors"

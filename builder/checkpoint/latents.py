@@ -9,7 +9,7 @@ from pathlib import Path
 from specbuild.builder.checkpoint.audit import ExpectedTensor, audit, group_names
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, read_header
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 LATENT_FILE = "mla_kv.safetensors"

@@ -6,7 +6,7 @@ import math
 
 from specbuild.builder.checkpoint.config_fields import ROPE, check_fields
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.runtime.engine_dir.manifest import Rope
+from specbuild.runtime.engine_dir.geometry import Rope, YarnScaling
 from specbuild.runtime.errors import SpecbuildError
 
 NESTED = ("rope_parameters", "rope_scaling")
@@ -39,19 +39,24 @@ def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
 
 def yarn_score_factor(config: Config, rope: Rope) -> float:
     """What DeepSeek multiplies its scores by where YaRN stretches the context: ``mscale²``."""
-    if rope.scaling == "none":
+    if not isinstance(rope.scaling, YarnScaling):
         return 1.0
     nested = next(config.section(name) for name in NESTED if config.get(name) is not None)
     if not nested.get("mscale_all_dim"):
         return 1.0
-    return yarn_attention_factor(rope.factor, nested.number("mscale_all_dim")) ** 2
+    return yarn_attention_factor(rope.scaling.factor, nested.number("mscale_all_dim")) ** 2
 
 
 def describe(rope: Rope) -> str:
     """One phrase for reports."""
-    if rope.scaling == "none":
+    scaling = rope.scaling
+    if scaling is None:
         return f"theta {rope.theta:g} without scaling"
-    return f"theta {rope.theta:g} with YaRN × {rope.factor:g} over {rope.original_max_positions}"
+    name = {"yarn": "YaRN", "llama3": "Llama 3's"}[scaling.kind]
+    return (
+        f"theta {rope.theta:g} with {name} × {scaling.factor:g} over "
+        f"{scaling.original_max_positions}"
+    )
 
 
 def _read(config: Config, name: str, default_theta: float) -> Rope:
@@ -70,14 +75,15 @@ def _read(config: Config, name: str, default_theta: float) -> Rope:
     if original is None:
         original = config.integer("max_position_embeddings")
     return Rope(
-        theta=theta,
-        scaling="yarn",
-        factor=factor,
-        original_max_positions=original,
-        beta_fast=nested.number("beta_fast", 32.0),
-        beta_slow=nested.number("beta_slow", 1.0),
-        truncate=nested.boolean("truncate", True),
-        attention_factor=_attention_factor(nested, factor),
+        theta,
+        YarnScaling(
+            factor=factor,
+            original_max_positions=original,
+            beta_fast=nested.number("beta_fast", 32.0),
+            beta_slow=nested.number("beta_slow", 1.0),
+            truncate=nested.boolean("truncate", True),
+            attention_factor=_attention_factor(nested, factor),
+        ),
     )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.source import SourceTensor, read_json
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 EMBEDDING = "model.embed_tokens.weight"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from specbuild.builder.options import BuildOptions, DsaOptions
-from specbuild.runtime.engine_dir.manifest import DraftShape, Dsa, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
+from specbuild.runtime.engine_dir.manifest import DraftShape, Dsa
 from specbuild.runtime.errors import SpecbuildError
 
 DEFAULTS = Dsa(**DsaOptions.usual())

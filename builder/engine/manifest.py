@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -18,7 +18,17 @@ from specbuild.builder.engine.writer import SAFETENSORS_DTYPES
 from specbuild.builder.graph.passes.weights import Recipe, recipe_of
 from specbuild.builder.options import BuildOptions
 from specbuild.runtime import FORMAT_VERSION
-from specbuild.runtime.engine_dir.manifest import Manifest, Port, Role, StoredFile, StoredTensor
+from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
+from specbuild.runtime.engine_dir.manifest import (
+    EAGLE3_ROLES,
+    Drafter,
+    Eagle3Drafter,
+    Manifest,
+    Port,
+    Role,
+    StoredFile,
+    StoredTensor,
+)
 
 
 @dataclass(frozen=True)
@@ -48,20 +58,21 @@ def engine_manifest(
     options: BuildOptions, parts: BuiltParts, files: dict[str, StoredFile]
 ) -> Manifest:
     """The manifest of an engine whose other files are all written."""
+    roles = {
+        **{role: _role(role, model, parts.plans) for role, model in parts.models.items()},
+        **({} if parts.plans is None else parts.plans.described),
+    }
     return Manifest(
         format_version=FORMAT_VERSION,
         specbuild_version=importlib.metadata.version("specbuild"),
         backend=options.backend,
         device=parts.device,
         target=parts.target.geometry,
-        draft=parts.draft.geometry if parts.draft else None,
+        drafters=_drafters(parts, roles),
         limits=parts.plan.limits,
         draft_default=parts.plan.draft_default,
         cache_groups=parts.plan.groups,
-        roles={
-            **{role: _role(role, model, parts.plans) for role, model in parts.models.items()},
-            **({} if parts.plans is None else parts.plans.described),
-        },
+        roles=roles,
         tensors=_stored(parts.weights),
         options=options.recorded(),
         warnings=parts.warnings,
@@ -71,6 +82,13 @@ def engine_manifest(
         dsa=parts.plan.dsa,
         tensorrt=None if parts.plans is None else parts.plans.build,
     )
+
+
+def _drafters(parts: BuiltParts, roles: Collection[str]) -> tuple[Drafter, ...]:
+    if parts.draft is None:
+        return ()
+    own = tuple(role for role in EAGLE3_ROLES if role in roles)
+    return (Eagle3Drafter(cache_group=DRAFT_GROUP, roles=own, geometry=parts.draft.geometry),)
 
 
 def _stored(weights: Mapping[str, Recipe]) -> dict[str, StoredTensor]:

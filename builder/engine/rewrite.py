@@ -10,6 +10,7 @@ from pathlib import Path
 
 from specbuild.builder.durable import fsync, put_in_place, staging_folder, write_bytes
 from specbuild.builder.engine.writer import json_bytes
+from specbuild.runtime.engine_dir.features import stored_json
 from specbuild.runtime.engine_dir.files import (
     check_sizes,
     file_entry,
@@ -43,7 +44,7 @@ def rewrite_engine(engine: Path, files: Mapping[str, bytes], removed: Collection
             write_bytes(staging / name, data)
         entries = {name: manifest.files[name] for name in kept}
         entries |= {name: file_entry(staging / name, chunked=False) for name in files}
-        data = json_bytes(replace(manifest, files=dict(sorted(entries.items()))))
+        data = json_bytes(stored_json(replace(manifest, files=dict(sorted(entries.items())))))
         write_bytes(staging / MANIFEST_FILE, data)
         write_bytes(staging / MANIFEST_HASH_FILE, manifest_digest(data).encode())
         check_sizes(staging, read_manifest(staging))

@@ -18,16 +18,14 @@ from specbuild.runtime.engine_dir.cache_groups import (
     choosing_group,
     pages_per_sequence,
 )
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, IndexerGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import (
     INDEXER_GROUP,
     CacheGroup,
-    DraftGeometry,
     DraftShape,
     Dsa,
-    IndexerGeometry,
     Limits,
     SpecPv,
-    TargetGeometry,
 )
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.lossy.specpv.state import ViewGeometry
@@ -111,7 +109,7 @@ class EnginePlan:
         return tuple(group for group in self.groups if group.name != DRAFT_GROUP)
 
 
-def windowed_draft(draft: DraftGeometry, options: BuildOptions) -> DraftGeometry:
+def windowed_draft(draft: Eagle3Geometry, options: BuildOptions) -> Eagle3Geometry:
     """The draft with ``--draft-window`` on its own attention, where that is asked for.
 
     A window changes what the draft proposes, never the output.
@@ -127,7 +125,7 @@ def windowed_draft(draft: DraftGeometry, options: BuildOptions) -> DraftGeometry
     return replace(draft, sliding_window=window)
 
 
-def context_warnings(draft: DraftGeometry, limits: Limits) -> tuple[str, ...]:
+def context_warnings(draft: Eagle3Geometry, limits: Limits) -> tuple[str, ...]:
     """A draft that is asked for positions beyond those it was trained on loses its acceptance."""
     trained = draft.max_positions
     if trained is None or limits.max_seq_len <= trained or 0 < draft.sliding_window <= trained:
@@ -144,7 +142,7 @@ def candidate_pool(shape: DraftShape) -> int:
 
 
 def plan_engine(
-    options: BuildOptions, target: TargetGeometry, draft: DraftGeometry | None
+    options: BuildOptions, target: TargetGeometry, draft: Eagle3Geometry | None
 ) -> EnginePlan:
     """Settles every size; SpecbuildError names an option that is out of range, with the numbers."""
     asked = options.limits
@@ -223,7 +221,7 @@ def with_limits(plan: EnginePlan, limits: Limits) -> EnginePlan:
 
 
 def _draft_shapes(
-    options: BuildOptions, draft: DraftGeometry | None, max_seq_len: int
+    options: BuildOptions, draft: Eagle3Geometry | None, max_seq_len: int
 ) -> tuple[DraftShape, DraftShape | None]:
     given = options.drafting.given()
     given.pop("dtype", None)
@@ -330,7 +328,7 @@ def _indexer_group(
 def _group(
     name: str,
     layers: tuple[int, ...],
-    model: TargetGeometry | DraftGeometry,
+    model: TargetGeometry | Eagle3Geometry,
     *,
     window: int,
     page_size: int,

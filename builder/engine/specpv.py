@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from specbuild.builder.options import BuildOptions, SpecPvOptions
-from specbuild.runtime.engine_dir.manifest import DraftShape, SpecPv, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
+from specbuild.runtime.engine_dir.manifest import DraftShape, SpecPv
 from specbuild.runtime.errors import SpecbuildError
 
 DEFAULTS = SpecPv(**SpecPvOptions.usual())

@@ -16,6 +16,7 @@ from specbuild.builder.durable import fsync, put_in_place, staging_folder, write
 from specbuild.builder.engine.shared_weights import stored_once
 from specbuild.builder.graph.passes.weights import Recipe
 from specbuild.builder.progress import Progress
+from specbuild.runtime.engine_dir.features import stored_json
 from specbuild.runtime.engine_dir.files import (
     file_entry,
     manifest_digest,
@@ -100,7 +101,7 @@ class EngineFolder:
 
     def seal(self, manifest: Manifest) -> None:
         """Writes the manifest and its hash, then checks the whole directory as a reader would."""
-        data = json_bytes(manifest)
+        data = json_bytes(stored_json(manifest))
         write_bytes(self.path / MANIFEST_FILE, data)
         write_bytes(self.path / MANIFEST_HASH_FILE, manifest_digest(data).encode())
         verify_files(self.path, read_manifest(self.path))

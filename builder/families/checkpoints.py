@@ -17,7 +17,7 @@ from specbuild.builder.checkpoint.source import open_directory, read_config
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint, text_files, tie_head
 from specbuild.builder.families.family import TargetFamily
 from specbuild.builder.families.registry import DRAFTS, TARGETS, retrofitted, supported_targets
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 TARGET_LABEL, DRAFT_LABEL = "target config.json", "draft config.json"

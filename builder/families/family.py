@@ -20,7 +20,8 @@ from specbuild.builder.synth.fill import Fill
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import DraftRules
-from specbuild.runtime.engine_dir.manifest import DraftGeometry, Dsa, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import Dsa
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
@@ -89,7 +90,14 @@ class NamedGeometry:
         most = self.target.layers
         if not 1 <= layers <= most:
             raise SpecbuildError(f"--layers {layers} must lie between 1 and the model's {most}")
-        return replace(self.target, layers=layers, layer_types=self.target.layer_types[:layers])
+        kinds = self.target.layer_feed_forwards[:layers]
+        return replace(
+            self.target,
+            layers=layers,
+            layer_types=self.target.layer_types[:layers],
+            feed_forwards=self.target.feed_forwards[: max(kinds) + 1],
+            layer_feed_forwards=kinds,
+        )
 
 
 def _unchanged(tensors: Tensors, _geometry: TargetGeometry, _config: Config) -> Tensors:
@@ -186,10 +194,10 @@ class SynthDraft:
     The tensors follow rules, with an acceptance between 0 and 1.
     """
 
-    geometry: Callable[[TargetGeometry, DraftSizes], DraftGeometry]
-    config: Callable[[DraftGeometry, TargetGeometry], dict[str, Any]]
+    geometry: Callable[[TargetGeometry, DraftSizes], Eagle3Geometry]
+    config: Callable[[Eagle3Geometry, TargetGeometry], dict[str, Any]]
     tensors: Callable[
-        [Noise, DraftGeometry, TargetGeometry, DraftRules, float], dict[str, SynthTensor]
+        [Noise, Eagle3Geometry, TargetGeometry, DraftRules, float], dict[str, SynthTensor]
     ]
 
 
@@ -206,6 +214,6 @@ class DraftFamily:
     architectures: tuple[str, ...]
     read: DraftReader
     hints: Callable[[Iterable[str]], list[str]]
-    fuse: Callable[[DraftGeometry, TargetGeometry], nn.Module]
-    draft: Callable[[DraftGeometry, TargetGeometry, int], nn.Module]
+    fuse: Callable[[Eagle3Geometry, TargetGeometry], nn.Module]
+    draft: Callable[[Eagle3Geometry, TargetGeometry, int], nn.Module]
     synth: SynthDraft

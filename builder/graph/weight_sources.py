@@ -13,7 +13,7 @@ from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD, TargetCheckpoint
 from specbuild.builder.families.parts.rope import rope_tables
 from specbuild.builder.graph.passes.weights import Recipe, bind_weight, set_recipe
-from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 
 DRAFT_PREFIX = "draft."
 TORCH_DTYPES = {
@@ -65,7 +65,7 @@ class WeightSources:
         return self._target.geometry
 
     @property
-    def draft_geometry(self) -> DraftGeometry | None:
+    def draft_geometry(self) -> Eagle3Geometry | None:
         """The draft's, where there is one."""
         return None if self._draft is None else self._draft.geometry
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specbuild.runtime.engine_dir.manifest import Rope, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry, YarnScaling
 
 
 def generation_config(g: TargetGeometry, pad_token_id: int) -> dict[str, Any]:
@@ -16,13 +16,20 @@ def generation_config(g: TargetGeometry, pad_token_id: int) -> dict[str, Any]:
     }
 
 
+def yarn_of(rope: Rope) -> YarnScaling:
+    """The scaling of a rotary embedding that is known to be YaRN's."""
+    assert isinstance(rope.scaling, YarnScaling)
+    return rope.scaling
+
+
 def yarn_config(rope: Rope) -> dict[str, Any]:
     """``rope_scaling`` of a YaRN."""
+    yarn = yarn_of(rope)
     return {
-        "beta_fast": rope.beta_fast,
-        "beta_slow": rope.beta_slow,
-        "factor": rope.factor,
-        "original_max_position_embeddings": rope.original_max_positions,
+        "beta_fast": yarn.beta_fast,
+        "beta_slow": yarn.beta_slow,
+        "factor": yarn.factor,
+        "original_max_position_embeddings": yarn.original_max_positions,
         "rope_type": "yarn",
-        "truncate": rope.truncate,
+        "truncate": yarn.truncate,
     }

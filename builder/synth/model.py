@@ -14,7 +14,7 @@ from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.target import synth_target
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import DraftRules, TokenRules, draft_rules, prompts, token_rules
-from specbuild.runtime.engine_dir.manifest import DraftGeometry, IndexerGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, IndexerGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 DEFAULT_ACCEPTANCE = 0.7
@@ -63,7 +63,7 @@ class SynthModel:
             raise SpecbuildError(
                 f"--unique-layers {unique} must lie between 1 and the {self.target.layers} layers"
             )
-        self.draft: DraftGeometry | None = None
+        self.draft: Eagle3Geometry | None = None
         if options.acceptance is not None:
             self.draft = EAGLE3.synth.geometry(self.target, self._named.draft)
         self.noise = Noise(options.seed)

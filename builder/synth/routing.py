@@ -9,7 +9,7 @@ import torch
 from specbuild.builder.families.registry import target_family
 from specbuild.builder.synth.model import SynthModel
 from specbuild.builder.synth.streams import embedding_rms, embeddings
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import MoeFeedForward
 
 STEP_TOKENS = (1, 2, 4, 8, 16, 32)
 _SAMPLE = 512
@@ -31,7 +31,7 @@ def distinct_experts(model: SynthModel) -> tuple[DistinctExperts, ...]:
     them is left out. Empty where no layer has experts.
     """
     g = model.target
-    if not g.experts:
+    if g.moe is None:
         return ()
     tokens = model.rules.cycle[:_SAMPLE]
     normed = embeddings(model.noise, tokens, g.hidden).float() / embedding_rms(g.hidden)
@@ -41,14 +41,13 @@ def distinct_experts(model: SynthModel) -> tuple[DistinctExperts, ...]:
     for count in STEP_TOKENS:
         steps = experts[:, : len(tokens) // count * count].unflatten(1, (-1, count))
         mean = float(steps.any(dim=2).sum(dim=-1).double().mean())
-        results.append(DistinctExperts(count, mean, uniform_distinct(g, count)))
+        results.append(DistinctExperts(count, mean, uniform_distinct(g.moe, count)))
     return tuple(results)
 
 
-def uniform_distinct(geometry: TargetGeometry, tokens: int) -> float:
+def uniform_distinct(moe: MoeFeedForward, tokens: int) -> float:
     """E·(1 − (1 − k/E)^n): the mean where every expert is as likely as any other."""
-    experts = geometry.experts
-    return experts * (1 - (1 - geometry.experts_per_token / experts) ** tokens)
+    return moe.experts * (1 - (1 - moe.experts_per_token / moe.experts) ** tokens)
 
 
 def _chosen(model: SynthModel, layer: int, normed: torch.Tensor) -> torch.Tensor:
@@ -59,8 +58,10 @@ def _chosen(model: SynthModel, layer: int, normed: torch.Tensor) -> torch.Tensor
     def load(name: str) -> torch.Tensor:
         return tensors[model.origin(f"{prefix}{name}")].load().float()
 
+    moe = model.target.moe
+    assert moe is not None
     family = target_family(model.target.model_type)
     assert family.synth is not None
     logits = family.synth.router_logits(load, normed * load("post_attention_layernorm.weight"))
-    best = logits.topk(model.target.experts_per_token, dim=1).indices
+    best = logits.topk(moe.experts_per_token, dim=1).indices
     return torch.zeros_like(logits, dtype=torch.bool).scatter_(1, best, value=True)

@@ -21,7 +21,7 @@ from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.streams import embeddings, token_directions
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import TokenRules
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 RIGHT_LOGIT = 30.0
 

@@ -128,7 +128,7 @@ class StageCheck:
         )
         if self.draft is not None:
             assert self.probe.manifest.draft is not None
-            captured = states.captured(self.probe.manifest.draft.taps)
+            captured = states.captured(self.probe.manifest.draft.aux_layers)
             self.comparison.states(
                 {"captured features": outputs["captured"][got]},
                 {"captured features": captured[expected]},
@@ -146,7 +146,7 @@ class StageCheck:
         assert self.draft is not None and self.probe.manifest.draft is not None
         next_ids = np.append(sample.ids[1:], sample.tree[0])
         expected_captured = torch.from_numpy(
-            reference.prefill.captured(self.probe.manifest.draft.taps)
+            reference.prefill.captured(self.probe.manifest.draft.aux_layers)
         )
         fused = self.probe.run("draft_fuse", {"captured": captured})["hidden"]
         expected_fused = self.draft.fuse(expected_captured)

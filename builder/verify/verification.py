@@ -118,12 +118,13 @@ def _check_same_model(
     engine: Path, manifest: Manifest, model: Path, target: ReferenceTarget
 ) -> None:
     geometry, config = manifest.target, target.model.config
-    built = (geometry.layers, geometry.hidden, geometry.vocab, geometry.experts)
+    experts = 0 if geometry.moe is None else geometry.moe.experts
+    built = (geometry.layers, geometry.hidden, geometry.vocab, experts)
     given = (
         config.num_hidden_layers,
         config.hidden_size,
         config.vocab_size,
-        config.num_local_experts if geometry.experts else 0,
+        config.num_local_experts if experts else 0,
     )
     if built != given:
         raise SpecbuildError(
@@ -153,7 +154,7 @@ def _load_draft(
         path, embedding=model.model.embed_tokens.weight, head=model.lm_head.weight
     )
     assert manifest.draft is not None
-    fused = (len(manifest.draft.taps) * manifest.target.hidden, manifest.draft.hidden)
+    fused = (len(manifest.draft.aux_layers) * manifest.target.hidden, manifest.draft.hidden)
     given = tuple(reversed(draft.weights["fc.weight"].shape))
     if fused != given or manifest.draft.vocab != len(draft.head):
         raise SpecbuildError(

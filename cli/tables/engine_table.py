@@ -14,14 +14,14 @@ from specbuild.cli.options.dsa import dsa_summary
 from specbuild.cli.tables.predicted_memory import PredictedMemory
 from specbuild.cli.terminal.console import fact_table, size_text
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.manifest import (
-    DraftGeometry,
-    DraftShape,
-    Limits,
-    Manifest,
-    SpecPv,
+from specbuild.runtime.engine_dir.geometry import (
+    BothFeedForward,
+    DenseFeedForward,
+    Eagle3Geometry,
+    MoeFeedForward,
     TargetGeometry,
 )
+from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, Manifest, SpecPv
 
 if TYPE_CHECKING:
     from specbuild.builder.backends.cuda.report import CudaReport
@@ -118,16 +118,17 @@ def _target_table(target: TargetGeometry) -> Table:
     table.add_row("hidden", str(target.hidden))
     table.add_row("vocabulary", str(target.vocab))
     _add_attention(table, target)
-    if target.feed_forward is not None and target.feed_forward.dense_layers:
-        f = target.feed_forward
-        table.add_row(
-            "dense MLP", f"of {f.dense_inner}, in {f.dense_layers} of {target.layers} layers"
-        )
-    if target.experts:
-        table.add_row("experts", _experts_text(target))
+    for place, feed_forward in enumerate(target.feed_forwards):
+        count = target.layer_feed_forwards.count(place)
+        if isinstance(feed_forward, DenseFeedForward):
+            layers = f"{count} of {target.layers} layers"
+            table.add_row("dense MLP", f"of {feed_forward.inner}, in {layers}")
+        else:
+            table.add_row("experts", _experts_text(feed_forward))
     table.add_row("positions", f"{target.max_positions}, RoPE theta {target.rope.theta:g}")
-    if target.rope.scaling != "none":
-        table.add_row("RoPE scaling", f"{target.rope.scaling}, factor {target.rope.factor:g}")
+    if target.rope.scaling is not None:
+        scaling = target.rope.scaling
+        table.add_row("RoPE scaling", f"{scaling.kind}, factor {scaling.factor:g}")
     table.add_row("end of sequence", ", ".join(map(str, target.eos_token_ids)) or "none")
     return table
 
@@ -153,17 +154,16 @@ def _add_attention(table: Table, target: TargetGeometry) -> None:
         )
 
 
-def _experts_text(target: TargetGeometry) -> str:
-    text = (
-        f"{target.experts} of {target.expert_inner}, {target.experts_per_token} a token, "
-        f"stored as {target.expert_format} in the checkpoint"
+def _experts_text(feed_forward: MoeFeedForward | BothFeedForward) -> str:
+    if isinstance(feed_forward, BothFeedForward):
+        moe, shared = feed_forward.moe, f", beside a shared one of {feed_forward.dense.inner}"
+    else:
+        moe, shared = feed_forward, ""
+    grouped = f", of {moe.groups_chosen} in {moe.groups} groups" if moe.groups > 1 else ""
+    return (
+        f"{moe.experts} of {moe.inner}, {moe.experts_per_token} a token, stored as {moe.storage} "
+        f"in the checkpoint{grouped}{shared}"
     )
-    f = target.feed_forward
-    if f is None:
-        return text
-    shared = f", beside a shared one of {f.shared_inner}" if f.shared_inner else ""
-    grouped = f", of {f.groups_chosen} in {f.groups} groups" if f.groups > 1 else ""
-    return text + grouped + shared
 
 
 def _range(values: list[int]) -> str:
@@ -171,7 +171,7 @@ def _range(values: list[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _draft_table(draft: DraftGeometry) -> Table:
+def _draft_table(draft: Eagle3Geometry) -> Table:
     table = fact_table(f"draft: {draft.architecture}")
     table.add_row("hidden, inner", f"{draft.hidden}, {draft.inner}")
     table.add_row("vocabulary", f"{draft.vocab} ({draft.d2t_form})")
@@ -179,8 +179,8 @@ def _draft_table(draft: DraftGeometry) -> Table:
     table.add_row(
         "attention", f"{draft.q_heads} query and {draft.kv_heads} KV heads of {draft.head_dim}"
     )
-    table.add_row("reads layers", ", ".join(map(str, draft.taps)))
-    table.add_row("RoPE", f"theta {draft.rope.theta:g}, scaling {draft.rope.scaling}")
+    table.add_row("reads layers", ", ".join(map(str, draft.aux_layers)))
+    table.add_row("RoPE", f"theta {draft.rope.theta:g}, scaling {draft.rope.kind}")
     return table
 
 

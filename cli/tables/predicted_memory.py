@@ -89,6 +89,6 @@ def _outputs_bytes(manifest: Manifest, batch: int) -> int:
     # What a full step of SpecPV feeds again is checked against the logits too.
     fed_again = 0 if manifest.specpv is None else manifest.specpv.n_spec_tokens_buf
     logit_rows = batch * (limits.draft_tokens + 1 + fed_again)
-    taps = 0 if manifest.draft is None else len(manifest.draft.taps)
+    taps = 0 if manifest.draft is None else len(manifest.draft.aux_layers)
     captured = limits.max_rows * taps * manifest.target.hidden
     return 4 * (logit_rows * manifest.target.vocab + captured)

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from specbuild.runtime import FORMAT_VERSION
+from specbuild.runtime.engine_dir.features import require_known
 from specbuild.runtime.engine_dir.manifest import (
     CHUNK_BYTES,
     MANIFEST_FILE,
@@ -42,6 +43,13 @@ def read_manifest(directory: Path) -> Manifest:
             f"{where} is of format version {found!r}, this specbuild reads {FORMAT_VERSION}; "
             "build the engine again with this version"
         )
+    features = decoded.get("features", [])
+    if not isinstance(features, list) or not all(isinstance(name, str) for name in features):
+        raise EngineFileError(f"{where}: features are {features!r}, expected a list of names")
+    try:
+        require_known(Manifest, features)
+    except SpecbuildError as error:
+        raise EngineFileError(f"{directory}: {error}") from error
     try:
         manifest = from_json(Manifest, decoded, MANIFEST_FILE)
         check_manifest(manifest)

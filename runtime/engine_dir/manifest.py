@@ -6,10 +6,12 @@ The manifest holds no absolute path and no time stamp: the same input gives the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.backends import BackendName
+from specbuild.runtime.engine_dir.features import FeatureOf, of_feature, one_of
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_HASH_FILE = "manifest.sha256"
@@ -17,144 +19,15 @@ WEIGHTS_FILE = "weights.safetensors"
 CHUNK_BYTES = 16 << 20  # one checksum per this many bytes of a chunked file
 
 INDEXER_GROUP = "indexer"
+# Element types of caches; a later one names the feature that brings it.
+CACHE_STORAGES: FeatureOf = {
+    "float32": None,
+    "float16": None,
+    "bfloat16": None,
+    "float8_e4m3fn": None,
+}
+EAGLE3_ROLES = ("draft_fuse", "draft", "expand", "select")
 ROLES = ("target", "draft_fuse", "draft", "expand", "select", "choose", "accept", "commit")
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary embedding of a model: as its own config gives it."""
-
-    theta: float
-    scaling: Literal["none", "yarn"] = "none"
-    factor: float = 1.0
-    original_max_positions: int | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = False
-    attention_factor: float = 1.0
-
-
-@dataclass(frozen=True)
-class IndexerGeometry:
-    """Shape of the indexers (DSA-lite) of ``layers``: query heads of one width, one key head.
-
-    ``weighted``: each head has a weight of its own at every token. ``top_k`` and ``threshold`` are
-    what the checkpoint's config names, None where it does not.
-    """
-
-    layers: tuple[int, ...]
-    heads: int
-    width: int
-    weighted: bool
-    top_k: int | None = None
-    threshold: int | None = None
-
-
-@dataclass(frozen=True)
-class MlaGeometry:
-    """Sizes of MLA with decoupled RoPE; ``q_lora_rank`` None where queries have no latent.
-
-    ``scale`` multiplies the scores: ``(nope_dim + rope_dim)^-½``, times YaRN's factors where a
-    model has them.
-    """
-
-    kv_lora_rank: int
-    rope_dim: int
-    nope_dim: int
-    v_dim: int
-    scale: float
-    q_lora_rank: int | None = None
-
-    @property
-    def entry_width(self) -> int:
-        """Values of a token in the cache: its latent, and the rotated key of all heads."""
-        return self.kv_lora_rank + self.rope_dim
-
-
-@dataclass(frozen=True)
-class MixedFeedForward:
-    """DeepSeek's: a dense MLP in the first ``dense_layers``, routed and shared experts behind.
-
-    ``dense_inner`` and ``shared_inner`` are the inner widths of the dense MLPs and of all shared
-    experts together. ``groups_chosen`` of ``groups`` of experts take part for a token; the weights
-    of the chosen experts are ``normalised`` to sum 1 or not, then multiplied by ``scaling``.
-    """
-
-    dense_layers: int
-    dense_inner: int
-    shared_inner: int
-    groups: int
-    groups_chosen: int
-    normalised: bool
-    scaling: float
-
-
-@dataclass(frozen=True)
-class TargetGeometry:
-    """Shape of the target model.
-
-    ``latent_dims`` is, for every layer, how many values of a latent stand in its keys' and values'
-    place (MLA), 0 where there is none; empty where no layer has one. ``indexer`` is that of
-    the layers that choose what they attend to, None where none does. ``mla`` is that of a model
-    which was made with latents, None where they came later (MLA-lite); its ``head_dim`` and
-    ``kv_heads`` are those of the absorbed form, one head as wide as an entry of the cache.
-    ``feed_forward`` is None where every layer has GPT-OSS's.
-    """
-
-    model_type: str
-    layers: int
-    hidden: int
-    vocab: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    experts: int
-    experts_per_token: int
-    expert_inner: int
-    expert_format: Literal["mxfp4", "bf16"]
-    layer_types: tuple[str, ...]
-    sliding_window: int
-    max_positions: int
-    rms_eps: float
-    swiglu_limit: float
-    rope: Rope
-    eos_token_ids: tuple[int, ...]
-    latent_dims: tuple[int, ...] = ()
-    indexer: IndexerGeometry | None = None
-    mla: MlaGeometry | None = None
-    feed_forward: MixedFeedForward | None = None
-
-
-@dataclass(frozen=True)
-class DraftGeometry:
-    """Shape of the EAGLE3 draft; ``taps`` are target layers whose outputs it reads (0-based).
-
-    ``d2t_form`` is what the checkpoint's ``d2t`` holds; the engine's always holds offsets.
-    ``norm_before_fc`` is one norm over the concatenated states, ``fc_norm`` one for each of them.
-    ``dtype`` is how the engine stores the weights of the projections; None before it is built.
-    """
-
-    architecture: str
-    hidden: int
-    vocab: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    inner: int
-    rms_eps: float
-    rope: Rope
-    taps: tuple[int, ...]
-    max_positions: int | None
-    d2t_form: Literal["offsets", "identity", "map"]
-    sliding_window: int
-    own_embedding: bool
-    own_head: bool
-    norm_before_fc: bool
-    input_width: Literal["embedding_and_hidden", "hidden"]
-    norm_before_residual: bool
-    norm_output: bool
-    fc_norm: bool = False
-    dtype: Literal["fp32", "bf16", "fp8", "mxfp4"] | None = None
 
 
 @dataclass(frozen=True)
@@ -239,9 +112,9 @@ class CacheGroup:
     page_size: int
     pages: int
     window: int
-    dtype: str
+    dtype: str = field(metadata=one_of(CACHE_STORAGES))
     pool_axes: tuple[str, ...]
-    latent_widths: tuple[int, ...] = ()
+    latent_widths: tuple[int, ...] = field(default=(), metadata=of_feature("latents"))
 
     def pool_widths(self, layer: int) -> dict[str, int]:
         """Values of a head in each pool of a layer: ``k`` and ``v``, or the latent ``c`` alone.
@@ -293,8 +166,8 @@ class Role:
     outputs: tuple[Port, ...]
     tensors: tuple[str, ...]
     ops: dict[str, int]
-    profiles: tuple[ShapeProfile, ...] = ()
-    layers: dict[str, int] = field(default_factory=dict)
+    profiles: tuple[ShapeProfile, ...] = field(default=(), metadata=of_feature("tensorrt"))
+    layers: dict[str, int] = field(default_factory=dict, metadata=of_feature("tensorrt"))
 
 
 @dataclass(frozen=True)
@@ -337,14 +210,33 @@ class StoredFile:
     chunks: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Drafter:
+    """An EAGLE3 draft in an engine: its cache group, and the roles that only it has.
+
+    ``roles`` is empty where a plan takes the place of graphs (``cuda``).
+    """
+
+    kind: Literal["eagle3"] = "eagle3"
+    cache_group: str
+    roles: tuple[str, ...]
+    geometry: Eagle3Geometry
+
+
+# What proposes tokens: a union by ``kind``.
+Drafter: TypeAlias = Eagle3Drafter
+
+
 @dataclass(frozen=True)
 class Manifest:
     """Everything the runtime and ``inspect`` know of an engine before a graph is loaded.
 
-    ``device`` is what the engine was compiled for: ``cpu``, or GPU architectures. ``roles`` is
-    empty where a plan takes the place of graphs (``cuda``). ``replaced`` names the checkpoint
-    tensors that the engine has no use for, and what stands in their place. ``tensorrt`` is null
-    for the other backends.
+    ``device`` is what the engine was compiled for: ``cpu``, or GPU architectures. The first of
+    ``drafters`` is the one that decoding takes where nothing else is asked for, ``draft_default``
+    its tree. ``roles`` is empty where a plan takes the place of graphs (``cuda``). ``features``
+    are those that the file lists (features.py). ``replaced`` names the checkpoint tensors that the
+    engine has no use for, and what stands in their place. ``tensorrt`` is null for the other
+    backends.
     """
 
     format_version: int
@@ -352,7 +244,7 @@ class Manifest:
     backend: BackendName
     device: str
     target: TargetGeometry
-    draft: DraftGeometry | None
+    drafters: tuple[Drafter, ...]
     limits: Limits
     draft_default: DraftShape | None
     cache_groups: tuple[CacheGroup, ...]
@@ -361,14 +253,20 @@ class Manifest:
     options: dict[str, Any]
     warnings: tuple[str, ...]
     files: dict[str, StoredFile]
-    specpv: SpecPv | None = None
-    replaced: dict[str, str] = field(default_factory=dict)
-    dsa: Dsa | None = None
-    tensorrt: TensorRtBuild | None = None
+    features: tuple[str, ...] = ()
+    specpv: SpecPv | None = field(default=None, metadata=of_feature("specpv"))
+    replaced: dict[str, str] = field(default_factory=dict, metadata=of_feature("latents"))
+    dsa: Dsa | None = field(default=None, metadata=of_feature("dsa"))
+    tensorrt: TensorRtBuild | None = field(default=None, metadata=of_feature("tensorrt"))
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:
             raise ValueError(f"format version {self.format_version}, expected {FORMAT_VERSION}")
+
+    @property
+    def draft(self) -> Eagle3Geometry | None:
+        """The shape of the EAGLE3 draft, None where the engine has none."""
+        return next((d.geometry for d in self.drafters if isinstance(d, Eagle3Drafter)), None)
 
     def group(self, name: str) -> CacheGroup:
         """The cache group of this name."""

@@ -6,8 +6,10 @@ import re
 from pathlib import PurePosixPath
 
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.cache_groups import CACHED_BYTES
+from specbuild.runtime.engine_dir.features import require_listed
+from specbuild.runtime.engine_dir.geometry_check import check_target
 from specbuild.runtime.engine_dir.manifest import (
+    EAGLE3_ROLES,
     ROLES,
     WEIGHTS_FILE,
     CacheGroup,
@@ -22,19 +24,22 @@ from specbuild.runtime.errors import EngineFileError
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _LARGEST = 2**31 - 1
 DECODING_ROLES = ("target", "choose")
-DRAFTING_ROLES = ("draft_fuse", "draft", "expand", "select", "accept", "commit")
+# What takes a tree in, whichever drafter made it.
+TREE_ROLES = ("accept", "commit")
+DRAFTING_ROLES = (*EAGLE3_ROLES, *TREE_ROLES)
 POOL_AXES = ("kv_heads", "page_size", "pages", "width")
 
 
 def check_manifest(manifest: Manifest) -> None:
     """Raises EngineFileError with the first thing that does not fit."""
     _check_limits(manifest.limits, drafted=manifest.draft is not None)
-    if manifest.target.vocab < 1:
-        raise EngineFileError(f"target.vocab is {manifest.target.vocab}, must be 1 or above")
     for name, entry in manifest.files.items():
         _check_file(name, entry)
     _check_groups(manifest)
+    _check_drafters(manifest)
     _check_roles(manifest)
+    check_target(manifest.target)
+    require_listed(manifest, manifest.features)
 
 
 def _check_limits(limits: Limits, *, drafted: bool) -> None:
@@ -79,11 +84,6 @@ def _check_group(group: CacheGroup) -> None:
         raise EngineFileError(f"cache group {group.name}: pages is {group.pages}")
     if not 0 <= group.window <= _LARGEST:
         raise EngineFileError(f"cache group {group.name}: window is {group.window}")
-    if group.dtype not in CACHED_BYTES:
-        raise EngineFileError(
-            f"cache group {group.name}: dtype is {group.dtype!r}, expected one of "
-            f"{', '.join(CACHED_BYTES)}"
-        )
     if tuple(sorted(group.pool_axes)) != POOL_AXES:
         raise EngineFileError(f"cache group {group.name}: pool_axes are {group.pool_axes}")
     if group.latent_widths:
@@ -99,6 +99,34 @@ def _check_latents(group: CacheGroup) -> None:
         )
     if group.kv_heads != 1:
         raise EngineFileError(f"cache group {group.name}: {group.kv_heads} heads share a latent")
+
+
+def _check_drafters(manifest: Manifest) -> None:
+    groups = {group.name for group in manifest.cache_groups}
+    owner: dict[str, int] = {}
+    for place, drafter in enumerate(manifest.drafters):
+        if drafter.cache_group not in groups:
+            raise EngineFileError(
+                f"drafters[{place}]: cache group {drafter.cache_group!r} is not listed"
+            )
+        wanted = () if facts_of(manifest.backend).has_plan else EAGLE3_ROLES
+        if drafter.roles != wanted:
+            raise EngineFileError(f"drafters[{place}]: roles are {drafter.roles}, not {wanted}")
+        for role in drafter.roles:
+            if role not in manifest.roles:
+                raise EngineFileError(f"drafters[{place}]: role {role!r} is not listed")
+            if owner.setdefault(role, place) != place:
+                raise EngineFileError(f"drafters {owner[role]} and {place} share role {role!r}")
+        outside = [
+            layer
+            for layer in drafter.geometry.aux_layers
+            if not 0 <= layer < manifest.target.layers
+        ]
+        if outside:
+            raise EngineFileError(
+                f"drafters[{place}]: aux_layers {outside} are none of the target's "
+                f"{manifest.target.layers} layers"
+            )
 
 
 def _check_roles(manifest: Manifest) -> None:
@@ -117,7 +145,7 @@ def _check_roles(manifest: Manifest) -> None:
         raise EngineFileError(
             f"backend is {manifest.backend}, but tensorrt is {manifest.tensorrt}: one is wrong"
         )
-    wanted = DECODING_ROLES + (DRAFTING_ROLES if manifest.draft is not None else ())
+    wanted = DECODING_ROLES + (TREE_ROLES if manifest.drafters else ())
     missing = [role for role in wanted if role not in manifest.roles]
     unknown = sorted(set(manifest.roles) - set(ROLES))
     if missing or unknown:

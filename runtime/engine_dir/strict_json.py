@@ -1,4 +1,8 @@
-"""Frozen dataclasses from JSON and back: every field checked, unknown keys refused."""
+"""Frozen dataclasses from JSON and back: every field checked, unknown keys refused.
+
+A union of several dataclasses is tagged: each has a ``kind``, a Literal of one string. A field
+whose metadata have ``VALUES`` takes only the strings that are among these.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import dataclasses
 import math
 import types
 import typing
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any, TypeVar
 
@@ -13,15 +18,27 @@ from specbuild.runtime.errors import SpecbuildError
 
 Record = TypeVar("Record")
 
+VALUES = "values"
 
-def to_json(record: Any) -> Any:
-    """Plain JSON types of a dataclass, in field order; tuples become lists."""
+
+def to_json(
+    record: Any, leave_out: Callable[[dataclasses.Field[Any], Any], bool] | None = None
+) -> Any:
+    """Plain JSON types of a dataclass, in field order; tuples become lists.
+
+    Fields of which ``leave_out(field, value)`` says so have no key.
+    """
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        return {f.name: to_json(getattr(record, f.name)) for f in dataclasses.fields(record)}
+        values = [(field, getattr(record, field.name)) for field in dataclasses.fields(record)]
+        return {
+            field.name: to_json(value, leave_out)
+            for field, value in values
+            if leave_out is None or not leave_out(field, value)
+        }
     if isinstance(record, (tuple, list)):
-        return [to_json(item) for item in record]
+        return [to_json(item, leave_out) for item in record]
     if isinstance(record, dict):
-        return {key: to_json(value) for key, value in record.items()}
+        return {key: to_json(value, leave_out) for key, value in record.items()}
     return record
 
 
@@ -38,7 +55,8 @@ def _decode(kind: Any, data: Any, where: str) -> Any:  # noqa: PLR0911 - a case 
     if origin in (types.UnionType, typing.Union):
         if data is None and type(None) in arguments:
             return None
-        return _decode(next(a for a in arguments if a is not type(None)), data, where)
+        kinds = [a for a in arguments if a is not type(None)]
+        return _decode(kinds[0] if len(kinds) == 1 else _tagged(kinds, data, where), data, where)
     if origin is typing.Literal:
         if data not in arguments:
             raise _refusal(where, data, f"one of {', '.join(map(repr, arguments))}")
@@ -62,6 +80,19 @@ def _decode(kind: Any, data: Any, where: str) -> Any:  # noqa: PLR0911 - a case 
     return data
 
 
+def _tagged(kinds: list[Any], data: Any, where: str) -> Any:
+    """The member of a union of dataclasses that ``data`` is of, by its ``kind``."""
+    if not isinstance(data, dict):
+        raise _refusal(where, data, "an object")
+    tags = {typing.get_args(field_types(kind)["kind"])[0]: kind for kind in kinds}
+    if "kind" not in data:
+        raise SpecbuildError(f"{where}: key 'kind' is missing")
+    tag = data["kind"]
+    if not isinstance(tag, str) or tag not in tags:
+        raise _refusal(f"{where}.kind", tag, f"one of {', '.join(map(repr, tags))}")
+    return tags[tag]
+
+
 def _finite(data: float, where: str) -> float:
     try:
         number = float(data)
@@ -73,7 +104,8 @@ def _finite(data: float, where: str) -> float:
 
 
 @cache
-def _field_types(kind: Any) -> dict[str, Any]:
+def field_types(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields, by name."""
     return typing.get_type_hints(kind)
 
 
@@ -84,14 +116,22 @@ def _decode_record(kind: Any, data: Any, where: str) -> Any:
     unknown = sorted(set(data) - set(fields))
     if unknown:
         raise SpecbuildError(f"{where}: unknown keys {', '.join(map(_name, unknown))}")
-    hints = _field_types(kind)
+    hints = field_types(kind)
     values = {}
     for name, field in fields.items():
         if name in data:
             values[name] = _decode(hints[name], data[name], f"{where}.{name}")
+            _require_among(field.metadata.get(VALUES), values[name], f"{where}.{name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise SpecbuildError(f"{where}: key {name!r} is missing")
     return kind(**values)
+
+
+def _require_among(allowed: Collection[str] | None, value: Any, where: str) -> None:
+    """Raises SpecbuildError where a string, or one of several, is none of those allowed."""
+    for item in value if isinstance(value, tuple) else (value,):
+        if allowed is not None and item is not None and item not in allowed:
+            raise _refusal(where, item, f"one of {', '.join(map(repr, allowed))}")
 
 
 def _name(key: str) -> str:

@@ -63,7 +63,9 @@ def test_drafts_change_no_token_and_loading_is_told(report: SweepReport) -> None
 
 def test_one_row_touches_as_many_experts_as_it_chooses(engine: Engine) -> None:
     """Alone a row reads ``experts_per_token`` of them, no more and no fewer; eight read more."""
-    chosen = engine.manifest.target.experts_per_token
+    moe = engine.manifest.target.moe
+    assert moe is not None
+    chosen = moe.experts_per_token
     table = ProgramTable(cuda_executor(engine).plan)
     found = {}
     for batch in (1, 8):
@@ -75,7 +77,7 @@ def test_one_row_touches_as_many_experts_as_it_chooses(engine: Engine) -> None:
         assert step.context == pytest.approx(60, abs=4)
         assert sum(section.added_s for section in step.sections) > 0.5 * step.step_s
     assert found[1] == chosen
-    assert chosen < found[8] <= engine.manifest.target.experts
+    assert chosen < found[8] <= moe.experts
 
 
 def test_measuring_leaves_the_engine_as_it_was(engine: Engine) -> None:

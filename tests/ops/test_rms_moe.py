@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from emulation import has_compiler, run_lowering
+from geometries import GPT_OSS_20B, gpt_oss_parts
 from gpt_oss_requests import experts_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -146,10 +146,8 @@ def test_reference_is_the_models_block(dtype: torch.dtype) -> None:
     x, norm, router, router_bias, gate_up, b1, down, b2, row_start = (
         torch.from_numpy(array) for array in layer.arrays(np.random.default_rng(1))
     )  # fmt: skip
-    geometry: Any = SimpleNamespace(
-        hidden=96, expert_inner=64, experts=8, experts_per_token=4, swiglu_limit=7.0,
-        expert_format="mxfp4",
-    )  # fmt: skip
+    experts = gpt_oss_parts(1, experts=8, top_k=4, inner=64)
+    geometry = replace(GPT_OSS_20B, hidden=96, **experts)
     block, rms = MoeBlock(geometry).to(dtype), RmsNorm(96, 1e-5).to(dtype)
     gate_up_blocks, gate_up_scales = unpack_gate_up(gate_up)
     down_blocks, down_scales = unpack_down(down, 64)

@@ -13,7 +13,7 @@ from traced_reads import Reads, agree, traced
 from specbuild.builder import graphs
 from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.graph.passes.metadata import clear_metadata
-from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 
 
 def nodes(model: ir.Model) -> list[str]:
@@ -22,7 +22,7 @@ def nodes(model: ir.Model) -> list[str]:
     return [str(node) for node in model.graph]
 
 
-def geometries(target: Path, draft: Path) -> tuple[TargetGeometry, DraftGeometry]:
+def geometries(target: Path, draft: Path) -> tuple[TargetGeometry, Eagle3Geometry]:
     geometry = read_target(target, strict=True).geometry
     return geometry, read_draft(draft, geometry, strict=True).geometry
 

@@ -45,7 +45,8 @@ from specbuild.builder.graph.passes.weights import Recipe
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Lowering, Target
 from specbuild.runtime.cache.layout import layouts
-from specbuild.runtime.engine_dir.manifest import DraftGeometry, DraftShape, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import PLAN_FILE, Plan, ProgramEntry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -61,7 +62,7 @@ class CudaModel:
 
     models: Mapping[str, ir.Model]
     target: TargetGeometry
-    draft: DraftGeometry | None
+    draft: Eagle3Geometry | None
     d2t: Recipe | None
 
 
@@ -209,7 +210,7 @@ def _parts(
     sizes = StateSizes(
         batch=batch_buckets(limits.max_batch_size)[-1],
         depth=deepest(shapes),
-        captured=len(draft.taps) * model.target.hidden if draft is not None else 0,
+        captured=len(draft.aux_layers) * model.target.hidden if draft is not None else 0,
         words=-(-(limits.draft_tokens + 1) // 32),
         logical_pages={name: layout.logical_pages(limits) for name, layout in groups.items()},
         prefill_rows=max(prefill_rows, score_rows),

@@ -12,11 +12,11 @@ from specbuild.builder.engine.sizes import MAX_DECODE_ROWS, EnginePlan
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT
-from specbuild.runtime.engine_dir.manifest import DraftGeometry, IndexerGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, IndexerGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 
-def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) -> None:
+def require_cuda_support(target: TargetGeometry, draft: Eagle3Geometry | None) -> None:
     """SpecbuildError naming what this target or draft has that no CUDA kernel computes."""
     if target.mla is not None:
         raise SpecbuildError(
@@ -24,9 +24,15 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
             "MLA), but not the absorbed queries, its latent's norm and its routed bf16 experts; "
             "build with --backend cpu"
         )
-    if target.expert_format != "mxfp4":
+    moe = target.moe
+    if moe is None:
         raise SpecbuildError(
-            f"the model's experts are {target.expert_format}, CUDA kernels take mxfp4 experts "
+            f"the model is a {target.model_type} without experts: CUDA engines are built for mxfp4 "
+            "experts only; build with --backend cpu"
+        )
+    if moe.storage != "mxfp4":
+        raise SpecbuildError(
+            f"the model's experts are {moe.storage}, CUDA kernels take mxfp4 experts "
             "only; quantise the checkpoint or build with --backend cpu"
         )
     widest = max(target.latent_dims, default=0)
@@ -43,7 +49,7 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
         rows={"head_dim": target.head_dim, "vocab_size": target.vocab},
         columns={
             "hidden_size": target.hidden,
-            "intermediate_size": target.expert_inner,
+            "intermediate_size": moe.inner,
             "num_attention_heads * head_dim": target.q_heads * target.head_dim,
         },
     )
@@ -105,7 +111,7 @@ def batch_warnings(plan: EnginePlan, backend: str) -> tuple[str, ...]:
     )
 
 
-def _require_variant(draft: DraftGeometry) -> None:
+def _require_variant(draft: Eagle3Geometry) -> None:
     for name in ("norm_before_fc", "fc_norm"):
         if getattr(draft, name):
             raise SpecbuildError(

@@ -8,7 +8,7 @@ from specbuild.builder.backends.tensorrt.library import OFFERS, require_library
 from specbuild.builder.backends.tensorrt.standard.ops import FP4, INT8, ExpertStorage
 from specbuild.builder.options import BuildOptions, TensorRtOptions
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.check import LIBRARIES
 

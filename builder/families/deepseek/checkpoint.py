@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from specbuild.builder.checkpoint.config_fields import check_fields
@@ -12,16 +13,25 @@ from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.checkpoint.target_parts import read_eos
 from specbuild.builder.families.deepseek.config_fields import DEEPSEEK
 from specbuild.builder.families.deepseek.tensors import for_engine
-from specbuild.runtime.engine_dir.manifest import (
-    MixedFeedForward,
+from specbuild.runtime.engine_dir.geometry import (
+    AttentionParts,
+    BothFeedForward,
+    DenseFeedForward,
+    FeedForward,
     MlaGeometry,
+    MoeFeedForward,
+    Norm,
     Rope,
+    Swiglu,
     TargetGeometry,
+    distinct_feed_forwards,
 )
 from specbuild.runtime.errors import SpecbuildError
 
 MODEL_TYPE = "deepseek_v3"
 DEFAULT_THETA = 10000.0
+# The norms of latents have it, whatever a model's config says of its other norms.
+LATENT_EPS = 1e-6
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
@@ -71,9 +81,9 @@ def _geometry(path: Path, config: Config) -> TargetGeometry:
     if config.integer("num_key_value_heads", heads) != heads:
         raise config.wrong("num_key_value_heads", f"as many as num_attention_heads, {heads}")
     rope = read_rope(config, default_theta=DEFAULT_THETA)
+    rope = replace(rope, interleaved=config.boolean("rope_interleave", True))
     mla = _mla(config, rope)
-    feed_forward = _feed_forward(config, layers)
-    routed = feed_forward.dense_layers < layers
+    feed_forwards, layer_feed_forwards = distinct_feed_forwards(_feed_forwards(config, layers))
     return TargetGeometry(
         model_type=MODEL_TYPE,
         layers=layers,
@@ -82,20 +92,18 @@ def _geometry(path: Path, config: Config) -> TargetGeometry:
         q_heads=heads,
         kv_heads=1,
         head_dim=mla.entry_width,
-        experts=config.integer("n_routed_experts") if routed else 0,
-        experts_per_token=config.integer("num_experts_per_tok") if routed else 0,
-        expert_inner=config.integer("moe_intermediate_size") if routed else 0,
-        expert_format="bf16",
+        attention=AttentionParts(),
+        norm=Norm(config.number("rms_norm_eps", 1e-6), "before_weight"),
+        rope=rope,
         layer_types=("full_attention",) * layers,
         sliding_window=0,
+        feed_forwards=feed_forwards,
+        layer_feed_forwards=layer_feed_forwards,
         max_positions=config.integer("max_position_embeddings"),
-        rms_eps=config.number("rms_norm_eps", 1e-6),
-        swiglu_limit=0.0,
-        rope=rope,
+        tied_head=config.boolean("tie_word_embeddings", False),
         eos_token_ids=read_eos((path,), config),
         latent_dims=(mla.entry_width,) * layers,
         mla=mla,
-        feed_forward=feed_forward,
     )
 
 
@@ -107,44 +115,68 @@ def _mla(config: Config, rope: Rope) -> MlaGeometry:
         nope_dim=nope_dim,
         v_dim=config.integer("v_head_dim"),
         scale=(nope_dim + rope_dim) ** -0.5 * yarn_score_factor(config, rope),
+        norm=Norm(LATENT_EPS, "before_weight"),
         q_lora_rank=config.optional_integer("q_lora_rank"),
     )
 
 
-def _feed_forward(config: Config, layers: int) -> MixedFeedForward:
+def _feed_forwards(config: Config, layers: int) -> list[FeedForward]:
+    """Every layer's: a dense one in the first layers, routed and shared experts behind."""
     routed = bool(config.get("n_routed_experts"))
     first = min(config.integer("first_k_dense_replace", 0, least=0), layers) if routed else layers
-    inner = config.integer("intermediate_size") if first else 0
-    if first == layers:
-        return MixedFeedForward(layers, inner, 0, 1, 1, normalised=True, scaling=1.0)
-    shared = config.integer("n_shared_experts", 0, least=0)
-    groups = config.integer("n_group", 1)
-    return MixedFeedForward(
-        dense_layers=first,
-        dense_inner=inner,
-        shared_inner=shared * config.integer("moe_intermediate_size"),
+    found: list[FeedForward] = []
+    if first:
+        inner = config.integer("intermediate_size")
+        found += [DenseFeedForward(inner=inner, activation=Swiglu())] * first
+    if first < layers:
+        found += [_experts(config)] * (layers - first)
+    return found
+
+
+def _experts(config: Config) -> FeedForward:
+    inner, groups = config.integer("moe_intermediate_size"), config.integer("n_group", 1)
+    moe = MoeFeedForward(
+        experts=config.integer("n_routed_experts"),
+        experts_per_token=config.integer("num_experts_per_tok"),
+        inner=inner,
+        storage="bf16",
+        activation=Swiglu(),
+        gating="sigmoid_norm" if config.boolean("norm_topk_prob", True) else "sigmoid",
+        choice_bias=True,
         groups=groups,
         groups_chosen=config.integer("topk_group", groups),
-        normalised=config.boolean("norm_topk_prob", True),
         scaling=config.number("routed_scaling_factor", 1.0),
+    )
+    shared = config.integer("n_shared_experts", 0, least=0)
+    if not shared:
+        return moe
+    return BothFeedForward(
+        dense=DenseFeedForward(inner=shared * inner, activation=Swiglu()), moe=moe
     )
 
 
 def _check(where: str, g: TargetGeometry) -> None:
-    assert g.mla is not None and g.feed_forward is not None
-    wrong, f = [], g.feed_forward
+    assert g.mla is not None
+    wrong = []
     if g.mla.rope_dim % 2:
         wrong.append(f"qk_rope_head_dim {g.mla.rope_dim} is odd, rotary embedding needs pairs")
-    if f.groups_chosen > f.groups:
-        wrong.append(f"topk_group {f.groups_chosen} of n_group {f.groups} groups")
-    elif g.experts % f.groups:
-        wrong.append(f"{g.experts} experts do not divide into n_group {f.groups} groups")
-    elif f.groups_chosen < f.groups and g.experts < 2 * f.groups:
-        wrong.append(f"{g.experts} experts in n_group {f.groups} groups, which need two or more")
-    elif g.experts_per_token > (open_to_a_token := g.experts // f.groups * f.groups_chosen):
-        wrong.append(
-            f"{g.experts_per_token} experts per token, but only {open_to_a_token} in the "
-            f"{f.groups_chosen} groups that a token takes"
-        )
+    if g.moe is not None:
+        wrong += _misfits(g.moe)
     if wrong:
         raise SpecbuildError(f"{where}: {'; '.join(wrong)}")
+
+
+def _misfits(f: MoeFeedForward) -> list[str]:
+    wrong = []
+    if f.groups_chosen > f.groups:
+        wrong.append(f"topk_group {f.groups_chosen} of n_group {f.groups} groups")
+    elif f.experts % f.groups:
+        wrong.append(f"{f.experts} experts do not divide into n_group {f.groups} groups")
+    elif f.groups_chosen < f.groups and f.experts < 2 * f.groups:
+        wrong.append(f"{f.experts} experts in n_group {f.groups} groups, which need two or more")
+    elif f.experts_per_token > (open_to_a_token := f.experts // f.groups * f.groups_chosen):
+        wrong.append(
+            f"{f.experts_per_token} experts per token, but only {open_to_a_token} in the "
+            f"{f.groups_chosen} groups that a token takes"
+        )
+    return wrong

@@ -6,7 +6,7 @@ import re
 
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.hints import LAYER, layer_hints
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry, routed_part
 
 EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
 
@@ -23,13 +23,12 @@ def mla_hints(_config: Config, names: list[str]) -> list[str]:
 
 def feed_forward_hints(g: TargetGeometry, names: list[str]) -> list[str]:
     """What may explain that the tensors are not those of the geometry."""
-    assert g.feed_forward is not None
     hints = []
-    first = g.feed_forward.dense_layers
+    own = {i for i in range(g.layers) if routed_part(g.feed_forward(i)) is not None}
     routed, dense = (_layers_with(names, part) for part in (".mlp.experts.", ".mlp.gate_proj."))
     for kind, wrong, unlike in (
-        ("a dense MLP", {i for i in routed if i < first}, "mlp.experts.*"),
-        ("experts", {i for i in dense if first <= i < g.layers}, "a dense mlp.gate_proj"),
+        ("a dense MLP", {i for i in routed if i < g.layers} - own, "mlp.experts.*"),
+        ("experts", dense & own, "a dense mlp.gate_proj"),
     ):
         if wrong:
             hints.append(
@@ -38,8 +37,8 @@ def feed_forward_hints(g: TargetGeometry, names: list[str]) -> list[str]:
                 "the config does not belong to these weights"
             )
     found = {int(m[1]) for name in names if (m := EXPERT.search(name))}
-    if found and first < g.layers and len(found) != g.experts:
-        hints.append(f"the shards hold {len(found)} experts, config.json says {g.experts}")
+    if found and g.moe is not None and len(found) != g.moe.experts:
+        hints.append(f"the shards hold {len(found)} experts, config.json says {g.moe.experts}")
     hints += layer_hints(g, names)
     if any(name.endswith("_scale_inv") for name in names):
         hints.append("the shards hold FP8 weights with scales; convert them to bf16 first")

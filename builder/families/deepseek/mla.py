@@ -23,12 +23,9 @@ from specbuild.builder.families.parts.graph_io import GroupView, LatentPool, Lau
 from specbuild.builder.families.parts.llama import LlamaNorm
 from specbuild.builder.families.parts.rope import rotate
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.engine_dir.manifest import MlaGeometry
+from specbuild.runtime.engine_dir.geometry import MlaGeometry
 
 Tables = tuple[torch.Tensor, torch.Tensor]
-
-# The norms of latents have it, whatever a model's config says of its other norms.
-LATENT_EPS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -120,10 +117,10 @@ class MlaAttention(nn.Module):
             self.q_proj = nn.Linear(hidden, q_width, bias=False)
         else:
             self.q_a_proj = nn.Linear(hidden, g.q_lora_rank, bias=False)
-            self.q_a_layernorm = LlamaNorm(g.q_lora_rank, LATENT_EPS)
+            self.q_a_layernorm = LlamaNorm(g.q_lora_rank, g.norm.eps)
             self.q_b_proj = nn.Linear(g.q_lora_rank, q_width, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(hidden, g.entry_width, bias=False)
-        self.kv_a_layernorm = LlamaNorm(g.kv_lora_rank, LATENT_EPS)
+        self.kv_a_layernorm = LlamaNorm(g.kv_lora_rank, g.norm.eps)
         self.kv_b_proj: Any = self.make_up_projections()
         self.o_proj = nn.Linear(heads * g.v_dim, hidden, bias=False)
 

@@ -11,16 +11,22 @@ from specbuild.builder.families.family import GraphSizes
 from specbuild.builder.families.parts.llama import LlamaNorm, SwigluMlp
 from specbuild.builder.families.parts.target import Backbone, Block, TargetModel
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import (
+    BothFeedForward,
+    DenseFeedForward,
+    FeedForward,
+    MoeFeedForward,
+    TargetGeometry,
+)
 
 
 class Router(nn.Module):
     """The affinities of experts, and the bias that experts are chosen by."""
 
-    def __init__(self, g: TargetGeometry) -> None:
+    def __init__(self, hidden: int, moe: MoeFeedForward) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(g.experts, g.hidden))
-        self.e_score_correction_bias = nn.Parameter(torch.empty(g.experts))
+        self.weight = nn.Parameter(torch.empty(moe.experts, hidden))
+        self.e_score_correction_bias = nn.Parameter(torch.empty(moe.experts))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, H] → logits fp32 [T, E]."""
@@ -30,22 +36,21 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """The routed experts' weights [E, in, out]; gate and up stand interleaved."""
 
-    def __init__(self, g: TargetGeometry) -> None:
+    def __init__(self, hidden: int, moe: MoeFeedForward) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Parameter(torch.empty(g.experts, g.hidden, 2 * g.expert_inner))
-        self.down_proj = nn.Parameter(torch.empty(g.experts, g.expert_inner, g.hidden))
+        self.gate_up_proj = nn.Parameter(torch.empty(moe.experts, hidden, 2 * moe.inner))
+        self.down_proj = nn.Parameter(torch.empty(moe.experts, moe.inner, hidden))
 
 
 class MoeMlp(nn.Module):
     """Routed experts, and those that every token has."""
 
-    def __init__(self, g: TargetGeometry) -> None:
+    def __init__(self, hidden: int, moe: MoeFeedForward, shared: DenseFeedForward | None) -> None:
         super().__init__()
-        assert g.feed_forward is not None
-        self.geometry, self.routing = g, g.feed_forward
-        self.gate, self.experts = Router(g), Experts(g)
-        if self.routing.shared_inner:
-            self.shared_experts = SwigluMlp(g.hidden, self.routing.shared_inner)
+        self.routing, self.shared = moe, shared is not None
+        self.gate, self.experts = Router(hidden, moe), Experts(hidden, moe)
+        if shared is not None:
+            self.shared_experts = SwigluMlp(hidden, shared.inner)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, H], normed → [T, H]."""
@@ -59,23 +64,30 @@ class MoeMlp(nn.Module):
             None,
             None,
             self.gate.e_score_correction_bias.float(),
-            top_k=self.geometry.experts_per_token,
-            gating="sigmoid_norm" if self.routing.normalised else "sigmoid",
+            top_k=self.routing.experts_per_token,
+            gating=self.routing.gating,
             activation="swiglu",
             groups=self.routing.groups,
             groups_chosen=self.routing.groups_chosen,
             scaling=self.routing.scaling,
         )
-        return routed + self.shared_experts(x) if self.routing.shared_inner else routed
+        return routed + self.shared_experts(x) if self.shared else routed
 
 
 def layer_of(g: TargetGeometry, number: int) -> Block:
     """The block of this number."""
-    assert g.mla is not None and g.feed_forward is not None
-    dense = number < g.feed_forward.dense_layers
-    mlp = SwigluMlp(g.hidden, g.feed_forward.dense_inner) if dense else MoeMlp(g)
-    norms = LlamaNorm(g.hidden, g.rms_eps), LlamaNorm(g.hidden, g.rms_eps)
-    return Block(norms, EngineMlaAttention(g.hidden, g.q_heads, g.mla), mlp)
+    assert g.mla is not None
+    norms = LlamaNorm(g.hidden, g.norm.eps), LlamaNorm(g.hidden, g.norm.eps)
+    attention = EngineMlaAttention(g.hidden, g.q_heads, g.mla)
+    return Block(norms, attention, _mlp(g.hidden, g.feed_forward(number)))
+
+
+def _mlp(hidden: int, feed_forward: FeedForward) -> nn.Module:
+    if isinstance(feed_forward, DenseFeedForward):
+        return SwigluMlp(hidden, feed_forward.inner)
+    if isinstance(feed_forward, BothFeedForward):
+        return MoeMlp(hidden, feed_forward.moe, feed_forward.dense)
+    return MoeMlp(hidden, feed_forward, None)
 
 
 class DeepSeek(TargetModel):
@@ -84,6 +96,6 @@ class DeepSeek(TargetModel):
     def __init__(self, g: TargetGeometry, sizes: GraphSizes) -> None:
         assert g.mla is not None
         layers = [layer_of(g, number) for number in range(g.layers)]
-        backbone = Backbone(g, layers, LlamaNorm(g.hidden, g.rms_eps))
+        backbone = Backbone(g, layers, LlamaNorm(g.hidden, g.norm.eps))
         table = torch.empty(sizes.positions, g.mla.rope_dim // 2)
         super().__init__(g, sizes.taps, backbone, table)

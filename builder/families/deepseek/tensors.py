@@ -9,26 +9,33 @@ import torch
 from specbuild.builder.checkpoint.audit import ExpectedTensor
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor
 from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD
-from specbuild.runtime.engine_dir.manifest import MlaGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import (
+    BothFeedForward,
+    DenseFeedForward,
+    FeedForward,
+    MlaGeometry,
+    MoeFeedForward,
+    TargetGeometry,
+    routed_part,
+)
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 def deepseek_tensors(g: TargetGeometry) -> dict[str, ExpectedTensor]:
     """Name on disk → shape and dtypes."""
-    assert g.mla is not None and g.feed_forward is not None
+    assert g.mla is not None
     shapes: Shapes = {
         EMBEDDING: (g.vocab, g.hidden),
         HEAD: (g.vocab, g.hidden),
         "model.norm.weight": (g.hidden,),
     }
     for index in range(g.layers):
-        dense = index < g.feed_forward.dense_layers
         layer: Shapes = {
             "input_layernorm.weight": (g.hidden,),
             "post_attention_layernorm.weight": (g.hidden,),
             **_prefixed("self_attn.", _attention(g, g.mla)),
-            **_prefixed("mlp.", _mlp(g.hidden, g.feed_forward.dense_inner) if dense else _moe(g)),
+            **_prefixed("mlp.", _feed_forward(g.hidden, g.feed_forward(index))),
         }
         shapes |= _prefixed(f"model.layers.{index}.", layer)
     return {name: ExpectedTensor(shape, FLOAT_DTYPES) for name, shape in shapes.items()}
@@ -43,7 +50,7 @@ def for_engine(
     stand half-split, in ``interleaved`` checkpoints side by side. The experts of a layer are
     ``gate_up_proj`` [E, H, 2·I], gate and up interleaved, and ``down_proj`` [E, I, H].
     """
-    assert g.mla is not None and g.feed_forward is not None
+    assert g.mla is not None
     made = dict(tensors)
     for index in range(g.layers):
         attention = f"model.layers.{index}.self_attn."
@@ -53,8 +60,9 @@ def for_engine(
             for part, heads in ((query, g.q_heads), ("kv_a_proj_with_mqa", 1)):
                 name = f"{attention}{part}.weight"
                 made[name] = _half_split(made[name], heads, g.mla.rope_dim)
-        if index >= g.feed_forward.dense_layers:
-            made |= _stacked_experts(made, f"model.layers.{index}.mlp.experts.", g.experts)
+        moe = routed_part(g.feed_forward(index))
+        if moe is not None:
+            made |= _stacked_experts(made, f"model.layers.{index}.mlp.experts.", moe.experts)
     return made
 
 
@@ -87,16 +95,21 @@ def _mlp(hidden: int, inner: int) -> Shapes:
     }
 
 
-def _moe(g: TargetGeometry) -> Shapes:
-    assert g.feed_forward is not None
-    shapes: Shapes = {
-        "gate.weight": (g.experts, g.hidden),
-        "gate.e_score_correction_bias": (g.experts,),
-    }
-    if g.feed_forward.shared_inner:
-        shapes |= _prefixed("shared_experts.", _mlp(g.hidden, g.feed_forward.shared_inner))
-    for expert in range(g.experts):
-        shapes |= _prefixed(f"experts.{expert}.", _mlp(g.hidden, g.expert_inner))
+def _feed_forward(hidden: int, feed_forward: FeedForward) -> Shapes:
+    if isinstance(feed_forward, DenseFeedForward):
+        return _mlp(hidden, feed_forward.inner)
+    if isinstance(feed_forward, BothFeedForward):
+        shared = _prefixed("shared_experts.", _mlp(hidden, feed_forward.dense.inner))
+        return _moe(hidden, feed_forward.moe) | shared
+    return _moe(hidden, feed_forward)
+
+
+def _moe(hidden: int, moe: MoeFeedForward) -> Shapes:
+    shapes: Shapes = {"gate.weight": (moe.experts, hidden)}
+    if moe.choice_bias:
+        shapes["gate.e_score_correction_bias"] = (moe.experts,)
+    for expert in range(moe.experts):
+        shapes |= _prefixed(f"experts.{expert}.", _mlp(hidden, moe.inner))
     return shapes
 
 

@@ -14,7 +14,7 @@ from specbuild.builder.checkpoint.rope import describe, read_rope
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, open_directory
 from specbuild.builder.families.eagle3.config import DraftConfig, read_draft_config
 from specbuild.builder.families.eagle3.vocabulary_map import read_offsets
-from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 DEFAULT_THETA = 10000.0
@@ -42,12 +42,12 @@ def read_eagle3(
     return DraftCheckpoint(geometry, tensors, warnings)
 
 
-def draft_tensors(g: DraftGeometry, target: TargetGeometry) -> dict[str, ExpectedTensor]:
+def draft_tensors(g: Eagle3Geometry, target: TargetGeometry) -> dict[str, ExpectedTensor]:
     """Canonical name → shape and dtypes of the tensors that a draft of this geometry holds."""
     width = 2 * g.hidden if g.input_width == "embedding_and_hidden" else g.hidden
     q_rows, kv_rows = g.q_heads * g.head_dim, g.kv_heads * g.head_dim
     shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (g.hidden, len(g.taps) * target.hidden),
+        "fc.weight": (g.hidden, len(g.aux_layers) * target.hidden),
         "norm.weight": (g.hidden,),
         f"{LAYER}hidden_norm.weight": (g.hidden,),
         f"{LAYER}post_attention_layernorm.weight": (g.hidden,),
@@ -66,9 +66,9 @@ def draft_tensors(g: DraftGeometry, target: TargetGeometry) -> dict[str, Expecte
     if g.own_head:
         shapes["lm_head.weight"] = (g.vocab, g.hidden)
     if g.norm_before_fc:
-        shapes["input_norm.weight"] = (len(g.taps) * target.hidden,)
+        shapes["input_norm.weight"] = (len(g.aux_layers) * target.hidden,)
     if g.fc_norm:
-        shapes |= {f"fc_norm.{tap}.weight": (target.hidden,) for tap in range(len(g.taps))}
+        shapes |= {f"fc_norm.{tap}.weight": (target.hidden,) for tap in range(len(g.aux_layers))}
     expected = {name: ExpectedTensor(shape, FLOAT_DTYPES) for name, shape in shapes.items()}
     if g.d2t_form != "identity":
         expected["d2t"] = ExpectedTensor((g.vocab,), ("I64", "I32"))
@@ -90,7 +90,7 @@ def _canonical_names(path: Path, tensors: dict[str, SourceTensor]) -> dict[str, 
 
 def _read_geometry(
     path: Path, config: DraftConfig, tensors: dict[str, SourceTensor], target: TargetGeometry
-) -> DraftGeometry:
+) -> Eagle3Geometry:
     decoder = config.decoder
     hidden = decoder.integer("hidden_size")
     q_heads = decoder.integer("num_attention_heads")
@@ -103,7 +103,7 @@ def _read_geometry(
     per_state = "fc_norm.0.weight" in tensors
     offsets = own_head and (vocab != target.vocab or "d2t" in tensors)
     head_dim = decoder.optional_integer("head_dim") or hidden // q_heads
-    geometry = DraftGeometry(
+    geometry = Eagle3Geometry(
         architecture=config.architecture,
         hidden=hidden,
         vocab=vocab,
@@ -113,7 +113,7 @@ def _read_geometry(
         inner=decoder.integer("intermediate_size"),
         rms_eps=decoder.number("rms_norm_eps", 1e-6),
         rope=read_rope(decoder, default_theta=DEFAULT_THETA),
-        taps=_read_taps(path, config, tensors, target),
+        aux_layers=_read_taps(path, config, tensors, target),
         max_positions=decoder.optional_integer("max_position_embeddings"),
         d2t_form="offsets" if offsets else "identity",
         sliding_window=config.sliding_window,
@@ -169,7 +169,7 @@ def default_taps(target_layers: int) -> tuple[int, int, int]:
     return 0, target_layers // 2, target_layers - 1
 
 
-def _check_fit(path: Path, g: DraftGeometry, config: DraftConfig, target: TargetGeometry) -> None:
+def _check_fit(path: Path, g: Eagle3Geometry, config: DraftConfig, target: TargetGeometry) -> None:
     wrong = []
     vocab = config.decoder.optional_integer("vocab_size")
     if vocab not in (None, target.vocab):
@@ -179,7 +179,7 @@ def _check_fit(path: Path, g: DraftGeometry, config: DraftConfig, target: Target
             f"its target_hidden_size is {config.target_hidden}, the target's hidden size "
             f"{target.hidden}"
         )
-    outside = [tap for tap in g.taps if not 0 <= tap < target.layers]
+    outside = [tap for tap in g.aux_layers if not 0 <= tap < target.layers]
     if outside:
         wrong.append(f"it reads layers {outside}, the target has layers 0 to {target.layers - 1}")
     if g.vocab > target.vocab:
@@ -204,8 +204,8 @@ def _check_fit(path: Path, g: DraftGeometry, config: DraftConfig, target: Target
 
 
 def _read_vocabulary_map(
-    path: Path, g: DraftGeometry, tensors: dict[str, SourceTensor], target: TargetGeometry
-) -> tuple[DraftGeometry, tuple[str, ...]]:
+    path: Path, g: Eagle3Geometry, tensors: dict[str, SourceTensor], target: TargetGeometry
+) -> tuple[Eagle3Geometry, tuple[str, ...]]:
     """Check ``d2t`` and consume ``t2d``; a map becomes offsets."""
     t2d = tensors.pop("t2d", None)
     if g.d2t_form == "identity":
@@ -224,8 +224,8 @@ def _read_vocabulary_map(
     return dataclasses.replace(g, d2t_form="map"), (warning,)
 
 
-def _rope_warning(top: Config, g: DraftGeometry, target: TargetGeometry) -> tuple[str, ...]:
-    if g.rope == target.rope:
+def _rope_warning(top: Config, g: Eagle3Geometry, target: TargetGeometry) -> tuple[str, ...]:
+    if (g.rope.theta, g.rope.scaling) == (target.rope.theta, target.rope.scaling):
         return ()
     return (
         f"{top.label}: RoPE is {describe(g.rope)}, the target's {describe(target.rope)}; the draft "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from specbuild.builder.checkpoint.config_fields import check_fields
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.families.eagle3.config_fields import DRAFT_DECODER, DRAFT_TOP, EAGLE
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 ARCHITECTURES = (

@@ -11,13 +11,13 @@ from specbuild.builder.families.parts.attention import write_and_attend
 from specbuild.builder.families.parts.graph_io import GroupView, Launch, LayerPools
 from specbuild.builder.families.parts.llama import LlamaNorm, SwigluMlp
 from specbuild.builder.families.parts.rope import rotate
-from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 
 
 class DraftAttention(nn.Module):
     """Attention whose inputs are the embedding and the hidden state side by side."""
 
-    def __init__(self, d: DraftGeometry) -> None:
+    def __init__(self, d: Eagle3Geometry) -> None:
         super().__init__()
         self.geometry = d
         width = 2 * d.hidden if d.input_width == "embedding_and_hidden" else d.hidden
@@ -41,7 +41,7 @@ class DraftAttention(nn.Module):
 class MidLayer(nn.Module):
     """The draft's one block, under the names of the checkpoint."""
 
-    def __init__(self, d: DraftGeometry) -> None:
+    def __init__(self, d: Eagle3Geometry) -> None:
         super().__init__()
         if d.input_width == "embedding_and_hidden":
             self.input_layernorm = LlamaNorm(d.hidden, d.rms_eps)
@@ -54,13 +54,13 @@ class MidLayer(nn.Module):
 class DraftWeights(nn.Module):
     """All tensors of a draft checkpoint; an engine stores them under the prefix ``draft.``."""
 
-    def __init__(self, d: DraftGeometry, target: TargetGeometry) -> None:
+    def __init__(self, d: Eagle3Geometry, target: TargetGeometry) -> None:
         super().__init__()
-        self.fc = nn.Linear(len(d.taps) * target.hidden, d.hidden, bias=False)
+        self.fc = nn.Linear(len(d.aux_layers) * target.hidden, d.hidden, bias=False)
         if d.norm_before_fc:
-            self.input_norm = LlamaNorm(len(d.taps) * target.hidden, d.rms_eps)
+            self.input_norm = LlamaNorm(len(d.aux_layers) * target.hidden, d.rms_eps)
         if d.fc_norm:
-            self.fc_norm = nn.ModuleList(LlamaNorm(target.hidden, d.rms_eps) for _ in d.taps)
+            self.fc_norm = nn.ModuleList(LlamaNorm(target.hidden, d.rms_eps) for _ in d.aux_layers)
         self.midlayer = MidLayer(d)
         self.norm = LlamaNorm(d.hidden, d.rms_eps)
         if d.own_head:
@@ -72,7 +72,7 @@ class DraftWeights(nn.Module):
 class DraftFuse(nn.Module):
     """The role ``draft_fuse``: captured target states to the draft's hidden state."""
 
-    def __init__(self, d: DraftGeometry, target: TargetGeometry) -> None:
+    def __init__(self, d: Eagle3Geometry, target: TargetGeometry) -> None:
         super().__init__()
         self.geometry = d
         self.draft = DraftWeights(d, target)
@@ -82,7 +82,7 @@ class DraftFuse(nn.Module):
         if self.geometry.norm_before_fc:
             captured = self.draft.input_norm(captured)
         if self.geometry.fc_norm:
-            parts = captured.chunk(len(self.geometry.taps), dim=-1)
+            parts = captured.chunk(len(self.geometry.aux_layers), dim=-1)
             captured = torch.cat(
                 [norm(part) for norm, part in zip(self.draft.fc_norm, parts, strict=True)], dim=-1
             )
@@ -100,7 +100,7 @@ class TargetEmbedding(nn.Module):
 class Eagle3(nn.Module):
     """The role ``draft``: one level of drafting, or the extension over accepted tokens."""
 
-    def __init__(self, d: DraftGeometry, target: TargetGeometry, max_positions: int) -> None:
+    def __init__(self, d: Eagle3Geometry, target: TargetGeometry, max_positions: int) -> None:
         super().__init__()
         self.geometry = d
         self.draft = DraftWeights(d, target)

@@ -9,12 +9,12 @@ from specbuild.builder.families.eagle3.config import OWN_ARCHITECTURE
 from specbuild.builder.families.eagle3.synth_weights import DraftWriter
 from specbuild.builder.families.family import DraftSizes, SynthDraft
 from specbuild.builder.synth.configs import yarn_config
-from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 
 
-def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> DraftGeometry:
+def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> Eagle3Geometry:
     """The draft of a target: its attention and its rotary embedding are the target's."""
-    return DraftGeometry(
+    return Eagle3Geometry(
         architecture=OWN_ARCHITECTURE,
         hidden=target.hidden,
         vocab=sizes.vocab,
@@ -24,7 +24,7 @@ def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> DraftGeometry:
         inner=sizes.inner,
         rms_eps=1e-5,
         rope=target.rope,
-        taps=default_taps(target.layers),
+        aux_layers=default_taps(target.layers),
         max_positions=target.max_positions,
         d2t_form="offsets",
         sliding_window=0,
@@ -37,14 +37,14 @@ def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> DraftGeometry:
     )
 
 
-def draft_config(d: DraftGeometry, target: TargetGeometry) -> dict[str, Any]:
+def draft_config(d: Eagle3Geometry, target: TargetGeometry) -> dict[str, Any]:
     """The ``config.json`` of this geometry."""
     return {
         "architectures": [d.architecture],
         "attention_bias": False,
         "draft_vocab_size": d.vocab,
         "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": list(d.taps),
+            "eagle_aux_hidden_state_layer_ids": list(d.aux_layers),
             "use_aux_hidden_state": True,
         },
         "head_dim": d.head_dim,

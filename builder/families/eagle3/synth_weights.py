@@ -25,7 +25,7 @@ from specbuild.builder.synth.self_attention import self_amplitudes
 from specbuild.builder.synth.streams import CONSTANT, embedding_rms, embeddings
 from specbuild.builder.synth.tensor import SynthTensor, whole_tensor
 from specbuild.builder.synth.tokens import DraftRules
-from specbuild.runtime.engine_dir.manifest import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 
 _CONSTANT_POWER = 4.0  # of the constant part of g, against what says the token
 _FUSED_NOISE = 0.1  # rms of what fc adds to it, against the rms of g
@@ -43,7 +43,7 @@ class DraftWriter:
     def __init__(
         self,
         noise: Noise,
-        geometry: DraftGeometry,
+        geometry: Eagle3Geometry,
         target: TargetGeometry,
         rules: DraftRules,
         acceptance: float,
@@ -82,11 +82,11 @@ class DraftWriter:
     def _fuse(self) -> torch.Tensor:
         """fc [H, taps·Ht]: the constant of the captured states becomes that of g."""
         d = self._geometry
-        width = len(d.taps) * self._target.hidden
+        width = len(d.aux_layers) * self._target.hidden
         weight = self._normal("fc.weight", d.hidden, width)
         weight *= _FUSED_NOISE * self._hidden_rms / math.sqrt(width)
         constants = weight[:, :: self._target.hidden]
-        constants += self._constant_part[:, None] / (len(d.taps) * CONSTANT)
+        constants += self._constant_part[:, None] / (len(d.aux_layers) * CONSTANT)
         return weight.bfloat16()
 
     def _queries(self, name: str, heads: int) -> torch.Tensor:

@@ -17,7 +17,13 @@ from specbuild.builder.families.gpt_oss.config_fields import (
     GPT_OSS_ORIGINAL,
     MXFP4_QUANTIZATION,
 )
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.builder.families.gpt_oss.geometry import (
+    ATTENTION_PARTS,
+    experts_of,
+    feed_forward,
+    norm,
+)
+from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 DEFAULT_THETA = 150000.0
@@ -60,7 +66,7 @@ def text_roots(path: Path, config: Config) -> tuple[Path, ...]:
 
 def _read_hf(path: Path, config: Config, *, strict: bool) -> tuple[TargetGeometry, tuple[str, ...]]:
     warnings = check_fields(config, GPT_OSS, strict=strict)
-    expert_format, more = _read_quantization(config, strict=strict)
+    storage, more = _read_quantization(config, strict=strict)
     layers = config.integer("num_hidden_layers")
     layer_types = _read_layer_types(config, layers)
     sliding = "sliding_attention" in layer_types
@@ -72,16 +78,23 @@ def _read_hf(path: Path, config: Config, *, strict: bool) -> tuple[TargetGeometr
         q_heads=config.integer("num_attention_heads"),
         kv_heads=config.integer("num_key_value_heads"),
         head_dim=config.integer("head_dim"),
-        experts=_either(config, "num_local_experts", "num_experts"),
-        experts_per_token=_either(config, "num_experts_per_tok", "experts_per_token"),
-        expert_inner=config.integer("intermediate_size"),
-        expert_format=expert_format,
+        attention=ATTENTION_PARTS,
+        norm=norm(config.number("rms_norm_eps", 1e-5)),
+        rope=read_rope(config, default_theta=DEFAULT_THETA, required=True),
         layer_types=layer_types,
         sliding_window=config.integer("sliding_window", None if sliding else 0, least=int(sliding)),
+        feed_forwards=(
+            feed_forward(
+                experts=_either(config, "num_local_experts", "num_experts"),
+                experts_per_token=_either(config, "num_experts_per_tok", "experts_per_token"),
+                inner=config.integer("intermediate_size"),
+                storage=storage,
+                limit=config.number("swiglu_limit", 7.0),
+            ),
+        ),
+        layer_feed_forwards=(0,) * layers,
         max_positions=config.integer("max_position_embeddings"),
-        rms_eps=config.number("rms_norm_eps", 1e-5),
-        swiglu_limit=config.number("swiglu_limit", 7.0),
-        rope=read_rope(config, default_theta=DEFAULT_THETA, required=True),
+        tied_head=config.boolean("tie_word_embeddings", False),
         eos_token_ids=read_eos((path,), config),
     )
     return geometry, warnings + more
@@ -101,22 +114,33 @@ def _read_original(
         q_heads=config.integer("num_attention_heads"),
         kv_heads=config.integer("num_key_value_heads"),
         head_dim=config.integer("head_dim"),
-        experts=config.integer("num_experts"),
-        experts_per_token=config.integer("experts_per_token"),
-        expert_inner=config.integer("intermediate_size"),
-        expert_format="mxfp4",
+        attention=ATTENTION_PARTS,
+        norm=norm(original_layout.RMS_EPS),
+        rope=rope,
         layer_types=_alternating(layers),
         sliding_window=config.integer("sliding_window"),
-        max_positions=int(config.integer("initial_context_length") * rope.factor),
-        rms_eps=original_layout.RMS_EPS,
-        swiglu_limit=config.number("swiglu_limit", 7.0),
-        rope=rope,
+        feed_forwards=(
+            feed_forward(
+                experts=config.integer("num_experts"),
+                experts_per_token=config.integer("experts_per_token"),
+                inner=config.integer("intermediate_size"),
+                storage="mxfp4",
+                limit=config.number("swiglu_limit", 7.0),
+            ),
+        ),
+        layer_feed_forwards=(0,) * layers,
+        max_positions=int(config.integer("initial_context_length") * _stretch(rope)),
+        tied_head=False,
         eos_token_ids=read_eos(text_roots(path, config), config),
     )
     if not geometry.eos_token_ids and geometry.vocab == original_layout.RELEASE_VOCAB:
         geometry = dataclasses.replace(geometry, eos_token_ids=original_layout.RELEASE_EOS)
         warnings += (f"target: no EOS token is named; the release's {geometry.eos_token_ids} used",)
     return geometry, warnings
+
+
+def _stretch(rope: Rope) -> float:
+    return 1.0 if rope.scaling is None else rope.scaling.factor
 
 
 def _read_quantization(
@@ -152,17 +176,17 @@ def _either(config: Config, name: str, alias: str) -> int:
 
 
 def _check_geometry(where: str, g: TargetGeometry) -> None:
-    wrong = []
+    wrong, moe = [], experts_of(g)
     if g.q_heads % g.kv_heads:
         wrong.append(f"{g.q_heads} query heads do not divide among {g.kv_heads} KV heads")
     if g.head_dim % 2:
         wrong.append(f"head_dim {g.head_dim} is odd, rotary embedding needs pairs")
-    if g.experts_per_token > g.experts:
-        wrong.append(f"{g.experts_per_token} experts per token, but only {g.experts} experts")
-    if g.expert_format == "mxfp4" and (g.hidden % 32 or g.expert_inner % 32):
+    if moe.experts_per_token > moe.experts:
+        wrong.append(f"{moe.experts_per_token} experts per token, but only {moe.experts} experts")
+    if moe.storage == "mxfp4" and (g.hidden % 32 or moe.inner % 32):
         wrong.append(
             f"MXFP4 needs multiples of 32, got hidden_size {g.hidden} and intermediate_size "
-            f"{g.expert_inner}"
+            f"{moe.inner}"
         )
     if wrong:
         raise SpecbuildError(f"{where}: {'; '.join(wrong)}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.hints import layer_hints
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.builder.families.gpt_oss.geometry import experts_of
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 def experts_hints(config: Config, names: list[str]) -> list[str]:
@@ -22,9 +23,9 @@ def mismatch_hints(g: TargetGeometry, names: list[str]) -> list[str]:
     """What may explain that the tensors are not those of the geometry."""
     hints = []
     packed = any(name.endswith("_proj_blocks") for name in names)
-    if packed and g.expert_format == "bf16":
+    if packed and experts_of(g).storage == "bf16":
         hints.append("the shards hold MXFP4 experts, but config.json has no quantization_config")
-    if g.expert_format == "mxfp4" and any(
+    if experts_of(g).storage == "mxfp4" and any(
         name.endswith(("experts.gate_up_proj", "experts.down_proj")) for name in names
     ):
         hints.append(

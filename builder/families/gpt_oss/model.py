@@ -9,11 +9,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from specbuild.builder.families.family import GraphSizes
+from specbuild.builder.families.gpt_oss.geometry import experts_of, swiglu_limit
 from specbuild.builder.families.gpt_oss.latent_attention import LatentAttention
 from specbuild.builder.families.parts.attention import GroupedAttention
 from specbuild.builder.families.parts.target import Backbone, Block, TargetModel
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import MoeFeedForward, TargetGeometry
 
 
 class RmsNorm(nn.Module):
@@ -32,11 +33,11 @@ class RmsNorm(nn.Module):
 class Experts(nn.Module):
     """The expert weights, as MXFP4 blocks and scales or as plain [E, in, out] matrices."""
 
-    def __init__(self, g: TargetGeometry) -> None:
+    def __init__(self, hidden: int, moe: MoeFeedForward) -> None:
         super().__init__()
-        experts, hidden, inner = g.experts, g.hidden, g.expert_inner
-        self.format = g.expert_format
-        if self.format == "mxfp4":
+        experts, inner = moe.experts, moe.inner
+        self.storage = moe.storage
+        if self.storage == "mxfp4":
             for name, rows, width in (("gate_up", 2 * inner, hidden), ("down", hidden, inner)):
                 blocks = (experts, rows, width // 32, 16)
                 self._bytes(f"{name}_proj_blocks", blocks)
@@ -53,7 +54,7 @@ class Experts(nn.Module):
 
     def weights(self) -> tuple[Any, ...]:
         """The six weight inputs of the op ``Moe``, in its order."""
-        if self.format == "mxfp4":
+        if self.storage == "mxfp4":
             return (
                 self.gate_up_proj_blocks,
                 self.gate_up_proj_scales,
@@ -73,9 +74,10 @@ class MoeBlock(nn.Module):
 
     def __init__(self, g: TargetGeometry) -> None:
         super().__init__()
-        self.geometry = g
-        self.router = nn.Linear(g.hidden, g.experts)
-        self.experts = Experts(g)
+        moe = experts_of(g)
+        self.top_k, self.limit = moe.experts_per_token, swiglu_limit(g)
+        self.router = nn.Linear(g.hidden, moe.experts)
+        self.experts = Experts(g.hidden, moe)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, H], normed → [T, H]."""
@@ -84,8 +86,8 @@ class MoeBlock(nn.Module):
             self.router(x).float(),
             *self.experts.weights(),
             None,
-            top_k=self.geometry.experts_per_token,
-            limit=self.geometry.swiglu_limit,
+            top_k=self.top_k,
+            limit=self.limit,
         )
 
 
@@ -100,7 +102,7 @@ def layer_of(g: TargetGeometry, number: int, sizes: GraphSizes) -> Block:
         attention = LatentAttention(g, window, latent_dim, blocks, indexer, sizes.dsa)
     else:
         attention = GroupedAttention(g, window, blocks, indexer, sizes.dsa, biases=True, sinks=True)
-    norms = RmsNorm(g.hidden, g.rms_eps), RmsNorm(g.hidden, g.rms_eps)
+    norms = RmsNorm(g.hidden, g.norm.eps), RmsNorm(g.hidden, g.norm.eps)
     return Block(norms, attention, MoeBlock(g))
 
 
@@ -115,5 +117,5 @@ class GptOss(TargetModel):
 
     def __init__(self, g: TargetGeometry, sizes: GraphSizes) -> None:
         layers = [layer_of(g, number, sizes) for number in range(g.layers)]
-        backbone = Backbone(g, layers, RmsNorm(g.hidden, g.rms_eps))
+        backbone = Backbone(g, layers, RmsNorm(g.hidden, g.norm.eps))
         super().__init__(g, sizes.taps, backbone, torch.empty(sizes.positions, g.head_dim // 2))

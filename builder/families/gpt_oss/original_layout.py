@@ -15,7 +15,7 @@ import torch
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.rope import yarn_attention_factor
 from specbuild.builder.checkpoint.source import DTYPE_BITS, SourceTensor
-from specbuild.runtime.engine_dir.manifest import Rope
+from specbuild.runtime.engine_dir.geometry import Rope, YarnScaling
 from specbuild.runtime.errors import SpecbuildError
 
 RMS_EPS = 1e-5  # the layout's configuration does not name it
@@ -57,14 +57,15 @@ def read_rope(config: Config) -> Rope:
     if factor <= 1:
         return Rope(theta=theta)
     return Rope(
-        theta=theta,
-        scaling="yarn",
-        factor=factor,
-        original_max_positions=config.integer("initial_context_length"),
-        beta_fast=config.number("rope_ntk_beta", 32.0),
-        beta_slow=config.number("rope_ntk_alpha", 1.0),
-        truncate=False,
-        attention_factor=yarn_attention_factor(factor),
+        theta,
+        YarnScaling(
+            factor=factor,
+            original_max_positions=config.integer("initial_context_length"),
+            beta_fast=config.number("rope_ntk_beta", 32.0),
+            beta_slow=config.number("rope_ntk_alpha", 1.0),
+            truncate=False,
+            attention_factor=yarn_attention_factor(factor),
+        ),
     )
 
 

@@ -10,10 +10,17 @@ import torch
 
 from specbuild.builder.checkpoint.rope import yarn_attention_factor
 from specbuild.builder.families.family import DraftSizes, NamedGeometry, SynthTarget
-from specbuild.builder.synth.configs import yarn_config
+from specbuild.builder.families.gpt_oss.geometry import (
+    ATTENTION_PARTS,
+    experts_of,
+    feed_forward,
+    norm,
+    swiglu_limit,
+)
+from specbuild.builder.synth.configs import yarn_config, yarn_of
 from specbuild.builder.synth.fill import CONTRIBUTION, Fill
 from specbuild.builder.synth.tensor import SynthTensor
-from specbuild.runtime.engine_dir.manifest import Rope, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import MoeFeedForward, Rope, TargetGeometry, YarnScaling
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 BIAS_STD = 0.02
@@ -22,6 +29,10 @@ EXPERT_BIAS_STD = 0.05
 _GATED_RMS = 1.3  # of silu(gate)·(up + 1) when both have the deviation that _GATE_UP_RMS asks for
 _GATE_UP_RMS = 1.2
 _MIXTURE = 0.55  # what four experts add up to, weighted by the router, against one
+
+
+def _experts(count: int, *, inner: int) -> MoeFeedForward:
+    return feed_forward(experts=count, experts_per_token=4, inner=inner, storage="mxfp4", limit=7.0)
 
 
 def _gpt_oss(layers: int, experts: int) -> NamedGeometry:
@@ -33,16 +44,15 @@ def _gpt_oss(layers: int, experts: int) -> NamedGeometry:
         q_heads=64,
         kv_heads=8,
         head_dim=64,
-        experts=experts,
-        experts_per_token=4,
-        expert_inner=2880,
-        expert_format="mxfp4",
+        attention=ATTENTION_PARTS,
+        norm=norm(1e-5),
+        rope=_yarn(factor=32.0, original=4096),
         layer_types=_alternating(layers),
         sliding_window=128,
+        feed_forwards=(_experts(experts, inner=2880),),
+        layer_feed_forwards=(0,) * layers,
         max_positions=131072,
-        rms_eps=1e-5,
-        swiglu_limit=7.0,
-        rope=_yarn(factor=32.0, original=4096),
+        tied_head=False,
         eos_token_ids=(200002, 199999, 200012),
     )
     return NamedGeometry(target, 199999, 199998, DraftSizes(vocab=32000, inner=17280))
@@ -57,16 +67,15 @@ def _tiny() -> NamedGeometry:
         q_heads=16,
         kv_heads=2,
         head_dim=64,
-        experts=16,
-        experts_per_token=4,
-        expert_inner=128,
-        expert_format="mxfp4",
+        attention=ATTENTION_PARTS,
+        norm=norm(1e-5),
+        rope=_yarn(factor=4.0, original=1024),
         layer_types=_alternating(4),
         sliding_window=32,
+        feed_forwards=(_experts(16, inner=128),),
+        layer_feed_forwards=(0,) * 4,
         max_positions=4096,
-        rms_eps=1e-5,
-        swiglu_limit=7.0,
-        rope=_yarn(factor=4.0, original=1024),
+        tied_head=False,
         eos_token_ids=(4094, 4093),
     )
     return NamedGeometry(target, 4095, 4093, DraftSizes(vocab=1536, inner=512))
@@ -74,26 +83,27 @@ def _tiny() -> NamedGeometry:
 
 def target_config(g: TargetGeometry, pad_token_id: int) -> dict[str, Any]:
     """The ``config.json`` of this geometry, as the releases spell it."""
+    moe = experts_of(g)
     return {
         "architectures": ["GptOssForCausalLM"],
         "attention_bias": True,
         "attention_dropout": 0.0,
         "eos_token_id": g.eos_token_ids[0],
-        "experts_per_token": g.experts_per_token,
+        "experts_per_token": moe.experts_per_token,
         "head_dim": g.head_dim,
         "hidden_act": "silu",
         "hidden_size": g.hidden,
-        "initial_context_length": g.rope.original_max_positions,
+        "initial_context_length": yarn_of(g.rope).original_max_positions,
         "initializer_range": 0.02,
-        "intermediate_size": g.expert_inner,
+        "intermediate_size": moe.inner,
         "layer_types": list(g.layer_types),
         "max_position_embeddings": g.max_positions,
         "model_type": "gpt_oss",
         "num_attention_heads": g.q_heads,
-        "num_experts_per_tok": g.experts_per_token,
+        "num_experts_per_tok": moe.experts_per_token,
         "num_hidden_layers": g.layers,
         "num_key_value_heads": g.kv_heads,
-        "num_local_experts": g.experts,
+        "num_local_experts": moe.experts,
         "output_router_logits": False,
         "pad_token_id": pad_token_id,
         "quantization_config": {
@@ -105,13 +115,13 @@ def target_config(g: TargetGeometry, pad_token_id: int) -> dict[str, Any]:
             ],
             "quant_method": "mxfp4",
         },
-        "rms_norm_eps": g.rms_eps,
+        "rms_norm_eps": g.norm.eps,
         "rope_scaling": yarn_config(g.rope),
         "rope_theta": g.rope.theta,
         "router_aux_loss_coef": 0.9,
         "sliding_window": g.sliding_window,
-        "swiglu_limit": g.swiglu_limit,
-        "tie_word_embeddings": False,
+        "swiglu_limit": swiglu_limit(g),
+        "tie_word_embeddings": g.tied_head,
         "torch_dtype": "bfloat16",
         "use_cache": True,
         "vocab_size": g.vocab,
@@ -152,14 +162,12 @@ def _alternating(layers: int) -> tuple[str, ...]:
 
 def _yarn(factor: float, original: int) -> Rope:
     return Rope(
-        theta=150000.0,
-        scaling="yarn",
-        factor=factor,
-        original_max_positions=original,
-        beta_fast=32.0,
-        beta_slow=1.0,
-        truncate=False,
-        attention_factor=yarn_attention_factor(factor),
+        150000.0,
+        YarnScaling(
+            factor=factor,
+            original_max_positions=original,
+            attention_factor=yarn_attention_factor(factor),
+        ),
     )
 
 

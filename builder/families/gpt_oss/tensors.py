@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from specbuild.builder.checkpoint.audit import ExpectedTensor
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.builder.families.gpt_oss.geometry import experts_of
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -28,6 +29,7 @@ def target_tensors(g: TargetGeometry) -> dict[str, ExpectedTensor]:
 
 
 def _dense_layer(g: TargetGeometry) -> dict[str, tuple[int, ...]]:
+    moe = experts_of(g)
     q_rows, kv_rows = g.q_heads * g.head_dim, g.kv_heads * g.head_dim
     layer: dict[str, tuple[int, ...]] = {
         "input_layernorm.weight": (g.hidden,),
@@ -41,22 +43,23 @@ def _dense_layer(g: TargetGeometry) -> dict[str, tuple[int, ...]]:
         "self_attn.o_proj.weight": (g.hidden, q_rows),
         "self_attn.o_proj.bias": (g.hidden,),
         "self_attn.sinks": (g.q_heads,),
-        "mlp.router.weight": (g.experts, g.hidden),
-        "mlp.router.bias": (g.experts,),
-        "mlp.experts.gate_up_proj_bias": (g.experts, 2 * g.expert_inner),
-        "mlp.experts.down_proj_bias": (g.experts, g.hidden),
+        "mlp.router.weight": (moe.experts, g.hidden),
+        "mlp.router.bias": (moe.experts,),
+        "mlp.experts.gate_up_proj_bias": (moe.experts, 2 * moe.inner),
+        "mlp.experts.down_proj_bias": (moe.experts, g.hidden),
     }
-    if g.expert_format == "bf16":
-        layer["mlp.experts.gate_up_proj"] = (g.experts, g.hidden, 2 * g.expert_inner)
-        layer["mlp.experts.down_proj"] = (g.experts, g.expert_inner, g.hidden)
+    if moe.storage == "bf16":
+        layer["mlp.experts.gate_up_proj"] = (moe.experts, g.hidden, 2 * moe.inner)
+        layer["mlp.experts.down_proj"] = (moe.experts, moe.inner, g.hidden)
     return layer
 
 
 def _packed_experts(g: TargetGeometry) -> dict[str, tuple[int, ...]]:
-    if g.expert_format == "bf16":
+    moe = experts_of(g)
+    if moe.storage == "bf16":
         return {}
-    gate_up = (g.experts, 2 * g.expert_inner, g.hidden // 32)
-    down = (g.experts, g.hidden, g.expert_inner // 32)
+    gate_up = (moe.experts, 2 * moe.inner, g.hidden // 32)
+    down = (moe.experts, g.hidden, moe.inner // 32)
     return {
         "mlp.experts.gate_up_proj_blocks": (*gate_up, 16),
         "mlp.experts.gate_up_proj_scales": gate_up,

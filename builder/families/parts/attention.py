@@ -18,7 +18,8 @@ from specbuild.builder.families.parts.graph_io import (
 from specbuild.builder.families.parts.indexer import IndexedAttention
 from specbuild.builder.families.parts.rope import rotate
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.engine_dir.manifest import Dsa, IndexerGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import IndexerGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import Dsa
 from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
 

@@ -8,7 +8,8 @@ from torch import nn
 from specbuild.builder.families.parts.block_views import BlockKeys
 from specbuild.builder.families.parts.graph_io import Launch, LayerIndex
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.engine_dir.manifest import Dsa, IndexerGeometry
+from specbuild.runtime.engine_dir.geometry import IndexerGeometry
+from specbuild.runtime.engine_dir.manifest import Dsa
 from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
 

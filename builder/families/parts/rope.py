@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from specbuild.runtime.engine_dir.manifest import Rope
+from specbuild.runtime.engine_dir.geometry import Llama3Scaling, Rope
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
@@ -17,23 +17,32 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
     """
     half = head_dim // 2
     freq = rope.theta ** (torch.arange(half, dtype=torch.float64) * 2 / head_dim)
-    if rope.scaling == "none":
+    if rope.scaling is None:
         return 1.0 / freq
-    original = rope.original_max_positions
-    assert original is not None
+    if isinstance(rope.scaling, Llama3Scaling):
+        return _llama3(rope.scaling, 1.0 / freq)
+    yarn = rope.scaling
 
     def channel(turns: float) -> float:
-        wavelength = original / (turns * 2 * math.pi)
+        wavelength = yarn.original_max_positions / (turns * 2 * math.pi)
         return half * math.log(wavelength) / math.log(rope.theta)
 
-    low, high = channel(rope.beta_fast), channel(rope.beta_slow)
-    if rope.truncate:
+    low, high = channel(yarn.beta_fast), channel(yarn.beta_slow)
+    if yarn.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     # Equal bounds would divide by zero; the ramp then becomes a step.
     ramp = (torch.arange(half, dtype=torch.float64) - low) / max(high - low, 1e-3)
     fast = 1.0 - ramp.clamp(0, 1)
-    return fast / freq + (1.0 - fast) / (rope.factor * freq)
+    return fast / freq + (1.0 - fast) / (yarn.factor * freq)
+
+
+def _llama3(scaling: Llama3Scaling, plain: torch.Tensor) -> torch.Tensor:
+    """Long waves slow down by ``factor``, short ones stay, those between are mixed."""
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    waves = scaling.original_max_positions * plain / (2 * math.pi)  # in the original context
+    kept = ((waves - low) / (high - low)).clamp(0, 1)
+    return kept * plain + (1.0 - kept) * plain / scaling.factor
 
 
 def rope_tables(rope: Rope, head_dim: int, positions: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,7 +21,7 @@ from specbuild.builder.families.parts.graph_io import (
     LayerIndex,
     LayerPools,
 )
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 class Block(nn.Module):

@@ -13,7 +13,7 @@ import torch
 
 from specbuild.builder.families.parts.rope import rope_tables
 from specbuild.plugins_cuda.mla_attention.op import rotated
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 # Distances between a query and a key that stand for all.
 DISTANCES = range(0, 128, 4)

@@ -13,9 +13,8 @@ from specbuild.builder.families.parts.rope import rope_tables
 from specbuild.plugins_cuda.mla_attention.op import rotated
 from specbuild.plugins_cuda.moe.op import clamped_swiglu, expert_weight, route
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import ClampedSwiglu, TargetGeometry
 
-SWIGLU_ALPHA = 1.702
 _HEAD_ROWS = 256
 
 # Keys and values of normed inputs: [T, H] → [T, 2·kv_width], before biases.
@@ -58,7 +57,7 @@ class StreamedTarget:
         """What the text's next tokens cost: the final stream [N, T, H] → nats [N, T − 1]."""
         head = self._tensors[HEAD].load().float()
         norm = self._tensors["model.norm.weight"].load().float()
-        normed = F.rms_norm(x[:, :-1], norm.shape, norm, self.geometry.rms_eps).flatten(0, 1)
+        normed = F.rms_norm(x[:, :-1], norm.shape, norm, self.geometry.norm.eps).flatten(0, 1)
         wanted = ids[:, 1:].flatten()
         parts = zip(normed.split(_HEAD_ROWS), wanted.split(_HEAD_ROWS), strict=True)
         costs = [F.cross_entropy(rows @ head.T, next_ids, reduction="none")
@@ -98,7 +97,7 @@ class StreamedLayer:
 
     def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
         weight = self._float(f"{name}.weight")
-        return F.rms_norm(x, weight.shape, weight, self._g.rms_eps)
+        return F.rms_norm(x, weight.shape, weight, self._g.norm.eps)
 
     def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self._float(f"{name}.weight"), self._float(f"{name}.bias"))
@@ -125,16 +124,18 @@ class StreamedLayer:
 
     def _experts(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [R, H], normed → [R, H]; every expert computes the rows that chose it."""
-        g = self._g
+        moe = self._g.moe
+        assert moe is not None and isinstance(moe.activation, ClampedSwiglu)
+        alpha, limit = moe.activation.alpha, moe.activation.limit
         logits = self._linear("mlp.router", x)
-        shares = route(logits, g.experts_per_token, "softmax_selected")
+        shares = route(logits, moe.experts_per_token, "softmax_selected")
         gate_up, down = (self._expert_weights(name) for name in ("gate_up_proj", "down_proj"))
         out = torch.zeros_like(x)
-        for expert in range(g.experts):
+        for expert in range(moe.experts):
             rows = shares[:, expert].nonzero().squeeze(1)
             if len(rows):
                 y = x[rows] @ gate_up[0][expert] + gate_up[1][expert]
-                y = clamped_swiglu(y, SWIGLU_ALPHA, g.swiglu_limit)
+                y = clamped_swiglu(y, alpha, limit)
                 z = y @ down[0][expert] + down[1][expert]
                 out.index_add_(0, rows, shares[rows, expert].unsqueeze(1) * z)
         return out

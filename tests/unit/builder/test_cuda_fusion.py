@@ -22,7 +22,7 @@ from fused_graphs import (
     run_graph,
     sequence,
 )
-from geometries import GPT_OSS_20B
+from geometries import GPT_OSS_20B, gpt_oss_parts
 from safetensors.torch import load_file, save_file
 
 from specbuild.builder import graphs
@@ -40,7 +40,7 @@ from specbuild.builder.graph.passes.weights import recipe_of
 from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.options import BuildOptions
 from specbuild.plugins_cuda.body import BodyBuilder
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-gpt-oss"
@@ -146,7 +146,7 @@ def test_fused_draft_computes_what_the_reference_computes(tmp_path: Path, varian
     assert fused.draft is not None
     committed, drafted = 20, 3
     generator = torch.Generator().manual_seed(3)
-    width = len(fused.draft.geometry.taps) * fused.target.geometry.hidden
+    width = len(fused.draft.geometry.aux_layers) * fused.target.geometry.hidden
     captured = torch.randn(committed, width, generator=generator).bfloat16()
     ids = torch.randint(0, 256, (committed + drafted,), generator=generator)
     expected = reference.follow(captured.float(), ids[:committed], ids[committed:])
@@ -291,7 +291,7 @@ def test_the_20b_geometry_is_fused_in_seconds_without_its_weights() -> None:
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
-        ({"expert_format": "bf16"}, ["bf16", "mxfp4"]),
+        (gpt_oss_parts(24, experts=32, top_k=4, inner=2880, storage="bf16"), ["bf16", "mxfp4"]),
         ({"hidden": 2888}, ["hidden_size", "2888", "32"]),
         ({"head_dim": 40}, ["head_dim", "40", "16"]),
         ({"vocab": 201089}, ["vocab_size", "201089", "16"]),

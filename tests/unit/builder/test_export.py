@@ -22,15 +22,7 @@ import torch
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.graphs import target_graph
 from specbuild.builder.engine.sizes import plan_engine
-from specbuild.runtime.engine_dir.manifest import Rope, TargetGeometry
-layers = 24
-g = TargetGeometry(
-    model_type="gpt_oss", layers=layers, hidden=2880, vocab=201088, q_heads=64, kv_heads=8,
-    head_dim=64, experts=32, experts_per_token=4, expert_inner=2880, expert_format="mxfp4",
-    layer_types=("sliding_attention", "full_attention") * (layers // 2), sliding_window=128,
-    max_positions=131072, rms_eps=1e-5, swiglu_limit=7.0, rope=Rope(theta=150000.0),
-    eos_token_ids=(200002,),
-)
+from geometries import GPT_OSS_20B as g
 plan = plan_engine(BuildOptions(model=Path("m"), output=Path("o")), g, None)
 start = time.perf_counter()
 model = target_graph(g, plan, (1, 11, 21), torch.bfloat16)
@@ -49,7 +41,11 @@ def test_exports_the_20b_geometry_within_its_budget() -> None:
     import json
 
     done = subprocess.run(
-        [sys.executable, "-c", GEOMETRY_20B], capture_output=True, text=True, check=True
+        [sys.executable, "-c", GEOMETRY_20B],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],  # where geometries.py is
     )
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["attentions"] == 24

@@ -23,15 +23,11 @@ from specbuild.builder.engine.sizes import (
 )
 from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.options import BuildOptions
-from specbuild.runtime.engine_dir.manifest import (
-    DraftGeometry,
-    DraftShape,
-    IndexerGeometry,
-    TargetGeometry,
-)
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, IndexerGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
 
-Geometries = tuple[TargetGeometry, DraftGeometry]
+Geometries = tuple[TargetGeometry, Eagle3Geometry]
 
 
 @pytest.fixture(scope="module")

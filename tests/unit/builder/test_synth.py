@@ -44,7 +44,8 @@ from specbuild.builder.synth.tokens import draft_rules, prompts, token_rules
 from specbuild.cli.main import main
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_manifest
-from specbuild.runtime.engine_dir.manifest import DraftShape, Rope
+from specbuild.runtime.engine_dir.geometry import Rope
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -121,14 +122,14 @@ def test_routing_is_spread_and_the_stream_keeps_its_token(tmp_path: Path) -> Non
     ids = torch.tensor(model.prompts()).flatten()[None]
     with torch.no_grad():
         out = theirs.float().eval()(ids, output_hidden_states=True, output_router_logits=True)
-    g = model.target
+    (moe,) = model.target.feed_forwards
     assert torch.equal(out.logits[0].argmax(-1), model.rules.after()[ids[0]])
     for logits in out.router_logits:
-        best = logits.view(-1, g.experts).topk(g.experts_per_token).indices
+        best = logits.view(-1, moe.experts).topk(moe.experts_per_token).indices
         for count in (2, 4, 8):
             steps = best.unfold(0, count, count).flatten(1)
             mean = np.mean([len(step.unique()) for step in steps])
-            uniform = g.experts * (1 - (1 - g.experts_per_token / g.experts) ** count)
+            uniform = moe.experts * (1 - (1 - moe.experts_per_token / moe.experts) ** count)
             assert mean == pytest.approx(uniform, rel=0.1)
     streams = torch.stack(out.hidden_states[:-1])[:, 0]
     added = (streams[1:] - streams[:-1]).square().mean(-1).sqrt()

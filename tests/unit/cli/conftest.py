@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from geometries import gpt_oss_parts
 
 from specbuild.runtime import FORMAT_VERSION
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry, YarnScaling
 from specbuild.runtime.engine_dir.manifest import (
+    EAGLE3_ROLES,
     CacheGroup,
-    DraftGeometry,
     DraftShape,
+    Eagle3Drafter,
     Limits,
     Manifest,
     Port,
     Role,
-    Rope,
     StoredFile,
-    TargetGeometry,
 )
 
 LIMITS = Limits(
@@ -32,19 +33,14 @@ TARGET = TargetGeometry(
     q_heads=4,
     kv_heads=2,
     head_dim=8,
-    experts=4,
-    experts_per_token=2,
-    expert_inner=8,
-    expert_format="mxfp4",
     layer_types=("sliding_attention", "full_attention"),
     sliding_window=8,
     max_positions=128,
-    rms_eps=1e-5,
-    swiglu_limit=7.0,
-    rope=Rope(theta=150000.0, scaling="yarn", factor=32.0, original_max_positions=64),
+    rope=Rope(150000.0, YarnScaling(factor=32.0, original_max_positions=64)),
     eos_token_ids=(0, 2),
+    **gpt_oss_parts(2, inner=8),
 )
-DRAFT = DraftGeometry(
+DRAFT = Eagle3Geometry(
     architecture="LlamaForCausalLMEagle3",
     hidden=16,
     vocab=50,
@@ -54,7 +50,7 @@ DRAFT = DraftGeometry(
     inner=24,
     rms_eps=1e-5,
     rope=Rope(theta=10000.0),
-    taps=(0, 1, 1),
+    aux_layers=(0, 1, 1),
     max_positions=128,
     d2t_form="offsets",
     sliding_window=0,
@@ -65,6 +61,7 @@ DRAFT = DraftGeometry(
     norm_before_residual=False,
     norm_output=False,
 )
+DRAFTER = Eagle3Drafter(cache_group="draft", roles=EAGLE3_ROLES, geometry=DRAFT)
 
 
 def cache_group(name: str, layers: tuple[int, ...], pages: int, window: int) -> CacheGroup:
@@ -103,7 +100,7 @@ def make_manifest() -> Callable[..., Manifest]:
             backend="cpu",
             device="cpu",
             target=TARGET,
-            draft=DRAFT if draft else None,
+            drafters=(DRAFTER,) if draft else (),
             limits=limits,
             draft_default=draft_default if draft else None,
             cache_groups=tuple(groups),

@@ -11,9 +11,9 @@ import onnx
 from onnx import TensorProto, helper
 from toy_model import toy_manifest
 
+from specbuild.runtime.engine_dir.features import stored_json
 from specbuild.runtime.engine_dir.files import file_entry, manifest_digest
 from specbuild.runtime.engine_dir.manifest import CacheGroup, Manifest, Port, Role, StoredTensor
-from specbuild.runtime.engine_dir.strict_json import to_json
 
 VOCAB, WIDTH, PAGES, SIZE = 29, 4, 20, 4
 AXES = ("kv_heads", "pages", "page_size", "width")
@@ -77,9 +77,13 @@ def manifest_of(path: Path, weights: dict[str, np.ndarray]) -> Manifest:
     )
 
 
+def _stored(manifest: object) -> object:
+    return stored_json(manifest) if isinstance(manifest, Manifest) else manifest
+
+
 def write_manifest(path: Path, manifest: object) -> None:
     """``manifest.json`` (a Manifest, or any JSON) and its digest."""
-    data = manifest if isinstance(manifest, bytes) else json.dumps(to_json(manifest)).encode()
+    data = manifest if isinstance(manifest, bytes) else json.dumps(_stored(manifest)).encode()
     (path / "manifest.json").write_bytes(data)
     (path / "manifest.sha256").write_text(manifest_digest(data))
 

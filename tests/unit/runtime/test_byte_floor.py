@@ -83,7 +83,8 @@ def attend(calls: Calls, window: int, form: str) -> None:
 def gpt_oss_20b_pass(form: str) -> PassTraffic:
     """One row through GPT-OSS-20B as packed tensors; experts take 17 bytes for 32 weights."""
     g, calls = GPT_OSS_20B, Calls()
-    h, inner, e = g.hidden, g.expert_inner, g.experts
+    moe = g.feed_forward(0)
+    h, inner, e = g.hidden, moe.inner, moe.experts
     x = calls.tensor("arena", (1, h))
     qkv = (g.q_heads + 2 * g.kv_heads) * g.head_dim
     for kind in g.layer_types:
@@ -102,7 +103,7 @@ def gpt_oss_20b_pass(form: str) -> PassTraffic:
         }
         router = calls.tensor("weights", (e, h))
         calls.call(
-            "RmsMoe", {"x": x, "router_weight": router, **experts}, top_k=g.experts_per_token
+            "RmsMoe", {"x": x, "router_weight": router, **experts}, top_k=moe.experts_per_token
         )
     head = calls.tensor("weights", packed(g.vocab, h))
     calls.call("HeadChoose", {"x": x, "weight": head})

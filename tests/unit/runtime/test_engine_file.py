@@ -127,7 +127,7 @@ def test_what_is_no_directory_is_no_engine(tmp_path: Path, path: str) -> None:
 def test_another_format_version_is_named(engine: Path) -> None:
     data = json.loads((engine / "manifest.json").read_bytes())
     write_manifest(engine, json.dumps({**data, "format_version": 99}).encode())
-    with pytest.raises(EngineFileError, match="format version 99, this specbuild reads 2"):
+    with pytest.raises(EngineFileError, match="format version 99, this specbuild reads 3"):
         read_manifest(engine)
 
 
@@ -252,7 +252,7 @@ def test_a_malformed_container_is_refused(tmp_path: Path, content: bytes, messag
         open_weights(path, dataclasses.replace(described, tensors=tensors, files=files))
 
 
-@pytest.mark.parametrize(("field", "value"), [("draft", {"\n": None}), ("files", {"\n": None})])
+@pytest.mark.parametrize(("field", "value"), [("target", {"\n": None}), ("files", {"\n": None})])
 def test_a_key_with_a_line_break_is_shown_on_one_line(
     engine: Path, field: str, value: dict[str, None]
 ) -> None:

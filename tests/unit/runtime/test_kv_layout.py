@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from geometries import GPT_OSS_20B
+from geometries import GPT_OSS_20B, gpt_oss_parts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,13 +17,8 @@ from specbuild.builder.options import BuildOptions, DsaOptions, LimitOptions
 from specbuild.runtime.cache.layout import KvLayout, cache_bytes, layouts, validate_caches
 from specbuild.runtime.device import pool_bytes
 from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
-from specbuild.runtime.engine_dir.manifest import (
-    CacheGroup,
-    IndexerGeometry,
-    Limits,
-    Rope,
-    TargetGeometry,
-)
+from specbuild.runtime.engine_dir.geometry import IndexerGeometry, Rope, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits
 from specbuild.runtime.errors import EngineFileError
 
 AXES = ("pages", "kv_heads", "page_size", "width")
@@ -35,17 +30,12 @@ TARGET = TargetGeometry(
     q_heads=4,
     kv_heads=2,
     head_dim=16,
-    experts=4,
-    experts_per_token=2,
-    expert_inner=32,
-    expert_format="mxfp4",
     layer_types=("sliding_attention", "full_attention") * 2,
     sliding_window=8,
     max_positions=512,
-    rms_eps=1e-5,
-    swiglu_limit=7.0,
     rope=Rope(theta=1e4),
     eos_token_ids=(0,),
+    **gpt_oss_parts(4),
 )
 LIMITS = Limits(
     max_seq_len=500,

@@ -10,23 +10,24 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from geometries import gpt_oss_parts
 
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.cache.row_placement import groups_of
 from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import (
+    EAGLE3_ROLES,
     CacheGroup,
-    DraftGeometry,
     DraftShape,
+    Eagle3Drafter,
     Limits,
     Manifest,
     Port,
     Role,
-    Rope,
     StoredFile,
-    TargetGeometry,
 )
 from specbuild.runtime.executors.executor import ExecutorCapabilities
 
@@ -120,6 +121,7 @@ def toy_manifest(
         return Role("graphs/any.onnx", ports, (), (), {})
 
     target, draft = _geometry()
+    drafter = Eagle3Drafter(cache_group="draft", roles=EAGLE3_ROLES, geometry=draft)
     names = ("expand", "select", "choose", "accept", "draft_fuse")
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -127,7 +129,7 @@ def toy_manifest(
         backend="cpu",
         device="cpu",
         target=target,
-        draft=draft if drafted else None,
+        drafters=(drafter,) if drafted else (),
         limits=bounds,
         draft_default=DraftShape(1, 2, 2),
         cache_groups=(group("full", 0), group("sliding", WINDOW), group("draft", 0)),
@@ -144,7 +146,7 @@ def toy_manifest(
     )
 
 
-def _geometry() -> tuple[TargetGeometry, DraftGeometry]:
+def _geometry() -> tuple[TargetGeometry, Eagle3Geometry]:
     rope = Rope(10000.0)
     target = TargetGeometry(
         model_type="toy",
@@ -154,19 +156,14 @@ def _geometry() -> tuple[TargetGeometry, DraftGeometry]:
         q_heads=1,
         kv_heads=1,
         head_dim=1,
-        experts=1,
-        experts_per_token=1,
-        expert_inner=1,
-        expert_format="bf16",
         layer_types=("full_attention", "sliding_attention"),
         sliding_window=WINDOW,
         max_positions=4096,
-        rms_eps=1e-5,
-        swiglu_limit=7.0,
         rope=rope,
         eos_token_ids=(EOS,),
+        **gpt_oss_parts(2, experts=1, top_k=1, inner=1, storage="bf16"),
     )
-    draft = DraftGeometry(
+    draft = Eagle3Geometry(
         architecture="toy",
         hidden=2,
         vocab=DRAFT_VOCAB,
@@ -176,7 +173,7 @@ def _geometry() -> tuple[TargetGeometry, DraftGeometry]:
         inner=1,
         rms_eps=1e-5,
         rope=rope,
-        taps=(0,),
+        aux_layers=(0,),
         max_positions=None,
         d2t_form="offsets",
         sliding_window=0,

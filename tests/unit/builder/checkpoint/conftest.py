@@ -8,7 +8,7 @@ import pytest
 from checkpoints import write_draft
 
 from specbuild.builder.families.checkpoints import read_target
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 YARN = {
     "rope_type": "yarn",

@@ -16,7 +16,7 @@ from specbuild.builder.checkpoint.config_fields import ROPE
 from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.families.eagle3.config_fields import DRAFT_DECODER, DRAFT_TOP, EAGLE
 from specbuild.builder.families.gpt_oss.config_fields import GPT_OSS, GPT_OSS_ORIGINAL
-from specbuild.runtime.engine_dir.manifest import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 SCALARS = st.one_of(

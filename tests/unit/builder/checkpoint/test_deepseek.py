@@ -22,6 +22,7 @@ from specbuild.builder.options import BuildOptions, SpecPvOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.retrofit.config import LatentOptions
 from specbuild.builder.training.retrofit.mla import retrofit_mla
+from specbuild.runtime.engine_dir.geometry import BothFeedForward, DenseFeedForward, Swiglu
 from specbuild.runtime.errors import SpecbuildError
 
 RANK, ROPE, NOPE, VALUE, HEADS = 32, 16, 24, 20, 4
@@ -52,15 +53,23 @@ def test_geometry(written: Path) -> None:
     g = checkpoint.geometry
     assert (g.q_heads, g.kv_heads, g.head_dim) == (HEADS, 1, RANK + ROPE)
     assert g.latent_dims == (RANK + ROPE,) * LAYERS
-    assert (g.experts, g.experts_per_token, g.expert_inner) == (8, 3, 24)
+    assert g.moe is not None
+    assert (g.moe.experts, g.moe.experts_per_token, g.moe.inner) == (8, 3, 24)
+    assert (g.moe.storage, g.moe.activation) == ("bf16", Swiglu())
+    assert (g.rope.interleaved, g.norm.rounding) == (True, "before_weight")
     assert g.mla is not None and g.mla.q_lora_rank == 24
     # YaRN: cos and sin by the ratio of both factors, scores by the square of one of them.
     both, alone = 0.1 * math.log(4) + 1, 0.1 * 0.8 * math.log(4) + 1
     assert g.rope.attention_factor == pytest.approx(both / alone)
     assert g.mla.scale == pytest.approx((NOPE + ROPE) ** -0.5 * alone**2)
-    f = g.feed_forward
-    assert f is not None and (f.dense_layers, f.dense_inner, f.shared_inner) == (1, 96, 48)
-    assert (f.groups, f.groups_chosen, f.normalised, f.scaling) == (4, 2, True, 2.5)
+    assert g.layer_feed_forwards == (0, *[1] * (LAYERS - 1))
+    assert g.feed_forwards == (
+        DenseFeedForward(inner=96, activation=Swiglu()),
+        BothFeedForward(dense=DenseFeedForward(inner=48, activation=Swiglu()), moe=g.moe),
+    )
+    chosen = (g.moe.groups, g.moe.groups_chosen, g.moe.group_score)
+    assert chosen == (4, 2, "sum_of_two")
+    assert (g.moe.gating, g.moe.choice_bias, g.moe.scaling) == ("sigmoid_norm", True, 2.5)
 
 
 def stored(path: Path, checkpoint: TargetCheckpoint, name: str) -> tuple[torch.Tensor, ...]:

@@ -11,7 +11,7 @@ from checkpoints import write_draft
 
 from specbuild.builder.families.checkpoints import read_draft
 from specbuild.builder.families.eagle3.checkpoint import default_taps, draft_tensors
-from specbuild.runtime.engine_dir.manifest import DraftGeometry, Rope, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -59,7 +59,7 @@ def test_variants(
     )
     assert all(torch.equal(checkpoint.tensors[n].load(), t) for n, t in written.items())
     vocab = variant.get("draft_vocab", 128)
-    assert checkpoint.geometry == DraftGeometry(
+    assert checkpoint.geometry == Eagle3Geometry(
         architecture=variant.get("architecture", "LlamaForCausalLMEagle3"),
         hidden=variant.get("hidden", 64),
         vocab=vocab or 256,
@@ -69,7 +69,7 @@ def test_variants(
         inner=96,
         rms_eps=1e-5,
         rope=geometry.rope,
-        taps=variant.get("taps", (0, 2, 3)),
+        aux_layers=variant.get("taps", (0, 2, 3)),
         max_positions=512,
         d2t_form="offsets" if vocab else "identity",
         sliding_window=variant.get("sliding_window", 0),
@@ -153,14 +153,14 @@ def test_boundaries_outside_of_eagle_config(draft: Path, geometry: TargetGeometr
     remove_fields(draft, "eagle_config")
     edit_config(draft, eagle_aux_hidden_state_layer_ids=[2, 3, 4])
     checkpoint = read_draft(draft, geometry, strict=True)
-    assert checkpoint.geometry.taps == (1, 2, 3)
+    assert checkpoint.geometry.aux_layers == (1, 2, 3)
     assert "outputs of layers [1, 2, 3], counted from 0" in checkpoint.warnings[0]
     for ids in ([0, 1, 2], [1, 2, 5]):
         edit_config(draft, eagle_aux_hidden_state_layer_ids=ids)
         assert "expected layer boundaries from 1 to 4" in refusal(draft, geometry)
     both = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
     edit_config(draft, eagle_aux_hidden_state_layer_ids=[1, 2, 3], **both)
-    assert read_draft(draft, geometry, strict=True).geometry.taps == (0, 1, 2)
+    assert read_draft(draft, geometry, strict=True).geometry.aux_layers == (0, 1, 2)
     edit_config(draft, eagle_aux_hidden_state_layer_ids=[3, 2, 1], **both)
     assert "the layers of the list outside" in refusal(draft, geometry)
 
@@ -184,7 +184,7 @@ def test_taps_that_nobody_names(tmp_path: Path, geometry: TargetGeometry) -> Non
 
 def test_an_empty_list_names_no_taps(draft: Path, geometry: TargetGeometry) -> None:
     edit_config(draft, eagle_config={"eagle_aux_hidden_state_layer_ids": []})
-    assert read_draft(draft, geometry, strict=True).geometry.taps == (0, 2, 3)
+    assert read_draft(draft, geometry, strict=True).geometry.aux_layers == (0, 2, 3)
 
 
 def test_rope_of_its_own(tmp_path: Path, geometry: TargetGeometry) -> None:
@@ -243,4 +243,4 @@ def test_a_map_beside_the_targets_own_head_is_left_over(tmp_path: Path, geometry
 def test_both_places_may_hold_the_same_layers(draft: Path, geometry) -> None:
     edit_config(draft, eagle_aux_hidden_state_layer_ids=[0, 2, 3])
     checkpoint = read_draft(draft, geometry, strict=True)
-    assert checkpoint.geometry.taps == (0, 2, 3) and not checkpoint.warnings
+    assert checkpoint.geometry.aux_layers == (0, 2, 3) and not checkpoint.warnings

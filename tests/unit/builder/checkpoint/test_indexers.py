@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from specbuild.builder.engine.sizes import plan_engine
 from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.options import BuildOptions, DsaOptions, LimitOptions
-from specbuild.runtime.engine_dir.manifest import Dsa, IndexerGeometry
+from specbuild.runtime.engine_dir.geometry import IndexerGeometry
+from specbuild.runtime.engine_dir.manifest import Dsa
 from specbuild.runtime.errors import SpecbuildError
 
 W_Q = "model.layers.1.self_attn.dsa_W_q"

@@ -99,7 +99,7 @@ def test_no_scaling(tmp_path: Path) -> None:
     write_target(tmp_path, layout="original")
     edit_config(tmp_path, rope_scaling_factor=1.0)
     rope = read_target(tmp_path, strict=True).geometry.rope
-    assert (rope.scaling, rope.attention_factor, rope.theta) == ("none", 1.0, 150000.0)
+    assert (rope.scaling, rope.attention_factor, rope.theta) == (None, 1.0, 150000.0)
     write_json(tmp_path / "generation_config.json", {"eos_token_id": 9})
     assert read_target(tmp_path, strict=True).geometry.eos_token_ids == (9,)
 

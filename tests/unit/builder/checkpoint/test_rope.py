@@ -10,7 +10,7 @@ import torch
 
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.rope import describe, read_rope
-from specbuild.runtime.engine_dir.manifest import Rope
+from specbuild.runtime.engine_dir.geometry import Rope, YarnScaling
 from specbuild.runtime.errors import SpecbuildError
 
 RELEASE = {
@@ -30,8 +30,12 @@ def read(fields: dict[str, Any], default_theta: float = 10000.0) -> Rope:
 def test_release_values() -> None:
     rope = read({"rope_theta": 150000, "rope_scaling": RELEASE})
     assert rope.attention_factor == pytest.approx(1.34657, abs=1e-5)
-    assert (rope.theta, rope.factor, rope.original_max_positions) == (150000.0, 32.0, 4096)
-    assert rope.truncate is False
+    assert rope == Rope(
+        150000.0,
+        YarnScaling(
+            factor=32.0, original_max_positions=4096, attention_factor=rope.attention_factor
+        ),
+    )
     assert read({"rope_parameters": RELEASE | {"rope_theta": 150000.0}}) == rope
     both = {"rope_parameters": RELEASE | {"rope_theta": 150000.0}, "rope_scaling": RELEASE}
     assert read(both | {"rope_theta": 150000.0}) == rope
@@ -63,23 +67,28 @@ def test_frequencies_and_factor_are_those_of_transformers(changes: dict[str, Any
 
 def frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
     """YaRN by the formula of the paper, from the fields that were read."""
+    yarn = rope.scaling
+    assert isinstance(yarn, YarnScaling)
     half = head_dim // 2
     freq = rope.theta ** (torch.arange(half).double() / half)
     bounds = [
-        half * math.log(rope.original_max_positions / (beta * 2 * math.pi)) / math.log(rope.theta)
-        for beta in (rope.beta_fast, rope.beta_slow)
+        half * math.log(yarn.original_max_positions / (beta * 2 * math.pi)) / math.log(rope.theta)
+        for beta in (yarn.beta_fast, yarn.beta_slow)
     ]
-    if rope.truncate:
+    if yarn.truncate:
         bounds = [math.floor(bounds[0]), math.ceil(bounds[1])]
     mask = 1 - ((torch.arange(half).double() - bounds[0]) / (bounds[1] - bounds[0])).clamp(0, 1)
-    return mask / freq + (1 - mask) / (rope.factor * freq)
+    return mask / freq + (1 - mask) / (yarn.factor * freq)
 
 
 def test_defaults() -> None:
     assert read({}) == Rope(theta=10000.0)
     assert read({"rope_scaling": None, "rope_parameters": None}, 5.0) == Rope(theta=5.0)
     assert read({"rope_parameters": {"rope_type": "default", "rope_theta": 7}}) == Rope(theta=7.0)
-    yarn = read({"rope_scaling": {"type": "yarn", "factor": 2}, "max_position_embeddings": 99})
+    yarn = read(
+        {"rope_scaling": {"type": "yarn", "factor": 2}, "max_position_embeddings": 99}
+    ).scaling
+    assert isinstance(yarn, YarnScaling)
     assert (yarn.original_max_positions, yarn.truncate) == (99, True)
     assert yarn.attention_factor == pytest.approx(1 + 0.1 * math.log(2))
 

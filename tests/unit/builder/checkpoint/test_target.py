@@ -14,7 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.builder.families.checkpoints import read_target
+from specbuild.builder.families.gpt_oss.geometry import experts_of
 from specbuild.builder.families.gpt_oss.tensors import target_tensors
+from specbuild.runtime.engine_dir.geometry import (
+    AttentionParts,
+    ClampedSwiglu,
+    MoeFeedForward,
+    Norm,
+)
 from specbuild.runtime.errors import SpecbuildError
 
 SMALL = {"layers": 2, "hidden": 32, "experts": 2, "experts_per_token": 1, "vocab": 40}
@@ -53,10 +60,23 @@ def test_tensors_and_geometry(tmp_path: Path, dtype: str, experts_format: str, s
         2,
         32,
     )
-    assert (g.experts, g.experts_per_token, g.expert_inner) == (4, 2, 32)
-    assert g.expert_format == experts_format
+    assert g.layer_feed_forwards == (0,) * g.layers
+    assert g.feed_forwards == (
+        MoeFeedForward(
+            experts=4,
+            experts_per_token=2,
+            inner=32,
+            storage=experts_format,
+            activation=ClampedSwiglu(alpha=1.702, limit=7.0),
+            gating="softmax_selected",
+            router_bias=True,
+            bias=True,
+        ),
+    )
     assert g.eos_token_ids == (0, 2)
-    assert (g.max_positions, g.sliding_window, g.rms_eps, g.swiglu_limit) == (512, 8, 1e-5, 7.0)
+    assert (g.max_positions, g.sliding_window) == (512, 8)
+    assert g.norm == Norm(1e-5, "after_weight")
+    assert g.attention == AttentionParts(qkv_bias=True, output_bias=True, sinks=True)
 
 
 def test_expected_tensors_of_the_20b_release() -> None:
@@ -365,7 +385,7 @@ def test_reading_leaves_the_checkpoint_as_it_was(target: Path, tmp_path: Path) -
 
 def test_a_token_may_take_every_expert(tmp_path: Path) -> None:
     write_target(tmp_path, layers=2, experts=2, experts_per_token=2)
-    assert read_target(tmp_path, strict=True).geometry.experts_per_token == 2
+    assert experts_of(read_target(tmp_path, strict=True).geometry).experts_per_token == 2
 
 
 def test_mxfp4_needs_inner_sizes_of_whole_blocks(tmp_path: Path) -> None:

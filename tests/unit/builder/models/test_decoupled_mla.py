@@ -8,7 +8,7 @@ import torch
 from specbuild.builder.families.deepseek.mla import FORMS, MlaAttention, Scene
 from specbuild.builder.families.parts.graph_io import GroupView, LatentPool, Launch
 from specbuild.builder.families.parts.rope import rope_tables
-from specbuild.runtime.engine_dir.manifest import MlaGeometry, Rope
+from specbuild.runtime.engine_dir.geometry import MlaGeometry, Norm, Rope
 
 ROWS, PAGE = 37, 8
 GEOMETRIES = {
@@ -23,7 +23,8 @@ HEADS, HIDDEN = 4, 96
 
 def module_of(name: str) -> MlaAttention:
     rank, rope, nope, value, q_rank, interleaved = GEOMETRIES[name]
-    g = MlaGeometry(rank, rope, nope, value, (nope + rope) ** -0.5, q_rank)
+    norm = Norm(1e-6, "before_weight")
+    g = MlaGeometry(rank, rope, nope, value, (nope + rope) ** -0.5, norm, q_rank)
     module = MlaAttention(HIDDEN, HEADS, g, interleaved=interleaved)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

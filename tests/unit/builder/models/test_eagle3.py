@@ -79,7 +79,7 @@ def test_chain_matches_the_reference(tmp_path: Path, variant: str) -> None:
     fuse = load(DraftFuse(d, g), draft, {})
     module = load(Eagle3(d, g, PAGE * PAGES), draft, shared)
     generator = torch.Generator().manual_seed(3)
-    captured = torch.randn(COMMITTED, len(d.taps) * g.hidden, generator=generator)
+    captured = torch.randn(COMMITTED, len(d.aux_layers) * g.hidden, generator=generator)
     ids = torch.randint(0, g.vocab, (COMMITTED + 3,), generator=generator)
     pools = LayerPools(
         *(torch.full((PAGES, d.kv_heads, PAGE, d.head_dim), float("nan")) for _ in "kv")

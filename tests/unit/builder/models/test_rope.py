@@ -7,14 +7,11 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specbuild.builder.families.parts.rope import inverse_frequencies, rope_tables
-from specbuild.runtime.engine_dir.manifest import Rope
+from specbuild.runtime.engine_dir.geometry import Llama3Scaling, Rope, YarnScaling
 
 YARN = Rope(
-    theta=150000.0,
-    scaling="yarn",
-    factor=32.0,
-    original_max_positions=4096,
-    attention_factor=1.3465735902799727,
+    150000.0,
+    YarnScaling(factor=32.0, original_max_positions=4096, attention_factor=1.3465735902799727),
 )
 
 
@@ -42,6 +39,23 @@ def test_yarn_equals_transformers() -> None:
     assert abs(factor - YARN.attention_factor) < 1e-6
 
 
+def test_llama3_equals_transformers() -> None:
+    config = LlamaConfig(
+        hidden_size=128, num_attention_heads=1, head_dim=128, max_position_embeddings=131072,
+        rope_parameters={
+            "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+        },
+    )  # fmt: skip
+    expected, factor = ROPE_INIT_FUNCTIONS["llama3"](config, None)
+    scaling = Llama3Scaling(
+        factor=8.0, original_max_positions=8192, low_freq_factor=1.0, high_freq_factor=4.0
+    )
+    found = inverse_frequencies(Rope(500000.0, scaling), 128)
+    torch.testing.assert_close(found.float(), expected, rtol=1e-6, atol=0)
+    assert factor == 1.0
+
+
 def test_gpt_oss_ramp_bounds() -> None:
     """Channels up to 8 keep their frequency, those from 18 on are slowed 32 times."""
     plain = inverse_frequencies(Rope(theta=150000.0), 64)
@@ -67,8 +81,5 @@ def test_the_ramp_may_end_past_the_last_channel() -> None:
         rope_parameters=parameters,
     )  # fmt: skip
     expected, _ = ROPE_INIT_FUNCTIONS["yarn"](config, None)
-    rope = Rope(
-        theta=10000.0, scaling="yarn", factor=4.0, original_max_positions=131072,
-        beta_fast=32.0, beta_slow=1.0, truncate=True,
-    )  # fmt: skip
+    rope = Rope(10000.0, YarnScaling(factor=4.0, original_max_positions=131072, truncate=True))
     torch.testing.assert_close(inverse_frequencies(rope, 64).float(), expected, rtol=1e-6, atol=0)

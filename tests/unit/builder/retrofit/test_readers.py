@@ -16,7 +16,7 @@ from specbuild.builder.training.retrofit.readers import (
     query_moment,
     value_metric,
 )
-from specbuild.runtime.engine_dir.manifest import Rope
+from specbuild.runtime.engine_dir.geometry import Rope
 
 G = replace(GPT_OSS_20B, q_heads=6, kv_heads=2, head_dim=8, hidden=20, rope=Rope(theta=100.0))
 

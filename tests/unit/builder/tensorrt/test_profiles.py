@@ -6,32 +6,26 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from geometries import gpt_oss_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.builder.backends.tensorrt.standard.profiles import role_profiles
 from specbuild.builder.engine.sizes import EnginePlan, candidate_pool, plan_engine
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
-from specbuild.runtime.engine_dir.manifest import (
-    DraftGeometry,
-    DraftShape,
-    Port,
-    Role,
-    Rope,
-    TargetGeometry,
-)
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import DraftShape, Port, Role
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.feeds import chosen_profile, profile_sizes
 
 TARGET = TargetGeometry(
     model_type="gpt_oss", layers=2, hidden=64, vocab=256, q_heads=4, kv_heads=2, head_dim=16,
-    experts=4, experts_per_token=2, expert_inner=32, expert_format="mxfp4",
     layer_types=("sliding_attention", "full_attention"), sliding_window=8, max_positions=4096,
-    rms_eps=1e-5, swiglu_limit=7.0, rope=Rope(150000.0), eos_token_ids=(0,),
+    rope=Rope(150000.0), eos_token_ids=(0,), **gpt_oss_parts(2),
 )  # fmt: skip
-DRAFT = DraftGeometry(
+DRAFT = Eagle3Geometry(
     architecture="eagle3", hidden=64, vocab=128, q_heads=4, kv_heads=2, head_dim=16, inner=64,
-    rms_eps=1e-5, rope=Rope(10000.0), taps=(0, 1), max_positions=None, d2t_form="offsets",
+    rms_eps=1e-5, rope=Rope(10000.0), aux_layers=(0, 1), max_positions=None, d2t_form="offsets",
     sliding_window=0, own_embedding=False, own_head=True, norm_before_fc=False,
     input_width="embedding_and_hidden", norm_before_residual=True, norm_output=False,
 )  # fmt: skip

@@ -93,8 +93,8 @@ def test_files_are_read_as_a_draft_of_this_target(trained, model):
     target = read_target(model, strict=True).geometry
     checkpoint = read_draft(output, target, strict=True)
     geometry = checkpoint.geometry
-    assert (geometry.vocab, geometry.inner, geometry.taps) == (48, 32, (0, 1, 1))
-    assert (geometry.rope.theta, geometry.rope.scaling) == (10000.0, "none")
+    assert (geometry.vocab, geometry.inner, geometry.aux_layers) == (48, 32, (0, 1, 1))
+    assert (geometry.rope.theta, geometry.rope.scaling) == (10000.0, None)
     assert geometry.own_head and not geometry.own_embedding
     stored = load_file(output / "model.safetensors")
     assert stored["t2d"].sum() == 48

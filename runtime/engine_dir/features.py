@@ -1,0 +1,116 @@
+"""Features of the format: what came after its version, and how an older runtime hears of it.
+
+A later key of the manifest belongs to a feature and has a default: ``field(default=…,
+metadata=of_feature("name"))``. It is written only where it differs from the default, and then
+the engine lists the feature. So an engine that does without it loads in an older runtime, one that
+needs it is refused by the feature's name, and an older engine's missing key has the default.
+
+A later value of a field that is :func:`one_of` a set, and a later member of a tagged union (its
+``FEATURE``), belong to a feature in the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from specbuild.runtime.engine_dir.strict_json import VALUES, field_types, to_json
+from specbuild.runtime.errors import SpecbuildError
+
+# A value, and the feature that brings it: None for one that the version has always had.
+FeatureOf: TypeAlias = Mapping[str, str | None]
+
+_FEATURE = "feature"
+
+
+def of_feature(name: str) -> dict[str, Any]:
+    """Metadata of an optional key."""
+    return {_FEATURE: name}
+
+
+def one_of(values: FeatureOf) -> dict[str, Any]:
+    """Metadata of a string, or of strings, that must be among ``values``."""
+    return {VALUES: values}
+
+
+def known_features(kind: type) -> frozenset[str]:
+    """Every feature that keys, values and union members of the dataclass ``kind`` belong to."""
+    return frozenset(feature for feature in _of_schema(kind, set()) if feature is not None)
+
+
+def used_features(record: Any) -> tuple[str, ...]:
+    """The features that ``record`` makes use of, sorted."""
+    return tuple(sorted({feature for feature in _of_record(record) if feature is not None}))
+
+
+def stored_json(record: Any) -> dict[str, Any]:
+    """A dataclass with ``features`` as its file holds it.
+
+    The features that it makes use of are listed; optional keys with their defaults are left out.
+    """
+    listed = dataclasses.replace(record, features=used_features(record))
+    stored: dict[str, Any] = to_json(listed, leave_out=_says_nothing)
+    return stored
+
+
+def require_known(kind: type, features: Iterable[str]) -> None:
+    """SpecbuildError names those of an engine's ``features`` that ``kind`` does not know."""
+    missing = sorted(set(features) - known_features(kind))
+    if missing:
+        plural, named = "s" if len(missing) > 1 else "", ", ".join(map(repr, missing))
+        raise SpecbuildError(
+            f"engine needs feature{plural} {named}, which this specbuild "
+            f"({importlib.metadata.version('specbuild')}) does not have; update it"
+        )
+
+
+def require_listed(record: Any, features: Iterable[str]) -> None:
+    """SpecbuildError where ``record`` makes use of a feature that is not among ``features``."""
+    missing = sorted(set(used_features(record)) - set(features))
+    if missing:
+        raise SpecbuildError(f"feature {missing[0]!r} is used, but not listed in features")
+
+
+def _says_nothing(field: dataclasses.Field[Any], value: Any) -> bool:
+    """Whether an optional key has its default."""
+    if _FEATURE not in field.metadata:
+        return False
+    made = field.default_factory
+    default: Any = field.default if made is dataclasses.MISSING else made()
+    return bool(value == default)
+
+
+def _of_record(record: Any) -> Iterator[str | None]:
+    if isinstance(record, tuple):
+        for item in record:
+            yield from _of_record(item)
+    elif isinstance(record, dict):
+        for item in record.values():
+            yield from _of_record(item)
+    elif dataclasses.is_dataclass(record):
+        yield getattr(record, "FEATURE", None)
+        for field in dataclasses.fields(record):
+            value = getattr(record, field.name)
+            if not _says_nothing(field, value):
+                yield field.metadata.get(_FEATURE)
+            values: FeatureOf = field.metadata.get(VALUES, {})
+            for item in value if isinstance(value, tuple) else (value,):
+                yield values.get(item) if isinstance(item, str) else None
+            yield from _of_record(value)
+
+
+def _of_schema(kind: Any, seen: set[Any]) -> Iterator[str | None]:
+    for argument in typing.get_args(kind):
+        yield from _of_schema(argument, seen)
+    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind) or kind in seen:
+        return
+    seen.add(kind)
+    yield getattr(kind, "FEATURE", None)
+    for field in dataclasses.fields(kind):
+        yield field.metadata.get(_FEATURE)
+        yield from field.metadata.get(VALUES, {}).values()
+    for hint in field_types(kind).values():
+        yield from _of_schema(hint, seen)

@@ -1,0 +1,287 @@
+"""The shapes of models as an engine's manifest holds them: targets of every family, and drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from specbuild.runtime.engine_dir.features import FeatureOf, of_feature, one_of
+
+# How weights are stored; a later kind names the feature that brings it.
+WEIGHT_STORAGES: FeatureOf = {"fp32": None, "bf16": None, "fp8": None, "mxfp4": None}
+LAYER_TYPES: FeatureOf = {"full_attention": None, "sliding_attention": None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """YaRN (arXiv 2309.00071); cos and sin are multiplied by ``attention_factor``."""
+
+    kind: Literal["yarn"] = "yarn"
+    factor: float
+    original_max_positions: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = False
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """Llama 3.1's: only frequencies whose waves are long against the original context change."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: float
+    original_max_positions: int
+    low_freq_factor: float
+    high_freq_factor: float
+
+
+RopeScaling: TypeAlias = YarnScaling | Llama3Scaling
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding of a model: as its own config gives it.
+
+    ``width`` values at the start of a head turn, None: all. In the checkpoint the two values of a
+    pair stand side by side (``interleaved``) or half of the width apart; in engines always the
+    latter.
+    """
+
+    theta: float
+    scaling: RopeScaling | None = None
+    width: int | None = None
+    interleaved: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The kind of scaling in one word, ``none`` without."""
+        return "none" if self.scaling is None else self.scaling.kind
+
+    @property
+    def attention_factor(self) -> float:
+        """What cos and sin are multiplied by."""
+        return self.scaling.attention_factor if isinstance(self.scaling, YarnScaling) else 1.0
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMSNorm; ``rounding`` to the activations' type stands before or after its weight."""
+
+    eps: float
+    rounding: Literal["before_weight", "after_weight"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swiglu:
+    """``silu(gate) · up``."""
+
+    kind: Literal["swiglu"] = "swiglu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClampedSwiglu:
+    """GPT-OSS's ``gate · sigmoid(alpha · gate) · (up + 1)``, gate and up clamped at ``limit``."""
+
+    kind: Literal["swiglu_clamped"] = "swiglu_clamped"
+    alpha: float
+    limit: float
+
+
+Activation: TypeAlias = Swiglu | ClampedSwiglu
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseFeedForward:
+    """Gate and up [inner, hidden], the activation, down [hidden, inner]."""
+
+    kind: Literal["dense"] = "dense"
+    inner: int
+    activation: Activation
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeFeedForward:
+    """A router and ``experts`` of width ``inner``, of which a token takes ``experts_per_token``.
+
+    ``storage`` is how the checkpoint holds the experts' weights. ``gating`` makes weights of
+    logits. ``choice_bias`` [experts] is added to what experts are chosen by, not to their weights.
+    ``groups_chosen`` of ``groups`` of experts take part for a token, those with the best
+    ``group_score``: the sum of a group's two best scores, or its best. The weights are multiplied
+    by ``scaling``.
+    """
+
+    kind: Literal["moe"] = "moe"
+    experts: int
+    experts_per_token: int
+    inner: int
+    storage: str = field(metadata=one_of(WEIGHT_STORAGES))
+    activation: Activation
+    gating: Literal["softmax_selected", "softmax_topk", "sigmoid", "sigmoid_norm"]
+    router_bias: bool = False
+    choice_bias: bool = False
+    bias: bool = False
+    groups: int = 1
+    groups_chosen: int = 1
+    group_score: Literal["sum_of_two", "max"] = "sum_of_two"
+    scaling: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BothFeedForward:
+    """Routed experts and a dense one that every token takes (shared experts); the sum of both."""
+
+    kind: Literal["both"] = "both"
+    dense: DenseFeedForward
+    moe: MoeFeedForward
+
+
+FeedForward: TypeAlias = DenseFeedForward | MoeFeedForward | BothFeedForward
+
+
+def routed_part(feed_forward: FeedForward) -> MoeFeedForward | None:
+    """The routed experts of a layer's feed-forward, None where it has none."""
+    if isinstance(feed_forward, BothFeedForward):
+        return feed_forward.moe
+    return feed_forward if isinstance(feed_forward, MoeFeedForward) else None
+
+
+def distinct_feed_forwards(
+    layers: Sequence[FeedForward],
+) -> tuple[tuple[FeedForward, ...], tuple[int, ...]]:
+    """``feed_forwards`` and ``layer_feed_forwards`` of a target with these, layer by layer."""
+    distinct = tuple(dict.fromkeys(layers))
+    return distinct, tuple(distinct.index(layer) for layer in layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionParts:
+    """What attention has beside its projections' weights.
+
+    ``sinks``: a logit per query head joins the softmax's denominator. ``qk_norm``: queries and keys
+    are normed before they turn, head by head with one weight, or over all heads together.
+    """
+
+    qkv_bias: bool = False
+    output_bias: bool = False
+    sinks: bool = False
+    qk_norm: Literal["none", "head", "all_heads"] = "none"
+
+
+@dataclass(frozen=True)
+class IndexerGeometry:
+    """Shape of the indexers (DSA-lite) of ``layers``: query heads of one width, one key head.
+
+    ``weighted``: each head has a weight of its own at every token. ``top_k`` and ``threshold`` are
+    what the checkpoint's config names, None where it does not.
+    """
+
+    layers: tuple[int, ...]
+    heads: int
+    width: int
+    weighted: bool
+    top_k: int | None = None
+    threshold: int | None = None
+
+
+@dataclass(frozen=True)
+class MlaGeometry:
+    """Sizes of MLA with decoupled RoPE; ``q_lora_rank`` None where queries have no latent.
+
+    ``scale`` multiplies the scores: ``(nope_dim + rope_dim)^-½``, times YaRN's factors where a
+    model has them. ``norm`` is that of the latents.
+    """
+
+    kv_lora_rank: int
+    rope_dim: int
+    nope_dim: int
+    v_dim: int
+    scale: float
+    norm: Norm
+    q_lora_rank: int | None = None
+
+    @property
+    def entry_width(self) -> int:
+        """Values of a token in the cache: its latent, and the rotated key of all heads."""
+        return self.kv_lora_rank + self.rope_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetGeometry:
+    """Shape of the target model.
+
+    ``norm`` is that of layers, the last one's included. Layer i has the feed-forward
+    ``feed_forwards[layer_feed_forwards[i]]``; no two of ``feed_forwards`` are equal.
+    ``sliding_window`` is 0 where no layer has one. ``tied_head``: the embedding is the head's
+    weight too.
+    ``latent_dims`` is, for every layer, how many values of a latent stand in its keys' and values'
+    place (MLA), 0 where there is none; empty where no layer has one. ``indexer`` is that of
+    the layers that choose what they attend to, None where none does. ``mla`` is that of a model
+    which was made with latents, None where they came later (MLA-lite); its ``head_dim`` and
+    ``kv_heads`` are those of the absorbed form, one head as wide as an entry of the cache.
+    """
+
+    model_type: str
+    layers: int
+    hidden: int
+    vocab: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    attention: AttentionParts
+    norm: Norm
+    rope: Rope
+    layer_types: tuple[str, ...] = field(metadata=one_of(LAYER_TYPES))
+    sliding_window: int
+    feed_forwards: tuple[FeedForward, ...]
+    layer_feed_forwards: tuple[int, ...]
+    max_positions: int
+    tied_head: bool
+    eos_token_ids: tuple[int, ...]
+    latent_dims: tuple[int, ...] = field(default=(), metadata=of_feature("latents"))
+    mla: MlaGeometry | None = field(default=None, metadata=of_feature("latents"))
+    indexer: IndexerGeometry | None = field(default=None, metadata=of_feature("dsa"))
+
+    def feed_forward(self, layer: int) -> FeedForward:
+        """The feed-forward of this layer."""
+        return self.feed_forwards[self.layer_feed_forwards[layer]]
+
+    @property
+    def moe(self) -> MoeFeedForward | None:
+        """The routed experts of the first layer that has some, None where no layer has."""
+        routed = map(routed_part, self.feed_forwards)
+        return next((part for part in routed if part is not None), None)
+
+
+@dataclass(frozen=True)
+class Eagle3Geometry:
+    """Shape of an EAGLE3 draft; it reads the outputs of ``aux_layers`` of the target (0-based).
+
+    ``d2t_form`` is what the checkpoint's ``d2t`` holds; the engine's always holds offsets.
+    ``norm_before_fc`` is one norm over the concatenated states, ``fc_norm`` one for each of them.
+    ``dtype`` is how the engine stores the weights of the projections; None before it is built.
+    """
+
+    architecture: str
+    hidden: int
+    vocab: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    rms_eps: float
+    rope: Rope
+    aux_layers: tuple[int, ...]
+    max_positions: int | None
+    d2t_form: Literal["offsets", "identity", "map"]
+    sliding_window: int
+    own_embedding: bool
+    own_head: bool
+    norm_before_fc: bool
+    input_width: Literal["embedding_and_hidden", "hidden"]
+    norm_before_residual: bool
+    norm_output: bool
+    fc_norm: bool = False
+    dtype: str | None = field(default=None, metadata=one_of(WEIGHT_STORAGES))

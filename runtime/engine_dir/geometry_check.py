@@ -1,0 +1,103 @@
+"""Whether a target's geometry makes sense in itself: what types cannot say."""
+
+from __future__ import annotations
+
+from specbuild.runtime.engine_dir.geometry import (
+    BothFeedForward,
+    DenseFeedForward,
+    FeedForward,
+    MoeFeedForward,
+    Norm,
+    Rope,
+    TargetGeometry,
+)
+from specbuild.runtime.errors import EngineFileError
+
+_LARGEST = 2**31 - 1
+_SIZES = ("layers", "hidden", "vocab", "q_heads", "kv_heads", "head_dim", "max_positions")
+
+
+def check_target(g: TargetGeometry) -> None:
+    """Raises EngineFileError with the first thing that does not fit."""
+    for name in _SIZES:
+        _require("target", name, getattr(g, name))
+    _require("target", "sliding_window", g.sliding_window, least=0)
+    if len(g.layer_types) != g.layers:
+        raise EngineFileError(f"target has {g.layers} layers, but {len(g.layer_types)} layer_types")
+    if len(g.latent_dims) not in (0, g.layers) or min(g.latent_dims, default=0) < 0:
+        raise EngineFileError(
+            f"target.latent_dims are {g.latent_dims}, expected none or {g.layers} of 0 or above"
+        )
+    if any(not 0 <= token < g.vocab for token in g.eos_token_ids):
+        raise EngineFileError(
+            f"target.eos_token_ids are {g.eos_token_ids}, expected ids below the vocabulary's "
+            f"{g.vocab}"
+        )
+    _check_norm("target.norm", g.norm)
+    _check_rope("target.rope", g.rope)
+    if g.mla is not None:
+        _check_norm("target.mla.norm", g.mla.norm)
+    _check_feed_forwards(g)
+
+
+def _check_feed_forwards(g: TargetGeometry) -> None:
+    count, places = len(g.feed_forwards), g.layer_feed_forwards
+    if len(places) != g.layers:
+        raise EngineFileError(f"target has {g.layers} layers, but {len(places)} feed-forwards")
+    if set(places) != set(range(count)):
+        raise EngineFileError(
+            f"target.layer_feed_forwards name {sorted(set(places))}, but feed_forwards are {count}"
+        )
+    if len(set(g.feed_forwards)) != count:
+        raise EngineFileError("target.feed_forwards: two are equal")
+    for place, feed_forward in enumerate(g.feed_forwards):
+        _check_feed_forward(f"target.feed_forwards[{place}]", feed_forward)
+
+
+def _check_feed_forward(where: str, feed_forward: FeedForward) -> None:
+    if isinstance(feed_forward, DenseFeedForward):
+        _require(where, "inner", feed_forward.inner)
+    elif isinstance(feed_forward, BothFeedForward):
+        _check_feed_forward(f"{where}.dense", feed_forward.dense)
+        _check_feed_forward(f"{where}.moe", feed_forward.moe)
+    else:
+        _check_moe(where, feed_forward)
+
+
+def _check_moe(where: str, moe: MoeFeedForward) -> None:
+    for name in ("experts", "experts_per_token", "inner", "groups", "groups_chosen"):
+        _require(where, name, getattr(moe, name))
+    if moe.groups_chosen > moe.groups or moe.experts % moe.groups:
+        raise EngineFileError(
+            f"{where}: {moe.groups_chosen} of {moe.groups} groups of {moe.experts} experts"
+        )
+    held = moe.experts // moe.groups * moe.groups_chosen
+    if moe.experts_per_token > held:
+        raise EngineFileError(
+            f"{where}: {moe.experts_per_token} experts per token, but only {held} to choose from"
+        )
+
+
+def _check_norm(where: str, norm: Norm) -> None:
+    if norm.eps < 0:
+        raise EngineFileError(f"{where}.eps is {norm.eps}, must be 0 or above")
+
+
+def _check_rope(where: str, rope: Rope) -> None:
+    if rope.theta <= 0:
+        raise EngineFileError(f"{where}.theta is {rope.theta}, must be above 0")
+    if rope.width is not None:
+        _require(where, "width", rope.width)
+        if rope.width % 2:
+            raise EngineFileError(f"{where}.width is {rope.width}, must be even")
+    if rope.scaling is not None:
+        _require(f"{where}.scaling", "original_max_positions", rope.scaling.original_max_positions)
+        if rope.scaling.factor <= 0:
+            raise EngineFileError(
+                f"{where}.scaling.factor is {rope.scaling.factor}, must be above 0"
+            )
+
+
+def _require(where: str, name: str, value: int, least: int = 1) -> None:
+    if not least <= value <= _LARGEST:
+        raise EngineFileError(f"{where}.{name} is {value}, must be {least} or above")
