@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -168,12 +168,35 @@ class SynthTarget:
     router_logits: Callable[[Callable[[str], torch.Tensor], torch.Tensor], torch.Tensor]
 
 
+# Keys and values of normed inputs: [T, H] → [T, 2·kv_width], before biases.
+Projection: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+
+class StreamedLayer(Protocol):
+    """One layer in plain fp32 torch over whole sequences [N, T, H], for retrofits."""
+
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """What attention reads of the stream ``x``."""
+        ...
+
+    def keys_values(self, normed: torch.Tensor) -> torch.Tensor:
+        """The checkpoint's own :data:`Projection`."""
+        ...
+
+    def forward(
+        self, x: torch.Tensor, normed: torch.Tensor, keys_values: Projection
+    ) -> torch.Tensor:
+        """The stream after the layer; ``normed`` is :meth:`normed` of ``x``."""
+        ...
+
+
 @dataclass(frozen=True)
 class TargetFamily:
     """A family of targets.
 
     ``model_types`` are those of its configs, with the class of transformers that each is.
-    ``retrofits``: latents and indexers can be made for its layers and lie beside its checkpoints.
+    ``retrofit`` makes a layer of its geometry, its weights by the names that follow
+    ``model.layers.N.``, and its window; None: latents and indexers are not built for the family.
     ``teacher`` readies the model in transformers to teach drafts; None: none is trained on it.
     """
 
@@ -183,8 +206,15 @@ class TargetFamily:
     module: Callable[[TargetGeometry, GraphSizes], TargetModel]
     reference: Reference = Reference()
     synth: SynthTarget | None = None
-    retrofits: bool = False
+    retrofit: Callable[[TargetGeometry, Mapping[str, torch.Tensor], int], StreamedLayer] | None = (
+        None
+    )
     teacher: Callable[[Any], None] | None = None
+
+    @property
+    def retrofits(self) -> bool:
+        """Whether latents and indexers may lie beside its checkpoints."""
+        return self.retrofit is not None
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from specbuild.builder.training.vocabulary import DraftVocabulary, choose_vocabu
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
-    from transformers import GptOssForCausalLM
+    from transformers import PreTrainedModel
 
 BETAS = (0.9, 0.95)
 # What does not change the result of a run, and may differ when it is resumed.
@@ -105,7 +105,7 @@ def _train_in(
     return report
 
 
-def _draft_shape(options: TrainOptions, model: GptOssForCausalLM) -> DraftShape:
+def _draft_shape(options: TrainOptions, model: PreTrainedModel) -> DraftShape:
     config = model.config
     taps = options.taps or default_taps(config.num_hidden_layers)
     wrong = [tap for tap in taps if not 0 <= tap < config.num_hidden_layers]
@@ -138,7 +138,7 @@ def _draft_shape(options: TrainOptions, model: GptOssForCausalLM) -> DraftShape:
     return shape
 
 
-def _read_text(options: TrainOptions, model: GptOssForCausalLM) -> tuple[TrainingText, Rows]:
+def _read_text(options: TrainOptions, model: PreTrainedModel) -> tuple[TrainingText, Rows]:
     end = end_of_text_ids(model)
     reader = DocumentReader(options.model, vocab=model.config.vocab_size, end_of_text=end)
     documents = reader.read(options.texts)
@@ -155,7 +155,7 @@ def _read_text(options: TrainOptions, model: GptOssForCausalLM) -> tuple[Trainin
 def _self_text(
     folder: RunFolder,
     options: TrainOptions,
-    model: GptOssForCausalLM,
+    model: PreTrainedModel,
     texts: tuple[TrainingText, Rows],
     progress: Progress,
 ) -> tuple[Rows, Rows]:
@@ -189,7 +189,7 @@ def _self_text(
 
 def _prepare(
     options: TrainOptions,
-    model: GptOssForCausalLM,
+    model: PreTrainedModel,
     shape: DraftShape,
     text: TrainingText,
     vocabulary: DraftVocabulary,

@@ -17,7 +17,7 @@ from specbuild.builder.families.registry import TARGETS
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
-    from transformers import GptOssForCausalLM
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Teaching:
 class FrozenTarget:
     """A checkpoint that only runs forward."""
 
-    def __init__(self, model: GptOssForCausalLM, taps: tuple[int, ...]) -> None:
+    def __init__(self, model: PreTrainedModel, taps: tuple[int, ...]) -> None:
         self.model = model
         self.taps = taps
         self._outputs: dict[int, torch.Tensor] = {}
@@ -56,7 +56,7 @@ class FrozenTarget:
 
 def load_target(
     path: Path, *, device: str = "cpu", dtype: str = "float32", teacher: bool = True
-) -> GptOssForCausalLM:
+) -> PreTrainedModel:
     """The checkpoint in transformers, dequantised, frozen, in evaluation mode.
 
     As a ``teacher`` it is made quick, and must be of a family that drafts are trained for.
@@ -120,7 +120,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def end_of_text_ids(model: GptOssForCausalLM) -> tuple[int, ...]:
+def end_of_text_ids(model: PreTrainedModel) -> tuple[int, ...]:
     """The target's end-of-sequence ids, the first being the separator of documents."""
     ids = model.generation_config.eos_token_id
     ids = model.config.eos_token_id if ids is None else ids

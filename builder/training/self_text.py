@@ -12,7 +12,7 @@ from specbuild.builder.training.config import SelfText
 from specbuild.builder.training.corpus import Rows, Stream
 
 if TYPE_CHECKING:
-    from transformers import GptOssForCausalLM
+    from transformers import PreTrainedModel
 
     from specbuild.builder.progress import Progress
 
@@ -32,7 +32,7 @@ class Generation:
 
 @torch.no_grad()
 def generate_text(
-    model: GptOssForCausalLM, prompts: torch.Tensor, generation: Generation, progress: Progress
+    model: PreTrainedModel, prompts: torch.Tensor, generation: Generation, progress: Progress
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Continuations of ``prompts`` [N, P]: ids [N, P + new_tokens] and lengths [N].
 
@@ -51,7 +51,7 @@ def generate_text(
 
 
 def _continue(
-    model: GptOssForCausalLM,
+    model: PreTrainedModel,
     prompts: torch.Tensor,
     generation: Generation,
     generator: torch.Generator,
@@ -81,7 +81,7 @@ def _draw(logits: torch.Tensor, temperature: float, generator: torch.Generator) 
 
 
 def write_rows(
-    model: GptOssForCausalLM,
+    model: PreTrainedModel,
     stream: Stream,
     options: SelfText,
     *,

@@ -24,7 +24,7 @@ from specbuild.builder.families.registry import target_family
 from specbuild.builder.training.frozen_target import load_target
 
 if TYPE_CHECKING:
-    from transformers import GptOssForCausalLM
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ReferenceTarget:
     """Runs a literal path of tokens from its start; no cache."""
 
     def __init__(self, path: Path) -> None:
-        self.model: GptOssForCausalLM = load_target(path, teacher=False)
+        self.model: PreTrainedModel = load_target(path, teacher=False)
         self.model.set_experts_implementation("eager")
         self._seen: dict[Any, torch.Tensor] = {}
         self._reference = target_family(self.model.config.model_type).reference

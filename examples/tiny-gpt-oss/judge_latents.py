@@ -14,7 +14,7 @@ from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.retrofit.config import LatentOptions
 from specbuild.builder.training.retrofit.layer_list import parse_layers
 from specbuild.builder.training.retrofit.mla import losses_with
-from specbuild.builder.training.retrofit.streamed_layers import StreamedTarget
+from specbuild.builder.training.retrofit.streamed_target import StreamedTarget
 from specbuild.builder.training.retrofit.text import read_text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from specbuild.builder.families.family import CheckpointFormat, Reference, TargetFamily
 from specbuild.builder.families.gpt_oss import checkpoint, hints, reference
 from specbuild.builder.families.gpt_oss.model import GptOss
+from specbuild.builder.families.gpt_oss.streamed_layer import StreamedLayer
 from specbuild.builder.families.gpt_oss.synth import GPT_OSS_SYNTH
 from specbuild.builder.families.gpt_oss.teacher import ready_to_teach
 from specbuild.builder.families.gpt_oss.tensors import target_tensors
@@ -28,6 +29,6 @@ GPT_OSS = TargetFamily(
         margin=reference.routing_margin,
     ),
     synth=GPT_OSS_SYNTH,
-    retrofits=True,
+    retrofit=StreamedLayer,
     teacher=ready_to_teach,
 )

@@ -19,6 +19,7 @@ from specbuild.builder.checkpoint.source import DTYPE_BITS
 from specbuild.builder.checkpoint.target_parts import EMBEDDING, TargetCheckpoint
 from specbuild.builder.checkpoint.tensor_file import write_tensors
 from specbuild.builder.families.checkpoints import read_target
+from specbuild.builder.families.family import Projection
 from specbuild.builder.families.registry import retrofitted, target_family
 from specbuild.builder.progress import Progress
 from specbuild.builder.training.retrofit.config import LatentOptions
@@ -37,7 +38,7 @@ from specbuild.builder.training.retrofit.readers import (
     value_metric,
 )
 from specbuild.builder.training.retrofit.report import LatentReport, LayerErrors
-from specbuild.builder.training.retrofit.streamed_layers import Projection, StreamedTarget
+from specbuild.builder.training.retrofit.streamed_target import StreamedTarget
 from specbuild.builder.training.retrofit.text import RetrofitText, read_text
 from specbuild.runtime.errors import SpecbuildError
 

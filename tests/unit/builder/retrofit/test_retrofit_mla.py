@@ -18,7 +18,7 @@ from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.retrofit.config import LatentOptions
 from specbuild.builder.training.retrofit.mla import retrofit_mla
-from specbuild.builder.training.retrofit.streamed_layers import StreamedTarget
+from specbuild.builder.training.retrofit.streamed_target import StreamedTarget
 from specbuild.builder.verify.engine_probe import EngineProbe
 from specbuild.builder.verify.reference_target import ReferenceTarget
 from specbuild.cli.main import main

@@ -1,68 +1,18 @@
-"""Runs a GPT-OSS checkpoint over whole sequences, one layer's weights in memory at a time."""
+"""One GPT-OSS layer in plain fp32 torch over whole sequences, for retrofits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch.nn import functional as F
 
-from specbuild.builder.checkpoint.source import SourceTensor
-from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD
+from specbuild.builder.families.family import Projection
 from specbuild.builder.families.parts.rope import rope_tables
 from specbuild.plugins_cuda.mla_attention.op import rotated
 from specbuild.plugins_cuda.moe.op import clamped_swiglu, expert_weight, route
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
 from specbuild.runtime.engine_dir.geometry import ClampedSwiglu, TargetGeometry
-
-_HEAD_ROWS = 256
-
-# Keys and values of normed inputs: [T, H] → [T, 2·kv_width], before biases.
-Projection = Callable[[torch.Tensor], torch.Tensor]
-
-
-class StreamedTarget:
-    """The tensors of a checkpoint, loaded in fp32 where they are needed and then let go."""
-
-    def __init__(self, geometry: TargetGeometry, tensors: Mapping[str, SourceTensor]) -> None:
-        self.geometry = geometry
-        self._tensors = tensors
-
-    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
-        """``ids`` [N, T] → the residual stream [N, T, H] before layer 0."""
-        return self._tensors[EMBEDDING].load()[ids].float()
-
-    def layer(self, index: int) -> StreamedLayer:
-        """Layer ``index``, to be dropped before the next."""
-        prefix = f"model.layers.{index}."
-        weights = {
-            name.removeprefix(prefix): tensor.load()
-            for name, tensor in self._tensors.items()
-            if name.startswith(prefix)
-        }
-        windowed = self.geometry.layer_types[index] == "sliding_attention"
-        window = self.geometry.sliding_window if windowed else 0
-        return StreamedLayer(self.geometry, weights, window)
-
-    def projections(self, index: int) -> torch.Tensor:
-        """``[W_k | W_v]`` of layer ``index``, fp64 [H, 2·kv_width]."""
-        return torch.cat([self.attention(index, f"{part}_proj.weight") for part in "kv"]).T
-
-    def attention(self, index: int, name: str) -> torch.Tensor:
-        """The tensor ``name`` of a layer's attention, fp64."""
-        return self._tensors[f"model.layers.{index}.self_attn.{name}"].load().double()
-
-    @torch.no_grad()
-    def losses(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """What the text's next tokens cost: the final stream [N, T, H] → nats [N, T − 1]."""
-        head = self._tensors[HEAD].load().float()
-        norm = self._tensors["model.norm.weight"].load().float()
-        normed = F.rms_norm(x[:, :-1], norm.shape, norm, self.geometry.norm.eps).flatten(0, 1)
-        wanted = ids[:, 1:].flatten()
-        parts = zip(normed.split(_HEAD_ROWS), wanted.split(_HEAD_ROWS), strict=True)
-        costs = [F.cross_entropy(rows @ head.T, next_ids, reduction="none")
-                 for rows, next_ids in parts]  # fmt: skip
-        return torch.cat(costs).view(len(ids), -1)
 
 
 class StreamedLayer:
