@@ -10,7 +10,6 @@ import onnx_ir as ir
 import torch
 
 from specbuild.builder.engine.sizes import EnginePlan
-from specbuild.builder.families.family import GraphSizes
 from specbuild.builder.families.parts.graph_io import (
     LAUNCH_PORTS,
     BlockView,
@@ -26,6 +25,7 @@ from specbuild.builder.families.parts.graph_io import (
     summary_port,
     view_ports,
 )
+from specbuild.builder.families.parts.target import GraphSizes
 from specbuild.builder.families.registry import draft_family, target_family
 from specbuild.builder.graph.export import GraphDeclaration, export_module, single_op_model
 from specbuild.builder.graph.passes.weights import ONNX_DTYPES, weight_value

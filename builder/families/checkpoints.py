@@ -43,7 +43,7 @@ def read_target(
     if not geometry.eos_token_ids:
         warnings += ("target: no EOS token is named; output ends at its length only",)
     tensors, more = form.canonical(open_directory(path), geometry, config)
-    if config.boolean("tie_word_embeddings", False):
+    if geometry.tied_head:
         tie_head(path, tensors)
     names = list(tensors)
     hints = [*_draft_hints(names), *form.hints(geometry, names)]

@@ -15,32 +15,16 @@ from specbuild.builder.checkpoint.audit import ExpectedTensor
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.source import SourceTensor
-from specbuild.builder.families.parts.target import TargetModel
+from specbuild.builder.families.parts.target import GraphSizes, TargetModel
 from specbuild.builder.synth.fill import Fill
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import DraftRules
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
-from specbuild.runtime.engine_dir.manifest import Dsa
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
 Tensors = dict[str, SourceTensor]
 Warnings = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class GraphSizes:
-    """What a build settles of a target's graph.
-
-    ``taps`` are the layers whose outputs are captured (0-based), ``positions`` the length of the
-    rotary tables. ``blocks`` is how layers choose blocks (SpecPV), ``dsa`` how they choose tokens.
-    """
-
-    taps: tuple[int, ...]
-    positions: int
-    blocks: ViewGeometry | None = None
-    dsa: Dsa | None = None
 
 
 class ConfigReader(Protocol):

@@ -70,10 +70,10 @@ def without_predictors(
 
 
 def engine_tensors(
-    tensors: dict[str, SourceTensor], g: TargetGeometry, config: Config
+    tensors: dict[str, SourceTensor], g: TargetGeometry, _config: Config
 ) -> dict[str, SourceTensor]:
     """Audited tensors in the engine's forms."""
-    return for_engine(tensors, g, interleaved=config.boolean("rope_interleave", True))
+    return for_engine(tensors, g, interleaved=g.rope.interleaved)
 
 
 def _geometry(path: Path, config: Config) -> TargetGeometry:

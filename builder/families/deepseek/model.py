@@ -7,9 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from specbuild.builder.families.deepseek.mla import EngineMlaAttention
-from specbuild.builder.families.family import GraphSizes
 from specbuild.builder.families.parts.llama import LlamaNorm, SwigluMlp
-from specbuild.builder.families.parts.target import Backbone, Block, TargetModel
+from specbuild.builder.families.parts.target import Backbone, Block, GraphSizes, TargetModel
 from specbuild.plugins_cuda.torch_ops import torch_op
 from specbuild.runtime.engine_dir.geometry import (
     BothFeedForward,

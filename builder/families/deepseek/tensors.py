@@ -8,7 +8,12 @@ import torch
 
 from specbuild.builder.checkpoint.audit import ExpectedTensor
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor
-from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD
+from specbuild.builder.families.parts.tensor_shapes import (
+    Shapes,
+    prefixed,
+    swiglu_shapes,
+    target_shapes,
+)
 from specbuild.runtime.engine_dir.geometry import (
     BothFeedForward,
     DenseFeedForward,
@@ -19,25 +24,17 @@ from specbuild.runtime.engine_dir.geometry import (
     routed_part,
 )
 
-Shapes = dict[str, tuple[int, ...]]
-
 
 def deepseek_tensors(g: TargetGeometry) -> dict[str, ExpectedTensor]:
     """Name on disk → shape and dtypes."""
     assert g.mla is not None
-    shapes: Shapes = {
-        EMBEDDING: (g.vocab, g.hidden),
-        HEAD: (g.vocab, g.hidden),
-        "model.norm.weight": (g.hidden,),
-    }
-    for index in range(g.layers):
-        layer: Shapes = {
-            "input_layernorm.weight": (g.hidden,),
-            "post_attention_layernorm.weight": (g.hidden,),
-            **_prefixed("self_attn.", _attention(g, g.mla)),
-            **_prefixed("mlp.", _feed_forward(g.hidden, g.feed_forward(index))),
-        }
-        shapes |= _prefixed(f"model.layers.{index}.", layer)
+    mla = g.mla
+
+    def layer(index: int) -> Shapes:
+        attention = prefixed("self_attn.", _attention(g, mla))
+        return attention | prefixed("mlp.", _feed_forward(g.hidden, g.feed_forward(index)))
+
+    shapes = target_shapes(g, layer)
     return {name: ExpectedTensor(shape, FLOAT_DTYPES) for name, shape in shapes.items()}
 
 
@@ -66,10 +63,6 @@ def for_engine(
     return made
 
 
-def _prefixed(prefix: str, shapes: Shapes) -> Shapes:
-    return {f"{prefix}{name}": shape for name, shape in shapes.items()}
-
-
 def _attention(g: TargetGeometry, mla: MlaGeometry) -> Shapes:
     q_rows = g.q_heads * (mla.nope_dim + mla.rope_dim)
     queries: Shapes = {"q_proj.weight": (q_rows, g.hidden)}
@@ -87,19 +80,11 @@ def _attention(g: TargetGeometry, mla: MlaGeometry) -> Shapes:
     }
 
 
-def _mlp(hidden: int, inner: int) -> Shapes:
-    return {
-        "gate_proj.weight": (inner, hidden),
-        "up_proj.weight": (inner, hidden),
-        "down_proj.weight": (hidden, inner),
-    }
-
-
 def _feed_forward(hidden: int, feed_forward: FeedForward) -> Shapes:
     if isinstance(feed_forward, DenseFeedForward):
-        return _mlp(hidden, feed_forward.inner)
+        return swiglu_shapes(hidden, feed_forward.inner)
     if isinstance(feed_forward, BothFeedForward):
-        shared = _prefixed("shared_experts.", _mlp(hidden, feed_forward.dense.inner))
+        shared = prefixed("shared_experts.", swiglu_shapes(hidden, feed_forward.dense.inner))
         return _moe(hidden, feed_forward.moe) | shared
     return _moe(hidden, feed_forward)
 
@@ -109,7 +94,7 @@ def _moe(hidden: int, moe: MoeFeedForward) -> Shapes:
     if moe.choice_bias:
         shapes["gate.e_score_correction_bias"] = (moe.experts,)
     for expert in range(moe.experts):
-        shapes |= _prefixed(f"experts.{expert}.", _mlp(hidden, moe.inner))
+        shapes |= prefixed(f"experts.{expert}.", swiglu_shapes(hidden, moe.inner))
     return shapes
 
 

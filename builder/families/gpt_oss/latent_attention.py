@@ -17,10 +17,9 @@ from specbuild.builder.families.parts.graph_io import (
 )
 from specbuild.builder.families.parts.indexer import IndexedAttention
 from specbuild.builder.families.parts.rope import rotate
+from specbuild.builder.families.parts.target import GraphSizes
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.engine_dir.geometry import IndexerGeometry, TargetGeometry
-from specbuild.runtime.engine_dir.manifest import Dsa
-from specbuild.runtime.lossy.specpv.state import ViewGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 class ProjectionBias(nn.Module):
@@ -34,18 +33,10 @@ class ProjectionBias(nn.Module):
 class LatentAttention(IndexedAttention):
     """``c = x W_c``; keys ``RoPE(c W_k_lat + b_k)``, values ``c W_v_lat + b_v``; sinks per head."""
 
-    def __init__(  # noqa: PLR0917
-        self,
-        g: TargetGeometry,
-        window: int,
-        latent_dim: int,
-        blocks: ViewGeometry | None = None,
-        indexer: IndexerGeometry | None = None,
-        dsa: Dsa | None = None,
-    ) -> None:
+    def __init__(self, g: TargetGeometry, number: int, sizes: GraphSizes) -> None:
         # Blocks are chosen by cached keys: here only an indexer has some.
-        super().__init__(g.hidden, blocks, indexer, dsa)
-        self.geometry, self.window = g, window
+        super().__init__(g, number, sizes)
+        latent_dim = g.latent_dims[number]
         kv_width = g.kv_heads * g.head_dim
         self.q_proj = nn.Linear(g.hidden, g.q_heads * g.head_dim)
         self.k_proj = ProjectionBias(kv_width)

@@ -8,11 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specbuild.builder.families.family import GraphSizes
 from specbuild.builder.families.gpt_oss.geometry import experts_of, swiglu_limit
 from specbuild.builder.families.gpt_oss.latent_attention import LatentAttention
 from specbuild.builder.families.parts.attention import GroupedAttention
-from specbuild.builder.families.parts.target import Backbone, Block, TargetModel
+from specbuild.builder.families.parts.target import Backbone, Block, GraphSizes, TargetModel
 from specbuild.plugins_cuda.torch_ops import torch_op
 from specbuild.runtime.engine_dir.geometry import MoeFeedForward, TargetGeometry
 
@@ -93,17 +92,9 @@ class MoeBlock(nn.Module):
 
 def layer_of(g: TargetGeometry, number: int, sizes: GraphSizes) -> Block:
     """The block of this number, its attention over keys and values or over a latent."""
-    window = g.sliding_window if g.layer_types[number] == "sliding_attention" else 0
-    latent_dim = g.latent_dims[number] if g.latent_dims else 0
-    indexer = g.indexer if g.indexer and number in g.indexer.layers else None
-    blocks = None if window else sizes.blocks
-    attention: nn.Module
-    if latent_dim:
-        attention = LatentAttention(g, window, latent_dim, blocks, indexer, sizes.dsa)
-    else:
-        attention = GroupedAttention(g, window, blocks, indexer, sizes.dsa, biases=True, sinks=True)
+    cached = LatentAttention if g.latent_dims and g.latent_dims[number] else GroupedAttention
     norms = RmsNorm(g.hidden, g.norm.eps), RmsNorm(g.hidden, g.norm.eps)
-    return Block(norms, attention, MoeBlock(g))
+    return Block(norms, cached(g, number, sizes), MoeBlock(g))
 
 
 class GptOss(TargetModel):

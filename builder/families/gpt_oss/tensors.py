@@ -5,44 +5,29 @@ from __future__ import annotations
 from specbuild.builder.checkpoint.audit import ExpectedTensor
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES
 from specbuild.builder.families.gpt_oss.geometry import experts_of
+from specbuild.builder.families.parts.tensor_shapes import (
+    Shapes,
+    grouped_attention_shapes,
+    prefixed,
+    target_shapes,
+)
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
-
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
 
 
 def target_tensors(g: TargetGeometry) -> dict[str, ExpectedTensor]:
     """Canonical name → shape and dtypes, for MXFP4 (blocks, scales) or dense experts."""
-    shapes: dict[str, tuple[int, ...]] = {
-        EMBEDDING: (g.vocab, g.hidden),
-        HEAD: (g.vocab, g.hidden),
-        "model.norm.weight": (g.hidden,),
-    }
-    packed: dict[str, tuple[int, ...]] = {}
+    shapes = target_shapes(g, lambda _: _dense_layer(g))
+    packed: Shapes = {}
     for index in range(g.layers):
-        layer = f"model.layers.{index}."
-        shapes |= {f"{layer}{name}": shape for name, shape in _dense_layer(g).items()}
-        packed |= {f"{layer}{name}": shape for name, shape in _packed_experts(g).items()}
+        packed |= prefixed(f"model.layers.{index}.", _packed_experts(g))
     expected = {name: ExpectedTensor(shape, FLOAT_DTYPES) for name, shape in shapes.items()}
     expected |= {name: ExpectedTensor(shape, ("U8",)) for name, shape in packed.items()}
     return expected
 
 
-def _dense_layer(g: TargetGeometry) -> dict[str, tuple[int, ...]]:
+def _dense_layer(g: TargetGeometry) -> Shapes:
     moe = experts_of(g)
-    q_rows, kv_rows = g.q_heads * g.head_dim, g.kv_heads * g.head_dim
-    layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (g.hidden,),
-        "post_attention_layernorm.weight": (g.hidden,),
-        "self_attn.q_proj.weight": (q_rows, g.hidden),
-        "self_attn.q_proj.bias": (q_rows,),
-        "self_attn.k_proj.weight": (kv_rows, g.hidden),
-        "self_attn.k_proj.bias": (kv_rows,),
-        "self_attn.v_proj.weight": (kv_rows, g.hidden),
-        "self_attn.v_proj.bias": (kv_rows,),
-        "self_attn.o_proj.weight": (g.hidden, q_rows),
-        "self_attn.o_proj.bias": (g.hidden,),
-        "self_attn.sinks": (g.q_heads,),
+    layer = grouped_attention_shapes(g) | {
         "mlp.router.weight": (moe.experts, g.hidden),
         "mlp.router.bias": (moe.experts,),
         "mlp.experts.gate_up_proj_bias": (moe.experts, 2 * moe.inner),
@@ -54,7 +39,7 @@ def _dense_layer(g: TargetGeometry) -> dict[str, tuple[int, ...]]:
     return layer
 
 
-def _packed_experts(g: TargetGeometry) -> dict[str, tuple[int, ...]]:
+def _packed_experts(g: TargetGeometry) -> Shapes:
     moe = experts_of(g)
     if moe.storage == "bf16":
         return {}

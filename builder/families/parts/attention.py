@@ -17,10 +17,9 @@ from specbuild.builder.families.parts.graph_io import (
 )
 from specbuild.builder.families.parts.indexer import IndexedAttention
 from specbuild.builder.families.parts.rope import rotate
+from specbuild.builder.families.parts.target import GraphSizes
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.engine_dir.geometry import IndexerGeometry, TargetGeometry
-from specbuild.runtime.engine_dir.manifest import Dsa
-from specbuild.runtime.lossy.specpv.state import ViewGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 def write_and_attend(  # noqa: PLR0917
@@ -62,26 +61,17 @@ def write_and_attend(  # noqa: PLR0917
 
 
 class GroupedAttention(IndexedAttention):
-    """Grouped-query attention; ``biases`` on its projections, ``sinks`` one for each query head."""
+    """Grouped-query attention, with the biases and sinks that the geometry says it has."""
 
-    def __init__(
-        self,
-        g: TargetGeometry,
-        window: int,
-        blocks: ViewGeometry | None = None,
-        indexer: IndexerGeometry | None = None,
-        dsa: Dsa | None = None,
-        *,
-        biases: bool = False,
-        sinks: bool = False,
-    ) -> None:
-        super().__init__(g.hidden, blocks, indexer, dsa)
-        self.geometry, self.window = g, window
-        self.q_proj = nn.Linear(g.hidden, g.q_heads * g.head_dim, bias=biases)
-        self.k_proj = nn.Linear(g.hidden, g.kv_heads * g.head_dim, bias=biases)
-        self.v_proj = nn.Linear(g.hidden, g.kv_heads * g.head_dim, bias=biases)
-        self.o_proj = nn.Linear(g.q_heads * g.head_dim, g.hidden, bias=biases)
-        self.sinks = nn.Parameter(torch.empty(g.q_heads)) if sinks else None
+    def __init__(self, g: TargetGeometry, number: int, sizes: GraphSizes) -> None:
+        super().__init__(g, number, sizes)
+        parts = g.attention
+        assert parts.qk_norm == "none"
+        self.q_proj = nn.Linear(g.hidden, g.q_heads * g.head_dim, bias=parts.qkv_bias)
+        self.k_proj = nn.Linear(g.hidden, g.kv_heads * g.head_dim, bias=parts.qkv_bias)
+        self.v_proj = nn.Linear(g.hidden, g.kv_heads * g.head_dim, bias=parts.qkv_bias)
+        self.o_proj = nn.Linear(g.q_heads * g.head_dim, g.hidden, bias=parts.output_bias)
+        self.sinks = nn.Parameter(torch.empty(g.q_heads)) if parts.sinks else None
 
     def forward(  # noqa: PLR0917
         self,

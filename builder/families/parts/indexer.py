@@ -7,30 +7,30 @@ from torch import nn
 
 from specbuild.builder.families.parts.block_views import BlockKeys
 from specbuild.builder.families.parts.graph_io import Launch, LayerIndex
+from specbuild.builder.families.parts.target import GraphSizes
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.engine_dir.geometry import IndexerGeometry
-from specbuild.runtime.engine_dir.manifest import Dsa
-from specbuild.runtime.lossy.specpv.state import ViewGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 class IndexedAttention(nn.Module):
-    """An attention with an indexer's projections, where its layer has one; they are not rotated."""
+    """The attention of layer ``number``: its window, and how it chooses what it attends to.
 
-    def __init__(
-        self,
-        hidden: int,
-        blocks: ViewGeometry | None,
-        indexer: IndexerGeometry | None,
-        dsa: Dsa | None,
-    ) -> None:
+    With an indexer it has that one's projections, which are not rotated.
+    """
+
+    def __init__(self, g: TargetGeometry, number: int, sizes: GraphSizes) -> None:
         super().__init__()
-        self.blocks, self.indexer, self.dsa = blocks, indexer, dsa
+        windowed = g.layer_types[number] == "sliding_attention"
+        indexer = g.indexer if g.indexer and number in g.indexer.layers else None
+        self.geometry, self.window = g, g.sliding_window if windowed else 0
+        self.blocks = None if windowed else sizes.blocks
+        self.indexer, self.dsa = indexer, sizes.dsa
         if indexer is None:
             return
-        self.dsa_W_q = nn.Parameter(torch.empty(hidden, indexer.heads * indexer.width))
-        self.dsa_W_k = nn.Parameter(torch.empty(hidden, indexer.width))
+        self.dsa_W_q = nn.Parameter(torch.empty(g.hidden, indexer.heads * indexer.width))
+        self.dsa_W_k = nn.Parameter(torch.empty(g.hidden, indexer.width))
         if indexer.weighted:
-            self.dsa_W_h = nn.Parameter(torch.empty(hidden, indexer.heads))
+            self.dsa_W_h = nn.Parameter(torch.empty(g.hidden, indexer.heads))
 
     def choose_slots(
         self, x: torch.Tensor, index: LayerIndex | None, launch: Launch

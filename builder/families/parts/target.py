@@ -7,6 +7,7 @@ Hugging Face checkpoints. A module is made on the meta device and exported; it h
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,22 @@ from specbuild.builder.families.parts.graph_io import (
     LayerPools,
 )
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
+from specbuild.runtime.engine_dir.manifest import Dsa
+from specbuild.runtime.lossy.specpv.state import ViewGeometry
+
+
+@dataclass(frozen=True)
+class GraphSizes:
+    """What a build settles of a target's graph.
+
+    ``taps`` are the layers whose outputs are captured (0-based), ``positions`` the length of the
+    rotary tables. ``blocks`` is how layers choose blocks (SpecPV), ``dsa`` how they choose tokens.
+    """
+
+    taps: tuple[int, ...]
+    positions: int
+    blocks: ViewGeometry | None = None
+    dsa: Dsa | None = None
 
 
 class Block(nn.Module):

@@ -10,10 +10,10 @@ from checkpoints import write_target
 
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.families.checkpoints import read_target
-from specbuild.builder.families.family import GraphSizes
 from specbuild.builder.families.gpt_oss.model import GptOss
 from specbuild.builder.families.parts.graph_io import GroupView, Launch, LayerPools
 from specbuild.builder.families.parts.rope import rope_tables
+from specbuild.builder.families.parts.target import GraphSizes
 
 PAGE, PAGES = 4, 40
 

@@ -1,0 +1,54 @@
+"""Names and shapes of the tensors that families share, as Hugging Face checkpoints have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def target_shapes(g: TargetGeometry, layer: Callable[[int], Shapes]) -> Shapes:
+    """Embedding, head, norms, and what ``layer`` gives of each layer, by names within it."""
+    shapes: Shapes = {
+        EMBEDDING: (g.vocab, g.hidden),
+        HEAD: (g.vocab, g.hidden),
+        "model.norm.weight": (g.hidden,),
+    }
+    for index in range(g.layers):
+        norms = ("input_layernorm.weight", "post_attention_layernorm.weight")
+        every: Shapes = dict.fromkeys(norms, (g.hidden,))
+        shapes |= prefixed(f"model.layers.{index}.", every | layer(index))
+    return shapes
+
+
+def prefixed(prefix: str, shapes: Shapes) -> Shapes:
+    """The same shapes under longer names."""
+    return {f"{prefix}{name}": shape for name, shape in shapes.items()}
+
+
+def grouped_attention_shapes(g: TargetGeometry) -> Shapes:
+    """Those of ``GroupedAttention``, by names within a layer."""
+    rows = {"q_proj": g.q_heads, "k_proj": g.kv_heads, "v_proj": g.kv_heads}
+    shapes: Shapes = {}
+    for name, heads in rows.items():
+        shapes[f"{name}.weight"] = (heads * g.head_dim, g.hidden)
+        if g.attention.qkv_bias:
+            shapes[f"{name}.bias"] = (heads * g.head_dim,)
+    shapes["o_proj.weight"] = (g.hidden, g.q_heads * g.head_dim)
+    if g.attention.output_bias:
+        shapes["o_proj.bias"] = (g.hidden,)
+    if g.attention.sinks:
+        shapes["sinks"] = (g.q_heads,)
+    return prefixed("self_attn.", shapes)
+
+
+def swiglu_shapes(hidden: int, inner: int) -> Shapes:
+    """Those of ``SwigluMlp``, by names within it."""
+    return {
+        "gate_proj.weight": (inner, hidden),
+        "up_proj.weight": (inner, hidden),
+        "down_proj.weight": (hidden, inner),
+    }

@@ -1,0 +1,121 @@
+"""A family that the builder does not know: its folder, these tests, and one line to list it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_files import edit_config
+from checkpoints import write_draft
+from llama_family.family import LLAMA
+
+from specbuild.builder.build import build
+from specbuild.builder.families.checkpoints import read_target
+from specbuild.builder.families.registry import TARGETS
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.builder.verify import verify_engine
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+
+# So few tokens that a random draft is right now and then.
+LAYERS, HIDDEN, VOCAB = 3, 48, 32
+NEW_TOKENS = 40
+BUSHY = DraftShape(draft_top_k=8, draft_depth=3, draft_tokens=48)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def listed() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TARGETS, "llama", LLAMA)
+        yield
+
+
+def write_llama(path: Path, **changes: object) -> None:
+    """A random model, by transformers' own writer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 80,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 0.02,
+        "eos_token_id": 1,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**(sizes | changes)))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            noise = torch.randn(tensor.shape, generator=generator)
+            scaled = 1.3 * noise * tensor.shape[-1] ** -0.5
+            tensor.copy_(1 + 0.2 * noise if name.endswith("norm.weight") else scaled)
+    model.save_pretrained(path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint, a random draft for it, and their engine."""
+    folder = tmp_path_factory.mktemp("llama")
+    write_llama(folder / "model", tie_word_embeddings=True)
+    write_draft(
+        folder / "draft", target_layers=LAYERS, target_hidden=HIDDEN, target_vocab=VOCAB,
+        hidden=HIDDEN, draft_vocab=24,
+    )  # fmt: skip
+    options = BuildOptions(
+        model=folder / "model", draft=folder / "draft", output=folder / "engine", max_seq_len=128
+    )
+    build(options, SilentProgress())
+    return folder
+
+
+def greedy_by_transformers(path: Path, ids: tuple[int, ...]) -> tuple[int, ...]:
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    found = torch.tensor([ids])
+    with torch.no_grad():
+        for _ in range(NEW_TOKENS):
+            best = model(found).logits[:, -1].argmax(-1, keepdim=True)
+            found = torch.cat([found, best], dim=1)
+    return tuple(found[0, len(ids) :].tolist())
+
+
+def test_every_token_is_that_of_transformers(folder: Path) -> None:
+    prompts = [tuple(range(3, 3 + count)) for count in (1, 5, 21)]
+    engine = Engine.load(folder / "engine")
+    params = GenerateParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    found, accepted = {}, 0
+    asked = [Prompt(id=str(place), ids=ids) for place, ids in enumerate(prompts)]
+    for event in engine.generate(asked, params, speculation=BUSHY):
+        if isinstance(event, FinishEvent):
+            found[int(event.request)] = tuple(event.record.output_ids)
+            accepted += sum(event.record.stats.acceptance_histogram[1:])
+    for place, ids in enumerate(prompts):
+        assert found[place] == greedy_by_transformers(folder / "model", ids)
+    assert accepted  # the draft took part
+
+
+def test_every_stage_is_that_of_transformers(folder: Path) -> None:
+    report = verify_engine(folder / "engine", folder / "model", folder / "draft", SilentProgress())
+    assert max(row.max_error for row in report.rows) < 1e-4
+    assert report.passed
+
+
+def test_what_it_has_not_is_refused(folder: Path, tmp_path: Path) -> None:
+    write_llama(tmp_path / "biased", attention_bias=True)
+    with pytest.raises(SpecbuildError, match="attention_bias True is not implemented"):
+        read_target(tmp_path / "biased", strict=True)
+    with pytest.raises(SpecbuildError, match=r"are built for gpt_oss, .* is a llama; leave it out"):
+        read_target(folder / "model", strict=True, dsa=True)
+    edit_config(folder / "model", model_type="mamba")
+    with pytest.raises(SpecbuildError, match=r"deepseek_v3 \(.*\), llama \(LlamaForCausalLM\)\)"):
+        read_target(folder / "model", strict=True)
