@@ -9,6 +9,7 @@ import torch
 
 from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.families.eagle3.reference import ReferenceDraft, load_reference_draft
+from specbuild.builder.families.registry import target_family
 from specbuild.builder.progress import Progress, SilentProgress
 from specbuild.builder.training.self_text import Generation, generate_text
 from specbuild.builder.verify.engine_probe import EngineProbe
@@ -23,6 +24,7 @@ from specbuild.builder.verify.stages import (
     run_reference,
 )
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import SpecbuildError
 
@@ -53,7 +55,6 @@ def verify_engine(
         progress.note("no draft checkpoint given: the draft's stages are not compared")
     target = ReferenceTarget(model)
     _check_same_model(engine, manifest, model, target)
-    _use_latents(engine, manifest, model, target)
     reference_draft = None if draft is None else _load_draft(draft, target, manifest, engine)
     rows = StageCheck(probe, reference_draft)
     progress.start("stages", len(TEXTS), "samples")
@@ -117,33 +118,28 @@ def _prompts(manifest: Manifest, target: ReferenceTarget) -> list[tuple[int, ...
 def _check_same_model(
     engine: Path, manifest: Manifest, model: Path, target: ReferenceTarget
 ) -> None:
-    geometry, config = manifest.target, target.model.config
-    experts = 0 if geometry.moe is None else geometry.moe.experts
-    built = (geometry.layers, geometry.hidden, geometry.vocab, experts)
-    given = (
-        config.num_hidden_layers,
-        config.hidden_size,
-        config.vocab_size,
-        config.num_local_experts if experts else 0,
-    )
-    if built != given:
+    """Also gives the reference the latents that the engine caches."""
+    built, dims = manifest.target, manifest.target.latent_dims
+    retrofitted = bool(dims) and target_family(built.model_type).retrofits
+    checkpoint = read_target(model, strict=False, mla=retrofitted, dsa=False)
+    given = checkpoint.geometry
+    if _sizes(built) != _sizes(given):
         raise SpecbuildError(
-            f"{engine}: was built from a model of (layers, hidden, vocabulary, experts) {built}, "
-            f"but {model} has {given}; give the model it was built from"
+            f"{engine}: was built from a model of (type, layers, hidden, vocabulary, experts) "
+            f"{_sizes(built)}, but {model} has {_sizes(given)}; give the model it was built from"
         )
-
-
-def _use_latents(engine: Path, manifest: Manifest, model: Path, target: ReferenceTarget) -> None:
-    dims = manifest.target.latent_dims
-    if not dims or manifest.target.mla is not None:
+    if not retrofitted:
         return
-    checkpoint = read_target(model, strict=False, dsa=False)
-    if checkpoint.geometry.latent_dims != dims:
+    if given.latent_dims != dims:
         raise SpecbuildError(
             f"{engine}: caches latents of {list(dims)} values, but those beside {model} have "
-            f"{list(checkpoint.geometry.latent_dims)}; give the model it was built from"
+            f"{list(given.latent_dims)}; give the model it was built from"
         )
     target.use_latents(dims, checkpoint.tensors)
+
+
+def _sizes(g: TargetGeometry) -> tuple[str, int, int, int, int]:
+    return g.model_type, g.layers, g.hidden, g.vocab, 0 if g.moe is None else g.moe.experts
 
 
 def _load_draft(
