@@ -28,13 +28,39 @@ from specbuild.builder.families.parts.graph_io import (
 from specbuild.builder.families.parts.target import GraphSizes
 from specbuild.builder.families.registry import draft_family, target_family
 from specbuild.builder.graph.export import GraphDeclaration, export_module, single_op_model
+from specbuild.builder.graph.passes.metadata import clear_metadata
 from specbuild.builder.graph.passes.weights import ONNX_DTYPES, weight_value
 from specbuild.builder.graph.weight_sources import WeightSources
+from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 
 _HEAD = 1 + len(LAUNCH_PORTS)
+
+
+def export_graphs(
+    sources: WeightSources, plan: EnginePlan, dtype: torch.dtype, progress: Progress
+) -> dict[str, ir.Model]:
+    """The portable graph of every role, its weights bound to the checkpoints."""
+    g, d = sources.target_geometry, sources.draft_geometry
+    progress.start("exporting graphs", 3 if d else 1, "graph")
+    models = {"target": target_graph(g, plan, d.aux_layers if d else (), dtype)}
+    progress.advance(1)
+    if d is not None:
+        models["draft_fuse"] = draft_fuse_graph(d, g, dtype)
+        progress.advance(1)
+        models["draft"] = draft_graph(d, g, plan, dtype)
+        progress.advance(1)
+    for model in models.values():
+        sources.bind(model)
+    if d is not None:
+        models["expand"] = expand_graph(d, sources)
+        models["commit"] = commit_graph(plan, dtype)
+    models |= tree_graphs(g.vocab, plan.limits.draft_depth, d is not None)
+    for model in models.values():
+        clear_metadata(model)
+    return models
 
 
 def target_graph(

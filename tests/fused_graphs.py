@@ -11,12 +11,13 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from planning import plan_engine
 
 from specbuild.builder import graphs
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
-from specbuild.builder.engine.sizes import EnginePlan, plan_engine
+from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.graph.passes.pipeline import PassResult, run_passes
 from specbuild.builder.graph.passes.weights import recipe_of

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from specbuild.builder import build as building
 from specbuild.builder.backends.backend import MODEL_ROLES
+from specbuild.builder.backends.cuda.backend import CUDA
 from specbuild.builder.backends.cuda.engine import (
     CudaModel,
     LoweredEngine,
@@ -26,7 +26,8 @@ from specbuild.builder.backends.cuda.plan.plan_writer import Lower
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.graph.passes.pipeline import run_passes
 from specbuild.builder.graph.passes.weights import Recipe
-from specbuild.builder.graph.weight_sources import WeightSources
+from specbuild.builder.graphs import export_graphs
+from specbuild.builder.inputs import read_checkpoints, settled_inputs
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.cache.layout import KvLayout
@@ -43,13 +44,13 @@ def fused_engine(model: Path, draft: Path | None, **options: Any) -> tuple[CudaM
         model=model, draft=draft, output=Path("unused"), backend="cuda", **options
     )
     silent = SilentProgress()
-    target, read_draft, plan = building._settled(asked, building._read(asked, silent))
-    sources = WeightSources(target, read_draft)
-    exported = building._export(sources, plan, torch.bfloat16, silent)
+    inputs = settled_inputs(asked, CUDA, read_checkpoints(asked, silent))
+    sources, plan = inputs.sources, inputs.plan
+    exported = export_graphs(sources, plan, torch.bfloat16, silent)
     models = {role: exported[role] for role in MODEL_ROLES if role in exported}
     for role, graph in models.items():
         run_passes(role, graph, CUDA_PASSES, None)
-    d2t = sources.d2t() if read_draft else None
+    d2t = sources.d2t() if inputs.draft else None
     return CudaModel(models, sources.target_geometry, sources.draft_geometry, d2t), plan
 
 

@@ -15,17 +15,18 @@ import onnx_ir as ir
 import torch
 from fused_graphs import run_graph
 
-from specbuild.builder import build as building
 from specbuild.builder.backends.backend import MODEL_ROLES
+from specbuild.builder.backends.cuda.backend import CUDA
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiled
 from specbuild.builder.backends.cuda.engine import target_of
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
-from specbuild.builder.backends.tensorrt.plugins import target as plugin_target
-from specbuild.builder.backends.tensorrt.plugins.target import PluginEngine, lower_roles
+from specbuild.builder.backends.tensorrt.plugins import engine as plugin_engine
+from specbuild.builder.backends.tensorrt.plugins.engine import PluginEngine, lower_roles
 from specbuild.builder.backends.tensorrt.request import Binding, EngineRequest, EngineResult
 from specbuild.builder.graph.passes.pipeline import run_passes
-from specbuild.builder.graph.weight_sources import WeightSources
+from specbuild.builder.graphs import export_graphs
+from specbuild.builder.inputs import read_checkpoints, settled_inputs
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.plugins_cuda.launches import Kernel
@@ -93,16 +94,16 @@ def build_plugins(
         model=model, draft=draft, output=Path("unused"), backend="cuda", **options
     )
     silent = SilentProgress()
-    target, read_draft, plan = building._settled(asked, building._read(asked, silent))
-    sources = WeightSources(target, read_draft)
-    models = building._export(sources, plan, torch.bfloat16, silent)
+    inputs = settled_inputs(asked, CUDA, read_checkpoints(asked, silent))
+    sources, plan = inputs.sources, inputs.plan
+    models = export_graphs(sources, plan, torch.bfloat16, silent)
     for role in MODEL_ROLES:
         if role in models:
             run_passes(role, models[role], CUDA_PASSES, None)
     lowered = lower_roles(models, plan, CallLowering(target_of("sm_90a")))
     # There is no machine code whose parameters could be read.
-    monkeypatch.setattr(plugin_target, "check_arguments", lambda *_: None)
-    engine = plugin_target.compile_roles(models, lowered, NoCompiler(), "sm_90a")
+    monkeypatch.setattr(plugin_engine, "check_arguments", lambda *_: None)
+    engine = plugin_engine.compile_roles(models, lowered, NoCompiler(), "sm_90a")
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         specbuild_version="0",

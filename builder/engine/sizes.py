@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from specbuild.builder.engine.backend_sizes import DEFAULT_TREE_LIMITS, BackendSizes
 from specbuild.builder.engine.dsa import dsa_of
 from specbuild.builder.engine.specpv import PAGE_SIZE as SPECPV_PAGE_SIZE
 from specbuild.builder.engine.specpv import require_turns, specpv_of
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
-from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
 from specbuild.runtime.cache.layout import KV_DTYPE, MIN_PAGE_SIZE
 from specbuild.runtime.engine_dir.cache_groups import (
     DRAFT_GROUP,
@@ -34,35 +34,8 @@ DEFAULT_MAX_SEQ_LEN: int = LimitOptions.usual()["max_seq_len"]
 # A prompt of one token, and one more.
 LEAST_SEQ_LEN = 2
 DEFAULT_MAX_BATCH_SIZE: int = LimitOptions.usual()["max_batch_size"]
-# What a tree may grow to where only some of its sizes are asked for.
-DEFAULT_TREE_LIMITS = DraftShape(draft_top_k=8, draft_depth=8, draft_tokens=60)
 # A chain of three: what pays for a deep, narrow target; a run adapts it to what it sees.
 DEFAULT_DRAFT_SHAPE = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
-# Backends that launch the CUDA kernels.
-KERNEL_BACKENDS = ("cuda", "tensorrt")
-# Rows of a launch up to which CUDA kernels are batch-invariant.
-MAX_DECODE_ROWS = 256
-
-
-@dataclass(frozen=True)
-class BackendSizes:
-    """What a backend chooses where nothing is asked for, and how it keeps its caches."""
-
-    page_size: int
-    draft_limits: DraftShape
-    prefill_rows: int
-    cache_dtype: str
-    pool_axes: tuple[str, ...]
-
-
-BACKEND_SIZES = {
-    "cpu": BackendSizes(16, DEFAULT_TREE_LIMITS, 256, "float32", POOL_BODY_AXES),
-    # On a GPU every verified row reads more experts: short chains.
-    "cuda": BackendSizes(64, DraftShape(1, 4, 4), 2048, KV_DTYPE, POOL_AXES),
-    "tensorrt": BackendSizes(64, DraftShape(1, 4, 4), 2048, KV_DTYPE, POOL_AXES),
-    # Attention's mask has an entry for every head, row and key: shorter chunks.
-    "tensorrt-rtx": BackendSizes(64, DraftShape(1, 4, 4), 256, KV_DTYPE, POOL_BODY_AXES),
-}
 
 
 @dataclass(frozen=True)
@@ -142,7 +115,10 @@ def candidate_pool(shape: DraftShape) -> int:
 
 
 def plan_engine(
-    options: BuildOptions, target: TargetGeometry, draft: Eagle3Geometry | None
+    options: BuildOptions,
+    sizes: BackendSizes,
+    target: TargetGeometry,
+    draft: Eagle3Geometry | None,
 ) -> EnginePlan:
     """Settles every size; SpecbuildError names an option that is out of range, with the numbers."""
     asked = options.limits
@@ -160,21 +136,27 @@ def plan_engine(
             f"ask for at most {target.max_positions}"
         )
     batch = asked.max_batch_size or DEFAULT_MAX_BATCH_SIZE
-    sizes = BACKEND_SIZES[options.backend]
     usual = SPECPV_PAGE_SIZE if options.specpv.enabled else sizes.page_size
     page_size = asked.page_size or usual
-    shape, default = _draft_shapes(options, draft, max_seq_len)
-    if options.backend in KERNEL_BACKENDS:
-        _require_cuda_sizes(batch, page_size, shape)
+    shape, default = _draft_shapes(options, sizes, draft, max_seq_len)
+    if sizes.decode_rows is not None:
+        _require_kernel_sizes(sizes.decode_rows, batch, page_size, shape)
     if shape.draft_tokens >= max_seq_len:
         raise SpecbuildError(
             f"a draft of {shape.draft_tokens} tokens does not fit a sequence of {max_seq_len}; "
             "raise --max-seq-len or ask for fewer --draft-tokens"
         )
-    specpv = specpv_of(options, target, shape, page_size=page_size, max_seq_len=max_seq_len)
-    if specpv is not None and options.backend in KERNEL_BACKENDS:
+    specpv = specpv_of(
+        options,
+        target,
+        shape,
+        page_size=page_size,
+        max_seq_len=max_seq_len,
+        one_form=sizes.one_form,
+    )
+    if specpv is not None and sizes.decode_rows is not None:
         bucket = 1 << (batch - 1).bit_length()
-        require_turns(specpv, shape, batch=bucket, most_rows=MAX_DECODE_ROWS)
+        require_turns(specpv, shape, batch=bucket, most_rows=sizes.decode_rows)
     fed_again = 0 if specpv is None else specpv.n_spec_tokens_buf
     rows = max(sizes.prefill_rows, batch * (fed_again + shape.draft_tokens + 1))
     limits = Limits(
@@ -200,16 +182,16 @@ def plan_engine(
     return with_limits(EnginePlan(limits, default, tuple(groups), specpv, dsa), limits)
 
 
-def _require_cuda_sizes(batch: int, page_size: int, shape: DraftShape) -> None:
+def _require_kernel_sizes(most_rows: int, batch: int, page_size: int, shape: DraftShape) -> None:
     if page_size < MIN_PAGE_SIZE or page_size & (page_size - 1):
         raise SpecbuildError(
             f"--page-size {page_size}: CUDA kernels take powers of two from {MIN_PAGE_SIZE} on"
         )
     for option, rows in (("max-batch-size", batch), ("draft-tokens", shape.draft_tokens + 1)):
-        if rows > MAX_DECODE_ROWS:
+        if rows > most_rows:
             raise SpecbuildError(
                 f"--{option} {rows if option == 'max-batch-size' else rows - 1}: a step of a CUDA "
-                f"engine has at most {MAX_DECODE_ROWS} rows; ask for less"
+                f"engine has at most {most_rows} rows; ask for less"
             )
 
 
@@ -221,7 +203,7 @@ def with_limits(plan: EnginePlan, limits: Limits) -> EnginePlan:
 
 
 def _draft_shapes(
-    options: BuildOptions, draft: Eagle3Geometry | None, max_seq_len: int
+    options: BuildOptions, sizes: BackendSizes, draft: Eagle3Geometry | None, max_seq_len: int
 ) -> tuple[DraftShape, DraftShape | None]:
     given = options.drafting.given()
     given.pop("dtype", None)
@@ -235,12 +217,11 @@ def _draft_shapes(
     given.pop("window", None)
     most_children = min(DEFAULT_TREE_LIMITS.draft_top_k, draft.vocab)
     if not given:
-        return _default_shapes(BACKEND_SIZES[options.backend], most_children, max_seq_len)
+        return _default_shapes(sizes, most_children, max_seq_len)
     top_k = given.get("top_k", most_children)
     usual_depth = DEFAULT_TREE_LIMITS.draft_depth
     if top_k == 1:
-        chain = BACKEND_SIZES[options.backend].draft_limits
-        usual_depth = given.get("tokens", chain.draft_depth)
+        usual_depth = given.get("tokens", sizes.draft_limits.draft_depth)
     depth = given.get("depth", usual_depth)
     if top_k > draft.vocab:
         raise SpecbuildError(

@@ -20,8 +20,12 @@ def specpv_of(
     *,
     page_size: int,
     max_seq_len: int,
+    one_form: bool = False,
 ) -> SpecPv | None:
-    """What the options ask for, None without ``--specpv``; SpecbuildError with the numbers."""
+    """What the options ask for, None without ``--specpv``; SpecbuildError with the numbers.
+
+    ``one_form``: layers of one kind must cache either latents or keys and values.
+    """
     given = options.specpv.given()
     if not given.pop("enabled", False):
         if given:
@@ -38,7 +42,7 @@ def specpv_of(
         _check_indexers(target)
     else:
         _check_latents(target)
-    if options.backend == "cuda":
+    if one_form:
         _check_forms(target)
     if config.block_size % page_size:
         raise SpecbuildError(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from specbuild.builder.progress import Progress
+from specbuild.builder.progress import Progress, SilentProgress
+from specbuild.builder.training.self_text import Generation, generate_text
 from specbuild.builder.verify.report import LosslessRow
 from specbuild.plugins_cuda.choose.op import gumbel_noise
 from specbuild.runtime.decode.decoder import Speculation
@@ -169,9 +170,6 @@ def _params(engine: Engine, sampling: SamplingParams) -> GenerateParams:
 
 
 def _greedy(reference: ReferenceTarget, prompt: Ids, count: int) -> Ids:
-    from specbuild.builder.progress import SilentProgress
-    from specbuild.builder.training.self_text import Generation, generate_text
-
     ids, _ = generate_text(
         reference.model, torch.tensor([prompt]), Generation(new_tokens=count), SilentProgress()
     )

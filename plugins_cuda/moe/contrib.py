@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from specbuild.plugins_cuda.body import CONTRIB_DOMAIN, BodyBuilder
 from specbuild.plugins_cuda.moe.body import UNCHOSEN, routing
+from specbuild.plugins_cuda.moe.expert_weight import expert_weight
 
 if TYPE_CHECKING:
     import torch
@@ -35,8 +36,6 @@ def contrib_weights(
     ``w1`` [E, 2·I, H] (gate and up interleaved), ``b1`` [E, 2·I], ``w2`` [E, H, I], ``b2`` [E, H].
     """
     import torch
-
-    from specbuild.plugins_cuda.moe.op import expert_weight
 
     w1, w2 = expert_weight(gate_up, gate_up_scales), expert_weight(down, down_scales)
     experts, _, two_inner = w1.shape

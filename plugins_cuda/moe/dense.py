@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from specbuild.plugins_cuda.body import CONTRIB_DOMAIN, BodyBuilder
 from specbuild.plugins_cuda.moe.body import routing
+from specbuild.plugins_cuda.moe.expert_weight import expert_weight
 
 if TYPE_CHECKING:
     import torch
@@ -37,8 +38,6 @@ def dense_weights(
     For ``swiglu`` alpha is 1 and nothing is added to the ups.
     """
     import torch
-
-    from specbuild.plugins_cuda.moe.op import expert_weight
 
     alpha, shift = (1.0, 0.0) if activation == "swiglu" else (alpha, 1.0)
     w1, w2 = expert_weight(gate_up, gate_up_scales), expert_weight(down, down_scales)

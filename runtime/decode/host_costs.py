@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
+from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.draft.eagle3 import Eagle3Drafter
 from specbuild.runtime.draft.tree import chain_trees
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
@@ -37,36 +37,6 @@ _METHOD = "whole steps"
 
 class CannotMeasureError(SpecbuildError):
     """There is no room to measure in; the message says why, as the end of a sentence."""
-
-
-@dataclass(frozen=True)
-class CostTable:
-    """Seconds of a target step by rows, and what drafting a chain adds to one, by its depth.
-
-    ``target_s[i]`` belongs to ``target_rows[i]`` (rising), one such step after the other;
-    ``draft_s[d − 1]`` is a step with a chain of d, drafting and accepting included, less the
-    time of d + 1 target rows: the draft also pushes the target's weights out of the CPU's caches.
-    ``row_s`` is the time in which the draft takes up one token of a prompt.
-    """
-
-    target_rows: tuple[int, ...]
-    target_s: tuple[float, ...]
-    draft_s: tuple[float, ...]
-    row_s: float = 0.0
-
-    def step_s(self, rows: int) -> float:
-        """A target step's time: interpolated, and past the table along its last slope."""
-        known = self.target_rows
-        if len(known) == 1 or rows <= known[0]:
-            return self.target_s[0] * max(1.0, rows / known[0])
-        right = min(max(bisect_left(known, rows), 1), len(known) - 1)
-        left = right - 1
-        slope = (self.target_s[right] - self.target_s[left]) / (known[right] - known[left])
-        return self.target_s[left] + max(slope, 0.0) * (rows - known[left])
-
-    def chain_s(self, depth: int) -> float:
-        """Time to draft a chain."""
-        return self.draft_s[min(depth, len(self.draft_s)) - 1] if depth else 0.0
 
 
 def load_or_measure(path: Path | None, measure: Callable[[], CostTable]) -> tuple[CostTable, str]:

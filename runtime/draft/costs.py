@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specbuild.runtime.decode.host_costs import CostTable
+from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 # How fast a table gives way to the times of the run's own steps, how many of them it counts for,

@@ -10,7 +10,7 @@ from example_engine import EXAMPLE, build_example
 from plugin_engine import built_by_nobody
 from walked_graph import WalkedGraph
 
-from specbuild.builder.backends.tensorrt import capabilities
+from specbuild.builder.backends.tensorrt import options as tensorrt_options
 from specbuild.builder.backends.tensorrt.plugins import plans as plugin_plans
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_file
@@ -25,7 +25,7 @@ from specbuild.runtime.executors.tensorrt.sessions import LaunchedSession
 def build_walked(output: Path, model: Path = EXAMPLE / "target") -> None:
     """The example as an engine whose plans are the graphs themselves."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(capabilities, "require_library", lambda _: None)
+        patch.setattr(tensorrt_options, "require_library", lambda _: None)
         patch.setattr(plugin_plans, "build_engine", built_by_nobody)
         build_example(output, model=model, backend="tensorrt", gpu="sm_90a")
 

@@ -18,7 +18,7 @@ import pytest
 from example_engine import CHAIN, EXAMPLE, TREE, records
 from plugin_walk import build_walked, load_walked
 
-from specbuild.builder.engine.sizes import MAX_DECODE_ROWS
+from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.tensorrt.executor import TensorRtExecutor

@@ -19,7 +19,8 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssTopKRouter
 
 from specbuild.plugins_cuda.moe.contrib import cpu_form
-from specbuild.plugins_cuda.moe.op import expert_weight, route
+from specbuild.plugins_cuda.moe.expert_weight import expert_weight
+from specbuild.plugins_cuda.moe.op import route
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.plugins_cuda.registry import op_named
 

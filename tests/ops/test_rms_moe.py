@@ -24,7 +24,7 @@ from specbuild.plugins_cuda.launches import (
     Target,
     TensorInfo,
 )
-from specbuild.plugins_cuda.moe.op import expert_weight
+from specbuild.plugins_cuda.moe.expert_weight import expert_weight
 from specbuild.plugins_cuda.rms_moe.cases import Layer
 from specbuild.plugins_cuda.rms_moe.memory import (
     Sizes,

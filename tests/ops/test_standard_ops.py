@@ -16,19 +16,20 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from latent_files import write_latents
 
-from specbuild.builder import build as build_module
-from specbuild.builder.backends import backend as backend_lowering
+from specbuild.builder import graphs
+from specbuild.builder.backends.backend import run_role_passes
+from specbuild.builder.backends.cpu import backend as cpu_backend
 from specbuild.builder.backends.cpu.retype import retype_to_fp32
-from specbuild.builder.backends.tensorrt.capabilities import expert_storage
 from specbuild.builder.backends.tensorrt.standard import choose as standard_choose
 from specbuild.builder.backends.tensorrt.standard import ops as standard_ops
-from specbuild.builder.backends.tensorrt.standard.lowering import standard_passes
+from specbuild.builder.backends.tensorrt.standard.lowering import expert_storage, standard_passes
 from specbuild.builder.backends.tensorrt.standard.ops import FP4, INT8
+from specbuild.builder.build import build
 from specbuild.builder.graph.passes.pipeline import GraphPass
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.plugins_cuda.body import BodyBuilder
-from specbuild.plugins_cuda.moe.op import expert_weight
+from specbuild.plugins_cuda.moe.expert_weight import expert_weight
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -59,25 +60,25 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     retyped = GraphPass("retype-fp32", retype_to_fp32)
     lowered: dict[str, dict[str, ir.Model]] = {}
     exported: dict[str, ir.Model] = {}
-    export = build_module._export
+    export = graphs.export_graphs
 
     def export_once(*arguments: Any) -> dict[str, ir.Model]:
         exported.update({} if exported else export(*arguments))
         return {role: model.clone() for role, model in exported.items()}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "_export", export_once)
+        patch.setattr(graphs, "export_graphs", export_once)
         for name, passes in (
-            ("cpu", backend_lowering.CPU_PASSES),
+            ("cpu", cpu_backend.CPU_PASSES),
             ("standard", (retyped, *standard_passes(INT8))),
         ):
-            patch.setattr(backend_lowering, "CPU_PASSES", passes)
+            patch.setattr(cpu_backend, "CPU_PASSES", passes)
 
             def kept(models: dict[str, ir.Model], *rest: Any, name: str = name) -> Any:
                 lowered[name] = models
-                return backend_lowering.lower_cpu(models, *rest)
+                return run_role_passes(models, *rest)
 
-            patch.setattr(build_module, "lower_cpu", kept)
+            patch.setattr(cpu_backend, "run_role_passes", kept)
             options = BuildOptions(
                 model=folder / "target",
                 draft=folder / "draft",
@@ -85,7 +86,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
                 limits=LimitOptions(max_seq_len=96),
                 drafting=DraftOptions(top_k=3, depth=3, tokens=8),
             )
-            build_module.build(options, SilentProgress())
+            build(options, SilentProgress())
     return {"folder": folder, "graphs": lowered["standard"]}
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from specbuild.builder.backends.cpu.bodies import lower_ops, reorder_pools
+from specbuild.builder.backends.cpu.bodies import lower_ops
 from specbuild.builder.backends.cpu.norms import fuse_norms
 from specbuild.builder.backends.cpu.projections import merge_projections
 from specbuild.builder.backends.cpu.retype import retype_to_fp32
 from specbuild.builder.graph.passes.cleanup import merge_equal, remove_unused
 from specbuild.builder.graph.passes.pipeline import GraphPass
+from specbuild.builder.graph.passes.pools import reorder_pools
 from specbuild.builder.graph.passes.shapes import (
     cancelled_transposes,
     chained_reshapes,

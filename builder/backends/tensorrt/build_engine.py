@@ -16,6 +16,7 @@ import tempfile
 import threading
 from typing import IO
 
+from specbuild.builder.backends.tensorrt.network import EngineBuild
 from specbuild.builder.backends.tensorrt.request import EngineRequest, EngineResult
 from specbuild.builder.progress import Progress
 from specbuild.runtime.engine_dir.strict_json import from_json, to_json
@@ -83,8 +84,6 @@ def _end_with_parent() -> None:
 
 def main() -> int:
     """What the other process does; its exit code."""
-    from specbuild.builder.backends.tensorrt.network import EngineBuild
-
     # The library prints to standard output; the answers must stay apart from that.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

@@ -21,6 +21,7 @@ from specbuild.builder.backends.tensorrt.memory_watch import MemoryWatch, anonym
 from specbuild.builder.backends.tensorrt.request import Binding, EngineRequest, EngineResult
 from specbuild.builder.durable import replace_bytes
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.executors.cuda.driver import open_gpu
 from specbuild.runtime.executors.tensorrt.check import LIBRARIES
 
 
@@ -219,8 +220,6 @@ class EngineBuild:
 
 
 def _this_gpu() -> str:
-    from specbuild.runtime.executors.cuda.driver import open_gpu
-
     gpu = open_gpu()
     try:
         return "sm_{}{}".format(*gpu.facts.capability)

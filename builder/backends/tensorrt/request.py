@@ -52,6 +52,16 @@ class Binding:
 
 
 @dataclass(frozen=True)
+class RoleReport:
+    """What the build report says of a role's engine; ``bindings`` are the network's own."""
+
+    engine_bytes: int
+    layers: dict[str, int]
+    bindings: tuple[Binding, ...]
+    profiles: int
+
+
+@dataclass(frozen=True)
 class EngineResult:
     """What was built: by which version, its network's layers by type, its bindings.
 
@@ -68,3 +78,8 @@ class EngineResult:
     peak_anonymous_bytes: int
     parsed_anonymous_bytes: int
     compute_capabilities: tuple[str, ...] = field(default=())
+
+    @property
+    def report(self) -> RoleReport:
+        """The part that the build report holds."""
+        return RoleReport(self.engine_bytes, self.layers, self.bindings, self.profiles)

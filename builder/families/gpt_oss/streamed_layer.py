@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from specbuild.builder.families.family import Projection
 from specbuild.builder.families.parts.rope import rope_tables
 from specbuild.plugins_cuda.mla_attention.op import rotated
-from specbuild.plugins_cuda.moe.op import clamped_swiglu, expert_weight, route
+from specbuild.plugins_cuda.moe.expert_weight import expert_weight
+from specbuild.plugins_cuda.moe.op import clamped_swiglu, route
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
 from specbuild.runtime.engine_dir.geometry import ClampedSwiglu, TargetGeometry
 

@@ -23,15 +23,15 @@ from fused_graphs import (
     sequence,
 )
 from geometries import GPT_OSS_20B, gpt_oss_parts
+from planning import plan_engine
 from safetensors.torch import load_file, save_file
 
 from specbuild.builder import graphs
+from specbuild.builder.backends.cuda.check import require_cuda_support
 from specbuild.builder.backends.cuda.fusions.retype import only_known_ops
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
-from specbuild.builder.backends.cuda.support import require_cuda_support
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
-from specbuild.builder.engine.sizes import plan_engine
 from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.families.eagle3.reference import load_reference_draft
 from specbuild.builder.families.gpt_oss.tensors import target_tensors

@@ -14,8 +14,8 @@ from fused_graphs import fused_model, relative_error, run_graph, sequence
 from latent_files import write_latents
 from plan_host import PlanHost, lowered_engine
 
+from specbuild.builder.backends.cuda.check import require_cuda_support
 from specbuild.builder.backends.cuda.engine import LoweredEngine
-from specbuild.builder.backends.cuda.support import require_cuda_support
 from specbuild.builder.backends.cuda.tuning.inputs import LaunchData, contexts_for
 from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.verify.reference_target import ReferenceTarget

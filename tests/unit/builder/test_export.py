@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.graphs import target_graph
-from specbuild.builder.engine.sizes import plan_engine
+from planning import plan_engine
 from geometries import GPT_OSS_20B as g
 plan = plan_engine(BuildOptions(model=Path("m"), output=Path("o")), g, None)
 start = time.perf_counter()

@@ -11,14 +11,15 @@ from checkpoints import write_draft, write_target
 from geometries import GPT_OSS_20B
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from planning import plan_engine
 
+from specbuild.builder.backends.cuda.check import batch_warnings
 from specbuild.builder.backends.cuda.step.programs import draft_shapes
-from specbuild.builder.backends.cuda.support import batch_warnings
+from specbuild.builder.backends.registry import backend_of
 from specbuild.builder.engine.dsa import dsa_of, dsa_warnings
 from specbuild.builder.engine.sizes import (
     candidate_pool,
     context_warnings,
-    plan_engine,
     windowed_draft,
 )
 from specbuild.builder.families.checkpoints import read_draft, read_target
@@ -116,18 +117,18 @@ def test_a_draft_that_few_sequences_can_verify_together_is_warned_of(
 ) -> None:
     options = asked_for(backend="cuda", max_batch_size=batch, **asked)
     plan = plan_engine(options, *geometries)
-    said, rows = batch_warnings(plan, "cuda"), plan.limits.draft_tokens + 1
+    said, rows = batch_warnings(plan), plan.limits.draft_tokens + 1
     if together is None:
         assert said == () and (not asked or batch * rows <= 256)
     else:
         assert together * rows <= 256 < 2 * together * rows
         assert f"only {together} of {batch} sequences can draft together" in said[0]
-    assert batch_warnings(plan, "cpu") == ()
+    assert all(backend_of(name).check_plan(plan) == () for name in ("cpu", "tensorrt"))
 
 
 def test_no_draft_is_warned_of_where_there_is_none(geometries: Geometries) -> None:
     plan = plan_engine(asked_for(backend="cuda", max_batch_size=64), geometries[0], None)
-    assert batch_warnings(plan, "cuda") == ()
+    assert batch_warnings(plan) == ()
 
 
 def test_groups_cover_every_layer_once(geometries: Geometries) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from geometries import GPT_OSS_20B
+from planning import plan_engine
 
-from specbuild.builder.engine.sizes import plan_engine
 from specbuild.builder.engine.specpv import require_turns, specpv_of
 from specbuild.builder.options import BuildOptions
 from specbuild.runtime.engine_dir.manifest import DraftShape, SpecPv

@@ -11,8 +11,8 @@ import pytest
 from geometries import GPT_OSS_20B, gpt_oss_parts
 from hypothesis import given
 from hypothesis import strategies as st
+from planning import plan_engine
 
-from specbuild.builder.engine.sizes import plan_engine
 from specbuild.builder.options import BuildOptions, DsaOptions, LimitOptions
 from specbuild.runtime.cache.layout import KvLayout, cache_bytes, layouts, validate_caches
 from specbuild.runtime.device import pool_bytes

@@ -15,11 +15,11 @@ from toy_model import ToyExecutor, toy_manifest
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.decode.host_costs import (
     CostMeasurement,
-    CostTable,
     cache_path,
     load_or_measure,
 )
 from specbuild.runtime.draft.acceptance import PRIOR_GREEDY, PRIOR_SAMPLED, prior_of
+from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.draft.costs import ChainCosts, Outlook, StepTimes
 from specbuild.runtime.draft.policy import (
     MAX_PROBE_INTERVAL,

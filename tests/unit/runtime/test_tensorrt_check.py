@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from specbuild.builder.backends.tensorrt.capabilities import (
-    require_tensorrt_options,
-    tensorrt_device,
-)
+from specbuild.builder.backends.registry import backend_of
 from specbuild.builder.backends.tensorrt.library import Phases
+from specbuild.builder.backends.tensorrt.options import (
+    built_for,
+)
 from specbuild.builder.options import BuildOptions
 from specbuild.runtime.engine_dir.manifest import TensorRtBuild
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
@@ -127,7 +127,7 @@ def options(**changes: object) -> BuildOptions:
 )
 def test_options_of_another_backend_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(SpecbuildError, match=message):
-        require_tensorrt_options(options(**changes))
+        backend_of(options(**changes).backend).options(options(**changes))
 
 
 @pytest.mark.parametrize("name", ["sm_75", "sm_90a", "sm_89,h100", ""])
@@ -136,12 +136,12 @@ def test_a_gpu_that_cannot_be_built_for_is_refused(
 ) -> None:
     monkeypatch.setattr(check, "installed_version", lambda _: "1.7.1.116")
     if not name:
-        assert tensorrt_device(options(backend="tensorrt-rtx")) == "sm_120"
+        assert built_for(options(backend="tensorrt-rtx")) == "sm_120"
         asked = options(backend="tensorrt-rtx", gpu="sm_120,sm_86,sm_86")
-        assert tensorrt_device(asked) == "sm_86,sm_120"
+        assert built_for(asked) == "sm_86,sm_120"
         return
     with pytest.raises(SpecbuildError, match=r"--gpu .*: TensorRT-RTX builds these engines for"):
-        tensorrt_device(options(backend="tensorrt-rtx", gpu=name))
+        built_for(options(backend="tensorrt-rtx", gpu=name))
 
 
 def test_progress_of_nested_phases_only_rises() -> None:

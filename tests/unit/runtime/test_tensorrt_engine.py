@@ -17,11 +17,13 @@ from fused_graphs import run_graph, sequence
 from plugin_engine import HOST, VERSION, Built, HostGpu, NoCompiler, built_by_nobody, executor_of
 from toy_engine import run
 
-from specbuild.builder.backends.tensorrt import capabilities
+from specbuild.builder.backends.tensorrt import options as tensorrt_options
+from specbuild.builder.backends.tensorrt.plugins import backend as plugin_backend
+from specbuild.builder.backends.tensorrt.plugins import check as plugin_check
+from specbuild.builder.backends.tensorrt.plugins import engine as plugin_engine
 from specbuild.builder.backends.tensorrt.plugins import plans as plugin_plans
-from specbuild.builder.backends.tensorrt.plugins import target as plugin_target
+from specbuild.builder.backends.tensorrt.plugins.engine import lower_roles
 from specbuild.builder.backends.tensorrt.plugins.plans import engine_request
-from specbuild.builder.backends.tensorrt.plugins.target import lower_roles
 from specbuild.builder.backends.tensorrt.request import EngineRequest, EngineResult
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions, TensorRtOptions
@@ -88,10 +90,10 @@ def made(
         return lower_roles(models, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(capabilities, "require_library", lambda _: None)
-        patch.setattr(plugin_target, "Compiler", StandIn)
-        patch.setattr(plugin_target, "check_arguments", lambda *_: None)
-        patch.setattr(plugin_target, "lower_roles", lower)
+        patch.setattr(tensorrt_options, "require_library", lambda _: None)
+        patch.setattr(plugin_backend, "Compiler", StandIn)
+        patch.setattr(plugin_engine, "check_arguments", lambda *_: None)
+        patch.setattr(plugin_backend, "lower_roles", lower)
         patch.setattr(plugin_plans, "build_engine", build_engine)
         options = BuildOptions.from_flat(
             model=target_path, draft=draft_path, output=found.directory, backend="tensorrt", **SIZES
@@ -177,7 +179,7 @@ def test_options_without_a_form_are_refused(
         model=target_path, output=tmp_path / "e", backend="tensorrt", **{option: True}
     )
     with pytest.raises(SpecbuildError, match=message):
-        plugin_target._require_options(options)
+        plugin_check.refuse_foreign_options(options)
 
 
 def test_check_says_what_lacks_without_loading(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from plugin_engine import GraphSession, build_plugins, executor_of
 from toy_engine import run
 
 from specbuild.builder.backends.tensorrt.plugins.role_sizes import phase_of
-from specbuild.builder.engine.sizes import MAX_DECODE_ROWS
+from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.step.target import logits
-from specbuild.builder.engine.sizes import MAX_DECODE_ROWS, candidate_pool
+from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
+from specbuild.builder.engine.sizes import candidate_pool
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
 from specbuild.runtime.engine_dir.manifest import DraftShape

@@ -23,7 +23,7 @@ from specbuild.builder.backends.cuda.step.views import (
     tree_features,
     view_rows,
 )
-from specbuild.builder.engine.sizes import MAX_DECODE_ROWS
+from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.runtime.decode.device_rows import LIST_BUDGET, SAMPLED_BUDGET
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits

@@ -9,7 +9,7 @@ from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.step.state import PARTIAL_TABLES
 from specbuild.builder.backends.cuda.step.target import TargetRows, TargetViews
-from specbuild.builder.engine.sizes import MAX_DECODE_ROWS
+from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.runtime.engine_dir.cache_groups import FULL_GROUP, LATENT_GROUP
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, DraftShape
 from specbuild.runtime.lossy.specpv.state import ViewGeometry

@@ -7,12 +7,11 @@ then the plugins: functions go, and plugins have names of their own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-import onnx_graphsurgeon as gs
 import onnx_ir as ir
-from onnx_graphsurgeon.logger import G_LOGGER
 
 from specbuild.builder.graph.export import OPSET
 from specbuild.builder.graph.passes.portable import portable_bytes
@@ -23,6 +22,9 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
     wire_shape,
     write_fields,
 )
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
 
 # What the parser reads of a plugin node beside the fields.
 VERSION_ATTRIBUTE, NAMESPACE_ATTRIBUTE = "plugin_version", "plugin_namespace"
@@ -48,6 +50,9 @@ def plugin_graph(
     ``fixed`` gives axes that have one size in all profiles. A weight becomes an input of its name,
     which the runtime binds to where the weight lies on the device: nothing of it is in the engine.
     """
+    import onnx_graphsurgeon as gs
+    from onnx_graphsurgeon.logger import G_LOGGER
+
     G_LOGGER.severity = G_LOGGER.ERROR  # it warns of numpy's lack of bf16
     graph = gs.import_onnx(onnx.load_model_from_string(portable_bytes(model)))
     graph.functions.clear()

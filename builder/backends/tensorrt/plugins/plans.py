@@ -11,10 +11,14 @@ from typing import Final
 import onnx
 
 from specbuild.builder.backends.tensorrt.build_engine import build_engine
-from specbuild.builder.backends.tensorrt.build_plans import RoleReport
 from specbuild.builder.backends.tensorrt.plugins import registration as plugin_registration
-from specbuild.builder.backends.tensorrt.plugins.target import PluginEngine
-from specbuild.builder.backends.tensorrt.request import EngineRequest, EngineResult, InputShapes
+from specbuild.builder.backends.tensorrt.plugins.engine import PluginEngine
+from specbuild.builder.backends.tensorrt.request import (
+    EngineRequest,
+    EngineResult,
+    InputShapes,
+    RoleReport,
+)
 from specbuild.builder.engine.tensorrt_plans import BuiltPlans
 from specbuild.builder.engine.writer import EngineFolder
 from specbuild.builder.options import BuildOptions
@@ -40,9 +44,7 @@ def build_plugin_plans(
         folder.adopt(file)
         _check_answer(role, graph, result)
         described[role] = replace(engine.roles[role], layers=result.layers)
-        reports[role] = RoleReport(
-            result.engine_bytes, result.layers, result.bindings, result.profiles
-        )
+        reports[role] = result.report
         results.append(result)
     build = TensorRtBuild(
         library=BACKEND,

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specbuild.builder.backends.cuda.step.programs import batch_buckets, draft_shapes
-from specbuild.builder.engine.sizes import MAX_DECODE_ROWS, EnginePlan
+from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
+from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.plugins_cuda.launches import Phase
 from specbuild.runtime.cache.layout import layouts
 from specbuild.runtime.draft.tree import candidates

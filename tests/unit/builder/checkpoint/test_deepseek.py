@@ -11,12 +11,12 @@ import pytest
 import torch
 from checkpoint_files import edit_config, edit_tensors, remove_fields
 from deepseek_checkpoints import HIDDEN, LAYERS, SIZES, write_deepseek
+from planning import plan_engine
 from safetensors.torch import load_file
 
-from specbuild.builder.backends.cuda.support import require_cuda_support
-from specbuild.builder.backends.tensorrt.capabilities import require_standard_support
+from specbuild.builder.backends.cuda.check import require_cuda_support
+from specbuild.builder.backends.tensorrt.standard.check import require_standard_support
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
-from specbuild.builder.engine.sizes import plan_engine
 from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.options import BuildOptions, SpecPvOptions
 from specbuild.builder.progress import SilentProgress

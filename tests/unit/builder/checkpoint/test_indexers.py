@@ -9,9 +9,9 @@ import pytest
 import torch
 from checkpoints import write_target
 from indexer_files import INDEXER_FILE, write_indexers
+from planning import plan_engine
 from safetensors.torch import save_file
 
-from specbuild.builder.engine.sizes import plan_engine
 from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.options import BuildOptions, DsaOptions, LimitOptions
 from specbuild.runtime.engine_dir.geometry import IndexerGeometry

@@ -9,9 +9,10 @@ import pytest
 from geometries import gpt_oss_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning import plan_engine
 
 from specbuild.builder.backends.tensorrt.standard.profiles import role_profiles
-from specbuild.builder.engine.sizes import EnginePlan, candidate_pool, plan_engine
+from specbuild.builder.engine.sizes import EnginePlan, candidate_pool
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape, Port, Role

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from checkpoints import write_draft, write_target
 from latent_files import write_latents
+from planning import plan_engine
 
 from specbuild.builder.build import build
-from specbuild.builder.engine.sizes import plan_engine
 from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.options import BuildOptions, LimitOptions, SpecPvOptions
 from specbuild.builder.progress import SilentProgress

@@ -1,4 +1,4 @@
-"""The ``tensorrt`` target: fused graphs of plugins for the models, launches for the rest.
+"""An engine of the ``tensorrt`` backend: graphs of plugins for the models, launches for the rest.
 
 The plugins are the CUDA target's ops with its kernels, passes and tactics. Weights are inputs of
 the engines, which the runtime binds to where ``weights.safetensors`` lies on the device: an engine
@@ -14,19 +14,12 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.backend import Lowered, LoweringRun, run_role_passes
-from specbuild.builder.backends.cuda.compile.nvrtc import (
-    Compiled,
-    Compiler,
-    SpillError,
-    supported_gpu,
-)
-from specbuild.builder.backends.cuda.engine import check_arguments, target_of
+from specbuild.builder.backends.backend import MODEL_ROLES
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, SpillError
+from specbuild.builder.backends.cuda.engine import check_arguments
 from specbuild.builder.backends.cuda.latents import widen_pools, with_padded_latents
-from specbuild.builder.backends.cuda.lowering import cuda_passes
 from specbuild.builder.backends.cuda.step.fused_graph import FusedGraph, WeightTensors
-from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, without_spills
-from specbuild.builder.backends.cuda.tactics.tactic_book import shipped_tactics
+from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
 from specbuild.builder.backends.tensorrt.plugins.fields import PluginOp, plugin_record
 from specbuild.builder.backends.tensorrt.plugins.graph import Carried, plugin_graph
 from specbuild.builder.backends.tensorrt.plugins.launched_roles import LoweredRole, lower_role
@@ -41,17 +34,14 @@ from specbuild.builder.backends.tensorrt.plugins.role_sizes import (
     exact,
     role_sizes,
 )
+from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.builder.engine.manifest import port_of
-from specbuild.builder.engine.sizes import MAX_DECODE_ROWS, EnginePlan
+from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.graph.passes.weights import Recipe, recipe_of
-from specbuild.builder.graph.weight_sources import WeightSources
-from specbuild.builder.options import BuildOptions
 from specbuild.plugins_cuda.launches import Kernel
 from specbuild.runtime.engine_dir.manifest import Port, Role
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.launched_role import launched_role_bytes
-
-ENGINE_ROLES = ("target", "draft_fuse", "draft")
 
 
 class KernelCompiler(Protocol):
@@ -108,55 +98,6 @@ class LoweredRoles:
         return replace(self, graphs=graphs)
 
 
-def lower_plugins(
-    models: dict[str, ir.Model],
-    plan: EnginePlan,
-    sources: WeightSources,
-    options: BuildOptions,
-    run: LoweringRun,
-) -> Lowered:
-    """The target's part of a build; its engines are made where TensorRT is.
-
-    Raises SpecbuildError for an option that plugins have no form for, or that kernels refuse.
-    """
-    from specbuild.builder.backends.tensorrt.plugins.plans import build_plugin_plans
-
-    _require_options(options)
-    gpu = supported_gpu(options.gpu)
-    draft = sources.draft_geometry
-    dtype = (draft.dtype if draft is not None else None) or "bf16"
-    fused = {role: models[role] for role in ENGINE_ROLES if role in models}
-    passes = run_role_passes(fused, lambda role: cuda_passes(role, dtype), run)
-    compiler = Compiler(gpu)
-
-    def make(lowering: CallLowering) -> PluginEngine:
-        lowered = lower_roles(models, plan, lowering)
-        missing = compiler.missing(lowered.kernels)
-        run.progress.start("compiling kernels", len(missing), "source")
-        return compile_roles(models, lowered, compiler, gpu, lambda: run.progress.advance(1))
-
-    _, engine = without_spills(target_of(gpu), run.tactics or shipped_tactics(gpu), make)
-    return Lowered(
-        plan=engine.plan,
-        models={},
-        files=engine.files,
-        weights=engine.weights,
-        passes=passes,
-        make_plans=lambda folder: build_plugin_plans(folder, engine, options, run.progress),
-        weights_beside=True,
-    )
-
-
-def _require_options(options: BuildOptions) -> None:
-    streamed, views = options.tensorrt.weight_streaming, options.specpv.enabled
-    for given, option, why in (
-        (streamed, "--weight-streaming", "its engines hold no weights"),
-        (views, "--specpv", "no profile has the rows of partial views"),
-    ):
-        if given:
-            raise SpecbuildError(f"--backend tensorrt does not know {option}: {why}; leave it out")
-
-
 def lower_roles(
     models: Mapping[str, ir.Model], plan: EnginePlan, lowering: CallLowering
 ) -> LoweredRoles:
@@ -169,7 +110,7 @@ def lower_roles(
     if "commit" in models:
         widen_pools(models["commit"], plan)
     weights = WeightTensors()
-    fused = {role: FusedGraph(role, models[role]) for role in ENGINE_ROLES if role in models}
+    fused = {role: FusedGraph(role, models[role]) for role in MODEL_ROLES if role in models}
     prefill = _prefill_rows(fused, plan, weights, lowering, drafted=drafted)
     # The caches keep the sizes that the graphs were exported with.
     plan = replace(plan, limits=replace(plan.limits, max_rows=max(MAX_DECODE_ROWS, *prefill, 0)))
@@ -180,7 +121,7 @@ def lower_roles(
     launched = {
         role: lower_role(role, models[role], sizes[role], weights, lowering)
         for role in models
-        if role not in ENGINE_ROLES
+        if role not in MODEL_ROLES
     }
     return LoweredRoles(plan, sizes, graphs, launched, weights)
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import onnx
 import onnx_ir as ir
 
 from specbuild.builder.backends.tensorrt.build_engine import build_engine
-from specbuild.builder.backends.tensorrt.request import Binding, EngineRequest, EngineResult
+from specbuild.builder.backends.tensorrt.request import EngineRequest, EngineResult, RoleReport
 from specbuild.builder.backends.tensorrt.standard.profiles import input_shapes
 from specbuild.builder.engine.tensorrt_plans import BuiltPlan, BuiltPlans
 from specbuild.builder.engine.writer import EngineFolder
@@ -23,19 +21,6 @@ from specbuild.builder.progress import Progress
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, ShapeProfile, TensorRtBuild
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.check import LIBRARIES, read_header
-
-
-@dataclass(frozen=True)
-class RoleReport:
-    """What the build report says of a role's engine; ``bindings`` are the network's own."""
-
-    engine_bytes: int
-    layers: dict[str, int]
-    bindings: tuple[Binding, ...]
-    profiles: int
-
-
-MakePlans: TypeAlias = Callable[[EngineFolder], tuple[BuiltPlans, dict[str, RoleReport]]]
 
 
 def engine_file(role: str) -> str:
@@ -49,7 +34,7 @@ def plan_maker(
     capabilities: tuple[str, ...],
     options: BuildOptions,
     progress: Progress,
-) -> MakePlans:
+) -> Callable[[EngineFolder], tuple[BuiltPlans, dict[str, RoleReport]]]:
     """:func:`build_plans` for a folder that is to come."""
     return lambda folder: build_plans(folder, models, profiles, capabilities, options, progress)
 
@@ -82,9 +67,7 @@ def build_plans(  # noqa: PLR0917
         _check_answer(role, model, bound, request, result)
         version = result.version
         roles[role] = BuiltPlan(engine_file(role), profiles[role], result.layers, bound)
-        reports[role] = RoleReport(
-            result.engine_bytes, result.layers, result.bindings, result.profiles
-        )
+        reports[role] = result.report
     build = TensorRtBuild(
         library=LIBRARIES[options.backend].module,
         version=version,

@@ -8,7 +8,8 @@ from specbuild.builder.backends.cuda.step.programs import (
     draft_shapes,
     fits,
 )
-from specbuild.builder.engine.sizes import MAX_DECODE_ROWS, EnginePlan
+from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
+from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT
@@ -77,28 +78,21 @@ def _require_indexers(indexer: IndexerGeometry) -> None:
         )
 
 
-def require_cuda_options(plan: EnginePlan, backend: str) -> None:
-    """SpecbuildError naming what is asked for together and has kernels only apart."""
-    if plan.dsa is None:
-        return
-    if backend != "cuda":
-        raise SpecbuildError(
-            f"--dsa is not built for --backend {backend}; build with --backend cuda or cpu, or "
-            "with --no-dsa"
-        )
+def require_readable_keys(plan: EnginePlan) -> None:
+    """SpecbuildError where blocks are chosen by keys that no kernel summarises."""
     chooses = plan.specpv is not None and plan.specpv.score == "indexer"
-    if chooses and plan.dsa.key_dtype == "fp8":
+    if chooses and plan.dsa is not None and plan.dsa.key_dtype == "fp8":
         raise SpecbuildError(
             "--specpv-score indexer: CUDA kernels summarise keys in bf16, these are fp8; take dot "
             "or quest, or --dsa-key-dtype bf16"
         )
 
 
-def batch_warnings(plan: EnginePlan, backend: str) -> tuple[str, ...]:
+def batch_warnings(plan: EnginePlan) -> tuple[str, ...]:
     """A draft that was asked for and that fewer sequences can verify together than may decode."""
     limits, shapes = plan.limits, draft_shapes(plan.limits)
-    # The largest draft is the default only where it was asked for. TensorRT's steps refuse such.
-    if backend != "cuda" or not shapes or plan.draft_default != shapes[-1]:
+    # The largest draft is the default only where it was asked for.
+    if not shapes or plan.draft_default != shapes[-1]:
         return ()
     buckets = batch_buckets(limits.max_batch_size)
     most = max((b for b in buckets if fits(b, shapes[-1], deepest(shapes))), default=0)

@@ -1,0 +1,57 @@
+"""The ``cpu`` backend: every role becomes a graph of standard ops for ONNX Runtime."""
+
+from __future__ import annotations
+
+from specbuild.builder.backends.backend import (
+    Lowered,
+    PortableGraphs,
+    TakenOptions,
+    collected_weights,
+    run_role_passes,
+)
+from specbuild.builder.backends.cpu.lowering import CPU_PASSES
+from specbuild.builder.backends.cpu.sizes import SIZES
+from specbuild.builder.backends.foreign_options import (
+    refuse_kernel_options,
+    refuse_tensorrt_options,
+)
+from specbuild.builder.engine.manifest import graph_file
+from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.graph.passes.portable import portable_bytes
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import Progress
+from specbuild.runtime.engine_dir.backends import facts_of
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+
+
+class CpuBackend:
+    """See :class:`Backend`; it builds every model, in the types of its checkpoint."""
+
+    facts = facts_of("cpu")
+    sizes = SIZES
+    activations = None
+
+    def options(self, asked: BuildOptions) -> TakenOptions:
+        """See :class:`Backend`."""
+        refuse_tensorrt_options(asked)
+        refuse_kernel_options(asked)
+        return TakenOptions(asked, self.facts.name)
+
+    def check(
+        self, asked: BuildOptions, target: TargetGeometry, draft: Eagle3Geometry | None
+    ) -> None:
+        """See :class:`Backend`: nothing is refused."""
+
+    def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:  # noqa: ARG002
+        """See :class:`Backend`: nothing is refused."""
+        return ()
+
+    def lower(self, graphs: PortableGraphs, taken: TakenOptions, progress: Progress) -> Lowered:
+        """See :class:`Backend`."""
+        models, dump = graphs.models, taken.asked.dump_passes
+        passes = run_role_passes(models, lambda _: CPU_PASSES, dump, progress)
+        files = {graph_file(role): portable_bytes(model) for role, model in models.items()}
+        return Lowered(graphs.plan, models, files, collected_weights(models), passes)
+
+
+CPU = CpuBackend()

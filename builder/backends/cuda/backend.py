@@ -1,0 +1,92 @@
+"""The ``cuda`` backend: models become programs of kernel launches, the other roles their ops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from specbuild.builder.backends.backend import (
+    MODEL_ROLES,
+    Lowered,
+    PortableGraphs,
+    run_role_passes,
+)
+from specbuild.builder.backends.cuda.check import (
+    batch_warnings,
+    require_cuda_support,
+    require_readable_keys,
+)
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
+from specbuild.builder.backends.cuda.engine import (
+    CudaEngine,
+    CudaModel,
+    LoweredEngine,
+    compile_engine,
+    lower_engine,
+    target_of,
+)
+from specbuild.builder.backends.cuda.lowering import cuda_passes
+from specbuild.builder.backends.cuda.options import TakenKernelOptions, taken_options
+from specbuild.builder.backends.cuda.sizes import SIZES
+from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, without_spills
+from specbuild.builder.backends.cuda.tactics.tactic_book import require_tuned, tactics_report
+from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import Progress
+from specbuild.runtime.engine_dir.backends import facts_of
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+
+
+class CudaBackend:
+    """See :class:`Backend`."""
+
+    facts = facts_of("cuda")
+    sizes = SIZES
+    activations = torch.bfloat16
+
+    def options(self, asked: BuildOptions) -> TakenKernelOptions:
+        """See :class:`Backend`."""
+        return taken_options(asked)
+
+    def check(
+        self,
+        asked: BuildOptions,  # noqa: ARG002
+        target: TargetGeometry,
+        draft: Eagle3Geometry | None,
+    ) -> None:
+        """See :class:`Backend`."""
+        require_cuda_support(target, draft)
+
+    def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:
+        """See :class:`Backend`."""
+        require_readable_keys(plan)
+        return batch_warnings(plan)
+
+    def lower(
+        self, graphs: PortableGraphs, taken: TakenKernelOptions, progress: Progress
+    ) -> Lowered:
+        """See :class:`Backend`."""
+        models = {role: graphs.models[role] for role in MODEL_ROLES if role in graphs.models}
+        sources, draft = graphs.sources, graphs.sources.draft_geometry
+        dtype = (draft.dtype if draft is not None else None) or SIZES.draft_dtype
+        passes = run_role_passes(
+            models, lambda role: cuda_passes(role, dtype), taken.asked.dump_passes, progress
+        )
+        d2t = None if draft is None else sources.d2t()
+        target, compiler = target_of(taken.gpu), Compiler(taken.gpu)
+        model = CudaModel(models, sources.target_geometry, draft, d2t)
+
+        def make(lowering: CallLowering) -> tuple[LoweredEngine, CudaEngine]:
+            lowered = lower_engine(model, graphs.plan, target, lowering)
+            if taken.tuned_only:
+                require_tuned(lowering.tactics, lowering.choices(p for _, p in lowered.programs))
+            return lowered, compile_engine(lowered, compiler, progress)
+
+        lowering, (lowered, engine) = without_spills(target, taken.tactics, make)
+        choices = lowering.choices(program for _, program in lowered.programs)
+        report = replace(engine.report, tactics=tactics_report(lowering.tactics, choices))
+        return Lowered(lowered.plan, {}, dict(engine.files), lowered.weights, passes, report)
+
+
+CUDA = CudaBackend()

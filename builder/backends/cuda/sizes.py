@@ -1,0 +1,18 @@
+"""The sizes of engines that launch CUDA kernels, where nothing is asked for."""
+
+from __future__ import annotations
+
+from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS, SHORT_CHAIN, BackendSizes
+from specbuild.plugins_cuda.kv_write.op import POOL_AXES
+from specbuild.runtime.cache.layout import KV_DTYPE
+
+SIZES = BackendSizes(
+    page_size=64,
+    draft_limits=SHORT_CHAIN,
+    prefill_rows=2048,
+    cache_dtype=KV_DTYPE,
+    pool_axes=POOL_AXES,
+    draft_dtype="bf16",
+    decode_rows=MAX_DECODE_ROWS,
+    one_form=True,
+)

@@ -1,0 +1,24 @@
+"""Options that another backend than the chosen one takes."""
+
+from __future__ import annotations
+
+from specbuild.builder.options import BuildOptions, TensorRtOptions
+from specbuild.runtime.errors import SpecbuildError
+
+
+def refuse_tensorrt_options(asked: BuildOptions) -> None:
+    """SpecbuildError names the first option that only TensorRT knows."""
+    for name in asked.tensorrt.given():
+        raise SpecbuildError(f"{TensorRtOptions.flag(name)} needs --backend tensorrt")
+
+
+def refuse_kernel_options(asked: BuildOptions) -> None:
+    """SpecbuildError names the first option that only engines with CUDA kernels take."""
+    kernels = asked.kernels
+    for name, given in (("gpu", asked.gpu), ("tactics", kernels.tactics)):
+        if given is not None:
+            raise SpecbuildError(f"--{name} {given} needs --backend cuda")
+    if kernels.tuned_only:
+        raise SpecbuildError("--tuned-only needs --backend cuda")
+    if asked.drafting.dtype is not None:
+        raise SpecbuildError(f"--draft-dtype {asked.drafting.dtype} needs --backend cuda")

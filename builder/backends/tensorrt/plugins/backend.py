@@ -1,0 +1,94 @@
+"""The ``tensorrt`` backend: the models become engines of plugins, the other roles launches."""
+
+from __future__ import annotations
+
+import torch
+
+from specbuild.builder.backends.backend import (
+    MODEL_ROLES,
+    Lowered,
+    PortableGraphs,
+    run_role_passes,
+)
+from specbuild.builder.backends.cuda.check import require_cuda_support
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, supported_gpu
+from specbuild.builder.backends.cuda.engine import target_of
+from specbuild.builder.backends.cuda.lowering import cuda_passes
+from specbuild.builder.backends.cuda.options import TakenKernelOptions, tactics_of
+from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, without_spills
+from specbuild.builder.backends.tensorrt.options import built_for, require_tensorrt_options
+from specbuild.builder.backends.tensorrt.plugins.check import refuse_foreign_options, refuse_lists
+from specbuild.builder.backends.tensorrt.plugins.engine import (
+    PluginEngine,
+    compile_roles,
+    lower_roles,
+)
+from specbuild.builder.backends.tensorrt.plugins.plans import build_plugin_plans
+from specbuild.builder.backends.tensorrt.plugins.sizes import SIZES
+from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import Progress
+from specbuild.runtime.engine_dir.backends import facts_of
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+
+
+class PluginBackend:
+    """See :class:`Backend`."""
+
+    facts = facts_of("tensorrt")
+    sizes = SIZES
+    activations = torch.bfloat16
+
+    def options(self, asked: BuildOptions) -> TakenKernelOptions:
+        """See :class:`Backend`."""
+        require_tensorrt_options(asked)
+        device = built_for(asked)
+        refuse_foreign_options(asked)
+        gpu = supported_gpu(asked.gpu)
+        return TakenKernelOptions(asked, device, gpu, tactics_of(asked, gpu))
+
+    def check(
+        self,
+        asked: BuildOptions,  # noqa: ARG002
+        target: TargetGeometry,
+        draft: Eagle3Geometry | None,
+    ) -> None:
+        """See :class:`Backend`."""
+        require_cuda_support(target, draft)
+
+    def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:
+        """See :class:`Backend`."""
+        refuse_lists(plan, self.facts.name)
+        return ()
+
+    def lower(
+        self, graphs: PortableGraphs, taken: TakenKernelOptions, progress: Progress
+    ) -> Lowered:
+        """See :class:`Backend`; the engines are made where TensorRT is."""
+        models, draft = graphs.models, graphs.sources.draft_geometry
+        dtype = (draft.dtype if draft is not None else None) or SIZES.draft_dtype
+        fused = {role: models[role] for role in MODEL_ROLES if role in models}
+        passes = run_role_passes(
+            fused, lambda role: cuda_passes(role, dtype), taken.asked.dump_passes, progress
+        )
+        compiler = Compiler(taken.gpu)
+
+        def make(lowering: CallLowering) -> PluginEngine:
+            lowered = lower_roles(models, graphs.plan, lowering)
+            missing = compiler.missing(lowered.kernels)
+            progress.start("compiling kernels", len(missing), "source")
+            return compile_roles(models, lowered, compiler, taken.gpu, lambda: progress.advance(1))
+
+        _, engine = without_spills(target_of(taken.gpu), taken.tactics, make)
+        return Lowered(
+            plan=engine.plan,
+            models={},
+            files=engine.files,
+            weights=engine.weights,
+            passes=passes,
+            make_plans=lambda folder: build_plugin_plans(folder, engine, taken.asked, progress),
+            weights_beside=True,
+        )
+
+
+TENSORRT = PluginBackend()

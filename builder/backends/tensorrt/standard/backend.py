@@ -1,0 +1,63 @@
+"""The ``tensorrt-rtx`` backend: every role becomes an engine of standard ops."""
+
+from __future__ import annotations
+
+import torch
+
+from specbuild.builder.backends.backend import (
+    Lowered,
+    PortableGraphs,
+    TakenOptions,
+    collected_weights,
+    run_role_passes,
+)
+from specbuild.builder.backends.tensorrt.options import built_for, require_tensorrt_options
+from specbuild.builder.backends.tensorrt.standard.check import require_standard_support
+from specbuild.builder.backends.tensorrt.standard.lowering import expert_storage, standard_passes
+from specbuild.builder.backends.tensorrt.standard.plans import plan_maker
+from specbuild.builder.backends.tensorrt.standard.profiles import role_profiles
+from specbuild.builder.backends.tensorrt.standard.sizes import SIZES
+from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import Progress
+from specbuild.runtime.engine_dir.backends import facts_of
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+
+
+class StandardBackend:
+    """See :class:`Backend`."""
+
+    facts = facts_of("tensorrt-rtx")
+    sizes = SIZES
+    activations = torch.bfloat16
+
+    def options(self, asked: BuildOptions) -> TakenOptions:
+        """See :class:`Backend`."""
+        require_tensorrt_options(asked)
+        return TakenOptions(asked, built_for(asked))
+
+    def check(
+        self,
+        asked: BuildOptions,
+        target: TargetGeometry,
+        draft: Eagle3Geometry | None,  # noqa: ARG002
+    ) -> None:
+        """See :class:`Backend`."""
+        require_standard_support(target, asked)
+
+    def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:  # noqa: ARG002
+        """See :class:`Backend`: nothing is refused."""
+        return ()
+
+    def lower(self, graphs: PortableGraphs, taken: TakenOptions, progress: Progress) -> Lowered:
+        """See :class:`Backend`."""
+        models, plan, asked = graphs.models, graphs.plan, taken.asked
+        capabilities = tuple(taken.device.split(","))
+        steps = standard_passes(expert_storage(capabilities))
+        passes = run_role_passes(models, lambda _: steps, asked.dump_passes, progress)
+        make = plan_maker(models, role_profiles(plan), capabilities, asked, progress)
+        weights, beside = collected_weights(models), asked.tensorrt.strip_weights
+        return Lowered(plan, models, {}, weights, passes, make_plans=make, weights_beside=beside)
+
+
+TENSORRT_RTX = StandardBackend()

@@ -1,0 +1,26 @@
+"""What engines of standard ops can compute of a model; the rest is refused before any work."""
+
+from __future__ import annotations
+
+from specbuild.builder.options import BuildOptions
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.executors.tensorrt.check import LIBRARIES
+
+
+def require_standard_support(target: TargetGeometry, asked: BuildOptions) -> None:
+    """SpecbuildError naming what a target or build has that no engine of standard ops computes."""
+    title = LIBRARIES["tensorrt-rtx"].title
+    if target.mla is not None:
+        raise SpecbuildError(
+            f"the model is a {target.model_type}, whose attention (MLA) is built for the CPU only; "
+            "build with --backend cpu"
+        )
+    if target.indexer is not None:
+        raise SpecbuildError(
+            f"--dsa has no form for {title}; build with --backend cpu or cuda, or with --no-dsa"
+        )
+    if asked.specpv.enabled:
+        raise SpecbuildError(
+            f"--specpv has no form for {title}; build with --backend cpu or cuda, or without it"
+        )

@@ -1,0 +1,97 @@
+"""What a build reads, and the sizes that options and backend settle of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbuild.builder.backends.backend import Backend
+from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
+from specbuild.builder.checkpoint.target_parts import TEXT_FILES, TargetCheckpoint
+from specbuild.builder.engine.dsa import dsa_warnings
+from specbuild.builder.engine.sizes import (
+    EnginePlan,
+    context_warnings,
+    plan_engine,
+    windowed_draft,
+)
+from specbuild.builder.families.checkpoints import read_draft, read_target
+from specbuild.builder.graph.weight_sources import WeightSources
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import Progress
+from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.text import TextCodec
+
+Checkpoints = tuple[TargetCheckpoint, DraftCheckpoint | None]
+
+
+@dataclass(frozen=True)
+class BuildInputs:
+    """The checkpoints with the geometries that are built, and the engine's sizes."""
+
+    target: TargetCheckpoint
+    draft: DraftCheckpoint | None
+    plan: EnginePlan
+    sources: WeightSources
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should know of the checkpoints and the sizes."""
+        return (*self.target.warnings, *(self.draft.warnings if self.draft else ()))
+
+    def activations(self, backend: Backend[Any]) -> torch.dtype:
+        """The type of the portable graphs: what the backend wants, or the checkpoint's."""
+        return backend.activations or self.sources.activations
+
+
+def read_checkpoints(options: BuildOptions, progress: Progress) -> Checkpoints:
+    """The target and its draft. Raises SpecbuildError where one cannot be read."""
+    progress.start("reading checkpoints", 1, "step")
+    target = read_target(
+        options.model, strict=options.strict, mla=not options.no_mla, dsa=options.dsa.enabled
+    )
+    if options.draft is None:
+        return target, None
+    return target, read_draft(options.draft, target.geometry, strict=options.strict)
+
+
+def settled_inputs(
+    options: BuildOptions, backend: Backend[Any], checkpoints: Checkpoints
+) -> BuildInputs:
+    """What is built of the checkpoints, or SpecbuildError: what cannot be, and why."""
+    target, draft = checkpoints
+    dtype = options.drafting.dtype
+    if draft is None and dtype is not None:
+        raise SpecbuildError(f"--draft-dtype {dtype} needs a draft; add --draft")
+    if draft is not None:
+        stored = dtype or backend.sizes.draft_dtype
+        draft = replace(
+            draft, geometry=replace(windowed_draft(draft.geometry, options), dtype=stored)
+        )
+    geometries = target.geometry, draft.geometry if draft else None
+    backend.check(options, *geometries)
+    plan = plan_engine(options, backend.sizes, *geometries)
+    said = backend.check_plan(plan)
+    unused = dsa_warnings(plan.dsa, max_seq_len=plan.limits.max_seq_len)
+    target = replace(target, warnings=(*target.warnings, *unused))
+    if draft is not None:
+        said = context_warnings(draft.geometry, plan.limits) + said
+        draft = replace(draft, warnings=(*draft.warnings, *said))
+    _require_readable(target.text_files)
+    return BuildInputs(target, draft, plan, WeightSources(target, draft))
+
+
+def _require_readable(files: Sequence[Path]) -> None:
+    """SpecbuildError where what turns text into tokens is damaged, which a run would find out."""
+    found = {file.name: file.read_bytes() for file in files}
+    tokenizer, config, template = (found.get(name) for name in TEXT_FILES)
+    if tokenizer is None:
+        return
+    try:
+        TextCodec(tokenizer, config, template)
+    except EngineFileError as error:
+        raise SpecbuildError(f"{files[0].parent}: {error}; get the file anew") from error

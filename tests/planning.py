@@ -1,0 +1,15 @@
+"""The sizes of an engine as a build settles them."""
+
+from __future__ import annotations
+
+from specbuild.builder.backends.registry import backend_of
+from specbuild.builder.engine import sizes
+from specbuild.builder.options import BuildOptions
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+
+
+def plan_engine(
+    options: BuildOptions, target: TargetGeometry, draft: Eagle3Geometry | None
+) -> sizes.EnginePlan:
+    """By the sizes of the backend that the options name."""
+    return sizes.plan_engine(options, backend_of(options.backend).sizes, target, draft)

@@ -1,0 +1,169 @@
+"""Rooms are imported one way: what a file may import is a table, and it has no circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# A room is a folder or a file; the longest name that begins a module's is its room. Every room may
+# import itself, and those named here. `runtime` alone is its __init__.
+RUNTIME = {
+    "errors": "",
+    "engine_dir": "errors runtime",
+    "device": "engine_dir",
+    "executors": "errors engine_dir device",
+    "cache": "errors engine_dir",
+    "records": "",
+    "sampling": "errors",
+    "text": "errors",
+    "statistics": "records",
+    "request": "errors cache records sampling statistics text",
+    "draft": "errors engine_dir cache executors request",
+    "lossy": "errors engine_dir cache executors records request",
+    "decode": "errors engine_dir cache records sampling statistics text request executors draft "
+    "lossy",
+    "engine": "errors engine_dir cache text request executors draft decode",
+    "measure": "errors engine_dir executors request draft decode engine",
+}
+BUILDER = {
+    "durable": "",
+    "progress": "",
+    "svg": "",
+    "option_group": "",
+    "options": "option_group",
+    "checkpoint": "durable",
+    "families": "checkpoint",
+    "graph": "checkpoint",
+    "engine": "durable progress options checkpoint graph",
+    "graphs": "progress families graph engine",
+    "backends/foreign_options": "options",
+    "backends/backend": "options progress graph engine",
+    "backends/cpu": "options progress graph engine backends/backend backends/foreign_options",
+    "backends/cuda": "durable options progress graph engine backends/backend "
+    "backends/foreign_options",
+    "backends/tensorrt": "durable options progress",
+    "backends/tensorrt/plugins": "options progress graph engine backends/backend backends/cuda "
+    "backends/tensorrt",
+    "backends/tensorrt/standard": "options progress graph engine backends/backend "
+    "backends/tensorrt",
+    "backends/registry": "backends/backend backends/cpu backends/cuda backends/tensorrt/plugins "
+    "backends/tensorrt/standard",
+    "inputs": "options progress checkpoint families graph engine backends/backend",
+    "build": "options progress graph graphs engine inputs backends/backend backends/registry",
+    "synth": "durable progress options checkpoint families build",
+    "training": "durable progress svg checkpoint families",
+    "verify": "progress checkpoint families training",
+}
+ROOMS = {"runtime": RUNTIME, "builder": BUILDER}
+# Single modules that may be imported against the table, and why.
+EXCEPTIONS = {
+    ("runtime/statistics", "runtime/lossy/specpv/state"): "counts what a state tells",
+    ("runtime/statistics", "runtime/lossy/dsa/state"): "counts what a state tells",
+    ("runtime/lossy", "runtime/decode/device_rows"): "where a sequence's rows lie",
+    ("builder/backends/backend", "builder/backends/cuda/report"): "the type of a report",
+    ("builder/backends/backend", "builder/backends/tensorrt/request"): "the type of a report",
+    ("builder/build", "builder/backends/cuda/report"): "the type of a report",
+    ("builder/build", "builder/backends/tensorrt/request"): "the type of a report",
+    ("builder/graph", "builder/families/parts"): "ports and rotary tables of all families",
+    ("builder/families", "builder/synth"): "random weights, which a family's own are made of",
+}
+# Functions that import modules of ours, and why they do not at the top.
+LATE: dict[str, str] = {}
+
+
+def room_of(name: str, package: str) -> str:
+    """The room of a module named with slashes, as ``runtime/cache/pages``."""
+    rest = name.removeprefix(package).removeprefix("/")
+    rooms = [r for r in ROOMS[package] if rest == r or rest.startswith(f"{r}/")]
+    return max(rooms, key=len) if rooms else package
+
+
+def own_imports(source: str, package: str, *, late: bool = False) -> Iterator[str]:
+    """Modules of the package that a file imports, with slashes; the ``late`` ones in functions."""
+    tree = ast.parse(source)
+    inside = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for part in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if late and id(node) not in inside:
+            continue
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                module = f"{node.module}.{alias.name}".split(".")
+                if module[:2] == ["specbuild", package]:
+                    yield "/".join(module[1:])
+
+
+def files_of(package: str) -> list[tuple[str, str]]:
+    return [
+        (str(file.relative_to(ROOT).with_suffix("")).removesuffix("/__init__"), file.read_text())
+        for file in sorted((ROOT / package).rglob("*.py"))
+    ]
+
+
+def allowed(table: Mapping[str, str], package: str, room: str) -> set[str]:
+    return {room, package} | set(table[room].split()) if room in table else {package}
+
+
+def is_exception(importer: str, imported: str) -> tuple[str, str] | None:
+    for entry in EXCEPTIONS:
+        who, what = entry
+        if f"{importer}/".startswith(f"{who}/") and f"{imported}/".startswith(f"{what}/"):
+            return entry
+    return None
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_import_what_the_table_says(package: str) -> None:
+    table = ROOMS[package]
+    wrong = [
+        f"{name} imports {module}"
+        for name, source in files_of(package)
+        for module in own_imports(source, package)
+        if room_of(module, package) not in allowed(table, package, room_of(name, package))
+        and is_exception(name, module) is None
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_the_table_has_no_circle_and_no_room_that_is_gone(package: str) -> None:
+    table = ROOMS[package]
+    graph = {room: set(names.split()) - {package} for room, names in table.items()}
+    assert set().union(*graph.values()) <= set(table)
+    tuple(TopologicalSorter(graph).static_order())  # raises CycleError
+    folders = {name for name, _ in files_of(package)}
+    assert all(f"{package}/{room}" in folders for room in table)
+
+
+def test_every_exception_is_used() -> None:
+    used = {
+        is_exception(name, module)
+        for package in ROOMS
+        for name, source in files_of(package)
+        for module in own_imports(source, package)
+    }
+    assert set(EXCEPTIONS) <= used
+
+
+def test_functions_import_no_module_of_ours() -> None:
+    """A late import of ours hides a circle; heavy libraries of others may wait for their use."""
+    packages = ("runtime", "plugins_cuda", "builder")
+    late = [
+        f"{name} imports {module}"
+        for package in packages
+        for name, source in files_of(package)
+        for other in packages
+        for module in own_imports(source, other, late=True)
+        if name not in LATE
+    ]
+    assert not late
