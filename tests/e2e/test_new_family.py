@@ -14,7 +14,7 @@ from llama_family.family import LLAMA
 from specbuild.builder.build import build
 from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.families.registry import TARGETS
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.verify import verify_engine
 from specbuild.runtime.engine import Engine
@@ -71,7 +71,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         hidden=HIDDEN, draft_vocab=24,
     )  # fmt: skip
     options = BuildOptions(
-        model=folder / "model", draft=folder / "draft", output=folder / "engine", max_seq_len=128
+        model=folder / "model",
+        draft=folder / "draft",
+        output=folder / "engine",
+        limits=LimitOptions(max_seq_len=128),
     )
     build(options, SilentProgress())
     return folder
@@ -94,7 +97,7 @@ def test_every_token_is_that_of_transformers(folder: Path) -> None:
     engine = Engine.load(folder / "engine")
     params = GenerateParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     found, accepted = {}, 0
-    asked = [Prompt(id=str(place), ids=ids) for place, ids in enumerate(prompts)]
+    asked = [Prompt(id=str(place), prompt_ids=ids) for place, ids in enumerate(prompts)]
     for event in engine.generate(asked, params, speculation=BUSHY):
         if isinstance(event, FinishEvent):
             found[int(event.request)] = tuple(event.record.output_ids)
