@@ -109,11 +109,6 @@ def context_warnings(draft: Eagle3Geometry, limits: Limits) -> tuple[str, ...]:
     )
 
 
-def candidate_pool(shape: DraftShape) -> int:
-    """How many candidates a dynamic tree of this shape drafts: K + (D − 1)·K²."""
-    return shape.draft_top_k + (shape.draft_depth - 1) * shape.draft_top_k**2
-
-
 def plan_engine(
     options: BuildOptions,
     sizes: BackendSizes,
@@ -227,7 +222,7 @@ def _draft_shapes(
         raise SpecbuildError(
             f"--draft-top-k {top_k} exceeds the draft's vocabulary of {draft.vocab}"
         )
-    pool = candidate_pool(DraftShape(top_k, depth, 0))
+    pool = DraftShape(top_k, depth, 0).candidates
     tokens = given.get("tokens", min(pool, DEFAULT_TREE_LIMITS.draft_tokens))
     if tokens > pool:
         raise SpecbuildError(
@@ -245,7 +240,7 @@ def _default_shapes(
     fitting = max(max_seq_len - 1, 1)
     limits = sizes.draft_limits
     top_k = min(limits.draft_top_k, most_children)
-    pool = candidate_pool(replace(limits, draft_top_k=top_k))
+    pool = replace(limits, draft_top_k=top_k).candidates
     tokens = min(limits.draft_tokens, pool, fitting)
     chain = min(DEFAULT_DRAFT_SHAPE.draft_depth, tokens)
     return (

@@ -14,7 +14,6 @@ from specbuild.builder.training.self_text import Generation, generate_text
 from specbuild.builder.verify.report import LosslessRow
 from specbuild.plugins_cuda.choose.op import gumbel_noise
 from specbuild.runtime.decode.decoder import Speculation
-from specbuild.runtime.draft.tree import candidates
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
@@ -142,7 +141,7 @@ def _shapes(engine: Engine) -> dict[str, DraftShape]:
 def _within(shape: DraftShape, limits: Limits) -> DraftShape:
     top_k = min(shape.draft_top_k, limits.draft_top_k)
     depth = min(shape.draft_depth, limits.draft_depth)
-    most = candidates(DraftShape(top_k, depth, 1))
+    most = DraftShape(top_k, depth, 1).candidates
     return DraftShape(top_k, depth, min(shape.draft_tokens, limits.draft_tokens, most))
 
 

@@ -30,11 +30,6 @@ def shape_text(shape: DraftShape) -> str:
     return f"top-k {shape.draft_top_k}, depth {shape.draft_depth}, {shape.draft_tokens} tokens"
 
 
-def candidate_pool(top_k: int, depth: int) -> int:
-    """Nodes that a tree drafts before the best are kept: K + (D − 1)·K²."""
-    return top_k + (depth - 1) * top_k**2
-
-
 def speculation_of(manifest: Manifest, options: DraftOptions, *, no_spec: bool) -> Speculation:
     """``"default"`` leaves the shape to the engine; None decodes without a draft.
 
@@ -59,7 +54,7 @@ def _shape(limits: Limits, default: DraftShape | None, options: DraftOptions) ->
         default = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)
     top_k = default.draft_top_k if options.top_k is None else options.top_k
     depth = default.draft_depth if options.depth is None else options.depth
-    pool = candidate_pool(top_k, depth)
+    pool = DraftShape(top_k, depth, 0).candidates
     if options.tokens is not None and options.tokens > pool:
         raise SpecbuildError(
             f"--draft-tokens {options.tokens} is more than the {pool} nodes that "

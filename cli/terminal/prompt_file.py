@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from specbuild.runtime.engine_dir.strict_json import from_json
+from specbuild.runtime.engine_dir.strict_json import from_json, parsed
 from specbuild.runtime.errors import RequestError, SpecbuildError
 from specbuild.runtime.request import GenerateParams, Prompt, Request
 
@@ -76,9 +76,7 @@ def read_prompt_file(file: Path) -> list[PlacedPrompt]:
 
 def _prompt_of_line(line: bytes, place: str) -> PlacedPrompt:
     try:
-        data = json.loads(
-            line.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant
-        )
+        data = parsed(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise SpecbuildError(f"{place} is not UTF-8: byte {error.start} is wrong") from error
     except json.JSONDecodeError as error:
@@ -92,17 +90,6 @@ def _prompt_of_line(line: bytes, place: str) -> PlacedPrompt:
         return PlacedPrompt(place, from_json(Prompt, data, place))
     except RequestError as error:
         raise RequestError(f"{place}: {error}") from error
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return result
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _standard_input() -> str:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specbuild.plugins_cuda.choose.body import body
+from specbuild.plugins_cuda.choose.body import (
+    PHILOX_KEY_STEPS,
+    PHILOX_MULTIPLIERS,
+    PHILOX_ROUNDS,
+    body,
+)
 from specbuild.plugins_cuda.choose.lowering import lower
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
 from specbuild.plugins_cuda.traffic import NoTraffic
@@ -12,9 +17,6 @@ from specbuild.plugins_cuda.traffic import NoTraffic
 if TYPE_CHECKING:
     import torch
 
-PHILOX_ROUNDS = 10
-PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-PHILOX_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
 
 

@@ -92,11 +92,6 @@ def chain_trees(roots: Sequence[int], tokens: np.ndarray | None = None) -> Draft
     return DraftTrees(all_tokens, parents, depths, bits, count, contiguous=True, full=True)
 
 
-def candidates(shape: DraftShape) -> int:
-    """Nodes in the pool from which the tree is selected: K + (D − 1)·K²."""
-    return shape.draft_top_k + (shape.draft_depth - 1) * shape.draft_top_k**2
-
-
 def check_shape(shape: DraftShape, limits: Limits | None) -> None:
     """RequestError where a shape is no tree, or more than the engine was built for."""
     for name in ("draft_top_k", "draft_depth", "draft_tokens"):
@@ -108,10 +103,10 @@ def check_shape(shape: DraftShape, limits: Limits | None) -> None:
                 f"{name} is {value}, but the engine was built for at most "
                 f"{getattr(limits, name)}; ask for less or build it with more"
             )
-    if shape.draft_tokens > candidates(shape):
+    if shape.draft_tokens > shape.candidates:
         raise RequestError(
             f"draft_tokens is {shape.draft_tokens}, but draft_top_k {shape.draft_top_k} and "
-            f"draft_depth {shape.draft_depth} make only {candidates(shape)} candidates"
+            f"draft_depth {shape.draft_depth} make only {shape.candidates} candidates"
         )
 
 
@@ -120,4 +115,4 @@ def shallower(shape: DraftShape, depth: int) -> DraftShape:
     if depth >= shape.draft_depth:
         return shape
     cut = DraftShape(shape.draft_top_k, depth, shape.draft_tokens)
-    return DraftShape(cut.draft_top_k, depth, min(cut.draft_tokens, candidates(cut)))
+    return DraftShape(cut.draft_top_k, depth, min(cut.draft_tokens, cut.candidates))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.features import require_known
@@ -19,7 +17,7 @@ from specbuild.runtime.engine_dir.manifest import (
     StoredFile,
 )
 from specbuild.runtime.engine_dir.manifest_check import check_manifest
-from specbuild.runtime.engine_dir.strict_json import from_json
+from specbuild.runtime.engine_dir.strict_json import from_json, parsed
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 MAX_MANIFEST_BYTES = 64 << 20
@@ -34,7 +32,7 @@ def read_manifest(directory: Path) -> Manifest:
     data = _manifest_bytes(directory)
     where = directory / MANIFEST_FILE
     try:
-        decoded = json.loads(data, parse_constant=_refuse_constant)
+        decoded = parsed(data)
     except (ValueError, RecursionError) as error:
         raise EngineFileError(f"{where} is not JSON ({error}); build the engine again") from error
     found = decoded.get("format_version") if isinstance(decoded, dict) else None
@@ -191,7 +189,3 @@ def _digests(data: memoryview, chunk_bytes: int | None) -> Iterator[str]:
     step = chunk_bytes or max(len(data), 1)
     for start in range(0, max(len(data), 1), step):
         yield xxh3_128_hexdigest(data[start : start + step])
-
-
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON number")

@@ -50,6 +50,11 @@ class DraftShape:
     draft_depth: int
     draft_tokens: int
 
+    @property
+    def candidates(self) -> int:
+        """Nodes in the pool from which the tree is selected: K + (D − 1)·K²."""
+        return self.draft_top_k + (self.draft_depth - 1) * self.draft_top_k**2
+
 
 @dataclass(frozen=True)
 class SpecPv:

@@ -7,6 +7,7 @@ whose metadata have ``VALUES`` takes only the strings that are among these.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import types
 import typing
@@ -19,6 +20,11 @@ from specbuild.runtime.errors import SpecbuildError
 Record = TypeVar("Record")
 
 VALUES = "values"
+
+
+def parsed(data: str | bytes) -> Any:
+    """Decoded JSON; ValueError where it is none, holds NaN or Infinity, or a key twice."""
+    return json.loads(data, object_pairs_hook=_object, parse_constant=_refuse_constant)
 
 
 def to_json(
@@ -46,6 +52,17 @@ def from_json(kind: type[Record], data: Any, where: str) -> Record:
     """A ``kind`` from decoded JSON; SpecbuildError names the place, what was got and expected."""
     result: Record = _decode(kind, data, where)
     return result
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return result
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _decode(kind: Any, data: Any, where: str) -> Any:  # noqa: PLR0911 - a case per kind

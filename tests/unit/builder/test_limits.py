@@ -18,7 +18,6 @@ from specbuild.builder.backends.cuda.step.programs import draft_shapes
 from specbuild.builder.backends.registry import backend_of
 from specbuild.builder.engine.dsa import dsa_of, dsa_warnings
 from specbuild.builder.engine.sizes import (
-    candidate_pool,
     context_warnings,
     windowed_draft,
 )
@@ -170,11 +169,11 @@ def test_draft_options_need_a_draft(geometries: Geometries) -> None:
         plan_engine(asked_for(draft_depth=2), geometries[0], None)
 
 
-def test_candidate_pool_counts_levels() -> None:
+def test_candidates_of_a_shape_count_its_levels() -> None:
     for k in range(1, 5):
         for depth in range(1, 5):
             levels = [k] + [k * k] * (depth - 1)
-            assert candidate_pool(DraftShape(k, depth, 1)) == sum(levels)
+            assert DraftShape(k, depth, 1).candidates == sum(levels)
 
 
 def test_draft_past_its_trained_context_is_warned_of(geometries: Geometries) -> None:
@@ -213,7 +212,7 @@ def test_children_of_a_node_fit_the_draft_vocabulary(geometries: Geometries) -> 
     small = replace(geometries[1], vocab=4)
     limits = plan_engine(asked_for(), geometries[0], small).limits
     assert limits.draft_top_k == 4
-    assert limits.draft_tokens <= candidate_pool(DraftShape(4, limits.draft_depth, 0))
+    assert limits.draft_tokens <= DraftShape(4, limits.draft_depth, 0).candidates
     with pytest.raises(SpecbuildError, match="--draft-top-k 5 exceeds the draft's vocabulary of 4"):
         plan_engine(asked_for(draft_top_k=5), geometries[0], small)
 

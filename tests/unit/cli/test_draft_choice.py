@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specbuild.cli.options.draft_choice import DraftOptions, candidate_pool, speculation_of
+from specbuild.cli.options.draft_choice import DraftOptions, speculation_of
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, Manifest
 from specbuild.runtime.errors import SpecbuildError
 
@@ -83,12 +83,4 @@ def test_every_shape_of_two_options_is_within_limits_and_pool(chosen: Choose) ->
     for top_k, depth in itertools.product(range(1, 5), range(1, 6)):
         shape = chosen(DraftOptions(top_k=top_k, depth=depth))
         assert isinstance(shape, DraftShape)
-        assert 1 <= shape.draft_tokens <= min(20, candidate_pool(top_k, depth))
-
-
-def test_pool_counts_drafted_nodes() -> None:
-    for top_k, depth in itertools.product(range(1, 6), range(1, 6)):
-        drafted, frontier = top_k, top_k
-        for _ in range(depth - 1):
-            drafted += frontier * top_k
-        assert candidate_pool(top_k, depth) == drafted
+        assert 1 <= shape.draft_tokens <= min(20, DraftShape(top_k, depth, 0).candidates)

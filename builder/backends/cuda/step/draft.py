@@ -9,7 +9,6 @@ from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.step.target import logits
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
-from specbuild.builder.engine.sizes import candidate_pool
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -150,7 +149,7 @@ class Drafting:
 
     def _candidates(self) -> dict[str, Tensor]:
         """The candidate pool and the frontier's places in it, as LevelInputs fills them."""
-        pool, k = candidate_pool(self.shape), self.shape.draft_top_k
+        pool, k = self.shape.candidates, self.shape.draft_top_k
         shapes = {
             "pool_tokens": (pool, "int32"),
             "pool_scores": (pool, "float32"),

@@ -13,7 +13,7 @@ from specbuild.builder.durable import replace_bytes
 from specbuild.builder.engine.writer import json_bytes
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.opspec import OpSpec
-from specbuild.runtime.engine_dir.strict_json import from_json
+from specbuild.runtime.engine_dir.strict_json import from_json, parsed
 from specbuild.runtime.errors import SpecbuildError
 
 VERSION = 1
@@ -87,7 +87,7 @@ def tactic_file(gpu: str, device: str, entries: Iterable[TacticEntry]) -> Tactic
 def read_tactics(path: Path) -> TacticFile:
     """Reads and checks a file. SpecbuildError where it is none, or of another format."""
     try:
-        decoded = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        decoded = parsed(path.read_bytes())
     except OSError as error:
         raise SpecbuildError(
             f"{path} cannot be read ({error.strerror}); give a file that specbuild tune wrote"
@@ -172,7 +172,3 @@ def _is_inside(name: str) -> bool:
         return (PLUGINS / name).resolve().is_relative_to(PLUGINS.resolve())
     except (ValueError, OSError):  # a zero byte, half a surrogate pair
         return False
-
-
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON number")

@@ -14,7 +14,6 @@ from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.plugins_cuda.launches import Phase
 from specbuild.runtime.cache.layout import layouts
-from specbuild.runtime.draft.tree import candidates
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, ShapeProfile, SizeRange
 from specbuild.runtime.errors import SpecbuildError
 
@@ -103,7 +102,7 @@ def _drafting(
     levels = sorted({count * k for count in _batches(limits) for k in (1, limits.draft_top_k)})
     extended = {count * taken for count in _batches(limits) for taken in range(1, depth + 2)}
     rows = sorted({*extended, *levels, *chunks})
-    pool = candidates(DraftShape(limits.draft_top_k, depth, most))
+    pool = DraftShape(limits.draft_top_k, depth, most).candidates
     words = _words(max(1, limits.draft_top_k * (depth - 1)))
     kept = sorted({most, *(shape.draft_tokens for shape in shapes)})
     return {

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import onnx_ir as ir
 
 from specbuild.builder.backends.tensorrt.request import InputShapes
-from specbuild.builder.engine.sizes import EnginePlan, candidate_pool
+from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
 from specbuild.runtime.engine_dir.manifest import CacheGroup, DraftShape, ShapeProfile, SizeRange
 
@@ -55,7 +55,7 @@ def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:
         return profiles
     extends = max(usual.draft_depth, 1)
     of_draft = _launch(batch, [group for group in plan.groups if group.name == DRAFT_GROUP])
-    pool, usual_pool = candidate_pool(DraftShape(width, depth, 0)), candidate_pool(usual)
+    pool, usual_pool = DraftShape(width, depth, 0).candidates, usual.candidates
     sequences = {"B": SizeRange(1, 1, batch)}
     path = _exact(depth + 1)
     in_tree = {"N1": SizeRange(2, usual.draft_tokens + 1, nodes), "W": SizeRange(1, 1, tree_bits)}

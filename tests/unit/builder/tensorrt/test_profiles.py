@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planning import plan_engine
 
 from specbuild.builder.backends.tensorrt.standard.profiles import role_profiles
-from specbuild.builder.engine.sizes import EnginePlan, candidate_pool
+from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape, Port, Role
@@ -47,7 +47,7 @@ def plan(batch: int, length: int, shape: DraftShape) -> EnginePlan:
 
 shapes = st.builds(
     lambda k, d, part: DraftShape(
-        k, d, max(1, round(part * min(candidate_pool(DraftShape(k, d, 0)), 40)))
+        k, d, max(1, round(part * min(DraftShape(k, d, 0).candidates, 40)))
     ),
     st.integers(1, 5),
     st.integers(1, 5),
@@ -96,7 +96,7 @@ def test_every_launch_has_a_profile_and_is_not_padded(
         assert {name: run[name] for name in level} == level
         assert (run["FK"], run["K"]) == (first * k, k)
     asked = data.draw(st.integers(1, limits.draft_tokens))
-    most = candidate_pool(DraftShape(limits.draft_top_k, limits.draft_depth, 0))
+    most = DraftShape(limits.draft_top_k, limits.draft_depth, 0).candidates
     candidates = {"B": batch, "M": data.draw(st.integers(asked, most)), "draft_tokens": asked}
     run = taken(role_of(built, "select", "draft_tokens"), "select", candidates)
     assert {name: run[name] for name in candidates} == candidates
