@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from specbuild.runtime.cache.pages import KvPools, PagesInstalled, PagesReleased
-from specbuild.runtime.decode.decoder import Decoder, Speculation
+from specbuild.runtime.decode.decoder import Decoder, DraftSetting, Speculation
 from specbuild.runtime.decode.device_decoder import ResidentDecoder
 from specbuild.runtime.decode.host_costs import cache_path
 from specbuild.runtime.decode.host_decoder import HostDecoder
+from specbuild.runtime.decode.session import Session
 from specbuild.runtime.draft.device_costs import StepCosts, stored_step_costs, usable_step_costs
 from specbuild.runtime.draft.eagle3 import Drafter
 from specbuild.runtime.draft.policy import DraftPolicy
@@ -75,6 +76,7 @@ class Engine:
             )
         else:
             self.decoder = HostDecoder(executor, manifest, self._kv, cost_file=cost_file)
+        self.session = Session(self.decoder, self._text_stream)
 
     @classmethod
     def load(
@@ -147,9 +149,17 @@ class Engine:
         drafter: Drafter | None = None,
     ) -> Iterator[Event]:
         """As ``generate``, of requests that ``check_prompts`` gave."""
-        return self.decoder.generate(
-            requests, speculation=speculation, drafter=drafter, text_stream=self._text_stream
-        )
+        setting = DraftSetting(speculation, drafter)
+        self.decoder.check(requests, setting)
+        return self._events(requests, setting)
+
+    def _events(self, requests: Sequence[Request], setting: DraftSetting) -> Iterator[Event]:
+        """Runs from the first event that is asked for; closing it aborts what is left."""
+        stream = self.session.add(requests, setting)
+        try:
+            yield from stream
+        finally:
+            stream.close()
 
     @property
     def default_draft(self) -> DraftPolicy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -48,6 +49,16 @@ class SamplingParams:
             raise RequestError(f"top_k is {self.top_k}, must be 0 (keep all) or above")
         if not 0 <= whole_number("seed", self.seed) <= MAX_SEED:
             raise RequestError(f"seed is {self.seed}, must lie between 0 and {MAX_SEED}")
+
+
+def samples(params: Iterable[SamplingParams]) -> bool:
+    """Whether a token is drawn: some temperature is above 0."""
+    return any(p.temperature > 0 for p in params)
+
+
+def needs_full_logits(params: Iterable[SamplingParams]) -> bool:
+    """Whether the logits must be there as a whole: only top-k and top-p ask for that."""
+    return any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1) for p in params)
 
 
 @lru_cache(maxsize=256)

@@ -1,68 +1,53 @@
-"""What an engine decodes with: a loop on the host, or steps that stay on a device."""
+"""What an engine decodes with: loops over steps of the host, or of a device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from specbuild.runtime.decode.emission import TextStreams
 from specbuild.runtime.decode.loop import Loop
-from specbuild.runtime.decode.program_table import needs_full_logits
 from specbuild.runtime.draft.eagle3 import Drafter
 from specbuild.runtime.draft.policy import DraftPolicy
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.request import Event, Request
+from specbuild.runtime.request import Request
 
 Speculation: TypeAlias = DraftShape | Literal["default"] | None
 
 
-@dataclass(frozen=True)
-class RequestKinds:
-    """What the requests of a loop may ask for: what it drafts and how many it runs depend on it.
+@dataclass(frozen=True, eq=False)
+class DraftSetting:
+    """How requests draft: those of one loop draft alike. The tokens are the same with any.
 
-    ``sampled``: a temperature above 0; ``full_logits``: top-k or top-p.
+    ``speculation``: a shape, None for no draft, or "default" for what pays; ``drafter`` stands for
+    the engine's own.
     """
 
-    sampled: bool = False
-    full_logits: bool = False
+    speculation: Speculation = "default"
+    drafter: Drafter | None = None
 
-
-def kinds_of(requests: Sequence[Request]) -> RequestKinds:
-    """What these requests ask for."""
-    sampling = [request.params.sampling for request in requests]
-    return RequestKinds(
-        sampled=any(params.temperature > 0 for params in sampling),
-        full_logits=needs_full_logits(sampling),
-    )
+    def same_as(self, other: DraftSetting) -> bool:
+        """Whether requests of both may share a loop."""
+        return self.speculation == other.speculation and self.drafter is other.drafter
 
 
 class Decoder(Protocol):
-    """Serves checked requests. The tokens are the same with any speculation."""
+    """Makes the loops that serve checked requests, one at a time."""
+
+    machine: threading.Lock
+    """Held by whoever uses the executor: a loop, a measurement, a scoring."""
 
     @property
     def default_draft(self) -> DraftPolicy:
         """What ``speculation="default"`` last used; its ``reason`` says what it chose, and why."""
         ...
 
-    def loop(
-        self,
-        kinds: RequestKinds,
-        *,
-        speculation: Speculation,
-        drafter: Drafter | None = None,
-        text_stream: TextStreams,
-    ) -> Loop:
-        """A loop that requests join and leave; RequestError where the draft cannot be had."""
+    def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:
+        """RequestError where the engine has no such draft, or no steps for such requests."""
         ...
 
-    def generate(
-        self,
-        requests: Sequence[Request],
-        *,
-        speculation: Speculation,
-        drafter: Drafter | None,
-        text_stream: TextStreams,
-    ) -> Iterator[Event]:
-        """The events of all requests; RequestError at once where the draft cannot be had."""
+    def loop(self, setting: DraftSetting, *, text_stream: TextStreams) -> Loop:
+        """A loop of this setting; whoever runs it holds :attr:`machine`."""
         ...

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 
 from specbuild.runtime.cache.pages import KvPools
-from specbuild.runtime.decode.decoder import RequestKinds, Speculation, kinds_of
+from specbuild.runtime.decode.decoder import DraftSetting, Speculation
 from specbuild.runtime.decode.device_rows import SlotTable
 from specbuild.runtime.decode.device_stepper import DeviceStepper
 from specbuild.runtime.decode.emission import Emission, TextStreams
@@ -18,8 +18,8 @@ from specbuild.runtime.decode.prefill_rows import SlotRows, launched_rows
 from specbuild.runtime.decode.program_costs import ProgramCosts
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.decode.scheduler import Scheduler
+from specbuild.runtime.draft.choice import PolicyByKind
 from specbuild.runtime.draft.device_costs import StepCosts
-from specbuild.runtime.draft.eagle3 import Drafter
 from specbuild.runtime.draft.policy import (
     DraftPolicy,
     FixedPolicy,
@@ -30,10 +30,10 @@ from specbuild.runtime.draft.tree import check_shape
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import ResidentExecutor
-from specbuild.runtime.request import Event, GenerateParams, Request, SequenceState
+from specbuild.runtime.request import GenerateParams, Request, SequenceState
+from specbuild.runtime.sampling import needs_full_logits
 from specbuild.runtime.statistics import RunTally
 
-Item = TypeVar("Item")
 # The table was measured on this kind of GPU: rare steps without a draft suffice to check it.
 PLAIN_INTERVAL = 256
 
@@ -74,68 +74,44 @@ class ResidentDecoder:
         self._step_costs = step_costs if manifest.draft is not None else None
         self._fixed = default_policy(manifest, without_costs)
         self._measured = LearnedPolicies()
-        self._busy = False
+        self.machine = threading.Lock()
 
     @property
     def default_draft(self) -> DraftPolicy:
         """The policy of the last run by step costs, or the engine's default shape."""
         return self._measured.last or self._default_policy(sampled=False, full_logits=False)
 
-    def generate(
-        self,
-        requests: Sequence[Request],
-        *,
-        speculation: Speculation,
-        drafter: Drafter | None,
-        text_stream: TextStreams,
-    ) -> Iterator[Event]:
-        """The events of all requests. Raises RequestError where a draft cannot be had."""
-        loop = self.loop(
-            kinds_of(requests), speculation=speculation, drafter=drafter, text_stream=text_stream
-        )
-        for request in requests:
-            loop.add(request)
-        return self._alone(loop.run())
-
-    def loop(
-        self,
-        kinds: RequestKinds,
-        *,
-        speculation: Speculation,
-        drafter: Drafter | None = None,
-        text_stream: TextStreams,
-    ) -> Loop:
-        """A loop for requests of these kinds. Raises RequestError where a draft cannot be had."""
-        if drafter is not None:
+    def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:
+        """RequestError where a draft cannot be had, or there are no steps for what is asked."""
+        if setting.drafter is not None:
             raise RequestError(
-                f"drafter {drafter.capabilities.name}: this engine drafts on the device, with its "
-                "own draft only"
+                f"drafter {setting.drafter.capabilities.name}: this engine drafts on the device, "
+                "with its own draft only"
             )
-        shape = self._only_shape(speculation)
+        shape = self._only_shape(setting.speculation)
         if shape is not None:
             self._check(shape)
-        if speculation == "default":
-            policy = self._default_policy(sampled=kinds.sampled, full_logits=kinds.full_logits)
-        else:
-            policy = _asked_for(speculation)
-        # A policy that may leave the draft out does so where only such steps are large enough.
-        most = self._programs.most_sequences(shape, full_logits=kinds.full_logits)
-        if most == 0:
+        full_logits = needs_full_logits(request.params.sampling for request in requests)
+        if self._programs.most_sequences(shape, full_logits=full_logits) == 0:
             raise RequestError(
                 "the engine has no steps with full logits, as top-k and top-p need them; leave "
                 "them out, or build the engine with such steps"
             )
+
+    def loop(self, setting: DraftSetting, *, text_stream: TextStreams) -> Loop:
+        """A loop over the device's steps."""
+        policy = self._policy(setting.speculation)
         stepper = DeviceStepper(
             self._executor, self._manifest, self._programs, drafts=policy.max_depth > 0
         )
-        limits = self._manifest.limits
+        # A policy that may leave the draft out does so where only such steps are large enough.
+        shape = self._only_shape(setting.speculation)
         scheduler = Scheduler(
-            replace(
-                limits,
-                max_batch_size=min(most, limits.max_batch_size),
-                max_rows=self._programs.prefill_rows,
-            ),
+            replace(self._manifest.limits, max_rows=self._programs.prefill_rows),
             self._kv,
+            most_sequences=lambda requests: self._programs.most_sequences(
+                shape, full_logits=needs_full_logits(r.params.sampling for r in requests)
+            ),
         )
         emission = Emission(
             self._manifest.target.eos_token_ids,
@@ -200,17 +176,23 @@ class ResidentDecoder:
         captured = executor.read("score.captured", rows=rows.count) if drafted else None
         return ScoredRows(rows.start, logits, captured)
 
-    def _alone(self, events: Iterator[Item]) -> Iterator[Item]:
-        """Refuses while another call's events are being read."""
-        if self._busy:
-            raise RequestError(
-                "another generation on this engine is running; finish or close it first"
-            )
-        self._busy = True
+    def _alone(self, rows: Iterator[ScoredRows]) -> Iterator[ScoredRows]:
+        """Refuses while requests are being served; from then on they wait until this is read."""
+        if not self.machine.acquire(blocking=False):
+            raise RequestError("the engine is serving requests; score when they are done")
         try:
-            yield from events
+            yield from rows
         finally:
-            self._busy = False
+            self.machine.release()
+
+    def _policy(self, speculation: Speculation) -> DraftPolicy:
+        if speculation == "default":
+            return PolicyByKind(
+                lambda sampled, full_logits: self._default_policy(
+                    sampled=sampled, full_logits=full_logits
+                )
+            )
+        return _asked_for(speculation)
 
     def _default_policy(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:
         if self._step_costs is None:

@@ -9,7 +9,7 @@ from time import perf_counter
 
 from specbuild.runtime.decode.device_rows import PENDING, SlotTable
 from specbuild.runtime.decode.prefill_rows import SlotRows, launched_rows, sampling_rows
-from specbuild.runtime.decode.program_table import ProgramTable, needs_full_logits
+from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.stepper import NewTokens, StepDone
 from specbuild.runtime.draft.costs import Outlook
@@ -22,6 +22,7 @@ from specbuild.runtime.lossy.dsa.ahead import ResidentSelections
 from specbuild.runtime.lossy.mode import DeviceMode, ModePlan, StepAhead, joined
 from specbuild.runtime.lossy.specpv.ahead import ResidentViews
 from specbuild.runtime.request import SequenceState
+from specbuild.runtime.sampling import needs_full_logits, samples
 
 # A result that was there before this long was waited for: the host came late, and the time between
 # two results is not the step's.
@@ -111,6 +112,8 @@ class DeviceStepper:
             tokens_left=max(s.wanted for s in sequences),
             rows_behind=0,
             context=sum(s.known for s in sequences) // len(sequences),
+            sampled=samples(s.request.params.sampling for s in sequences),
+            full_logits=_full_logits(sequences),
         )
 
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:

@@ -32,7 +32,7 @@ class Emission:
     ) -> None:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._max_depth = max_depth
-        self._text_stream = text_stream
+        self.text_stream = text_stream
 
     def admit(
         self,
@@ -51,7 +51,7 @@ class Emission:
             pages=pages,
             pages_reserved=reserved,
             tally=RunTally(self._max_depth),
-            text=self._text_stream(request),
+            text=self.text_stream(request),
             known=len(request.prompt_ids),
         )
 
@@ -86,21 +86,6 @@ class Emission:
             sequence.tally.step(accepted=min(accepted, len(events)), emitted=len(events))
         return events
 
-    def never_ran(self, index: int, request: Request) -> FinishEvent:
-        """A request that was aborted before it was admitted."""
-        return FinishEvent(
-            index,
-            RunRecord(
-                id=request.id,
-                prompt_ids=request.prompt_ids,
-                output_ids=(),
-                text="" if self._text_stream(request) is not None else None,
-                finish_reason="abort",
-                stats=RunTally(self._max_depth).stats(len(request.prompt_ids)),
-                logprobs=(),
-            ),
-        )
-
     def _end_of(self, sequence: SequenceState, token: int) -> tuple[FinishReason | None, str]:
         """Why the request ends with this token, if it does, and the text it gives."""
         if not sequence.request.params.ignore_eos and token in self._eos_token_ids:
@@ -109,3 +94,17 @@ class Emission:
         if sequence.text is not None and sequence.text.stopped:
             return "stop", text
         return ("length" if sequence.wanted == 0 else None), text
+
+
+def never_ran(index: int, request: Request, text_stream: TextStreams) -> FinishEvent:
+    """The end of a request that was aborted before it was admitted."""
+    record = RunRecord(
+        id=request.id,
+        prompt_ids=request.prompt_ids,
+        output_ids=(),
+        text=None if text_stream(request) is None else "",
+        finish_reason="abort",
+        stats=RunTally(0).stats(len(request.prompt_ids)),
+        logprobs=(),
+    )
+    return FinishEvent(index, record)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import SlotCounter
-from specbuild.runtime.decode.decoder import RequestKinds, Speculation, kinds_of
+from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.emission import Emission, TextStreams
 from specbuild.runtime.decode.host_costs import CannotMeasureError, CostMeasurement, load_or_measure
 from specbuild.runtime.decode.host_stepper import HostStepper
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import Scheduler
+from specbuild.runtime.draft.choice import PolicyByKind
 from specbuild.runtime.draft.costs import ChainCosts
 from specbuild.runtime.draft.eagle3 import Drafter, Eagle3Drafter
 from specbuild.runtime.draft.policy import (
@@ -29,7 +31,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.manifest_check import DECODING_ROLES, DRAFTING_ROLES
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import Executor
-from specbuild.runtime.request import Event, Request
+from specbuild.runtime.request import Request
 
 
 class HostDecoder:
@@ -43,41 +45,36 @@ class HostDecoder:
         self._kv = kv
         self._cost_file = cost_file
         self._measured = LearnedPolicies()
+        self.machine = threading.Lock()
         limits = manifest.limits
         self._counter = SlotCounter(slots_per_sequence(limits) + limits.max_rows + 1)
 
     @property
     def default_draft(self) -> DraftPolicy:
         """The policy of the last run with ``speculation="default"``."""
-        return self._measured.last or self._measured_policy(sampled=False)
+        if self._measured.last is not None:
+            return self._measured.last
+        with self.machine:
+            return self._measured_policy(sampled=False)
 
-    def generate(
-        self,
-        requests: Sequence[Request],
-        *,
-        speculation: Speculation,
-        drafter: Drafter | None,
-        text_stream: TextStreams,
-    ) -> Iterator[Event]:
-        """The events of all requests. Raises RequestError where a draft cannot be had."""
-        loop = self.loop(
-            kinds_of(requests), speculation=speculation, drafter=drafter, text_stream=text_stream
-        )
-        for request in requests:
-            loop.add(request)
-        return loop.run()
+    def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:
+        """RequestError where a draft cannot be had."""
+        del requests
+        if setting.speculation is None:
+            return
+        if setting.drafter is not None:
+            self._check_drafter(setting.drafter, setting.speculation)
+        elif isinstance(setting.speculation, DraftShape):
+            if self._manifest.draft is None:
+                raise RequestError(
+                    "a draft shape is given, but the engine was built without a draft"
+                )
+            check_shape(setting.speculation, self._manifest.limits)
 
-    def loop(
-        self,
-        kinds: RequestKinds,
-        *,
-        speculation: Speculation,
-        drafter: Drafter | None = None,
-        text_stream: TextStreams,
-    ) -> Loop:
-        """A loop for requests of these kinds. Raises RequestError where a draft cannot be had."""
+    def loop(self, setting: DraftSetting, *, text_stream: TextStreams) -> Loop:
+        """A loop over steps of the host; the first one with a default draft measures its costs."""
         self._executor.prepare(DECODING_ROLES)
-        policy = self._policy(speculation, drafter, sampled=kinds.sampled)
+        policy, drafter = self._policy(setting), setting.drafter
         if policy.max_depth == 0:
             drafter = None
         elif drafter is None:
@@ -124,23 +121,21 @@ class HostDecoder:
         depth = min(limits.draft_depth, limits.draft_tokens)
         return ChainCosts(table, max_depth=depth, origin=origin)
 
-    def _policy(
-        self, speculation: Speculation, drafter: Drafter | None, *, sampled: bool
-    ) -> DraftPolicy:
-        limits = self._manifest.limits
+    def _policy(self, setting: DraftSetting) -> DraftPolicy:
+        speculation, drafter = setting.speculation, setting.drafter
         if speculation is None:
             return FixedPolicy(None, max_depth=0, reason="asked for no draft")
         if drafter is not None:
-            return self._policy_of(drafter, speculation)
+            shape = self._check_drafter(drafter, speculation)
+            depth, name = self._manifest.limits.draft_depth, drafter.capabilities.name
+            return FixedPolicy(shape, max_depth=depth, reason=f"asked for {name}")
         if speculation == "default":
-            return self._measured_policy(sampled=sampled)
-        if self._manifest.draft is None:
-            raise RequestError("a draft shape is given, but the engine was built without a draft")
-        check_shape(speculation, limits)
+            return PolicyByKind(lambda sampled, _: self._measured_policy(sampled=sampled))
         return FixedPolicy(speculation, max_depth=speculation.draft_depth, reason="asked for")
 
-    def _policy_of(self, drafter: Drafter, speculation: DraftShape | str) -> DraftPolicy:
-        limits, name = self._manifest.limits, drafter.capabilities.name
+    def _check_drafter(self, drafter: Drafter, speculation: DraftShape | str) -> DraftShape:
+        """The shape to ask a drafter for; RequestError where it cannot serve."""
+        name = drafter.capabilities.name
         if "accept" not in self._manifest.roles:
             raise RequestError(f"drafter {name}: the engine was built without a draft's graphs")
         if drafter.capabilities.samples:
@@ -148,5 +143,5 @@ class HostDecoder:
         shape = speculation if isinstance(speculation, DraftShape) else self._manifest.draft_default
         if shape is None:
             raise RequestError(f"drafter {name}: the engine names no default shape; give one")
-        check_shape(shape, limits)
-        return FixedPolicy(shape, max_depth=limits.draft_depth, reason=f"asked for {name}")
+        check_shape(shape, self._manifest.limits)
+        return shape

@@ -20,6 +20,7 @@ from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.lossy.specpv.state import StepChoice
 from specbuild.runtime.lossy.verified import Accepted, Verified
 from specbuild.runtime.request import SequenceState
+from specbuild.runtime.sampling import samples
 
 # Rows of captured features that a launch committed, by sequence, for the drafter to observe.
 Committed = list[tuple[SequenceState, np.ndarray | slice]]
@@ -84,6 +85,7 @@ class HostStepper:
             batch=len(sequences),
             tokens_left=max(s.wanted for s in sequences),
             rows_behind=sum(behind),
+            sampled=samples(s.request.params.sampling for s in sequences),
         )
 
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:

@@ -13,10 +13,10 @@ speculation changes how many tokens a step gives, never which.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from specbuild.runtime.cache.pages import SequencePages
-from specbuild.runtime.decode.emission import Emission
+from specbuild.runtime.decode.emission import Emission, never_ran
 from specbuild.runtime.decode.scheduler import Chunk, Scheduler
 from specbuild.runtime.decode.stepper import NewTokens, Stepper
 from specbuild.runtime.draft.costs import Outlook
@@ -55,7 +55,7 @@ class Loop:
         """Ends a request now, with what it has emitted; None where it is done already."""
         waiting = self._scheduler.withdraw(index)
         if waiting is not None:
-            return self._emission.never_ran(index, waiting)
+            return never_ran(index, waiting, self._emission.text_stream)
         sequence = self._scheduler.running(index)
         if sequence is None:
             return None
@@ -67,7 +67,7 @@ class Loop:
         """Takes the machine for this loop; before the first turn."""
         self._stepper.open()
 
-    def run(self) -> Iterator[Event]:
+    def run(self) -> Generator[Event, None, None]:
         """The events of every request, from :meth:`open` until all are done."""
         self.open()
         try:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import Plan, ProgramEntry
 from specbuild.runtime.errors import EngineFileError, RequestError
-from specbuild.runtime.sampling import SamplingParams
 
 _NO_DRAFT = DraftShape(0, 0, 0)
 
@@ -103,11 +100,6 @@ class ProgramTable:
         """The smallest scoring program for so many rows, else the largest; None: there is none."""
         found = sorted((p for p in self._programs if p.kind == "score"), key=lambda p: p.rows)
         return next((p for p in found if p.rows >= rows), found[-1] if found else None)
-
-
-def needs_full_logits(params: Iterable[SamplingParams]) -> bool:
-    """Whether the logits must be there as a whole: only top-k and top-p ask for that."""
-    return any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1) for p in params)
 
 
 def _smallest(fits: list[ProgramEntry], *, full_logits: bool, what: str) -> ProgramEntry:

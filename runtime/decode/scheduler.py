@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specbuild.runtime.cache.pages import KvPools, SequencePages
@@ -12,6 +12,10 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Request, SequenceState
 
 Admitted = Callable[[int, Request, dict[str, SequencePages], dict[str, int]], SequenceState]
+
+
+# The most sequences of a step in which such requests take part.
+MostSequences = Callable[[Sequence[Request]], int]
 
 
 @dataclass(frozen=True)
@@ -43,16 +47,25 @@ class Scheduler:
 
     ``invariant_rows``: only among launches of up to so many rows has a row the same bits whatever
     shares its launch. Which prompts arrive together depends on drafts; so a larger chunk runs
-    alone, and the chunks of a prompt are cut by its own length.
+    alone, and the chunks of a prompt are cut by its own length. ``most_sequences`` bounds how many
+    run together by what they ask for; None: the limits alone do.
     """
 
-    def __init__(self, limits: Limits, kv: KvPools, *, invariant_rows: int | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        kv: KvPools,
+        *,
+        invariant_rows: int | None = None,
+        most_sequences: MostSequences | None = None,
+    ) -> None:
         self._waiting: deque[tuple[int, Request]] = deque()
         self._running: list[SequenceState] = []
         self._added = 0
         self._limits = limits
         self._invariant_rows = invariant_rows
         self._kv = kv
+        self._most_sequences = most_sequences
 
     @property
     def finished(self) -> bool:
@@ -113,12 +126,21 @@ class Scheduler:
     def _admit(self, admit: Admitted) -> None:
         while self._waiting and len(self._running) < self._limits.max_batch_size:
             index, request = self._waiting[0]
+            if not self._takes(request):
+                return
             wanted = self._kv.pages_wanted(len(request.prompt_ids) + request.token_budget)
             if not self._kv.can_admit(wanted):
                 return
             self._waiting.popleft()
             pages = self._kv.admit(wanted)
             self._running.append(admit(index, request, pages, wanted))
+
+    def _takes(self, request: Request) -> bool:
+        """Whether a step has rows for one more sequence that asks for what this one does."""
+        if self._most_sequences is None:
+            return True
+        together = [*(sequence.request for sequence in self._running), request]
+        return len(together) <= self._most_sequences(together)
 
     def _chunks(self) -> tuple[Chunk, ...]:
         """Prompt chunks of one launch: as many rows as it may have, oldest sequence first."""

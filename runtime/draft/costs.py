@@ -22,13 +22,16 @@ class Outlook:
 
     ``tokens_left`` is how much the longest of the ``batch`` sequences may still emit;
     ``rows_behind`` how many committed tokens the draft would have to take up first; ``context``
-    how many tokens a sequence has, on average.
+    how many tokens a sequence has, on average. ``sampled``: a sequence has a temperature above 0;
+    ``full_logits``: one has top-k or top-p.
     """
 
     batch: int
     tokens_left: int
     rows_behind: int
     context: int = 0
+    sampled: bool = False
+    full_logits: bool = False
 
 
 class DraftCosts(Protocol):

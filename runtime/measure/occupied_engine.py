@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.device_rows import FULL_STEP, LIST_BUDGET, SEQUENCE_PORTS, VIEWS
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -56,8 +57,8 @@ def placed_sequences(
     # Enough tokens that no sequence ends while its steps are timed.
     room = engine.manifest.limits.max_seq_len - context
     params = GenerateParams(max_new_tokens=room, ignore_eos=True)
-    events = engine.generate(prompts, params, speculation=shape)
-    try:
+    requests = engine.check_prompts(prompts, params)
+    with engine.session.alone(requests, DraftSetting(shape)) as events:
         seen = [0] * batch
         while min(seen) < _SETTLED_EVENTS:
             seen[next(events).request] += 1
@@ -68,10 +69,6 @@ def placed_sequences(
         reset = _keep_state(executor)
         yield PlacedSequences(executor, batch, reset)
         reset()
-    finally:
-        close = getattr(events, "close", None)
-        if close is not None:
-            close()
 
 
 def _keep_ends(executor: CudaExecutor, ids: np.ndarray) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import pytest
@@ -12,12 +14,22 @@ from toy_engine import prompt, run, toy_engine
 from toy_model import VOCAB, choose, decode_plainly, target_logits
 from toy_plan import BATCHES, SHAPES
 
+from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.device_decoder import ResidentDecoder
+from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError, SpecbuildError
 from specbuild.runtime.measure.step_timing import time_step
-from specbuild.runtime.request import FinishEvent, GenerateParams
+from specbuild.runtime.request import Event, FinishEvent, GenerateParams
 from specbuild.runtime.sampling import SamplingParams
+
+
+def alone(
+    engine: Engine, ids: list[int], params: GenerateParams
+) -> AbstractContextManager[Iterator[Event]]:
+    """The events of one prompt without a draft, no further than they are read."""
+    return engine.session.alone(engine.check_prompts([prompt(ids)], params), DraftSetting(None))
+
 
 tokens = st.integers(0, VOCAB - 2)
 prompts = st.lists(tokens, min_size=1, max_size=30)
@@ -99,11 +111,11 @@ def test_a_draft_is_used_and_saves_steps() -> None:
 def test_the_next_step_is_queued_before_the_last_is_read() -> None:
     toy = toy_cuda()
     params = GenerateParams(max_new_tokens=9, ignore_eos=True)
-    events = toy.engine.generate([prompt([1, 2])], params, speculation=None)
-    next(events)  # the prefill's token
-    next(events)  # the first step's
-    assert toy.device.gpu.log.count("graph") == 1 + 2
-    list(events)
+    with alone(toy.engine, [1, 2], params) as events:
+        next(events)  # the prefill's token
+        next(events)  # the first step's
+        assert toy.device.gpu.log.count("graph") == 1 + 2
+        list(events)
     # Nothing is queued whose tokens nobody could want.
     assert toy.device.gpu.log.count("graph") == 1 + 8
 
@@ -206,10 +218,23 @@ def test_closing_early_gives_the_pages_back_and_the_engine_goes_on() -> None:
     events = toy.engine.generate([prompt([1, 2]), prompt([7])], params, speculation=SHAPES[1])
     for _ in range(5):
         next(events)
-    with pytest.raises(RequestError, match="another generation"):
-        next(toy.engine.generate([prompt([1])], params, speculation=None))
-    assert toy.ledger.held
     events.close()
+    assert not toy.ledger.held
+
+
+def test_what_is_measured_alone_refuses_company() -> None:
+    toy = toy_cuda()
+    params = GenerateParams(max_new_tokens=20, ignore_eos=True)
+    with alone(toy.engine, [1, 2], params) as events:
+        next(events)
+        with (
+            pytest.raises(RequestError, match="the engine is in use"),
+            alone(toy.engine, [3], params),
+        ):
+            pass
+        with pytest.raises(RequestError, match="the engine is serving requests"):
+            next(toy.engine.decoder.score([1, 2]))
+        assert toy.ledger.held
     assert not toy.ledger.held
     result = run(toy.engine, [[4, 4, 4]], params, speculation=SHAPES[2])
     assert result.ids[0][:5] == decode_plainly([4, 4, 4], 20, params.sampling)[:5]
@@ -272,23 +297,23 @@ def test_a_stop_string_ends_what_the_device_would_go_on_with(speculation: DraftS
 def test_a_device_that_reports_nothing_is_noticed() -> None:
     toy = toy_cuda()
     params = GenerateParams(max_new_tokens=9, ignore_eos=True)
-    events = toy.engine.generate([prompt([1, 2])], params, speculation=None)
-    next(events)
-    toy.device._advance = lambda *_: None
-    with pytest.raises(SpecbuildError, match="ended without a result"):
-        list(events)
+    with alone(toy.engine, [1, 2], params) as events:
+        next(events)
+        toy.device._advance = lambda *_: None
+        with pytest.raises(SpecbuildError, match="ended without a result"):
+            list(events)
     assert not toy.ledger.held
 
 
 def test_a_device_that_ends_too_early_is_noticed() -> None:
     toy = toy_cuda()
     params = GenerateParams(max_new_tokens=9, ignore_eos=True)
-    events = toy.engine.generate([prompt([1, 2])], params, speculation=None)
-    next(events)
-    toy.device.gpu.synchronize(toy.engine.executor.runner.stream)
-    toy.device.port("done").fill_(1)
-    with pytest.raises(SpecbuildError, match="gave request 'p' 0 tokens"):
-        list(events)
+    with alone(toy.engine, [1, 2], params) as events:
+        next(events)
+        toy.device.gpu.synchronize(toy.engine.executor.runner.stream)
+        toy.device.port("done").fill_(1)
+        with pytest.raises(SpecbuildError, match="gave request 'p' 0 tokens"):
+            list(events)
 
 
 def test_scores_are_the_logits_behind_every_token() -> None:

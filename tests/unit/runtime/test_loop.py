@@ -13,7 +13,7 @@ from toy_engine import prompt, toy_engine
 from toy_model import VOCAB, decode_plainly
 from toy_plan import SHAPES
 
-from specbuild.runtime.decode.decoder import RequestKinds
+from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import Event, FinishEvent, GenerateParams, TokenEvent
@@ -61,9 +61,7 @@ def serve(
 ) -> tuple[dict[int, list[int]], dict[int, FinishEvent]]:
     """Token ids and ends of all visitors; holds after each turn that no page is lost."""
     free = pages_of(engine)
-    loop = engine.decoder.loop(
-        RequestKinds(sampled=True), speculation=shape, text_stream=engine._text_stream
-    )
+    loop = engine.decoder.loop(DraftSetting(shape), text_stream=engine._text_stream)
     numbers: dict[int, int] = {}
     tokens: dict[int, list[int]] = {i: [] for i in range(len(visitors))}
     ends: dict[int, FinishEvent] = {}
@@ -126,7 +124,7 @@ def test_each_gets_what_it_gets_alone(
 def test_a_request_that_waits_is_aborted_without_having_run(kind: str) -> None:
     engine = ENGINES[kind]()
     most = engine.manifest.limits.max_batch_size
-    loop = engine.decoder.loop(RequestKinds(), speculation=None, text_stream=engine._text_stream)
+    loop = engine.decoder.loop(DraftSetting(None), text_stream=engine._text_stream)
     params = GenerateParams(max_new_tokens=8, ignore_eos=True)
     requests = engine.check_prompts([prompt([1, 2], str(i)) for i in range(most + 1)], params)
     numbers = [loop.add(request) for request in requests]
@@ -150,7 +148,7 @@ def test_a_long_request_does_not_keep_others_waiting(kind: str) -> None:
     short = [Visit([4, i], 2, 3, None, SamplingParams()) for i in range(3)]
     engine = ENGINES[kind]()
     order: list[int] = []
-    loop = engine.decoder.loop(RequestKinds(), speculation=None, text_stream=engine._text_stream)
+    loop = engine.decoder.loop(DraftSetting(None), text_stream=engine._text_stream)
     loop.open()
     for turn in range(100):
         for visitor in [v for v in (long, *short) if v.turn == turn]:

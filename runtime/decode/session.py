@@ -1,0 +1,251 @@
+"""Requests of any thread, served together by one thread that owns the executor.
+
+Requests, and their aborts, are messages to that thread, which reads them between two turns of the
+loop. Requests that draft alike share a loop; those that ask for another draft wait until it is
+done. The thread lives while there is work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+
+from specbuild.runtime.decode.decoder import Decoder, DraftSetting
+from specbuild.runtime.decode.emission import TextStreams, never_ran
+from specbuild.runtime.decode.loop import Loop
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.request import Event, FinishEvent, Request
+
+# How long requests wait for a measurement or a scoring, which take the machine for a while.
+MACHINE_TIMEOUT_S = 60.0
+_THREAD_NAME = "specbuild-engine"
+
+
+class Stream:
+    """The events of requests that were added together, which they number from 0 on.
+
+    An iterator, read by one thread. It ends behind the last request; an error of the engine is
+    raised there. :meth:`close` aborts what is not done.
+    """
+
+    def __init__(self, session: Session, requests: Sequence[Request]) -> None:
+        self.requests = tuple(requests)
+        self._session = session
+        self._unfinished = len(self.requests)
+        self._batches: SimpleQueue[list[Event] | BaseException] = SimpleQueue()
+        self._read: deque[Event] = deque()
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        while not self._read:
+            if not self._unfinished:
+                raise StopIteration
+            self._read.extend(self.receive())
+        return self._read.popleft()
+
+    def receive(self) -> list[Event]:
+        """Waits for more events: those of one turn of the loop. Only while requests are open."""
+        batch = self._batches.get()
+        if isinstance(batch, BaseException):
+            self._unfinished = 0
+            raise batch
+        self._unfinished -= sum(isinstance(event, FinishEvent) for event in batch)
+        return batch
+
+    def close(self) -> None:
+        """Aborts the requests that are not done; returns when their pages are free.
+
+        Each of them gives a last :class:`FinishEvent` with the reason ``abort``.
+        """
+        if self._unfinished:
+            self._session.abort(self)
+
+    def deliver(self, batch: list[Event] | BaseException) -> None:
+        """Called by the engine's thread."""
+        self._batches.put(batch)
+
+
+@dataclass(frozen=True, eq=False)
+class _Join:
+    stream: Stream
+    setting: DraftSetting
+
+
+@dataclass(frozen=True, eq=False)
+class _Leave:
+    stream: Stream
+    done: threading.Event
+
+
+class Session:
+    """Serves the requests of one engine. Its methods may be called by any thread."""
+
+    def __init__(self, decoder: Decoder, text_stream: TextStreams) -> None:
+        self._decoder = decoder
+        self._text_stream = text_stream
+        self._lock = threading.Lock()
+        self._inbox: deque[_Join | _Leave] = deque()
+        self._thread: threading.Thread | None = None
+        # Of the thread alone: streams that no loop serves yet.
+        self._waiting: deque[_Join] = deque()
+
+    def add(self, requests: Sequence[Request], setting: DraftSetting) -> Stream:
+        """Queues requests, which run whether their events are read or not.
+
+        Raises RequestError where the engine has no such draft, or cannot serve a request with it.
+        """
+        self._decoder.check(requests, setting)
+        stream = Stream(self, requests)
+        if stream.requests:
+            self._post(_Join(stream, setting))
+        return stream
+
+    @contextlib.contextmanager
+    def alone(
+        self, requests: Sequence[Request], setting: DraftSetting
+    ) -> Iterator[Iterator[Event]]:
+        """The events of requests that run in the calling thread, as far as they are asked for.
+
+        For measuring: nothing runs beside them, and nothing runs ahead of the reader but the steps
+        in flight. Raises RequestError as :meth:`add`, and where the engine is in use.
+        """
+        self._decoder.check(requests, setting)
+        if not self._decoder.machine.acquire(blocking=False):
+            raise RequestError("the engine is in use; try again when its requests are done")
+        try:
+            loop = self._decoder.loop(setting, text_stream=self._text_stream)
+            for request in requests:
+                loop.add(request)
+            with contextlib.closing(loop.run()) as events:
+                yield events
+        finally:
+            self._decoder.machine.release()
+
+    def abort(self, stream: Stream) -> None:
+        """Ends what is left of a stream; returns when its pages are free."""
+        leave = _Leave(stream, threading.Event())
+        self._post(leave)
+        leave.done.wait()
+
+    def _post(self, message: _Join | _Leave) -> None:
+        with self._lock:
+            self._inbox.append(message)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name=_THREAD_NAME, daemon=True)
+                self._thread.start()
+
+    def _received(self) -> list[_Join | _Leave]:
+        with self._lock:
+            messages = list(self._inbox)
+            self._inbox.clear()
+        return messages
+
+    def _serve(self) -> None:
+        """The thread: one loop after another, until nobody waits."""
+        while True:
+            self._sort(None)
+            if self._waiting:
+                self._serve_first()
+                continue
+            with self._lock:
+                if not self._inbox:
+                    self._thread = None
+                    return
+
+    def _serve_first(self) -> None:
+        """Takes the machine for the setting of who waits longest."""
+        if not self._decoder.machine.acquire(timeout=MACHINE_TIMEOUT_S):
+            error = RequestError("a scoring holds the engine; read it to its end or close it")
+            self._waiting.popleft().stream.deliver(error)
+            return
+        try:
+            self._serve_alike(self._waiting[0].setting)
+        finally:
+            self._decoder.machine.release()
+
+    def _serve_alike(self, setting: DraftSetting) -> None:
+        """A loop for all that draft as its first request does; an error ends what it serves."""
+        try:
+            loop = self._decoder.loop(setting, text_stream=self._text_stream)
+        except BaseException as error:
+            self._waiting.popleft().stream.deliver(error)
+            return
+        served = _Served(loop)
+        try:
+            with contextlib.closing(loop):
+                loop.open()
+                self._run(served, setting)
+        except BaseException as error:
+            # Behind the close, whoever hears of it finds the pages free.
+            for stream in served.streams:
+                stream.deliver(error)
+
+    def _run(self, served: _Served, setting: DraftSetting) -> None:
+        """Turns until nobody is left. Behind one who drafts otherwise, others wait too."""
+        while True:
+            self._sort(served)
+            while self._waiting and self._waiting[0].setting.same_as(setting):
+                served.join(self._waiting.popleft().stream)
+            if served.loop.idle:
+                return
+            served.deliver(served.loop.turn())
+
+    def _sort(self, served: _Served | None) -> None:
+        """Reads the messages: who joins waits, who leaves leaves the loop or the queue."""
+        for message in self._received():
+            if isinstance(message, _Join):
+                self._waiting.append(message)
+                continue
+            if served is not None:
+                served.abort(message.stream)
+            for join in [join for join in self._waiting if join.stream is message.stream]:
+                self._waiting.remove(join)
+                join.stream.deliver(
+                    [
+                        never_ran(*each, self._text_stream)
+                        for each in enumerate(join.stream.requests)
+                    ]
+                )
+            message.done.set()
+
+
+class _Served:
+    """A loop, and the streams that its requests belong to."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self._owners: dict[int, tuple[Stream, int]] = {}
+
+    @property
+    def streams(self) -> list[Stream]:
+        """The streams that are not done."""
+        return list({id(stream): stream for stream, _ in self._owners.values()}.values())
+
+    def join(self, stream: Stream) -> None:
+        """Adds a stream's requests to the loop."""
+        for number, request in enumerate(stream.requests):
+            self._owners[self.loop.add(request)] = (stream, number)
+
+    def abort(self, stream: Stream) -> None:
+        """Ends what is left of a stream."""
+        mine = [index for index, (owner, _) in self._owners.items() if owner is stream]
+        ends = [self.loop.abort(index) for index in mine]
+        self.deliver([end for end in ends if end is not None])
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Each stream gets its events of a turn at once."""
+        batches: dict[int, tuple[Stream, list[Event]]] = {}
+        for event in events:
+            stream, number = self._owners[event.request]
+            mine = event if event.request == number else replace(event, request=number)
+            batches.setdefault(id(stream), (stream, []))[1].append(mine)
+            if isinstance(event, FinishEvent):
+                del self._owners[event.request]
+        for stream, batch in batches.values():
+            stream.deliver(batch)

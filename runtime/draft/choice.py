@@ -1,0 +1,47 @@
+"""The policy of requests that come and go: what greedy steps learn says little of sampled ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.policy import DraftPolicy, StepOutcome
+from specbuild.runtime.engine_dir.manifest import DraftShape
+
+
+class PolicyByKind:
+    """One policy for each kind of step: with or without sampled rows, with or without full logits.
+
+    ``make(sampled, full_logits)`` gives one when its kind is first met.
+    """
+
+    def __init__(self, make: Callable[[bool, bool], DraftPolicy]) -> None:
+        self._make = make
+        self._by_kind: dict[tuple[bool, bool], DraftPolicy] = {}
+        self._last: DraftPolicy | None = None
+
+    @property
+    def max_depth(self) -> int:
+        """The deepest draft of steps that neither sample nor want full logits: of any, then."""
+        return self._of(sampled=False, full_logits=False).max_depth
+
+    @property
+    def reason(self) -> str:
+        """That of the last step's policy."""
+        return (self._last or self._of(sampled=False, full_logits=False)).reason
+
+    def shape(self, outlook: Outlook) -> DraftShape | None:
+        """The choice of the policy for such steps."""
+        self._last = self._of(sampled=outlook.sampled, full_logits=outlook.full_logits)
+        return self._last.shape(outlook)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Only the policy of such steps learns."""
+        kind = outcome.outlook
+        self._of(sampled=kind.sampled, full_logits=kind.full_logits).observe(outcome)
+
+    def _of(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:
+        kind = (sampled, full_logits)
+        if kind not in self._by_kind:
+            self._by_kind[kind] = self._make(*kind)
+        return self._by_kind[kind]

@@ -1,0 +1,171 @@
+"""Many threads, one engine: each call gets its own tokens, and trouble hangs nobody."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from toy_device import toy_cuda
+from toy_engine import prompt, toy_engine
+from toy_model import decode_plainly
+from toy_plan import SHAPES
+
+from specbuild.runtime.decode.decoder import DraftSetting
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.errors import RequestError, SpecbuildError
+from specbuild.runtime.request import FinishEvent, GenerateParams, TokenEvent
+from specbuild.runtime.sampling import SamplingParams
+
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "host": toy_engine,
+    "device": lambda: toy_cuda().engine,
+}
+LONG = GenerateParams(max_new_tokens=40, ignore_eos=True)
+pytestmark = pytest.mark.parametrize("kind", ENGINES)
+
+
+def pages(engine: Engine) -> dict[str, int]:
+    """Free pages by cache group."""
+    return {name: pool.free_pages for name, pool in engine._kv.pools.items()}
+
+
+def ends_of(engine: Engine, number: int) -> tuple[list[int], list[int]]:
+    """What one call of many gave, and what it should have."""
+    sampling = SamplingParams(temperature=float(number % 2), seed=number)
+    params = GenerateParams(max_new_tokens=3 + number % 17, sampling=sampling)
+    ids = [number % 7, 1 + number % 5]
+    shape = [None, *SHAPES][number % 3]
+    given = [
+        event.token_id
+        for event in engine.generate([prompt(ids)], params, speculation=shape)
+        if isinstance(event, TokenEvent)
+    ]
+    return given, decode_plainly(ids, params.max_new_tokens, sampling)
+
+
+def test_any_number_of_threads_may_generate(kind: str) -> None:
+    engine = ENGINES[kind]()
+    free = pages(engine)
+    with ThreadPoolExecutor(6) as pool:
+        for given, expected in pool.map(lambda n: ends_of(engine, n), range(48)):
+            assert given == expected
+    assert pages(engine) == free
+
+
+def test_requests_that_are_added_while_others_run_share_their_loop(kind: str) -> None:
+    engine, setting = ENGINES[kind](), DraftSetting(None)
+    first = engine.session.add(engine.check_prompts([prompt([1, 2])], LONG), setting)
+    assert isinstance(next(first), TokenEvent)
+    short = GenerateParams(max_new_tokens=2, ignore_eos=True)
+    added = engine.session.add(engine.check_prompts([prompt([3]), prompt([4])], short), setting)
+    done = [event.request for event in added if isinstance(event, FinishEvent)]
+    assert sorted(done) == [0, 1]
+    assert [e.record.finish_reason for e in first if isinstance(e, FinishEvent)] == ["length"]
+
+
+def test_a_stream_that_is_closed_ends_with_what_it_had(kind: str) -> None:
+    engine, setting = ENGINES[kind](), DraftSetting(SHAPES[0])
+    free = pages(engine)
+    prompts = [prompt([1, 2]), prompt([5]), *(prompt([i]) for i in range(12))]
+    stream = engine.session.add(engine.check_prompts(prompts, LONG), setting)
+    seen = [next(stream) for _ in range(4)]
+    stream.close()
+    assert pages(engine) == free
+    seen += list(stream)
+    ends = {event.request: event.record for event in seen if isinstance(event, FinishEvent)}
+    assert sorted(ends) == list(range(len(prompts)))
+    for number, record in ends.items():
+        mine = [e.token_id for e in seen if isinstance(e, TokenEvent) and e.request == number]
+        assert list(record.output_ids) == mine
+        assert record.finish_reason in ("abort", "length")
+    assert "abort" in {record.finish_reason for record in ends.values()}
+
+
+def test_a_call_that_is_never_read_runs_nothing(kind: str) -> None:
+    engine = ENGINES[kind]()
+    events = engine.generate([prompt([1])], LONG, speculation=None)
+    events.close()  # type: ignore[attr-defined]
+    assert engine.session._thread is None
+
+
+def test_another_draft_waits_and_can_leave_while_it_waits(kind: str) -> None:
+    engine = ENGINES[kind]()
+    first = engine.session.add(engine.check_prompts([prompt([1])], LONG), DraftSetting(None))
+    next(first)
+    waiting = engine.session.add(engine.check_prompts([prompt([2])], LONG), DraftSetting(SHAPES[0]))
+    other = engine.session.add(engine.check_prompts([prompt([3])], LONG), DraftSetting(SHAPES[1]))
+    waiting.close()
+    assert len([e for e in other if isinstance(e, TokenEvent)]) == LONG.max_new_tokens
+    last = list(waiting)[-1]
+    assert isinstance(last, FinishEvent) and last.record.finish_reason in ("abort", "length")
+    list(first)
+
+
+def test_an_error_ends_those_that_run_and_nobody_else(kind: str) -> None:
+    engine = ENGINES[kind]()
+    free = pages(engine)
+    loop_of = engine.decoder.loop
+
+    def failing(setting: DraftSetting, **options: object) -> object:
+        loop = loop_of(setting, **options)  # type: ignore[arg-type]
+        turn = loop.turn
+
+        def fails() -> object:
+            if loop._scheduler.sequences and loop._scheduler.sequences[0].emitted > 3:
+                raise SpecbuildError("the machine broke")
+            return turn()
+
+        loop.turn = fails  # type: ignore[method-assign,assignment]
+        return loop
+
+    engine.decoder.loop = failing  # type: ignore[method-assign,assignment]
+    with pytest.raises(SpecbuildError, match="the machine broke"):
+        list(engine.generate([prompt([1]), prompt([2])], LONG, speculation=None))
+    assert pages(engine) == free
+    engine.decoder.loop = loop_of  # type: ignore[method-assign]
+    ids = [
+        e.token_id
+        for e in engine.generate([prompt([1])], LONG, speculation=None)
+        if isinstance(e, TokenEvent)
+    ]
+    plain = decode_plainly([1], LONG.max_new_tokens, LONG.sampling)
+    assert ids[: len(plain)] == plain
+
+
+def test_the_thread_ends_with_the_work(kind: str) -> None:
+    engine = ENGINES[kind]()
+    list(engine.generate([prompt([1])], LONG, speculation=None))
+    deadline_s = time.monotonic() + 10
+    while engine.session._thread is not None and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+    assert engine.session._thread is None
+
+
+def test_what_cannot_be_had_is_refused_in_the_callers_thread(kind: str) -> None:
+    engine = ENGINES[kind]()
+    before = threading.active_count()
+    requests = engine.check_prompts([prompt([1])], LONG)
+    with pytest.raises(RequestError, match=r"built for at most|it has"):
+        engine.session.add(requests, DraftSetting(type(SHAPES[0])(99, 2, 2)))
+    assert threading.active_count() == before
+
+
+def test_one_request_with_full_logits_takes_its_turn_beside_others(kind: str) -> None:
+    """Who asks for top-k is served with those who do not, and changes none of their tokens."""
+    engine = ENGINES[kind]()
+    picky = SamplingParams(temperature=1.0, top_k=4, seed=3)
+    params = [
+        GenerateParams(max_new_tokens=12, sampling=picky if i == 2 else SamplingParams())
+        for i in range(5)
+    ]
+    given: dict[int, list[int]] = {i: [] for i in range(5)}
+    for event in engine.generate([prompt([i, 3]) for i in range(5)], params, speculation=None):
+        if isinstance(event, TokenEvent):
+            given[event.request].append(event.token_id)
+    for i, each in enumerate(params):
+        assert given[i] == decode_plainly([i, 3], 12, each.sampling)
+    assert np.all([len(ids) > 0 for ids in given.values()])
