@@ -282,7 +282,7 @@ class StopAt:
 def test_a_stop_string_ends_what_the_device_would_go_on_with(speculation: DraftShape) -> None:
     toy = toy_cuda()
     streams = {"0": 4, "1": 90, "2": 7, "3": 90}
-    toy.engine._text_stream = lambda request: StopAt(streams[request.id])
+    toy.engine.session._text_stream = lambda request: StopAt(streams[request.id])
     batch, params = [[1], [2], [3], [9]], GenerateParams(max_new_tokens=15, ignore_eos=True)
     result = run(toy.engine, batch, params, speculation=speculation)
     for ids, p, stop in zip(result.ids, batch, (4, 15, 7, 15), strict=True):
