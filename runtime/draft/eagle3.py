@@ -250,15 +250,19 @@ class Eagle3Drafter:
             tokens.append(children["tokens"].copy())
             scores.append(children["scores"].copy())
         self._forget_tree(sequences)
-        selected = self._executor.run(
-            "select",
-            {
-                "tokens": np.concatenate(tokens, axis=1),
-                "scores": np.concatenate(scores, axis=1),
-                "parents": np.concatenate(parents, axis=1),
-                "draft_tokens": _scalar(shape.draft_tokens),
-            },
+        return self._best_nodes(
+            sequences,
+            tokens=np.concatenate(tokens, axis=1),
+            scores=np.concatenate(scores, axis=1),
+            parents=np.concatenate(parents, axis=1),
+            draft_tokens=_scalar(shape.draft_tokens),
         )
+
+    def _best_nodes(
+        self, sequences: Sequence[SequenceState], **candidates: np.ndarray
+    ) -> DraftTrees:
+        """The select graph over all candidates, below each sequence's newest token."""
+        selected = self._executor.run("select", candidates)
         tree_tokens = selected["tree_tokens"].copy()
         tree_tokens[:, 0] = [s.root for s in sequences]
         return DraftTrees(

@@ -69,7 +69,6 @@ def time_step(
     shape: DraftShape | None = None,
     repeats: int = 30,
     profile: bool = False,
-    seed: int = 0,
 ) -> StepTiming:
     """Times a step of ``batch`` sequences of ``context`` random tokens each.
 
@@ -78,7 +77,7 @@ def time_step(
     """
     runner = cuda_executor(engine).runner
     entry = _entry(engine, batch, shape, narrows=narrows_at(engine, context))
-    with placed_sequences(engine, batch=batch, context=context, shape=shape, seed=seed) as placed:
+    with placed_sequences(engine, batch=batch, context=context, shape=shape) as placed:
         step_s = time_program(runner, entry, repeats, reset=placed.reset)
         launches = []
         if profile:

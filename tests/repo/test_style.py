@@ -9,6 +9,38 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCES = ("builder", "cli", "plugins_cuda", "runtime")
 MOST_LINES = 400
+MOST_FUNCTION_LINES = 60
+MOST_PARAMETERS = 6
+# What is longer, or takes more, and why. Others go by a rule: see `counted`.
+LONG_FUNCTIONS = {
+    "builder/backends/cuda/step/programs.py:step_program": "one line for each part of a step",
+    "builder/backends/cuda/step/views.py:view_rows": "the ports of one op after the other",
+    "builder/backends/tensorrt/standard/attention.py:_attended": "the op's inputs",
+    "builder/backends/tensorrt/standard/profiles.py:role_profiles": "a table: roles and ports",
+    "builder/engine/sizes.py:plan_engine": "each size follows from those before",
+    "builder/families/deepseek/mla.py:forward": "the layer's inputs, as its graph names them",
+    "builder/families/gpt_oss/latent_attention.py:forward": "as above",
+    "builder/families/parts/attention.py:forward": "as above",
+    "builder/families/parts/attention.py:write_and_attend": "as above",
+    "builder/families/parts/target.py:forward": "as above",
+    "builder/graphs.py:target_graph": "a table: the graph's inputs and outputs",
+    "builder/training/heads/attention.py:_attention": "the op's inputs",
+    "builder/training/self_text.py:write_rows": "the file's columns",
+    "cli/bench/report.py:phase_of": "a phase's measured values",
+    "cli/bench/steps.py:_phase": "as above",
+    "plugins_cuda/kv_block_select/body.py:best_blocks": "the op's inputs and attributes",
+    "plugins_cuda/linear/streaming.py:_cut": "one case after the other",
+    "plugins_cuda/mla_attention/body.py:key_positions": "the op's inputs and attributes",
+    "plugins_cuda/moe/contrib.py:contrib_body": "as above",
+    "plugins_cuda/moe/dense.py:dense_body": "as above",
+    "plugins_cuda/moe/dense.py:dense_weights": "as above",
+    "plugins_cuda/moe/op.py:route": "as above",
+    "plugins_cuda/paged_tree_attention/body.py:additive_mask": "as above",
+    "plugins_cuda/view_inputs/op.py:reference": "one port after the other",
+    "plugins_cuda/rms_moe/memory.py:_plan": "the sizes of every buffer",
+    "runtime/decode/program_table.py:step": "each parameter is a property of a step's program",
+    "runtime/engine.py:__init__": "the parts of an engine, each of which tests replace alone",
+}
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~])/(?:home|root|tmp|usr|work|opt|mnt|Users)/")
 
@@ -33,6 +65,47 @@ def test_files_are_short() -> None:
         if lines > MOST_LINES:
             long[str(file.relative_to(ROOT))] = lines
     assert not long
+
+
+def counted(file: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[int, int]:
+    """Lines and parameters that count.
+
+    A command has a parameter for each option and its help as docstring, an op's reference and
+    cases have one for each input and attribute: of these only the body counts.
+    """
+    first = function.body[0]
+    place = file.relative_to(ROOT)
+    is_command = place.parent == Path("cli/commands") or place == Path("cli/bench/command.py")
+    is_reference = function.name == "reference" or file.stem == "cases"
+    public = not function.name.startswith("_")
+    if public and (is_command or (place.parts[0] == "plugins_cuda" and is_reference)):
+        described = ast.get_docstring(function) is not None and len(function.body) > 1
+        start = function.body[1] if described else first
+        return (function.end_lineno or 0) - start.lineno + 1, 0
+    arguments = function.args
+    names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    own = [name for name in names if name not in {"self", "cls"}]
+    rest = [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
+    return (function.end_lineno or 0) - function.lineno + 1, len(own) + len(rest)
+
+
+def long_functions() -> dict[str, tuple[int, int]]:
+    """Lines and parameters of every function with too many of either, by file and name."""
+    found = {}
+    for file in python_of(*SOURCES):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines, parameters = counted(file, node)
+                if lines > MOST_FUNCTION_LINES or parameters > MOST_PARAMETERS:
+                    name = f"{file.relative_to(ROOT).as_posix()}:{node.name}"
+                    found[name] = (lines, parameters)
+    return found
+
+
+def test_functions_are_short_and_take_few_parameters() -> None:
+    found = long_functions()
+    assert not {name: found[name] for name in found if name not in LONG_FUNCTIONS}
+    assert not {name for name in LONG_FUNCTIONS if name not in found}, "take these off the list"
 
 
 def test_files_are_named_for_what_they_hold() -> None:
