@@ -31,7 +31,10 @@ DEEPEST = max(shape.draft_depth for shape in SHAPES)
 def cuda_manifest(**options: object) -> Manifest:
     """The toy's manifest as a CUDA engine has it."""
     manifest = toy_manifest(**options)
-    return dataclasses.replace(manifest, backend="cuda", device="sm_90a", roles={})
+    drafters = tuple(dataclasses.replace(each, roles=()) for each in manifest.drafters)
+    return dataclasses.replace(
+        manifest, backend="cuda", device="sm_90a", roles={}, drafters=drafters
+    )
 
 
 def ports_of(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], str]]:
