@@ -50,16 +50,23 @@ class TreeOptions(OptionGroup):
     PANEL: ClassVar[str] = "Draft"
 
     top_k: Annotated[
-        int | None, Described("Children of each draft node; 1 is a chain.", metavar="K", least=1)
+        int | None,
+        Described(
+            "Children of each draft node; 1 is a chain.", metavar="K", least=1, shown="automatic"
+        ),
     ] = None
     depth: Annotated[
         int | None,
         Described(
-            "Levels below the root: the longest draft that can be accepted.", metavar="D", least=1
+            "Levels below the root: the longest draft that can be accepted.",
+            metavar="D",
+            least=1,
+            shown="automatic",
         ),
     ] = None
     tokens: Annotated[
-        int | None, Described("Draft nodes kept and verified.", metavar="N", least=1)
+        int | None,
+        Described("Draft nodes kept and verified.", metavar="N", least=1, shown="automatic"),
     ] = None
 
 

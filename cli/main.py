@@ -19,6 +19,7 @@ from specbuild.cli.terminal.failures import (
     EXIT_USER_ERROR,
     failure_of,
 )
+from specbuild.cli.terminal.help_page import Command
 
 # Where each stands; only the module of the command that is asked for is read.
 _COMMANDS = {
@@ -58,7 +59,7 @@ def command_line(named: str | None = None) -> typer.Typer:
     for name in [named] if named in modules else modules:
         command = getattr(import_module(modules[name]), name)
         if name in _COMMANDS:
-            app.command()(command)
+            app.command(cls=Command)(command)
         else:
             app.add_typer(command, name=name)
     return app

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from specbuild.builder.synth.model import SynthModel, SynthOptions
+from specbuild.builder.synth.model import SynthModel
+from specbuild.builder.synth.options import SynthOptions
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.records import RunRecord

@@ -1,8 +1,8 @@
-"""What ``specbuild synth`` is asked for, and all that follows from it: weights, rules, prompts."""
+"""All that follows from what ``specbuild synth`` is asked for: weights, rules, prompts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
@@ -11,33 +11,14 @@ from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.families.eagle3.family import EAGLE3
 from specbuild.builder.synth.geometry import named_geometry
 from specbuild.builder.synth.noise import Noise
+from specbuild.builder.synth.options import SynthOptions
 from specbuild.builder.synth.target import synth_target
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import DraftRules, TokenRules, draft_rules, prompts, token_rules
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, IndexerGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
-DEFAULT_ACCEPTANCE = 0.7
 INDEXER_HEADS = 4
-
-
-@dataclass(frozen=True)
-class SynthOptions:
-    """``acceptance`` None is a model without a draft; ``unique_layers`` None stores every layer.
-
-    ``latent`` is how many values every layer caches in its keys' and values' place, 0 for these;
-    ``indexer`` how wide the indexers of full-attention layers are, 0 for none.
-    """
-
-    geometry: str
-    layers: int | None = None
-    acceptance: float | None = None
-    seed: int = 0
-    unique_layers: int | None = None
-    latent: int = 0
-    indexer: int = 0
-    prompts: int = 100
-    prompt_tokens: int = 128
 
 
 class SynthModel:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specbuild.cli.options import shared as options
-from specbuild.cli.options.draft_choice import DraftOptions, speculation_of
-from specbuild.cli.options.dsa import dsa_text
+from specbuild.builder.options import TreeOptions
+from specbuild.cli.options.derived import takes_options
+from specbuild.cli.options.draft_choice import speculation_of
+from specbuild.cli.options.shared import Debug, EngineDirectory, Json, Threads
+from specbuild.cli.tables.dsa_text import dsa_text
 from specbuild.cli.terminal.plot_file import require_plot_place
 from specbuild.runtime.errors import SpecbuildError
 
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
 _RANDOM_SEED = 1
 
 
+@takes_options
 def bench(
-    engine: options.EngineDirectory,
+    engine: EngineDirectory,
     *,
     prompts: Annotated[
         list[Path] | None,
@@ -33,21 +36,42 @@ def bench(
             "--prompts",
             metavar="FILE.jsonl",
             help="A prompt set, reported on a row of its own; repeatable.",
+            rich_help_panel="Measurement",
         ),
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", metavar="N", min=2, help="Tokens of each output.")
+        int,
+        typer.Option(
+            "--max-new-tokens",
+            metavar="N",
+            min=2,
+            help="Tokens of each output.",
+            rich_help_panel="Measurement",
+        ),
     ] = 128,
     rounds: Annotated[
-        int, typer.Option("--rounds", metavar="N", min=1, help="Pairs measured for each prompt.")
+        int,
+        typer.Option(
+            "--rounds",
+            metavar="N",
+            min=1,
+            help="Pairs measured for each prompt.",
+            rich_help_panel="Measurement",
+        ),
     ] = 3,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Feed text as it is, without the chat template.")
+        bool,
+        typer.Option(
+            "--raw",
+            help="Feed text as it is, without the chat template.",
+            rich_help_panel="Measurement",
+        ),
     ] = False,
-    threads: options.Threads = None,
-    as_json: options.Json = False,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the result too.")
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE.svg", help="Draw the result too.", rich_help_panel="Report"
+        ),
     ] = None,
     against: Annotated[
         Path | None,
@@ -55,26 +79,39 @@ def bench(
             "--against",
             metavar="FILE.json",
             help="Show the acceptance lost against this report of another engine.",
+            rich_help_panel="Report",
         ),
     ] = None,
-    draft_top_k: options.DraftTopK = None,
-    draft_depth: options.DraftDepth = None,
-    draft_tokens: options.DraftTokens = None,
+    tree: TreeOptions,
     sweep: Annotated[
         str | None,
         typer.Option(
             "--sweep",
             metavar="LIST",
-            help="CUDA: time some of decode,verify,draft,profile,prefill,spec,load,specpv instead.",
+            help="Time some of these phases instead: decode, verify, draft, profile, prefill, "
+            "spec, load, specpv.",
+            rich_help_panel="Sweep (CUDA)",
         ),
     ] = None,
     batch: Annotated[
         list[int] | None,
-        typer.Option("--batch", metavar="N", min=1, help="Sweep this batch; repeatable."),
+        typer.Option(
+            "--batch",
+            metavar="N",
+            min=1,
+            help="Sweep this batch; repeatable.",
+            rich_help_panel="Sweep (CUDA)",
+        ),
     ] = None,
     context: Annotated[
         list[int] | None,
-        typer.Option("--context", metavar="N", min=1, help="Sweep this context; repeatable."),
+        typer.Option(
+            "--context",
+            metavar="N",
+            min=1,
+            help="Sweep this context; repeatable.",
+            rich_help_panel="Sweep (CUDA)",
+        ),
     ] = None,
     retrieved: Annotated[
         list[int] | None,
@@ -83,13 +120,22 @@ def bench(
             metavar="N",
             min=1,
             help="specpv: time views that retrieve N tokens; repeatable.",
+            rich_help_panel="Sweep (CUDA)",
         ),
     ] = None,
     time_limit_s: Annotated[
         float | None,
-        typer.Option("--time-limit-s", metavar="X", min=1, help="Seconds for a part of a sweep."),
+        typer.Option(
+            "--time-limit-s",
+            metavar="X",
+            min=1,
+            help="Seconds for a part of a sweep.",
+            rich_help_panel="Sweep (CUDA)",
+        ),
     ] = None,
-    _debug: options.Debug = False,
+    threads: Threads = None,
+    as_json: Json = False,
+    _debug: Debug = False,
 ) -> None:
     """Measure speed with and without the draft, in one run, with acceptance.
 
@@ -108,16 +154,11 @@ def bench(
     \b
     Examples:
     specbuild bench engine --prompts prompts.jsonl
-    specbuild bench engine --prompts code.jsonl --prompts prose.jsonl --plot speed.svg
-    specbuild bench engine --max-new-tokens 256 --rounds 5 --json
-    specbuild bench engine-mxfp4 --prompts prompts.jsonl --draft-depth 3 --against bf16.json
-    specbuild bench engine --sweep decode,verify,draft,prefill,spec,load --plot roofline.svg
-    specbuild bench engine --sweep decode --batch 1 --context 32768 --json
-    specbuild bench engine --sweep specpv --batch 8 --context 131072 --retrieved 4096
+    specbuild bench engine --prompts p.jsonl --draft-depth 3 --against bf16.json
+    specbuild bench engine --sweep decode,prefill,spec --plot roofline.svg
     """
     if sweep is not None:
-        drafts = (draft_top_k, draft_depth, draft_tokens)
-        _refuse_beside_sweep(any(given is not None for given in (threads, against, *drafts)))
+        _refuse_beside_sweep(threads is not None or against is not None or bool(tree.given()))
         _sweep(
             engine,
             sweep,
@@ -147,9 +188,7 @@ def bench(
     require_plot_place(plot)
     other = None if against is None else bench_against.read_report(against)
     loaded = load_engine(engine, threads=threads)
-    speculation = speculation_of(
-        loaded.manifest, DraftOptions(draft_top_k, draft_depth, draft_tokens), no_spec=False
-    )
+    speculation = speculation_of(loaded.manifest, tree, no_spec=False)
     if other is not None and speculation == "default":
         raise SpecbuildError(
             "--against compares one draft, and the default changes with what it meets: give "

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from specbuild.cli.options import shared as options
+from specbuild.cli.options.shared import Debug, EngineDirectory
 
 EXIT_NOT_HERE = 1
 
 
-def check(engine: options.EngineDirectory, _debug: options.Debug = False) -> None:
+def check(engine: EngineDirectory, _debug: Debug = False) -> None:
     """Say whether an engine is whole and runs on this machine, without loading its weights.
 
     For a CUDA engine: is there a GPU of the architecture that it was built for, a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 
-from specbuild.cli.options import shared as options
+from specbuild.cli.options.shared import Debug
 
 _TO_BUILD = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "onnx-graphsurgeon")
 _TO_RUN = ("onnxruntime",)
@@ -13,7 +13,7 @@ _TO_LAUNCH = ("cuda-bindings",)
 _OTHERS = ("tensorrt", "tensorrt-rtx")
 
 
-def doctor(_debug: options.Debug = False) -> None:
+def doctor(_debug: Debug = False) -> None:
     """Say what this machine can build engines for and run, and what is missing for the rest.
 
     \b

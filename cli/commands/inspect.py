@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from specbuild.cli.options import shared as options
+from specbuild.cli.options.shared import Debug, EngineDirectory, Json
 
 
 def inspect(
-    engine: options.EngineDirectory,
-    as_json: options.Json = False,
+    engine: EngineDirectory,
+    as_json: Json = False,
     max_batch_size: Annotated[
         int | None,
         typer.Option("--max-batch-size", metavar="N", min=1, help="Predict memory for this batch."),
@@ -20,7 +20,7 @@ def inspect(
         int | None,
         typer.Option("--max-seq-len", metavar="N", min=1, help="Predict memory for this length."),
     ] = None,
-    _debug: options.Debug = False,
+    _debug: Debug = False,
 ) -> None:
     """Show an engine's geometry, limits, sizes, ops, and the memory it will take.
 

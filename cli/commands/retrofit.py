@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from specbuild.cli.options import shared as options
+from specbuild.cli.options.shared import Debug, Json, Model
+from specbuild.cli.terminal.help_page import Command
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,10 +25,10 @@ def _retrofit() -> None:
     """Give a trained checkpoint what it was trained without."""
 
 
-@retrofit.command()
+@retrofit.command(cls=Command)
 def mla(
     *,
-    model: options.Model,
+    model: Model,
     rank: Annotated[
         int,
         typer.Option("--rank", metavar="R", min=1, help="Values of a latent; the layers' mean."),
@@ -62,8 +63,8 @@ def mla(
         typer.Option("--output", metavar="FILE", help="Where to write; else beside the model."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
-    as_json: options.Json = False,
-    _debug: options.Debug = False,
+    as_json: Json = False,
+    _debug: Debug = False,
 ) -> None:
     """Cache a latent in place of keys and values (MLA-lite), by factorising their projections.
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specbuild.cli.options import dsa as dsa_options
-from specbuild.cli.options import shared as options
-from specbuild.cli.options import specpv as specpv_options
-from specbuild.cli.options.draft_choice import DraftOptions, speculation_of
+from specbuild.builder.options import TreeOptions
+from specbuild.cli.options.derived import takes_options
+from specbuild.cli.options.draft_choice import speculation_of
+from specbuild.cli.options.lossy import DsaRequest, SpecPvRequest
+from specbuild.cli.options.shared import Debug, EngineDirectory, Json, Threads
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
@@ -20,55 +21,116 @@ if TYPE_CHECKING:
     from specbuild.runtime.request import FinishEvent, TokenEvent
 
 
+@takes_options
 def run(
-    engine: options.EngineDirectory,
+    engine: EngineDirectory,
     *,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", metavar="TEXT", help="The prompt.")
+        str | None,
+        typer.Option("--prompt", metavar="TEXT", help="The prompt.", rich_help_panel="Prompts"),
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option("--prompts", metavar="FILE.jsonl", help="One prompt a line, as JSON."),
+        typer.Option(
+            "--prompts",
+            metavar="FILE.jsonl",
+            help="One prompt a line, as JSON.",
+            rich_help_panel="Prompts",
+        ),
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", metavar="N", min=1, help="Tokens to emit at most.")
+        int,
+        typer.Option(
+            "--max-new-tokens",
+            metavar="N",
+            min=1,
+            help="Tokens to emit at most.",
+            rich_help_panel="Output",
+        ),
     ] = 128,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")
+        float,
+        typer.Option(
+            "--temperature",
+            metavar="T",
+            min=0.0,
+            help="0 takes the likeliest token.",
+            rich_help_panel="Sampling",
+        ),
     ] = 0.0,
     top_p: Annotated[
-        float, typer.Option("--top-p", metavar="P", help="Sample from this much probability.")
+        float,
+        typer.Option(
+            "--top-p",
+            metavar="P",
+            help="Sample from this much probability.",
+            rich_help_panel="Sampling",
+        ),
     ] = 1.0,
     top_k: Annotated[
-        int, typer.Option("--top-k", metavar="K", min=0, help="Sample from the K best; 0 is all.")
+        int,
+        typer.Option(
+            "--top-k",
+            metavar="K",
+            min=0,
+            help="Sample from the K best; 0 is all.",
+            rich_help_panel="Sampling",
+        ),
     ] = 0,
     seed: Annotated[
-        int, typer.Option("--seed", metavar="S", help="Prompt i (from 0) samples with S + i.")
+        int,
+        typer.Option(
+            "--seed",
+            metavar="S",
+            help="Prompt i (from 0) samples with S + i.",
+            rich_help_panel="Sampling",
+        ),
     ] = 0,
     logprobs: Annotated[
-        bool, typer.Option("--logprobs", help="Add each token's log-probability to --json.")
+        bool,
+        typer.Option(
+            "--logprobs",
+            help="Add each token's log-probability to --json.",
+            rich_help_panel="Output",
+        ),
     ] = False,
     stop: Annotated[
         list[str] | None,
-        typer.Option("--stop", metavar="TEXT", help="End before this text; repeatable."),
+        typer.Option(
+            "--stop",
+            metavar="TEXT",
+            help="End before this text; repeatable.",
+            rich_help_panel="Output",
+        ),
     ] = None,
-    threads: options.Threads = None,
     no_spec: Annotated[
-        bool, typer.Option("--no-spec", help="Decode without the draft, to the same tokens.")
+        bool,
+        typer.Option(
+            "--no-spec",
+            help="Decode without the draft, to the same tokens.",
+            rich_help_panel="Draft",
+        ),
     ] = False,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on after an end-of-sequence token.")
+        bool,
+        typer.Option(
+            "--ignore-eos", help="Go on after an end-of-sequence token.", rich_help_panel="Output"
+        ),
     ] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Feed text as it is, without the chat template.")
+        bool,
+        typer.Option(
+            "--raw",
+            help="Feed text as it is, without the chat template.",
+            rich_help_panel="Prompts",
+        ),
     ] = False,
-    as_json: options.Json = False,
-    draft_top_k: options.DraftTopK = None,
-    draft_depth: options.DraftDepth = None,
-    draft_tokens: options.DraftTokens = None,
-    specpv_retrieval_blocks: specpv_options.RequestedBlocks = None,
-    dsa_top_k: dsa_options.RequestedTopK = None,
-    _debug: options.Debug = False,
+    tree: TreeOptions,
+    specpv: SpecPvRequest,
+    dsa: DsaRequest,
+    threads: Threads = None,
+    as_json: Json = False,
+    _debug: Debug = False,
 ) -> None:
     """Decode prompts with an engine, speculatively where it has a draft.
 
@@ -85,9 +147,6 @@ def run(
     specbuild run engine --prompt "def area(radius):"
     specbuild run engine --prompts prompts.jsonl --json --max-new-tokens 64
     specbuild run engine --prompt Hello --temperature 0.8 --top-p 0.95 --seed 7
-    specbuild run engine --prompt Hello --draft-top-k 1 --draft-depth 3
-    specbuild run engine --prompts long.jsonl --specpv-retrieval-blocks auto
-    specbuild run engine --prompts long.jsonl --dsa-top-k 512
     """
     from specbuild.cli.terminal.engine_loading import load_engine
     from specbuild.cli.terminal.prompt_file import checked_requests, read_prompts
@@ -96,7 +155,6 @@ def run(
 
     if logprobs and not as_json:
         raise SpecbuildError("--logprobs shows in JSON only: add --json")
-    blocks = specpv_options.requested_blocks(specpv_retrieval_blocks)
     placed = read_prompts(prompt, prompts)
     if not 0 <= seed <= MAX_SEED - len(placed) + 1:
         raise SpecbuildError(
@@ -112,15 +170,13 @@ def run(
             stop=tuple(stop or ()),
             ignore_eos=ignore_eos,
             raw=raw,
-            specpv_retrieval_blocks=blocks,
-            dsa_top_k=dsa_top_k,
+            specpv_retrieval_blocks=specpv.retrieval_blocks,
+            dsa_top_k=dsa.top_k,
         )
         for i in range(len(placed))
     ]
     loaded = load_engine(engine, threads=threads)
-    speculation = speculation_of(
-        loaded.manifest, DraftOptions(draft_top_k, draft_depth, draft_tokens), no_spec=no_spec
-    )
+    speculation = speculation_of(loaded.manifest, tree, no_spec=no_spec)
     requests = checked_requests(loaded, placed, params)
     events = loaded.decode(requests, speculation=speculation)
     if as_json:

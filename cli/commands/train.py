@@ -9,7 +9,8 @@ import typer
 
 from specbuild.cli.commands import train_heads
 from specbuild.cli.commands.train_heads import parse_list
-from specbuild.cli.options import shared as options
+from specbuild.cli.options.shared import Debug, Model
+from specbuild.cli.terminal.help_page import Command
 
 train = typer.Typer(help="Train what a checkpoint lacks.", no_args_is_help=True)
 
@@ -19,10 +20,10 @@ def _train() -> None:
     """Train what a checkpoint lacks: a draft, latents, indexers."""
 
 
-@train.command()
+@train.command(cls=Command)
 def draft(
     *,
-    model: options.Model,
+    model: Model,
     text: Annotated[
         list[Path],
         typer.Option(
@@ -101,7 +102,7 @@ def draft(
         float | None,
         typer.Option("--time-limit-s", metavar="X", help="End early, ready for --resume."),
     ] = None,
-    _debug: options.Debug = False,
+    _debug: Debug = False,
 ) -> None:
     """Train an EAGLE3 draft for a target, with test-time training.
 
@@ -148,5 +149,5 @@ def draft(
     typer.echo(f"{output} holds the draft, for specbuild build --draft", err=True)
 
 
-train.command()(train_heads.mla)
-train.command()(train_heads.dsa)
+train.command(cls=Command)(train_heads.mla)
+train.command(cls=Command)(train_heads.dsa)

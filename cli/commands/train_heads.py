@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from specbuild.cli.options import shared as options
+from specbuild.cli.options.shared import Debug, Model
 from specbuild.runtime.errors import SpecbuildError
 
 Text = Annotated[
@@ -86,7 +86,7 @@ Layers = Annotated[
 
 def mla(
     *,
-    model: options.Model,
+    model: Model,
     text: Text,
     output: Output,
     rank: Annotated[
@@ -123,13 +123,13 @@ def mla(
     resume: Resume = False,
     finish: Finish = False,
     time_limit_s: TimeLimit = None,
-    _debug: options.Debug = False,
+    _debug: Debug = False,
 ) -> None:
     """Train the latents that stand for keys and values (MLA-lite), the model frozen.
 
     The model with latents learns to say what the model without them says.
     [b]mla_kv.safetensors[/b] of the output goes beside the checkpoint, where
-    [b]build[/b] finds it. Under [b]torchrun -m specbuild.cli.main train mla …[/b]
+    [b]build[/b] finds it. Under [b]torchrun -m specbuild.cli.main train mla ...[/b]
     several devices train together.
 
     \b
@@ -176,7 +176,7 @@ def mla(
 
 def dsa(
     *,
-    model: options.Model,
+    model: Model,
     text: Text,
     output: Output,
     heads: Annotated[
@@ -190,7 +190,7 @@ def dsa(
         str,
         typer.Option(
             "--top-k",
-            metavar="K,…",
+            metavar="K,...",
             help="Tokens chosen: the first to train by, all to judge by.",
         ),
     ] = "2048",
@@ -236,13 +236,13 @@ def dsa(
     resume: Resume = False,
     finish: Finish = False,
     time_limit_s: TimeLimit = None,
-    _debug: options.Debug = False,
+    _debug: Debug = False,
 ) -> None:
     """Train indexers that choose the tokens to attend to (DSA-lite), the model frozen.
 
     They learn from the model's own attention. Latents beside the model stay as
     they are; [b]--joint-steps[/b] then trains both. Under
-    [b]torchrun -m specbuild.cli.main train dsa …[/b] several devices train together.
+    [b]torchrun -m specbuild.cli.main train dsa ...[/b] several devices train together.
 
     \b
     Examples:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specbuild.cli.options import shared as options
+from specbuild.cli.options.shared import Debug, EngineDirectory, Json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,59 +16,96 @@ if TYPE_CHECKING:
 
 
 def tune(
-    engine: options.EngineDirectory,
+    engine: EngineDirectory,
     *,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             metavar="FILE",
-            help="Tactic file to write or add to; ENGINE.tactics.json beside the engine if left "
-            "out.",
+            help="Tactic file to write or add to; if left out, ENGINE.tactics.json beside the "
+            "engine.",
+            rich_help_panel="Kernel variants",
         ),
     ] = None,
     ops: Annotated[
         str | None,
-        typer.Option("--ops", metavar="NAMES", help="Only these ops, as RmsMoe,Linear."),
+        typer.Option(
+            "--ops",
+            metavar="NAMES",
+            help="Only these ops, as RmsMoe,Linear.",
+            rich_help_panel="Kernel variants",
+        ),
     ] = None,
     max_rows: Annotated[
         int | None,
-        typer.Option("--max-rows", metavar="N", min=1, help="Only launches of up to N rows."),
+        typer.Option(
+            "--max-rows",
+            metavar="N",
+            min=1,
+            help="Only launches of up to N rows.",
+            rich_help_panel="Kernel variants",
+        ),
     ] = None,
     context: Annotated[
         int,
-        typer.Option("--context", metavar="N", min=1, help="Tokens that a sequence holds."),
+        typer.Option(
+            "--context",
+            metavar="N",
+            min=1,
+            help="Tokens that a sequence holds.",
+            rich_help_panel="Kernel variants",
+        ),
     ] = 1024,
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", metavar="S", min=0.0, help="Start no shape after this time."),
+        typer.Option(
+            "--seconds",
+            metavar="S",
+            min=0.0,
+            help="Start no shape after this time.",
+            rich_help_panel="Kernel variants",
+        ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Measure again what the tactic file holds.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Measure again what the tactic file holds.",
+            rich_help_panel="Kernel variants",
+        ),
     ] = False,
     skip_tactics: Annotated[
-        bool, typer.Option("--skip-tactics", help="Leave the kernels as they are.")
+        bool,
+        typer.Option(
+            "--skip-tactics",
+            help="Leave the kernels as they are.",
+            rich_help_panel="Kernel variants",
+        ),
     ] = False,
     skip_costs: Annotated[
-        bool, typer.Option("--skip-costs", help="Do not measure the step costs.")
+        bool,
+        typer.Option(
+            "--skip-costs", help="Do not measure the step costs.", rich_help_panel="Step costs"
+        ),
     ] = False,
-    as_json: options.Json = False,
-    _debug: options.Debug = False,
+    as_json: Json = False,
+    _debug: Debug = False,
 ) -> None:
     """Time every kernel variant at the engine's shapes, and rewrite its plan with the fastest.
 
-    Needs the GPU that the engine was built for. The results go to a tactic file, which
-    [b]build --tactics[/b] reads on a machine without a GPU. A variant is taken where it
-    is more than 2 % faster than the default and gives the same bits.
+    Needs the GPU that the engine was built for. The results go to a tactic file,
+    which [b]build --tactics[/b] reads on a machine without a GPU. A variant is taken
+    where it is more than 2 % faster than the default and gives the same bits.
 
-    Then whole steps are timed for every batch, draft and several contexts, about a minute
-    long, and stored in the engine: on this kind of GPU the default draft is chosen by them.
+    Then whole steps are timed for every batch, draft and several contexts, about
+    a minute long, and stored in the engine: on this kind of GPU the default draft
+    is chosen by them.
 
     \b
     Examples:
     specbuild tune engine
     specbuild tune engine --output h200.json --seconds 300
-    specbuild tune engine --ops RmsMoe,Linear --max-rows 64 --force
     specbuild tune engine --skip-tactics
     """
     from specbuild.builder.backends.cuda.tuning.tune import TuneOptions, tune_engine

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from specbuild.cli.options import shared as options
+from specbuild.cli.options.shared import Debug, Draft, EngineDirectory, Json, Model
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -20,11 +20,11 @@ EXIT_THRESHOLD_FAILED = 1
 
 
 def verify(
-    engine: options.EngineDirectory,
-    model: options.Model,
-    draft: options.Draft = None,
-    as_json: options.Json = False,
-    _debug: options.Debug = False,
+    engine: EngineDirectory,
+    model: Model,
+    draft: Draft = None,
+    as_json: Json = False,
+    _debug: Debug = False,
 ) -> None:
     """Compare a CPU engine with its checkpoint, stage by stage, and check losslessness.
 

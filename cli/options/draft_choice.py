@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from specbuild.builder.options import TreeOptions
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, Manifest
 from specbuild.runtime.errors import SpecbuildError
 
 Speculation = DraftShape | Literal["default"] | None
-
-
-@dataclass(frozen=True)
-class DraftOptions:
-    """``--draft-top-k``, ``--draft-depth`` and ``--draft-tokens``; None where not given."""
-
-    top_k: int | None = None
-    depth: int | None = None
-    tokens: int | None = None
-
-    @property
-    def any_given(self) -> bool:
-        """Whether the command line says anything about the tree."""
-        return (self.top_k, self.depth, self.tokens) != (None, None, None)
 
 
 def shape_text(shape: DraftShape) -> str:
@@ -30,26 +16,30 @@ def shape_text(shape: DraftShape) -> str:
     return f"top-k {shape.draft_top_k}, depth {shape.draft_depth}, {shape.draft_tokens} tokens"
 
 
-def speculation_of(manifest: Manifest, options: DraftOptions, *, no_spec: bool) -> Speculation:
+def speculation_of(manifest: Manifest, options: TreeOptions, *, no_spec: bool) -> Speculation:
     """``"default"`` leaves the shape to the engine; None decodes without a draft.
 
     Raises SpecbuildError if the options contradict each other or exceed the engine.
     """
-    if no_spec and options.any_given:
+    if no_spec and options.given():
         raise SpecbuildError("--no-spec contradicts the --draft options: give one or the other")
-    if manifest.draft is None and options.any_given:
+    if manifest.draft is None and options.given():
         raise SpecbuildError("the engine has no draft: leave the --draft options out")
     if no_spec or manifest.draft is None:
         return None
-    if not options.any_given:
+    if not options.given():
         return "default"
     return _shape(manifest.limits, manifest.draft_default, options)
 
 
-def _shape(limits: Limits, default: DraftShape | None, options: DraftOptions) -> DraftShape:
-    _refuse_over_limit("--draft-top-k", options.top_k, limits.draft_top_k)
-    _refuse_over_limit("--draft-depth", options.depth, limits.draft_depth)
-    _refuse_over_limit("--draft-tokens", options.tokens, limits.draft_tokens)
+def _shape(limits: Limits, default: DraftShape | None, options: TreeOptions) -> DraftShape:
+    for name, asked in options.given().items():
+        limit = getattr(limits, f"draft_{name}")
+        if asked > limit:
+            raise SpecbuildError(
+                f"{options.flag(name)} {asked} is more than the engine was built for ({limit}): "
+                "ask for less, or build with more"
+            )
     if default is None:
         default = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)
     top_k = default.draft_top_k if options.top_k is None else options.top_k
@@ -62,11 +52,3 @@ def _shape(limits: Limits, default: DraftShape | None, options: DraftOptions) ->
         )
     tokens = min(pool, limits.draft_tokens) if options.tokens is None else options.tokens
     return DraftShape(top_k, depth, tokens)
-
-
-def _refuse_over_limit(name: str, asked: int | None, limit: int) -> None:
-    if asked is not None and asked > limit:
-        raise SpecbuildError(
-            f"{name} {asked} is more than the engine was built for ({limit}): "
-            "ask for less, or build with more"
-        )

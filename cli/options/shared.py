@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
+
+# The panel of help for what every command has.
+GENERAL = "General"
 
 
 @dataclass
@@ -31,52 +34,27 @@ Draft = Annotated[
     Path | None,
     typer.Option("--draft", metavar="DIR", help="Checkpoint directory of the EAGLE3 draft."),
 ]
-DraftTopK = Annotated[
-    int | None,
-    typer.Option(
-        "--draft-top-k", metavar="K", min=1, help="Children of each draft node; 1 is a chain."
-    ),
-]
-DraftDepth = Annotated[
-    int | None,
-    typer.Option(
-        "--draft-depth",
-        metavar="D",
-        min=1,
-        help="Levels below the root: the longest draft that can be accepted.",
-    ),
-]
-DraftTokens = Annotated[
-    int | None,
-    typer.Option("--draft-tokens", metavar="N", min=1, help="Draft nodes kept and verified."),
-]
-DraftDtype = Annotated[
-    Literal["bf16", "fp8", "mxfp4"] | None,
-    typer.Option(
-        "--draft-dtype",
-        help="How a CUDA engine stores the draft's weights; the output stays the same.",
-    ),
-]
-Tactics = Annotated[
-    Path | None,
-    typer.Option(
-        "--tactics",
-        metavar="FILE",
-        help="Kernel variants as tune measured them, in place of the shipped file.",
-    ),
-]
-TunedOnly = Annotated[
-    bool,
-    typer.Option("--tuned-only", help="Refuse a shape for which no kernel variant was measured."),
-]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", metavar="N", min=1, help="Threads that compute on the CPU."),
+    typer.Option(
+        "--threads",
+        metavar="N",
+        min=1,
+        help="Threads that compute on the CPU.",
+        rich_help_panel=GENERAL,
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, nothing else.")]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="JSON on standard output, nothing else.", rich_help_panel=GENERAL),
+]
 Debug = Annotated[
     bool,
     typer.Option(
-        "--debug", callback=_remember_debug, is_eager=True, help="Show a traceback on errors."
+        "--debug",
+        callback=_remember_debug,
+        is_eager=True,
+        help="Show a traceback on errors.",
+        rich_help_panel=GENERAL,
     ),
 ]

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 
 from specbuild.cli.options.draft_choice import shape_text
-from specbuild.cli.options.dsa import dsa_summary
+from specbuild.cli.tables.dsa_text import dsa_summary
 from specbuild.cli.tables.predicted_memory import PredictedMemory
 from specbuild.cli.terminal.console import fact_table, size_text
 from specbuild.runtime.engine_dir.backends import facts_of

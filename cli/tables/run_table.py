@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from specbuild.cli.options.dsa import dsa_text
+from specbuild.cli.tables.dsa_text import dsa_text
 from specbuild.runtime.records import RunRecord, SpecPvStats
 
 DETAILED_REQUESTS = 3

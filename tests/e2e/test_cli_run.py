@@ -288,8 +288,9 @@ def test_running_loads_no_heavy_package(tiny_engine: Path) -> None:
 import sys
 from specbuild.cli.main import main
 assert main(["run", {str(tiny_engine)!r}, "--prompt", "hi", "--json", "--max-new-tokens", "4"]) == 0
-heavy = {{"torch", "transformers", "onnx", "onnxscript", "onnx_ir", "specbuild.builder",
-         "specbuild.plugins_cuda"}}
+heavy = {{"torch", "transformers", "onnx", "onnxscript", "onnx_ir", "specbuild.plugins_cuda"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
+built = {{name for name in sys.modules if name.startswith("specbuild.builder.")}}
+assert built == {{"specbuild.builder.options", "specbuild.builder.option_group"}}, built
 """
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)

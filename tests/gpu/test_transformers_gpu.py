@@ -20,7 +20,8 @@ from specbuild.builder.build import build
 from specbuild.builder.checkpoint.target_parts import HEAD
 from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
-from specbuild.builder.synth.model import SynthModel, SynthOptions
+from specbuild.builder.synth.model import SynthModel
+from specbuild.builder.synth.options import SynthOptions
 from specbuild.builder.synth.synth import TARGET_FOLDER, write_checkpoints
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.training.frozen_target import load_target

@@ -35,8 +35,9 @@ from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth import tokens
 from specbuild.builder.synth.geometry import named_geometry
-from specbuild.builder.synth.model import SynthModel, SynthOptions
+from specbuild.builder.synth.model import SynthModel
 from specbuild.builder.synth.noise import Noise
+from specbuild.builder.synth.options import SynthOptions
 from specbuild.builder.synth.self_attention import MARGIN, self_amplitudes
 from specbuild.builder.synth.shards import write_shards
 from specbuild.builder.synth.synth import build_engine, prompts_beside, write_checkpoints

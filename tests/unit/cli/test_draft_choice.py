@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from specbuild.cli.options.draft_choice import DraftOptions, speculation_of
+from specbuild.builder.options import TreeOptions
+from specbuild.cli.options.draft_choice import speculation_of
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, Manifest
 from specbuild.runtime.errors import SpecbuildError
 
@@ -24,7 +25,7 @@ Choose = Callable[..., object]
 def chosen(make_manifest: Callable[..., Manifest]) -> Choose:
     """``speculation_of`` against an engine with these limits."""
 
-    def choose(options: DraftOptions, *, no_spec: bool = False, draft: bool = True) -> object:
+    def choose(options: TreeOptions, *, no_spec: bool = False, draft: bool = True) -> object:
         manifest = make_manifest(limits=LIMITS, draft_default=DEFAULT, draft=draft)
         return speculation_of(manifest, options, no_spec=no_spec)
 
@@ -32,24 +33,24 @@ def chosen(make_manifest: Callable[..., Manifest]) -> Choose:
 
 
 def test_without_options_the_engine_chooses(chosen: Choose) -> None:
-    assert chosen(DraftOptions()) == "default"
-    assert chosen(DraftOptions(), no_spec=True) is None
-    assert chosen(DraftOptions(), draft=False) is None
+    assert chosen(TreeOptions()) == "default"
+    assert chosen(TreeOptions(), no_spec=True) is None
+    assert chosen(TreeOptions(), draft=False) is None
 
 
 @pytest.mark.parametrize(
     ("options", "shape"),
     [
-        (DraftOptions(top_k=2), DraftShape(2, 3, 10)),
-        (DraftOptions(depth=5), DraftShape(1, 5, 5)),
-        (DraftOptions(tokens=2), DraftShape(1, 3, 2)),
-        (DraftOptions(top_k=4, depth=4), DraftShape(4, 4, 20)),
-        (DraftOptions(top_k=4, depth=5, tokens=20), DraftShape(4, 5, 20)),
-        (DraftOptions(top_k=1, depth=1, tokens=1), DraftShape(1, 1, 1)),
+        (TreeOptions(top_k=2), DraftShape(2, 3, 10)),
+        (TreeOptions(depth=5), DraftShape(1, 5, 5)),
+        (TreeOptions(tokens=2), DraftShape(1, 3, 2)),
+        (TreeOptions(top_k=4, depth=4), DraftShape(4, 4, 20)),
+        (TreeOptions(top_k=4, depth=5, tokens=20), DraftShape(4, 5, 20)),
+        (TreeOptions(top_k=1, depth=1, tokens=1), DraftShape(1, 1, 1)),
     ],
 )
 def test_missing_options_come_from_the_default(
-    chosen: Choose, options: DraftOptions, shape: DraftShape
+    chosen: Choose, options: TreeOptions, shape: DraftShape
 ) -> None:
     assert chosen(options) == shape
 
@@ -57,15 +58,15 @@ def test_missing_options_come_from_the_default(
 @pytest.mark.parametrize(
     ("options", "numbers"),
     [
-        (DraftOptions(top_k=5), ("--draft-top-k 5", "(4)")),
-        (DraftOptions(depth=6), ("--draft-depth 6", "(5)")),
-        (DraftOptions(tokens=21), ("--draft-tokens 21", "(20)")),
-        (DraftOptions(tokens=4), ("--draft-tokens 4", "3 nodes")),
-        (DraftOptions(top_k=2, depth=2, tokens=7), ("--draft-tokens 7", "6 nodes")),
+        (TreeOptions(top_k=5), ("--draft-top-k 5", "(4)")),
+        (TreeOptions(depth=6), ("--draft-depth 6", "(5)")),
+        (TreeOptions(tokens=21), ("--draft-tokens 21", "(20)")),
+        (TreeOptions(tokens=4), ("--draft-tokens 4", "3 nodes")),
+        (TreeOptions(top_k=2, depth=2, tokens=7), ("--draft-tokens 7", "6 nodes")),
     ],
 )
 def test_too_much_is_refused_with_numbers(
-    chosen: Choose, options: DraftOptions, numbers: tuple[str, ...]
+    chosen: Choose, options: TreeOptions, numbers: tuple[str, ...]
 ) -> None:
     with pytest.raises(SpecbuildError) as caught:
         chosen(options)
@@ -74,13 +75,13 @@ def test_too_much_is_refused_with_numbers(
 
 def test_contradictions_are_refused(chosen: Choose) -> None:
     with pytest.raises(SpecbuildError, match="contradicts"):
-        chosen(DraftOptions(top_k=1), no_spec=True)
+        chosen(TreeOptions(top_k=1), no_spec=True)
     with pytest.raises(SpecbuildError, match="no draft"):
-        chosen(DraftOptions(top_k=1), draft=False)
+        chosen(TreeOptions(top_k=1), draft=False)
 
 
 def test_every_shape_of_two_options_is_within_limits_and_pool(chosen: Choose) -> None:
     for top_k, depth in itertools.product(range(1, 5), range(1, 6)):
-        shape = chosen(DraftOptions(top_k=top_k, depth=depth))
+        shape = chosen(TreeOptions(top_k=top_k, depth=depth))
         assert isinstance(shape, DraftShape)
         assert 1 <= shape.draft_tokens <= min(20, DraftShape(top_k, depth, 0).candidates)

@@ -1,0 +1,73 @@
+"""What ``specbuild synth`` is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from specbuild.builder.option_group import Described, OptionGroup
+
+DEFAULT_ACCEPTANCE = 0.7
+_CACHE = "Attention and cache (an engine's)"
+_PROMPTS = "Prompts"
+
+
+@dataclass(frozen=True)
+class SynthOptions(OptionGroup):
+    """``acceptance`` None is a model without a draft; ``unique_layers`` None stores every layer.
+
+    ``latent`` is how many values every layer caches in its keys' and values' place, 0 for these;
+    ``indexer`` how wide the indexers of full-attention layers are, 0 for none.
+    """
+
+    PANEL: ClassVar[str] = "Model"
+
+    geometry: Annotated[str, Described("gpt-oss-20b, gpt-oss-120b or tiny.", metavar="NAME")]
+    layers: Annotated[
+        int | None,
+        Described("Fewer layers, for tests.", metavar="N", least=1, shown="the geometry's"),
+    ] = None
+    acceptance: Annotated[
+        float | None,
+        Described(
+            "Probability that the draft is right, at each position; needs --draft.",
+            metavar="P",
+            least=0,
+            most=1,
+            usual=DEFAULT_ACCEPTANCE,
+        ),
+    ] = None
+    seed: Annotated[int, Described("Random seed.", metavar="S", least=0)] = 0
+    unique_layers: Annotated[
+        int | None,
+        Described(
+            "Store U layers and name them again for the others; needs --engine.",
+            metavar="U",
+            least=1,
+            shown="all",
+        ),
+    ] = None
+    latent: Annotated[
+        int,
+        Described(
+            "Cache latents of R values in place of keys and values; 0 for none.",
+            metavar="R",
+            least=0,
+            panel=_CACHE,
+        ),
+    ] = 0
+    indexer: Annotated[
+        int,
+        Described(
+            "Give full-attention layers indexers of width D (DSA); 0 for none.",
+            metavar="D",
+            least=0,
+            panel=_CACHE,
+        ),
+    ] = 0
+    prompts: Annotated[
+        int, Described("Prompts to write.", metavar="N", least=1, panel=_PROMPTS)
+    ] = 100
+    prompt_tokens: Annotated[
+        int, Described("Tokens of each prompt.", metavar="N", least=1, panel=_PROMPTS)
+    ] = 128

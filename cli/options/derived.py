@@ -1,0 +1,102 @@
+"""Command lines out of option groups: a command names groups, its user sees their options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from specbuild.builder.option_group import Option, OptionGroup, is_group
+
+
+@dataclass(frozen=True)
+class Without:
+    """Beside a group in ``Annotated``: the fields that this command does not offer."""
+
+    fields: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """A parameter of a command that is a group, and its options on the command line."""
+
+    group: type[OptionGroup]
+    options: tuple[Option, ...]
+
+    def taken_from(self, values: dict[str, Any]) -> OptionGroup:
+        """The group; its values are no longer in ``values``."""
+        given = {option.name: _read(option, values.pop(option.name)) for option in self.options}
+        return self.group.from_flat(**given)
+
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer reads it: options stand where it has a parameter that is a group.
+
+    The command is called with the group that is made of what was given.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    spread: dict[str, _Spread] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        found = _spread(hints[parameter.name])
+        if found is None:
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+        else:
+            spread[parameter.name] = found
+            parameters += map(_parameter, found.options)
+
+    def called(**values: Any) -> None:
+        groups = {name: entry.taken_from(values) for name, entry in spread.items()}
+        command(**groups, **values)
+
+    called.__name__, called.__doc__ = command.__name__, command.__doc__
+    called.__module__, called.__qualname__ = command.__module__, command.__qualname__
+    called.__annotations__ = {entry.name: entry.annotation for entry in parameters}
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return called
+
+
+def _spread(hint: Any) -> _Spread | None:
+    """None for the type of an ordinary parameter."""
+    group, left_out = hint, Without()
+    if get_origin(hint) is Annotated:
+        group, *rest = get_args(hint)
+        left_out = next((entry for entry in rest if isinstance(entry, Without)), left_out)
+    if not is_group(group):
+        return None
+    options = (option for option in group.options() if option.field not in left_out.fields)
+    return _Spread(group, tuple(options))
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    described = option.described
+    kind = described.typed or option.type
+    number = float if float in (kind, *get_args(kind)) else int
+    least, most = (
+        None if bound is None else number(bound) for bound in (described.least, described.most)
+    )
+    usual = None if described.usual is None else str(described.usual)
+    declared = typer.Option(
+        described.flags or option.flag,
+        metavar=described.metavar,
+        min=least,
+        max=most,
+        help=described.help,
+        rich_help_panel=option.panel,
+        show_default=described.shown or usual or True,
+    )
+    default = inspect.Parameter.empty if option.default is MISSING else option.default
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, declared],
+    )
+
+
+def _read(option: Option, given: Any) -> Any:
+    read = option.described.read
+    return given if read is None or given is None else read(option.flag, given)

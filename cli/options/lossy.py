@@ -1,0 +1,56 @@
+"""What a run may ask of an engine's lossy modes: less than was built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from specbuild.builder.option_group import Described, OptionGroup
+from specbuild.builder.options import DsaOptions, SpecPvOptions
+from specbuild.runtime.errors import SpecbuildError
+
+
+def _blocks(flag: str, text: str) -> int | Literal["auto"]:
+    """``auto`` or a number; the engine knows which numbers it takes."""
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal():
+        raise SpecbuildError(f"{flag} is {text!r}, expected a number of blocks or 'auto'")
+    return int(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecPvRequest(OptionGroup):
+    """What a run asks of SpecPV; None is all that the engine retrieves."""
+
+    PREFIX: ClassVar[str] = SpecPvOptions.PREFIX
+    PANEL: ClassVar[str] = SpecPvOptions.PANEL
+
+    retrieval_blocks: Annotated[
+        int | Literal["auto"] | None,
+        Described(
+            "Blocks that a partial view retrieves, up to the engine's; 0 verifies over all.",
+            metavar="N|auto",
+            shown="the engine's",
+            typed=str | None,
+            read=_blocks,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DsaRequest(OptionGroup):
+    """What a run asks of DSA; None is as many tokens as the engine chooses."""
+
+    PREFIX: ClassVar[str] = DsaOptions.PREFIX
+    PANEL: ClassVar[str] = DsaOptions.PANEL
+
+    top_k: Annotated[
+        int | None,
+        Described(
+            "Tokens that a row chooses, up to the engine's; 0 attends to everything.",
+            metavar="N",
+            least=0,
+            shown="the engine's",
+        ),
+    ] = None

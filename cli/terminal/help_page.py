@@ -1,0 +1,27 @@
+"""How a command shows its ``--help``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+from specbuild.cli.options.shared import GENERAL
+
+
+class Command(TyperCommand):
+    """A command whose help is readable at 80 columns: no name of an option is cut."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """``--help`` stands beside ``--debug``, at the end."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.rich_help_panel = GENERAL
+        return option
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Columns that are empty, such as short names, take one character in place of two."""
+        from typer import rich_utils
+
+        rich_utils.STYLE_OPTIONS_TABLE_PADDING = (0, 1, 0, 0)  # type: ignore[assignment]
+        super().format_help(ctx, formatter)
