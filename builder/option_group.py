@@ -15,11 +15,13 @@ class Described:
 
     ``name`` stands in place of the group's prefix and the field's name; ``flags`` in place of what
     the name makes on the command line, as ``--dsa/--no-dsa``. ``usual`` is the value that a build
-    takes where the option is left at None, ``shown`` what help says of it instead. Values lie
-    within ``least`` and ``most``. A manifest holds the option if it is ``recorded``.
+    takes where the option is left at None, ``shown`` what help says of the default instead, or
+    makes of it. Values lie within ``least`` and ``most``. A manifest holds the option if it is
+    ``recorded``.
 
     Where a command line cannot say the field's type it takes ``typed``, and ``read`` makes the
-    value of the option's flag and what was given; None stays None.
+    value of the option's flag and what was given. A subclass that gives a field another default
+    need not describe it again.
     """
 
     help: str
@@ -30,7 +32,7 @@ class Described:
     flags: str | None = None
     panel: str | None = None
     usual: Any = None
-    shown: str | None = None
+    shown: str | Callable[[Any], str] | None = None
     recorded: bool = True
     typed: Any = None
     read: Callable[[str, Any], Any] | None = None
@@ -130,10 +132,16 @@ class OptionGroup:
 
 def _own_options(kind: type[OptionGroup]) -> dict[str, Option]:
     """The options that are fields of the group itself."""
+    described_in: dict[str, Described] = {}
+    for base in reversed(kind.__mro__):
+        if is_group(base) and base is not OptionGroup:
+            hints = get_type_hints(base, include_extras=True)
+            described_in |= {k: get_args(h)[1] for k, h in hints.items() if _is_described(h)}
     found = {}
     for entry, hint in _hinted_fields(kind):
-        if get_origin(hint) is Annotated:
-            type_, described = get_args(hint)[:2]
+        if entry.name in described_in:
+            described = described_in[entry.name]
+            type_ = get_args(hint)[0] if _is_described(hint) else hint
             name = described.name or "_".join(filter(None, (kind.PREFIX, entry.name)))
             panel = described.panel or kind.PANEL
             found[entry.name] = Option(name, entry.name, type_, entry.default, panel, described)
@@ -158,6 +166,10 @@ def _made(kind: type[OptionGroup], left: dict[str, Any]) -> Any:
         elif is_group(hint):
             given[entry.name] = _made(hint, left)
     return kind(**given)
+
+
+def _is_described(hint: Any) -> bool:
+    return get_origin(hint) is Annotated and isinstance(get_args(hint)[1], Described)
 
 
 def is_group(kind: Any) -> bool:

@@ -4,68 +4,90 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Annotated, ClassVar
 
+from specbuild.builder.option_group import Described, OptionGroup
+from specbuild.builder.option_readers import numbers
+from specbuild.builder.training.options import TEXT, TrainingOptions
 from specbuild.runtime.errors import SpecbuildError
 
 LARGEST_DRAFT_VOCAB = 32000
 INNER_PER_HIDDEN = 4
+_FITTING = "to fit the target"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelfText:
+class SelfText(OptionGroup):
     """Continuations by the target itself, made before training: what a draft is judged on.
 
     ``count`` rows of one sequence length: ``prompt_tokens`` of the training text (None: up to 32,
     a quarter of the row at most), and what the target says next (greedy at temperature 0).
     """
 
-    count: int = 0
+    PREFIX: ClassVar[str] = "self_text"
+    PANEL: ClassVar[str] = TEXT
+
+    count: Annotated[
+        int,
+        Described(
+            "Sequences the target writes to train on too.", metavar="N", least=0, name="self_text"
+        ),
+    ] = 0
     prompt_tokens: int | None = None
-    temperature: float = 0.0
+    temperature: Annotated[
+        float, Described("How the target writes them.", metavar="T", least=0)
+    ] = 0.0
     batch_size: int = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
+class TrainOptions(TrainingOptions):
     """Options of ``specbuild train draft``; None leaves a choice to the trainer.
 
-    ``texts`` and ``held_out`` are files or directories (``.py .txt .md .jsonl .npy``). Without
-    ``held_out`` the share ``held_out_fraction`` of the documents is kept from training.
     ``taps`` are 0-based target layers whose outputs the draft reads. ``dtype`` is the target's
-    type and the autocast type of the draft, whose own weights train in fp32. ``time_limit_s``
-    ends this run early, ready for ``resume``.
+    type and the autocast type of the draft, whose own weights train in fp32.
     """
 
-    model: Path
-    texts: tuple[Path, ...]
-    output: Path
+    PANEL: ClassVar[str] = "Draft"
+
     steps: int = 2000
-    batch_size: int = 8
-    sequence_length: int = 512
     learning_rate: float = 1e-4
-    warmup_fraction: float = 0.03
-    ttt_steps: int = 7
+    save_every: int = 500
+    ttt_steps: Annotated[
+        int, Described("Draft levels unrolled in training.", metavar="N", least=1)
+    ] = 7
     decay: float = 0.8
     gradient_clip: float = 0.5
-    draft_vocab: int | None = None
-    inner: int | None = None
-    q_heads: int | None = None
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    rope_theta: float = 10000.0
-    taps: tuple[int, ...] | None = None
-    held_out: tuple[Path, ...] = ()
-    held_out_fraction: float = 0.02
+    draft_vocab: Annotated[
+        int | None,
+        Described("Tokens that the draft can say.", metavar="N", least=1, shown=_FITTING),
+    ] = None
+    inner: Annotated[
+        int | None,
+        Described("Inner width of its MLP.", metavar="N", least=1, shown=_FITTING),
+    ] = None
+    q_heads: Annotated[
+        int | None, Described("Its query heads.", metavar="N", least=1, shown=_FITTING)
+    ] = None
+    kv_heads: Annotated[
+        int | None, Described("Its KV heads.", metavar="N", least=1, shown=_FITTING)
+    ] = None
+    head_dim: Annotated[
+        int | None, Described("Width of its heads.", metavar="N", least=2, shown=_FITTING)
+    ] = None
+    rope_theta: Annotated[float, Described("Base of its rotary embedding.", metavar="X")] = 10000.0
+    taps: Annotated[
+        tuple[int, ...] | None,
+        Described(
+            "Target layers whose outputs it reads.",
+            metavar="I,J,K",
+            shown=_FITTING,
+            typed=str,
+            read=numbers,
+        ),
+    ] = None
     held_out_rows: int = 64
     self_text: SelfText = SelfText()
-    device: Literal["cpu", "cuda"] = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    seed: int = 0
-    save_every: int = 500
-    resume: bool = False
-    time_limit_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "sequence_length", "ttt_steps", "save_every"):

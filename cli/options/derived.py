@@ -28,7 +28,13 @@ class _Spread:
 
     def taken_from(self, values: dict[str, Any]) -> OptionGroup:
         """The group; its values are no longer in ``values``."""
-        given = {option.name: _read(option, values.pop(option.name)) for option in self.options}
+        given = {}
+        for option in self.options:
+            value, read = values.pop(option.name), option.described.read
+            if read is None:
+                given[option.name] = value
+            elif value is not None:
+                given[option.name] = read(option.flag, value)
         return self.group.from_flat(**given)
 
 
@@ -74,11 +80,14 @@ def _spread(hint: Any) -> _Spread | None:
 def _parameter(option: Option) -> inspect.Parameter:
     described = option.described
     kind = described.typed or option.type
+    if described.read is not None and option.default is not MISSING:
+        kind = kind | None
     number = float if float in (kind, *get_args(kind)) else int
     least, most = (
         None if bound is None else number(bound) for bound in (described.least, described.most)
     )
     usual = None if described.usual is None else str(described.usual)
+    shown = described.shown(option.default) if callable(described.shown) else described.shown
     declared = typer.Option(
         described.flags or option.flag,
         metavar=described.metavar,
@@ -86,17 +95,16 @@ def _parameter(option: Option) -> inspect.Parameter:
         max=most,
         help=described.help,
         rich_help_panel=option.panel,
-        show_default=described.shown or usual or True,
+        show_default=shown or usual or True,
     )
-    default = inspect.Parameter.empty if option.default is MISSING else option.default
+    default = option.default
+    if default is MISSING:
+        default = inspect.Parameter.empty
+    elif described.read is not None:
+        default = None  # the field's own default stays
     return inspect.Parameter(
         option.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
         annotation=Annotated[kind, declared],
     )
-
-
-def _read(option: Option, given: Any) -> Any:
-    read = option.described.read
-    return given if read is None or given is None else read(option.flag, given)

@@ -32,7 +32,7 @@ class SpecPvRequest(OptionGroup):
             "Blocks that a partial view retrieves, up to the engine's; 0 verifies over all.",
             metavar="N|auto",
             shown="the engine's",
-            typed=str | None,
+            typed=str,
             read=_blocks,
         ),
     ] = None

@@ -11,15 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from specbuild.builder.training.heads.backbone import Backbone
-from specbuild.builder.training.heads.losses import (
-    ATTENTION_KL,
-    HIDDEN_MSE,
-    Lesson,
-    terms,
-    total,
-)
+from specbuild.builder.training.heads.losses import Lesson, terms, total
 from specbuild.builder.training.heads.options import HeadOptions
 from specbuild.builder.training.heads.stage import Stage
+from specbuild.builder.training.heads.terms import ATTENTION_KL, HIDDEN_MSE
 from specbuild.builder.training.objective import Batch
 
 

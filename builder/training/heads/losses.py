@@ -11,17 +11,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from specbuild.builder.training.heads.backbone import States
+from specbuild.builder.training.heads.terms import (
+    HIDDEN_MSE,
+    LOGIT_TERMS,
+    LOGITS_KL,
+    LONG_LOGITS,
+)
 
-LOGITS_KL, LOGITS_MSE, LONG_LOGITS = "logits-kl", "logits-mse", "long-logits-l2"
-HIDDEN_MSE, ATTENTION_KL = "hidden-mse", "attention-kl"
-LOGIT_TERMS = (LOGITS_KL, LOGITS_MSE, LONG_LOGITS)
-TERMS = {
-    LOGITS_KL: "KL divergence of the model's next tokens from the changed model's",
-    LOGITS_MSE: "mean square change of the logits",
-    LONG_LOGITS: "the same at positions from --long-context on",
-    HIDDEN_MSE: "square change of --hidden-layers' outputs over their square, a token",
-    ATTENTION_KL: "KL divergence of attention, summed over heads, from the indexer's scores",
-}
 # Logits are made for so many rows at a time: a large vocabulary's would not fit all at once.
 _ROWS = 1024
 

@@ -3,58 +3,108 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
-from specbuild.builder.training.heads.losses import (
+from specbuild.builder.option_group import Described
+from specbuild.builder.option_readers import listed, numbers, opposite
+from specbuild.builder.training.heads.terms import (
     ATTENTION_KL,
     LOGITS_KL,
     LONG_LOGITS,
     TERMS,
 )
+from specbuild.builder.training.options import OPTIMISATION, RUN, TEXT, TrainingOptions
 from specbuild.runtime.errors import SpecbuildError
 
 Losses = tuple[tuple[str, float], ...]
 
 
+def _losses(flag: str, given: Sequence[str]) -> Losses:
+    """``logits-kl=0.5`` is a term and its weight; SpecbuildError where that is no number."""
+    return tuple(_loss(flag, entry) for entry in given)
+
+
+def _names(losses: Losses) -> str:
+    return ", ".join(name for name, _ in losses)
+
+
+def _loss(flag: str, entry: str) -> tuple[str, float]:
+    name, _, weight = entry.partition("=")
+    try:
+        return name, float(weight or 1)
+    except ValueError as error:
+        raise SpecbuildError(
+            f"{flag} {entry}: {weight!r} is no number; write {name}=0.5"
+        ) from error
+
+
 @dataclass(frozen=True, kw_only=True)
-class HeadOptions:
+class HeadOptions(TrainingOptions):
     """What both commands have.
 
-    ``texts`` and ``held_out`` are files or directories; without ``held_out`` the share
-    ``held_out_fraction`` of the documents is kept from training. ``batch_size`` counts the
-    sequences of a step over all processes, ``micro_batch_size`` those that one process runs at a
-    time (None: all it has). ``hidden_layers`` are 0-based, None for all. ``dtype`` is the frozen
-    backbone's; new parameters and their optimiser's state are fp32. ``time_limit_s`` ends this run
-    early, ready for ``resume``; ``finish`` then takes no further step and writes what was reached.
+    ``batch_size`` counts the sequences of a step over all processes, ``micro_batch_size`` those
+    that one process runs at a time (None: all it has). ``hidden_layers`` are 0-based, None for all.
+    ``dtype`` is the frozen backbone's; new parameters and their optimiser's state are fp32.
+    ``finish`` takes no further step and writes what was reached.
     """
 
-    model: Path
-    texts: tuple[Path, ...]
-    output: Path
-    steps: int = 1000
-    batch_size: int = 8
-    micro_batch_size: int | None = None
-    sequence_length: int = 512
-    learning_rate: float = 4e-4
-    warmup_fraction: float = 0.03
+    micro_batch_size: Annotated[
+        int | None,
+        Described(
+            "Sequences a device runs at a time.",
+            name="micro_batch",
+            metavar="N",
+            least=1,
+            panel=OPTIMISATION,
+            shown="all",
+        ),
+    ] = None
     gradient_clip: float = 1.0
-    losses: Losses = ((LOGITS_KL, 1.0),)
-    hidden_layers: tuple[int, ...] | None = None
-    long_context: int = 8192
-    held_out: tuple[Path, ...] = ()
-    held_out_fraction: float = 0.02
-    held_out_rows: int = 32
-    checkpointing: bool = False
-    device: Literal["cpu", "cuda"] = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    stored_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    seed: int = 0
-    save_every: int = 200
-    resume: bool = False
-    finish: bool = False
-    time_limit_s: float | None = None
+    losses: Annotated[
+        Losses,
+        Described(
+            "Term to minimise and its weight; repeatable. See the documentation for the terms.",
+            name="loss",
+            metavar="TERM[=W]",
+            panel=OPTIMISATION,
+            shown=_names,
+            typed=list[str],
+            read=_losses,
+        ),
+    ] = ((LOGITS_KL, 1.0),)
+    hidden_layers: Annotated[
+        tuple[int, ...] | None,
+        Described(
+            "Layers that hidden-mse compares.",
+            metavar="LIST",
+            panel=OPTIMISATION,
+            shown="all",
+            typed=str,
+            read=numbers,
+        ),
+    ] = None
+    long_context: Annotated[
+        int,
+        Described("Where long-logits-l2 begins.", metavar="N", least=0, panel=OPTIMISATION),
+    ] = 8192
+    held_out_rows: Annotated[
+        int, Described("Most sequences to judge by.", metavar="N", least=1, panel=TEXT)
+    ] = 32
+    checkpointing: Annotated[
+        bool,
+        Described("Compute activations again in the backward pass: less memory.", panel=RUN),
+    ] = False
+    stored_dtype: Annotated[
+        Literal["float32", "bfloat16"],
+        Described("How tensors are stored: float32 or bfloat16.", metavar="TYPE", panel=RUN),
+    ] = "bfloat16"
+    finish: Annotated[
+        bool,
+        Described("With --resume: write what was reached, without further steps.", panel=RUN),
+    ] = False
 
     def __post_init__(self) -> None:
         counts = ("steps", "batch_size", "sequence_length", "held_out_rows", "save_every")
@@ -103,10 +153,21 @@ class LatentTraining(HeadOptions):
     list such as ``0-11,15``, None for all. ``lora_rank`` 0 leaves ``o_proj`` as it is.
     """
 
-    rank: int | None = None
-    initial: Path | None = None
-    layers: str | None = None
-    lora_rank: int = 0
+    PANEL: ClassVar[str] = "Latents"
+
+    rank: Annotated[
+        int | None,
+        Described("Begin with what retrofit mla makes at this rank.", metavar="R", least=1),
+    ] = None
+    initial: Annotated[
+        Path | None, Described("Begin with the latents in this file.", metavar="FILE")
+    ] = None
+    layers: Annotated[
+        str | None, Described("Layers to change, as 0-11,15.", metavar="LIST", shown="all")
+    ] = None
+    lora_rank: Annotated[
+        int, Described("LoRA on layers' outputs; 0: none.", metavar="R", least=0)
+    ] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,16 +193,52 @@ class IndexerTraining(HeadOptions):
     where training narrows attention, it does by the first.
     """
 
-    heads: int = 4
-    width: int = 256
-    layers: str | None = None
-    top_k: tuple[int, ...] = (2048,)
-    first_tokens: int = 4
-    recent_tokens: int = 64
-    mla: bool = True
-    joint_steps: int = 0
-    joint_losses: Losses = ((LOGITS_KL, 1.0), (ATTENTION_KL, 1.0))
-    joint_learning_rate: float = 2e-4
+    PANEL: ClassVar[str] = "Indexers"
+
+    heads: Annotated[int, Described("Query heads of an indexer.", metavar="N", least=1)] = 4
+    width: Annotated[int, Described("Width of its heads and keys.", metavar="N", least=1)] = 256
+    layers: Annotated[
+        str | None, Described("Layers to change, as 0-11,15.", metavar="LIST", shown="all")
+    ] = None
+    top_k: Annotated[
+        tuple[int, ...],
+        Described(
+            "Tokens chosen: the first to train by, all to judge by.",
+            metavar="K,...",
+            shown=listed,
+            typed=str,
+            read=numbers,
+        ),
+    ] = (2048,)
+    first_tokens: Annotated[int, Described("First tokens, always kept.", metavar="N", least=0)] = 4
+    recent_tokens: Annotated[int, Described("Last tokens, always kept.", metavar="N", least=1)] = 64
+    mla: Annotated[
+        bool,
+        Described(
+            "Leave out latents that lie beside the model.",
+            name="no_mla",
+            typed=bool,
+            read=opposite,
+        ),
+    ] = True
+    joint_steps: Annotated[
+        int, Described("Further steps that train latents too.", metavar="N", least=0)
+    ] = 0
+    joint_losses: Annotated[
+        Losses,
+        Described(
+            "As --loss, for those steps.",
+            name="joint_loss",
+            metavar="TERM[=W]",
+            shown=_names,
+            typed=list[str],
+            read=_losses,
+        ),
+    ] = ((LOGITS_KL, 1.0), (ATTENTION_KL, 1.0))
+    joint_learning_rate: Annotated[float, Described("Peak rate in those steps.", metavar="X")] = (
+        2e-4
+    )
+    sequence_length: int = 4096
     learning_rate: float = 1e-3
     losses: Losses = ((ATTENTION_KL, 1.0),)
 

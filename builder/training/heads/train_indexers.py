@@ -23,11 +23,11 @@ from specbuild.builder.training.heads.indexers import (
     Narrowing,
 )
 from specbuild.builder.training.heads.latents import LatentHeads
-from specbuild.builder.training.heads.losses import ATTENTION_KL
 from specbuild.builder.training.heads.options import IndexerTraining, Losses
 from specbuild.builder.training.heads.output import HeadReport
 from specbuild.builder.training.heads.session import Judge, Measure, Session, require_hidden_layers
 from specbuild.builder.training.heads.stage import Schedule, Stage
+from specbuild.builder.training.heads.terms import ATTENTION_KL
 from specbuild.builder.training.heads.train_latents import plain_outputs
 from specbuild.builder.training.pace import Pace
 from specbuild.builder.training.retrofit.layer_list import parse_layers

@@ -15,7 +15,6 @@ from specbuild.cli.bench.against import against, read_report
 from specbuild.cli.bench.command import bench_table
 from specbuild.cli.bench.pairs import BenchReport, Pair, Speed, summarise
 from specbuild.cli.bench.plot import plot
-from specbuild.cli.commands.train_heads import given_losses, parse_list
 from specbuild.cli.commands.verify import verify_tables
 from specbuild.cli.tables.engine_table import build_summary, engine_tables, ops_text, specpv_summary
 from specbuild.cli.tables.predicted_memory import predict_memory
@@ -227,18 +226,6 @@ def test_a_user_without_a_home_keeps_no_cache(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Path, "home", no_home)
     assert cache_directory({}) is None
     assert cache_directory({"XDG_CACHE_HOME": "b"}) == Path("b") / "specbuild"
-
-
-def test_lists_of_numbers_and_losses_are_read() -> None:
-    assert parse_list("--taps", "1,11,21") == (1, 11, 21)
-    with pytest.raises(SpecbuildError, match="--taps 1;2"):
-        parse_list("--taps", "1;2")
-    assert given_losses(
-        losses=("--loss", ["logits-kl", "hidden-mse=0.5"]), joint_losses=("--joint-loss", None)
-    ) == {"losses": (("logits-kl", 1.0), ("hidden-mse", 0.5))}
-    for option in ("--loss", "--joint-loss"):
-        with pytest.raises(SpecbuildError, match=f"^{option} logits-kl=x: 'x' is no number"):
-            given_losses(losses=(option, ["logits-kl=x"]))
 
 
 def test_a_view_has_sink_retrieved_and_window_blocks() -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import typer.main
 from typer.testing import CliRunner
 
+from specbuild.builder.option_group import OptionGroup
 from specbuild.builder.options import BuildOptions
+from specbuild.builder.training.config import TrainOptions
+from specbuild.builder.training.heads.options import IndexerTraining
 from specbuild.cli.main import command_line
 from specbuild.cli.options.derived import takes_options
+from specbuild.cli.options.lossy import SpecPvRequest
 from specbuild.runtime.errors import SpecbuildError
 
+Group = TypeVar("Group", bound=OptionGroup)
 COMMANDS = typer.main.get_command(command_line())
 
 
@@ -38,7 +45,7 @@ def test_every_option_is_readable_at_80_columns(
     shown = {word for line in lines for word in line.split() if line.startswith("│")}
     options = {flag for entry in command.params for flag in (*entry.opts, *entry.secondary_opts)}
     assert {flag for flag in options if flag.startswith("--")} <= shown
-    assert sum(line.strip().startswith("specbuild ") for line in lines) <= 3
+    assert sum(line.strip().startswith(f"specbuild {name} ") for line in lines) <= 3
     assert [line for line in lines if line.startswith("│")][-1].split()[1] == "--help"
 
 
@@ -61,23 +68,27 @@ def test_build_help_has_three_examples_and_its_groups(monkeypatch: pytest.Monkey
     ]
 
 
-def test_options_are_read_into_their_groups() -> None:
-    seen: list[BuildOptions] = []
+def read_line(kind: type[Group], line: str) -> Group:
+    """What a command that takes this group is called with."""
+    seen: list[Group] = []
 
-    @takes_options
-    def build(asked: BuildOptions) -> None:
+    def command(asked: Group) -> None:
         seen.append(asked)
 
+    command.__annotations__["asked"] = kind
     app = typer.Typer()
-    app.command()(build)
-    line = (
+    app.command()(takes_options(command))
+    typer.main.get_command(app)(shlex.split(line), standalone_mode=False)
+    return seen[0]
+
+
+def test_options_are_read_into_their_groups() -> None:
+    asked = read_line(
+        BuildOptions,
         "--model m --output o --draft d --max-seq-len 64 --draft-top-k 2 --tuned-only "
         "--timing-cache c --specpv --specpv-n-sink-blocks 3 --no-dsa --dsa-min-agreement 0.5 "
-        "--force"
+        "--force",
     )
-    result = CliRunner().invoke(app, shlex.split(line))
-    assert result.exit_code == 0, result.output
-    (asked,) = seen
     assert (str(asked.model), str(asked.output), str(asked.draft)) == ("m", "o", "d")
     assert (asked.limits.max_seq_len, asked.limits.page_size) == (64, None)
     assert (asked.drafting.top_k, asked.drafting.depth) == (2, None)
@@ -99,3 +110,44 @@ def test_bounds_name_the_option() -> None:
     asked = BuildOptions.from_flat(model="m", output="o", draft_depth=0)
     with pytest.raises(SpecbuildError, match=r"--draft-depth is 0; it must be at least 1"):
         asked.drafting.check_bounds(asked.drafting.given())
+
+
+REQUIRED = "--model m --output o --text a --text b"
+
+
+def test_lists_numbers_and_losses_are_read() -> None:
+    losses = "--loss logits-kl --loss hidden-mse=0.5 --hidden-layers 1,11"
+    asked = read_line(IndexerTraining, f"{REQUIRED} {losses} --top-k 8,16 --no-mla --micro-batch 2")
+    assert asked.texts == (Path("a"), Path("b"))
+    assert asked.losses == (("logits-kl", 1.0), ("hidden-mse", 0.5))
+    assert (asked.hidden_layers, asked.top_k) == ((1, 11), (8, 16))
+    assert (asked.mla, asked.micro_batch_size) == (False, 2)
+
+
+def test_what_is_not_given_keeps_the_fields_default() -> None:
+    asked = read_line(IndexerTraining, REQUIRED)
+    assert asked == IndexerTraining(model=Path("m"), output=Path("o"), texts=asked.texts)
+    assert (asked.learning_rate, asked.losses, asked.mla) == (1e-3, (("attention-kl", 1.0),), True)
+    draft = read_line(TrainOptions, f"{REQUIRED} --self-text 5 --self-text-temperature 0.5")
+    assert (draft.self_text.count, draft.self_text.temperature) == (5, 0.5)
+    assert (draft.steps, draft.save_every, draft.taps) == (2000, 500, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--hidden-layers 1;2", "--hidden-layers 1;2 is not a list of numbers"),
+        ("--loss logits-kl=x", "^--loss logits-kl=x: 'x' is no number"),
+        ("--joint-loss logits-kl=x", "^--joint-loss logits-kl=x: 'x' is no number"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_its_option(line: str, message: str) -> None:
+    with pytest.raises(SpecbuildError, match=message):
+        read_line(IndexerTraining, f"{REQUIRED} '{line.replace(' ', chr(39) + ' ' + chr(39))}'")
+
+
+@pytest.mark.parametrize(("text", "blocks"), [("auto", "auto"), ("12", 12)])
+def test_blocks_are_a_number_or_auto(text: str, blocks: object) -> None:
+    asked = read_line(SpecPvRequest, f"--specpv-retrieval-blocks {text}")
+    assert asked.retrieval_blocks == blocks
+    assert read_line(SpecPvRequest, "").retrieval_blocks is None

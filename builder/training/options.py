@@ -1,0 +1,84 @@
+"""What every training is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from specbuild.builder.option_group import Described, OptionGroup
+from specbuild.builder.option_readers import paths
+
+TEXT, OPTIMISATION, RUN = "Text", "Optimisation", "Run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(OptionGroup):
+    """``texts`` and ``held_out`` are files or directories (``.py .txt .md .jsonl .npy``).
+
+    Without ``held_out`` the share ``held_out_fraction`` of the documents is kept from training.
+    ``time_limit_s`` ends this run early, ready for ``resume``.
+    """
+
+    PANEL: ClassVar[str] = "Model"
+
+    model: Annotated[
+        Path, Described("Checkpoint directory of the target.", metavar="DIR", panel="Model")
+    ]
+    output: Annotated[Path, Described("Directory to write.", metavar="DIR", panel="Model")]
+    texts: Annotated[
+        tuple[Path, ...],
+        Described(
+            "Training text: file or directory; repeatable.",
+            name="text",
+            metavar="PATH",
+            panel=TEXT,
+            typed=list[Path],
+            read=paths,
+        ),
+    ]
+    held_out: Annotated[
+        tuple[Path, ...],
+        Described(
+            "Text kept for judging; repeatable.",
+            metavar="PATH",
+            panel=TEXT,
+            shown="a part of the training text",
+            typed=list[Path],
+            read=paths,
+        ),
+    ] = ()
+    held_out_fraction: float = 0.02
+    sequence_length: Annotated[
+        int, Described("Tokens of a sequence.", metavar="N", least=2, panel=TEXT)
+    ] = 512
+    steps: Annotated[
+        int, Described("Optimiser steps.", metavar="N", least=1, panel=OPTIMISATION)
+    ] = 1000
+    batch_size: Annotated[
+        int,
+        Described(
+            "Sequences in a step, over all devices.", metavar="N", least=1, panel=OPTIMISATION
+        ),
+    ] = 8
+    learning_rate: Annotated[
+        float, Described("Peak learning rate.", metavar="X", panel=OPTIMISATION)
+    ] = 4e-4
+    warmup_fraction: float = 0.03
+    device: Annotated[
+        Literal["cpu", "cuda"],
+        Described("Where to train: cpu or cuda.", metavar="NAME", panel=RUN),
+    ] = "cpu"
+    dtype: Annotated[
+        Literal["float32", "bfloat16"],
+        Described("Arithmetic of the model: float32 or bfloat16.", metavar="TYPE", panel=RUN),
+    ] = "float32"
+    seed: Annotated[int, Described("Random seed.", metavar="S", least=0, panel=RUN)] = 0
+    save_every: Annotated[
+        int, Described("Steps between saves.", metavar="N", least=1, panel=RUN)
+    ] = 200
+    resume: Annotated[bool, Described("Go on from the last save.", panel=RUN)] = False
+    time_limit_s: Annotated[
+        float | None,
+        Described("End early, ready for --resume.", metavar="X", panel=RUN, shown="none"),
+    ] = None
