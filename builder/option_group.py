@@ -103,7 +103,7 @@ class OptionGroup:
         for name, value in values.items():
             least = own[name].described.least
             if least is not None and value is not None and value < least:
-                raise SpecbuildError(f"{own[name].flag} is {value}; it must be at least {least}")
+                raise SpecbuildError(f"{own[name].flag} is {value}; it must be at least {least:g}")
 
     def given(self) -> dict[str, Any]:
         """The options that are not at their defaults, by field."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TypeVar
 
 from specbuild.runtime.errors import SpecbuildError
 
+T = TypeVar("T")
 
-def paths(_flag: str, given: Sequence[Path]) -> tuple[Path, ...]:
-    """The paths of an option that may be repeated."""
+
+def repeated(_flag: str, given: Sequence[T]) -> tuple[T, ...]:
+    """The values of an option that may be repeated."""
     return tuple(given)
 
 

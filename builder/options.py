@@ -22,20 +22,20 @@ class LimitOptions(OptionGroup):
         int | None,
         Described(
             "Longest prompt plus output, in tokens.",
-            metavar="N",
+            "N",
             least=1,
             usual=4096,
             shown="4096, or the model's",
         ),
     ] = None
     max_batch_size: Annotated[
-        int | None, Described("Sequences decoded at once.", metavar="N", least=1, usual=4)
+        int | None, Described("Sequences decoded at once.", "N", least=1, usual=4)
     ] = None
     page_size: Annotated[
         int | None,
         Described(
             "Tokens in a page of the KV cache.",
-            metavar="N",
+            "N",
             least=1,
             shown="16 on the CPU and with --specpv, else 64",
         ),
@@ -51,22 +51,20 @@ class TreeOptions(OptionGroup):
 
     top_k: Annotated[
         int | None,
-        Described(
-            "Children of each draft node; 1 is a chain.", metavar="K", least=1, shown="automatic"
-        ),
+        Described("Children of each draft node; 1 is a chain.", "K", least=1, shown="automatic"),
     ] = None
     depth: Annotated[
         int | None,
         Described(
             "Levels below the root: the longest draft that can be accepted.",
-            metavar="D",
+            "D",
             least=1,
             shown="automatic",
         ),
     ] = None
     tokens: Annotated[
         int | None,
-        Described("Draft nodes kept and verified.", metavar="N", least=1, shown="automatic"),
+        Described("Draft nodes kept and verified.", "N", least=1, shown="automatic"),
     ] = None
 
 
@@ -78,7 +76,7 @@ class DraftOptions(TreeOptions):
         int | None,
         Described(
             "Let the draft attend to its last N tokens only; the output stays the same.",
-            metavar="N",
+            "N",
             least=1,
         ),
     ] = None
@@ -87,7 +85,7 @@ class DraftOptions(TreeOptions):
         Described(
             "How a CUDA engine stores the draft's weights: bf16, fp8 or mxfp4; the output stays "
             "the same.",
-            metavar="TYPE",
+            "TYPE",
             shown="bf16",
         ),
     ] = None
@@ -102,8 +100,8 @@ class KernelOptions(OptionGroup):
     tactics: Annotated[
         Path | None,
         Described(
-            "Kernel variants as tune measured them, in place of the shipped file.",
-            metavar="FILE",
+            "Kernel variants that tune measured, not the shipped file's.",
+            "FILE",
             recorded=False,
         ),
     ] = None
@@ -121,8 +119,8 @@ class TensorRtOptions(OptionGroup):
     timing_cache: Annotated[
         Path | None,
         Described(
-            "Kernel timings to start from and to add to, with --backend tensorrt.",
-            metavar="FILE",
+            "Kernel timings to begin with and to add to; not for RTX.",
+            "FILE",
             recorded=False,
         ),
     ] = None
@@ -155,23 +153,23 @@ class SpecPvOptions(OptionGroup):
             name="specpv",
         ),
     ] = False
-    block_size: Annotated[
-        int | None, Described("Tokens of a block.", metavar="N", least=1, usual=16)
-    ] = None
+    block_size: Annotated[int | None, Described("Tokens of a block.", "N", least=1, usual=16)] = (
+        None
+    )
     n_sink_blocks: Annotated[
-        int | None, Described("Blocks kept at the start.", metavar="N", least=1, usual=2)
+        int | None, Described("Blocks kept at the start.", "N", least=1, usual=2)
     ] = None
     n_retrieval_blocks: Annotated[
-        int | None, Described("Blocks retrieved at most.", metavar="N", least=1, usual=256)
+        int | None, Described("Blocks retrieved at most.", "N", least=1, usual=256)
     ] = None
     n_window_blocks: Annotated[
-        int | None, Described("Blocks kept at the end.", metavar="N", least=1, usual=8)
+        int | None, Described("Blocks kept at the end.", "N", least=1, usual=8)
     ] = None
     n_spec_tokens_buf: Annotated[
         int | None,
         Described(
             "Tokens of partial steps and a tree, at most.",
-            metavar="N",
+            "N",
             least=1,
             usual=64,
             shown="64, more for a large tree",
@@ -179,13 +177,13 @@ class SpecPvOptions(OptionGroup):
     ] = None
     partial_threshold: Annotated[
         int | None,
-        Described("Contexts up to N tokens are verified whole.", metavar="N", least=0, usual=4096),
+        Described("Contexts up to N tokens are verified whole.", "N", least=0, usual=4096),
     ] = None
     full_refresh_interval: Annotated[
         int | None,
         Described(
             "Partial steps between two full ones at most; 0 allows none.",
-            metavar="N",
+            "N",
             least=0,
             usual=32,
         ),
@@ -194,7 +192,7 @@ class SpecPvOptions(OptionGroup):
         Literal["mean", "max", "last"] | None,
         Described(
             "A block's score over the tree's queries: mean, max, or the root's (last).",
-            metavar="HOW",
+            "HOW",
             usual="mean",
         ),
     ] = None
@@ -203,7 +201,7 @@ class SpecPvOptions(OptionGroup):
         Described(
             "By products with extreme keys (dot), Quest's bound (quest), or that of DSA's indexers "
             "(indexer).",
-            metavar="HOW",
+            "HOW",
             usual="dot",
         ),
     ] = None
@@ -226,27 +224,25 @@ class DsaOptions(OptionGroup):
         ),
     ] = None
     top_k: Annotated[
-        int | None, Described("Tokens that a row chooses.", metavar="N", least=1, usual=2048)
+        int | None, Described("Tokens that a row chooses.", "N", least=1, usual=2048)
     ] = None
     threshold: Annotated[
         int | None,
-        Described(
-            "Tokens before position N attend to everything.", metavar="N", least=0, usual=8192
-        ),
+        Described("Tokens before position N attend to everything.", "N", least=0, usual=8192),
     ] = None
     first_tokens: Annotated[
-        int | None, Described("Tokens kept at the start.", metavar="N", least=0, usual=4)
+        int | None, Described("Tokens kept at the start.", "N", least=0, usual=4)
     ] = None
     recent_tokens: Annotated[
-        int | None, Described("Tokens kept at the end, itself too.", metavar="N", least=1, usual=64)
+        int | None, Described("Tokens kept at the end, itself too.", "N", least=1, usual=64)
     ] = None
     min_agreement: Annotated[
         float | None,
         Described(
             "Attend to everything where less of what checks compare agrees.",
-            metavar="P",
-            least=0,
-            most=1,
+            "P",
+            least=0.0,
+            most=1.0,
             usual=0.75,
         ),
     ] = None
@@ -254,7 +250,7 @@ class DsaOptions(OptionGroup):
         int | None,
         Described(
             "Check every N-th step against attention to everything; 0 checks none.",
-            metavar="N",
+            "N",
             least=0,
             usual=64,
         ),
@@ -264,7 +260,7 @@ class DsaOptions(OptionGroup):
         Described(
             "The cached keys of indexers: bf16, or fp8 (e4m3), which takes half and chooses "
             "nearly the same.",
-            metavar="TYPE",
+            "TYPE",
             usual="bf16",
         ),
     ] = None
@@ -276,19 +272,17 @@ class BuildOptions(OptionGroup):
 
     PANEL: ClassVar[str] = "Model"
 
-    model: Annotated[
-        Path, Described("Checkpoint directory of the target.", metavar="DIR", recorded=False)
-    ]
-    output: Annotated[Path, Described("Engine directory to write.", metavar="DIR", recorded=False)]
+    model: Annotated[Path, Described("Checkpoint directory of the target.", "DIR", recorded=False)]
+    output: Annotated[Path, Described("Engine directory to write.", "DIR", recorded=False)]
     draft: Annotated[
         Path | None,
-        Described("Checkpoint directory of the EAGLE3 draft.", metavar="DIR", recorded=False),
+        Described("Checkpoint directory of the EAGLE3 draft.", "DIR", recorded=False),
     ] = None
     backend: Annotated[
         BackendName,
         Described(
             "What the engine runs on: cpu, cuda, tensorrt or tensorrt-rtx.",
-            metavar="NAME",
+            "NAME",
             recorded=False,
         ),
     ] = "cpu"
@@ -297,7 +291,7 @@ class BuildOptions(OptionGroup):
         Described(
             "GPU to compile for: sm_90a with --backend cuda; with tensorrt-rtx one or more of "
             "sm_80, sm_86, sm_89, sm_120 and sm_121, separated by commas.",
-            metavar="ARCH",
+            "ARCH",
             recorded=False,
         ),
     ] = None
@@ -315,7 +309,7 @@ class BuildOptions(OptionGroup):
     ] = False
     dump_passes: Annotated[
         Path | None,
-        Described("Write the graph after each pass.", metavar="DIR", panel=_FILES, recorded=False),
+        Described("Write the graph after each pass.", "DIR", panel=_FILES, recorded=False),
     ] = None
     strict: Annotated[bool, Described("Refuse config fields that are not known.", panel=_FILES)] = (
         False

@@ -22,27 +22,27 @@ class SynthOptions(OptionGroup):
 
     PANEL: ClassVar[str] = "Model"
 
-    geometry: Annotated[str, Described("gpt-oss-20b, gpt-oss-120b or tiny.", metavar="NAME")]
+    geometry: Annotated[str, Described("gpt-oss-20b, gpt-oss-120b or tiny.", "NAME")]
     layers: Annotated[
         int | None,
-        Described("Fewer layers, for tests.", metavar="N", least=1, shown="the geometry's"),
+        Described("Fewer layers, for tests.", "N", least=1, shown="the geometry's"),
     ] = None
     acceptance: Annotated[
         float | None,
         Described(
             "Probability that the draft is right, at each position; needs --draft.",
-            metavar="P",
-            least=0,
-            most=1,
+            "P",
+            least=0.0,
+            most=1.0,
             usual=DEFAULT_ACCEPTANCE,
         ),
     ] = None
-    seed: Annotated[int, Described("Random seed.", metavar="S", least=0)] = 0
+    seed: Annotated[int, Described("Random seed.", "S", least=0)] = 0
     unique_layers: Annotated[
         int | None,
         Described(
             "Store U layers and name them again for the others; needs --engine.",
-            metavar="U",
+            "U",
             least=1,
             shown="all",
         ),
@@ -51,7 +51,7 @@ class SynthOptions(OptionGroup):
         int,
         Described(
             "Cache latents of R values in place of keys and values; 0 for none.",
-            metavar="R",
+            "R",
             least=0,
             panel=_CACHE,
         ),
@@ -60,14 +60,12 @@ class SynthOptions(OptionGroup):
         int,
         Described(
             "Give full-attention layers indexers of width D (DSA); 0 for none.",
-            metavar="D",
+            "D",
             least=0,
             panel=_CACHE,
         ),
     ] = 0
-    prompts: Annotated[
-        int, Described("Prompts to write.", metavar="N", least=1, panel=_PROMPTS)
-    ] = 100
+    prompts: Annotated[int, Described("Prompts to write.", "N", least=1, panel=_PROMPTS)] = 100
     prompt_tokens: Annotated[
-        int, Described("Tokens of each prompt.", metavar="N", least=1, panel=_PROMPTS)
+        int, Described("Tokens of each prompt.", "N", least=1, panel=_PROMPTS)
     ] = 128

@@ -29,14 +29,10 @@ class SelfText(OptionGroup):
 
     count: Annotated[
         int,
-        Described(
-            "Sequences the target writes to train on too.", metavar="N", least=0, name="self_text"
-        ),
+        Described("Sequences the target writes to train on too.", "N", least=0, name="self_text"),
     ] = 0
     prompt_tokens: int | None = None
-    temperature: Annotated[
-        float, Described("How the target writes them.", metavar="T", least=0)
-    ] = 0.0
+    temperature: Annotated[float, Described("How the target writes them.", "T", least=0.0)] = 0.0
     batch_size: int = 64
 
 
@@ -53,40 +49,35 @@ class TrainOptions(TrainingOptions):
     steps: int = 2000
     learning_rate: float = 1e-4
     save_every: int = 500
-    ttt_steps: Annotated[
-        int, Described("Draft levels unrolled in training.", metavar="N", least=1)
-    ] = 7
+    ttt_steps: Annotated[int, Described("Draft levels unrolled in training.", "N", least=1)] = 7
     decay: float = 0.8
     gradient_clip: float = 0.5
     draft_vocab: Annotated[
         int | None,
-        Described("Tokens that the draft can say.", metavar="N", least=1, shown=_FITTING),
+        Described("Tokens that the draft can say.", "N", least=1, shown=_FITTING),
     ] = None
     inner: Annotated[
         int | None,
-        Described("Inner width of its MLP.", metavar="N", least=1, shown=_FITTING),
+        Described("Inner width of its MLP.", "N", least=1, shown=_FITTING),
     ] = None
-    q_heads: Annotated[
-        int | None, Described("Its query heads.", metavar="N", least=1, shown=_FITTING)
-    ] = None
-    kv_heads: Annotated[
-        int | None, Described("Its KV heads.", metavar="N", least=1, shown=_FITTING)
-    ] = None
+    q_heads: Annotated[int | None, Described("Its query heads.", "N", least=1, shown=_FITTING)] = (
+        None
+    )
+    kv_heads: Annotated[int | None, Described("Its KV heads.", "N", least=1, shown=_FITTING)] = None
     head_dim: Annotated[
-        int | None, Described("Width of its heads.", metavar="N", least=2, shown=_FITTING)
+        int | None, Described("Width of its heads.", "N", least=2, shown=_FITTING)
     ] = None
-    rope_theta: Annotated[float, Described("Base of its rotary embedding.", metavar="X")] = 10000.0
+    rope_theta: Annotated[float, Described("Base of its rotary embedding.", "X")] = 10000.0
     taps: Annotated[
         tuple[int, ...] | None,
         Described(
             "Target layers whose outputs it reads.",
-            metavar="I,J,K",
+            "I,J,K",
             shown=_FITTING,
             typed=str,
             read=numbers,
         ),
     ] = None
-    held_out_rows: int = 64
     self_text: SelfText = SelfText()
 
     def __post_init__(self) -> None:

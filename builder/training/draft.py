@@ -25,11 +25,7 @@ from specbuild.builder.training.corpus import (
     Rows,
     Stream,
     TrainingText,
-    cut_rows,
-    pack,
-    split_documents,
 )
-from specbuild.builder.training.documents import DocumentReader
 from specbuild.builder.training.draft_module import DraftModule, DraftShape
 from specbuild.builder.training.evaluation import Examiner
 from specbuild.builder.training.frozen_target import (
@@ -42,6 +38,7 @@ from specbuild.builder.training.output import TrainReport, write_draft, write_re
 from specbuild.builder.training.run_state import RunFolder
 from specbuild.builder.training.self_text import no_rows, write_rows
 from specbuild.builder.training.training_loop import TrainingRun, restore, train
+from specbuild.builder.training.training_text import read_training_text
 from specbuild.builder.training.vocabulary import DraftVocabulary, choose_vocabulary
 from specbuild.runtime.errors import SpecbuildError
 
@@ -77,7 +74,7 @@ def _train_in(
 ) -> TrainReport:
     model = load_target(options.model, device=options.device, dtype=options.dtype)
     shape = _draft_shape(options, model)
-    text, held_out = _read_text(options, model)
+    text, held_out = read_training_text(options, model)
     own, held_out_own = _self_text(folder, options, model, (text, held_out), progress)
     text = replace(text, self_text=own)
     vocabulary = choose_vocabulary(
@@ -136,20 +133,6 @@ def _draft_shape(options: TrainOptions, model: PreTrainedModel) -> DraftShape:
             f"train draft: q_heads {shape.q_heads} is no multiple of kv_heads {shape.kv_heads}"
         )
     return shape
-
-
-def _read_text(options: TrainOptions, model: PreTrainedModel) -> tuple[TrainingText, Rows]:
-    end = end_of_text_ids(model)
-    reader = DocumentReader(options.model, vocab=model.config.vocab_size, end_of_text=end)
-    documents = reader.read(options.texts)
-    if options.held_out:
-        kept, held_out = documents, reader.read(options.held_out)
-    else:
-        fraction = options.held_out_fraction
-        kept, held_out = split_documents(documents, fraction=fraction, seed=options.seed)
-    length = options.sequence_length
-    text = TrainingText(pack(kept, end), no_rows(length), length, options.seed)
-    return text, cut_rows(pack(held_out, end), length, options.held_out_rows)
 
 
 def _self_text(

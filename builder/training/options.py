@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from specbuild.builder.option_group import Described, OptionGroup
-from specbuild.builder.option_readers import paths
+from specbuild.builder.option_readers import repeated
 
 TEXT, OPTIMISATION, RUN = "Text", "Optimisation", "Run"
 
@@ -22,63 +22,56 @@ class TrainingOptions(OptionGroup):
 
     PANEL: ClassVar[str] = "Model"
 
-    model: Annotated[
-        Path, Described("Checkpoint directory of the target.", metavar="DIR", panel="Model")
-    ]
-    output: Annotated[Path, Described("Directory to write.", metavar="DIR", panel="Model")]
+    model: Annotated[Path, Described("Checkpoint directory of the target.", "DIR", panel="Model")]
+    output: Annotated[Path, Described("Directory to write.", "DIR", panel="Model")]
     texts: Annotated[
         tuple[Path, ...],
         Described(
             "Training text: file or directory; repeatable.",
+            "PATH",
             name="text",
-            metavar="PATH",
             panel=TEXT,
             typed=list[Path],
-            read=paths,
+            read=repeated,
         ),
     ]
     held_out: Annotated[
         tuple[Path, ...],
         Described(
             "Text kept for judging; repeatable.",
-            metavar="PATH",
+            "PATH",
             panel=TEXT,
             shown="a part of the training text",
             typed=list[Path],
-            read=paths,
+            read=repeated,
         ),
     ] = ()
     held_out_fraction: float = 0.02
+    held_out_rows: int = 64
     sequence_length: Annotated[
-        int, Described("Tokens of a sequence.", metavar="N", least=2, panel=TEXT)
+        int, Described("Tokens of a sequence.", "N", least=2, panel=TEXT)
     ] = 512
-    steps: Annotated[
-        int, Described("Optimiser steps.", metavar="N", least=1, panel=OPTIMISATION)
-    ] = 1000
+    steps: Annotated[int, Described("Optimiser steps.", "N", least=1, panel=OPTIMISATION)] = 1000
     batch_size: Annotated[
         int,
-        Described(
-            "Sequences in a step, over all devices.", metavar="N", least=1, panel=OPTIMISATION
-        ),
+        Described("Sequences in a step, over all devices.", "N", least=1, panel=OPTIMISATION),
     ] = 8
-    learning_rate: Annotated[
-        float, Described("Peak learning rate.", metavar="X", panel=OPTIMISATION)
-    ] = 4e-4
+    learning_rate: Annotated[float, Described("Peak learning rate.", "X", panel=OPTIMISATION)] = (
+        4e-4
+    )
     warmup_fraction: float = 0.03
     device: Annotated[
         Literal["cpu", "cuda"],
-        Described("Where to train: cpu or cuda.", metavar="NAME", panel=RUN),
+        Described("Where to train: cpu or cuda.", "NAME", panel=RUN),
     ] = "cpu"
     dtype: Annotated[
         Literal["float32", "bfloat16"],
-        Described("Arithmetic of the model: float32 or bfloat16.", metavar="TYPE", panel=RUN),
+        Described("Arithmetic of the model: float32 or bfloat16.", "TYPE", panel=RUN),
     ] = "float32"
-    seed: Annotated[int, Described("Random seed.", metavar="S", least=0, panel=RUN)] = 0
-    save_every: Annotated[
-        int, Described("Steps between saves.", metavar="N", least=1, panel=RUN)
-    ] = 200
+    seed: Annotated[int, Described("Random seed.", "S", least=0, panel=RUN)] = 0
+    save_every: Annotated[int, Described("Steps between saves.", "N", least=1, panel=RUN)] = 200
     resume: Annotated[bool, Described("Go on from the last save.", panel=RUN)] = False
     time_limit_s: Annotated[
         float | None,
-        Described("End early, ready for --resume.", metavar="X", panel=RUN, shown="none"),
+        Described("End early, ready for --resume.", "X", panel=RUN, shown="none"),
     ] = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbuild.builder.options import TreeOptions
+from specbuild.cli.bench.options import SweepOptions
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import speculation_of
 from specbuild.cli.options.shared import Debug, EngineDirectory, Json, Threads
@@ -83,56 +84,7 @@ def bench(
         ),
     ] = None,
     tree: TreeOptions,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            "--sweep",
-            metavar="LIST",
-            help="Time some of these phases instead: decode, verify, draft, profile, prefill, "
-            "spec, load, specpv.",
-            rich_help_panel="Sweep (CUDA)",
-        ),
-    ] = None,
-    batch: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--batch",
-            metavar="N",
-            min=1,
-            help="Sweep this batch; repeatable.",
-            rich_help_panel="Sweep (CUDA)",
-        ),
-    ] = None,
-    context: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--context",
-            metavar="N",
-            min=1,
-            help="Sweep this context; repeatable.",
-            rich_help_panel="Sweep (CUDA)",
-        ),
-    ] = None,
-    retrieved: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--retrieved",
-            metavar="N",
-            min=1,
-            help="specpv: time views that retrieve N tokens; repeatable.",
-            rich_help_panel="Sweep (CUDA)",
-        ),
-    ] = None,
-    time_limit_s: Annotated[
-        float | None,
-        typer.Option(
-            "--time-limit-s",
-            metavar="X",
-            min=1,
-            help="Seconds for a part of a sweep.",
-            rich_help_panel="Sweep (CUDA)",
-        ),
-    ] = None,
+    sweep: SweepOptions,
     threads: Threads = None,
     as_json: Json = False,
     _debug: Debug = False,
@@ -157,26 +109,17 @@ def bench(
     specbuild bench engine --prompts p.jsonl --draft-depth 3 --against bf16.json
     specbuild bench engine --sweep decode,prefill,spec --plot roofline.svg
     """
-    if sweep is not None:
+    if sweep.sweep is not None:
         _refuse_beside_sweep(threads is not None or against is not None or bool(tree.given()))
-        _sweep(
-            engine,
-            sweep,
-            {
-                "prompts": prompts,
-                "batches": batch,
-                "contexts": context,
-                "retrieved": retrieved,
-                "limit_s": time_limit_s,
-                "max_new_tokens": max_new_tokens,
-                "rounds": rounds,
-                "raw": raw,
-            },
-            plot=plot,
-            as_json=as_json,
-        )
+        given = {
+            "prompts": prompts or (),
+            "max_new_tokens": max_new_tokens,
+            "rounds": rounds,
+            "raw": raw,
+        }
+        _sweep(engine, sweep, given, plot=plot, as_json=as_json)
         return
-    if batch or context or retrieved or time_limit_s is not None:
+    if sweep.given():
         raise SpecbuildError(
             "--batch, --context, --retrieved and --time-limit-s are for a --sweep: add one"
         )
@@ -221,7 +164,12 @@ def _refuse_beside_sweep(given: bool) -> None:
 
 
 def _sweep(
-    engine: Path, sweep: str, given: dict[str, Any], *, plot: Path | None, as_json: bool
+    engine: Path,
+    options: SweepOptions,
+    given: dict[str, Any],
+    *,
+    plot: Path | None,
+    as_json: bool,
 ) -> None:
     """Options that are not given keep the plan's own values."""
     from specbuild.cli.bench import sweep as bench_sweep
@@ -229,8 +177,9 @@ def _sweep(
     from specbuild.cli.bench.views import VIEW_SWEEP
     from specbuild.cli.terminal import console
 
-    chosen = {name: value for name, value in given.items() if value is not None}
-    plan = bench_sweep.SweepPlan(bench_sweep.sweeps_of(sweep), **chosen)
+    chosen = options.given()
+    sweeps = bench_sweep.sweeps_of(chosen.pop("sweep"))
+    plan = bench_sweep.SweepPlan(sweeps, **chosen, **given)
     if "retrieved" in chosen and VIEW_SWEEP not in plan.sweeps:
         raise SpecbuildError(f"--retrieved is for --sweep {VIEW_SWEEP}: add it, or leave that out")
     require_plot_place(plot)

@@ -76,8 +76,8 @@ def mla(
     \b
     Examples:
     specbuild retrofit mla --model target --rank 512 --calibration corpus
-    specbuild retrofit mla --model target --rank 256 --calibration a.txt --evaluation b.txt --json
-    specbuild retrofit mla --model target --rank 512 --layers 12-23 --output late.safetensors
+    specbuild retrofit mla --model m --rank 256 --calibration a.txt --json
+    specbuild retrofit mla --model m --rank 512 --layers 12-23 --output late.safetensors
     """
     from specbuild.builder.training.retrofit.config import LatentOptions
     from specbuild.builder.training.retrofit.mla import retrofit_mla

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +10,7 @@ import typer
 from specbuild.builder.options import TreeOptions
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import speculation_of
+from specbuild.cli.options.generation import OutputOptions, PromptOptions, SamplingOptions
 from specbuild.cli.options.lossy import DsaRequest, SpecPvRequest
 from specbuild.cli.options.shared import Debug, EngineDirectory, Json, Threads
 from specbuild.runtime.errors import SpecbuildError
@@ -25,104 +25,15 @@ if TYPE_CHECKING:
 def run(
     engine: EngineDirectory,
     *,
-    prompt: Annotated[
-        str | None,
-        typer.Option("--prompt", metavar="TEXT", help="The prompt.", rich_help_panel="Prompts"),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompts",
-            metavar="FILE.jsonl",
-            help="One prompt a line, as JSON.",
-            rich_help_panel="Prompts",
-        ),
-    ] = None,
-    max_new_tokens: Annotated[
-        int,
-        typer.Option(
-            "--max-new-tokens",
-            metavar="N",
-            min=1,
-            help="Tokens to emit at most.",
-            rich_help_panel="Output",
-        ),
-    ] = 128,
-    temperature: Annotated[
-        float,
-        typer.Option(
-            "--temperature",
-            metavar="T",
-            min=0.0,
-            help="0 takes the likeliest token.",
-            rich_help_panel="Sampling",
-        ),
-    ] = 0.0,
-    top_p: Annotated[
-        float,
-        typer.Option(
-            "--top-p",
-            metavar="P",
-            help="Sample from this much probability.",
-            rich_help_panel="Sampling",
-        ),
-    ] = 1.0,
-    top_k: Annotated[
-        int,
-        typer.Option(
-            "--top-k",
-            metavar="K",
-            min=0,
-            help="Sample from the K best; 0 is all.",
-            rich_help_panel="Sampling",
-        ),
-    ] = 0,
-    seed: Annotated[
-        int,
-        typer.Option(
-            "--seed",
-            metavar="S",
-            help="Prompt i (from 0) samples with S + i.",
-            rich_help_panel="Sampling",
-        ),
-    ] = 0,
-    logprobs: Annotated[
-        bool,
-        typer.Option(
-            "--logprobs",
-            help="Add each token's log-probability to --json.",
-            rich_help_panel="Output",
-        ),
-    ] = False,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--stop",
-            metavar="TEXT",
-            help="End before this text; repeatable.",
-            rich_help_panel="Output",
-        ),
-    ] = None,
+    text: PromptOptions,
+    wanted: OutputOptions,
+    sampling: SamplingOptions,
     no_spec: Annotated[
         bool,
         typer.Option(
             "--no-spec",
             help="Decode without the draft, to the same tokens.",
             rich_help_panel="Draft",
-        ),
-    ] = False,
-    ignore_eos: Annotated[
-        bool,
-        typer.Option(
-            "--ignore-eos", help="Go on after an end-of-sequence token.", rich_help_panel="Output"
-        ),
-    ] = False,
-    raw: Annotated[
-        bool,
-        typer.Option(
-            "--raw",
-            help="Feed text as it is, without the chat template.",
-            rich_help_panel="Prompts",
         ),
     ] = False,
     tree: TreeOptions,
@@ -153,9 +64,10 @@ def run(
     from specbuild.runtime.request import GenerateParams
     from specbuild.runtime.sampling import MAX_SEED, SamplingParams
 
-    if logprobs and not as_json:
+    if wanted.logprobs and not as_json:
         raise SpecbuildError("--logprobs shows in JSON only: add --json")
-    placed = read_prompts(prompt, prompts)
+    placed = read_prompts(text.prompt, text.prompts)
+    seed = sampling.seed
     if not 0 <= seed <= MAX_SEED - len(placed) + 1:
         raise SpecbuildError(
             f"--seed {seed}: the last of {len(placed)} prompts would sample with "
@@ -163,13 +75,16 @@ def run(
         )
     params = [
         GenerateParams(
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=wanted.max_new_tokens,
             sampling=SamplingParams(
-                temperature=temperature, top_p=top_p, top_k=top_k, seed=seed + i
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                seed=seed + i,
             ),
-            stop=tuple(stop or ()),
-            ignore_eos=ignore_eos,
-            raw=raw,
+            stop=wanted.stop,
+            ignore_eos=wanted.ignore_eos,
+            raw=text.raw,
             specpv_retrieval_blocks=specpv.retrieval_blocks,
             dsa_top_k=dsa.top_k,
         )
@@ -180,7 +95,7 @@ def run(
     requests = checked_requests(loaded, placed, params)
     events = loaded.decode(requests, speculation=speculation)
     if as_json:
-        _print_records(events, with_logprobs=logprobs)
+        _print_records(events, with_logprobs=wanted.logprobs)
     else:
         _stream(events, [request.id for request in requests], has_text=loaded.text is not None)
         if speculation == "default":

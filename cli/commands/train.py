@@ -30,8 +30,8 @@ def draft(asked: TrainOptions, *, _debug: Debug = False) -> None:
     \b
     Examples:
     specbuild train draft --model target --text corpus --output draft --steps 2000
-    specbuild train draft --model m --text a.txt --text b.txt --output draft --resume
-    specbuild train draft --model m --text corpus --output draft --draft-vocab 8192
+    specbuild train draft --model m --text a.txt --text b --output d --resume
+    specbuild train draft --model m --text corpus --output d --draft-vocab 8192
     """
     from specbuild.builder.training.draft import train_draft
     from specbuild.cli.terminal.progress_bar import ProgressBar

@@ -82,17 +82,13 @@ def _parameter(option: Option) -> inspect.Parameter:
     kind = described.typed or option.type
     if described.read is not None and option.default is not MISSING:
         kind = kind | None
-    number = float if float in (kind, *get_args(kind)) else int
-    least, most = (
-        None if bound is None else number(bound) for bound in (described.least, described.most)
-    )
     usual = None if described.usual is None else str(described.usual)
     shown = described.shown(option.default) if callable(described.shown) else described.shown
     declared = typer.Option(
         described.flags or option.flag,
         metavar=described.metavar,
-        min=least,
-        max=most,
+        min=described.least,
+        max=described.most,
         help=described.help,
         rich_help_panel=option.panel,
         show_default=shown or usual or True,

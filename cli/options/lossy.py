@@ -30,7 +30,7 @@ class SpecPvRequest(OptionGroup):
         int | Literal["auto"] | None,
         Described(
             "Blocks that a partial view retrieves, up to the engine's; 0 verifies over all.",
-            metavar="N|auto",
+            "N|auto",
             shown="the engine's",
             typed=str,
             read=_blocks,
@@ -49,7 +49,7 @@ class DsaRequest(OptionGroup):
         int | None,
         Described(
             "Tokens that a row chooses, up to the engine's; 0 attends to everything.",
-            metavar="N",
+            "N",
             least=0,
             shown="the engine's",
         ),

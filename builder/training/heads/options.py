@@ -55,8 +55,8 @@ class HeadOptions(TrainingOptions):
         int | None,
         Described(
             "Sequences a device runs at a time.",
+            "N",
             name="micro_batch",
-            metavar="N",
             least=1,
             panel=OPTIMISATION,
             shown="all",
@@ -67,8 +67,8 @@ class HeadOptions(TrainingOptions):
         Losses,
         Described(
             "Term to minimise and its weight; repeatable. See the documentation for the terms.",
+            "TERM[=W]",
             name="loss",
-            metavar="TERM[=W]",
             panel=OPTIMISATION,
             shown=_names,
             typed=list[str],
@@ -79,7 +79,7 @@ class HeadOptions(TrainingOptions):
         tuple[int, ...] | None,
         Described(
             "Layers that hidden-mse compares.",
-            metavar="LIST",
+            "LIST",
             panel=OPTIMISATION,
             shown="all",
             typed=str,
@@ -88,10 +88,10 @@ class HeadOptions(TrainingOptions):
     ] = None
     long_context: Annotated[
         int,
-        Described("Where long-logits-l2 begins.", metavar="N", least=0, panel=OPTIMISATION),
+        Described("Where long-logits-l2 begins.", "N", least=0, panel=OPTIMISATION),
     ] = 8192
     held_out_rows: Annotated[
-        int, Described("Most sequences to judge by.", metavar="N", least=1, panel=TEXT)
+        int, Described("Most sequences to judge by.", "N", least=1, panel=TEXT)
     ] = 32
     checkpointing: Annotated[
         bool,
@@ -99,7 +99,7 @@ class HeadOptions(TrainingOptions):
     ] = False
     stored_dtype: Annotated[
         Literal["float32", "bfloat16"],
-        Described("How tensors are stored: float32 or bfloat16.", metavar="TYPE", panel=RUN),
+        Described("How tensors are stored: float32 or bfloat16.", "TYPE", panel=RUN),
     ] = "bfloat16"
     finish: Annotated[
         bool,
@@ -157,17 +157,15 @@ class LatentTraining(HeadOptions):
 
     rank: Annotated[
         int | None,
-        Described("Begin with what retrofit mla makes at this rank.", metavar="R", least=1),
+        Described("Begin with what retrofit mla makes at this rank.", "R", least=1),
     ] = None
-    initial: Annotated[
-        Path | None, Described("Begin with the latents in this file.", metavar="FILE")
-    ] = None
+    initial: Annotated[Path | None, Described("Begin with the latents in this file.", "FILE")] = (
+        None
+    )
     layers: Annotated[
-        str | None, Described("Layers to change, as 0-11,15.", metavar="LIST", shown="all")
+        str | None, Described("Layers to change, as 0-11,15.", "LIST", shown="all")
     ] = None
-    lora_rank: Annotated[
-        int, Described("LoRA on layers' outputs; 0: none.", metavar="R", least=0)
-    ] = 0
+    lora_rank: Annotated[int, Described("LoRA on layers' outputs; 0: none.", "R", least=0)] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -195,23 +193,23 @@ class IndexerTraining(HeadOptions):
 
     PANEL: ClassVar[str] = "Indexers"
 
-    heads: Annotated[int, Described("Query heads of an indexer.", metavar="N", least=1)] = 4
-    width: Annotated[int, Described("Width of its heads and keys.", metavar="N", least=1)] = 256
+    heads: Annotated[int, Described("Query heads of an indexer.", "N", least=1)] = 4
+    width: Annotated[int, Described("Width of its heads and keys.", "N", least=1)] = 256
     layers: Annotated[
-        str | None, Described("Layers to change, as 0-11,15.", metavar="LIST", shown="all")
+        str | None, Described("Layers to change, as 0-11,15.", "LIST", shown="all")
     ] = None
     top_k: Annotated[
         tuple[int, ...],
         Described(
             "Tokens chosen: the first to train by, all to judge by.",
-            metavar="K,...",
+            "K,...",
             shown=listed,
             typed=str,
             read=numbers,
         ),
     ] = (2048,)
-    first_tokens: Annotated[int, Described("First tokens, always kept.", metavar="N", least=0)] = 4
-    recent_tokens: Annotated[int, Described("Last tokens, always kept.", metavar="N", least=1)] = 64
+    first_tokens: Annotated[int, Described("First tokens, always kept.", "N", least=0)] = 4
+    recent_tokens: Annotated[int, Described("Last tokens, always kept.", "N", least=1)] = 64
     mla: Annotated[
         bool,
         Described(
@@ -222,22 +220,20 @@ class IndexerTraining(HeadOptions):
         ),
     ] = True
     joint_steps: Annotated[
-        int, Described("Further steps that train latents too.", metavar="N", least=0)
+        int, Described("Further steps that train latents too.", "N", least=0)
     ] = 0
     joint_losses: Annotated[
         Losses,
         Described(
             "As --loss, for those steps.",
+            "TERM[=W]",
             name="joint_loss",
-            metavar="TERM[=W]",
             shown=_names,
             typed=list[str],
             read=_losses,
         ),
     ] = ((LOGITS_KL, 1.0), (ATTENTION_KL, 1.0))
-    joint_learning_rate: Annotated[float, Described("Peak rate in those steps.", metavar="X")] = (
-        2e-4
-    )
+    joint_learning_rate: Annotated[float, Described("Peak rate in those steps.", "X")] = 2e-4
     sequence_length: int = 4096
     learning_rate: float = 1e-3
     losses: Losses = ((ATTENTION_KL, 1.0),)

@@ -13,15 +13,7 @@ from torch import nn
 
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.progress import Progress, SilentProgress
-from specbuild.builder.training.corpus import (
-    Rows,
-    TrainingText,
-    cut_rows,
-    pack,
-    split_documents,
-)
-from specbuild.builder.training.documents import DocumentReader
-from specbuild.builder.training.frozen_target import end_of_text_ids, load_target
+from specbuild.builder.training.frozen_target import load_target
 from specbuild.builder.training.heads.backbone import Backbone
 from specbuild.builder.training.heads.evaluation import perplexity
 from specbuild.builder.training.heads.options import HeadOptions
@@ -31,7 +23,7 @@ from specbuild.builder.training.heads.run import HeadRun, leave, restore, train,
 from specbuild.builder.training.heads.stage import Schedule
 from specbuild.builder.training.heads.workers import Workers
 from specbuild.builder.training.run_state import INITIAL_FILE, RunFolder
-from specbuild.builder.training.self_text import no_rows
+from specbuild.builder.training.training_text import read_training_text
 from specbuild.runtime.errors import SpecbuildError
 
 # What does not change the result of a run, and may differ when it is resumed.
@@ -119,7 +111,7 @@ class Session:
     ) -> HeadReport:
         """Plans, trains, judges, and publishes what ``write`` puts in a folder."""
         options, workers = self.options, self.workers
-        text, held_out = self._text(backbone)
+        text, held_out = read_training_text(self.options, backbone.model)
         own = [p for stage in schedule.stages for p in stage.heads.parameters()]
         workers.shard(backbone.layers, own)
         run = HeadRun(options, backbone, schedule, text, workers, self.progress)
@@ -156,20 +148,6 @@ class Session:
                 self.progress.note(f"perplexity, {name}: {value:.4f}")
             self.progress.note(f"the tensors in {options.output} go beside the model, for build")
         return report
-
-    def _text(self, backbone: Backbone) -> tuple[TrainingText, Rows]:
-        options, model = self.options, backbone.model
-        end = end_of_text_ids(model)
-        reader = DocumentReader(options.model, vocab=model.config.vocab_size, end_of_text=end)
-        documents = reader.read(options.texts)
-        if options.held_out:
-            kept, held_out = documents, reader.read(options.held_out)
-        else:
-            fraction = options.held_out_fraction
-            kept, held_out = split_documents(documents, fraction=fraction, seed=options.seed)
-        length = options.sequence_length
-        text = TrainingText(pack(kept, end), no_rows(length), length, options.seed)
-        return text, cut_rows(pack(held_out, end), length, options.held_out_rows)
 
     def _planned(self, run: HeadRun, own: list[nn.Parameter]) -> TrainingPlan:
         options = self.options

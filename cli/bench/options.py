@@ -1,0 +1,64 @@
+"""What a sweep of ``bench`` measures; the fields but ``sweep`` are those of ``SweepPlan``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from specbuild.builder.option_group import Described, OptionGroup
+from specbuild.builder.option_readers import repeated
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(OptionGroup):
+    """``sweep`` None measures pairs with and without the draft instead."""
+
+    PANEL: ClassVar[str] = "Sweep (CUDA)"
+
+    sweep: Annotated[
+        str | None,
+        Described(
+            "Time some of these phases instead: decode, verify, draft, profile, prefill, spec, "
+            "load, specpv.",
+            "LIST",
+        ),
+    ] = None
+    batches: Annotated[
+        tuple[int, ...],
+        Described(
+            "Sweep this batch; repeatable.",
+            "N",
+            least=1,
+            name="batch",
+            shown="several",
+            typed=list[int],
+            read=repeated,
+        ),
+    ] = ()
+    contexts: Annotated[
+        tuple[int, ...],
+        Described(
+            "Sweep this context; repeatable.",
+            "N",
+            least=1,
+            name="context",
+            shown="several",
+            typed=list[int],
+            read=repeated,
+        ),
+    ] = ()
+    retrieved: Annotated[
+        tuple[int, ...],
+        Described(
+            "specpv: time views that retrieve N tokens; repeatable.",
+            "N",
+            least=1,
+            shown="several",
+            typed=list[int],
+            read=repeated,
+        ),
+    ] = ()
+    limit_s: Annotated[
+        float | None,
+        Described("Seconds for a part of a sweep.", "X", least=1, name="time_limit_s", shown="120"),
+    ] = None

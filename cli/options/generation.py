@@ -1,0 +1,48 @@
+"""What ``run`` decodes, how it samples, and what it puts out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from specbuild.builder.option_group import Described, OptionGroup
+from specbuild.builder.option_readers import repeated
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(OptionGroup):
+    """Where prompts come from: both None is standard input."""
+
+    PANEL: ClassVar[str] = "Prompts"
+
+    prompt: Annotated[str | None, Described("The prompt.", "TEXT")] = None
+    prompts: Annotated[Path | None, Described("One prompt a line, as JSON.", "FILE.jsonl")] = None
+    raw: Annotated[bool, Described("Feed text as it is, without the chat template.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions(OptionGroup):
+    """Where an output ends, and what is said of it."""
+
+    PANEL: ClassVar[str] = "Output"
+
+    max_new_tokens: Annotated[int, Described("Tokens to emit at most.", "N", least=1)] = 128
+    logprobs: Annotated[bool, Described("Add each token's log-probability to --json.")] = False
+    stop: Annotated[
+        tuple[str, ...],
+        Described("End before this text; repeatable.", "TEXT", typed=list[str], read=repeated),
+    ] = ()
+    ignore_eos: Annotated[bool, Described("Go on after an end-of-sequence token.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions(OptionGroup):
+    """The fields of ``SamplingParams``; ``seed`` is that of the first prompt."""
+
+    PANEL: ClassVar[str] = "Sampling"
+
+    temperature: Annotated[float, Described("0 takes the likeliest token.", "T", least=0.0)] = 0.0
+    top_p: Annotated[float, Described("Sample from this much probability.", "P")] = 1.0
+    top_k: Annotated[int, Described("Sample from the K best; 0 is all.", "K", least=0)] = 0
+    seed: Annotated[int, Described("Prompt i (from 0) samples with S + i.", "S")] = 0
