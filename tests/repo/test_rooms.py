@@ -36,6 +36,7 @@ BUILDER = {
     "progress": "",
     "svg": "",
     "option_group": "",
+    "option_readers": "",
     "options": "option_group",
     "checkpoint": "durable",
     "families": "checkpoint",
@@ -56,8 +57,8 @@ BUILDER = {
     "backends/tensorrt/standard",
     "inputs": "options progress checkpoint families graph engine backends/backend",
     "build": "options progress graph graphs engine inputs backends/backend backends/registry",
-    "synth": "durable progress options checkpoint families build",
-    "training": "durable progress svg checkpoint families",
+    "synth": "durable progress option_group options checkpoint families build",
+    "training": "durable progress svg option_group option_readers checkpoint families",
     "verify": "progress checkpoint families training",
 }
 ROOMS = {"runtime": RUNTIME, "builder": BUILDER}
