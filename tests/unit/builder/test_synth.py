@@ -268,18 +268,11 @@ def test_shards_and_their_index(tmp_path: Path) -> None:
 def test_engine_is_the_same_streamed_as_from_checkpoints(tmp_path: Path) -> None:
     model = tiny(0.7)
     write(model, tmp_path / "m")
-    sizes = {"max_seq_len": 64, "max_batch_size": 1}
-    build(
-        BuildOptions.from_flat(
-            model=tmp_path / "m/target", output=tmp_path / "a", draft=tmp_path / "m/draft", **sizes
-        ),
-        SilentProgress(),
-    )
-    build_engine(
-        model,
-        BuildOptions.from_flat(model=Path("tiny"), output=tmp_path / "b", **sizes),
-        SilentProgress(),
-    )
+    limits, made = LimitOptions(max_seq_len=64, max_batch_size=1), tmp_path / "m"
+    asked = BuildOptions(made / "target", tmp_path / "a", made / "draft", limits=limits)
+    build(asked, SilentProgress())
+    asked = BuildOptions(Path("tiny"), tmp_path / "b", limits=limits)
+    build_engine(model, asked, SilentProgress())
     names = sorted(file.name for file in (tmp_path / "a").iterdir() if file.is_file())
     assert names == sorted(file.name for file in (tmp_path / "b").iterdir() if file.is_file())
     for name in names:
