@@ -26,6 +26,7 @@ from specbuild.builder.graph.passes.portable import portable_bytes
 from specbuild.builder.inputs import BuildInputs, Checkpoints, read_checkpoints, settled_inputs
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
+from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.errors import SpecbuildError
 
 _REPORT_FILE = "build_report.json"
@@ -35,7 +36,8 @@ _REPORT_FILE = "build_report.json"
 class BuildReport:
     """What a build did: passes by role, bytes written, and what a GPU will run.
 
-    ``draft_dtype`` is how the draft's weights are stored.
+    ``draft_dtype`` is how the draft's weights are stored, ``refused`` which kernels and sizes gave
+    way to others, and why.
 
     Equal for equal builds.
     """
@@ -45,6 +47,7 @@ class BuildReport:
     graph_bytes: dict[str, int]
     warnings: tuple[str, ...]
     draft_dtype: str | None = None
+    refused: tuple[Unsupported, ...] = ()
     cuda: CudaReport | None = None
     tensorrt: dict[str, RoleReport] = field(default_factory=dict)
 
@@ -120,6 +123,7 @@ def _written(
         },
         warnings=inputs.warnings,
         draft_dtype=draft.geometry.dtype if draft else None,
+        refused=lowered.refused,
         cuda=lowered.cuda,
     )
     stored = {} if held else lowered.weights

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
+from specbuild.runtime.errors import SpecbuildError
 
 # A kernel argument: the name of a tensor or workspace (a pointer), an int32, a float32, or None
 # for a null pointer, which an absent tensor's name gives too.
@@ -135,3 +136,19 @@ class Lowering:
 
     launches: tuple[OpLaunch, ...]
     workspaces: tuple[Workspace, ...] = ()
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """What was asked for has no kernel, or none that may run, and why.
+
+    It is returned where something else can be chosen instead, and then told in the build report.
+    """
+
+    reason: str
+
+
+def require(refused: Unsupported | None) -> None:
+    """SpecbuildError with the reason, where there is nothing else to choose."""
+    if refused is not None:
+        raise SpecbuildError(refused.reason)

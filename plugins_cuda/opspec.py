@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Tactic
+from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Tactic, Unsupported
 from specbuild.plugins_cuda.traffic import NoTraffic, Routing, TrafficOf
 
 if TYPE_CHECKING:
@@ -79,9 +79,11 @@ class OpSpec:
     form, which it derives when an engine is built.
 
     ``lower`` gives the launches that compute it on a GPU, ``tactics`` the candidates among which
-    ``tune`` chooses for a request (the first is the default). An op that only a CUDA pass makes
-    has no body. With ``lower`` comes ``traffic``: what a call reads and computes, or why that is
-    nothing to speak of. ``routing``: where experts are chosen, if they are.
+    ``tune`` chooses for a request (the first is the default). ``refusal`` says why no kernel takes
+    a request, where a build can choose another (smaller chunks of a prompt); ``lower`` raises the
+    same. An op that only a CUDA pass makes has no body. With ``lower`` comes ``traffic``: what a
+    call reads and computes, or why that is nothing to speak of. ``routing``: where experts are
+    chosen, if they are.
     """
 
     name: str
@@ -95,6 +97,7 @@ class OpSpec:
     aliases: tuple[tuple[str, str], ...] = ()
     lower: Callable[[LoweringRequest], Lowering] | None = None
     tactics: Callable[[LoweringRequest], tuple[Tactic, ...]] | None = None
+    refusal: Callable[[LoweringRequest], Unsupported | None] | None = None
     traffic: TrafficOf | NoTraffic | None = None
     routing: Routing | None = None
 
@@ -115,6 +118,13 @@ class OpSpec:
             if tensor.name == name:
                 return tensor
         raise KeyError(f"{self.name} has no tensor {name!r}")
+
+    def lowered(self, request: LoweringRequest) -> Lowering | Unsupported:
+        """The launches, or why no kernel takes the request; other faults raise as in ``lower``."""
+        if self.lower is None:
+            raise AssertionError(f"{self.name} has no CUDA lowering")
+        refused = None if self.refusal is None else self.refusal(request)
+        return self.lower(request) if refused is None else refused
 
     def complete(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """The attributes with defaults filled in; refuses unknown and missing ones."""

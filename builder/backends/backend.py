@@ -21,6 +21,7 @@ from specbuild.builder.graph.passes.weights import Recipe, recipe_of
 from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
+from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.engine_dir.backends import BackendFacts
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 
@@ -54,7 +55,8 @@ class PortableGraphs:
 class Lowered:
     """Files and weights; ``models`` are the graphs among the files, by role.
 
-    ``plan`` is the engine's, with what the backend settled of it. ``make_plans`` builds the engines
+    ``plan`` is the engine's, with what the backend settled of it. ``refused`` are the kernels and
+    sizes that gave way to others. ``make_plans`` builds the engines
     that take the graphs' place, None where there are none; they hold the weights too, unless these
     are ``weights_beside``.
     """
@@ -64,6 +66,7 @@ class Lowered:
     files: dict[str, bytes]
     weights: dict[str, Recipe]
     passes: tuple[PassResult, ...]
+    refused: tuple[Unsupported, ...] = ()
     cuda: CudaReport | None = None
     make_plans: MakePlans | None = None
     weights_beside: bool = False

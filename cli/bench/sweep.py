@@ -179,12 +179,12 @@ def measure(
 
 def stream_kernel(gpu: str) -> ReadKernel:
     """The streaming read, compiled for a GPU; SpecbuildError or ImportError without a compiler."""
-    from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
+    from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, required
     from specbuild.plugins_cuda.launches import Kernel
     from specbuild.runtime.measure.read_speed import ReadKernel
 
     kernel = Kernel("_device", "stream_read", file="stream_read.cu")
-    compiled = Compiler(gpu).compile([kernel], lambda: None)
+    compiled = required(Compiler(gpu).compile([kernel], lambda: None))
     return ReadKernel(compiled.files[compiled.kernels[kernel].cubin], kernel.entry)
 
 

@@ -35,6 +35,7 @@ def inspect(
     specbuild inspect engine --json
     """
     from specbuild.cli.tables.predicted_memory import predict_memory
+    from specbuild.cli.tables.refused_kernels import refused_kernels, refused_table
     from specbuild.runtime.engine_dir.backends import facts_of
     from specbuild.runtime.engine_dir.files import read_manifest
 
@@ -48,6 +49,7 @@ def inspect(
         plan = read_plan(engine, manifest)
         facts_of_plan = plan_facts(engine, manifest, plan)
         costs = step_cost_facts(engine, manifest, plan)
+    refused = refused_kernels(engine, manifest)
     memory = predict_memory(manifest, plan, max_batch_size=max_batch_size, max_seq_len=max_seq_len)
     if as_json:
         import json
@@ -55,6 +57,8 @@ def inspect(
         from specbuild.runtime.engine_dir.strict_json import to_json
 
         facts = to_json(manifest) | {"predicted_memory": to_json(memory)}
+        if refused:
+            facts["refused_kernels"] = list(refused)
         if facts_of_plan is not None:
             facts |= to_json(facts_of_plan) | {"step_costs": to_json(costs)}
         print(json.dumps(facts, allow_nan=False))
@@ -67,6 +71,8 @@ def inspect(
         from specbuild.cli.tables.tensorrt_tables import tensorrt_tables
 
         output().print(tensorrt_tables(manifest, manifest.tensorrt))
+    if refused:
+        output().print(refused_table(refused))
     if facts_of_plan is not None:
         output().print(plan_tables(facts_of_plan))
     if costs is not None:

@@ -7,10 +7,11 @@ from specbuild.plugins_cuda.launches import (
     Lowering,
     LoweringRequest,
     OpLaunch,
+    Unsupported,
     Workspace,
+    require,
 )
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
-from specbuild.runtime.errors import SpecbuildError
 
 SCORE_THREADS, SCORE_CTAS_OF_AN_SM = 256, 2
 KEYS_OF_A_CTA = 16 * SCORE_THREADS // 32
@@ -63,7 +64,7 @@ def lower(request: LoweringRequest) -> Lowering:
     tensors = request.tensors
     rows, _, _ = tensors["q"].shape
     _, views, table = tensors["page_table"].shape
-    _require_kernels(request)
+    require(refusal(request))
     capacity = table * tensors["key_pool"].shape[2]
     lists = rows * views
     workspaces = (
@@ -85,15 +86,16 @@ def _select_room(request: LoweringRequest) -> int:
     return request.target.shared_bytes_per_block - 16 * 1024
 
 
-def _require_kernels(request: LoweringRequest) -> None:
+def refusal(request: LoweringRequest) -> Unsupported | None:
+    """Why no kernel takes the request."""
     tensors = request.tensors
     _, heads, width = tensors["q"].shape
     if request.phase == "prefill":
-        raise SpecbuildError(
+        return Unsupported(
             "DsaIndexer: no kernel takes the chunks of a prompt: build for the cpu target."
         )
     if tensors["q"].dtype != "bfloat16" or width % 8 or width > MOST_WIDTH or heads > MOST_HEADS:
-        raise SpecbuildError(
+        return Unsupported(
             f"DsaIndexer: {heads} heads of {width} {tensors['q'].dtype} values; its kernels take "
             f"up to {MOST_HEADS} of up to {MOST_WIDTH} bfloat16 values, in multiples of 8: build "
             "for the cpu target."
@@ -101,10 +103,11 @@ def _require_kernels(request: LoweringRequest) -> None:
     capacity = tensors["page_table"].shape[2] * tensors["key_pool"].shape[2]
     room = _select_room(request)
     if 8 * _mark_words(capacity) > room:
-        raise SpecbuildError(
+        return Unsupported(
             f"DsaIndexer: {capacity} slots a sequence, a CTA marks up to {4 * room}: ask for a "
             "smaller --max-seq-len."
         )
+    return None
 
 
 def _scoring(request: LoweringRequest) -> OpLaunch:

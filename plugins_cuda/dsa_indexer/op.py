@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.dsa_indexer.body import body, list_length
 from specbuild.plugins_cuda.dsa_indexer.key_types import key_values
-from specbuild.plugins_cuda.dsa_indexer.lowering import lower
+from specbuild.plugins_cuda.dsa_indexer.lowering import lower, refusal
 from specbuild.plugins_cuda.dsa_indexer.reference import indexer_scores
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
@@ -127,5 +127,6 @@ OP = OpSpec(
     reference=reference,
     body=body,
     lower=lower,
+    refusal=refusal,
     traffic=traffic,
 )

@@ -8,7 +8,9 @@ from specbuild.plugins_cuda.launches import (
     LoweringRequest,
     OpLaunch,
     Tactic,
+    Unsupported,
     Workspace,
+    require,
 )
 from specbuild.plugins_cuda.mla_attention.absorbed import absorbed_shared_bytes, lower_absorbed
 from specbuild.plugins_cuda.mla_attention.cut import LatentCut, latent_cut, require_shared
@@ -20,7 +22,6 @@ from specbuild.plugins_cuda.mla_attention.rebuilt import (
     attend_whole,
 )
 from specbuild.plugins_cuda.mla_attention.stored import store_and_attend
-from specbuild.runtime.errors import SpecbuildError
 
 PROJECT_THREADS = 256
 PROJECT_ROWS = 16
@@ -47,14 +48,8 @@ def lower(request: LoweringRequest) -> Lowering:
     others follows, which leaves the same states.
     """
     shape = latent_geometry(request)
-    if "selected" in request.tensors:
-        _require_lists(request, shape)
-    if request.phase == "prefill" and shape.rebuilt and shape.v_width == shape.width:
-        if shape.viewed:
-            raise SpecbuildError(
-                "MlaAttention: no kernel rebuilds what a prompt's rows see where slots are no "
-                "positions (page_position): leave it out there."
-            )
+    require(refusal(request))
+    if _has_prompt_kernel(request, shape):
         return lower_prefill(request, shape)
     if not shape.rebuilt:
         limit = request.target.shared_bytes_per_block
@@ -87,18 +82,31 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     return ({}, *alone, {"rows": 1}, {"context_ctas": 8})
 
 
-def _require_lists(request: LoweringRequest, shape: LatentGeometry) -> None:
-    """SpecbuildError for a launch whose lists no kernel takes."""
-    if request.phase == "prefill":
-        raise SpecbuildError(
-            "MlaAttention: no kernel narrows the chunks of a prompt to selected slots: leave the "
-            "lists out there."
+def refusal(request: LoweringRequest) -> Unsupported | None:
+    """Why no kernel takes the request, by its phase and its lists."""
+    shape = latent_geometry(request)
+    prompt = request.phase == "prefill"
+    if "selected" in request.tensors:
+        if prompt:
+            return Unsupported(
+                "MlaAttention: no kernel narrows the chunks of a prompt to selected slots: leave "
+                "the lists out there."
+            )
+        if shape.window:
+            return Unsupported(
+                f"MlaAttention: selected slots in a layer with a window of {shape.window}, the "
+                "CUDA kernels take them in full-attention layers: build for the cpu target."
+            )
+    if _has_prompt_kernel(request, shape) and shape.viewed:
+        return Unsupported(
+            "MlaAttention: no kernel rebuilds what a prompt's rows see where slots are no "
+            "positions (page_position): leave it out there."
         )
-    if shape.window:
-        raise SpecbuildError(
-            f"MlaAttention: selected slots in a layer with a window of {shape.window}, the CUDA "
-            "kernels take them in full-attention layers: build for the cpu target."
-        )
+    return None
+
+
+def _has_prompt_kernel(request: LoweringRequest, shape: LatentGeometry) -> bool:
+    return request.phase == "prefill" and shape.rebuilt and shape.v_width == shape.width
 
 
 def _attend(

@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.mla_attention.body import body
-from specbuild.plugins_cuda.mla_attention.lowering import lower, tactics
+from specbuild.plugins_cuda.mla_attention.lowering import lower, refusal, tactics
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.paged_tree_attention.op import among, unpack_bits, visibility
 from specbuild.plugins_cuda.traffic import TrafficRequest, cache_term, stored_terms, terms
@@ -184,6 +184,7 @@ OP = OpSpec(
     reference=reference,
     body=body,
     lower=lower,
+    refusal=refusal,
     tactics=tactics,
     traffic=traffic,
 )

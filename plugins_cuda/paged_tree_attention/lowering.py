@@ -13,6 +13,7 @@ from specbuild.plugins_cuda.launches import (
     Tactic,
     Target,
     Workspace,
+    require,
 )
 from specbuild.plugins_cuda.paged_tree_attention import many_rows
 from specbuild.plugins_cuda.paged_tree_attention.geometry import (
@@ -35,7 +36,7 @@ from specbuild.plugins_cuda.paged_tree_attention.selected import (
     STAGES as STAGES_OF_A_LIST,
 )
 from specbuild.plugins_cuda.paged_tree_attention.selected import (
-    require_lists,
+    refusal,
     with_lists,
 )
 
@@ -131,7 +132,7 @@ def lower(request: LoweringRequest) -> Lowering:
             return Lowering((launch,), _workspaces(shape, cut.slots))
         return _lowered(request, shape, cut)
     plain = _lowered(request, shape, cut)
-    require_lists(request, shape)
+    require(refusal(request))
     single = replace(cut, rows=1, row_warps=1, row_ctas=1, stages=STAGES_OF_A_LIST)
     [alone] = _lowered(request, shape, single).launches
     return with_lists(request, shape, plain, alone=alone, slots=cut.slots)

@@ -9,6 +9,7 @@ from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE, body
 from specbuild.plugins_cuda.paged_tree_attention.lowering import lower, tactics
+from specbuild.plugins_cuda.paged_tree_attention.selected import refusal
 from specbuild.plugins_cuda.traffic import TrafficRequest, cache_term, stored_terms
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.engine_dir.traffic import Term, Traffic
@@ -183,6 +184,7 @@ OP = OpSpec(
     reference=reference,
     body=body,
     lower=lower,
+    refusal=refusal,
     tactics=tactics,
     traffic=traffic,
 )

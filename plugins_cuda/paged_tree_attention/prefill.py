@@ -5,9 +5,15 @@ Rows that see everything before them, with heads 64 wide, have a kernel of their
 
 from __future__ import annotations
 
-from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+    require,
+)
 from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry, geometry_of
-from specbuild.plugins_cuda.paged_tree_attention.selected import require_lists
+from specbuild.plugins_cuda.paged_tree_attention.selected import refusal
 
 KEYS, KEYS_OF_FULL_ROWS = 64, 128
 MOST_ROWS, ROWS_OF_WIDE_HEADS = 16, 8
@@ -19,8 +25,7 @@ STAGES = 4
 def lower_prefill(request: LoweringRequest) -> Lowering:
     """One launch for any number of rows."""
     shape = geometry_of(request)
-    if "selected" in request.tensors:
-        require_lists(request, shape)
+    require(refusal(request))
     return Lowering((attend_prompt(shape, ARGUMENTS),))
 
 

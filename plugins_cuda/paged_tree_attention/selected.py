@@ -4,27 +4,36 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+    Unsupported,
+)
 from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry
-from specbuild.runtime.errors import SpecbuildError
 
 STAGES = 2
 
 WORKSPACES = ("workspace_arrivals", "workspace_sums", "workspace_values")
 
 
-def require_lists(request: LoweringRequest, shape: Geometry) -> None:
-    """SpecbuildError for a launch whose lists no kernel takes."""
+def refusal(request: LoweringRequest) -> Unsupported | None:
+    """Why no kernel takes the lists of a request; None where it has none."""
+    if "selected" not in request.tensors:
+        return None
     if request.phase == "prefill":
-        raise SpecbuildError(
+        return Unsupported(
             "PagedTreeAttention: no kernel narrows the chunks of a prompt to selected slots: leave "
             "the lists out there."
         )
-    if shape.window:
-        raise SpecbuildError(
-            f"PagedTreeAttention: selected slots in a layer with a window of {shape.window}, the "
+    window = request.attributes["window"]
+    if window:
+        return Unsupported(
+            f"PagedTreeAttention: selected slots in a layer with a window of {window}, the "
             "CUDA kernels take them in full-attention layers: build for the cpu target."
         )
+    return None
 
 
 def with_lists(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import jsonschema
 import pytest
 from command_line import Command
 
+from specbuild.builder.engine.rewrite import rewrite_engine
 from specbuild.builder.verify.report import LosslessRow, VerifyReport, VerifyRow
 from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.strict_json import to_json
@@ -79,6 +81,24 @@ def test_inspect_shows_tables(command: Command, tiny_engine: Path) -> None:
     for part in ("gpt_oss", "96 tokens", "top-k 4, depth 4, 12 tokens", "weights.safetensors"):
         assert part in result.out
     assert not result.err
+
+
+def test_inspect_tells_what_the_build_left_out(
+    command: Command, tiny_engine: Path, tmp_path: Path
+) -> None:
+    engine = tmp_path / "engine"
+    shutil.copytree(tiny_engine, engine)
+    report = json.loads((engine / "build_report.json").read_bytes())
+    assert report["refused"] == []
+    report["refused"] = [{"reason": "prompt chunks of 2048 rows: no kernel"}]
+    report["cuda"] = {"left_out": [{"reason": "these spill"}]}
+    rewrite_engine(engine, {"build_report.json": json.dumps(report).encode()})
+    (facts,) = command("inspect", engine, "--json").records
+    assert facts["refused_kernels"] == ["prompt chunks of 2048 rows: no kernel", "these spill"]
+    assert "these spill" in command("inspect", engine).out
+    rewrite_engine(engine, {"build_report.json": b"[]"})
+    result = command("inspect", engine)
+    assert result.code == 2 and "build_report.json is no build report" in result.err
 
 
 def test_check_says_yes(command: Command, tiny_engine: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Compiler
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Compiler, required
 from specbuild.builder.backends.cuda.tuning.kernel_case import (
     SMALL_TARGET,
     KernelCase,
@@ -126,15 +125,15 @@ def write_work(file: Path) -> list[str]:
     compiler, work = Compiler("sm_90a"), pieces()
     everything = [launch.kernel for piece in work for launch in piece[2].launches]
     # All at once, in parallel; what is refused, for a spill say, then shows piece by piece.
-    with suppress(SpecbuildError):
-        compiler.compile(everything, lambda: None)
+    compiler.compile(everything, lambda: None)
     kept: list[Piece] = []
     refused: list[str] = []
     kernels: dict[Kernel, CompiledKernel] = {}
     files: dict[str, bytes] = {}
     for piece in work:
         try:
-            compiled = compiler.compile([x.kernel for x in piece[2].launches], lambda: None)
+            launched = [launch.kernel for launch in piece[2].launches]
+            compiled = required(compiler.compile(launched, lambda: None))
         except SpecbuildError as refusal:
             refused.append(f"{piece[0]}: {refusal}")
             continue

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from plugin_cases import plugin_of
 
-from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, SpillError
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
 from specbuild.builder.backends.cuda.tuning.kernel_case import (
     GPU_ONLY,
     KernelCase,
@@ -66,12 +66,11 @@ def compiling(runner: OpRunner, drawn: KernelCase, phase: Phase) -> Iterator[Low
     assert drawn.op.tactics is not None
     for tactic in drawn.op.tactics(drawn.request(phase, Target())):
         lowering = lowered(drawn, phase, tactic) if tactic else default
-        try:
-            runner.prepare([lowering])
-        except SpillError as refusal:
-            print(refusal)
-        else:
+        refused = runner.refusal(lowering)
+        if refused is None:
             yield lowering
+        else:
+            print(refused.reason)
 
 
 def launched(runner: OpRunner, drawn: KernelCase, phase: Phase) -> Lowering:

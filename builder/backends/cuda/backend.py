@@ -34,6 +34,7 @@ from specbuild.builder.backends.cuda.tactics.tactic_book import require_tuned, t
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
+from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 
@@ -77,16 +78,26 @@ class CudaBackend:
         target, compiler = target_of(taken.gpu), Compiler(taken.gpu)
         model = CudaModel(models, sources.target_geometry, draft, d2t)
 
-        def make(lowering: CallLowering) -> tuple[LoweredEngine, CudaEngine]:
+        def make(lowering: CallLowering) -> tuple[LoweredEngine, CudaEngine] | Unsupported:
             lowered = lower_engine(model, graphs.plan, target, lowering)
             if taken.tuned_only:
                 require_tuned(lowering.tactics, lowering.choices(p for _, p in lowered.programs))
-            return lowered, compile_engine(lowered, compiler, progress)
+            engine = compile_engine(lowered, compiler, progress)
+            return engine if isinstance(engine, Unsupported) else (lowered, engine)
 
         lowering, (lowered, engine) = without_spills(target, taken.tactics, make)
         choices = lowering.choices(program for _, program in lowered.programs)
-        report = replace(engine.report, tactics=tactics_report(lowering.tactics, choices))
-        return Lowered(lowered.plan, {}, dict(engine.files), lowered.weights, passes, report)
+        tactics = tactics_report(lowering.tactics, choices)
+        report = replace(engine.report, tactics=tactics, left_out=lowering.left_out)
+        return Lowered(
+            lowered.plan,
+            {},
+            dict(engine.files),
+            lowered.weights,
+            passes,
+            refused=lowered.refused,
+            cuda=report,
+        )
 
 
 CUDA = CudaBackend()

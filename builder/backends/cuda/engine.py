@@ -18,6 +18,7 @@ from specbuild.builder.backends.cuda.plan.plan_writer import (
     LoweredProgram,
     PlanWriter,
     lower_program,
+    lowered_calls,
     program_bytes,
 )
 from specbuild.builder.backends.cuda.report import CudaReport, cuda_report
@@ -43,7 +44,7 @@ from specbuild.builder.engine.sizes import EnginePlan, with_limits
 from specbuild.builder.engine.writer import json_bytes
 from specbuild.builder.graph.passes.weights import Recipe
 from specbuild.builder.progress import Progress
-from specbuild.plugins_cuda.launches import Lowering, Target
+from specbuild.plugins_cuda.launches import Lowering, Target, Unsupported
 from specbuild.runtime.cache.layout import layouts
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -68,13 +69,17 @@ class CudaModel:
 
 @dataclass(frozen=True)
 class LoweredEngine:
-    """Every program lowered, nothing compiled. ``plan`` has the caches that the programs need."""
+    """Every program lowered, nothing compiled. ``plan`` has the caches that the programs need.
+
+    ``refused`` says why prompt chunks of other sizes are not among them.
+    """
 
     plan: EnginePlan
     parts: EngineParts
     writer: PlanWriter
     programs: NamedPrograms
     target: Target
+    refused: tuple[Unsupported, ...] = ()
 
     @property
     def weights(self) -> dict[str, Recipe]:
@@ -104,7 +109,7 @@ def lower_engine(
     lower = lower or CallLowering(target)
     plan = with_padded_latents(plan)
     graphs = {role: FusedGraph(role, graph) for role, graph in model.models.items()}
-    prefill = _prefill_rows(model, graphs, plan, lower)
+    prefill, refused = _prefill_rows(model, graphs, plan, lower)
     score = tuple(rows for rows in SCORE_ROWS if rows <= _most_rows(plan) or rows == SCORE_ROWS[0])
     fed_again = 0 if plan.specpv is None else plan.specpv.n_spec_tokens_buf
     rows = max(*prefill, *score, fed_again + plan.limits.draft_tokens + 1)
@@ -122,10 +127,12 @@ def lower_engine(
         (*parts.caches.values(), *([parts.summaries] if parts.summaries else [])),
         parts.ports.tensors,
     )
-    return LoweredEngine(plan, parts, writer, tuple(programs), target)
+    return LoweredEngine(plan, parts, writer, tuple(programs), target, refused)
 
 
-def compile_engine(lowered: LoweredEngine, compiler: Compiler, progress: Progress) -> CudaEngine:
+def compile_engine(
+    lowered: LoweredEngine, compiler: Compiler, progress: Progress
+) -> CudaEngine | Unsupported:
     """Compiles every kernel and writes the plan down. Raises SpecbuildError as Compiler does."""
     return compile_programs(lowered.writer, lowered.programs, lowered.target, compiler, progress)
 
@@ -136,11 +143,13 @@ def compile_programs(
     target: Target,
     compiler: Compiler,
     progress: Progress,
-) -> CudaEngine:
+) -> CudaEngine | Unsupported:
     """The same for the programs of a writer."""
     missing = compiler.missing(writer.kernels)
     progress.start("compiling kernels", len(missing), "source")
     compiled = compiler.compile(writer.kernels, lambda: progress.advance(1))
+    if isinstance(compiled, Unsupported):
+        return compiled
     for entry, program in programs:
         check_arguments(entry.name, program.lowerings, compiled)
     entries = [entry for entry, _ in programs]
@@ -173,23 +182,22 @@ def _parameter_sizes(cubin: bytes, entry: str) -> tuple[int, ...]:
 
 def _prefill_rows(
     model: CudaModel, graphs: Mapping[str, FusedGraph], plan: EnginePlan, lower: Lower
-) -> tuple[int, ...]:
-    """The prompt chunks that all ops of the target and the draft take."""
+) -> tuple[tuple[int, ...], tuple[Unsupported, ...]]:
+    """The prompt chunks that all ops of the target and the draft take, and why others are not."""
     most = _most_rows(plan)
     wanted = [rows for rows in PREFILL_ROWS if rows < most]
     wanted += [rows for rows in PREFILL_ROWS if rows >= most][:1]
     parts = _parts(model, graphs, plan, wanted[-1], SCORE_ROWS[-1])
-    taken, refusal = [], ""
+    taken, refused = [], []
     for rows in wanted:
-        try:
-            lower_program(prefill_program(parts, rows), lower)
-        except SpecbuildError as error:
-            refusal = str(error)
+        found = lowered_calls(prefill_program(parts, rows), lower)
+        if isinstance(found, Unsupported):
+            refused.append(Unsupported(f"prompt chunks of {rows} rows: {found.reason}"))
         else:
             taken.append(rows)
     if not taken:
-        raise SpecbuildError(f"no prompt chunk of {wanted[0]} rows can be lowered: {refusal}")
-    return tuple(taken)
+        raise SpecbuildError(f"no prompt chunk can be lowered: {refused[-1].reason}")
+    return tuple(taken), tuple(refused)
 
 
 def _most_rows(plan: EnginePlan) -> int:

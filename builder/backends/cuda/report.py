@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from specbuild.builder.backends.cuda.plan.plan_writer import ARENA, LoweredProgram
 from specbuild.builder.backends.cuda.step.ir import Call, tensor_bytes
 from specbuild.builder.backends.cuda.tactics.tactic_book import TacticsReport
+from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.engine_dir.plan import CompiledKernel, Plan, ProgramEntry
 
 _EXPERTS = "experts"
@@ -42,7 +43,8 @@ class ProgramReport:
 class CudaReport:
     """``memory`` in bytes: weights, caches, state and arena; ring is memory of the host.
 
-    ``tactics`` is None where nothing was chosen by a tactic file.
+    ``tactics`` is None where nothing was chosen by a tactic file. ``left_out``: kernels that spill
+    registers, which others stand for.
     """
 
     gpu: str
@@ -51,6 +53,7 @@ class CudaReport:
     kernels: tuple[CompiledKernel, ...]
     programs: tuple[ProgramReport, ...]
     tactics: TacticsReport | None = None
+    left_out: tuple[Unsupported, ...] = ()
 
 
 def cuda_report(plan: Plan, programs: Sequence[tuple[ProgramEntry, LoweredProgram]]) -> CudaReport:

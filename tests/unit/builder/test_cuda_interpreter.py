@@ -32,13 +32,12 @@ from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
 from specbuild.builder.engine.sizes import EnginePlan, with_limits
 from specbuild.builder.graph.passes.cleanup import remove_unused
 from specbuild.plugins_cuda.choose.op import gumbel_noise
-from specbuild.plugins_cuda.launches import Lowering, Phase, Target, TensorInfo
+from specbuild.plugins_cuda.launches import Lowering, Phase, Target, TensorInfo, Unsupported
 from specbuild.plugins_cuda.linear.storage import MXFP4
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import NULL, POINTER, Program
 from specbuild.runtime.engine_dir.strict_json import from_json
-from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.request import GenerateParams, Prompt, TokenEvent
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-gpt-oss"
@@ -63,9 +62,9 @@ def engine(fused: tuple[CudaModel, EnginePlan]) -> LoweredEngine:
     """Rings of 400 slots in windowed layers."""
     kernels = CallLowering(target_of("sm_90a"))
 
-    def small_chunks(call: Call, phase: Phase) -> Lowering:
+    def small_chunks(call: Call, phase: Phase) -> Lowering | Unsupported:
         if phase == "prefill" and any(t.shape[:1] > (256,) for t in call.outputs.values()):
-            raise SpecbuildError("a chunk of more rows needs a larger ring")
+            return Unsupported("a chunk of more rows needs a larger ring")
         return kernels(call, phase)
 
     return lower_engine(*fused, target_of("sm_90a"), small_chunks)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specbuild.builder.backends.cuda.compile import source as kernel_source
-from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, read_log
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, Spills, read_log, required
 from specbuild.builder.backends.cuda.compile.source import KernelSource
 from specbuild.plugins_cuda.launches import Kernel
 from specbuild.runtime.errors import SpecbuildError
@@ -85,10 +85,12 @@ def test_a_cubin_is_named_after_everything_that_it_is_made_of(plugins: Path) -> 
 
 def test_a_spilling_hot_kernel_is_refused_by_name(plugins: Path) -> None:
     greedy = Kernel("spilling", "greedy")
+    refused = Compiler("sm_90a").compile([greedy], lambda: None)
+    assert isinstance(refused, Spills) and refused.kernels == {greedy}
     with pytest.raises(
         SpecbuildError, match=r"must not spill.*spilling/kernel.cu:greedy .* \d+ bytes"
     ):
-        Compiler("sm_90a").compile([greedy], lambda: None)
+        required(refused)
     cold = Kernel("spilling", "greedy", hot=False)
     result = Compiler("sm_90a").compile([cold], lambda: None).kernels[cold]
     assert result.spill_bytes > 0 and result.registers > 0
@@ -97,7 +99,7 @@ def test_a_spilling_hot_kernel_is_refused_by_name(plugins: Path) -> None:
 def test_what_does_not_compile_is_named(plugins: Path) -> None:
     (plugins / "plain" / "kernel.cu").write_text("extern unknown_type x;")
     with pytest.raises(SpecbuildError, match=r"plain/kernel.cu does not compile.*unknown_type"):
-        Compiler("sm_90a").compile([kernel("scale")], lambda: None)
+        required(Compiler("sm_90a").compile([kernel("scale")], lambda: None))
 
 
 def test_other_gpus_are_refused_by_name() -> None:

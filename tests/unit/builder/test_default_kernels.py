@@ -13,7 +13,7 @@ from functools import cache
 import pytest
 from gpt_oss_requests import attention, experts_request, projection, qkv
 
-from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Compiler
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Compiler, required
 from specbuild.plugins_cuda.launches import RESERVED_BYTES, Kernel, LoweringRequest
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_moe.lowering import MOST_HIDDEN
@@ -30,7 +30,7 @@ def compiler() -> Compiler:
 
 def compiled(kernels: Iterable[Kernel]) -> Compiled:
     """The compiler refuses hot kernels that spill, also those that it keeps."""
-    return compiler().compile(kernels, lambda: None)
+    return required(compiler().compile(kernels, lambda: None))
 
 
 def compile_defaults(name: str, *requests: LoweringRequest) -> None:

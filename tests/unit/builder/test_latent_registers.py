@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, required
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.mla_attention.op import OP
 
@@ -61,7 +61,7 @@ def compile_all(entry: int, shapes: Sequence[tuple[int, int]], **form: Any) -> N
     requests = [request(entry, batch=b, rows=r, **form) for b, r in shapes]
     kernels = [launch.kernel for r in requests for launch in OP.lower(r).launches]
     assert all(kernel.hot for kernel in kernels)
-    Compiler("sm_90a").compile(kernels, lambda: None)
+    required(Compiler("sm_90a").compile(kernels, lambda: None))
 
 
 def test_ctas_of_many_slots_and_lists_spill_no_register() -> None:
@@ -93,7 +93,7 @@ def test_narrow_heads_spill_no_registers_where_rows_share_keys(
         kernels = [launch.kernel for launch in OP.lower(one).launches]
         stored = [kernel for kernel in kernels if kernel.entry in names]
         assert bool(stored) == shares
-        Compiler("sm_90a").compile(stored, lambda: None)
+        required(Compiler("sm_90a").compile(stored, lambda: None))
 
 
 @pytest.mark.parametrize("rows", [4, 32])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plan_host import lowered_engine
 
 from specbuild.builder.backends.cuda.compile import source as kernel_source
-from specbuild.builder.backends.cuda.compile.nvrtc import SpillError
+from specbuild.builder.backends.cuda.compile.nvrtc import Spills
 from specbuild.builder.backends.cuda.engine import target_of
 from specbuild.builder.backends.cuda.tactics import tactic_file
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, without_spills
@@ -248,17 +248,18 @@ def test_a_tactic_that_spills_gives_way(choices: list[Choice]) -> None:
     assert spilling
     made = []
 
-    def make(lowering: CallLowering) -> list[Choice]:
+    def make(lowering: CallLowering) -> list[Choice] | Spills:
         found = [lowering._chosen(c.op, replace(c.request, tactic={})) for c in (some, other)]
         lowering._known = {repr(choice): choice for choice in found}
         made.append(found)
         used = {launch.kernel for choice in found for launch in choice.lowering.launches}
         if used & spilling:
-            raise SpillError("these spill", frozenset(used & spilling))
+            return Spills("these spill", frozenset(used & spilling))
         return found
 
     lowering, (first, second) = without_spills(target_of(GPU), book, make)
     assert len(made) == 2
+    assert [refused.reason for refused in lowering.left_out] == ["these spill"]
     assert first.entry is None and first.lowering == some.lowering
     assert second.entry is not None and second.request.tactic == other.candidates[-1]
     assert lowering.tactics.name == "t.json"
@@ -270,7 +271,7 @@ def test_a_tactic_that_spills_gives_way(choices: list[Choice]) -> None:
     _, (first, _) = without_spills(target_of(GPU), no_tactics(GPU), make)
     assert first.request == candidates[1] and first.entry is None
     spilling = frozenset().union(*kernels)
-    with pytest.raises(SpillError, match="these spill"):
+    with pytest.raises(SpecbuildError, match="these spill"):
         without_spills(target_of(GPU), book, make)
 
 

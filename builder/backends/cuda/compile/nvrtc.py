@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from specbuild.builder.backends.cuda.compile.source import KernelSource, source_of
-from specbuild.plugins_cuda.launches import Kernel
+from specbuild.plugins_cuda.launches import Kernel, Unsupported
 from specbuild.runtime.engine_dir.plan import CompiledKernel
 from specbuild.runtime.errors import SpecbuildError
 
@@ -26,12 +26,11 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
 
 
-class SpillError(SpecbuildError):
-    """Hot kernels spill registers; ``kernels`` are these."""
+@dataclass(frozen=True)
+class Spills(Unsupported):
+    """Hot kernels spill registers, which no engine may launch; ``kernels`` are these."""
 
-    def __init__(self, message: str, kernels: frozenset[Kernel]) -> None:
-        super().__init__(message)
-        self.kernels = kernels
+    kernels: frozenset[Kernel]
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,13 @@ class Compiled:
 
     kernels: Mapping[Kernel, CompiledKernel]
     files: Mapping[str, bytes]
+
+
+def required(found: Compiled | Unsupported) -> Compiled:
+    """The machine code. Raises SpecbuildError where a source gives none, or hot kernels spill."""
+    if isinstance(found, Unsupported):
+        raise SpecbuildError(found.reason)
+    return found
 
 
 def supported_gpu(asked: str | None) -> str:
@@ -123,20 +129,30 @@ class Compiler:
         cubin = self._cubins.get(source_of(kernel))
         return cubin is not None and kernel.entry in cubin.entries
 
-    def compile(self, kernels: Iterable[Kernel], done: Callable[[], None]) -> Compiled:
+    def compile(
+        self, kernels: Iterable[Kernel], done: Callable[[], None]
+    ) -> Compiled | Unsupported:
         """Machine code for every kernel, in the given order; ``done`` is called per source.
 
-        Raises SpecbuildError where a source does not compile or lacks an entry, SpillError where
-        a hot kernel spills registers.
+        Or the first source that does not compile; or :class:`Spills`. Raises SpecbuildError where
+        the compiler is missing.
         """
         kernels = tuple(dict.fromkeys(kernels))
         missing = self.missing(kernels)
+        failed: Unsupported | None = None
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             for source, cubin in zip(missing, pool.map(self._cubin, missing), strict=True):
-                self._cubins[source] = cubin
+                if isinstance(cubin, Unsupported):
+                    failed = failed or cubin
+                else:
+                    self._cubins[source] = cubin
                 done()
+        if failed is not None:
+            return failed
         compiled = {kernel: self._entry(kernel) for kernel in kernels}
-        _refuse_spills(compiled)
+        spills = _spills(compiled)
+        if spills is not None:
+            return spills
         used = dict.fromkeys(source_of(kernel) for kernel in kernels)
         files = {self._cubins[source].file: self._cubins[source].data for source in used}
         return Compiled(compiled, dict(sorted(files.items())))
@@ -156,9 +172,12 @@ class Compiler:
             shared_bytes=took.shared_bytes,
         )
 
-    def _cubin(self, source: KernelSource) -> Cubin:
+    def _cubin(self, source: KernelSource) -> Cubin | Unsupported:
         options = self._options(source)
-        data, log = _compiled(self._nvrtc, source, options)
+        found = _compiled(self._nvrtc, source, options)
+        if isinstance(found, Unsupported):
+            return found
+        data, log = found
         return Cubin(self._file(source), data, read_log(log))
 
     def _file(self, source: KernelSource) -> str:
@@ -216,7 +235,7 @@ def read_log(log: str) -> dict[str, Resources]:
     return found
 
 
-def _refuse_spills(compiled: Mapping[Kernel, CompiledKernel]) -> None:
+def _spills(compiled: Mapping[Kernel, CompiledKernel]) -> Spills | None:
     spilling = {
         kernel: f"{result.name} "
         f"({', '.join(f'{name}={value}' for name, value in kernel.constants)}) "
@@ -224,16 +243,19 @@ def _refuse_spills(compiled: Mapping[Kernel, CompiledKernel]) -> None:
         for kernel, result in compiled.items()
         if kernel.hot and result.spill_bytes
     }
-    if spilling:
-        raise SpillError(
-            f"hot kernels must not spill registers, these do: {'; '.join(spilling.values())}; "
-            "use another tactic or smaller tiles",
-            frozenset(spilling),
-        )
+    if not spilling:
+        return None
+    return Spills(
+        f"hot kernels must not spill registers, these do: {'; '.join(spilling.values())}; "
+        "use another tactic or smaller tiles",
+        frozenset(spilling),
+    )
 
 
-def _compiled(nvrtc: Any, source: KernelSource, options: tuple[str, ...]) -> tuple[bytes, str]:
-    """The cubin and the assembler's log. Raises SpecbuildError with the compiler's first error."""
+def _compiled(
+    nvrtc: Any, source: KernelSource, options: tuple[str, ...]
+) -> tuple[bytes, str] | Unsupported:
+    """The cubin and the assembler's log, or the compiler's first error."""
     text = source.path.read_bytes()
     # The name, not the path: nothing of this machine may end up in a cubin.
     program = _done(nvrtc, nvrtc.nvrtcCreateProgram(text, source.name.encode(), 0, [], []))
@@ -245,7 +267,7 @@ def _compiled(nvrtc: Any, source: KernelSource, options: tuple[str, ...]) -> tup
         message = log.decode(errors="replace").rstrip("\0")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             first = next((line for line in message.splitlines() if "error" in line), str(status))
-            raise SpecbuildError(
+            return Unsupported(
                 f"kernel source {source.name} does not compile with {' '.join(options)}: {first}"
             )
         data = b" " * _done(nvrtc, nvrtc.nvrtcGetCUBINSize(program))

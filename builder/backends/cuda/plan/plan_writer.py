@@ -17,6 +17,7 @@ from specbuild.plugins_cuda.launches import (
     OpLaunch,
     ProgramPhase,
     Target,
+    Unsupported,
 )
 from specbuild.runtime.engine_dir.plan import (
     FLOAT32,
@@ -38,10 +39,11 @@ from specbuild.runtime.engine_dir.plan import (
 )
 from specbuild.runtime.engine_dir.strict_json import to_json
 from specbuild.runtime.engine_dir.traffic import Traffic
+from specbuild.runtime.errors import SpecbuildError
 
 ARENA = "arena"
 
-Lower = Callable[[Call, ProgramPhase], Lowering]
+Lower = Callable[[Call, ProgramPhase], Lowering | Unsupported]
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,10 @@ _ZEROED_STORAGE = Storage(ZEROED, "state", 0)
 
 
 def lower_program(program: ProgramIr, lower: Lower) -> LoweredProgram:
-    """Lowers every call and plans the arena. Raises SpecbuildError as ``lower`` does."""
-    lowerings = tuple(lower(call, program.phase) for call in program.calls)
+    """Lowers every call and plans the arena. Raises SpecbuildError where a call has no kernel."""
+    lowerings = lowered_calls(program, lower)
+    if isinstance(lowerings, Unsupported):
+        raise SpecbuildError(lowerings.reason)
     spans: dict[Storage, Span] = {}
     workspaces = []
     zeroed_bytes = 0
@@ -99,6 +103,17 @@ def lower_program(program: ProgramIr, lower: Lower) -> LoweredProgram:
         arena_bytes,
         zeroed_bytes,
     )
+
+
+def lowered_calls(program: ProgramIr, lower: Lower) -> tuple[Lowering, ...] | Unsupported:
+    """The launches of every call, or why the first that has none has none."""
+    found = []
+    for call in program.calls:
+        lowering = lower(call, program.phase)
+        if isinstance(lowering, Unsupported):
+            return lowering
+        found.append(lowering)
+    return tuple(found)
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
@@ -15,9 +14,16 @@ from specbuild.builder.backends.cuda.tactics.tactic_book import layer_of, rows_o
 from specbuild.builder.backends.cuda.tactics.tactic_file import TacticEntry, request_key, shape_key
 from specbuild.builder.backends.cuda.tuning.timer import CandidateTimer, Measured
 from specbuild.builder.progress import Progress
-from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, Tactic, Target
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    Tactic,
+    Target,
+    Unsupported,
+    require,
+)
 from specbuild.plugins_cuda.opspec import OpSpec
-from specbuild.runtime.errors import SpecbuildError
 
 # A candidate must be this much faster than the default, and nowhere slower than by as much.
 MARGIN = 0.02
@@ -165,16 +171,16 @@ def _measured(
     usable: list[Tactic] = []
     lowerings: list[Lowering] = []
     for tactic in shape.tactics:
-        try:
-            lowering = _lowered(op, request, tactic)
-            compiler.compile([launch.kernel for launch in lowering.launches], lambda: None)
-        except SpecbuildError as refusal:
-            if not usable:
-                raise
-            note(f"{what}: {dict(tactic)} is left out: {refusal}")
-        else:
+        lowering = op.lowered(replace(request, tactic=tactic))
+        refused = lowering if isinstance(lowering, Unsupported) else _refusal(lowering, compiler)
+        if isinstance(lowering, Lowering) and refused is None:
             usable.append(tactic)
             lowerings.append(lowering)
+        elif usable:
+            assert refused is not None
+            note(f"{what}: {dict(tactic)} is left out: {refused.reason}")
+        else:
+            require(refused)
     measured = timer.measure(op, request, lowerings)
     for tactic, candidate in zip(usable, measured, strict=True):
         if not candidate.agrees:
@@ -212,20 +218,22 @@ def _suits_all(shape: Shape, tactic: Tactic, compiler: Compiler) -> bool:
     assert shape.op.tactics is not None
     for request in shape.requests:
         if tactic in shape.op.tactics(request):
-            try:
-                compiler.compile(_kernels(shape.op, request, tactic), lambda: None)
-            except SpecbuildError:
+            found = compiler.compile(_kernels(shape.op, request, tactic), lambda: None)
+            if isinstance(found, Unsupported):
                 return False
     return True
 
 
-def _lowered(op: OpSpec, request: LoweringRequest, tactic: Tactic) -> Lowering:
-    assert op.lower is not None
-    return op.lower(replace(request, tactic=tactic))
+def _refusal(lowering: Lowering, compiler: Compiler) -> Unsupported | None:
+    """Why the launches have no machine code that may run; None where they have."""
+    found = compiler.compile([launch.kernel for launch in lowering.launches], lambda: None)
+    return found if isinstance(found, Unsupported) else None
 
 
 def _kernels(op: OpSpec, request: LoweringRequest, tactic: Tactic) -> list[Kernel]:
-    return [launch.kernel for launch in _lowered(op, request, tactic).launches]
+    """What a tactic launches; nothing where no kernel takes the request."""
+    found = op.lowered(replace(request, tactic=tactic))
+    return [] if isinstance(found, Unsupported) else [launch.kernel for launch in found.launches]
 
 
 def _compile_all(
@@ -237,11 +245,9 @@ def _compile_all(
     """Compiles kernels side by side; what fails is told where it is used."""
     kernels: list[Kernel] = []
     for op, request, tactic in wanted:
-        with suppress(SpecbuildError):
-            kernels += _kernels(op, request, tactic)
+        kernels += _kernels(op, request, tactic)
     missing = len(compiler.missing(kernels))
     if not missing:
         return
     progress.start(stage, missing, "source")
-    with suppress(SpecbuildError):
-        compiler.compile(kernels, lambda: progress.advance(1))
+    compiler.compile(kernels, lambda: progress.advance(1))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Compiler
-from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Compiler, required
+from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch, Unsupported
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.runtime.errors import UnsupportedHereError
 from specbuild.runtime.executors.cuda.shared_memory import shared_attributes, shared_carveout
@@ -75,7 +75,13 @@ class OpRunner:
 
     def compiled(self, kernels: Sequence[Kernel]) -> Compiled:
         """Machine code of these kernels, compiled once."""
-        return self._compiler.compile(kernels, lambda: None)
+        return required(self._compiler.compile(kernels, lambda: None))
+
+    def refusal(self, lowering: Lowering) -> Unsupported | None:
+        """Why no engine may launch this; None where it may, and it is compiled then."""
+        kernels = [launch.kernel for launch in lowering.launches]
+        found = self._compiler.compile(kernels, lambda: None)
+        return found if isinstance(found, Unsupported) else None
 
     def prepare(self, lowerings: Sequence[Lowering]) -> None:
         """Compiles what these lowerings launch, in parallel."""

@@ -19,7 +19,7 @@ from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, 
 from specbuild.builder.backends.cuda.tactics.tactic_book import TacticBook, tactics_report
 from specbuild.builder.engine.writer import json_bytes
 from specbuild.builder.progress import Progress
-from specbuild.plugins_cuda.launches import Target
+from specbuild.plugins_cuda.launches import Target, Unsupported
 from specbuild.runtime.engine_dir.strict_json import to_json
 
 REPORT_FILE = "build_report.json"
@@ -39,14 +39,16 @@ def relowered(
     """
     target = Target(arch=found.plan.gpu, multiprocessors=found.plan.multiprocessors)
 
-    def make(lowering: CallLowering) -> tuple[CudaEngine, NamedPrograms]:
+    def make(lowering: CallLowering) -> tuple[CudaEngine, NamedPrograms] | Unsupported:
         writer, programs = lowered_again(found, lowering)
         compiler.adopt(writer.kernels, found.plan.kernels, read)
-        return compile_programs(writer, programs, target, compiler, progress), programs
+        engine = compile_programs(writer, programs, target, compiler, progress)
+        return engine if isinstance(engine, Unsupported) else (engine, programs)
 
     lowering, (engine, programs) = without_spills(target, book, make)
     choices = lowering.choices(program for _, program in programs)
-    report = replace(engine.report, tactics=tactics_report(lowering.tactics, choices))
+    tactics = tactics_report(lowering.tactics, choices)
+    report = replace(engine.report, tactics=tactics, left_out=lowering.left_out)
     return replace(engine, report=report)
 
 

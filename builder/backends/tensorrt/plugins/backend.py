@@ -28,6 +28,7 @@ from specbuild.builder.backends.tensorrt.plugins.sizes import SIZES
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
+from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 
@@ -73,19 +74,20 @@ class PluginBackend:
         )
         compiler = Compiler(taken.gpu)
 
-        def make(lowering: CallLowering) -> PluginEngine:
+        def make(lowering: CallLowering) -> PluginEngine | Unsupported:
             lowered = lower_roles(models, graphs.plan, lowering)
             missing = compiler.missing(lowered.kernels)
             progress.start("compiling kernels", len(missing), "source")
             return compile_roles(models, lowered, compiler, taken.gpu, lambda: progress.advance(1))
 
-        _, engine = without_spills(target_of(taken.gpu), taken.tactics, make)
+        lowering, engine = without_spills(target_of(taken.gpu), taken.tactics, make)
         return Lowered(
             plan=engine.plan,
             models={},
             files=engine.files,
             weights=engine.weights,
             passes=passes,
+            refused=(*engine.refused, *lowering.left_out),
             make_plans=lambda folder: build_plugin_plans(folder, engine, taken.asked, progress),
             weights_beside=True,
         )

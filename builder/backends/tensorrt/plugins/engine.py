@@ -15,7 +15,7 @@ from typing import Protocol
 import onnx_ir as ir
 
 from specbuild.builder.backends.backend import MODEL_ROLES
-from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, SpillError
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Spills
 from specbuild.builder.backends.cuda.engine import check_arguments
 from specbuild.builder.backends.cuda.latents import widen_pools, with_padded_latents
 from specbuild.builder.backends.cuda.step.fused_graph import FusedGraph, WeightTensors
@@ -26,6 +26,7 @@ from specbuild.builder.backends.tensorrt.plugins.launched_roles import LoweredRo
 from specbuild.builder.backends.tensorrt.plugins.lowering import (
     PluginNode,
     lower_graph,
+    refused_size,
     without_candidates,
 )
 from specbuild.builder.backends.tensorrt.plugins.role_sizes import (
@@ -38,16 +39,17 @@ from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.builder.engine.manifest import port_of
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.graph.passes.weights import Recipe, recipe_of
-from specbuild.plugins_cuda.launches import Kernel
+from specbuild.plugins_cuda.launches import Kernel, Unsupported
 from specbuild.runtime.engine_dir.manifest import Port, Role
-from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.launched_role import launched_role_bytes
 
 
 class KernelCompiler(Protocol):
     """What makes machine code, as ``nvrtc.Compiler`` does."""
 
-    def compile(self, kernels: Sequence[Kernel], done: Callable[[], None]) -> Compiled:
+    def compile(
+        self, kernels: Sequence[Kernel], done: Callable[[], None]
+    ) -> Compiled | Unsupported:
         """Machine code for every kernel; ``done`` is called per source."""
         ...
 
@@ -66,6 +68,7 @@ class PluginEngine:
     files: dict[str, bytes]
     weights: dict[str, Recipe]
     plugins: dict[str, str]
+    refused: tuple[Unsupported, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class LoweredRoles:
     graphs: Mapping[str, Sequence[PluginNode]]
     launched: Mapping[str, LoweredRole]
     weights: WeightTensors
+    refused: tuple[Unsupported, ...] = ()
 
     @property
     def plugins(self) -> list[PluginOp]:
@@ -111,7 +115,7 @@ def lower_roles(
         widen_pools(models["commit"], plan)
     weights = WeightTensors()
     fused = {role: FusedGraph(role, models[role]) for role in MODEL_ROLES if role in models}
-    prefill = _prefill_rows(fused, plan, weights, lowering, drafted=drafted)
+    prefill, refused = _prefill_rows(fused, plan, weights, lowering, drafted=drafted)
     # The caches keep the sizes that the graphs were exported with.
     plan = replace(plan, limits=replace(plan.limits, max_rows=max(MAX_DECODE_ROWS, *prefill, 0)))
     sizes = role_sizes(plan, prefill, drafted=drafted)
@@ -123,7 +127,7 @@ def lower_roles(
         for role in models
         if role not in MODEL_ROLES
     }
-    return LoweredRoles(plan, sizes, graphs, launched, weights)
+    return LoweredRoles(plan, sizes, graphs, launched, weights, refused)
 
 
 def compile_roles(
@@ -132,13 +136,16 @@ def compile_roles(
     compiler: KernelCompiler,
     gpu: str,
     done: Callable[[], None] = lambda: None,
-) -> PluginEngine:
+) -> PluginEngine | Unsupported:
     """Machine code for every launch, then graphs and files.
 
-    Candidates whose kernels spill registers are left out. Raises SpillError where a chosen one
-    does, SpecbuildError as the compiler does.
+    Candidates whose kernels spill registers are left out; where a chosen one does, or a source does
+    not compile, that is what is returned.
     """
-    lowered, compiled = _compiled(lowered, compiler, done)
+    found = _compiled(lowered, compiler, done)
+    if isinstance(found, Unsupported):
+        return found
+    lowered, compiled = found
     for plugin in lowered.plugins:
         for form in plugin.forms:
             check_arguments(plugin.op.name, form.lowerings, compiled)
@@ -159,20 +166,22 @@ def compile_roles(
     recipes = dict(
         sorted(lowered.weights.recipes.items(), key=lambda item: -item[1].dtype.itemsize)
     )
-    return PluginEngine(lowered.plan, roles, graphs, files, recipes, plugins)
+    return PluginEngine(lowered.plan, roles, graphs, files, recipes, plugins, lowered.refused)
 
 
 def _compiled(
     lowered: LoweredRoles, compiler: KernelCompiler, done: Callable[[], None]
-) -> tuple[LoweredRoles, Compiled]:
+) -> tuple[LoweredRoles, Compiled] | Unsupported:
     while True:
-        try:
-            return lowered, compiler.compile(lowered.kernels, done)
-        except SpillError as error:
-            fewer = lowered.without_candidates(error.kernels)
-            if fewer == lowered:
-                raise
-            lowered = fewer
+        found = compiler.compile(lowered.kernels, done)
+        if not isinstance(found, Unsupported):
+            return lowered, found
+        if not isinstance(found, Spills):
+            return found
+        fewer = lowered.without_candidates(found.kernels)
+        if fewer == lowered:
+            return found
+        lowered = fewer
 
 
 def _shared(plugins: Sequence[PluginOp], compiled: Compiled, gpu: str) -> list[Carried]:
@@ -194,22 +203,26 @@ def _prefill_rows(
     lowering: CallLowering,
     *,
     drafted: bool,
-) -> tuple[int, ...]:
-    """The chunks of long prompts that every op of every model takes."""
+) -> tuple[tuple[int, ...], tuple[Unsupported, ...]]:
+    """The chunks of long prompts that every op of every model takes, and why others are not."""
     most = plan.limits.max_seq_len * plan.limits.max_batch_size
-    taken = []
+    taken, refused = [], []
     for rows in PREFILL_ROWS:
         if rows // 2 >= most:
             break
         sizes = role_sizes(plan, (), drafted=drafted)
         chunk = (exact(T=rows, R=plan.limits.max_batch_size),)
-        try:
-            for role, graph in fused.items():
-                lower_graph(graph, RoleSizes(sizes[role].fixed, chunk), weights, lowering)
-        except SpecbuildError:
-            continue
-        taken.append(rows)
-    return tuple(taken)
+        reasons = [
+            found
+            for role, graph in fused.items()
+            for axes in RoleSizes(sizes[role].fixed, chunk).every()
+            if (found := refused_size(graph, axes, weights, lowering)) is not None
+        ]
+        if reasons:
+            refused.append(Unsupported(f"prompt chunks of {rows} rows: {reasons[0].reason}"))
+        else:
+            taken.append(rows)
+    return tuple(taken), tuple(refused)
 
 
 def _role(file: str, model: ir.Model, sizes: RoleSizes, ops: Sequence[str]) -> Role:

@@ -56,7 +56,7 @@ def lower_role(
         for axes in sizes.every():
             call = _call(role, node, axes, weights)
             tensors = {name: tensor.info for name, tensor in call.tensors.items()}
-            forms.append(PluginForm(tensors, (lowering(call, "decode"),)))
+            forms.append(PluginForm(tensors, (lowering.choice(call, "decode").lowering,)))
         plugin = PluginOp(op_named(node.op_type), tuple(forms))
         index, _ = plugins.setdefault(repr((node.op_type, forms)), (len(plugins), plugin))
         values = [value for value in (*node.inputs, *node.outputs) if value is not None]

@@ -16,10 +16,9 @@ from specbuild.builder.backends.cuda.step.ir import Call, ProgramIr, Storage, Te
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
 from specbuild.builder.backends.tensorrt.plugins.fields import PluginForm, PluginOp
 from specbuild.builder.backends.tensorrt.plugins.role_sizes import RoleSizes, phase_of
-from specbuild.plugins_cuda.launches import Kernel, Lowering, Phase, TensorInfo
+from specbuild.plugins_cuda.launches import Kernel, Lowering, Phase, TensorInfo, Unsupported
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.runtime.errors import SpecbuildError
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,18 @@ class PluginNode:
 
     node: ir.Node
     plugin: PluginOp
+
+
+def refused_size(
+    graph: FusedGraph, axes: Mapping[str, int], weights: WeightTensors, lowering: CallLowering
+) -> Unsupported | None:
+    """Why a graph cannot be lowered at a size; None where every op has launches."""
+    phase = phase_of(axes)
+    for call in _placed(graph, axes, phase, weights).program.calls:
+        found = lowering(call, phase)
+        if isinstance(found, Unsupported):
+            return found
+    return None
 
 
 def lower_graph(
@@ -105,12 +116,8 @@ def _candidates(call: Call, phase: Phase, lowering: CallLowering) -> tuple[Lower
     choice = lowering.choice(call, phase)
     found = [choice.lowering]
     if phase == "prefill" and choice.request.phase == "prefill":
-        assert call.op.lower is not None
         for tactic in choice.candidates:
-            try:
-                other = call.op.lower(replace(choice.request, tactic=tactic))
-            except SpecbuildError:
-                continue
-            if other not in found:
+            other = call.op.lowered(replace(choice.request, tactic=tactic))
+            if not isinstance(other, Unsupported) and other not in found:
                 found.append(other)
     return tuple(found)
