@@ -36,7 +36,13 @@ def check_target(g: TargetGeometry) -> None:
     _check_norm("target.norm", g.norm)
     _check_rope("target.rope", g.rope)
     if g.mla is not None:
+        for name in ("kv_lora_rank", "rope_dim", "nope_dim", "v_dim"):
+            _require("target.mla", name, getattr(g.mla, name))
         _check_norm("target.mla.norm", g.mla.norm)
+    if g.indexer is not None and not all(0 <= i < g.layers for i in g.indexer.layers):
+        raise EngineFileError(
+            f"target.indexer.layers are {g.indexer.layers}, expected some of {g.layers} layers"
+        )
     _check_feed_forwards(g)
 
 
@@ -60,7 +66,7 @@ def _check_feed_forward(where: str, feed_forward: FeedForward) -> None:
     elif isinstance(feed_forward, BothFeedForward):
         _check_feed_forward(f"{where}.dense", feed_forward.dense)
         _check_feed_forward(f"{where}.moe", feed_forward.moe)
-    else:
+    elif isinstance(feed_forward, MoeFeedForward):
         _check_moe(where, feed_forward)
 
 
@@ -71,6 +77,8 @@ def _check_moe(where: str, moe: MoeFeedForward) -> None:
         raise EngineFileError(
             f"{where}: {moe.groups_chosen} of {moe.groups} groups of {moe.experts} experts"
         )
+    if moe.groups_chosen < moe.groups == moe.experts and moe.group_score == "sum_of_two":
+        raise EngineFileError(f"{where}: one expert a group has no sum of two to be chosen by")
     held = moe.experts // moe.groups * moe.groups_chosen
     if moe.experts_per_token > held:
         raise EngineFileError(

@@ -33,12 +33,12 @@ POOL_AXES = ("kv_heads", "page_size", "pages", "width")
 def check_manifest(manifest: Manifest) -> None:
     """Raises EngineFileError with the first thing that does not fit."""
     _check_limits(manifest.limits, drafted=manifest.draft is not None)
+    check_target(manifest.target)
     for name, entry in manifest.files.items():
         _check_file(name, entry)
     _check_groups(manifest)
     _check_drafters(manifest)
     _check_roles(manifest)
-    check_target(manifest.target)
     require_listed(manifest, manifest.features)
 
 

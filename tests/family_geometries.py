@@ -1,0 +1,181 @@
+"""The published geometries of the families that engines are built for, or will be."""
+
+from __future__ import annotations
+
+import math
+
+from geometries import GPT_OSS_20B
+
+from specbuild.runtime.engine_dir.geometry import (
+    AttentionParts,
+    BothFeedForward,
+    DenseFeedForward,
+    FeedForward,
+    Llama3Scaling,
+    MlaGeometry,
+    MoeFeedForward,
+    Norm,
+    Rope,
+    Swiglu,
+    TargetGeometry,
+    YarnScaling,
+    distinct_feed_forwards,
+)
+
+
+def _dense(inner: int) -> DenseFeedForward:
+    return DenseFeedForward(inner=inner, activation=Swiglu())
+
+
+def _grouped_query(
+    model_type: str,
+    sizes: tuple[int, int, int, int],
+    feed_forward: FeedForward,
+    *,
+    vocab: int,
+    positions: int,
+    rope: Rope,
+    eps: float,
+    eos: tuple[int, ...],
+    head_norms: bool = False,
+) -> TargetGeometry:
+    """A Llama or a Qwen3 of ``sizes``: hidden, layers, query heads, KV heads."""
+    hidden, layers, q_heads, kv_heads = sizes
+    return TargetGeometry(
+        model_type=model_type,
+        layers=layers,
+        hidden=hidden,
+        vocab=vocab,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=128,
+        attention=AttentionParts(qk_norm="head" if head_norms else "none"),
+        norm=Norm(eps, "before_weight"),
+        rope=rope,
+        layer_types=("full_attention",) * layers,
+        sliding_window=0,
+        feed_forwards=(feed_forward,),
+        layer_feed_forwards=(0,) * layers,
+        max_positions=positions,
+        tied_head=False,
+        eos_token_ids=eos,
+    )
+
+
+def _latent(
+    model_type: str,
+    sizes: tuple[int, int, int],
+    mla: MlaGeometry,
+    feed_forwards: list[FeedForward],
+    *,
+    vocab: int,
+    positions: int,
+    rope: Rope,
+    eps: float = 1e-6,
+    eos: tuple[int, ...] = (1,),
+    tied: bool = False,
+) -> TargetGeometry:
+    """A model with MLA of ``sizes``: hidden, layers, heads."""
+    hidden, layers, heads = sizes
+    distinct, of_layer = distinct_feed_forwards(feed_forwards)
+    return TargetGeometry(
+        model_type=model_type,
+        layers=layers,
+        hidden=hidden,
+        vocab=vocab,
+        q_heads=heads,
+        kv_heads=1,
+        head_dim=mla.entry_width,
+        attention=AttentionParts(),
+        norm=Norm(eps, "before_weight"),
+        rope=rope,
+        layer_types=("full_attention",) * layers,
+        sliding_window=0,
+        feed_forwards=distinct,
+        layer_feed_forwards=of_layer,
+        max_positions=positions,
+        tied_head=tied,
+        eos_token_ids=eos,
+        latent_dims=(mla.entry_width,) * layers,
+        mla=mla,
+    )
+
+
+def _mla(nope: int, value: int, query: int | None, mscale: float = 0.0) -> MlaGeometry:
+    factor = (0.1 * mscale * math.log(40) + 1) ** 2
+    scale = (nope + 64) ** -0.5 * factor
+    return MlaGeometry(512, 64, nope, value, scale, Norm(1e-6, "before_weight"), query)
+
+
+def _deepseek_rope() -> Rope:
+    return Rope(10000.0, YarnScaling(factor=40.0, original_max_positions=4096), None, True)
+
+
+LLAMA_31_8B = _grouped_query(
+    "llama", (4096, 32, 32, 8), _dense(14336), vocab=128256, positions=131072, eps=1e-5,
+    eos=(128001, 128008, 128009),
+    rope=Rope(500000.0, Llama3Scaling(
+        factor=8.0, original_max_positions=8192, low_freq_factor=1.0, high_freq_factor=4.0,
+    )),
+)  # fmt: skip
+QWEN3_8B = _grouped_query(
+    "qwen3", (4096, 36, 32, 8), _dense(12288), vocab=151936, positions=40960, eps=1e-6,
+    eos=(151645,), rope=Rope(1e6), head_norms=True,
+)  # fmt: skip
+QWEN3_30B_A3B = _grouped_query(
+    "qwen3_moe", (2048, 48, 32, 4),
+    MoeFeedForward(
+        experts=128, experts_per_token=8, inner=768, storage="bf16", activation=Swiglu(),
+        gating="softmax_selected",
+    ),
+    vocab=151936, positions=40960, eps=1e-6, eos=(151645,), rope=Rope(1e6), head_norms=True,
+)  # fmt: skip
+DEEPSEEK_V2_LITE = _latent(
+    "deepseek_v2", (2048, 27, 16), _mla(128, 128, None, mscale=0.707),
+    [_dense(10944), *[BothFeedForward(
+        dense=_dense(2816),
+        moe=MoeFeedForward(
+            experts=64, experts_per_token=6, inner=1408, storage="bf16", activation=Swiglu(),
+            gating="softmax_topk",
+        ),
+    )] * 26],
+    vocab=102400, positions=163840, rope=_deepseek_rope(), eos=(100001,),
+)  # fmt: skip
+DEEPSEEK_V3 = _latent(
+    "deepseek_v3", (7168, 61, 128), _mla(128, 128, 1536, mscale=1.0),
+    [*[_dense(18432)] * 3, *[BothFeedForward(
+        dense=_dense(2048),
+        moe=MoeFeedForward(
+            experts=256, experts_per_token=8, inner=2048, storage="fp8", activation=Swiglu(),
+            gating="sigmoid_norm", choice_bias=True, groups=8, groups_chosen=4, scaling=2.5,
+        ),
+    )] * 58],
+    vocab=129280, positions=163840, rope=_deepseek_rope(),
+)  # fmt: skip
+GLM_47_FLASH = _latent(
+    "glm4_moe_lite", (2048, 47, 20), _mla(192, 256, 768),
+    [_dense(10240), *[BothFeedForward(
+        dense=_dense(1536),
+        moe=MoeFeedForward(
+            experts=64, experts_per_token=4, inner=1536, storage="bf16", activation=Swiglu(),
+            gating="sigmoid_norm", choice_bias=True, scaling=1.8,
+        ),
+    )] * 46],
+    vocab=154880, positions=202752, rope=Rope(1e6, None, None, True), eps=1e-5,
+)  # fmt: skip
+YOUTU_2B = _latent(
+    "youtu", (2048, 32, 16), _mla(128, 128, 1536), [_dense(6144)] * 32, vocab=128256,
+    positions=131072, rope=Rope(1.6e6, None, None, True), eos=(128001,), tied=True,
+)  # fmt: skip
+
+# With the billions of parameters that are published.
+FAMILIES: dict[str, tuple[TargetGeometry, float]] = {
+    "GPT-OSS-20B": (GPT_OSS_20B, 20.91),
+    "Llama-3.1-8B": (LLAMA_31_8B, 8.03),
+    "Qwen3-8B": (QWEN3_8B, 8.19),
+    "Qwen3-30B-A3B": (QWEN3_30B_A3B, 30.53),
+    "DeepSeek-V2-Lite": (DEEPSEEK_V2_LITE, 15.71),
+    "DeepSeek-V3": (DEEPSEEK_V3, 671.0),
+    "GLM-4.7-Flash": (GLM_47_FLASH, 29.94),
+    "Youtu-LLM-2B": (YOUTU_2B, 1.96),
+}

@@ -1,0 +1,222 @@
+"""Keys, kinds and values of later features, as older and newer runtimes read them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+from engine_directory import write_manifest
+from family_geometries import LLAMA_31_8B
+from toy_model import toy_manifest
+
+from specbuild.runtime import FORMAT_VERSION
+from specbuild.runtime.engine_dir import files
+from specbuild.runtime.engine_dir.features import (
+    known_features,
+    of_feature,
+    one_of,
+    stored_json,
+    used_features,
+)
+from specbuild.runtime.engine_dir.files import read_manifest
+from specbuild.runtime.engine_dir.geometry import (
+    WEIGHT_STORAGES,
+    Activation,
+    DenseFeedForward,
+    Swiglu,
+    TargetGeometry,
+)
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.engine_dir.strict_json import field_types
+from specbuild.runtime.errors import EngineFileError
+
+VERSION = importlib.metadata.version("specbuild")
+KEYS = Path(__file__).with_name("format_version_3.json")
+STORAGES = {**WEIGHT_STORAGES, "q4_k": "gguf"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedFeedForward:
+    """A member that a later runtime adds to the union."""
+
+    FEATURE: ClassVar[str] = "packed"
+
+    kind: Literal["packed"] = "packed"
+    inner: int
+    activation: Activation
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextTarget(TargetGeometry):
+    feed_forwards: tuple[DenseFeedForward | PackedFeedForward, ...]  # type: ignore[assignment]
+    embedding: str = field(
+        default="bf16", metadata=of_feature("stored_embedding") | one_of(STORAGES)
+    )
+
+
+@dataclass(frozen=True)
+class NextManifest(Manifest):
+    target: NextTarget
+    mood: str = field(default="calm", metadata=of_feature("moods"))
+
+
+def next_manifest(target: dict[str, Any] | None = None, **changes: Any) -> NextManifest:
+    """What the later runtime writes of an engine with a dense target."""
+    plain = {f.name: getattr(LLAMA_31_8B, f.name) for f in dataclasses.fields(LLAMA_31_8B)}
+    toy = toy_manifest()
+    known = {f.name: getattr(toy, f.name) for f in dataclasses.fields(toy)}
+    return NextManifest(**{**known, "target": NextTarget(**(plain | (target or {}))), **changes})
+
+
+def packed() -> tuple[PackedFeedForward]:
+    return (PackedFeedForward(inner=4, activation=Swiglu()),)
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], NextManifest]:
+    """Reads as a runtime does that knows more features."""
+
+    def read(path: Path) -> NextManifest:
+        with monkeypatch.context() as patched:
+            patched.setattr(files, "Manifest", NextManifest)
+            found: Any = read_manifest(path)
+        return typing.cast(NextManifest, found)
+
+    return read
+
+
+def test_what_version_3_brings_is_named() -> None:
+    assert known_features(Manifest) == {"dsa", "latents", "specpv", "tensorrt"}
+    more = {"moods", "stored_embedding", "gguf", "packed"}
+    assert known_features(NextManifest) == known_features(Manifest) | more
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"mood": "elated"}, "feature 'moods'"),
+        ({"target": {"embedding": "fp8"}}, "feature 'stored_embedding'"),
+        ({"target": {"embedding": "q4_k"}}, "features 'gguf', 'stored_embedding'"),
+        ({"target": {"feed_forwards": packed()}}, "feature 'packed'"),
+    ],
+)
+def test_an_older_runtime_names_the_feature_that_it_has_not(
+    tmp_path: Path,
+    later: Callable[[Path], NextManifest],
+    changes: dict[str, Any],
+    names: str,
+) -> None:
+    written = next_manifest(**changes)
+    write_manifest(tmp_path, written)
+    assert later(tmp_path) == replace(written, features=used_features(written))
+    with pytest.raises(EngineFileError) as refused:
+        read_manifest(tmp_path)
+    assert str(refused.value) == (
+        f"{tmp_path}: engine needs {names}, which this specbuild ({VERSION}) does not have; "
+        "update it"
+    )
+
+
+def test_an_older_runtime_loads_what_does_without_the_feature(tmp_path: Path) -> None:
+    write_manifest(tmp_path, next_manifest())
+    found = read_manifest(tmp_path)
+    assert found.features == () and found.target == LLAMA_31_8B
+
+
+def test_a_key_that_an_older_engine_has_not_takes_its_default(
+    tmp_path: Path, later: Callable[[Path], NextManifest]
+) -> None:
+    write_manifest(tmp_path, replace(toy_manifest(), target=LLAMA_31_8B))
+    assert later(tmp_path).mood == "calm" and later(tmp_path).target.embedding == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(mood="elated"), "unknown keys mood"),
+        (lambda d: d["target"].update(embedding="fp8"), "unknown keys embedding"),
+        (lambda d: d.update(features=["specpv"], specpv=None), ""),
+        (lambda d: d.update(features=[], replaced={"a": "b"}), "'latents' is used, but not listed"),
+        (lambda d: d.update(features="specpv"), "expected a list of names"),
+        (lambda d: d.update(features=[["specpv"]]), "expected a list of names"),
+        (lambda d: d.update(features=["a\nb"]), r"engine needs feature 'a\\nb'"),
+        (lambda d: d["cache_groups"][0].update(dtype="int3"), "dtype: got 'int3', expected one of"),
+        (
+            lambda d: d["target"]["feed_forwards"][0].update(storage="q4_k"),
+            "storage: got 'q4_k', expected one of 'fp32', 'bf16', 'fp8', 'mxfp4'",
+        ),
+        (
+            lambda d: d["target"]["feed_forwards"][0].update(kind="packed"),
+            "kind: got 'packed', expected one of 'dense', 'moe', 'both'",
+        ),
+        (lambda d: d["target"]["feed_forwards"][0].update(kind=["moe"]), "expected one of 'dense'"),
+        (lambda d: d["target"]["feed_forwards"][0].pop("kind"), "key 'kind' is missing"),
+        (lambda d: d["target"].update(feed_forwards=[3]), "got 3, expected an object"),
+        (lambda d: d["drafters"][0].update(kind="eagle9"), "got 'eagle9', expected one of"),
+        (lambda d: d["target"]["layer_types"].append("linear"), "got 'linear', expected one of"),
+    ],
+)
+def test_what_belongs_to_no_listed_feature_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    described = stored_json(toy_manifest())
+    change(described)
+    write_manifest(tmp_path, described)
+    if not message:
+        read_manifest(tmp_path)
+        return
+    with pytest.raises(EngineFileError, match=message) as refused:
+        read_manifest(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("found", [1, 2, 4])
+def test_other_versions_are_refused_with_what_to_do(tmp_path: Path, found: int) -> None:
+    write_manifest(tmp_path, {**stored_json(toy_manifest()), "format_version": found})
+    with pytest.raises(EngineFileError) as refused:
+        read_manifest(tmp_path)
+    assert str(refused.value) == (
+        f"{tmp_path / 'manifest.json'} is of format version {found}, this specbuild reads "
+        f"{FORMAT_VERSION}; build the engine again with this version"
+    )
+
+
+def test_keys_without_a_feature_are_those_of_version_3() -> None:
+    """A later key has a feature and a default; another is a change of ``FORMAT_VERSION``."""
+    recorded = json.loads(KEYS.read_text(encoding="utf-8"))
+    assert recorded["format_version"] == FORMAT_VERSION
+    assert recorded["keys"] == {
+        kind.__name__: [f.name for f in dataclasses.fields(kind) if "feature" not in f.metadata]
+        for kind in sorted(records(Manifest), key=lambda kind: kind.__name__)
+    }
+
+
+def test_a_key_with_a_feature_has_a_default() -> None:
+    for kind in records(Manifest):
+        for each in dataclasses.fields(kind):
+            if "feature" in each.metadata:
+                defaults = {each.default, each.default_factory}
+                assert defaults != {dataclasses.MISSING}, f"{kind.__name__}.{each.name}"
+
+
+def records(kind: Any) -> set[Any]:
+    """Every dataclass that a manifest may hold."""
+    found: set[Any] = set()
+
+    def visit(one: Any) -> Iterator[Any]:
+        yield from typing.get_args(one)
+        if dataclasses.is_dataclass(one) and one not in found:
+            found.add(one)
+            yield from field_types(one).values()
+
+    pending = [kind]
+    while pending:
+        pending += visit(pending.pop())
+    return found
