@@ -282,7 +282,7 @@ def test_verify_takes_cpu_engines_only(
     manifest = json.loads((engine / "manifest.json").read_text())
     (engine / "plan.json").write_text("{}")
     files = manifest["files"] | {"plan.json": {"bytes": 2, "xxh3_128": "0" * 32}}
-    change_manifest(engine, backend="cuda", roles={}, files=files)
+    change_manifest(engine, backend="cuda", roles={}, drafters=[], files=files)
     said = command("verify", engine, "--model", text_target)
     assert said.refused("was built for cuda", "--backend cpu")
 

@@ -47,7 +47,6 @@ def test_graphs_alone_need_no_plan_but_all_of_them() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dtype": "int3"}, "dtype is 'int3', expected one of float32"),
         ({"pages": 1}, "pages is 1"),
         ({"latent_widths": (2,)}, "latent_widths are"),
     ],
@@ -72,7 +71,8 @@ def test_profiles_that_do_not_rise_are_named(sizes: tuple[int, int, int], rises:
     toy = toy_manifest(drafted=False, max_seq_len=48, max_batch_size=1)
     [name, *_] = toy.roles
     profile = ShapeProfile("usual", {"T": SizeRange(*sizes)})
-    changed = replace(toy, roles={**toy.roles, name: replace(toy.roles[name], profiles=(profile,))})
+    roles = {**toy.roles, name: replace(toy.roles[name], profiles=(profile,))}
+    changed = replace(toy, roles=roles, features=("tensorrt",))
     if rises:
         check_manifest(changed)
         return

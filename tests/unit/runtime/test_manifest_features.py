@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import re
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -204,6 +205,12 @@ def test_a_key_with_a_feature_has_a_default() -> None:
             if "feature" in each.metadata:
                 defaults = {each.default, each.default_factory}
                 assert defaults != {dataclasses.MISSING}, f"{kind.__name__}.{each.name}"
+
+
+def test_the_documentation_lists_every_feature() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "engine-format.md").read_text(encoding="utf-8")
+    table = page.partition("| feature | keys |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == known_features(Manifest)
 
 
 def records(kind: Any) -> set[Any]:
