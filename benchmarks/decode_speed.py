@@ -1,0 +1,72 @@
+"""Decoding speed of a synthetic engine by batch and draft, as one JSON line.
+
+Made to be run in turn with two installed versions, each over an engine that it has built: the same
+prompts, the same number of tokens, the digest of what came out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import time
+from pathlib import Path
+
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+
+_EXAMPLES = """examples:
+  specbuild synth --geometry gpt-oss-20b --draft --unique-layers 2 --engine e --backend cuda \\
+    --max-batch-size 16
+  python benchmarks/decode_speed.py e --batch 1 --batch 16 --depth 3
+"""
+
+
+def main() -> None:
+    """Times every batch, with and without a draft."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("engine", type=Path, help="engine with ENGINE.prompts.jsonl beside it")
+    parser.add_argument("--batch", type=int, action="append", help="sequences (1, 4 and 16)")
+    parser.add_argument("--depth", type=int, default=3, help="depth of the drafted chain (3)")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of each sequence (256)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs, of which the best counts (3)")
+    asked = parser.parse_args()
+    started_s = time.perf_counter()
+    engine = Engine.load(asked.engine)
+    found: dict[str, object] = {"load_s": round(time.perf_counter() - started_s, 2)}
+    lines = Path(f"{asked.engine}.prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    prompts = [tuple(json.loads(line)["prompt_ids"]) for line in lines]
+    shapes = {"none": None, f"chain of {asked.depth}": DraftShape(1, asked.depth, asked.depth)}
+    for batch in asked.batch or (1, 4, 16):
+        given = [Prompt(str(i), prompts[i % len(prompts)]) for i in range(batch)]
+        for name, shape in shapes.items():
+            run(engine, given, 16, shape)
+            runs = [run(engine, given, asked.tokens, shape) for _ in range(asked.rounds)]
+            found[f"batch {batch}, {name}"] = min(runs, key=lambda figures: figures["tpot_us"])
+    print(json.dumps(found))
+
+
+def run(engine: Engine, prompts: list[Prompt], tokens: int, shape: DraftShape | None) -> dict:
+    """One run: the median time between tokens, the last first token, tokens a step, a digest."""
+    params = GenerateParams(max_new_tokens=tokens, ignore_eos=True)
+    records: dict[int, RunRecord] = {}
+    for event in engine.generate(prompts, params, speculation=shape):
+        if isinstance(event, FinishEvent):
+            records[event.request] = event.record
+    stats = [record.stats for record in records.values()]
+    tpot_s = sorted(s.tpot_s for s in stats if s.tpot_s is not None)
+    output = str([records[i].output_ids for i in range(len(prompts))])
+    return {
+        "tpot_us": round(1e6 * tpot_s[len(tpot_s) // 2], 2),
+        "ttft_ms": round(1e3 * max(s.ttft_s for s in stats), 2),
+        "tokens_a_step": round(sum(s.mean_acceptance_length for s in stats) / len(stats), 3),
+        "digest": hashlib.sha256(output.encode()).hexdigest()[:12],
+    }
+
+
+if __name__ == "__main__":
+    main()
