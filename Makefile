@@ -64,7 +64,7 @@ test-gpu: setup
 	exit $$failed
 
 # What only full TensorRT can show: build, run, losslessness, comparison with the CUDA target. Its
-# libraries come from NVIDIA: see docs/tensorrt.md. Without them each test says why it is skipped.
+# libraries come from NVIDIA: see docs/tensorrt.md. Without them each test gives the reason it is skipped.
 test-tensorrt: SHELL := /bin/bash
 test-tensorrt: .SHELLFLAGS := -o pipefail -c
 test-tensorrt: setup

@@ -7,13 +7,13 @@
 One layer of GPT-OSS-20B geometry: keys and values (``plain``), the same through a page table of its
 own for each KV head, each over half of the pages (``view``: a partial view of SpecPV, whose engines
 have pages of 16), a latent of so many values with keys rebuilt, or absorbed MLA with 64 heads over
-512 + 64 values. ``rows`` are rows of a sequence: up to 8 of a chain, in front of them tokens that
-are fed again (``--forms plain --rows 52``). ``--capacity`` are slots of a page table, where an
-engine takes longer contexts: it chooses kernels by them. Calls take turns over copies of the
-caches, so that nothing is found in L2. The floor is the larger of the bytes at the rate of a
-streaming read of 8 GiB and of the operations at the rate of cuBLAS's bf16 product of two random
-8192 × 8192 matrices, both measured in the same process. ``--tflops`` puts another rate in that
-one's place (a data sheet says 989 of an H200, which no product reaches).
+512 + 64 values. ``rows`` are rows of a sequence: up to 8 of a chain, in front of them re-verified
+tokens (``--forms plain --rows 52``). ``--capacity`` are slots of a page table, where an engine
+takes longer contexts: it chooses kernels by them. Calls take turns over copies of the caches, so
+that nothing is found in L2. The floor is the larger of the bytes at the rate of a streaming read of
+8 GiB and of the operations at the rate of cuBLAS's bf16 product of two random 8192 × 8192 matrices,
+both measured in the same process. ``--tflops`` puts another rate in that one's place (a data sheet
+says 989 of an H200, which no product reaches).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.request import GenerateParams, Prompt
 
-# Behind a view's buffer, so that the step which feeds it again has run too.
+# Behind a view's buffer, so that the step which re-verifies it has run too.
 WARM_UP_TOKENS = 16
 
 
@@ -91,7 +91,7 @@ def decode_together(
     run = timed_run(engine, given, params, speculation)
     if run.decode_tokens < sum(len(record.output_ids) - 1 for record in run.records):
         raise SpecbuildError(
-            f"--batch {len(given)}: the engine has no room to decode so many prompts together"
+            f"--batch {len(given)}: the engine has no capacity to decode so many prompts together"
         )
     return run
 

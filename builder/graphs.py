@@ -64,12 +64,12 @@ def export_graphs(
 
 
 def target_graph(
-    g: TargetGeometry, plan: EnginePlan, taps: tuple[int, ...], activations: torch.dtype
+    g: TargetGeometry, plan: EnginePlan, aux_layers: tuple[int, ...], activations: torch.dtype
 ) -> ir.Model:
     """The role ``target``, with activations of this type."""
     with torch.device("meta"):
         longest = _table_length(plan, plan.limits.draft_tokens + 1)
-        sizes = GraphSizes(taps, longest, plan.views, plan.dsa)
+        sizes = GraphSizes(aux_layers, longest, plan.views, plan.dsa)
         module = target_family(g.model_type).module(g, sizes)
     module.to(activations)
     group_of_layer = plan.group_of_layer(g)
@@ -92,7 +92,7 @@ def target_graph(
     pools = [port for ports in of_layers for port in ports]
     views = [port for ports in of_groups for port in ports]
     beside = [*summaries, *asked[-1:], *keys]
-    captured = len(taps) * g.hidden
+    aux_hidden = len(aux_layers) * g.hidden
     declaration = GraphDeclaration(
         role="target",
         inputs=(
@@ -107,13 +107,13 @@ def target_graph(
         ),
         outputs=(
             "logits",
-            *(["captured"] if taps else []),
+            *(["captured"] if aux_layers else []),
             *[output_name(p.name) for p in (*pools, *beside)],
             *[port.name for port in broken],
         ),
         output_shapes=(
             ("R", g.vocab),
-            *([("T", captured)] if taps else []),
+            *([("T", aux_hidden)] if aux_layers else []),
             *[port.shape for port in (*pools, *beside, *broken)],
         ),
         stages=(*[f"stage.layer.{i}" for i in range(g.layers)], "stage.pre_head"),

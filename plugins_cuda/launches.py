@@ -47,7 +47,8 @@ class Target:
     shared_bytes_per_block: int = 227 * 1024
 
     def two_fit(self, shared_bytes: int) -> bool:
-        """Whether a multiprocessor has room for two CTAs that take so much shared memory each."""
+        """Whether a multiprocessor has capacity for two CTAs that take so much shared memory
+        each."""
         whole = self.shared_bytes_per_block + RESERVED_BYTES
         return 2 * (shared_bytes + RESERVED_BYTES) <= whole
 

@@ -79,11 +79,11 @@ class OpSpec:
     form, which it derives when an engine is built.
 
     ``lower`` gives the launches that compute it on a GPU, ``tactics`` the candidates among which
-    ``tune`` chooses for a request (the first is the default). ``refusal`` says why no kernel takes
-    a request, where a build can choose another (smaller chunks of a prompt); ``lower`` raises the
-    same. An op that only a CUDA pass makes has no body. With ``lower`` comes ``traffic``: what a
-    call reads and computes, or why that is nothing to speak of. ``routing``: where experts are
-    chosen, if they are.
+    ``tune`` chooses for a request (the first is the default). ``refusal`` gives the reason no
+    kernel takes a request, where a build can choose another (smaller chunks of a prompt); ``lower``
+    raises the same. An op that only a CUDA pass makes has no body. With ``lower`` comes
+    ``traffic``: what a call reads and computes, or why that is nothing to speak of. ``routing``:
+    where experts are chosen, if they are.
     """
 
     name: str

@@ -29,7 +29,7 @@ TrafficOf: TypeAlias = Callable[[TrafficRequest], Traffic]
 
 @dataclass(frozen=True)
 class NoTraffic:
-    """The declaration of an op that reads nothing to speak of; ``reason`` says why."""
+    """The declaration of an op that reads nothing to speak of; ``reason`` gives the reason."""
 
     reason: str
 

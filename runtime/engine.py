@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specbuild.runtime.cache.pages import KvPools, PagesInstalled, PagesReleased
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting, Speculation
-from specbuild.runtime.decode.device_decoder import ResidentDecoder
+from specbuild.runtime.decode.device_decoder import DeviceDecoder
 from specbuild.runtime.decode.host_costs import cache_path
 from specbuild.runtime.decode.host_decoder import HostDecoder
 from specbuild.runtime.decode.session import Session
@@ -17,7 +17,7 @@ from specbuild.runtime.draft.policy import DraftPolicy
 from specbuild.runtime.engine_dir.files import check_sizes, read_file, read_manifest
 from specbuild.runtime.engine_dir.manifest import MANIFEST_FILE, Manifest
 from specbuild.runtime.errors import RequestError, UnsupportedHereError
-from specbuild.runtime.executors.executor import Executor, ResidentExecutor
+from specbuild.runtime.executors.executor import DeviceExecutor, Executor
 from specbuild.runtime.executors.registry import open_engine
 from specbuild.runtime.request import (
     DEFAULT_PARAMS,
@@ -43,14 +43,14 @@ class Engine:
     """Decodes with one engine. ``load`` opens a directory; the constructor takes the parts.
 
     ``step_costs`` choose the default draft of an engine whose steps stay on the device;
-    ``without_costs`` says why there are none.
-    ``pages_installed`` and ``pages_released`` hear of every cache page that changes hands.
+    ``without_costs`` is the reason why there are none.
+    ``pages_installed`` and ``pages_released`` are called with every cache page that changes hands.
     """
 
     def __init__(
         self,
         manifest: Manifest,
-        executor: Executor | ResidentExecutor,
+        executor: Executor | DeviceExecutor,
         *,
         text: TextCodec | None = None,
         cost_file: Path | None = None,
@@ -67,11 +67,11 @@ class Engine:
             manifest.limits,
             pages_released,
             pages_installed,
-            fixed=(executor.capabilities.device_resident_step or executor.capabilities.fixed_pages),
+            fixed=(executor.capabilities.device_step or executor.capabilities.fixed_pages),
         )
         self.decoder: Decoder
-        if isinstance(executor, ResidentExecutor):
-            self.decoder = ResidentDecoder(
+        if isinstance(executor, DeviceExecutor):
+            self.decoder = DeviceDecoder(
                 executor, manifest, self._kv, step_costs=step_costs, without_costs=without_costs
             )
         else:
@@ -106,7 +106,7 @@ class Engine:
         text = _text_codec(directory, manifest)
         stored = stored_step_costs(directory, manifest)
         opened = open_engine(directory, manifest, threads=threads)
-        if isinstance(opened.executor, ResidentExecutor):
+        if isinstance(opened.executor, DeviceExecutor):
             costs, reason = usable_step_costs(stored, manifest, opened.processor)
             return cls(manifest, opened.executor, text=text, step_costs=costs, without_costs=reason)
         digest = (directory / MANIFEST_FILE).read_bytes()

@@ -12,7 +12,7 @@ FinishReason = Literal["length", "eos", "stop", "abort"]
 class SpecPvStats:
     """How lossy verification over partial views was; ``retrieval_blocks`` is the budget.
 
-    ``retrieval_reason`` says why where the budget was left to the ``auto`` rule.
+    ``retrieval_reason`` is the reason where the budget was left to the ``auto`` rule.
     Of the ``rechecked_tokens`` that partial steps emitted, a full step given the same tokens
     before them chose ``agreed_tokens`` too; ``agreement_per_interval`` is the share for each full
     step that looked. A GPU looks at a sample of them. ``invariant_failures`` counts steps that
@@ -34,9 +34,9 @@ class SpecPvStats:
 class DsaStats:
     """How lossy attention to chosen tokens was; ``top_k`` is how many a row chooses.
 
-    ``narrowed_steps`` emitted what narrowed attention gave; ``checked_steps`` ran whole too, and
+    ``narrowed_steps`` emitted what sparse attention gave; ``checked_steps`` ran whole too, and
     emitted that; ``fallback_steps`` attended to everything because checks agreed too little. Of
-    the ``checked_tokens`` narrowed attention chose ``agreed_tokens`` too; drafts accepted in
+    the ``checked_tokens`` sparse attention sampled ``agreed_tokens`` too; drafts accepted in
     checks by either are ``accepted_narrowed`` and ``accepted_whole``. ``broken_lists`` of slots,
     in ``broken_launches``, broke an invariant and gave way to everything.
     """

@@ -12,7 +12,7 @@ from specbuild.runtime.cache.pages import SequencePages
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.records import FinishReason, RunRecord
 from specbuild.runtime.sampling import SamplingParams, whole_number
-from specbuild.runtime.statistics import RunTally
+from specbuild.runtime.statistics import RunCounters
 from specbuild.runtime.text import TextStream
 
 
@@ -144,7 +144,7 @@ Event = TokenEvent | FinishEvent
 
 @dataclass(frozen=True)
 class Request:
-    """A checked prompt: ids within the vocabulary, and room for at least one token."""
+    """A checked prompt: ids within the vocabulary, and capacity for at least one token."""
 
     id: str
     prompt_ids: tuple[int, ...]
@@ -166,7 +166,7 @@ class SequenceState:
     ids: np.ndarray
     pages: dict[str, SequencePages]
     pages_reserved: Mapping[str, int]
-    tally: RunTally
+    counters: RunCounters
     text: TextStream | None
     known: int = 0
     length: int = 0
@@ -198,6 +198,6 @@ class SequenceState:
             output_ids=tuple(self.ids[prompt : self.known].tolist()),
             text=None if self.text is None else self.text.emitted,
             finish_reason=self.finish_reason,
-            stats=self.tally.stats(prompt),
+            stats=self.counters.stats(prompt),
             logprobs=tuple(self.logprobs),
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from specbuild.runtime.lossy.dsa.state import DsaTally
-from specbuild.runtime.lossy.specpv.state import SpecPvTally
+from specbuild.runtime.lossy.dsa.state import DsaCounters
+from specbuild.runtime.lossy.specpv.state import SpecPvCounters
 from specbuild.runtime.records import RunStats
 
 
-class RunTally:
+class RunCounters:
     """Counts while a request runs. Its clock starts when the request is admitted.
 
     An accepted draft counts when its token was emitted: drafts behind an end of sequence or a
@@ -23,8 +23,8 @@ class RunTally:
         self._first_s = self._last_s = self._started_s
         self._tokens = 0
         self._step_tokens = 0
-        self.specpv: SpecPvTally | None = None
-        self.dsa: DsaTally | None = None
+        self.specpv: SpecPvCounters | None = None
+        self.dsa: DsaCounters | None = None
 
     def first_token(self) -> None:
         """The prefill gave its token."""

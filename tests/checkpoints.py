@@ -148,8 +148,8 @@ def write_draft(
     kv_heads: int = 2,
     head_dim: int = 32,
     draft_vocab: int | None = 128,
-    taps: tuple[int, ...] | None = None,
-    name_taps: bool = True,
+    aux_layers: tuple[int, ...] | None = None,
+    name_aux_layers: bool = True,
     max_positions: int = 512,
     prefix: str = "midlayer",
     own_embedding: bool = False,
@@ -169,15 +169,15 @@ def write_draft(
 ) -> Tensors:
     """Write a random EAGLE3 draft under ``path``; the result has the ``midlayer.`` names.
 
-    ``taps`` None means ``default_taps``; ``name_taps`` False leaves the list out of the config.
-    ``draft_vocab`` None shares the target's head (no ``lm_head``, no ``d2t``). ``norm_before_fc``:
-    one norm over the concatenated states (``input_norm.weight``); ``fc_norm``: one per state
-    (``fc_norm.<i>.weight``). ``prefix`` "midlayer" or "layers.0". The architecture
+    ``aux_layers`` None means ``default_aux_layers``; ``name_aux_layers`` False leaves the list out
+    of the config. ``draft_vocab`` None shares the target's head (no ``lm_head``, no ``d2t``).
+    ``norm_before_fc``: one norm over the concatenated states (``input_norm.weight``); ``fc_norm``:
+    one per state (``fc_norm.<i>.weight``). ``prefix`` "midlayer" or "layers.0". The architecture
     ``Eagle3Speculator`` comes with its nested config. A value None in ``config_changes`` removes
     the key.
     """
     path.mkdir(parents=True, exist_ok=True)
-    taps = default_taps(target_layers) if taps is None else taps
+    aux_layers = default_aux_layers(target_layers) if aux_layers is None else aux_layers
     tensors = draft_tensors(
         torch.Generator().manual_seed(seed),
         hidden=hidden,
@@ -186,7 +186,7 @@ def write_draft(
         kv_width=kv_heads * head_dim,
         input_size=hidden * (2 if input_width == "embedding_and_hidden" else 1),
         target_hidden=target_hidden,
-        taps=len(taps),
+        aux_layers=len(aux_layers),
         draft_vocab=draft_vocab,
         norm_before_fc=norm_before_fc,
         fc_norm=fc_norm,
@@ -248,13 +248,13 @@ def write_draft(
             "speculators_config": {"algorithm": "eagle3"},
             "transformer_layer_config": decoder,
         }
-        if name_taps:  # this format counts boundaries: 1 is the output of layer 0
-            config["eagle_aux_hidden_state_layer_ids"] = [tap + 1 for tap in taps]
+        if name_aux_layers:  # this format counts boundaries: 1 is the output of layer 0
+            config["eagle_aux_hidden_state_layer_ids"] = [aux_layer + 1 for aux_layer in aux_layers]
     else:
         config = decoder | config | {name: True for name, value in flags.items() if value}
-        if name_taps:
+        if name_aux_layers:
             config["eagle_config"] = {
-                "eagle_aux_hidden_state_layer_ids": list(taps),
+                "eagle_aux_hidden_state_layer_ids": list(aux_layers),
                 "use_aux_hidden_state": True,
             }
     written = {name.replace("midlayer", prefix): tensor for name, tensor in tensors.items()}
@@ -262,7 +262,7 @@ def write_draft(
     return tensors
 
 
-def default_taps(target_layers: int) -> tuple[int, int, int]:
+def default_aux_layers(target_layers: int) -> tuple[int, int, int]:
     """The target layers whose outputs a draft reads when its config names none."""
     if target_layers > 5:
         return 1, target_layers // 2 - 1, target_layers - 4

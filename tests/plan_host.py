@@ -35,7 +35,7 @@ from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
 from specbuild.runtime.engine_dir.manifest import CacheGroup, DraftShape
 from specbuild.runtime.engine_dir.plan import CompiledKernel, ProgramEntry
 
-RING_SLOTS = 64
+RING_ENTRIES = 64
 
 
 def fused_engine(model: Path, draft: Path | None, **options: Any) -> tuple[CudaModel, EnginePlan]:
@@ -108,7 +108,7 @@ class PlanHost:
         """What the plan says of a program."""
         return next(entry for entry in self.plan.programs if entry.name == name)
 
-    def give_pages(self, slot: int) -> None:
+    def give_pages(self, row: int) -> None:
         """All pages of a sequence at once; a windowed group's table goes round a ring."""
         limits = self.engine.plan.limits
         for group in self.engine.plan.groups:
@@ -121,15 +121,15 @@ class PlanHost:
             assert first + held <= group.pages
             table = self.port(f"page_table.{group.name}")
             count = KvLayout(group).logical_pages(limits)
-            table[slot] = first + torch.arange(count, dtype=torch.int32) % held
+            table[row] = first + torch.arange(count, dtype=torch.int32) % held
 
-    def write_slots(self, group: CacheGroup, slot: int, positions: torch.Tensor) -> torch.Tensor:
+    def write_slots(self, group: CacheGroup, row: int, positions: torch.Tensor) -> torch.Tensor:
         """Where these positions of a sequence lie in the group's pools."""
-        table = self.port(f"page_table.{group.name}")[slot]
+        table = self.port(f"page_table.{group.name}")[row]
         size = group.page_size
         return table[positions.long() // size] * size + positions % size
 
-    def feed(self, slot: int, ids: list[int], start: int) -> None:
+    def feed(self, row: int, ids: list[int], start: int) -> None:
         """The ports of prefill for one sequence's ``ids`` at positions ``start`` and on."""
         count = len(ids)
         positions = torch.arange(start, start + count, dtype=torch.int32)
@@ -139,43 +139,43 @@ class PlanHost:
         self.port("prefill.positions")[:count] = positions
         self.port("prefill.row_slot")[:count] = positions
         row_start = self.port("prefill.row_start")
-        row_start[: slot + 1], row_start[slot + 1 :] = 0, count
-        self.port("prefill.tree_start").zero_()[slot] = start + count
+        row_start[: row + 1], row_start[row + 1 :] = 0, count
+        self.port("prefill.tree_start").zero_()[row] = start + count
         for group in self.engine.plan.target_groups:
             port = self.port(f"prefill.write_slot.{group.name}")
             port.copy_(torch.arange(len(port)) % group.page_size)
-            port[:count] = self.write_slots(group, slot, positions)
+            port[:count] = self.write_slots(group, row, positions)
 
     def admit(
-        self, slot: int, ids: list[int], budget: int, *, temperature: float = 0.0, seed: int = 0
+        self, row: int, ids: list[int], budget: int, *, temperature: float = 0.0, seed: int = 0
     ) -> tuple[int, float]:
-        """Runs the prompt and makes the slot ready for steps; its first token and logprob."""
-        self.give_pages(slot)
+        """Runs the prompt and makes the row ready for steps; its first token and logprob."""
+        self.give_pages(row)
         sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "seed": seed}
         rows = min(e.rows for e in self.plan.programs if e.kind == "prefill")
         draft = next((g for g in self.engine.plan.groups if g.name == "draft"), None)
         for start in range(0, len(ids), rows):
             chunk = ids[start : start + rows]
-            self.feed(slot, chunk, start)
+            self.feed(row, chunk, start)
             for name, value in sampling.items():
-                self.port(f"prefill.{name}").zero_()[slot] = value
-            self.port("prefill.position").zero_()[slot] = start + len(chunk) - 1
-            self.port("prefill.logit_rows").zero_()[slot] = len(chunk) - 1
+                self.port(f"prefill.{name}").zero_()[row] = value
+            self.port("prefill.position").zero_()[row] = start + len(chunk) - 1
+            self.port("prefill.logit_rows").zero_()[row] = len(chunk) - 1
             if draft is not None:
-                self._feed_draft(draft, slot, ids, start, len(chunk))
+                self._feed_draft(draft, row, ids, start, len(chunk))
             self.run(f"prefill@{rows}")
-        choice = int(self.port("prefill.choice")[slot])
+        choice = int(self.port("prefill.choice")[row])
         state = {"length": len(ids), "root": choice, "limit": len(ids) + budget, "done": 0}
         for name, value in {**state, **sampling}.items():
-            self.port(name)[slot] = value
+            self.port(name)[row] = value
         if draft is not None:
-            self.port("pending_captured")[slot, 0] = self.port("prefill.last_captured")[slot]
-            self.port("pending_tokens")[slot, 0] = choice
-            self.port("pending_count")[slot] = 1
-        return choice, float(self.port("prefill.logprob")[slot])
+            self.port("pending_captured")[row, 0] = self.port("prefill.last_captured")[row]
+            self.port("pending_tokens")[row, 0] = choice
+            self.port("pending_count")[row] = 1
+        return choice, float(self.port("prefill.logprob")[row])
 
     def _feed_draft(
-        self, draft: CacheGroup, slot: int, ids: list[int], start: int, count: int
+        self, draft: CacheGroup, row: int, ids: list[int], start: int, count: int
     ) -> None:
         """Row t of the draft takes the token after t; the prompt's last has none yet."""
         known = min(count, len(ids) - 1 - start)
@@ -184,37 +184,37 @@ class PlanHost:
         port[:known] = torch.tensor(ids[start + 1 : start + 1 + known], dtype=torch.int32)
         slots = self.port("prefill.draft_write_slot")
         slots.copy_(torch.arange(len(slots)) % draft.page_size)
-        slots[:known] = self.write_slots(draft, slot, positions)
+        slots[:known] = self.write_slots(draft, row, positions)
 
     def step(self, program: str) -> list[Step]:
-        """Runs a step and reads the ring, by slot."""
+        """Runs a step and reads the ring, by row."""
         before = int(self.port("step")[0])
         self.run(program)
-        place = before % RING_SLOTS
+        place = before % RING_ENTRIES
         assert int(self.port("ring.step")[place]) == before + 1
         steps = []
-        for slot in range(self.entry(program).batch):
-            count = int(self.port("ring.count")[place, slot])
+        for row in range(self.entry(program).batch):
+            count = int(self.port("ring.count")[place, row])
             steps.append(
                 Step(
-                    self.port("ring.tokens")[place, slot, :count].tolist(),
-                    self.port("ring.logprobs")[place, slot, :count].tolist(),
-                    int(self.port("ring.accepted")[place, slot]),
+                    self.port("ring.tokens")[place, row, :count].tolist(),
+                    self.port("ring.logprobs")[place, row, :count].tolist(),
+                    int(self.port("ring.accepted")[place, row]),
                 )
             )
         return steps
 
-    def generate(self, slot: int, program: str, tokens: int) -> list[int]:
+    def generate(self, row: int, program: str, tokens: int) -> list[int]:
         """Tokens of one sequence by steps of a program, at least this many or to its end."""
         out: list[int] = []
-        while len(out) < tokens and not self.port("done")[slot]:
-            out += self.step(program)[slot].tokens
+        while len(out) < tokens and not self.port("done")[row]:
+            out += self.step(program)[row].tokens
         return out
 
-    def score(self, slot: int, ids: list[int], start: int = 0) -> torch.Tensor:
+    def score(self, row: int, ids: list[int], start: int = 0) -> torch.Tensor:
         """Logits [len(ids), V] of a sequence's rows from position ``start`` on; at most 64."""
         rows = next(e.rows for e in self.plan.programs if e.kind == "score" and e.rows >= len(ids))
-        self.feed(slot, ids, start)
+        self.feed(row, ids, start)
         logit_rows = self.port("score.logit_rows").zero_()
         logit_rows[: len(ids)] = torch.arange(len(ids))
         self.run(f"score@{rows}")

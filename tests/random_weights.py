@@ -75,7 +75,7 @@ def draft_tensors(
     kv_width: int,
     input_size: int,
     target_hidden: int,
-    taps: int,
+    aux_layers: int,
     draft_vocab: int | None,
     norm_before_fc: bool,
     fc_norm: bool,
@@ -84,7 +84,7 @@ def draft_tensors(
     """An EAGLE3 draft under its ``midlayer.`` names, without embedding, ``d2t`` and ``t2d``."""
     draw = Draw(generator, dtype)
     tensors = {
-        "fc.weight": draw.linear(hidden, taps * target_hidden),
+        "fc.weight": draw.linear(hidden, aux_layers * target_hidden),
         "norm.weight": draw.norm(hidden),
         "midlayer.hidden_norm.weight": draw.norm(hidden),
         "midlayer.post_attention_layernorm.weight": draw.norm(hidden),
@@ -99,10 +99,10 @@ def draft_tensors(
     if input_size == 2 * hidden:
         tensors["midlayer.input_layernorm.weight"] = draw.norm(hidden)
     if norm_before_fc:
-        tensors["input_norm.weight"] = draw.norm(taps * target_hidden)
+        tensors["input_norm.weight"] = draw.norm(aux_layers * target_hidden)
     if fc_norm:
-        for tap in range(taps):
-            tensors[f"fc_norm.{tap}.weight"] = draw.norm(target_hidden)
+        for aux_layer in range(aux_layers):
+            tensors[f"fc_norm.{aux_layer}.weight"] = draw.norm(target_hidden)
     if draft_vocab is not None:
         tensors["lm_head.weight"] = draw.normal(draft_vocab, hidden, std=3 / math.sqrt(hidden))
     return tensors

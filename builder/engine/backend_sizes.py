@@ -23,7 +23,7 @@ class BackendSizes:
 
     ``decode_rows`` bounds the rows of a launch that decodes or verifies, None where nothing does;
     pages are then powers of two, as kernels take them. ``one_form``: layers of one kind (with a
-    window, without) cache either latents or keys and values, where SpecPV feeds them again.
+    window, without) cache either latents or keys and values, where SpecPV re-verifies them.
     """
 
     page_size: int

@@ -122,7 +122,7 @@ def plan_engine(
     max_seq_len = asked.max_seq_len or min(target.max_positions, DEFAULT_MAX_SEQ_LEN)
     if max_seq_len < LEAST_SEQ_LEN:
         raise SpecbuildError(
-            f"--max-seq-len {max_seq_len} has no room for a prompt and an output of one token "
+            f"--max-seq-len {max_seq_len} has no capacity for a prompt and an output of one token "
             f"each; ask for {LEAST_SEQ_LEN} to {target.max_positions}"
         )
     if max_seq_len > target.max_positions:
@@ -152,8 +152,8 @@ def plan_engine(
     if specpv is not None and sizes.decode_rows is not None:
         bucket = 1 << (batch - 1).bit_length()
         require_turns(specpv, shape, batch=bucket, most_rows=sizes.decode_rows)
-    fed_again = 0 if specpv is None else specpv.n_spec_tokens_buf
-    rows = max(sizes.prefill_rows, batch * (fed_again + shape.draft_tokens + 1))
+    reverified = 0 if specpv is None else specpv.n_spec_tokens_buf
+    rows = max(sizes.prefill_rows, batch * (reverified + shape.draft_tokens + 1))
     limits = Limits(
         max_seq_len=max_seq_len,
         max_batch_size=batch,

@@ -33,8 +33,8 @@ def specpv_of(
         return None
     margin = shape.draft_depth + 1
     needed = shape.draft_tokens + 1 + margin
-    roomy = max(DEFAULTS.n_spec_tokens_buf, needed + 3 * margin)
-    config = SpecPv(**{**asdict(DEFAULTS), "n_spec_tokens_buf": roomy, **given})
+    ample = max(DEFAULTS.n_spec_tokens_buf, needed + 3 * margin)
+    config = SpecPv(**{**asdict(DEFAULTS), "n_spec_tokens_buf": ample, **given})
     SpecPvOptions.check_bounds(given)
     if "full_attention" not in target.layer_types:
         raise SpecbuildError("--specpv: the model has no full-attention layer; build without it")
@@ -63,7 +63,7 @@ def require_turns(config: SpecPv, shape: DraftShape, *, batch: int, most_rows: i
     """SpecbuildError where sequences of a CUDA engine cannot take their full steps in turn.
 
     A step has ``most_rows`` rows at most, the trees of ``batch`` sequences among them; what is left
-    bounds how many feed their buffers again at once, and so how early the others must.
+    bounds how many re-verify their buffers at once, and so how early the others must.
     """
     buffer, deepest = config.n_spec_tokens_buf, shape.draft_depth + 1
     left = most_rows - batch * (shape.draft_tokens + 1)
@@ -79,13 +79,13 @@ def require_turns(config: SpecPv, shape: DraftShape, *, batch: int, most_rows: i
     if buffer < needed:
         raise SpecbuildError(
             f"--specpv-n-spec-tokens-buf {buffer} is too small for {batch} sequences: {at_once} at "
-            f"a time have room for a full step, so that tokens of {turns + 1} more steps must fit "
-            f"a buffer, {needed} in all; raise it or lower --max-batch-size"
+            f"a time have capacity for a full step, so that tokens of {turns + 1} more steps must "
+            f"fit a buffer, {needed} in all; raise it or lower --max-batch-size"
         )
 
 
 def _check_forms(target: TargetGeometry) -> None:
-    """A CUDA engine's full steps feed rows again to one group with a window and one without."""
+    """A CUDA engine's full steps re-verify rows in one group with a window and one without."""
     for kind, named in (
         ("sliding_attention", "sliding-window"),
         ("full_attention", "full-attention"),

@@ -42,7 +42,7 @@ SAFETENSORS_DTYPES = {
     "torch.bfloat16": "BF16",
     "torch.uint8": "U8",
 }
-# Room for graphs, tokenizer and manifest beside the weights, which are known exactly.
+# Capacity for graphs, tokenizer and manifest beside the weights, which are known exactly.
 _OTHER_BYTES = 64 << 20
 
 

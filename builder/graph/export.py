@@ -153,7 +153,7 @@ def _name_ports(graph: ir.Graph, declaration: GraphDeclaration) -> None:
     if len(values) != len(names):
         raise AssertionError(f"{declaration.role}: {len(values)} outputs, declared {names}")
     for value, name in zip(values, names, strict=True):
-        # A stage that is a tap, or an output that is one too, keeps its first name.
+        # A stage that is an aux hidden state, or an output that is one too, keeps its first name.
         if value.name not in names:
             value.name = name
     for _ in declaration.stages:

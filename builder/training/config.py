@@ -40,8 +40,8 @@ class SelfText(OptionGroup):
 class TrainOptions(TrainingOptions):
     """Options of ``specbuild train draft``; None leaves a choice to the trainer.
 
-    ``taps`` are 0-based target layers whose outputs the draft reads. ``dtype`` is the target's
-    type and the autocast type of the draft, whose own weights train in fp32.
+    ``aux_layers`` are 0-based target layers whose outputs the draft reads. ``dtype`` is the
+    target's type and the autocast type of the draft, whose own weights train in fp32.
     """
 
     PANEL: ClassVar[str] = "Draft"
@@ -68,11 +68,12 @@ class TrainOptions(TrainingOptions):
         int | None, Described("Width of its heads.", "N", least=2, shown=_FITTING)
     ] = None
     rope_theta: Annotated[float, Described("Base of its rotary embedding.", "X")] = 10000.0
-    taps: Annotated[
+    aux_layers: Annotated[
         tuple[int, ...] | None,
         Described(
             "Target layers whose outputs it reads.",
             "I,J,K",
+            name="taps",
             shown=_FITTING,
             typed=str,
             read=numbers,

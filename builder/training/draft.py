@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from specbuild.builder.families.eagle3.checkpoint import default_taps
+from specbuild.builder.families.eagle3.checkpoint import default_aux_layers
 from specbuild.builder.progress import Progress
 from specbuild.builder.training.config import (
     INNER_PER_HIDDEN,
@@ -104,11 +104,11 @@ def _train_in(
 
 def _draft_shape(options: TrainOptions, model: PreTrainedModel) -> DraftShape:
     config = model.config
-    taps = options.taps or default_taps(config.num_hidden_layers)
-    wrong = [tap for tap in taps if not 0 <= tap < config.num_hidden_layers]
+    aux_layers = options.aux_layers or default_aux_layers(config.num_hidden_layers)
+    wrong = [aux_layer for aux_layer in aux_layers if not 0 <= aux_layer < config.num_hidden_layers]
     if wrong:
         raise SpecbuildError(
-            f"train draft: tap {wrong[0]} is no layer of the target, expected 0 to "
+            f"train draft: aux layer {wrong[0]} is no layer of the target, expected 0 to "
             f"{config.num_hidden_layers - 1}"
         )
     if options.draft_vocab is not None and options.draft_vocab > config.vocab_size:
@@ -119,7 +119,7 @@ def _draft_shape(options: TrainOptions, model: PreTrainedModel) -> DraftShape:
     shape = DraftShape(
         hidden=config.hidden_size,
         target_hidden=config.hidden_size,
-        taps=tuple(taps),
+        aux_layers=tuple(aux_layers),
         vocab=options.draft_vocab or min(config.vocab_size, LARGEST_DRAFT_VOCAB),
         inner=options.inner or INNER_PER_HIDDEN * config.hidden_size,
         q_heads=options.q_heads or config.num_attention_heads,
@@ -195,7 +195,7 @@ def _prepare(
         optimiser=torch.optim.AdamW(
             draft.parameters(), lr=options.learning_rate, betas=BETAS, weight_decay=0.0
         ),
-        target=FrozenTarget(model, shape.taps),
+        target=FrozenTarget(model, shape.aux_layers),
         objective=Objective(
             ttt_steps=options.ttt_steps,
             decay=options.decay,

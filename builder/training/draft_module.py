@@ -1,6 +1,6 @@
 """The EAGLE3 draft for training (arXiv 2503.01840): test-time training over whole sequences.
 
-Row t of a sequence pairs the target's captured state h_t with the next token x_{t+1}. Step i of
+Row t of a sequence pairs the target's aux hidden state h_t with the next token x_{t+1}. Step i of
 test-time training imitates the i-th drafted token after row t:
 
     input      step 0: fc(h_t); later: the previous step's output at the same row
@@ -24,11 +24,12 @@ INITIAL_STD = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class DraftShape:
-    """Sizes of a draft that reads ``taps`` states of the target, each ``target_hidden`` wide."""
+    """Sizes of a draft that reads ``aux_layers`` states of the target, each ``target_hidden``
+    wide."""
 
     hidden: int
     target_hidden: int
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
     vocab: int
     inner: int
     q_heads: int
@@ -144,7 +145,7 @@ class DraftModule(nn.Module):
     def __init__(self, shape: DraftShape) -> None:
         super().__init__()
         self.shape = shape
-        self.fc = nn.Linear(len(shape.taps) * shape.target_hidden, shape.hidden, bias=False)
+        self.fc = nn.Linear(len(shape.aux_layers) * shape.target_hidden, shape.hidden, bias=False)
         self.midlayer = _MidLayer(shape)
         self.norm = _Norm(shape.hidden, shape.rms_eps)
         self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False)
@@ -157,17 +158,17 @@ class DraftModule(nn.Module):
         nn.init.normal_(self.fc.weight, std=self.fc.in_features**-0.5, generator=generator)
 
     def steps(
-        self, captured: torch.Tensor, embedded: torch.Tensor, count: int
+        self, aux_hidden: torch.Tensor, embedded: torch.Tensor, count: int
     ) -> Iterator[torch.Tensor]:
         """Logits [B, R, Vd] of test-time training steps 0 … count − 1.
 
-        ``captured`` [B, R, taps·Ht] of rows t = 0 … R − 1; ``embedded`` [B, R + count − 1, H]
-        are the embeddings of x_1, x_2, …: step i reads those from i on.
+        ``aux_hidden`` [B, R, aux_layers·Ht] of rows t = 0 … R − 1; ``embedded`` [B, R + count − 1,
+        H] are the embeddings of x_1, x_2, …: step i reads those from i on.
         """
-        rows = captured.shape[1]
-        g = self.fc(captured)
+        rows = aux_hidden.shape[1]
+        g = self.fc(aux_hidden)
         past: list[_Keys] = []
-        positions = torch.arange(rows, device=captured.device)
+        positions = torch.arange(rows, device=aux_hidden.device)
         for step in range(count):
             g = self.midlayer(embedded[:, step : step + rows], g, positions + step, past)
             yield self.lm_head(self.norm(g))

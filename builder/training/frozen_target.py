@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Teaching:
-    """What the draft learns from: ``captured`` [B, T, taps·H] and ``logits`` [B, T, V]."""
+    """What the draft learns from: ``aux_hidden`` [B, T, aux_layers·H] and ``logits`` [B, T, V]."""
 
-    captured: torch.Tensor
+    aux_hidden: torch.Tensor
     logits: torch.Tensor
 
 
 class FrozenTarget:
     """A checkpoint that only runs forward."""
 
-    def __init__(self, model: PreTrainedModel, taps: tuple[int, ...]) -> None:
+    def __init__(self, model: PreTrainedModel, aux_layers: tuple[int, ...]) -> None:
         self.model = model
-        self.taps = taps
+        self.aux_layers = aux_layers
         self._outputs: dict[int, torch.Tensor] = {}
-        for layer in set(taps):
+        for layer in set(aux_layers):
             model.model.layers[layer].register_forward_hook(self._keep(layer))
 
     def _keep(self, layer: int) -> Any:
@@ -46,12 +46,12 @@ class FrozenTarget:
 
     @torch.no_grad()
     def teach(self, ids: torch.Tensor) -> Teaching:
-        """Captured states and logits of ``ids`` [B, T]; the tap is a layer's output after its
-        residual addition, before any norm."""
+        """Aux hidden states and logits of ``ids`` [B, T]; an aux hidden state is a layer's output
+        after its residual addition, before any norm."""
         logits = self.model(ids, use_cache=False).logits
-        captured = torch.cat([self._outputs[layer] for layer in self.taps], dim=-1)
+        aux_hidden = torch.cat([self._outputs[layer] for layer in self.aux_layers], dim=-1)
         self._outputs.clear()
-        return Teaching(captured=captured, logits=logits)
+        return Teaching(aux_hidden=aux_hidden, logits=logits)
 
 
 def load_target(

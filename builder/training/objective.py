@@ -42,8 +42,8 @@ class Objective:
         """The draft's logits [B, R, Vd] of each step."""
         rows = self.rows(batch)
         embedded = F.embedding(batch.ids[:, 1:], self.embedding)
-        captured = teaching.captured[:, :rows]
-        return list(draft.steps(captured, embedded, self.ttt_steps))
+        aux_hidden = teaching.aux_hidden[:, :rows]
+        return list(draft.steps(aux_hidden, embedded, self.ttt_steps))
 
     def losses(self, logits: list[torch.Tensor], batch: Batch, teaching: Teaching) -> torch.Tensor:
         """mean(−mask · Σ_v p_v log q_v) of each step, fp32 [ttt_steps].

@@ -72,7 +72,7 @@ def draft_config(draft: DraftModule, vocabulary: DraftVocabulary, positions: int
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": list(shape.taps),
+            "eagle_aux_hidden_state_layer_ids": list(shape.aux_layers),
             "use_aux_hidden_state": True,
         },
     }

@@ -63,7 +63,7 @@ class EngineProbe:
 
     @contextmanager
     def sequence(self, tokens: int) -> Iterator[ProbedSequence]:
-        """An empty sequence with room for this many tokens and a tree."""
+        """An empty sequence with capacity for this many tokens and a tree."""
         wanted = self._kv.pages_wanted(tokens)
         pages = self._kv.admit(wanted)
         try:
@@ -92,7 +92,7 @@ class ProbedSequence:
             "positions": self._probe.counter.range(first, count),
             "ancestor_bits": np.zeros((count, 1), np.int32),
         }
-        outputs = self._launch(role, plan, {**feeds, **placed}, room=count)
+        outputs = self._launch(role, plan, {**feeds, **placed}, capacity=count)
         for group in groups_of(self._probe.manifest.roles[role]):
             self._pages[group].commit(first + count)
         return outputs
@@ -116,7 +116,7 @@ class ProbedSequence:
             "positions": np.array(positions, np.int32),
             "ancestor_bits": words.view("<i4").astype(np.int32),
         }
-        return self._launch(role, plan, {**feeds, **placed}, room=slots[-1] + 1)
+        return self._launch(role, plan, {**feeds, **placed}, capacity=slots[-1] + 1)
 
     def forget_tree(self, role: str) -> None:
         """Drop what :meth:`branch` wrote."""
@@ -127,12 +127,12 @@ class ProbedSequence:
         return self._pages[groups_of(self._probe.manifest.roles[role])[0]].length
 
     def _launch(
-        self, role: str, plan: RowPlan, feeds: dict[str, np.ndarray], *, room: int
+        self, role: str, plan: RowPlan, feeds: dict[str, np.ndarray], *, capacity: int
     ) -> dict[str, np.ndarray]:
         feeds["row_start"] = plan.row_start()
         feeds["logit_rows"] = self._probe.counter.range(0, plan.rows)
         for group in groups_of(self._probe.manifest.roles[role]):
-            self._pages[group].append(room)
+            self._pages[group].append(capacity)
             feeds |= launch_feeds(
                 self._probe.manifest, group, [self._pages[group]], plan, self._probe.counter
             )

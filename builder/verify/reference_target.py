@@ -40,9 +40,9 @@ class TargetStates:
     logits: np.ndarray
     routing_margin: float
 
-    def captured(self, taps: tuple[int, ...]) -> np.ndarray:
-        """The tapped layers side by side, [T, taps·H]."""
-        return np.concatenate([self.layers[tap] for tap in taps], axis=1)
+    def aux_hidden(self, aux_layers: tuple[int, ...]) -> np.ndarray:
+        """The aux layers side by side, [T, aux_layers·H]."""
+        return np.concatenate([self.layers[aux_layer] for aux_layer in aux_layers], axis=1)
 
 
 class ReferenceTarget:

@@ -79,13 +79,13 @@ class StageCheck:
     def check(self, sample: Sample, reference: SampleReference) -> None:
         """One prefill in two chunks, one tree, and the draft over the same tokens."""
         with self.probe.sequence(len(sample.ids) + 1) as sequence:
-            captured = [
+            aux_hidden = [
                 self._prefill(sequence, sample, reference, rows)
                 for rows in _two_chunks(len(sample.ids))
             ]
             self._tree(sequence, sample, reference)
             if self.draft is not None:
-                self._draft(sequence, sample, np.concatenate(captured), reference)
+                self._draft(sequence, sample, np.concatenate(aux_hidden), reference)
 
     def _prefill(
         self, sequence: ProbedSequence, sample: Sample, reference: SampleReference, rows: slice
@@ -128,10 +128,10 @@ class StageCheck:
         )
         if self.draft is not None:
             assert self.probe.manifest.draft is not None
-            captured = states.captured(self.probe.manifest.draft.aux_layers)
+            aux_hidden = states.aux_hidden(self.probe.manifest.draft.aux_layers)
             self.comparison.states(
-                {"captured features": outputs["captured"][got]},
-                {"captured features": captured[expected]},
+                {"aux hidden states": outputs["captured"][got]},
+                {"aux hidden states": aux_hidden[expected]},
             )
         self.comparison.logits("target logits", outputs["logits"][got], states.logits[expected])
 
@@ -139,17 +139,17 @@ class StageCheck:
         self,
         sequence: ProbedSequence,
         sample: Sample,
-        captured: np.ndarray,
+        aux_hidden: np.ndarray,
         reference: SampleReference,
     ) -> None:
         """Row t pairs h_t with x_{t+1}; the last pairs with the root of the tree."""
         assert self.draft is not None and self.probe.manifest.draft is not None
         next_ids = np.append(sample.ids[1:], sample.tree[0])
-        expected_captured = torch.from_numpy(
-            reference.prefill.captured(self.probe.manifest.draft.aux_layers)
+        expected_aux_hidden = torch.from_numpy(
+            reference.prefill.aux_hidden(self.probe.manifest.draft.aux_layers)
         )
-        fused = self.probe.run("draft_fuse", {"captured": captured})["hidden"]
-        expected_fused = self.draft.fuse(expected_captured)
+        fused = self.probe.run("draft_fuse", {"captured": aux_hidden})["hidden"]
+        expected_fused = self.draft.fuse(expected_aux_hidden)
         self.comparison.states({"fuse": fused}, {"fuse": expected_fused.numpy()})
         ids = torch.from_numpy(next_ids.astype(np.int64))
         committed = self.draft.run(ids, expected_fused, torch.arange(len(ids)))
@@ -173,7 +173,7 @@ class StageCheck:
             )
             hidden = outputs["hidden_out"]
             for row, path in enumerate(launch.paths):
-                states = self.draft.follow(expected_captured, ids, torch.from_numpy(path))
+                states = self.draft.follow(expected_aux_hidden, ids, torch.from_numpy(path))
                 self._compare_draft(outputs, states, slice(row, row + 1), slice(-1, None))
         sequence.forget_tree("draft")
 

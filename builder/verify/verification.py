@@ -107,7 +107,7 @@ def _tokens(target: ReferenceTarget, count: int, *, seed: int, text_like: bool) 
 
 
 def _prompts(manifest: Manifest, target: ReferenceTarget) -> list[tuple[int, ...]]:
-    """Short prompts, random and written by the target, with room for the output."""
+    """Short prompts, random and written by the target, with capacity for the output."""
     most = max(1, manifest.limits.max_seq_len - NEW_TOKENS)
     return [
         tuple(_tokens(target, min(length, most), seed=100 + i, text_like=text_like).tolist())
@@ -158,6 +158,6 @@ def _load_draft(
             f"{manifest.draft.vocab} tokens, but {path} fuses {given[0]} into {given[1]} and knows "
             f"{len(draft.head)}; give the draft it was built from"
         )
-    # A window chosen when building narrows the engine's draft, not the checkpoint's.
+    # A window chosen when building bounds the engine's draft, not the checkpoint's.
     draft.window = manifest.draft.sliding_window or None
     return draft

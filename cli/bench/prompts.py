@@ -13,8 +13,8 @@ from specbuild.cli.bench.budget import Budget
 from specbuild.cli.bench.report import Phase, phase_of
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.measure.benchmark_batch import cuda_executor
 from specbuild.runtime.measure.byte_floor import BytesByPart, EngineTraffic, Work
-from specbuild.runtime.measure.occupied_engine import cuda_executor
 from specbuild.runtime.request import GenerateParams, Prompt, TokenEvent
 
 _REPEATS = 3

@@ -20,7 +20,7 @@ from specbuild.cli.options.draft_choice import Speculation
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.measure.occupied_engine import cuda_executor
+from specbuild.runtime.measure.benchmark_batch import cuda_executor
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 

@@ -13,6 +13,11 @@ from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import TARGET, level_section
+from specbuild.runtime.measure.benchmark_batch import (
+    BenchmarkBatch,
+    benchmark_batch,
+    cuda_executor,
+)
 from specbuild.runtime.measure.byte_floor import (
     BytesByPart,
     EngineTraffic,
@@ -20,17 +25,12 @@ from specbuild.runtime.measure.byte_floor import (
     Work,
 )
 from specbuild.runtime.measure.graph_timing import profile_program
-from specbuild.runtime.measure.occupied_engine import (
-    PlacedSequences,
-    cuda_executor,
-    placed_sequences,
-)
-from specbuild.runtime.measure.step_timing import MeasuredStep, measure_step, narrows_at
+from specbuild.runtime.measure.step_timing import MeasuredStep, measure_step, sparse_at
 
 # The sweeps that time steps of placed sequences.
 STEP_SWEEPS = ("decode", "verify", "draft", "profile")
 # Tokens behind the context: what the timed steps emit.
-ROOM = 128
+MARGIN_TOKENS = 128
 # A context that is nearly what the engine takes stands for it.
 _NEARLY = 0.9
 # What a profile runs of each launch's prefix.
@@ -79,7 +79,7 @@ class StepSweep:
     @property
     def _longest(self) -> int:
         limit = self.engine.manifest.limits.max_seq_len
-        return max(1, limit - min(ROOM, limit // 2))
+        return max(1, limit - min(MARGIN_TOKENS, limit // 2))
 
     def _within_limits(self, contexts: Sequence[int], budget: Budget) -> list[int]:
         kept: list[int] = []
@@ -88,14 +88,14 @@ class StepSweep:
                 kept.append(min(context, self._longest))
             else:
                 budget.left_out.append(
-                    f"context {context}: the engine takes {self._longest} and {ROOM} more"
+                    f"context {context}: the engine takes {self._longest} and {MARGIN_TOKENS} more"
                 )
         return list(dict.fromkeys(kept))
 
     def _placed(self, batch: int, context: int, budget: Budget, emit: Emit) -> None:
         shapes = self._shapes(batch) if self._wants_drafts or self._wants_profile else []
         started_s = perf_counter()
-        with placed_sequences(
+        with benchmark_batch(
             self.engine, batch=batch, context=context, shape=shapes[-1] if shapes else None
         ) as placed:
             budget.took_up(batch * context, perf_counter() - started_s)
@@ -115,50 +115,50 @@ class StepSweep:
         able = [s for s in table.shapes() if table.most_sequences(s, full_logits=False) >= batch]
         return sorted(able, key=lambda s: (-s.draft_top_k, s.draft_depth))
 
-    def _decode(self, placed: PlacedSequences, emit: Emit) -> None:
-        for narrows, name in self._ways(placed):
+    def _decode(self, placed: BenchmarkBatch, emit: Emit) -> None:
+        for sparse, name in self._ways(placed):
             step = measure_step(
-                self.engine, placed, None, repeats=self.repeats, idle=True, narrows=narrows
+                self.engine, placed, None, repeats=self.repeats, idle=True, sparse=sparse
             )
             work = self._work(step, placed.batch, placed.batch)
-            traffic = self.traffic.verifying(narrows=narrows)
+            traffic = self.traffic.verifying(sparse=sparse)
             row = self._phase("decode", f"no draft{name}", step, work, step.step_s, traffic=traffic)
             emit(replace(row, tokens_per_s=placed.batch / step.step_s, idle_s=step.idle_s))
 
-    def _ways(self, placed: PlacedSequences) -> list[tuple[bool, str]]:
+    def _ways(self, placed: BenchmarkBatch) -> list[tuple[bool, str]]:
         """How steps attend there: to everything and, with DSA, to what indexers choose."""
         ways = [(False, "")]
-        if narrows_at(self.engine, placed.context):
+        if sparse_at(self.engine, placed.context):
             ways.append((True, ", chosen tokens"))
         return ways
 
     def _drafted(
-        self, placed: PlacedSequences, shape: DraftShape, emit: Emit, *, levels: bool
+        self, placed: BenchmarkBatch, shape: DraftShape, emit: Emit, *, levels: bool
     ) -> None:
-        for narrows, way in self._ways(placed):
-            self._verified(placed, shape, emit, levels=levels and not way, narrows=narrows, way=way)
+        for sparse, way in self._ways(placed):
+            self._verified(placed, shape, emit, levels=levels and not way, sparse=sparse, way=way)
 
     def _verified(
         self,
-        placed: PlacedSequences,
+        placed: BenchmarkBatch,
         shape: DraftShape,
         emit: Emit,
         *,
         levels: bool,
-        narrows: bool,
+        sparse: bool,
         way: str,
     ) -> None:
         step = measure_step(
-            self.engine, placed, shape, repeats=self.repeats, idle=levels, narrows=narrows
+            self.engine, placed, shape, repeats=self.repeats, idle=levels, sparse=sparse
         )
         name, batch = f"{tree_text(shape)}{way}", placed.batch
-        traffic = self.traffic.verifying(narrows=narrows)
+        traffic = self.traffic.verifying(sparse=sparse)
         work = self._work(step, batch * (shape.draft_tokens + 1), batch)
         added = {section.name: section.added_s for section in step.sections}
         if "verify" in self.sweeps:
             emit(self._phase("verify", name, step, work, added[TARGET], traffic=traffic))
             whole = self.traffic.step(
-                work, top_k=shape.draft_top_k, depth=shape.draft_depth, narrows=narrows
+                work, top_k=shape.draft_top_k, depth=shape.draft_depth, sparse=sparse
             )
             row = self._phase(
                 "verify", f"{name}, whole step", step, work, step.step_s,
@@ -171,10 +171,10 @@ class StepSweep:
                 work = Work(rows, batch, step.context, experts=0.0)
                 emit(self._level(level, name, step, work, added[level_section(level)]))
 
-    def _profile(self, placed: PlacedSequences, shape: DraftShape | None) -> None:
+    def _profile(self, placed: BenchmarkBatch, shape: DraftShape | None) -> None:
         runner, table = placed.executor.runner, ProgramTable(placed.executor.plan)
-        narrows = narrows_at(self.engine, placed.context)
-        entry = table.step(shape, batch=placed.batch, full_logits=False, narrows=narrows)
+        sparse = sparse_at(self.engine, placed.context)
+        entry = table.step(shape, batch=placed.batch, full_logits=False, sparse=sparse)
         launches = profile_program(runner, entry, _PROFILE_REPEATS, reset=placed.reset)
         added_s: dict[str, list[float]] = defaultdict(list)
         for launch in launches:

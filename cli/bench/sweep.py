@@ -24,8 +24,8 @@ from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.memory import footprint
+from specbuild.runtime.measure.benchmark_batch import cuda_executor
 from specbuild.runtime.measure.byte_floor import engine_traffic
-from specbuild.runtime.measure.occupied_engine import cuda_executor
 
 if TYPE_CHECKING:
     from specbuild.runtime.engine import Engine

@@ -11,20 +11,20 @@ import numpy as np
 
 from specbuild.cli.bench.budget import Budget
 from specbuild.cli.bench.report import KernelTime, Phase, phase_of
-from specbuild.cli.bench.steps import ROOM, Emit, tree_text
+from specbuild.cli.bench.steps import MARGIN_TOKENS, Emit, tree_text
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import ProgramEntry
 from specbuild.runtime.lossy.specpv.host_tables import view_geometry
 from specbuild.runtime.lossy.specpv.state import ViewGeometry
+from specbuild.runtime.measure.benchmark_batch import (
+    BenchmarkBatch,
+    benchmark_batch,
+    cuda_executor,
+)
 from specbuild.runtime.measure.byte_floor import BytesByPart, EngineTraffic, Work
 from specbuild.runtime.measure.graph_timing import profile_program, time_program
-from specbuild.runtime.measure.occupied_engine import (
-    PlacedSequences,
-    cuda_executor,
-    placed_sequences,
-)
 from specbuild.runtime.measure.routed_experts import experts_touched
 
 VIEW_SWEEP = "specpv"
@@ -32,7 +32,7 @@ VIEW_SWEEP = "specpv"
 RETRIEVED_TOKENS = (512, 1024, 2048, 4096, 8192)
 # Of each level of a draft the share that is accepted, for rates.
 ACCEPTED_A_LEVEL = 0.7
-# How much of a buffer a full step feeds again, on average over those that come early.
+# How much of a buffer a full step re-verifies, on average over those that come early.
 BUFFER_SHARE = 0.75
 _PROFILE_REPEATS = 8
 
@@ -61,10 +61,11 @@ class ViewSweep:
         geometry, limit = self._geometry, self.engine.manifest.limits.max_seq_len
         least = geometry.config.partial_threshold
         for asked in contexts:
-            context = min(asked, limit - ROOM)
+            context = min(asked, limit - MARGIN_TOKENS)
             if context < 0.9 * asked or context <= least:
                 budget.left_out.append(
-                    f"specpv at {asked}: views are for {least + 1} to {limit - ROOM} tokens"
+                    f"specpv at {asked}: views are for {least + 1} to {limit - MARGIN_TOKENS} "
+                    "tokens"
                 )
                 continue
             blocks = self._blocks(context, budget)
@@ -97,7 +98,7 @@ class ViewSweep:
         self, batch: int, context: int, blocks: Sequence[int], budget: Budget, emit: Emit
     ) -> None:
         shapes, started_s = self._shapes(batch), perf_counter()
-        with placed_sequences(self.engine, batch=batch, context=context, shape=shapes[0]) as placed:
+        with benchmark_batch(self.engine, batch=batch, context=context, shape=shapes[0]) as placed:
             budget.took_up(batch * context, perf_counter() - started_s)
             for shape in shapes:
                 what = f"specpv, batch {batch}, context {context}{_of_tree(shape)}"
@@ -127,16 +128,16 @@ class _Timing:
     """The rows of one batch, context and draft."""
 
     def __init__(
-        self, sweep: ViewSweep, placed: PlacedSequences, shape: DraftShape | None, emit: Emit
+        self, sweep: ViewSweep, placed: BenchmarkBatch, shape: DraftShape | None, emit: Emit
     ) -> None:
         self._sweep, self._placed, self._shape, self._emit = sweep, placed, shape, emit
         self._geometry = sweep._geometry
         executor, batch = placed.executor, placed.batch
         table = ProgramTable(executor.plan)
-        self._fed = int(BUFFER_SHARE * self._geometry.config.n_spec_tokens_buf)
+        self._reverified = int(BUFFER_SHARE * self._geometry.config.n_spec_tokens_buf)
         self._step, self._choosing, self._refresh = (
-            table.step(shape, batch=batch, full_logits=False, fed_again=rows)
-            for rows in (None, 0, self._fed)
+            table.step(shape, batch=batch, full_logits=False, reverified=rows)
+            for rows in (None, 0, self._reverified)
         )
         self._length = executor.read("length", rows=batch).copy()
         self._blocks = np.array(
@@ -162,15 +163,15 @@ class _Timing:
         name = f"{blocks * config.block_size} tokens retrieved{_of_tree(self._shape)}"
         partial = self._row(f"partial, {name}", self._step, state, seen, profile=profile)
         self._emit(partial)
-        fed = self._fed
+        reverified = self._reverified
         first = np.zeros(batch, np.int32)
         first[0] = 1
-        again = {**state, "full_step": first, "verified_len": self._length - fed * first}
+        again = {**state, "full_step": first, "verified_len": self._length - reverified * first}
         mean = (self._context + (batch - 1) * seen) / batch
-        refresh = self._row(f"refresh of one, {name}", self._refresh, again, mean, fed=fed,
-                            profile=profile)  # fmt: skip
+        refresh = self._row(f"refresh of one, {name}", self._refresh, again, mean,
+                            reverified=reverified, profile=profile)  # fmt: skip
         self._emit(refresh)
-        self._emit(self._mix(name, partial, refresh, fed))
+        self._emit(self._mix(name, partial, refresh, reverified))
 
     def _choose(self, state: State) -> None:
         """Every sequence chooses the view that its partial steps read; a reset leaves it alone.
@@ -181,10 +182,11 @@ class _Timing:
         self._reset(state)()
         self._placed.executor.start(self._choosing)
 
-    def _mix(self, name: str, partial: Phase, refresh: Phase, fed: int) -> Phase:
-        """Each sequence feeds ``fed`` tokens again in turn: one refresh for so many steps."""
+    def _mix(self, name: str, partial: Phase, refresh: Phase, reverified: int) -> Phase:
+        """Each sequence re-verifies ``reverified`` tokens in turn: one refresh for so many
+        steps."""
         batch = self._placed.batch
-        steps = max(1.0, fed / tokens_a_step(self._shape) / batch)
+        steps = max(1.0, reverified / tokens_a_step(self._shape) / batch)
 
         def mean(of_partial: float, of_refresh: float) -> float:
             return ((steps - 1) * of_partial + of_refresh) / steps
@@ -227,7 +229,7 @@ class _Timing:
         state: State,
         seen: float,
         *,
-        fed: int = 0,
+        reverified: int = 0,
         profile: bool = False,
     ) -> Phase:
         """A timed step whose full-attention layers read ``seen`` tokens a sequence."""
@@ -239,7 +241,7 @@ class _Timing:
             self._profile(name, entry, reset)
         self._placed.reset()
         batch, nodes = self._placed.batch, entry.draft_tokens + 1
-        work = Work(batch * nodes + fed, batch, seen, experts, logit_rows=batch * nodes)
+        work = Work(batch * nodes + reverified, batch, seen, experts, logit_rows=batch * nodes)
         traffic = self._sweep.traffic
         floor = traffic.step(
             work,

@@ -22,7 +22,7 @@ def tune_costs(path: Path, progress: Progress) -> StepCostFacts:
     from specbuild.runtime.draft.device_costs import STEP_COSTS_FILE, to_bytes
     from specbuild.runtime.engine_dir.files import read_manifest
     from specbuild.runtime.executors.cuda.check import read_plan
-    from specbuild.runtime.measure.occupied_engine import cuda_executor
+    from specbuild.runtime.measure.benchmark_batch import cuda_executor
     from specbuild.runtime.measure.step_measurement import measure_step_costs
 
     engine = load_engine(path)

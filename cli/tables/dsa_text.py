@@ -26,11 +26,11 @@ def dsa_summary(manifest: Manifest) -> str:
 
 
 def dsa_text(given: Sequence[DsaStats | None]) -> str:
-    """How many steps narrowed attention, how often checks agreed, and what was set right."""
+    """How many steps were sparse, how often checks agreed, and what was set right."""
     stats = [entry for entry in given if entry is not None]
     if not stats:
         return "–"
-    narrowed, checked, fallback, tokens, agreed, broken, launches = (
+    sparse, checked, fallback, tokens, agreed, broken, launches = (
         sum(getattr(entry, name) for entry in stats)
         for name in (
             "narrowed_steps",
@@ -42,7 +42,7 @@ def dsa_text(given: Sequence[DsaStats | None]) -> str:
             "broken_launches",
         )
     )
-    text = f"{narrowed} narrowed, {checked} checked steps"
+    text = f"{sparse} sparse, {checked} checked steps"
     if tokens:
         text += f", {100 * agreed / tokens:.1f} % of {tokens} tokens agree"
     if fallback:

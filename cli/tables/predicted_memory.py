@@ -40,7 +40,7 @@ def predict_memory(
     """Memory at the engine's own limits, or at others (as if it had been built for them).
 
     ``outputs_bytes`` is what the largest launch returns: logits of every verified row and
-    captured hidden states of every row. ``plan`` is that of a CUDA engine. Engines of TensorRT-RTX
+    aux hidden states of every row. ``plan`` is that of a CUDA engine. Engines of TensorRT-RTX
     have two places for every cache pool.
     """
     limits = manifest.limits
@@ -86,9 +86,9 @@ def _pages(manifest: Manifest, group: CacheGroup, batch: int, length: int) -> in
 
 def _outputs_bytes(manifest: Manifest, batch: int) -> int:
     limits = manifest.limits
-    # What a full step of SpecPV feeds again is checked against the logits too.
-    fed_again = 0 if manifest.specpv is None else manifest.specpv.n_spec_tokens_buf
-    logit_rows = batch * (limits.draft_tokens + 1 + fed_again)
-    taps = 0 if manifest.draft is None else len(manifest.draft.aux_layers)
-    captured = limits.max_rows * taps * manifest.target.hidden
-    return 4 * (logit_rows * manifest.target.vocab + captured)
+    # What a full step of SpecPV re-verifies is checked against the logits too.
+    reverified = 0 if manifest.specpv is None else manifest.specpv.n_spec_tokens_buf
+    logit_rows = batch * (limits.draft_tokens + 1 + reverified)
+    aux_layers = 0 if manifest.draft is None else len(manifest.draft.aux_layers)
+    aux_hidden = limits.max_rows * aux_layers * manifest.target.hidden
+    return 4 * (logit_rows * manifest.target.vocab + aux_hidden)

@@ -47,8 +47,8 @@ def _compact(records: Sequence[RunRecord]) -> Table:
     lossy = any(record.stats.specpv for record in records)
     if lossy:
         table.add_column("SpecPV (lossy)")
-    narrowed = any(record.stats.dsa for record in records)
-    if narrowed:
+    sparse = any(record.stats.dsa for record in records)
+    if sparse:
         table.add_column("DSA (lossy)")
     table.add_column("ended by")
     for record in records:
@@ -61,7 +61,7 @@ def _compact(records: Sequence[RunRecord]) -> Table:
             milliseconds(stats.ttft_s),
             f"{stats.output_tokens_per_s:.1f}",
             *([specpv_text(stats.specpv)] if lossy else []),
-            *([dsa_text([stats.dsa])] if narrowed else []),
+            *([dsa_text([stats.dsa])] if sparse else []),
             record.finish_reason,
         )
     return table

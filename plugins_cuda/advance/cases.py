@@ -39,7 +39,7 @@ def advance(
 
     def make(rng: np.random.Generator) -> Arrays:
         batch = draw_batch(rng, kinds, pages=9, page_size=4, ahead=6, budget=budget)
-        size, slots, room = len(kinds), nodes + 1 if tree else 1, deepest + 1
+        size, slots, capacity = len(kinds), nodes + 1 if tree else 1, deepest + 1
         choice = rng.integers(0, 1000, (size, slots)).astype(np.int32)
         path = accepted = None
         if tree:
@@ -55,7 +55,7 @@ def advance(
             choice = tensors[-1].numpy()
             path, accepted, _ = (t.numpy() for t in accept_reference(*tensors, depth=depth))
         rows = size * slots
-        ring = (RING, size + 2, room)
+        ring = (RING, size + 2, capacity)
 
         def ints(*shape: int) -> np.ndarray:
             return rng.integers(0, 1000, shape).astype(np.int32)
@@ -68,7 +68,7 @@ def advance(
             on_paths = choice[:, path.max(axis=0).clip(0)[ends_from:]].ravel()
         ends = np.full(8, -1, np.int32)
         ends[:eos] = rng.permutation(np.unique(on_paths))[:eos]
-        pending = rng.integers(1, room + 1, size).astype(np.int32)
+        pending = rng.integers(1, capacity + 1, size).astype(np.int32)
         return (
             choice.reshape(-1),
             floats(rows),
@@ -78,8 +78,8 @@ def advance(
             batch.length,
             ints(size),
             pending if draft else None,
-            ints(size, room) if draft else None,
-            floats(size, room, width) if draft else None,
+            ints(size, capacity) if draft else None,
+            floats(size, capacity, width) if draft else None,
             batch.done,
             batch.limit,
             rng.integers(0, 2, size).astype(np.int32),

@@ -41,25 +41,26 @@ _POINTERS = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One CTA per captured row that may be kept; one of a warp per sequence in all without them.
+    """One CTA per row of aux hidden states that may be kept; one of a warp per sequence in all
+    without them.
 
     Raises SpecbuildError where a path does not fit into the ring or what waits for the draft.
     """
     shapes = {name: info.shape for name, info in request.tensors.items()}
     extended = int(request.attributes["extended"])
     (rows,), (batch,) = shapes["choice"], shapes["length"]
-    ring_slots, ring_batch, ring_width = shapes["ring_tokens"]
+    ring_entries, ring_batch, ring_width = shapes["ring_tokens"]
     path_width = shapes["path"][1] if "path" in shapes else 1
     gathers = "captured" in shapes and "pending_captured" in shapes
-    room = shapes["pending_tokens"][1] if gathers else path_width
-    if path_width > min(ring_width, room) or batch > ring_batch:
+    capacity = shapes["pending_tokens"][1] if gathers else path_width
+    if path_width > min(ring_width, capacity) or batch > ring_batch:
         raise SpecbuildError(
             f"Advance got paths of {path_width} slots in a batch of {batch}, but the ring holds "
-            f"{ring_width} tokens of {ring_batch} sequences and the draft's input {room} rows; "
+            f"{ring_width} tokens of {ring_batch} sequences and the draft's input {capacity} rows; "
             f"build them for the deepest tree and the largest batch"
         )
     sizes = (batch, rows // batch, path_width)
-    widths = (row_vectors(request, "captured") if gathers else 0, room)
+    widths = (row_vectors(request, "captured") if gathers else 0, capacity)
     # Rows that move within what is pending must be moved by one CTA.
     copies = path_width if extended else 1
     # Warps that have a sequence to themselves, and the words of it that they stage.
@@ -69,7 +70,7 @@ def lower(request: LoweringRequest) -> Lowering:
         grid=(batch, copies, 1) if gathers else (1, 1, 1),
         block=32 * (_WARPS if gathers else sequences),
         shared_bytes=sequences * words * ITEM_BYTES["int32"],
-        arguments=(*_POINTERS, *sizes, *widths, ring_slots, ring_batch, ring_width, extended),
+        arguments=(*_POINTERS, *sizes, *widths, ring_entries, ring_batch, ring_width, extended),
     )
     arrived = (1 + batch) * ITEM_BYTES["int32"]
     return Lowering((launch,), (Workspace(_ARRIVED, arrived, zeroed=True),))

@@ -1,4 +1,4 @@
-"""Advance: what the target chose is emitted, and the sequences' state moves to the next step."""
+"""Advance: what the target sampled is emitted, and the sequences' state moves to the next step."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ if TYPE_CHECKING:
     import torch
 
 
-def emitted(choices: list[int], room: int, eos_ids: set[int]) -> tuple[list[int], bool]:
-    """The tokens that a sequence with ``room`` for more takes of these, and whether it then ends.
+def emitted(choices: list[int], capacity: int, eos_ids: set[int]) -> tuple[list[int], bool]:
+    """The tokens that a sequence with ``capacity`` for more takes of these, and whether it then
+    ends.
 
-    It ends with the first token of ``eos_ids``, or when there is no more room.
+    It ends with the first token of ``eos_ids``, or when there is no more capacity.
     """
     taken: list[int] = []
-    for token in choices[:room]:
+    for token in choices[:capacity]:
         taken.append(token)
         if token in eos_ids:
             return taken, True
-    return taken, len(taken) >= room
+    return taken, len(taken) >= capacity
 
 
 def reference(
@@ -58,14 +59,14 @@ def reference(
     ``ignore_eos`` is 0, or when length + 1 ≥ ``limit``. A done sequence emits nothing and does
     not change. All state is [B].
 
-    The draft takes up the m rows at the path's first m slots next time: their captured features
+    The draft takes up the m rows at the path's first m slots next time: their aux hidden states
     and the emitted tokens go to ``pending_captured`` [B, DM1, C] and ``pending_tokens`` [B, DM1],
     with ``pending_count`` [B]. They replace what was pending if this step ran the draft over it
-    (``extended`` = 1), else they follow it, and where there is no room for all, the oldest rows
+    (``extended`` = 1), else they follow it, and where there is no capacity for all, the oldest rows
     go. Entries past the count are unspecified. All three, and ``captured``, are absent in an
     engine without a draft.
 
-    The ring (host memory): slot s = step % S takes in sequence b's entry [s, b] the count m
+    The ring (host memory): entry s = step % S takes in, for sequence b at [s, b], the count m
     ``ring_count`` [S, BM], how many of these are accepted drafts ``ring_accepted`` [S, BM],
     tokens ``ring_tokens`` [S, BM, R1] and their log-probabilities ``ring_logprobs`` [S, BM, R1]
     (the first m; the rest is left as it was, as are sequences past B). Then, after a fence that
@@ -89,9 +90,9 @@ def reference(
             [0] if path is None or accepted is None else path[b, : int(accepted[b]) + 1].tolist()
         )
         rows = [b * nodes + slot for slot in slots]
-        room = 0 if done[b] else int(limit[b] - length[b]) - 1
+        capacity = 0 if done[b] else int(limit[b] - length[b]) - 1
         ends_at = set() if ignore_eos[b] else set(eos_ids.tolist()) - {-1}
-        tokens, ends = emitted(choice[rows].tolist(), room, ends_at)
+        tokens, ends = emitted(choice[rows].tolist(), capacity, ends_at)
         count = len(tokens)
         ring_count[ring, b] = count
         ring_accepted[ring, b] = min(len(rows) - 1, count)

@@ -65,7 +65,7 @@ def _row(
 
 
 def _right(b: BodyBuilder, slots: ir.Value, row: _Row) -> ir.Value:
-    """Whether each entry of the lists int64 [T, N, S] is what a narrowed row may have there."""
+    """Whether each entry of the lists int64 [T, N, S] is what a sparse row may have there."""
     one, minus = b.scalar(1, np.int64), b.scalar(-1, np.int64)
     rows_and_lists = b.Shape(slots, start=0, end=2)
     held = b.Squeeze(b.size(slots, 2), b.i64(0))
@@ -111,9 +111,9 @@ def body(
     reached = b.GreaterOrEqual(
         _of_row(b, positions), b.scalar(int(attributes["threshold"]), np.int64)
     )
-    narrowed = b.And(reached, b.GreaterOrEqual(allowed, zero))
-    marked = b.And(b.Not(narrowed), b.Equal(slots, mark))
-    right = b.Or(b.And(narrowed, _right(b, slots, row)), marked)
+    sparse = b.And(reached, b.GreaterOrEqual(allowed, zero))
+    marked = b.And(b.Not(sparse), b.Equal(slots, mark))
+    right = b.Or(b.And(sparse, _right(b, slots, row)), marked)
     wrong = b.ReduceMax(b.cast(b.Not(right), INT32), b.i64(2), keepdims=0)
     wrong_lists = b.ReduceSum(wrong, b.i64(1), keepdims=0)
 

@@ -17,16 +17,14 @@ if TYPE_CHECKING:
 _LIST_AXES = ("T", "N", "S")
 
 
-def holds(
-    listed: list[int], seen: set[int], kept: set[int], *, narrowed: bool, budget: int
-) -> bool:
+def holds(listed: list[int], seen: set[int], kept: set[int], *, sparse: bool, budget: int) -> bool:
     """Whether a row's list [S] is one that DsaIndexer may give.
 
-    A row that is not narrowed has the mark and nothing else. Any other: slots that it sees, each
+    A row that is not sparse has the mark and nothing else. Any other: slots that it sees, each
     once and rising, all that it must keep among them, ``budget`` others or as many as there are,
     and −1 behind them.
     """
-    if not narrowed:
+    if not sparse:
         return listed == [WHOLE, *[-1] * (len(listed) - 1)]
     count = min(len(seen), len(kept) + budget)
     slots = listed[:count]
@@ -70,9 +68,9 @@ def reference(
             sees = set(seen[i].nonzero().flatten().tolist())
             recent = set(near[i].nonzero().flatten().tolist())
             kept = {s for s in sees if s < first_tokens or s in recent or s >= start}
-            narrowed = allowed >= 0 and int(positions[rows][i]) >= threshold
+            sparse = allowed >= 0 and int(positions[rows][i]) >= threshold
             violations[b] += sum(
-                not holds(listed, sees, kept, narrowed=narrowed, budget=allowed) for listed in lists
+                not holds(listed, sees, kept, sparse=sparse, budget=allowed) for listed in lists
             )
         if violations[b]:
             checked[rows] = -1

@@ -21,9 +21,9 @@ def lower(request: LoweringRequest) -> Lowering:
     """One thread per sequence."""
     shapes = {name: info.shape for name, info in request.tensors.items()}
     (rows,), (layers, batch) = shapes["choice"], shapes["violations"]
-    slots, ring_batch, _ = shapes["ring_checks"]
+    ring_entries, ring_batch, _ = shapes["ring_checks"]
     path_width = shapes["path"][1] if "path" in shapes else 1
-    sizes = (batch, rows // batch, path_width, layers, slots, ring_batch)
+    sizes = (batch, rows // batch, path_width, layers, ring_entries, ring_batch)
     launch = OpLaunch(
         kernel=Kernel("dsa_compare", "compare_choices"),
         grid=(-(-batch // _BLOCK), 1, 1),

@@ -1,4 +1,4 @@
-"""DsaCompare: what a narrowed pass chose, held against the pass over everything that counts."""
+"""DsaCompare: what a sparse pass chose, held against the pass over everything that counts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _RING = ("S", "BM", "5")
 
 OP = OpSpec(
     name="DsaCompare",
-    doc="Compares the choices of a narrowed pass with those of the whole one into the ring.",
+    doc="Compares the choices of a sparse pass with those of the whole one into the ring.",
     inputs=(
         TensorSpec("sampled", "int32", ("T",)),
         TensorSpec("choice", "int32", ("T",)),

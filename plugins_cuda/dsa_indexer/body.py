@@ -1,4 +1,4 @@
-"""DsaIndexer in standard ops, all of it inside an ``If``: short contexts are not narrowed.
+"""DsaIndexer in standard ops, all of it inside an ``If``: short contexts are not sparse.
 
 Layers share everything but the scores once equal sub-expressions are merged. The pool must hold
 finite values everywhere, as for PagedTreeAttention.
@@ -48,14 +48,12 @@ def body(
         b.branch(
             b.And(asked, reached),
             lambda inner: _lists(inner, inputs, attributes, keys, held),
-            lambda inner: _nothing_narrowed(inner, inputs, held),
+            lambda inner: _nothing_sparse(inner, inputs, held),
         )
     ]
 
 
-def _nothing_narrowed(
-    b: BodyBuilder, inputs: Sequence[ir.Value | None], held: ir.Value
-) -> ir.Value:
+def _nothing_sparse(b: BodyBuilder, inputs: Sequence[ir.Value | None], held: ir.Value) -> ir.Value:
     """int32 [T, N, S]: every list begins with the mark."""
     q, page_table = inputs[0], inputs[3]
     assert q is not None and page_table is not None
@@ -128,9 +126,9 @@ def _lists(
 
     position = b.Unsqueeze(b.cast(per_sequence(b, positions, rows), INT64), b.i64(2))
     threshold = b.scalar(int(attributes["threshold"]), np.int64)
-    narrowed = b.And(b.GreaterOrEqual(position, threshold), b.GreaterOrEqual(budgets, zero))
+    sparse = b.And(b.GreaterOrEqual(position, threshold), b.GreaterOrEqual(budgets, zero))
     unmarked = b.Where(b.Equal(rank, zero), b.scalar(WHOLE, np.int64), b.scalar(-1, np.int64))
-    lists = b.Where(b.Unsqueeze(narrowed, b.i64(1)), lists, unmarked)
+    lists = b.Where(b.Unsqueeze(sparse, b.i64(1)), lists, unmarked)
     assert rows.place is not None
     by_row = b.Transpose(lists, perm=[0, 2, 1, 3])
     return b.cast(b.GatherND(by_row, b.Transpose(rows.place, perm=[1, 0])), INT32)

@@ -81,7 +81,7 @@ def _mark_words(capacity: int) -> int:
     return 2 * -(-capacity // 64)
 
 
-def _select_room(request: LoweringRequest) -> int:
+def _select_bytes(request: LoweringRequest) -> int:
     """Bytes of shared memory beside what the kernel always needs."""
     return request.target.shared_bytes_per_block - 16 * 1024
 
@@ -101,11 +101,11 @@ def refusal(request: LoweringRequest) -> Unsupported | None:
             "for the cpu target."
         )
     capacity = tensors["page_table"].shape[2] * tensors["key_pool"].shape[2]
-    room = _select_room(request)
-    if 8 * _mark_words(capacity) > room:
+    select_bytes = _select_bytes(request)
+    if 8 * _mark_words(capacity) > select_bytes:
         return Unsupported(
-            f"DsaIndexer: {capacity} slots a sequence, a CTA marks up to {4 * room}: ask for a "
-            "smaller --max-seq-len."
+            f"DsaIndexer: {capacity} slots a sequence, a CTA marks up to {4 * select_bytes}: ask "
+            "for a smaller --max-seq-len."
         )
     return None
 
@@ -146,7 +146,7 @@ def _selecting(request: LoweringRequest, capacity: int) -> OpLaunch:
     # A CTA has four slots of a thread.
     threads = SELECT_THREADS if capacity > 4 * SELECT_THREADS else SELECT_THREADS // 2
     marks = _mark_words(capacity)
-    listed = min(MOST_LISTED, capacity // LISTED_SHARE, _select_room(request) // 4 - 2 * marks)
+    listed = min(MOST_LISTED, capacity // LISTED_SHARE, _select_bytes(request) // 4 - 2 * marks)
     constants = (("WORDS", words), ("THREADS", threads))
     return OpLaunch(
         Kernel("dsa_indexer", "select_slots", constants, "select.cu"),

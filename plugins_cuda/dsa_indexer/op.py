@@ -48,7 +48,7 @@ def reference(
 ) -> torch.Tensor:
     """The view slots that each row attends to: int32 [T, N, S], rising, −1 padded.
 
-    Row i of sequence b, at ``positions[i]``, is narrowed where ``budget[b] >= 0`` and
+    Row i of sequence b, at ``positions[i]``, is sparse where ``budget[b] >= 0`` and
     ``positions[i] >= threshold``; else its list begins with ``WHOLE`` (it attends to all that it
     sees). Of the slots that it sees (PagedTreeAttention, no window) it keeps the view's first
     ``first_tokens``, those of the last ``recent_tokens`` positions, itself among them, and its
@@ -73,7 +73,7 @@ def reference(
         seen = visibility(places, start, bits, keys, 0)
         near = visibility(places, start, bits, keys, recent_tokens)
         kept = near | (seen & ((slot < first_tokens) | (slot >= start)))
-        narrowed = (positions[rows] >= threshold) & (int(budget[b]) >= 0)
+        sparse = (positions[rows] >= threshold) & (int(budget[b]) >= 0)
         for view in range(views):
             cached = key_values(key_pool)[page_table[b, view].long(), 0].flatten(0, 1)
             # What no row sees may hold anything, NaN included.
@@ -84,7 +84,7 @@ def reference(
             ranked = scores.sort(dim=1, descending=True, stable=True).indices
             for i, order in enumerate(ranked):
                 mine = out[rows.start + i, view]
-                if not narrowed[i]:
+                if not sparse[i]:
                     mine[0] = WHOLE
                     continue
                 count = min(int(seen[i].sum()), int(kept[i].sum()) + int(budget[b]))

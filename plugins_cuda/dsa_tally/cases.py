@@ -7,12 +7,12 @@ import numpy as np
 from specbuild.plugins_cuda.cases import Arrays, Case
 
 
-def tally(layers: int, batch: int, ring_batch: int, step: int, slots: int = 8) -> Case:
+def tally(layers: int, batch: int, ring_batch: int, step: int, ring_entries: int = 8) -> Case:
     """A step's lists, most of them right."""
 
     def make(rng: np.random.Generator) -> Arrays:
         broken = rng.integers(-9, 5, (layers, batch)).clip(0)
-        ring = rng.integers(0, 99, (slots, ring_batch))
+        ring = rng.integers(0, 99, (ring_entries, ring_batch))
         return (*(a.astype(np.int32) for a in (broken, np.array([step]), ring)),)
 
     name = f"{layers} layers, {batch} of {ring_batch} sequences, step {step}"

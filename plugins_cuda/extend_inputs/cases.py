@@ -45,14 +45,14 @@ def draw_batch(
 
 
 def extend(
-    name: str, kinds: str, counts: list[int], *, room: int, width: int = 16, page_size: int = 4
+    name: str, kinds: str, counts: list[int], *, capacity: int, width: int = 16, page_size: int = 4
 ) -> Case:
-    """Sequences with ``counts`` pending rows in room for ``room``; the rest is poisoned."""
+    """Sequences with ``counts`` pending rows in capacity for ``capacity``; the rest is poisoned."""
 
     def make(rng: np.random.Generator) -> Arrays:
-        batch = draw_batch(rng, kinds, pages=6, page_size=page_size, ahead=room)
-        captured = rng.standard_normal((len(kinds), room, width)).astype(np.float32)
-        tokens = rng.integers(0, 1000, (len(kinds), room)).astype(np.int32)
+        batch = draw_batch(rng, kinds, pages=6, page_size=page_size, ahead=capacity)
+        captured = rng.standard_normal((len(kinds), capacity, width)).astype(np.float32)
+        tokens = rng.integers(0, 1000, (len(kinds), capacity)).astype(np.int32)
         for b, count in enumerate(counts):
             captured[b, count:], tokens[b, count:] = np.nan, FAR_TOKEN
         pending = np.array(counts, np.int32)
@@ -62,17 +62,17 @@ def extend(
 
 
 CASES: tuple[Case, ...] = (
-    extend("one sequence", "L", [2], room=3),
-    extend("one row each", "LLL", [1, 1, 1], room=1),
-    extend("ragged", "LLLL", [3, 1, 4, 2], room=4),
-    extend("full", "LL", [4, 4], room=4, width=24),
-    extend("a done sequence in between", "LDL", [2, 3, 1], room=3),
-    extend("padding at the end", "LLPP", [1, 3, 0, 0], room=3, page_size=16),
-    extend("nothing lives", "DP", [2, 0], room=2),
-    extend("many sequences", "LDLL" * 10, [1, 2, 2, 1] * 10, room=2, width=8),
+    extend("one sequence", "L", [2], capacity=3),
+    extend("one row each", "LLL", [1, 1, 1], capacity=1),
+    extend("ragged", "LLLL", [3, 1, 4, 2], capacity=4),
+    extend("full", "LL", [4, 4], capacity=4, width=24),
+    extend("a done sequence in between", "LDL", [2, 3, 1], capacity=3),
+    extend("padding at the end", "LLPP", [1, 3, 0, 0], capacity=3, page_size=16),
+    extend("nothing lives", "DP", [2, 0], capacity=2),
+    extend("many sequences", "LDLL" * 10, [1, 2, 2, 1] * 10, capacity=2, width=8),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
-    extend("more sequences than threads", "LLDP" * 33, [1, 2, 2, 0] * 33, room=2, width=8),
-    extend("gpu: batch 64", "LLLD" * 16, [1, 5, 3, 2] * 16, room=5, width=8640, page_size=16),
+    extend("more sequences than threads", "LLDP" * 33, [1, 2, 2, 0] * 33, capacity=2, width=8),
+    extend("gpu: batch 64", "LLLD" * 16, [1, 5, 3, 2] * 16, capacity=5, width=8640, page_size=16),
 )

@@ -49,12 +49,12 @@ def row_vectors(request: LoweringRequest, name: str) -> int:
 
 def lower(request: LoweringRequest) -> Lowering:
     """One CTA per row of the bucket; sizes are arguments, so that all buckets share a kernel."""
-    batch, room, _ = request.tensors["pending_captured"].shape
+    batch, capacity, _ = request.tensors["pending_captured"].shape
     pages = request.tensors["page_table"].shape[1]
-    sizes = (batch, room, row_vectors(request, "pending_captured"), pages)
+    sizes = (batch, capacity, row_vectors(request, "pending_captured"), pages)
     launch = OpLaunch(
         kernel=Kernel("extend_inputs", "extend_inputs"),
-        grid=(batch * room, 1, 1),
+        grid=(batch * capacity, 1, 1),
         block=256,
         shared_bytes=0,
         arguments=(*_POINTERS, *sizes, int(request.attributes["page_size"])),

@@ -34,10 +34,10 @@ def reference(
     *,
     page_size: int,
 ) -> tuple[torch.Tensor, ...]:
-    """One row per captured row that the draft's cache does not hold yet.
+    """One row of aux hidden states per row that the draft's cache does not hold yet.
 
     ``length`` [B] tokens are committed in the target; of the sequence's last ``pending_count``
-    [B] rows t the draft wants captured h_t, ``pending_captured`` [B, DM1, C], and x_{t+1},
+    [B] rows t the draft wants aux hidden state h_t, ``pending_captured`` [B, DM1, C], and x_{t+1},
     ``pending_tokens`` [B, DM1]; both are oldest first. ``page_table`` [B, P] is that of the draft.
     A sequence that is ``done`` [B] (padding included) has no rows.
 
@@ -49,8 +49,8 @@ def reference(
     """
     import torch
 
-    batch, room = pending_tokens.shape
-    rows = batch * room
+    batch, capacity = pending_tokens.shape
+    rows = batch * capacity
     token_ids, positions, row_slot = torch.zeros(3, rows, dtype=torch.int32).unbind()
     write_slot = torch.arange(rows, dtype=torch.int32) % page_size
     captured_rows = pending_captured.new_zeros(rows, pending_captured.shape[2])

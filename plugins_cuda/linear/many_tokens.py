@@ -44,7 +44,7 @@ _LOADS_OF_CODES = {1: 12, 2: 12, 4: 12, 8: 9}
 # Steps in flight of a candidate that takes few registers.
 _FEW_STEPS = 2
 # Two warpgroups multiply by panels: with 224 to 255 registers a lane they keep as much in flight as
-# four would. Three decode codes, where their sums leave room and none beside them brings rows.
+# four would. Three decode codes, where their sums leave space and none beside them brings rows.
 PANEL_WARPS, _PANEL_WARPS_OF_CODES, _MOST_COLUMNS_OF_CODES = 8, 12, 96
 # Of the warpgroup that brings tokens beside them where no launch in front does (row_panels.cuh).
 _ROW_WARPS = 4

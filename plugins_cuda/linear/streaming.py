@@ -50,7 +50,7 @@ _MOST_RING = 5
 # O and QKV of few rows leave multiprocessors to the small launches beside them, as long as no CTA
 # gets more to do, and at most one in 16: 4 of 132 for QKV, 8 for O. Their CTAs fill one each: where
 # the experts' sum still has one, QKV's would begin late, and so would O's where attention still
-# joins slots; the router's, up to eight, begin beside O. An op timed alone says nothing of it: no
+# joins splits; the router's, up to eight, begin beside O. An op timed alone does not show it: no
 # tactic has all.
 _ONE_SPARE_OF = 16
 _BESIDE_SMALL_LAUNCHES = ("Linear", "RmsQkvRope")

@@ -1,4 +1,4 @@
-"""Absorbed queries on a GPU: items of a row's slots and 64 heads, CTA by CTA."""
+"""Absorbed queries on a GPU: items of a row's splits and 64 heads, CTA by CTA."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ THREADS = 384
 STAGES = 2
 PARTS, HALVES = 2, 2  # of a tile and of its weights, that arrive by themselves
 PROJECT_THREADS = 1024
-# At most, beside a head's weights: sums of slots by sixteen groups of threads, weights of slots.
+# At most, beside a head's weights: sums of splits by sixteen groups of threads, weights of splits.
 PROJECT_SCRATCH_BYTES = 36 << 10
-# Slots that a thread of it asks for at once, by CTAs that the registers of a multiprocessor hold:
+# Splits that a thread of it asks for at once, by CTAs that the registers of a multiprocessor hold:
 # one where each has a multiprocessor to itself, two to keep it busy where they take turns.
 MOST_AHEAD = {1: 9, 2: 4}
 
-# Tiles of a slot, by the tiles that a row sees: constants, as a row's sums go slot by slot. A slot
-# leaves a state of 2 · value bytes a head, as much as a tile of it: a long context has no more
-# slots than one row needs to fill the GPU, a short one slots that are worth their state.
-SHORT_CONTEXT, SHORT_SLOT, LONG_SLOT, MOST_SLOTS = 160, 4, 8, 132
-# States of a launch that stay in L2 until its second kernel reads them, if caches make room, which
+# Tiles of a split, by the tiles that a row sees: constants, as a row's sums go split by split. A
+# split leaves a state of 2 · value bytes a head, as much as a tile of it: a long context has no
+# more splits than one row needs to fill the GPU, a short one splits that are worth their state.
+SHORT_CONTEXT, SHORT_SPLIT, LONG_SPLIT, MOST_SPLITS = 160, 4, 8, 132
+# States of a launch that stay in L2 until its second kernel reads them, if caches make space, which
 # they do where no other row or CTA reads them again.
 BYTES_TO_KEEP = 16 << 20
 
 
 def absorbed_places(shape: LatentGeometry) -> int:
-    """The most slots that a row of this layer has."""
+    """The most splits that a row of this layer has."""
     tiles = -(-shape.capacity // shape.tile)
     if shape.window:
         tiles = min(tiles, -(-(shape.window - 1) // shape.tile) + 1)
-    short = -(-min(tiles, SHORT_CONTEXT) // SHORT_SLOT)
-    return max(short, min(MOST_SLOTS, -(-tiles // LONG_SLOT) if tiles > SHORT_CONTEXT else 0))
+    short = -(-min(tiles, SHORT_CONTEXT) // SHORT_SPLIT)
+    return max(short, min(MOST_SPLITS, -(-tiles // LONG_SPLIT) if tiles > SHORT_CONTEXT else 0))
 
 
 def lower_absorbed(shape: LatentGeometry, target: Target, arguments: tuple[str, ...]) -> Lowering:
-    """A state of every slot, row and head; then the slots join and become values."""
+    """A state of every split, row and head; then the splits join and become values."""
     places = absorbed_places(shape)
     states = shape.rows * shape.q_heads * places
     fits = target.two_fit(_weight_bytes(shape) + PROJECT_SCRATCH_BYTES)
@@ -78,7 +78,7 @@ def lower_absorbed(shape: LatentGeometry, target: Target, arguments: tuple[str, 
 
 
 def _state_bytes(shape: LatentGeometry, places: int) -> int:
-    """Of the sums of all slots, rows and heads."""
+    """Of the sums of all splits, rows and heads."""
     return 64 * shape.rows * shape.q_heads * places * -(-shape.value // 32)
 
 
@@ -106,9 +106,9 @@ def _attend(
         ("LISTED", 0),
         ("PLACES", places),
         ("SHORT_CONTEXT", SHORT_CONTEXT),
-        ("SHORT_SLOT", SHORT_SLOT),
-        ("LONG_SLOT", LONG_SLOT),
-        ("MOST_SLOTS", MOST_SLOTS),
+        ("SHORT_SLOT", SHORT_SPLIT),
+        ("LONG_SLOT", LONG_SPLIT),
+        ("MOST_SLOTS", MOST_SPLITS),
         ("EVICT_FIRST", int(_keeps_states(shape, places))),
         ("LAUNCH_ROWS", shape.rows),
     )

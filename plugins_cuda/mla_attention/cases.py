@@ -214,7 +214,7 @@ _SLOW_LAUNCHES = {
         [Branch(60, 1), Branch(29, 0, BUSHY)],
         heads=(2, 2), widths=(64, 64), latent=560, page_size=16,
     ),
-    "longer than the context's slots": latent_launch(
+    "longer than the context's splits": latent_launch(
         [Branch(2300, 1)], heads=(1, 4), widths=(16, 16), latent=16, page_size=64,
         padding_rows=0,
     ),
@@ -222,7 +222,7 @@ _SLOW_LAUNCHES = {
         [Branch(300, 1)], rope=32, heads=(1, 72), widths=(16, 16), latent=96, biases=False,
         sinks=False, page_size=64, window=200, padding_rows=0,
     ),
-    "absorbed: contexts of one slot and of several": latent_launch(
+    "absorbed: contexts of one split and of several": latent_launch(
         [Branch(330, 0, chain_of(2)), Branch(17, 1), Branch(600, 0, (-1, 0, 0, 2))],
         rope=16, heads=(1, 3), widths=(16, 16), latent=208, biases=False, page_size=16,
     ),
@@ -263,7 +263,7 @@ _GPU_LAUNCHES = {
     "a view of 4.4k, chains of 4": _real(
         [Branch(4400 - 37 * b, 0, chain_of(4)) for b in range(2)], page_size=16, pages_skipped=900
     ),
-    "a view of 4.4k beside 48 rows fed again": _real(
+    "a view of 4.4k beside 48 re-verified rows": _real(
         [Branch(4400, 0, chain_of(4)), Branch(9000, 48, chain_of(4))], pages_skipped=3
     ),
     "selected: 2116 of 131k": _real([Branch(131071, 1)], selected=2148, padding_rows=0),

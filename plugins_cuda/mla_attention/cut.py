@@ -15,21 +15,21 @@ from specbuild.plugins_cuda.mla_attention.geometry import (
 )
 from specbuild.runtime.errors import SpecbuildError
 
-# Heads of a KV head that a row of weights has room for.
+# Heads of a KV head that a row of weights has capacity for.
 HEADS = 8
 MOST_STAGES, FEWEST_STAGES = 5, 2
 # Warpgroups of a CTA that attend, each for two rows of its own, where keys are stored; and of a
-# thread the registers for sums beside which narrow heads, of which there are more, find room.
-MIXERS = 2
+# thread the registers for sums beside which narrow heads, of which there are more, find space.
+CONSUMER_WARPGROUPS = 2
 MOST_SUMS_OF_NARROW_HEADS = 96
 
-# Slots of the context, and groups of them that join first: constants of the layer, as a row's sums
-# are taken slot by slot. The CTAs of one row are to fill the GPU; those of many rows take whole
+# Splits of the context, and groups of them that join first: constants of the layer, as a row's sums
+# are taken split by split. The CTAs of one row are to fill the GPU; those of many rows take whole
 # groups and leave fewer states. A window spans few tiles, each of which is a CTA's.
 CTAS_WANTED = 128
-MOST_SLOTS, FEWEST_SLOTS, WINDOW_SLOTS = 128, 16, 4
-SLOTS_OF_A_GROUP, FEWEST_GROUPS = 8, 8
-WIDEST_WINDOW_OF_FEW_SLOTS = 256
+MOST_SPLITS, FEWEST_SPLITS, WINDOW_SPLITS = 128, 16, 4
+SPLITS_OF_A_GROUP, FEWEST_GROUPS = 8, 8
+WIDEST_WINDOW_OF_FEW_SPLITS = 256
 
 
 @dataclass(frozen=True)
@@ -37,24 +37,24 @@ class LatentCut:
     """How one launch is cut; ``rows`` are those of a warpgroup that attends.
 
     With one of these in a CTA it rebuilds its keys itself, and a sequence has ``row_ctas``; several
-    ``mixers`` share keys that were rebuilt in front. Rows with lists have ``listed_ctas`` over the
-    context, and as many places.
+    ``consumer_warpgroups`` share keys that were rebuilt in front. Rows with lists have
+    ``listed_ctas`` over the context, and as many places.
     """
 
     split: int
     groups: int
-    slots_in_use: int
+    splits_in_use: int
     context_ctas: int
     listed_ctas: int
     rows: int
     row_ctas: int
-    mixers: int
+    consumer_warpgroups: int
 
     @property
     def places(self) -> int:
-        """States of a row and head in the workspaces: of slots, or of whole groups of them."""
+        """States of a row and head in the workspaces: of splits, or of whole groups of them."""
         whole_groups = self.context_ctas <= self.groups < self.split
-        return min(self.groups, self.slots_in_use) if whole_groups else self.slots_in_use
+        return min(self.groups, self.splits_in_use) if whole_groups else self.splits_in_use
 
     def constants(self, shape: LatentGeometry) -> tuple[tuple[str, int | float], ...]:
         """Compile-time constants of what attends."""
@@ -67,45 +67,50 @@ class LatentCut:
             ("SPLIT", self.split),
             ("GROUPS", self.groups),
             ("PLACES", self.places),
-            ("SLOTS_IN_USE", self.slots_in_use),
+            ("SLOTS_IN_USE", self.splits_in_use),
             ("CONTEXT_CTAS", self.context_ctas),
             ("ROWS", self.rows),
-            ("MIXERS", self.mixers),
+            ("MIXERS", self.consumer_warpgroups),
         )
 
     def states(self, shape: LatentGeometry) -> int:
-        """Rows of weights of a mixer: of its rows, two or more KV heads, and their query heads."""
+        """Rows of weights of a consumer warpgroup: of its rows, two or more KV heads, and their
+        query heads."""
         return self.rows * (CTA_FEATURES // shape.width) * HEADS
 
 
 def latent_cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
-    """By the tactic's ``rows``, ``mixers`` and ``context_ctas``, where it names them."""
-    split, slot_groups = _split(shape)
+    """By the tactic's ``rows``, ``consumer_warpgroups`` and ``context_ctas``, where it names
+    them."""
+    split, split_groups = _split(shape)
     in_use = max(1, min(split, -(-shape.capacity // shape.tile)))
     sequence_rows = -(-shape.rows // shape.batch)
     several = sequence_rows > 1 and shape.entry <= MOST_HELD and shape.sums_held(2) <= MOST_SUMS
     most_rows = 2 if several else 1
     rows = request.tactic.get("rows", most_rows)
-    mixers = request.tactic.get("mixers", MIXERS)
-    if rows == 1 or sequence_rows <= rows or shape.window or not _finds_room(shape):
-        mixers = 1
+    consumer_warpgroups = request.tactic.get("mixers", CONSUMER_WARPGROUPS)
+    if rows == 1 or sequence_rows <= rows or shape.window or not _fits_registers(shape):
+        consumer_warpgroups = 1
 
     def ctas(rows_of_cta: int, fewest: int) -> int:
         groups = shape.batch * shape.head_groups * -(-sequence_rows // rows_of_cta)
         fill = min(in_use, max(fewest, request.target.multiprocessors // groups))
         return min(in_use, request.tactic.get("context_ctas", _even(fill, split)))
 
-    # A launch may have room for more rows than there are: those that are there are still to fill
-    # the GPU, which costs nothing where keys are not rebuilt, as groups leave one state anyway.
-    context_ctas = ctas(rows * mixers, 1 if mixers == 1 else slot_groups)
+    # A launch may have capacity for more rows than there are: those that are there are still to
+    # fill the GPU, which costs nothing where keys are not rebuilt, as groups leave one state
+    # anyway.
+    context_ctas = ctas(rows * consumer_warpgroups, 1 if consumer_warpgroups == 1 else split_groups)
     listed_ctas = ctas(rows, 1)
-    if shape.has_lists and listed_ctas <= slot_groups:
-        context_ctas = min(context_ctas, slot_groups)
+    if shape.has_lists and listed_ctas <= split_groups:
+        context_ctas = min(context_ctas, split_groups)
     row_ctas = -(-sequence_rows // rows)
-    return LatentCut(split, slot_groups, in_use, context_ctas, listed_ctas, rows, row_ctas, mixers)
+    return LatentCut(
+        split, split_groups, in_use, context_ctas, listed_ctas, rows, row_ctas, consumer_warpgroups
+    )
 
 
-def _finds_room(shape: LatentGeometry) -> bool:
+def _fits_registers(shape: LatentGeometry) -> bool:
     """Whether registers hold what warpgroups need that attend to stored keys."""
     most = MOST_SUMS if shape.width == max(WIDTHS) else MOST_SUMS_OF_NARROW_HEADS
     return shape.sums_held(2) <= most
@@ -114,7 +119,7 @@ def _finds_room(shape: LatentGeometry) -> bool:
 def stages_of(
     request: LoweringRequest, shape: LatentGeometry, bytes_of: Callable[[int], int]
 ) -> int:
-    """Tiles in flight, as many as find room in shared memory, of which ``bytes_of`` so many.
+    """Tiles in flight, as many as find space in shared memory, of which ``bytes_of`` so many.
 
     SpecbuildError where the fewest do not.
     """
@@ -136,14 +141,14 @@ def require_shared(shape: LatentGeometry, nbytes: int, limit: int) -> None:
 
 
 def _split(shape: LatentGeometry) -> tuple[int, int]:
-    """Slots of a layer's context, and the groups that they join in."""
-    if 0 < shape.window <= WIDEST_WINDOW_OF_FEW_SLOTS:
-        return WINDOW_SLOTS, WINDOW_SLOTS
-    slots = 1 << (CTAS_WANTED // shape.head_groups).bit_length() - 1
-    slots = max(FEWEST_SLOTS, min(slots, MOST_SLOTS))
-    return slots, max(FEWEST_GROUPS, slots // SLOTS_OF_A_GROUP)
+    """Splits of a layer's context, and the groups that they join in."""
+    if 0 < shape.window <= WIDEST_WINDOW_OF_FEW_SPLITS:
+        return WINDOW_SPLITS, WINDOW_SPLITS
+    splits = 1 << (CTAS_WANTED // shape.head_groups).bit_length() - 1
+    splits = max(FEWEST_SPLITS, min(splits, MOST_SPLITS))
+    return splits, max(FEWEST_GROUPS, splits // SPLITS_OF_A_GROUP)
 
 
 def _even(context_ctas: int, split: int) -> int:
-    """The most CTAs, up to these, that have as many slots each."""
+    """The most CTAs, up to these, that have as many splits each."""
     return min(split, 1 << context_ctas.bit_length() - 1)

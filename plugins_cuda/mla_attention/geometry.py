@@ -20,7 +20,7 @@ ABSORBED_HEADS = 64
 # Widest latent whose part of w_k fits the registers of a CTA; the rest waits in shared memory.
 MOST_HELD = 512
 MOST_HELD_STEPS = MOST_HELD // ENTRY_STEP
-# Constants of a kernel that rebuilds for all rows at once: it has neither slots nor rows.
+# Constants of a kernel that rebuilds for all rows at once: it has neither splits nor rows.
 UNCUT = (("SPLIT", 1), ("GROUPS", 1), ("CONTEXT_CTAS", 1), ("ROWS", 1))
 KEY_THREADS = 256
 PANEL = 64

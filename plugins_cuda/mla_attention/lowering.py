@@ -1,4 +1,4 @@
-"""MlaAttention on a GPU: which launches attend, and how their slots join."""
+"""MlaAttention on a GPU: which launches attend, and how their splits join."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ATTEND = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """Attention over the slots, then their join and the projection to values.
+    """Attention over the splits, then their join and the projection to values.
 
     In phase ``decode`` a row's sums do not depend on the grid that is chosen here. Prompt chunks
     have plain attention over what was rebuilt for all of their rows, where keys are rebuilt. Where
@@ -78,7 +78,9 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
         return ({},)
     if shape.rows == shape.batch:
         return ({}, {"stages": 3}, {"context_ctas": 8})
-    alone: tuple[Tactic, ...] = ({"mixers": 1},) if latent_cut(request, shape).mixers > 1 else ()
+    alone: tuple[Tactic, ...] = (
+        ({"mixers": 1},) if latent_cut(request, shape).consumer_warpgroups > 1 else ()
+    )
     return ({}, *alone, {"rows": 1}, {"context_ctas": 8})
 
 
@@ -89,7 +91,7 @@ def refusal(request: LoweringRequest) -> Unsupported | None:
     if "selected" in request.tensors:
         if prompt:
             return Unsupported(
-                "MlaAttention: no kernel narrows the chunks of a prompt to selected slots: leave "
+                "MlaAttention: no kernel takes lists of slots with the chunks of a prompt: leave "
                 "the lists out there."
             )
         if shape.window:
@@ -112,11 +114,11 @@ def _has_prompt_kernel(request: LoweringRequest, shape: LatentGeometry) -> bool:
 def _attend(
     request: LoweringRequest, shape: LatentGeometry, cut: LatentCut
 ) -> tuple[tuple[OpLaunch, ...], tuple[Workspace, ...]]:
-    """What leaves the states of slots, and workspaces that it alone has."""
+    """What leaves the states of splits, and workspaces that it alone has."""
     lists = "selected" in request.tensors
     attend: tuple[OpLaunch, ...]
     keys: tuple[Workspace, ...] = ()
-    if cut.mixers > 1:
+    if cut.consumer_warpgroups > 1:
         attend, stored = store_and_attend(request, shape, cut)
         keys = (stored,)
     elif lists:

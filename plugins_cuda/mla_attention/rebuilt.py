@@ -68,7 +68,7 @@ def attend_listed(
         rows=1,
         row_ctas=-(-shape.rows // shape.batch),
         context_ctas=cut.listed_ctas,
-        mixers=1,
+        consumer_warpgroups=1,
     )
     launch = attend_rebuilding(request, shape, single, arguments, listed=True)
     return _of_lists(launch, request, "attend_listed", "selected.cu")

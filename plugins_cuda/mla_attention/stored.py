@@ -101,11 +101,13 @@ def _attend(request: LoweringRequest, shape: LatentGeometry, cut: LatentCut) -> 
 
     def shared_bytes(stages: int) -> int:
         ring = stages * (shape.stage_bytes + _key_bytes(shape) + 16)
-        return ring + cut.mixers * (states * shape.tile * 2 + 16 * states + 4 * (maxima + states))
+        return ring + cut.consumer_warpgroups * (
+            states * shape.tile * 2 + 16 * states + 4 * (maxima + states)
+        )
 
     stages = stages_of(request, shape, shared_bytes)
     # Sequences end in a tile of their own: at most one more than whole tiles for each.
-    row_tiles = (shape.rows - 1) // (cut.rows * cut.mixers) + shape.batch
+    row_tiles = (shape.rows - 1) // (cut.rows * cut.consumer_warpgroups) + shape.batch
     constants = (
         *cut.constants(shape),
         *_sizes(shape, stages),
@@ -114,7 +116,7 @@ def _attend(request: LoweringRequest, shape: LatentGeometry, cut: LatentCut) -> 
     return OpLaunch(
         Kernel("mla_attention", "attend_stored", constants, file="stored.cu"),
         grid=(cut.context_ctas, shape.head_groups, row_tiles),
-        block=(cut.mixers + 1) * WARPGROUP,
+        block=(cut.consumer_warpgroups + 1) * WARPGROUP,
         shared_bytes=shared_bytes(stages),
         arguments=(
             *("q", "c_pool", *_SEEN, "workspace_keys", "workspace_sums", "workspace_values"),

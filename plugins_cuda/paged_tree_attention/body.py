@@ -21,7 +21,7 @@ INT64 = ir.DataType.INT64
 # Added to a hidden score. Finite, so that a padding row that sees nothing gives no NaN.
 HIDDEN = -3e38
 
-# First entry of a list of slots that narrows nothing.
+# First entry of a list of slots that restricts nothing.
 WHOLE = -2
 
 
@@ -134,23 +134,23 @@ def additive_mask(
 
 
 def keep_selected(b: BodyBuilder, mask: ir.Value, rows: Rows, selected: ir.Value) -> ir.Value:
-    """The mask [B, R, S] narrowed to the view slots that ``selected`` [T, N, n] names.
+    """The mask [B, R, S] restricted to the view slots that ``selected`` [T, N, n] names.
 
-    [B, R, S] where all KV heads have one list, else [N or 1, B, R, S]. Lists that narrow nothing,
+    [B, R, S] where all KV heads have one list, else [N or 1, B, R, S]. Lists that restrict nothing,
     as all are below a threshold, cost next to nothing.
     """
     alone = static_size(selected, 1) == 1
     begins = b.slice(selected, 0, 1, 2)
-    narrowed = b.Not(b.Equal(begins, b.scalar(WHOLE, np.int32)))
-    any_narrowed = b.ReduceMax(b.cast(narrowed, ir.DataType.INT32), b.i64(0, 1, 2), keepdims=0)
+    sparse = b.Not(b.Equal(begins, b.scalar(WHOLE, np.int32)))
+    any_sparse = b.ReduceMax(b.cast(sparse, ir.DataType.INT32), b.i64(0, 1, 2), keepdims=0)
     return b.branch(
-        b.cast(any_narrowed, ir.DataType.BOOL),
-        lambda inner: _narrowed(inner, mask, rows, selected, alone=alone),
+        b.cast(any_sparse, ir.DataType.BOOL),
+        lambda inner: _sparse(inner, mask, rows, selected, alone=alone),
         lambda inner: inner.Identity(mask) if alone else inner.Unsqueeze(mask, inner.i64(0)),
     )
 
 
-def _narrowed(
+def _sparse(
     b: BodyBuilder, mask: ir.Value, rows: Rows, selected: ir.Value, *, alone: bool
 ) -> ir.Value:
     picks = b.cast(per_sequence(b, selected, rows), INT64)

@@ -266,11 +266,11 @@ _KERNEL_LAUNCHES = {
         [Branch(2, 1), Branch(270, 61, BUSHY), Branch(5, 0, chain_of(3)), Branch(9, 0)], group=8,
         width=64, v_width=64, page_size=64, padding_pages=130,
     ),
-    "several rows, room for a long context": Launch(
+    "several rows, capacity for a long context": Launch(
         [Branch(270 - 31 * b, 0, BUSHY[:7]) for b in range(7)], kv_heads=1, group=8, width=64,
         v_width=64, page_size=64, padding_pages=1020,
     ),
-    "a tree behind rows, room for a long context": Launch(
+    "a tree behind rows, capacity for a long context": Launch(
         [Branch(270, 6, BUSHY), Branch(140, 3, BUSHY)], kv_heads=1, group=8, width=64, v_width=64,
         page_size=16, padding_pages=4096,
     ),
@@ -278,7 +278,7 @@ _KERNEL_LAUNCHES = {
         [Branch(310, 13, (*BUSHY, *range(9, 24)))], view_per_head=True, group=4, width=64,
         v_width=64, page_size=32, padding_pages=250, sinks=False,
     ),
-    "longer than the context's slots": Launch(
+    "longer than the context's splits": Launch(
         [Branch(4300, 0, BUSHY)], kv_heads=1, page_size=64, padding_rows=0
     ),
     "selected slots of several chunks": Launch(

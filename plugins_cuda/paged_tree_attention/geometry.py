@@ -46,7 +46,7 @@ def tile_bytes(
 class Geometry:
     """Sizes of one launch; ``group`` query heads share a KV head.
 
-    ``uneven``: one of several sequences may have most rows (where SpecPV feeds tokens again).
+    ``uneven``: one of several sequences may have most rows (where SpecPV re-verifies tokens).
     """
 
     rows: int

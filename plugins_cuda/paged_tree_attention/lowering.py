@@ -25,12 +25,6 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     geometry_of,
     tile_bytes,
 )
-from specbuild.plugins_cuda.paged_tree_attention.own_slots import (
-    MOST_TEAMS,
-    OwnSlots,
-    own_slots,
-    own_slots_launch,
-)
 from specbuild.plugins_cuda.paged_tree_attention.prefill import lower_prefill
 from specbuild.plugins_cuda.paged_tree_attention.selected import (
     STAGES as STAGES_OF_A_LIST,
@@ -39,25 +33,32 @@ from specbuild.plugins_cuda.paged_tree_attention.selected import (
     refusal,
     with_lists,
 )
+from specbuild.plugins_cuda.paged_tree_attention.split_per_warp import (
+    MOST_TEAMS,
+    SplitPerWarp,
+    split_per_warp,
+    split_per_warp_launch,
+)
 
-CHAINS = 4  # of a slot, each a team's
-CHUNK_KEYS = CHAINS * TILE_KEYS
+TILE_RUNS = 4  # of a split, each a team's
+CHUNK_KEYS = TILE_RUNS * TILE_KEYS
 
-# Slots of the context: a constant of the layer, since a row's sums are taken slot by slot. A CTA
-# per slot and KV head is to fill the GPU. A short window spans few chunks, which one CTA takes.
-MOST_SLOTS, FEWEST_SLOTS = 32, 16
+# Splits of the context: a constant of the layer, since a row's sums are taken split by split. A CTA
+# per split and KV head is to fill the GPU. A short window spans few chunks, which one CTA takes.
+MOST_SPLITS, FEWEST_SPLITS = 32, 16
 CTAS_WANTED = 128
 WIDEST_UNSPLIT_WINDOW = 1024
-# Of sequences and KV heads: so many are shared out by their lengths (own_slots.py).
+# Of sequences and KV heads: so many are shared out by their lengths (split_per_warp.py).
 MANY_GROUPS = 64
-# Slots of a view up to which few sequences' tactics are measured: 16384 tokens, room for a tree.
-# Engines for longer contexts have no tactics: what is quicker up to here was slower at 131072.
+# Slots of a view up to which few sequences' tactics are measured: 16384 tokens, capacity for a
+# tree. Engines for longer contexts have no tactics: what is quicker up to here was slower at
+# 131072.
 MEASURED_CAPACITY = 16384 + 1024
 
 CTAS_OF_AN_SM = 2  # of one warp a team; registers allow no more
 MOST_ROWS_ALONE = 4  # of a warp that shares its keys with none
 MOST_ROWS_OF_A_WARP = 6  # of two that share theirs; registers bound both
-# Where a slot is shared: more CTAs than fit level what contexts of different lengths cost.
+# Where a split is shared: more CTAs than fit level what contexts of different lengths cost.
 MOST_CTAS = 1024
 
 
@@ -69,7 +70,7 @@ class Cut:
     """
 
     split: int
-    slots: int
+    splits: int
     context_ctas: int
     rows: int
     row_warps: int
@@ -80,11 +81,11 @@ class Cut:
     def shared_bytes(self, shape: Geometry) -> int:
         """Ring and states of the warps; several rows share queries and a copy of the tree too."""
         tiles = tile_bytes(
-            teams=CHAINS, stages=self.stages, rows=self.rows, row_warps=self.row_warps,
+            teams=TILE_RUNS, stages=self.stages, rows=self.rows, row_warps=self.row_warps,
             width=shape.width, words=shape.words,
         )  # fmt: skip
         rows = self.row_warps * min(self.rows, 2) * self.pairs_at_once
-        states = rows * CHAINS * HEADS * (4 * (shape.width + 8) + 8)
+        states = rows * TILE_RUNS * HEADS * (4 * (shape.width + 8) + 8)
         return tiles + states + FLAG_BYTES
 
     def grid(self, shape: Geometry) -> tuple[int, int, int]:
@@ -121,21 +122,21 @@ def lower(request: LoweringRequest) -> Lowering:
     shape = geometry_of(request)
     cut = _cut(request, shape)
     if "selected" not in request.tensors:
-        if many_rows.takes(shape, cut.slots, is_long=_is_long(shape)):
+        if many_rows.takes(shape, cut.splits, is_long=_is_long(shape)):
             usual = replace(shape, rows=MOST_ROWS_ALONE * shape.batch, uneven=False)
             plain = _lowered(request, shape, _cut(request, usual))
             processors = request.target.multiprocessors
-            return many_rows.with_many(shape, plain, cut.split, cut.slots, processors)
-        own = _own_slots(request, shape, cut.slots)
+            return many_rows.with_many(shape, plain, cut.split, cut.splits, processors)
+        own = _split_per_warp(request, shape, cut.splits)
         if own is not None:
-            launch = own_slots_launch(request, shape, own, cut.split, cut.slots)
-            return Lowering((launch,), _workspaces(shape, cut.slots))
+            launch = split_per_warp_launch(request, shape, own, cut.split, cut.splits)
+            return Lowering((launch,), _workspaces(shape, cut.splits))
         return _lowered(request, shape, cut)
     plain = _lowered(request, shape, cut)
     require(refusal(request))
     single = replace(cut, rows=1, row_warps=1, row_ctas=1, stages=STAGES_OF_A_LIST)
     [alone] = _lowered(request, shape, single).launches
-    return with_lists(request, shape, plain, alone=alone, slots=cut.slots)
+    return with_lists(request, shape, plain, alone=alone, splits=cut.splits)
 
 
 def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
@@ -148,7 +149,7 @@ def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
     constants = (
         *shape.constants(),
         ("SPLIT", cut.split),
-        ("SLOTS", cut.slots),
+        ("SLOTS", cut.splits),
         ("CONTEXT_CTAS", cut.context_ctas),
         ("ROWS", cut.rows),
         ("ROW_WARPS", cut.row_warps),
@@ -162,12 +163,12 @@ def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
         ("SEQUENCE_ROWS", max(1, shape.rows // shape.batch)),
         ("SHARED_BYTES", cut.shared_bytes(shape)),
     )
-    workspaces = _workspaces(shape, cut.slots)
-    entry = "attend_split" if cut.slots > 1 else "attend_whole"
+    workspaces = _workspaces(shape, cut.splits)
+    entry = "attend_split" if cut.splits > 1 else "attend_whole"
     launch = OpLaunch(
         Kernel("paged_tree_attention", entry, constants),
         grid=cut.grid(shape),
-        block=32 * CHAINS * cut.row_warps,
+        block=32 * TILE_RUNS * cut.row_warps,
         shared_bytes=cut.launch_bytes(shape, request.target),
         arguments=(*ARGUMENTS, *(workspace.name for workspace in workspaces)),
         reads_early=True,
@@ -175,11 +176,11 @@ def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
     return Lowering((launch,), workspaces)
 
 
-def _workspaces(shape: Geometry, slots: int) -> tuple[Workspace, ...]:
-    """The states of the slots; none where there is one alone."""
-    if slots == 1:
+def _workspaces(shape: Geometry, splits: int) -> tuple[Workspace, ...]:
+    """The states of the splits; none where there is one alone."""
+    if splits == 1:
         return ()
-    states = shape.rows * shape.kv_heads * slots * shape.group
+    states = shape.rows * shape.kv_heads * splits * shape.group
     return (
         Workspace("workspace_arrivals", 4 * shape.rows * shape.kv_heads, zeroed=True),
         Workspace("workspace_sums", 8 * states),
@@ -188,20 +189,20 @@ def _workspaces(shape: Geometry, slots: int) -> tuple[Workspace, ...]:
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Depths of the pipeline, CTAs over the context, teams with slots of their own; the default
+    """Depths of the pipeline, CTAs over the context, teams with splits of their own; the default
     first."""
     if request.phase == "prefill" or "selected" in request.tensors:
         return ({},)
     shape = geometry_of(request)
     if shape.window and _split(shape) == 1:
         return ({}, {"stages": 3})
-    slots = _cut(request, shape).slots
-    if many_rows.takes(shape, slots, is_long=_is_long(shape)):
+    splits = _cut(request, shape).splits
+    if many_rows.takes(shape, splits, is_long=_is_long(shape)):
         return ({},)
-    # Half of the teams leave room for a second CTA where rows are few.
+    # Half of the teams leave space for a second CTA where rows are few.
     sizes = (MOST_TEAMS, MOST_TEAMS // 2) if _are_few_rows(shape) else (MOST_TEAMS,)
     own: list[Tactic] = [{"slot_teams": n, "stages": stages} for n in sizes for stages in (2, 3)]
-    own = [t for t in own if _own_slots(replace(request, tactic=t), shape, slots)]
+    own = [t for t in own if _split_per_warp(replace(request, tactic=t), shape, splits)]
     shared: list[Tactic] = [{"stages": 2}, {"stages": 4}]
     if not _is_long(shape):
         shared += [{"context_ctas": 4}, {"context_ctas": 8}]
@@ -217,28 +218,28 @@ def _are_few_rows(shape: Geometry) -> bool:
     return shape.rows <= 2 * shape.batch
 
 
-def _own_slots(request: LoweringRequest, shape: Geometry, slots: int) -> OwnSlots | None:
-    """How teams with slots of their own do this launch, None where others do."""
+def _split_per_warp(request: LoweringRequest, shape: Geometry, splits: int) -> SplitPerWarp | None:
+    """How teams with splits of their own do this launch, None where others do."""
     groups = shape.batch * shape.kv_heads
     crowded = _are_few_rows(shape) and groups > request.target.multiprocessors
     usual = 0 if groups < MANY_GROUPS else MOST_TEAMS // 2 if crowded else MOST_TEAMS
     teams = request.tactic.get("slot_teams", usual)
-    if teams == 0 or slots == 1 or shape.uneven or _is_long(shape):
+    if teams == 0 or splits == 1 or shape.uneven or _is_long(shape):
         return None
-    return own_slots(request, shape, teams, request.tactic.get("stages", 2))
+    return split_per_warp(request, shape, teams, request.tactic.get("stages", 2))
 
 
 def _split(shape: Geometry) -> int:
     if 0 < shape.window <= WIDEST_UNSPLIT_WINDOW:
         return 1
     wanted = _power_of_two(CTAS_WANTED // shape.kv_heads)
-    return max(FEWEST_SLOTS, min(wanted, MOST_SLOTS))
+    return max(FEWEST_SPLITS, min(wanted, MOST_SPLITS))
 
 
 def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
     """The cut that a tactic asks for, or the one that suits the number of sequences and rows."""
     split = _split(shape)
-    slots = min(split, -(-shape.capacity // CHUNK_KEYS))
+    splits = min(split, -(-shape.capacity // CHUNK_KEYS))
     sequence_rows = -(-shape.rows // shape.batch)
     if split > 1:
         rows, row_warps = _rows_of_a_cta(sequence_rows, shape.width)
@@ -250,12 +251,12 @@ def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
         groups = shape.batch * shape.kv_heads * row_ctas
         # Where one sequence has most rows its CTAs alone have work.
         spread = row_ctas > 1 or shape.uneven
-        usual = slots if spread else max(1, MOST_CTAS // groups)
-        context_ctas = _power_of_two(min(request.tactic.get("context_ctas", usual), slots))
+        usual = splits if spread else max(1, MOST_CTAS // groups)
+        context_ctas = _power_of_two(min(request.tactic.get("context_ctas", usual), splits))
         crowded = groups * context_ctas > request.target.multiprocessors
         stages = 2 if split == 1 or (crowded and rows * row_warps > 1 and row_warps == 1) else 3
         stages = request.tactic.get("stages", stages)
-        cut = Cut(split, slots, context_ctas, rows, row_warps, row_ctas, stages)
+        cut = Cut(split, splits, context_ctas, rows, row_warps, row_ctas, stages)
         while cut.stages > 2 and cut.shared_bytes(shape) > limit:
             cut = replace(cut, stages=cut.stages - 1)
         if cut.shared_bytes(shape) <= limit:

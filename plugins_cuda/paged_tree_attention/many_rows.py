@@ -1,5 +1,5 @@
-"""PagedTreeAttention where sequences have several rows, as trees do, or many, as when SpecPV feeds
-a buffer again."""
+"""PagedTreeAttention where sequences have several rows, as trees do, or many, as when SpecPV
+re-verifies a buffer."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geom
 
 WIDTH = 64
 # Rows of a sequence, and slots of a view, from which on this kernel is the quicker one. With
-# several rows it is so behind long contexts only: all sequences' views have so many slots together,
-# and each has more than tactics are measured with (lowering.py). Views of a KV head's own, SpecPV's
-# partial ones, hold some thousand tokens however long their tables are.
+# several rows it is so behind long contexts only: all sequences' views have so many splits
+# together, and each has more than tactics are measured with (lowering.py). Views of a KV head's
+# own, SpecPV's partial ones, hold some thousand tokens however long their tables are.
 MANY_ROWS, FEWEST_SLOTS_OF_A_VIEW = 12, 8192
 SEVERAL_ROWS, FEWEST_SLOTS_OF_ALL_VIEWS = 5, 65536
 # Sequences with so few rows go to the plain kernel, where others share their launch.
 FEW_ROWS = 8
-# Of a warpgroup. Of the four of a CTA so many have rows of their own; the rest take other chains.
+# Of a warpgroup. Of the four of a CTA so many have rows of their own; the rest take other tile
+# runs.
 GROUP_ROWS = 8
 THREADS = 768
 STAGES, STAGE_KEYS = 16, 32
-HELD_BYTES = 128 * 9 * 16  # of such a warpgroup: what the chains of a slot come to
+HELD_BYTES = 128 * 9 * 16  # of such a warpgroup: the total of a split's tile runs
 
 
-def takes(shape: Geometry, slots: int, *, is_long: bool) -> bool:
+def takes(shape: Geometry, splits: int, *, is_long: bool) -> bool:
     """Whether this kernel does the launch, and does it quicker; ``is_long``: without tactics."""
-    able = shape.width == WIDTH and not shape.window and slots > 1
+    able = shape.width == WIDTH and not shape.window and splits > 1
     if shape.most_rows >= MANY_ROWS:
         return able and shape.capacity >= FEWEST_SLOTS_OF_A_VIEW
     long = is_long and shape.batch * shape.capacity >= FEWEST_SLOTS_OF_ALL_VIEWS
@@ -45,25 +46,25 @@ def _shares(tiles: int, ctas: int, multiprocessors: int) -> int:
 
 
 def with_many(
-    shape: Geometry, plain: Lowering, split: int, slots: int, multiprocessors: int
+    shape: Geometry, plain: Lowering, split: int, splits: int, multiprocessors: int
 ) -> Lowering:
     """The launches of sequences with many rows, behind ``plain``'s for those with few.
 
-    ``plain`` is the launch of the plain kernel with as many ``slots``; it is left out where there
+    ``plain`` is the launch of the plain kernel with as many ``splits``; it is left out where there
     is one sequence, or where up to 16 rows are usual: there sequences do not differ.
     """
     groups = row_groups(shape)
     few = 0 if shape.batch == 1 or groups < 4 else FEW_ROWS
-    shared = (*shape.constants(), ("BATCH", shape.batch), ("SLOTS", slots), ("FEW_ROWS", few))
+    shared = (*shape.constants(), ("BATCH", shape.batch), ("SLOTS", splits), ("FEW_ROWS", few))
     constants = (*shared, ("SPLIT", split), ("ROW_GROUPS", groups), ("STAGES", STAGES))
     states = tuple(w for w in plain.workspaces if not w.zeroed)
     names = tuple(workspace.name for workspace in states)
     # Sequences end in a tile of their own: at most one more than whole tiles for each.
     tiles = (shape.rows - 1) // (groups * GROUP_ROWS) + shape.batch
-    shares = _shares(tiles, slots * shape.kv_heads, multiprocessors)
+    shares = _shares(tiles, splits * shape.kv_heads, multiprocessors)
     attend = OpLaunch(
         Kernel("paged_tree_attention", "attend_many", constants, "many_rows.cu"),
-        grid=(slots, shape.kv_heads, shares),
+        grid=(splits, shape.kv_heads, shares),
         block=THREADS,
         shared_bytes=STAGES * 2 * STAGE_KEYS * WIDTH * 2 + groups * HELD_BYTES,
         arguments=(*ARGUMENTS[:8], *names),

@@ -94,8 +94,8 @@ def reference(
     Row i of sequence b (``row_start[b] <= i < row_start[b+1]``) sees the slots of
     :func:`visibility`. ``page_table`` [B, G, P] has one view (G = 1) or one per KV head. The
     sink of head h joins every row's softmax as a logit without a value (GPT-OSS). ``selected``
-    [T, N, S] narrows a row to those view slots, rising and -1 padded: one list for all KV heads
-    (N = 1), or one for each; a list that begins with :data:`WHOLE` narrows nothing. Rows of no
+    [T, N, S] restricts a row to those view slots, rising and -1 padded: one list for all KV heads
+    (N = 1), or one for each; a list that begins with :data:`WHOLE` restricts nothing. Rows of no
     sequence give zeros. The first row of a sequence stands lowest, as kernels read what is below it
     before the launch in front has written these rows' keys and values.
     """

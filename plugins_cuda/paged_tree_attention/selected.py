@@ -24,7 +24,7 @@ def refusal(request: LoweringRequest) -> Unsupported | None:
         return None
     if request.phase == "prefill":
         return Unsupported(
-            "PagedTreeAttention: no kernel narrows the chunks of a prompt to selected slots: leave "
+            "PagedTreeAttention: no kernel takes lists of slots with the chunks of a prompt: leave "
             "the lists out there."
         )
     window = request.attributes["window"]
@@ -37,7 +37,7 @@ def refusal(request: LoweringRequest) -> Unsupported | None:
 
 
 def with_lists(
-    request: LoweringRequest, shape: Geometry, plain: Lowering, *, alone: OpLaunch, slots: int
+    request: LoweringRequest, shape: Geometry, plain: Lowering, *, alone: OpLaunch, splits: int
 ) -> Lowering:
     """The launches of rows with lists, made of those without.
 
@@ -46,7 +46,7 @@ def with_lists(
     """
     _, lists, held = request.tensors["selected"].shape
     [launch] = plain.launches
-    workspaces = WORKSPACES if slots > 1 else (None, None, None)
+    workspaces = WORKSPACES if splits > 1 else (None, None, None)
     constants = (*launch.kernel.constants, ("LISTS", lists))
     whole = replace(
         launch,
@@ -58,7 +58,7 @@ def with_lists(
     given = dict(alone.kernel.constants)
     of_an_sm = int(given["CTAS_OF_AN_SM"])
     wanted = max(1, of_an_sm * request.target.multiprocessors // groups)
-    ctas = 1 << (min(wanted, slots).bit_length() - 1)
+    ctas = 1 << (min(wanted, splits).bit_length() - 1)
     takes_whole = (
         shape.rows == shape.batch and dict(launch.kernel.constants)["CONTEXT_CTAS"] == ctas
     )

@@ -120,19 +120,19 @@ def _plan(
     most_resident: int | None,
 ) -> SharedPlan | None:
     """Rings and rows: all ``held_rows`` where they fit, else as many as do, an item's at least."""
-    room = target.shared_bytes_per_block - static
+    shared_bytes = target.shared_bytes_per_block - static
     rings = tactic.ring_bytes
-    places = min(held_rows, (room - rings) // row_bytes)
-    resident = places == held_rows and held_rows * row_bytes <= (most_resident or room)
+    places = min(held_rows, (shared_bytes - rings) // row_bytes)
+    resident = places == held_rows and held_rows * row_bytes <= (most_resident or shared_bytes)
     if not resident and places < min(tactic.pass_rows, rows):
         return None
     # Two CTAs on one multiprocessor make a launch that starts early slower.
     dynamic = max(rings + places * row_bytes, target.shared_bytes_alone - static)
-    return _fitting(SharedPlan(static, dynamic, resident, places), room)
+    return _fitting(SharedPlan(static, dynamic, resident, places), shared_bytes)
 
 
-def _fitting(plan: SharedPlan, room: int) -> SharedPlan | None:
-    return plan if plan.dynamic <= room and plan.static <= STATIC_BYTES else None
+def _fitting(plan: SharedPlan, shared_bytes: int) -> SharedPlan | None:
+    return plan if plan.dynamic <= shared_bytes and plan.static <= STATIC_BYTES else None
 
 
 def _static(sizes: Sizes, tactic: ExpertTactic, weights: int) -> int:

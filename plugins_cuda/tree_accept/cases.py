@@ -28,7 +28,7 @@ def accept(
     follow: float = 0.7,
     chain: bool = False,
 ) -> Case:
-    """Trees of ``counts`` slots, root included, in room for ``nodes`` + 1.
+    """Trees of ``counts`` slots, root included, in capacity for ``nodes`` + 1.
 
     At each step of a walk the target agrees with a child with probability ``follow``. Slots past
     the count are poisoned: they stand below the root and match.

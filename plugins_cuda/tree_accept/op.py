@@ -1,4 +1,4 @@
-"""TreeAccept: the longest path of the draft tree that the target's choices confirm."""
+"""TreeAccept: the longest path of the draft tree that the target's samples confirm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ViewAdvance: what a step made exact, and the tokens that a later full step will feed again."""
+"""ViewAdvance: what a step made exact, and the tokens that a later full step will re-verify."""
 
 from __future__ import annotations
 

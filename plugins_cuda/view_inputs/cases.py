@@ -1,4 +1,4 @@
-"""Named cases of ViewInputs: sequences that feed tokens again, that are viewed, that are done."""
+"""Named cases of ViewInputs: sequences that re-verify tokens, that are viewed, that are done."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def views(
 
 CASES: tuple[Case, ...] = (
     views("a view", "V"),
-    views("full, with what is fed again", "F", room=3),
+    views("full, with what is re-verified", "F", room=3),
     views("full and viewed", "VFVF", room=8),
     views("no room for the second", "FVF", room=4),
     views("full without room", "FV"),

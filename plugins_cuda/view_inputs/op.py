@@ -1,4 +1,4 @@
-"""ViewInputs: a batch's tree rows, with what full steps feed again in front of them (SpecPV)."""
+"""ViewInputs: a batch's tree rows, with what full steps re-verify in front of them (SpecPV)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def reference(
     """VerifyInputs' rows [R], R = B·N1, become T = R + ``room`` rows, of which the rest is padding.
 
     A sequence that is not ``done`` has L = ``positions[b·N1]`` committed tokens, of which the first
-    ``verified_len`` are exact. With ``full_step`` it feeds positions verified_len … L − 1 again, as
+    ``verified_len`` are exact. With ``full_step`` it re-verifies positions verified_len … L − 1, as
     a chain in front of its tree; token x of them is ``buffered_tokens[b, x mod F]``. It does so
     only if the chains of all sequences up to it fit ``room``: ``fed_again`` [B] says. Another
     sequence is ``viewed`` [B] where it has a view (``view_blocks`` ≥ 0).
@@ -127,7 +127,7 @@ def reference(
 
 OP = OpSpec(
     name="ViewInputs",
-    doc="A batch's tree rows, with what full steps feed again in front of them (SpecPV).",
+    doc="A batch's tree rows, with what full steps re-verify in front of them (SpecPV).",
     inputs=(
         TensorSpec("token_ids", "int32", ("R",)),
         TensorSpec("positions", "int32", ("R",)),

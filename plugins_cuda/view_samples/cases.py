@@ -12,7 +12,7 @@ from specbuild.plugins_cuda.cases import Arrays, Case
 def sampled(
     name: str, chains: Sequence[int], *, samples: int, nodes: int = 3, padding: int = 0
 ) -> Case:
-    """Sequences that feed so many tokens again; the last ``padding`` of them have ended."""
+    """Sequences that re-verify so many tokens; the last ``padding`` of them have ended."""
 
     def make(rng: np.random.Generator) -> Arrays:
         batch = len(chains)
@@ -43,7 +43,7 @@ CASES: tuple[Case, ...] = (
     sampled("a few of one chain", [17], samples=5),
     sampled("all of a short chain", [3], samples=7, nodes=1),
     sampled("chains of several", [9, 0, 4, 1], samples=6),
-    sampled("nothing is fed again", [0, 0], samples=4),
+    sampled("nothing is re-verified", [0, 0], samples=4),
     sampled("ended sequences behind", [0, 6, 0, 0], samples=4, padding=2),
     sampled("one sample", [5, 2], samples=1, nodes=2),
 )

@@ -1,4 +1,4 @@
-"""ViewSamples: at which tokens fed again the target chooses too, beside the trees (SpecPV)."""
+"""ViewSamples: at which re-verified tokens the target samples too, beside the trees (SpecPV)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reference(
     *,
     samples: int,
 ) -> tuple[torch.Tensor, ...]:
-    """Behind the R tree rows stand ``samples`` of the rows that are fed again, N = R + samples.
+    """Behind the R tree rows stand ``samples`` of the re-verified rows, N = R + samples.
 
     ``row_token_ids``, ``row_positions`` [T], ``row_start`` [B1], ``logit_rows`` [R = B·N1] and
     ``fed_again`` [B] are ViewInputs' outputs: where a sequence is ``fed_again``, rows row_start[b]
@@ -75,7 +75,7 @@ def reference(
 
 OP = OpSpec(
     name="ViewSamples",
-    doc="Adds a few of the tokens fed again to the rows at which the target chooses (SpecPV).",
+    doc="Adds a few of the re-verified tokens to the rows at which the target samples (SpecPV).",
     inputs=(
         TensorSpec("row_token_ids", "int32", ("T",)),
         TensorSpec("row_positions", "int32", ("T",)),

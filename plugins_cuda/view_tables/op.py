@@ -17,8 +17,8 @@ def reference(
 ) -> torch.Tensor:
     """[layers, B, kv_heads, P]: where ``viewed`` [B] the partial table, else all pages.
 
-    ``partial_tables`` [layers, BM, kv_heads, V] of as many sequences as the engine has room for,
-    padded with 0 to P entries, or cut; ``page_table`` [B, P] is repeated.
+    ``partial_tables`` [layers, BM, kv_heads, V] of as many sequences as the engine has capacity
+    for, padded with 0 to P entries, or cut; ``page_table`` [B, P] is repeated.
     """
     layers, _, heads, entries = partial_tables.shape
     batch, pages = page_table.shape

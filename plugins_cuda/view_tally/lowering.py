@@ -20,8 +20,8 @@ def lower(request: LoweringRequest) -> Lowering:
     """One thread per sequence."""
     shapes = {name: info.shape for name, info in request.tensors.items()}
     (batch,) = shapes["fed_again"]
-    slots, ring_batch = shapes["ring_rechecked"]
-    sizes = (shapes["choice"][0], shapes["sample_token"][0], batch, slots, ring_batch)
+    ring_entries, ring_batch = shapes["ring_rechecked"]
+    sizes = (shapes["choice"][0], shapes["sample_token"][0], batch, ring_entries, ring_batch)
     launch = OpLaunch(
         kernel=Kernel("view_tally", "view_tally"),
         grid=(-(-batch // _BLOCK), 1, 1),

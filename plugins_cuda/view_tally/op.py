@@ -30,12 +30,12 @@ def reference(
     entries visible and counts the ``step`` [1].
     """
     rechecked, agreed = ring_rechecked.clone(), ring_agreed.clone()
-    slot = int(step) % len(rechecked)
+    ring_entry = int(step) % len(rechecked)
     same = choice[len(choice) - len(sample_token) :] == sample_token
     for b in range(len(fed_again)):
         own = sample_sequence == b
-        rechecked[slot, b] = int(own.sum())
-        agreed[slot, b] = int((own & same).sum())
+        rechecked[ring_entry, b] = int(own.sum())
+        agreed[ring_entry, b] = int((own & same).sum())
     return rechecked, agreed
 
 
@@ -43,7 +43,7 @@ _RINGS = tuple(TensorSpec(name, "int32", ("S", "BM")) for name in ("ring_recheck
 
 OP = OpSpec(
     name="ViewTally",
-    doc="Counts what the target chooses at sampled tokens fed again, for the host (SpecPV).",
+    doc="Counts what the target samples at sampled re-verified tokens, for the host (SpecPV).",
     inputs=(
         TensorSpec("choice", "int32", ("N",)),
         TensorSpec("sample_sequence", "int32", ("samples",)),

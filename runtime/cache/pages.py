@@ -10,7 +10,7 @@ from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence, slots_
 from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits
 from specbuild.runtime.errors import SpecbuildError
 
-# Hears of pages of a group: when a sequence gets them, when it gives them back.
+# Is called with pages of a group when a sequence gets them, and when it gives them back.
 PagesInstalled = Callable[[str, Sequence[int]], None]
 PagesReleased = Callable[[str, Sequence[int]], None]
 
@@ -102,7 +102,7 @@ class SequencePages:
         self._offsets = np.arange(page_size, dtype=np.int32)
 
     def append(self, count: int) -> None:
-        """Makes room for ``count`` slots after the committed length."""
+        """Makes capacity for ``count`` slots after the committed length."""
         size = self.page_size
         end = -(-(self.length + count) // size)
         if end > len(self.table):
@@ -117,18 +117,18 @@ class SequencePages:
             self.slots[place * size : (place + 1) * size] = self._offsets + page * size
             self.end_page += 1
 
-    def commit(self, length: int, *, fed_again: int | None = None) -> None:
+    def commit(self, length: int, *, reverified: int | None = None) -> None:
         """The first ``length`` slots are the sequence; pages that it has no use for go back.
 
-        Rows from ``fed_again`` on may be fed once more, and keep their windows.
+        Rows from ``reverified`` on may be re-verified, and keep their windows.
         """
         if not self.length <= length <= self.end_page * self.page_size:
             raise SpecbuildError(
                 f"cache group {self._pool.name}: commit of {length} slots after {self.length}, "
-                f"with room for {self.end_page * self.page_size}"
+                f"with capacity for {self.end_page * self.page_size}"
             )
         self.length = length
-        self._oldest_row = length if fed_again is None else min(length, fed_again)
+        self._oldest_row = length if reverified is None else min(length, reverified)
         self._give_back()
 
     def rewind(self, length: int) -> None:

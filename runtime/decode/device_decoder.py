@@ -10,11 +10,11 @@ import numpy as np
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.decode.decoder import DraftSetting, Speculation
-from specbuild.runtime.decode.device_rows import SlotTable
+from specbuild.runtime.decode.device_rows import DeviceRows
 from specbuild.runtime.decode.device_stepper import DeviceStepper
 from specbuild.runtime.decode.emission import Emission, TextStreams
 from specbuild.runtime.decode.loop import Loop
-from specbuild.runtime.decode.prefill_rows import SlotRows, launched_rows
+from specbuild.runtime.decode.prefill_rows import PromptRows, launched_rows
 from specbuild.runtime.decode.program_costs import ProgramCosts
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.decode.scheduler import Scheduler
@@ -29,10 +29,10 @@ from specbuild.runtime.draft.policy import (
 from specbuild.runtime.draft.tree import check_shape
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.executors.executor import ResidentExecutor
+from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import GenerateParams, Request, SequenceState
 from specbuild.runtime.sampling import needs_full_logits
-from specbuild.runtime.statistics import RunTally
+from specbuild.runtime.statistics import RunCounters
 
 # The table was measured on this kind of GPU: rare steps without a draft suffice to check it.
 PLAIN_INTERVAL = 256
@@ -42,25 +42,25 @@ PLAIN_INTERVAL = 256
 class ScoredRows:
     """What the target says behind tokens ``first …`` of a sequence.
 
-    ``logits`` fp32 [n, V]; ``captured`` [n, C], the features that a draft reads, as bf16 bit
+    ``logits`` fp32 [n, V]; ``aux_hidden`` [n, C], the features that a draft reads, as bf16 bit
     patterns, None in an engine without a draft.
     """
 
     first: int
     logits: np.ndarray
-    captured: np.ndarray | None
+    aux_hidden: np.ndarray | None
 
 
-class ResidentDecoder:
+class DeviceDecoder:
     """One generation at a time: the device keeps one set of sequences.
 
     ``step_costs`` are those of this GPU: by them the default draft is chosen before every step.
-    Without them it is the engine's default shape, and ``without_costs`` says why.
+    Without them it is the engine's default shape, and ``without_costs`` is the reason.
     """
 
     def __init__(
         self,
-        executor: ResidentExecutor,
+        executor: DeviceExecutor,
         manifest: Manifest,
         kv: KvPools,
         *,
@@ -136,8 +136,8 @@ class ResidentDecoder:
         if entry is None or logits is None:
             raise RequestError("the engine has no program that scores; build it with one")
         executor.use()
-        slots = SlotTable(executor, [group.name for group in self._manifest.cache_groups])
-        slots.clear(self._manifest.target.eos_token_ids)
+        device_rows = DeviceRows(executor, [group.name for group in self._manifest.cache_groups])
+        device_rows.clear(self._manifest.target.eos_token_ids)
         wanted = self._kv.pages_wanted(len(ids))
         if not self._kv.can_admit(wanted):
             raise RequestError(f"{len(ids)} tokens to score: no free cache pages")
@@ -147,34 +147,36 @@ class ResidentDecoder:
             ids=np.array([*ids, 0], np.int32),
             pages=self._kv.admit(wanted),
             pages_reserved=wanted,
-            tally=RunTally(0),
+            counters=RunCounters(0),
             text=None,
             known=len(ids),
         )
         try:
-            slots.admit(sequence)
-            room = min(entry.rows, logits.shape[0])
-            for start in range(0, len(ids), room):
-                rows = SlotRows(0, sequence, start, min(room, len(ids) - start))
-                yield self._scored(slots, rows)
+            device_rows.admit(sequence)
+            capacity = min(entry.rows, logits.shape[0])
+            for start in range(0, len(ids), capacity):
+                rows = PromptRows(0, sequence, start, min(capacity, len(ids) - start))
+                yield self._scored(device_rows, rows)
         finally:
             self._kv.release(sequence.pages, sequence.pages_reserved)
 
-    def _scored(self, slots: SlotTable, rows: SlotRows) -> ScoredRows:
+    def _scored(self, device_rows: DeviceRows, rows: PromptRows) -> ScoredRows:
         executor = self._executor
         entry = self._programs.score(rows=rows.count)
         port = executor.port("score.logit_rows")
         assert entry is not None and port is not None
         groups = [group.name for group in self._manifest.cache_groups]
-        for name, values in launched_rows([rows], entry, groups, drafted=slots.drafted).items():
+        for name, values in launched_rows(
+            [rows], entry, groups, drafted=device_rows.drafted
+        ).items():
             executor.write(name, values)
         logit_rows = np.minimum(np.arange(port.shape[0], dtype=np.int32), rows.count - 1)
         executor.write(port.name, logit_rows)
         executor.start(entry)
         logits = executor.read("score.logits", rows=rows.count)
         drafted = executor.port("score.captured") is not None
-        captured = executor.read("score.captured", rows=rows.count) if drafted else None
-        return ScoredRows(rows.start, logits, captured)
+        aux_hidden = executor.read("score.captured", rows=rows.count) if drafted else None
+        return ScoredRows(rows.start, logits, aux_hidden)
 
     def _alone(self, rows: Iterator[ScoredRows]) -> Iterator[ScoredRows]:
         """Refuses while requests are being served; from then on they wait until this is read."""

@@ -9,7 +9,7 @@ import numpy as np
 from specbuild.runtime.engine_dir.cache_groups import FULL_GROUP, LATENT_GROUP
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.executors.executor import ResidentExecutor
+from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import SequenceState
 
 PAGE_TABLE = "page_table."
@@ -27,21 +27,21 @@ _SCALARS = (
 )
 VIEWS = ("verified_len", "view_blocks", "summarised", "budget", "buffered_tokens")
 FULL_STEP = "full_step"
-LIST_BUDGET, SAMPLED_BUDGET = "list_budget", "sampled_budget"
+LIST_BUDGET, CHECK_BUDGET = "list_budget", "check_budget"
 PARTIAL_TABLE = "partial_table."
 # What the device keeps of a sequence beside its page tables.
 SEQUENCE_PORTS = (*_SCALARS, *PENDING)
 _NO_TOKEN = -1
 
 
-class SlotTable:
-    """Sequences in slots 0, 1, …, without gaps. A slot that none uses is done and has length 0.
+class DeviceRows:
+    """Sequences in rows 0, 1, …, without gaps. A row that none uses is done and has length 0.
 
     Every change is queued behind the steps that were started, whose results therefore belong to
     the sequences of before.
     """
 
-    def __init__(self, executor: ResidentExecutor, groups: Sequence[str]) -> None:
+    def __init__(self, executor: DeviceExecutor, groups: Sequence[str]) -> None:
         self._executor = executor
         self._tables = tuple(f"{PAGE_TABLE}{group}" for group in groups)
         self.drafted = executor.port(PENDING[0]) is not None
@@ -58,7 +58,7 @@ class SlotTable:
         self.sequences: list[SequenceState] = []
 
     def clear(self, eos_token_ids: Sequence[int]) -> None:
-        """Empties every slot.
+        """Empties every row.
 
         The device stops at as many of the model's ends of sequence as its port holds; the host
         knows them all.
@@ -72,23 +72,23 @@ class SlotTable:
         ids[: len(kept)] = kept
         self._executor.write("eos_ids", ids)
 
-    def slot_of(self, sequence: SequenceState) -> int:
+    def row_of(self, sequence: SequenceState) -> int:
         """Where a sequence stands."""
         return next(i for i, other in enumerate(self.sequences) if other is sequence)
 
     def admit(self, sequence: SequenceState) -> None:
-        """Gives a sequence the next slot. Until :meth:`begin` steps pass it over."""
-        slot = len(self.sequences)
+        """Gives a sequence the next row. Until :meth:`begin` steps pass it over."""
+        row = len(self.sequences)
         self.sequences.append(sequence)
         for table in self._tables:
             pages = sequence.pages[table.removeprefix(PAGE_TABLE)].table
-            self._executor.write(table, pages[None], row=slot)
+            self._executor.write(table, pages[None], row=row)
         if self._shared_views:
             self._require_equal_pages(sequence)
 
     def begin(self, sequence: SequenceState, token: int) -> None:
         """Prefill gave a sequence its first token: steps decode it from now on."""
-        executor, slot, request = self._executor, self.slot_of(sequence), sequence.request
+        executor, row, request = self._executor, self.row_of(sequence), sequence.request
         sampling = request.params.sampling
         values = {
             "length": len(request.prompt_ids),
@@ -103,17 +103,17 @@ class SlotTable:
         if self.drafted:
             # The prompt's last row waits for the draft until the token behind it is known.
             values |= {"pending_count": 1, "pending_tokens": token}
-            executor.copy("prefill.last_captured", slot, "pending_captured", slot)
+            executor.copy("prefill.last_captured", row, "pending_captured", row)
         for name, value in (values | {"done": 0}).items():
-            executor.fill(name, value, row=slot)
+            executor.fill(name, value, row=row)
 
     def remove(self, sequence: SequenceState) -> None:
-        """Frees a sequence's slot; the last sequence moves there."""
-        slot, last = self.slot_of(sequence), len(self.sequences) - 1
-        if slot != last:
+        """Frees a sequence's row; the last sequence moves there."""
+        row, last = self.row_of(sequence), len(self.sequences) - 1
+        if row != last:
             for column in self._columns:
-                self._executor.copy(column, last, column, slot)
-            self.sequences[slot] = self.sequences[last]
+                self._executor.copy(column, last, column, row)
+            self.sequences[row] = self.sequences[last]
         self.sequences.pop()
         self._free(last, 1)
 
@@ -126,14 +126,14 @@ class SlotTable:
                 "indexers, which views share; load the engine again"
             )
 
-    def _free(self, slot: int, count: int) -> None:
-        self._executor.fill("done", 1, row=slot, rows=count)
+    def _free(self, row: int, count: int) -> None:
+        self._executor.fill("done", 1, row=row, rows=count)
         empty = ("length", *self._tables, *(PENDING[:1] if self.drafted else ()))
         for name in empty:
-            self._executor.fill(name, 0, row=slot, rows=count)
+            self._executor.fill(name, 0, row=row, rows=count)
 
 
-def _partial_tables(executor: ResidentExecutor) -> tuple[str, ...]:
+def _partial_tables(executor: DeviceExecutor) -> tuple[str, ...]:
     """The ports of the layers' partial tables (SpecPV)."""
     names = [port.name for port in executor.plan.ports]
     return tuple(name for name in names if name.startswith(PARTIAL_TABLE))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from specbuild.runtime.decode.device_rows import PENDING, SlotTable
-from specbuild.runtime.decode.prefill_rows import SlotRows, launched_rows, sampling_rows
+from specbuild.runtime.decode.device_rows import PENDING, DeviceRows
+from specbuild.runtime.decode.prefill_rows import PromptRows, launched_rows, sampling_rows
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.stepper import NewTokens, StepDone
@@ -17,10 +17,10 @@ from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.plan import ProgramEntry
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.executors.executor import ResidentExecutor, StepResult
-from specbuild.runtime.lossy.dsa.ahead import ResidentSelections
+from specbuild.runtime.executors.executor import DeviceExecutor, StepResult
+from specbuild.runtime.lossy.dsa.ahead import DeviceSelections
 from specbuild.runtime.lossy.mode import DeviceMode, ModePlan, StepAhead, joined
-from specbuild.runtime.lossy.specpv.ahead import ResidentViews
+from specbuild.runtime.lossy.specpv.ahead import DeviceViews
 from specbuild.runtime.request import SequenceState
 from specbuild.runtime.sampling import needs_full_logits, samples
 
@@ -54,7 +54,7 @@ class DeviceStepper:
 
     def __init__(
         self,
-        executor: ResidentExecutor,
+        executor: DeviceExecutor,
         manifest: Manifest,
         programs: ProgramTable,
         *,
@@ -64,14 +64,14 @@ class DeviceStepper:
         self._eos_token_ids = manifest.target.eos_token_ids
         self._programs = programs
         self._groups = tuple(group.name for group in manifest.cache_groups)
-        self._rows = SlotTable(executor, self._groups)
+        self._rows = DeviceRows(executor, self._groups)
         self._modes: list[DeviceMode] = []
         if manifest.specpv is not None:
-            self._modes.append(ResidentViews(executor, manifest, programs))
+            self._modes.append(DeviceViews(executor, manifest, programs))
         if manifest.dsa is not None:
-            self._modes.append(ResidentSelections(executor, manifest))
+            self._modes.append(DeviceSelections(executor, manifest))
         self._flights: deque[_Flight] = deque()
-        self._ending: list[SlotRows] = []
+        self._ending: list[PromptRows] = []
         self._read: list[NewTokens] = []
         self._next_step = 0
         self._received_s: float | None = None
@@ -119,11 +119,11 @@ class DeviceStepper:
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:
         """Queues one launch of prompt chunks."""
         executor, table = self._executor, self._rows
-        rows = [SlotRows(table.slot_of(c.sequence), c.sequence, c.start, c.count) for c in chunks]
+        rows = [PromptRows(table.row_of(c.sequence), c.sequence, c.start, c.count) for c in chunks]
         ending = [r for r, chunk in zip(rows, chunks, strict=True) if chunk.is_last]
         entry = self._programs.prefill(
             rows=sum(r.count for r in rows),
-            batch=1 + max(r.slot for r in rows),
+            batch=1 + max(r.row for r in rows),
             full_logits=_full_logits([r.sequence for r in ending]),
         )
         arrays = launched_rows(rows, entry, self._groups, drafted=table.drafted)
@@ -147,15 +147,15 @@ class DeviceStepper:
         """Waits only where a prompt ended; its sequence takes part in steps from now on."""
         if not self._ending:
             return []
-        choice = self._executor.read("prefill.choice")
+        sampled = self._executor.read("prefill.choice")
         logprob = self._executor.read("prefill.logprob")
         first = []
         for r in self._ending:
-            token = int(choice[r.slot])
+            token = int(sampled[r.row])
             self._rows.begin(r.sequence, token)
             for mode in self._modes:
-                mode.begin(r.sequence, r.slot)
-            first.append(NewTokens(r.sequence, [(token, float(logprob[r.slot]))]))
+                mode.begin(r.sequence, r.row)
+            first.append(NewTokens(r.sequence, [(token, float(logprob[r.row]))]))
         return first
 
     def start(
@@ -217,7 +217,7 @@ class DeviceStepper:
         now_s, before_s = perf_counter(), self._received_s
         on_time = now_s - asked_s > _LATE_S
         self._received_s = now_s if on_time else None
-        # A check takes two passes, which says nothing of what a step costs.
+        # A check takes two passes, whose time is not what a step costs.
         own = on_time and flight.warm and not joined(flight.plans).checks
         return now_s - before_s if own and before_s is not None else None
 
@@ -227,8 +227,8 @@ class DeviceStepper:
             batch=len(ahead.sequences),
             full_logits=_full_logits(ahead.sequences),
             extends=ahead.shape is None and self._is_full,
-            fed_again=plan.reverified,
-            narrows=plan.sparse,
+            reverified=plan.reverified,
+            sparse=plan.sparse,
             checks=plan.checks,
         )
 

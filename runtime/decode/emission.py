@@ -11,7 +11,7 @@ from specbuild.runtime.cache.pages import SequencePages
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.records import FinishReason, RunRecord
 from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState, TokenEvent
-from specbuild.runtime.statistics import RunTally
+from specbuild.runtime.statistics import RunCounters
 from specbuild.runtime.text import TextStream
 
 TextStreams = Callable[[Request], TextStream | None]
@@ -50,7 +50,7 @@ class Emission:
             ids=ids,
             pages=pages,
             pages_reserved=reserved,
-            tally=RunTally(self._max_depth),
+            counters=RunCounters(self._max_depth),
             text=self.text_stream(request),
             known=len(request.prompt_ids),
         )
@@ -83,7 +83,7 @@ class Emission:
                 sequence.finish_reason = reason
                 break
         if decoding and tokens:
-            sequence.tally.step(accepted=min(accepted, len(events)), emitted=len(events))
+            sequence.counters.step(accepted=min(accepted, len(events)), emitted=len(events))
         return events
 
     def _end_of(self, sequence: SequenceState, token: int) -> tuple[FinishReason | None, str]:
@@ -104,7 +104,7 @@ def never_ran(index: int, request: Request, text_stream: TextStreams) -> FinishE
         output_ids=(),
         text=None if text_stream(request) is None else "",
         finish_reason="abort",
-        stats=RunTally(0).stats(len(request.prompt_ids)),
+        stats=RunCounters(0).stats(len(request.prompt_ids)),
         logprobs=(),
     )
     return FinishEvent(index, record)

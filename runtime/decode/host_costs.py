@@ -23,7 +23,7 @@ from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.lossy.specpv.host_tables import launch_feeds
 from specbuild.runtime.request import GenerateParams, Request, SequenceState
-from specbuild.runtime.statistics import RunTally
+from specbuild.runtime.statistics import RunCounters
 
 MEASURING_BUDGET_S = 0.2
 MAX_MEASURED_ROWS = 8
@@ -36,7 +36,7 @@ _METHOD = "whole steps"
 
 
 class CannotMeasureError(SpecbuildError):
-    """There is no room to measure in; the message says why, as the end of a sentence."""
+    """There is no capacity to measure in; the message is the reason, as the end of a sentence."""
 
 
 def load_or_measure(path: Path | None, measure: Callable[[], CostTable]) -> tuple[CostTable, str]:
@@ -95,21 +95,23 @@ class CostMeasurement:
         limits = manifest.limits
         self._context = max(2, min(MEASURED_CONTEXT, limits.max_seq_len // 2))
         # Every draft extends the draft's cache by one token: two, and one of each depth a round.
-        room = limits.max_seq_len - self._context - 2
+        capacity = limits.max_seq_len - self._context - 2
         deepest = min(limits.draft_depth, limits.draft_tokens, MAX_MEASURED_ROWS - 1)
-        self._depth = min(deepest, room - 2)
-        self._drafts = min(_ROUNDS * self._depth + 2, room)
+        self._depth = min(deepest, capacity - 2)
+        self._drafts = min(_ROUNDS * self._depth + 2, capacity)
         self._counter = SlotCounter(limits.max_seq_len + limits.draft_tokens + limits.max_rows)
         self._random = np.random.default_rng(0)
 
     def run(self) -> CostTable:
         """The table; stops early where the time for measuring is used up.
 
-        Raises CannotMeasureError where the limits, or the pages that are free, leave no room.
+        Raises CannotMeasureError where the limits, or the pages that are free, leave no space.
         """
         if self._depth < 1:
             longest = self._manifest.limits.max_seq_len
-            raise CannotMeasureError(f"a max_seq_len of {longest} leaves no room to measure drafts")
+            raise CannotMeasureError(
+                f"a max_seq_len of {longest} leaves no capacity to measure drafts"
+            )
         self._executor.prepare((*DECODING_ROLES, *DRAFTING_ROLES))
         deadline_s = perf_counter() + MEASURING_BUDGET_S
         rows = sorted({n for n in _MEASURED_ROWS if n <= self._depth} | {self._depth + 1})
@@ -122,18 +124,18 @@ class CostMeasurement:
             half, level = -(-self._context // 2), DraftShape(1, 1, 1)
             self._fill(sequence, drafter, half)
             drafter.propose([sequence], level)
-            captured = self._fill(sequence, drafter, self._context)
+            aux_hidden = self._fill(sequence, drafter, self._context)
             many_s = _timed(drafter.propose, [sequence], level)
-            drafter.observe(sequence, captured)
+            drafter.observe(sequence, aux_hidden)
             one_s = _timed(drafter.propose, [sequence], level)
-            drafter.observe(sequence, captured)
+            drafter.observe(sequence, aux_hidden)
             for round_number in range((self._drafts - 2) // self._depth):
                 for i, n in enumerate(rows):
                     self._step(sequence, n)
                     target_s[i].append(_timed(self._step, sequence, n))
                 for depth in range(1, self._depth + 1):
                     step_s[depth - 1].append(_timed(self._drafted_step, sequence, drafter, depth))
-                    drafter.observe(sequence, captured)
+                    drafter.observe(sequence, aux_hidden)
                 if perf_counter() > deadline_s and round_number > 0:
                     break
         finally:
@@ -156,25 +158,25 @@ class CostMeasurement:
             ids=self._random.integers(0, vocab, tokens, dtype=np.int32),
             pages=self._kv.admit(wanted),
             pages_reserved=wanted,
-            tally=RunTally(0),
+            counters=RunCounters(0),
             text=None,
             known=self._context + self._drafts + 2,
         )
 
     def _fill(self, sequence: SequenceState, drafter: Eagle3Drafter, length: int) -> np.ndarray:
-        """Enters tokens in launches of the allowed size; the last row's captured features."""
+        """Enters tokens in launches of the allowed size; the last row's aux hidden states."""
         while sequence.length < length:
             count = min(length - sequence.length, self._manifest.limits.max_rows)
-            captured = self._launch(sequence, count, tree=False)["captured"]
+            aux_hidden = self._launch(sequence, count, tree=False)["captured"]
             sequence.length += count
             for group in groups_of(self._manifest.roles["target"]):
                 sequence.pages[group].commit(sequence.length)
-            drafter.observe(sequence, captured)
-        return captured[-1:].copy()
+            drafter.observe(sequence, aux_hidden)
+        return aux_hidden[-1:].copy()
 
     def _drafted_step(self, sequence: SequenceState, drafter: Eagle3Drafter, depth: int) -> None:
         trees = drafter.propose([sequence], DraftShape(1, depth, depth))
-        choice = self._step(sequence, depth + 1)
+        sampled = self._step(sequence, depth + 1)
         self._executor.run(
             "accept",
             {
@@ -182,12 +184,12 @@ class CostMeasurement:
                 "parents": trees.parents,
                 "ancestor_bits": trees.ancestor_bits,
                 "count": trees.count,
-                "choice": choice[None],
+                "choice": sampled[None],
             },
         )
 
     def _step(self, sequence: SequenceState, rows: int) -> np.ndarray:
-        """A target step over a chain; the token chosen at each row, [rows]."""
+        """A target step over a chain; the token sampled at each row, [rows]."""
         logits = self._launch(sequence, rows, tree=True)["logits"]
         zeros = np.zeros(rows, np.int32)
         position = self._counter.range(sequence.length, rows)

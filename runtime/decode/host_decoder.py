@@ -113,7 +113,7 @@ class HostDecoder:
     def _costs(self) -> ChainCosts:
         """What chains cost by the cost table, which is measured on first use.
 
-        Raises CannotMeasureError where there is no room now; a later use tries again.
+        Raises CannotMeasureError where there is no capacity now; a later use tries again.
         """
         limits = self._manifest.limits
         measurement = CostMeasurement(self._executor, self._manifest, self._kv)

@@ -22,7 +22,7 @@ from specbuild.runtime.lossy.verified import Accepted, Verified
 from specbuild.runtime.request import SequenceState
 from specbuild.runtime.sampling import samples
 
-# Rows of captured features that a launch committed, by sequence, for the drafter to observe.
+# Rows of aux hidden states that a launch committed, by sequence, for the drafter to observe.
 Committed = list[tuple[SequenceState, np.ndarray | slice]]
 
 
@@ -53,7 +53,7 @@ class HostStepper:
         self._first: list[NewTokens] = []
         self._step: StepDone | None = None
         self._committed: Committed = []
-        self._captured: np.ndarray | None = None
+        self._aux_hidden: np.ndarray | None = None
         self._after_prompts = False
 
     @property
@@ -115,12 +115,12 @@ class HostStepper:
         if ending:
             done = [sequences[i] for i in ending]
             position = np.array([s.length - 1 for s in done], np.int32)
-            choice, logprob = self._target.choose(
+            sampled, logprob = self._target.sample(
                 done, [1] * len(done), position, outputs["logits"]
             )
-            for sequence, token, chance in zip(done, choice, logprob, strict=True):
+            for sequence, token, chance in zip(done, sampled, logprob, strict=True):
                 self._first.append(NewTokens(sequence, [(int(token), float(chance))]))
-        self._captured, self._after_prompts = outputs.get("captured"), True
+        self._aux_hidden, self._after_prompts = outputs.get("captured"), True
         self._committed = [
             (sequence, slice(int(row_start[i]), int(row_start[i + 1])))
             for i, sequence in enumerate(sequences)
@@ -141,13 +141,13 @@ class HostStepper:
         trees = self._draft(sequences, shape)
         checked = self._target.selections is not None and self._target.selections.begin(sequences)
         if checked:
-            self._sample(sequences, trees)
+            self._sparse_pass(sequences, trees)
         verified = self._target.verify(sequences, trees)
         paths = self._accept(trees, verified)
         if self._target.selections is not None:
             self._target.selections.judge(sequences, verified, paths)
         self._commit(sequences, trees, verified, paths)
-        # A check takes two passes, which says nothing of what a step costs; nor does a first step.
+        # A check takes two passes, whose time is not what a step costs; nor does a first step.
         untypical = self._after_prompts or checked
         step_s = None if untypical else perf_counter() - started_s
         self._after_prompts = False
@@ -162,14 +162,14 @@ class HostStepper:
 
     def settle(self) -> None:
         """Tells the drafter of the tokens just committed, and of those emitted behind them."""
-        drafter, captured = self._drafter, self._captured
+        drafter, aux_hidden = self._drafter, self._aux_hidden
         if drafter is not None:
-            if not drafter.capabilities.reads_captured:
-                captured = None
+            if not drafter.capabilities.reads_aux_hidden:
+                aux_hidden = None
             for sequence, rows in self._committed:
                 if sequence.finish_reason is None:
-                    drafter.observe(sequence, None if captured is None else captured[rows])
-        self._committed, self._captured = [], None
+                    drafter.observe(sequence, None if aux_hidden is None else aux_hidden[rows])
+        self._committed, self._aux_hidden = [], None
 
     def _draft(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> DraftTrees:
         deepest = [min(s.wanted - 1, self._max_depth) for s in sequences]
@@ -179,14 +179,14 @@ class HostStepper:
         # No slot is verified whose token could not be emitted any more.
         return trees.cut(deepest) if min(deepest) < self._max_depth else trees
 
-    def _sample(self, sequences: Sequence[SequenceState], trees: DraftTrees) -> None:
-        """A pass that does not count: what narrowed attention chooses where it is checked."""
+    def _sparse_pass(self, sequences: Sequence[SequenceState], trees: DraftTrees) -> None:
+        """A pass that does not count: what sparse attention chooses where it is checked."""
         assert self._target.selections is not None
-        narrowed = self._target.verify(sequences, trees, counts=False)
-        self._target.selections.sample(sequences, narrowed, self._accept(trees, narrowed))
+        sparse = self._target.verify(sequences, trees, counts=False)
+        self._target.selections.note_sparse(sequences, sparse, self._accept(trees, sparse))
 
     def _accept(self, trees: DraftTrees, verified: Verified) -> Accepted:
-        """The longest path of each tree that the target's choices confirm."""
+        """The longest path of each tree that the target's samples confirm."""
         if trees.nodes == 0:
             return Accepted(np.zeros((len(trees.count), 1), np.int32), [0] * len(trees.count))
         outputs = self._executor.run(
@@ -196,7 +196,7 @@ class HostStepper:
                 "parents": trees.parents,
                 "ancestor_bits": trees.ancestor_bits,
                 "count": trees.count,
-                "choice": verified.choice,
+                "choice": verified.sampled,
             },
         )
         return Accepted(outputs["path"], outputs["accepted"].tolist())
@@ -234,13 +234,14 @@ class HostStepper:
     def _new_tokens(
         self, sequences: Sequence[SequenceState], verified: Verified, paths: Accepted
     ) -> list[NewTokens]:
-        """The target's choices along the path are the new tokens; all but the last were drafts."""
+        """The tokens that the target sampled along the path are the new tokens; all but the last
+        were drafts."""
         emitted = []
-        self._captured = verified.captured
+        self._aux_hidden = verified.aux_hidden
         for b, sequence in enumerate(sequences):
             accepted = paths.accepted[b]
             slots = paths.path[b, : accepted + 1]
-            choices = verified.choice[b, slots].tolist()
+            choices = verified.sampled[b, slots].tolist()
             logprobs = verified.logprob[b, slots].tolist()
             tokens = list(zip(choices, logprobs, strict=True))
             emitted.append(NewTokens(sequence, tokens, accepted))
@@ -249,12 +250,12 @@ class HostStepper:
 
     def _advance(self, sequence: SequenceState, count: int, view: StepChoice | None = None) -> None:
         """``count`` more tokens stand in the target's cache."""
-        before, fed_again = sequence.length, None
+        before, reverified = sequence.length, None
         sequence.length += count
         if self._target.views is not None and view is not None:
-            fed_again = self._target.views.committed(sequence, view, before)
+            reverified = self._target.views.committed(sequence, view, before)
         for group in self._target.groups:
-            sequence.pages[group].commit(sequence.length, fed_again=fed_again)
+            sequence.pages[group].commit(sequence.length, reverified=reverified)
 
 
 def _outcome(

@@ -1,12 +1,12 @@
 """THE decoding loop: schedule → prefill | draft → verify → accept → commit → emit.
 
 Acceptance. In one pass the target looks at a tree of drafts below the newest token, the root, and
-says at every node which token it would emit there: ``choice(i)``, the argmax, or a draw whose noise
-belongs to (seed, position) alone. A node is accepted where its parent is and the target chose it:
+says at every node which token it would emit there: ``sample(i)``, the argmax, or a draw whose noise
+belongs to (seed, position) alone. A node is accepted where its parent is and the target sampled it:
 
-    accepted(root) = true,    accepted(i) = accepted(parent(i)) ∧ choice(parent(i)) = token(i)
+    accepted(root) = true,    accepted(i) = accepted(parent(i)) ∧ sample(parent(i)) = token(i)
 
-Siblings differ, so the accepted nodes form one path. Its tokens and the choice at its end (the
+Siblings differ, so the accepted nodes form one path. Its tokens and the sample at its end (the
 bonus token) are emitted. Each is what decoding without a draft would have chosen at its position:
 speculation changes how many tokens a step gives, never which.
 """
@@ -100,7 +100,7 @@ class Loop:
             self._choose_ahead()
         first = self._stepper.receive_prompts()
         for new in first:
-            new.sequence.tally.first_token()
+            new.sequence.counters.first_token()
         return self._emit(first)
 
     def _start_steps(self, sequences: Sequence[SequenceState]) -> None:

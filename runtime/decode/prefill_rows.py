@@ -13,31 +13,32 @@ from specbuild.runtime.request import SequenceState
 
 
 @dataclass(frozen=True)
-class SlotRows:
-    """Tokens ``start … start + count − 1`` of the sequence in a slot."""
+class PromptRows:
+    """Tokens ``start … start + count − 1`` of the sequence in ``row``."""
 
-    slot: int
+    row: int
     sequence: SequenceState
     start: int
     count: int
 
 
 def launched_rows(
-    rows: Sequence[SlotRows], entry: ProgramEntry, groups: Sequence[str], *, drafted: bool
+    rows: Sequence[PromptRows], entry: ProgramEntry, groups: Sequence[str], *, drafted: bool
 ) -> dict[str, np.ndarray]:
-    """The ``prefill.`` ports of a launch, by name: rows in order of their slots, then padding.
+    """The ``prefill.`` ports of a launch, by name: tokens in order of their sequences' rows, then
+    padding.
 
     Padding rows are token 0 at position 0 and lie in page 0, which nobody reads. A row of the
     draft pairs a token's features with the token after it: the last known token has none yet,
     and its row is padding there. Every sequence's logits are asked of its last row.
     """
-    rows = sorted(rows, key=lambda r: r.slot)
-    total, slots = sum(r.count for r in rows), entry.batch
+    rows = sorted(rows, key=lambda r: r.row)
+    total, batch = sum(r.count for r in rows), entry.batch
     row_names = ["token_ids", "positions"]
     row_names += [f"write_slot.{g}" for g in groups if g != DRAFT_GROUP]
     row_names += ["draft_token_ids", "draft_write_slot"] if drafted else []
     arrays = {name: np.zeros(entry.rows, np.int32) for name in row_names}
-    count, tree_start, logit_rows = np.zeros((3, slots), np.int32)
+    count, tree_start, logit_rows = np.zeros((3, batch), np.int32)
     first = 0
     for r in rows:
         at, span = slice(first, first + r.count), slice(r.start, r.start + r.count)
@@ -54,8 +55,8 @@ def launched_rows(
             slots_of_draft = r.sequence.pages[DRAFT_GROUP].slots
             arrays["draft_write_slot"][taken] = slots_of_draft[source]
         first += r.count
-        count[r.slot], tree_start[r.slot] = r.count, r.start + r.count
-        logit_rows[r.slot] = first - 1
+        count[r.row], tree_start[r.row] = r.count, r.start + r.count
+        logit_rows[r.row] = first - 1
     assert first == total <= entry.rows
     arrays["row_start"] = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
     arrays["tree_start"], arrays["logit_rows"] = tree_start, logit_rows
@@ -64,8 +65,8 @@ def launched_rows(
     return {f"prefill.{name}": array for name, array in arrays.items()}
 
 
-def sampling_rows(rows: Sequence[SlotRows], entry: ProgramEntry) -> dict[str, np.ndarray]:
-    """The ``prefill.`` ports that say how each slot's token is chosen; greedy where none is."""
+def sampling_rows(rows: Sequence[PromptRows], entry: ProgramEntry) -> dict[str, np.ndarray]:
+    """The ``prefill.`` ports that say how each row's token is sampled; greedy where none is."""
     arrays = {
         "temperature": np.zeros(entry.batch, np.float32),
         "top_k": np.zeros(entry.batch, np.int32),
@@ -75,9 +76,9 @@ def sampling_rows(rows: Sequence[SlotRows], entry: ProgramEntry) -> dict[str, np
     }
     for r in rows:
         sampling = r.sequence.request.params.sampling
-        arrays["temperature"][r.slot] = sampling.temperature
-        arrays["top_k"][r.slot] = sampling.top_k
-        arrays["top_p"][r.slot] = sampling.top_p
-        arrays["seed"][r.slot] = sampling.seed
-        arrays["position"][r.slot] = r.start + r.count - 1
+        arrays["temperature"][r.row] = sampling.temperature
+        arrays["top_k"][r.row] = sampling.top_k
+        arrays["top_p"][r.row] = sampling.top_p
+        arrays["seed"][r.row] = sampling.seed
+        arrays["position"][r.row] = r.start + r.count - 1
     return {f"prefill.{name}": array for name, array in arrays.items()}

@@ -17,7 +17,7 @@ class ProgramTable:
         self._steps: dict[
             tuple[DraftShape, int, bool, bool, int | None, bool, bool], ProgramEntry
         ] = {}
-        self._rooms: dict[tuple[DraftShape | None, int], int] = {}
+        self._capacities: dict[tuple[DraftShape | None, int], int] = {}
         self.prefill_rows = max((p.rows for p in plan.programs if p.kind == "prefill"), default=0)
 
     def shapes(self) -> list[DraftShape]:
@@ -52,26 +52,27 @@ class ProgramTable:
         batch: int,
         full_logits: bool,
         extends: bool = False,
-        fed_again: int | None = None,
-        narrows: bool = False,
+        reverified: int | None = None,
+        sparse: bool = False,
         checks: bool = False,
     ) -> ProgramEntry:
         """A step of ``batch`` sequences; None decodes without a draft.
 
         ``extends`` asks for one in which the draft takes up what waits for it; a plan without
-        such steps gives one that does not. ``fed_again``: a refresh of SpecPV, which chooses views
-        and has room for so many rows that full steps feed again. ``narrows``: rows may attend to
+        such steps gives one that does not. ``reverified``: a refresh of SpecPV, which chooses views
+        and has capacity for so many rows that full steps re-verify. ``sparse``: rows may attend to
         what indexers choose (DSA); ``checks``: and what they choose is compared.
         """
         wanted = shape or _NO_DRAFT
-        key = (wanted, batch, full_logits, extends, fed_again, narrows, checks)
+        key = (wanted, batch, full_logits, extends, reverified, sparse, checks)
         if key not in self._steps:
             fits = [
                 p
                 for p in self._programs
                 if p.kind == "step" and _shape(p) == wanted and p.batch >= batch
-                if (fed_again is not None) == (p.fed_again > 0) and p.fed_again >= (fed_again or 0)
-                if (narrows, checks) == (p.narrows, p.checks)
+                if (reverified is not None) == (p.reverified > 0)
+                and p.reverified >= (reverified or 0)
+                if (sparse, checks) == (p.sparse, p.checks)
             ]
             extending = [p for p in fits if p.extends]
             fits = extending if extends and extending else [p for p in fits if not p.extends]
@@ -79,17 +80,17 @@ class ProgramTable:
             self._steps[key] = _smallest(fits, full_logits=full_logits, what=what)
         return self._steps[key]
 
-    def refresh_room(self, shape: DraftShape | None, *, batch: int) -> int:
-        """The most rows that a step of ``batch`` sequences can feed again (SpecPV)."""
+    def refresh_capacity(self, shape: DraftShape | None, *, batch: int) -> int:
+        """The most rows that a step of ``batch`` sequences can re-verify (SpecPV)."""
         key = (shape, batch)
-        if key not in self._rooms:
-            like = self.step(shape, batch=batch, full_logits=False, fed_again=0)
+        if key not in self._capacities:
+            like = self.step(shape, batch=batch, full_logits=False, reverified=0)
             same = (p for p in self._programs if p.kind == "step" and _shape(p) == _shape(like))
-            self._rooms[key] = max(p.fed_again for p in same if p.batch == like.batch)
-        return self._rooms[key]
+            self._capacities[key] = max(p.reverified for p in same if p.batch == like.batch)
+        return self._capacities[key]
 
     def prefill(self, *, rows: int, batch: int, full_logits: bool) -> ProgramEntry:
-        """Prompt rows of sequences in slots below ``batch``."""
+        """Prompt rows of sequences in rows below ``batch``."""
         fits = [
             p for p in self._programs if p.kind == "prefill" and p.rows >= rows and p.batch >= batch
         ]

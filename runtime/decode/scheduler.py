@@ -145,17 +145,17 @@ class Scheduler:
     def _chunks(self) -> tuple[Chunk, ...]:
         """Prompt chunks of one launch: as many rows as it may have, oldest sequence first."""
         most = self._limits.max_rows
-        room = most if self._invariant_rows is None else min(most, self._invariant_rows)
+        capacity = most if self._invariant_rows is None else min(most, self._invariant_rows)
         chunks: list[Chunk] = []
         for sequence in self._running:
             left = len(sequence.request.prompt_ids) - sequence.length
             if left == 0:
                 continue
-            count = min(left, room if self._invariant_rows is None else most)
+            count = min(left, capacity if self._invariant_rows is None else most)
             chunk = Chunk(sequence, sequence.length, count)
-            if count > room and not chunks:
+            if count > capacity and not chunks:
                 return (chunk,)
-            if 0 < count <= room:
+            if 0 < count <= capacity:
                 chunks.append(chunk)
-                room -= count
+                capacity -= count
         return tuple(chunks)

@@ -182,7 +182,7 @@ class Session:
                 loop.open()
                 self._run(served, setting)
         except BaseException as error:
-            # Behind the close, whoever hears of it finds the pages free.
+            # Behind the close, whoever sees it finds the pages free.
             for stream in served.streams:
                 stream.deliver(error)
 

@@ -60,14 +60,14 @@ class TargetPasses:
             ancestor_bits=rows_of(trees.ancestor_bits),
             logit_rows=self._counter.range(0, plan.rows),
         )
-        row_choice, row_logprob = self.choose(sequences, count, positions, outputs["logits"])
-        captured = outputs.get("captured")
+        row_sampled, row_logprob = self.sample(sequences, count, positions, outputs["logits"])
+        aux_hidden = outputs.get("captured")
         if used is None:
-            choice, logprob = row_choice.reshape(shape), row_logprob.reshape(shape)
-            return Verified(choice, logprob, captured, root_row, None)
-        choice, logprob = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
-        choice[used], logprob[used] = row_choice, row_logprob
-        return Verified(choice, logprob, captured, root_row, None)
+            sampled, logprob = row_sampled.reshape(shape), row_logprob.reshape(shape)
+            return Verified(sampled, logprob, aux_hidden, root_row, None)
+        sampled, logprob = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
+        sampled[used], logprob[used] = row_sampled, row_logprob
+        return Verified(sampled, logprob, aux_hidden, root_row, None)
 
     def _verify_over_views(
         self,
@@ -77,9 +77,9 @@ class TargetPasses:
         *,
         counts: bool,
     ) -> Verified:
-        """The same where a sequence may show a part of its context, or be fed tokens again.
+        """The same where a sequence may show a part of its context, or have tokens re-verified.
 
-        Those stand as a chain in front of the tree; what is chosen behind them says how often
+        Those stand as a chain in front of the tree; what is sampled behind them shows how often
         the partial steps that emitted them were right.
         """
         choices = views.choose(sequences, (trees.count - 1).tolist())
@@ -102,9 +102,9 @@ class TargetPasses:
         token_ids[in_tree], bits[in_tree] = trees.tokens[used], trees.ancestor_bits[used]
         positions[in_tree] = (trees.depths + np.array(length, np.int32)[:, None])[used]
         for s, c, first, n in zip(sequences, choices, row_start, chain, strict=False):
-            fed_again = slice(c.chain_start, c.chain_start + n)
-            token_ids[first : first + n] = s.ids[fed_again]
-            positions[first : first + n] = np.arange(fed_again.start, fed_again.stop)
+            reverified = slice(c.chain_start, c.chain_start + n)
+            token_ids[first : first + n] = s.ids[reverified]
+            positions[first : first + n] = np.arange(reverified.start, reverified.stop)
         outputs = self.launch(
             sequences,
             plan,
@@ -114,14 +114,14 @@ class TargetPasses:
             ancestor_bits=bits,
             logit_rows=self._counter.range(0, plan.rows),
         )
-        row_choice, row_logprob = self.choose(sequences, plan.count, positions, outputs["logits"])
+        row_sampled, row_logprob = self.sample(sequences, plan.count, positions, outputs["logits"])
         if counts:
             views.take(sequences, choices, outputs)
-            views.recheck(sequences, choices, row_choice, row_start)
+            views.recheck(sequences, choices, row_sampled, row_start)
         shape = trees.tokens.shape
-        choice, logprob = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
-        choice[used], logprob[used] = row_choice[in_tree], row_logprob[in_tree]
-        return Verified(choice, logprob, outputs.get("captured"), root_row, choices)
+        sampled, logprob = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
+        sampled[used], logprob[used] = row_sampled[in_tree], row_logprob[in_tree]
+        return Verified(sampled, logprob, outputs.get("captured"), root_row, choices)
 
     def launch(
         self,
@@ -148,7 +148,7 @@ class TargetPasses:
         self.selections.note(sequences, outputs)
         return outputs
 
-    def choose(
+    def sample(
         self,
         sequences: Sequence[SequenceState],
         count: Sequence[int],

@@ -30,14 +30,14 @@ class Acceptance:
         Sequences of one step fade together: the next step's count as much more as their number
         says, whatever their order was.
         """
-        room = len(self._trials)
-        last, reached_by = [0] * (room + 1), [0] * (room + 1)
+        capacity = len(self._trials)
+        last, reached_by = [0] * (capacity + 1), [0] * (capacity + 1)
         for (depth, reached), count in Counter(zip(depths, accepted, strict=True)).items():
-            tried = min(depth, room)
+            tried = min(depth, capacity)
             reached_by[min(reached, tried)] += count
             last[min(reached + 1, tried)] += count
         trials, hits = 0, 0
-        for i in range(room - 1, -1, -1):
+        for i in range(capacity - 1, -1, -1):
             trials += last[i + 1]
             hits += reached_by[i + 1]
             if trials == 0:

@@ -198,7 +198,7 @@ def usable_step_costs(
 
 
 def reason_not_to_use(costs: StepCosts, manifest: Manifest, gpu: str) -> str | None:
-    """Why the table says nothing of this engine on this GPU; None where it does."""
+    """Why the table does not cover this engine on this GPU; None where it does."""
     if costs.gpu != gpu:
         return f"step costs were measured on {costs.gpu}, this is {gpu}"
     if costs.method != METHOD:

@@ -15,7 +15,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.request import SequenceState
 
-# Captured rows of a sequence that wait for the draft: memory is touched only as far as used.
+# Rows of aux hidden states that wait for the draft: memory is touched only as far as used.
 PENDING_BYTES = 32 << 20
 
 
@@ -23,14 +23,14 @@ PENDING_BYTES = 32 << 20
 class DrafterCapabilities:
     """What a drafter needs and does, as data.
 
-    ``reads_captured``: it wants the target's captured features of every committed token.
+    ``reads_aux_hidden``: it wants the target's aux hidden states of every committed token.
     ``uses_draft_caches``: the engine's draft caches hold what it has taken up of a sequence.
     ``samples``: its drafts are draws from a distribution; such a drafter needs an acceptance
     rule that knows the distribution, and the loop here refuses it.
     """
 
     name: str
-    reads_captured: bool
+    reads_aux_hidden: bool
     samples: bool = False
     uses_draft_caches: bool = False
 
@@ -47,8 +47,8 @@ class Drafter(Protocol):
         """What it needs and does."""
         ...
 
-    def observe(self, sequence: SequenceState, captured: np.ndarray | None) -> None:
-        """The target committed more tokens: ``captured`` [n, taps·H], None if not wanted.
+    def observe(self, sequence: SequenceState, aux_hidden: np.ndarray | None) -> None:
+        """The target committed more tokens: ``aux_hidden`` [n, aux_layers·H], None if not wanted.
 
         The token after each of these rows is known when this is called.
         """
@@ -64,13 +64,13 @@ class Drafter(Protocol):
 
 
 class _Pending:
-    """Captured rows that the draft's cache does not hold yet."""
+    """Rows of aux hidden states that the draft's cache does not hold yet."""
 
     def __init__(self, capacity: int, width: int) -> None:
         self._rows = np.empty((capacity, width), np.float32)
         self.count = 0
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         return len(self._rows) - self.count
 
     def add(self, rows: np.ndarray) -> None:
@@ -90,8 +90,8 @@ class _Pending:
 class Eagle3Drafter:
     """Runs the draft graphs (eagle3.md, Drafting a tree).
 
-    The draft's cache is extended when it is next needed, or when ``PENDING_BYTES`` of captured
-    rows have gathered, so that steps without a draft cost nothing.
+    The draft's cache is extended when it is next needed, or when ``PENDING_BYTES`` of rows of aux
+    hidden states have gathered, so that steps without a draft cost nothing.
     """
 
     def __init__(self, executor: Executor, manifest: Manifest, counter: SlotCounter) -> None:
@@ -103,20 +103,20 @@ class Eagle3Drafter:
 
     @property
     def capabilities(self) -> DrafterCapabilities:
-        """Reads captured features; its drafts are fixed tokens."""
-        return DrafterCapabilities(name="eagle3", reads_captured=True, uses_draft_caches=True)
+        """Reads aux hidden states; its drafts are fixed tokens."""
+        return DrafterCapabilities(name="eagle3", reads_aux_hidden=True, uses_draft_caches=True)
 
-    def observe(self, sequence: SequenceState, captured: np.ndarray | None) -> None:
+    def observe(self, sequence: SequenceState, aux_hidden: np.ndarray | None) -> None:
         """Keeps the rows until the draft runs; extends first where they do not fit."""
-        assert captured is not None
+        assert aux_hidden is not None
         pending = self._pending.get(sequence.index)
         if pending is None:
-            width = captured.shape[1]
+            width = aux_hidden.shape[1]
             pending = _Pending(max(self._max_rows, PENDING_BYTES // (4 * width)), width)
             self._pending[sequence.index] = pending
-        if len(captured) > pending.room():
+        if len(aux_hidden) > pending.capacity():
             self._take_up(sequence, pending.count)
-        pending.add(captured)
+        pending.add(aux_hidden)
 
     def release(self, sequence: SequenceState) -> None:
         """Forgets the sequence's rows."""
@@ -151,8 +151,8 @@ class Eagle3Drafter:
         sequence's last row.
         """
         pending = [self._pending[s.index] for s in sequences]
-        captured = [p.first(n) for p, n in zip(pending, counts, strict=True)]
-        hidden = self._executor.run("draft_fuse", {"captured": _joined(captured)})["hidden"]
+        aux_hidden = [p.first(n) for p, n in zip(pending, counts, strict=True)]
+        hidden = self._executor.run("draft_fuse", {"captured": _joined(aux_hidden)})["hidden"]
         first = [self._draft_length(s) for s in sequences]
         spans = list(zip(sequences, first, counts, strict=True))
         plan = RowPlan(first, counts, [f + n for f, n in zip(first, counts, strict=True)])

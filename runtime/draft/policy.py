@@ -47,7 +47,7 @@ class StepOutcome:
 
 
 class DraftPolicy(Protocol):
-    """Chooses a shape before each step and hears what became of it."""
+    """Chooses a shape before each step and is called with what became of it."""
 
     @property
     def max_depth(self) -> int:

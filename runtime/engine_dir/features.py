@@ -1,4 +1,4 @@
-"""Features of the format: what came after its version, and how an older runtime hears of it.
+"""Features of the format: what came after its version, and how an older runtime refuses it.
 
 A later key of the manifest belongs to a feature and has a default: ``field(default=…,
 metadata=of_feature("name"))``. It is written only where it differs from the default, and then

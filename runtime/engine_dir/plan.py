@@ -155,8 +155,8 @@ class ProgramEntry:
     and top-p need it. ``extends``: a step without a draft in which the draft takes up what was
     committed before, so that nothing waits for it; those with a draft do so anyway. ``score``:
     like prefill, with the kernels that decode and all logits.
-    ``fed_again``: rows for tokens that full steps of SpecPV feed again, among ``rows``.
-    ``narrows``: rows from DSA's threshold on attend to what indexers choose; ``checks``: its tree
+    ``reverified``: rows for tokens that full steps of SpecPV re-verify, among ``rows``.
+    ``sparse``: rows from DSA's threshold on attend to what indexers choose; ``checks``: its tree
     is verified twice, by ``sampled_budget`` and by ``list_budget``, and the second pass counts.
     """
 
@@ -171,8 +171,8 @@ class ProgramEntry:
     full_logits: bool
     launches: int
     extends: bool = False
-    fed_again: int = 0
-    narrows: bool = False
+    reverified: int = 0
+    sparse: bool = False
     checks: bool = False
 
 
@@ -181,8 +181,8 @@ class Port:
     """A tensor in a ``state`` or ``ring`` buffer that the host reads or writes, by name.
 
     A program of fewer sequences or rows than the first axis has uses the first entries. B: the
-    sequences of the largest step program, N: depth of the deepest draft plus 1, C: captured
-    features, T: rows of the largest prefill program, W: words of ancestor bits, S: slots of the
+    sequences of the largest step program, N: depth of the deepest draft plus 1, C: aux hidden
+    states, T: rows of the largest prefill program, W: words of ancestor bits, S: entries of the
     ring, g: each cache group. bf16 where it is said, fp32 for temperatures, top_p, logits and
     log-probabilities, int32 elsewhere. Ports of the draft are there only where there is one.
 
@@ -201,21 +201,21 @@ class Port:
     target's groups) [T], ``.row_start`` [B + 1], ``.ancestor_bits`` [T, W], ``.tree_start``,
     ``.logit_rows``, ``.temperature``, ``.top_k``, ``.top_p``, ``.seed``, ``.position`` [B]; draft:
     ``.draft_token_ids`` (each row's next token), ``.draft_write_slot`` [T] (page 0 where the next
-    token is not known). Sequence b of ``row_start`` is slot b of the sequences above. Outputs:
-    ``prefill.choice``, ``prefill.logprob`` [B], ``prefill.last_captured`` [B, C] bf16: the captured
-    features of ``logit_rows``.
+    token is not known). Sequence b of ``row_start`` is row b of the sequences above. Outputs:
+    ``prefill.choice``, ``prefill.logprob`` [B], ``prefill.last_captured`` [B, C] bf16: the aux
+    hidden states of ``logit_rows``.
 
     Score takes the ports of prefill with ``score.logit_rows`` [R] in place of its own, and gives
-    ``score.logits`` [R, V] and ``score.captured`` [rows of the largest score program, C] bf16; a
+    ``score.logits`` [R, V] and ``score.aux_hidden`` [rows of the largest score program, C] bf16; a
     program of T rows gives min(T, R) rows of logits.
 
     Ring: ``ring.tokens``, ``ring.logprobs`` [S, B, N], ``ring.accepted``, ``ring.count`` [S, B],
-    ``ring.step`` [S]; DSA: ``ring.broken`` [S, B], lists that broke an invariant, of steps that
-    narrow; ``ring.checks`` [S, B, 5] of steps that are checked: tokens of the accepted path, those
-    that both passes chose, drafts that the second accepted, those that the first did, and the
-    first's broken lists; SpecPV: ``ring.rechecked`` [S, B], tokens fed again at which the
-    target chose, and ``ring.agreed`` [S, B], those of them that it chose again, of steps with room
-    to feed again.
+    ``ring.step`` [S]; DSA: ``ring.broken`` [S, B], lists that broke an invariant, of sparse steps;
+    ``ring.checks`` [S, B, 5] of steps that are checked: tokens of the accepted path, those that
+    both passes sampled, drafts that the second accepted, those that the first did, and the first's
+    broken lists; SpecPV: ``ring.rechecked`` [S, B], re-verified tokens at which the target sampled,
+    and ``ring.agreed`` [S, B], those of them that it sampled again, of steps with capacity to
+    re-verify.
     """
 
     name: str

@@ -17,14 +17,14 @@ class ExecutorCapabilities:
 
     ``batch_invariant``: a row's result does not depend, bit for bit, on what shares its launch.
     ``invariant_rows``: that holds among launches of up to so many rows; None: among all.
-    ``device_resident_step``: runs a whole speculative step without the host.
+    ``device_step``: runs a whole speculative step without the host.
     ``fixed_pages``: sequences keep their pages and tables while they live, and views of them begin
     at position 0, so that a row's sums are cut alike whatever stands before it in the launch.
     """
 
     name: str
     batch_invariant: bool
-    device_resident_step: bool
+    device_step: bool
     fixed_pages: bool = False
     invariant_rows: int | None = None
 
@@ -55,9 +55,9 @@ class StepResult:
 
     The first ``count[b]`` entries of ``tokens[b]`` and ``logprobs[b]`` were emitted;
     ``accepted[b]`` drafts were confirmed, emitted or not. ``broken[b]`` of its lists broke an
-    invariant, where the step narrowed attention (DSA); ``checks[b]`` are the five numbers of
-    ``ring.checks``, where it was checked. At ``rechecked[b]`` tokens fed again the target chose
-    once more, and ``agreed[b]`` times the same, where the step had room for them (SpecPV).
+    invariant, where the step was sparse (DSA); ``checks[b]`` are the five numbers of
+    ``ring.checks``, where it was checked. At ``rechecked[b]`` re-verified tokens the target sampled
+    once more, and ``agreed[b]`` times the same, where the step had capacity for them (SpecPV).
     """
 
     count: list[int]
@@ -71,7 +71,7 @@ class StepResult:
 
 
 @runtime_checkable
-class ResidentExecutor(Protocol):
+class DeviceExecutor(Protocol):
     """Runs an engine's programs, whose state stays on the device.
 
     The host reads and writes the state by the plan's ports (``Port`` lists them). Programs,
@@ -140,6 +140,6 @@ class OpenedEngine:
     ``processor`` is the CPU or GPU, ``settings`` what else changes them: threads, versions.
     """
 
-    executor: Executor | ResidentExecutor
+    executor: Executor | DeviceExecutor
     processor: str
     settings: tuple[object, ...] = ()

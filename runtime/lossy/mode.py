@@ -1,4 +1,5 @@
-"""A lossy mode, where steps stay on the device: one object that plans steps and hears of them.
+"""A lossy mode, where steps stay on the device: one object that plans steps and is called with
+their results.
 
 The host plans a step before it knows what the steps in flight emit, and reckons with the most that
 they can.

@@ -11,15 +11,15 @@ from specbuild.runtime.lossy.specpv.state import StepChoice
 
 @dataclass(frozen=True)
 class Verified:
-    """What the target says of every slot [B, N+1], and its captured features [T, taps·H].
+    """What the target says of every slot [B, N+1], and its aux hidden states [T, aux_layers·H].
 
-    ``root_row`` [B] is the row of each tree's root in ``captured``; ``views`` is how each sequence
-    was verified, where it may be over a part of its context.
+    ``root_row`` [B] is the row of each tree's root in ``aux_hidden``; ``views`` is how each
+    sequence was verified, where it may be over a part of its context.
     """
 
-    choice: np.ndarray
+    sampled: np.ndarray
     logprob: np.ndarray
-    captured: np.ndarray | None
+    aux_hidden: np.ndarray | None
     root_row: np.ndarray
     views: list[StepChoice] | None
 

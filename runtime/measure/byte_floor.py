@@ -120,7 +120,7 @@ class EngineTraffic:
     """The passes of an engine: the target, and of its draft the first level and each further one.
 
     The first level also takes up what was accepted; ``taken_up`` is that alone, keys and values
-    only, as prompts are. None where there is none to read it from. ``narrowed`` is the target
+    only, as prompts are. None where there is none to read it from. ``sparse`` is the target
     where it attends to what indexers choose.
     """
 
@@ -128,7 +128,7 @@ class EngineTraffic:
     first_level: PassTraffic | None = None
     further_level: PassTraffic | None = None
     taken_up: PassTraffic | None = None
-    narrowed: PassTraffic | None = None
+    sparse: PassTraffic | None = None
 
     def level(self, level: int, work: Work) -> BytesByPart:
         """The floor of drafting one level, from 1; ``work.rows`` are the level's."""
@@ -141,7 +141,7 @@ class EngineTraffic:
         *,
         top_k: int = 0,
         depth: int = 0,
-        narrows: bool = False,
+        sparse: bool = False,
         draft_context: float | None = None,
     ) -> BytesByPart:
         """The floor of a whole step with a tree of ``depth`` levels, ``top_k`` nodes each.
@@ -149,15 +149,15 @@ class EngineTraffic:
         The draft sees ``draft_context`` tokens; left out, as many as the target.
         """
         context = target.context if draft_context is None else draft_context
-        found = self.verifying(narrows=narrows).bytes_read(target)
+        found = self.verifying(sparse=sparse).bytes_read(target)
         for level in range(1, depth + 1):
             rows = target.batch * (1 if level == 1 else top_k)
             found = found.plus(self.level(level, Work(rows, target.batch, context)))
         return found
 
-    def verifying(self, *, narrows: bool) -> PassTraffic:
-        """The target's pass of a step that narrows, or does not."""
-        return self.narrowed if narrows and self.narrowed is not None else self.target
+    def verifying(self, *, sparse: bool) -> PassTraffic:
+        """The target's pass of a step that is sparse, or is not."""
+        return self.sparse if sparse and self.sparse is not None else self.target
 
 
 def expected_experts(experts: int, experts_per_token: int, rows: int) -> float:
@@ -176,18 +176,18 @@ def tokens_seen(work: Work, window: int) -> float:
 def engine_traffic(plan: Plan, read: ReadProgram) -> EngineTraffic:
     """Reads the smallest steps without a draft, and of one sequence with the deepest chain."""
     steps = [entry for entry in plan.programs if entry.kind == "step" and not entry.full_logits]
-    plain = [e for e in steps if not e.draft_depth and not e.extends and not e.fed_again]
-    target, narrowed = (
+    plain = [e for e in steps if not e.draft_depth and not e.extends and not e.reverified]
+    target, sparse = (
         _section_traffic(read(min(found, key=lambda e: e.batch)), TARGET)
-        if (found := [e for e in plain if e.narrows == narrows and not e.checks])
+        if (found := [e for e in plain if e.sparse == wanted and not e.checks])
         else None
-        for narrows in (False, True)
+        for wanted in (False, True)
     )
     assert target is not None
-    steps = [e for e in steps if not e.narrows]
+    steps = [e for e in steps if not e.sparse]
     drafted = [e for e in steps if e.draft_depth]
     if not drafted:
-        return EngineTraffic(target, narrowed=narrowed)
+        return EngineTraffic(target, sparse=sparse)
     extending = min((e for e in steps if e.extends), key=lambda e: e.batch, default=None)
     taken_up = None
     if extending is not None:
@@ -196,9 +196,9 @@ def engine_traffic(plan: Plan, read: ReadProgram) -> EngineTraffic:
     program = read(deepest)
     first = _section_traffic(program, level_section(1))
     if deepest.draft_depth == 1:
-        return EngineTraffic(target, first, taken_up=taken_up, narrowed=narrowed)
+        return EngineTraffic(target, first, taken_up=taken_up, sparse=sparse)
     further = _section_traffic(program, level_section(2))
-    return EngineTraffic(target, first, further, taken_up, narrowed)
+    return EngineTraffic(target, first, further, taken_up, sparse)
 
 
 def pass_traffic(calls: Iterable[OpCall]) -> PassTraffic:

@@ -11,22 +11,22 @@ from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts, 
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import TARGET, ProgramEntry
-from specbuild.runtime.measure.graph_timing import time_prefixes, time_program
-from specbuild.runtime.measure.occupied_engine import (
-    PlacedSequences,
+from specbuild.runtime.measure.benchmark_batch import (
+    BenchmarkBatch,
+    benchmark_batch,
     cuda_executor,
-    placed_sequences,
 )
+from specbuild.runtime.measure.graph_timing import time_prefixes, time_program
 from specbuild.runtime.measure.step_sections import step_sections
-from specbuild.runtime.measure.step_timing import narrows_at
+from specbuild.runtime.measure.step_timing import sparse_at
 
 MEASURING_BUDGET_S = 60.0
 CONTEXTS = (64, 1024, 8192, 32768)
 REPEATS = 8
-# A longest context this close to one that is measured anyway says nothing more.
+# A longest context this close to one that is measured anyway adds nothing.
 _DISTINCT = 1.25
 # Tokens of a sequence that steps may add while they are timed, by the deepest draft's.
-_STEPS_OF_ROOM = 4
+_STEPS_OF_MARGIN = 4
 # Longer prompts take more time a token: what a fill is expected to take grows by this.
 _FILL_MARGIN = 1.5
 
@@ -35,7 +35,7 @@ Progress = Callable[[str], None]
 
 def contexts_of(max_seq_len: int, depth: int) -> tuple[int, ...]:
     """The contexts that are measured: those of ``CONTEXTS`` that fit, and the longest."""
-    longest = max(1, max_seq_len - _STEPS_OF_ROOM * (depth + 1))
+    longest = max(1, max_seq_len - _STEPS_OF_MARGIN * (depth + 1))
     fitting = [context for context in CONTEXTS if context <= longest]
     if not fitting or longest > _DISTINCT * fitting[-1]:
         fitting.append(longest)
@@ -52,8 +52,8 @@ def measure_step_costs(
     """Times every step program for each batch and context, short contexts and batches first.
 
     Sequences of random tokens are taken up once for a batch and context, and all drafts timed
-    there from one state. ``progress`` hears a line for each. What would not be done within about
-    ``budget_s`` is left out, but the first context; a longer one is then extrapolated. Raises
+    there from one state. ``progress`` is called with a line for each. What would not be done within
+    about ``budget_s`` is left out, but the first context; a longer one is then extrapolated. Raises
     UnsupportedHereError where the engine's steps run on the host.
     """
     executor = cuda_executor(engine)
@@ -71,7 +71,7 @@ def measure_step_costs(
                 progress(f"batch {batch}, context {context}: left out, no time")
                 continue
             started_s = perf_counter()
-            with placed_sequences(engine, batch=batch, context=context, shape=None) as placed:
+            with benchmark_batch(engine, batch=batch, context=context, shape=None) as placed:
                 fill_s_per_token = (perf_counter() - started_s) / (batch * context)
                 shown = points.measure(placed, context)
             progress(f"batch {batch}, context {context}: {shown}")
@@ -95,7 +95,7 @@ class _Points:
     )
     _drafting: dict[str, int] = field(default_factory=dict)
 
-    def measure(self, placed: PlacedSequences, context: int) -> str:
+    def measure(self, placed: BenchmarkBatch, context: int) -> str:
         """All drafts at one batch and context; says what it found."""
         runner, shown = placed.executor.runner, []
         shapes = [None, *self.table.shapes()]
@@ -106,7 +106,7 @@ class _Points:
                 shape,
                 batch=placed.batch,
                 full_logits=False,
-                narrows=narrows_at(self.engine, context),
+                sparse=sparse_at(self.engine, context),
             )
             step_s = time_program(runner, entry, self.repeats, reset=placed.reset)
             draft_s, count = 0.0, self._draft_launches(placed, entry)
@@ -137,7 +137,7 @@ class _Points:
             )
         return tuple(sorted(entries, key=lambda c: (c.batch, c.draft_top_k, c.draft_depth)))
 
-    def _draft_launches(self, placed: PlacedSequences, entry: ProgramEntry) -> int:
+    def _draft_launches(self, placed: BenchmarkBatch, entry: ProgramEntry) -> int:
         """How many launches of a step lie in front of the target's."""
         if entry.draft_depth == 0:
             return 0

@@ -8,17 +8,17 @@ from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import ProgramEntry
+from specbuild.runtime.measure.benchmark_batch import (
+    BenchmarkBatch,
+    benchmark_batch,
+    cuda_executor,
+)
 from specbuild.runtime.measure.graph_timing import (
     LaunchTime,
     profile_program,
     time_between,
     time_prefixes,
     time_program,
-)
-from specbuild.runtime.measure.occupied_engine import (
-    PlacedSequences,
-    cuda_executor,
-    placed_sequences,
 )
 from specbuild.runtime.measure.routed_experts import experts_touched
 from specbuild.runtime.measure.step_sections import step_sections
@@ -76,8 +76,8 @@ def time_step(
     from the same state. Raises UnsupportedHereError where the engine's steps run on the host.
     """
     runner = cuda_executor(engine).runner
-    entry = _entry(engine, batch, shape, narrows=narrows_at(engine, context))
-    with placed_sequences(engine, batch=batch, context=context, shape=shape) as placed:
+    entry = _entry(engine, batch, shape, sparse=sparse_at(engine, context))
+    with benchmark_batch(engine, batch=batch, context=context, shape=shape) as placed:
         step_s = time_program(runner, entry, repeats, reset=placed.reset)
         launches = []
         if profile:
@@ -87,19 +87,19 @@ def time_step(
 
 def measure_step(
     engine: Engine,
-    placed: PlacedSequences,
+    placed: BenchmarkBatch,
     shape: DraftShape | None,
     *,
     repeats: int = 30,
     idle: bool = False,
-    narrows: bool = False,
+    sparse: bool = False,
 ) -> MeasuredStep:
     """Times one step of placed sequences as a whole and by section, always from the same state.
 
-    ``narrows``: it attends to what indexers choose (DSA).
+    ``sparse``: it attends to what indexers choose (DSA).
     """
     executor, reset = placed.executor, placed.reset
-    entry, runner = _entry(engine, placed.batch, shape, narrows=narrows), executor.runner
+    entry, runner = _entry(engine, placed.batch, shape, sparse=sparse), executor.runner
     reset()
     context = placed.context
     experts = experts_touched(executor, entry)
@@ -119,14 +119,14 @@ def measure_step(
     return MeasuredStep(entry, step_s, timed, context, experts, idle_s)
 
 
-def narrows_at(engine: Engine, context: float) -> bool:
+def sparse_at(engine: Engine, context: float) -> bool:
     """Whether steps after so many tokens attend to what indexers choose (DSA)."""
     dsa = engine.manifest.dsa
     return dsa is not None and context >= dsa.threshold
 
 
 def _entry(
-    engine: Engine, batch: int, shape: DraftShape | None, *, narrows: bool = False
+    engine: Engine, batch: int, shape: DraftShape | None, *, sparse: bool = False
 ) -> ProgramEntry:
     table = ProgramTable(cuda_executor(engine).plan)
-    return table.step(shape, batch=batch, full_logits=False, narrows=narrows)
+    return table.step(shape, batch=batch, full_logits=False, sparse=sparse)

@@ -131,8 +131,8 @@ def test_variant_decodes_as_transformers_does_with_any_draft(name: str, tmp_path
     engine = Engine.load(output)
     prompts = random_prompts(variant.prompts)
     plain = decode(engine, prompts, None, 0.0)
-    room = [engine.manifest.limits.max_seq_len - len(prompt) for prompt in prompts]
-    assert [len(ids) for ids in plain] == [min(TOKENS, most) for most in room]
+    capacity = [engine.manifest.limits.max_seq_len - len(prompt) for prompt in prompts]
+    assert [len(ids) for ids in plain] == [min(TOKENS, most) for most in capacity]
     assert plain[0] == transformers_tokens(target, prompts[0], len(plain[0]))
     assert plain[-1] == transformers_tokens(target, prompts[-1], len(plain[-1]))
     sampled = decode(engine, prompts, None, 1.0)

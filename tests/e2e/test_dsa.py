@@ -131,7 +131,7 @@ def test_below_the_threshold_it_is_full_attention_bit_for_bit(
     assert narrow.stats.dsa is not None and narrow.stats.dsa.narrowed_steps > 4
 
 
-def test_a_draft_changes_no_token_of_narrowed_attention(engine: Engine) -> None:
+def test_a_draft_changes_no_token_of_sparse_attention(engine: Engine) -> None:
     plain = decode(unchecked(engine), None, dsa_top_k=NARROW)
     for shape in SHAPES[1:]:
         assert tokens(decode(unchecked(engine), shape, dsa_top_k=NARROW)) == tokens(plain)
@@ -140,7 +140,7 @@ def test_a_draft_changes_no_token_of_narrowed_attention(engine: Engine) -> None:
 def test_checks_emit_what_full_attention_chooses_and_count_the_others(engine: Engine) -> None:
     """With a check at every step the tokens are those of a cache that was read whole.
 
-    Prompts are narrowed too, so those that reach the threshold have other keys and values.
+    Prompts are sparse too, so those that reach the threshold have other keys and values.
     """
     checked = unchecked(engine, check_interval=1, min_agreement=0.0)
     records = decode(checked, None, dsa_top_k=NARROW)
@@ -221,9 +221,9 @@ def test_is_an_engine_without_indexers_where_it_chooses_all(checkpoints: Path, n
             ):
                 assert (two.output_ids, two.logprobs) == (one.output_ids, one.logprobs)
                 assert two.stats.specpv == one.stats.specpv and one.stats.dsa is None
-        narrowed = decode(chosen, shape, dsa_top_k=NARROW, **asked)
-        assert narrowed[0].logprobs != wanted[0].logprobs
-        stats = narrowed[0].stats.dsa
+        sparse = decode(chosen, shape, dsa_top_k=NARROW, **asked)
+        assert sparse[0].logprobs != wanted[0].logprobs
+        stats = sparse[0].stats.dsa
         assert stats is not None and stats.narrowed_steps > 4 and stats.broken_lists == 0
 
 

@@ -88,7 +88,7 @@ def test_no_partial_step_is_plain_decoding(
 
 
 def test_sliding_layers_may_cache_latents(tmp_path: Path) -> None:
-    """Tokens of a view of everything, fed again by a full step (30 steps at most in between)."""
+    """Tokens of a view of everything, re-verified by a full step (30 steps at most in between)."""
     write_target(tmp_path / "t", tokenizer=True, vocab=272)
     write_draft(tmp_path / "d", target_vocab=272)
     write_latents(tmp_path / "t", {0: 12, 2: 20})

@@ -76,7 +76,7 @@ def pieces() -> list[Piece]:
 
 def forms(kernel: Kernel) -> tuple[tuple[str, Any], ...]:
     """The constants by which an entry runs other lines: who brings the tokens, and as what; which
-    warpgroups share a chain."""
+    warpgroups share a tile run."""
     return tuple((name, value) for name, value in kernel.constants if name in FORMS)
 
 

@@ -61,8 +61,8 @@ def checking(model: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def narrowing(checking: Engine) -> Engine:
-    """The engine with every choosing step narrowed, none checked."""
+def sparse_engine(checking: Engine) -> Engine:
+    """The engine with every choosing step sparse, none checked."""
     return renumbered(checking, check_interval=0)
 
 
@@ -95,9 +95,9 @@ def test_rows_choose_inside_partial_views(
     with on_gpu(directory) as engine:
         viewing = renumbered(engine, check_interval=0)
         whole, chosen = decode(viewing, shape, 0), decode(viewing, shape, None)
-        narrowed = decode(viewing, shape, FEW)
+        sparse = decode(viewing, shape, FEW)
     assert outputs(chosen) == outputs(whole)
-    for record, before in zip(narrowed[1:], whole[1:], strict=True):
+    for record, before in zip(sparse[1:], whole[1:], strict=True):
         assert record.logprobs != before.logprobs
         assert record.stats.dsa is not None and record.stats.dsa.broken_lists == 0
         assert record.stats.specpv is not None and record.stats.specpv.partial_steps > 4
@@ -107,11 +107,11 @@ def test_rows_choose_inside_partial_views(
 def test_chosen_latents_have_the_bits_of_all(latent: Engine, shape: DraftShape | None) -> None:
     whole, chosen = decode(latent, shape, 0), decode(latent, shape, None)
     assert outputs(chosen) == outputs(whole)
-    narrowed = decode(latent, shape, FEW)
-    assert outputs(narrowed) == outputs(decode(latent, None, FEW))
-    assert outputs(narrowed)[0] == outputs(whole)[0]
-    assert all(a.logprobs != b.logprobs for a, b in zip(narrowed[1:], whole[1:], strict=True))
-    for record in (*chosen, *narrowed):
+    sparse = decode(latent, shape, FEW)
+    assert outputs(sparse) == outputs(decode(latent, None, FEW))
+    assert outputs(sparse)[0] == outputs(whole)[0]
+    assert all(a.logprobs != b.logprobs for a, b in zip(sparse[1:], whole[1:], strict=True))
+    for record in (*chosen, *sparse):
         assert record.stats.dsa is not None and record.stats.dsa.broken_lists == 0
 
 
@@ -129,22 +129,22 @@ def decode(engine: Engine, shape: DraftShape | None, top_k: int | None) -> list[
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
 def test_choosing_everything_is_full_attention_bit_for_bit(
-    narrowing: Engine, shape: DraftShape | None
+    sparse_engine: Engine, shape: DraftShape | None
 ) -> None:
-    whole, chosen = decode(narrowing, shape, 0), decode(narrowing, shape, None)
+    whole, chosen = decode(sparse_engine, shape, 0), decode(sparse_engine, shape, None)
     assert outputs(chosen) == outputs(whole)
     for record in chosen:
         assert record.stats.dsa is not None and record.stats.dsa.broken_lists == 0
-    narrowed = [r.stats.dsa.narrowed_steps for r in chosen if r.stats.dsa is not None]
-    assert narrowed[0] == 0 and all(narrowed[1:])
+    sparse = [r.stats.dsa.narrowed_steps for r in chosen if r.stats.dsa is not None]
+    assert sparse[0] == 0 and all(sparse[1:])
 
 
-def test_a_draft_changes_no_token_and_no_bit_of_a_logprob(narrowing: Engine) -> None:
-    plain = decode(narrowing, None, FEW)
+def test_a_draft_changes_no_token_and_no_bit_of_a_logprob(sparse_engine: Engine) -> None:
+    plain = decode(sparse_engine, None, FEW)
     for shape in (CHAIN, TREE):
-        assert outputs(decode(narrowing, shape, FEW)) == outputs(plain)
-    whole = decode(narrowing, None, 0)
-    # Below the threshold nothing is narrowed, not even beside rows that are.
+        assert outputs(decode(sparse_engine, shape, FEW)) == outputs(plain)
+    whole = decode(sparse_engine, None, 0)
+    # Below the threshold nothing is sparse, not even beside rows that are.
     assert outputs(plain)[0] == outputs(whole)[0]
     assert all(a.logprobs != b.logprobs for a, b in zip(plain[1:], whole[1:], strict=True))
     assert all(r.stats.dsa is not None and r.stats.dsa.broken_lists == 0 for r in plain)
@@ -178,8 +178,8 @@ def test_too_little_agreement_falls_back(checking: Engine) -> None:
             assert fallen.stats.dsa.fallback_steps > 0
 
 
-def test_chosen_tokens_are_those_of_the_cpu_engine(model: Path, narrowing: Engine) -> None:
-    """Of prompts below the threshold: the CPU narrows the rows of longer ones too."""
+def test_chosen_tokens_are_those_of_the_cpu_engine(model: Path, sparse_engine: Engine) -> None:
+    """Of prompts below the threshold: on the CPU the rows of longer ones are sparse too."""
     output = model.parent / "cpu"
     cpu = Engine.load(built(model, output, backend="cpu", dsa_check_interval=0))
     distances: list[list[float]] = [[], []]
@@ -188,7 +188,7 @@ def test_chosen_tokens_are_those_of_the_cpu_engine(model: Path, narrowing: Engin
     theirs = records(cpu, prompts, params, None)
     for distance, top_k in zip(distances, (FEW, 0), strict=True):
         asked = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, dsa_top_k=top_k)
-        for ours, wanted in zip(records(narrowing, prompts, asked, None), theirs, strict=True):
+        for ours, wanted in zip(records(sparse_engine, prompts, asked, None), theirs, strict=True):
             pairs = zip(ours.output_ids, wanted.output_ids, strict=True)
             same = next((i for i, (a, b) in enumerate(pairs) if a != b), TOKENS)
             first = THRESHOLD - len(wanted.prompt_ids) + 1

@@ -12,7 +12,7 @@ from example_engine import CHAIN, EXAMPLE, TREE, records
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
-from specbuild.runtime.decode.device_decoder import ResidentDecoder
+from specbuild.runtime.decode.device_decoder import DeviceDecoder
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
@@ -50,7 +50,7 @@ def last_features(engine: Engine, prompts: list[Prompt], shape: DraftShape | Non
     """The target's features of the first request's newest committed tokens, as bit patterns.
 
     They are what its last step left for the draft. The first request runs longest, so that no
-    other moves into its slot.
+    other moves into its row.
     """
     executor = engine.executor
     assert isinstance(executor, CudaExecutor)
@@ -112,7 +112,7 @@ def test_greedy_tokens_are_the_cpu_engines_under_teacher_forcing(
 ) -> None:
     """A bf16 forward in transformers chooses 99.7 % of these tokens as fp32 does."""
     decoder = engine.decoder
-    assert isinstance(decoder, ResidentDecoder)
+    assert isinstance(decoder, DeviceDecoder)
     lost: list[float] = []
     for record in records(cpu, prompts, params(count=FORCED_TOKENS), None):
         ids = (*record.prompt_ids, *record.output_ids)

@@ -261,7 +261,7 @@ def test_many_sequences_have_the_bits_that_each_has_alone(
 def test_among_many_rows_each_has_the_bits_that_it_has_alone(
     runner: OpRunner, context: int, fed: int, tree: tuple[int, ...]
 ) -> None:
-    """What SpecPV feeds again, and a large tree, beside sequences with few rows."""
+    """What SpecPV re-verifies, and a large tree, beside sequences with few rows."""
     branches = [Branch(4100, 0, chain_of(4)), Branch(context, fed, tree), Branch(130, 1)]
     launch = Launch(
         branches, kv_heads=8, group=8, width=64, v_width=64, page_size=64, padding_rows=12,

@@ -13,7 +13,7 @@ from example_engine import CHAIN, EXAMPLE, TREE, build_example, on_gpu, records
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.retrofit.config import LatentOptions
 from specbuild.builder.training.retrofit.mla import retrofit_mla
-from specbuild.runtime.decode.device_decoder import ResidentDecoder
+from specbuild.runtime.decode.device_decoder import DeviceDecoder
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
@@ -68,7 +68,7 @@ def test_greedy_tokens_are_the_cpu_engines_under_teacher_forcing(
 ) -> None:
     cpu = Engine.load(build_example(model.parent / "cpu", model=model, backend="cpu"))
     decoder = latent.decoder
-    assert isinstance(decoder, ResidentDecoder)
+    assert isinstance(decoder, DeviceDecoder)
     lost: list[float] = []
     params = GenerateParams(max_new_tokens=FORCED_TOKENS, ignore_eos=True)
     for record in records(cpu, prompts[:12], params, None):

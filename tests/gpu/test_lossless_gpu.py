@@ -62,7 +62,7 @@ def kept_states(executor: CudaExecutor) -> Iterator[States]:
             return
         ports = [executor.read(name, rows=entry.batch) for name in names]
         for seed, length, count, rows in zip(*ports, strict=True):
-            # An empty slot has length 0; the newest row is that of the last committed token.
+            # An empty row has length 0; the newest row is that of the last committed token.
             for back in range(min(int(count), int(length))):
                 place = (int(seed), int(length) - 1 - back)
                 state = rows[int(count) - 1 - back].tobytes()

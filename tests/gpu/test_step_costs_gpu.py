@@ -8,7 +8,7 @@ from itertools import cycle
 import pytest
 from example_engine import CHAIN, TREE, records
 
-from specbuild.runtime.decode.device_decoder import ResidentDecoder
+from specbuild.runtime.decode.device_decoder import DeviceDecoder
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.device_costs import StepCosts, from_bytes, to_bytes
 from specbuild.runtime.draft.policy import StepOutcome
@@ -66,7 +66,7 @@ def test_changing_drafts_change_no_token_and_no_bit_of_a_logprob(
     script = [None, CHAIN, TREE, *rng.choices([None, None, DraftShape(1, 1, 1), CHAIN], k=9)]
     policy = Scripted(script + [None] * 11)
     decoder = switching.decoder
-    assert isinstance(decoder, ResidentDecoder)
+    assert isinstance(decoder, DeviceDecoder)
     decoder._default_policy = lambda **_: policy  # type: ignore[method-assign]
     for few in (prompts[:1], prompts[:7]):
         plain = records(engine, few, params, None)

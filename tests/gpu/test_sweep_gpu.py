@@ -13,7 +13,7 @@ from specbuild.cli.bench.sweep import SweepPlan, run_sweep, stream_kernel
 from specbuild.cli.terminal.console import json_line
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.measure.occupied_engine import cuda_executor, placed_sequences
+from specbuild.runtime.measure.benchmark_batch import benchmark_batch, cuda_executor
 from specbuild.runtime.measure.read_speed import streaming_read
 from specbuild.runtime.measure.routed_experts import experts_touched
 from specbuild.runtime.measure.step_timing import measure_step
@@ -69,7 +69,7 @@ def test_one_row_touches_as_many_experts_as_it_chooses(engine: Engine) -> None:
     table = ProgramTable(cuda_executor(engine).plan)
     found = {}
     for batch in (1, 8):
-        with placed_sequences(engine, batch=batch, context=60, shape=None) as placed:
+        with benchmark_batch(engine, batch=batch, context=60, shape=None) as placed:
             entry = table.step(None, batch=batch, full_logits=False)
             found[batch] = experts_touched(placed.executor, entry)
             step = measure_step(engine, placed, None, repeats=4)
@@ -84,7 +84,7 @@ def test_measuring_leaves_the_engine_as_it_was(engine: Engine) -> None:
     executor = cuda_executor(engine)
     ids = np.random.default_rng(5).integers(0, engine.manifest.target.vocab, 40).tolist()
     before = [rows.logits for rows in engine.decoder.score(ids)]
-    with placed_sequences(engine, batch=2, context=30, shape=None) as placed:
+    with benchmark_batch(engine, batch=2, context=30, shape=None) as placed:
         measure_step(engine, placed, None, repeats=3, idle=True)
     free_bytes = executor.runner.gpu.free_bytes()
     streaming_read(executor.runner.gpu, stream_kernel(executor.plan.gpu), nbytes=1 << 30)

@@ -25,7 +25,7 @@ from specbuild.builder.synth.options import SynthOptions
 from specbuild.builder.synth.synth import TARGET_FOLDER, write_checkpoints
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.training.frozen_target import load_target
-from specbuild.runtime.decode.device_decoder import ResidentDecoder
+from specbuild.runtime.decode.device_decoder import DeviceDecoder
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
@@ -151,7 +151,7 @@ def check_choices(got: np.ndarray, forward: Forward) -> int:
 
 def scores(engine: Engine, forward: Forward) -> np.ndarray:
     """By the kernels that decode and verify, up to 64 rows a launch."""
-    assert isinstance(engine.decoder, ResidentDecoder)
+    assert isinstance(engine.decoder, DeviceDecoder)
     return np.concatenate([scored.logits for scored in engine.decoder.score(forward.ids)])
 
 

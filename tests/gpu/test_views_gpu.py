@@ -60,14 +60,14 @@ def decode(
 def test_a_view_of_everything_changes_no_bit(
     engines: tuple[Engine, Engine], shape: DraftShape | None, temperature: float
 ) -> None:
-    """Partial steps, tokens fed again, sequences that take turns: the bits of plain decoding."""
+    """Partial steps, re-verified tokens, sequences that take turns: the bits of plain decoding."""
     plain, views = engines
     runs = [decode(engine, shape, None, temperature) for engine in (plain, views)]
     for got in runs[1]:
         assert got.stats.specpv is not None
         assert got.stats.specpv.partial_steps > got.stats.specpv.full_steps
         assert got.stats.specpv.invariant_failures == 0
-        # What is fed again is chosen again where the view held everything.
+        # What is re-verified is chosen again where the view held everything.
         assert got.stats.specpv.agreement in (None, 1.0)
     assert outputs(runs[1]) == outputs(runs[0])
     assert sum(r.stats.specpv.rechecked_tokens for r in runs[1] if r.stats.specpv) > 20

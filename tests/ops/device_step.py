@@ -24,7 +24,7 @@ def changed(state: Arrays, outputs: Arrays) -> None:
 class DeviceStep:
     """State ports of ``batch`` sequences and their caches; ``run`` computes an op."""
 
-    def __init__(self, world: World, run: RunOp, *, batch: int, room: int, pages: int) -> None:
+    def __init__(self, world: World, run: RunOp, *, batch: int, capacity: int, pages: int) -> None:
         rng = np.random.default_rng(world.seed)
         self.world, self._run, self.page_size = world, run, 4
         self.tables = {
@@ -45,14 +45,14 @@ class DeviceStep:
             **{name: ints(batch) for name in ("length", "root", "limit", "pending_count")},
             **{name: ints(batch) for name in ("ignore_eos", "top_k", "seed")},
             "done": np.ones(batch, np.int32),
-            "pending_tokens": np.full((batch, room), GARBAGE, np.int32),
-            "pending_captured": np.full((batch, room, FEATURES), GARBAGE, np.float32),
+            "pending_tokens": np.full((batch, capacity), GARBAGE, np.int32),
+            "pending_captured": np.full((batch, capacity, FEATURES), GARBAGE, np.float32),
             "temperature": np.zeros(batch, np.float32),
             "top_p": np.ones(batch, np.float32),
             "eos_ids": np.full(8, -1, np.int32),
             "step": ints(1),
-            "ring_tokens": ints(RING, batch, room),
-            "ring_logprobs": np.zeros((RING, batch, room), np.float32),
+            "ring_tokens": ints(RING, batch, capacity),
+            "ring_logprobs": np.zeros((RING, batch, capacity), np.float32),
             "ring_accepted": ints(RING, batch),
             "ring_count": ints(RING, batch),
             "ring_step": ints(RING),

@@ -33,7 +33,7 @@ def alone(text: TextT, position: int) -> Branch[TextT]:
     return Branch(text, tuple(range(position + 1)), position + 1, (position,))
 
 
-def refed(text: TextT, position: int, rows: int) -> Branch[TextT]:
+def reverified(text: TextT, position: int, rows: int) -> Branch[TextT]:
     """The token is the last of a chain of rows."""
     first = max(0, position + 1 - rows)
     return Branch(text, tuple(range(position + 1)), position + 1, tuple(range(first, position + 1)))
@@ -48,7 +48,7 @@ def node(text: TextT, position: int, decoys: Ints) -> Branch[TextT]:
 
 
 def fed_node(text: TextT, position: int, rows: int, decoys: Ints) -> Branch[TextT]:
-    """``node`` behind so many tokens that are fed again: row ``rows`` + 5."""
+    """``node`` behind so many re-verified tokens: row ``rows`` + 5."""
     tree = node(text, position, decoys)
     fed = tuple(range(tree.tree_start - rows, tree.tree_start))
     return replace(tree, rows=(*fed, *tree.rows), lineages=(*[()] * rows, *tree.lineages))

@@ -128,14 +128,14 @@ class Sequence:
         if self.done:
             return [], 0
         context = tuple(self.known)
-        room = self.limit - len(context)
+        capacity = self.limit - len(context)
         drafted: set[Tokens] = set()
         if shape is not None:
             top_k, depth, nodes = shape
             pool = grow(self.world, context, top_k, depth)
             kept = best_first([node.score for node in pool])[:nodes]
             drafted = {pool[i].context for i in kept}
-            drafted = {c for c in drafted if len(c) - len(context) < room}
+            drafted = {c for c in drafted if len(c) - len(context) < capacity}
         tokens = [self.world.next_token(context)]
         while (*context, *tokens) in drafted:
             tokens.append(self.world.next_token((*context, *tokens)))
@@ -143,7 +143,7 @@ class Sequence:
         for i, token in enumerate(tokens):
             if token in self.eos:
                 tokens, self.done = tokens[: i + 1], True
-        tokens = tokens[:room]
+        tokens = tokens[:capacity]
         self.known += tokens
         self.emitted += tokens
         self.done |= len(self.known) >= self.limit

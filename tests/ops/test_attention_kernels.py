@@ -9,7 +9,7 @@ import pytest
 import torch
 from attention_launches import Geometry, Launch, Text, expected
 from emulation import has_compiler, tensor_info
-from launch_branches import Branch, alone, fed_node, node, refed, wide_node
+from launch_branches import Branch, alone, fed_node, node, reverified, wide_node
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import values
 from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
@@ -32,13 +32,13 @@ def test_a_token_has_the_same_bits_alone_in_a_chain_in_a_tree_and_in_a_batch(win
         single = alone(text, position)
         bystander = node(other, 40, (3, 4, 5, 6))
         launches = {
-            "chain": Launch(shape, [refed(text, position, 4)]),
-            "long chain": Launch(shape, [refed(text, position, 9)], padding_rows=3, seed=1),
+            "chain": Launch(shape, [reverified(text, position, 4)]),
+            "long chain": Launch(shape, [reverified(text, position, 9)], padding_rows=3, seed=1),
             "batch": Launch(shape, [bystander, alone(other, 90), single], seed=2),
         }
         if position >= 2:
             tree = node(text, position, (164, 163, 0, 162))
-            batch = [alone(other, 7), tree, bystander, refed(other, 33, 2)]
+            batch = [alone(other, 7), tree, bystander, reverified(other, 33, 2)]
             launches |= {
                 "tree": Launch(shape, [tree], seed=3),
                 "tree, more rows a warp": Launch(shape, [tree], padding_rows=4, seed=7),
@@ -62,7 +62,7 @@ def test_rows_of_a_window_share_keys_where_sequences_are_many(sequences: int) ->
     """Two, three or four rows a warp: as many as let all CTAs run at once."""
     shape = Geometry(window=40)
     text = Text.drawn(165, shape, 1)
-    branches = [refed(text, 50 + 13 * i, 5) for i in range(sequences)]
+    branches = [reverified(text, 50 + 13 * i, 5) for i in range(sequences)]
     for branch, rows in zip(branches, Launch(shape, branches).attended(), strict=True):
         single = alone(text, branch.rows[-1])
         np.testing.assert_array_equal(rows[-1], Launch(shape, [single]).attended()[0][-1])
@@ -91,21 +91,21 @@ def test_among_many_rows_a_token_has_the_bits_it_has_alone(position: int) -> Non
     dense = expected(MANY, text, position)
     np.testing.assert_allclose(values(wanted, torch.bfloat16), dense, atol=1e-2, rtol=2e-2)
     launches = {
-        "chain of 5": Launch(MANY, [refed(text, position, 5)], padding_rows=4),
+        "chain of 5": Launch(MANY, [reverified(text, position, 5)], padding_rows=4),
         "more than a CTA of few takes": Launch(
             MANY,
-            [alone(other, 7), refed(text, position, 11)],
+            [alone(other, 7), reverified(text, position, 11)],
             padding_rows=14 - min(position + 1, 11),
             seed=9,
         ),
-        "chain of 12": Launch(MANY, [refed(text, position, 12)], padding_rows=11),
+        "chain of 12": Launch(MANY, [reverified(text, position, 12)], padding_rows=11),
         "chain of 13": Launch(
-            MANY, [refed(text, position, 13)], padding_rows=16 - min(position + 1, 13), seed=10
+            MANY, [reverified(text, position, 13)], padding_rows=16 - min(position + 1, 13), seed=10
         ),
-        "chain of 20": Launch(MANY, [refed(text, position, 20)], padding_rows=11, seed=3),
-        "chain of 40": Launch(MANY, [refed(text, position, 40)], padding_rows=11, seed=4),
+        "chain of 20": Launch(MANY, [reverified(text, position, 20)], padding_rows=11, seed=3),
+        "chain of 40": Launch(MANY, [reverified(text, position, 40)], padding_rows=11, seed=4),
         "few beside many": Launch(
-            MANY, [refed(other, 533, 40), alone(text, position)], padding_rows=1, seed=5
+            MANY, [reverified(other, 533, 40), alone(text, position)], padding_rows=1, seed=5
         ),
     }
     rows = dict.fromkeys(launches, -1)
@@ -115,7 +115,7 @@ def test_among_many_rows_a_token_has_the_bits_it_has_alone(position: int) -> Non
         launches |= {
             "tree": Launch(MANY, [tree], padding_rows=5, seed=6),
             "tree in a batch": Launch(
-                MANY, [alone(other, 7), tree, bystander, refed(other, 533, 30)],
+                MANY, [alone(other, 7), tree, bystander, reverified(other, 533, 30)],
                 padding_rows=9, seed=7,
             ),
             "two words": Launch(MANY, [wide_node(text, position)], padding_rows=9, seed=8),
@@ -136,7 +136,7 @@ def test_many_rows_of_more_sequences_than_half_a_warp_and_an_odd_group() -> None
     """A result's threads are no whole number of warps then."""
     shape = replace(MANY, group=7)
     text = Text.drawn(60, shape, 5)
-    sequences = [refed(text, 12 + 2 * i, 12) for i in range(20)]
+    sequences = [reverified(text, 12 + 2 * i, 12) for i in range(20)]
     launch = Launch(shape, sequences, pages=MANY_PAGES)
     assert "join_slots" in launch.entries()
     for i, rows in enumerate(launch.attended()):
@@ -145,16 +145,16 @@ def test_many_rows_of_more_sequences_than_half_a_warp_and_an_odd_group() -> None
 
 
 def test_one_sequence_may_have_most_rows_of_an_uneven_launch() -> None:
-    """The mean of 4 rows a sequence says nothing where one feeds its buffer again."""
+    """The mean of 4 rows a sequence says nothing where one re-verifies its buffer."""
     text = Text.drawn(60, MANY, 5)
-    launch = Launch(MANY, [refed(text, 40, 4)] * 16, pages=MANY_PAGES)
+    launch = Launch(MANY, [reverified(text, 40, 4)] * 16, pages=MANY_PAGES)
     assert launch.entries() == ["attend_split"]
     uneven = replace(launch, uneven=True)
     assert uneven.entries() == ["attend_few", "attend_many", "join_slots"]
     assert OP.tactics is not None
     assert OP.tactics(uneven.request()) == ({},) != OP.tactics(launch.request())
     np.testing.assert_array_equal(uneven.attended(), launch.attended())
-    sequences = [alone(text, 3), refed(text, 50, 30), *[alone(text, 20 + i) for i in range(6)]]
+    sequences = [alone(text, 3), reverified(text, 50, 30), *[alone(text, 20 + i) for i in range(6)]]
     rows = Launch(MANY, sequences, pages=MANY_PAGES, uneven=True).attended()
     wanted = [Launch(MANY, [s], pages=MANY_PAGES).attended()[0] for s in sequences]
     for found, single in zip(rows, wanted, strict=True):
@@ -162,9 +162,9 @@ def test_one_sequence_may_have_most_rows_of_an_uneven_launch() -> None:
 
 
 def test_row_tiles_are_shared_out_where_kv_heads_leave_multiprocessors_idle() -> None:
-    """32 slots of one KV head and 14 tiles, 100 multiprocessors: three CTAs for each slot's."""
+    """32 splits of one KV head and 14 tiles, 100 multiprocessors: three CTAs for each split's."""
     text = Text.drawn(300, MANY, 5)
-    sequences = [refed(text, 299 - 40 * i, 5 + i) for i in range(7)]
+    sequences = [reverified(text, 299 - 40 * i, 5 + i) for i in range(7)]
     target = Target(arch="sm_90a", multiprocessors=100)
     launch = Launch(MANY, sequences, pages=MANY_PAGES, target=target)
     inputs = launch.inputs()
@@ -184,7 +184,7 @@ def test_several_rows_go_to_the_kernel_of_many_behind_long_contexts(
 ) -> None:
     """Up to 16384 tokens tactics are measured, and for few sequences the plain one is quicker."""
     text = Text.drawn(60, MANY, 5)
-    launch = Launch(MANY, [refed(text, 40, rows)] * batch, pages=pages)
+    launch = Launch(MANY, [reverified(text, 40, rows)] * batch, pages=pages)
     assert ("attend_many" in launch.entries()) == taken
 
 
@@ -202,18 +202,18 @@ def test_one_sequence_s_partial_view_stays_with_the_plain_kernel() -> None:
 @pytest.mark.parametrize("position", [2500, 4500])
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_many_rows_share_a_long_context(position: int, page_size: int) -> None:
-    """Slots with several chunks, rows in two tiles, a tree whose tiles are each row's own."""
+    """Splits with several chunks, rows in two tiles, a tree whose tiles are each row's own."""
     shape, pages = replace(MANY, page_size=page_size), MANY_PAGES * 64 // page_size
     text, other = Text.drawn(4700, shape, 3), Text.drawn(700, shape, 2)
     wanted = Launch(shape, [alone(text, position)], pages=pages).attended()[0][-1]
     for rows in (6, 15, 36):
-        chain = Launch(shape, [refed(text, position, rows)], pages=pages, seed=3)
+        chain = Launch(shape, [reverified(text, position, rows)], pages=pages, seed=3)
         assert chain.entries() == ["attend_many", "join_slots"]
         np.testing.assert_array_equal(chain.attended()[0][-1], wanted)
     tree = node(text, position, (164, 163, 0, 162))
     wide = wide_node(text, position)
     for branch, row in ((tree, 5), (wide, 4)):
-        sequences = [refed(other, 500, 40), branch, alone(other, 3)]
+        sequences = [reverified(other, 500, 40), branch, alone(other, 3)]
         launch = Launch(shape, sequences, padding_rows=5, pages=pages, seed=4)
         assert launch.entries() == ["attend_few", "attend_many", "join_slots"]
         np.testing.assert_array_equal(launch.attended()[1][row], wanted)
@@ -221,13 +221,13 @@ def test_many_rows_share_a_long_context(position: int, page_size: int) -> None:
 
 @pytest.mark.parametrize("position", [1040, 4095, 4096, 4500])
 def test_bits_do_not_depend_on_how_the_context_is_cut(position: int) -> None:
-    """32 slots of 128 keys: beyond 4096 keys some have more than one chunk."""
+    """32 splits of 128 keys: beyond 4096 keys some have more than one chunk."""
     shape = Geometry(page_size=64, group=2)
     pages = 72
     text = Text.drawn(position + 2, shape, 3)
     sequences = [
         alone(text, position),
-        refed(text, position, 3),
+        reverified(text, position, 3),
         node(text, position, (0, 1, 2, 3)),
     ]
 
@@ -260,7 +260,9 @@ def test_bits_do_not_depend_on_how_the_context_is_cut(position: int) -> None:
         (Geometry(group=8, width=64, page_size=64), 5),
     ],
 )
-def test_bits_do_not_depend_on_whether_ctas_join_slots_together(shape: Geometry, rows: int) -> None:
+def test_bits_do_not_depend_on_whether_ctas_join_splits_together(
+    shape: Geometry, rows: int
+) -> None:
     """They do on a GPU that holds all of them at once; one CTA may take rows again."""
     text, other = Text.drawn(1500, shape, 3), Text.drawn(300, shape, 4)
 
@@ -274,9 +276,9 @@ def test_bits_do_not_depend_on_whether_ctas_join_slots_together(shape: Geometry,
         assert dict(lowered.kernel.constants)["MEETS"] == (multiprocessors > 1)
         return launch.attended()
 
-    chain, short = refed(text, 1450, rows), refed(other, 130, 1)
+    chain, short = reverified(text, 1450, rows), reverified(other, 130, 1)
     tree = node(text, 1279, (164, 163, 0, 162))
-    for branches in ([chain], [chain, short], [refed(text, 120, rows)], [tree]):
+    for branches in ([chain], [chain, short], [reverified(text, 120, rows)], [tree]):
         together, wanted = attended(2048, *branches), attended(1, *branches)
         for found, by_one in zip(together, wanted, strict=True):
             np.testing.assert_array_equal(found, by_one)
@@ -351,7 +353,7 @@ def test_what_no_kernel_does_is_refused() -> None:
 
 def test_many_rows_of_more_sequences_than_a_warp_has_lanes() -> None:
     text = Text.drawn(90, MANY, 5)
-    launch = Launch(MANY, [refed(text, 12 + 2 * i, 12) for i in range(36)], pages=MANY_PAGES)
+    launch = Launch(MANY, [reverified(text, 12 + 2 * i, 12) for i in range(36)], pages=MANY_PAGES)
     assert "attend_many" in launch.entries()
     for i, rows in enumerate(launch.attended()):
         if i > 30:
@@ -362,9 +364,11 @@ def test_many_rows_of_more_sequences_than_a_warp_has_lanes() -> None:
 def test_prompts_of_more_sequences_than_a_warp_has_lanes() -> None:
     shape = Geometry()
     text = Text.drawn(60, shape, 5)
-    rows = Launch(shape, [refed(text, 4 + i, 3) for i in range(36)], phase="prefill").attended()
+    rows = Launch(
+        shape, [reverified(text, 4 + i, 3) for i in range(36)], phase="prefill"
+    ).attended()
     for i in (31, 32, 35):
-        wanted = Launch(shape, [refed(text, 4 + i, 3)], phase="prefill").attended()[0]
+        wanted = Launch(shape, [reverified(text, 4 + i, 3)], phase="prefill").attended()[0]
         np.testing.assert_array_equal(rows[i], wanted)
 
 

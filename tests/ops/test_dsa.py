@@ -188,8 +188,9 @@ EXACT = {
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("asked", ["everything", "below the threshold"])
-def test_what_is_not_narrowed_is_full_attention_bit_for_bit(name: str, asked: str) -> None:
-    """Eight query heads a KV head; with lists of everything, and with lists that narrow nothing."""
+def test_what_is_not_sparse_is_full_attention_bit_for_bit(name: str, asked: str) -> None:
+    """Eight query heads a KV head; with lists of everything, and with lists that restrict
+    nothing."""
     grown, per_head = EXACT[name]
     launch = Launch(grown, group=8, width=16, v_width=16, view_per_head=per_head)
     arrays = list(launch.arrays(np.random.default_rng(11)))
@@ -198,8 +199,8 @@ def test_what_is_not_narrowed_is_full_attention_bit_for_bit(name: str, asked: st
         threshold=0 if asked == "everything" else 1000,
     )  # fmt: skip
     lists = by_body(index, index.arrays(np.random.default_rng(12)))
-    narrowed = lists[: len(launch.rows()), :, 0] != WHOLE
-    assert narrowed.all() if asked == "everything" else not narrowed.any()
+    chosen = lists[: len(launch.rows()), :, 0] != WHOLE
+    assert chosen.all() if asked == "everything" else not chosen.any()
     run = one_sequence if len(grown) == 1 else portable
     whole = run(ATTENTION, finite(tuple(arrays)), launch.attributes)[0]
     arrays[9] = lists

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from attention_launches import Geometry, Launch, Text
 from emulation import has_compiler, staged_before_the_wait, tensor_info
-from launch_branches import Branch, alone, node, refed
+from launch_branches import Branch, alone, node, reverified
 from test_latent_kernels import ABSORBED
 from test_latent_kernels import Launch as LatentLaunch
 from test_latent_kernels import Text as LatentText
@@ -57,7 +57,7 @@ def early_rows(launch: OpLaunch, inputs: dict[str, np.ndarray]) -> int:
 
 def forms(text: Text, position: int) -> list[Branch[Text]]:
     """Alone, as chains and as a tree; the last one's rows are those of several CTAs."""
-    chains = [refed(text, position, rows) for rows in (5, 9, min(position, 60))]
+    chains = [reverified(text, position, rows) for rows in (5, 9, min(position, 60))]
     return [alone(text, position), *chains, node(text, position, (164, 163, 0, 162))]
 
 
@@ -69,7 +69,7 @@ def test_tiles_of_the_launch_s_own_rows_wait(position: int, window: int) -> None
     shape = Geometry(window=window)
     text, other = Text.drawn(200, shape, 5), Text.drawn(200, shape, 6)
     for branch in forms(text, position):
-        launch = Launch(shape, [branch, refed(other, 40, 3)])
+        launch = Launch(shape, [branch, reverified(other, 40, 3)])
         inputs = launch.inputs()
         [first, *_] = launch.lowering(inputs).launches
         assert first.reads_early
@@ -80,12 +80,12 @@ def test_tiles_of_the_launch_s_own_rows_wait(position: int, window: int) -> None
 
 @emulated
 @pytest.mark.parametrize("position", [31, 70, 126, 190])
-def test_teams_with_slots_of_their_own_wait_for_no_more(position: int) -> None:
+def test_teams_with_splits_of_their_own_wait_for_no_more(position: int) -> None:
     shape = Geometry(page_size=64)
     text, other = Text.drawn(200, shape, 5), Text.drawn(200, shape, 6)
     for branch in forms(text, position)[:4]:
         launch = Launch(
-            shape, [branch, refed(other, 40, 3)], pages=72, tactic={"slot_teams": 8},
+            shape, [branch, reverified(other, 40, 3)], pages=72, tactic={"slot_teams": 8},
             target=Target(multiprocessors=3),
         )  # fmt: skip
         inputs = launch.inputs()
@@ -101,9 +101,9 @@ def test_teams_with_slots_of_their_own_wait_for_no_more(position: int) -> None:
 @pytest.mark.parametrize("position", [63, 64, 130, 190])
 def test_absorbed_attention_waits_for_its_own_rows(position: int) -> None:
     text, other = LatentText.drawn(200, ABSORBED, 5), LatentText.drawn(200, ABSORBED, 6)
-    chains = [refed(text, position, rows) for rows in (1, 4, 20)]
+    chains = [reverified(text, position, rows) for rows in (1, 4, 20)]
     for branch in (*chains, node(text, position, (164, 163, 0, 162))):
-        launch = LatentLaunch(ABSORBED, [branch, refed(other, 150, 3)])
+        launch = LatentLaunch(ABSORBED, [branch, reverified(other, 150, 3)])
         inputs = launch.inputs()
         outputs = {"attended": np.zeros((len(inputs["q"]), 5, ABSORBED.width), np.uint16)}
         shapes = {name: tensor_info(a) for name, a in (*inputs.items(), *outputs.items())}
@@ -114,7 +114,7 @@ def test_absorbed_attention_waits_for_its_own_rows(position: int) -> None:
         assert first.kernel.entry == "attend_absorbed" and first.reads_early
         rows = len(inputs["q"])
         marked(inputs, launch.sequences)
-        # A CTA stops in front of the first of its slots.
+        # A CTA stops in front of the first of its splits.
         old = position + 1 - rows
         assert early_rows(first, inputs) >= min(64, old // 64 * 64)
 

@@ -131,7 +131,7 @@ SCORES = {
 @pytest.mark.parametrize(("context", "budget"), [(1030, 130), (4200, 900)])
 @pytest.mark.parametrize("name", SCORES)
 def test_the_best_are_found_among_any_scores(name: str, context: int, budget: int) -> None:
-    """One CTA a row and several; more slots of the last digit than there is room to list."""
+    """One CTA a row and several; more slots of the last digit than there is capacity to list."""
     rng = np.random.default_rng(len(name))
     coarse = torch.from_numpy(SCORES[name](rng, context).astype(np.float32)).bfloat16()
     fine = rng.integers(0, 64, context) if name != "two values" else np.zeros(context)

@@ -217,9 +217,9 @@ def assert_view(
         assert min(scores[chosen]) >= max(left) - 1e-5
     # Nothing between the last block and the end of the sequence is unseen.
     behind = list(range(world.sink + world.block * count, len(place)))
-    room = len(view) - world.sink - taken * world.block
+    capacity = len(view) - world.sink - taken * world.block
     if len(place) > world.sink:
-        assert used[sink + taken * world.block :] == behind[:room]
+        assert used[sink + taken * world.block :] == behind[:capacity]
 
 
 @each_form

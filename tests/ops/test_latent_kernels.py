@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from emulation import has_compiler, run_lowering, tensor_info
-from launch_branches import Branch, alone, node, refed, wide_node
+from launch_branches import Branch, alone, node, reverified, wide_node
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import (
     SMALL_TARGET,
@@ -177,7 +177,7 @@ def test_a_token_has_the_same_bits_alone_in_a_chain_in_a_tree_and_in_a_batch(
         single = alone(text, position)
         bystander = node(other, 40, (3, 4, 5, 6))
         launches = {
-            "chain": Launch(layer, [refed(text, position, 4)], padding_rows=1),
+            "chain": Launch(layer, [reverified(text, position, 4)], padding_rows=1),
             "batch": Launch(layer, [bystander, alone(other, 90), single]),
             "few CTAs": Launch(layer, [single], {"context_ctas": 1}),
             "more CTAs": Launch(layer, [single], {"context_ctas": 2, "stages": 2}),
@@ -187,7 +187,7 @@ def test_a_token_has_the_same_bits_alone_in_a_chain_in_a_tree_and_in_a_batch(
             launches |= {
                 "tree": Launch(layer, [tree]),
                 "tree, few CTAs": Launch(layer, [tree], {"context_ctas": 1}, padding_rows=2),
-                "tree in a batch": Launch(layer, [alone(other, 7), tree, refed(other, 33, 2)]),
+                "tree in a batch": Launch(layer, [alone(other, 7), tree, reverified(other, 33, 2)]),
                 "two words": Launch(layer, [wide_node(text, position)]),
             }
         wanted = Launch(layer, [single]).attended()[0][-1]
@@ -219,7 +219,7 @@ def lists_of(sequences: Sequence[Branch[Text]], held: int) -> np.ndarray:
 def test_lists_of_everything_give_the_bits_of_all_latents(layer: Layer) -> None:
     """Alone and beside rows that attend to everything; narrower lists give others."""
     text, other = Text.drawn(165, layer, 1), Text.drawn(165, layer, 2)
-    sequences = [node(text, 130, (164, 163, 0, 162)), refed(other, 70, 2)]
+    sequences = [node(text, 130, (164, 163, 0, 162)), reverified(other, 70, 2)]
     launch = Launch(layer, sequences, {"rows": 1})
     wanted = np.concatenate(launch.attended())
     lists = lists_of(sequences, 180)
@@ -247,11 +247,11 @@ def test_lists_of_everything_give_the_bits_of_all_latents(layer: Layer) -> None:
     ids=["small", "heads of 64", "a part of a panel, one of two heads"],
 )
 def test_keys_that_are_stored_are_those_that_every_few_rows_rebuild(layer: Layer) -> None:
-    """For rows fed again, trees whose own tiles begin anywhere, a sequence of one row; and for
+    """For re-verified rows, trees whose own tiles begin anywhere, a sequence of one row; and for
     some of them only, where the others have lists."""
     text, other, third = (Text.drawn(230, layer, seed) for seed in (1, 2, 3))
     sequences = [
-        node(text, 130, (164, 163, 0, 162)), refed(other, 70, 9), alone(text, 31),
+        node(text, 130, (164, 163, 0, 162)), reverified(other, 70, 9), alone(text, 31),
         node(third, 191, (224, 223, 3, 222)), _bushy(other, 140), _bushy(third, 75),
     ]  # fmt: skip
     shared = Launch(layer, sequences, padding_rows=2, pages=16)
@@ -292,7 +292,7 @@ def _bushy(text: Text, start: int) -> Branch[Text]:
     ids=["one row fills a warpgroup", "narrow heads", "window"],
 )
 def test_rows_that_share_no_keys_rebuild_them(layer: Layer) -> None:
-    launch = Launch(layer, [refed(Text.drawn(70, layer, 1), 60, 9)])
+    launch = Launch(layer, [reverified(Text.drawn(70, layer, 1), 60, 9)])
     for tactic in ({}, {"mixers": 2}):
         found = _entries(replace(launch, tactic=tactic))
         assert found == ["attend_latents", "project_values"]
@@ -360,7 +360,7 @@ def test_what_no_kernel_does_is_refused() -> None:
     with pytest.raises(SpecbuildError, match="selected slots in a layer with a window of 9"):
         lists = {"selected": TensorInfo((1, 1, 4), "int32")}
         OP.lower(LoweringRequest({**tensors, **lists}, {"scale": 0.25, "window": 9}))
-    with pytest.raises(SpecbuildError, match="narrows the chunks of a prompt"):
+    with pytest.raises(SpecbuildError, match="takes lists of slots with the chunks of a prompt"):
         OP.lower(LoweringRequest({**tensors, **lists}, {"scale": 0.25, "window": 0}, "prefill"))
     with pytest.raises(SpecbuildError, match="where slots are no positions"):
         begins = {"page_position": TensorInfo((1, 14), "int32")}

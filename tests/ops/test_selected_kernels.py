@@ -72,16 +72,16 @@ def test_lists_of_everything_give_the_bits_of_full_attention() -> None:
 
 
 def test_rows_that_attend_to_everything_have_its_bits_beside_others() -> None:
-    """Whole and narrowed rows share CTAs; a list per KV head may be whole for one of them."""
+    """Whole and sparse rows share CTAs; a list per KV head may be whole for one of them."""
     arrays, used = drawn(GEOMETRY, 1), len(GEOMETRY.rows())
     full, lists = attended(arrays), all_seen(GEOMETRY, 320)[:, [0, 0]]
     lists[:, :, 40:] = -1
-    narrowed = attended(arrays | {"selected": lists})
+    sparse = attended(arrays | {"selected": lists})
     whole = [(0, 0), (0, 1), (3, 1), (7, 0), (10, 0), (10, 1)]
     for row, head in whole:
         lists[row, head] = [WHOLE, *[-1] * 319]
     mixed = attended(arrays | {"selected": lists}).reshape(len(lists), 2, 3, -1)
-    wanted = narrowed.copy().reshape(mixed.shape)
+    wanted = sparse.copy().reshape(mixed.shape)
     for row, head in whole:
         wanted[row, head] = full.reshape(mixed.shape)[row, head]
     np.testing.assert_array_equal(mixed[:used], wanted[:used])
@@ -97,8 +97,8 @@ def test_rows_that_are_alone_have_one_launch_for_both_kinds() -> None:
     arrays = drawn(launch, 2)
     full, lists = attended(arrays), all_seen(launch, 420)
     lists[3, 0, 60:] = -1
-    narrowed = [attended(arrays | {"selected": lists}, target_ctas) for target_ctas in (1, 64)]
-    np.testing.assert_array_equal(*narrowed)
+    sparse = [attended(arrays | {"selected": lists}, target_ctas) for target_ctas in (1, 64)]
+    np.testing.assert_array_equal(*sparse)
     lists[[0, 1], 0] = [WHOLE, *[-1] * 419]
     shapes = {n: TensorInfo(a.shape, _NAMES.get(n, "int32")) for n, a in arrays.items()}
     found = {}
@@ -113,8 +113,8 @@ def test_rows_that_are_alone_have_one_launch_for_both_kinds() -> None:
     assert sorted(found) == [1, 2]
     for got in found.values():
         np.testing.assert_array_equal(got[:3], full[:3])
-        np.testing.assert_array_equal(got[3], narrowed[0][3])
-    assert (narrowed[0][3] != full[3]).any()
+        np.testing.assert_array_equal(got[3], sparse[0][3])
+    assert (sparse[0][3] != full[3]).any()
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def test_a_token_has_the_same_bits_alone_and_in_a_tree() -> None:
         np.testing.assert_array_equal(attended(branched, target), alone)
 
 
-def test_what_no_kernel_narrows_is_refused() -> None:
+def test_lists_that_no_kernel_takes_are_refused() -> None:
     launch = replace(GEOMETRY, selected=5)
     shapes = {n: TensorInfo(a.shape, _NAMES.get(n, "int32")) for n, a in drawn(launch).items()}
     tensors = {**shapes, "attended": shapes["q"]}

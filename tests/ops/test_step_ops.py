@@ -1,4 +1,4 @@
-"""The ops of a device-resident step, together, against a speculative decoder of plain lists."""
+"""The ops of a device step, together, against a speculative decoder of plain lists."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def decode(run: RunOp, seed: int, *, steps: int) -> list[Sequence]:
     """Steps of changing shapes, now and then one or two without a draft."""
     world, rng = World(seed), np.random.default_rng(seed)
     sequences = sequences_of(world, rng)
-    device = DeviceStep(world, run, batch=4, room=8, pages=20)
+    device = DeviceStep(world, run, batch=4, capacity=8, pages=20)
     device.state["eos_ids"][: len(EOS)] = EOS
     for b, sequence in enumerate(sequences):
         device.admit(b, list(sequence.known), sequence.limit, ignore_eos=not sequence.eos)
@@ -178,7 +178,7 @@ def test_advance_without_a_draft(case: Case) -> None:
 
 def test_the_oldest_rows_go_where_the_draft_has_no_room() -> None:
     world = World(4)
-    device = DeviceStep(world, by_reference, batch=1, room=3, pages=20)
+    device = DeviceStep(world, by_reference, batch=1, capacity=3, pages=20)
     known = [5, 6]
     known.append(world.next_token(tuple(known)))
     device.admit(0, known, 40, ignore_eos=True)

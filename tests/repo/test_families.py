@@ -40,7 +40,7 @@ def test_no_model_type_is_named_outside_the_families() -> None:
     named = re.compile(rf"\b({'|'.join(map(re.escape, sorted(NAMES)))})\b")
     wrong = []
     for file in sorted(
-        f for room in ("builder", "cli", "runtime") for f in (ROOT / room).rglob("*.py")
+        f for capacity in ("builder", "cli", "runtime") for f in (ROOT / capacity).rglob("*.py")
     ):
         place = file.relative_to(ROOT)
         if file.is_relative_to(FAMILIES) or place in ROUNDINGS:
@@ -72,7 +72,9 @@ def test_others_import_families_through_the_registry() -> None:
     }
     folders = {*TARGETS, *DRAFTS}
     wrong = []
-    for file in sorted(f for room in ("builder", "cli") for f in (ROOT / room).rglob("*.py")):
+    for file in sorted(
+        f for capacity in ("builder", "cli") for f in (ROOT / capacity).rglob("*.py")
+    ):
         if file.is_relative_to(FAMILIES):
             continue
         place = file.relative_to(ROOT)

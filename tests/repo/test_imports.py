@@ -71,9 +71,13 @@ def test_runtime_names_no_heavy_package() -> None:
 
 def test_decoding_imports_nothing_that_measures() -> None:
     """``runtime/measure`` is read by ``bench`` and ``tune`` only."""
-    rooms = ("decode", "draft", "lossy", "cache", "executors")
-    files = [file for room in rooms for file in sorted((ROOT / "runtime" / room).rglob("*.py"))]
-    assert len(files) > len(rooms)
+    capacities = ("decode", "draft", "lossy", "cache", "executors")
+    files = [
+        file
+        for capacity in capacities
+        for file in sorted((ROOT / "runtime" / capacity).rglob("*.py"))
+    ]
+    assert len(files) > len(capacities)
     wrong = [
         f"{file.relative_to(ROOT)} imports {module}"
         for file in (*files, ROOT / "runtime" / "engine.py")

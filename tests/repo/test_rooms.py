@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# A room is a folder or a file; the longest name that begins a module's is its room. Every room may
-# import itself, and those named here. `runtime` alone is its __init__.
+# A capacity is a folder or a file; the longest name that begins a module's is its capacity. Every
+# capacity may import itself, and those named here. `runtime` alone is its __init__.
 RUNTIME = {
     "errors": "",
     "engine_dir": "errors runtime",
@@ -79,10 +79,10 @@ LATE: dict[str, str] = {}
 
 
 def room_of(name: str, package: str) -> str:
-    """The room of a module named with slashes, as ``runtime/cache/pages``."""
+    """The capacity of a module named with slashes, as ``runtime/cache/pages``."""
     rest = name.removeprefix(package).removeprefix("/")
-    rooms = [r for r in ROOMS[package] if rest == r or rest.startswith(f"{r}/")]
-    return max(rooms, key=len) if rooms else package
+    capacities = [r for r in ROOMS[package] if rest == r or rest.startswith(f"{r}/")]
+    return max(capacities, key=len) if capacities else package
 
 
 def own_imports(source: str, package: str, *, late: bool = False) -> Iterator[str]:
@@ -111,8 +111,8 @@ def files_of(package: str) -> list[tuple[str, str]]:
     ]
 
 
-def allowed(table: Mapping[str, str], package: str, room: str) -> set[str]:
-    return {room, package} | set(table[room].split()) if room in table else {package}
+def allowed(table: Mapping[str, str], package: str, capacity: str) -> set[str]:
+    return {capacity, package} | set(table[capacity].split()) if capacity in table else {package}
 
 
 def is_exception(importer: str, imported: str) -> tuple[str, str] | None:
@@ -139,11 +139,11 @@ def test_rooms_import_what_the_table_says(package: str) -> None:
 @pytest.mark.parametrize("package", ROOMS)
 def test_the_table_has_no_circle_and_no_room_that_is_gone(package: str) -> None:
     table = ROOMS[package]
-    graph = {room: set(names.split()) - {package} for room, names in table.items()}
+    graph = {capacity: set(names.split()) - {package} for capacity, names in table.items()}
     assert set().union(*graph.values()) <= set(table)
     tuple(TopologicalSorter(graph).static_order())  # raises CycleError
     folders = {name for name, _ in files_of(package)}
-    assert all(f"{package}/{room}" in folders for room in table)
+    assert all(f"{package}/{capacity}" in folders for capacity in table)
 
 
 def test_every_exception_is_used() -> None:

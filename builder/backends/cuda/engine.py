@@ -38,7 +38,7 @@ from specbuild.builder.backends.cuda.step.programs import (
     step_program,
 )
 from specbuild.builder.backends.cuda.step.state import StatePorts, StateSizes, ViewSizes
-from specbuild.builder.backends.cuda.step.views import refresh_rooms
+from specbuild.builder.backends.cuda.step.views import refresh_capacities
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
 from specbuild.builder.engine.sizes import EnginePlan, with_limits
 from specbuild.builder.engine.writer import json_bytes
@@ -71,7 +71,7 @@ class CudaModel:
 class LoweredEngine:
     """Every program lowered, nothing compiled. ``plan`` has the caches that the programs need.
 
-    ``refused`` says why prompt chunks of other sizes are not among them.
+    ``refused`` gives the reason prompt chunks of other sizes are not among them.
     """
 
     plan: EnginePlan
@@ -111,8 +111,8 @@ def lower_engine(
     graphs = {role: FusedGraph(role, graph) for role, graph in model.models.items()}
     prefill, refused = _prefill_rows(model, graphs, plan, lower)
     score = tuple(rows for rows in SCORE_ROWS if rows <= _most_rows(plan) or rows == SCORE_ROWS[0])
-    fed_again = 0 if plan.specpv is None else plan.specpv.n_spec_tokens_buf
-    rows = max(*prefill, *score, fed_again + plan.limits.draft_tokens + 1)
+    reverified = 0 if plan.specpv is None else plan.specpv.n_spec_tokens_buf
+    rows = max(*prefill, *score, reverified + plan.limits.draft_tokens + 1)
     plan = with_limits(plan, replace(plan.limits, max_rows=rows))
     parts = _parts(model, graphs, plan, rows, max(score))
     programs = []
@@ -218,14 +218,14 @@ def _parts(
     sizes = StateSizes(
         batch=batch_buckets(limits.max_batch_size)[-1],
         depth=deepest(shapes),
-        captured=len(draft.aux_layers) * model.target.hidden if draft is not None else 0,
+        aux_width=len(draft.aux_layers) * model.target.hidden if draft is not None else 0,
         words=-(-(limits.draft_tokens + 1) // 32),
         logical_pages={name: layout.logical_pages(limits) for name, layout in groups.items()},
         prefill_rows=max(prefill_rows, score_rows),
         score_rows=score_rows,
         vocab=model.target.vocab,
         views=_view_sizes(plan),
-        narrows=plan.dsa is not None,
+        sparse=plan.dsa is not None,
         checks=plan.dsa is not None and plan.dsa.check_interval > 0,
     )
     return EngineParts(
@@ -263,39 +263,39 @@ def _steps(
             if not fits(batch, shape, depth):
                 continue
             # With SpecPV a step must be able to set one sequence's buffer right.
-            if parts.views is not None and not refresh_rooms(parts.views, batch, shape):
+            if parts.views is not None and not refresh_capacities(parts.views, batch, shape):
                 continue
             # Also where no step with a draft fits: fewer sequences may be left, which draft again.
             drafted = bool(shapes) and shape == NO_DRAFT
-            for extends, full_logits, room, (narrows, checks) in product(
+            for extends, full_logits, capacity, (sparse, checks) in product(
                 (False, True) if drafted else (False,),
                 (False, True),
-                _rooms(parts, batch, shape),
+                _capacities(parts, batch, shape),
                 _selections(parts),
             ):
-                form = StepForm(batch, shape, full_logits, extends, room, narrows, checks)
+                form = StepForm(batch, shape, full_logits, extends, capacity, sparse, checks)
                 lowered = lower_program(step_program(parts, form), lower)
                 entry = _described(
                     lowered, "step", batch, form.rows, shape, full_logits=full_logits
                 )
                 entry = replace(
-                    entry, extends=extends, fed_again=room, narrows=narrows, checks=checks
+                    entry, extends=extends, reverified=capacity, sparse=sparse, checks=checks
                 )
                 steps.append((entry, lowered))
     return steps
 
 
-def _rooms(parts: EngineParts, batch: int, shape: DraftShape) -> tuple[int, ...]:
-    """Rows that steps have for what is fed again: none, and with SpecPV those of a refresh."""
+def _capacities(parts: EngineParts, batch: int, shape: DraftShape) -> tuple[int, ...]:
+    """Rows that steps have for what is re-verified: none, and with SpecPV those of a refresh."""
     if parts.views is None:
         return (0,)
-    return 0, *refresh_rooms(parts.views, batch, shape)
+    return 0, *refresh_capacities(parts.views, batch, shape)
 
 
 def _selections(parts: EngineParts) -> tuple[tuple[bool, bool], ...]:
-    """Whether steps narrow attention and are checked: all forms that the engine has (DSA)."""
+    """Whether steps are sparse and are checked: all forms that the engine has (DSA)."""
     forms = [(False, False)]
-    if parts.ports.sizes.narrows:
+    if parts.ports.sizes.sparse:
         forms.append((True, False))
     if parts.ports.sizes.checks:
         forms.append((True, True))

@@ -12,7 +12,7 @@ from specbuild.runtime.engine_dir.manifest import CacheGroup
 
 
 def with_padded_latents(plan: EnginePlan) -> EnginePlan:
-    """The plan whose latent pools have room for the zeros behind each latent."""
+    """The plan whose latent pools have capacity for the zeros behind each latent."""
     return replace(plan, groups=tuple(_padded(group) for group in plan.groups))
 
 

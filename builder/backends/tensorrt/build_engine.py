@@ -44,7 +44,7 @@ def build_engine(request: EngineRequest, progress: Progress) -> EngineResult:
         ) as process,
     ):
         assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # where it ended early, its exit code says why
+        with contextlib.suppress(BrokenPipeError):  # where it ended early, its exit code tells
             process.stdin.write(json.dumps(to_json(request)) + "\n")
             process.stdin.flush()
         answer = _follow(process.stdout, progress)

@@ -63,7 +63,7 @@ def load(backend: str) -> Any:
         ) from error
 
 
-def new_logger(library: Any, hear: Callable[[str], None]) -> Any:
+def new_logger(library: Any, log: Callable[[str], None]) -> Any:
     """A logger that hands over what the library reports as an error."""
 
     class ErrorLogger(library.ILogger):  # type: ignore[misc]
@@ -72,7 +72,7 @@ def new_logger(library: Any, hear: Callable[[str], None]) -> Any:
 
         def log(self, severity: Any, message: str) -> None:
             if severity in (library.ILogger.INTERNAL_ERROR, library.ILogger.ERROR):
-                hear(message)
+                log(message)
 
     return ErrorLogger()
 

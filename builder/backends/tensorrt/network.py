@@ -193,7 +193,7 @@ class EngineBuild:
             def write(self, data: Any) -> int:
                 try:
                     return int(self.file.write(data))
-                except OSError as error:  # the library would only hear of a short write
+                except OSError as error:  # the library would only see a short write
                     self.failure = error
                     return 0
 

@@ -97,4 +97,4 @@ class DeepSeek(TargetModel):
         layers = [layer_of(g, number) for number in range(g.layers)]
         backbone = Backbone(g, layers, LlamaNorm(g.hidden, g.norm.eps))
         table = torch.empty(sizes.positions, g.mla.rope_dim // 2)
-        super().__init__(g, sizes.taps, backbone, table)
+        super().__init__(g, sizes.aux_layers, backbone, table)

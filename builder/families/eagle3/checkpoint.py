@@ -68,7 +68,10 @@ def draft_tensors(g: Eagle3Geometry, target: TargetGeometry) -> dict[str, Expect
     if g.norm_before_fc:
         shapes["input_norm.weight"] = (len(g.aux_layers) * target.hidden,)
     if g.fc_norm:
-        shapes |= {f"fc_norm.{tap}.weight": (target.hidden,) for tap in range(len(g.aux_layers))}
+        shapes |= {
+            f"fc_norm.{aux_layer}.weight": (target.hidden,)
+            for aux_layer in range(len(g.aux_layers))
+        }
     expected = {name: ExpectedTensor(shape, FLOAT_DTYPES) for name, shape in shapes.items()}
     if g.d2t_form != "identity":
         expected["d2t"] = ExpectedTensor((g.vocab,), ("I64", "I32"))
@@ -113,7 +116,7 @@ def _read_geometry(
         inner=decoder.integer("intermediate_size"),
         rms_eps=decoder.number("rms_norm_eps", 1e-6),
         rope=read_rope(decoder, default_theta=DEFAULT_THETA),
-        aux_layers=_read_taps(path, config, tensors, target),
+        aux_layers=_read_aux_layers(path, config, tensors, target),
         max_positions=decoder.optional_integer("max_position_embeddings"),
         d2t_form="offsets" if offsets else "identity",
         sliding_window=config.sliding_window,
@@ -129,7 +132,7 @@ def _read_geometry(
     return geometry
 
 
-def _read_taps(
+def _read_aux_layers(
     path: Path, config: DraftConfig, tensors: dict[str, SourceTensor], target: TargetGeometry
 ) -> tuple[int, ...]:
     fc = _matrix(tensors, "fc.weight")
@@ -146,23 +149,23 @@ def _read_taps(
             f"{path}: does not fit the target: fc.weight is {fc.shape[1]} wide, no multiple of the "
             f"target's hidden size {target.hidden}"
         )
-    taps = config.taps
-    if taps is None and count == 3:
-        return default_taps(target.layers)
-    if taps is None:
+    aux_layers = config.aux_layers
+    if aux_layers is None and count == 3:
+        return default_aux_layers(target.layers)
+    if aux_layers is None:
         raise SpecbuildError(
             f"{config.top.where}: fc.weight is {count} states wide, but "
             "eagle_config.eagle_aux_hidden_state_layer_ids does not say which; add it"
         )
-    if len(taps) != count:
+    if len(aux_layers) != count:
         raise SpecbuildError(
-            f"{config.top.where}: names {len(taps)} captured layers, but fc.weight is {count} "
+            f"{config.top.where}: names {len(aux_layers)} aux layers, but fc.weight is {count} "
             f"states of {target.hidden} wide"
         )
-    return taps
+    return aux_layers
 
 
-def default_taps(target_layers: int) -> tuple[int, int, int]:
+def default_aux_layers(target_layers: int) -> tuple[int, int, int]:
     """The layers whose outputs a draft without a list of its own reads (0-based)."""
     if target_layers > 5:
         return 1, target_layers // 2 - 1, target_layers - 4
@@ -179,7 +182,7 @@ def _check_fit(path: Path, g: Eagle3Geometry, config: DraftConfig, target: Targe
             f"its target_hidden_size is {config.target_hidden}, the target's hidden size "
             f"{target.hidden}"
         )
-    outside = [tap for tap in g.aux_layers if not 0 <= tap < target.layers]
+    outside = [aux_layer for aux_layer in g.aux_layers if not 0 <= aux_layer < target.layers]
     if outside:
         wrong.append(f"it reads layers {outside}, the target has layers 0 to {target.layers - 1}")
     if g.vocab > target.vocab:

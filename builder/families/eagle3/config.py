@@ -19,21 +19,21 @@ ARCHITECTURES = (
 )
 # What drafts that are trained or made up here call themselves.
 OWN_ARCHITECTURE = ARCHITECTURES[0]
-TAPS = "eagle_aux_hidden_state_layer_ids"
+AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True)
 class DraftConfig:
     """What a draft's configuration says; ``decoder`` holds the fields of its one layer.
 
-    ``taps`` are layer outputs (0-based), None where no list is given; ``vocab`` is None where the
-    configuration names no draft vocabulary.
+    ``aux_layers`` are layer outputs (0-based), None where no list is given; ``vocab`` is None where
+    the configuration names no draft vocabulary.
     """
 
     architecture: str
     top: Config
     decoder: Config
-    taps: tuple[int, ...] | None
+    aux_layers: tuple[int, ...] | None
     vocab: int | None
     target_hidden: int | None
     norm_before_fc: bool
@@ -62,12 +62,12 @@ def read_draft_config(top: Config, target: TargetGeometry, strict: bool) -> Draf
         warnings += check_fields(top, DRAFT_TOP, DRAFT_DECODER, strict=strict)
     if top.get("speculators_model_type") not in (None, "eagle3"):
         raise top.wrong("speculators_model_type", "'eagle3'")
-    taps, note = _read_taps(top, eagle, target)
+    aux_layers, note = _read_aux_layers(top, eagle, target)
     return DraftConfig(
         architecture=next(name for name in top.texts("architectures") if name in ARCHITECTURES),
         top=top,
         decoder=decoder,
-        taps=taps,
+        aux_layers=aux_layers,
         vocab=top.optional_integer("draft_vocab_size"),
         target_hidden=top.optional_integer("target_hidden_size"),
         norm_before_fc=_flag(top, eagle, "norm_before_fc"),
@@ -97,23 +97,30 @@ def _norm_before_residual(top: Config, eagle: Config, nested: bool) -> bool:
     return _flag(top, eagle, name)
 
 
-def _read_taps(
+def _read_aux_layers(
     top: Config, eagle: Config, target: TargetGeometry
 ) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
     """``eagle_config`` counts layer outputs, a list outside of it boundaries (0: the embedding)."""
-    layers, boundaries = eagle.integers(TAPS) or None, top.integers(TAPS) or None  # []: none named
+    layers, boundaries = (
+        eagle.integers(AUX_LAYERS) or None,
+        top.integers(AUX_LAYERS) or None,
+    )  # []: none named
     if boundaries is None:
         return layers, ()
     from_boundaries = tuple(boundary - 1 for boundary in boundaries)
     if layers is not None:
         if layers not in (boundaries, from_boundaries):
-            raise eagle.wrong(TAPS, f"the layers of the list outside of eagle_config, {boundaries}")
+            raise eagle.wrong(
+                AUX_LAYERS, f"the layers of the list outside of eagle_config, {boundaries}"
+            )
         return layers, ()
     if min(boundaries, default=1) < 1 or max(boundaries, default=1) > target.layers:
-        raise top.wrong(TAPS, f"layer boundaries from 1 to {target.layers} (0 is the embedding)")
+        raise top.wrong(
+            AUX_LAYERS, f"layer boundaries from 1 to {target.layers} (0 is the embedding)"
+        )
     note = (
-        f"{top.label}: {TAPS} {list(boundaries)} was read as layer boundaries: the draft reads the "
-        f"outputs of layers {list(from_boundaries)}, counted from 0"
+        f"{top.label}: {AUX_LAYERS} {list(boundaries)} was read as layer boundaries: the draft "
+        f"reads the outputs of layers {list(from_boundaries)}, counted from 0"
     )
     return from_boundaries, (note,)
 

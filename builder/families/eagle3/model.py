@@ -70,23 +70,23 @@ class DraftWeights(nn.Module):
 
 
 class DraftFuse(nn.Module):
-    """The role ``draft_fuse``: captured target states to the draft's hidden state."""
+    """The role ``draft_fuse``: the target's aux hidden states to the draft's hidden state."""
 
     def __init__(self, d: Eagle3Geometry, target: TargetGeometry) -> None:
         super().__init__()
         self.geometry = d
         self.draft = DraftWeights(d, target)
 
-    def forward(self, captured: torch.Tensor) -> torch.Tensor:
-        """``captured`` [T, taps·Ht] → hidden [T, H]."""
+    def forward(self, aux_hidden: torch.Tensor) -> torch.Tensor:
+        """``aux_hidden`` [T, aux_layers·Ht] → hidden [T, H]."""
         if self.geometry.norm_before_fc:
-            captured = self.draft.input_norm(captured)
+            aux_hidden = self.draft.input_norm(aux_hidden)
         if self.geometry.fc_norm:
-            parts = captured.chunk(len(self.geometry.aux_layers), dim=-1)
-            captured = torch.cat(
+            parts = aux_hidden.chunk(len(self.geometry.aux_layers), dim=-1)
+            aux_hidden = torch.cat(
                 [norm(part) for norm, part in zip(self.draft.fc_norm, parts, strict=True)], dim=-1
             )
-        return self.draft.fc(captured)
+        return self.draft.fc(aux_hidden)
 
 
 class TargetEmbedding(nn.Module):

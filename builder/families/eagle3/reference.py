@@ -70,15 +70,15 @@ class ReferenceDraft:
         self.window = decoder["sliding_window"] if windowed else None
         self.frequencies, self.attention_factor = _rotary(decoder, self.head_dim)
 
-    def fuse(self, captured: torch.Tensor) -> torch.Tensor:
-        """Captured target states [T, taps·Ht] → the draft's hidden states [T, H]."""
+    def fuse(self, aux_hidden: torch.Tensor) -> torch.Tensor:
+        """The target's aux hidden states [T, aux_layers·Ht] → the draft's hidden states [T, H]."""
         if "input_norm.weight" in self.weights:
-            captured = self._norm(captured, "input_norm")
+            aux_hidden = self._norm(aux_hidden, "input_norm")
         if "fc_norm.0.weight" in self.weights:
-            taps = sum(name.startswith("fc_norm.") for name in self.weights)
-            parts = enumerate(captured.chunk(taps, dim=-1))
-            captured = torch.cat([self._norm(part, f"fc_norm.{i}") for i, part in parts], dim=-1)
-        return captured @ self.weights["fc.weight"].T
+            aux_layers = sum(name.startswith("fc_norm.") for name in self.weights)
+            parts = enumerate(aux_hidden.chunk(aux_layers, dim=-1))
+            aux_hidden = torch.cat([self._norm(part, f"fc_norm.{i}") for i, part in parts], dim=-1)
+        return aux_hidden @ self.weights["fc.weight"].T
 
     def run(self, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor) -> DraftStates:
         """One causal pass: row t has token ``ids`` [T] and hidden state ``hidden`` [T, H], rotated
@@ -104,15 +104,15 @@ class ReferenceDraft:
         )
 
     def follow(
-        self, captured: torch.Tensor, next_ids: torch.Tensor, path: torch.Tensor
+        self, aux_hidden: torch.Tensor, next_ids: torch.Tensor, path: torch.Tensor
     ) -> DraftStates:
         """The states of the last committed row and of each level down a ``path`` [m] of drafts.
 
-        Row t of the committed part pairs ``captured`` [L, taps·Ht] with ``next_ids`` [L] at
+        Row t of the committed part pairs ``aux_hidden`` [L, aux_layers·Ht] with ``next_ids`` [L] at
         position t; level l has position L − 1 + l and the hidden state its parent gave. The result
         has 1 + m rows.
         """
-        ids, hidden = next_ids, self.fuse(captured)
+        ids, hidden = next_ids, self.fuse(aux_hidden)
         for token in path:
             parent = self.run(ids, hidden, torch.arange(len(ids))).recurrence[-1:]
             ids, hidden = torch.cat([ids, token[None]]), torch.cat([hidden, parent])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specbuild.builder.families.eagle3.checkpoint import default_taps
+from specbuild.builder.families.eagle3.checkpoint import default_aux_layers
 from specbuild.builder.families.eagle3.config import OWN_ARCHITECTURE
 from specbuild.builder.families.eagle3.synth_weights import DraftWriter
 from specbuild.builder.families.family import DraftSizes, SynthDraft
@@ -24,7 +24,7 @@ def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> Eagle3Geometry:
         inner=sizes.inner,
         rms_eps=1e-5,
         rope=target.rope,
-        aux_layers=default_taps(target.layers),
+        aux_layers=default_aux_layers(target.layers),
         max_positions=target.max_positions,
         d2t_form="offsets",
         sliding_window=0,

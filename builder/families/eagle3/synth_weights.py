@@ -80,7 +80,7 @@ class DraftWriter:
         return made
 
     def _fuse(self) -> torch.Tensor:
-        """fc [H, taps·Ht]: the constant of the captured states becomes that of g."""
+        """fc [H, aux_layers·Ht]: the constant of the aux hidden states becomes that of g."""
         d = self._geometry
         width = len(d.aux_layers) * self._target.hidden
         weight = self._normal("fc.weight", d.hidden, width)

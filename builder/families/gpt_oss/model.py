@@ -109,4 +109,6 @@ class GptOss(TargetModel):
     def __init__(self, g: TargetGeometry, sizes: GraphSizes) -> None:
         layers = [layer_of(g, number, sizes) for number in range(g.layers)]
         backbone = Backbone(g, layers, RmsNorm(g.hidden, g.norm.eps))
-        super().__init__(g, sizes.taps, backbone, torch.empty(sizes.positions, g.head_dim // 2))
+        super().__init__(
+            g, sizes.aux_layers, backbone, torch.empty(sizes.positions, g.head_dim // 2)
+        )

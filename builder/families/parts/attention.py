@@ -35,7 +35,7 @@ def write_and_attend(  # noqa: PLR0917
     """Writes K and V [T, kv_heads, D] and attends with q [T, Hq, D] → [T, Hq·D], new pools.
 
     ``table`` is the layer's among the group's page tables, where it has one of its own;
-    ``selected`` [T, N, S] narrows rows to some slots (DSA).
+    ``selected`` [T, N, S] restricts rows to some slots (DSA).
     """
     q, k, v = qkv
     write = torch_op("KvWrite")

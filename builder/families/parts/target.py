@@ -31,11 +31,12 @@ from specbuild.runtime.lossy.specpv.state import ViewGeometry
 class GraphSizes:
     """What a build settles of a target's graph.
 
-    ``taps`` are the layers whose outputs are captured (0-based), ``positions`` the length of the
-    rotary tables. ``blocks`` is how layers choose blocks (SpecPV), ``dsa`` how they choose tokens.
+    ``aux_layers`` are the layers whose outputs are the aux hidden states (0-based), ``positions``
+    the length of the rotary tables. ``blocks`` is how layers choose blocks (SpecPV), ``dsa`` how
+    they choose tokens.
     """
 
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
     positions: int
     blocks: ViewGeometry | None = None
     dsa: Dsa | None = None
@@ -80,7 +81,8 @@ class Backbone(nn.Module):
 
 
 class TargetModel(nn.Module):
-    """The role ``target``. ``taps`` are the layers whose outputs are captured (0-based).
+    """The role ``target``. ``aux_layers`` are the layers whose outputs are the aux hidden states
+    (0-based).
 
     ``rotates_when_read``: keys in latents of the cache are rotated when they are read, so that
     attention is told where each page stands.
@@ -89,11 +91,15 @@ class TargetModel(nn.Module):
     rotates_when_read = False
 
     def __init__(
-        self, g: TargetGeometry, taps: tuple[int, ...], backbone: Backbone, rope_table: torch.Tensor
+        self,
+        g: TargetGeometry,
+        aux_layers: tuple[int, ...],
+        backbone: Backbone,
+        rope_table: torch.Tensor,
     ) -> None:
         """``rope_table`` [positions, D / 2] has the shape of the cosines and sines."""
         super().__init__()
-        self.geometry, self.taps = g, taps
+        self.geometry, self.aux_layers = g, aux_layers
         self.model = backbone
         self.lm_head = nn.Linear(g.hidden, g.vocab, bias=False)
         self.register_buffer("rope_cos", rope_table)
@@ -112,7 +118,7 @@ class TargetModel(nn.Module):
         *,
         group_of_layer: tuple[int, ...],
     ) -> tuple[Any, ...]:
-        """``token_ids`` [T] → logits [R, V] fp32, captured [T, taps·H], new pools, stages.
+        """``token_ids`` [T] → logits [R, V] fp32, aux_hidden [T, aux_layers·H], new pools, stages.
 
         With SpecPV, ``summaries`` of the full-attention layers in order go in, and come out behind
         the pools, followed by the partial tables [Lg, B, kv_heads, V]. With DSA, the last of
@@ -151,11 +157,15 @@ class TargetModel(nn.Module):
             stages.append(x)
         pre_head = self.model.norm(x.index_select(0, launch.logit_rows))
         logits = self.lm_head(pre_head).float()
-        captured = [torch.cat([stages[tap] for tap in self.taps], dim=-1)] if self.taps else []
+        aux_hidden = (
+            [torch.cat([stages[aux_layer] for aux_layer in self.aux_layers], dim=-1)]
+            if self.aux_layers
+            else []
+        )
         new_summaries = [summary for summary, _ in chosen]
         new_tables = [torch.stack([table for _, table in chosen])] if chosen else []
         beside = [(*new_summaries, *new_tables)] if chosen else []
         if indexed:
             broken = torch.stack([violations for _, violations in indexed])
             beside.append((*[pool for pool, _ in indexed], broken))
-        return logits, *captured, tuple(written), *beside, tuple(stages), pre_head
+        return logits, *aux_hidden, tuple(written), *beside, tuple(stages), pre_head

@@ -1,6 +1,6 @@
 """DSA-lite's indexers as trainable parameters inside a frozen GPT-OSS.
 
-An indexer learns from the attention that it is to narrow: with p(t, s) the weights of a row's
+An indexer learns from the attention that it is to make sparse: with p(t, s) the weights of a row's
 keys, summed over query heads, the loss of a row is ``KL(p ‖ softmax_s score(t, s))`` over the keys
 that it chooses among (DeepSeek-V3.2-Exp, equation 3). Those that are kept in any case, the first
 tokens and the recent ones, take no part: p is what falls on the others, and a row counts by its
@@ -31,7 +31,7 @@ _ROWS = 256
 # Standard deviations of scores over which a relaxed choice fades.
 _SOFTNESS = 0.25
 
-Mode = Literal["whole", "narrowed", "relaxed"]
+Mode = Literal["whole", "sparse", "relaxed"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class IndexerShape:
 
 
 @dataclass
-class Narrowing:
+class SparsePattern:
     """How all indexers' layers attend, and whether the loss of their scores is computed."""
 
     top_k: int
@@ -57,10 +57,10 @@ class LayerIndexer(nn.Module):
     """One layer's indexer, fp32, under the names of the file."""
 
     def __init__(
-        self, hidden: int, shape: IndexerShape, narrowing: Narrowing, generator: torch.Generator
+        self, hidden: int, shape: IndexerShape, pattern: SparsePattern, generator: torch.Generator
     ) -> None:
         super().__init__()
-        self.shape, self.narrowing = shape, narrowing
+        self.shape, self.pattern = shape, pattern
         widths = {QUERIES: shape.heads * shape.width, KEYS: shape.width}
         widths |= {HEAD_WEIGHTS: shape.heads} if shape.heads > 1 else {}
         for name, width in widths.items():
@@ -80,12 +80,12 @@ class LayerIndexer(nn.Module):
         return q, k, x @ self.get_parameter(HEAD_WEIGHTS).to(x.dtype)
 
     def forward(self, scene: Scene) -> torch.Tensor:
-        """The attention of the layer, narrowed as :class:`Narrowing` has it: [B, Hq, T, D]."""
+        """The attention of the layer, sparse as :class:`SparsePattern` has it: [B, Hq, T, D]."""
         assert self.input is not None
         x, self.input = self.input.detach(), None
-        if self.narrowing.learns:
+        if self.pattern.learns:
             self.divergence = self._divergence(x, scene)
-        if self.narrowing.mode == "whole":
+        if self.pattern.mode == "whole":
             return attend(scene)
         return attend(scene, self._joins(x, scene))
 
@@ -93,9 +93,9 @@ class LayerIndexer(nn.Module):
         """What joins the attention scores, [B, 1, T, T]."""
         scores = indexer_scores(*self.projected(x))
         seen = scene.visible()
-        kept = _kept(seen, self.narrowing)
-        chosen, last = choose(scores.detach(), seen, kept, self.narrowing.top_k)
-        if self.narrowing.mode == "narrowed":
+        kept = _kept(seen, self.pattern)
+        chosen, last = choose(scores.detach(), seen, kept, self.pattern.top_k)
+        if self.pattern.mode == "sparse":
             return torch.zeros_like(scores).masked_fill(~chosen, -torch.inf).unsqueeze(1)
         spread = _SOFTNESS * _spread(scores.detach(), seen & ~kept)
         free = F.logsigmoid((scores - last) / spread).masked_fill(kept | last.isinf(), 0.0)
@@ -108,7 +108,7 @@ class LayerIndexer(nn.Module):
         for start in range(0, q.shape[1], _ROWS):
             rows = slice(start, start + _ROWS)
             own = None if weights is None else weights[:, rows]
-            part = (q[:, rows], k, own, scene, rows, self.narrowing)
+            part = (q[:, rows], k, own, scene, rows, self.pattern)
             found = checkpoint(
                 _row_divergence, *part, use_reentrant=False, preserve_rng_state=False
             )
@@ -140,12 +140,12 @@ def _spread(scores: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
     return (((scores - mean).square() * free).sum(-1, keepdim=True) / count).sqrt().clamp(min=1e-6)
 
 
-def _kept(seen: torch.Tensor, narrowing: Narrowing) -> torch.Tensor:
+def _kept(seen: torch.Tensor, pattern: SparsePattern) -> torch.Tensor:
     """Of the keys seen [T, S] of a whole sequence, those that are always attended to."""
     keys = torch.arange(seen.shape[-1], device=seen.device)
     rows = torch.arange(seen.shape[0], device=seen.device)[:, None]
-    near = rows - keys < narrowing.recent_tokens
-    return seen & (near | (keys < narrowing.first_tokens))
+    near = rows - keys < pattern.recent_tokens
+    return seen & (near | (keys < pattern.first_tokens))
 
 
 def _row_divergence(  # noqa: PLR0917
@@ -154,12 +154,12 @@ def _row_divergence(  # noqa: PLR0917
     weights: torch.Tensor | None,
     scene: Scene,
     rows: slice,
-    narrowing: Narrowing,
+    pattern: SparsePattern,
 ) -> torch.Tensor:
     """Of some rows. ``q`` [B, R, n, d], ``k`` [B, T, d]."""
     end = min(rows.stop, k.shape[1])  # later keys are not seen
     seen = scene.visible()
-    free = (seen & ~_kept(seen, narrowing))[rows, :end]
+    free = (seen & ~_kept(seen, pattern))[rows, :end]
     wanted = _attention_mass(scene, rows, seen[rows, :end]) * free
     mass = wanted.sum(-1, keepdim=True)
     scores = indexer_scores(q, k[:, :end], weights).masked_fill(~free, -torch.inf)
@@ -192,18 +192,18 @@ class IndexerHeads(nn.Module):
         backbone: Backbone,
         layers: tuple[int, ...],
         shape: IndexerShape,
-        narrowing: Narrowing,
+        pattern: SparsePattern,
         *,
         seed: int,
     ) -> None:
         super().__init__()
-        self.narrowing = narrowing
+        self.pattern = pattern
         self.layers = nn.ModuleDict()
         device = next(backbone.model.parameters()).device
         hidden = backbone.model.config.hidden_size
         for index in layers:
             generator = torch.Generator().manual_seed(seed + index)
-            indexer = LayerIndexer(hidden, shape, narrowing, generator).to(device)
+            indexer = LayerIndexer(hidden, shape, pattern, generator).to(device)
             self.layers[str(index)] = indexer
             attention: Any = backbone.layers[index].self_attn
             attention.head = _Switched(indexer, backbone.switch)

@@ -188,7 +188,7 @@ class IndexerTraining(HeadOptions):
     ``heads`` query heads ``width`` wide. Latents beside the model stay as they are, unless ``mla``
     is false, where they are left out; ``joint_steps`` more then train both, by
     ``joint_losses`` at ``joint_learning_rate``. ``top_k`` are the numbers of tokens to judge with;
-    where training narrows attention, it does by the first.
+    where training attends sparsely, it does by the first.
     """
 
     PANEL: ClassVar[str] = "Indexers"
@@ -252,7 +252,7 @@ class IndexerTraining(HeadOptions):
         if min(self.top_k) + self.first_tokens + self.recent_tokens >= self.sequence_length:
             raise SpecbuildError(
                 f"--top-k {min(self.top_k)}: sequences of {self.sequence_length} tokens are never "
-                "narrowed by it; raise --sequence-length or lower --top-k"
+                "sparse by it; raise --sequence-length or lower --top-k"
             )
 
 

@@ -20,7 +20,7 @@ from specbuild.builder.training.heads.indexers import (
     IndexerHeads,
     IndexerShape,
     Mode,
-    Narrowing,
+    SparsePattern,
 )
 from specbuild.builder.training.heads.latents import LatentHeads
 from specbuild.builder.training.heads.options import IndexerTraining, Losses
@@ -62,9 +62,9 @@ def train_indexers(options: IndexerTraining, progress: Progress) -> HeadReport:
             plain = plain_outputs(plain_target)
             latents = LatentHeads(backbone, stored, plain, lora_rank=0, seed=options.seed)
             latents.requires_grad_(False)
-        narrowing = Narrowing(options.top_k[0], options.first_tokens, options.recent_tokens)
+        pattern = SparsePattern(options.top_k[0], options.first_tokens, options.recent_tokens)
         shape = IndexerShape(options.heads, options.width)
-        indexers = IndexerHeads(backbone, layers, shape, narrowing, seed=options.seed)
+        indexers = IndexerHeads(backbone, layers, shape, pattern, seed=options.seed)
         schedule = Schedule(_stages(options, indexers, latents))
 
         def write(folder: Path) -> None:
@@ -73,7 +73,7 @@ def train_indexers(options: IndexerTraining, progress: Progress) -> HeadReport:
             if latents is not None and options.joint_steps:
                 write_tensors(folder / LATENT_FILE, latents.tensors(dtype))
 
-        judge = _judge(options, narrowing, latent=latent)
+        judge = _judge(options, pattern, latent=latent)
         return session.trained(backbone, schedule, judge, write, started_s)
 
 
@@ -93,13 +93,13 @@ def _layers(options: IndexerTraining, target: TargetCheckpoint) -> tuple[int, ..
 def _stages(
     options: IndexerTraining, indexers: IndexerHeads, latents: LatentHeads | None
 ) -> tuple[Stage, ...]:
-    """Indexers first; then both, attention narrowed as an engine would."""
+    """Indexers first; then both, attention sparse as an engine's is."""
     alone: Mode = "whole" if set(dict(options.losses)) == {ATTENTION_KL} else "relaxed"
     stages = (_stage("indexers", options, indexers, indexers, alone),)
     if latents is None or not options.joint_steps:
         return stages
     both = nn.ModuleList([latents, indexers])
-    mode: Mode = "narrowed" if ATTENTION_KL in dict(options.joint_losses) else "relaxed"
+    mode: Mode = "sparse" if ATTENTION_KL in dict(options.joint_losses) else "relaxed"
     return (*stages, _stage("both", options, both, indexers, mode))
 
 
@@ -112,8 +112,8 @@ def _stage(
     learns = ATTENTION_KL in dict(losses)
 
     def enter() -> None:
-        indexers.narrowing.mode = mode
-        indexers.narrowing.learns = learns
+        indexers.pattern.mode = mode
+        indexers.pattern.learns = learns
 
     def beside() -> Mapping[str, torch.Tensor]:
         return {ATTENTION_KL: indexers.divergence()} if learns else {}
@@ -123,19 +123,19 @@ def _stage(
     return Stage(name, pace, dict(losses), heads, enter, beside)
 
 
-def _judge(options: IndexerTraining, narrowing: Narrowing, *, latent: bool) -> Judge:
+def _judge(options: IndexerTraining, pattern: SparsePattern, *, latent: bool) -> Judge:
     def before(measure: Measure) -> dict[str, float]:
         found = {"model": measure(heads=False)}
         if latent:
-            narrowing.mode, narrowing.learns = "whole", False
+            pattern.mode, pattern.learns = "whole", False
             found["latents"] = measure(heads=True)
         return found
 
     def after(measure: Measure) -> dict[str, float]:
-        narrowing.mode, narrowing.learns = "narrowed", False
+        pattern.mode, pattern.learns = "sparse", False
         found = {}
-        for narrowing.top_k in options.top_k:
-            found[f"top {narrowing.top_k}"] = measure(heads=True)
+        for pattern.top_k in options.top_k:
+            found[f"top {pattern.top_k}"] = measure(heads=True)
         return found
 
     return Judge(before, after)

@@ -47,7 +47,7 @@ class CpuExecutor:
     @property
     def capabilities(self) -> ExecutorCapabilities:
         """ONNX Runtime's kernels differ by 1e-6 with the number of rows."""
-        return ExecutorCapabilities("cpu", batch_invariant=False, device_resident_step=False)
+        return ExecutorCapabilities("cpu", batch_invariant=False, device_step=False)
 
     @property
     def loaded_roles(self) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ class CudaExecutor:
     @property
     def capabilities(self) -> ExecutorCapabilities:
         """Whole steps run on the device; what decodes does not depend on its neighbours."""
-        return ExecutorCapabilities("cuda", batch_invariant=True, device_resident_step=True)
+        return ExecutorCapabilities("cuda", batch_invariant=True, device_step=True)
 
     def use(self) -> None:
         """Lets the calling thread use the executor."""
@@ -132,19 +132,19 @@ class CudaExecutor:
 
     def wait_step(self, number: int, batch: int) -> StepResult:
         """What step ``number`` gave, once it is through; the steps behind it go on."""
-        slot = number % len(self._done)
-        while not self._reported(slot, number):
+        ring_entry = number % len(self._done)
+        while not self._reported(ring_entry, number):
             # The driver knows of a kernel that failed; a stream that is empty reports no more.
-            if self._gpu.idle(self._stream) and not self._reported(slot, number):
+            if self._gpu.idle(self._stream) and not self._reported(ring_entry, number):
                 raise SpecbuildError(
                     f"step {number} ended without a result; build the engine again"
                 )
         return StepResult(
-            count=self._count[slot, :batch].tolist(),
-            accepted=self._accepted[slot, :batch].tolist(),
-            tokens=self._tokens[slot, :batch].tolist(),
-            logprobs=self._logprobs[slot, :batch].tolist(),
-            **{name: ring[slot, :batch].tolist() for name, ring in self._counts.items()},
+            count=self._count[ring_entry, :batch].tolist(),
+            accepted=self._accepted[ring_entry, :batch].tolist(),
+            tokens=self._tokens[ring_entry, :batch].tolist(),
+            logprobs=self._logprobs[ring_entry, :batch].tolist(),
+            **{name: ring[ring_entry, :batch].tolist() for name, ring in self._counts.items()},
         )
 
     def synchronize(self) -> None:
@@ -158,5 +158,5 @@ class CudaExecutor:
         self._closing.close()
         self._gpu.close()
 
-    def _reported(self, slot: int, number: int) -> bool:
-        return any(self._done[slot] == number + 1 for _ in range(LOOKS))
+    def _reported(self, ring_entry: int, number: int) -> bool:
+        return any(self._done[ring_entry] == number + 1 for _ in range(LOOKS))

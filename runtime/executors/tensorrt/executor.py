@@ -110,7 +110,7 @@ class TensorRtExecutor:
         return ExecutorCapabilities(
             self._manifest.backend,
             batch_invariant=plugins,
-            device_resident_step=False,
+            device_step=False,
             fixed_pages=plugins,
             invariant_rows=max(p.axes["R"].most for p in profiles) if plugins else None,
         )

@@ -219,8 +219,10 @@ def _problems(record: PluginRecord, cubins: Mapping[str, bytes]) -> Iterator[str
         shapes = zip(record.tensors, (*bucket.inputs, *bucket.outputs), strict=True)
         sizes = [math.prod(shape) * ITEM_BYTES[tensor.dtype] for tensor, shape in shapes]
         for tactic in bucket.tactics:
-            room = [*sizes, *(workspace.bytes for workspace in tactic.workspaces)]
-            if not all(_is_launch(launch, len(record.kernels), room) for launch in tactic.launches):
+            buffers = [*sizes, *(workspace.bytes for workspace in tactic.workspaces)]
+            if not all(
+                _is_launch(launch, len(record.kernels), buffers) for launch in tactic.launches
+            ):
                 yield "a launch outside of its buffers"
 
 
@@ -230,21 +232,21 @@ def _is_output(output: PluginOutput, inputs: int) -> bool:
     return axes and named and (output.alias is None or 0 <= output.alias < inputs)
 
 
-def _is_launch(launch: Launch, kernels: int, room: Sequence[int]) -> bool:
+def _is_launch(launch: Launch, kernels: int, buffer_bytes: Sequence[int]) -> bool:
     sizes = (*launch.grid, launch.block)
     return (
         0 <= launch.kernel < kernels
         and len(launch.grid) == 3
         and min(sizes) >= 1
         and launch.shared_bytes >= 0
-        and all(_is_argument(argument, room) for argument in launch.arguments)
+        and all(_is_argument(argument, buffer_bytes) for argument in launch.arguments)
     )
 
 
-def _is_argument(argument: Sequence[int], room: Sequence[int]) -> bool:
+def _is_argument(argument: Sequence[int], buffer_bytes: Sequence[int]) -> bool:
     match argument:
         case (kind, int(buffer), int(offset)) if kind == POINTER:
-            return 0 <= buffer < len(room) and 0 <= offset <= room[buffer]
+            return 0 <= buffer < len(buffer_bytes) and 0 <= offset <= buffer_bytes[buffer]
         case (kind, int(value)) if kind == INT32:
             return -(2**31) <= value < 2**31
         case (kind, int(bits)) if kind == FLOAT32:

@@ -24,7 +24,7 @@ class Pools:
         self._turns: dict[str, int] = {}
 
     def add(self, name: str, nbytes: int) -> None:
-        """Makes room for a pool that is not there yet."""
+        """Makes a place for a pool that is not there yet."""
         if name not in self._places:
             what = f"the cache pool {name}"
             self._places[name] = tuple(self._allocate(nbytes, what) for _ in range(self._count))

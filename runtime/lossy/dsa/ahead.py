@@ -2,10 +2,10 @@
 
 The device decides row by row, by the row's position. The host says how many tokens each sequence
 may choose in the next step: the device's numbers are written when they change. It says so before
-it knows what the steps in flight emit, and reckons with the most that they can: no step that
-narrows comes before its checks. Programs that narrow are launched as soon as a row can have reached
-the threshold; before that, and where all sequences have fallen back, the ones that do not, which
-have fewer launches and the same bits.
+it knows what the steps in flight emit, and reckons with the most that they can: no sparse step
+comes before its checks. Sparse programs are launched as soon as a row can have reached the
+threshold; before that, and where all sequences have fallen back, the others, which have fewer
+launches and the same bits.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specbuild.runtime.decode.device_rows import LIST_BUDGET, SAMPLED_BUDGET
+from specbuild.runtime.decode.device_rows import CHECK_BUDGET, LIST_BUDGET
 from specbuild.runtime.engine_dir.manifest import Manifest
-from specbuild.runtime.executors.executor import ResidentExecutor, StepResult
+from specbuild.runtime.executors.executor import DeviceExecutor, StepResult
 from specbuild.runtime.lossy.dsa.state import EVERYTHING, Attends, Check, SequenceSelection
 from specbuild.runtime.lossy.mode import ModePlan, StepAhead
 from specbuild.runtime.request import SequenceState
@@ -30,10 +30,10 @@ class StepSelections(ModePlan):
     attends: Mapping[int, Attends] = field(default_factory=dict)
 
 
-class ResidentSelections:
+class DeviceSelections:
     """The selections of the sequences of one generation, by their index."""
 
-    def __init__(self, executor: ResidentExecutor, manifest: Manifest) -> None:
+    def __init__(self, executor: DeviceExecutor, manifest: Manifest) -> None:
         assert manifest.dsa is not None
         self._executor = executor
         self._config = manifest.dsa
@@ -44,7 +44,7 @@ class ResidentSelections:
         """Prefill is through."""
         del row
         held = SequenceSelection(self._config, self._top_k(sequence))
-        sequence.tally.dsa, self._held[sequence.index] = held.tally, held
+        sequence.counters.dsa, self._held[sequence.index] = held.counters, held
 
     def release(self, sequence: SequenceState) -> None:
         """The sequence is done."""
@@ -68,7 +68,7 @@ class ResidentSelections:
                 continue
             found = attends[s.index] = held.begin(s.known - 1 + further)
             # Below the threshold a tree's deepest nodes may have reached it.
-            counted[row] = held.budget if found in ("narrowed", "whole") else EVERYTHING
+            counted[row] = held.budget if found in ("sparse", "whole") else EVERYTHING
             sampled[row] = EVERYTHING if found == "fallback" else held.budget
             reached = self._reaches(s, further + ahead.depth)
             sparse = sparse or (counted[row] != EVERYTHING and reached)
@@ -76,7 +76,7 @@ class ResidentSelections:
         if sparse or checks:
             self._tell(LIST_BUDGET, counted)
         if checks:
-            self._tell(SAMPLED_BUDGET, sampled)
+            self._tell(CHECK_BUDGET, sampled)
         return StepSelections(sparse=sparse or checks, checks=checks, attends=attends)
 
     def received(
@@ -92,8 +92,8 @@ class ResidentSelections:
             if attends == "check":
                 outcome = Check(tokens, agreed, accepted_whole, accepted_narrowed)
         held.ended(attends, sequence.length, outcome)
-        held.tally.broken_launches += sum(lists > 0 for lists in passes)
-        held.tally.broken_lists += sum(passes)
+        held.counters.broken_launches += sum(lists > 0 for lists in passes)
+        held.counters.broken_lists += sum(passes)
 
     def _reaches(self, sequence: SequenceState, further: int) -> bool:
         """Whether a row may stand at the threshold."""

@@ -17,10 +17,10 @@ from specbuild.runtime.request import SequenceState
 
 
 @dataclass(frozen=True)
-class _Sampled:
-    """What a narrowed pass chose at every slot [N + 1] of a sequence, and the drafts accepted."""
+class _SparsePass:
+    """What a sparse pass sampled at every slot [N + 1] of a sequence, and the drafts accepted."""
 
-    choice: np.ndarray
+    sampled: np.ndarray
     accepted: int
 
 
@@ -32,7 +32,7 @@ class Selections:
         self._config = manifest.dsa
         self._held: dict[int, SequenceSelection] = {}
         self._attends: dict[int, Attends] = {}
-        self._sampled: dict[int, _Sampled] = {}
+        self._sparse_passes: dict[int, _SparsePass] = {}
 
     def release(self, sequence: SequenceState) -> None:
         """The sequence is done."""
@@ -56,37 +56,39 @@ class Selections:
         """Counts the lists of a launch that broke an invariant."""
         broken = outputs[f"{INDEXER_GROUP}.violations"].sum(0).tolist()
         for sequence, lists in zip(sequences, broken, strict=True):
-            tally = self._of(sequence).tally
-            tally.broken_launches += lists > 0
-            tally.broken_lists += lists
+            counters = self._of(sequence).counters
+            counters.broken_launches += lists > 0
+            counters.broken_lists += lists
 
-    def sample(
-        self, sequences: Sequence[SequenceState], narrowed: Verified, paths: Accepted
+    def note_sparse(
+        self, sequences: Sequence[SequenceState], sparse: Verified, paths: Accepted
     ) -> None:
-        """What a narrowed pass gave; the sequences that are checked turn whole."""
+        """What a sparse pass gave; the sequences that are checked turn whole."""
         for b, s in enumerate(sequences):
             if self._attends[s.index] == "check":
-                self._sampled[s.index] = _Sampled(narrowed.choice[b].copy(), paths.accepted[b])
+                self._sparse_passes[s.index] = _SparsePass(
+                    sparse.sampled[b].copy(), paths.accepted[b]
+                )
 
     def judge(self, sequences: Sequence[SequenceState], whole: Verified, paths: Accepted) -> None:
         """What the pass that counts gave, against the one before it where there was one."""
         for b, s in enumerate(sequences):
-            sampled, check = self._sampled.pop(s.index, None), None
-            if sampled is not None:
+            sparse, check = self._sparse_passes.pop(s.index, None), None
+            if sparse is not None:
                 accepted = paths.accepted[b]
                 slots = paths.path[b, : accepted + 1]
-                agreed = int((sampled.choice[slots] == whole.choice[b, slots]).sum())
-                check = Check(len(slots), agreed, accepted, sampled.accepted)
+                agreed = int((sparse.sampled[slots] == whole.sampled[b, slots]).sum())
+                check = Check(len(slots), agreed, accepted, sparse.accepted)
             self._of(s).ended(self._attends[s.index], s.length, check)
 
     def _budget(self, sequence: SequenceState, *, prompts: bool) -> int:
-        narrowed = self._of(sequence).budget
+        sparse = self._of(sequence).budget
         if prompts:
-            return narrowed
+            return sparse
         attends = self._attends[sequence.index]
-        checked = attends == "check" and sequence.index not in self._sampled
+        checked = attends == "check" and sequence.index not in self._sparse_passes
         # Below the threshold a tree's deepest nodes may have reached it.
-        return narrowed if attends in ("narrowed", "whole") or checked else EVERYTHING
+        return sparse if attends in ("sparse", "whole") or checked else EVERYTHING
 
     def _of(self, sequence: SequenceState) -> SequenceSelection:
         held = self._held.get(sequence.index)
@@ -94,5 +96,5 @@ class Selections:
             asked = sequence.request.params.dsa_top_k
             top_k = self._config.top_k if asked is None else asked
             held = self._held[sequence.index] = SequenceSelection(self._config, top_k)
-            sequence.tally.dsa = held.tally
+            sequence.counters.dsa = held.counters
         return held

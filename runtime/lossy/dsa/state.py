@@ -1,11 +1,11 @@
 """DSA: when a step attends to what indexers choose, and when, and why, to everything.
 
-A step *narrows* attention where its context has reached the threshold. The first few of these, and
-then every ``check_interval``-th, are checks: the launch runs twice, narrowed and whole, and the
-whole one counts. What is compared is the tokens chosen along the accepted path, and how many drafts
-were accepted. While the last checks agree too little, steps attend to everything (fallback); checks
-go on, so that a sequence may recover. Inside a launch, a list of slots that breaks an invariant
-gives way to everything in its layer, which is counted here.
+A step is *sparse* where its context has reached the threshold. The first few of these, and
+then every ``check_interval``-th, are checks: the launch runs twice, sparse and whole, and the
+whole one counts. What is compared is the tokens sampled along the accepted path, and how many
+drafts were accepted. While the last checks agree too little, steps attend to everything (fallback);
+checks go on, so that a sequence may recover. Inside a launch, a list of slots that breaks an
+invariant gives way to everything in its layer, which is counted here.
 
 Rows below the threshold attend to everything in any case; the graph sees to that.
 """
@@ -23,11 +23,11 @@ from specbuild.runtime.records import DsaStats
 FIRST_CHECKS, LAST_CHECKS = 8, 16
 EVERYTHING = -1
 
-Attends = Literal["whole", "narrowed", "check", "fallback"]
+Attends = Literal["whole", "sparse", "check", "fallback"]
 
 
 @dataclass
-class DsaTally:
+class DsaCounters:
     """What indexers did in a request; :class:`DsaStats` says what each count means."""
 
     top_k: int
@@ -61,9 +61,9 @@ class DsaTally:
 
 @dataclass(frozen=True)
 class Check:
-    """What a narrowed and a whole pass over the same tree gave.
+    """What a sparse and a whole pass over the same tree gave.
 
-    Of the ``tokens`` that the whole one emitted, the narrowed one chose ``agreed`` too; of the
+    Of the ``tokens`` that the whole one emitted, the sparse one sampled ``agreed`` too; of the
     drafts they accepted ``accepted_whole`` and ``accepted_narrowed``.
     """
 
@@ -77,21 +77,21 @@ class SequenceSelection:
     """How one sequence's steps attend. ``top_k`` 0 attends to everything always."""
 
     def __init__(self, config: Dsa, top_k: int) -> None:
-        self.tally = DsaTally(top_k)
+        self.counters = DsaCounters(top_k)
         self._config = config
         self._checks: deque[Check] = deque(maxlen=LAST_CHECKS)
         self._checks_begun = self._steps_to_check = 0
 
     @property
     def budget(self) -> int:
-        """What a narrowed row may choose."""
-        return self.tally.top_k if self.tally.top_k > 0 else EVERYTHING
+        """What a sparse row may choose."""
+        return self.counters.top_k if self.counters.top_k > 0 else EVERYTHING
 
     @property
     def doubtful(self) -> bool:
         """Whether the last checks agree in less than the share that is asked for.
 
-        That is of the tokens that both chose, or of those that the narrowed passes would have
+        That is of the tokens that both sampled, or of those that the sparse passes would have
         emitted: it also bounds how many accepted drafts they lose.
         """
         if len(self._checks) < FIRST_CHECKS:
@@ -112,7 +112,7 @@ class SequenceSelection:
             self._checks_begun += 1
             return "check"
         self._steps_to_check -= 1
-        return "fallback" if self.doubtful else "narrowed"
+        return "fallback" if self.doubtful else "sparse"
 
     def ended(self, attends: Attends, length: int, check: Check | None = None) -> None:
         """A step is through; a ``check`` with what came of it.
@@ -120,17 +120,17 @@ class SequenceSelection:
         Where ``length`` was not known when it was begun it may stand below the threshold: then its
         rows saw everything, whatever it was begun as, and it counts for nothing.
         """
-        tally = self.tally
+        counters = self.counters
         if length < self._config.threshold:
             self._checks_begun -= attends == "check"
             return
-        tally.narrowed_steps += attends == "narrowed"
-        tally.fallback_steps += attends == "fallback"
+        counters.narrowed_steps += attends == "sparse"
+        counters.fallback_steps += attends == "fallback"
         if check is None:
             return
         self._checks.append(check)
-        tally.checked_steps += 1
-        tally.checked_tokens += check.tokens
-        tally.agreed_tokens += check.agreed
-        tally.accepted_narrowed += check.accepted_narrowed
-        tally.accepted_whole += check.accepted_whole
+        counters.checked_steps += 1
+        counters.checked_tokens += check.tokens
+        counters.agreed_tokens += check.agreed
+        counters.accepted_narrowed += check.accepted_narrowed
+        counters.accepted_whole += check.accepted_whole

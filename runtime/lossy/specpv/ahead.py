@@ -1,7 +1,7 @@
 """SpecPV where steps stay on the device: the host says which sequences take a full step.
 
 It says so before it knows what the steps in flight emitted, and so reckons with the most that they
-can have. Full steps feed tokens again, for which a launch has limited room: sequences that will
+can have. Full steps re-verify tokens, for which a launch has limited capacity: sequences that will
 need it at the same time take turns early.
 """
 
@@ -18,10 +18,15 @@ import numpy as np
 from specbuild.runtime.decode.device_rows import FULL_STEP
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.executors.executor import ResidentExecutor, StepResult
+from specbuild.runtime.executors.executor import DeviceExecutor, StepResult
 from specbuild.runtime.lossy.mode import ModePlan, StepAhead
 from specbuild.runtime.lossy.specpv.host_tables import requested_budget, table_shape, view_geometry
-from specbuild.runtime.lossy.specpv.state import SequenceView, SpecPvTally, StepChoice, ViewGeometry
+from specbuild.runtime.lossy.specpv.state import (
+    SequenceView,
+    SpecPvCounters,
+    StepChoice,
+    ViewGeometry,
+)
 from specbuild.runtime.request import SequenceState
 
 
@@ -43,7 +48,7 @@ class _Lagged:
     def ahead(self) -> tuple[SequenceView, int]:
         """The state and length behind the steps in flight, if each emits all that it can."""
         view, length = copy.copy(self.view), self.length
-        view.tally = SpecPvTally()
+        view.counters = SpecPvCounters()
         for choice, most in self.flights:
             view.committed(_at(view, choice, length), length, length + most)
             length += most
@@ -52,32 +57,32 @@ class _Lagged:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A sequence before a step: what it would do alone, and the most that it would feed again."""
+    """A sequence before a step: what it would do alone, and the most that it would re-verify."""
 
-    slot: int
+    row: int
     choice: StepChoice
     buffered: int
     due: bool
 
     @property
     def urgency(self) -> tuple[bool, int]:
-        """Those that cannot wait go first, then those with most to feed."""
+        """Those that cannot wait go first, then those with most to re-verify."""
         return not self.choice.partial, self.buffered
 
 
 class RefreshCapacity(Protocol):
     """How many rows of a step can verify tokens again: what a plan's programs are made for."""
 
-    def refresh_room(self, shape: DraftShape | None, *, batch: int) -> int:
+    def refresh_capacity(self, shape: DraftShape | None, *, batch: int) -> int:
         """The most rows, for so many sequences."""
         ...
 
 
-class ResidentViews:
+class DeviceViews:
     """Views of the sequences of one generation, by their index."""
 
     def __init__(
-        self, executor: ResidentExecutor, manifest: Manifest, programs: RefreshCapacity
+        self, executor: DeviceExecutor, manifest: Manifest, programs: RefreshCapacity
     ) -> None:
         geometry = view_geometry(manifest)
         assert geometry is not None
@@ -94,15 +99,15 @@ class ResidentViews:
         budget, reason = requested_budget(self._geometry.config, sequence.request)
         view = SequenceView(self._geometry, layers=self._layers, budget=budget)
         view.prefilled(prompt)
-        view.tally.retrieval_reason = reason
-        sequence.tally.specpv = view.tally
+        view.counters.retrieval_reason = reason
+        sequence.counters.specpv = view.counters
         self._held[sequence.index] = _Lagged(view, prompt)
         values = {"verified_len": prompt, "view_blocks": -1, "summarised": 0, "budget": budget}
         for name, value in values.items():
             self._executor.fill(name, value, row=row)
 
     def release(self, sequence: SequenceState) -> None:
-        """The sequence is done; slots may have moved."""
+        """The sequence is done; rows may have moved."""
         self._held.pop(sequence.index, None)
         self._flags = None
 
@@ -117,31 +122,31 @@ class ResidentViews:
         Raises SpecbuildError where the program has too few rows for what must be verified again.
         """
         sequences, (nodes, most) = ahead.sequences, _sizes(ahead.shape)
-        room = self._programs.refresh_room(ahead.shape, batch=len(sequences))
-        found = [self._candidate(slot, s, nodes, most, room, len(sequences))
-                 for slot, s in enumerate(sequences)]  # fmt: skip
-        full = {c.slot for c in found if not c.choice.partial and c.buffered == 0}
-        left = room
+        capacity = self._programs.refresh_capacity(ahead.shape, batch=len(sequences))
+        found = [self._candidate(row, s, nodes, most, capacity, len(sequences))
+                 for row, s in enumerate(sequences)]  # fmt: skip
+        full = {c.row for c in found if not c.choice.partial and c.buffered == 0}
+        left = capacity
         for c in sorted(found, key=lambda c: c.urgency, reverse=True):
-            if c.slot in full or (c.choice.partial and not c.due):
+            if c.row in full or (c.choice.partial and not c.due):
                 continue
             if c.buffered <= left:
-                full.add(c.slot)
+                full.add(c.row)
                 left -= c.buffered
             elif not c.choice.partial:
                 raise SpecbuildError(
-                    f"SpecPV: a full step must feed {c.buffered} tokens again, with room for "
+                    f"SpecPV: a full step must feed {c.buffered} tokens again, with capacity for "
                     f"{left}; build with a larger --specpv-n-spec-tokens-buf or a smaller "
                     "--max-batch-size"
                 )
-        choices = tuple(self._settled(c, c.slot in full) for c in found)
+        choices = tuple(self._settled(c, c.row in full) for c in found)
         for sequence, choice in zip(sequences, choices, strict=True):
             if sequence.index in self._held:
                 self._held[sequence.index].flights.append((choice, most))
         self._tell([not choice.partial for choice in choices])
-        # Views are chosen, and tokens fed again, in programs of their own.
+        # Views are chosen, and re-verified tokens, in programs of their own.
         chosen = any(choice.blocks is not None for choice in choices)
-        return StepViews(room - left if chosen or left < room else None, choices=choices)
+        return StepViews(capacity - left if chosen or left < capacity else None, choices=choices)
 
     def received(
         self, sequence: SequenceState, plan: ModePlan, result: StepResult, row: int
@@ -149,30 +154,30 @@ class ResidentViews:
         """The oldest step in flight is through; what it verified again is counted."""
         held, emitted = self._held[sequence.index], result.count[row]
         if plan.reverified is not None:
-            held.view.tally.recheck(result.rechecked[row], result.agreed[row])
+            held.view.counters.recheck(result.rechecked[row], result.agreed[row])
         choice, _ = held.flights.popleft()
         choice = _at(held.view, choice, held.length)
         held.view.committed(choice, held.length, held.length + emitted)
         held.length += emitted
 
     def _candidate(  # noqa: PLR0917
-        self, slot: int, sequence: SequenceState, nodes: int, most: int, room: int, batch: int
+        self, row: int, sequence: SequenceState, nodes: int, most: int, capacity: int, batch: int
     ) -> _Candidate:
         held = self._held.get(sequence.index)
         if held is None:
-            return _Candidate(slot, StepChoice(True, 0, None, "partial"), 0, False)
+            return _Candidate(row, StepChoice(True, 0, None, "partial"), 0, False)
         view, length = held.ahead()
         choice = view.choose(length, nodes)
-        held.view.tally.invariant_failures += view.tally.invariant_failures
+        held.view.counters.invariant_failures += view.counters.invariant_failures
         config = self._geometry.config
         buffered = length - min(view.global_verified_len, length)
-        at_once = max(1, room // config.n_spec_tokens_buf)
+        at_once = max(1, capacity // config.n_spec_tokens_buf)
         lead = -(-batch // at_once) - 1
         due = (
             buffered + nodes + 1 + lead * most > config.n_spec_tokens_buf
             or view.partial_steps >= config.full_refresh_interval - lead
         )
-        return _Candidate(slot, choice, buffered, due and buffered > 0)
+        return _Candidate(row, choice, buffered, due and buffered > 0)
 
     def _settled(self, candidate: _Candidate, full: bool) -> StepChoice:
         choice = candidate.choice

@@ -34,7 +34,7 @@ class _Held:
 
 @dataclass(frozen=True)
 class ViewLayout:
-    """Which cache groups views narrow, and how.
+    """Which cache groups views cut down, and how.
 
     By the keys of group ``chooser`` blocks are chosen for each of its ``layers`` and KV ``heads``.
     ``places`` has the groups that see a view, and where their layers stand among the chooser's.
@@ -161,13 +161,13 @@ class PartialViews:
         chosen: np.ndarray,
         row_start: np.ndarray,
     ) -> None:
-        """Counts how often tokens fed again [T] are what the target chooses over everything."""
+        """Counts how often re-verified tokens [T] are what the target samples over everything."""
         for sequence, choice, first in zip(sequences, choices, row_start, strict=False):
             count = sequence.length - choice.chain_start
             if count:
                 emitted = sequence.ids[choice.chain_start + 1 : sequence.length + 1]
                 agreed = int((chosen[first : first + count] == emitted).sum())
-                self._of(sequence).view.tally.recheck(count, agreed)
+                self._of(sequence).view.counters.recheck(count, agreed)
 
     def _of(self, sequence: SequenceState) -> _Held:
         held = self._held.get(sequence.index)
@@ -177,8 +177,8 @@ class PartialViews:
             view = SequenceView(layout.geometry, layers=layout.layers, budget=budget)
             entries = (layout.layers, layout.heads, layout.geometry.entries)
             held = _Held(view, np.zeros(entries, np.int32))
-            view.tally.retrieval_reason = reason
-            sequence.tally.specpv = view.tally
+            view.counters.retrieval_reason = reason
+            sequence.counters.specpv = view.counters
             self._held[sequence.index] = held
         return held
 

@@ -2,7 +2,7 @@
 
 Positions [0, L) of a sequence are committed. Those below ``global_verified_len`` have exact keys
 and values in every layer: prefill or a full step wrote them. The others, the buffered tokens, were
-written by partial steps, whose attention saw a part of the context. A full step feeds them again,
+written by partial steps, whose attention saw a part of the context. A full step re-verifies them,
 together with the tree, over the whole cache, and chooses a new view.
 
 A view is the sink, the chosen blocks, and everything from the end of the last summarised block on.
@@ -86,7 +86,7 @@ class ViewGeometry:
 class StepChoice:
     """How one sequence takes part in a step.
 
-    Positions ``chain_start`` … L − 1 are fed again in front of the tree: none in a partial step.
+    Positions ``chain_start`` … L − 1 are re-verified in front of the tree: none in a partial step.
     ``blocks`` are summarised, and chosen among, in this step; None where no view is chosen.
     """
 
@@ -97,7 +97,7 @@ class StepChoice:
 
 
 @dataclass
-class SpecPvTally:
+class SpecPvCounters:
     """What the partial steps of a request did.
 
     Of the ``rechecked_tokens`` that partial steps emitted, a full step given the same tokens
@@ -152,7 +152,7 @@ class SequenceView:
         self.selected_blocks: int | None = None
         self.selected_len = 0
         self.partial_steps = 0
-        self.tally = SpecPvTally(retrieval_blocks=budget)
+        self.counters = SpecPvCounters(retrieval_blocks=budget)
 
     @property
     def global_verified_len(self) -> int:
@@ -181,7 +181,7 @@ class SequenceView:
         if reason == "partial":
             return StepChoice(True, length, None, reason)
         if reason == "invariant":
-            self.tally.invariant_failures += 1
+            self.counters.invariant_failures += 1
         start = min(self.global_verified_len, length)
         return StepChoice(False, start, self.blocks_at(length), reason)
 
@@ -235,9 +235,9 @@ class SequenceView:
         """A step took the committed length from ``before`` to ``after``."""
         if choice.partial:
             self.partial_steps += 1
-            self.tally.partial_steps += 1
+            self.counters.partial_steps += 1
             return
-        self.tally.full_steps += 1
+        self.counters.full_steps += 1
         self.verified_len = [after] * len(self.verified_len)
         self.partial_steps = 0
         self.selected_blocks = choice.blocks

@@ -59,8 +59,8 @@ DRAFT_VARIANTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no embedding half": ({"input_width": "hidden"}, DRAFT),
     "normed residual": ({"norm_before_residual": True}, ["DraftInput", *DRAFT]),
     "normed output": ({"norm_output": True}, [*DRAFT, "DraftInput"]),
-    "two taps": ({"taps": (2, 0)}, DRAFT),
-    "one tap": ({"taps": (1,)}, DRAFT),
+    "two aux layers": ({"aux_layers": (2, 0)}, DRAFT),
+    "one aux layer": ({"aux_layers": (1,)}, DRAFT),
     "windowed": ({"sliding_window": 5}, DRAFT),
 }
 
@@ -103,15 +103,15 @@ def kept_pools(outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def test_fused_target_computes_what_transformers_computes(tmp_path: Path, dtype: str) -> None:
     from transformers import GptOssForCausalLM
 
-    taps = (2, 0, 1)
+    aux_layers = (2, 0, 1)
     write_target(tmp_path / "t", dtype=dtype)
-    write_draft(tmp_path / "d", taps=taps, dtype=dtype)
+    write_draft(tmp_path / "d", aux_layers=aux_layers, dtype=dtype)
     model = fused_model(tmp_path / "t", tmp_path / "d", page_size=PAGE).models["target"]
     theirs = GptOssForCausalLM.from_pretrained(tmp_path / "t", dtype=torch.float32).float().eval()
     ids = torch.randint(3, 256, (60,), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
         expected = theirs(ids[None], output_hidden_states=True)
-    pools, logits, captured = blank_pools(model), [], []
+    pools, logits, aux_hidden = blank_pools(model), [], []
     for rows in (range(33), range(33, 34), range(34, 60)):  # chunks that split pages
         feeds = launch_feeds(model, rows, torch.arange(len(rows))) | pools
         feeds["token_ids"] = ids[rows.start : rows.stop].int()
@@ -119,9 +119,9 @@ def test_fused_target_computes_what_transformers_computes(tmp_path: Path, dtype:
         outputs = run_graph(model, feeds)
         pools = kept_pools(outputs)
         logits.append(outputs["logits"])
-        captured.append(outputs["captured"])
-    for tap, state in zip(taps, torch.cat(captured).chunk(3, dim=-1), strict=True):
-        error = relative_error(state, expected.hidden_states[tap + 1][0])
+        aux_hidden.append(outputs["captured"])
+    for aux_layer, state in zip(aux_layers, torch.cat(aux_hidden).chunk(3, dim=-1), strict=True):
+        error = relative_error(state, expected.hidden_states[aux_layer + 1][0])
         assert error.median() < TOLERANCE / 2
         # A row whose router is nearly undecided may take another expert.
         assert error.quantile(0.95) < TOLERANCE
@@ -147,10 +147,10 @@ def test_fused_draft_computes_what_the_reference_computes(tmp_path: Path, varian
     committed, drafted = 20, 3
     generator = torch.Generator().manual_seed(3)
     width = len(fused.draft.geometry.aux_layers) * fused.target.geometry.hidden
-    captured = torch.randn(committed, width, generator=generator).bfloat16()
+    aux_hidden = torch.randn(committed, width, generator=generator).bfloat16()
     ids = torch.randint(0, 256, (committed + drafted,), generator=generator)
-    expected = reference.follow(captured.float(), ids[:committed], ids[committed:])
-    hidden = run_graph(fused.models["draft_fuse"], {"captured": captured})["hidden"]
+    expected = reference.follow(aux_hidden.float(), ids[:committed], ids[committed:])
+    hidden = run_graph(fused.models["draft_fuse"], {"captured": aux_hidden})["hidden"]
     model = fused.models["draft"]
     pools, first, logits, recurrence = blank_pools(model), 0, [], []
     for count in (committed, *[1] * drafted):
@@ -234,7 +234,7 @@ def test_a_tied_head_is_packed_beside_the_table(tmp_path: Path) -> None:
     tensors = load_file(file)
     del tensors["lm_head.weight"]
     save_file(tensors, file, metadata={"format": "pt"})
-    write_draft(tmp_path / "d", target_layers=1, taps=(0,), draft_vocab=None)
+    write_draft(tmp_path / "d", target_layers=1, aux_layers=(0,), draft_vocab=None)
     fused = fused_model(tmp_path / "t", tmp_path / "d")
     table = tensors["model.embed_tokens.weight"]
     for role in ("target", "draft"):

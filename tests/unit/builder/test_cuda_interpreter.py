@@ -259,7 +259,7 @@ def test_a_draft_of_codes_changes_no_token(
 def test_sequences_of_a_batch_do_not_touch_each_other(
     engine: LoweredEngine, runs: Runs, prompts: list[list[int]]
 ) -> None:
-    """Two sequences step together, one ends before the other, and a slot lies idle at first."""
+    """Two sequences step together, one ends before the other, and a row lies idle at first."""
     alone = [runs(ids, step_name(1, CHAIN)) for ids in prompts[:2]]
     host = PlanHost(engine)
     host.port("ignore_eos").fill_(1)

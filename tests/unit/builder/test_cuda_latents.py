@@ -143,7 +143,7 @@ def test_latents_that_no_kernel_holds_are_refused(model: Path) -> None:
 
 
 def test_views_stand_beside_latents_of_windowed_layers(tmp_path: Path) -> None:
-    """SpecPV's steps feed tokens again to the latent group as to keys and values."""
+    """SpecPV's steps re-verify tokens to the latent group as to keys and values."""
     write_target(tmp_path / "t")
     write_latents(tmp_path / "t", {0: 12, 2: 20})
     engine = lowered_engine(
@@ -153,7 +153,7 @@ def test_views_stand_beside_latents_of_windowed_layers(tmp_path: Path) -> None:
         specpv_partial_threshold=64, specpv_full_refresh_interval=4,
     )  # fmt: skip
     assert {g.name for g in engine.plan.target_groups} == {"full", "latent_sliding"}
-    refresh = next(low for entry, low in engine.programs if entry.fed_again)
+    refresh = next(low for entry, low in engine.programs if entry.reverified)
     writes = {c.inputs["write_slot"] for c in refresh.ir.calls if c.op.name == "RmsQueryLatent"}
     (view,) = (c for c in refresh.ir.calls if c.op.name == "ViewInputs")
     assert {tensor.storage for tensor in writes} == {view.outputs["row_write_sliding"].storage}

@@ -64,7 +64,7 @@ def compile_all(entry: int, shapes: Sequence[tuple[int, int]], **form: Any) -> N
     required(Compiler("sm_90a").compile(kernels, lambda: None))
 
 
-def test_ctas_of_many_slots_and_lists_spill_no_register() -> None:
+def test_ctas_of_many_splits_and_lists_spill_no_register() -> None:
     compile_all(512, [(8, 1)], lists=True, viewed=True)
 
 
@@ -73,7 +73,7 @@ def test_ctas_of_many_slots_and_lists_spill_no_register() -> None:
 @pytest.mark.parametrize("lists", [False, True], ids=["plain", "lists"])
 @pytest.mark.parametrize("entry", [256, 432, 496, 512, 768])
 def test_no_width_spills_registers(entry: int, lists: bool, viewed: bool) -> None:
-    """In CTAs that take single slots, in those that take groups of them, with two rows each, and
+    """In CTAs that take single splits, in those that take groups of them, with two rows each, and
     where rows share keys."""
     compile_all(entry, [(1, 1), (8, 1), (8, 2), (8, 4)], lists=lists, viewed=viewed)
 

@@ -295,6 +295,6 @@ def test_a_threshold_that_no_sequence_passes_is_warned_of() -> None:
 
 
 def test_the_shortest_sequence_has_room_for_two_tokens() -> None:
-    with pytest.raises(SpecbuildError, match="1 has no room for a prompt and an output"):
+    with pytest.raises(SpecbuildError, match="1 has no capacity for a prompt and an output"):
         plan_engine(asked_for(max_seq_len=1), GPT_OSS_20B, None)
     assert plan_engine(asked_for(max_seq_len=2), GPT_OSS_20B, None).limits.max_seq_len == 2

@@ -236,7 +236,7 @@ def test_an_entry_is_taken_where_its_tactic_is_a_candidate(choices: list[Choice]
 
 
 def test_a_tactic_that_spills_gives_way(choices: list[Choice]) -> None:
-    """An entry that spills is left out, a default makes room for a candidate, or that is told."""
+    """An entry that spills is left out, a default makes space for a candidate, or that is told."""
     decoding = {c.op.name: c for c in choices if c.tunable and c.request.phase == "decode"}
     some, other = decoding["RmsMoe"], decoding["Linear"]
     drawn = [entry_of(choice, dict(choice.candidates[-1])) for choice in (some, other)]

@@ -130,7 +130,7 @@ def test_what_is_not_given_keeps_the_fields_default() -> None:
     assert (asked.learning_rate, asked.losses, asked.mla) == (1e-3, (("attention-kl", 1.0),), True)
     draft = read_line(TrainOptions, f"{REQUIRED} --self-text 5 --self-text-temperature 0.5")
     assert (draft.self_text.count, draft.self_text.temperature) == (5, 0.5)
-    assert (draft.steps, draft.save_every, draft.taps) == (2000, 500, None)
+    assert (draft.steps, draft.save_every, draft.aux_layers) == (2000, 500, None)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def test_at_the_engines_own_limits(make_manifest: MakeManifest) -> None:
     memory = predict_memory(make_manifest())
     assert memory.weights_bytes == 5000
     assert memory.kv_bytes == {"full": 45 * PAGE_BYTES, "sliding": 23 * PAGE_BYTES}
-    # logits of 2 × 21 rows, captured of 32 rows and 3 taps
+    # logits of 2 × 21 rows, aux hidden states of 32 rows, 3 aux layers
     assert memory.outputs_bytes == 4 * (42 * 100 + 32 * 3 * 16)
     parts = memory.weights_bytes + sum(memory.kv_bytes.values()) + memory.outputs_bytes
     assert memory.total_bytes == parts
@@ -47,7 +47,7 @@ def test_a_window_does_not_grow_with_the_sequence(make_manifest: MakeManifest) -
     assert longer["full"] > 9 * long["full"]
 
 
-def test_without_a_draft_nothing_is_captured(make_manifest: MakeManifest) -> None:
+def test_without_a_draft_there_are_no_aux_hidden_states(make_manifest: MakeManifest) -> None:
     assert predict_memory(make_manifest(draft=False)).outputs_bytes == 4 * 42 * 100
 
 

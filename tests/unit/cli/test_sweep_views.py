@@ -23,7 +23,7 @@ from specbuild.cli.bench.sweep import Progress, SweepPlan, measure
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.plan import ProgramEntry
 from specbuild.runtime.engine_dir.traffic import Term
-from specbuild.runtime.measure import occupied_engine as placed_sequences
+from specbuild.runtime.measure import benchmark_batch
 from specbuild.runtime.measure.byte_floor import EngineTraffic, PassTraffic
 
 SPECPV = {
@@ -62,19 +62,19 @@ def test_rows_start_from_the_states_they_name(
         reset()
         entries.append(entry)
         views = executor.read("view_blocks", rows=2), executor.read("budget", rows=2)
-        if entry.fed_again == 0 and (views[0] >= 0).all():
+        if entry.reverified == 0 and (views[0] >= 0).all():
             astray.append(_astray(executor, *views))
         executor.runner.start(entry)
         executor.synchronize()
         reset()
         names = ("full_step", "view_blocks", "budget", "verified_len", "length", "buffered_tokens")
         states.append({name: executor.read(name, rows=2) for name in names})
-        return 1e-3 if entry.fed_again == 0 else 3e-3
+        return 1e-3 if entry.reverified == 0 else 3e-3
 
     monkeypatch.setattr(sweep_views, "time_program", timed)
 
     def touched(_executor: Any, entry: ProgramEntry) -> float | None:
-        return 3.99 if entry.fed_again > 0 else None
+        return 3.99 if entry.reverified > 0 else None
 
     monkeypatch.setattr(sweep_views, "experts_touched", touched)
     monkeypatch.setattr(sweep_views, "profile_program", lambda *_, **__: [])
@@ -89,7 +89,7 @@ def test_rows_start_from_the_states_they_name(
         engine, EngineTraffic(target), 1e9, 2, retrieved=(8, 50, 16, 48, 8192)
     )
     monkeypatch.setattr(sweep_views, "cuda_executor", lambda e: e.executor)
-    monkeypatch.setattr(placed_sequences, "cuda_executor", lambda e: e.executor)
+    monkeypatch.setattr(benchmark_batch, "cuda_executor", lambda e: e.executor)
     sweep.run([2], [200, 30, 9000], budget, rows.append)
     sweep.run([], [60], budget, rows.append)
     names = [row.name for row in rows]
@@ -112,7 +112,7 @@ def test_rows_start_from_the_states_they_name(
     assert (refresh["length"] - refresh["verified_len"]).tolist() == [12, 0]
     # Partial steps read views of as many blocks as they say.
     assert astray == [0] * (len(rows) // 4)
-    # What is fed again is what stands there: the prompts' ends, and what was emitted.
+    # What is re-verified is what stands there: the prompts' ends, and what was emitted.
     prompts = np.random.default_rng(0).integers(0, engine.manifest.target.vocab, (2, 200))
     fed = np.arange(int(refresh["verified_len"][0]), 200)
     assert len(fed) > 6

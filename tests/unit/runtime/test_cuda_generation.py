@@ -1,4 +1,4 @@
-"""The loop over device-resident steps, on a GPU that runs as late as it may: tokens are exact."""
+"""The loop over device steps, on a GPU that runs as late as it may: tokens are exact."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toy_model import VOCAB, choose, decode_plainly, target_logits
 from toy_plan import BATCHES, SHAPES
 
 from specbuild.runtime.decode.decoder import DraftSetting
-from specbuild.runtime.decode.device_decoder import ResidentDecoder
+from specbuild.runtime.decode.device_decoder import DeviceDecoder
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError, SpecbuildError
@@ -170,7 +170,7 @@ def test_sequences_are_moved_when_others_end() -> None:
     ]
 
 
-def test_a_slot_that_a_sequence_has_left_is_passed_over() -> None:
+def test_a_row_that_a_sequence_has_left_is_passed_over() -> None:
     batch = [[1], [2], [3], [4]]
     params = [GenerateParams(max_new_tokens=n, ignore_eos=True) for n in (3, 20, 20, 20)]
     toy = toy_cuda(max_batch_size=4)
@@ -318,13 +318,13 @@ def test_a_device_that_ends_too_early_is_noticed() -> None:
 
 def test_scores_are_the_logits_behind_every_token() -> None:
     toy = toy_cuda()
-    assert isinstance(toy.engine.decoder, ResidentDecoder)
+    assert isinstance(toy.engine.decoder, DeviceDecoder)
     ids = [int(t) for t in "3141592653589"]
     scored = list(toy.engine.decoder.score(ids))
     assert [s.first for s in scored] == [0, 4, 8, 12]
     for s in scored:
-        assert s.captured is not None
-        assert len(s.logits) == len(s.captured)
+        assert s.aux_hidden is not None
+        assert len(s.logits) == len(s.aux_hidden)
         for i, logits in enumerate(s.logits):
             expected = target_logits(ids[: s.first + i + 1])
             assert logits == pytest.approx(expected, abs=1e-6)

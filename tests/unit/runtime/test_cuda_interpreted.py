@@ -17,7 +17,7 @@ from toy_model import toy_manifest
 from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.builder.backends.cuda.step import draft as draft_passes
 from specbuild.builder.backends.cuda.step import programs
-from specbuild.runtime.decode.device_decoder import ResidentDecoder
+from specbuild.runtime.decode.device_decoder import DeviceDecoder
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import ProgramEntry
@@ -142,16 +142,16 @@ def test_the_draft_keeps_up_without_drafting(lowered: LoweredEngine) -> None:
         host.port("ignore_eos").fill_(1)
         host.admit(0, ids, TOKENS)
     paused, steady = hosts
-    room, waiting, emitted = paused.port("pending_tokens").shape[1], 1, []
+    capacity, waiting, emitted = paused.port("pending_tokens").shape[1], 1, []
     for _ in range(TOKENS - 3):
-        full = waiting == room
+        full = waiting == capacity
         emitted += paused.step(f"{plain}.extends" if full else plain)[0].tokens
         waiting = 1 if full else waiting + 1
         assert int(paused.port("pending_count")[0]) == waiting
     drafted = steady.generate(0, step_name(1, CHAIN), len(emitted))
     assert_alike(lowered, ids, [drafted[: len(emitted)], emitted])
     held = min(int(h.port("length")[0]) - int(h.port("pending_count")[0]) for h in hosts)
-    assert held > len(ids) + room
+    assert held > len(ids) + capacity
     rows = [draft_rows(lowered, host)[:, :held] for host in hosts]
     assert rows[0].abs().amin((0, 2, 3)).max() > 0
     torch.testing.assert_close(rows[0], rows[1], atol=NEAR, rtol=NEAR)
@@ -168,32 +168,32 @@ def test_the_draft_keeps_up_where_no_draft_fits(folder: Path, lowered: LoweredEn
     assert step_name(2, CHAIN) not in names
     paused, both = PlanHost(narrow), prompts(engine_of(lowered)[0])[:2]
     paused.port("ignore_eos").fill_(1)
-    for slot, ids in enumerate(both):
-        paused.admit(slot, ids, TOKENS)
-    room, emitted = paused.port("pending_tokens").shape[1], ([], [])
+    for row, ids in enumerate(both):
+        paused.admit(row, ids, TOKENS)
+    capacity, emitted = paused.port("pending_tokens").shape[1], ([], [])
     for step in range(TOKENS - 3):
-        full = step > 0 and step % (room - 1) == 0
+        full = step > 0 and step % (capacity - 1) == 0
         for tokens, found in zip(emitted, paused.step(f"step@2{'.extends' * full}"), strict=True):
             tokens.extend(found.tokens)
-    for slot, ids in enumerate(both):
+    for row, ids in enumerate(both):
         steady = PlanHost(lowered)
         steady.port("ignore_eos").fill_(1)
         steady.admit(0, ids, TOKENS)
-        drafted = steady.generate(0, step_name(1, CHAIN), len(emitted[slot]))
-        assert_alike(lowered, ids, [drafted[: len(emitted[slot])], emitted[slot]])
-        ends = [(paused, slot), (steady, 0)]
+        drafted = steady.generate(0, step_name(1, CHAIN), len(emitted[row]))
+        assert_alike(lowered, ids, [drafted[: len(emitted[row])], emitted[row]])
+        ends = [(paused, row), (steady, 0)]
         held = min(int(h.port("length")[s]) - int(h.port("pending_count")[s]) for h, s in ends)
-        assert held > len(ids) + room
+        assert held > len(ids) + capacity
         rows = [draft_rows(lowered, host, at)[:, :held] for host, at in ends]
         torch.testing.assert_close(rows[0], rows[1], atol=NEAR, rtol=NEAR)
 
 
-def draft_rows(lowered: LoweredEngine, host: PlanHost, slot: int = 0) -> torch.Tensor:
+def draft_rows(lowered: LoweredEngine, host: PlanHost, row: int = 0) -> torch.Tensor:
     """Keys and values of a sequence in the draft's cache, [2, positions, heads, width]."""
     group = next(g for g in lowered.plan.groups if g.name == "draft")
     pool = host.memory.buffer("cache:draft").view(torch.bfloat16).float()
     pool = pool.view(2, -1, group.kv_heads, group.page_size, group.k_width)
-    pages = host.port("page_table.draft")[slot].long()
+    pages = host.port("page_table.draft")[row].long()
     return pool[:, pages].transpose(2, 3).flatten(1, 2)
 
 
@@ -211,7 +211,7 @@ def test_top_k_takes_the_programs_with_logits(lowered: LoweredEngine) -> None:
 
 def test_scores_are_the_plans(lowered: LoweredEngine) -> None:
     engine, _ = engine_of(lowered)
-    assert isinstance(engine.decoder, ResidentDecoder)
+    assert isinstance(engine.decoder, DeviceDecoder)
     ids = prompts(engine)[1]
     host = PlanHost(lowered)
     host.give_pages(0)

@@ -1,4 +1,4 @@
-"""DSA on a device: real plans that narrow, the interpreter in the kernels' stead."""
+"""DSA on a device: real sparse plans, the interpreter in the kernels' stead."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ class Device:
 
     @property
     def steps(self) -> list[bool]:
-        """Whether each step narrowed."""
-        return [kind == "narrowed" for kind in self.kinds]
+        """Whether each step was sparse."""
+        return [kind == "sparse" for kind in self.kinds]
 
     @property
     def kinds(self) -> list[str]:
         """How each step's program attends."""
         steps = [name.split(".") for name in self.runner.started if name.startswith("step")]
-        return [next((k for k in ("narrowed", "checked") if k in s), "whole") for s in steps]
+        return [next((k for k in ("sparse", "checked") if k in s), "whole") for s in steps]
 
 
 def device(lowered: LoweredEngine, *, specpv: bool = False, **changes: Any) -> Device:
@@ -127,20 +127,20 @@ def prompt() -> list[int]:
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
-def test_steps_narrow_from_the_threshold_on(
+def test_steps_are_sparse_from_the_threshold_on(
     lowered: LoweredEngine, shape: DraftShape | None
 ) -> None:
     whole, few, many = (device(lowered) for _ in range(3))
     full = whole.decode(shape, 0)
-    narrowed, everything = few.decode(shape, FEW), many.decode(shape, None)
+    sparse, everything = few.decode(shape, FEW), many.decode(shape, None)
     # Choosing as many as there are is full attention.
     assert everything.ids == full.ids
     assert not any(whole.steps)
     assert not few.steps[0] and few.steps[-1] and few.steps == sorted(few.steps)
-    same = [a == b for a, b in zip(narrowed.ids[0], full.ids[0], strict=True)]
+    same = [a == b for a, b in zip(sparse.ids[0], full.ids[0], strict=True)]
     # The token behind position t is the last that rows up to t decide.
     assert all(same[: 40 - PROMPT + 1]) and not all(same)
-    stats = [decoded.records[0].stats for decoded in (full, narrowed, everything)]
+    stats = [decoded.records[0].stats for decoded in (full, sparse, everything)]
     counts = [s.dsa.narrowed_steps for s in stats if s.dsa is not None]
     assert counts[0] == 0 and 0 < counts[1] <= sum(few.steps)
     assert all(s.dsa is not None and s.dsa.broken_lists == 0 for s in stats)
@@ -168,12 +168,12 @@ def viewed(checkpoints: Path, latents: Path, request: pytest.FixtureRequest) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
 def test_rows_choose_inside_partial_views(viewed: LoweredEngine, shape: DraftShape | None) -> None:
-    whole, everything, narrowed = (device(viewed, specpv=True) for _ in range(3))
+    whole, everything, sparse = (device(viewed, specpv=True) for _ in range(3))
     full = whole.decode(shape, 0, TOKENS)
     assert everything.decode(shape, None).ids == full.ids
-    found = narrowed.decode(shape, FEW)
+    found = sparse.decode(shape, FEW)
     assert found.ids != full.ids
-    assert any(re.search(r"refresh-\d+\.narrowed", name) for name in narrowed.runner.started)
+    assert any(re.search(r"refresh-\d+\.sparse", name) for name in sparse.runner.started)
     dsa, specpv = found.records[0].stats.dsa, found.records[0].stats.specpv
     assert dsa is not None and specpv is not None
     assert dsa.broken_lists == 0 and dsa.narrowed_steps > 4 and specpv.partial_steps > 2
@@ -217,16 +217,16 @@ def test_keys_in_fp8_choose_nearly_the_same(
 
 
 @pytest.mark.slow
-def test_latents_are_narrowed_like_keys(latent: LoweredEngine) -> None:
+def test_latents_are_sparse_like_keys(latent: LoweredEngine) -> None:
     lists = [
         sum("selected" in c.inputs for c in program.ir.calls if c.op.name == "MlaAttention")
-        for entry, program in latent.programs if entry.narrows
+        for entry, program in latent.programs if entry.sparse
     ]  # fmt: skip
     assert set(lists) == {1, 2}
     full = device(latent).decode(CHAIN, 0)
     assert device(latent).decode(CHAIN, None).ids == full.ids
-    narrowed = device(latent).decode(CHAIN, FEW)
-    assert narrowed.ids == device(latent).decode(None, FEW).ids != full.ids
+    sparse = device(latent).decode(CHAIN, FEW)
+    assert sparse.ids == device(latent).decode(None, FEW).ids != full.ids
     checked = device(latent, check_interval=1, min_agreement=0.0).decode(None, FEW)
     assert checked.ids == device(latent).decode(None, 0).ids
     stats = checked.records[0].stats.dsa
@@ -249,7 +249,7 @@ def test_checks_emit_what_everything_gives_and_count_what_was_chosen(
     stats = found.records[0].stats.dsa
     assert stats is not None and stats.narrowed_steps == stats.fallback_steps == 0
     # A tree's deepest rows reach the threshold in front of the step that is counted.
-    assert set(checked.kinds) <= {"whole", "checked", *(["narrowed"] if shape else [])}
+    assert set(checked.kinds) <= {"whole", "checked", *(["sparse"] if shape else [])}
     if shape is None:
         assert (found.ids, found.records[0].logprobs) == (full.ids, full.records[0].logprobs)
     # The last steps in flight may find the sequence done.
@@ -259,7 +259,7 @@ def test_checks_emit_what_everything_gives_and_count_what_was_chosen(
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
-def test_a_check_counts_what_a_narrowed_step_there_chooses(
+def test_a_check_counts_what_a_sparse_step_there_samples(
     lowered: LoweredEngine, shape: DraftShape | None
 ) -> None:
     host, name = PlanHost(lowered), step_name(1, shape)
@@ -271,19 +271,19 @@ def test_a_check_counts_what_a_narrowed_step_there_chooses(
         place = int(host.port("step")[0])
         found = {}
         kept = {name: host.memory.buffer(name).clone() for name in lasting}
-        for kind, counts, other in (("narrowed", FEW, -1), ("", -1, -1), ("checked", -1, FEW)):
+        for kind, counts, other in (("sparse", FEW, -1), ("", -1, -1), ("checked", -1, FEW)):
             for buffer, before in kept.items():
                 host.memory.buffer(buffer).copy_(before)
             host.port("list_budget").fill_(counts)
-            host.port("sampled_budget").fill_(other)
+            host.port("check_budget").fill_(other)
             [found[kind]] = host.step(f"{name}.{kind}" if kind else name)
-        whole, narrowed = found[""], found["narrowed"]
+        whole, sparse = found[""], found["sparse"]
         assert found["checked"] == whole
         tokens, agreed, accepted, sampled, broken = host.port("ring.checks")[place, 0].tolist()
         assert (tokens, accepted, sampled) == (
-            len(whole.tokens), whole.accepted, narrowed.accepted,
+            len(whole.tokens), whole.accepted, sparse.accepted,
         )  # fmt: skip
-        pairs = [a == b for a, b in zip(whole.tokens, narrowed.tokens, strict=False)]
+        pairs = [a == b for a, b in zip(whole.tokens, sparse.tokens, strict=False)]
         assert sum(pairs) <= agreed <= sum(pairs) + max(0, accepted - sampled)
         assert broken == 0
         seen.append(agreed / tokens)
@@ -305,8 +305,8 @@ def test_too_little_agreement_falls_back_to_programs_without_lists(
     threshold = strict.kinds.index("checked")
     assert strict.kinds[threshold:].count("whole") >= fallen.fallback_steps
     assert lenient.kinds[threshold:].count("whole") == 0
-    # Steps launched before the eighth check was read still narrow.
-    assert strict.kinds[-8:].count("narrowed") == 0
+    # Steps launched before the eighth check was read are still sparse.
+    assert strict.kinds[-8:].count("sparse") == 0
     for one in (fallen, kept):
         assert one.checked_steps + one.narrowed_steps + one.fallback_steps == 39 - (40 - PROMPT)
 
@@ -340,7 +340,7 @@ def test_broken_lists_give_way_to_everything_and_are_counted(
 def test_chosen_tokens_are_those_of_the_cpu_engine(
     lowered: LoweredEngine, checkpoints: Path
 ) -> None:
-    """Log-probabilities along a narrowed context, where both engines emit the same tokens."""
+    """Log-probabilities along a sparse context, where both engines emit the same tokens."""
     asked = options(checkpoints, output=checkpoints / "cpu", dsa_check_interval=0)
     building.build(BuildOptions.from_flat(**asked), SilentProgress())
     cpu = Engine.load(checkpoints / "cpu")
@@ -359,7 +359,7 @@ def test_chosen_tokens_are_those_of_the_cpu_engine(
     assert 4 * distance(ours) < distance(whole), (distance(ours), distance(whole), same)
 
 
-def test_only_narrowed_programs_hold_lists(lowered: LoweredEngine) -> None:
+def test_only_sparse_programs_hold_lists(lowered: LoweredEngine) -> None:
     for entry, program in lowered.programs:
         ops = Counter(call.op.name for call in program.ir.calls)
         lists = [
@@ -367,9 +367,9 @@ def test_only_narrowed_programs_hold_lists(lowered: LoweredEngine) -> None:
         ]
         passes = 1 + entry.checks
         assert ops["RmsIndexer"] == 2 * passes
-        assert entry.narrows == ("narrowed" in entry.name or "checked" in entry.name)
-        assert sum(lists) == ops["DsaIndexer"] == ops["DsaCheck"] == 2 * passes * entry.narrows
-        assert ops["DsaTally"] == entry.narrows
+        assert entry.sparse == ("sparse" in entry.name or "checked" in entry.name)
+        assert sum(lists) == ops["DsaIndexer"] == ops["DsaCheck"] == 2 * passes * entry.sparse
+        assert ops["DsaTally"] == entry.sparse
         assert ops["DsaCompare"] == entry.checks == ("checked" in entry.name)
 
 

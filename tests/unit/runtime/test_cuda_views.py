@@ -40,7 +40,7 @@ SPECPV = {
     "specpv_full_refresh_interval": 5,
 }
 NEAR = 0.05
-_ROOM = re.compile(r"\.refresh-(\d+)")
+_CAPACITY = re.compile(r"\.refresh-(\d+)")
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def alike(one: Run, other: Run) -> int:
 def test_a_view_of_everything_changes_nothing(
     with_views: LoweredEngine, shape: DraftShape | None
 ) -> None:
-    """Partial steps, tokens fed again, sequences that come and go: the same text."""
+    """Partial steps, re-verified tokens, sequences that come and go: the same text."""
     engine, runner, _ = engine_of(with_views)
     wanted = decode(engine, shape, 18, 0)
     assert not [name for name in runner.started if ".refresh" in name]
@@ -152,36 +152,39 @@ def test_a_small_view_is_lossy_and_its_state_adds_up(with_views: LoweredEngine) 
 def test_programs_have_room_for_one_buffer_or_for_all(with_views: LoweredEngine) -> None:
     steps = [entry for entry, _ in with_views.programs if entry.kind == "step"]
     assert len({program.ir.name for _, program in with_views.programs}) == len(with_views.programs)
-    rooms: dict[int, set[int]] = {}
+    capacities: dict[int, set[int]] = {}
     for entry in steps:
         nodes = entry.draft_tokens + 1
-        assert entry.rows == entry.batch * nodes + entry.fed_again <= 256
-        rooms.setdefault(entry.batch, set()).add(entry.fed_again)
+        assert entry.rows == entry.batch * nodes + entry.reverified <= 256
+        capacities.setdefault(entry.batch, set()).add(entry.reverified)
     buffer = SPECPV["specpv_n_spec_tokens_buf"]
-    assert rooms == {batch: {0, buffer, batch * buffer} for batch in rooms} and len(rooms) > 1
+    assert (
+        capacities == {batch: {0, buffer, batch * buffer} for batch in capacities}
+        and len(capacities) > 1
+    )
 
 
 def test_a_refresh_is_the_smallest_with_the_room_that_it_needs(with_views: LoweredEngine) -> None:
     engine, runner, executor = engine_of(with_views)
     buffer, table = SPECPV["specpv_n_spec_tokens_buf"], ProgramTable(executor.plan)
     for batch in table.step_batches():
-        assert table.refresh_room(None, batch=batch) == batch * buffer
+        assert table.refresh_capacity(None, batch=batch) == batch * buffer
         for rows in (0, 1, buffer, buffer + 1, batch * buffer):
-            step = table.step(None, batch=batch, full_logits=False, fed_again=rows)
-            assert step.fed_again == (buffer if rows <= buffer else max(2, batch) * buffer)
-    assert {p.ir.phase for e, p in with_views.programs if e.fed_again} == {"refresh"}
+            step = table.step(None, batch=batch, full_logits=False, reverified=rows)
+            assert step.reverified == (buffer if rows <= buffer else max(2, batch) * buffer)
+    assert {p.ir.phase for e, p in with_views.programs if e.reverified} == {"refresh"}
     for lengths in ((100, 21, 70, 40), (64, 64, 64)):
         decode(engine, SHAPES[1], 24, None, lengths)
-    rooms = {int(found[1]) for name in runner.started if (found := _ROOM.search(name))}
+    capacities = {int(found[1]) for name in runner.started if (found := _CAPACITY.search(name))}
     # Sequences of one length need their buffers made exact at the same time.
-    assert buffer in rooms and max(rooms) > buffer
+    assert buffer in capacities and max(capacities) > buffer
 
 
 def test_only_a_refresh_chooses_views(with_views: LoweredEngine) -> None:
     """Most steps are spared the launches: two of four layers have full attention."""
     for entry, program in with_views.programs:
         ops = [call.op.name for call in program.ir.calls]
-        chosen = 2 if entry.fed_again else 0
+        chosen = 2 if entry.reverified else 0
         assert [ops.count(name) for name in ("KvBlockSummary", "KvBlockSelect")] == [chosen] * 2
         assert ops.count("ViewInputs") == int(entry.kind == "step")
 
@@ -191,8 +194,8 @@ def test_a_refresh_chooses_at_a_few_more_rows(with_views: LoweredEngine) -> None
     for entry, program in with_views.programs:
         counts = {c.op.name: c.inputs["choice"].shape[0] for c in program.ir.calls
                   if c.op.name in {"ViewTally", "Advance"}}  # fmt: skip
-        assert ("ViewTally" in counts) == (entry.fed_again > 0)
-        if entry.fed_again:
+        assert ("ViewTally" in counts) == (entry.reverified > 0)
+        if entry.reverified:
             assert counts["Advance"] == entry.batch * (entry.draft_tokens + 1)
             assert counts["ViewTally"] % 8 == 0
             assert 4 <= counts["ViewTally"] - counts["Advance"] < 12
@@ -236,7 +239,7 @@ def test_agreement_is_with_the_whole_context(with_views: LoweredEngine, temperat
 
 
 def test_programs_are_read_back_with_their_phases(with_views: LoweredEngine) -> None:
-    """Tuning lowers them anew: one that feeds tokens again has other kernels."""
+    """Tuning lowers them anew: one that re-verifies tokens has other kernels."""
     files = {e.file: program_bytes(with_views.writer.program(p)) for e, p in with_views.programs}
     found = read_programs(PlanHost(with_views).plan, files.__getitem__)
     assert [ir.phase for _, ir in found.programs] == [p.ir.phase for _, p in with_views.programs]

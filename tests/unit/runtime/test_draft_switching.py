@@ -32,7 +32,7 @@ def script_of(random: np.random.Generator) -> list[DraftShape | None]:
 
 
 class Scripted:
-    """Asks for one shape after the other, round and round; keeps what it hears."""
+    """Asks for one shape after the other, round and round; keeps what it is called with."""
 
     max_depth = DEEPEST
     reason = "scripted"
@@ -116,7 +116,7 @@ def test_a_draft_after_a_long_pause_is_as_good_as_one_without() -> None:
         place += outcome.accepted[0] + 1
     assert met >= 1
     assert any(name.endswith(".extends") for name in paused.device.started)
-    # Only where there is no more room: DEEPEST + 1 rows may wait, one of them from the prompt.
+    # Only where there is no more capacity: DEEPEST + 1 rows may wait, one of them from the prompt.
     steps = [name for name in paused.device.started if name.startswith("step")]
     assert [name.endswith(".extends") for name in steps[: DEEPEST + 2]] == [False] * DEEPEST + [
         True,
@@ -151,7 +151,7 @@ def test_the_default_follows_the_table(cheap: DraftShape | None) -> None:
 
 
 def untimed(make):
-    """Policies that hear of acceptance only."""
+    """Policies that are told acceptance only."""
 
     def made(*arguments, **options):
         policy = make(*arguments, **options)

@@ -19,16 +19,16 @@ from specbuild.runtime.draft.policy import Outlook
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees, pack_bits, shallower
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.request import GenerateParams, Request, SequenceState
-from specbuild.runtime.statistics import RunTally
+from specbuild.runtime.statistics import RunCounters
 
 Node = tuple[int, ...]
 
 
-def brute_tree(ids: list[int], captured: np.ndarray, shape: DraftShape) -> dict[Node, int]:
+def brute_tree(ids: list[int], aux_hidden: np.ndarray, shape: DraftShape) -> dict[Node, int]:
     """Paths of the selected nodes to their depth: each path replayed from the definition."""
     entries: list[int] = []
     for t in range(len(ids) - 1):
-        own, root_out, root_logits = draft_step(entries, ids[t + 1], captured[t], t)
+        own, root_out, root_logits = draft_step(entries, ids[t + 1], aux_hidden[t], t)
         entries.append(own)
 
     def expand(path: Node) -> tuple[np.ndarray, np.ndarray, list[int]]:
@@ -82,7 +82,7 @@ def sequences_of(manifest: Manifest, batch: list[list[int]], kv: KvPools) -> lis
                 ids=np.array([*ids, 0, 0, 0, 0], np.int32),
                 pages=kv.admit(wanted),
                 pages_reserved=wanted,
-                tally=RunTally(0),
+                counters=RunCounters(0),
                 text=None,
                 known=len(ids),
                 length=len(ids) - 1,
@@ -108,12 +108,12 @@ def test_trees_are_those_of_brute_force(
     drafter = Eagle3Drafter(executor, manifest, SlotCounter(200))
     states = sequences_of(manifest, batch, kv)
     random = np.random.default_rng(seed)
-    captured = [random.integers(0, 1000, (len(ids) - 1, 2)).astype(np.float32) for ids in batch]
-    for state, rows in zip(states, captured, strict=True):
+    aux_hidden = [random.integers(0, 1000, (len(ids) - 1, 2)).astype(np.float32) for ids in batch]
+    for state, rows in zip(states, aux_hidden, strict=True):
         for start in range(0, len(rows), 7):
             drafter.observe(state, rows[start : start + 7])
     trees = drafter.propose(states, shape)
-    for b, (ids, rows) in enumerate(zip(batch, captured, strict=True)):
+    for b, (ids, rows) in enumerate(zip(batch, aux_hidden, strict=True)):
         if shape.draft_top_k == 1:
             depth = min(shape.draft_depth, shape.draft_tokens)
             chain = brute_tree(ids, rows, DraftShape(1, depth, depth))

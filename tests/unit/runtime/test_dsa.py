@@ -42,7 +42,7 @@ def test_below_the_threshold_nothing_is_asked() -> None:
     selection = SequenceSelection(CONFIG, 16)
     assert {stepped(selection, length) for length in range(100)} == {"whole"}
     assert stepped(selection, 100) == "check"
-    assert selection.tally.narrowed_steps == 0
+    assert selection.counters.narrowed_steps == 0
 
 
 @pytest.mark.parametrize("length", [5, 100, 5000])
@@ -55,8 +55,8 @@ def test_a_request_may_ask_for_everything(length: int) -> None:
 def test_checks_come_first_and_then_at_their_interval() -> None:
     selection = SequenceSelection(CONFIG, 16)
     steps = judged(selection, AGREED, FIRST_CHECKS + 2)
-    assert steps == ["check"] * FIRST_CHECKS + (["narrowed"] * 4 + ["check"]) * 2
-    stats = selection.tally.stats()
+    assert steps == ["check"] * FIRST_CHECKS + (["sparse"] * 4 + ["check"]) * 2
+    stats = selection.counters.stats()
     assert (stats.checked_steps, stats.narrowed_steps, stats.agreement) == (10, 8, 1.0)
     assert stats.fallback_steps == 0
 
@@ -69,16 +69,16 @@ def test_a_step_that_was_begun_too_far_ahead_counts_for_nothing() -> None:
         selection.ended("check", 99, PARTED)
     steps = judged(selection, AGREED, FIRST_CHECKS)
     assert steps == ["check"] * FIRST_CHECKS
-    assert selection.begin(200) == "narrowed"
-    selection.ended("narrowed", 99)
-    stats = selection.tally.stats()
+    assert selection.begin(200) == "sparse"
+    selection.ended("sparse", 99)
+    stats = selection.counters.stats()
     assert (stats.checked_steps, stats.agreement, stats.narrowed_steps) == (FIRST_CHECKS, 1.0, 0)
 
 
 def test_without_an_interval_nothing_is_checked() -> None:
     selection = SequenceSelection(replace(CONFIG, check_interval=0), 16)
-    assert {stepped(selection, 200) for _ in range(40)} == {"narrowed"}
-    assert selection.tally.stats().agreement is None
+    assert {stepped(selection, 200) for _ in range(40)} == {"sparse"}
+    assert selection.counters.stats().agreement is None
 
 
 def test_too_little_agreement_falls_back_and_recovers() -> None:
@@ -87,11 +87,11 @@ def test_too_little_agreement_falls_back_and_recovers() -> None:
     assert [stepped(selection, 200) for _ in range(5)] == ["fallback"] * 4 + ["check"]
     steps = judged(selection, AGREED, LAST_CHECKS)
     assert steps[:4] == ["fallback"] * 4
-    assert steps[-5:] == ["narrowed"] * 4 + ["check"]
-    assert selection.tally.stats().fallback_steps > 8
+    assert steps[-5:] == ["sparse"] * 4 + ["check"]
+    assert selection.counters.stats().fallback_steps > 8
 
 
-def test_drafts_that_only_whole_passes_accept_count_against_narrowed_ones() -> None:
+def test_drafts_that_only_whole_passes_accept_count_against_sparse_ones() -> None:
     fewer = Check(4, 4, 3, 1)
     selection = SequenceSelection(CONFIG, 16)
     judged(selection, fewer, FIRST_CHECKS)
@@ -99,7 +99,7 @@ def test_drafts_that_only_whole_passes_accept_count_against_narrowed_ones() -> N
     kinder = SequenceSelection(replace(CONFIG, min_agreement=0.5), 16)
     judged(kinder, fewer, FIRST_CHECKS)
     assert not kinder.doubtful
-    stats = kinder.tally.stats()
+    stats = kinder.counters.stats()
     assert (stats.accepted_narrowed, stats.accepted_whole) == (8, 24)
 
 

@@ -76,7 +76,7 @@ def test_adversarial_trees_change_nothing(
     batch: list[list[int]], rule: object, parents: list[int], sample: SamplingParams, count: int
 ) -> None:
     params = GenerateParams(max_new_tokens=count, sampling=sample)
-    drafter = TreeOfTokens(rule, parents, reads_captured=True)
+    drafter = TreeOfTokens(rule, parents, reads_aux_hidden=True)
     result = run(toy_engine(), batch, params, drafter=drafter, speculation=DraftShape(3, 4, 12))
     assert result.ids == [decode_plainly(p, count, sample) for p in batch]
     assert sorted(drafter.released) == list(range(len(batch)))
@@ -223,7 +223,7 @@ def test_short_limits_leave_room_for_the_default_draft(max_seq_len: int) -> None
     plain = run(engine, [[1]], params, speculation=None)
     assert run(engine, [[1]], params).ids == plain.ids
     reason = engine.default_draft.reason
-    assert ("tokens/s" if max_seq_len >= 9 else "leaves no room") in reason
+    assert ("tokens/s" if max_seq_len >= 9 else "leaves no space") in reason
 
 
 @pytest.mark.parametrize("read", [1, 2, 4])

@@ -42,7 +42,7 @@ class PagesMachine(RuleBasedStateMachine):
             assert len(self.running) >= 3, "pages for a full batch must be there"
             return None
         pages = self.kv.admit(wanted)
-        state = {"pages": pages, "wanted": wanted, "length": 0, "tokens": tokens, "room": 0}
+        state = {"pages": pages, "wanted": wanted, "length": 0, "tokens": tokens, "capacity": 0}
         self.running.append(state)
         return state
 
@@ -54,15 +54,15 @@ class PagesMachine(RuleBasedStateMachine):
         rows = min(rows, self.manifest.limits.max_rows, state["tokens"] - state["length"] + tree)
         for holder in state["pages"].values():
             holder.append(rows)
-        state["room"] = max(state["room"], rows)
+        state["capacity"] = max(state["capacity"], rows)
 
     @rule(state=sequences, share=st.floats(0, 1))
     def commit(self, state: dict | None, share: float) -> None:
         if not self._alive(state):
             return
-        kept = min(int(state["room"] * share), state["tokens"] - state["length"])
+        kept = min(int(state["capacity"] * share), state["tokens"] - state["length"])
         state["length"] += kept
-        state["room"] = 0
+        state["capacity"] = 0
         for holder in state["pages"].values():
             holder.commit(state["length"])
 
@@ -82,7 +82,7 @@ class PagesMachine(RuleBasedStateMachine):
             return
         for holder in state["pages"].values():
             holder.rewind(length)
-        state["length"], state["room"] = length, 0
+        state["length"], state["capacity"] = length, 0
 
     @rule(state=consumes(sequences))
     def release(self, state: dict | None) -> None:
@@ -109,7 +109,7 @@ class PagesMachine(RuleBasedStateMachine):
     def sequences_hold_what_they_see(self) -> None:
         for state in self.running:
             for name, holder in state["pages"].items():
-                end = -(-(state["length"] + state["room"]) // SIZE)
+                end = -(-(state["length"] + state["capacity"]) // SIZE)
                 first = min(self._first_page(name, state["length"]), -(-state["length"] // SIZE))
                 assert (holder.first_page, holder.end_page) == (first, max(end, first))
                 live = np.flatnonzero(holder.table)

@@ -43,12 +43,12 @@ Draft = tuple[DraftShape | None, tuple[object, list[int]] | None]
 
 def options(draft: Draft) -> dict[str, object]:
     shape, tree = draft
-    drafter = None if tree is None else TreeOfTokens(*tree, reads_captured=True)
+    drafter = None if tree is None else TreeOfTokens(*tree, reads_aux_hidden=True)
     return {"speculation": shape, "drafter": drafter}
 
 
 def plainly(engine: Engine, ids: list[int], count: int, sample: SamplingParams) -> list[int]:
-    """What the engine's longest context leaves room for."""
+    """What the engine's longest context leaves space for."""
     return decode_plainly(ids, min(count, engine.manifest.limits.max_seq_len - len(ids)), sample)
 
 
@@ -142,7 +142,7 @@ def test_an_end_of_sequence_in_a_partial_step_ends_the_request() -> None:
 
     engine, _ = partial_engine(partial_manifest())
     params = GenerateParams(max_new_tokens=40)
-    drafter = TreeOfTokens(ending, [-1, 0], reads_captured=True)
+    drafter = TreeOfTokens(ending, [-1, 0], reads_aux_hidden=True)
     result = run(
         engine, [list(range(28)), [3]], params, drafter=drafter, speculation=DraftShape(3, 4, 12)
     )

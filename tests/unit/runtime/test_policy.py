@@ -220,7 +220,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     [(10, (1, 2)), (12, (1, 2, 3)), (16, (1, 2, 4, 5)), (300, (1, 2, 4, 5))],
 )
 def test_measuring_leaves_no_pages_behind(max_seq_len: int, rows: tuple[int, ...]) -> None:
-    """As deep as there is room for: to the deepest draft, of 4."""
+    """As deep as there is capacity for: to the deepest draft, of 4."""
     manifest = toy_manifest(max_seq_len=max_seq_len, max_rows=32)
     executor = ToyExecutor(manifest)
     kv = KvPools(manifest.cache_groups, manifest.limits, executor.poison)

@@ -30,7 +30,7 @@ class VariantToy(ToyExecutor):
     @property
     def capabilities(self) -> ExecutorCapabilities:
         return ExecutorCapabilities(
-            "toy", batch_invariant=True, device_resident_step=False, invariant_rows=INVARIANT
+            "toy", batch_invariant=True, device_step=False, invariant_rows=INVARIANT
         )
 
     def _attend(
@@ -98,7 +98,7 @@ def test_chunks_that_share_a_launch_are_few_rows(texts: list[list[int]]) -> None
 
 
 def test_short_prompts_fill_a_launch() -> None:
-    """One that does not fit leaves its room to those behind it."""
+    """One that does not fit leaves its place to those behind it."""
     with launched() as launches:
         texts = [[1] * 7, [2] * 8, [3] * 5]
         run(variant_engine(), texts, GenerateParams(max_new_tokens=1), speculation=None)

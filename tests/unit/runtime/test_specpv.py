@@ -137,10 +137,14 @@ def test_any_run_keeps_the_invariants(drawn: tuple[ViewGeometry, int], data: st.
         before = cache.length
         choice = cache.step(tree, accepted, [luck, event, tree])
         partial, full = partial + choice.partial, full + (not choice.partial)
-        # What is fed again fits beside a tree.
+        # What is re-verified fits beside a tree.
         assert before - choice.chain_start <= geometry.config.n_spec_tokens_buf
-    tally = cache.view.tally
-    assert (tally.partial_steps, tally.full_steps, tally.invariant_failures) == (partial, full, 0)
+    counters = cache.view.counters
+    assert (counters.partial_steps, counters.full_steps, counters.invariant_failures) == (
+        partial,
+        full,
+        0,
+    )
     if budget == 0 or geometry.config.full_refresh_interval == 0:
         assert partial == 0
 
@@ -157,7 +161,7 @@ def long_view(**changes: int) -> Cache:
 
 @pytest.mark.parametrize("buffer", range(8, 21))
 def test_partial_steps_fill_the_buffer_exactly(buffer: int) -> None:
-    """Four tokens a step. The least buffer still has room for a second step: the margin."""
+    """Four tokens a step. The least buffer still has capacity for a second step: the margin."""
     cache = long_view(n_spec_tokens_buf=buffer, full_refresh_interval=64)
     for _ in range(buffer // 4):
         assert cache.step(3, 3, [0]).partial
@@ -227,17 +231,17 @@ def test_a_broken_invariant_makes_the_step_full_and_is_counted(what: str) -> Non
     assert (choice.partial, choice.reason) == (False, "invariant")
     assert choice.chain_start <= min(*cache.view.verified_len, cache.length)
     assert choice.blocks is not None
-    stats = cache.view.tally.stats()
+    stats = cache.view.counters.stats()
     assert stats.invariant_failures == 1
     cache.view.committed(choice, cache.length, cache.length + 1)
     assert cache.view.choose(cache.length + 1, 3).partial or what == "view overflows"
 
 
 def test_rechecks_are_summed_by_interval() -> None:
-    tally = long_view().view.tally
+    counters = long_view().view.counters
     for tokens, agreed in ((4, 3), (0, 0), (6, 6)):
-        tally.recheck(tokens, agreed)
-    stats = tally.stats()
+        counters.recheck(tokens, agreed)
+    stats = counters.stats()
     assert (stats.rechecked_tokens, stats.agreed_tokens, stats.agreement) == (10, 9, 0.9)
     assert stats.agreement_per_interval == (0.75, 1.0)
     assert stats.retrieval_blocks == 2

@@ -87,7 +87,7 @@ class ToyDevice:
         for group in ("full", "sliding"):
             live = self.port(f"page_table.{group}", n)[state[2] == 0]
             held = [page for row in live for page in row.unique().tolist() if page]
-            assert len(held) == len(set(held)), "two slots decode into one page"
+            assert len(held) == len(set(held)), "two rows decode into one page"
         tree = self._tree(entry) if entry.draft_depth else None
         if entry.extends:
             self._extend(entry)
@@ -100,7 +100,7 @@ class ToyDevice:
         ids, positions, row_start, row_slot, tree_start, bits, full, sliding = rows[:8]
         writes = {"full": full, "sliding": sliding}
         places = (row_start, row_slot, tree_start, bits)
-        logits, captured = self._target(ids, positions, places, writes, n)
+        logits, aux_hidden = self._target(ids, positions, places, writes, n)
         logit_rows, temperature, top_k, top_p, seed, count = rows[11:]
         if not entry.full_logits:
             wanted = ((top_k != 0) | (top_p != 1)) & (temperature != 0)
@@ -116,9 +116,9 @@ class ToyDevice:
                 depth=entry.draft_depth,
             )
             self._commit(path, n)
-        self._advance(entry, chosen, path, accepted, captured)
+        self._advance(entry, chosen, path, accepted, aux_hidden)
 
-    def _advance(self, entry: ProgramEntry, chosen: tuple, path, accepted, captured) -> None:
+    def _advance(self, entry: ProgramEntry, chosen: tuple, path, accepted, aux_hidden) -> None:
         n, drafted = entry.batch, self.manifest.draft is not None
         pending = ("pending_count", "pending_tokens", "pending_captured")
         state = [self.port("length", n), self.port("root", n)]
@@ -130,7 +130,7 @@ class ToyDevice:
             *chosen,
             path,
             accepted,
-            captured if drafted else None,
+            aux_hidden if drafted else None,
             *state,
             *rest,
             self.port("step"),
@@ -181,7 +181,7 @@ class ToyDevice:
 
     def _prefill(self, entry: ProgramEntry) -> None:
         self._check_padding(entry)
-        captured, logits = self._given(entry, "prefill.logit_rows")
+        aux_hidden, logits = self._given(entry, "prefill.logit_rows")
         names = ("temperature", "top_k", "top_p", "seed", "position")
         params = [self.port(f"prefill.{name}") for name in names]
         chosen = op_named("Choose").reference(logits, *params)
@@ -189,23 +189,23 @@ class ToyDevice:
         self.port("prefill.logprob").copy_(chosen[1])
         if self.manifest.draft is None:
             return
-        self.port("prefill.last_captured").copy_(captured[self.port("prefill.logit_rows").long()])
+        self.port("prefill.last_captured").copy_(aux_hidden[self.port("prefill.logit_rows").long()])
         names = ("row_start", "row_slot", "tree_start", "ancestor_bits")
         row_start, row_slot, start, bits = (self.port(f"prefill.{name}") for name in names)
         rows = entry.rows
         self._draft(
             self.port("prefill.draft_token_ids", rows),
-            captured,
+            aux_hidden,
             self.port("prefill.positions", rows),
             (row_start, row_slot[:rows], start, bits[:rows]),
             self.port("prefill.draft_write_slot", rows),
         )
 
     def _score(self, entry: ProgramEntry) -> None:
-        captured, logits = self._given(entry, "score.logit_rows")
+        aux_hidden, logits = self._given(entry, "score.logit_rows")
         self.port("score.logits").copy_(logits)
         if self.manifest.draft is not None:
-            self.port("score.captured", entry.rows).copy_(captured)
+            self.port("score.captured", entry.rows).copy_(aux_hidden)
 
     def _given(self, entry: ProgramEntry, logit_rows: str) -> tuple[torch.Tensor, torch.Tensor]:
         rows, names = entry.rows, ("row_start", "row_slot", "tree_start", "ancestor_bits")
@@ -214,8 +214,8 @@ class ToyDevice:
         writes = {g: self.port(f"prefill.write_slot.{g}", rows) for g in ("full", "sliding")}
         ids, positions = (self.port(f"prefill.{x}", rows) for x in ("token_ids", "positions"))
         places = (row_start, row_slot[:rows], start, bits[:rows])
-        logits, captured = self._target(ids, positions, places, writes, BATCHES[-1])
-        return captured, logits[self.port(logit_rows).long()]
+        logits, aux_hidden = self._target(ids, positions, places, writes, BATCHES[-1])
+        return aux_hidden, logits[self.port(logit_rows).long()]
 
     def _check_padding(self, entry: ProgramEntry) -> None:
         live = int(self.port("prefill.row_start")[-1])
@@ -229,8 +229,8 @@ class ToyDevice:
             "sliding", mix(x, at, 2), mix(x, at, 4), places, writes["sliding"], n
         )
         state = mix(full, sliding, x)
-        captured = np.stack([state, x], axis=1).astype(np.float32)
-        return torch.from_numpy(logits_of(state, x, VOCAB, 2.5)), torch.from_numpy(captured)
+        aux_hidden = np.stack([state, x], axis=1).astype(np.float32)
+        return torch.from_numpy(logits_of(state, x, VOCAB, 2.5)), torch.from_numpy(aux_hidden)
 
     def _draft(self, ids, hidden, positions, places, write) -> tuple[torch.Tensor, torch.Tensor]:
         x, at = ids.numpy(), positions.numpy()

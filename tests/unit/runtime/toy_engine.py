@@ -80,19 +80,19 @@ class TreeOfTokens:
 
     rule: object
     parents: Sequence[int]
-    reads_captured: bool = False
+    reads_aux_hidden: bool = False
     proposals: list[DraftTrees] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
     observed: dict[int, int] = field(default_factory=dict)
 
     @property
     def capabilities(self) -> DrafterCapabilities:
-        return DrafterCapabilities("toy", reads_captured=self.reads_captured)
+        return DrafterCapabilities("toy", reads_aux_hidden=self.reads_aux_hidden)
 
-    def observe(self, sequence: SequenceState, captured: np.ndarray | None) -> None:
-        assert (captured is not None) == self.reads_captured
-        if captured is not None:
-            self.observed[sequence.index] = self.observed.get(sequence.index, 0) + len(captured)
+    def observe(self, sequence: SequenceState, aux_hidden: np.ndarray | None) -> None:
+        assert (aux_hidden is not None) == self.reads_aux_hidden
+        if aux_hidden is not None:
+            self.observed[sequence.index] = self.observed.get(sequence.index, 0) + len(aux_hidden)
             assert self.observed[sequence.index] == sequence.length
 
     def release(self, sequence: SequenceState) -> None:

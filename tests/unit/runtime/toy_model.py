@@ -220,7 +220,7 @@ class ToyExecutor:
 
     @property
     def capabilities(self) -> ExecutorCapabilities:
-        return ExecutorCapabilities("toy", batch_invariant=True, device_resident_step=False)
+        return ExecutorCapabilities("toy", batch_invariant=True, device_step=False)
 
     def prepare(self, roles: Sequence[str]) -> None:
         assert set(roles) <= set(self._groups)

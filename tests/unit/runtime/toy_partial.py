@@ -27,7 +27,7 @@ TOY_SPECPV = SpecPv(
 
 
 def partial_manifest(specpv: SpecPv = TOY_SPECPV, **options: object) -> Manifest:
-    """A manifest whose launches hold the tokens that are fed again."""
+    """A manifest whose launches hold the re-verified tokens."""
     return replace(toy_manifest(max_rows=3 * (24 + 13), **options), specpv=specpv)
 
 

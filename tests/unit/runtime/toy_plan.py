@@ -24,7 +24,7 @@ from specbuild.runtime.engine_dir.plan import (
 BATCHES = (1, 2, 4)
 SHAPES = (DraftShape(1, 1, 1), DraftShape(1, 3, 3), DraftShape(2, 3, 6), DraftShape(3, 4, 12))
 PREFILL_ROWS = (4, 8)
-SCORE_ROWS, RING, EOS_IDS, CAPTURED = 4, 8, 8, 2
+SCORE_ROWS, RING, EOS_IDS, AUX_HIDDEN = 4, 8, 8, 2
 DEEPEST = max(shape.draft_depth for shape in SHAPES)
 
 
@@ -51,8 +51,8 @@ def ports_of(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], str]]:
     rows += [f"write_slot.{g}" for g in groups if g != "draft"]
     rows += ["draft_token_ids", "draft_write_slot"] if drafted else []
     ints |= {f"prefill.{name}": (t,) for name in rows}
-    slots = ("tree_start", "logit_rows", "top_k", "seed", "position", "choice")
-    ints |= {f"prefill.{name}": (b,) for name in slots}
+    per_sequence = ("tree_start", "logit_rows", "top_k", "seed", "position", "choice")
+    ints |= {f"prefill.{name}": (b,) for name in per_sequence}
     ints |= {"prefill.row_start": (b + 1,), "prefill.ancestor_bits": (t, 1)}
     ints |= {"score.logit_rows": (SCORE_ROWS,)}
     ints |= {"ring.tokens": (RING, b, tokens), "ring.step": (RING,)}
@@ -62,8 +62,8 @@ def ports_of(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], str]]:
     floats |= {"score.logits": (SCORE_ROWS, VOCAB)}
     if drafted:
         ints |= {"pending_count": (b,), "pending_tokens": (b, tokens)}
-        floats |= {"pending_captured": (b, tokens, CAPTURED)}
-        floats |= {"prefill.last_captured": (b, CAPTURED), "score.captured": (8, CAPTURED)}
+        floats |= {"pending_captured": (b, tokens, AUX_HIDDEN)}
+        floats |= {"prefill.last_captured": (b, AUX_HIDDEN), "score.captured": (8, AUX_HIDDEN)}
     return {n: (s, "int32") for n, s in ints.items()} | {
         n: (s, "float32") for n, s in floats.items()
     }

@@ -18,7 +18,7 @@ ACTIVATIONS = ir.DataType.BFLOAT16
 _TYPES = {"T": ACTIVATIONS, "float32": ir.DataType.FLOAT, "int32": ir.DataType.INT32}
 # The dynamic axes of a launch: its rows, and those whose logits are wanted.
 ROWS, LOGIT_ROWS = "T", "R"
-# Of steps that narrow attention: its sequences, and entries of a row's list (DSA).
+# Of sparse steps: its sequences, and entries of a row's list (DSA).
 SEQUENCES, LIST_LENGTH = "B", "S"
 
 Sizes = Sequence[int | str]

@@ -60,7 +60,7 @@ def read_programs(plan: Plan, read: Callable[[str], bytes]) -> ReadPlan:
 def _program(entry: ProgramEntry, program: Program, storages: Sequence[Storage]) -> ProgramIr:
     pieces = _Pieces(entry.name, program.lifetimes, storages)
     calls = [pieces.call(index, call) for index, call in enumerate(program.ops)]
-    phase: ProgramPhase = "refresh" if entry.fed_again else "decode"
+    phase: ProgramPhase = "refresh" if entry.reverified else "decode"
     return ProgramIr(entry.name, "prefill" if entry.kind == "prefill" else phase, calls)
 
 

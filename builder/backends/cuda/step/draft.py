@@ -79,8 +79,8 @@ class Drafting:
 
         Sequences take turns where all of them have more rows than a launch that decodes may have.
         """
-        room = self.parts.ports.sizes.depth + 1
-        together = 1 << ((MAX_DECODE_ROWS // room).bit_length() - 1)
+        capacity = self.parts.ports.sizes.depth + 1
+        together = 1 << ((MAX_DECODE_ROWS // capacity).bit_length() - 1)
         for first in range(0, self.batch, together):
             count = min(together, self.batch)
             rows, hidden = self._committed(first, count)
@@ -98,7 +98,7 @@ class Drafting:
 
         Those of ``count`` sequences from ``first`` on.
         """
-        room = self.parts.ports.sizes.depth + 1
+        capacity = self.parts.ports.sizes.depth + 1
         state = self.parts.state("ExtendInputs", self.batch)
         state["page_table"] = self.parts.page_table(DRAFT_GROUP, self.batch)
         self.program.section = level_section(1)
@@ -106,7 +106,7 @@ class Drafting:
             "ExtendInputs",
             {name: tensor.rows(first, count) for name, tensor in state.items()},
             {"page_size": self.parts.page_size},
-            sizes={"T": count * room, "B1": count + 1},
+            sizes={"T": count * capacity, "B1": count + 1},
         )
         return rows, fuse(self.parts, self.program, rows["captured_rows"])
 
@@ -176,13 +176,13 @@ class Drafting:
         )
 
 
-def fuse(parts: EngineParts, program: ProgramIr, captured: Tensor) -> Tensor:
-    """The role ``draft_fuse``: captured [T, C] to the draft's hidden [T, H]."""
+def fuse(parts: EngineParts, program: ProgramIr, aux_hidden: Tensor) -> Tensor:
+    """The role ``draft_fuse``: aux_hidden [T, C] to the draft's hidden [T, H]."""
     placement = parts.placement(
         "draft_fuse",
         program,
-        {"captured": captured},
-        rows=captured.shape[0],
+        {"captured": aux_hidden},
+        rows=aux_hidden.shape[0],
         logit_rows=1,
     )
     output = placement.graph.output("hidden")

@@ -32,7 +32,7 @@ from specbuild.runtime.lossy.specpv.state import ViewGeometry
 # State that all sequences share; the rest has an entry for each of them.
 _SHARED_STATE = ("eos_ids", "step")
 _RING = "ring."
-# The graph input that a narrowed pass alone has (DSA).
+# The graph input that a sparse pass alone has (DSA).
 LISTS_ASKED = f"{INDEXER_GROUP}.top_k"
 
 

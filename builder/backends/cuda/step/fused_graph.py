@@ -26,7 +26,7 @@ HEAD = "RmsHead"
 _POOL_OUTPUTS = ("k_pool.out", "v_pool.out", "c_pool.out")
 _CHOSEN = ("full.partial_table", f"{INDEXER_GROUP}.partial_table")
 _VIOLATIONS = f"{INDEXER_GROUP}.violations"
-# What only narrowed attention reads: elsewhere it and what makes it are left out.
+# What only sparse attention reads: elsewhere it and what makes it are left out.
 _LISTS = "selected"
 # What only programs with views give; elsewhere slots are positions.
 _POSITIONS = "page_position"
@@ -80,13 +80,13 @@ class FusedGraph:
         """The node that makes the logits."""
         return next((node for node in self._nodes if node.op_type == HEAD), None)
 
-    def body(self, wanted: Sequence[ir.Value], *, narrowed: bool) -> list[ir.Node]:
-        """The nodes that ``wanted`` values need, in order; ``narrowed``: by lists of slots."""
+    def body(self, wanted: Sequence[ir.Value], *, sparse: bool) -> list[ir.Node]:
+        """The nodes that ``wanted`` values need, in order; ``sparse``: by lists of slots."""
         needed = {id(value) for value in wanted}
         kept = []
         for node in reversed(self._nodes):
             if any(id(output) in needed for output in node.outputs):
-                read = _read(node, narrowed=narrowed).values()
+                read = _read(node, sparse=sparse).values()
                 needed |= {id(value) for value in read if value is not None}
                 kept.append(node)
         return kept[::-1]
@@ -117,7 +117,7 @@ class FusedGraph:
 class Placement:
     """A fused graph on its way into a program: values so far, by identity.
 
-    ``narrowed``: attention reads lists of slots where the graph has them (DSA).
+    ``sparse``: attention reads lists of slots where the graph has them (DSA).
     """
 
     graph: FusedGraph
@@ -125,7 +125,7 @@ class Placement:
     weights: WeightTensors
     ports: Mapping[str, Tensor]
     sizes: Mapping[str, int]
-    narrowed: bool = False
+    sparse: bool = False
 
     def __post_init__(self) -> None:
         self._values: dict[int, Tensor] = {}
@@ -137,7 +137,7 @@ class Placement:
 
     def place(self, wanted: Sequence[ir.Value]) -> None:
         """Calls what ``wanted`` needs, beside what is there already."""
-        for node in self.graph.body(wanted, narrowed=self.narrowed):
+        for node in self.graph.body(wanted, sparse=self.sparse):
             if not all(id(output) in self._values for output in node.outputs):
                 self._call(node)
 
@@ -158,7 +158,7 @@ class Placement:
     def arguments(self, node: ir.Node) -> dict[str, Tensor | None]:
         """The inputs of a node, by declared name."""
         specs = {spec.name: spec for spec in op_named(node.op_type).inputs}
-        read = _read(node, narrowed=self.narrowed)
+        read = _read(node, sparse=self.sparse)
         positions = read.get(_POSITIONS)
         if positions is not None and positions.name not in self.ports:
             read[_POSITIONS] = None
@@ -188,12 +188,12 @@ class Placement:
         return TensorInfo(shape, _TORCH_NAMES[value.dtype])
 
 
-def _read(node: ir.Node, *, narrowed: bool) -> dict[str, ir.Value | None]:
+def _read(node: ir.Node, *, sparse: bool) -> dict[str, ir.Value | None]:
     """What a call of a node reads, by declared name."""
     names = (spec.name for spec in op_named(node.op_type).inputs)
     named = dict(zip(names, node.inputs, strict=False))
     checks = node.op_type == "DsaCheck"
-    return {n: value for n, value in named.items() if narrowed or checks or n != _LISTS}
+    return {n: value for n, value in named.items() if sparse or checks or n != _LISTS}
 
 
 def _joined(tensor: Tensor | None, spec: TensorSpec) -> Tensor | None:

@@ -18,13 +18,13 @@ from specbuild.builder.backends.cuda.step.target import (
 )
 from specbuild.builder.backends.cuda.step.views import (
     advance_views,
+    count_agreement,
     sample_rows,
-    tally_samples,
     tree_features,
     view_rows,
 )
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
-from specbuild.runtime.decode.device_rows import LIST_BUDGET, SAMPLED_BUDGET
+from specbuild.runtime.decode.device_rows import CHECK_BUDGET, LIST_BUDGET
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
 from specbuild.runtime.engine_dir.plan import ACCEPT, TARGET
@@ -68,8 +68,8 @@ def fits(batch: int, shape: DraftShape, depth: int) -> bool:
 class StepForm:
     """What a decoding step of ``batch`` sequences does; ``ProgramEntry`` says more of each field.
 
-    ``room`` is for rows that are fed again (SpecPV). Rows of a step that ``narrows`` attend to what
-    indexers choose (DSA); one that ``checks`` narrows too and holds it against attention to
+    ``capacity`` is for re-verified rows (SpecPV). Rows of a ``sparse`` step attend to what
+    indexers choose (DSA); one that ``checks`` is sparse too and holds it against attention to
     everything.
     """
 
@@ -77,33 +77,33 @@ class StepForm:
     shape: DraftShape
     full_logits: bool = False
     extends: bool = False
-    room: int = 0
-    narrows: bool = False
+    capacity: int = 0
+    sparse: bool = False
     checks: bool = False
 
     @property
     def rows(self) -> int:
         """Of the target."""
-        return self.batch * (self.shape.draft_tokens + 1) + self.room
+        return self.batch * (self.shape.draft_tokens + 1) + self.capacity
 
     @property
     def name(self) -> str:
         """``step@4``, ``step@4.extends``, ``step@1.draft-1-3-3`` (K, D, N), then ``.refresh-64``
-        with room, ``.narrowed`` or ``.checked``, and ``.logits`` if they are written."""
+        with capacity, ``.sparse`` or ``.checked``, and ``.logits`` if they are written."""
         shape = self.shape
         draft = f".draft-{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"
         name = f"step@{self.batch}{draft if shape.draft_depth else ''}"
         name = f"{name}{'.extends' if self.extends else ''}"
-        name = f"{name}{f'.refresh-{self.room}' if self.room else ''}"
-        if self.narrows:
-            name = f"{name}.{'checked' if self.checks else 'narrowed'}"
+        name = f"{name}{f'.refresh-{self.capacity}' if self.capacity else ''}"
+        if self.sparse:
+            name = f"{name}.{'checked' if self.checks else 'sparse'}"
         return f"{name}.logits" if self.full_logits else name
 
 
 def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
     """One decoding step."""
-    batch, shape, room, full_logits = form.batch, form.shape, form.room, form.full_logits
-    program = ProgramIr(form.name, "refresh" if room else "decode")
+    batch, shape, capacity, full_logits = form.batch, form.shape, form.capacity, form.full_logits
+    program = ProgramIr(form.name, "refresh" if capacity else "decode")
     drafting = Drafting(parts, program, batch, shape)
     tree = drafting.tree() if shape.draft_depth else None
     if form.extends:
@@ -112,31 +112,31 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
     placed: dict[str, Tensor] = {}
     sampling = _sampling(trees.inputs)
     if parts.views is not None:
-        rows, placed = view_rows(parts, program, trees.inputs, batch, room)
-    sampled: dict[str, Tensor] = {}
+        rows, placed = view_rows(parts, program, trees.inputs, batch, capacity)
+    sparse_pass: dict[str, Tensor] = {}
     if form.checks:
         # Its keys and values give way to those of the pass behind it, which counts.
-        narrowed = replace(rows, budget=parts.ports.first(SAMPLED_BUDGET, batch))
-        found = run_target(parts, program, narrowed, sampled=True)
+        sparse = replace(rows, budget=parts.ports.first(CHECK_BUDGET, batch))
+        found = run_target(parts, program, sparse, sparse_pass=True)
         assert found.violations is not None
-        sampled = {
+        sparse_pass = {
             **choose(found.placement, sampling, full_logits=full_logits),
             "violations": found.violations,
         }
         if tree is not None:
-            sampled = {**sampled, **_accept(program, trees, tree, sampled, shape)}
-    if room:
-        rows, sampling = sample_rows(program, rows, trees.inputs, placed, room)
-    if form.narrows:
+            sparse_pass = {**sparse_pass, **_accept(program, trees, tree, sparse_pass, shape)}
+    if capacity:
+        rows, sampling = sample_rows(program, rows, trees.inputs, placed, capacity)
+    if form.sparse:
         rows = replace(rows, budget=parts.ports.first(LIST_BUDGET, batch))
     target = run_target(parts, program, rows)
-    captured = target.captured
-    if captured is not None and room:
-        captured = tree_features(program, captured, placed)
+    aux_hidden = target.aux_hidden
+    if aux_hidden is not None and capacity:
+        aux_hidden = tree_features(program, aux_hidden, placed)
     chosen = choose(target.placement, sampling, full_logits=full_logits)
     program.section = ACCEPT
-    if room:
-        tally_samples(parts, program, chosen["choice"], sampling, placed["fed_again"])
+    if capacity:
+        count_agreement(parts, program, chosen["choice"], sampling, placed["fed_again"])
         # The trees' rows come first.
         chosen = {name: chosen[name].view(trees.rows) for name in ("choice", "logprob")}
     path = {} if tree is None else _accept(program, trees, tree, chosen, shape)
@@ -146,15 +146,15 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
         program.call(
             "DsaTally", {"violations": target.violations, **parts.state("DsaTally", batch)}
         )
-    if sampled:
-        _compare(parts, program, batch, sampled, {**chosen, **path})
+    if sparse_pass:
+        _compare(parts, program, batch, sparse_pass, {**chosen, **path})
     program.call(
         "Advance",
         {
             **chosen,
             "path": path.get("path"),
             "accepted": path.get("accepted"),
-            "captured": captured,
+            "captured": aux_hidden,
             **parts.state("Advance", batch),
         },
         {"extended": int(tree is not None or form.extends)},
@@ -174,19 +174,19 @@ def _compare(
     parts: EngineParts,
     program: ProgramIr,
     batch: int,
-    sampled: Mapping[str, Tensor],
+    sparse_pass: Mapping[str, Tensor],
     counted: Mapping[str, Tensor],
 ) -> None:
     """What the pass that does not count chose, beside the one that does, goes to the host."""
     program.call(
         "DsaCompare",
         {
-            "sampled": sampled["choice"],
+            "sampled": sparse_pass["choice"],
             "choice": counted["choice"],
             "path": counted.get("path"),
             "accepted": counted.get("accepted"),
-            "sampled_accepted": sampled.get("accepted"),
-            "violations": sampled["violations"],
+            "sampled_accepted": sparse_pass.get("accepted"),
+            "violations": sparse_pass["violations"],
             **parts.state("DsaCompare", batch),
         },
     )
@@ -266,11 +266,11 @@ def prefill_program(parts: EngineParts, rows: int) -> ProgramIr:
         full_logits=True,
         outputs={name: parts.ports[f"prefill.{name}"] for name in ("choice", "logprob")},
     )
-    if target.captured is None:
+    if target.aux_hidden is None:
         return program
     program.call(
         "Embed",
-        {"token_ids": parts.ports["prefill.logit_rows"], "table": target.captured},
+        {"token_ids": parts.ports["prefill.logit_rows"], "table": target.aux_hidden},
         outputs={"x": parts.ports["prefill.last_captured"]},
     )
     keep_rows(
@@ -279,7 +279,7 @@ def prefill_program(parts: EngineParts, rows: int) -> ProgramIr:
         batch,
         {
             "token_ids": parts.ports.first("prefill.draft_token_ids", rows),
-            "hidden": fuse(parts, program, target.captured),
+            "hidden": fuse(parts, program, target.aux_hidden),
             "positions": parts.ports.first("prefill.positions", rows),
             f"{DRAFT_GROUP}.write_slot": parts.ports.first("prefill.draft_write_slot", rows),
         },
@@ -291,10 +291,10 @@ def score_program(parts: EngineParts, rows: int) -> ProgramIr:
     """Rows that the host gives, through the kernels that decode; all logits, no choice."""
     program = ProgramIr(f"score@{rows}", "decode")
     given = _given_rows(parts, rows, "score.logit_rows", min(rows, SCORE_LOGIT_ROWS))
-    captured = None
-    if parts.ports.sizes.captured:
-        captured = parts.ports.first("score.captured", rows)
-    target = run_target(parts, program, given, captured)
+    aux_hidden = None
+    if parts.ports.sizes.aux_width:
+        aux_hidden = parts.ports.first("score.captured", rows)
+    target = run_target(parts, program, given, aux_hidden)
     wanted = parts.ports.first("score.logits", given.logit_rows)
     logits(target.placement, {"logits": wanted})
     return program
@@ -303,7 +303,7 @@ def score_program(parts: EngineParts, rows: int) -> ProgramIr:
 def _given_rows(
     parts: EngineParts, rows: int, logit_port: str, logit_rows: int | None = None
 ) -> TargetRows:
-    """The rows of the prefill ports, of every sequence that the engine has room for."""
+    """The rows of the prefill ports, of every sequence that the engine has capacity for."""
     batch, ports = parts.ports.sizes.batch, parts.ports
     per_row = ("token_ids", "positions", "row_slot", "ancestor_bits")
     inputs = {

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from specbuild.builder.backends.cuda.step.ir import Storage, Tensor
 from specbuild.plugins_cuda.launches import TensorInfo
-from specbuild.runtime.decode.device_rows import LIST_BUDGET, SAMPLED_BUDGET
+from specbuild.runtime.decode.device_rows import CHECK_BUDGET, LIST_BUDGET
 from specbuild.runtime.engine_dir.plan import Space
 
-RING_SLOTS = 64
+RING_ENTRIES = 64
 EOS_IDS = 8
 # What DsaCompare says of a sequence.
 CHECK_FIELDS = 5
@@ -37,23 +37,23 @@ class ViewSizes:
 class StateSizes:
     """The sizes of the ports.
 
-    ``batch`` sequences; ``depth`` of the deepest draft of any program; ``captured`` features of a
+    ``batch`` sequences; ``depth`` of the deepest draft of any program; ``aux_width`` features of a
     row, 0 without a draft; ``words`` of ancestor bits; entries of a page table by cache group;
-    rows of the largest program that the host feeds, and of the largest that scores. ``narrows``:
+    rows of the largest program that the host feeds, and of the largest that scores. ``sparse``:
     there are steps that attend to what indexers choose (DSA); ``checks``: and some that compare
     them with attention to everything.
     """
 
     batch: int
     depth: int
-    captured: int
+    aux_width: int
     words: int
     logical_pages: Mapping[str, int]
     prefill_rows: int
     score_rows: int
     vocab: int
     views: ViewSizes | None = None
-    narrows: bool = False
+    sparse: bool = False
     checks: bool = False
 
 
@@ -86,7 +86,7 @@ class StatePorts:
 
 
 def _sequences(s: StateSizes) -> Ports:
-    """What the device knows of every sequence; a slot that none uses is ``done``."""
+    """What the device knows of every sequence; a row that none uses is ``done``."""
     b = (s.batch,)
     ports: Ports = {
         "length": (b, _INT),
@@ -104,15 +104,15 @@ def _sequences(s: StateSizes) -> Ports:
     ports |= {f"page_table.{g}": ((*b, pages), _INT) for g, pages in s.logical_pages.items()}
     if s.views is not None:
         ports |= _views(s, s.views)
-    if s.narrows:
+    if s.sparse:
         ports[LIST_BUDGET] = (b, _INT)
     if s.checks:
-        ports[SAMPLED_BUDGET] = (b, _INT)
-    if s.captured:
+        ports[CHECK_BUDGET] = (b, _INT)
+    if s.aux_width:
         ports |= {
             "pending_count": (b, _INT),
             "pending_tokens": ((*b, s.depth + 1), _INT),
-            "pending_captured": ((*b, s.depth + 1, s.captured), _BF16),
+            "pending_captured": ((*b, s.depth + 1, s.aux_width), _BF16),
         }
     return ports
 
@@ -134,7 +134,7 @@ def _views(s: StateSizes, v: ViewSizes) -> Ports:
 
 
 def _prefill(s: StateSizes) -> Ports:
-    """Rows that the host gives; sequence b of ``row_start`` is the slot b of the state."""
+    """Rows that the host gives; sequence b of ``row_start`` is row b of the state."""
     t, b = (s.prefill_rows,), (s.batch,)
     ports: Ports = {
         "token_ids": (t, _INT),
@@ -153,11 +153,11 @@ def _prefill(s: StateSizes) -> Ports:
         "logprob": (b, _FLOAT),
     }
     ports |= {f"write_slot.{group}": (t, _INT) for group in s.logical_pages if group != "draft"}
-    if s.captured:
+    if s.aux_width:
         ports |= {
             "draft_token_ids": (t, _INT),
             "draft_write_slot": (t, _INT),
-            "last_captured": ((*b, s.captured), _BF16),
+            "last_captured": ((*b, s.aux_width), _BF16),
         }
     return {f"prefill.{name}": port for name, port in ports.items()}
 
@@ -168,23 +168,25 @@ def _score(s: StateSizes) -> Ports:
         "score.logit_rows": ((rows,), _INT),
         "score.logits": ((rows, s.vocab), _FLOAT),
     }
-    if s.captured:
-        ports["score.captured"] = ((s.score_rows, s.captured), _BF16)
+    if s.aux_width:
+        ports["score.captured"] = ((s.score_rows, s.aux_width), _BF16)
     return ports
 
 
 def _ring(s: StateSizes) -> Ports:
-    """The results of the last steps: step i is in slot i mod ``RING_SLOTS``."""
-    tokens = (RING_SLOTS, s.batch, s.depth + 1)
-    counts = ["broken"] if s.narrows else []
+    """The results of the last steps: step i is in entry i mod ``RING_ENTRIES``."""
+    tokens = (RING_ENTRIES, s.batch, s.depth + 1)
+    counts = ["broken"] if s.sparse else []
     counts += ["rechecked", "agreed"] if s.views is not None else []
-    checks: Ports = {"ring.checks": ((RING_SLOTS, s.batch, CHECK_FIELDS), _INT)} if s.checks else {}
+    checks: Ports = (
+        {"ring.checks": ((RING_ENTRIES, s.batch, CHECK_FIELDS), _INT)} if s.checks else {}
+    )
     return {
         **checks,
-        **{f"ring.{name}": ((RING_SLOTS, s.batch), _INT) for name in counts},
+        **{f"ring.{name}": ((RING_ENTRIES, s.batch), _INT) for name in counts},
         "ring.tokens": (tokens, _INT),
         "ring.logprobs": (tokens, _FLOAT),
-        "ring.accepted": ((RING_SLOTS, s.batch), _INT),
-        "ring.count": ((RING_SLOTS, s.batch), _INT),
-        "ring.step": ((RING_SLOTS,), _INT),
+        "ring.accepted": ((RING_ENTRIES, s.batch), _INT),
+        "ring.count": ((RING_ENTRIES, s.batch), _INT),
+        "ring.step": ((RING_ENTRIES,), _INT),
     }

@@ -56,13 +56,13 @@ class TargetRows:
 
 @dataclass(frozen=True)
 class TargetPass:
-    """A placed target; ``captured`` [T, C] where there is a draft.
+    """A placed target; ``aux_hidden`` [T, C] where there is a draft.
 
-    ``violations`` [layers, B] of a narrowed pass: its broken lists.
+    ``violations`` [layers, B] of a sparse pass: its broken lists.
     """
 
     placement: Placement
-    captured: Tensor | None
+    aux_hidden: Tensor | None
     violations: Tensor | None = None
 
 
@@ -70,13 +70,13 @@ def run_target(
     parts: EngineParts,
     program: ProgramIr,
     rows: TargetRows,
-    captured: Tensor | None = None,
+    aux_hidden: Tensor | None = None,
     *,
-    sampled: bool = False,
+    sparse_pass: bool = False,
 ) -> TargetPass:
-    """All layers, up to the head. ``captured`` is where the draft's features go; else scratch.
+    """All layers, up to the head. ``aux_hidden`` is where the draft's features go; else scratch.
 
-    A ``sampled`` pass does not count: no features are kept and no views chosen.
+    A ``sparse_pass`` does not count: no features are kept and no views chosen.
     """
     inputs = dict(rows.inputs)
     for group in parts.target_groups:
@@ -92,17 +92,17 @@ def run_target(
     if rows.budget is not None:
         inputs[LISTS_ASKED] = rows.budget
     graph = parts.graphs["target"]
-    output = None if sampled else graph.output("captured")
+    output = None if sparse_pass else graph.output("captured")
     if output is not None:
-        info = TensorInfo((rows.rows, parts.ports.sizes.captured), "bfloat16")
-        inputs[_BLANK] = captured or program.scratch("captured", info)
+        info = TensorInfo((rows.rows, parts.ports.sizes.aux_width), "bfloat16")
+        inputs[_BLANK] = aux_hidden or program.scratch("captured", info)
     placement = parts.placement(
         "target", program, inputs, rows=rows.rows, logit_rows=rows.logit_rows
     )
     assert graph.head is not None
     hidden = graph.head.inputs[0]
     assert hidden is not None
-    chooses = rows.views is not None and rows.views.chooses and not sampled
+    chooses = rows.views is not None and rows.views.chooses and not sparse_pass
     chosen = graph.chosen if chooses else []
     counts = graph.violations if rows.budget is not None else []
     violations = None

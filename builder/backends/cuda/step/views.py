@@ -19,16 +19,16 @@ from specbuild.runtime.lossy.specpv.state import ViewGeometry
 _HEAD_ROWS = 8
 # A context that none is longer than.
 _NEVER = 2**31 - 1
-# Groups that keep every position. A sequence has the same pages in both (SlotTable sees to that),
+# Groups that keep every position. A sequence has the same pages in both (DeviceRows sees to that),
 # so that a view's page table and a row's place in the cache are those of both.
 _WHOLE_GROUPS = (FULL_GROUP, LATENT_GROUP, INDEXER_GROUP)
 
 
-def refresh_rooms(views: ViewGeometry, batch: int, shape: DraftShape) -> tuple[int, ...]:
-    """Rows for what full steps feed again, beside the trees, rising; none where no buffer fits.
+def refresh_capacities(views: ViewGeometry, batch: int, shape: DraftShape) -> tuple[int, ...]:
+    """Rows for what full steps re-verify, beside the trees, rising; none where no buffer fits.
 
-    Sequences take turns: mostly one feeds its buffer again, which needs no more rows than that.
-    Where several must at once there is room for as many buffers as fit.
+    Sequences take turns: mostly one re-verifies its buffer, which needs no more rows than that.
+    Where several must at once there is capacity for as many buffers as fit.
     """
     buffer = views.config.n_spec_tokens_buf
     left = MAX_DECODE_ROWS - batch * (shape.draft_tokens + 1)
@@ -36,10 +36,10 @@ def refresh_rooms(views: ViewGeometry, batch: int, shape: DraftShape) -> tuple[i
     return tuple(sorted({buffer, most * buffer})) if most else ()
 
 
-def samples_of(rows: int, room: int) -> int:
-    """At how many of the rows fed again a refresh with ``rows`` tree rows chooses too."""
+def samples_of(rows: int, capacity: int) -> int:
+    """At how many of the re-verified rows a refresh with ``rows`` tree rows chooses too."""
     spare = -rows % _HEAD_ROWS
-    return min(room, spare if 2 * spare >= _HEAD_ROWS else spare + _HEAD_ROWS)
+    return min(capacity, spare if 2 * spare >= _HEAD_ROWS else spare + _HEAD_ROWS)
 
 
 def sample_rows(
@@ -47,13 +47,13 @@ def sample_rows(
     rows: TargetRows,
     made: Mapping[str, Tensor],
     placed: Mapping[str, Tensor],
-    room: int,
+    capacity: int,
 ) -> tuple[TargetRows, dict[str, Tensor]]:
-    """The rows with those at which the target chooses once more, and ``ViewSamples``' outputs."""
+    """The rows with those at which the target samples once more, and ``ViewSamples``' outputs."""
     names = ("row_token_ids", "row_positions", "row_start", "logit_rows", "fed_again")
     how = ("row_temperature", "row_top_k", "row_top_p", "row_seed", "positions")
     tree_rows = made["token_ids"].shape[0]
-    samples = samples_of(tree_rows, room)
+    samples = samples_of(tree_rows, capacity)
     sampled = program.call(
         "ViewSamples",
         {**{name: placed[name] for name in names}, **{name: made[name] for name in how}},
@@ -64,32 +64,33 @@ def sample_rows(
     return replace(rows, inputs=inputs), sampled
 
 
-def tally_samples(
+def count_agreement(
     parts: EngineParts,
     program: ProgramIr,
     choice: Tensor,
     sampled: Mapping[str, Tensor],
-    fed_again: Tensor,
+    reverified: Tensor,
 ) -> None:
-    """In front of Advance: the host learns how many tokens fed again were chosen again."""
+    """In front of Advance: the host learns how many re-verified tokens were sampled again."""
     names = ("sample_sequence", "sample_token")
     program.call(
         "ViewTally",
         {
-            **parts.state("ViewTally", fed_again.shape[0]),
+            **parts.state("ViewTally", reverified.shape[0]),
             **{name: sampled[name] for name in names},
             "choice": choice,
-            "fed_again": fed_again,
+            "fed_again": reverified,
         },
     )
 
 
 def view_rows(
-    parts: EngineParts, program: ProgramIr, made: Mapping[str, Tensor], batch: int, room: int
+    parts: EngineParts, program: ProgramIr, made: Mapping[str, Tensor], batch: int, capacity: int
 ) -> tuple[TargetRows, dict[str, Tensor]]:
-    """The rows of ``VerifyInputs`` with those that are fed again; and ``ViewInputs``' outputs.
+    """The rows of ``VerifyInputs`` with those that are re-verified; and ``ViewInputs``' outputs.
 
-    Without room nothing is fed again, and no view is chosen: most steps are spared the launches.
+    Without capacity nothing is re-verified, and no view is chosen: most steps are spared the
+    launches.
     """
     views = parts.views
     assert views is not None
@@ -112,10 +113,10 @@ def view_rows(
             "block_size": views.config.block_size,
             "sink_tokens": views.sink_tokens,
             "window_blocks": views.config.n_window_blocks,
-            "threshold": views.config.partial_threshold if room else _NEVER,
-            "room": room,
+            "threshold": views.config.partial_threshold if capacity else _NEVER,
+            "room": capacity,
         },
-        sizes={"T": rows + room, "B1": batch + 1},
+        sizes={"T": rows + capacity, "B1": batch + 1},
     )
     seen = program.call(
         "ViewTables",
@@ -147,8 +148,8 @@ def view_rows(
         group: placed["row_write_full" if group in _WHOLE_GROUPS else "row_write_sliding"]
         for group in parts.target_groups
     }
-    target = TargetViews(seen, _view_positions(parts, program, seen, batch), asked, room > 0)
-    return TargetRows(batch, rows + room, inputs, slots, target), placed
+    target = TargetViews(seen, _view_positions(parts, program, seen, batch), asked, capacity > 0)
+    return TargetRows(batch, rows + capacity, inputs, slots, target), placed
 
 
 def _view_positions(
@@ -165,9 +166,9 @@ def _view_positions(
     )["page_position"]
 
 
-def tree_features(program: ProgramIr, captured: Tensor, placed: Mapping[str, Tensor]) -> Tensor:
-    """The captured features of the trees' rows [R, C], in the order of VerifyInputs."""
-    return program.call("Embed", {"token_ids": placed["logit_rows"], "table": captured})["x"]
+def tree_features(program: ProgramIr, aux_hidden: Tensor, placed: Mapping[str, Tensor]) -> Tensor:
+    """The aux hidden states of the trees' rows [R, C], in the order of VerifyInputs."""
+    return program.call("Embed", {"token_ids": placed["logit_rows"], "table": aux_hidden})["x"]
 
 
 def advance_views(  # noqa: PLR0917

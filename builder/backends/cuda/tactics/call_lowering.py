@@ -32,7 +32,7 @@ class CallLowering:
     """Lowers calls for one GPU by a book of tactics; equal calls are lowered once.
 
     ``refused``: kernels that must not be launched. A call whose default tactic does takes its
-    first candidate that does not. ``left_out`` says why kernels are.
+    first candidate that does not. ``left_out`` gives the reason kernels are.
     """
 
     def __init__(

@@ -154,13 +154,13 @@ class GpuTimer:
         count = max(FEWEST_COPIES, min(MOST_LAUNCHES, -(-ROTATED_BYTES // max(one, 1))))
         self._keep_weights(first, fixed, count)
         results = outputs | {name: arrays[name] for name in aliased.values() if name in arrays}
-        room = {name: array.nbytes for name, array in outputs.items()}
+        nbytes = {name: array.nbytes for name, array in outputs.items()}
         varying: list[Block] = []
         for copy in range(count):
             if copy:  # other rows choose other experts, as they do from layer to layer
                 data = LaunchData(request, context, np.random.default_rng(seed + copy))
                 arrays = data.arrays(drawn)
-            varying.append(self._uploaded(arrays, room))
+            varying.append(self._uploaded(arrays, nbytes))
         return Copies(self._weights[:count], varying, results)
 
     def _block(self, sizes: Mapping[str, int]) -> Block:
@@ -173,10 +173,10 @@ class GpuTimer:
         return Block(pointer, {name: pointer + offset for name, offset in offsets.items()})
 
     def _uploaded(
-        self, arrays: Mapping[str, np.ndarray], room: Mapping[str, int] | None = None
+        self, arrays: Mapping[str, np.ndarray], nbytes: Mapping[str, int] | None = None
     ) -> Block:
         sizes = {name: array.nbytes for name, array in arrays.items()}
-        block = self._block(sizes | dict(room or {}))
+        block = self._block(sizes | dict(nbytes or {}))
         for name, array in arrays.items():
             self._runner.upload(block.place[name], array)
         return block
@@ -200,9 +200,9 @@ class GpuTimer:
     def _timed(self, lowering: Lowering, copies: Copies) -> tuple[float, dict[str, np.ndarray]]:
         """Microseconds of a call, and what the first copy holds of results."""
         runner = self._runner
-        room = {w.name: w.nbytes for w in lowering.workspaces}
+        nbytes = {w.name: w.nbytes for w in lowering.workspaces}
         zeros = {w.name: np.zeros(w.nbytes, np.uint8) for w in lowering.workspaces if w.zeroed}
-        workspaces = [self._block(room) for _ in copies.varying]
+        workspaces = [self._block(nbytes) for _ in copies.varying]
         try:
             for block in workspaces:
                 for name, array in zeros.items():

@@ -10,7 +10,7 @@ from checkpoint_files import edit_config, edit_tensors, remove_fields
 from checkpoints import write_draft
 
 from specbuild.builder.families.checkpoints import read_draft
-from specbuild.builder.families.eagle3.checkpoint import default_taps, draft_tensors
+from specbuild.builder.families.eagle3.checkpoint import default_aux_layers, draft_tensors
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -28,10 +28,10 @@ VARIANTS = {
     "other width": {"own_embedding": True, "hidden": 32},
     "shared head": {"draft_vocab": None},
     "whole vocabulary": {"draft_vocab": 256},
-    "one tap": {"taps": (3,)},
-    "five taps, one twice": {"taps": (0, 1, 1, 2, 3)},
-    "order as given": {"taps": (3, 0, 2)},
-    "default taps": {"name_taps": False},
+    "one aux layer": {"aux_layers": (3,)},
+    "five aux layers, one twice": {"aux_layers": (0, 1, 1, 2, 3)},
+    "order as given": {"aux_layers": (3, 0, 2)},
+    "default aux layers": {"name_aux_layers": False},
     "hidden only": {"input_width": "hidden"},
     "norm before fc": {"norm_before_fc": True},
     "fc norm": {"fc_norm": True},
@@ -69,7 +69,7 @@ def test_variants(
         inner=96,
         rms_eps=1e-5,
         rope=geometry.rope,
-        aux_layers=variant.get("taps", (0, 2, 3)),
+        aux_layers=variant.get("aux_layers", (0, 2, 3)),
         max_positions=512,
         d2t_form="offsets" if vocab else "identity",
         sliding_window=variant.get("sliding_window", 0),
@@ -108,10 +108,10 @@ def test_default_head_dim_and_kv_heads(tmp_path: Path, geometry: TargetGeometry)
 
 
 @pytest.mark.parametrize(
-    ("layers", "taps"), [(24, (1, 11, 20)), (36, (1, 17, 32)), (6, (1, 2, 2)), (5, (0, 2, 4))]
+    ("layers", "aux_layers"), [(24, (1, 11, 20)), (36, (1, 17, 32)), (6, (1, 2, 2)), (5, (0, 2, 4))]
 )
-def test_default_taps(layers: int, taps: tuple[int, ...]) -> None:
-    assert default_taps(layers) == taps
+def test_default_aux_layers(layers: int, aux_layers: tuple[int, ...]) -> None:
+    assert default_aux_layers(layers) == aux_layers
 
 
 @pytest.mark.parametrize("place", ["top", "eagle_config"])
@@ -165,24 +165,24 @@ def test_boundaries_outside_of_eagle_config(draft: Path, geometry: TargetGeometr
     assert "the layers of the list outside" in refusal(draft, geometry)
 
 
-def test_taps_that_do_not_fit(draft: Path, geometry: TargetGeometry) -> None:
+def test_aux_layers_that_do_not_fit(draft: Path, geometry: TargetGeometry) -> None:
     for ids, message in (
         ([0, 1, 4], "it reads layers [4], the target has layers 0 to 3"),
         ([-1, 1, 2], "it reads layers [-1]"),
-        ([0, 1], "names 2 captured layers, but fc.weight is 3 states of 64 wide"),
+        ([0, 1], "names 2 aux layers, but fc.weight is 3 states of 64 wide"),
         (["a"], "expected whole numbers"),
     ):
         edit_config(draft, eagle_config={"eagle_aux_hidden_state_layer_ids": ids})
         assert message in refusal(draft, geometry)
 
 
-def test_taps_that_nobody_names(tmp_path: Path, geometry: TargetGeometry) -> None:
-    write_draft(tmp_path, taps=(0, 1, 2, 3), name_taps=False)
+def test_aux_layers_that_nobody_names(tmp_path: Path, geometry: TargetGeometry) -> None:
+    write_draft(tmp_path, aux_layers=(0, 1, 2, 3), name_aux_layers=False)
     message = refusal(tmp_path, geometry)
     assert "fc.weight is 4 states wide, but eagle_config.eagle_aux_hidden" in message
 
 
-def test_an_empty_list_names_no_taps(draft: Path, geometry: TargetGeometry) -> None:
+def test_an_empty_list_names_no_aux_layers(draft: Path, geometry: TargetGeometry) -> None:
     edit_config(draft, eagle_config={"eagle_aux_hidden_state_layer_ids": []})
     assert read_draft(draft, geometry, strict=True).geometry.aux_layers == (0, 2, 3)
 

@@ -43,7 +43,7 @@ def test_drafts_that_do_not_fit(
 
 
 def test_every_misfit_is_listed(tmp_path: Path, geometry: TargetGeometry) -> None:
-    write_draft(tmp_path, hidden=32, draft_vocab=None, taps=(7, 8, 9))
+    write_draft(tmp_path, hidden=32, draft_vocab=None, aux_layers=(7, 8, 9))
     edit_config(tmp_path, vocab_size=99)
     message = refusal(tmp_path, geometry)
     for part in (

@@ -29,8 +29,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "norm per state": {"fc_norm": True},
     "normed residual": {"norm_before_residual": True},
     "normed output": {"norm_output": True},
-    "two taps": {"taps": (0, 2)},
-    "one tap thrice": {"taps": (1, 1, 1)},
+    "two aux layers": {"aux_layers": (0, 2)},
+    "one aux layer thrice": {"aux_layers": (1, 1, 1)},
     "windowed": {"sliding_window": 5},
 }
 
@@ -79,15 +79,15 @@ def test_chain_matches_the_reference(tmp_path: Path, variant: str) -> None:
     fuse = load(DraftFuse(d, g), draft, {})
     module = load(Eagle3(d, g, PAGE * PAGES), draft, shared)
     generator = torch.Generator().manual_seed(3)
-    captured = torch.randn(COMMITTED, len(d.aux_layers) * g.hidden, generator=generator)
+    aux_hidden = torch.randn(COMMITTED, len(d.aux_layers) * g.hidden, generator=generator)
     ids = torch.randint(0, g.vocab, (COMMITTED + 3,), generator=generator)
     pools = LayerPools(
         *(torch.full((PAGES, d.kv_heads, PAGE, d.head_dim), float("nan")) for _ in "kv")
     )
     with torch.no_grad():
-        expected = reference.follow(captured, ids[:COMMITTED], ids[COMMITTED:])
-        hidden, first, logits, pre_heads = fuse(captured), 0, [], []
-        torch.testing.assert_close(hidden, reference.fuse(captured), atol=1e-5, rtol=1e-5)
+        expected = reference.follow(aux_hidden, ids[:COMMITTED], ids[COMMITTED:])
+        hidden, first, logits, pre_heads = fuse(aux_hidden), 0, [], []
+        torch.testing.assert_close(hidden, reference.fuse(aux_hidden), atol=1e-5, rtol=1e-5)
         for count in (COMMITTED, 1, 1, 1):
             launch, view = level(first, count)
             part, hidden, pools, _, _, pre_head = module(

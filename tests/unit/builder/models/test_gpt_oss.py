@@ -18,9 +18,9 @@ from specbuild.builder.families.parts.target import GraphSizes
 PAGE, PAGES = 4, 40
 
 
-def load_module(checkpoint: TargetCheckpoint, taps: tuple[int, ...] = ()) -> GptOss:
+def load_module(checkpoint: TargetCheckpoint, aux_layers: tuple[int, ...] = ()) -> GptOss:
     g = checkpoint.geometry
-    module = GptOss(g, GraphSizes(taps, PAGE * PAGES))
+    module = GptOss(g, GraphSizes(aux_layers, PAGE * PAGES))
     cos, sin = rope_tables(g.rope, g.head_dim, PAGE * PAGES)
     state = {name: tensor.load() for name, tensor in checkpoint.tensors.items()}
     state = {n: t if t.dtype == torch.uint8 else t.float() for n, t in state.items()}
@@ -54,7 +54,7 @@ def test_matches_transformers(tmp_path: Path, experts_format: str, rope_spelling
 
     write_target(tmp_path / "t", experts_format=experts_format, rope_spelling=rope_spelling)
     checkpoint = read_target(tmp_path / "t", strict=True)
-    ours = load_module(checkpoint, taps=(0, 1, 3))
+    ours = load_module(checkpoint, aux_layers=(0, 1, 3))
     # float(): transformers leaves dequantised experts in bf16 whatever dtype is asked for.
     theirs = GptOssForCausalLM.from_pretrained(tmp_path / "t", dtype=torch.float32).float().eval()
     ids = torch.randint(
@@ -62,14 +62,14 @@ def test_matches_transformers(tmp_path: Path, experts_format: str, rope_spelling
     )
     with torch.no_grad():
         expected = theirs(ids[None], output_hidden_states=True)
-        pools, hidden, logits, captured = fresh_pools(checkpoint), [], [], []
+        pools, hidden, logits, aux_hidden = fresh_pools(checkpoint), [], [], []
         for rows in (range(33), range(33, 34), range(34, 70)):  # chunks that split pages
             step, view = launch(rows)
-            part, taps, pools, stages, _ = ours(
+            part, aux_layers, pools, stages, _ = ours(
                 ids[rows.start : rows.stop].int(), step, (view,), pools, group_of_layer=(0, 0, 0, 0)
             )
             logits.append(part)
-            captured.append(taps)
+            aux_hidden.append(aux_layers)
             hidden.append(torch.stack(stages))
     ours_hidden = torch.cat(hidden, dim=1)
     # hidden_states[i + 1] is the output of layer i, but for the last, which HF norms.
@@ -78,5 +78,5 @@ def test_matches_transformers(tmp_path: Path, experts_format: str, rope_spelling
             ours_hidden[layer], expected.hidden_states[layer + 1][0], atol=1e-4, rtol=1e-4
         )
     torch.testing.assert_close(torch.cat(logits), expected.logits[0], atol=1e-4, rtol=1e-4)
-    tapped = torch.cat([ours_hidden[0], ours_hidden[1], ours_hidden[3]], dim=-1)
-    assert torch.equal(torch.cat(captured), tapped)
+    expected_aux_hidden = torch.cat([ours_hidden[0], ours_hidden[1], ours_hidden[3]], dim=-1)
+    assert torch.equal(torch.cat(aux_hidden), expected_aux_hidden)

@@ -21,7 +21,7 @@ from specbuild.builder.training.heads.backbone import Backbone, States
 from specbuild.builder.training.heads.indexers import (
     IndexerHeads,
     IndexerShape,
-    Narrowing,
+    SparsePattern,
     choose,
 )
 from specbuild.builder.training.heads.latents import LatentHeads
@@ -125,14 +125,14 @@ def test_latents_compute_what_their_file_says(
 
 
 def test_checkpointing_changes_no_gradient(model: Path, ids: torch.Tensor, tmp_path: Path) -> None:
-    """Of latents by logits and of indexers by attention, together and in narrowed attention."""
+    """Of latents by logits and of indexers by attention, together and in sparse attention."""
     tensors = write_latents(tmp_path, {0: 12, 1: 20})
     gradients = []
     for checkpointing in (False, True):
         one = backbone(model, checkpointing=checkpointing)
         latents = LatentHeads(one, tensors, lambda _: torch.empty(0), lora_rank=0, seed=0)
-        narrowing = Narrowing(6, 1, 4, "narrowed", learns=True)
-        indexers = IndexerHeads(one, (1, 3), IndexerShape(2, 8), narrowing, seed=0)
+        pattern = SparsePattern(6, 1, 4, "sparse", learns=True)
+        indexers = IndexerHeads(one, (1, 3), IndexerShape(2, 8), pattern, seed=0)
         teacher = one.teach(ids)
         with one.switch.turned(True):
             student = one.run(ids)
@@ -191,7 +191,7 @@ def test_training_chooses_as_the_op_does(
     keys = torch.randint(-1, 2, (rows, 2), generator=generator).float()
     weights = torch.randint(0, 3, (rows, heads), generator=generator).float()
     seen = torch.ones(rows, rows, dtype=torch.bool).tril()
-    kept = _kept(seen, Narrowing(top_k, first, recent))
+    kept = _kept(seen, SparsePattern(top_k, first, recent))
     chosen, _ = choose(indexer_scores(q, keys, weights), seen, kept, top_k)
     page = 8
     pages = -(-rows // page)
@@ -216,8 +216,8 @@ def test_an_indexer_learns_and_judges_attention(
     monkeypatch.setattr("specbuild.builder.training.heads.indexers._ROWS", 20)
     one = backbone(model)
     plain = logits(one, ids, heads=False)
-    narrowing = Narrowing(LENGTH, 1, 4, "whole", learns=True)
-    indexers = IndexerHeads(one, (3,), IndexerShape(2, 8), narrowing, seed=0)
+    pattern = SparsePattern(LENGTH, 1, 4, "whole", learns=True)
+    indexers = IndexerHeads(one, (3,), IndexerShape(2, 8), pattern, seed=0)
     seen: dict[str, torch.Tensor] = {}
     attention = one.layers[3].self_attn
     attention.head.register_forward_pre_hook(lambda _m, args: seen.update(scene=args[0]))
@@ -244,11 +244,11 @@ def test_an_indexer_learns_and_judges_attention(
             inner = scores[b, t, free].log_softmax(0)
             by_hand += (mass * F.kl_div(inner, p[b, t, free] / mass, reduction="sum")).item()
     assert float(indexers.divergence()) == pytest.approx(by_hand, rel=1e-4)
-    narrowing.learns = False
-    for mode in ("narrowed", "relaxed"):
-        narrowing.mode, narrowing.top_k = mode, LENGTH
+    pattern.learns = False
+    for mode in ("sparse", "relaxed"):
+        pattern.mode, pattern.top_k = mode, LENGTH
         torch.testing.assert_close(logits(one, ids, heads=True), plain, atol=1e-4, rtol=1e-4)
-        narrowing.top_k = 6
+        pattern.top_k = 6
         assert (logits(one, ids, heads=True) - plain).abs().max() > 1e-3
     with one.switch.turned(True):
         one.run(ids).last.square().mean().backward()
@@ -270,7 +270,7 @@ def test_a_long_context_begins_within_the_sequence() -> None:
         LatentTraining(**given, long_context=24)
 
 
-def test_the_least_of_the_numbers_must_narrow() -> None:
+def test_the_least_of_the_numbers_must_be_sparse() -> None:
     assert indexer_options(top_k=(4, 40)).top_k == (4, 40)
     assert indexer_options(top_k=(27,)).top_k == (27,)
     with pytest.raises(SpecbuildError, match="--top-k 28: sequences of 32 tokens are never"):
@@ -285,9 +285,9 @@ def test_joint_losses_are_checked_too() -> None:
 def test_a_relaxed_choice_fades_by_the_scores_that_are_chosen_among() -> None:
     """A kept key's score, however large, moves no other key."""
     scene = type("Scene", (), {"visible": lambda _: torch.ones(6, 6, dtype=torch.bool).tril()})()
-    narrowing = indexers.Narrowing(2, 1, 1, "relaxed")
+    pattern = indexers.SparsePattern(2, 1, 1, "relaxed")
     layer = indexers.LayerIndexer(
-        4, indexers.IndexerShape(1, 4), narrowing, torch.Generator().manual_seed(0)
+        4, indexers.IndexerShape(1, 4), pattern, torch.Generator().manual_seed(0)
     )
     x = torch.rand(1, 6, 4, generator=torch.Generator().manual_seed(1))
     joins = []

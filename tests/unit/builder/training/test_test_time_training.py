@@ -25,7 +25,7 @@ def make_shape(**changes: int) -> DraftShape:
         "kv_heads": 2,
         "head_dim": 8,
     }
-    return DraftShape(**(sizes | changes), taps=(0, 1, 3), rope_theta=100.0, rms_eps=1e-5)
+    return DraftShape(**(sizes | changes), aux_layers=(0, 1, 3), rope_theta=100.0, rms_eps=1e-5)
 
 
 def make_draft(shape: DraftShape, seed: int = 0) -> DraftModule:
@@ -59,7 +59,7 @@ def random_case(seed: int = 1):
         counted=torch.rand(2, LENGTH, generator=generator) < 0.8,
     )
     teaching = Teaching(
-        captured=torch.randn(2, LENGTH, 48, generator=generator),
+        aux_hidden=torch.randn(2, LENGTH, 48, generator=generator),
         logits=3 * torch.randn(2, LENGTH, TARGET_VOCAB, generator=generator),
     )
     return batch, teaching, torch.randn(TARGET_VOCAB, 16, generator=generator)
@@ -91,9 +91,9 @@ def test_every_step_and_row_equals_decoding_from_that_row(draft, vocabulary):
     for sequence in range(2):
         ids = batch.ids[sequence]
         for t in range(rows):
-            # L = t + 1 states are captured; the last pairs with the root x_{t+1}.
+            # L = t + 1 aux hidden states are there; the last pairs with the root x_{t+1}.
             states = reference.follow(
-                teaching.captured[sequence, : t + 1], ids[1 : t + 2], ids[t + 2 : t + 1 + STEPS]
+                teaching.aux_hidden[sequence, : t + 1], ids[1 : t + 2], ids[t + 2 : t + 1 + STEPS]
             )
             torch.testing.assert_close(
                 trained[sequence, t], states.logits, rtol=1e-4, atol=1e-4, msg=f"row {t}"
@@ -129,13 +129,13 @@ def test_losses_are_masked_cross_entropies_at_the_shifted_targets(draft, vocabul
 @pytest.mark.parametrize("step", range(1, STEPS))
 def test_gradient_of_a_later_step_reaches_the_fused_states_and_every_key(draft, vocabulary, step):
     batch, teaching, embedding = random_case(seed=3)
-    captured = teaching.captured.requires_grad_()
+    aux_hidden = teaching.aux_hidden.requires_grad_()
     objective = make_objective(vocabulary, embedding)
-    logits = objective.logits(draft, batch, Teaching(captured, teaching.logits))
+    logits = objective.logits(draft, batch, Teaching(aux_hidden, teaching.logits))
     logits[step][0, 5].sum().backward()
-    assert (captured.grad[0, :6].abs().sum(-1) > 0).all()  # rows s ≤ t
-    assert (captured.grad[0, 6:] == 0).all()
-    assert (captured.grad[1] == 0).all()
+    assert (aux_hidden.grad[0, :6].abs().sum(-1) > 0).all()  # rows s ≤ t
+    assert (aux_hidden.grad[0, 6:] == 0).all()
+    assert (aux_hidden.grad[1] == 0).all()
     for name, parameter in draft.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
 

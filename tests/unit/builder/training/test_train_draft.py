@@ -169,13 +169,13 @@ def test_bad_options_are_one_sentence(model, text, tmp_path, changes, message):
         make_options(model, text, tmp_path / "d", **changes)
 
 
-def test_taps_are_layer_outputs_before_the_final_norm(model):
+def test_aux_layers_are_layer_outputs_before_the_final_norm(model):
     """Against transformers' own list of hidden states, whose last entry is normalised."""
     loaded = load_target(model)
     ids = torch.randint(0, VOCAB, (2, 30), generator=torch.Generator().manual_seed(0))
     teaching = FrozenTarget(loaded, (0, 1)).teach(ids)
     expected = loaded(ids, output_hidden_states=True)
-    low, high = teaching.captured.chunk(2, dim=-1)
+    low, high = teaching.aux_hidden.chunk(2, dim=-1)
     torch.testing.assert_close(low, expected.hidden_states[1])
     torch.testing.assert_close(loaded.model.norm(high), expected.hidden_states[2])
     torch.testing.assert_close(teaching.logits, expected.logits)

@@ -169,7 +169,7 @@ def test_indexers_then_both(
 
 
 def test_logits_train_an_indexer_too(model: Path, text: Path, tmp_path: Path) -> None:
-    """By a relaxed choice, on the one sequence that the text has room for."""
+    """By a relaxed choice, on the one sequence that the text has capacity for."""
     np.save(tmp_path / "ids.npy", np.load(text)[:32])
     options = indexer_options(
         model, tmp_path / "ids.npy", tmp_path / "out", losses=(("logits-kl", 1.0),), heads=1,
@@ -367,7 +367,7 @@ def test_a_config_that_asks_for_indexers_keeps_nobody_from_making_them(
     [
         ({"layers": "0"}, "layer 0 attends to a window only; name some .* layers 1"),
         ({"joint_steps": 2}, "has no mla_kv.safetensors to train"),
-        ({"top_k": (40,)}, "--top-k 40: sequences of 32 tokens are never narrowed"),
+        ({"top_k": (40,)}, "--top-k 40: sequences of 32 tokens are never sparse"),
         ({"top_k": ()}, "--top-k: got"),
         ({"heads": 0}, "heads is 0, expected 1 or more"),
     ],

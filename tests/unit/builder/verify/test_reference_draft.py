@@ -100,10 +100,10 @@ def test_shared_head_and_vocabulary(tmp_path):
 def test_following_a_path_feeds_its_own_outputs(tmp_path):
     write_draft(tmp_path, norm_output=True)
     draft = load_reference_draft(tmp_path, embedding=EMBEDDING, head=HEAD)
-    captured, ids = torch.randn(4, 192), torch.tensor([3, 1, 4, 1])
-    states = draft.follow(captured, ids, torch.tensor([5, 9]))
+    aux_hidden, ids = torch.randn(4, 192), torch.tensor([3, 1, 4, 1])
+    states = draft.follow(aux_hidden, ids, torch.tensor([5, 9]))
     assert len(states.logits) == 3
-    hidden = draft.fuse(captured)
+    hidden = draft.fuse(aux_hidden)
     for token, level in ((5, 1), (9, 2)):
         last = draft.run(ids, hidden, torch.arange(len(ids)))
         torch.testing.assert_close(states.logits[level - 1], last.logits[-1])

@@ -41,7 +41,7 @@ def test_every_stage_of_a_right_engine_passes(engine, target_path, draft_path):
     assert stages == [
         *(f"target layer.{i}" for i in range(4)),
         "target pre_head",
-        "captured features",
+        "aux hidden states",
         "target logits",
         "fuse",
         "draft attention",
@@ -103,7 +103,7 @@ def test_checkpoints_of_another_shape_are_refused(engine, target_path, tmp_path)
 
 
 VARIANTS = {
-    "other sizes": {"hidden": 64, "q_heads": 6, "head_dim": 16, "taps": (0, 2, 2, 3)},
+    "other sizes": {"hidden": 64, "q_heads": 6, "head_dim": 16, "aux_layers": (0, 2, 2, 3)},
     "norms before fuse": {"norm_before_fc": True, "norm_before_residual": True},
     "norm per state": {"fc_norm": True, "norm_output": True, "own_embedding": True},
     "narrow, shared head": {"input_width": "hidden", "draft_vocab": None},

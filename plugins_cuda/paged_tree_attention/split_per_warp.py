@@ -1,4 +1,4 @@
-"""PagedTreeAttention over many sequences: teams of warps with slots of their own."""
+"""PagedTreeAttention over many sequences: teams of warps with splits of their own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARE_BYTES = 32  # of a Share (_device/attention_shares.cuh)
 
 
 @dataclass(frozen=True)
-class OwnSlots:
+class SplitPerWarp:
     """How a launch is cut: ``teams`` of ``row_warps`` warps with ``rows`` rows each."""
 
     teams: int
@@ -31,7 +31,7 @@ class OwnSlots:
     stages: int
 
     def shared_bytes(self, shape: Geometry) -> int:
-        """Tiles, trees and queries; what teams publish, and what it comes to."""
+        """Tiles, trees and queries; what teams publish, and its total."""
         tiles = tile_bytes(
             teams=self.teams, stages=self.stages, rows=self.rows, row_warps=self.row_warps,
             width=shape.width, words=shape.words,
@@ -47,9 +47,9 @@ class OwnSlots:
         return 2 if fits and 2 * self.teams * self.row_warps <= MOST_WARPS else 1
 
 
-def own_slots(
+def split_per_warp(
     request: LoweringRequest, shape: Geometry, teams: int, stages: int
-) -> OwnSlots | None:
+) -> SplitPerWarp | None:
     """The cut into up to ``teams`` with ``stages`` tiles each; None where that does not fit."""
     if shape.width > WIDEST_HEAD:
         return None
@@ -58,12 +58,12 @@ def own_slots(
     rows = -(-each // row_ctas)
     row_warps = -(-rows // MOST_ROWS_OF_A_WARP)
     teams = min(teams, MOST_WARPS // row_warps)
-    cut = OwnSlots(teams, -(-rows // row_warps), row_warps, row_ctas, stages)
+    cut = SplitPerWarp(teams, -(-rows // row_warps), row_warps, row_ctas, stages)
     return cut if cut.shared_bytes(shape) <= request.target.shared_bytes_per_block else None
 
 
-def own_slots_launch(
-    request: LoweringRequest, shape: Geometry, cut: OwnSlots, split: int, slots: int
+def split_per_warp_launch(
+    request: LoweringRequest, shape: Geometry, cut: SplitPerWarp, split: int, splits: int
 ) -> OpLaunch:
     """The launch; its workspaces are those of any cut of the context."""
     together = cut.ctas_of_an_sm(shape, request.target)
@@ -71,7 +71,7 @@ def own_slots_launch(
     constants = (
         *shape.constants(),
         ("SPLIT", split),
-        ("SLOTS", slots),
+        ("SLOTS", splits),
         ("SLOT_TEAMS", cut.teams),
         ("ROWS", cut.rows),
         ("ROW_WARPS", cut.row_warps),

@@ -22,7 +22,7 @@ _FED_AGAIN = "buffered_tokens"
 
 
 @dataclass(frozen=True)
-class PlacedSequences:
+class BenchmarkBatch:
     """``reset`` queues what puts the sequences back to where they were placed."""
 
     executor: CudaExecutor
@@ -43,9 +43,9 @@ def cuda_executor(engine: Engine) -> CudaExecutor:
 
 
 @contextlib.contextmanager
-def placed_sequences(
+def benchmark_batch(
     engine: Engine, *, batch: int, context: int, shape: DraftShape | None, seed: int = 0
-) -> Iterator[PlacedSequences]:
+) -> Iterator[BenchmarkBatch]:
     """Takes up ``batch`` random prompts of ``context`` tokens and runs their first steps.
 
     The steps draft as ``shape`` says. Afterwards the sequences are gone.
@@ -55,24 +55,24 @@ def placed_sequences(
     ids = random.integers(0, engine.manifest.target.vocab, (batch, context))
     prompts = [Prompt(str(b), prompt_ids=tuple(map(int, row))) for b, row in enumerate(ids)]
     # Enough tokens that no sequence ends while its steps are timed.
-    room = engine.manifest.limits.max_seq_len - context
-    params = GenerateParams(max_new_tokens=room, ignore_eos=True)
+    capacity = engine.manifest.limits.max_seq_len - context
+    params = GenerateParams(max_new_tokens=capacity, ignore_eos=True)
     requests = engine.check_prompts(prompts, params)
     with engine.session.alone(requests, DraftSetting(shape)) as events:
         seen = [0] * batch
         while min(seen) < _SETTLED_EVENTS:
             seen[next(events).request] += 1
-        # Steps that narrow do so in full, whatever the first ones, which are checked, did.
+        # Sparse steps are so in full, whatever the first ones, which are checked, did.
         if engine.manifest.dsa is not None:
             executor.fill(LIST_BUDGET, engine.manifest.dsa.top_k, rows=batch)
         _keep_ends(executor, ids)
         reset = _keep_state(executor)
-        yield PlacedSequences(executor, batch, reset)
+        yield BenchmarkBatch(executor, batch, reset)
         reset()
 
 
 def _keep_ends(executor: CudaExecutor, ids: np.ndarray) -> None:
-    """Puts the prompts' last tokens where an engine with SpecPV finds what a full step feeds again.
+    """Puts the prompts' last tokens where an engine with SpecPV finds what a full step re-verifies.
 
     It keeps emitted tokens only, of which there are few yet. A step that is timed as one behind
     many partial steps would feed the same token over and over, and rows of one token choose the
@@ -82,10 +82,10 @@ def _keep_ends(executor: CudaExecutor, ids: np.ndarray) -> None:
         return
     batch, context = ids.shape
     kept = executor.read(_FED_AGAIN, rows=batch).copy()
-    room = kept.shape[1]
+    capacity = kept.shape[1]
     for b, length in enumerate(executor.read("length", rows=batch)):
-        ends = np.arange(max(0, int(length) - room), context)
-        kept[b, ends % room] = ids[b, ends]
+        ends = np.arange(max(0, int(length) - capacity), context)
+        kept[b, ends % capacity] = ids[b, ends]
     executor.write(_FED_AGAIN, kept)
 
 

@@ -1,4 +1,4 @@
-"""Who is fed again when, where a step has room for fewer buffers than sequences."""
+"""Who is re-verified when, where a step has capacity for fewer buffers than sequences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toy_partial import TOY_SPECPV, partial_manifest
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.executor import StepResult
 from specbuild.runtime.lossy.mode import ModePlan, StepAhead
-from specbuild.runtime.lossy.specpv.ahead import ResidentViews
+from specbuild.runtime.lossy.specpv.ahead import DeviceViews
 
 
 class Deaf:
@@ -27,14 +27,14 @@ def test_sequences_take_turns_where_one_buffer_has_room(
     lengths: tuple[int, ...], emitted: int
 ) -> None:
     """Those whose buffers would fill together go one after the other, some before they must."""
-    shape, room = DraftShape(1, 2, 2), TOY_SPECPV.n_spec_tokens_buf
-    programs = SimpleNamespace(refresh_room=lambda _shape, *, batch: room * (batch > 0))
-    views = ResidentViews(Deaf(), partial_manifest(TOY_SPECPV), programs)  # type: ignore[arg-type]
+    shape, capacity = DraftShape(1, 2, 2), TOY_SPECPV.n_spec_tokens_buf
+    programs = SimpleNamespace(refresh_capacity=lambda _shape, *, batch: capacity * (batch > 0))
+    views = DeviceViews(Deaf(), partial_manifest(TOY_SPECPV), programs)  # type: ignore[arg-type]
     sequences: list[Any] = []
     for index, length in enumerate(lengths):
         params = SimpleNamespace(specpv_retrieval_blocks=None)
         request = SimpleNamespace(prompt_ids=(0,) * length, params=params, token_budget=999)
-        sequences.append(SimpleNamespace(index=index, request=request, tally=SimpleNamespace()))
+        sequences.append(SimpleNamespace(index=index, request=request, counters=SimpleNamespace()))
         views.begin(sequences[-1], index)
     count, none = [emitted] * len(lengths), [0] * len(lengths)
     result = StepResult(count, none, [], [], rechecked=none, agreed=none)
@@ -45,8 +45,8 @@ def test_sequences_take_turns_where_one_buffer_has_room(
             for row, sequence in enumerate(sequences):
                 views.received(sequence, plans[step - 1], result, row)
     fed = [plan.reverified or 0 for plan in plans]
-    assert max(fed) <= room
+    assert max(fed) <= capacity
     assert sum(rows > 0 for rows in fed) > len(lengths)
     for sequence in sequences:
-        stats = sequence.tally.specpv
+        stats = sequence.counters.specpv
         assert stats.partial_steps > stats.full_steps and stats.invariant_failures == 0

@@ -1,4 +1,4 @@
-"""Attention by teams of warps with slots of their own, emulated: the bits of the plain kernel."""
+"""Attention by teams of warps with splits of their own, emulated: the bits of the plain kernel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from attention_launches import Geometry, Launch, Text
 from emulation import has_compiler
-from launch_branches import Branch, alone, node, refed, wide_node
+from launch_branches import Branch, alone, node, reverified, wide_node
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import bits
 from specbuild.plugins_cuda.launches import Target
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed
 
 SHAPE = Geometry(group=3, width=16, page_size=64)
 REAL = Geometry(group=8, width=64, page_size=64, words=1)
-PAGES = 72  # 32 slots of the context, or 16 where there are 8 KV heads
+PAGES = 72  # 32 splits of the context, or 16 where there are 8 KV heads
 EMPTY: Branch[Text] = Branch(Text.drawn(1, SHAPE, 9), (), 0, ())
 
 
@@ -62,8 +62,15 @@ def test_rows_of_any_context_get_the_bits_of_the_plain_kernel(
     text, other = Text.drawn(2600, SHAPE, 1), Text.drawn(300, SHAPE, 2)
     singles = [alone(text, 2500), alone(other, 0), EMPTY, alone(other, 127), alone(text, 1100)]
     assert_same(SHAPE, singles, teams, multiprocessors)
-    assert_same(SHAPE, [refed(text, 1500, 2), refed(other, 129, 2)], teams, multiprocessors)
-    chains = [refed(other, 200, 4), refed(text, 2590, 4), alone(other, 5), refed(text, 130, 3)]
+    assert_same(
+        SHAPE, [reverified(text, 1500, 2), reverified(other, 129, 2)], teams, multiprocessors
+    )
+    chains = [
+        reverified(other, 200, 4),
+        reverified(text, 2590, 4),
+        alone(other, 5),
+        reverified(text, 130, 3),
+    ]
     assert_same(SHAPE, chains, teams, multiprocessors)
 
 
@@ -75,7 +82,7 @@ def test_trees_get_the_bits_of_the_plain_kernel(multiprocessors: int) -> None:
         tree = node(text, position, (164, 163, 0, 162))
         branches = [node(other, 40, (3, 4, 5, 6)), tree, alone(other, 250)]
         assert_same(SHAPE, branches, 8, multiprocessors)
-    assert_same(SHAPE, [wide_node(text, 257), refed(other, 290, 19)], 8, multiprocessors)
+    assert_same(SHAPE, [wide_node(text, 257), reverified(other, 290, 19)], 8, multiprocessors)
     # A row alone with ancestors in the tree: drafting behind scattered slots.
     lone = node(text, 700, (1, 2, 3, 4))
     row = Branch(text, lone.tokens, lone.tree_start, lone.rows[5:6], lone.lineages[5:6])
@@ -85,7 +92,7 @@ def test_trees_get_the_bits_of_the_plain_kernel(multiprocessors: int) -> None:
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 8])
 def test_heads_of_64_in_groups_of_8(rows: int) -> None:
     text = Text.drawn(1500, REAL, 4)
-    branches = [refed(text, position, rows) for position in (1400, 300, 95)]
+    branches = [reverified(text, position, rows) for position in (1400, 300, 95)]
     for multiprocessors in (2, 30):
         assert_same(REAL, branches, 8, multiprocessors)
 
@@ -108,8 +115,10 @@ LEFT_OVER = [128 * slots - 1 - 13 * slots for slots in (9, 10, 11, 12, 13, 14, 1
 
 @pytest.mark.parametrize("multiprocessors", [1, 7])
 @pytest.mark.parametrize("teams", [4, 8])
-def test_slots_that_are_left_over_are_shared_by_chains(teams: int, multiprocessors: int) -> None:
-    """Behind whole rounds one to seven slots, with and without a tree; of one CTA and of several.
+def test_splits_that_are_left_over_are_shared_by_tile_runs(
+    teams: int, multiprocessors: int
+) -> None:
+    """Behind whole rounds one to seven splits, with and without a tree; of one CTA and of several.
 
     Five rows and more are two warps' of a team, of which a CTA then has four.
     """
@@ -117,7 +126,7 @@ def test_slots_that_are_left_over_are_shared_by_chains(teams: int, multiprocesso
     ends = [len(text.q) - 1 for text in texts]
     both = list(zip(texts, ends, strict=True))
     assert_same(SHAPE, [alone(text, end) for text, end in both], teams, multiprocessors)
-    assert_same(SHAPE, [refed(text, end, 4) for text, end in both], teams, multiprocessors)
+    assert_same(SHAPE, [reverified(text, end, 4) for text, end in both], teams, multiprocessors)
     trees = [node(text, end, (164, 163, 0, 162)) for text, end in both]
     assert_same(SHAPE, trees, teams, multiprocessors)
     # A row alone with ancestors in the tree gathers its own tiles.
@@ -129,10 +138,10 @@ def test_slots_that_are_left_over_are_shared_by_chains(teams: int, multiprocesso
 
 
 def test_a_window_whose_last_slots_stand_first() -> None:
-    """Chunk 32 takes the slot of chunk 0: slots join in their order, not in that of the keys."""
+    """Chunk 32 takes the split of chunk 0: splits join in their order, not in that of the keys."""
     shape = Geometry(page_size=64, window=1500)
     text = Text.drawn(4500, shape, 13)
-    branches = [refed(text, position, 3) for position in (4100, 4300, 4490)]
+    branches = [reverified(text, position, 3) for position in (4100, 4300, 4490)]
     for teams in (2, 8):
         for multiprocessors in (1, 9):
             assert_same(shape, branches, teams, multiprocessors)
@@ -141,7 +150,7 @@ def test_a_window_whose_last_slots_stand_first() -> None:
 def test_a_window_that_is_split() -> None:
     shape = Geometry(page_size=64, window=1500)
     text = Text.drawn(2300, shape, 6)
-    branches = [refed(text, 2200, 3), refed(text, 1600, 2), refed(text, 40, 3)]
+    branches = [reverified(text, 2200, 3), reverified(text, 1600, 2), reverified(text, 40, 3)]
     for multiprocessors in (1, 30):
         assert_same(shape, branches, 8, multiprocessors)
 
@@ -153,8 +162,8 @@ def test_more_sequences_than_a_warp_has_lanes() -> None:
         assert_same(SHAPE, branches, 8, multiprocessors)
 
 
-def test_who_gets_slots_of_their_own() -> None:
-    """Many sequences of engines for up to 16384 tokens; no windows of one slot."""
+def test_who_gets_splits_of_their_own() -> None:
+    """Many sequences of engines for up to 16384 tokens; no windows of one split."""
     shape = Geometry(kv_heads=8, group=2, page_size=64)
     text = Text.drawn(300, shape, 8)
     many = Launch(shape, [alone(text, 200)] * 8, pages=257)

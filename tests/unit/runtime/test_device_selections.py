@@ -1,4 +1,4 @@
-"""DSA by the host of a resident engine: who narrows, who is checked, and what is counted."""
+"""DSA by the host of a device engine: who is sparse, who is checked, and what is counted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specbuild.runtime.decode.device_rows import LIST_BUDGET
 from specbuild.runtime.decode.device_stepper import DeviceStepper
 from specbuild.runtime.engine_dir.manifest import DraftShape, Dsa
 from specbuild.runtime.executors.executor import StepResult
-from specbuild.runtime.lossy.dsa.ahead import ResidentSelections, StepSelections
+from specbuild.runtime.lossy.dsa.ahead import DeviceSelections, StepSelections
 from specbuild.runtime.lossy.mode import StepAhead
 
 
@@ -26,17 +26,21 @@ class Told(dict[str, list[int]]):
         self[port] = values.tolist()
 
 
-def selections(**changes: Any) -> tuple[ResidentSelections, Told, Any]:
+def selections(**changes: Any) -> tuple[DeviceSelections, Told, Any]:
     """Those of a threshold of 100 tokens, with one sequence begun."""
     dsa = Dsa(
         top_k=16, threshold=100, first_tokens=4, recent_tokens=8, min_agreement=0.75,
         check_interval=5,
     )  # fmt: skip
     told = Told()
-    found = ResidentSelections(told, replace(toy_manifest(), dsa=replace(dsa, **changes)))  # type: ignore[arg-type]
+    found = DeviceSelections(told, replace(toy_manifest(), dsa=replace(dsa, **changes)))  # type: ignore[arg-type]
     params = SimpleNamespace(dsa_top_k=None)
     sequence = SimpleNamespace(
-        index=0, known=0, length=0, tally=SimpleNamespace(), request=SimpleNamespace(params=params)
+        index=0,
+        known=0,
+        length=0,
+        counters=SimpleNamespace(),
+        request=SimpleNamespace(params=params),
     )
     found.begin(sequence, 0)  # type: ignore[arg-type]
     return found, told, sequence
@@ -66,16 +70,16 @@ def test_lists_that_a_checks_first_pass_broke_count() -> None:
     plan = found.plan(step_ahead(sequence))
     assert plan.checks
     found.received(sequence, plan, StepResult([1], [0], [], [], [3], checks=[[1, 1, 0, 0, 2]]), 0)
-    stats = sequence.tally.dsa.stats()
+    stats = sequence.counters.dsa.stats()
     assert (stats.broken_launches, stats.broken_lists) == (2, 5)
 
 
 def test_only_a_checked_sequence_counts_a_check() -> None:
     found, _, sequence = selections()
     sequence.length = 200
-    plan = StepSelections(sparse=True, checks=True, attends={0: "narrowed"})
+    plan = StepSelections(sparse=True, checks=True, attends={0: "sparse"})
     found.received(sequence, plan, StepResult([1], [0], [], [], [0], checks=[[1, 0, 0, 0, 0]]), 0)
-    assert sequence.tally.dsa.stats().checked_steps == 0
+    assert sequence.counters.dsa.stats().checked_steps == 0
 
 
 def test_modes_are_told_of_all_that_flights_may_emit() -> None:
