@@ -36,7 +36,7 @@ _METHOD = "whole steps"
 
 
 class CannotMeasureError(SpecbuildError):
-    """There is no capacity to measure in; the message is the reason, as the end of a sentence."""
+    """There is no space to measure in; the message is the reason, as the end of a sentence."""
 
 
 def load_or_measure(path: Path | None, measure: Callable[[], CostTable]) -> tuple[CostTable, str]:
@@ -110,7 +110,7 @@ class CostMeasurement:
         if self._depth < 1:
             longest = self._manifest.limits.max_seq_len
             raise CannotMeasureError(
-                f"a max_seq_len of {longest} leaves no capacity to measure drafts"
+                f"a max_seq_len of {longest} leaves no space to measure drafts"
             )
         self._executor.prepare((*DECODING_ROLES, *DRAFTING_ROLES))
         deadline_s = perf_counter() + MEASURING_BUDGET_S
