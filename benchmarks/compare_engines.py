@@ -16,26 +16,26 @@ with the version before and with the version after; this script then holds one a
 from __future__ import annotations
 
 import argparse
-import base64
 import filecmp
-import hashlib
-import json
 import sys
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from engine_files import MANIFEST, PLAN, TOLD, EngineFiles, read_document, read_json
 
 EXAMPLES = """examples:
   python benchmarks/compare_engines.py before/example-cuda-draft after/example-cuda-draft
   python benchmarks/compare_engines.py before after
   python benchmarks/compare_engines.py before after --allow plan.ports.name --most 100
+  python benchmarks/compare_engines.py before after --renamed plan.programs.narrows=sparse
 
 A field is named by the kind of its document (plan, program, launches, engine) and the keys that
-lead to it, without positions in lists; what lies below it is left out too. Exit code: 0 where
-nothing differs, 1 where something does, 2 where there is nothing to compare."""
+lead to it, without positions in lists. What lies below an allowed field is left out too; a renamed
+one is compared under its new key. Exit code: 0 where nothing differs, 1 where something does, 2
+where there is nothing to compare."""
 
 # Names, and what ops say of their traffic: all that may differ within plans.
 LEFT_OUT = (
@@ -51,9 +51,6 @@ LEFT_OUT = (
     "engine.nodes.attributes.record.kernels.name",
 )
 KINDS = ("plan", "program", "launches", "engine")
-MANIFEST, REPORT, PLAN = "manifest.json", "build_report.json", "plan.json"
-TOLD, UNREAD = (MANIFEST, REPORT), "manifest.sha256"
-_RECORD_HEAD = 64  # bytes in front of a record, as in front of a TensorRT-RTX engine
 ABSENT = object()
 Place = tuple[str | int, ...]
 
@@ -96,84 +93,49 @@ def differences(old: Any, new: Any, path: Place) -> Iterator[Difference]:
         yield Difference(path, old, new)
 
 
+def with_new_keys(value: Any, place: str, renamed: Mapping[str, str]) -> Any:
+    """A JSON value with the keys of some fields replaced."""
+    if isinstance(value, list):
+        return [with_new_keys(item, place, renamed) for item in value]
+    if not isinstance(value, dict):
+        return value
+    fields = {key: f"{place}.{key}" for key in value}
+    return {
+        renamed.get(fields[key], key): with_new_keys(item, fields[key], renamed)
+        for key, item in value.items()
+    }
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Fields that may differ, and the new keys of fields."""
+
+    left_out: tuple[str, ...] = LEFT_OUT
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass
 class Comparison:
     """What was compared of one engine, what differs, and what may."""
 
     name: str
-    left_out: tuple[str, ...]
+    rules: Rules
     wrong: list[str] = field(default_factory=list)
     told: list[Difference] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     def hold(self, old: Any, new: Any, kind: str, file: str) -> None:
         """Compares two documents, but for the fields that are left out."""
-        for found in differences(old, new, (kind,)):
-            if not any(f"{found.field}.".startswith(f"{name}.") for name in self.left_out):
+        for found in differences(with_new_keys(old, kind, self.rules.renamed), new, (kind,)):
+            if not any(f"{found.field}.".startswith(f"{name}.") for name in self.rules.left_out):
                 self.wrong.append(f"{file}: {found}")
 
 
-class EngineFiles:
-    """The files of an engine directory by what they are; machine code by its digest."""
-
-    def __init__(self, folder: Path) -> None:
-        files = (path for path in folder.rglob("*") if path.is_file())
-        names = {path.relative_to(folder).as_posix() for path in files}
-        cubins = sorted(name for name in names if name.endswith(".cubin"))
-        self.codes = {name: _digest((folder / name).read_bytes()) for name in cubins}
-        self.plan: dict[str, Any] = {"kernels": [], "programs": []}
-        if PLAN in names:
-            self.plan = json.loads((folder / PLAN).read_bytes())
-            _name_code(self.plan["kernels"], self.codes)
-        self.programs = [folder / entry["file"] for entry in self.plan["programs"]]
-        listed = {entry["file"] for entry in self.plan["programs"]}
-        # What is compared byte for byte.
-        self.others = names - set(cubins) - listed - {PLAN, UNREAD, *TOLD}
-
-
-def _name_code(kernels: Iterable[dict[str, Any]], codes: dict[str, str]) -> None:
-    """Puts the digest of its machine code in the place of each kernel's cubin file."""
-    for kernel in kernels:
-        if kernel["cubin"] not in codes:
-            raise ValueError(f"kernel {kernel['name']} is in {kernel['cubin']}, which is missing")
-        kernel["cubin"] = codes[kernel["cubin"]]
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _opened(value: Any) -> Any:
-    """A document with the fields of plugins read: their description, and cubins by content."""
-    if isinstance(value, list):
-        return [_opened(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    rest = {key: _opened(item) for key, item in value.items()}
-    if not {"description", "cubins"} <= value.keys():
-        return rest
-    record, packed = json.loads(rest.pop("description")), json.loads(rest.pop("cubins"))
-    codes = {n: _digest(zlib.decompress(base64.b85decode(text))) for n, text in packed.items()}
-    _name_code(record["kernels"], codes)
-    return rest | {"record": record, "codes": sorted(set(codes.values()))}
-
-
-def _document(path: Path) -> tuple[str, Any] | None:
-    """A file that is no plan but may differ in names: its kind and its content."""
-    if path.name.endswith(".launches.json"):
-        return "launches", _opened(json.loads(path.read_bytes()))
-    if path.suffix == ".engine":
-        record = path.read_bytes()[_RECORD_HEAD:]
-        if record.startswith(b"{"):
-            return "engine", _opened(json.loads(record))
-    return None
-
-
-def compare_engine(name: str, old: Path, new: Path, left_out: tuple[str, ...]) -> Comparison:
+def compare_engine(name: str, old: Path, new: Path, rules: Rules) -> Comparison:
     """Holds one engine directory against another."""
     if not (new / MANIFEST).is_file():
         raise ValueError(f"{new} is not an engine")
-    result = Comparison(name, left_out)
+    result = Comparison(name, rules)
     before, after = EngineFiles(old), EngineFiles(new)
     _compare_plans(result, before, after)
     _compare_codes(result, before, after)
@@ -182,13 +144,9 @@ def compare_engine(name: str, old: Path, new: Path, left_out: tuple[str, ...]) -
     for file in sorted(before.others ^ after.others):
         result.wrong.append(f"{file}: only in the {'old' if file in before.others else 'new'}")
     for file in TOLD:
-        one, other = (_read_json(folder / file) for folder in (old, new))
+        one, other = (read_json(folder / file) for folder in (old, new))
         result.told += differences(one, other, (file.removesuffix(".json"),))
     return result
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_bytes()) if path.is_file() else ABSENT
 
 
 def _compare_files(result: Comparison, file: str, old: Path, new: Path) -> None:
@@ -196,7 +154,7 @@ def _compare_files(result: Comparison, file: str, old: Path, new: Path) -> None:
     result.counts["bytes"] += old.stat().st_size
     if filecmp.cmp(old, new, shallow=False):
         return
-    one, other = (_document(path) for path in (old, new))
+    one, other = (read_document(path) for path in (old, new))
     if one is not None and other is not None:
         result.hold(one[1], other[1], one[0], file)
     else:
@@ -213,7 +171,7 @@ def _compare_plans(result: Comparison, before: EngineFiles, after: EngineFiles) 
         if missing:
             result.wrong.append(f"{one.name}: there is no {' and no '.join(missing)}")
         elif not filecmp.cmp(one, other, shallow=False):
-            result.hold(_read_json(one), _read_json(other), "program", one.name)
+            result.hold(read_json(one), read_json(other), "program", one.name)
 
 
 def _compare_codes(result: Comparison, before: EngineFiles, after: EngineFiles) -> None:
@@ -227,10 +185,10 @@ def _compare_codes(result: Comparison, before: EngineFiles, after: EngineFiles) 
                 result.wrong.append(f"{file} ({names}): its code is only in the {side}")
 
 
-def compare(old: Path, new: Path, left_out: tuple[str, ...]) -> list[Comparison]:
+def compare(old: Path, new: Path, rules: Rules) -> list[Comparison]:
     """Two engines, or those of two folders by name. ValueError where a folder has none."""
     if (old / MANIFEST).is_file():
-        return [compare_engine(new.name, old, new, left_out)]
+        return [compare_engine(new.name, old, new, rules)]
     before, after = (
         {manifest.parent.name: manifest.parent for manifest in folder.glob(f"*/{MANIFEST}")}
         for folder in (old, new)
@@ -240,10 +198,10 @@ def compare(old: Path, new: Path, left_out: tuple[str, ...]) -> list[Comparison]
             raise ValueError(f"{folder} is neither an engine nor a folder of engines")
     results = []
     for name in sorted(before.keys() & after.keys()):
-        results.append(compare_engine(name, before[name], after[name], left_out))
+        results.append(compare_engine(name, before[name], after[name], rules))
     for name in sorted(before.keys() ^ after.keys()):
         side = "old" if name in before else "new"
-        results.append(Comparison(name, left_out, [f"the engine is only in the {side}"]))
+        results.append(Comparison(name, rules, [f"the engine is only in the {side}"]))
     return results
 
 
@@ -275,14 +233,19 @@ def main() -> int:
         "--allow", metavar="FIELD", nargs="+", default=[], help="more fields that may differ"
     )
     parser.add_argument(
+        "--renamed", metavar="FIELD=KEY", nargs="+", default=[], help="fields with another key now"
+    )
+    parser.add_argument(
         "--most", metavar="N", type=int, default=20, help="lines printed of an engine (20)"
     )
     asked = parser.parse_args()
-    for name in asked.allow:
+    for name in (*asked.allow, *asked.renamed):
         if name.partition(".")[0] not in KINDS or "." not in name:
-            parser.error(f"--allow {name}: a field begins with one of {'., '.join(KINDS)}.")
+            parser.error(f"{name}: a field begins with one of {'., '.join(KINDS)}.")
+    renamed = {field: key for field, _, key in (text.partition("=") for text in asked.renamed)}
+    rules = Rules((*LEFT_OUT, *asked.allow), renamed)
     try:
-        results = compare(asked.old, asked.new, (*LEFT_OUT, *asked.allow))
+        results = compare(asked.old, asked.new, rules)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     for result in results:
@@ -291,7 +254,8 @@ def main() -> int:
                 print(f"{result.name}: {title}", *lines[: asked.most], sep="\n  ")
             if len(lines) > asked.most:
                 print(f"  and {len(lines) - asked.most} more")
-    print("left out:", ", ".join((*LEFT_OUT, *asked.allow)))
+    print("left out:", ", ".join(rules.left_out))
+    print("renamed:", ", ".join(asked.renamed) or "nothing")
     print(*_table(results), sep="\n")
     return int(any(result.wrong for result in results))
 

@@ -24,7 +24,8 @@ def script() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
         yield importlib.import_module("compare_engines")
-        sys.modules.pop("compare_engines", None)
+        for name in ("compare_engines", "engine_files"):
+            sys.modules.pop(name, None)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -131,7 +132,7 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def wrong(script: ModuleType, pair: tuple[Path, Path], *allowed: str) -> list[str]:
-    (result,) = script.compare(*pair, (*script.LEFT_OUT, *allowed))
+    (result,) = script.compare(*pair, script.Rules((*script.LEFT_OUT, *allowed)))
     return list(result.wrong)
 
 
@@ -204,6 +205,19 @@ def test_a_field_that_is_allowed_is_left_out_with_what_lies_below(
     edited(*LAUNCH, "block", value=9)(pair[1])
     (left,) = wrong(script, pair, "program.launches.grid")
     assert left.endswith("program.launches[1].block: 256 → 9")
+
+
+def test_a_renamed_field_is_compared_under_its_new_key(
+    script: ModuleType, pair: tuple[Path, Path]
+) -> None:
+    edited("plan.json", "programs", 0, "narrows", value=False)(pair[0])
+    edited("plan.json", "programs", 0, "sparse", value=False)(pair[1])
+    rules = script.Rules(renamed={"plan.programs.narrows": "sparse"})
+    assert len(wrong(script, pair)) == 2
+    assert script.compare(*pair, rules)[0].wrong == []
+    edited("plan.json", "programs", 0, "sparse", value=True)(pair[1])
+    (found,) = script.compare(*pair, rules)[0].wrong
+    assert found.endswith("plan.programs[0].sparse: False → True")
 
 
 def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
