@@ -44,9 +44,9 @@ LEFT_OUT = (
     "plan.programs.name",
     "plan.programs.file",
     "program.ops.op",
-    "program.ops.bytes",
-    "program.ops.operations",
+    "program.ops.section",
     "program.ops.traffic",
+    "program.routers",
     "launches.records.record.kernels.name",
     "engine.nodes.attributes.record.kernels.name",
 )
@@ -123,12 +123,14 @@ class Comparison:
     wrong: list[str] = field(default_factory=list)
     told: list[Difference] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    fields: Counter[str] = field(default_factory=Counter)
 
     def hold(self, old: Any, new: Any, kind: str, file: str) -> None:
         """Compares two documents, but for the fields that are left out."""
         for found in differences(with_new_keys(old, kind, self.rules.renamed), new, (kind,)):
             if not any(f"{found.field}.".startswith(f"{name}.") for name in self.rules.left_out):
                 self.wrong.append(f"{file}: {found}")
+                self.fields[found.field] += 1
 
 
 def compare_engine(name: str, old: Path, new: Path, rules: Rules) -> Comparison:
@@ -254,6 +256,9 @@ def main() -> int:
                 print(f"{result.name}: {title}", *lines[: asked.most], sep="\n  ")
             if len(lines) > asked.most:
                 print(f"  and {len(lines) - asked.most} more")
+        if len(result.wrong) > asked.most:
+            by_field = (f"{name} ×{count}" for name, count in result.fields.most_common())
+            print(f"{result.name}: fields that differ", *by_field, sep="\n  ")
     print("left out:", ", ".join(rules.left_out))
     print("renamed:", ", ".join(asked.renamed) or "nothing")
     print(*_table(results), sep="\n")
