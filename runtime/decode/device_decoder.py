@@ -18,15 +18,13 @@ from specbuild.runtime.decode.prefill_rows import PromptRows, launched_rows
 from specbuild.runtime.decode.program_costs import ProgramCosts
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.decode.scheduler import Scheduler
-from specbuild.runtime.draft.choice import PolicyByKind
+from specbuild.runtime.draft.choice import PolicyByKind, asked_for, require_shape
 from specbuild.runtime.draft.device_costs import StepCosts
 from specbuild.runtime.draft.policy import (
     DraftPolicy,
-    FixedPolicy,
     LearnedPolicies,
     default_policy,
 )
-from specbuild.runtime.draft.tree import check_shape
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import DeviceExecutor
@@ -52,7 +50,7 @@ class ScoredRows:
 
 
 class DeviceDecoder:
-    """One generation at a time: the device keeps one set of sequences.
+    """One loop at a time: the device keeps one set of sequences.
 
     ``step_costs`` are those of this GPU: by them the default draft is chosen before every step.
     Without them it is the engine's default shape, and ``without_costs`` is the reason.
@@ -194,7 +192,7 @@ class DeviceDecoder:
                     sampled=sampled, full_logits=full_logits
                 )
             )
-        return _asked_for(speculation)
+        return asked_for(speculation)
 
     def _default_policy(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:
         if self._step_costs is None:
@@ -210,13 +208,5 @@ class DeviceDecoder:
         return self._manifest.draft_default if fixed else None
 
     def _check(self, shape: DraftShape) -> None:
-        if self._manifest.draft is None:
-            raise RequestError("a draft shape is given, but the engine was built without a draft")
-        check_shape(shape, self._manifest.limits)
+        require_shape(shape, self._manifest)
         self._programs.check_shape(shape)
-
-
-def _asked_for(shape: DraftShape | None) -> FixedPolicy:
-    if shape is None:
-        return FixedPolicy(None, max_depth=0, reason="asked for no draft")
-    return FixedPolicy(shape, max_depth=shape.draft_depth, reason="asked for")

@@ -15,7 +15,7 @@ from specbuild.runtime.decode.host_costs import CannotMeasureError, CostMeasurem
 from specbuild.runtime.decode.host_stepper import HostStepper
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import Scheduler
-from specbuild.runtime.draft.choice import PolicyByKind
+from specbuild.runtime.draft.choice import PolicyByKind, asked_for, require_shape
 from specbuild.runtime.draft.costs import ChainCosts
 from specbuild.runtime.draft.eagle3 import Drafter, Eagle3Drafter
 from specbuild.runtime.draft.policy import (
@@ -65,11 +65,7 @@ class HostDecoder:
         if setting.drafter is not None:
             self._check_drafter(setting.drafter, setting.speculation)
         elif isinstance(setting.speculation, DraftShape):
-            if self._manifest.draft is None:
-                raise RequestError(
-                    "a draft shape is given, but the engine was built without a draft"
-                )
-            check_shape(setting.speculation, self._manifest.limits)
+            require_shape(setting.speculation, self._manifest)
 
     def loop(self, setting: DraftSetting, *, text_stream: TextStreams) -> Loop:
         """A loop over steps of the host; the first one with a default draft measures its costs."""
@@ -124,14 +120,14 @@ class HostDecoder:
     def _policy(self, setting: DraftSetting) -> DraftPolicy:
         speculation, drafter = setting.speculation, setting.drafter
         if speculation is None:
-            return FixedPolicy(None, max_depth=0, reason="asked for no draft")
+            return asked_for(None)
         if drafter is not None:
             shape = self._check_drafter(drafter, speculation)
             depth, name = self._manifest.limits.draft_depth, drafter.capabilities.name
             return FixedPolicy(shape, max_depth=depth, reason=f"asked for {name}")
         if speculation == "default":
             return PolicyByKind(lambda sampled, _: self._measured_policy(sampled=sampled))
-        return FixedPolicy(speculation, max_depth=speculation.draft_depth, reason="asked for")
+        return asked_for(speculation)
 
     def _check_drafter(self, drafter: Drafter, speculation: DraftShape | str) -> DraftShape:
         """The shape to ask a drafter for; RequestError where it cannot serve."""

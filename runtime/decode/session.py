@@ -140,11 +140,9 @@ class Session:
                 self._thread = threading.Thread(target=self._serve, name=_THREAD_NAME, daemon=True)
                 self._thread.start()
 
-    def _received(self) -> list[_Join | _Leave]:
+    def _next_message(self) -> _Join | _Leave | None:
         with self._lock:
-            messages = list(self._inbox)
-            self._inbox.clear()
-        return messages
+            return self._inbox.popleft() if self._inbox else None
 
     def _serve(self) -> None:
         """The thread: one loop after another, until nobody waits."""
@@ -197,22 +195,26 @@ class Session:
             served.deliver(served.loop.turn())
 
     def _sort(self, served: _Served | None) -> None:
-        """Reads the messages: who joins waits, who leaves leaves the loop or the queue."""
-        for message in self._received():
+        """Reads the messages: who joins waits, who leaves leaves the loop or the queue.
+
+        Where the loop fails, what was not read yet is read behind it.
+        """
+        while (message := self._next_message()) is not None:
             if isinstance(message, _Join):
                 self._waiting.append(message)
                 continue
-            if served is not None:
-                served.abort(message.stream)
-            for join in [join for join in self._waiting if join.stream is message.stream]:
-                self._waiting.remove(join)
-                join.stream.deliver(
-                    [
-                        never_ran(*each, self._text_stream)
-                        for each in enumerate(join.stream.requests)
-                    ]
-                )
-            message.done.set()
+            try:
+                self._leave(message.stream, served)
+            finally:
+                message.done.set()
+
+    def _leave(self, stream: Stream, served: _Served | None) -> None:
+        if served is not None:
+            served.abort(stream)
+        for join in [join for join in self._waiting if join.stream is stream]:
+            self._waiting.remove(join)
+            never = enumerate(stream.requests)
+            stream.deliver([never_ran(*each, self._text_stream) for each in never])
 
 
 class _Served:

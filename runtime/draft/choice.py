@@ -1,12 +1,17 @@
-"""The policy of requests that come and go: what greedy steps learn says little of sampled ones."""
+"""Which policy requests get: the draft that they ask for, or what steps of their kind teach.
+
+What greedy steps teach says little of sampled ones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from specbuild.runtime.draft.costs import Outlook
-from specbuild.runtime.draft.policy import DraftPolicy, StepOutcome
-from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.draft.policy import DraftPolicy, FixedPolicy, StepOutcome
+from specbuild.runtime.draft.tree import check_shape
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.errors import RequestError
 
 
 class PolicyByKind:
@@ -45,3 +50,17 @@ class PolicyByKind:
         if kind not in self._by_kind:
             self._by_kind[kind] = self._make(*kind)
         return self._by_kind[kind]
+
+
+def asked_for(shape: DraftShape | None) -> FixedPolicy:
+    """The policy of a call that names its draft; None decodes without one."""
+    if shape is None:
+        return FixedPolicy(None, max_depth=0, reason="asked for no draft")
+    return FixedPolicy(shape, max_depth=shape.draft_depth, reason="asked for")
+
+
+def require_shape(shape: DraftShape, manifest: Manifest) -> None:
+    """RequestError where the engine has no draft, or was built for smaller ones."""
+    if manifest.draft is None:
+        raise RequestError("a draft shape is given, but the engine was built without a draft")
+    check_shape(shape, manifest.limits)

@@ -136,6 +136,42 @@ def test_an_error_ends_those_that_run_and_nobody_else(kind: str) -> None:
     assert ids[: len(plain)] == plain
 
 
+def test_an_abort_that_fails_hangs_nobody(kind: str) -> None:
+    """Neither who aborts, nor who was to join in the same pause between two turns."""
+    engine, setting = ENGINES[kind](), DraftSetting(None)
+    loop_of, held, go = engine.decoder.loop, threading.Event(), threading.Event()
+
+    def failing(setting: DraftSetting, **options: object) -> object:
+        loop = loop_of(setting, **options)  # type: ignore[arg-type]
+        turn = loop.turn
+
+        def paused() -> object:
+            held.set()
+            assert go.wait(10)
+            return turn()
+
+        def fails(_index: int) -> None:
+            raise SpecbuildError("the machine broke")
+
+        loop.turn, loop.abort = paused, fails  # type: ignore[method-assign,assignment]
+        return loop
+
+    engine.decoder.loop = failing  # type: ignore[method-assign,assignment]
+    broken = engine.session.add(engine.check_prompts([prompt([1])], LONG), setting)
+    assert held.wait(10)
+    engine.decoder.loop = loop_of  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(broken.close)
+        while not engine.session._inbox:
+            time.sleep(0.001)
+        joined = engine.session.add(engine.check_prompts([prompt([2])], LONG), setting)
+        go.set()
+        closing.result(timeout=10)
+    with pytest.raises(SpecbuildError, match="the machine broke"):
+        list(broken)
+    assert len([e for e in joined if isinstance(e, TokenEvent)]) == LONG.max_new_tokens
+
+
 def test_the_thread_ends_with_the_work(kind: str) -> None:
     engine = ENGINES[kind]()
     list(engine.generate([prompt([1])], LONG, speculation=None))
