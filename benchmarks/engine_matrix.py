@@ -91,7 +91,9 @@ RANDOM: Mapping[str, Random] = {
         "--page-size 1",
     ),
     "gpt-oss-fc-norm": Random({}, {"fc_norm": True, "norm_output": True, "shards": 2}),
-    "gpt-oss-speculator": Random({}, _SPECULATOR | {"norm_before_fc": True, "name_taps": False}),
+    "gpt-oss-speculator": Random(
+        {}, _SPECULATOR | {"norm_before_fc": True, "name_aux_layers": False}
+    ),
     "gpt-oss-hidden-only": Random({}, {"input_width": "hidden", "sliding_window": 16}),
     "gpt-oss-cuda": Random(_WIDE, _WIDE_DRAFT | _SPECULATOR, _CUDA),
     "deepseek": Random({}, _OF_DEEPSEEK, "--max-seq-len 128", "deepseek"),
