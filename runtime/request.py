@@ -77,7 +77,9 @@ def _prompt(item: object, place: int) -> Prompt:
 
 @dataclass(frozen=True)
 class GenerateParams:
-    """What to generate. ``stop`` strings end the output; ``raw`` skips the chat template.
+    """What to generate. ``stop`` strings end the output, and so does any of ``stop_token_ids``.
+
+    ``raw`` skips the chat template.
 
     ``specpv_retrieval_blocks`` bounds the blocks that a partial view retrieves, on an engine with
     SpecPV: None is the engine's own number, ``auto`` goes by the longest context, 0 verifies over
@@ -88,6 +90,7 @@ class GenerateParams:
     max_new_tokens: int = 128
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     raw: bool = False
     specpv_retrieval_blocks: int | Literal["auto"] | None = None

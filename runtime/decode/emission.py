@@ -90,6 +90,8 @@ class Emission:
         """Why the request ends with this token, if it does, and the text it gives."""
         if not sequence.request.params.ignore_eos and token in self._eos_token_ids:
             return "eos", ""
+        if token in sequence.request.params.stop_token_ids:
+            return "stop", ""
         text = "" if sequence.text is None else sequence.text.push(token)
         if sequence.text is not None and sequence.text.stopped:
             return "stop", text

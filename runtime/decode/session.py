@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
@@ -25,19 +25,30 @@ MACHINE_TIMEOUT_S = 60.0
 _THREAD_NAME = "specbuild-engine"
 
 
+# The events that one turn of the loop gave a stream, or the error that ended it.
+EventBatch = list[Event] | BaseException
+
+
 class Stream:
     """The events of requests that were added together, which they number from 0 on.
 
     An iterator, read by one thread. It ends behind the last request; an error of the engine is
-    raised there. :meth:`close` aborts what is not done.
+    raised there. :meth:`close` aborts what is not done. With ``deliver`` nothing is left to
+    iterate: the engine's thread calls it with the events of each turn, and with an error.
     """
 
-    def __init__(self, session: Session, requests: Sequence[Request]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        requests: Sequence[Request],
+        deliver: Callable[[EventBatch], None] | None = None,
+    ) -> None:
         self.requests = tuple(requests)
         self._session = session
         self._unfinished = len(self.requests)
-        self._batches: SimpleQueue[list[Event] | BaseException] = SimpleQueue()
+        self._batches: SimpleQueue[EventBatch] = SimpleQueue()
         self._read: deque[Event] = deque()
+        self.deliver = self._batches.put if deliver is None else deliver
 
     def __iter__(self) -> Iterator[Event]:
         return self
@@ -64,11 +75,11 @@ class Stream:
         Each of them gives a last :class:`FinishEvent` with the reason ``abort``.
         """
         if self._unfinished:
-            self._session.abort(self)
+            self.leave().wait()
 
-    def deliver(self, batch: list[Event] | BaseException) -> None:
-        """Called by the engine's thread."""
-        self._batches.put(batch)
+    def leave(self) -> threading.Event:
+        """Aborts as :meth:`close` does, without waiting; the event is set when pages are free."""
+        return self._session.abort(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,13 +106,18 @@ class Session:
         # Of the thread alone: streams that no loop serves yet.
         self._waiting: deque[_Join] = deque()
 
-    def add(self, requests: Sequence[Request], setting: DraftSetting) -> Stream:
+    def add(
+        self,
+        requests: Sequence[Request],
+        setting: DraftSetting,
+        deliver: Callable[[EventBatch], None] | None = None,
+    ) -> Stream:
         """Queues requests, which run whether their events are read or not.
 
         Raises RequestError where the engine has no such draft, or cannot serve a request with it.
         """
         self._decoder.check(requests, setting)
-        stream = Stream(self, requests)
+        stream = Stream(self, requests, deliver)
         if stream.requests:
             self._post(_Join(stream, setting))
         return stream
@@ -127,11 +143,11 @@ class Session:
         finally:
             self._decoder.machine.release()
 
-    def abort(self, stream: Stream) -> None:
-        """Ends what is left of a stream; returns when its pages are free."""
+    def abort(self, stream: Stream) -> threading.Event:
+        """Ends what is left of a stream; the event is set when its pages are free."""
         leave = _Leave(stream, threading.Event())
         self._post(leave)
-        leave.done.wait()
+        return leave.done
 
     def _post(self, message: _Join | _Leave) -> None:
         with self._lock:

@@ -6,11 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
 from toy_device import toy_cuda
-from toy_engine import prompt, toy_engine
+from toy_engine import prompt, run, toy_engine
 from toy_model import decode_plainly
 from toy_plan import SHAPES
 
@@ -83,6 +84,33 @@ def test_a_stream_that_is_closed_ends_with_what_it_had(kind: str) -> None:
         assert list(record.output_ids) == mine
         assert record.finish_reason in ("abort", "length")
     assert "abort" in {record.finish_reason for record in ends.values()}
+
+
+def test_events_can_be_delivered_instead_of_read(kind: str) -> None:
+    engine, setting = ENGINES[kind](), DraftSetting(SHAPES[0])
+    free, batches = pages(engine), SimpleQueue[object]()
+    requests = engine.check_prompts([prompt([1, 2]), prompt([5])], LONG)
+    stream = engine.session.add(requests, setting, batches.put)
+    seen = [batches.get()]
+    assert stream.leave().wait(60)
+    assert pages(engine) == free
+    while not batches.empty():
+        seen.append(batches.get())
+    events = [event for batch in seen for event in batch]  # type: ignore[attr-defined]
+    ends = [event.request for event in events if isinstance(event, FinishEvent)]
+    assert sorted(ends) == [0, 1]
+
+
+def test_a_stop_token_ends_an_output_and_is_its_last(kind: str) -> None:
+    engine = ENGINES[kind]()
+    sampling = SamplingParams(temperature=1.0, seed=5)
+    plain = decode_plainly([1, 2], 40, sampling)
+    stop = plain[len(plain) // 2]
+    params = GenerateParams(40, sampling, stop_token_ids=(stop, 250))
+    for shape in (None, *SHAPES):
+        run_ = run(engine, [[1, 2]], params, speculation=shape)
+        assert run_.ids == [plain[: plain.index(stop) + 1]]
+        assert run_.records[0].finish_reason == "stop"
 
 
 def test_a_call_that_is_never_read_runs_nothing(kind: str) -> None:
