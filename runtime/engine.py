@@ -14,8 +14,13 @@ from specbuild.runtime.decode.session import Session
 from specbuild.runtime.draft.device_costs import StepCosts, stored_step_costs, usable_step_costs
 from specbuild.runtime.draft.eagle3 import Drafter
 from specbuild.runtime.draft.policy import DraftPolicy
-from specbuild.runtime.engine_dir.files import check_sizes, read_file, read_manifest
-from specbuild.runtime.engine_dir.manifest import MANIFEST_FILE, Manifest
+from specbuild.runtime.engine_dir.files import (
+    check_sizes,
+    manifest_bytes,
+    read_file,
+    read_manifest,
+)
+from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import RequestError, UnsupportedHereError
 from specbuild.runtime.executors.executor import DeviceExecutor, Executor
 from specbuild.runtime.executors.registry import open_engine
@@ -109,8 +114,9 @@ class Engine:
         if isinstance(opened.executor, DeviceExecutor):
             costs, reason = usable_step_costs(stored, manifest, opened.processor)
             return cls(manifest, opened.executor, text=text, step_costs=costs, without_costs=reason)
-        digest = (directory / MANIFEST_FILE).read_bytes()
-        cost_file = cache_path(cache_dir, digest, opened.processor, *opened.settings)
+        cost_file = cache_path(
+            cache_dir, manifest_bytes(directory), opened.processor, *opened.settings
+        )
         return cls(manifest, opened.executor, text=text, cost_file=cost_file)
 
     def generate(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.engine_dir.strict_json import parsed
 from specbuild.runtime.errors import EngineFileError
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ def refused_kernels(engine: Path, manifest: Manifest) -> tuple[str, ...]:
         return ()
     data = bytes(read_file(engine, manifest, REPORT_FILE))
     try:
-        report = json.loads(data)
+        report = parsed(data)
         spilling = (report.get("cuda") or {}).get("left_out", ())
         return tuple(str(entry["reason"]) for entry in (*report.get("refused", ()), *spilling))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineFileError(
             f"{engine}: {REPORT_FILE} is no build report ({error!r}); build the engine again"
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,8 @@ from specbuild.runtime.draft.eagle3 import Eagle3Drafter
 from specbuild.runtime.draft.tree import chain_trees
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.manifest_check import DECODING_ROLES, DRAFTING_ROLES
-from specbuild.runtime.engine_dir.strict_json import from_json, to_json
+from specbuild.runtime.engine_dir.regular_file import read_regular
+from specbuild.runtime.engine_dir.strict_json import from_json, parsed, to_json
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.lossy.specpv.host_tables import launch_feeds
@@ -31,6 +33,8 @@ MEASURED_CONTEXT = 128
 _ROUNDS = 6
 _MEASURED_ROWS = (1, 2, 4, 6, 8)
 _LEAST_S = 1e-6
+# A table has a dozen numbers.
+_MOST_BYTES = 64 << 10
 # A table of another method of measuring is not this one's.
 _METHOD = "whole steps"
 
@@ -52,9 +56,7 @@ def load_or_measure(path: Path | None, measure: Callable[[], CostTable]) -> tupl
     if path is not None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(to_json(table)))
-            temporary.replace(path)
+            _write(path, json.dumps(to_json(table)))
         except OSError:
             return table, f"measured now; {path.parent} cannot be written"
     return table, "measured now"
@@ -68,10 +70,25 @@ def cache_path(directory: Path | None, *key: object) -> Path | None:
     return directory / f"cost-{digest[:32]}.json"
 
 
+def _write(path: Path, text: str) -> None:
+    """Puts a file in place at once: processes that measure at the same time keep apart."""
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=f"{path.stem}-", suffix=".tmp", delete=False
+    ) as file:
+        try:
+            file.write(text)
+            file.close()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink()
+            raise
+
+
 def _read(path: Path) -> CostTable | None:
     try:
-        table = from_json(CostTable, json.loads(path.read_bytes()), path.name)
-    except (OSError, ValueError, SpecbuildError, RecursionError):
+        data = read_regular(path.parent, path.name, most_bytes=_MOST_BYTES)
+        table = from_json(CostTable, parsed(data), path.name)
+    except (OSError, ValueError, SpecbuildError):
         return None
     rows, times = table.target_rows, (*table.target_s, *table.draft_s)
     sound = (

@@ -14,7 +14,7 @@ from pathlib import Path
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.plan import PLAN_FILE
-from specbuild.runtime.engine_dir.strict_json import from_json, to_json
+from specbuild.runtime.engine_dir.strict_json import from_json, parsed, to_json
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 STEP_COSTS_FILE = "step_costs.json"
@@ -150,8 +150,8 @@ def to_bytes(costs: StepCosts) -> bytes:
 def from_bytes(data: bytes) -> StepCosts:
     """The table in a file. Raises EngineFileError, with the first thing that is wrong."""
     try:
-        costs = from_json(StepCosts, json.loads(data), STEP_COSTS_FILE)
-    except (SpecbuildError, ValueError, RecursionError) as error:
+        costs = from_json(StepCosts, parsed(data), STEP_COSTS_FILE)
+    except (SpecbuildError, ValueError) as error:
         raise EngineFileError(f"{error}; measure again with specbuild tune") from error
     keys = [(c.batch, c.shape) for c in costs.steps]
     if len(set(keys)) != len(keys):

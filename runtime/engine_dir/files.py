@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Iterator
+import os
+from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
 from specbuild.runtime import FORMAT_VERSION
@@ -17,10 +18,11 @@ from specbuild.runtime.engine_dir.manifest import (
     StoredFile,
 )
 from specbuild.runtime.engine_dir.manifest_check import check_manifest
-from specbuild.runtime.engine_dir.strict_json import from_json, parsed
+from specbuild.runtime.engine_dir.regular_file import open_regular, read_regular
+from specbuild.runtime.engine_dir.strict_json import from_json, parsed, shown
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
-MAX_MANIFEST_BYTES = 64 << 20
+MAX_MANIFEST_BYTES = 16 << 20
 _OWN_FILES = frozenset({MANIFEST_FILE, MANIFEST_HASH_FILE})
 
 
@@ -29,21 +31,21 @@ def read_manifest(directory: Path) -> Manifest:
 
     Raises EngineFileError where the directory is no engine, is damaged or of another format.
     """
-    data = _manifest_bytes(directory)
+    data = manifest_bytes(directory)
     where = directory / MANIFEST_FILE
     try:
         decoded = parsed(data)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise EngineFileError(f"{where} is not JSON ({error}); build the engine again") from error
     found = decoded.get("format_version") if isinstance(decoded, dict) else None
     if found != FORMAT_VERSION:
         raise EngineFileError(
-            f"{where} is of format version {found!r}, this specbuild reads {FORMAT_VERSION}; "
+            f"{where} is of format version {shown(found)}, this specbuild reads {FORMAT_VERSION}; "
             "build the engine again with this version"
         )
     features = decoded.get("features", [])
     if not isinstance(features, list) or not all(isinstance(name, str) for name in features):
-        raise EngineFileError(f"{where}: features are {features!r}, expected a list of names")
+        raise EngineFileError(f"{where}: features are {shown(features)}, expected a list of names")
     try:
         require_known(Manifest, features)
     except SpecbuildError as error:
@@ -51,7 +53,7 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         manifest = from_json(Manifest, decoded, MANIFEST_FILE)
         check_manifest(manifest)
-    except (SpecbuildError, ValueError, RecursionError) as error:
+    except (SpecbuildError, ValueError) as error:
         raise EngineFileError(f"{directory}: {error}; build the engine again") from error
     return manifest
 
@@ -61,21 +63,15 @@ def check_sizes(directory: Path, manifest: Manifest) -> None:
 
     Raises EngineFileError with the file's name.
     """
+    listed = manifest.files.keys() | _OWN_FILES
+    folders = {str(folder) for name in listed for folder in PurePosixPath(name).parents}
+    found = dict(_present(directory, "", listed, folders))
     for name, entry in manifest.files.items():
-        try:
-            size = (directory / name).stat().st_size
-        except OSError as error:
+        if name not in found:
             raise EngineFileError(
                 f"{directory}: {name} is missing; copy the engine again or rebuild it"
-            ) from error
-        if size != entry.bytes:
-            raise EngineFileError(
-                f"{directory}: {name} has {size} bytes, the manifest says {entry.bytes}; "
-                "copy the engine again or rebuild it"
             )
-    for name in _present(directory):
-        if name not in manifest.files and name not in _OWN_FILES:
-            raise EngineFileError(f"{directory}: {name} is no part of this engine; remove it")
+        _require_size(directory, name, found[name], entry.bytes)
 
 
 def verify_files(directory: Path, manifest: Manifest) -> None:
@@ -90,16 +86,23 @@ def read_file(directory: Path, manifest: Manifest, name: str) -> memoryview:
 
     A chunked file is checked chunk by chunk while it streams in.
     """
-    entry = manifest.files[name]
-    data = mapped(directory, name)
-    if len(data) != entry.bytes:
-        raise EngineFileError(
-            f"{directory}: {name} has {len(data)} bytes, the manifest says {entry.bytes}; "
-            "copy the engine again or rebuild it"
-        )
-    for i, digest in enumerate(_digests(data, entry.chunk_bytes)):
+    data = mapped_file(directory, manifest, name)
+    for i, digest in enumerate(_digests(data, manifest.files[name].chunk_bytes)):
         check_chunk(directory, manifest, name, i, digest)
     return data
+
+
+def mapped_file(directory: Path, manifest: Manifest, name: str) -> memoryview:
+    """The bytes of a file of the engine, of the manifest's size, but not compared with digests.
+
+    Raises EngineFileError where it is not listed, not there, or of another size.
+    """
+    entry = manifest.files.get(name)
+    if entry is None:
+        raise EngineFileError(
+            f"{directory}: {name} is no file that the manifest lists; rebuild the engine"
+        )
+    return _mapped(directory, name, entry.bytes)
 
 
 def check_chunk(directory: Path, manifest: Manifest, name: str, chunk: int, digest: str) -> None:
@@ -119,7 +122,7 @@ def check_chunk(directory: Path, manifest: Manifest, name: str, chunk: int, dige
 
 def file_entry(path: Path, *, chunked: bool) -> StoredFile:
     """What the manifest says of a file: its size and checksums."""
-    data = mapped(path.parent, path.name)
+    data = _mapped(path.parent, path.name, None)
     chunks = tuple(_digests(data, CHUNK_BYTES)) if chunked else ()
     return StoredFile(
         bytes=len(data),
@@ -134,7 +137,11 @@ def manifest_digest(data: bytes) -> str:
     return f"{hashlib.sha256(data).hexdigest()}  {MANIFEST_FILE}\n"
 
 
-def _manifest_bytes(directory: Path) -> bytes:
+def manifest_bytes(directory: Path) -> bytes:
+    """The bytes of ``manifest.json``, which agree with ``manifest.sha256``.
+
+    Raises EngineFileError where the directory is no engine, or the two differ.
+    """
     if not directory.is_dir():
         found = "a file, not a directory" if directory.exists() else "no such directory"
         raise EngineFileError(
@@ -142,11 +149,8 @@ def _manifest_bytes(directory: Path) -> bytes:
         )
     parts = []
     for name in (MANIFEST_FILE, MANIFEST_HASH_FILE):
-        path = directory / name
         try:
-            if path.stat().st_size > MAX_MANIFEST_BYTES:
-                raise EngineFileError(f"{path} is larger than any manifest; rebuild the engine")
-            parts.append(path.read_bytes())
+            parts.append(read_regular(directory, name, most_bytes=MAX_MANIFEST_BYTES))
         except OSError as error:
             raise EngineFileError(
                 f"{directory} is not an engine: {name} cannot be read "
@@ -161,25 +165,56 @@ def _manifest_bytes(directory: Path) -> bytes:
     return data
 
 
-def _present(directory: Path) -> Iterator[str]:
-    for path in sorted(directory.rglob("*")):
-        if not path.is_dir() or path.is_symlink():
-            yield str(PurePosixPath(path.relative_to(directory)))
-
-
-def mapped(directory: Path, name: str) -> memoryview:
-    """The bytes of a file, memory-mapped and read-only, unchecked. Raises EngineFileError."""
+def _present(
+    directory: Path, folder: str, listed: Collection[str], folders: Collection[str]
+) -> Iterator[tuple[str, int]]:
+    """The files below a folder and their sizes; EngineFileError at the first that is not listed."""
     try:
-        with (directory / name).open("rb") as file:
+        with os.scandir(directory / folder) as entries:
+            for entry in entries:
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                is_folder = entry.is_dir(follow_symlinks=False)
+                if name not in (folders if is_folder else listed):
+                    raise EngineFileError(
+                        f"{directory}: {name} is no part of this engine; remove it"
+                    )
+                if is_folder:
+                    yield from _present(directory, name, listed, folders)
+                elif entry.is_file(follow_symlinks=False):
+                    yield name, entry.stat(follow_symlinks=False).st_size
+                else:
+                    raise EngineFileError(
+                        f"{directory}: {name} is no regular file, as all of an engine are; copy "
+                        "the engine with its links followed (cp -rL)"
+                    )
+    except OSError as error:
+        raise EngineFileError(f"{directory}: {folder} cannot be read ({error.strerror})") from error
+
+
+def _mapped(directory: Path, name: str, size: int | None) -> memoryview:
+    """The bytes of a file, memory-mapped and read-only; of ``size`` bytes, if given."""
+    try:
+        with os.fdopen(open_regular(directory, name), "rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            if size is not None:
+                _require_size(directory, name, found, size)
             # An empty file cannot be mapped.
-            if not file.seek(0, 2):
+            if found == 0:
                 return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            return memoryview(mmap.mmap(file.fileno(), found, access=mmap.ACCESS_READ))
     except OSError as error:
         raise EngineFileError(
             f"{directory}: {name} cannot be read ({error.strerror}); "
             "copy the engine again or rebuild it"
         ) from error
+
+
+def _require_size(directory: Path, name: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise EngineFileError(
+            f"{directory}: {name} has {found} bytes, the manifest says {expected}; "
+            "copy the engine again or rebuild it"
+        )
 
 
 def _digests(data: memoryview, chunk_bytes: int | None) -> Iterator[str]:

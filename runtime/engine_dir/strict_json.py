@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Collection
@@ -20,11 +22,35 @@ from specbuild.runtime.errors import SpecbuildError
 Record = TypeVar("Record")
 
 VALUES = "values"
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
+
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+# Of plain JSON that no type describes. Nothing that is written here nests half as deep.
+_MOST_NESTED = 32
 
 
 def parsed(data: str | bytes) -> Any:
-    """Decoded JSON; ValueError where it is none, holds NaN or Infinity, or a key twice."""
-    return json.loads(data, object_pairs_hook=_object, parse_constant=_refuse_constant)
+    """Decoded JSON, UTF-8 where it is bytes.
+
+    ValueError where it is none, holds NaN, Infinity, a number beyond 64 bits, half a surrogate pair
+    or a key twice, or nests deeper than the interpreter reads.
+    """
+    text = data if isinstance(data, str) else data.decode()
+    try:
+        decoded = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_refuse_constant,
+            parse_int=_bounded_int,
+            parse_float=_bounded_float,
+        )
+    except RecursionError as error:
+        raise ValueError("it nests too deep") from error
+    if _SURROGATE.search(text):
+        _require_text(decoded)
+    return decoded
 
 
 def to_json(
@@ -65,6 +91,39 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
 
+def _bounded_int(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**63:
+        raise ValueError(f"a number of {len(digits)} digits is beyond 64 bits")
+    return int(digits)
+
+
+def _bounded_float(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError("a number is beyond what 64 bits hold")
+    return number
+
+
+def _require_text(decoded: Any) -> None:
+    """ValueError where a string of decoded JSON holds half a surrogate pair."""
+    try:
+        json.dumps(decoded, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("a string holds half a surrogate pair") from error
+    except RecursionError as error:
+        raise ValueError("it nests too deep") from error
+
+
+def _plain(data: Any, where: str, nested: int = 0) -> Any:
+    """``data`` as it is; SpecbuildError where it nests too deep to be written again."""
+    if nested > _MOST_NESTED:
+        raise SpecbuildError(f"{where} nests deeper than {_MOST_NESTED} levels")
+    if isinstance(data, (dict, list)):
+        for item in data.values() if isinstance(data, dict) else data:
+            _plain(item, where, nested + 1)
+    return data
+
+
 def _decode(kind: Any, data: Any, where: str) -> Any:  # noqa: PLR0911 - a case per kind
     if dataclasses.is_dataclass(kind):
         return _decode_record(kind, data, where)
@@ -89,7 +148,7 @@ def _decode(kind: Any, data: Any, where: str) -> Any:  # noqa: PLR0911 - a case 
             key: _decode(arguments[1], item, f"{where}.{_name(key)}") for key, item in data.items()
         }
     if kind is Any:
-        return data
+        return _plain(data, where)
     if kind is float and isinstance(data, int | float) and not isinstance(data, bool):
         return _finite(data, where)
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
@@ -156,7 +215,11 @@ def _name(key: str) -> str:
     return key if key.isprintable() else repr(key)
 
 
+def shown(data: Any) -> str:
+    """Decoded JSON as a message may hold it: short, on one line, however deep it nests."""
+    text = _SHORT.repr(data)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def _refusal(where: str, data: Any, expected: str) -> SpecbuildError:
-    shown = repr(data)
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    return SpecbuildError(f"{where}: got {shown}, expected {expected}")
+    return SpecbuildError(f"{where}: got {shown(data)}, expected {expected}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.runtime.engine_dir.files import mapped, read_file
+from specbuild.runtime.engine_dir.files import mapped_file, read_file
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest, StoredTensor
+from specbuild.runtime.engine_dir.strict_json import parsed
 from specbuild.runtime.errors import EngineFileError
 
 TensorMap = dict[str, np.ndarray]
@@ -29,6 +29,8 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
 }
 _LENGTH_BYTES = 8
+# What an entry of the header takes beside its name, and what else a header may hold.
+_ENTRY_BYTES, _OTHER_HEADER_BYTES = 1024, 1 << 20
 
 
 def open_weights(directory: Path, manifest: Manifest) -> TensorMap:
@@ -46,7 +48,7 @@ def weight_spans(directory: Path, manifest: Manifest) -> dict[str, tuple[int, in
     Reads the file's header only, and checks no digest: whoever reads the tensors does. Raises
     EngineFileError.
     """
-    data = mapped(directory, WEIGHTS_FILE)
+    data = mapped_file(directory, manifest, WEIGHTS_FILE)
     tensors = tensors_of(data, manifest.tensors, f"{directory}: {WEIGHTS_FILE}")
     start = np.frombuffer(data, np.uint8).ctypes.data
     return {name: (array.ctypes.data - start, array.nbytes) for name, array in tensors.items()}
@@ -58,7 +60,7 @@ def tensors_of(data: memoryview, expected: Mapping[str, StoredTensor], where: st
     Raises EngineFileError where the header is malformed, a tensor lies outside the file, two
     overlap, bytes belong to none, or names, dtypes or shapes differ from ``expected``.
     """
-    header, start = _header(data, where)
+    header, start = _header(data, expected, where)
     header.pop("__metadata__", None)
     stored = {name for name, tensor in expected.items() if tensor.same_as is None}
     missing, extra = sorted(stored - set(header)), sorted(set(header) - stored)
@@ -105,15 +107,23 @@ def _same(
     return arrays[tensor.same_as]
 
 
-def _header(data: memoryview, where: str) -> tuple[dict[str, Any], int]:
+def _header(
+    data: memoryview, expected: Mapping[str, StoredTensor], where: str
+) -> tuple[dict[str, Any], int]:
     """The header's object, and where the tensors' bytes begin."""
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     start = _LENGTH_BYTES + length
     if len(data) < _LENGTH_BYTES or start > len(data):
         raise EngineFileError(f"{where}: its header ends outside the file; rebuild the engine")
+    most = _OTHER_HEADER_BYTES + sum(_ENTRY_BYTES + 6 * len(name) for name in expected)
+    if length > most:
+        raise EngineFileError(
+            f"{where}: its header has {length} bytes, its tensors need {most} at most; rebuild the "
+            "engine"
+        )
     try:
-        header = json.loads(bytes(data[_LENGTH_BYTES:start]))
-    except (ValueError, RecursionError) as error:
+        header = parsed(bytes(data[_LENGTH_BYTES:start]))
+    except ValueError as error:
         raise EngineFileError(f"{where}: its header is not JSON; rebuild the engine") from error
     if not isinstance(header, dict):
         raise EngineFileError(f"{where}: its header is no object; rebuild the engine")

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from specbuild.runtime.engine_dir.manifest import StoredFile
+from specbuild.runtime.engine_dir.regular_file import open_regular
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, HostMemory
 
@@ -72,7 +73,7 @@ class WeightsUpload:
         placed = _Placement(pieces)
         count = len(entry.chunks)
         buffers = self._allocate(min(self._readers + 4, CHUNKS_IN_FLIGHT, count), size)
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = open_regular(path.parent, path.name)
         try:
             with ThreadPoolExecutor(self._readers, thread_name_prefix="weights") as pool:
                 waiting: deque[tuple[int, _Buffer, Future[str]]] = deque()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from specbuild.runtime.device import Device
-from specbuild.runtime.engine_dir.files import check_sizes
+from specbuild.runtime.engine_dir.files import check_sizes, mapped_file
 from specbuild.runtime.engine_dir.manifest import Manifest, TensorRtBuild
 from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.driver import open_gpu
@@ -96,8 +96,8 @@ def check_plans(directory: Path, manifest: Manifest) -> None:
     if not LIBRARIES[manifest.backend].plans_have_headers:
         return
     for role, entry in manifest.roles.items():
-        with (directory / entry.file).open("rb") as file:
-            header = read_header(file.read(_HEADER_BYTES), f"{directory}: {entry.file}")
+        head = mapped_file(directory, manifest, entry.file)[:_HEADER_BYTES]
+        header = read_header(bytes(head), f"{directory}: {entry.file}")
         told = (build.version, build.compute_capabilities, manifest.files[entry.file].bytes)
         if (header.version, header.compute_capabilities, header.plan_bytes) != told:
             raise EngineFileError(
