@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from specbuild.runtime.cache.pages import KvPools, PagesInstalled, PagesReleased
@@ -132,7 +133,8 @@ class Engine:
         ``prompts`` is a string, a Prompt, or any iterable of either; ``params`` one for all, or one
         for each. ``speculation``: a shape, None for no draft, or "default" for what pays: the draft
         that is best by the cost table and the acceptance so far; on a GPU without a table the
-        engine's default shape. The output is the same with any of them.
+        engine's default shape. The output is the same with any of them. Where one request is
+        ``exact``, all of them decode without a draft.
         """
         requests = self.check_prompts(prompts, params)
         return self.decode(requests, speculation=speculation, drafter=drafter)
@@ -155,7 +157,7 @@ class Engine:
         drafter: Drafter | None = None,
     ) -> Iterator[Event]:
         """As ``generate``, of requests that ``check_prompts`` gave."""
-        setting = DraftSetting(speculation, drafter)
+        setting = DraftSetting(speculation, drafter).of(requests)
         self.decoder.check(requests, setting)
         return self._events(requests, setting)
 
@@ -193,7 +195,15 @@ class Engine:
         for stop in params.stop:
             check_unicode(stop, f"stop string {stop!r}")
         budget = min(params.max_new_tokens, limit - len(ids))
-        return Request(prompt.id, ids, params, budget)
+        return Request(prompt.id, ids, self._plain(params) if params.exact else params, budget)
+
+    def _plain(self, params: GenerateParams) -> GenerateParams:
+        """The parameters with this engine's lossy modes off."""
+        return replace(
+            params,
+            specpv_retrieval_blocks=None if self.manifest.specpv is None else 0,
+            dsa_top_k=None if self.manifest.dsa is None else 0,
+        )
 
     def _check_blocks(self, asked: int | str | None, where: str) -> None:
         """RequestError where an engine cannot retrieve so many blocks."""

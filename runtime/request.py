@@ -85,6 +85,9 @@ class GenerateParams:
     SpecPV: None is the engine's own number, ``auto`` goes by the longest context, 0 verifies over
     the whole cache always. ``dsa_top_k`` bounds the tokens that a row chooses on an engine with
     DSA: None is the engine's own number, 0 attends to everything always.
+
+    ``exact`` decodes without a draft and without lossy modes, to plain decoding's tokens on any
+    engine; RequestError where a lossy mode is asked for beside it.
     """
 
     max_new_tokens: int = 128
@@ -95,6 +98,7 @@ class GenerateParams:
     raw: bool = False
     specpv_retrieval_blocks: int | Literal["auto"] | None = None
     dsa_top_k: int | None = None
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if whole_number("max_new_tokens", self.max_new_tokens) < 1:
@@ -103,6 +107,10 @@ class GenerateParams:
             raise RequestError(f"stop is the string {self.stop!r}, must be a tuple of strings")
         if not all(self.stop):
             raise RequestError("a stop string is empty; leave it out")
+        if self.exact and (self.specpv_retrieval_blocks or self.dsa_top_k):
+            raise RequestError(
+                "exact decodes without lossy modes: leave specpv_retrieval_blocks and dsa_top_k out"
+            )
 
 
 DEFAULT_PARAMS = GenerateParams()

@@ -12,7 +12,7 @@ from specbuild.builder.options import TreeOptions
 from specbuild.cli.bench.options import SweepOptions
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import speculation_of
-from specbuild.cli.options.shared import Debug, EngineDirectory, Json, Threads
+from specbuild.cli.options.shared import Debug, EngineDirectory, Json, NoSpec, Threads
 from specbuild.cli.tables.dsa_text import dsa_text
 from specbuild.cli.terminal.plot_file import require_plot_place
 from specbuild.runtime.errors import SpecbuildError
@@ -83,6 +83,7 @@ def bench(
             rich_help_panel="Report",
         ),
     ] = None,
+    no_spec: NoSpec = False,
     tree: TreeOptions,
     sweep: SweepOptions,
     threads: Threads = None,
@@ -93,6 +94,8 @@ def bench(
 
     Each prompt is decoded greedily both ways, one right after the other, and
     which goes first alternates; medians are over these pairs.
+
+    With [b]--no-spec[/b] decoding without the draft is measured alone.
 
     Without [b]--prompts[/b] the prompts are random tokens, which no draft can
     have learnt.
@@ -110,7 +113,8 @@ def bench(
     specbuild bench engine --sweep decode,prefill,spec --plot roofline.svg
     """
     if sweep.sweep is not None:
-        _refuse_beside_sweep(threads is not None or against is not None or bool(tree.given()))
+        others = (threads, against, tree.given() or None, no_spec or None)
+        _refuse_beside_sweep(any(other is not None for other in others))
         given = {
             "prompts": prompts or (),
             "max_new_tokens": max_new_tokens,
@@ -131,7 +135,7 @@ def bench(
     require_plot_place(plot)
     other = None if against is None else bench_against.read_report(against)
     loaded = load_engine(engine, threads=threads)
-    speculation = speculation_of(loaded.manifest, tree, no_spec=False)
+    speculation = speculation_of(loaded.manifest, tree, no_spec=no_spec)
     if other is not None and speculation == "default":
         raise SpecbuildError(
             "--against compares one draft, and the default changes with what it meets: give "
@@ -158,8 +162,8 @@ def bench(
 def _refuse_beside_sweep(given: bool) -> None:
     if given:
         raise SpecbuildError(
-            "--sweep measures every draft of a CUDA engine: leave --threads and --draft out, and "
-            "--against too"
+            "--sweep measures every draft of a CUDA engine: leave --threads, --draft, --no-spec "
+            "and --against out"
         )
 
 

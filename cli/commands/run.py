@@ -12,7 +12,7 @@ from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import speculation_of
 from specbuild.cli.options.generation import OutputOptions, PromptOptions, SamplingOptions
 from specbuild.cli.options.lossy import DsaRequest, SpecPvRequest
-from specbuild.cli.options.shared import Debug, EngineDirectory, Json, Threads
+from specbuild.cli.options.shared import Debug, EngineDirectory, Json, NoSpec, Threads
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
@@ -28,11 +28,12 @@ def run(
     text: PromptOptions,
     wanted: OutputOptions,
     sampling: SamplingOptions,
-    no_spec: Annotated[
+    no_spec: NoSpec = False,
+    exact: Annotated[
         bool,
         typer.Option(
-            "--no-spec",
-            help="Decode without the draft, to the same tokens.",
+            "--exact",
+            help="Plain decoding's tokens: no draft and no lossy mode.",
             rich_help_panel="Draft",
         ),
     ] = False,
@@ -64,6 +65,11 @@ def run(
     from specbuild.runtime.request import GenerateParams
     from specbuild.runtime.sampling import MAX_SEED, SamplingParams
 
+    if exact and (tree.given() or specpv.retrieval_blocks or dsa.top_k):
+        raise SpecbuildError(
+            "--exact decodes without a draft and without lossy modes: leave the --draft, --specpv "
+            "and --dsa options out"
+        )
     if wanted.logprobs and not as_json:
         raise SpecbuildError("--logprobs shows in JSON only: add --json")
     placed = read_prompts(text.prompt, text.prompts)
@@ -87,11 +93,12 @@ def run(
             raw=text.raw,
             specpv_retrieval_blocks=specpv.retrieval_blocks,
             dsa_top_k=dsa.top_k,
+            exact=exact,
         )
         for i in range(len(placed))
     ]
     loaded = load_engine(engine, threads=threads)
-    speculation = speculation_of(loaded.manifest, tree, no_spec=no_spec)
+    speculation = speculation_of(loaded.manifest, tree, no_spec=no_spec or exact)
     requests = checked_requests(loaded, placed, params)
     events = loaded.decode(requests, speculation=speculation)
     if as_json:

@@ -34,6 +34,14 @@ Draft = Annotated[
     Path | None,
     typer.Option("--draft", metavar="DIR", help="Checkpoint directory of the EAGLE3 draft."),
 ]
+NoSpec = Annotated[
+    bool,
+    typer.Option(
+        "--no-spec",
+        help="Decode without the draft; lossy modes stay as they are.",
+        rich_help_panel="Draft",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(

@@ -12,6 +12,7 @@ from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.draft.eagle3 import Drafter
 from specbuild.runtime.draft.policy import DraftPolicy
 from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Request
 
 Speculation: TypeAlias = DraftShape | Literal["default"] | None
@@ -31,6 +32,17 @@ class DraftSetting:
     def same_as(self, other: DraftSetting) -> bool:
         """Whether requests of both may share a loop."""
         return self.speculation == other.speculation and self.drafter is other.drafter
+
+    def of(self, requests: Sequence[Request]) -> DraftSetting:
+        """What these requests draft with: nothing, where one of them is exact.
+
+        RequestError where such a request asks for a draft.
+        """
+        if self.speculation is None or not any(request.params.exact for request in requests):
+            return self
+        if self.speculation != "default" or self.drafter is not None:
+            raise RequestError("exact decodes without a draft: leave speculation and drafter out")
+        return DraftSetting(None)
 
 
 class Decoder(Protocol):

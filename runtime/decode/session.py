@@ -116,6 +116,7 @@ class Session:
 
         Raises RequestError where the engine has no such draft, or cannot serve a request with it.
         """
+        setting = setting.of(requests)
         self._decoder.check(requests, setting)
         stream = Stream(self, requests, deliver)
         if stream.requests:
@@ -131,6 +132,7 @@ class Session:
         For measuring: nothing runs beside them, and nothing runs ahead of the reader but the steps
         in flight. Raises RequestError as :meth:`add`, and where the engine is in use.
         """
+        setting = setting.of(requests)
         self._decoder.check(requests, setting)
         if not self._decoder.machine.acquire(blocking=False):
             raise RequestError("the engine is in use; try again when its requests are done")

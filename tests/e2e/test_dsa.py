@@ -15,6 +15,7 @@ from indexer_files import write_indexers
 from latent_files import write_factors, write_latents
 from view_engines import SHAPES, SPECPV, built
 
+from specbuild.runtime.decode.decoder import Speculation
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
@@ -48,6 +49,12 @@ def engine_path(checkpoints: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
+def plain_path(checkpoints: Path) -> Path:
+    """The same target without what is lossy."""
+    return built(checkpoints, "plain", dsa=False)
+
+
+@pytest.fixture(scope="module")
 def engine(engine_path: Path) -> Engine:
     return Engine.load(engine_path)
 
@@ -69,7 +76,7 @@ def unchecked(engine: Engine, **changes: Any) -> Engine:
 
 
 def decode(
-    engine: Engine, shape: DraftShape | None, given: list[Prompt] | None = None, **params: Any
+    engine: Engine, shape: Speculation, given: list[Prompt] | None = None, **params: Any
 ) -> list[RunRecord]:
     blocks = None if engine.manifest.specpv is None else 0
     defaults = {"max_new_tokens": 40, "specpv_retrieval_blocks": blocks}
@@ -131,6 +138,47 @@ def test_below_the_threshold_it_is_full_attention_bit_for_bit(
     assert narrow.stats.dsa is not None and narrow.stats.dsa.narrowed_steps > 4
 
 
+def prompt_pools(path: Path, **params: Any) -> tuple[RunRecord, dict[str, np.ndarray]]:
+    """What an engine that has run nothing samples behind a prompt of 90, and the target's pools."""
+    engine = Engine.load(path)
+    assert isinstance(engine.executor, CpuExecutor)
+    record = decode(engine, None, prompts()[:1], max_new_tokens=1, **params)[0]
+    pools = engine.executor._pools
+    return record, {name: pool.numpy() for name, pool in pools.items()}
+
+
+def test_prompts_attend_to_everything(plain_path: Path, engine_path: Path) -> None:
+    """A prompt longer than what rows choose leaves the caches of an engine without indexers."""
+    plain, expected = prompt_pools(plain_path)
+    sparse, pools = prompt_pools(engine_path, dsa_top_k=NARROW)
+    assert sparse.stats.dsa is not None and sparse.stats.dsa.top_k == NARROW
+    assert (sparse.output_ids, sparse.logprobs) == (plain.output_ids, plain.logprobs)
+    assert {"full.3.k_pool", "latent.1.c_pool"} <= expected.keys() <= pools.keys()
+    for name, pool in expected.items():
+        assert pool.any()
+        shared = min(len(pool), len(pools[name]))
+        np.testing.assert_array_equal(pools[name][:shared], pool[:shared], err_msg=name)
+
+
+def test_exact_is_plain_decoding(plain_path: Path, engine: Engine) -> None:
+    """Of an engine without indexers and views, on one whose requests use both and a draft."""
+    lossy = unchecked(engine, top_k=NARROW)
+    wanted = decode(Engine.load(plain_path), None)
+    asked = {"specpv_retrieval_blocks": None}
+    assert tokens(decode(lossy, None, **asked)) != tokens(wanted)
+    exact = decode(lossy, "default", exact=True, **asked)
+    assert tokens(exact) == tokens(wanted)
+    assert [record.stats.mean_acceptance_length for record in exact] == [1.0] * 3
+
+
+def test_what_attends_to_everything_after_a_prompt_is_plain_decoding(
+    plain_path: Path, engine: Engine
+) -> None:
+    wanted = decode(Engine.load(plain_path), None)
+    for shape in SHAPES:
+        assert tokens(decode(engine, shape, dsa_top_k=0)) == tokens(wanted)
+
+
 def test_a_draft_changes_no_token_of_sparse_attention(engine: Engine) -> None:
     plain = decode(unchecked(engine), None, dsa_top_k=NARROW)
     for shape in SHAPES[1:]:
@@ -138,13 +186,10 @@ def test_a_draft_changes_no_token_of_sparse_attention(engine: Engine) -> None:
 
 
 def test_checks_emit_what_full_attention_chooses_and_count_the_others(engine: Engine) -> None:
-    """With a check at every step the tokens are those of a cache that was read whole.
-
-    Prompts are sparse too, so those that reach the threshold have other keys and values.
-    """
+    """With a check at every step the tokens are those of a cache that was read whole."""
     checked = unchecked(engine, check_interval=1, min_agreement=0.0)
     records = decode(checked, None, dsa_top_k=NARROW)
-    assert records[1].output_ids == decode(engine, None, dsa_top_k=0)[1].output_ids
+    assert tokens(records) == tokens(decode(engine, None, dsa_top_k=0))
     for record, steps in zip(records, (39, 19, 39), strict=True):
         stats = record.stats.dsa
         assert stats is not None
@@ -278,6 +323,10 @@ def test_the_command_line_builds_runs_and_names_it_lossy(
     stats = [json.loads(line)["stats"]["dsa"] for line in result.out.splitlines()]
     assert [s["top_k"] for s in stats] == [4, 4, 4]
     assert [s["checked_steps"] for s in stats] == [8, 0, 8]
+    plain = [json.loads(line) for line in command(*asked, "--exact", "--json").out.splitlines()]
+    assert [line["stats"]["dsa"]["top_k"] for line in plain] == [0, 0, 0]
+    assert [line["stats"]["specpv"]["partial_steps"] for line in plain] == [0, 0, 0]
+    assert [line["stats"]["mean_acceptance_length"] for line in plain] == [1.0] * 3
     refused = command(*asked, "--dsa-top-k", "121")
     assert refused.code == 2 and "chooses 0 to 120 tokens" in refused.err
     inspected = " ".join(command("inspect", engine_path).out.replace("│", " ").split())

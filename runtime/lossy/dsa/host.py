@@ -48,8 +48,8 @@ class Selections:
     def feeds(
         self, sequences: Sequence[SequenceState], *, prompts: bool = False
     ) -> dict[str, np.ndarray]:
-        """The launch's budgets; ``prompts``: the rows are chunks of prompts."""
-        budgets = [self._budget(s, prompts=prompts) for s in sequences]
+        """The launch's budgets. Prompts attend to everything: no fallback repairs a cache."""
+        budgets = [EVERYTHING if prompts else self._budget(s) for s in sequences]
         return {f"{INDEXER_GROUP}.top_k": np.array(budgets, np.int32)}
 
     def note(self, sequences: Sequence[SequenceState], outputs: Mapping[str, np.ndarray]) -> None:
@@ -81,10 +81,8 @@ class Selections:
                 check = Check(len(slots), agreed, accepted, sparse.accepted)
             self._of(s).ended(self._attends[s.index], s.length, check)
 
-    def _budget(self, sequence: SequenceState, *, prompts: bool) -> int:
+    def _budget(self, sequence: SequenceState) -> int:
         sparse = self._of(sequence).budget
-        if prompts:
-            return sparse
         attends = self._attends[sequence.index]
         checked = attends == "check" and sequence.index not in self._sparse_passes
         # Below the threshold a tree's deepest nodes may have reached it.

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from queue import SimpleQueue
 
 import numpy as np
@@ -55,6 +56,18 @@ def test_any_number_of_threads_may_generate(kind: str) -> None:
         for given, expected in pool.map(lambda n: ends_of(engine, n), range(48)):
             assert given == expected
     assert pages(engine) == free
+
+
+def test_an_exact_request_decodes_without_a_draft(kind: str) -> None:
+    engine, params = ENGINES[kind](), replace(LONG, exact=True)
+    for others in ([], [LONG]):
+        given = [prompt([1, 2]), prompt([3])][: 1 + len(others)]
+        events = list(engine.generate(given, [params, *others]))
+        assert not any(event.from_draft for event in events if isinstance(event, TokenEvent))
+    with pytest.raises(RequestError, match="exact decodes without a draft"):
+        engine.generate([prompt([1])], params, speculation=SHAPES[0])
+    with pytest.raises(RequestError, match="exact decodes without a draft"):
+        engine.session.add(engine.check_prompts([prompt([1])], params), DraftSetting(SHAPES[0]))
 
 
 def test_requests_that_are_added_while_others_run_share_their_loop(kind: str) -> None:
