@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from specbuild.runtime.cache.pages import KvPools, PagesInstalled, PagesReleased
+from specbuild.runtime.decode.cost_file import cache_path
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting, Speculation
 from specbuild.runtime.decode.device_decoder import DeviceDecoder
-from specbuild.runtime.decode.host_costs import cache_path
 from specbuild.runtime.decode.host_decoder import HostDecoder
 from specbuild.runtime.decode.session import Session
 from specbuild.runtime.draft.device_costs import StepCosts, stored_step_costs, usable_step_costs

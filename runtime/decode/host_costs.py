@@ -1,105 +1,68 @@
-"""What a step costs on this machine: measured on first use, kept in a cache directory."""
+"""What a step costs on this machine, measured with the engine itself."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
+from itertools import accumulate
 from time import perf_counter
 
 import numpy as np
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
-from specbuild.runtime.draft.cost_table import CostTable
+from specbuild.runtime.draft.cost_table import SPREAD, CostTable
 from specbuild.runtime.draft.eagle3 import Eagle3Drafter
 from specbuild.runtime.draft.tree import chain_trees
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.manifest_check import DECODING_ROLES, DRAFTING_ROLES
-from specbuild.runtime.engine_dir.regular_file import read_regular
-from specbuild.runtime.engine_dir.strict_json import from_json, parsed, to_json
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.lossy.specpv.host_tables import launch_feeds
 from specbuild.runtime.request import GenerateParams, Request, SequenceState
 from specbuild.runtime.statistics import RunCounters
 
-MEASURING_BUDGET_S = 0.2
+MEASURING_BUDGET_S = 0.4
 MAX_MEASURED_ROWS = 8
 MEASURED_CONTEXT = 128
-_ROUNDS = 6
+_ROUNDS = 12
+_LEAST_ROUNDS = 4
 _MEASURED_ROWS = (1, 2, 4, 6, 8)
 _LEAST_S = 1e-6
-# A table has a dozen numbers.
-_MOST_BYTES = 64 << 10
-# A table of another method of measuring is not this one's.
-_METHOD = "whole steps"
 
 
 class CannotMeasureError(SpecbuildError):
     """There is no space to measure in; the message is the reason, as the end of a sentence."""
 
 
-def load_or_measure(path: Path | None, measure: Callable[[], CostTable]) -> tuple[CostTable, str]:
-    """The table kept at ``path``, else a fresh one that is then kept; and where it came from.
-
-    A file that does not hold a table is measured anew. A directory that cannot be written
-    costs the next start the same measurement, nothing else.
-    """
-    kept = None if path is None else _read(path)
-    if kept is not None:
-        return kept, "kept from an earlier run"
-    table = measure()
-    if path is not None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, json.dumps(to_json(table)))
-        except OSError:
-            return table, f"measured now; {path.parent} cannot be written"
-    return table, "measured now"
-
-
-def cache_path(directory: Path | None, *key: object) -> Path | None:
-    """The file for a manifest, machine, thread count and library version."""
-    if directory is None:
-        return None
-    digest = hashlib.sha256("\n".join(map(str, (_METHOD, *key))).encode()).hexdigest()
-    return directory / f"cost-{digest[:32]}.json"
-
-
-def _write(path: Path, text: str) -> None:
-    """Puts a file in place at once: processes that measure at the same time keep apart."""
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=f"{path.stem}-", suffix=".tmp", delete=False
-    ) as file:
-        try:
-            file.write(text)
-            file.close()
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink()
-            raise
-
-
-def _read(path: Path) -> CostTable | None:
-    try:
-        data = read_regular(path.parent, path.name, most_bytes=_MOST_BYTES)
-        table = from_json(CostTable, parsed(data), path.name)
-    except (OSError, ValueError, SpecbuildError):
-        return None
-    rows, times = table.target_rows, (*table.target_s, *table.draft_s)
-    sound = (
-        len(rows) == len(table.target_s) > 0
-        and len(table.draft_s) > 0
-        and rows == tuple(sorted(set(rows)))
-        and rows[0] >= 1
-        and all(0 < t < 3600 for t in times)
-        and 0 <= table.row_s < 3600
+def agree(times_s: Sequence[Sequence[float]]) -> bool:
+    """Whether the two shortest of each are close: that of a busy machine stands alone."""
+    return all(
+        second <= (1 + SPREAD) * first for first, second, *_ in (sorted(each) for each in times_s)
     )
-    return table if sound else None
+
+
+def table_of(
+    rows: Sequence[int],
+    target_s: Sequence[Sequence[float]],
+    step_s: Sequence[Sequence[float]],
+    *,
+    row_s: float,
+    sure: bool,
+) -> CostTable:
+    """The table of target steps by ``rows``, and of whole steps with chains of 1, 2, … levels.
+
+    What disturbs a step only makes it longer, so the shortest is the machine's own; and none is
+    longer than the next larger one.
+    """
+    table = CostTable(tuple(rows), _least(target_s), (), row_s, sure)
+    added = [time_s - table.step_s(d) for d, time_s in enumerate(_least(step_s), start=2)]
+    return replace(table, draft_s=tuple(max(time_s, _LEAST_S) for time_s in added))
+
+
+def _least(times_s: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The shortest of each, or that of a larger step if it is shorter still."""
+    return tuple(accumulate(map(min, reversed(times_s)), min))[::-1]
 
 
 class CostMeasurement:
@@ -120,7 +83,7 @@ class CostMeasurement:
         self._random = np.random.default_rng(0)
 
     def run(self) -> CostTable:
-        """The table; stops early where the time for measuring is used up.
+        """The table; not sure where times were far apart until the time for measuring was over.
 
         Raises CannotMeasureError where the limits, or the pages that are free, leave no space.
         """
@@ -136,6 +99,7 @@ class CostMeasurement:
         step_s: list[list[float]] = [[] for _ in range(self._depth)]
         sequence = self._scratch()
         drafter = Eagle3Drafter(self._executor, self._manifest, self._counter)
+        settled = False
         try:
             # The first draft pays for allocations, the second takes up as many rows without.
             half, level = -(-self._context // 2), DraftShape(1, 1, 1)
@@ -153,16 +117,13 @@ class CostMeasurement:
                 for depth in range(1, self._depth + 1):
                     step_s[depth - 1].append(_timed(self._drafted_step, sequence, drafter, depth))
                     drafter.observe(sequence, aux_hidden)
-                if perf_counter() > deadline_s and round_number > 0:
+                settled = round_number + 1 >= _LEAST_ROUNDS and agree([*target_s, *step_s])
+                if settled or (perf_counter() > deadline_s and round_number > 0):
                     break
         finally:
             self._kv.release(sequence.pages, sequence.pages_reserved)
-        # What disturbs a step only makes it longer: the shortest is the machine's own.
-        table = CostTable(tuple(rows), tuple(map(min, target_s)), ())
-        added = [min(times) - table.step_s(d) for d, times in enumerate(step_s, start=2)]
-        draft_s = tuple(max(time_s, _LEAST_S) for time_s in added)
         row_s = max(many_s - one_s, 0.0) / (self._context - half)
-        return replace(table, draft_s=draft_s, row_s=row_s)
+        return table_of(rows, target_s, step_s, row_s=row_s, sure=settled)
 
     def _scratch(self) -> SequenceState:
         vocab, tokens = self._manifest.target.vocab, self._context + self._drafts + 2

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import SlotCounter
+from specbuild.runtime.decode.cost_file import load_or_measure
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.emission import Emission, TextStreams
-from specbuild.runtime.decode.host_costs import CannotMeasureError, CostMeasurement, load_or_measure
+from specbuild.runtime.decode.host_costs import CannotMeasureError, CostMeasurement
 from specbuild.runtime.decode.host_stepper import HostStepper
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import Scheduler

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_model import ToyExecutor, toy_manifest
 
-from specbuild.runtime.cache.pages import KvPools
-from specbuild.runtime.decode.host_costs import (
-    CostMeasurement,
-    cache_path,
-    load_or_measure,
-)
 from specbuild.runtime.draft.acceptance import PRIOR_GREEDY, PRIOR_SAMPLED, prior_of
 from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.draft.costs import ChainCosts, Outlook, StepTimes
@@ -163,82 +153,6 @@ def test_the_reason_shows_the_numbers() -> None:
     policy.shape(Outlook(1, 100, 0))
     assert "tokens/s expected" in policy.reason
     assert "costs given" in policy.reason
-
-
-def test_costs_are_interpolated_and_go_on_along_the_last_slope() -> None:
-    table = CostTable((1, 2, 4), (1.0, 2.0, 3.0), (0.1,))
-    assert [table.step_s(n) for n in (1, 2, 3, 4, 6)] == [1.0, 2.0, 2.5, 3.0, 4.0]
-    assert [table.chain_s(d) for d in (0, 1, 5)] == [0.0, 0.1, 0.1]
-
-
-def test_a_table_is_measured_once_and_kept(tmp_path: Path) -> None:
-    path = cache_path(tmp_path / "cache", "manifest", "cpu", 1)
-    assert path is not None
-    first, origin = load_or_measure(path, lambda: CHEAP)
-    assert (first, origin) == (CHEAP, "measured now")
-    kept, origin = load_or_measure(path, lambda: pytest.fail("measured twice"))
-    assert (kept, origin) == (CHEAP, "kept from an earlier run")
-    assert cache_path(tmp_path / "cache", "manifest", "cpu", 2) != path
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff\xff",
-        b"[]",
-        b"[" * 50_000,
-        json.dumps({"target_rows": [1], "target_s": [1.0]}).encode(),
-        json.dumps({"target_rows": [1], "target_s": [-1.0], "draft_s": [1.0]}).encode(),
-        json.dumps({"target_rows": [1], "target_s": [float("nan")], "draft_s": [1.0]}).encode(),
-        json.dumps({"target_rows": [2, 1], "target_s": [1.0, 1.0], "draft_s": [1.0]}).encode(),
-        json.dumps({"target_rows": [1], "target_s": [1.0], "draft_s": []}).encode(),
-        json.dumps(
-            {"target_rows": [1], "target_s": [1.0], "draft_s": [1.0], "row_s": -1.0}
-        ).encode(),
-        json.dumps({"target_rows": [1, 2], "target_s": [1.0], "draft_s": [1.0]}).encode(),
-        json.dumps({"target_rows": [1], "target_s": [10**400], "draft_s": [1.0]}).encode(),
-        b'{"target_rows": [1], "target_s": [1e999], "draft_s": [1.0]}',
-    ],
-)
-def test_a_damaged_table_is_measured_anew(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "cost.json"
-    path.write_bytes(content)
-    assert load_or_measure(path, lambda: CHEAP)[0] == CHEAP
-    assert load_or_measure(path, lambda: pytest.fail("not kept"))[0] == CHEAP
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    table, origin = load_or_measure(tmp_path / "file/cost.json", lambda: CHEAP)
-    assert table == CHEAP
-    assert "cannot be written" in origin
-
-
-@pytest.mark.parametrize(
-    ("max_seq_len", "rows"),
-    [(10, (1, 2)), (12, (1, 2, 3)), (16, (1, 2, 4, 5)), (300, (1, 2, 4, 5))],
-)
-def test_measuring_leaves_no_pages_behind(max_seq_len: int, rows: tuple[int, ...]) -> None:
-    """As deep as there is capacity for: to the deepest draft, of 4."""
-    manifest = toy_manifest(max_seq_len=max_seq_len, max_rows=32)
-    executor = ToyExecutor(manifest)
-    kv = KvPools(manifest.cache_groups, manifest.limits, executor.poison)
-    free = [pool.free_pages for pool in kv.pools.values()]
-    table = CostMeasurement(executor, manifest, kv).run()
-    assert [pool.free_pages for pool in kv.pools.values()] == free
-    assert table.target_rows == rows
-    assert len(table.draft_s) == rows[-1] - 1
-    assert all(t > 0 for t in (*table.target_s, *table.draft_s))
-    assert table.row_s >= 0
-
-
-def test_a_table_of_another_method_is_not_believed(tmp_path: Path) -> None:
-    """The name of a kept table says how it was measured, besides what and where."""
-    path = cache_path(tmp_path, "manifest", "cpu", 1)
-    old = hashlib.sha256(b"manifest\ncpu\n1").hexdigest()[:32]
-    assert path is not None
-    assert old not in path.name
 
 
 def test_only_drafting_that_lasted_resets_the_probes() -> None:

@@ -1,0 +1,83 @@
+"""The cost table that is kept between runs: one file for an engine on a kind of machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from specbuild.runtime.draft.cost_table import CostTable
+from specbuild.runtime.engine_dir.regular_file import read_regular
+from specbuild.runtime.engine_dir.strict_json import from_json, parsed, to_json
+from specbuild.runtime.errors import SpecbuildError
+
+# A table of another method of measuring is not this one's.
+_METHOD = "least of several whole steps"
+# A table has a dozen numbers.
+_MOST_BYTES = 64 << 10
+_LONGEST_S = 3600.0
+
+
+def cache_path(directory: Path | None, *key: object) -> Path | None:
+    """The file for a manifest, machine, thread count and library version."""
+    if directory is None:
+        return None
+    digest = hashlib.sha256("\n".join(map(str, (_METHOD, *key))).encode()).hexdigest()
+    return directory / f"cost-{digest[:32]}.json"
+
+
+def load_or_measure(path: Path | None, measure: Callable[[], CostTable]) -> tuple[CostTable, str]:
+    """The table kept at ``path``, else a fresh one that is then kept; and where it came from.
+
+    A table that is not sure is measured again, and the shorter of both times is kept. A file that
+    does not hold a table is measured anew. A directory that cannot be written costs the next start
+    the same measurement, nothing else.
+    """
+    kept = None if path is None else _read(path)
+    if kept is not None and kept.sure:
+        return kept, "kept from an earlier run"
+    table = measure()
+    if kept is not None:
+        table = table.least(kept)
+    origin = "measured now" if table.sure else "measured now, beside other work"
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, json.dumps(to_json(table)))
+        except OSError:
+            return table, f"{origin}; {path.parent} cannot be written"
+    return table, origin
+
+
+def _write(path: Path, text: str) -> None:
+    """Puts a file in place at once: processes that measure at the same time keep apart."""
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=f"{path.stem}-", suffix=".tmp", delete=False
+    ) as file:
+        try:
+            file.write(text)
+            file.close()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink()
+            raise
+
+
+def _read(path: Path) -> CostTable | None:
+    try:
+        data = read_regular(path.parent, path.name, most_bytes=_MOST_BYTES)
+        table = from_json(CostTable, parsed(data), path.name)
+    except (OSError, ValueError, SpecbuildError):
+        return None
+    rows, times = table.target_rows, (*table.target_s, *table.draft_s)
+    sound = (
+        len(rows) == len(table.target_s) > 0
+        and len(table.draft_s) > 0
+        and rows == tuple(sorted(set(rows)))
+        and rows[0] >= 1
+        and all(0 < t < _LONGEST_S for t in times)
+        and 0 <= table.row_s < _LONGEST_S
+    )
+    return table if sound else None
