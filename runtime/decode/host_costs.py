@@ -155,16 +155,7 @@ class CostMeasurement:
     def _drafted_step(self, sequence: SequenceState, drafter: Eagle3Drafter, depth: int) -> None:
         trees = drafter.propose([sequence], DraftShape(1, depth, depth))
         sampled = self._step(sequence, depth + 1)
-        self._executor.run(
-            "accept",
-            {
-                "tokens": trees.tokens,
-                "parents": trees.parents,
-                "ancestor_bits": trees.ancestor_bits,
-                "count": trees.count,
-                "choice": sampled[None],
-            },
-        )
+        self._executor.run("accept", trees.accept_feeds(sampled[None]))
 
     def _step(self, sequence: SequenceState, rows: int) -> np.ndarray:
         """A target step over a chain; the token sampled at each row, [rows]."""

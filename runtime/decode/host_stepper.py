@@ -17,8 +17,7 @@ from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees, shallower
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.executors.executor import Executor
-from specbuild.runtime.lossy.specpv.state import StepChoice
-from specbuild.runtime.lossy.verified import Accepted, Verified
+from specbuild.runtime.lossy.verified import Verified
 from specbuild.runtime.request import SequenceState
 from specbuild.runtime.sampling import samples
 
@@ -65,7 +64,8 @@ class HostStepper:
         """The host keeps nothing between loops."""
 
     def admit(self, sequence: SequenceState) -> None:
-        """Nothing is kept of a sequence before its prompt is read."""
+        """The lossy modes begin with a sequence."""
+        self._target.admit(sequence)
 
     def release(self, sequence: SequenceState) -> None:
         """Nobody wants more of a sequence: a drafter may serve another loop after this."""
@@ -97,20 +97,9 @@ class HostStepper:
         row_start = plan.row_start()
         # A launch wants one row of logits at least; nobody looks at it if no prompt ends here.
         rows = [int(row_start[i + 1]) - 1 for i in ending] or [0]
-        ids = [s.ids[f : f + n] for s, f, n in zip(sequences, first, count, strict=True)]
-        outputs = self._target.launch(
-            sequences,
-            plan,
-            prompts=True,
-            token_ids=np.concatenate(ids),
-            positions=self._counter.ranges(first, count),
-            ancestor_bits=np.zeros((plan.rows, 1), np.int32),
-            logit_rows=np.array(rows, np.int32),
-        )
+        outputs = self._target.prompts(sequences, plan, rows)
         for chunk in chunks:
-            self._advance(chunk.sequence, chunk.count)
-            if self._target.views is not None:
-                self._target.views.prefilled(chunk.sequence)
+            self._target.advance(chunk.sequence, chunk.count)
         self._first = []
         if ending:
             done = [sequences[i] for i in ending]
@@ -139,20 +128,18 @@ class HostStepper:
         """Computes a whole step."""
         started_s = perf_counter()
         trees = self._draft(sequences, shape)
-        checked = self._target.selections is not None and self._target.selections.begin(sequences)
-        if checked:
-            self._sparse_pass(sequences, trees)
         verified = self._target.verify(sequences, trees)
-        paths = self._accept(trees, verified)
-        if self._target.selections is not None:
-            self._target.selections.judge(sequences, verified, paths)
-        self._commit(sequences, trees, verified, paths)
+        # The path's cache entries move to the committed slots; the other nodes are forgotten.
+        if not trees.contiguous:
+            self._move(sequences, verified.path)
+        for sequence, accepted in zip(sequences, verified.accepted, strict=True):
+            self._target.advance(sequence, accepted + 1)
         # A check takes two passes, whose time is not what a step costs; nor does a first step.
-        untypical = self._after_prompts or checked
+        untypical = self._after_prompts or verified.checked
         step_s = None if untypical else perf_counter() - started_s
         self._after_prompts = False
-        outcome = _outcome(outlook, trees, paths.accepted, step_s)
-        self._step = StepDone(self._new_tokens(sequences, verified, paths), outcome)
+        outcome = _outcome(outlook, trees, verified.accepted, step_s)
+        self._step = StepDone(self._new_tokens(sequences, verified), outcome)
 
     def receive(self) -> StepDone:
         """What the step gave."""
@@ -179,42 +166,6 @@ class HostStepper:
         # No slot is verified whose token could not be emitted any more.
         return trees.cut(deepest) if min(deepest) < self._max_depth else trees
 
-    def _sparse_pass(self, sequences: Sequence[SequenceState], trees: DraftTrees) -> None:
-        """A pass that does not count: what sparse attention chooses where it is checked."""
-        assert self._target.selections is not None
-        sparse = self._target.verify(sequences, trees, counts=False)
-        self._target.selections.note_sparse(sequences, sparse, self._accept(trees, sparse))
-
-    def _accept(self, trees: DraftTrees, verified: Verified) -> Accepted:
-        """The longest path of each tree that the target's samples confirm."""
-        if trees.nodes == 0:
-            return Accepted(np.zeros((len(trees.count), 1), np.int32), [0] * len(trees.count))
-        outputs = self._executor.run(
-            "accept",
-            {
-                "tokens": trees.tokens,
-                "parents": trees.parents,
-                "ancestor_bits": trees.ancestor_bits,
-                "count": trees.count,
-                "choice": verified.sampled,
-            },
-        )
-        return Accepted(outputs["path"], outputs["accepted"].tolist())
-
-    def _commit(
-        self,
-        sequences: Sequence[SequenceState],
-        trees: DraftTrees,
-        verified: Verified,
-        paths: Accepted,
-    ) -> None:
-        """The path's cache entries move to the committed slots; the other nodes are forgotten."""
-        if not trees.contiguous:
-            self._move(sequences, paths.path)
-        for b, (sequence, accepted) in enumerate(zip(sequences, paths.accepted, strict=True)):
-            view = None if verified.views is None else verified.views[b]
-            self._advance(sequence, accepted + 1, view)
-
     def _move(self, sequences: Sequence[SequenceState], path: np.ndarray) -> None:
         places = np.arange(path.shape[1])
         moved = (path >= 0) & (path != places)
@@ -232,30 +183,21 @@ class HostStepper:
         self._executor.run("commit", feeds)
 
     def _new_tokens(
-        self, sequences: Sequence[SequenceState], verified: Verified, paths: Accepted
+        self, sequences: Sequence[SequenceState], verified: Verified
     ) -> list[NewTokens]:
         """The tokens that the target sampled along the path are the new tokens; all but the last
         were drafts."""
         emitted = []
-        self._aux_hidden = verified.aux_hidden
+        self._aux_hidden = verified.outputs.get("captured")
         for b, sequence in enumerate(sequences):
-            accepted = paths.accepted[b]
-            slots = paths.path[b, : accepted + 1]
+            accepted = verified.accepted[b]
+            slots = verified.path[b, : accepted + 1]
             choices = verified.sampled[b, slots].tolist()
             logprobs = verified.logprob[b, slots].tolist()
             tokens = list(zip(choices, logprobs, strict=True))
             emitted.append(NewTokens(sequence, tokens, accepted))
             self._committed.append((sequence, verified.root_row[b] + slots))
         return emitted
-
-    def _advance(self, sequence: SequenceState, count: int, view: StepChoice | None = None) -> None:
-        """``count`` more tokens stand in the target's cache."""
-        before, reverified = sequence.length, None
-        sequence.length += count
-        if self._target.views is not None and view is not None:
-            reverified = self._target.views.committed(sequence, view, before)
-        for group in self._target.groups:
-            sequence.pages[group].commit(sequence.length, reverified=reverified)
 
 
 def _outcome(

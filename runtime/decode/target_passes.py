@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,143 +11,69 @@ from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_fe
 from specbuild.runtime.draft.tree import DraftTrees
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.executors.executor import Executor
-from specbuild.runtime.lossy.dsa.host import Selections
-from specbuild.runtime.lossy.specpv.host_tables import PartialViews
-from specbuild.runtime.lossy.specpv.state import StepChoice
+from specbuild.runtime.lossy.dsa.host import HostSelections
+from specbuild.runtime.lossy.mode import HostMode, HostPlan
+from specbuild.runtime.lossy.specpv.host_tables import HostViews
 from specbuild.runtime.lossy.verified import Verified
 from specbuild.runtime.request import SequenceState
 from specbuild.runtime.sampling import sampling_feeds
 
 
 class TargetPasses:
-    """Runs the roles ``target`` and ``choose``; holds the lossy modes that change their inputs."""
+    """Runs the roles ``target``, ``choose`` and ``accept``; the lossy modes change their inputs."""
 
     def __init__(self, executor: Executor, manifest: Manifest, counter: SlotCounter) -> None:
         self._executor = executor
         self._counter = counter
-        self.views = None if manifest.specpv is None else PartialViews(manifest, counter)
-        self.selections = None if manifest.dsa is None else Selections(manifest)
+        self._modes: list[HostMode] = []
+        if manifest.specpv is not None:
+            self._modes.append(HostViews(manifest, counter))
+        if manifest.dsa is not None:
+            self._modes.append(HostSelections(manifest))
         self.groups = groups_of(manifest.roles["target"])
+        placed_by_modes = {group for mode in self._modes for group in mode.groups}
+        self._plain_groups = tuple(g for g in self.groups if g not in placed_by_modes)
+
+    def admit(self, sequence: SequenceState) -> None:
+        """A sequence is about to be read."""
+        for mode in self._modes:
+            mode.begin(sequence)
 
     def release(self, sequence: SequenceState) -> None:
         """The sequence is done."""
-        if self.views is not None:
-            self.views.release(sequence)
-        if self.selections is not None:
-            self.selections.release(sequence)
+        for mode in self._modes:
+            mode.release(sequence)
 
-    def verify(
-        self, sequences: Sequence[SequenceState], trees: DraftTrees, *, counts: bool = True
-    ) -> Verified:
-        """One target pass over every tree; slot i of sequence b is cache slot L + i."""
-        if self.views is not None:
-            return self._verify_over_views(self.views, sequences, trees, counts=counts)
-        count: list[int] = trees.count.tolist()
-        length = [s.length for s in sequences]
-        plan = RowPlan(length, count, length)
-        shape, root_row = trees.tokens.shape, plan.row_start()
-        # Which slots are rows; where all are, reshaping does without copies.
-        used = None if trees.full else np.arange(shape[1]) < trees.count[:, None]
-
-        def rows_of(slots: np.ndarray) -> np.ndarray:
-            return slots.reshape(-1, *slots.shape[2:]) if used is None else slots[used]
-
-        positions = rows_of(trees.depths + np.array(length, np.int32)[:, None])
-        outputs = self.launch(
-            sequences,
-            plan,
-            token_ids=rows_of(trees.tokens),
-            positions=positions,
-            ancestor_bits=rows_of(trees.ancestor_bits),
-            logit_rows=self._counter.range(0, plan.rows),
-        )
-        row_sampled, row_logprob = self.sample(sequences, count, positions, outputs["logits"])
-        aux_hidden = outputs.get("captured")
-        if used is None:
-            sampled, logprob = row_sampled.reshape(shape), row_logprob.reshape(shape)
-            return Verified(sampled, logprob, aux_hidden, root_row, None)
-        sampled, logprob = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
-        sampled[used], logprob[used] = row_sampled, row_logprob
-        return Verified(sampled, logprob, aux_hidden, root_row, None)
-
-    def _verify_over_views(
-        self,
-        views: PartialViews,
-        sequences: Sequence[SequenceState],
-        trees: DraftTrees,
-        *,
-        counts: bool,
-    ) -> Verified:
-        """The same where a sequence may show a part of its context, or have tokens re-verified.
-
-        Those stand as a chain in front of the tree; what is sampled behind them shows how often
-        the partial steps that emitted them were right.
-        """
-        choices = views.choose(sequences, (trees.count - 1).tolist())
-        length = [s.length for s in sequences]
-        chain = [n - c.chain_start for n, c in zip(length, choices, strict=True)]
-        tree: list[int] = trees.count.tolist()
-        plan = RowPlan(
-            [c.chain_start for c in choices],
-            [c + t for c, t in zip(chain, tree, strict=True)],
-            length,
-        )
-        row_start = plan.row_start()
-        root_row = row_start[:-1] + np.array(chain, np.int32)
-        in_tree = np.ones(plan.rows, bool)
-        for first, root in zip(row_start, root_row, strict=False):
-            in_tree[first:root] = False
-        used = np.arange(trees.tokens.shape[1]) < trees.count[:, None]
-        token_ids, positions = np.zeros((2, plan.rows), np.int32)
-        bits = np.zeros((plan.rows, trees.ancestor_bits.shape[2]), np.int32)
-        token_ids[in_tree], bits[in_tree] = trees.tokens[used], trees.ancestor_bits[used]
-        positions[in_tree] = (trees.depths + np.array(length, np.int32)[:, None])[used]
-        for s, c, first, n in zip(sequences, choices, row_start, chain, strict=False):
-            reverified = slice(c.chain_start, c.chain_start + n)
-            token_ids[first : first + n] = s.ids[reverified]
-            positions[first : first + n] = np.arange(reverified.start, reverified.stop)
-        outputs = self.launch(
-            sequences,
-            plan,
-            choices,
-            token_ids=token_ids,
-            positions=positions,
-            ancestor_bits=bits,
-            logit_rows=self._counter.range(0, plan.rows),
-        )
-        row_sampled, row_logprob = self.sample(sequences, plan.count, positions, outputs["logits"])
-        if counts:
-            views.take(sequences, choices, outputs)
-            views.recheck(sequences, choices, row_sampled, row_start)
-        shape = trees.tokens.shape
-        sampled, logprob = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
-        sampled[used], logprob[used] = row_sampled[in_tree], row_logprob[in_tree]
-        return Verified(sampled, logprob, outputs.get("captured"), root_row, choices)
-
-    def launch(
-        self,
-        sequences: Sequence[SequenceState],
-        plan: RowPlan,
-        views: Sequence[StepChoice] | None = None,
-        *,
-        prompts: bool = False,
-        **feeds: np.ndarray,
-    ) -> dict[str, np.ndarray]:
-        feeds["row_start"] = plan.row_start()
+    def advance(self, sequence: SequenceState, count: int) -> None:
+        """``count`` more tokens stand in the cache, and are committed."""
+        sequence.length += count
+        reverified = min((m.reverifies_from(sequence) for m in self._modes), default=None)
         for group in self.groups:
-            holders = [s.pages[group] for s in sequences]
-            for holder, first, count in zip(holders, plan.first, plan.count, strict=True):
-                holder.append(first + count - holder.length)
-            if self.views is not None and group in self.views.groups:
-                feeds |= self.views.feeds(group, sequences, plan, views)
-            else:
-                feeds |= cache_feeds(group, holders, plan, self._counter)
-        if self.selections is None:
-            return self._executor.run("target", feeds)
-        feeds |= self.selections.feeds(sequences, prompts=prompts)
-        outputs = self._executor.run("target", feeds)
-        self.selections.note(sequences, outputs)
-        return outputs
+            sequence.pages[group].commit(sequence.length, reverified=reverified)
+
+    def prompts(
+        self, sequences: Sequence[SequenceState], rows: RowPlan, logit_rows: Sequence[int]
+    ) -> dict[str, np.ndarray]:
+        """One pass over prompt rows; the logits are those of ``logit_rows``."""
+        spans = zip(sequences, rows.first, rows.count, strict=True)
+        feeds = {
+            "token_ids": np.concatenate([s.ids[f : f + n] for s, f, n in spans]),
+            "positions": self._counter.ranges(rows.first, rows.count),
+            "ancestor_bits": np.zeros((rows.rows, 1), np.int32),
+            "logit_rows": np.array(logit_rows, np.int32),
+        }
+        feeds |= self._placed(sequences, rows)
+        for mode in self._modes:
+            feeds |= mode.feeds(sequences, rows, None, trial=False)
+        return self._executor.run("target", feeds)
+
+    def verify(self, sequences: Sequence[SequenceState], trees: DraftTrees) -> Verified:
+        """Every tree with its accepted path; verified twice where a mode checks itself."""
+        nodes = (trees.count - 1).tolist()
+        plans = [mode.plan(sequences, nodes) for mode in self._modes]
+        if any(plan.checks for plan in plans):
+            self._verify(sequences, trees, plans, trial=True)
+        return self._verify(sequences, trees, plans, trial=False)
 
     def sample(
         self,
@@ -164,3 +91,122 @@ class TargetPasses:
         }
         outputs = self._executor.run("choose", feeds)
         return outputs["choice"], outputs["logprob"]
+
+    def _verify(
+        self,
+        sequences: Sequence[SequenceState],
+        trees: DraftTrees,
+        plans: Sequence[HostPlan],
+        *,
+        trial: bool,
+    ) -> Verified:
+        starts = next((p.chain_start for p in plans if p.chain_start is not None), None)
+        rows = _tree_rows(sequences, trees, starts, self._counter)
+        feeds = rows.feeds | self._placed(sequences, rows.plan)
+        for mode, plan in zip(self._modes, plans, strict=True):
+            feeds |= mode.feeds(sequences, rows.plan, plan, trial=trial)
+        outputs = self._executor.run("target", feeds)
+        row_sampled, row_logprob = self.sample(
+            sequences, rows.plan.count, feeds["positions"], outputs["logits"]
+        )
+        sampled = rows.by_slot(row_sampled, unused=-1)
+        path, accepted = self._accept(trees, sampled)
+        verified = Verified(
+            sampled=sampled,
+            logprob=rows.by_slot(row_logprob, unused=0),
+            path=path,
+            accepted=accepted,
+            root_row=rows.root_row,
+            row_sampled=row_sampled,
+            outputs=outputs,
+            checked=any(plan.checks for plan in plans),
+            trial=trial,
+        )
+        for mode, plan in zip(self._modes, plans, strict=True):
+            mode.received(sequences, plan, verified)
+        return verified
+
+    def _accept(self, trees: DraftTrees, sampled: np.ndarray) -> tuple[np.ndarray, list[int]]:
+        """The longest path of each tree that the target's samples confirm."""
+        if trees.nodes == 0:
+            return np.zeros((len(trees.count), 1), np.int32), [0] * len(trees.count)
+        outputs = self._executor.run("accept", trees.accept_feeds(sampled))
+        return outputs["path"], outputs["accepted"].tolist()
+
+    def _placed(self, sequences: Sequence[SequenceState], rows: RowPlan) -> dict[str, np.ndarray]:
+        """Makes capacity for rows, and says where they stand in the caches."""
+        feeds = {"row_start": rows.row_start()}
+        for group in self.groups:
+            holders = [s.pages[group] for s in sequences]
+            for holder, first, count in zip(holders, rows.first, rows.count, strict=True):
+                holder.append(first + count - holder.length)
+            if group in self._plain_groups:
+                feeds |= cache_feeds(group, holders, rows, self._counter)
+        return feeds
+
+
+class _TreeRows(NamedTuple):
+    """The rows of a pass over trees: those of each sequence's tree, behind its chain.
+
+    ``feeds`` are the graph's inputs [T, ...] that do not depend on caches; ``root_row`` [B] is
+    the row of each root. ``used`` [B, N+1] says which slots are rows, ``in_tree`` [T] which rows
+    are slots; None: all are.
+    """
+
+    plan: RowPlan
+    feeds: dict[str, np.ndarray]
+    root_row: np.ndarray
+    used: np.ndarray | None
+    in_tree: np.ndarray | None
+    shape: tuple[int, ...]
+
+    def by_slot(self, values: np.ndarray, *, unused: int) -> np.ndarray:
+        """Values of rows [T] by slot [B, N+1]."""
+        if self.in_tree is not None:
+            values = values[self.in_tree]
+        if self.used is None:
+            return values.reshape(self.shape)
+        slots = np.full(self.shape, unused, values.dtype)
+        slots[self.used] = values
+        return slots
+
+
+def _tree_rows(
+    sequences: Sequence[SequenceState],
+    trees: DraftTrees,
+    starts: Sequence[int] | None,
+    counter: SlotCounter,
+) -> _TreeRows:
+    """A chain of the tokens from ``starts[b]`` on comes before a tree; None: there is none.
+
+    Slot i of sequence b is cache slot L + i.
+    """
+    count: list[int] = trees.count.tolist()
+    length = [s.length for s in sequences]
+    first = length if starts is None else starts
+    chain = [n - f for n, f in zip(length, first, strict=True)]
+    plan = RowPlan(first, [c + n for c, n in zip(chain, count, strict=True)], length)
+    # Where all slots are rows, reshaping does without copies.
+    used = None if trees.full else np.arange(trees.tokens.shape[1]) < trees.count[:, None]
+
+    def rows_of(slots: np.ndarray) -> np.ndarray:
+        return slots.reshape(-1, *slots.shape[2:]) if used is None else slots[used]
+
+    token_ids, bits = rows_of(trees.tokens), rows_of(trees.ancestor_bits)
+    positions = rows_of(trees.depths + np.array(length, np.int32)[:, None])
+    root_row, in_tree = plan.row_start(), None
+    if any(chain):
+        reverified = [s.ids[f:n] for s, f, n in zip(sequences, first, length, strict=True)]
+        before = np.repeat(np.cumsum([0, *count[:-1]]), chain)
+        in_tree = np.insert(np.ones(len(token_ids), bool), before, False)
+        token_ids = np.insert(token_ids, before, np.concatenate(reverified))
+        positions = np.insert(positions, before, counter.ranges(first, chain))
+        bits = np.insert(bits, before, 0, axis=0)
+        root_row = root_row[:-1] + np.array(chain, np.int32)
+    feeds = {
+        "token_ids": token_ids,
+        "positions": positions,
+        "ancestor_bits": bits,
+        "logit_rows": counter.range(0, plan.rows),
+    }
+    return _TreeRows(plan, feeds, root_row, used, in_tree, trees.tokens.shape)

@@ -35,6 +35,16 @@ class DraftTrees:
         """N: draft nodes of the widest tree."""
         return self.tokens.shape[1] - 1
 
+    def accept_feeds(self, sampled: np.ndarray) -> dict[str, np.ndarray]:
+        """The inputs of the role ``accept``; ``sampled`` [B, N+1] is the target's token at each."""
+        return {
+            "tokens": self.tokens,
+            "parents": self.parents,
+            "ancestor_bits": self.ancestor_bits,
+            "count": self.count,
+            "choice": sampled,
+        }
+
     def cut(self, max_depth: Sequence[int]) -> DraftTrees:
         """Each tree without the nodes below ``max_depth[b]``: slots in order of depth lose a tail.
 

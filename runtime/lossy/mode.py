@@ -1,8 +1,7 @@
-"""A lossy mode, where steps stay on the device: one object that plans steps and is called with
-their results.
+"""A lossy mode: one object that plans steps and is called with their results.
 
-The host plans a step before it knows what the steps in flight emit, and reckons with the most that
-they can.
+Where steps stay on the device, the host plans one before it knows what the steps in flight emit,
+and reckons with the most that they can.
 """
 
 from __future__ import annotations
@@ -11,8 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
+from specbuild.runtime.cache.row_placement import RowPlan
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.executor import StepResult
+from specbuild.runtime.lossy.verified import Verified
 from specbuild.runtime.request import SequenceState
 
 
@@ -75,6 +78,61 @@ class DeviceMode(Protocol):
         self, sequence: SequenceState, plan: ModePlan, result: StepResult, row: int
     ) -> None:
         """A step is through; the sequence's length is still that of before it."""
+        ...
+
+    def release(self, sequence: SequenceState) -> None:
+        """The sequence is done."""
+        ...
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """What a mode asks of a step on the host.
+
+    ``chain_start``: the position from which on each sequence's tokens are re-verified, as a chain
+    in front of its tree; None where none are (SpecPV). ``checks``: the trees are verified both
+    ways, first in a trial that does not count (DSA).
+    """
+
+    chain_start: Sequence[int] | None = None
+    checks: bool = False
+
+
+class HostMode(Protocol):
+    """The same where the host runs every step role by role."""
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """The cache groups whose rows the mode places itself."""
+        ...
+
+    def begin(self, sequence: SequenceState) -> None:
+        """The sequence's prompt is about to be read."""
+        ...
+
+    def plan(self, sequences: Sequence[SequenceState], nodes: Sequence[int]) -> HostPlan:
+        """Settles how each takes part in the next step, with so many nodes below its root."""
+        ...
+
+    def feeds(
+        self,
+        sequences: Sequence[SequenceState],
+        rows: RowPlan,
+        plan: HostPlan | None,
+        *,
+        trial: bool,
+    ) -> dict[str, np.ndarray]:
+        """The mode's inputs of a target pass; ``plan`` None: the rows are chunks of prompts."""
+        ...
+
+    def received(
+        self, sequences: Sequence[SequenceState], plan: HostPlan, verified: Verified
+    ) -> None:
+        """A pass is through, a trial too; the sequences' lengths are still those of before it."""
+        ...
+
+    def reverifies_from(self, sequence: SequenceState) -> int:
+        """The first position that a later step may enter again: the length where none is."""
         ...
 
     def release(self, sequence: SequenceState) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from specbuild.runtime.decode.device_rows import CHECK_BUDGET, LIST_BUDGET
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.executors.executor import DeviceExecutor, StepResult
+from specbuild.runtime.lossy.dsa.host import asked_top_k, begun_selection
 from specbuild.runtime.lossy.dsa.state import EVERYTHING, Attends, Check, SequenceSelection
 from specbuild.runtime.lossy.mode import ModePlan, StepAhead
 from specbuild.runtime.request import SequenceState
@@ -43,8 +44,7 @@ class DeviceSelections:
     def begin(self, sequence: SequenceState, row: int) -> None:
         """Prefill is through."""
         del row
-        held = SequenceSelection(self._config, self._top_k(sequence))
-        sequence.counters.dsa, self._held[sequence.index] = held.counters, held
+        self._held[sequence.index] = begun_selection(self._config, sequence)
 
     def release(self, sequence: SequenceState) -> None:
         """The sequence is done."""
@@ -52,7 +52,7 @@ class DeviceSelections:
 
     def expected(self, ahead: StepAhead) -> StepSelections:
         """What a first step will be, for what it can have ready; nothing is settled."""
-        able = [s for s in ahead.sequences if self._top_k(s) > 0]
+        able = [s for s in ahead.sequences if asked_top_k(self._config, s) > 0]
         sparse = any(self._reaches(s, ahead.depth) for s in able)
         return StepSelections(sparse=sparse, checks=sparse and self._config.check_interval > 0)
 
@@ -67,9 +67,8 @@ class DeviceSelections:
             if held is None:
                 continue
             found = attends[s.index] = held.begin(s.known - 1 + further)
-            # Below the threshold a tree's deepest nodes may have reached it.
-            counted[row] = held.budget if found in ("sparse", "whole") else EVERYTHING
-            sampled[row] = EVERYTHING if found == "fallback" else held.budget
+            counted[row] = held.budget_of(found)
+            sampled[row] = held.budget_of(found, checking=True)
             reached = self._reaches(s, further + ahead.depth)
             sparse = sparse or (counted[row] != EVERYTHING and reached)
         checks = "check" in attends.values()
@@ -92,8 +91,8 @@ class DeviceSelections:
             if attends == "check":
                 outcome = Check(tokens, agreed, accepted_whole, accepted_narrowed)
         held.ended(attends, sequence.length, outcome)
-        held.counters.broken_launches += sum(lists > 0 for lists in passes)
-        held.counters.broken_lists += sum(passes)
+        for lists in passes:
+            held.counters.broken(lists)
 
     def _reaches(self, sequence: SequenceState, further: int) -> bool:
         """Whether a row may stand at the threshold."""
@@ -103,7 +102,3 @@ class DeviceSelections:
         if port not in self._told or not np.array_equal(budgets, self._told[port]):
             self._executor.write(port, budgets)
             self._told[port] = budgets
-
-    def _top_k(self, sequence: SequenceState) -> int:
-        asked = sequence.request.params.dsa_top_k
-        return self._config.top_k if asked is None else asked

@@ -5,94 +5,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Manifest
+from specbuild.runtime.cache.row_placement import RowPlan
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Dsa, Manifest
 from specbuild.runtime.lossy.dsa.state import EVERYTHING, Attends, Check, SequenceSelection
-from specbuild.runtime.lossy.verified import Accepted, Verified
+from specbuild.runtime.lossy.mode import HostPlan
+from specbuild.runtime.lossy.verified import Verified
 from specbuild.runtime.request import SequenceState
 
 
 @dataclass(frozen=True)
-class _SparsePass:
-    """What a sparse pass sampled at every slot [N + 1] of a sequence, and the drafts accepted."""
+class _Attending(HostPlan):
+    """How the sequences of a step attend, in their order."""
+
+    attends: tuple[Attends, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What a sparse pass sampled at every slot [B, N+1], and the drafts that it accepted."""
 
     sampled: np.ndarray
-    accepted: int
+    accepted: list[int]
 
 
-class Selections:
-    """The selections of the sequences of one generation, by their index."""
+class HostSelections:
+    """The selections of the sequences of one loop, by their index."""
+
+    groups = ()
 
     def __init__(self, manifest: Manifest) -> None:
         assert manifest.dsa is not None
         self._config = manifest.dsa
         self._held: dict[int, SequenceSelection] = {}
-        self._attends: dict[int, Attends] = {}
-        self._sparse_passes: dict[int, _SparsePass] = {}
+        self._trial: _Trial | None = None
+
+    def begin(self, sequence: SequenceState) -> None:
+        """Nothing is known of the sequence."""
+        self._held[sequence.index] = begun_selection(self._config, sequence)
 
     def release(self, sequence: SequenceState) -> None:
         """The sequence is done."""
         self._held.pop(sequence.index, None)
-        self._attends.pop(sequence.index, None)
 
-    def begin(self, sequences: Sequence[SequenceState]) -> bool:
-        """Settles how each sequence attends in the step to come; whether one is checked."""
-        for s in sequences:
-            self._attends[s.index] = self._of(s).begin(s.length)
-        return "check" in (self._attends[s.index] for s in sequences)
+    def plan(self, sequences: Sequence[SequenceState], nodes: Sequence[int]) -> _Attending:
+        """Settles how each sequence attends, and whether one is checked."""
+        del nodes
+        attends = tuple(self._held[s.index].begin(s.length) for s in sequences)
+        return _Attending(checks="check" in attends, attends=attends)
 
     def feeds(
-        self, sequences: Sequence[SequenceState], *, prompts: bool = False
+        self,
+        sequences: Sequence[SequenceState],
+        rows: RowPlan,
+        plan: HostPlan | None,
+        *,
+        trial: bool,
     ) -> dict[str, np.ndarray]:
-        """The launch's budgets. Prompts attend to everything: no fallback repairs a cache."""
-        budgets = [EVERYTHING if prompts else self._budget(s) for s in sequences]
+        """The pass's budgets. Prompts attend to everything: no fallback repairs a cache."""
+        del rows
+        budgets = [EVERYTHING] * len(sequences)
+        if plan is not None:
+            assert isinstance(plan, _Attending)
+            for b, (s, attends) in enumerate(zip(sequences, plan.attends, strict=True)):
+                budgets[b] = self._held[s.index].budget_of(attends, checking=trial)
         return {f"{INDEXER_GROUP}.top_k": np.array(budgets, np.int32)}
 
-    def note(self, sequences: Sequence[SequenceState], outputs: Mapping[str, np.ndarray]) -> None:
-        """Counts the lists of a launch that broke an invariant."""
-        broken = outputs[f"{INDEXER_GROUP}.violations"].sum(0).tolist()
-        for sequence, lists in zip(sequences, broken, strict=True):
-            counters = self._of(sequence).counters
-            counters.broken_launches += lists > 0
-            counters.broken_lists += lists
-
-    def note_sparse(
-        self, sequences: Sequence[SequenceState], sparse: Verified, paths: Accepted
+    def received(
+        self, sequences: Sequence[SequenceState], plan: HostPlan, verified: Verified
     ) -> None:
-        """What a sparse pass gave; the sequences that are checked turn whole."""
-        for b, s in enumerate(sequences):
-            if self._attends[s.index] == "check":
-                self._sparse_passes[s.index] = _SparsePass(
-                    sparse.sampled[b].copy(), paths.accepted[b]
-                )
+        """Counts broken lists, and judges a pass that counts by the trial before it."""
+        assert isinstance(plan, _Attending)
+        for s, broken in zip(sequences, _broken_lists(verified), strict=True):
+            self._held[s.index].counters.broken(broken)
+        if verified.trial:
+            self._trial = _Trial(verified.sampled.copy(), verified.accepted)
+            return
+        for b, (s, attends) in enumerate(zip(sequences, plan.attends, strict=True)):
+            check = self._compared(verified, b) if attends == "check" else None
+            self._held[s.index].ended(attends, s.length, check)
 
-    def judge(self, sequences: Sequence[SequenceState], whole: Verified, paths: Accepted) -> None:
-        """What the pass that counts gave, against the one before it where there was one."""
-        for b, s in enumerate(sequences):
-            sparse, check = self._sparse_passes.pop(s.index, None), None
-            if sparse is not None:
-                accepted = paths.accepted[b]
-                slots = paths.path[b, : accepted + 1]
-                agreed = int((sparse.sampled[slots] == whole.sampled[b, slots]).sum())
-                check = Check(len(slots), agreed, accepted, sparse.accepted)
-            self._of(s).ended(self._attends[s.index], s.length, check)
+    def reverifies_from(self, sequence: SequenceState) -> int:
+        """Nothing is entered again."""
+        return sequence.length
 
-    def _budget(self, sequence: SequenceState) -> int:
-        sparse = self._of(sequence).budget
-        attends = self._attends[sequence.index]
-        checked = attends == "check" and sequence.index not in self._sparse_passes
-        # Below the threshold a tree's deepest nodes may have reached it.
-        return sparse if attends in ("sparse", "whole") or checked else EVERYTHING
+    def _compared(self, whole: Verified, b: int) -> Check:
+        """What the trial of sequence b sampled along the path that counts."""
+        trial, accepted = self._trial, whole.accepted[b]
+        assert trial is not None
+        slots = whole.path[b, : accepted + 1]
+        agreed = int((trial.sampled[b, slots] == whole.sampled[b, slots]).sum())
+        return Check(len(slots), agreed, accepted, trial.accepted[b])
 
-    def _of(self, sequence: SequenceState) -> SequenceSelection:
-        held = self._held.get(sequence.index)
-        if held is None:
-            asked = sequence.request.params.dsa_top_k
-            top_k = self._config.top_k if asked is None else asked
-            held = self._held[sequence.index] = SequenceSelection(self._config, top_k)
-            sequence.counters.dsa = held.counters
-        return held
+
+def _broken_lists(verified: Verified) -> list[int]:
+    """Lists of each sequence that broke an invariant, in all layers."""
+    lists: list[int] = verified.outputs[f"{INDEXER_GROUP}.violations"].sum(0).tolist()
+    return lists
+
+
+def asked_top_k(config: Dsa, sequence: SequenceState) -> int:
+    """The tokens that a row of a request may choose."""
+    asked = sequence.request.params.dsa_top_k
+    return config.top_k if asked is None else asked
+
+
+def begun_selection(config: Dsa, sequence: SequenceState) -> SequenceSelection:
+    """The state of a sequence that comes, which counts for its statistics."""
+    held = SequenceSelection(config, asked_top_k(config, sequence))
+    sequence.counters.dsa = held.counters
+    return held

@@ -41,6 +41,11 @@ class DsaCounters:
     broken_launches: int = 0
     broken_lists: int = 0
 
+    def broken(self, lists: int) -> None:
+        """A launch had so many lists that broke an invariant."""
+        self.broken_launches += lists > 0
+        self.broken_lists += lists
+
     def stats(self) -> DsaStats:
         """The statistics so far."""
         tokens = self.checked_tokens
@@ -86,6 +91,12 @@ class SequenceSelection:
     def budget(self) -> int:
         """What a sparse row may choose."""
         return self.counters.top_k if self.counters.top_k > 0 else EVERYTHING
+
+    def budget_of(self, attends: Attends, *, checking: bool = False) -> int:
+        """What a row of a step may choose; ``checking``: in the pass that a check looks at."""
+        # Below the threshold a tree's deepest nodes may have reached it.
+        sparse = attends in ("sparse", "whole") or (checking and attends == "check")
+        return self.budget if sparse else EVERYTHING
 
     @property
     def doubtful(self) -> bool:

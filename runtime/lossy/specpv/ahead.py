@@ -20,7 +20,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.executor import DeviceExecutor, StepResult
 from specbuild.runtime.lossy.mode import ModePlan, StepAhead
-from specbuild.runtime.lossy.specpv.host_tables import requested_budget, table_shape, view_geometry
+from specbuild.runtime.lossy.specpv.host_tables import begun_view, table_shape, view_geometry
 from specbuild.runtime.lossy.specpv.state import (
     SequenceView,
     SpecPvCounters,
@@ -96,13 +96,9 @@ class DeviceViews:
     def begin(self, sequence: SequenceState, row: int) -> None:
         """Prefill is through: everything is exact, nothing summarised or chosen."""
         prompt = len(sequence.request.prompt_ids)
-        budget, reason = requested_budget(self._geometry.config, sequence.request)
-        view = SequenceView(self._geometry, layers=self._layers, budget=budget)
-        view.prefilled(prompt)
-        view.counters.retrieval_reason = reason
-        sequence.counters.specpv = view.counters
+        view = begun_view(self._geometry, self._layers, sequence)
         self._held[sequence.index] = _Lagged(view, prompt)
-        values = {"verified_len": prompt, "view_blocks": -1, "summarised": 0, "budget": budget}
+        values = {"verified_len": prompt, "view_blocks": -1, "summarised": 0, "budget": view.budget}
         for name, value in values.items():
             self._executor.fill(name, value, row=row)
 

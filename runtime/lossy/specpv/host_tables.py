@@ -15,12 +15,14 @@ from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_fe
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, choosing_group
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Manifest, SpecPv
 from specbuild.runtime.lossy.dsa.state import EVERYTHING
+from specbuild.runtime.lossy.mode import HostPlan
 from specbuild.runtime.lossy.specpv.state import (
     SequenceView,
     StepChoice,
     ViewGeometry,
     automatic_budget,
 )
+from specbuild.runtime.lossy.verified import Verified
 from specbuild.runtime.request import Request, SequenceState
 
 
@@ -66,8 +68,15 @@ def view_layout(manifest: Manifest) -> ViewLayout | None:
     return ViewLayout(geometry, chooser.name, len(chooser.layers), chooser.kv_heads, places)
 
 
-class PartialViews:
-    """Views of the sequences of one generation, by their index."""
+@dataclass(frozen=True)
+class _Viewing(HostPlan):
+    """How the sequences of a step take part, in their order."""
+
+    choices: tuple[StepChoice, ...] = ()
+
+
+class HostViews:
+    """Views of the sequences of one loop, by their index."""
 
     def __init__(self, manifest: Manifest, counter: SlotCounter) -> None:
         layout = view_layout(manifest)
@@ -81,39 +90,78 @@ class PartialViews:
         """The cache groups that see views."""
         return tuple(self._layout.places)
 
+    def begin(self, sequence: SequenceState) -> None:
+        """The prompt will be exact, nothing summarised or chosen."""
+        layout = self._layout
+        view = begun_view(layout.geometry, layout.layers, sequence)
+        entries = (layout.layers, layout.heads, layout.geometry.entries)
+        self._held[sequence.index] = _Held(view, np.zeros(entries, np.int32))
+
     def release(self, sequence: SequenceState) -> None:
         """The sequence is done."""
         self._held.pop(sequence.index, None)
 
-    def prefilled(self, sequence: SequenceState) -> None:
-        """All of its committed tokens came by prefill."""
-        self._of(sequence).view.prefilled(sequence.length)
-
-    def choose(self, sequences: Sequence[SequenceState], nodes: Sequence[int]) -> list[StepChoice]:
-        """How each sequence verifies its tree of this many nodes below the root."""
-        return [
-            self._of(s).view.choose(s.length, count)
-            for s, count in zip(sequences, nodes, strict=True)
-        ]
-
-    def committed(self, sequence: SequenceState, choice: StepChoice, before: int) -> int:
-        """A step took a sequence from ``before`` tokens to its length; the tokens now exact."""
-        view = self._of(sequence).view
-        view.committed(choice, before, sequence.length)
-        return view.global_verified_len
+    def plan(self, sequences: Sequence[SequenceState], nodes: Sequence[int]) -> _Viewing:
+        """Settles how each sequence verifies its tree."""
+        pairs = zip(sequences, nodes, strict=True)
+        choices = tuple(self._held[s.index].view.choose(s.length, count) for s, count in pairs)
+        return _Viewing(chain_start=[c.chain_start for c in choices], choices=choices)
 
     def feeds(
         self,
-        group: str,
         sequences: Sequence[SequenceState],
-        plan: RowPlan,
-        choices: Sequence[StepChoice] | None,
+        rows: RowPlan,
+        plan: HostPlan | None,
+        *,
+        trial: bool,
     ) -> dict[str, np.ndarray]:
-        """The inputs of one of :attr:`groups`; ``choices`` None for a prompt's chunks."""
-        pages = [s.pages[group] for s in sequences]
-        if choices is None:
-            return whole_view_feeds(self._layout, group, pages, plan, self._counter)
-        held = [self._of(s) for s in sequences]
+        """Where the rows stand in their views, for every one of :attr:`groups`."""
+        del trial
+        feeds: dict[str, np.ndarray] = {}
+        for group in self.groups:
+            pages = [s.pages[group] for s in sequences]
+            if plan is None:
+                feeds |= whole_view_feeds(self._layout, group, pages, rows, self._counter)
+            else:
+                assert isinstance(plan, _Viewing)
+                held = [self._held[s.index] for s in sequences]
+                feeds |= self._view_feeds(group, pages, rows, held, plan.choices)
+        return feeds
+
+    def received(
+        self, sequences: Sequence[SequenceState], plan: HostPlan, verified: Verified
+    ) -> None:
+        """Keeps the views that were chosen, and counts how often re-verified tokens agree."""
+        if verified.trial:
+            return
+        assert isinstance(plan, _Viewing)
+        chooser = self._layout.chooser
+        tables = verified.outputs[f"{chooser}.partial_table.out"]
+        for b, (s, choice) in enumerate(zip(sequences, plan.choices, strict=True)):
+            held = self._held[s.index]
+            if choice.blocks is not None:
+                pages = s.pages[chooser]
+                logical = np.zeros(pages.table.max() + 1, np.int32)
+                logical[pages.table[: pages.end_page]] = np.arange(pages.end_page)
+                held.pages[:] = logical[tables[:, b]]
+            chain, root = s.length - choice.chain_start, verified.root_row[b]
+            emitted = s.ids[choice.chain_start + 1 : s.length + 1]
+            agreed = int((verified.row_sampled[root - chain : root] == emitted).sum())
+            held.view.counters.recheck(chain, agreed)
+            held.view.committed(choice, s.length, s.length + verified.accepted[b] + 1)
+
+    def reverifies_from(self, sequence: SequenceState) -> int:
+        """What partial steps emitted is not exact in every layer."""
+        return min(sequence.length, self._held[sequence.index].view.global_verified_len)
+
+    def _view_feeds(
+        self,
+        group: str,
+        pages: Sequence[SequencePages],
+        rows: RowPlan,
+        held: Sequence[_Held],
+        choices: Sequence[StepChoice],
+    ) -> dict[str, np.ndarray]:
         places = self._layout.places[group]
         shown = [
             _shown_pages(h, p)[places] if c.partial else None
@@ -123,64 +171,30 @@ class PartialViews:
             h.view.hidden_tokens if c.partial else 0 for h, c in zip(held, choices, strict=True)
         ]
         feeds = _viewed(self._layout, group, pages, shown) | _placed(
-            group, pages, plan, hidden, self._counter
+            group, pages, rows, hidden, self._counter
         )
         if group != self._layout.chooser:
             return feeds
-        rows = [f + n - t for f, n, t in zip(plan.first, plan.count, plan.tree_start, strict=True)]
+        nodes = [f + n - t for f, n, t in zip(rows.first, rows.count, rows.tree_start, strict=True)]
         blocks = [-1 if c.blocks is None else c.blocks for c in choices]
         return feeds | {
             f"{group}.logical_pages": _logical_pages(pages),
             f"{group}.first_block": _ints([h.view.summarised_blocks for h in held]),
             f"{group}.blocks": _ints(blocks),
             f"{group}.budget": _ints([h.view.budget for h in held]),
-            f"{group}.tree_count": _ints(rows),
-            f"{group}.partial_table": _no_tables(self._layout, len(sequences)),
+            f"{group}.tree_count": _ints(nodes),
+            f"{group}.partial_table": _no_tables(self._layout, len(held)),
         }
 
-    def take(
-        self,
-        sequences: Sequence[SequenceState],
-        choices: Sequence[StepChoice],
-        outputs: Mapping[str, np.ndarray],
-    ) -> None:
-        """Keeps the views that a launch chose."""
-        chooser = self._layout.chooser
-        tables = outputs[f"{chooser}.partial_table.out"]
-        for b, (sequence, choice) in enumerate(zip(sequences, choices, strict=True)):
-            if choice.blocks is not None:
-                pages = sequence.pages[chooser]
-                logical = np.zeros(pages.table.max() + 1, np.int32)
-                logical[pages.table[: pages.end_page]] = np.arange(pages.end_page)
-                self._of(sequence).pages[:] = logical[tables[:, b]]
 
-    def recheck(
-        self,
-        sequences: Sequence[SequenceState],
-        choices: Sequence[StepChoice],
-        chosen: np.ndarray,
-        row_start: np.ndarray,
-    ) -> None:
-        """Counts how often re-verified tokens [T] are what the target samples over everything."""
-        for sequence, choice, first in zip(sequences, choices, row_start, strict=False):
-            count = sequence.length - choice.chain_start
-            if count:
-                emitted = sequence.ids[choice.chain_start + 1 : sequence.length + 1]
-                agreed = int((chosen[first : first + count] == emitted).sum())
-                self._of(sequence).view.counters.recheck(count, agreed)
-
-    def _of(self, sequence: SequenceState) -> _Held:
-        held = self._held.get(sequence.index)
-        if held is None:
-            layout = self._layout
-            budget, reason = requested_budget(layout.geometry.config, sequence.request)
-            view = SequenceView(layout.geometry, layers=layout.layers, budget=budget)
-            entries = (layout.layers, layout.heads, layout.geometry.entries)
-            held = _Held(view, np.zeros(entries, np.int32))
-            view.counters.retrieval_reason = reason
-            sequence.counters.specpv = view.counters
-            self._held[sequence.index] = held
-        return held
+def begun_view(geometry: ViewGeometry, layers: int, sequence: SequenceState) -> SequenceView:
+    """The view of a sequence that comes, which counts for its statistics."""
+    budget, reason = requested_budget(geometry.config, sequence.request)
+    view = SequenceView(geometry, layers=layers, budget=budget)
+    view.prefilled(len(sequence.request.prompt_ids))
+    view.counters.retrieval_reason = reason
+    sequence.counters.specpv = view.counters
+    return view
 
 
 def requested_budget(config: SpecPv, request: Request) -> tuple[int, str | None]:
