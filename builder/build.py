@@ -12,6 +12,7 @@ from specbuild.builder.backends.backend import Lowered, PortableGraphs
 from specbuild.builder.backends.cuda.report import CudaReport
 from specbuild.builder.backends.registry import backend_of
 from specbuild.builder.backends.tensorrt.request import RoleReport
+from specbuild.builder.engine.cache_capacity import CacheCapacity, cache_capacity
 from specbuild.builder.engine.manifest import BuiltParts, engine_manifest, graph_file
 from specbuild.builder.engine.writer import (
     EngineFolder,
@@ -37,7 +38,7 @@ class BuildReport:
     """What a build did: passes by role, bytes written, and what a GPU will run.
 
     ``draft_dtype`` is how the draft's weights are stored, ``refused`` which kernels and sizes gave
-    way to others, and why.
+    way to others, and why; ``caches`` what the KV caches hold.
 
     Equal for equal builds.
     """
@@ -46,6 +47,7 @@ class BuildReport:
     weight_bytes: int
     graph_bytes: dict[str, int]
     warnings: tuple[str, ...]
+    caches: CacheCapacity
     draft_dtype: str | None = None
     refused: tuple[Unsupported, ...] = ()
     cuda: CudaReport | None = None
@@ -122,6 +124,7 @@ def _written(
             if graph_file(role) in lowered.files
         },
         warnings=inputs.warnings,
+        caches=cache_capacity(lowered.plan.groups, lowered.plan.limits),
         draft_dtype=draft.geometry.dtype if draft else None,
         refused=lowered.refused,
         cuda=lowered.cuda,

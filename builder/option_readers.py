@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TypeVar
 
 from specbuild.runtime.errors import SpecbuildError
 
 T = TypeVar("T")
+_BYTES = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_BYTES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def repeated(_flag: str, given: Sequence[T]) -> tuple[T, ...]:
@@ -33,3 +36,16 @@ def listed(values: Sequence[int]) -> str:
 def opposite(_flag: str, given: bool) -> bool:
     """Of a switch that turns its field off."""
     return not given
+
+
+def memory_size(flag: str, text: str) -> int:
+    """The bytes of ``4GiB`` or ``500MB``; SpecbuildError for anything else."""
+    found = re.fullmatch(r"([0-9.]+) *([a-z]*)", text.strip(), re.IGNORECASE)
+    number, unit = found.groups() if found else ("0", "")
+    try:
+        size = float(number) * _BYTES[unit.upper()]
+    except (KeyError, ValueError):
+        size = 0
+    if size < 1:
+        raise SpecbuildError(f"{flag} {text} is not a size: write it as 4GiB or 500MiB")
+    return int(size)

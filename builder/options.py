@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from specbuild.builder.option_group import Described, OptionGroup
+from specbuild.builder.option_readers import memory_size
 from specbuild.runtime.engine_dir.backends import BackendName
 
 _FILES = "Files and debugging"
@@ -38,6 +39,26 @@ class LimitOptions(OptionGroup):
             "N",
             least=1,
             shown="16 on the CPU and with --specpv, else 64",
+        ),
+    ] = None
+    kv_memory: Annotated[
+        int | None,
+        Described(
+            "Memory of the KV caches, as 4GiB, below that of every sequence at its longest.",
+            "SIZE",
+            least=1,
+            shown="every sequence at its longest",
+            typed=str,
+            read=memory_size,
+        ),
+    ] = None
+    kv_pages: Annotated[
+        int | None,
+        Described(
+            "Pages of each cache that keeps every token, in place of --kv-memory.",
+            "N",
+            least=1,
+            shown="every sequence at its longest",
         ),
     ] = None
 

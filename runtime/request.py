@@ -176,7 +176,6 @@ class SequenceState:
     index: int
     ids: np.ndarray
     pages: dict[str, SequencePages]
-    pages_reserved: Mapping[str, int]
     counters: RunCounters
     text: TextStream | None
     known: int = 0

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from specbuild.builder.engine.backend_sizes import DEFAULT_TREE_LIMITS, BackendSizes
 from specbuild.builder.engine.dsa import dsa_of
+from specbuild.builder.engine.pool_sizes import PoolBudget
 from specbuild.builder.engine.specpv import PAGE_SIZE as SPECPV_PAGE_SIZE
 from specbuild.builder.engine.specpv import require_turns, specpv_of
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.runtime.cache.layout import KV_DTYPE, MIN_PAGE_SIZE
+from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.cache_groups import (
     DRAFT_GROUP,
     FP8_DTYPE,
     FULL_GROUP,
     LATENT_GROUP,
     choosing_group,
-    pages_per_sequence,
 )
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, IndexerGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import (
@@ -47,6 +48,7 @@ class EnginePlan:
     groups: tuple[CacheGroup, ...]
     specpv: SpecPv | None = None
     dsa: Dsa | None = None
+    budget: PoolBudget = field(default_factory=PoolBudget)
 
     def group_of_layer(self, target: TargetGeometry) -> tuple[int, ...]:
         """For every target layer, the index of its keys' and values' group in ``target_groups``."""
@@ -174,7 +176,9 @@ def plan_engine(
         groups.append(
             _group(DRAFT_GROUP, (0,), draft, window=window, page_size=page_size, sizes=sizes)
         )
-    return with_limits(EnginePlan(limits, default, tuple(groups), specpv, dsa), limits)
+    places = 1 if facts_of(options.backend).pools_in_place else 2
+    budget = PoolBudget(asked.kv_memory, asked.kv_pages, places)
+    return with_limits(EnginePlan(limits, default, tuple(groups), specpv, dsa, budget), limits)
 
 
 def _require_kernel_sizes(most_rows: int, batch: int, page_size: int, shape: DraftShape) -> None:
@@ -191,10 +195,9 @@ def _require_kernel_sizes(most_rows: int, batch: int, page_size: int, shape: Dra
 
 
 def with_limits(plan: EnginePlan, limits: Limits) -> EnginePlan:
-    """The plan under these limits; its caches hold what they ask for."""
-    return replace(
-        plan, limits=limits, groups=tuple(_with_pages(group, limits) for group in plan.groups)
-    )
+    """The plan under these limits; its caches hold what they ask for, within its budget."""
+    groups = plan.budget.sized(plan.groups, limits, plan.specpv)
+    return replace(plan, limits=limits, groups=groups)
 
 
 def _draft_shapes(
@@ -322,15 +325,3 @@ def _group(
         dtype=sizes.cache_dtype,
         pool_axes=sizes.pool_axes,
     )
-
-
-def _with_pages(group: CacheGroup, limits: Limits) -> CacheGroup:
-    """The group with pages for every sequence at its longest, and page 0."""
-    per_sequence = pages_per_sequence(
-        group.name,
-        limits,
-        tokens=limits.max_seq_len,
-        page_size=group.page_size,
-        window=group.window,
-    )
-    return replace(group, pages=limits.max_batch_size * per_sequence + 1)

@@ -64,12 +64,11 @@ class EngineProbe:
     @contextmanager
     def sequence(self, tokens: int) -> Iterator[ProbedSequence]:
         """An empty sequence with capacity for this many tokens and a tree."""
-        wanted = self._kv.pages_wanted(tokens)
-        pages = self._kv.admit(wanted)
+        pages = self._kv.admit(self._kv.pages_wanted(tokens))
         try:
             yield ProbedSequence(self, pages)
         finally:
-            self._kv.release(pages, wanted)
+            self._kv.release(pages)
 
     def run(self, role: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Copies of a role's outputs."""

@@ -27,6 +27,13 @@ class Budget:
         self.left_out.append(f"{what}: the time limit")
         return False
 
+    def allows_pages(self, what: str, tokens_left: int) -> bool:
+        """Whether the engine's pages hold the sequences, with tokens to emit behind them."""
+        if tokens_left:
+            return True
+        self.left_out.append(f"{what}: too few cache pages")
+        return False
+
     def took_up(self, prompt_tokens: int, time_s: float) -> None:
         """Learns how long prompts take."""
         self.prompt_s_per_token = max(self.prompt_s_per_token, time_s / prompt_tokens)

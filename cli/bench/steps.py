@@ -17,6 +17,7 @@ from specbuild.runtime.measure.benchmark_batch import (
     BenchmarkBatch,
     benchmark_batch,
     cuda_executor,
+    tokens_left,
 )
 from specbuild.runtime.measure.byte_floor import (
     BytesByPart,
@@ -60,7 +61,12 @@ class StepSweep:
         for context in self._within_limits(contexts, budget):
             for batch in batches:
                 what = f"batch {batch}, context {context}"
-                if self._wants(batch) and budget.allows(what, prompt_tokens=batch * context):
+                left = tokens_left(self.engine, batch=batch, context=context)
+                if (
+                    self._wants(batch)
+                    and budget.allows_pages(what, left)
+                    and budget.allows(what, prompt_tokens=batch * context)
+                ):
                     self._placed(batch, context, budget, emit)
 
     def _wants(self, batch: int) -> bool:

@@ -22,6 +22,7 @@ from specbuild.runtime.measure.benchmark_batch import (
     BenchmarkBatch,
     benchmark_batch,
     cuda_executor,
+    tokens_left,
 )
 from specbuild.runtime.measure.byte_floor import BytesByPart, EngineTraffic, Work
 from specbuild.runtime.measure.graph_timing import profile_program, time_program
@@ -71,7 +72,10 @@ class ViewSweep:
             blocks = self._blocks(context, budget)
             for batch in batches:
                 what = f"specpv, batch {batch}, context {context}"
-                if budget.allows(what, prompt_tokens=batch * context):
+                left = tokens_left(self.engine, batch=batch, context=context)
+                if budget.allows_pages(what, left) and budget.allows(
+                    what, prompt_tokens=batch * context
+                ):
                     self._placed(batch, context, blocks, budget, emit)
 
     def _blocks(self, context: int, budget: Budget) -> list[int]:

@@ -34,6 +34,7 @@ def inspect(
     specbuild inspect engine --max-batch-size 8 --max-seq-len 8192
     specbuild inspect engine --json
     """
+    from specbuild.builder.engine.cache_capacity import cache_capacity
     from specbuild.cli.tables.predicted_memory import predict_memory
     from specbuild.cli.tables.refused_kernels import refused_kernels, refused_table
     from specbuild.runtime.engine_dir.backends import facts_of
@@ -51,22 +52,27 @@ def inspect(
         costs = step_cost_facts(engine, manifest, plan)
     refused = refused_kernels(engine, manifest)
     memory = predict_memory(manifest, plan, max_batch_size=max_batch_size, max_seq_len=max_seq_len)
+    capacity = cache_capacity(manifest.cache_groups, manifest.limits)
     if as_json:
         import json
 
         from specbuild.runtime.engine_dir.strict_json import to_json
 
-        facts = to_json(manifest) | {"predicted_memory": to_json(memory)}
+        facts = to_json(manifest) | {
+            "predicted_memory": to_json(memory),
+            "cache_capacity": to_json(capacity),
+        }
         if refused:
             facts["refused_kernels"] = list(refused)
         if facts_of_plan is not None:
             facts |= to_json(facts_of_plan) | {"step_costs": to_json(costs)}
         print(json.dumps(facts, allow_nan=False))
         return
+    from specbuild.cli.tables.cache_tables import cache_tables
     from specbuild.cli.tables.engine_table import engine_tables
     from specbuild.cli.terminal.console import output
 
-    output().print(engine_tables(manifest, memory))
+    output().print(engine_tables(manifest, memory), cache_tables(manifest, capacity))
     if manifest.tensorrt is not None:
         from specbuild.cli.tables.tensorrt_tables import tensorrt_tables
 

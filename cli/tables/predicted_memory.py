@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+from specbuild.builder.engine.pool_sizes import PoolBudget
 from specbuild.runtime.device import group_bytes
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, CacheGroup, Manifest
 from specbuild.runtime.engine_dir.plan import Plan
 from specbuild.runtime.engine_dir.weights_file import DTYPES
@@ -49,9 +49,8 @@ def predict_memory(
     weights = _stored_bytes(manifest) if plan is None else _tensor_bytes(manifest)
     places = 1 if facts_of(manifest.backend).pools_in_place else 2
     kv = {
-        group.name: places
-        * group_bytes(replace(group, pages=_pages(manifest, group, batch, length)), manifest.specpv)
-        for group in manifest.cache_groups
+        group.name: places * group_bytes(group, manifest.specpv)
+        for group in _groups(manifest, batch, length, places)
     }
     outputs = _outputs_bytes(manifest, batch)
     if plan is not None:
@@ -74,14 +73,13 @@ def _tensor_bytes(manifest: Manifest) -> int:
     return sum(prod(tensor.shape) * DTYPES[tensor.dtype].itemsize for tensor in tensors)
 
 
-def _pages(manifest: Manifest, group: CacheGroup, batch: int, length: int) -> int:
+def _groups(manifest: Manifest, batch: int, length: int, places: int) -> tuple[CacheGroup, ...]:
+    """The cache groups, as a build for these limits would size them."""
     if (batch, length) == (manifest.limits.max_batch_size, manifest.limits.max_seq_len):
-        return group.pages
+        return manifest.cache_groups
     limits = replace(manifest.limits, max_seq_len=length, max_batch_size=batch)
-    per_sequence = pages_per_sequence(
-        group.name, limits, tokens=length, page_size=group.page_size, window=group.window
-    )
-    return 1 + batch * per_sequence
+    memory, pages = (manifest.options.get(name) for name in ("kv_memory", "kv_pages"))
+    return PoolBudget(memory, pages, places).sized(manifest.cache_groups, limits, manifest.specpv)
 
 
 def _outputs_bytes(manifest: Manifest, batch: int) -> int:

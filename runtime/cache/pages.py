@@ -6,7 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence, slots_per_sequence
+from specbuild.runtime.engine_dir.cache_groups import (
+    allocators,
+    pages_per_sequence,
+    slots_per_sequence,
+)
 from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits
 from specbuild.runtime.errors import SpecbuildError
 
@@ -78,7 +82,9 @@ class PagePool:
 
 
 class SequencePages:
-    """One sequence's pages in one group.
+    """One sequence's pages in one group, or in several that share an allocator.
+
+    It holds no more pages at once than the ``reserved`` ones that its pool promised it.
 
     Logical page p holds slots ``p·page_size …``. Pages ``first_page … end_page − 1`` are held:
     those before the window are given back, those past ``length`` exist only between
@@ -87,8 +93,12 @@ class SequencePages:
     ``p·page_size``.
     """
 
-    def __init__(self, pool: PagePool, *, page_size: int, window: int, capacity: int) -> None:
+    def __init__(
+        self, pool: PagePool, *, page_size: int, window: int, capacity: int, reserved: int
+    ) -> None:
+        pool.reserve(reserved)
         logical = -(-capacity // page_size)
+        self.reserved = reserved
         self.page_size = page_size
         self.window = window
         self.length = 0
@@ -109,6 +119,11 @@ class SequencePages:
             raise SpecbuildError(
                 f"cache group {self._pool.name}: a sequence holds {len(self.slots)} slots, "
                 f"{self.length + count} wanted; use fewer tokens"
+            )
+        if end - self.first_page > self.reserved:
+            raise SpecbuildError(
+                f"cache group {self._pool.name}: {end - self.first_page} pages wanted, "
+                f"{self.reserved} reserved; use fewer tokens"
             )
         while self.end_page < end:
             page = self._pool.allocate()
@@ -143,8 +158,10 @@ class SequencePages:
         self._give_back()
 
     def release(self) -> None:
-        """Every page goes back."""
+        """Every page goes back, and the promise of them."""
         self._release(self.first_page, self.end_page)
+        self._pool.unreserve(self.reserved)
+        self.reserved = 0
         self.length = self.first_page = self.end_page = self._oldest_row = 0
 
     def view_page(self, position: int) -> int:
@@ -172,27 +189,31 @@ class SequencePages:
             self.table[first:end] = 0
 
 
-class FixedPages(SequencePages):
-    """All pages of a sequence, taken at once: neither they nor the table change while it lives.
+class KeptPages(SequencePages):
+    """Pages that stay until the end: steps in flight write behind the length that is committed."""
 
-    With a window they form a ring: logical page p is the ring's page p mod R, so slot x is
-    overwritten by slot x + R·page_size, which is R·page_size ≥ window − 1 + (the rows of the
-    largest launch) + page_size away. Without one, logical pages past those held are 0.
+    def _give_back(self) -> None:
+        """Nothing goes back before the end."""
+
+
+class RingPages(SequencePages):
+    """The pages of a window, taken at once: neither they nor the table change while it lives.
+
+    Logical page p is the ring's page p mod R, so slot x is overwritten by slot x + R·page_size,
+    which is R·page_size ≥ window − 1 + (the rows of the largest launch) + page_size away.
     """
 
     def __init__(
-        self, pool: PagePool, *, page_size: int, window: int, capacity: int, pages: int
+        self, pool: PagePool, *, page_size: int, window: int, capacity: int, reserved: int
     ) -> None:
-        super().__init__(pool, page_size=page_size, window=window, capacity=capacity)
+        super().__init__(
+            pool, page_size=page_size, window=window, capacity=capacity, reserved=reserved
+        )
+        self.pages = [pool.allocate() for _ in range(reserved)]
         logical = len(self.table)
-        self.pages = [pool.allocate() for _ in range(min(pages, logical))]
-        held = np.array(self.pages, np.int32)
-        if window:
-            self.table[:] = held[np.arange(logical) % len(held)]
-        else:
-            self.table[: len(held)] = held
-        self.end_page = logical if window else len(held)
+        self.table[:] = np.array(self.pages, np.int32)[np.arange(logical) % reserved]
         self.slots = (self.table[:, None] * page_size + self._offsets).reshape(-1)
+        self.end_page = logical
 
     def view_page(self, _position: int) -> int:
         """0: a row's sums over its window are cut at the same positions in every launch."""
@@ -207,15 +228,13 @@ class FixedPages(SequencePages):
                 f"{self.length + count} wanted; use fewer tokens"
             )
 
-    def release(self) -> None:
-        """Every page goes back."""
+    def _give_back(self) -> None:
+        """Nothing goes back before the end."""
+
+    def _release(self, _first: int, _end: int) -> None:
         self._pool.release(self.pages)
         self.pages = []
         self.table[:] = 0
-        self.length = self.end_page = 0
-
-    def _give_back(self) -> None:
-        """Nothing goes back before the end."""
 
 
 class PageLedger:
@@ -250,10 +269,10 @@ class PageLedger:
 
 
 class KvPools:
-    """The page pools of an engine, by group name.
+    """The page pools of an engine, by group name: groups that share an allocator have one pool.
 
-    With ``fixed``, a sequence takes all of its pages when it is admitted, as steps that run
-    without the host need it.
+    With ``fixed``, a sequence takes all that it reserves when it is admitted, and keeps it, as
+    steps that run without the host need it.
     """
 
     def __init__(
@@ -268,19 +287,31 @@ class KvPools:
         self._groups = {group.name: group for group in groups}
         self._limits = limits
         self._fixed = fixed
-        self.pools = {g.name: PagePool(g.name, g.pages, released, installed) for g in groups}
+        self._shared = allocators(groups)
+        self.pools: dict[str, PagePool] = {}
+        for first, names in self._shared.items():
+            pool = PagePool(
+                first,
+                self._groups[first].pages,
+                _for_each(names, released),
+                _for_each(names, installed),
+            )
+            self.pools |= dict.fromkeys(names, pool)
 
     def pages_wanted(self, tokens: int) -> dict[str, int]:
-        """Pages to reserve for a sequence that ends with ``tokens`` tokens, by group."""
+        """Pages to reserve for a sequence that ends with ``tokens`` tokens.
+
+        By group; of those that share an allocator the first stands for all.
+        """
         return {
             name: pages_per_sequence(
                 name,
                 self._limits,
                 tokens=tokens,
-                page_size=group.page_size,
-                window=group.window,
+                page_size=self._groups[name].page_size,
+                window=self._groups[name].window,
             )
-            for name, group in self._groups.items()
+            for name in self._shared
         }
 
     def can_admit(self, wanted: Mapping[str, int]) -> bool:
@@ -290,25 +321,47 @@ class KvPools:
     def admit(self, wanted: Mapping[str, int]) -> dict[str, SequencePages]:
         """Reserves the pages and gives the holders, by group: empty ones, or full if fixed.
 
-        SpecbuildError where a group has too few; then no group has promised any.
+        Groups that share an allocator have the same holder. SpecbuildError where a group has too
+        few pages; then no group has promised any.
         """
         for name, pages in wanted.items():
             self.pools[name].require(pages)
+        holders: dict[str, SequencePages] = {}
         for name, pages in wanted.items():
-            self.pools[name].reserve(pages)
-        return {name: self._holder(name, wanted[name]) for name in self._groups}
+            holders |= dict.fromkeys(self._shared[name], self._holder(name, pages))
+        return {name: holders[name] for name in self._groups}
 
     def _holder(self, name: str, pages: int) -> SequencePages:
-        pool, group = self.pools[name], self._groups[name]
-        size, window = group.page_size, group.window
-        capacity = slots_per_sequence(self._limits)
+        group = self._groups[name]
+        kind = SequencePages
         if self._fixed:
-            return FixedPages(pool, page_size=size, window=window, capacity=capacity, pages=pages)
-        return SequencePages(pool, page_size=size, window=window, capacity=capacity)
+            kind = RingPages if group.window else KeptPages
+        holder = kind(
+            self.pools[name],
+            page_size=group.page_size,
+            window=group.window,
+            capacity=slots_per_sequence(self._limits),
+            reserved=pages,
+        )
+        if kind is KeptPages:
+            holder.append(pages * group.page_size)
+        return holder
 
-    def release(self, pages: Mapping[str, SequencePages], wanted: Mapping[str, int]) -> None:
+    def release(self, pages: Mapping[str, SequencePages]) -> None:
         """Takes pages and promises back."""
-        for holder in pages.values():
-            holder.release()
-        for name, count in wanted.items():
-            self.pools[name].unreserve(count)
+        for name in self._shared:
+            pages[name].release()
+
+
+def _for_each(
+    names: Sequence[str], call: Callable[[str, Sequence[int]], None] | None
+) -> Callable[[str, Sequence[int]], None] | None:
+    """A callback of an allocator: every group that it serves is told."""
+    if call is None:
+        return None
+
+    def told(_first: str, pages: Sequence[int]) -> None:
+        for name in names:
+            call(name, pages)
+
+    return told

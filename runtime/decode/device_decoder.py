@@ -144,7 +144,6 @@ class DeviceDecoder:
             index=0,
             ids=np.array([*ids, 0], np.int32),
             pages=self._kv.admit(wanted),
-            pages_reserved=wanted,
             counters=RunCounters(0),
             text=None,
             known=len(ids),
@@ -156,7 +155,7 @@ class DeviceDecoder:
                 rows = PromptRows(0, sequence, start, min(capacity, len(ids) - start))
                 yield self._scored(device_rows, rows)
         finally:
-            self._kv.release(sequence.pages, sequence.pages_reserved)
+            self._kv.release(sequence.pages)
 
     def _scored(self, device_rows: DeviceRows, rows: PromptRows) -> ScoredRows:
         executor = self._executor

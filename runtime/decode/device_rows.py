@@ -6,9 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specbuild.runtime.engine_dir.cache_groups import FULL_GROUP, LATENT_GROUP
-from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
-from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import SequenceState
 
@@ -52,9 +49,6 @@ class DeviceRows:
             *(PENDING if self.drafted else ()),
             *((*VIEWS, *_partial_tables(executor)) if views else ()),
         )
-        # Views of keys and values, or of latents, are also those of indexers' keys.
-        viewed = [group for group in (FULL_GROUP, LATENT_GROUP) if group in groups]
-        self._shared_views = (*viewed, INDEXER_GROUP) if views and INDEXER_GROUP in groups else ()
         self.sequences: list[SequenceState] = []
 
     def clear(self, eos_token_ids: Sequence[int]) -> None:
@@ -83,8 +77,6 @@ class DeviceRows:
         for table in self._tables:
             pages = sequence.pages[table.removeprefix(PAGE_TABLE)].table
             self._executor.write(table, pages[None], row=row)
-        if self._shared_views:
-            self._require_equal_pages(sequence)
 
     def begin(self, sequence: SequenceState, token: int) -> None:
         """Prefill gave a sequence its first token: steps decode it from now on."""
@@ -116,15 +108,6 @@ class DeviceRows:
             self.sequences[row] = self.sequences[last]
         self.sequences.pop()
         self._free(last, 1)
-
-    def _require_equal_pages(self, sequence: SequenceState) -> None:
-        """Both groups hand out their pages alike: SpecbuildError where they have not."""
-        keys, *others = (sequence.pages[group].table for group in self._shared_views)
-        if not all(np.array_equal(keys, other) for other in others):
-            raise SpecbuildError(
-                f"request {sequence.request.id!r} got other pages for its keys than for those of "
-                "indexers, which views share; load the engine again"
-            )
 
     def _free(self, row: int, count: int) -> None:
         self._executor.fill("done", 1, row=row, rows=count)

@@ -34,13 +34,7 @@ class Emission:
         self._max_depth = max_depth
         self.text_stream = text_stream
 
-    def admit(
-        self,
-        index: int,
-        request: Request,
-        pages: dict[str, SequencePages],
-        reserved: dict[str, int],
-    ) -> SequenceState:
+    def admit(self, index: int, request: Request, pages: dict[str, SequencePages]) -> SequenceState:
         """The state of a request that is to run now; its clock starts."""
         ids = np.zeros(len(request.prompt_ids) + request.token_budget, np.int32)
         ids[: len(request.prompt_ids)] = request.prompt_ids
@@ -49,7 +43,6 @@ class Emission:
             index=index,
             ids=ids,
             pages=pages,
-            pages_reserved=reserved,
             counters=RunCounters(self._max_depth),
             text=self.text_stream(request),
             known=len(request.prompt_ids),

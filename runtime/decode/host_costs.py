@@ -121,7 +121,7 @@ class CostMeasurement:
                 if settled or (perf_counter() > deadline_s and round_number > 0):
                     break
         finally:
-            self._kv.release(sequence.pages, sequence.pages_reserved)
+            self._kv.release(sequence.pages)
         row_s = max(many_s - one_s, 0.0) / (self._context - half)
         return table_of(rows, target_s, step_s, row_s=row_s, sure=settled)
 
@@ -135,7 +135,6 @@ class CostMeasurement:
             index=-1,
             ids=self._random.integers(0, vocab, tokens, dtype=np.int32),
             pages=self._kv.admit(wanted),
-            pages_reserved=wanted,
             counters=RunCounters(0),
             text=None,
             known=self._context + self._drafts + 2,

@@ -135,13 +135,9 @@ class Loop:
             self._stepper.prepare_step(self._chosen[1])
 
     def _admit(
-        self,
-        index: int,
-        request: Request,
-        pages: dict[str, SequencePages],
-        reserved: dict[str, int],
+        self, index: int, request: Request, pages: dict[str, SequencePages]
     ) -> SequenceState:
-        sequence = self._emission.admit(index, request, pages, reserved)
+        sequence = self._emission.admit(index, request, pages)
         self._stepper.admit(sequence)
         return sequence
 

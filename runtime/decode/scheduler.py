@@ -11,8 +11,7 @@ from specbuild.runtime.engine_dir.manifest import Limits
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Request, SequenceState
 
-Admitted = Callable[[int, Request, dict[str, SequencePages], dict[str, int]], SequenceState]
-
+Admitted = Callable[[int, Request, dict[str, SequencePages]], SequenceState]
 
 # The most sequences of a step in which such requests take part.
 MostSequences = Callable[[Sequence[Request]], int]
@@ -114,7 +113,7 @@ class Scheduler:
     def retire(self, sequence: SequenceState) -> None:
         """A sequence is done: its pages go back."""
         self._running.remove(sequence)
-        self._kv.release(sequence.pages, sequence.pages_reserved)
+        self._kv.release(sequence.pages)
 
     def close(self) -> tuple[SequenceState, ...]:
         """Gives back what the sequences still running hold, and says which these were."""
@@ -132,8 +131,7 @@ class Scheduler:
             if not self._kv.can_admit(wanted):
                 return
             self._waiting.popleft()
-            pages = self._kv.admit(wanted)
-            self._running.append(admit(index, request, pages, wanted))
+            self._running.append(admit(index, request, self._kv.admit(wanted)))
 
     def _takes(self, request: Request) -> bool:
         """Whether a step has rows for one more sequence that asks for what this one does."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Limits, SpecPv
+from collections.abc import Sequence
+
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, CacheGroup, Limits, SpecPv
 
 FULL_GROUP = "full"
 # Full-attention layers that cache latents.
@@ -43,3 +45,35 @@ def pages_per_sequence(
         return pages
     held = window - 1 + max(limits.max_rows, tree)
     return min(pages, -(-held // page_size) + 1)
+
+
+def allocators(groups: Sequence[CacheGroup]) -> dict[str, tuple[str, ...]]:
+    """The groups whose pages one allocator hands out, by the first of them.
+
+    The target's groups that keep every position hold a sequence's tokens in pages of the same
+    numbers, so that one table shows its keys, its latents and its indexers' keys.
+    """
+    found: dict[object, list[str]] = {}
+    for group in groups:
+        alone = group.window > 0 or group.name == DRAFT_GROUP
+        key = group.name if alone else (group.page_size, group.pages)
+        found.setdefault(key, []).append(group.name)
+    return {names[0]: tuple(names) for names in found.values()}
+
+
+def sequences_together(groups: Sequence[CacheGroup], limits: Limits, tokens: int) -> int:
+    """How many sequences that may each reach ``tokens`` tokens can reserve their pages at once."""
+    return min(
+        limits.max_batch_size,
+        *(
+            (group.pages - 1)
+            // pages_per_sequence(
+                group.name,
+                limits,
+                tokens=tokens,
+                page_size=group.page_size,
+                window=group.window,
+            )
+            for group in groups
+        ),
+    )

@@ -11,6 +11,7 @@ import numpy as np
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.device_rows import FULL_STEP, LIST_BUDGET, SEQUENCE_PORTS, VIEWS
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.cache_groups import sequences_together
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import UnsupportedHereError
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
@@ -18,6 +19,8 @@ from specbuild.runtime.request import GenerateParams, Prompt
 
 # Events of each sequence before its steps are timed: a step of its own has then run.
 _SETTLED_EVENTS = 2
+# Enough tokens that no sequence ends while its steps are timed, where all that fit are too many.
+_FEWEST_TOKENS = 128
 _FED_AGAIN = "buffered_tokens"
 
 
@@ -42,6 +45,20 @@ def cuda_executor(engine: Engine) -> CudaExecutor:
     return engine.executor
 
 
+def tokens_left(engine: Engine, *, batch: int, context: int) -> int:
+    """Tokens that each of so many sequences may emit behind its context.
+
+    0 where the engine's pages hold too few for steps to be timed: no sequence may end meanwhile.
+    """
+    manifest = engine.manifest
+    groups, limits = manifest.cache_groups, manifest.limits
+    most = limits.max_seq_len - context
+    for left in (most, min(most, _FEWEST_TOKENS)):
+        if sequences_together(groups, limits, context + left) >= batch:
+            return left
+    return 0
+
+
 @contextlib.contextmanager
 def benchmark_batch(
     engine: Engine, *, batch: int, context: int, shape: DraftShape | None, seed: int = 0
@@ -54,9 +71,13 @@ def benchmark_batch(
     random = np.random.default_rng(seed)
     ids = random.integers(0, engine.manifest.target.vocab, (batch, context))
     prompts = [Prompt(str(b), prompt_ids=tuple(map(int, row))) for b, row in enumerate(ids)]
-    # Enough tokens that no sequence ends while its steps are timed.
-    capacity = engine.manifest.limits.max_seq_len - context
-    params = GenerateParams(max_new_tokens=capacity, ignore_eos=True)
+    left = tokens_left(engine, batch=batch, context=context)
+    if left == 0:
+        raise UnsupportedHereError(
+            f"the engine's pages do not hold {batch} sequences of {context} tokens; take fewer or "
+            "shorter ones, or build it with more --kv-pages"
+        )
+    params = GenerateParams(max_new_tokens=left, ignore_eos=True)
     requests = engine.check_prompts(prompts, params)
     with engine.session.alone(requests, DraftSetting(shape)) as events:
         seen = [0] * batch

@@ -15,6 +15,7 @@ from specbuild.runtime.measure.benchmark_batch import (
     BenchmarkBatch,
     benchmark_batch,
     cuda_executor,
+    tokens_left,
 )
 from specbuild.runtime.measure.graph_timing import time_prefixes, time_program
 from specbuild.runtime.measure.step_sections import step_sections
@@ -69,6 +70,9 @@ def measure_step_costs(
             expected_s = fill_s_per_token * batch * context * _FILL_MARGIN
             if context > contexts[0] and expected_s > left_s:
                 progress(f"batch {batch}, context {context}: left out, no time")
+                continue
+            if not tokens_left(engine, batch=batch, context=context):
+                progress(f"batch {batch}, context {context}: left out, too few cache pages")
                 continue
             started_s = perf_counter()
             with benchmark_batch(engine, batch=batch, context=context, shape=None) as placed:

@@ -41,7 +41,7 @@ class CpuExecutor:
         self._read_graph = read_graph
         self._weights = weights
         self._threads = threads
-        self._pools: dict[str, Any] = {}
+        self.pools: dict[str, Any] = {}
         self._sessions: dict[str, _RoleSession] = {}
 
     @property
@@ -94,12 +94,12 @@ class CpuExecutor:
     def _pool(self, port: Port) -> Any:
         """The pool of an input ``{group}.{layer}.{part}_pool``, of its shape, allocated once."""
         name = port.name
-        if name not in self._pools:
+        if name not in self.pools:
             import onnxruntime as ort
 
             group = self._manifest.group(name.partition(".")[0])
-            self._pools[name] = ort.OrtValue.ortvalue_from_numpy(_new_pool(group, port.shape))
-        return self._pools[name]
+            self.pools[name] = ort.OrtValue.ortvalue_from_numpy(_new_pool(group, port.shape))
+        return self.pools[name]
 
 
 def session_options(threads: int) -> Any:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_model import toy_manifest
 
-from specbuild.runtime.cache.pages import FixedPages, KvPools, PageLedger, PagePool
+from specbuild.runtime.cache.pages import KeptPages, KvPools, PageLedger, PagePool, RingPages
 from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
 from specbuild.runtime.engine_dir.manifest import Limits
 from specbuild.runtime.errors import SpecbuildError
@@ -30,7 +30,9 @@ def test_a_launch_never_overwrites_what_it_still_sees(
     limits = Limits(200, 1, rows, 1, 1, tree)
     pages = pages_per_sequence("g", limits, tokens=tokens, page_size=size, window=window)
     pool = PagePool("g", pages + 1)
-    holder = FixedPages(pool, page_size=size, window=window, capacity=240, pages=pages)
+    kind = RingPages if window else KeptPages
+    holder = kind(pool, page_size=size, window=window, capacity=240, reserved=pages)
+    holder.append(tokens + tree + 1)
     assert pool.free_pages == 0
     first = data.draw(st.integers(0, tokens - 1))
     count = data.draw(st.integers(1, min(rows, tokens - first) if first else min(rows, tokens)))
@@ -65,9 +67,9 @@ def test_the_table_is_there_at_once_and_stays() -> None:
             holder.append(length - holder.length)
             holder.commit(length)
             assert (holder.table == tables[name]).all()
-    with pytest.raises(SpecbuildError, match=r"holds \d+ slots"):
-        pages["full"].append(60)
-    kv.release(pages, wanted)
+    with pytest.raises(SpecbuildError, match=r"pages wanted, \d+ reserved"):
+        pages["full"].append(25)
+    kv.release(pages)
     assert all(kv.can_admit({n: p.free_pages}) for n, p in kv.pools.items())
 
 
@@ -79,9 +81,10 @@ def test_a_ledger_knows_every_owner() -> None:
     first, second = kv.admit(wanted), kv.admit(wanted)
     assert len(ledger.held) == 2 * sum(wanted.values())
     assert len(set(ledger.held.values())) == len(ledger.held)
-    kv.release(first, wanted)
-    assert {page for group, page in ledger.held if group == "full"} == set(second["full"].pages)
-    kv.release(second, wanted)
+    kv.release(first)
+    held = set(second["full"].table.tolist()) - {0}
+    assert {page for group, page in ledger.held if group == "full"} == held
+    kv.release(second)
     assert not ledger.held
     ledger.installed("full", [3])
     with pytest.raises(SpecbuildError, match="page 3 is given away twice"):

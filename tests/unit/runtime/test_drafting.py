@@ -81,7 +81,6 @@ def sequences_of(manifest: Manifest, batch: list[list[int]], kv: KvPools) -> lis
                 index=index,
                 ids=np.array([*ids, 0, 0, 0, 0], np.int32),
                 pages=kv.admit(wanted),
-                pages_reserved=wanted,
                 counters=RunCounters(0),
                 text=None,
                 known=len(ids),

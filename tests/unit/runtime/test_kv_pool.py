@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from toy_model import toy_manifest
 
-from specbuild.runtime.cache.pages import KvPools, PagePool, SequencePages
+from specbuild.runtime.cache.pages import KvPools, PageLedger, PagePool, SequencePages
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds
 from specbuild.runtime.errors import SpecbuildError
 
@@ -88,7 +88,7 @@ class PagesMachine(RuleBasedStateMachine):
     def release(self, state: dict | None) -> None:
         if self._alive(state):
             self.running.remove(state)
-            self.kv.release(state["pages"], state["wanted"])
+            self.kv.release(state["pages"])
 
     def _alive(self, state: dict | None) -> bool:
         return any(state is other for other in self.running)
@@ -126,7 +126,9 @@ TestPages.settings = settings(max_examples=60, stateful_step_count=40, deadline=
 
 def test_feeds_name_the_live_pages_relative_to_the_window() -> None:
     pool = PagePool("sliding", 30)
-    holders = [SequencePages(pool, page_size=4, window=6, capacity=64) for _ in range(2)]
+    holders = [
+        SequencePages(pool, page_size=4, window=6, capacity=64, reserved=9) for _ in range(2)
+    ]
     for holder, length in zip(holders, (21, 3), strict=True):
         holder.append(length)
         holder.commit(length)
@@ -147,7 +149,7 @@ def test_feeds_name_the_live_pages_relative_to_the_window() -> None:
 
 
 def test_an_overfull_sequence_is_refused() -> None:
-    holder = SequencePages(PagePool("full", 9), page_size=4, window=0, capacity=8)
+    holder = SequencePages(PagePool("full", 9), page_size=4, window=0, capacity=8, reserved=2)
     with pytest.raises(SpecbuildError, match="holds 8 slots, 9 wanted"):
         holder.append(9)
     holder.append(8)
@@ -176,11 +178,32 @@ def test_groups_that_keep_everything_hand_out_the_same_pages(
     limits = replace(toy_manifest().limits, max_seq_len=80, max_batch_size=4)
     full = next(g for g in toy_manifest().cache_groups if g.window == 0)
     groups = [replace(full, name=name, pages=30) for name in ("full", "indexer")]
-    pools, held = KvPools(groups, limits, fixed=True), []
+    ledger, held = PageLedger(), []
+    pools = KvPools(groups, limits, ledger.released, ledger.installed, fixed=True)
     for arrives, tokens, leaving in turns:
         wanted = pools.pages_wanted(tokens)
         if arrives and pools.can_admit(wanted):
-            held.append((pools.admit(wanted), wanted))
-            np.testing.assert_array_equal(*(h.table for h in held[-1][0].values()))
+            held.append(pools.admit(wanted))
+            assert held[-1]["full"] is held[-1]["indexer"]
         elif held:
-            pools.release(*held.pop(leaving % len(held)))
+            pools.release(held.pop(leaving % len(held)))
+        pages = {name: {p for n, p in ledger.held if n == name} for name in pools.pools}
+        assert pages["full"] == pages["indexer"]
+        assert pools.pools["full"].free_pages == 29 - len(pages["full"])
+
+
+def test_one_holder_under_two_names_may_be_asked_twice() -> None:
+    """A launch goes through the groups by name, and so appends and commits for each of them."""
+    limits = replace(toy_manifest().limits, max_seq_len=80, max_batch_size=4)
+    full = next(g for g in toy_manifest().cache_groups if g.window == 0)
+    pools = KvPools([replace(full, name=name, pages=30) for name in ("full", "indexer")], limits)
+    pages = pools.admit(pools.pages_wanted(40))
+    for length in (7, 20, 33):
+        for holder in pages.values():
+            holder.append(length - holder.length + 3)
+        for holder in pages.values():
+            holder.commit(length)
+        assert (pages["full"].length, pages["full"].end_page) == (length, -(-length // SIZE))
+        assert pools.pools["indexer"].free_pages == 29 - pages["full"].end_page
+    pools.release(pages)
+    assert pools.can_admit({"full": 29})

@@ -12,8 +12,14 @@ import onnx_ir as ir
 
 from specbuild.builder.backends.tensorrt.request import InputShapes
 from specbuild.builder.engine.sizes import EnginePlan
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
-from specbuild.runtime.engine_dir.manifest import CacheGroup, DraftShape, ShapeProfile, SizeRange
+from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, pages_per_sequence
+from specbuild.runtime.engine_dir.manifest import (
+    CacheGroup,
+    DraftShape,
+    Limits,
+    ShapeProfile,
+    SizeRange,
+)
 
 
 def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:
@@ -42,7 +48,7 @@ def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:
 
     verified = batch * nodes
     level = batch * max(width, depth + 1)
-    views = _launch(batch, plan.target_groups)
+    views = _launch(limits, plan.target_groups)
     target = [rows(views, "decode", 1, batch, batch, 1)]
     if kept:
         target.append(rows(views, "verify", usual.draft_tokens + 1, verified, verified, tree_bits))
@@ -54,7 +60,7 @@ def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:
     if not kept:
         return profiles
     extends = max(usual.draft_depth, 1)
-    of_draft = _launch(batch, [group for group in plan.groups if group.name == DRAFT_GROUP])
+    of_draft = _launch(limits, [group for group in plan.groups if group.name == DRAFT_GROUP])
     pool, usual_pool = DraftShape(width, depth, 0).candidates, usual.candidates
     sequences = {"B": SizeRange(1, 1, batch)}
     path = _exact(depth + 1)
@@ -131,11 +137,18 @@ def _range(size: int | ir.SymbolicDim, axes: Mapping[str, SizeRange]) -> SizeRan
     return SizeRange(size, size, size) if isinstance(size, int) else axes[str(size.value)]
 
 
-def _launch(batch: int, groups: Iterable[CacheGroup]) -> dict[str, SizeRange]:
+def _launch(limits: Limits, groups: Iterable[CacheGroup]) -> dict[str, SizeRange]:
     """The axes of sequences and page tables: any number of sequences, views of any length."""
+    batch = limits.max_batch_size
     axes = {"B": SizeRange(1, 1, batch), "B1": SizeRange(2, 2, batch + 1)}
     for group in groups:
-        most = (group.pages - 1) // batch
+        most = pages_per_sequence(
+            group.name,
+            limits,
+            tokens=limits.max_seq_len,
+            page_size=group.page_size,
+            window=group.window,
+        )
         axes[f"P_{group.name}"] = SizeRange(1, -(-most // 4), most)
     return axes
 

@@ -1,0 +1,103 @@
+"""How many pages each cache group of an engine has: for the worst case, or for less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from specbuild.runtime.device import group_bytes
+from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
+from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits, SpecPv
+from specbuild.runtime.errors import SpecbuildError
+
+
+@dataclass(frozen=True)
+class PoolBudget:
+    """What the caches may take: bytes of all, or pages of each group that keeps every position.
+
+    Neither is the worst case, every sequence at its longest. ``places`` of each pool are counted.
+    """
+
+    memory: int | None = None
+    pages: int | None = None
+    places: int = 1
+
+    def sized(
+        self, groups: Sequence[CacheGroup], limits: Limits, specpv: SpecPv | None
+    ) -> tuple[CacheGroup, ...]:
+        """The groups with their pages, page 0 included.
+
+        Windows keep rings for every sequence; no group gets more than the worst case. Raises
+        SpecbuildError where one sequence of the longest length has no place.
+        """
+        if self.memory is not None and self.pages is not None:
+            raise SpecbuildError("--kv-memory and --kv-pages are two ways to say it; give one")
+        if self.pages is not None:
+            _require_one(groups, limits, self.pages)
+            return tuple(_with_pages(g, limits, self.pages) for g in groups)
+        worst = tuple(_with_pages(g, limits) for g in groups)
+        if self.memory is None:
+            return worst
+        return self._within_memory(worst, limits, specpv, self.memory)
+
+    def _within_memory(
+        self, worst: Sequence[CacheGroup], limits: Limits, specpv: SpecPv | None, memory: int
+    ) -> tuple[CacheGroup, ...]:
+        """As many tokens in every group that keeps all as fit beside the windows' rings."""
+
+        def holding(tokens: int) -> tuple[CacheGroup, ...]:
+            return tuple(_with_pages(g, limits, -(-tokens // g.page_size)) for g in worst)
+
+        def size(found: Sequence[CacheGroup]) -> int:
+            return self.places * sum(group_bytes(group, specpv) for group in found)
+
+        step = max(g.page_size for g in worst)
+        fewest = max(g.page_size * _longest(g, limits) for g in worst if not g.window)
+        if size(holding(fewest)) > memory:
+            raise SpecbuildError(
+                f"--kv-memory of {_mebibytes(memory)}: the caches of one sequence of "
+                f"{limits.max_seq_len} tokens take {_mebibytes(size(holding(fewest)))}; ask for "
+                "more, or for less --max-seq-len"
+            )
+        low, high = fewest // step, fewest * limits.max_batch_size // step
+        while low < high:
+            middle = (low + high + 1) // 2
+            if size(holding(middle * step)) <= memory:
+                low = middle
+            else:
+                high = middle - 1
+        return holding(low * step)
+
+
+def _require_one(groups: Sequence[CacheGroup], limits: Limits, pages: int) -> None:
+    """SpecbuildError where so few pages hold no sequence of the longest length."""
+    needed = max((_longest(g, limits) for g in groups if not g.window), default=0)
+    if pages < needed:
+        raise SpecbuildError(
+            f"--kv-pages {pages}: a sequence of {limits.max_seq_len} tokens takes {needed}; ask "
+            "for as many at least, or for less --max-seq-len"
+        )
+
+
+def _with_pages(group: CacheGroup, limits: Limits, most: int | None = None) -> CacheGroup:
+    """The group with pages for every sequence at its longest, but for ``most`` without a window."""
+    pages = limits.max_batch_size * _longest(group, limits)
+    if most is not None and not group.window:
+        pages = min(pages, most)
+    return replace(group, pages=pages + 1)
+
+
+def _longest(group: CacheGroup, limits: Limits) -> int:
+    """Pages of a sequence of the longest length."""
+    return pages_per_sequence(
+        group.name,
+        limits,
+        tokens=limits.max_seq_len,
+        page_size=group.page_size,
+        window=group.window,
+    )
+
+
+def _mebibytes(size_bytes: int) -> str:
+    """Rounded up: so much is enough."""
+    return f"{-(-size_bytes * 10 // 2**20) / 10:.1f} MiB"

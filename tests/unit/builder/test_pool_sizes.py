@@ -1,0 +1,111 @@
+"""Pools below the worst case: pages, bytes, and refusals with their numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from geometries import GPT_OSS_20B
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning import plan_engine
+
+from specbuild.builder.engine.cache_capacity import cache_capacity
+from specbuild.builder.engine.sizes import EnginePlan, with_limits
+from specbuild.builder.option_readers import memory_size
+from specbuild.builder.options import BuildOptions
+from specbuild.runtime.engine_dir.geometry import IndexerGeometry, TargetGeometry
+from specbuild.runtime.errors import SpecbuildError
+
+INDEXED = replace(GPT_OSS_20B, indexer=IndexerGeometry((1, 3), 4, 64, True, None, None))
+# Of one slot of GPT-OSS-20B in bf16: K and V of 8 heads of 64, in 12 layers of each kind.
+SLOT = 2 * 8 * 64 * 2 * 12
+
+
+def planned(target: TargetGeometry = GPT_OSS_20B, **values: Any) -> EnginePlan:
+    usual = {"backend": "cuda", "max_seq_len": 4096, "max_batch_size": 16}
+    options = BuildOptions.from_flat(model=Path("m"), output=Path("o"), **usual | values)
+    return plan_engine(options, target, None)
+
+
+def pages_of(plan: EnginePlan) -> dict[str, int]:
+    """Pages for sequences."""
+    return {group.name: group.pages - 1 for group in plan.groups}
+
+
+def bytes_of(plan: EnginePlan) -> int:
+    """Of the two groups of GPT-OSS-20B, page 0 included."""
+    return sum(group.pages * group.page_size * SLOT for group in plan.groups)
+
+
+def test_pages_bound_what_keeps_every_token() -> None:
+    # 4096 tokens and one root in pages of 64
+    assert pages_of(planned())["full"] == 16 * 65
+    few = pages_of(planned(kv_pages=200))
+    assert few == {**pages_of(planned()), "full": 200}
+    assert pages_of(planned(kv_pages=10**9)) == pages_of(planned())
+    assert pages_of(planned(INDEXED, max_seq_len=128, kv_pages=7))["indexer"] == 7
+
+
+@settings(max_examples=30, deadline=None)
+@given(extra=st.integers(0, 600 << 20))
+def test_memory_goes_to_windows_first_and_holds_as_many_tokens_as_fit(extra: int) -> None:
+    rings = next(g for g in planned().groups if g.name == "sliding").pages * 64 * SLOT
+    least = rings + 66 * 64 * SLOT
+    plan = planned(kv_memory=least + extra)
+    assert pages_of(plan)["full"] == min(65 + extra // (64 * SLOT), 16 * 65)
+    assert pages_of(plan)["sliding"] == pages_of(planned())["sliding"]
+    assert bytes_of(plan) <= least + extra
+
+
+def test_what_holds_no_sequence_of_the_longest_length_is_refused() -> None:
+    with pytest.raises(SpecbuildError, match=r"--kv-pages 64: a sequence of 4096 tokens takes 65"):
+        planned(kv_pages=64)
+    least = bytes_of(planned(kv_pages=65))
+    assert pages_of(planned(kv_memory=least))["full"] == 65
+    with pytest.raises(SpecbuildError, match=r"--kv-memory of .* MiB: the caches of one sequence"):
+        planned(kv_memory=least - 1)
+    with pytest.raises(SpecbuildError, match="give one"):
+        planned(kv_memory=least, kv_pages=70)
+    with pytest.raises(SpecbuildError, match="--kv-pages is 0"):
+        planned(kv_pages=0)
+
+
+def test_a_backend_that_changes_the_limits_keeps_the_budget() -> None:
+    plan = planned(kv_pages=70)
+    larger = with_limits(plan, replace(plan.limits, max_rows=4 * plan.limits.max_rows))
+    assert pages_of(larger)["full"] == 70
+    assert pages_of(larger)["sliding"] > pages_of(plan)["sliding"]
+
+
+def test_how_many_sequences_run_together() -> None:
+    plan = planned(kv_pages=200)
+    found = cache_capacity(plan.groups, plan.limits)
+    assert (found.groups["full"].pages, found.groups["full"].tokens) == (200, 12800)
+    # 1024 tokens and a root take 17 pages, 4096 take 65.
+    assert {e.tokens: e.guaranteed_no_evict for e in found.sequences} == {1024: 11, 4096: 3}
+    whole = planned()
+    together = cache_capacity(whole.groups, whole.limits).sequences
+    assert {entry.guaranteed_no_evict for entry in together} == {16}
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4GiB", 4 << 30),
+        ("500 MB", 5 * 10**8),
+        ("1.5GiB", 3 << 29),
+        ("4096", 4096),
+        ("2tib", 2 << 40),
+    ],
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert memory_size("--kv-memory", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "4 gigs", "-1GiB", "nanGiB", "infGiB", "0"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(SpecbuildError, match="is not a size: write it as 4GiB"):
+        memory_size("--kv-memory", text)
