@@ -37,7 +37,7 @@ BUILDER = {
     "svg": "",
     "option_group": "",
     "option_readers": "",
-    "options": "option_group",
+    "options": "option_group option_readers",
     "checkpoint": "durable",
     "families": "checkpoint",
     "graph": "checkpoint",
