@@ -24,7 +24,7 @@ from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
-from specbuild.runtime.text import TextCodec
+from specbuild.runtime.text.codec import TextCodec
 
 Checkpoints = tuple[TargetCheckpoint, DraftCheckpoint | None]
 
@@ -92,6 +92,6 @@ def _require_readable(files: Sequence[Path]) -> None:
     if tokenizer is None:
         return
     try:
-        TextCodec(tokenizer, config, template)
+        TextCodec(tokenizer, config, template).check_template()
     except EngineFileError as error:
         raise SpecbuildError(f"{files[0].parent}: {error}; get the file anew") from error

@@ -35,14 +35,14 @@ from specbuild.runtime.request import (
     params_list,
     prompt_list,
 )
-from specbuild.runtime.text import (
+from specbuild.runtime.text.codec import (
     CHAT_TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
-    TOKENIZER_FILE,
     TextCodec,
-    TextStream,
     check_unicode,
 )
+from specbuild.runtime.text.stream import TextStream
+from specbuild.runtime.text.tokenizer import TOKENIZER_FILE
 
 
 class Engine:
@@ -242,7 +242,11 @@ class Engine:
         if self.text is None:
             raise RequestError(f"{where} is text, but the engine has no tokenizer; give token ids")
         check_unicode(prompt.prompt, where)
-        return self.text.encode(prompt.prompt, raw=params.raw)
+        most = self.manifest.limits.max_seq_len
+        try:
+            return self.text.encode(prompt.prompt, raw=params.raw, most_tokens=most)
+        except RequestError as error:
+            raise RequestError(f"{where}: {error}") from error
 
     def _text_stream(self, request: Request) -> TextStream | None:
         return None if self.text is None else self.text.stream(request.params.stop)

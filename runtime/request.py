@@ -13,7 +13,7 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.records import FinishReason, RunRecord
 from specbuild.runtime.sampling import SamplingParams, whole_number
 from specbuild.runtime.statistics import RunCounters
-from specbuild.runtime.text import TextStream
+from specbuild.runtime.text.stream import TextStream
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.text.tokenizer import OpenedTokenizer
 
 TEXT_SUFFIXES = (".py", ".txt", ".md")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".npy")
@@ -32,7 +33,7 @@ class DocumentReader:
         self.model = model
         self.vocab = vocab
         self.end_of_text = end_of_text
-        self._tokenizer: Any = None
+        self._tokenizer: OpenedTokenizer | None = None
 
     def read(self, paths: tuple[Path, ...]) -> list[Document]:
         """The documents of all files, directories being searched by name order.
@@ -96,7 +97,7 @@ class DocumentReader:
     def _encoded(self, text: str, where: str) -> np.ndarray:
         if self._tokenizer is None:
             self._tokenizer = _open_tokenizer(self.model, where)
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids = self._tokenizer.encode(text, special=False)
         return self._checked(np.array(ids, dtype=np.int64), where)
 
     def _checked(self, ids: np.ndarray, where: str) -> np.ndarray:
@@ -126,15 +127,13 @@ def _files(path: Path) -> Iterator[Path]:
         yield path
 
 
-def _open_tokenizer(model: Path, where: str) -> Any:
-    from tokenizers import Tokenizer
-
+def _open_tokenizer(model: Path, where: str) -> OpenedTokenizer:
     file = model / "tokenizer.json"
     if not file.is_file():
         raise SpecbuildError(
             f"{where}: {model} has no tokenizer.json to read text with; give token ids instead"
         )
     try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise SpecbuildError(f"{file}: no tokenizer: {error}") from error
+        return OpenedTokenizer(file.read_bytes())
+    except EngineFileError as error:
+        raise SpecbuildError(f"{model}: {error}") from error

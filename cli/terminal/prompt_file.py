@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from specbuild.runtime.engine_dir.strict_json import from_json, parsed
 from specbuild.runtime.errors import RequestError, SpecbuildError
 from specbuild.runtime.request import GenerateParams, Prompt, Request
+from specbuild.runtime.text.codec import MAX_PROMPT_BYTES
 
 if TYPE_CHECKING:
     from specbuild.runtime.engine import Engine
@@ -66,12 +67,15 @@ def read_prompts(text: str | None, file: Path | None) -> list[PlacedPrompt]:
 
 def read_prompt_file(file: Path) -> list[PlacedPrompt]:
     """Every line of a JSON-lines file, checked; SpecbuildError names the first bad line."""
-    lines = file.read_bytes().split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    if not lines:
+    with file.open("rb") as opened:
+        lines = iter(lambda: _bounded(opened.readline, f"{file}: a line"), b"")
+        placed = [
+            _prompt_of_line(line.removesuffix(b"\n"), f"{file} line {i}")
+            for i, line in enumerate(lines, start=1)
+        ]
+    if not placed:
         raise SpecbuildError(f"{file} holds no prompts: write one JSON object a line")
-    return [_prompt_of_line(line, f"{file} line {i}") for i, line in enumerate(lines, start=1)]
+    return placed
 
 
 def _prompt_of_line(line: bytes, place: str) -> PlacedPrompt:
@@ -98,6 +102,17 @@ def _standard_input() -> str:
     if sys.stdin.isatty():
         print("Type the prompt, then Ctrl-D:", file=sys.stderr)
     try:
-        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+        return _bounded(sys.stdin.buffer.read, "standard input").decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise SpecbuildError(f"standard input is not UTF-8: byte {error.start} is wrong") from error
+
+
+def _bounded(read: Callable[[int], bytes], what: str) -> bytes:
+    """What there is to read, or SpecbuildError where no engine takes a prompt of that length."""
+    data = read(MAX_PROMPT_BYTES + 1)
+    if len(data) > MAX_PROMPT_BYTES:
+        raise SpecbuildError(
+            f"{what} has more than {MAX_PROMPT_BYTES} bytes, which is longer than any prompt: "
+            "shorten it"
+        )
+    return data

@@ -12,7 +12,7 @@ from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.records import FinishReason, RunRecord
 from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState, TokenEvent
 from specbuild.runtime.statistics import RunCounters
-from specbuild.runtime.text import TextStream
+from specbuild.runtime.text.stream import TextStream
 
 TextStreams = Callable[[Request], TextStream | None]
 

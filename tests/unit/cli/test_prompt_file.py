@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specbuild.cli.terminal import prompt_file
 from specbuild.cli.terminal.prompt_file import read_prompt_file, read_prompts
 from specbuild.runtime.errors import SpecbuildError
 
@@ -104,3 +105,14 @@ def test_empty_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
     with pytest.raises(SpecbuildError, match="standard input: the prompt is empty"):
         read_prompts(None, None)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")
+def test_what_has_no_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_file, "MAX_PROMPT_BYTES", 1 << 16)
+    with Path("/dev/zero").open() as endless:
+        monkeypatch.setattr(sys, "stdin", endless)
+        with pytest.raises(SpecbuildError, match="standard input has more than 65536 bytes"):
+            read_prompts(None, None)
+    with pytest.raises(SpecbuildError, match="a line has more than 65536 bytes"):
+        read_prompt_file(Path("/dev/zero"))

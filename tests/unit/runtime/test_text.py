@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from specbuild.runtime.errors import EngineFileError, RequestError
-from specbuild.runtime.text import Detokenizer, TextCodec, TextStream
+from specbuild.runtime.text.codec import TextCodec
+from specbuild.runtime.text.stream import Detokenizer, TextStream
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -107,10 +108,10 @@ def test_text_ends_before_the_first_stop_string(
 def test_a_prompt_passes_through_the_template_unless_raw() -> None:
     chat = codec(TEMPLATE)
     assert chat.has_template
-    assert chat.decode(chat.encode("hi", raw=False)) == "<user>hi<assistant>"
-    assert chat.decode(chat.encode("hi", raw=True)) == "hi"
+    assert chat.decode(chat.encode("hi", raw=False, most_tokens=99)) == "<user>hi<assistant>"
+    assert chat.decode(chat.encode("hi", raw=True, most_tokens=99)) == "hi"
     assert not BYTES.has_template
-    assert BYTES.decode(BYTES.encode("hi", raw=False)) == "hi"
+    assert BYTES.decode(BYTES.encode("hi", raw=False, most_tokens=99)) == "hi"
 
 
 def test_the_template_gets_special_tokens_and_helpers() -> None:
@@ -138,7 +139,7 @@ def test_the_template_may_stand_in_the_config(config: object) -> None:
 def test_a_template_that_refuses_says_why() -> None:
     chat = codec("{{ raise_exception('no user turns here') }}")
     with pytest.raises(RequestError, match="no user turns here"):
-        chat.encode("hi", raw=False)
+        chat.encode("hi", raw=False, most_tokens=99)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_a_template_that_refuses_says_why() -> None:
 def test_the_template_runs_in_a_sandbox(template: str) -> None:
     chat = codec(template)
     with pytest.raises(RequestError, match="refuses"):
-        chat.encode("hi", raw=False)
+        chat.encode("hi", raw=False, most_tokens=99)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,6 @@ def test_the_template_runs_in_a_sandbox(template: str) -> None:
         (None, b"[]", None, "tokenizer_config.json"),
         (None, b"\xff", None, "tokenizer_config.json"),
         (None, b"[" * 100_000, None, "tokenizer_config.json"),
-        (None, None, b"{% if %}", "template"),
         (None, None, b"\xff", "template"),
     ],
 )
@@ -196,8 +196,8 @@ def test_a_chat_gets_no_special_tokens_beside_the_templates() -> None:
         single="<bos> $A", special_tokens=[("<bos>", 0)]
     )
     text = TextCodec(tokenizer.to_str().encode(), None, b"<bos> {{ messages[0].content }}")
-    assert text.encode("hi", raw=True) == (0, 1)
-    assert text.encode("hi", raw=False) == (0, 1)
+    assert text.encode("hi", raw=True, most_tokens=99) == (0, 1)
+    assert text.encode("hi", raw=False, most_tokens=99) == (0, 1)
 
 
 def test_of_named_templates_the_default_is_taken() -> None:

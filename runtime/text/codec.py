@@ -1,0 +1,127 @@
+"""The engine's tokenizer and chat template: prompts in, text out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specbuild.runtime.errors import EngineFileError, RequestError
+from specbuild.runtime.text.chat_template import ChatTemplate
+from specbuild.runtime.text.stream import TextStream
+from specbuild.runtime.text.tokenizer import OpenedTokenizer
+
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+# No prompt may be longer, whatever the engine: who reads one from elsewhere stops here.
+MAX_PROMPT_BYTES = 1 << 26
+_MAX_CONFIG_BYTES = 1 << 23
+
+
+class TextCodec:
+    """The engine's tokenizer and, where it has one, its chat template.
+
+    Raises EngineFileError where a file cannot be read; the template's code is left alone until a
+    text is wrapped in it.
+    """
+
+    def __init__(self, tokenizer: bytes, config: bytes | None, template: bytes | None) -> None:
+        self._tokenizer = OpenedTokenizer(tokenizer)
+        self._config = _config(config)
+        source = _template_of(self._config) if template is None else _utf8(template)
+        self._template = None if source is None else ChatTemplate(source)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether text prompts are wrapped as a chat unless they are raw."""
+        return self._template is not None
+
+    def check_template(self) -> None:
+        """Raises EngineFileError where there is a template that does not compile."""
+        if self._template is not None:
+            self._template.compile()
+
+    def encode(self, text: str, *, raw: bool, most_tokens: int) -> tuple[int, ...]:
+        """Ids of ``text``: the user's turn of a chat where there is a template, else as it is.
+
+        Raises RequestError for text of more bytes than ``most_tokens`` tokens can have.
+        """
+        if raw or self._template is None:
+            return tuple(self._tokenizer.encode(text, special=True, most_tokens=most_tokens))
+        return self.encode_chat([{"role": "user", "content": text}], most_tokens=most_tokens)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, most_tokens: int
+    ) -> tuple[int, ...]:
+        """Ids of a chat with the assistant's turn opened; RequestError as for ``encode``."""
+        chat = self.render(messages)
+        return tuple(self._tokenizer.encode(chat, special=False, most_tokens=most_tokens))
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The chat template on these messages, with the assistant's turn opened.
+
+        Raises RequestError where there is none, or with its own words where it refuses them.
+        """
+        if self._template is None:
+            raise RequestError("the engine has no chat template for messages; give a prompt")
+        special = {
+            name: _token_text(value)
+            for name, value in self._config.items()
+            if name.endswith("_token") and value is not None
+        }
+        return self._template.render(messages, special)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ``ids`` without special tokens."""
+        return self._tokenizer.decode(ids)
+
+    def stream(self, stop: Sequence[str] = ()) -> TextStream:
+        """A fresh incremental decoder."""
+        return TextStream(self.decode, stop)
+
+
+def check_unicode(text: str, where: str) -> None:
+    """Raises RequestError where ``text`` holds half of a surrogate pair: it has no bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{where} is not Unicode text: character {error.start} is a lone surrogate "
+            "(a byte that is not UTF-8, or half of a \\u pair)"
+        ) from error
+
+
+def _utf8(template: bytes) -> str:
+    try:
+        return template.decode()
+    except UnicodeDecodeError as error:
+        raise EngineFileError(f"{CHAT_TEMPLATE_FILE} is not UTF-8: {error}") from error
+
+
+def _config(data: bytes | None) -> dict[str, Any]:
+    if data is None:
+        return {}
+    if len(data) > _MAX_CONFIG_BYTES:
+        raise EngineFileError(
+            f"{TOKENIZER_CONFIG_FILE} has {len(data)} bytes, at most {_MAX_CONFIG_BYTES} are read"
+        )
+    try:
+        config = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise EngineFileError(f"{TOKENIZER_CONFIG_FILE} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise EngineFileError(f"{TOKENIZER_CONFIG_FILE} holds no object")
+    return config
+
+
+def _template_of(config: Mapping[str, Any]) -> str | None:
+    """The template of an older tokenizer config: a string, or a list of named ones."""
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = (entry for entry in template if isinstance(entry, dict))
+        template = next((e.get("template") for e in named if e.get("name") == "default"), None)
+    return template if isinstance(template, str) else None
+
+
+def _token_text(value: Any) -> Any:
+    return value.get("content") if isinstance(value, dict) else value

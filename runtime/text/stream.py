@@ -1,0 +1,92 @@
+"""Text of tokens that come one at a time: whole characters only, ending before a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+_INCOMPLETE = "\ufffd"  # what a decoder gives for the first bytes of a longer character
+
+
+class Detokenizer:
+    """Text of ids that come one at a time; a character appears when its last byte is there.
+
+    Only the ids since the last complete character are decoded again, behind enough context
+    that a decoder which strips leading space does not strip the middle of the text.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        self._context = 0
+        self._read = 0
+
+    def push(self, token_id: int) -> str:
+        """The text that this id completes, possibly none."""
+        self._ids.append(token_id)
+        before, text = self._texts()
+        if text.endswith(_INCOMPLETE) or len(text) <= len(before):
+            return ""
+        self._context, self._read = self._read, len(self._ids)
+        return text[len(before) :]
+
+    def flush(self) -> str:
+        """What is left at the end: an unfinished character shows as a replacement character."""
+        before, text = self._texts()
+        self._context = self._read = len(self._ids)
+        return text[len(before) :]
+
+    def _texts(self) -> tuple[str, str]:
+        before = self._decode(self._ids[self._context : self._read])
+        return before, self._decode(self._ids[self._context :])
+
+
+class TextStream:
+    """A request's text: incremental, ending before the first stop string.
+
+    Text that may turn out to begin a stop string is held back until that is decided.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(decode)
+        self._stop = tuple(stop)
+        self._held = ""
+        self._parts: list[str] = []
+        self.stopped = False
+
+    @property
+    def emitted(self) -> str:
+        """All text given out so far."""
+        return "".join(self._parts)
+
+    def push(self, token_id: int) -> str:
+        """Text to give out with this token; ``stopped`` turns true where it completes a stop."""
+        return self._advance(self._detokenizer.push(token_id))
+
+    def finish(self) -> str:
+        """What was held back, once no more tokens come."""
+        if self.stopped:
+            return ""
+        rest = self._advance(self._detokenizer.flush())
+        if self.stopped:
+            return rest
+        held, self._held = self._held, ""
+        self._parts.append(held)
+        return rest + held
+
+    def _advance(self, new: str) -> str:
+        text = self._held + new
+        found = [place for place in (text.find(stop) for stop in self._stop) if place >= 0]
+        if found:
+            self.stopped = True
+            text, self._held = text[: min(found)], ""
+        else:
+            keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+            text, self._held = text[: len(text) - keep], text[len(text) - keep :]
+        self._parts.append(text)
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that begins ``stop``."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,147 @@
+"""``tokenizer.json``, opened: what a damaged or foreign one could do is refused or contained."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from specbuild.runtime.errors import EngineFileError, RequestError, SpecbuildError
+
+TOKENIZER_FILE = "tokenizer.json"
+# A type or key in escapes, which nobody writes but who wants it unseen.
+_ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
+# Bytes that a rewriting of the text may add for each of its own, over all rewritings.
+_MAX_GROWTH = 256
+_MAX_ADDED_IDS = 4096
+
+
+class OpenedTokenizer:
+    """Text to ids and back. Neither cuts nor fills up: what the file says of that is left out.
+
+    Raises EngineFileError where the bytes are no tokenizer.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        from tokenizers import Tokenizer
+
+        _check_charsmap(data)
+        with _contained(EngineFileError, f"{TOKENIZER_FILE} is not a tokenizer"):
+            self._tokenizer = Tokenizer.from_str(data.decode())
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            parts = ("normalizer", "pre_tokenizer", "decoder", "post_processor")
+            states = {name: _state(getattr(self._tokenizer, name)) for name in parts}
+        for name in ("normalizer", "pre_tokenizer", "decoder"):
+            if _growth(states[name]) > _MAX_GROWTH:
+                raise EngineFileError(f"{TOKENIZER_FILE}: its {name} blows text up; get it anew")
+        if _added_ids(states["post_processor"]) > _MAX_ADDED_IDS:
+            raise EngineFileError(
+                f"{TOKENIZER_FILE}: its post_processor adds more than {_MAX_ADDED_IDS} tokens; "
+                "get it anew"
+            )
+
+    def encode(self, text: str, *, special: bool, most_tokens: int | None = None) -> list[int]:
+        """Ids of ``text``, with the special tokens around it if ``special``.
+
+        Raises RequestError for text of more bytes than ``most_tokens`` tokens can have, before
+        anything is made of it, and where the tokenizer fails.
+        """
+        size = len(text.encode())
+        most = size if most_tokens is None else most_tokens
+        if size > most and size > most * self.longest_token_bytes:
+            raise RequestError(
+                f"the text has {size} bytes, but {most} tokens have at most "
+                f"{most * self.longest_token_bytes}; shorten it"
+            )
+        with _contained(RequestError, f"{TOKENIZER_FILE} fails at this text"):
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ``ids`` without special tokens."""
+        with _contained(EngineFileError, f"{TOKENIZER_FILE} fails at the text of tokens"):
+            text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    @cached_property
+    def longest_token_bytes(self) -> int:
+        """At least as many bytes as any token stands for."""
+        return max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=1)
+
+
+@contextmanager
+def _contained(kind: type[SpecbuildError], failure: str) -> Iterator[None]:
+    """What the library raises, as an error of ours: bare Exceptions, and panics of Rust."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise kind(f"{failure}: {error}") from error
+
+
+def _check_charsmap(data: bytes) -> None:
+    """EngineFileError where a map of characters claims more bytes than it has.
+
+    The library would ask for that much memory, and abort the process where it gets none.
+    """
+    if b"Precompiled" not in data and _ESCAPED_LETTER.search(data) is None:
+        return
+    try:
+        left: list[Any] = [json.loads(data)]
+        while left:
+            part = left.pop()
+            if isinstance(part, dict):
+                left += part.values()
+                charsmap = part.get("precompiled_charsmap")
+                if isinstance(charsmap, str):
+                    raw = base64.b64decode(charsmap)
+                    if int.from_bytes(raw[:4], "little") > len(raw):
+                        raise ValueError("its precompiled_charsmap is damaged")
+            elif isinstance(part, list):
+                left += part
+    except (ValueError, RecursionError) as error:
+        raise EngineFileError(f"{TOKENIZER_FILE} is not a tokenizer: {error}") from error
+
+
+def _state(part: Any) -> Any:
+    """A part's own description, None where there is none."""
+    return None if part is None else json.loads(part.__getstate__())
+
+
+def _growth(state: Any) -> int:
+    """How many bytes one byte becomes at most, by all that is written in its place."""
+    growth = 1
+    for part in _parts(state):
+        growth *= max(1, len(str(part.get("content", "")).encode()))
+        growth *= max(1, len(str(part.get("prepend", "")).encode()))
+        growth = min(growth, _MAX_GROWTH + 1)
+    return growth
+
+
+def _added_ids(state: Any) -> int:
+    """How many ids a text gets around it."""
+    count = 0
+    for part in _parts(state):
+        special = part.get("special_tokens")
+        if isinstance(special, dict):
+            pieces = [p["SpecialToken"]["id"] for p in part["single"] if "SpecialToken" in p]
+            count += sum(len(special[name]["ids"]) for name in pieces if name in special)
+    return count
+
+
+def _parts(state: Any) -> Iterator[dict[str, Any]]:
+    """The description and all that stand in it."""
+    left = [state]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            yield part
+            left += part.values()
+        elif isinstance(part, list):
+            left += part
