@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
-from specbuild.runtime.decode.emission import TextStreams
+from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.decode.emission import Emission, TextStreams
 from specbuild.runtime.decode.loop import Loop
+from specbuild.runtime.decode.scheduler import Scheduler
+from specbuild.runtime.decode.stepper import Stepper
+from specbuild.runtime.draft.choice import PolicyByKind, asked_for
 from specbuild.runtime.draft.eagle3 import Drafter
-from specbuild.runtime.draft.policy import DraftPolicy
-from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.draft.policy import DraftPolicy, LearnedPolicies
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Request
 
@@ -45,21 +50,52 @@ class DraftSetting:
         return DraftSetting(None)
 
 
-class Decoder(Protocol):
-    """Makes the loops that serve checked requests, one at a time."""
+class Decoder(ABC):
+    """Makes the loops that serve checked requests, one at a time.
 
-    machine: threading.Lock
-    """Held by whoever uses the executor: a loop, a measurement, a scoring."""
+    Whoever uses the executor holds ``machine``: a loop, a measurement, a scoring.
+    """
+
+    def __init__(self, manifest: Manifest, kv: KvPools) -> None:
+        self._manifest = manifest
+        self._kv = kv
+        self._measured = LearnedPolicies()
+        self.machine = threading.Lock()
 
     @property
+    @abstractmethod
     def default_draft(self) -> DraftPolicy:
         """What ``speculation="default"`` last used; its ``reason`` says what it chose, and why."""
-        ...
 
+    @abstractmethod
     def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:
         """RequestError where the engine has no such draft, or no steps for such requests."""
-        ...
 
+    @abstractmethod
     def loop(self, setting: DraftSetting, *, text_stream: TextStreams) -> Loop:
         """A loop of this setting; whoever runs it holds :attr:`machine`."""
-        ...
+
+    @abstractmethod
+    def _default_policy(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:
+        """A policy that starts from what the one before it, greedy or sampled, has learned."""
+
+    def _own_policy(self, speculation: Speculation) -> DraftPolicy:
+        """The policy of a loop that drafts with the engine's own draft."""
+        if speculation != "default":
+            return asked_for(speculation)
+        return PolicyByKind(
+            lambda sampled, full_logits: self._default_policy(
+                sampled=sampled, full_logits=full_logits
+            )
+        )
+
+    def _loop(
+        self,
+        stepper: Stepper,
+        scheduler: Scheduler,
+        policy: DraftPolicy,
+        text_stream: TextStreams,
+    ) -> Loop:
+        eos, depth = self._manifest.target.eos_token_ids, policy.max_depth
+        emission = Emission(eos, max_depth=depth, text_stream=text_stream)
+        return Loop(stepper, scheduler, emission, policy)

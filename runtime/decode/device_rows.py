@@ -23,8 +23,6 @@ _SCALARS = (
     "seed",
 )
 VIEWS = ("verified_len", "view_blocks", "summarised", "budget", "buffered_tokens")
-FULL_STEP = "full_step"
-LIST_BUDGET, CHECK_BUDGET = "list_budget", "check_budget"
 PARTIAL_TABLE = "partial_table."
 # What the device keeps of a sequence beside its page tables.
 SEQUENCE_PORTS = (*_SCALARS, *PENDING)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,19 +9,18 @@ from pathlib import Path
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import SlotCounter
 from specbuild.runtime.decode.cost_file import load_or_measure
-from specbuild.runtime.decode.decoder import DraftSetting
-from specbuild.runtime.decode.emission import Emission, TextStreams
+from specbuild.runtime.decode.decoder import Decoder, DraftSetting
+from specbuild.runtime.decode.emission import TextStreams
 from specbuild.runtime.decode.host_costs import CannotMeasureError, CostMeasurement
 from specbuild.runtime.decode.host_stepper import HostStepper
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import Scheduler
-from specbuild.runtime.draft.choice import PolicyByKind, asked_for, require_shape
+from specbuild.runtime.draft.choice import require_shape
 from specbuild.runtime.draft.costs import ChainCosts
 from specbuild.runtime.draft.eagle3 import Drafter, Eagle3Drafter
 from specbuild.runtime.draft.policy import (
     DraftPolicy,
     FixedPolicy,
-    LearnedPolicies,
     default_policy,
     undrafted,
 )
@@ -35,18 +33,15 @@ from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.request import Request
 
 
-class HostDecoder:
+class HostDecoder(Decoder):
     """``cost_file`` keeps the measured cost table between runs, if given."""
 
     def __init__(
         self, executor: Executor, manifest: Manifest, kv: KvPools, *, cost_file: Path | None = None
     ) -> None:
+        super().__init__(manifest, kv)
         self._executor = executor
-        self._manifest = manifest
-        self._kv = kv
         self._cost_file = cost_file
-        self._measured = LearnedPolicies()
-        self.machine = threading.Lock()
         limits = manifest.limits
         self._counter = SlotCounter(slots_per_sequence(limits) + limits.max_rows + 1)
 
@@ -56,7 +51,7 @@ class HostDecoder:
         if self._measured.last is not None:
             return self._measured.last
         with self.machine:
-            return self._measured_policy(sampled=False)
+            return self._default_policy(sampled=False, full_logits=False)
 
     def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:
         """RequestError where a draft cannot be had."""
@@ -84,20 +79,15 @@ class HostDecoder:
             drafter=drafter,
             max_depth=policy.max_depth,
         )
-        emission = Emission(
-            self._manifest.target.eos_token_ids,
-            max_depth=policy.max_depth,
-            text_stream=text_stream,
-        )
         scheduler = Scheduler(
             self._manifest.limits,
             self._kv,
             invariant_rows=self._executor.capabilities.invariant_rows,
         )
-        return Loop(stepper, scheduler, emission, policy)
+        return self._loop(stepper, scheduler, policy, text_stream)
 
-    def _measured_policy(self, *, sampled: bool) -> DraftPolicy:
-        """A policy that starts from what the one before it, greedy or sampled, has learned."""
+    def _default_policy(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:
+        del full_logits
         if self._manifest.draft is None:
             return undrafted()
         try:
@@ -120,15 +110,11 @@ class HostDecoder:
 
     def _policy(self, setting: DraftSetting) -> DraftPolicy:
         speculation, drafter = setting.speculation, setting.drafter
-        if speculation is None:
-            return asked_for(None)
-        if drafter is not None:
-            shape = self._check_drafter(drafter, speculation)
-            depth, name = self._manifest.limits.draft_depth, drafter.capabilities.name
-            return FixedPolicy(shape, max_depth=depth, reason=f"asked for {name}")
-        if speculation == "default":
-            return PolicyByKind(lambda sampled, _: self._measured_policy(sampled=sampled))
-        return asked_for(speculation)
+        if speculation is None or drafter is None:
+            return self._own_policy(speculation)
+        shape = self._check_drafter(drafter, speculation)
+        depth, name = self._manifest.limits.draft_depth, drafter.capabilities.name
+        return FixedPolicy(shape, max_depth=depth, reason=f"asked for {name}")
 
     def _check_drafter(self, drafter: Drafter, speculation: DraftShape | str) -> DraftShape:
         """The shape to ask a drafter for; RequestError where it cannot serve."""

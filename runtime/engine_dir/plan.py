@@ -22,6 +22,9 @@ Space = Literal["weights", "cache", "state", "ring", "arena"]
 # The buffer, of state, in which ops have the scratch that must be zeros before and after them.
 ZEROED = "workspace.zeroed"
 
+# Ports [B] by which the host says how sequences attend: SpecPV's full steps, DSA's budgets.
+FULL_STEP = "full_step"
+LIST_BUDGET, CHECK_BUDGET = "list_budget", "check_budget"
 
 # The sections of a decoding step, in the order in which they run: the draft's levels, the choice
 # of nodes, the target's pass over them up to its own choices, and what moves the state on.

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbuild.runtime.decode.decoder import DraftSetting
-from specbuild.runtime.decode.device_rows import FULL_STEP, LIST_BUDGET, SEQUENCE_PORTS, VIEWS
+from specbuild.runtime.decode.device_rows import SEQUENCE_PORTS, VIEWS
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.cache_groups import sequences_together
 from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import FULL_STEP, LIST_BUDGET
 from specbuild.runtime.errors import UnsupportedHereError
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.request import GenerateParams, Prompt

@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import ProgramEntry
-from specbuild.runtime.measure.benchmark_batch import (
-    BenchmarkBatch,
-    benchmark_batch,
-    cuda_executor,
-)
-from specbuild.runtime.measure.graph_timing import (
-    LaunchTime,
-    profile_program,
-    time_between,
-    time_prefixes,
-    time_program,
-)
+from specbuild.runtime.measure.benchmark_batch import BenchmarkBatch, cuda_executor
+from specbuild.runtime.measure.graph_timing import time_between, time_prefixes, time_program
 from specbuild.runtime.measure.routed_experts import experts_touched
 from specbuild.runtime.measure.step_sections import step_sections
 
 # Steps in a row from which the time between two of them is taken.
 STEPS_IN_A_ROW = 8
-
-
-@dataclass(frozen=True)
-class StepTiming:
-    """Median seconds of one step on the device, and what each of its launches adds, if asked."""
-
-    program: str
-    step_s: float
-    launches: list[LaunchTime] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -59,30 +40,6 @@ class MeasuredStep:
     context: float
     experts: float | None
     idle_s: float | None
-
-
-def time_step(
-    engine: Engine,
-    *,
-    batch: int,
-    context: int,
-    shape: DraftShape | None = None,
-    repeats: int = 30,
-    profile: bool = False,
-) -> StepTiming:
-    """Times a step of ``batch`` sequences of ``context`` random tokens each.
-
-    The prompts are really taken up, and the first steps really run; then one step is repeated
-    from the same state. Raises UnsupportedHereError where the engine's steps run on the host.
-    """
-    runner = cuda_executor(engine).runner
-    entry = _entry(engine, batch, shape, sparse=sparse_at(engine, context))
-    with benchmark_batch(engine, batch=batch, context=context, shape=shape) as placed:
-        step_s = time_program(runner, entry, repeats, reset=placed.reset)
-        launches = []
-        if profile:
-            launches = profile_program(runner, entry, repeats, reset=placed.reset)
-    return StepTiming(entry.name, step_s, launches)
 
 
 def measure_step(

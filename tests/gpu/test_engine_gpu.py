@@ -13,12 +13,14 @@ from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.decode.device_decoder import DeviceDecoder
+from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.executors.cuda.loading import open_executor
 from specbuild.runtime.executors.cuda.memory import RESERVE_BYTES, footprint
-from specbuild.runtime.measure.step_timing import time_step
+from specbuild.runtime.measure.benchmark_batch import benchmark_batch
+from specbuild.runtime.measure.graph_timing import profile_program, time_program
 from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 
@@ -170,7 +172,10 @@ def test_memory_is_what_was_predicted(directory: Path, engine: Engine) -> None:
 
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
 def test_a_step_is_timed(engine: Engine, shape: DraftShape | None) -> None:
-    timing = time_step(engine, batch=2, context=200, shape=shape, repeats=5, profile=True)
-    assert 1e-6 < timing.step_s < 1
-    whole_s = sum(launch.added_s for launch in timing.launches)
-    assert whole_s == pytest.approx(timing.step_s, rel=0.5)
+    with benchmark_batch(engine, batch=2, context=200, shape=shape) as placed:
+        runner = placed.executor.runner
+        entry = ProgramTable(placed.executor.plan).step(shape, batch=2, full_logits=False)
+        step_s = time_program(runner, entry, 5, reset=placed.reset)
+        launches = profile_program(runner, entry, 5, reset=placed.reset)
+    assert 1e-6 < step_s < 1
+    assert sum(launch.added_s for launch in launches) == pytest.approx(step_s, rel=0.5)

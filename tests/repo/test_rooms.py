@@ -66,7 +66,6 @@ ROOMS = {"runtime": RUNTIME, "builder": BUILDER}
 EXCEPTIONS = {
     ("runtime/statistics", "runtime/lossy/specpv/state"): "counts what a state tells",
     ("runtime/statistics", "runtime/lossy/dsa/state"): "counts what a state tells",
-    ("runtime/lossy", "runtime/decode/device_rows"): "where a sequence's rows lie",
     ("builder/backends/backend", "builder/backends/cuda/report"): "the type of a report",
     ("builder/backends/backend", "builder/backends/tensorrt/request"): "the type of a report",
     ("builder/build", "builder/backends/cuda/report"): "the type of a report",

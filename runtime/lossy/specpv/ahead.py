@@ -15,8 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
-from specbuild.runtime.decode.device_rows import FULL_STEP
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.engine_dir.plan import FULL_STEP
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.executor import DeviceExecutor, StepResult
 from specbuild.runtime.lossy.mode import ModePlan, StepAhead

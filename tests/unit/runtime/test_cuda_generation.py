@@ -16,10 +16,12 @@ from toy_plan import BATCHES, SHAPES
 
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.device_decoder import DeviceDecoder
+from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError, SpecbuildError
-from specbuild.runtime.measure.step_timing import time_step
+from specbuild.runtime.measure.benchmark_batch import benchmark_batch
+from specbuild.runtime.measure.graph_timing import profile_program, time_program
 from specbuild.runtime.request import Event, FinishEvent, GenerateParams
 from specbuild.runtime.sampling import SamplingParams
 
@@ -355,10 +357,13 @@ def test_finish_events_come_last() -> None:
 @pytest.mark.parametrize("shape", [None, SHAPES[1]])
 def test_a_step_is_timed_from_one_state(shape: DraftShape | None) -> None:
     toy = toy_cuda()
-    timing = time_step(toy.engine, batch=2, context=9, shape=shape, repeats=3, profile=True)
-    # The fake's clock counts operations: one kernel and the mark behind it.
-    assert timing.step_s == 2
-    assert [launch.added_s for launch in timing.launches] == [2]
+    with benchmark_batch(toy.engine, batch=2, context=9, shape=shape) as placed:
+        runner = placed.executor.runner
+        entry = ProgramTable(placed.executor.plan).step(shape, batch=2, full_logits=False)
+        # The fake's clock counts operations: one kernel and the mark behind it.
+        assert time_program(runner, entry, 3, reset=placed.reset) == 2
+        launches = profile_program(runner, entry, 3, reset=placed.reset)
+        assert [launch.added_s for launch in launches] == [2]
     assert not toy.ledger.held
     lengths = {tuple(kept) for kept in toy.device.lengths[-6:]}
     assert len(lengths) == 1

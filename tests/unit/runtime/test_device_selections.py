@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from toy_model import toy_manifest
 
-from specbuild.runtime.decode.device_rows import LIST_BUDGET
 from specbuild.runtime.decode.device_stepper import DeviceStepper
 from specbuild.runtime.engine_dir.manifest import DraftShape, Dsa
+from specbuild.runtime.engine_dir.plan import LIST_BUDGET
 from specbuild.runtime.executors.executor import StepResult
 from specbuild.runtime.lossy.dsa.ahead import DeviceSelections, StepSelections
 from specbuild.runtime.lossy.mode import StepAhead

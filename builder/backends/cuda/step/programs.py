@@ -24,10 +24,9 @@ from specbuild.builder.backends.cuda.step.views import (
     view_rows,
 )
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
-from specbuild.runtime.decode.device_rows import CHECK_BUDGET, LIST_BUDGET
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
-from specbuild.runtime.engine_dir.plan import ACCEPT, TARGET
+from specbuild.runtime.engine_dir.plan import ACCEPT, CHECK_BUDGET, LIST_BUDGET, TARGET
 
 PREFILL_ROWS = (64, 256, 1024, 2048)
 SCORE_ROWS = (8, 64, 256)

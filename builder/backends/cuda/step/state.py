@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from specbuild.builder.backends.cuda.step.ir import Storage, Tensor
 from specbuild.plugins_cuda.launches import TensorInfo
-from specbuild.runtime.decode.device_rows import CHECK_BUDGET, LIST_BUDGET
-from specbuild.runtime.engine_dir.plan import Space
+from specbuild.runtime.engine_dir.plan import CHECK_BUDGET, LIST_BUDGET, Space
 
 RING_ENTRIES = 64
 EOS_IDS = 8
