@@ -161,6 +161,10 @@ def tune_table(report: TuneReport) -> Table:
             for shape in faster
         )
         table.add_row(op, f"{len(faster)} of {len(shapes)} faster{': ' if gains else ''}{gains}")
+    for shape in report.measured:
+        for each in shape.dropped:
+            what = f"{shape.op}, {shape.phase}, {shape.rows} rows, {each.tactic}"
+            table.add_row("dropped", f"{what}: {each.reason}")
     used = report.tactics
     table.add_row("engine", f"{used.tuned_launches} of {used.launches} launches tuned")
     table.add_row("took", f"{report.seconds:.0f} s")

@@ -33,13 +33,14 @@ from specbuild.builder.backends.cuda.tactics.tactic_file import (
 from specbuild.builder.backends.cuda.tuning import tune
 from specbuild.builder.backends.cuda.tuning.choice import fastest, measure_all, shapes_of
 from specbuild.builder.backends.cuda.tuning.inputs import LaunchData, contexts_for
+from specbuild.builder.backends.cuda.tuning.prompt_cuts import cuts_of
 from specbuild.builder.backends.cuda.tuning.relower import lowered_again
-from specbuild.builder.backends.cuda.tuning.timer import Measured
+from specbuild.builder.backends.cuda.tuning.timer import Candidate, Measured
 from specbuild.builder.backends.cuda.tuning.tune import TuneOptions, TuneReport, tune_engine
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
-from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, TensorInfo
+from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.linear.block_scaled import decoded
 from specbuild.plugins_cuda.linear.storage import STORAGES, Storage
 from specbuild.plugins_cuda.opspec import OpSpec
@@ -77,11 +78,12 @@ class LikesTheLast:
         self.asked.append("closed")
 
     def measure(
-        self, op: OpSpec, request: LoweringRequest, lowerings: Sequence[Lowering]
+        self, op: OpSpec, request: LoweringRequest, candidates: Sequence[Candidate]
     ) -> list[Measured]:
-        del request
         self.asked.append(op.name)
-        return [Measured((10.0 - i,), agrees=True) for i in range(len(lowerings))]
+        cuts = [len(cut) for cut in cuts_of(op, request)]
+        assert all([len(cut) for cut in one.cuts] == cuts for one in candidates)
+        return [Measured((10.0 - i,)) for i in range(len(candidates))]
 
 
 @pytest.fixture(scope="module")
@@ -241,18 +243,19 @@ def test_attention_is_timed_at_contexts_that_its_tables_hold() -> None:
 @pytest.mark.parametrize(
     ("candidates", "expected"),
     [
-        ([((10.0,), True), ((9.0,), True), ((8.0,), True)], [2, 1]),
-        ([((10.0,), True), ((9.85,), True)], []),  # within the noise
-        ([((10.0,), True), ((5.0,), False), ((9.0,), True)], [2]),  # other bits
-        ([((10.0, 10.0), True), ((5.0, 10.5), True)], []),  # slower at long contexts
-        ([((10.0, 10.0), True), ((9.0, 10.1), True)], [1]),
-        ([((10.0,), True)], []),
+        ([((10.0,), 0), ((9.0,), 0), ((8.0,), 0)], [2, 1]),
+        ([((10.0,), 0), ((9.85,), 0)], []),  # within the noise
+        ([((10.0,), 0), ((5.0,), 1), ((9.0,), 0)], [2]),  # one other value
+        ([((10.0,), 0), ((5.0,), None), ((9.0,), 0)], [2]),  # failed
+        ([((10.0, 10.0), 0), ((5.0, 10.5), 0)], []),  # slower at long contexts
+        ([((10.0, 10.0), 0), ((9.0, 10.1), 0)], [1]),
+        ([((10.0,), 0)], []),
     ],
 )
 def test_the_default_stays_unless_another_is_surely_faster(
-    candidates: list[tuple[tuple[float, ...], bool]], expected: list[int]
+    candidates: list[tuple[tuple[float, ...], int | None]], expected: list[int]
 ) -> None:
-    assert fastest([Measured(us, agrees) for us, agrees in candidates]) == expected
+    assert fastest([Measured(*candidate) for candidate in candidates]) == expected
 
 
 def fake_cubin(_: Any, source: Any, options: tuple[str, ...]) -> tuple[bytes, str]:

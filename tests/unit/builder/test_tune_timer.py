@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from specbuild.builder.backends.cuda.tuning import timer as tune_timer
-from specbuild.builder.backends.cuda.tuning.timer import GpuTimer
+from specbuild.builder.backends.cuda.tuning.comparison import differing_values
+from specbuild.builder.backends.cuda.tuning.prompt_cuts import cuts_of, row_starts
+from specbuild.builder.backends.cuda.tuning.timer import Candidate, GpuTimer
 from specbuild.plugins_cuda.launches import (
     Kernel,
     Lowering,
@@ -23,13 +25,14 @@ from specbuild.plugins_cuda.linear.packing import packed_shape
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.errors import UnsupportedHereError
 
-ROWS, COLUMNS, OUTPUTS = 3, 64, 32
+ROWS, PROMPT_ROWS, COLUMNS, OUTPUTS = 3, 64, 64, 32
 MICROSECONDS = {
     "plain": 20.0,
     "fast": 10.0,
     "wrong": 5.0,
     "lazy": 1.0,
     "close": 15.0,
+    "narrow": 15.0,
     "failing": np.inf,
 }
 
@@ -80,10 +83,17 @@ class Bytes:
         (entry,) = {lowering.launches[0].kernel.entry for lowering, _ in work}
         self.timed.append(entry)
         for lowering, place in work:
-            self.launch(entry, lowering, place)
+            self.launch(lowering, place)
         return MICROSECONDS[entry] * 1e-6 * len(work)
 
-    def launch(self, entry: str, lowering: Lowering, place: Mapping[str, int]) -> None:
+    def prepare(self, lowerings: Sequence[Lowering]) -> None:
+        assert lowerings
+
+    def launch(
+        self, lowering: Lowering, place: Mapping[str, int], *, programmatic: bool = True
+    ) -> None:
+        del programmatic
+        entry, (rows, *_) = lowering.launches[0].kernel.entry, lowering.launches[0].grid
         assert {"x", "weight", "residual", "y"} <= set(place)
         for workspace in lowering.workspaces:
             expected = 0 if workspace.zeroed else 0xFF
@@ -92,25 +102,29 @@ class Bytes:
             return
         if entry == "failing":
             raise UnsupportedHereError("cuLaunchKernelEx failed")
-        y = self.bytes_at(place["y"], 2 * ROWS * OUTPUTS)
-        x = self.bytes_at(place["x"], 2 * ROWS * OUTPUTS)
+        y = self.bytes_at(place["y"], 2 * rows * OUTPUTS)
+        x = self.bytes_at(place["x"], 2 * rows * COLUMNS).reshape(rows, -1)
         assert not (x == 0xFF).all()
-        y[:] = x
-        if entry in ("wrong", "close"):
+        y[:] = x[:, : 2 * OUTPUTS].reshape(-1)
+        if entry in ("wrong", "close") or (entry == "narrow" and rows < PROMPT_ROWS):
             y[0] ^= 1  # the last bit of the first bf16
 
 
-def lowering(entry: str) -> Lowering:
-    launch = OpLaunch(Kernel("linear", entry), (1, 1, 1), 32, 0, ("x", "y"))
+def lowering(entry: str, rows: int = ROWS) -> Lowering:
+    launch = OpLaunch(Kernel("linear", entry), (rows, 1, 1), 32, 0, ("x", "y"))
     return Lowering((launch,), (Workspace("a", 40), Workspace("z", 24, zeroed=True)))
 
 
-def request(phase: Phase) -> LoweringRequest:
+def candidates(*entries: str) -> list[Candidate]:
+    return [Candidate(lowering(entry)) for entry in entries]
+
+
+def request(phase: Phase, rows: int = ROWS) -> LoweringRequest:
     infos = {
-        "x": TensorInfo((ROWS, COLUMNS), "bfloat16"),
+        "x": TensorInfo((rows, COLUMNS), "bfloat16"),
         "weight": TensorInfo(packed_shape(OUTPUTS, COLUMNS), "bfloat16"),
-        "residual": TensorInfo((ROWS, OUTPUTS), "bfloat16"),
-        "y": TensorInfo((ROWS, OUTPUTS), "bfloat16"),
+        "residual": TensorInfo((rows, OUTPUTS), "bfloat16"),
+        "y": TensorInfo((rows, OUTPUTS), "bfloat16"),
     }
     return LoweringRequest(infos, {}, phase)
 
@@ -124,15 +138,66 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> GpuTimer:
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_times_are_of_one_call_and_other_results_are_told(timer: GpuTimer, phase: Phase) -> None:
-    names = ["plain", "fast", "wrong", "lazy", "failing", "close"]
-    found = timer.measure(op_named("Linear"), request(phase), [lowering(n) for n in names])
+    names = ["plain", "fast", "wrong", "lazy", "failing"]
+    found = timer.measure(op_named("Linear"), request(phase), candidates(*names))
     assert [m.us[0] for m in found] == pytest.approx([MICROSECONDS[n] for n in names])
-    decodes = phase == "decode"
-    assert [m.agrees for m in found] == [True, True, not decodes, False, False, not decodes]
+    assert [m.differing for m in found] == [0, 0, 1, ROWS * OUTPUTS, None]
+
+
+def test_a_prompt_that_is_cut_owes_the_bits_of_the_whole(timer: GpuTimer) -> None:
+    """By the default and by each candidate; one differs where a launch has fewer rows."""
+    op, whole = op_named("Linear"), request("prefill", PROMPT_ROWS)
+    cuts = cuts_of(op, whole)
+    names = ["plain", "fast", "narrow", "lazy"]
+    given = [
+        Candidate(
+            lowering(name, PROMPT_ROWS),
+            tuple(tuple(lowering(name, piece.rows) for piece in cut) for cut in cuts),
+        )
+        for name in names
+    ]
+    found = timer.measure(op, whole, given)
+    assert [m.differing for m in found] == [0, 0, 6, 3 * PROMPT_ROWS * OUTPUTS]
+    blocks: Any = timer._runner.blocks  # type: ignore[attr-defined]
+    timer.close()
+    assert not blocks
+
+
+@pytest.mark.parametrize("rows", [64, 100, 256, 1024, 2048])
+def test_cuts_have_every_row_once_in_three_sizes(rows: int) -> None:
+    whole = request("prefill", rows)
+    cuts = cuts_of(op_named("Linear"), whole)
+    assert len(cuts) == 2
+    for cut in cuts:
+        ids = np.concatenate([np.arange(p.first, p.first + p.rows) for p in cut])
+        np.testing.assert_array_equal(ids, np.arange(rows))
+        assert len({p.rows for p in cut}) == 3 and all(p.first % 8 == 0 for p in cut)
+        for piece in cut:
+            assert piece.request.tensors["y"].shape == (piece.rows, OUTPUTS)
+            assert piece.request.tensors["weight"] == whole.tensors["weight"]
+        starts = [row_starts(np.array([0, 10, 40, rows]), piece) for piece in cut]
+        assert sum(start[2] - start[1] for start in starts) == 30
+        assert [start[-1] for start in starts] == [piece.rows for piece in cut]
+    assert cuts_of(op_named("Linear"), request("decode", rows)) == ()
+
+
+@pytest.mark.parametrize(
+    ("changed", "count"), [((), 0), ((0,), 1), ((2, 3), 1), ((0, 2, 9), 3)], ids=str
+)
+def test_values_that_differ_in_a_bit_are_counted(changed: tuple[int, ...], count: int) -> None:
+    """Ten bytes are five values of two; NaN equals itself, and zero is not minus zero."""
+    wanted = {"y": np.full(10, 0xFF, np.uint8), "z": np.zeros(2, np.float32)}
+    found = {name: array.copy() for name, array in wanted.items()}
+    found["y"][list(changed)] ^= 0x10
+    nbytes = {"y": 2, "z": 4}
+    assert differing_values(wanted, found, nbytes) == count
+    found["z"][1] = -0.0
+    assert differing_values(wanted, found, nbytes) == count + 1
+    assert differing_values(wanted, {"y": found["y"]}, nbytes) is None
 
 
 def test_candidates_are_timed_in_both_orders(timer: GpuTimer) -> None:
-    timer.measure(op_named("Linear"), request("decode"), [lowering("plain"), lowering("fast")])
+    timer.measure(op_named("Linear"), request("decode"), candidates("plain", "fast"))
     # Twice each time: once to learn how many launches to take.
     turns: Any = timer._runner
     assert turns.timed == ["plain"] * 2 + ["fast"] * 4 + ["plain"] * 2
@@ -141,14 +206,14 @@ def test_candidates_are_timed_in_both_orders(timer: GpuTimer) -> None:
 def test_weights_stay_until_others_come_and_nothing_is_left(timer: GpuTimer) -> None:
     op, device = op_named("Linear"), timer._runner
     blocks: Any = device.blocks  # type: ignore[attr-defined]
-    timer.measure(op, request("decode"), [lowering("plain")])
+    timer.measure(op, request("decode"), candidates("plain"))
     kept = set(blocks)
     assert len(kept) > 1
-    timer.measure(op, request("decode"), [lowering("fast")])
+    timer.measure(op, request("decode"), candidates("fast"))
     assert set(blocks) == kept
     other = request("decode")
     infos = {**other.tensors, "weight": TensorInfo(packed_shape(48, COLUMNS), "bfloat16")}
-    timer.measure(op, LoweringRequest(infos, {}), [lowering("plain")])
+    timer.measure(op, LoweringRequest(infos, {}), candidates("plain"))
     assert not kept & set(blocks)
     timer.close()
     assert not blocks

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specbuild.builder.backends.cuda.tactics.tactic_book import TacticsReport
-from specbuild.builder.backends.cuda.tuning.choice import TunedShape
+from specbuild.builder.backends.cuda.tuning.choice import Dropped, TunedShape
 from specbuild.builder.backends.cuda.tuning.tune import TuneReport
 from specbuild.cli.commands.tune import tune_table
 from specbuild.cli.main import main
@@ -22,6 +22,9 @@ def test_the_table_says_what_was_gained_and_what_was_not_reached(
     shapes = (
         TunedShape("Linear", "decode", 4, 3, {"loads": 12}, 4.5, 6.0),
         TunedShape("Linear", "decode", 8, 3, {}, 7.0, 7.0),
+        TunedShape(
+            "RmsMoe", "prefill", 64, 2, {}, 30.0, 30.0, (Dropped({"columns": 32}, "fails"),)
+        ),
         TunedShape("RmsMoe", "decode", 4, 7, {}, 20.0, 20.0),
     )
     used = TacticsReport("h200.json", "NVIDIA H200", 9, 3, 120, 40)
@@ -29,8 +32,9 @@ def test_the_table_says_what_was_gained_and_what_was_not_reached(
     plain_console(sys.stdout).print(tune_table(report))
     text = capsys.readouterr().out
     for fact in (
-        "3 of 9 shapes", "6 shapes; give more", "1 of 2 faster: 4 rows 6.0 → 4.5 µs",
-        "0 of 1 faster", "40 of 120 launches", "12 s",
+        "4 of 9 shapes", "6 shapes; give more", "1 of 2 faster: 4 rows 6.0 → 4.5 µs",
+        "0 of 2 faster", "40 of 120 launches", "12 s",
+        "RmsMoe, prefill, 64 rows, {'columns': 32}: fails",
     ):  # fmt: skip
         assert fact in text
 

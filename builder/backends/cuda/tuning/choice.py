@@ -12,7 +12,8 @@ from specbuild.builder.backends.cuda.plan.plan_reader import ReadPlan
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
 from specbuild.builder.backends.cuda.tactics.tactic_book import layer_of, rows_of
 from specbuild.builder.backends.cuda.tactics.tactic_file import TacticEntry, request_key, shape_key
-from specbuild.builder.backends.cuda.tuning.timer import CandidateTimer, Measured
+from specbuild.builder.backends.cuda.tuning.prompt_cuts import Cut, cuts_of
+from specbuild.builder.backends.cuda.tuning.timer import Candidate, CandidateTimer, Measured
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import (
     Kernel,
@@ -48,6 +49,11 @@ class Shape:
         return ({}, *self.op.tactics(self.request)[1:])
 
     @property
+    def cut_requests(self) -> list[LoweringRequest]:
+        """What the launches of its prompt chunk are lowered for where that is cut."""
+        return [piece.request for cut in cuts_of(self.op, self.request) for piece in cut]
+
+    @property
     def rows(self) -> int:
         """The rows of that one."""
         return rows_of(self.request)
@@ -64,6 +70,14 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Dropped:
+    """A candidate that was measured and may not be taken."""
+
+    tactic: dict[str, int]
+    reason: str
+
+
+@dataclass(frozen=True)
 class TunedShape:
     """A shape that was measured; ``tactic`` is empty where the default stays."""
 
@@ -74,6 +88,7 @@ class TunedShape:
     tactic: dict[str, int]
     median_us: float
     default_us: float
+    dropped: tuple[Dropped, ...] = ()
 
 
 def shapes_of(found: ReadPlan, target: Target) -> list[Shape]:
@@ -101,7 +116,7 @@ def fastest(measured: Sequence[Measured]) -> list[int]:
     for index, candidate in enumerate(measured[1:], 1):
         ratios = [us / base for us, base in zip(candidate.us, default, strict=True)]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        if candidate.agrees and mean < 1 - MARGIN and max(ratios) <= 1 + MARGIN:
+        if candidate.differing == 0 and mean < 1 - MARGIN and max(ratios) <= 1 + MARGIN:
             ranked.append((mean, index))
     return [index for _, index in sorted(ranked)]
 
@@ -128,7 +143,12 @@ def measure_all(
     for layer, same in layers.items():
         if time.monotonic() >= deadline:
             break
-        candidates = [(shape.op, shape.request, t) for shape in same for t in shape.tactics]
+        candidates = [
+            (shape.op, request, tactic)
+            for shape in same
+            for request in (shape.request, *shape.cut_requests)
+            for tactic in shape.tactics
+        ]
         _compile_all(f"compiling {layer}", candidates, compiler, progress)
         progress.start(f"timing {layer}", len(same), "shape")
         trials = []
@@ -156,6 +176,7 @@ class _Trial:
     tactics: tuple[Tactic, ...]
     sources: tuple[str, ...]
     measured: tuple[Measured, ...]
+    dropped: tuple[Dropped, ...]
 
     @property
     def ranking(self) -> list[int]:
@@ -169,26 +190,56 @@ def _measured(
     op, request = shape.op, shape.request
     what = f"{shape.layer} of {shape.rows} rows"
     usable: list[Tactic] = []
-    lowerings: list[Lowering] = []
+    candidates: list[Candidate] = []
+    cuts = cuts_of(op, request)
+    if isinstance(_candidate(shape, cuts, {}, compiler), Unsupported):
+        cuts = ()
     for tactic in shape.tactics:
-        lowering = op.lowered(replace(request, tactic=tactic))
-        refused = lowering if isinstance(lowering, Unsupported) else _refusal(lowering, compiler)
-        if isinstance(lowering, Lowering) and refused is None:
+        candidate = _candidate(shape, cuts, tactic, compiler)
+        if isinstance(candidate, Candidate):
             usable.append(tactic)
-            lowerings.append(lowering)
+            candidates.append(candidate)
         elif usable:
-            assert refused is not None
-            note(f"{what}: {dict(tactic)} is left out: {refused.reason}")
+            note(f"{what}: {dict(tactic)} is left out: {candidate.reason}")
         else:
-            require(refused)
-    measured = timer.measure(op, request, lowerings)
-    for tactic, candidate in zip(usable, measured, strict=True):
-        if not candidate.agrees:
-            fault = "computes other results" if math.isfinite(max(candidate.us)) else "fails"
-            note(f"{what}: {dict(tactic)} is left out: it {fault}")
-    kernels = [launch.kernel for lowering in lowerings for launch in lowering.launches]
+            require(candidate)
+    measured = timer.measure(op, request, candidates)
+    if measured[0].differing:
+        note(f"{what}: cut, the default differs from itself in {measured[0].differing} values")
+    dropped = []
+    for tactic, found in zip(usable[1:], measured[1:], strict=True):
+        if found.differing != 0:
+            dropped.append(Dropped(dict(tactic), _fault(found)))
+            note(f"{what}: {dict(tactic)} is dropped: {dropped[-1].reason}")
+    kernels = [launch.kernel for candidate in candidates for launch in candidate.whole.launches]
     sources = sorted({f"{kernel.folder}/{kernel.file}" for kernel in kernels})
-    return _Trial(shape, tuple(usable), tuple(sources), tuple(measured))
+    return _Trial(shape, tuple(usable), tuple(sources), tuple(measured), tuple(dropped))
+
+
+def _candidate(
+    shape: Shape, cuts: Sequence[Cut], tactic: Tactic, compiler: Compiler
+) -> Candidate | Unsupported:
+    """The launches of a tactic, whole and cut, or why some of them may not run."""
+    lowered: list[tuple[Lowering, ...]] = []
+    for requests in ([shape.request], *([piece.request for piece in cut] for cut in cuts)):
+        of_cut: list[Lowering] = []
+        for request in requests:
+            lowering = shape.op.lowered(replace(request, tactic=tactic))
+            if isinstance(lowering, Unsupported):
+                return lowering
+            refused = _refusal(lowering, compiler)
+            if refused is not None:
+                return refused
+            of_cut.append(lowering)
+        lowered.append(tuple(of_cut))
+    ((whole,), *pieces) = lowered
+    return Candidate(whole, tuple(pieces))
+
+
+def _fault(found: Measured) -> str:
+    if found.differing is None or not math.isfinite(max(found.us)):
+        return "fails"
+    return f"differs from the default in {found.differing} values"
 
 
 def _chosen(trial: _Trial, compiler: Compiler) -> tuple[TacticEntry, TunedShape]:
@@ -209,7 +260,8 @@ def _chosen(trial: _Trial, compiler: Compiler) -> tuple[TacticEntry, TunedShape]
         default_us=default_us,
     )
     counts = (shape.rows, len(shape.tactics))
-    told = TunedShape(shape.op.name, request.phase, *counts, tactic, best_us, default_us)
+    times = (best_us, default_us)
+    told = TunedShape(shape.op.name, request.phase, *counts, tactic, *times, trial.dropped)
     return entry, told
 
 

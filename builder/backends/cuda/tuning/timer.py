@@ -12,10 +12,18 @@ import numpy as np
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
 from specbuild.builder.backends.cuda.plan.memory_plan import aligned
+from specbuild.builder.backends.cuda.tuning.comparison import differing_values
 from specbuild.builder.backends.cuda.tuning.inputs import LaunchData, contexts_for
 from specbuild.builder.backends.cuda.tuning.op_runner import OpRunner
+from specbuild.builder.backends.cuda.tuning.prompt_cuts import (
+    Cut,
+    cuts_of,
+    row_starts,
+    row_tensors,
+)
 from specbuild.plugins_cuda.launches import Lowering, LoweringRequest
 from specbuild.plugins_cuda.opspec import OpSpec
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import UnsupportedHereError
 
 # All copies together, so that L2 holds nothing of a launch when its turn comes again.
@@ -24,8 +32,6 @@ FEWEST_COPIES, MOST_LAUNCHES = 3, 40
 # One replay of a graph of launches, and all replays of one candidate.
 REPLAY_S, CANDIDATE_S = 0.02, 0.1
 FEWEST_REPLAYS, MOST_REPLAYS = 5, 12
-# Results of prompt chunks may differ by the rounding of another order of sums, no more.
-PREFILL_TOLERANCE = 2**-5
 _POISON = 0xFF
 # Inputs of no weight type that are constants of a layer all the same.
 _CONSTANT = ("cos", "sin", "sinks")
@@ -33,13 +39,22 @@ _CONSTANT = ("cos", "sin", "sinks")
 
 @dataclass(frozen=True)
 class Measured:
-    """A candidate: median microseconds of a call in each setting, and whether it is right.
+    """A candidate: median microseconds of a call in each setting, and how many values differ.
 
-    One that cannot be launched takes forever.
+    That is from the default's results, whole or cut; one that cannot be launched takes forever,
+    and has None.
     """
 
     us: tuple[float, ...]
-    agrees: bool
+    differing: int | None = 0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A tactic's launches: of a whole request, and of the pieces of every cut of it."""
+
+    whole: Lowering
+    cuts: tuple[tuple[Lowering, ...], ...] = ()
 
 
 class CandidateTimer(Protocol):
@@ -51,9 +66,9 @@ class CandidateTimer(Protocol):
         ...
 
     def measure(
-        self, op: OpSpec, request: LoweringRequest, lowerings: Sequence[Lowering]
+        self, op: OpSpec, request: LoweringRequest, candidates: Sequence[Candidate]
     ) -> list[Measured]:
-        """Times lowerings of one request, the default first, which the others must agree with."""
+        """Times candidates of one request, the default first, which all must agree with."""
         ...
 
     def close(self) -> None:
@@ -102,16 +117,16 @@ class GpuTimer:
         return self._runner.device_name
 
     def measure(
-        self, op: OpSpec, request: LoweringRequest, lowerings: Sequence[Lowering]
+        self, op: OpSpec, request: LoweringRequest, candidates: Sequence[Candidate]
     ) -> list[Measured]:
         """See :class:`CandidateTimer`."""
         settings = [
-            self._in_setting(op, request, lowerings, context)
+            self._in_setting(op, request, candidates, context)
             for context in contexts_for(request, self._context)
         ]
         return [
-            Measured(tuple(s[i].us[0] for s in settings), all(s[i].agrees for s in settings))
-            for i in range(len(lowerings))
+            Measured(tuple(s.us[0] for s in each), _sum([s.differing for s in each]))
+            for each in zip(*settings, strict=True)
         ]
 
     def close(self) -> None:
@@ -120,21 +135,70 @@ class GpuTimer:
         self._weights, self._weights_key = [], ""
 
     def _in_setting(
-        self, op: OpSpec, request: LoweringRequest, lowerings: Sequence[Lowering], context: int
+        self, op: OpSpec, request: LoweringRequest, candidates: Sequence[Candidate], context: int
     ) -> list[Measured]:
         copies = self._copies(op, request, context)
+        lowerings = [candidate.whole for candidate in candidates]
         try:
             first = [self._timed(lowerings[0], copies)]
             first += [self._tried(lowering, copies) for lowering in lowerings[1:]]
             # Again in the other order: a clock that drifts would favour one end of the list.
             second = [self._tried(lowering, copies)[0] for lowering in reversed(lowerings)]
+            cuts = [self._cut(op, request, candidate, copies) for candidate in candidates]
         finally:
             self._free(copies.varying)
-        wanted = first[0][1]
+        nbytes = {name: ITEM_BYTES[request.tensors[name].dtype] for name in copies.results}
+
+        def differing(found: Sequence[dict[str, np.ndarray]]) -> int | None:
+            return _sum([differing_values(first[0][1], some, nbytes) for some in found])
+
         return [
-            Measured(((us + again) / 2,), _agree(request, wanted, found))
-            for (us, found), again in zip(first, reversed(second), strict=True)
+            Measured(((us + again) / 2,), differing([found, *of_cuts]))
+            for (us, found), again, of_cuts in zip(first, reversed(second), cuts, strict=True)
         ]
+
+    def _cut(
+        self, op: OpSpec, request: LoweringRequest, candidate: Candidate, copies: Copies
+    ) -> list[dict[str, np.ndarray]]:
+        """The results of every cut; none of one that the GPU refuses."""
+        found = []
+        for cut, lowerings in zip(cuts_of(op, request), candidate.cuts, strict=False):
+            try:
+                found.append(self._in_pieces(op, request, cut, lowerings, copies))
+            except UnsupportedHereError:
+                found.append({})
+        return found
+
+    def _in_pieces(
+        self,
+        op: OpSpec,
+        request: LoweringRequest,
+        cut: Cut,
+        lowerings: Sequence[Lowering],
+        copies: Copies,
+    ) -> dict[str, np.ndarray]:
+        """What the first copy holds of results after launches of a part of its rows each."""
+        runner, place = self._runner, copies.weights[0].place | copies.varying[0].place
+        for name, before in copies.results.items():
+            runner.upload(place[name], before)
+        starts = LaunchData(request, self._context, np.random.default_rng(0)).row_start
+        for piece, lowering in zip(cut, lowerings, strict=True):
+            own = dict(place)
+            for name in row_tensors(op, request):
+                info = request.tensors[name]
+                own[name] += piece.first * (info.nbytes // info.shape[0])
+            blocks = [self._uploaded({"row_start": row_starts(starts, piece)})]
+            blocks.append(self._workspaces(lowering))
+            for block in blocks:
+                own |= block.place
+            try:
+                runner.prepare([lowering])
+                runner.synchronize()
+                runner.launch(lowering, own, programmatic=False)
+                runner.synchronize()
+            finally:
+                self._free(blocks)
+        return {name: runner.download(place[name], a) for name, a in copies.results.items()}
 
     def _copies(self, op: OpSpec, request: LoweringRequest, context: int) -> Copies:
         inputs = [spec for spec in op.inputs if spec.name in request.tensors]
@@ -181,6 +245,15 @@ class GpuTimer:
             self._runner.upload(block.place[name], array)
         return block
 
+    def _workspaces(self, lowering: Lowering) -> Block:
+        """Poisoned, and zeros where a launch expects them."""
+        block = self._block({w.name: w.nbytes for w in lowering.workspaces})
+        for workspace in lowering.workspaces:
+            if workspace.zeroed:
+                zeros = np.zeros(workspace.nbytes, np.uint8)
+                self._runner.upload(block.place[workspace.name], zeros)
+        return block
+
     def _keep_weights(self, data: LaunchData, names: Sequence[str], count: int) -> None:
         key = repr({name: data.request.tensors[name] for name in names})
         if key != self._weights_key:
@@ -200,13 +273,8 @@ class GpuTimer:
     def _timed(self, lowering: Lowering, copies: Copies) -> tuple[float, dict[str, np.ndarray]]:
         """Microseconds of a call, and what the first copy holds of results."""
         runner = self._runner
-        nbytes = {w.name: w.nbytes for w in lowering.workspaces}
-        zeros = {w.name: np.zeros(w.nbytes, np.uint8) for w in lowering.workspaces if w.zeroed}
-        workspaces = [self._block(nbytes) for _ in copies.varying]
+        workspaces = [self._workspaces(lowering) for _ in copies.varying]
         try:
-            for block in workspaces:
-                for name, array in zeros.items():
-                    runner.upload(block.place[name], array)
             checked = copies.varying[0].place
             for name, before in copies.results.items():
                 runner.upload(checked[name], before)
@@ -231,34 +299,7 @@ class GpuTimer:
             self._runner.free(block.pointer)
 
 
-def _agree(
-    request: LoweringRequest,
-    wanted: Mapping[str, np.ndarray],
-    found: Mapping[str, np.ndarray],
-) -> bool:
-    """The same bits when decoding; in a prompt chunk the same numbers but for rounding."""
-    if found.keys() != wanted.keys():
-        return False
-    if request.phase == "decode":
-        return all(wanted[name].tobytes() == found[name].tobytes() for name in wanted)
-    return all(
-        _close(*(_numbers(side[name], request.tensors[name].dtype) for side in (wanted, found)))
-        for name in wanted
-    )
-
-
-def _numbers(data: np.ndarray, dtype: str) -> np.ndarray:
-    """What downloaded bits or bytes stand for."""
-    flat = np.ascontiguousarray(data).reshape(-1)
-    if dtype == "bfloat16":
-        return (flat.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return flat.view({"float32": np.float32, "int32": np.int32, "uint8": np.uint8}[dtype])
-
-
-def _close(wanted: np.ndarray, found: np.ndarray) -> bool:
-    if wanted.dtype != np.float32:
-        return bool(np.array_equal(wanted, found))
-    if not (np.isfinite(wanted).all() and np.isfinite(found).all()):
-        return False
-    largest = float(np.abs(wanted).max(initial=0.0))
-    return float(np.abs(wanted - found).max(initial=0.0)) <= PREFILL_TOLERANCE * largest
+def _sum(counts: Sequence[int | None]) -> int | None:
+    """None where something was not computed."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
