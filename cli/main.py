@@ -7,7 +7,9 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +22,7 @@ from specbuild.cli.terminal.failures import (
     failure_of,
 )
 from specbuild.cli.terminal.help_page import Command
+from specbuild.cli.terminal.visible_text import visible
 
 # Where each stands; only the module of the command that is asked for is read.
 _COMMANDS = {
@@ -84,8 +87,9 @@ def _specbuild(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns its exit code."""
     invocation = Invocation()
+    _open_missing_streams()
     if sys.stdout is None:
-        print("specbuild: there is no standard output to write to", file=sys.stderr)
+        _say("there is no standard output to write to")
         return EXIT_USER_ERROR
     for stream in (sys.stdout, sys.stderr):
         # tables and messages hold characters that not every encoding has
@@ -116,11 +120,31 @@ def _report(error: BaseException, debug: bool) -> int:
         return _leave_pipe()
     failure = failure_of(error)
     if debug:
-        traceback.print_exception(error, file=sys.stderr)
+        _write("".join(traceback.format_exception(error)))
     if failure.sentence:
-        print(f"specbuild: {failure.sentence}", file=sys.stderr)
+        _say(failure.sentence)
     _drop_unwritten_output()
     return failure.exit_code
+
+
+def _say(sentence: str) -> None:
+    _write(f"specbuild: {sentence}\n")
+
+
+def _write(text: str) -> None:
+    """On standard error, as far as it takes it: the exit code is what is left where it is full."""
+    with suppress(OSError):
+        sys.stderr.write(visible(text))
+        sys.stderr.flush()
+
+
+def _open_missing_streams() -> None:
+    """Nowhere to write stands in for a closed standard error.
+
+    Else ``print`` takes standard output for it, and the next file that is opened takes its number.
+    """
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - open for as long as the process
 
 
 def _leave_pipe() -> int:
@@ -130,10 +154,11 @@ def _leave_pipe() -> int:
 
 def _drop_unwritten_output() -> None:
     """Keep the interpreter's last flush from failing once more where writing failed already."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

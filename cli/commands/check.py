@@ -24,6 +24,7 @@ def check(engine: EngineDirectory, _debug: Debug = False) -> None:
     Examples:
     specbuild check engine
     """
+    from specbuild.cli.terminal.console import say
     from specbuild.runtime.engine_dir.files import check_sizes, read_manifest
     from specbuild.runtime.executors.registry import check_here
 
@@ -31,9 +32,9 @@ def check(engine: EngineDirectory, _debug: Debug = False) -> None:
     check_sizes(engine, manifest)
     reasons = check_here(manifest, engine)
     if not reasons:
-        print(f"{engine} runs here")
+        say(f"{engine} runs here")
         return
-    print(f"{engine} is sound, but does not run here:")
+    say(f"{engine} is sound, but does not run here:")
     for reason in reasons:
-        print(f"- {reason}")
+        say(f"- {reason}")
     raise typer.Exit(EXIT_NOT_HERE)

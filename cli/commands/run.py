@@ -16,6 +16,7 @@ from specbuild.cli.options.shared import Debug, EngineDirectory, Json, NoSpec, T
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
+    from specbuild.cli.terminal.token_stream import TokenStream
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.records import RunRecord
     from specbuild.runtime.request import FinishEvent, TokenEvent
@@ -62,6 +63,7 @@ def run(
     """
     from specbuild.cli.terminal.engine_loading import load_engine
     from specbuild.cli.terminal.prompt_file import checked_requests, read_prompts
+    from specbuild.cli.terminal.token_stream import TokenStream
     from specbuild.runtime.request import GenerateParams
     from specbuild.runtime.sampling import MAX_SEED, SamplingParams
 
@@ -104,7 +106,8 @@ def run(
     if as_json:
         _print_records(events, with_logprobs=wanted.logprobs)
     else:
-        _stream(events, [request.id for request in requests], has_text=loaded.text is not None)
+        stream = TokenStream([request.id for request in requests], raw_terminal=wanted.raw_terminal)
+        _stream(events, stream, has_text=loaded.text is not None)
         if speculation == "default":
             _print_draft_choice(loaded)
 
@@ -139,12 +142,10 @@ def _print_records(events: Iterator[TokenEvent | FinishEvent], *, with_logprobs:
 
 
 def _stream(
-    events: Iterator[TokenEvent | FinishEvent], titles: list[str], *, has_text: bool
+    events: Iterator[TokenEvent | FinishEvent], stream: TokenStream, *, has_text: bool
 ) -> None:
-    from specbuild.cli.terminal.token_stream import TokenStream
     from specbuild.runtime.request import TokenEvent
 
-    stream = TokenStream(titles)
     records: dict[int, RunRecord] = {}
     for event in events:
         if isinstance(event, TokenEvent):

@@ -34,11 +34,12 @@ def draft(asked: TrainOptions, *, _debug: Debug = False) -> None:
     specbuild train draft --model m --text corpus --output d --draft-vocab 8192
     """
     from specbuild.builder.training.draft import train_draft
+    from specbuild.cli.terminal.console import messages
     from specbuild.cli.terminal.progress_bar import ProgressBar
 
     with ProgressBar() as progress:
         train_draft(asked, progress)
-    typer.echo(f"{asked.output} holds the draft, for specbuild build --draft", err=True)
+    messages().print(f"{asked.output} holds the draft, for specbuild build --draft", soft_wrap=True)
 
 
 train.command(cls=Command)(train_heads.mla)

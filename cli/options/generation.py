@@ -33,6 +33,9 @@ class OutputOptions(OptionGroup):
         tuple[str, ...],
         Described("End before this text; repeatable.", "TEXT", typed=list[str], read=repeated),
     ] = ()
+    raw_terminal: Annotated[
+        bool, Described("Write control characters of the text to a terminal as they are.")
+    ] = False
     ignore_eos: Annotated[bool, Described("Go on after an end-of-sequence token.")] = False
 
 

@@ -8,23 +8,25 @@ from typing import TextIO
 from rich.console import Console
 from rich.style import Style
 
+from specbuild.cli.terminal.visible_text import visible
+
 DRAFT_STYLE = Style(color="cyan")
 HEADING_STYLE = Style(bold=True)
-
-# on a terminal, control characters of the model's text are shown, not obeyed
-_VISIBLE_CONTROLS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"} | {0x7F: 0x2421}
 
 
 class TokenStream:
     """Writes tokens of several requests, one request after the other in input order.
 
-    The first unfinished request is shown live; what others have produced waits for its turn.
+    The first unfinished request is shown live; what others have produced waits for its turn. On a
+    terminal control characters are shown, not obeyed, unless it is ``raw_terminal``.
     """
 
-    def __init__(self, titles: list[str], file: TextIO | None = None) -> None:
+    def __init__(
+        self, titles: list[str], file: TextIO | None = None, *, raw_terminal: bool = False
+    ) -> None:
         self._file = sys.stdout if file is None else file
         console = Console(file=self._file)
-        self._terminal = console.is_terminal
+        self._visible = console.is_terminal and not raw_terminal
         self._coloured = console.color_system is not None and not console.no_color
         self._titles = titles
         self._waiting: list[list[tuple[str, bool]]] = [[] for _ in titles]
@@ -63,12 +65,12 @@ class TokenStream:
 
     def _show_title(self) -> None:
         if len(self._titles) > 1 and self._current < len(self._titles):
-            self._put(f"── {self._titles[self._current]} ──", HEADING_STYLE)
+            self._put(f"── {visible(self._titles[self._current], keep='')} ──", HEADING_STYLE)
             self._put("\n", None)
 
     def _put(self, text: str, style: Style | None) -> None:
-        if self._terminal:
-            text = text.translate(_VISIBLE_CONTROLS)
+        if self._visible:
+            text = visible(text)
         if style is not None and self._coloured and text:
             text = style.render(text)
         self._file.write(text)

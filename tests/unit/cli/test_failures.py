@@ -108,19 +108,43 @@ def test_interruption_leaves_130(
     assert capsys.readouterr().err == "specbuild: interrupted\n"
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_output_is_a_sentence() -> None:
-    done = subprocess.run(
-        f"{sys.executable} -m specbuild.cli.main doctor > /dev/full",
+def run_line(line: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        f"{sys.executable} -m specbuild.cli.main {line}",
         shell=True,
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=60,
     )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("command", ["doctor", "--help", "--version"])
+def test_a_full_output_is_a_sentence(command: str) -> None:
+    done = run_line(f"{command} > /dev/full")
     assert done.returncode == 2
     assert "No space left" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full"])
+def test_without_standard_error_the_exit_code_is_left(where: str) -> None:
+    if "full" in where and not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    refused = run_line(f"nonsense --debug {where}")
+    assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", "")
+
+
+def test_a_sentence_obeys_no_control_character(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_path: Path) -> None:
+        raise SpecbuildError("engine \x1b]0;title\x07 \x9b2J is damaged")
+
+    monkeypatch.setattr("specbuild.runtime.engine_dir.files.read_manifest", fail)
+    assert command_line.main(["check", "engine", "--debug"]) == 2
+    assert not set("\x1b\x07\x9b") & set(capsys.readouterr().err)
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import io
+import unicodedata
 
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Group
+from rich.text import Text
 
+from specbuild.cli.terminal.console import fact_table, plain_console, say
 from specbuild.cli.terminal.token_stream import TokenStream
+from specbuild.cli.terminal.visible_text import visible
 
+# A title, cleared lines, an 8-bit CSI, right-to-left, a bell.
+OBEYED = "\x1b]0;title\x07\x1b[2J\x9b2J\u202e\x7f\r"
+ESCAPED = "\\x1b]0;title\\x07\\x1b[2J\\x9b2J\\u202e\\x7f\\r"
 CYAN = "\x1b[36m"
 
 
@@ -49,8 +57,20 @@ def test_no_color_is_obeyed(monkeypatch) -> None:
 def test_terminal_shows_control_characters_instead_of_obeying(monkeypatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     file = Terminal()
-    TokenStream(["a"], file).write(0, "\x1b[2Jx\n\t\x7f", from_draft=False)
-    assert file.getvalue() == "␛[2Jx\n\t␡"
+    TokenStream(["a"], file).write(0, f"{OBEYED}x\n\té", from_draft=False)
+    assert file.getvalue() == f"{ESCAPED}x\n\té"
+    raw = Terminal()
+    TokenStream(["a"], raw, raw_terminal=True).write(0, OBEYED, from_draft=False)
+    assert raw.getvalue() == OBEYED
+    plain = io.StringIO()
+    TokenStream(["a"], plain).write(0, OBEYED, from_draft=False)
+    assert plain.getvalue() == OBEYED
+
+
+def test_titles_obey_nothing_either() -> None:
+    file = io.StringIO()
+    TokenStream([f"a{OBEYED}\n", "b"], file, raw_terminal=True)
+    assert file.getvalue() == f"── a{ESCAPED}\\n ──\n"
 
 
 def test_what_was_held_back_comes_at_the_end() -> None:
@@ -80,3 +100,30 @@ def test_any_interleaving_reads_as_the_sequential_one(data: st.DataObject) -> No
     titles = [f"── {i} ──\n" if len(texts) > 1 else "" for i in range(len(texts))]
     expected = [f"{t}{''.join(text)}\n" for t, text in zip(titles, texts, strict=True)]
     assert file.getvalue() == "".join(expected)
+
+
+def test_consoles_escape_what_engines_and_checkpoints_say() -> None:
+    file = io.StringIO()
+    console = plain_console(file)
+    table = fact_table("a\x1b[2J")
+    table.add_row("b\x9b1A", "[bold]c\x1b]0;t")
+    for text in (table, "d\x1b[2J", Text("e\u202e"), Group("f\x1bc", Text("g\x1bc"))):
+        console.print(text)
+    say("h\x1b[2J\nend", to=file)
+    written = file.getvalue()
+    assert not {c for c in written if c != "\n" and unicodedata.category(c) in ("Cc", "Cf")}
+    assert all(
+        part in written for part in ("a\\x1b[2J", "b\\x9b1A", "[bold]c\\x1b]0;t", "e\\u202e")
+    )
+    assert all(part in written for part in ("f\\x1bc", "g\\x1bc", "h\\x1b[2J\nend"))
+
+
+@given(st.text())
+def test_what_a_terminal_may_have_is_left(text: str) -> None:
+    shown = visible(text)
+    assert not {c for c in shown if unicodedata.category(c) in ("Cc", "Cf")} - set(
+        "\n\t\u200c\u200d"
+    )
+    assert visible(shown) == shown
+    if all(c.isprintable() or c in "\n\t" for c in text):
+        assert shown == text
