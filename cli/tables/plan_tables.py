@@ -13,7 +13,7 @@ from specbuild.cli.terminal.console import size_text
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.plan import Plan, Program, ProgramEntry
-from specbuild.runtime.executors.cuda.programs import read_program
+from specbuild.runtime.executors.cuda.program_file import read_program
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from specbuild.runtime.draft.device_costs import (
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.plan import Plan, Program, ProgramEntry
-from specbuild.runtime.executors.cuda.programs import read_program
+from specbuild.runtime.executors.cuda.program_file import read_program
 from specbuild.runtime.measure.byte_floor import EngineTraffic, Work, engine_traffic
 
 

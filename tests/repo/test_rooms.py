@@ -17,7 +17,7 @@ RUNTIME = {
     "errors": "",
     "engine_dir": "errors runtime",
     "device": "engine_dir",
-    "executors": "errors engine_dir device",
+    "executors": "errors engine_dir device cache",
     "cache": "errors engine_dir",
     "records": "",
     "sampling": "errors",

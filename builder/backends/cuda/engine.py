@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.cuda.compile.cubin import parameter_sizes
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Compiler
 from specbuild.builder.backends.cuda.latents import with_padded_latents
 from specbuild.builder.backends.cuda.plan.plan_writer import (
@@ -49,7 +48,9 @@ from specbuild.runtime.cache.layout import layouts
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import PLAN_FILE, Plan, ProgramEntry
-from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.executors.cuda.cubin import Signatures, kernel_parameters
+from specbuild.runtime.executors.cuda.program_file import read_launches
 
 PROGRAM_FOLDER = "programs"
 MULTIPROCESSORS = {"sm_90a": 132}
@@ -157,6 +158,7 @@ def compile_programs(
     files = {PLAN_FILE: json_bytes(plan)}
     for entry, program in programs:
         files[entry.file] = program_bytes(writer.program(program))
+        _check_readable(files[entry.file], plan, entry)
     files |= compiled.files
     return CudaEngine(plan, files, cuda_report(plan, programs))
 
@@ -166,7 +168,7 @@ def check_arguments(where: str, lowerings: Iterable[Lowering], compiled: Compile
     for lowering in lowerings:
         for launch in lowering.launches:
             entry = compiled.kernels[launch.kernel]
-            sizes = _parameter_sizes(compiled.files[entry.cubin], entry.entry)
+            sizes = _signatures(compiled.files[entry.cubin], entry.cubin)[entry.entry]
             passed = tuple(4 if isinstance(a, int | float) else 8 for a in launch.arguments)
             if passed != sizes:
                 raise AssertionError(
@@ -176,8 +178,16 @@ def check_arguments(where: str, lowerings: Iterable[Lowering], compiled: Compile
 
 
 @lru_cache(maxsize=512)
-def _parameter_sizes(cubin: bytes, entry: str) -> tuple[int, ...]:
-    return parameter_sizes(cubin, entry)
+def _signatures(cubin: bytes, name: str) -> Signatures:
+    return kernel_parameters(cubin, name)
+
+
+def _check_readable(data: bytes, plan: Plan, entry: ProgramEntry) -> None:
+    """AssertionError where the runtime would refuse a program."""
+    try:
+        read_launches(data, plan, entry)
+    except EngineFileError as error:
+        raise AssertionError(str(error)) from error
 
 
 def _prefill_rows(

@@ -15,17 +15,20 @@ from specbuild.runtime.errors import EngineFileError, SpecbuildError, Unsupporte
 from specbuild.runtime.executors.cuda.driver import open_gpu
 from specbuild.runtime.executors.cuda.gpu import Gpu, GpuFacts
 from specbuild.runtime.executors.cuda.memory import lack_of_memory
+from specbuild.runtime.executors.cuda.plan_check import check_plan
 
 _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)([af]?)")
 
 
 def read_plan(directory: Path, manifest: Manifest) -> Plan:
-    """The engine's plan, its checksum verified. Raises EngineFileError."""
+    """The engine's plan, checked against the manifest. Raises EngineFileError."""
     data = bytes(read_file(directory, manifest, PLAN_FILE))
     try:
-        return from_json(Plan, json.loads(data), PLAN_FILE)
+        plan = from_json(Plan, json.loads(data), PLAN_FILE)
+        check_plan(plan, manifest)
     except (SpecbuildError, ValueError, RecursionError) as error:
         raise EngineFileError(f"{directory}: {error}; build the engine again") from error
+    return plan
 
 
 def gpu_reasons(plan: Plan, gpu: Gpu) -> list[str]:

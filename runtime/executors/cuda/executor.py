@@ -94,21 +94,22 @@ class CudaExecutor:
 
     def fill(self, name: str, value: float, *, row: int = 0, rows: int = 1) -> None:
         """Sets every element of some rows of a port of 32-bit elements."""
-        port = self._ports[name]
+        port = self._rows_of(name, row, rows)
         word = int(np.array(value, item_type(port)).view(np.uint32))
         words = rows * row_bytes(port) // 4
         self._gpu.fill(self._ports.address(name, row), word, words, self._stream)
 
     def copy(self, source: str, row: int, target: str, target_row: int) -> None:
         """Copies a row of a port to one of another: as much as the smaller row has."""
-        nbytes = min(row_bytes(self._ports[source]), row_bytes(self._ports[target]))
+        ports = self._rows_of(source, row, 1), self._rows_of(target, target_row, 1)
+        nbytes = min(map(row_bytes, ports))
         place = self._ports.address(target, target_row)
         self._gpu.copy(place, self._ports.address(source, row), nbytes, self._stream)
 
     def read(self, name: str, *, rows: int | None = None) -> np.ndarray:
         """A port's values once all that is queued is done; its first ``rows`` rows."""
-        port = self._ports[name]
-        count = port.shape[0] if rows is None else rows
+        count = self._ports[name].shape[0] if rows is None else rows
+        port = self._rows_of(name, 0, count)
         data = self._staging.download(self._ports.address(name), count * row_bytes(port))
         return data.view(item_type(port)).reshape(count, *port.shape[1:])
 
@@ -157,6 +158,16 @@ class CudaExecutor:
         self._gpu.synchronize(self._stream)
         self._closing.close()
         self._gpu.close()
+
+    def _rows_of(self, name: str, row: int, rows: int) -> Port:
+        """The port, which must have these rows."""
+        port = self._ports[name]
+        if not 0 <= row <= row + rows <= port.shape[0]:
+            raise SpecbuildError(
+                f"port {name} holds {port.shape}, {rows} rows from row {row} on do not fit; "
+                "build the engine again"
+            )
+        return port
 
     def _reported(self, ring_entry: int, number: int) -> bool:
         return any(self._done[ring_entry] == number + 1 for _ in range(LOOKS))

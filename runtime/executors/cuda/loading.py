@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from specbuild.runtime.device import Device
-from specbuild.runtime.engine_dir.files import check_chunk, read_file
+from specbuild.runtime.engine_dir.files import check_chunk, mapped_file, read_file
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest
 from specbuild.runtime.engine_dir.plan import Plan
 from specbuild.runtime.engine_dir.weights_file import weight_spans
@@ -15,6 +17,7 @@ from specbuild.runtime.executors.cuda.check import gpu_reasons, read_plan
 from specbuild.runtime.executors.cuda.driver import open_gpu
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.executors.cuda.gpu import Gpu
+from specbuild.runtime.executors.cuda.plan_check import DRAFT_OFFSETS, check_draft_offsets
 from specbuild.runtime.executors.cuda.upload import Piece, WeightsUpload
 from specbuild.runtime.executors.executor import OpenedEngine
 
@@ -64,6 +67,7 @@ def open_executor(
         )
         if pieces:
             upload.run(directory / WEIGHTS_FILE, manifest.files[WEIGHTS_FILE], pieces)
+        _check_draft_offsets(directory, manifest)
 
     try:
         reasons = gpu_reasons(plan, gpu)
@@ -73,6 +77,14 @@ def open_executor(
     except BaseException:
         gpu.close()
         raise
+
+
+def _check_draft_offsets(directory: Path, manifest: Manifest) -> None:
+    if DRAFT_OFFSETS not in manifest.tensors:
+        return
+    offset, size = weight_spans(directory, manifest)[DRAFT_OFFSETS]
+    data = mapped_file(directory, manifest, WEIGHTS_FILE)[offset : offset + size]
+    check_draft_offsets(np.frombuffer(data, np.int32), manifest)
 
 
 def weight_pieces(

@@ -114,9 +114,7 @@ class Ports:
     def __init__(self, plan: Plan, memory: DeviceMemory) -> None:
         self._ports = {port.name: port for port in plan.ports}
         self._memory = memory
-        for port in plan.ports:
-            _check_port(port, plan.buffers)
-        _check_ring([port for port in plan.ports if port.name.startswith("ring.")])
+        check_ports(plan)
 
     def find(self, name: str) -> Port | None:
         """The port, None where the plan has none of this name."""
@@ -160,14 +158,21 @@ def row_bytes(port: Port) -> int:
     return port_bytes(port) // port.shape[0]
 
 
-def _check_port(port: Port, buffers: tuple[Buffer, ...]) -> None:
-    inside = 0 <= port.buffer < len(buffers) and port.offset >= 0 and port.shape
-    if (
-        not inside
-        or min(port.shape) < 1
-        or port.offset + port_bytes(port) > buffers[port.buffer].bytes
-    ):
-        raise EngineFileError(f"port {port.name!r} lies outside its buffer; build the engine again")
+def check_ports(plan: Plan) -> None:
+    """Raises EngineFileError where a port lies outside its buffer, or the ring's disagree."""
+    for port in plan.ports:
+        if not _lies_inside(port, plan.buffers):
+            raise EngineFileError(
+                f"port {port.name!r} lies outside its buffer; build the engine again"
+            )
+    _check_ring([port for port in plan.ports if port.name.startswith("ring.")])
+
+
+def _lies_inside(port: Port, buffers: tuple[Buffer, ...]) -> bool:
+    if not 0 <= port.buffer < len(buffers) or min(port.shape, default=0) < 1:
+        return False
+    last = buffers[port.buffer].bytes - port_bytes(port)
+    return 0 <= port.offset <= last and port.offset % item_type(port).itemsize == 0
 
 
 def _check_ring(ports: list[Port]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,9 +17,14 @@ from specbuild.runtime.engine_dir.plan import (
     Program,
     ProgramEntry,
 )
-from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.executors.cuda.cubin import Signatures, kernel_parameters
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, LaunchConfig
+from specbuild.runtime.executors.cuda.program_file import (
+    argument_bytes,
+    read_launches,
+    read_program,
+)
 from specbuild.runtime.executors.cuda.shared_memory import shared_carveout
 
 ReadFile = Callable[[str], bytes]
@@ -34,6 +37,9 @@ class KernelLibrary:
         self._gpu = gpu
         self._kernels = kernels
         self._read_file = read_file
+        # Cubins that were read and not loaded yet.
+        self._waiting: dict[str, bytes] = {}
+        self._signatures: dict[str, Signatures] = {}
         self._modules: dict[str, Handle] = {}
         self._functions: dict[int, Handle] = {}
         self._shared: dict[int, int] = {}
@@ -43,7 +49,7 @@ class KernelLibrary:
         kernel = self._kernels[index]
         if index not in self._functions:
             if kernel.cubin not in self._modules:
-                cubin = self._read_file(kernel.cubin)
+                cubin = self._waiting.pop(kernel.cubin, None) or self._read_file(kernel.cubin)
                 self._modules[kernel.cubin] = self._gpu.load_module(cubin, kernel.cubin)
             module = self._modules[kernel.cubin]
             self._functions[index] = self._gpu.function(module, kernel.entry)
@@ -53,6 +59,24 @@ class KernelLibrary:
             self._gpu.set_shared(self._functions[index], shared_bytes, carveout)
             self._shared[index] = shared_bytes
         return self._functions[index]
+
+    def check_arguments(self, launches: Sequence[Launch], where: str) -> None:
+        """Raises EngineFileError where a launch passes other arguments than its kernel takes."""
+        for i, launch in enumerate(launches):
+            kernel = self._kernels[launch.kernel]
+            taken = self._parameters(kernel)
+            passed = argument_bytes(launch.arguments)
+            if passed != taken:
+                raise EngineFileError(
+                    f"{where}: launch {i} passes arguments of {passed} bytes, {kernel.name} takes "
+                    f"{taken}; build the engine again"
+                )
+
+    def _parameters(self, kernel: CompiledKernel) -> tuple[int, ...] | None:
+        if kernel.cubin not in self._signatures:
+            cubin = self._waiting[kernel.cubin] = self._read_file(kernel.cubin)
+            self._signatures[kernel.cubin] = kernel_parameters(cubin, kernel.cubin)
+        return self._signatures[kernel.cubin].get(kernel.entry)
 
 
 class PackedProgram:
@@ -127,9 +151,10 @@ class ProgramRunner:
             self.gpu.launch(config, self.stream)
 
     def program(self, entry: ProgramEntry) -> PackedProgram:
-        """The launches of a program, read on first use."""
+        """The launches of a program, read and checked on first use."""
         if entry.name not in self._programs:
-            launches = read_launches(self._read_file(entry.file), self._plan, entry)
+            launches = self.launches(entry)
+            self._kernels.check_arguments(launches, entry.file)
             self._programs[entry.name] = PackedProgram(launches, self._addresses, self._kernels)
         return self._programs[entry.name]
 
@@ -168,77 +193,6 @@ class ProgramRunner:
         for graph in self._graphs.values():
             self.gpu.release_graph(graph)
         self._graphs.clear()
-
-
-def read_launches(data: bytes, plan: Plan, entry: ProgramEntry) -> tuple[Launch, ...]:
-    """The launches in a program's file.
-
-    The file's checksum has vouched for its bytes; only what could reach foreign memory is
-    checked again. Raises EngineFileError.
-    """
-    try:
-        launches = tuple(_launch(item) for item in json.loads(data)["launches"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise EngineFileError(
-            f"{entry.file} is no program ({error!r}); build the engine again"
-        ) from error
-    if len(launches) != entry.launches:
-        raise EngineFileError(
-            f"{entry.file} has {len(launches)} launches, the plan says {entry.launches}; "
-            "build the engine again"
-        )
-    for i, launch in enumerate(launches):
-        if not _is_launch(launch, plan):
-            raise EngineFileError(f"{entry.file}: launch {i} is malformed; build the engine again")
-    return launches
-
-
-def read_program(data: bytes, entry: ProgramEntry) -> Program:
-    """All of a program's file. Raises EngineFileError."""
-    try:
-        return from_json(Program, json.loads(data), entry.file)
-    except (SpecbuildError, ValueError, RecursionError) as error:
-        raise EngineFileError(f"{error}; build the engine again") from error
-
-
-def _launch(item: dict[str, Any]) -> Launch:
-    """A program may have hundreds of these, so they are taken as they are and checked after."""
-    return Launch(
-        kernel=item["kernel"],
-        op=item["op"],
-        grid=tuple(item["grid"]),
-        block=item["block"],
-        shared_bytes=item["shared_bytes"],
-        arguments=tuple(map(tuple, item["arguments"])),
-        programmatic=item["programmatic"],
-    )
-
-
-def _is_launch(launch: Launch, plan: Plan) -> bool:
-    numbers = (launch.kernel, launch.op, *launch.grid, launch.block, launch.shared_bytes)
-    return (
-        all(type(number) is int for number in numbers)
-        and 0 <= launch.kernel < len(plan.kernels)
-        and len(launch.grid) == 3
-        and min(*launch.grid, launch.block) >= 1
-        and launch.shared_bytes >= 0
-        and type(launch.programmatic) is bool
-        and all(_is_sound(argument, plan) for argument in launch.arguments)
-    )
-
-
-def _is_sound(argument: Sequence[Any], plan: Plan) -> bool:
-    match argument:
-        case (0, int(buffer), int(offset)):
-            inside = 0 <= buffer < len(plan.buffers)
-            return inside and 0 <= offset <= plan.buffers[buffer].bytes
-        case (1, int(value)):
-            return -(2**31) <= value < 2**31
-        case (2, int(bits)):
-            return 0 <= bits < 2**32
-        case (3,):
-            return True
-    return False
 
 
 def _packed(argument: Sequence[int], addresses: Sequence[int]) -> int:

@@ -12,17 +12,19 @@ from checkpoints import write_draft, write_target
 from safetensors import safe_open
 from shared_graphs import exported_anew
 
-from specbuild.builder.backends.cuda.compile.cubin import parameter_sizes
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli.main import main
-from specbuild.runtime.cache.layout import layouts, validate_caches
+from specbuild.runtime.cache.layout import layouts
 from specbuild.runtime.engine_dir.files import read_manifest, verify_files
 from specbuild.runtime.engine_dir.plan import POINTER, Plan, Program
 from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.executors.cuda.check import read_plan
+from specbuild.runtime.executors.cuda.cubin import kernel_parameters
+from specbuild.runtime.executors.cuda.plan_check import check_draft_offsets
 
 LAUNCH_LIMIT_BYTES = 227 * 1024
 
@@ -88,7 +90,8 @@ def test_the_directory_is_whole_and_says_what_it_is(engine: Path, stages: Stages
     manifest = read_manifest(engine)
     verify_files(engine, manifest)
     assert (manifest.backend, manifest.device, manifest.roles) == ("cuda", "sm_90a", {})
-    validate_caches(manifest.cache_groups, manifest.target, manifest.draft)
+    read_plan(engine, manifest)
+    check_draft_offsets(open_weights(engine, manifest)["d2t"], manifest)
     assert "compiling kernels" in stages.names
     assert stages.names.index("compiling kernels") < stages.names.index("writing weights")
 
@@ -111,7 +114,8 @@ def test_every_launch_has_its_kernel_and_its_arguments(engine: Path, plan: Plan)
         assert {launch.op for launch in found.launches} == set(range(len(found.ops)))
         for launch in found.launches:
             kernel = plan.kernels[launch.kernel]
-            sizes = parameter_sizes((engine / kernel.cubin).read_bytes(), kernel.entry)
+            cubin = (engine / kernel.cubin).read_bytes()
+            sizes = kernel_parameters(cubin, kernel.cubin)[kernel.entry]
             # A pointer (or a null one) has 8 bytes, an int32 or a float32 4.
             assert sizes == tuple(8 if a[0] in (POINTER, 3) else 4 for a in launch.arguments)
             assert launch.shared_bytes + kernel.shared_bytes <= LAUNCH_LIMIT_BYTES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,8 @@ from specbuild.builder.backends.cuda.compile import source as kernel_source
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, Spills, read_log, required
 from specbuild.builder.backends.cuda.compile.source import KernelSource
 from specbuild.plugins_cuda.launches import Kernel
-from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.executors.cuda.cubin import kernel_parameters
 
 PLAIN = """#include "../_device/factor.cuh"
 extern "C" __global__ void scale(float* x) {
@@ -136,3 +138,40 @@ ptxas info    : Used 10 registers, used 1 barriers, 256 bytes smem
     found = read_log(log)
     assert (found["b"].registers, found["b"].spill_bytes, found["b"].shared_bytes) == (32, 2068, 0)
     assert (found["a"].registers, found["a"].spill_bytes, found["a"].shared_bytes) == (10, 0, 256)
+
+
+SIGNED = """
+extern "C" __global__ void mixed(float* a, int b, const void* c, float d, unsigned e, int* f) {
+  if (b) a[0] = d + e + *f + *(const float*)c;
+}
+extern "C" __global__ void nothing() {}
+extern "C" __global__ void words(int a, float b, unsigned c) { asm volatile("" ::"r"(a), "r"(c)); }
+struct Two { long long x, y; };
+extern "C" __global__ void structure(Two two) { asm volatile("" ::"l"(two.x)); }
+"""
+
+
+def cubin_of(source: str, arch: str) -> bytes:
+    """What NVRTC makes of a source, without our compiler."""
+    from cuda.bindings import nvrtc
+
+    def done(result: tuple[Any, ...]) -> Any:
+        assert result[0] == nvrtc.nvrtcResult.NVRTC_SUCCESS
+        return result[1] if len(result) > 1 else None
+
+    program = done(nvrtc.nvrtcCreateProgram(source.encode(), b"k.cu", 0, [], []))
+    done(nvrtc.nvrtcCompileProgram(program, 1, [f"-arch={arch}".encode()]))
+    data = b" " * done(nvrtc.nvrtcGetCUBINSize(program))
+    done(nvrtc.nvrtcGetCUBIN(program, data))
+    return data
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120"])
+def test_a_cubin_tells_what_its_kernels_take(arch: str) -> None:
+    """A pointer has 8 bytes, an int or a float 4; a kernel that takes others is refused."""
+    plain = SIGNED.partition("struct")[0]
+    assert kernel_parameters(cubin_of(plain, arch), "k.cubin") == {
+        "mixed": (8, 4, 8, 4, 4, 8), "nothing": (), "words": (4, 4, 4),
+    }  # fmt: skip
+    with pytest.raises(EngineFileError, match="parameter 0 of a kernel has 16 bytes at 0"):
+        kernel_parameters(cubin_of(SIGNED, arch), "k.cubin")

@@ -38,7 +38,8 @@ from specbuild.runtime.engine_dir.plan import (
 )
 from specbuild.runtime.engine_dir.traffic import Part, Term, Traffic
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
-from specbuild.runtime.executors.cuda.programs import ProgramRunner, read_launches
+from specbuild.runtime.executors.cuda.program_file import read_launches
+from specbuild.runtime.executors.cuda.programs import ProgramRunner
 from specbuild.runtime.measure.read_speed import ReadKernel, streaming_read
 from specbuild.runtime.measure.routed_experts import experts_touched
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt, TokenEvent

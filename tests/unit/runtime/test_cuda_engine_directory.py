@@ -14,7 +14,7 @@ from fake_gpu import HOPPER, FakeGpu
 from toy_device import ToyDevice
 from toy_engine import run
 from toy_model import D2T, decode_plainly
-from toy_plan import SHAPES, cuda_manifest, plan_file, toy_plan
+from toy_plan import SHAPES, kernels_manifest, plan_file, toy_plan
 
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import file_entry, read_manifest
@@ -33,7 +33,7 @@ RANDOM = np.random.default_rng(6)
 
 def write_cuda_engine(path: Path) -> Manifest:
     """The toy's CUDA engine on disk; its weights file holds a tensor that no plan wants."""
-    manifest = cuda_manifest()
+    manifest = kernels_manifest()
     plan = toy_plan(manifest, SHAPES[:1])
     path.mkdir()
     names = [entry.file for entry in plan.programs] + [k.cubin for k in plan.kernels]

@@ -9,14 +9,16 @@ import json
 import numpy as np
 import pytest
 from fake_gpu import FakeGpu, FakeKernel
+from toy_cubin import toy_cubin
 from toy_device import toy_cuda
 from toy_engine import run
 from toy_plan import SHAPES, small_plan
 
-from specbuild.runtime.engine_dir.plan import ZEROED, Buffer, CompiledKernel, ProgramEntry
+from specbuild.runtime.engine_dir.plan import ZEROED, Buffer, CompiledKernel, Port, ProgramEntry
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.cuda.memory import DeviceMemory
-from specbuild.runtime.executors.cuda.programs import ProgramRunner, read_launches
+from specbuild.runtime.executors.cuda.program_file import read_launches
+from specbuild.runtime.executors.cuda.programs import ProgramRunner
 from specbuild.runtime.measure.graph_timing import (
     profile_program,
     time_between,
@@ -30,14 +32,22 @@ RANDOM = np.random.default_rng(5)
 # Programs
 
 
-def program_json(launches: object) -> bytes:
-    return json.dumps({"ops": [], "launches": launches, "lifetimes": []}).encode()
+# The buffer of index 2 from byte 8 on, and all of it; three ops have both.
+TENSORS = {
+    "x": {"buffer": 2, "offset": 8, "shape": [173], "dtype": "float32"},
+    "y": {"buffer": 2, "offset": 0, "shape": [700], "dtype": "uint8"},
+}
+OPS = [{"op": "op", "attributes": {}, "inputs": TENSORS, "outputs": {}}] * 3
+
+
+def program_json(launches: object, ops: object = OPS, lifetimes: object = ()) -> bytes:
+    return json.dumps({"ops": ops, "launches": launches, "lifetimes": lifetimes}).encode()
 
 
 def launch_of(**changes: object) -> dict[str, object]:
     launch: dict[str, object] = {"kernel": 0, "op": 0, "grid": [2, 1, 1], "block": 64}
     launch |= {"shared_bytes": 100_000, "programmatic": False}
-    launch |= {"arguments": [[0, 2, 8], [1, -5], [2, 0x3FC00000], [3]]}
+    launch |= {"arguments": [[0, 2, 8], [1, 5], [2, 0x3FC00000], [3]]}
     return launch | changes
 
 
@@ -46,7 +56,7 @@ ENTRY = ProgramEntry("p", "p.json", "score", 1, 1, 0, 0, 0, False, 1)
 
 
 def runner_of(launches: object, seen: list[tuple[int, ...]], count: int = 1) -> ProgramRunner:
-    entries = {"p.json": program_json(launches), "one.cubin": b"cubin of one"}
+    entries = {"p.json": program_json(launches), "one.cubin": toy_cubin({"one": (8, 4, 4, 8)})}
     gpu = FakeGpu({"one": FakeKernel(lambda *values: seen.append(values), "piip")})
     plan = small_plan(kernels=KERNELS)
     stream = gpu.new_stream()
@@ -63,7 +73,7 @@ def test_arguments_reach_the_kernel_as_the_plan_has_them() -> None:
     for _ in range(3):
         runner.start(runner.entry)
     runner.gpu.synchronize(runner.stream)
-    assert seen == [(runner.memory.addresses[2] + 8, -5, 0x3FC00000, 0)] * 3
+    assert seen == [(runner.memory.addresses[2] + 8, 5, 0x3FC00000, 0)] * 3
     assert runner.gpu.shared == {"one": (100_000, 100)}
     # One module, one graph, replayed.
     assert runner.gpu.log == ["load one.cubin", "graph", "graph", "graph"]
@@ -92,6 +102,20 @@ def test_kernels_say_what_they_ask_for_at_most() -> None:
         [launch_of(arguments=[[0, 6, 0]])],
         [launch_of(arguments=[[0, -1, 0]])],
         [launch_of(arguments=[[0, 2, 701]])],
+        [launch_of(arguments=[[0, 2, 700]])],  # where the buffer ends
+        [launch_of(arguments=[[0, 2, 4]])],  # inside it, but no tensor's
+        [launch_of(arguments=[[0, 2, 8.0]])],
+        [launch_of(arguments=[[0, 2, 8, 0]])],
+        [launch_of(arguments=[[1, -1]])],
+        [launch_of(arguments=[[1, 701]])],  # more than the op has bytes
+        [launch_of(arguments=[[3, 0]])],
+        [launch_of(grid=[10**30, 1, 1])],
+        [launch_of(grid=[1, 65_536, 1])],
+        [launch_of(grid=[2**31, 1, 1])],
+        [launch_of(block=1025)],
+        [launch_of(shared_bytes=1 << 20)],
+        [launch_of(op=3)],
+        [launch_of(op=-1)],
         [launch_of(arguments=[[0, 2, -1]])],
         [launch_of(arguments=[[1, 2**31]])],
         [launch_of(arguments=[[2, -1]])],
@@ -108,6 +132,72 @@ def test_kernels_say_what_they_ask_for_at_most() -> None:
 def test_a_malformed_program_is_refused(launches: object) -> None:
     with pytest.raises(EngineFileError, match=r"p\.json"):
         read_launches(program_json(launches), small_plan(kernels=KERNELS), ENTRY)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shape": [174]},
+        {"shape": [-1, -173]},
+        {"shape": [0]},
+        {"shape": ["173"]},
+        {"offset": 9},
+        {"offset": -4},
+        {"offset": 700},
+        {"buffer": 6},
+        {"buffer": -4},
+        {"dtype": "int64"},
+        {"dtype": None},
+    ],
+)
+def test_a_tensor_outside_its_buffer_is_refused(changes: dict[str, object]) -> None:
+    moved = {**TENSORS, "x": TENSORS["x"] | changes}
+    data = program_json([launch_of()], [{**OPS[0], "inputs": moved}])
+    with pytest.raises(EngineFileError, match=r"p\.json"):
+        read_launches(data, small_plan(kernels=KERNELS), ENTRY)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"offset": 4097}, {"offset": -1}, {"bytes": 0}, {"bytes": 5001}, {"last": 3}, {"first": 2}],
+)
+def test_scratch_outside_the_arena_is_refused(changes: dict[str, int]) -> None:
+    """A launch may point at its op's scratch, and at no other op's."""
+    plan, launch = small_plan(kernels=KERNELS), launch_of(arguments=[[0, 4, 4096]], op=1)
+    scratch = {"offset": 4096, "bytes": 904, "first": 1, "last": 1}
+    assert read_launches(program_json([launch], lifetimes=[scratch]), plan, ENTRY)
+    with pytest.raises(EngineFileError, match=r"p\.json"):
+        read_launches(program_json([launch], lifetimes=[scratch | changes]), plan, ENTRY)
+    with pytest.raises(EngineFileError, match=r"launch 0 leaves the memory of its op"):
+        other = program_json([launch | {"op": 0}], lifetimes=[scratch])
+        read_launches(other, plan, ENTRY)
+
+
+def test_rows_are_those_that_the_plan_says() -> None:
+    """The host counts rows by the plan's entry, the kernels by the program's tensors."""
+    ports = (Port("prefill.token_ids", 2, 8, (173,), "int32"),)
+    plan = small_plan(kernels=KERNELS, ports=ports)
+    data = program_json([launch_of()])
+    assert read_launches(data, plan, dataclasses.replace(ENTRY, rows=173))
+    with pytest.raises(EngineFileError, match="other rows than the plan says"):
+        read_launches(data, plan, dataclasses.replace(ENTRY, rows=174))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [[0, 2, 8], [1, 5], [2, 0]],
+        [[0, 2, 8], [1, 5], [2, 0], [3], [3]],
+        [[1, 5], [0, 2, 8], [2, 0], [3]],
+        [],
+    ],
+)
+def test_arguments_are_those_that_the_kernel_takes(arguments: object) -> None:
+    """Nothing is launched, and no module is loaded."""
+    runner = runner_of([launch_of(arguments=arguments)], [])
+    with pytest.raises(EngineFileError, match=r"p\.json: launch 0 passes arguments of .* takes"):
+        runner.start(runner.entry)
+    assert runner.gpu.log == []
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"launches": NaN}', b"[" * 100_000])
@@ -154,7 +244,7 @@ def test_every_run_of_a_profile_begins_with_the_scratch_that_ops_expect() -> Non
     plan = small_plan(kernels=kernels)
     plan = dataclasses.replace(plan, buffers=(*plan.buffers, Buffer(ZEROED, "state", 8)))
     launches = [launch_of(kernel=i % 2, op=i // 2, arguments=[[0, 6, 0]]) for i in range(4)]
-    entries = {f"{name}.cubin": f"cubin of {name}".encode() for name in gpu.kernels}
+    entries = {f"{name}.cubin": toy_cubin({name: (8,)}) for name in gpu.kernels}
     entries |= {"p.json": program_json(launches)}
     stream = gpu.new_stream()
     memory = DeviceMemory(gpu, plan, stream)
@@ -217,6 +307,18 @@ def test_ports_hold_what_is_written_and_refuse_what_does_not_fit() -> None:
         executor.write("pending_tokens", values, row=1)
     with pytest.raises(EngineFileError, match="no port 'nothing'"):
         executor.read("nothing")
+    rows = port.shape[0]
+    for outside in (
+        lambda: executor.fill("temperature", 1, row=rows),
+        lambda: executor.fill("temperature", 1, row=1, rows=rows),
+        lambda: executor.fill("temperature", 1, row=-1),
+        lambda: executor.fill("temperature", 1, row=2, rows=-1),
+        lambda: executor.copy("pending_tokens", rows, "pending_tokens", 0),
+        lambda: executor.copy("pending_tokens", 0, "pending_tokens", -1),
+        lambda: executor.read("temperature", rows=rows + 1),
+    ):
+        with pytest.raises(SpecbuildError, match="do not fit"):
+            outside()
 
 
 def test_closing_gives_everything_back() -> None:

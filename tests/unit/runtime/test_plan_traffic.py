@@ -11,7 +11,7 @@ from plan_host import lowered_engine
 from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.builder.backends.cuda.plan.plan_writer import program_bytes
 from specbuild.runtime.engine_dir.plan import POINTER, OpCall, Program
-from specbuild.runtime.executors.cuda.programs import read_program
+from specbuild.runtime.executors.cuda.program_file import read_program
 from specbuild.runtime.measure.byte_floor import EngineTraffic, Work, engine_traffic
 from specbuild.runtime.measure.step_sections import step_sections
 

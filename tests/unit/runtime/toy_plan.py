@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 
 import numpy as np
+from toy_cubin import toy_cubin
 from toy_model import D2T, VOCAB, toy_manifest
 
 from specbuild.runtime.cache.layout import KvLayout
@@ -34,6 +35,22 @@ def cuda_manifest(**options: object) -> Manifest:
     drafters = tuple(dataclasses.replace(each, roles=()) for each in manifest.drafters)
     return dataclasses.replace(
         manifest, backend="cuda", device="sm_90a", roles={}, drafters=drafters
+    )
+
+
+def kernels_manifest() -> Manifest:
+    """The same with caches that kernels take: pages of 16, bf16 pairs in place of each fp32."""
+    manifest = cuda_manifest(page_size=16)
+    pair = {"k_width": 2, "v_width": 2, "dtype": "bfloat16"}
+    groups = [dataclasses.replace(group, **pair) for group in manifest.cache_groups]
+    groups[1] = dataclasses.replace(groups[1], layers=(1,))
+    [drafter] = manifest.drafters
+    geometry = dataclasses.replace(drafter.geometry, head_dim=2)
+    return dataclasses.replace(
+        manifest,
+        target=dataclasses.replace(manifest.target, head_dim=2),
+        drafters=(dataclasses.replace(drafter, geometry=geometry),),
+        cache_groups=tuple(groups),
     )
 
 
@@ -117,13 +134,19 @@ def _entry(
 def plan_file(plan: Plan, name: str) -> bytes:
     """A program's JSON or a kernel's cubin."""
     if name.endswith(".cubin"):
-        return f"cubin of {name.removesuffix('.cubin')}".encode()
+        entry = name.removesuffix(".cubin")
+        return toy_cubin({entry: (*[8] * len(plan.buffers), 4, 4, 8)})
     index = next(i for i, entry in enumerate(plan.programs) if entry.file == name)
     entry = plan.programs[index]
     sections = [level_section(1)] if entry.draft_depth or entry.extends else []
     sections += [TARGET] if entry.kind == "step" else []
-    nothing = {"op": "op", "attributes": {}, "inputs": {}, "outputs": {}}
-    ops = [nothing | {"section": section} for section in sections]
+    # One op has all memory: the launch is its own, whatever section it is in.
+    whole = {
+        buffer.name: {"buffer": i, "offset": 0, "shape": [buffer.bytes], "dtype": "uint8"}
+        for i, buffer in enumerate(plan.buffers)
+    }
+    op = {"op": "op", "attributes": {}, "inputs": whole, "outputs": {}}
+    ops = [op | {"section": section} for section in sections or [""]]
     arguments = [[0, i, 0] for i in range(len(plan.buffers))] + [[1, index], [2, 7], [3]]
     launch = {"kernel": index, "op": 0, "grid": [1, 1, 1], "block": 32, "shared_bytes": 0}
     launch |= {"arguments": arguments, "programmatic": True}

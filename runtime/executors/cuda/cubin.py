@@ -1,0 +1,113 @@
+"""What a cubin says of its kernels' parameters: an ELF file with a section of notes for each.
+
+Nothing of the file is believed: every offset is held against its size, and what has another form
+than NVIDIA's compiler writes is refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+
+from specbuild.runtime.errors import EngineFileError
+
+# An argument of a launch is a pointer, or 32 bits.
+PARAMETER_BYTES = (4, 8)
+_MOST_SECTIONS = 4096
+_MACHINE = 190  # EM_CUDA
+_NOTES = 0x70000000  # SHT_CUDA_INFO
+_NAME = b".nv.info."
+_HEADER = struct.Struct("<4sBB10x2xH20xQ4x6xHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_NOTE = struct.Struct("<BBH")
+# Formats of notes: those with a length in front, and those whose 16 bits are the value.
+_SHORT, _SIZED = (1, 2, 3), 4
+_PARAMETER, _BANK, _BANK_BYTES = 0x17, 0x0A, 0x19
+_PARAMETER_NOTE = struct.Struct("<IHHI")  # index, ordinal, offset, and the size in a word
+_BANK_NOTE = struct.Struct("<IHH")  # symbol, offset, bytes
+_SIZE_SHIFT = 18
+
+Signatures = Mapping[str, tuple[int, ...]]
+
+
+def kernel_parameters(data: bytes, where: str) -> Signatures:
+    """Bytes of every kernel's parameters in order, by its entry; each has 4 or 8.
+
+    Raises EngineFileError where ``data`` is no cubin, ends too early or says what is not
+    understood.
+    """
+    try:
+        return {
+            name.decode("ascii"): _parameters(notes, where) for name, notes in _kernels(data, where)
+        }
+    except (struct.error, UnicodeDecodeError) as error:
+        raise _refusal(where, str(error)) from error
+
+
+def _kernels(data: bytes, where: str) -> Iterator[tuple[bytes, bytes]]:
+    """Every kernel's name and notes."""
+    magic, bits, order, machine, table, entry_size, count, names_index = _HEADER.unpack_from(data)
+    if (magic, bits, order, machine) != (b"\x7fELF", 2, 1, _MACHINE):
+        raise _refusal(where, "no ELF file of NVIDIA's")
+    if entry_size != _SECTION.size or not names_index < count <= _MOST_SECTIONS:
+        raise _refusal(where, "its table of sections is malformed")
+    headers = list(_SECTION.iter_unpack(_slice(data, table, count * _SECTION.size, where)))
+    names = _slice(data, headers[names_index][4], headers[names_index][5], where)
+    seen = set()
+    for header in headers:
+        name = _slice(names, header[0], len(names) - header[0], where).partition(b"\0")[0]
+        if header[1] != _NOTES or not name.startswith(_NAME):
+            continue
+        if name in seen:
+            raise _refusal(where, "a kernel has notes twice")
+        seen.add(name)
+        yield name.removeprefix(_NAME), _slice(data, header[4], header[5], where)
+
+
+def _parameters(notes: bytes, where: str) -> tuple[int, ...]:
+    """Sizes by ordinal; they must fill the bank of parameters, each at a multiple of its size."""
+    found: dict[int, tuple[int, int]] = {}
+    banks = set()
+    for kind, value in _notes(notes, where):
+        if kind == _PARAMETER:
+            _, ordinal, offset, packed = _PARAMETER_NOTE.unpack(value)
+            if ordinal in found:
+                raise _refusal(where, f"a kernel has parameter {ordinal} twice")
+            found[ordinal] = (offset, packed >> _SIZE_SHIFT)
+        elif kind == _BANK:
+            banks.add(_BANK_NOTE.unpack(value)[2])
+        elif kind == _BANK_BYTES:
+            banks.add(int.from_bytes(value, "little"))
+    end = 0
+    for ordinal in range(len(found)):
+        offset, size = found.get(ordinal, (0, 0))
+        if size not in PARAMETER_BYTES or offset != -(-end // size) * size:
+            raise _refusal(where, f"parameter {ordinal} of a kernel has {size} bytes at {offset}")
+        end = offset + size
+    if (banks or {0}) != {end}:
+        raise _refusal(where, f"a kernel's parameters are {end} bytes and {sorted(banks)}")
+    return tuple(found[ordinal][1] for ordinal in range(len(found)))
+
+
+def _notes(notes: bytes, where: str) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at < len(notes):
+        form, kind, value = _NOTE.unpack_from(notes, at)
+        at += _NOTE.size
+        if form == _SIZED:
+            yield kind, _slice(notes, at, value, where)
+            at += value
+        elif form in _SHORT:
+            yield kind, notes[at - 2 : at]
+        else:
+            raise _refusal(where, f"a note is of format {form}")
+
+
+def _slice(data: bytes, start: int, size: int, where: str) -> bytes:
+    if not 0 <= start <= start + size <= len(data):
+        raise _refusal(where, "a part lies outside the file")
+    return data[start : start + size]
+
+
+def _refusal(where: str, reason: str) -> EngineFileError:
+    return EngineFileError(f"{where} is no cubin as it is expected ({reason}); build it again")

@@ -1,0 +1,160 @@
+"""Whether a plan stays within the memory that it asks for, and agrees with the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from specbuild.runtime.cache.layout import KvLayout, layouts, validate_caches
+from specbuild.runtime.engine_dir.cache_groups import choosing_group
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES, Plan, ProgramEntry
+from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.executors.cuda.memory import check_ports
+from specbuild.runtime.executors.cuda.program_file import MOST_SHARED_BYTES
+
+MOST_REGISTERS = 255
+_MOST_BYTES = 1 << 48  # what a GPU addresses
+# The offset that turns each of the draft's ids into one of the target's.
+DRAFT_OFFSETS = "d2t"
+
+
+def check_plan(plan: Plan, manifest: Manifest) -> None:
+    """Raises EngineFileError with the first thing that does not fit."""
+    validate_caches(manifest.cache_groups, manifest.target, manifest.draft)
+    check_ports(plan)
+    checks = (
+        _buffers(plan, manifest),
+        _kernels(plan, manifest),
+        _ports(plan, manifest),
+        _programs(plan, manifest),
+        _tables(manifest),
+    )
+    for problems in checks:
+        problem = next(problems, None)
+        if problem is not None:
+            raise EngineFileError(problem)
+
+
+def check_draft_offsets(offsets: np.ndarray, manifest: Manifest) -> None:
+    """Raises EngineFileError where a draft's id would be none of the target's vocabulary."""
+    ids = np.arange(len(offsets)) + offsets
+    outside = np.flatnonzero((ids < 0) | (ids >= manifest.target.vocab))
+    if len(outside):
+        raise EngineFileError(
+            f"{DRAFT_OFFSETS}: the draft's id {outside[0]} is {ids[outside[0]]}, outside the "
+            f"vocabulary of {manifest.target.vocab}; build the engine again"
+        )
+
+
+def _buffers(plan: Plan, manifest: Manifest) -> Iterator[str]:
+    caches = _cache_buffers(manifest)
+    for buffer in plan.buffers:
+        if not 0 <= buffer.bytes < _MOST_BYTES:
+            yield f"buffer {buffer.name!r} has {buffer.bytes} bytes"
+        if buffer.space == "weights" and buffer.name not in manifest.tensors:
+            yield f"buffer {buffer.name!r} is no tensor of the manifest"
+        if buffer.space == "cache" and caches.get(buffer.name) != buffer.bytes:
+            yield (
+                f"buffer {buffer.name!r} has {buffer.bytes} bytes, the manifest's cache groups "
+                f"take {caches}"
+            )
+    yield from _twice("buffers", [buffer.name for buffer in plan.buffers])
+    missing = set(caches) - {buffer.name for buffer in plan.buffers if buffer.space == "cache"}
+    if missing:
+        yield f"caches {sorted(missing)} have no buffer"
+    if sum(buffer.space == "arena" for buffer in plan.buffers) > 1:
+        yield "there are two arenas"
+
+
+def _cache_buffers(manifest: Manifest) -> dict[str, int]:
+    """Bytes of every cache group's pools, and of the block summaries (SpecPV), by buffer."""
+    found = layouts(manifest.cache_groups)
+    caches = {layout.name: layout.bytes for layout in found.values()}
+    if manifest.specpv is not None:
+        layout = found.get(choosing_group(manifest.specpv))
+        if layout is not None:
+            caches[f"{layout.name}.summaries"] = _summary_bytes(layout)
+    return caches
+
+
+def _summary_bytes(layout: KvLayout) -> int:
+    """[layers, pages, kv_heads, 2, width]."""
+    pages, heads, _, width = layout.pools[0].shape
+    layers = len(layout.group.layers)
+    return layers * pages * heads * 2 * width * ITEM_BYTES[layout.dtype]
+
+
+def _kernels(plan: Plan, manifest: Manifest) -> Iterator[str]:
+    for kernel in plan.kernels:
+        if kernel.cubin not in manifest.files:
+            yield f"kernel {kernel.name!r} is in {kernel.cubin!r}, which is no part of the engine"
+        if not 0 <= kernel.registers <= MOST_REGISTERS or kernel.spill_bytes < 0:
+            yield f"kernel {kernel.name!r} has {kernel.registers} registers"
+        if not 0 <= kernel.shared_bytes <= MOST_SHARED_BYTES:
+            yield f"kernel {kernel.name!r} has {kernel.shared_bytes} bytes of shared memory"
+
+
+def _ports(plan: Plan, manifest: Manifest) -> Iterator[str]:
+    yield from _twice("ports", [port.name for port in plan.ports])
+    ports = {port.name: port.shape for port in plan.ports}
+    sequences = ports.get("length", (0,))[0]
+    if sequences < manifest.limits.max_batch_size:
+        yield f"the plan has state for {sequences} sequences, fewer than limits.max_batch_size"
+    for name, layout in layouts(manifest.cache_groups).items():
+        wanted = (sequences, layout.logical_pages(manifest.limits))
+        if ports.get(f"page_table.{name}") != wanted:
+            found = ports.get(f"page_table.{name}")
+            yield f"port 'page_table.{name}' is {found}, the manifest's limits take {wanted}"
+    vocab = ports.get("score.logits", (manifest.target.vocab,))[-1]
+    if vocab != manifest.target.vocab:
+        yield f"port 'score.logits' has {vocab} columns, the vocabulary {manifest.target.vocab}"
+
+
+def _programs(plan: Plan, manifest: Manifest) -> Iterator[str]:
+    ports = {port.name: port.shape[0] for port in plan.ports}
+    for entry in plan.programs:
+        if entry.file not in manifest.files:
+            yield f"program {entry.name!r} is in {entry.file!r}, which is no part of the engine"
+        if not 1 <= entry.batch <= ports.get("length", 0):
+            yield f"program {entry.name!r} is for {entry.batch} sequences"
+        if entry.kind == "step":
+            most = entry.batch * (manifest.limits.draft_tokens + 1) + entry.reverified
+        else:
+            most = ports.get("prefill.token_ids", 0)
+        if not 1 <= entry.rows <= most or entry.launches < 1 or entry.reverified < 0:
+            yield f"program {entry.name!r} has {entry.rows} rows and {entry.launches} launches"
+        yield from _draft_of(entry, manifest)
+    yield from _twice("programs", [entry.name for entry in plan.programs])
+
+
+def _draft_of(entry: ProgramEntry, manifest: Manifest) -> Iterator[str]:
+    for name in ("draft_top_k", "draft_depth", "draft_tokens"):
+        value, most = getattr(entry, name), getattr(manifest.limits, name)
+        if value and not 0 < value <= most:
+            yield f"program {entry.name!r} has {name} {value}, the limits say {most}"
+
+
+def _tables(manifest: Manifest) -> Iterator[str]:
+    """Weights that are read by token ids and by positions have a row for each."""
+    limits = manifest.limits
+    rows = {"rope": limits.max_seq_len + limits.draft_tokens + 1}
+    rows["draft_rope"] = limits.max_seq_len + limits.draft_depth
+    wanted = {f"{rope}_{part}": n for rope, n in rows.items() for part in ("cos", "sin")}
+    if manifest.draft is not None:
+        wanted[DRAFT_OFFSETS] = manifest.draft.vocab
+    for name, tensor in manifest.tensors.items():
+        least = wanted.get(name, 0)
+        if name.endswith("embed_tokens.weight"):
+            least = manifest.target.vocab
+        if least and (not tensor.shape or tensor.shape[0] < least):
+            yield f"tensor {name!r} is {tensor.shape}, but {least} rows of it are read"
+
+
+def _twice(what: str, names: Iterable[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield f"two {what} are named {name!r}"
+        seen.add(name)

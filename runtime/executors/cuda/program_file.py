@@ -1,0 +1,199 @@
+"""What a program's file holds: launches that stay in the memory of their plan, or none.
+
+A launch's pointers are tensors or scratch of its op, whose places and sizes the file gives.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+
+from specbuild.runtime.engine_dir.plan import (
+    FLOAT32,
+    INT32,
+    ITEM_BYTES,
+    NULL,
+    POINTER,
+    ZEROED,
+    Launch,
+    Plan,
+    Program,
+    ProgramEntry,
+)
+from specbuild.runtime.engine_dir.strict_json import from_json
+from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.executors.cuda.cubin import PARAMETER_BYTES
+
+# What CUDA allows: CTAs along x, y and z, threads of a CTA, shared memory of one on any GPU.
+MOST_CTAS = (2**31 - 1, 65_535, 65_535)
+MOST_THREADS = 1024
+MOST_SHARED_BYTES = 227 << 10
+# Where ops have scratch that is zeros, in steps of so many bytes.
+_ZEROED_STEP = 256
+_WORDS = (INT32, FLOAT32)
+
+_MOST_BITS = 2**32 - 1
+_binding = itemgetter("buffer", "offset", "shape", "dtype")
+
+
+def read_launches(data: bytes, plan: Plan, entry: ProgramEntry) -> tuple[Launch, ...]:
+    """The launches in a program's file, checked against the plan. Raises EngineFileError."""
+    try:
+        program = json.loads(data)
+        launches = tuple(_launch(item) for item in program["launches"])
+        problem = next(_problems(program, launches, plan, entry), None)
+    except (
+        ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError,
+    ) as error:  # fmt: skip
+        raise EngineFileError(
+            f"{entry.file} is no program ({error!r}); build the engine again"
+        ) from error
+    if problem is not None:
+        raise EngineFileError(f"{entry.file}: {problem}; build the engine again")
+    return launches
+
+
+def read_program(data: bytes, entry: ProgramEntry) -> Program:
+    """All of a program's file. Raises EngineFileError."""
+    try:
+        return from_json(Program, json.loads(data), entry.file)
+    except (SpecbuildError, ValueError, RecursionError) as error:
+        raise EngineFileError(f"{error}; build the engine again") from error
+
+
+def argument_bytes(arguments: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Bytes of a launch's arguments, as a kernel's parameters have them."""
+    word, pointer = PARAMETER_BYTES
+    return tuple(word if argument[0] in _WORDS else pointer for argument in arguments)
+
+
+def _launch(item: dict[str, Any]) -> Launch:
+    """A program may have hundreds of these, so they are taken as they are and checked after."""
+    return Launch(
+        kernel=item["kernel"],
+        op=item["op"],
+        grid=tuple(item["grid"]),
+        block=item["block"],
+        shared_bytes=item["shared_bytes"],
+        arguments=tuple(map(tuple, item["arguments"])),
+        programmatic=item["programmatic"],
+    )
+
+
+def _problems(
+    program: dict[str, Any], launches: Sequence[Launch], plan: Plan, entry: ProgramEntry
+) -> Iterator[str]:
+    if len(launches) != entry.launches:
+        yield f"{len(launches)} launches, the plan says {entry.launches}"
+    ops = _Ops(program, plan, entry)
+    yield from ops.problems
+    for i, launch in enumerate(launches):
+        if not _is_launch(launch, plan, len(ops.places)):
+            yield f"launch {i} is malformed"
+        elif not ops.hold(launch):
+            yield f"launch {i} leaves the memory of its op"
+
+
+class _Ops:
+    """Where the tensors and the scratch of a program's ops lie, and how large they are."""
+
+    def __init__(self, program: dict[str, Any], plan: Plan, entry: ProgramEntry) -> None:
+        self._bytes = [buffer.bytes for buffer in plan.buffers]
+        self._rows = _rows_at_ports(plan, entry)
+        self._zeroed = {i: b.bytes for i, b in enumerate(plan.buffers) if b.name == ZEROED}
+        arena = next((i for i, b in enumerate(plan.buffers) if b.space == "arena"), -1)
+        self.problems: list[str] = []
+        # By op: the arguments that are places of its own, and the most that a number may be.
+        self.places: list[set[tuple[int, ...]]] = []
+        self._most: list[int] = []
+        for op in program["ops"]:
+            self._add(op)
+        for life in program["lifetimes"]:
+            self._add_scratch(arena, life)
+
+    def hold(self, launch: Launch) -> bool:
+        """Whether the arguments are places of the launch's op, and counts of what lies there."""
+        places, most = self.places[launch.op], self._most[launch.op]
+        for argument in launch.arguments:
+            if argument in places:
+                continue
+            kind, *values = argument
+            if kind == POINTER:
+                held = len(values) == 2 and self._is_zeroed(*values)
+            else:
+                bound = most if kind == INT32 else _MOST_BITS
+                held = kind in _WORDS and len(values) == 1 and 0 <= values[0] <= bound
+            if not held:
+                return False
+        return True
+
+    def _is_zeroed(self, buffer: int, offset: int) -> bool:
+        return 0 <= offset < self._zeroed.get(buffer, 0) and offset % _ZEROED_STEP == 0
+
+    def _add(self, op: dict[str, Any]) -> None:
+        index, sizes, rows = len(self.places), self._bytes, self._rows
+        places: set[tuple[int, ...]] = {(NULL,)}
+        counts = [v for v in op["attributes"].values() if type(v) is int]
+        for binding in chain(op["inputs"].values(), op["outputs"].values()):
+            buffer, offset, shape, dtype = _binding(binding)
+            item = ITEM_BYTES[dtype]
+            nbytes = item * math.prod(shape)
+            if (
+                buffer < 0
+                or not 0 <= offset <= sizes[buffer] - nbytes
+                or offset % item
+                or (shape and min(shape) < 1)
+            ):
+                self.problems.append(f"a tensor of op {index} lies outside its buffer")
+                break
+            place = (POINTER, buffer, offset)
+            if place in rows and shape[0] != rows[place]:
+                self.problems.append(f"a tensor of op {index} has other rows than the plan says")
+                break
+            places.add(place)
+            counts.append(nbytes)
+        self.places.append(places)
+        self._most.append(max(counts, default=0))
+
+    def _add_scratch(self, arena: int, life: dict[str, Any]) -> None:
+        offset, nbytes, first, last = life["offset"], life["bytes"], life["first"], life["last"]
+        if (
+            arena < 0
+            or nbytes < 1
+            or not 0 <= offset <= self._bytes[arena] - nbytes
+            or not 0 <= first <= last < len(self.places)
+        ):
+            self.problems.append("scratch lies outside the arena")
+        elif first == last:
+            self.places[first].add((POINTER, arena, offset))
+            self._most[first] = max(self._most[first], nbytes)
+
+
+def _rows_at_ports(plan: Plan, entry: ProgramEntry) -> dict[tuple[int, ...], int]:
+    """How many rows a program's tensors have where ports lie of which the host fills as many."""
+    if entry.kind == "step":
+        rows = {"length": entry.batch}
+    else:
+        rows = {"prefill.token_ids": entry.rows, "prefill.row_start": entry.batch + 1}
+    return {(POINTER, p.buffer, p.offset): rows[p.name] for p in plan.ports if p.name in rows}
+
+
+def _is_launch(launch: Launch, plan: Plan, ops: int) -> bool:
+    numbers = (launch.kernel, launch.op, *launch.grid, launch.block, launch.shared_bytes)
+    if set(map(type, chain(numbers, *launch.arguments))) != {int} or len(launch.grid) != 3:
+        return False
+    x, y, z = launch.grid
+    return (
+        0 <= launch.kernel < len(plan.kernels)
+        and 0 <= launch.op < ops
+        and 1 <= x <= MOST_CTAS[0]
+        and 1 <= y <= MOST_CTAS[1]
+        and 1 <= z <= MOST_CTAS[2]
+        and 1 <= launch.block <= MOST_THREADS
+        and 0 <= launch.shared_bytes <= MOST_SHARED_BYTES - plan.kernels[launch.kernel].shared_bytes
+        and type(launch.programmatic) is bool
+    )

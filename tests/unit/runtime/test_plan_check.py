@@ -1,0 +1,259 @@
+"""A plan that contradicts its manifest, or leaves its memory, never comes to a launch."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_gpu import FakeGpu, FakeKernel, Stream
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_model import D2T
+from toy_plan import SHAPES, kernels_manifest, plan_file, toy_plan
+
+from specbuild.runtime.engine_dir.manifest import Manifest, StoredFile, StoredTensor
+from specbuild.runtime.engine_dir.plan import Plan
+from specbuild.runtime.engine_dir.strict_json import from_json, to_json
+from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.executors.cuda.gpu import LaunchConfig
+from specbuild.runtime.executors.cuda.memory import DeviceMemory, Ports
+from specbuild.runtime.executors.cuda.plan_check import check_draft_offsets, check_plan
+from specbuild.runtime.executors.cuda.programs import ProgramRunner
+
+
+def toy() -> tuple[Plan, Manifest]:
+    """The toy's plan, and a manifest that lists its files and its one weight."""
+    manifest = kernels_manifest()
+    plan = toy_plan(manifest, SHAPES[:1])
+    names = [entry.file for entry in plan.programs] + [k.cubin for k in plan.kernels]
+    files = {name: StoredFile(0, "0" * 32) for name in names}
+    tensors = {"d2t": StoredTensor("I32", D2T.shape, ("d2t",))}
+    return plan, dataclasses.replace(manifest, files=files, tensors=tensors)
+
+
+PLAN, MANIFEST = toy()
+
+
+def changed(items: tuple[Any, ...], index: int, **changes: Any) -> tuple[Any, ...]:
+    """The items, one of them changed."""
+    return (*items[:index], dataclasses.replace(items[index], **changes), *items[index + 1 :])
+
+
+def buffer(name: str, /, **changes: Any) -> dict[str, Any]:
+    index = next(i for i, b in enumerate(PLAN.buffers) if b.name == name)
+    return {"buffers": changed(PLAN.buffers, index, **changes)}
+
+
+def port(name: str, /, **changes: Any) -> dict[str, Any]:
+    index = next(i for i, p in enumerate(PLAN.ports) if p.name == name)
+    return {"ports": changed(PLAN.ports, index, **changes)}
+
+
+def program(kind: str, **changes: Any) -> dict[str, Any]:
+    index = next(i for i, p in enumerate(PLAN.programs) if p.kind == kind)
+    return {"programs": changed(PLAN.programs, index, **changes)}
+
+
+def kernel(**changes: Any) -> dict[str, Any]:
+    return {"kernels": changed(PLAN.kernels, 0, **changes)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (buffer("arena", bytes=-512), "'arena' has -512 bytes"),
+        (buffer("arena", bytes=1 << 60), "'arena' has"),
+        (buffer("cache:full", bytes=64), "'cache:full' has 64 bytes, the manifest's cache groups"),
+        (buffer("cache:full", name="cache:other"), "'cache:other' has"),
+        (buffer("cache:full", space="state"), "caches .'cache:full'. have no buffer"),
+        (buffer("d2t", name="other"), "'other' is no tensor of the manifest"),
+        (buffer("length", name="root"), "two buffers are named 'root'"),
+        (buffer("length", space="arena"), "two arenas"),
+        (port("length", offset=17), "'length' lies outside"),
+        (port("length", offset=32), "'length' lies outside"),
+        (port("length", buffer=-1), "'length' lies outside"),
+        (port("length", shape=()), "'length' lies outside"),
+        (port("length", shape=(1,)), "state for 1 sequences, fewer than"),
+        (port("length", name="root"), "two ports are named 'root'"),
+        (port("page_table.full", shape=(4, 1)), "'page_table.full' is .4, 1., the manifest's"),
+        (port("page_table.full", name="other"), "'page_table.full' is None"),
+        (port("score.logits", shape=(4, 28)), "'score.logits' has 28 columns, the vocabulary 29"),
+        (kernel(cubin="../other.cubin"), "which is no part of the engine"),
+        (kernel(registers=256), "256 registers"),
+        (kernel(registers=-1), "-1 registers"),
+        (kernel(shared_bytes=1 << 20), "bytes of shared memory"),
+        (program("prefill", file="plan.json"), "'plan.json', which is no part of the engine"),
+        (program("prefill", rows=9), "has 9 rows"),
+        (program("prefill", rows=0), "has 0 rows"),
+        (program("prefill", batch=5), "is for 5 sequences"),
+        (program("step", batch=0), "is for 0 sequences"),
+        (program("step", draft_tokens=13), "has draft_tokens 13, the limits say 12"),
+        (program("step", draft_depth=-1), "has draft_depth -1"),
+        (program("step", rows=1000), "has 1000 rows"),
+        (program("step", reverified=-4), "rows and"),
+        (program("step", launches=0), "0 launches"),
+        (program("step", name="prefill@4"), "two programs are named"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_contradicts_itself_or_its_manifest_is_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    check_plan(PLAN, MANIFEST)
+    with pytest.raises(EngineFileError, match=message) as refused:
+        check_plan(dataclasses.replace(PLAN, **changes), MANIFEST)
+    assert "\n" not in str(refused.value)
+
+
+def limits(**changes: int) -> dict[str, Any]:
+    return {"limits": dataclasses.replace(MANIFEST.limits, **changes)}
+
+
+def group(**changes: Any) -> dict[str, Any]:
+    return {"cache_groups": changed(MANIFEST.cache_groups, 0, **changes)}
+
+
+def tensor(name: str, *shape: int) -> dict[str, Any]:
+    return {"tensors": {**MANIFEST.tensors, name: StoredTensor("F32", shape, (name,))}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (group(pages=1000), "'cache:full' has .* the manifest's cache groups take"),
+        (group(page_size=32, pages=7), "'cache:full' has|page_table"),
+        (group(dtype="float32"), "holds float32, kernels take bfloat16"),
+        (group(kv_heads=2), "has heads and widths"),
+        (limits(max_batch_size=5), "state for 4 sequences"),
+        (limits(max_seq_len=4096), "'page_table.full' is"),
+        (tensor("model.embed_tokens.weight", 28, 1), "28, 1., but 29 rows of it are read"),
+        (tensor("draft.embed_tokens.weight", 3), "3,., but 29 rows"),
+        (tensor("rope_cos", 64, 1), "64, 1., but 77 rows"),
+        (tensor("draft_rope_sin", 64, 1), "64, 1., but 68 rows"),
+        (tensor("d2t", 16), "16,., but 17 rows"),
+    ],
+)
+def test_a_manifest_that_its_plan_contradicts_is_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(EngineFileError, match=message):
+        check_plan(PLAN, dataclasses.replace(MANIFEST, **changes))
+
+
+def test_a_draft_names_only_tokens_of_the_target() -> None:
+    check_draft_offsets(D2T, MANIFEST)
+    for place, value in ((0, -1), (16, 29), (3, 2**31 - 1)):
+        broken = D2T.copy()
+        broken[place] = value
+        with pytest.raises(EngineFileError, match=f"d2t: the draft's id {place} is "):
+            check_draft_offsets(broken, MANIFEST)
+
+
+class WatchedGpu(FakeGpu):
+    """Counts launches; each must have what its kernel takes, in memory that is there."""
+
+    launched = 0
+
+    def launch(self, config: LaunchConfig, stream: Stream) -> None:
+        def run(*values: int) -> None:
+            *pointers, _, _, null = values
+            for address in pointers:
+                self.view(address, 1)
+            assert null == 0
+
+        self.kernels = {config.function: FakeKernel(run, "p" * len(PLAN.buffers) + "iip")}
+        super().launch(config, stream)
+        assert min(config.grid) >= 1 and config.grid[0] < 2**31 and max(config.grid[1:]) < 2**16
+        assert 1 <= config.block <= 1024
+        WatchedGpu.launched += 1
+
+
+def places(data: Any, where: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of everything in decoded JSON."""
+    items = data.items() if isinstance(data, dict) else enumerate(data)
+    found = [(*where, key) for key, _ in items]
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+        if isinstance(value, dict | list):
+            found += places(value, (*where, key))
+    return found
+
+
+NUMBERS = st.sampled_from([-1, 0, 1, 2, 7, 16, 255, 1000, 2**31 - 1, 2**31, 2**32, 2**63, 10**30])
+VALUES = st.one_of(NUMBERS, st.sampled_from([None, True, 1.5, "arena", [], {}, [0, 0, 0]]))
+
+
+def mutated(data: st.DataObject, document: Any) -> Any:
+    """The document with up to two of its parts changed, removed or doubled."""
+    document = copy.deepcopy(document)
+    for _ in range(data.draw(st.integers(1, 2))):
+        *path, last = data.draw(st.sampled_from(places(document)))
+        parent = document
+        for key in path:
+            parent = parent[key]
+        action = data.draw(st.sampled_from(["set", "set", "set", "add", "drop", "double"]))
+        if action == "add" and type(parent[last]) is int:
+            parent[last] += data.draw(NUMBERS)
+        elif action == "drop":
+            del parent[last]
+        elif action == "double" and isinstance(parent, list):
+            parent.append(copy.deepcopy(parent[last]))
+        else:
+            parent[last] = data.draw(VALUES)
+    return document
+
+
+def run_all(plan: Plan, read: Callable[[str], bytes]) -> None:
+    """Loads the plan, and runs a program of each kind."""
+    check_plan(plan, MANIFEST)
+    gpu = WatchedGpu()
+    stream = gpu.new_stream()
+    memory = DeviceMemory(gpu, plan, stream)
+    Ports(plan, memory)
+    runner = ProgramRunner(gpu, plan, memory.addresses, read, stream)
+    for entry in {entry.kind: entry for entry in plan.programs}.values():
+        runner.start(entry)
+        gpu.synchronize(stream)
+
+
+PLAN_JSON = json.loads(json.dumps(to_json(PLAN)))
+ENTRY = next(entry for entry in PLAN.programs if entry.kind == "prefill")
+PROGRAM_JSON = json.loads(plan_file(PLAN, ENTRY.file))
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_no_mutated_plan_comes_to_a_launch_unchecked(data: st.DataObject) -> None:
+    try:
+        plan = from_json(Plan, mutated(data, PLAN_JSON), "plan.json")
+        run_all(plan, lambda name: plan_file(PLAN, name))
+    except SpecbuildError as error:
+        assert "\n" not in str(error)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_no_mutated_program_comes_to_a_launch_unchecked(data: st.DataObject) -> None:
+    program = json.dumps(mutated(data, PROGRAM_JSON)).encode()
+    plan = dataclasses.replace(PLAN, programs=(ENTRY,))
+    try:
+        run_all(plan, lambda name: program if name == ENTRY.file else plan_file(PLAN, name))
+    except EngineFileError as error:
+        assert str(error).startswith("prefill@4.json") and "\n" not in str(error)
+
+
+def test_the_watched_gpu_sees_what_leaves_its_memory() -> None:
+    """The mutations above would be told: an argument past the end, by a runner that is not ours."""
+    run_all(PLAN, lambda name: plan_file(PLAN, name))
+    assert WatchedGpu.launched
+    gpu = WatchedGpu()
+    stream = gpu.new_stream()
+    memory = DeviceMemory(gpu, PLAN, stream)
+    beyond = np.array(memory.addresses) + (1 << 40)
+    runner = ProgramRunner(gpu, PLAN, beyond.tolist(), lambda n: plan_file(PLAN, n), stream)
+    runner.start(ENTRY)
+    with pytest.raises(AssertionError, match="nobody's"):
+        gpu.synchronize(stream)
