@@ -35,6 +35,7 @@ _COMMANDS = {
     "bench": "specbuild.cli.bench.command",
     "tune": "specbuild.cli.commands.tune",
     "synth": "specbuild.cli.commands.synth",
+    "sign": "specbuild.cli.commands.sign",
 }
 _GROUPS = {
     "train": "specbuild.cli.commands.train",

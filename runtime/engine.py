@@ -22,6 +22,7 @@ from specbuild.runtime.engine_dir.files import (
     read_manifest,
 )
 from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.engine_dir.origin import Origin
 from specbuild.runtime.errors import RequestError, UnsupportedHereError
 from specbuild.runtime.executors.executor import DeviceExecutor, Executor
 from specbuild.runtime.executors.registry import open_engine
@@ -92,17 +93,21 @@ class Engine:
         threads: int | None = None,
         *,
         cache_dir: Path | None = None,
+        verify_key: str | Path | None = None,
+        pin: str | None = None,
     ) -> Engine:
         """Opens an engine directory; every file is checked, weights while they stream in.
 
         ``device`` (``cpu``, ``cuda``, ``tensorrt`` or ``tensorrt-rtx``) None is what the engine was
         built for. ``threads`` compute on the CPU; None is one, which is fastest for small models.
-        ``cache_dir`` keeps the measured cost table between runs. Raises EngineFileError where the
-        directory is no engine or damaged, UnsupportedHereError where this machine lacks what it
-        needs.
+        ``cache_dir`` keeps the measured cost table between runs. ``verify_key``, a file with an
+        Ed25519 public key in PEM, must have signed the engine; ``pin`` must be its manifest's
+        SHA-256. Raises EngineFileError where the directory is no engine, damaged or another's,
+        UnsupportedHereError where this machine lacks what it needs.
         """
         directory = Path(path)
-        manifest = read_manifest(directory)
+        origin = Origin(None if verify_key is None else Path(verify_key), pin)
+        manifest = read_manifest(directory, origin)
         if device not in (None, manifest.backend):
             raise UnsupportedHereError(
                 f"{directory} was built for {manifest.backend}, not for {device}; "

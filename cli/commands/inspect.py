@@ -38,9 +38,9 @@ def inspect(
     from specbuild.cli.tables.predicted_memory import predict_memory
     from specbuild.cli.tables.refused_kernels import refused_kernels, refused_table
     from specbuild.runtime.engine_dir.backends import facts_of
-    from specbuild.runtime.engine_dir.files import read_manifest
+    from specbuild.runtime.engine_dir.files import manifest_digest_of, read_manifest
 
-    manifest = read_manifest(engine)
+    manifest, digest = read_manifest(engine), manifest_digest_of(engine)[:64]
     facts_of_plan = plan = costs = None
     if facts_of(manifest.backend).has_plan:
         from specbuild.cli.tables.plan_tables import plan_facts, plan_tables
@@ -61,6 +61,7 @@ def inspect(
         facts = to_json(manifest) | {
             "predicted_memory": to_json(memory),
             "cache_capacity": to_json(capacity),
+            "manifest_sha256": digest,
         }
         if refused:
             facts["refused_kernels"] = list(refused)
@@ -73,6 +74,7 @@ def inspect(
     from specbuild.cli.terminal.console import output
 
     output().print(engine_tables(manifest, memory), cache_tables(manifest, capacity))
+    output().print(f"manifest: {digest}", soft_wrap=True)
     if manifest.tensorrt is not None:
         from specbuild.cli.tables.tensorrt_tables import tensorrt_tables
 

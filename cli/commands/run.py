@@ -12,7 +12,15 @@ from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import speculation_of
 from specbuild.cli.options.generation import OutputOptions, PromptOptions, SamplingOptions
 from specbuild.cli.options.lossy import DsaRequest, SpecPvRequest
-from specbuild.cli.options.shared import Debug, EngineDirectory, Json, NoSpec, Threads
+from specbuild.cli.options.shared import (
+    Debug,
+    EngineDirectory,
+    Json,
+    NoSpec,
+    Pin,
+    Threads,
+    VerifyKey,
+)
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
@@ -41,6 +49,8 @@ def run(
     tree: TreeOptions,
     specpv: SpecPvRequest,
     dsa: DsaRequest,
+    verify_key: VerifyKey = None,
+    pin: Pin = None,
     threads: Threads = None,
     as_json: Json = False,
     _debug: Debug = False,
@@ -99,7 +109,7 @@ def run(
         )
         for i in range(len(placed))
     ]
-    loaded = load_engine(engine, threads=threads)
+    loaded = load_engine(engine, threads=threads, verify_key=verify_key, pin=pin)
     speculation = speculation_of(loaded.manifest, tree, no_spec=no_spec or exact)
     requests = checked_requests(loaded, placed, params)
     events = loaded.decode(requests, speculation=speculation)

@@ -52,6 +52,24 @@ Threads = Annotated[
         rich_help_panel=GENERAL,
     ),
 ]
+VerifyKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--verify-key",
+        metavar="FILE",
+        help="Ed25519 public key that must have signed the engine, in PEM.",
+        rich_help_panel="Origin",
+    ),
+]
+Pin = Annotated[
+    str | None,
+    typer.Option(
+        "--pin",
+        metavar="DIGEST",
+        help="SHA-256 that the engine's manifest must have, as check prints it.",
+        rich_help_panel="Origin",
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option("--json", help="JSON on standard output, nothing else.", rich_help_panel=GENERAL),

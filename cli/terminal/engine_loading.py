@@ -11,8 +11,16 @@ if TYPE_CHECKING:
     from specbuild.runtime.engine import Engine
 
 
-def load_engine(path: Path, *, threads: int | None = None) -> Engine:
-    """The engine at ``path``; raises EngineFileError or UnsupportedHereError."""
+def load_engine(
+    path: Path,
+    *,
+    threads: int | None = None,
+    verify_key: Path | None = None,
+    pin: str | None = None,
+) -> Engine:
+    """The engine at ``path``, of this origin; raises EngineFileError or UnsupportedHereError."""
     from specbuild.runtime.engine import Engine
 
-    return Engine.load(path, threads=threads, cache_dir=cache_directory())
+    return Engine.load(
+        path, threads=threads, cache_dir=cache_directory(), verify_key=verify_key, pin=pin
+    )

@@ -14,24 +14,29 @@ from specbuild.runtime.engine_dir.manifest import (
     CHUNK_BYTES,
     MANIFEST_FILE,
     MANIFEST_HASH_FILE,
+    SIGNATURE_FILE,
     Manifest,
     StoredFile,
 )
 from specbuild.runtime.engine_dir.manifest_check import check_manifest
+from specbuild.runtime.engine_dir.origin import Origin
 from specbuild.runtime.engine_dir.regular_file import open_regular, read_regular
 from specbuild.runtime.engine_dir.strict_json import from_json, parsed, shown
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 MAX_MANIFEST_BYTES = 16 << 20
-_OWN_FILES = frozenset({MANIFEST_FILE, MANIFEST_HASH_FILE})
+_OWN_FILES = frozenset({MANIFEST_FILE, MANIFEST_HASH_FILE, SIGNATURE_FILE})
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: Path, origin: Origin | None = None) -> Manifest:
     """The manifest, parsed only after its SHA-256 agreed. Reads no other file.
 
-    Raises EngineFileError where the directory is no engine, is damaged or of another format.
+    Raises EngineFileError where the directory is no engine, is damaged, of another format or not
+    of this ``origin``.
     """
     data = manifest_bytes(directory)
+    if origin is not None:
+        origin.require(directory, manifest_digest(data))
     where = directory / MANIFEST_FILE
     try:
         decoded = parsed(data)
@@ -135,6 +140,11 @@ def file_entry(path: Path, *, chunked: bool) -> StoredFile:
 def manifest_digest(data: bytes) -> str:
     """The text of ``manifest.sha256``: hexadecimal, as ``sha256sum`` prints it."""
     return f"{hashlib.sha256(data).hexdigest()}  {MANIFEST_FILE}\n"
+
+
+def manifest_digest_of(directory: Path) -> str:
+    """The text of a directory's ``manifest.sha256``; raises as :func:`manifest_bytes` does."""
+    return manifest_digest(manifest_bytes(directory))
 
 
 def manifest_bytes(directory: Path) -> bytes:

@@ -15,6 +15,8 @@ from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_HASH_FILE = "manifest.sha256"
+# The Ed25519 signature of the file above, if the engine is signed.
+SIGNATURE_FILE = "manifest.sig"
 WEIGHTS_FILE = "weights.safetensors"
 CHUNK_BYTES = 16 << 20  # one checksum per this many bytes of a chunked file
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -250,3 +251,29 @@ def test_train_draft_refuses_wrong_options(
     base = ("train", "draft", "--model", text_target, "--output", tmp_path / "draft")
     assert command(*base, *arguments).refused(said)
     assert not (tmp_path / "draft").exists()
+
+
+def test_signing_checking_and_pinning(command: Command, tiny_engine: Path, tmp_path: Path) -> None:
+    """By the keys that the documents say how to make."""
+    engine, private, public = tmp_path / "engine", tmp_path / "key.pem", tmp_path / "key.pub.pem"
+    shutil.copytree(tiny_engine, engine)
+    for line in (
+        ["genpkey", "-algorithm", "ed25519", "-out", private],
+        ["pkey", "-in", private, "-pubout", "-out", public],
+    ):
+        subprocess.run(["openssl", *map(str, line)], check=True)
+    unsigned = command("check", engine, "--verify-key", public)
+    assert unsigned.code == 2 and "has no signature that can be read" in unsigned.err
+    signed = command("sign", engine, "--key", private)
+    assert (signed.code, signed.err) == (0, "")
+    checked = command("check", engine, "--verify-key", public)
+    assert checked.code == 0
+    digest = checked.out.split()[-1]
+    prompt = ["--prompt", "a", "--raw", "--max-new-tokens", "1", "--json"]
+    assert command("run", engine, *prompt, "--verify-key", public, "--pin", digest).code == 0
+    (facts,) = command("inspect", engine, "--json").records
+    assert facts["manifest_sha256"] == digest
+    pinned = command("run", engine, *prompt, "--pin", "0" * 64)
+    assert pinned.code == 2 and "is not the engine that is pinned" in pinned.err
+    rewrite_engine(engine, {"build_report.json": b"{}"})
+    assert "has no signature" in command("check", engine, "--verify-key", public).err
