@@ -87,7 +87,7 @@ def against_transformers(engine: Engine, prompts: int, tokens: int) -> dict[str,
     params = GenerateParams(max_new_tokens=tokens, ignore_eos=True)
     ratios, theirs_s = [], []
     for prompt in read_prompts()[:prompts]:
-        ids = engine.text.encode(prompt.prompt or "", raw=True)
+        ids = engine.text.encode(prompt.prompt or "", raw=True, most_tokens=1 << 15)
         started_s = perf_counter()
         model.generate(
             torch.tensor([ids]), min_new_tokens=tokens, max_new_tokens=tokens, do_sample=False

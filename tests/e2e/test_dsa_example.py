@@ -67,7 +67,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
 
 def prompt(engine: Engine) -> Prompt:
     assert engine.text is not None
-    ids = engine.text.encode(inspect.getsource(textwrap), raw=True)
+    ids = engine.text.encode(inspect.getsource(textwrap), raw=True, most_tokens=1 << 15)
     return Prompt("text", prompt_ids=tuple(ids[:CONTEXT]))
 
 

@@ -118,7 +118,7 @@ def test_chosen_latents_have_the_bits_of_all(latent: Engine, shape: DraftShape |
 def texts(engine: Engine) -> list[Prompt]:
     """Below the threshold, across it while decoding, and beyond it."""
     assert engine.text is not None
-    ids = engine.text.encode(inspect.getsource(textwrap), raw=True)
+    ids = engine.text.encode(inspect.getsource(textwrap), raw=True, most_tokens=1 << 15)
     return [Prompt(str(n), prompt_ids=ids[7 * n : 7 * n + n]) for n in (40, 200, 250, 700, 420)]
 
 

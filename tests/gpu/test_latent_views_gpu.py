@@ -67,7 +67,7 @@ def decode(
     engine: Engine, shape: DraftShape | None, *, blocks: int | None, top_k: int = 0
 ) -> list[RunRecord]:
     assert engine.text is not None
-    ids = engine.text.encode(inspect.getsource(textwrap), raw=True)
+    ids = engine.text.encode(inspect.getsource(textwrap), raw=True, most_tokens=1 << 15)
     lengths = (600, 90, 333, 40, 480)
     prompts = [Prompt(str(i), prompt_ids=ids[7 * n : 8 * n]) for i, n in enumerate(lengths)]
     params = GenerateParams(

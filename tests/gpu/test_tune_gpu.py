@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
 import pytest
 from example_engine import CHAIN, on_gpu, records
 
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
+from specbuild.builder.backends.cuda.plan.plan_reader import read_programs
 from specbuild.builder.backends.cuda.tactics.tactic_book import given_tactics, shipped_tactics
 from specbuild.builder.backends.cuda.tactics.tactic_file import read_tactics
+from specbuild.builder.backends.cuda.tuning.choice import measure_all, shapes_of
+from specbuild.builder.backends.cuda.tuning.timer import GpuTimer
 from specbuild.builder.backends.cuda.tuning.tune import TuneOptions, TuneReport, tune_engine
 from specbuild.builder.progress import SilentProgress
+from specbuild.plugins_cuda.launches import Target
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_dir.files import read_manifest, verify_files
+from specbuild.runtime.engine_dir.files import read_file, read_manifest, verify_files
+from specbuild.runtime.executors.cuda.check import read_plan
 from specbuild.runtime.request import GenerateParams, Prompt
 
 OPS = ("Linear", "PagedTreeAttention", "RmsMoe", "RmsQkvRope")
@@ -54,13 +61,38 @@ def test_every_shape_gets_its_times_and_no_candidate_differs(
     assert {shape.op for shape in report.measured} == set(OPS)
     for shape in report.measured:
         assert 0.3 < shape.median_us <= shape.default_us < 1000, shape
-    assert not [note for note in notes.said if "is left out" in note]
+    assert not [note for note in notes.said if "is left out" in note or "is dropped" in note]
     file = tuned.with_name("engine.tactics.json")
     kept, shipped = read_tactics(file).entries, shipped_tactics("sm_90a").file.entries
     new = len({entry.key for entry in kept} - {entry.key for entry in shipped})
     assert 0 < new <= len(report.measured) <= len(kept) <= new + len(shipped)
     assert given_tactics(file, "sm_90a").file.device == report.device
     verify_files(tuned, read_manifest(tuned))
+
+
+def test_no_prompt_kernel_depends_on_the_cut(directory: Path, notes: Notes) -> None:
+    """Of every shape of the prompt programs the default, and the candidates that are kept.
+
+    A candidate whose bits differ from the default's is dropped, which is printed.
+    """
+    manifest = read_manifest(directory)
+    found = read_programs(
+        read_plan(directory, manifest), lambda name: bytes(read_file(directory, manifest, name))
+    )
+    target = Target(arch=found.plan.gpu, multiprocessors=found.plan.multiprocessors)
+    shapes = [s for s in shapes_of(found, target) if s.request.phase == "prefill"]
+    assert {s.rows for s in shapes if s.op.name != "RmsHead"} >= {64, 256, 1024}
+    compiler = Compiler(target.arch)
+    timer = GpuTimer(compiler, context=256)
+    try:
+        _, tuned = measure_all(shapes, compiler, timer, notes, math.inf)
+    finally:
+        timer.close()
+    assert len(tuned) == len(shapes)
+    for shape in tuned:
+        for dropped in shape.dropped:
+            print(f"{shape.op} of {shape.rows} rows: {dropped.tactic} {dropped.reason}")
+    assert not [note for note in notes.said if "the default differs from itself" in note]
 
 
 def test_a_tuned_engine_says_the_same(

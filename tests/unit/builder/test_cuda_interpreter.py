@@ -80,7 +80,8 @@ def prompts(cpu: Engine) -> list[list[int]]:
     """One that ends inside a page after more than a chunk, a short one, and one past the ring."""
     lines = (EXAMPLE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     assert cpu.text is not None
-    ids = [list(cpu.text.encode(json.loads(line)["prompt"], raw=True)) for line in lines[:12]]
+    texts = [json.loads(line)["prompt"] for line in lines[:12]]
+    ids = [list(cpu.text.encode(text, raw=True, most_tokens=1 << 15)) for text in texts]
     long = [token for prompt in ids for token in prompt]
     return [ids[0][:70], max(ids[1:6], key=len)[:23], long[: RING_SLOTS + 30]]
 

@@ -1,0 +1,36 @@
+"""Prompts cut at random: launches of prompt rows that end anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from specbuild.runtime.decode.scheduler import Batch, Scheduler
+
+
+@contextmanager
+def cut_at_random(seed: int, most: int) -> Iterator[list[int]]:
+    """While it lasts a launch of prompts has 1 to ``most`` rows; gives the rows of each launch.
+
+    Half of the sizes are below the root of ``most``. A launch takes the rest of one prompt and the
+    beginning of the next.
+    """
+    random, launched = Random(seed), list[int]()
+    schedule = Scheduler.schedule
+
+    def cut(self: Scheduler, *asked: Any) -> Batch:
+        rows = round(most ** random.random())
+        self._limits = replace(self._limits, max_rows=rows)
+        vars(self)["_most_rows"] = rows
+        batch = schedule(self, *asked)
+        launched.extend([sum(chunk.count for chunk in batch.chunks)] if batch.chunks else [])
+        return batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scheduler, "schedule", cut)
+        yield launched
