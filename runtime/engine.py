@@ -175,6 +175,11 @@ class Engine:
             stream.close()
 
     @property
+    def used_pages(self) -> float:
+        """The share of cache pages in use, in the group that is fullest: 0 to 1."""
+        return self._kv.used_share
+
+    @property
     def default_draft(self) -> DraftPolicy:
         """What ``speculation="default"`` last used; its ``reason`` says what it chose, and why."""
         return self.decoder.default_draft

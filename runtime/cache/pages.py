@@ -298,6 +298,14 @@ class KvPools:
             )
             self.pools |= dict.fromkeys(names, pool)
 
+    @property
+    def used_share(self) -> float:
+        """The share of pages that are held, in the group that is fullest: 0 to 1."""
+        return max(
+            1 - self.pools[name].free_pages / max(group.pages - 1, 1)
+            for name, group in self._groups.items()
+        )
+
     def pages_wanted(self, tokens: int) -> dict[str, int]:
         """Pages to reserve for a sequence that ends with ``tokens`` tokens.
 

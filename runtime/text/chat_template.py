@@ -32,7 +32,7 @@ class ChatTemplate:
     """A template of an engine or checkpoint: nothing of it is read before it is needed."""
 
     def __init__(self, source: str) -> None:
-        self._source = source
+        self.source = source
         self._compiled: Any = None
         self._meter = Meter()
         self._lock = Lock()
@@ -42,8 +42,14 @@ class ChatTemplate:
         with self._lock:
             self._template()
 
-    def render(self, messages: Sequence[Mapping[str, Any]], special: Mapping[str, Any]) -> str:
-        """The chat with the assistant's turn opened; ``special`` are names of special tokens.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The chat with the assistant's turn opened; ``variables`` are what else it knows.
 
         Raises EngineFileError where the template does not compile, RequestError where it refuses
         the messages, with its own words, or takes more than any chat needs.
@@ -53,11 +59,13 @@ class ChatTemplate:
             self._meter.start()
             try:
                 text: str = template.render(
-                    messages=messages,
-                    add_generation_prompt=True,
-                    tools=None,
-                    documents=None,
-                    **special,
+                    {
+                        "documents": None,
+                        **variables,
+                        "messages": messages,
+                        "tools": tools,
+                        "add_generation_prompt": True,
+                    }
                 )
             except TemplateOverBoundsError as error:
                 raise RequestError(
@@ -70,14 +78,14 @@ class ChatTemplate:
 
     def _template(self) -> Any:
         if self._compiled is None:
-            size = len(self._source.encode(errors="replace"))
+            size = len(self.source.encode(errors="replace"))
             if size > MAX_SOURCE_BYTES:
                 raise EngineFileError(
                     f"the chat template has {size} bytes, at most {MAX_SOURCE_BYTES} are read; "
                     f"{_WAY_OUT}"
                 )
             try:
-                self._compiled = _environment(self._meter).from_string(self._source)
+                self._compiled = _environment(self._meter).from_string(self.source)
             except Exception as error:  # its syntax, or a depth that Python does not take
                 raise EngineFileError(
                     f"the chat template does not compile: {_reason(error)}; {_WAY_OUT}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from specbuild.runtime.errors import EngineFileError, RequestError
@@ -36,6 +37,21 @@ class TextCodec:
         """Whether text prompts are wrapped as a chat unless they are raw."""
         return self._template is not None
 
+    @property
+    def template_source(self) -> str | None:
+        """The template as it is written; None where there is none."""
+        return None if self._template is None else self._template.source
+
+    def with_template(self, source: str) -> TextCodec:
+        """This tokenizer with another template."""
+        made = copy(self)
+        made._template = ChatTemplate(source)
+        return made
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token, special or not; None where the vocabulary has none such."""
+        return self._tokenizer.token_id(token)
+
     def check_template(self) -> None:
         """Raises EngineFileError where there is a template that does not compile."""
         if self._template is not None:
@@ -51,16 +67,28 @@ class TextCodec:
         return self.encode_chat([{"role": "user", "content": text}], most_tokens=most_tokens)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, most_tokens: int
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        most_tokens: int,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
         """Ids of a chat with the assistant's turn opened; RequestError as for ``encode``."""
-        chat = self.render(messages)
+        chat = self.render(messages, tools=tools, variables=variables)
         return tuple(self._tokenizer.encode(chat, special=False, most_tokens=most_tokens))
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The chat template on these messages, with the assistant's turn opened.
 
-        Raises RequestError where there is none, or with its own words where it refuses them.
+        ``variables`` are what else the template is told. Raises RequestError where there is none,
+        or with its own words where it refuses them.
         """
         if self._template is None:
             raise RequestError("the engine has no chat template for messages; give a prompt")
@@ -69,11 +97,15 @@ class TextCodec:
             for name, value in self._config.items()
             if name.endswith("_token") and value is not None
         }
-        return self._template.render(messages, special)
+        return self._template.render(messages, {**special, **(variables or {})}, tools=tools)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids`` without special tokens."""
         return self._tokenizer.decode(ids)
+
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """The text of ``ids`` with special tokens."""
+        return self._tokenizer.decode(ids, special=True)
 
     def stream(self, stop: Sequence[str] = ()) -> TextStream:
         """A fresh incremental decoder."""

@@ -40,14 +40,13 @@ class Detokenizer:
         return before, self._decode(self._ids[self._context :])
 
 
-class TextStream:
-    """A request's text: incremental, ending before the first stop string.
+class StopText:
+    """Text that comes in pieces, up to the first stop string.
 
-    Text that may turn out to begin a stop string is held back until that is decided.
+    What may turn out to begin a stop string is held back until that is decided.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(decode)
+    def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
         self._held = ""
         self._parts: list[str] = []
@@ -58,35 +57,57 @@ class TextStream:
         """All text given out so far."""
         return "".join(self._parts)
 
-    def push(self, token_id: int) -> str:
-        """Text to give out with this token; ``stopped`` turns true where it completes a stop."""
-        return self._advance(self._detokenizer.push(token_id))
-
-    def finish(self) -> str:
-        """What was held back, once no more tokens come."""
+    def push(self, new: str) -> str:
+        """Text to give out now; ``stopped`` turns true where ``new`` completes a stop string."""
         if self.stopped:
             return ""
-        rest = self._advance(self._detokenizer.flush())
-        if self.stopped:
-            return rest
-        held, self._held = self._held, ""
-        self._parts.append(held)
-        return rest + held
-
-    def _advance(self, new: str) -> str:
         text = self._held + new
         found = [place for place in (text.find(stop) for stop in self._stop) if place >= 0]
         if found:
             self.stopped = True
             text, self._held = text[: min(found)], ""
         else:
-            keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+            keep = max((begun(text, stop) for stop in self._stop), default=0)
             text, self._held = text[: len(text) - keep], text[len(text) - keep :]
         self._parts.append(text)
         return text
 
+    def finish(self) -> str:
+        """What was held back, once no more text comes."""
+        held, self._held = self._held, ""
+        self._parts.append(held)
+        return held
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop``."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+class TextStream:
+    """A request's text: incremental, ending before the first stop string."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(decode)
+        self._text = StopText(stop)
+
+    @property
+    def emitted(self) -> str:
+        """All text given out so far."""
+        return self._text.emitted
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string is complete."""
+        return self._text.stopped
+
+    def push(self, token_id: int) -> str:
+        """Text to give out with this token; ``stopped`` turns true where it completes a stop."""
+        return self._text.push(self._detokenizer.push(token_id))
+
+    def finish(self) -> str:
+        """What was held back, once no more tokens come."""
+        if self.stopped:
+            return ""
+        return self._text.push(self._detokenizer.flush()) + self._text.finish()
+
+
+def begun(text: str, mark: str) -> int:
+    """Length of the longest end of ``text`` that begins ``mark``, short of all of it."""
+    longest = min(len(text), len(mark) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

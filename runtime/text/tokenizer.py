@@ -62,11 +62,16 @@ class OpenedTokenizer:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids`` without special tokens."""
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of ``ids``, with special tokens if ``special``."""
         with _contained(EngineFileError, f"{TOKENIZER_FILE} fails at the text of tokens"):
-            text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+            text: str = self._tokenizer.decode(list(ids), skip_special_tokens=not special)
         return text
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token; None where the vocabulary has none such."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
 
     @cached_property
     def longest_token_bytes(self) -> int:
