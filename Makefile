@@ -1,4 +1,4 @@
-# make setup | demo | test | test-slow | lint | clean; with a Hopper GPU: make test-gpu | sanitize | test-tensorrt
+# make setup | demo | serve | test | test-slow | lint | clean; with a Hopper GPU: make test-gpu | sanitize | test-tensorrt
 
 PYTHON ?= python3
 # Passed to pip, for example: make setup PIP_EXTRA_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
@@ -12,7 +12,7 @@ EXAMPLE := examples/tiny-gpt-oss
 DEMO := out/demo
 SPECBUILD := $(BIN)/specbuild
 
-.PHONY: setup demo test test-slow test-gpu test-tensorrt sanitize types lint clean
+.PHONY: setup demo serve test test-slow test-gpu test-tensorrt sanitize types lint clean
 
 setup: $(INSTALLED)
 
@@ -38,6 +38,12 @@ demo: setup
 	  --prompt "$$(printf 'class Stack:\n    """A last-in, first-out list."""\n\n    def __init__(self):\n')"
 	$(SPECBUILD) bench $(DEMO)/engine --prompts $(EXAMPLE)/prompts.jsonl \
 	  --max-new-tokens 256 --rounds 1 --plot $(DEMO)/speed.svg
+
+# The example over HTTP, at http://127.0.0.1:8000 until ctrl-C.
+serve: setup
+	test -f $(DEMO)/engine/manifest.json || $(SPECBUILD) build --model $(EXAMPLE)/target \
+	  --draft $(EXAMPLE)/draft --output $(DEMO)/engine --force
+	$(SPECBUILD) serve $(DEMO)/engine
 
 # What measures time runs last, alone, with the graphs and engines that the others have made.
 test: setup

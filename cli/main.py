@@ -28,6 +28,7 @@ from specbuild.cli.terminal.visible_text import visible
 _COMMANDS = {
     "build": "specbuild.cli.commands.build",
     "run": "specbuild.cli.commands.run",
+    "serve": "specbuild.cli.commands.serve",
     "inspect": "specbuild.cli.commands.inspect",
     "check": "specbuild.cli.commands.check",
     "doctor": "specbuild.cli.commands.doctor",

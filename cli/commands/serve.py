@@ -1,0 +1,199 @@
+"""``specbuild serve``: an engine directory as a service with OpenAI's API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+
+from specbuild.builder.option_group import Described, OptionGroup
+from specbuild.builder.option_readers import repeated
+from specbuild.builder.options import TreeOptions
+from specbuild.cli.options.derived import takes_options
+from specbuild.cli.options.draft_choice import speculation_of
+from specbuild.cli.options.shared import Debug, EngineDirectory, Threads
+from specbuild.runtime.errors import SpecbuildError
+
+if TYPE_CHECKING:
+    from specbuild.runtime.engine import Engine
+    from specbuild.runtime.serve.parsers.registry import ParserForm
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddressOptions(OptionGroup):
+    """Where the server listens, and whom it serves."""
+
+    PANEL: ClassVar[str] = "Address"
+
+    host: Annotated[str, Described("Address to listen on.", "ADDRESS")] = "127.0.0.1"
+    port: Annotated[int, Described("Port; 0 is a free one.", "N", least=0, most=65535)] = 8000
+    uds: Annotated[Path | None, Described("Listen on a Unix socket instead.", "PATH")] = None
+    api_key: Annotated[
+        tuple[str, ...],
+        Described("Serve who sends this key; repeatable.", "KEY", typed=list[str], read=repeated),
+    ] = ()
+    api_key_file: Annotated[Path | None, Described("Keys, one a line.", "FILE")] = None
+    cors: Annotated[
+        tuple[str, ...],
+        Described(
+            "Let pages of this origin call; repeatable.", "ORIGIN", typed=list[str], read=repeated
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(OptionGroup):
+    """What clients see of the engine."""
+
+    PANEL: ClassVar[str] = "Model"
+
+    served_model_name: Annotated[
+        tuple[str, ...],
+        Described(
+            "Name of the model; repeatable.",
+            "NAME",
+            shown="the engine's folder",
+            typed=list[str],
+            read=repeated,
+        ),
+    ] = ()
+    chat_template: Annotated[
+        Path | None, Described("Jinja template instead of the engine's.", "FILE")
+    ] = None
+    reasoning_parser: Annotated[str, Described("auto, harmony, think or none.", "PARSER")] = "auto"
+    tool_call_parser: Annotated[str, Described("auto, harmony, hermes or none.", "PARSER")] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueOptions(OptionGroup):
+    """How many requests are taken, and what is said of them."""
+
+    PANEL: ClassVar[str] = "Queue"
+
+    max_queue: Annotated[
+        int, Described("Requests that may wait; more get a 429.", "N", least=0)
+    ] = 256
+    log_requests: Annotated[bool, Described("A line on standard error for each request.")] = False
+
+
+@takes_options
+def serve(
+    engine: EngineDirectory,
+    *,
+    address: AddressOptions,
+    model: ModelOptions,
+    queue: QueueOptions,
+    no_spec: Annotated[
+        bool,
+        typer.Option(
+            "--no-spec",
+            help="Decode without the draft, to the same tokens.",
+            rich_help_panel="Draft",
+        ),
+    ] = False,
+    tree: TreeOptions,
+    threads: Threads = None,
+    _debug: Debug = False,
+) -> None:
+    """Serve an engine over HTTP with OpenAI's API.
+
+    Routes: /v1/completions, /v1/chat/completions, /v1/responses, /v1/models,
+    /tokenize, /detokenize, /health, /metrics. SIGTERM and ctrl-C let open requests end.
+
+    \b
+    Examples:
+    specbuild serve engine
+    specbuild serve engine --host 0.0.0.0 --api-key-file keys.txt
+    specbuild serve engine --uds /run/specbuild.sock --max-queue 64
+    """
+    from specbuild.cli.terminal.console import messages
+    from specbuild.cli.terminal.engine_loading import load_engine
+
+    require_extra()
+    from specbuild.runtime.decode.decoder import DraftSetting
+    from specbuild.runtime.serve.app import App, AppOptions
+    from specbuild.runtime.serve.server import Address
+    from specbuild.runtime.serve.server import serve as run_server
+    from specbuild.runtime.serve.service import ServiceOptions
+
+    place = Address(host=address.host, port=address.port, uds=address.uds)
+    keys = _keys(address)
+    if place.beyond_loopback and not keys:
+        messages().print(
+            f"warning: anyone who reaches {place} is served; set --api-key, or keep to 127.0.0.1"
+        )
+    loaded = load_engine(engine, threads=threads)
+    setting = DraftSetting(speculation_of(loaded.manifest, tree, no_spec=no_spec))
+    names = model.served_model_name or (engine.resolve().name,)
+    app = App(
+        loaded,
+        AppOptions(
+            service=ServiceOptions(names=names, max_queue=queue.max_queue, setting=setting),
+            form=_form(loaded, model),
+            keys=keys,
+            origins=address.cors,
+            log_requests=queue.log_requests,
+        ),
+    )
+
+    def ready(name: object) -> None:
+        shown = str(place.uds) if place.uds is not None else f"http://{place.host}:{_port(name)}"
+        messages().print(f"serving {names[0]} at {shown}", soft_wrap=True)
+
+    run_server(app, place, ready=ready)
+
+
+def require_extra() -> None:
+    """Raises SpecbuildError where a library of the extra ``serve`` is missing."""
+    from importlib.util import find_spec
+
+    needed = ("starlette", "uvicorn", "httptools", "uvloop", "pydantic", "prometheus_client")
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        raise SpecbuildError(
+            f"specbuild serve needs {missing[0]}: pip install '.[serve]' in the checkout"
+        )
+
+
+def _form(engine: Engine, model: ModelOptions) -> ParserForm | None:
+    """How outputs are read; None for an engine without a tokenizer."""
+    from specbuild.runtime.serve.parsers.registry import parser_form
+
+    if engine.text is None:
+        if model.chat_template is not None:
+            raise SpecbuildError("--chat-template: the engine has no tokenizer")
+        return None
+    if model.chat_template is not None:
+        engine.text = engine.text.with_template(_read(model.chat_template, "--chat-template"))
+    engine.text.check_template()
+    return parser_form(
+        engine.text,
+        engine.manifest.target.eos_token_ids,
+        reasoning=model.reasoning_parser,
+        tool_calls=model.tool_call_parser,
+    )
+
+
+def _keys(address: AddressOptions) -> tuple[str, ...]:
+    """The keys of both options."""
+    keys = list(address.api_key)
+    if address.api_key_file is not None:
+        lines = _read(address.api_key_file, "--api-key-file").split()
+        if not lines:
+            raise SpecbuildError(f"--api-key-file {address.api_key_file} holds no key")
+        keys += lines
+    return tuple(keys)
+
+
+def _read(file: Path, flag: str) -> str:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecbuildError(f"{flag} {file}: {error}") from error
+
+
+def _port(name: object) -> object:
+    """The port out of a socket's own name."""
+    return name[1] if isinstance(name, tuple) else name

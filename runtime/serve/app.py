@@ -1,0 +1,176 @@
+"""The routes of a server, as one ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.serve.chat import Chat, ChatFields
+from specbuild.runtime.serve.completions import CompletionFields, Completions
+from specbuild.runtime.serve.errors import ApiError
+from specbuild.runtime.serve.guards import Failures, Keys
+from specbuild.runtime.serve.http import Endpoint
+from specbuild.runtime.serve.parsers.registry import ParserForm
+from specbuild.runtime.serve.responses.fields import ResponseFields
+from specbuild.runtime.serve.responses.route import Responses
+from specbuild.runtime.serve.service import Service, ServiceOptions
+from specbuild.runtime.serve.serving import Serving
+from specbuild.runtime.serve.tokens import DetokenizeFields, TokenizeFields, TokenRoutes
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppOptions:
+    """How an engine is served, and to whom.
+
+    Without ``keys`` everybody is served. ``origins`` are those whose pages may call (CORS).
+    """
+
+    service: ServiceOptions
+    form: ParserForm | None
+    keys: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    log_requests: bool = False
+
+
+class App:
+    """The application; :attr:`service` is there once it has started."""
+
+    def __init__(self, engine: Engine, options: AppOptions) -> None:
+        self._engine = engine
+        self._options = options
+        self._serving: Serving | None = None
+        self._responses: Responses | None = None
+        layers = [
+            Middleware(Failures, log_requests=options.log_requests),
+            Middleware(Keys, keys=options.keys),
+        ]
+        if options.origins:
+            cors = Middleware(
+                CORSMiddleware,
+                allow_origins=list(options.origins),
+                allow_methods=["*"],
+                allow_headers=["*"],
+            )
+            layers.insert(1, cors)
+        self.asgi = Starlette(routes=self._routes(), middleware=layers, lifespan=self._lifespan)
+
+    @property
+    def serving(self) -> Serving:
+        """What routes stand on."""
+        assert self._serving is not None, "the application has not started"
+        return self._serving
+
+    @property
+    def responses(self) -> Responses:
+        """What answers, and keeps, responses."""
+        assert self._responses is not None, "the application has not started"
+        return self._responses
+
+    @property
+    def service(self) -> Service:
+        """The engine's service."""
+        return self.serving.service
+
+    def drain(self) -> None:
+        """No new request is taken."""
+        if self._serving is not None:
+            self.service.draining = True
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        service = Service(self._engine, self._options.service)
+        self._serving = Serving(service, self._options.form)
+        self._responses = Responses(self._serving)
+        yield
+        self.drain()
+        await service.drained()
+
+    def _routes(self) -> list[Route]:
+        post = ["POST"]
+        return [
+            Route("/v1/models", self._models),
+            Route("/v1/models/{model:path}", self._model),
+            Route("/v1/completions", Endpoint(CompletionFields, self._completion), methods=post),
+            Route("/v1/chat/completions", Endpoint(ChatFields, self._chat), methods=post),
+            Route("/v1/responses", Endpoint(ResponseFields, self._respond), methods=post),
+            Route("/v1/responses/{name}", self._response, methods=["GET", "DELETE"]),
+            Route("/v1/responses/{name}/cancel", self._cancel, methods=post),
+            Route("/tokenize", Endpoint(TokenizeFields, self._tokenize), methods=post),
+            Route("/detokenize", Endpoint(DetokenizeFields, self._detokenize), methods=post),
+            Route("/health", self._health),
+            Route("/ping", self._health, methods=["GET", "POST"]),
+            Route("/load", self._load),
+            Route("/version", self._version),
+            Route("/metrics", self._metrics),
+        ]
+
+    async def _completion(self, body: CompletionFields) -> Any:
+        return await Completions(self.serving).answer(body)
+
+    async def _chat(self, body: ChatFields) -> Any:
+        return await Chat(self.serving).answer(body)
+
+    async def _respond(self, body: ResponseFields) -> Any:
+        return await self.responses.answer(body)
+
+    async def _response(self, request: HttpRequest) -> Response:
+        name = request.path_params["name"]
+        if request.method == "DELETE":
+            return JSONResponse(self.responses.delete(name))
+        return JSONResponse(self.responses.retrieve(name))
+
+    async def _cancel(self, request: HttpRequest) -> Response:
+        return JSONResponse(await self.responses.cancel(request.path_params["name"]))
+
+    async def _tokenize(self, body: TokenizeFields) -> Mapping[str, Any]:
+        return await TokenRoutes(self.serving).tokenize(body)
+
+    async def _detokenize(self, body: DetokenizeFields) -> Mapping[str, Any]:
+        return await TokenRoutes(self.serving).detokenize(body)
+
+    async def _models(self, _request: HttpRequest) -> Response:
+        names = self._options.service.names
+        return JSONResponse({"object": "list", "data": [self._about(name) for name in names]})
+
+    async def _model(self, request: HttpRequest) -> Response:
+        return JSONResponse(self._about(self.serving.model(request.path_params["model"])))
+
+    def _about(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.service.started_s,
+            "owned_by": "specbuild",
+            "root": self._options.service.names[0],
+            "parent": None,
+            "max_model_len": self._engine.manifest.limits.max_seq_len,
+        }
+
+    async def _health(self, _request: HttpRequest) -> Response:
+        if self.service.failure is not None:
+            raise ApiError(503, f"the engine failed: {self.service.failure}")
+        if self.service.draining:
+            raise ApiError(503, "the server is shutting down")
+        return Response()
+
+    async def _load(self, _request: HttpRequest) -> Response:
+        return JSONResponse({"server_load": self.service.open_requests})
+
+    async def _version(self, _request: HttpRequest) -> Response:
+        return JSONResponse({"version": version("specbuild")})
+
+    async def _metrics(self, _request: HttpRequest) -> Response:
+        return Response(self.service.exposed_metrics(), media_type=_METRICS_TYPE)

@@ -1,0 +1,257 @@
+"""``/v1/chat/completions``: messages in, content, reasoning and calls of tools out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.request import GenerateParams, Prompt, Request, TokenEvent
+from specbuild.runtime.serve.errors import ApiError, not_offered, refused
+from specbuild.runtime.serve.fields import GenerationFields
+from specbuild.runtime.serve.http import Chunks
+from specbuild.runtime.serve.messages import EFFORTS, template_messages, tool_list
+from specbuild.runtime.serve.output import Output
+from specbuild.runtime.serve.parsers.parser import Delta
+from specbuild.runtime.serve.serving import Serving
+from specbuild.runtime.serve.turns import Turns, merged
+from specbuild.runtime.serve.usage import answer_head, usage
+
+
+class ChatFields(GenerationFields):
+    """The body of a chat."""
+
+    messages: list[dict[str, Any]]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool = True
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """``max_completion_tokens``, else the older ``max_tokens``."""
+        both = (self.max_completion_tokens, self.max_tokens)
+        return next((most for most in both if most is not None), None)
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the template is told beside the messages. ApiError where an effort is unknown."""
+        given = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            if self.reasoning_effort not in EFFORTS:
+                raise refused(
+                    "reasoning_effort",
+                    f"reasoning_effort is {self.reasoning_effort!r}, must be one of "
+                    f"{', '.join(EFFORTS)}",
+                )
+            given["reasoning_effort"] = EFFORTS[self.reasoning_effort]
+        return given
+
+    def check(self) -> None:
+        """ApiError for what is not offered, and for what contradicts itself."""
+        self.refuse_what_is_not_offered()
+        if self.top_logprobs and not self.logprobs:
+            raise refused("top_logprobs", "top_logprobs needs logprobs")
+        if self.top_logprobs:
+            raise not_offered("top_logprobs", "only that of the chosen token: set it to 0")
+        if self.response_format and self.response_format.get("type", "text") != "text":
+            raise not_offered("response_format", "ask for the form in the prompt")
+        if self.modalities and self.modalities != ["text"]:
+            raise not_offered("modalities", "the model gives text")
+
+
+class Chat:
+    """The route, over a server."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def answer(self, body: ChatFields) -> Mapping[str, Any] | Chunks:
+        """An answer, or the chunks of one."""
+        serving = self._serving
+        model = serving.model(body.model)
+        body.check()
+        with_usage = body.includes_usage
+        tools = offered_tools(serving, body.tools, body.tool_choice)
+        messages, variables = template_messages(body.messages), body.variables
+        each = body.params(max_tokens=body.most_tokens, stops=False)
+        requests = await chat_requests(serving, messages, tools, variables, each)
+        head = answer_head("chatcmpl", "chat.completion", model)
+        choices = [self._choice(body, i, request) for i, request in enumerate(requests)]
+        turns = serving.turns(requests)
+        if body.stream:
+            head["object"] = "chat.completion.chunk"
+            return self._stream(turns, choices, head, with_usage=with_usage)
+        for turn in await merged(turns, len(requests)):
+            choices[turn.choice].output.take(turn)
+        shown = [choice.whole() for choice in choices]
+        return head | {"choices": shown, "usage": _usage(choices)}
+
+    def _choice(self, body: ChatFields, index: int, request: Request) -> _Choice:
+        assert self._serving.form is not None
+        output = Output(self._serving.form.parser(body.stop_strings))
+        return _Choice(self._serving, body, index, request, output)
+
+    async def _stream(
+        self,
+        turns: Turns,
+        choices: Sequence[_Choice],
+        head: Mapping[str, Any],
+        *,
+        with_usage: bool,
+    ) -> Chunks:
+        for choice in choices:
+            yield {**head, "choices": [choice.shown({"role": "assistant", "content": ""}, None)]}
+        async with aclosing(turns):
+            async for turn in turns:
+                choice = choices[turn.choice]
+                if choice.output.finish_reason is not None:
+                    continue  # a stop string ended it: what the engine still gave is of no use
+                for shown in choice.pieces(choice.output.take(turn), turn.tokens):
+                    yield {**head, "choices": [shown]}
+                if all(c.output.finish_reason is not None for c in choices):
+                    break
+        if with_usage:
+            yield {**head, "choices": [], "usage": _usage(choices)}
+
+
+def offered_tools(
+    serving: Serving,
+    tools: Sequence[Mapping[str, Any]] | None,
+    choice: str | Mapping[str, Any] | None,
+) -> list[dict[str, Any]] | None:
+    """The tools that the model may call. ApiError where it cannot call any."""
+    listed = tool_list(tools)
+    if choice not in (None, "auto", "none"):
+        raise not_offered("tool_choice", "the model chooses: auto or none")
+    if listed is None or choice == "none":
+        return None
+    if serving.form is None or not serving.form.calls_tools:
+        raise not_offered("tools", "this model's outputs have no form for calls of tools")
+    return listed
+
+
+async def chat_requests(
+    serving: Serving,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any],
+    each: Sequence[GenerateParams],
+) -> list[Request]:
+    """A chat as requests, one for each choice, that end where its form ends a turn. ApiError."""
+    if serving.form is None or not serving.codec.has_template:
+        raise ApiError(
+            400,
+            "the engine has no chat template: use /v1/completions, or start the server with "
+            "--chat-template FILE",
+        )
+    stops = (*each[0].stop_token_ids, *serving.form.stop_token_ids)
+    try:
+        ids = await serving.chat_ids(messages, tools, variables)
+    except RequestError as error:
+        raise ApiError(400, str(error), param="messages") from error
+    ending = [replace(params, stop_token_ids=stops) for params in each]
+    return await serving.requests([Prompt("0", prompt_ids=ids)], ending, raw=True)
+
+
+class _Choice:
+    """One output of a chat, in OpenAI's form."""
+
+    def __init__(
+        self, serving: Serving, body: ChatFields, index: int, request: Request, output: Output
+    ) -> None:
+        self._serving = serving
+        self._body = body
+        self._index = index
+        self.request = request
+        self.output = output
+
+    def whole(self) -> dict[str, Any]:
+        """All of it, at once."""
+        output, body = self.output, self._body
+        message: dict[str, Any] = {"role": "assistant", "content": output.content or None}
+        if output.reasoning and body.include_reasoning:
+            message |= {"reasoning": output.reasoning, "reasoning_content": output.reasoning}
+        if output.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in output.calls
+            ]
+        elif output.content == "":
+            message["content"] = ""
+        return self.shown(message, output.finish_reason, output.tokens, "message")
+
+    def pieces(self, deltas: Sequence[Delta], tokens: Sequence[TokenEvent]) -> list[dict[str, Any]]:
+        """Chunks of what a turn gave; the last one has its tokens' log-probabilities and end."""
+        shown = [self.shown(delta, None) for delta in map(self._delta, deltas) if delta]
+        end = self.output.finish_reason
+        if end is not None or (not shown and self._body.logprobs):
+            shown.append(self.shown({}, end))
+        if shown and (self._body.logprobs or self._body.return_token_ids):
+            shown[-1] |= self._details(tokens)
+        return shown
+
+    def shown(
+        self,
+        content: Mapping[str, Any],
+        end: str | None,
+        tokens: Sequence[TokenEvent] | None = None,
+        place: str = "delta",
+    ) -> dict[str, Any]:
+        """A choice of an answer or of a chunk."""
+        shown = {"index": self._index, place: content, "logprobs": None, "finish_reason": end}
+        return shown if tokens is None else shown | self._details(tokens)
+
+    def _delta(self, delta: Delta) -> dict[str, Any]:
+        if delta.tool is not None:
+            call = self.output.calls[delta.tool]
+            function = {"arguments": delta.arguments}
+            if delta.name is None:
+                return {"tool_calls": [{"index": delta.tool, "function": function}]}
+            named = {"name": delta.name, **function}
+            begun = {"index": delta.tool, "id": call.id, "type": "function", "function": named}
+            return {"tool_calls": [begun]}
+        if delta.reasoning:
+            if not self._body.include_reasoning:
+                return {}
+            return {"reasoning": delta.reasoning, "reasoning_content": delta.reasoning}
+        return {"content": delta.content}
+
+    def _details(self, tokens: Sequence[TokenEvent]) -> dict[str, Any]:
+        details: dict[str, Any] = {}
+        if self._body.logprobs:
+            details["logprobs"] = {"content": [self._logprob(token) for token in tokens]}
+        if self._body.return_token_ids:
+            details["token_ids"] = [token.token_id for token in tokens]
+        return details
+
+    def _logprob(self, token: TokenEvent) -> dict[str, Any]:
+        text = self._serving.text_of([token.token_id])
+        return {
+            "token": text,
+            "logprob": token.logprob,
+            "bytes": list(text.encode()),
+            "top_logprobs": [],
+        }
+
+
+def _usage(choices: Sequence[_Choice]) -> dict[str, Any]:
+    return usage(
+        len(choices[0].request.prompt_ids),
+        sum(len(choice.output.tokens) for choice in choices),
+        reasoning=sum(choice.output.reasoning_tokens for choice in choices),
+    )

@@ -1,0 +1,152 @@
+"""``/v1/completions``: prompts as text or ids, one output for each choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from specbuild.runtime.request import Prompt, Request
+from specbuild.runtime.serve.errors import not_offered, refused
+from specbuild.runtime.serve.fields import GenerationFields
+from specbuild.runtime.serve.http import Chunks
+from specbuild.runtime.serve.serving import Serving
+from specbuild.runtime.serve.turns import Turn, Turns, merged
+from specbuild.runtime.serve.usage import answer_head, usage
+
+MOST_PROMPTS = 1024
+# What OpenAI's API emits where a completion names no number.
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionFields(GenerationFields):
+    """The body of a completion."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
+    echo: bool = False
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompts in their order. ApiError where one is empty, or there are too many."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [self._prompt(given, "0")]
+        if given and isinstance(given[0], int):
+            return [self._prompt(given, "0")]
+        if not 1 <= len(given) <= MOST_PROMPTS:
+            raise refused("prompt", f"prompt has {len(given)} entries, must be 1 to {MOST_PROMPTS}")
+        return [self._prompt(entry, str(i)) for i, entry in enumerate(given)]
+
+    @staticmethod
+    def _prompt(given: Any, name: str) -> Prompt:
+        """Text, or ids; pydantic has seen to their types."""
+        if not given:
+            raise refused("prompt", "prompt is empty; give text or token ids")
+        if isinstance(given, str):
+            return Prompt(name, prompt=given)
+        return Prompt(name, prompt_ids=tuple(given))
+
+    def check(self) -> None:
+        """ApiError for what is not offered, and for what contradicts itself."""
+        self.refuse_what_is_not_offered()
+        if self.suffix:
+            raise not_offered("suffix", "the model only continues a prompt")
+        if self.best_of is not None and self.best_of != self.choices:
+            raise not_offered("best_of", "ask for n choices and take the best")
+        if self.logprobs is not None and self.logprobs > 0:
+            raise not_offered("logprobs", "only that of the chosen token: set logprobs to 0")
+        if self.logprobs is not None and self.echo:
+            raise not_offered("echo", "log-probabilities are those of outputs: leave one out")
+
+
+class Completions:
+    """The route, over a server."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def answer(self, body: CompletionFields) -> Mapping[str, Any] | Chunks:
+        """A completion, or the chunks of one."""
+        serving = self._serving
+        model = serving.model(body.model)
+        body.check()
+        with_usage, prompts = body.includes_usage, body.prompts
+        each = body.params(max_tokens=body.max_tokens, stops=serving.has_text)
+        requests = await serving.requests(prompts, each, raw=True)
+        head = answer_head("cmpl", "text_completion", model)
+        choices = [_Choice(serving, body, i, r) for i, r in enumerate(requests)]
+        turns = serving.turns(requests)
+        if body.stream:
+            return self._stream(turns, choices, head, body.choices if with_usage else None)
+        whole = await merged(turns, len(requests))
+        shown = [choice.of(turn) for choice, turn in zip(choices, whole, strict=True)]
+        return head | {"choices": shown, "usage": _usage(choices, body.choices)}
+
+    async def _stream(
+        self,
+        turns: Turns,
+        choices: Sequence[_Choice],
+        head: Mapping[str, Any],
+        each: int | None,
+    ) -> Chunks:
+        async with aclosing(turns):
+            async for turn in turns:
+                yield {**head, "choices": [choices[turn.choice].of(turn)]}
+        if each is not None:
+            yield {**head, "choices": [], "usage": _usage(choices, each)}
+
+
+class _Choice:
+    """One output, as far as it was shown."""
+
+    def __init__(
+        self, serving: Serving, body: CompletionFields, index: int, request: Request
+    ) -> None:
+        self._serving = serving
+        self._body = body
+        self._index = index
+        self.request = request
+        self.tokens = 0
+        self._offset = 0
+        self._begun = False
+
+    def of(self, turn: Turn) -> dict[str, Any]:
+        """What a turn adds to it; the first one has the prompt where it is wanted."""
+        body, text = self._body, "".join(token.text for token in turn.tokens)
+        if body.echo and not self._begun:
+            text = self._serving.text_of(self.request.prompt_ids) + text
+        self._begun = True
+        self.tokens += len(turn.tokens)
+        shown: dict[str, Any] = {
+            "index": self._index,
+            "text": text,
+            "logprobs": None if body.logprobs is None else self._logprobs(turn),
+            "finish_reason": turn.finish_reason,
+        }
+        if body.return_token_ids:
+            shown["token_ids"] = [token.token_id for token in turn.tokens]
+            shown["prompt_token_ids"] = list(self.request.prompt_ids)
+        return shown
+
+    def _logprobs(self, turn: Turn) -> dict[str, Any]:
+        tokens = [self._serving.text_of([token.token_id]) for token in turn.tokens]
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [token.logprob for token in turn.tokens],
+            "text_offset": offsets,
+            "top_logprobs": None,
+        }
+
+
+def _usage(choices: Sequence[_Choice], each: int) -> dict[str, Any]:
+    """Each prompt counts once, however many choices it has: they follow each other."""
+    read = sum(len(choice.request.prompt_ids) for choice in choices[::each])
+    return usage(read, sum(choice.tokens for choice in choices))

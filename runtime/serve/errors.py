@@ -1,0 +1,52 @@
+"""What a client is told when a request cannot be served: OpenAI's error object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+}
+
+
+class ApiError(Exception):
+    """A request that is refused: HTTP status, one sentence, and the field that is wrong."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The object that OpenAI's clients read."""
+        kind = _TYPES.get(self.status, "invalid_request_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+def refused(param: str, message: str) -> ApiError:
+    """A field that has a wrong value."""
+    return ApiError(400, message, param=param, code="invalid_value")
+
+
+def not_offered(param: str, instead: str) -> ApiError:
+    """A field of OpenAI's that this server does not have; ``instead`` says what to do."""
+    return ApiError(
+        400, f"{param} is not offered: {instead}", param=param, code="unsupported_parameter"
+    )

@@ -1,0 +1,141 @@
+"""Fields that several routes share, and what they mean to the engine."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.request import GenerateParams
+from specbuild.runtime.sampling import MAX_SEED, SamplingParams
+from specbuild.runtime.serve.errors import ApiError, not_offered, refused
+
+# Choices of one call.
+MOST_CHOICES = 128
+_SEED_STEP = 0x9E3779B1  # 2^32 divided by the golden ratio: neighbours lie far apart
+_LOGITS = "this server samples from the model's own logits"
+# Fields of OpenAI's and vLLM's that change the output and that this server does not have: what
+# they are when they ask for nothing, and what to do instead.
+_NOT_OFFERED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "min_p": ((0,), "use top_p or top_k"),
+    "min_tokens": ((0,), "use ignore_eos with max_tokens"),
+    "logit_bias": (({},), _LOGITS),
+    "presence_penalty": ((0,), _LOGITS),
+    "frequency_penalty": ((0,), _LOGITS),
+    "repetition_penalty": ((1,), _LOGITS),
+    "length_penalty": ((1,), "there is no beam search"),
+    "use_beam_search": ((False,), "sample several choices with n"),
+    "priority": ((0,), "requests are served in the order in which they come"),
+    "prompt_logprobs": ((0, False), "score texts with specbuild verify"),
+    "bad_words": (([],), _LOGITS),
+    "allowed_token_ids": (([],), _LOGITS),
+    "guided_json": ((), "ask for the form in the prompt"),
+    "guided_regex": ((), "ask for the form in the prompt"),
+    "guided_choice": ((), "ask for the form in the prompt"),
+    "guided_grammar": ((), "ask for the form in the prompt"),
+    "structured_outputs": (({},), "ask for the form in the prompt"),
+}
+
+
+class StreamOptions(BaseModel):
+    """``stream_options``: ``include_usage`` adds a last chunk with the numbers of tokens."""
+
+    model_config = ConfigDict(strict=True)
+    include_usage: bool = False
+
+
+class GenerationFields(BaseModel):
+    """What completions and chats have in common. Unknown fields change nothing."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    model: str
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+
+    @property
+    def choices(self) -> int:
+        """How many outputs a prompt has. ApiError where it is out of range."""
+        choices = 1 if self.n is None else self.n
+        if not 1 <= choices <= MOST_CHOICES:
+            raise refused("n", f"n is {choices}, must be 1 to {MOST_CHOICES}")
+        return choices
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk. ApiError where nothing is streamed."""
+        if self.stream_options is None:
+            return False
+        if not self.stream:
+            raise refused("stream_options", "stream_options is for streams: set stream too")
+        return self.stream_options.include_usage
+
+    def refuse_what_is_not_offered(self) -> None:
+        """ApiError names the first field that asks for what the server does not have."""
+        given = self.model_extra or {}
+        for name, (neutral, instead) in _NOT_OFFERED.items():
+            value = given.get(name)
+            if value is not None and value not in neutral:
+                raise not_offered(name, instead)
+
+    def params(self, *, max_tokens: int | None, stops: bool) -> list[GenerateParams]:
+        """What each choice asks of the engine; ``max_tokens`` None is as many as fit.
+
+        Choice i samples with the seed plus i · 0x9E3779B1, modulo 2^31; without a seed a random one
+        stands for it. ``stops`` False leaves stop strings to whoever reads the output. Raises
+        ApiError.
+        """
+        seed = secrets.randbelow(MAX_SEED + 1) if self.seed is None else self.seed % (MAX_SEED + 1)
+        stop = self.stop_strings if stops else ()
+        least = 2**31 - 1 if max_tokens is None else max_tokens
+        if least < 1:
+            raise refused("max_tokens", f"max_tokens is {least}, must be 1 or more")
+        top_k = 0 if self.top_k is None or self.top_k == -1 else self.top_k
+        try:
+            return [
+                GenerateParams(
+                    max_new_tokens=least,
+                    sampling=SamplingParams(
+                        temperature=1.0 if self.temperature is None else self.temperature,
+                        top_p=1.0 if self.top_p is None else self.top_p,
+                        top_k=top_k,
+                        seed=(seed + i * _SEED_STEP) % (MAX_SEED + 1),
+                    ),
+                    stop=stop,
+                    stop_token_ids=tuple(self.stop_token_ids or ()),
+                    ignore_eos=self.ignore_eos,
+                )
+                for i in range(self.choices)
+            ]
+        except RequestError as error:
+            raise ApiError(400, str(error), param=str(error).split(" ", 1)[0]) from error
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """``stop`` as strings. ApiError where one is empty."""
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if not all(stop):
+            raise refused("stop", "a stop string is empty; leave it out")
+        return stop
+
+
+def first_error(errors: list[Any]) -> ApiError:
+    """Pydantic's errors as one sentence about the first."""
+    found = errors[0]
+    place = ".".join(str(part) for part in found["loc"])
+    if found["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {found['ctx']['error']}")
+    if found["type"] == "missing":
+        return ApiError(400, f"{place} is missing", param=place, code="missing_required_parameter")
+    message = f"{place}: {found['msg'][:1].lower()}{found['msg'][1:]}"
+    return ApiError(400, message, param=place, code="invalid_type")

@@ -1,0 +1,161 @@
+"""JSON in, JSON or a stream of events out, over ASGI. A client that leaves cancels its request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
+from starlette.types import Message, Receive, Scope, Send
+
+from specbuild.runtime.serve.errors import ApiError
+from specbuild.runtime.serve.fields import first_error
+
+MAX_BODY_BYTES = 32 << 20
+# How long a client may take to send its request.
+BODY_TIMEOUT_S = 60.0
+
+Chunks = AsyncGenerator[Mapping[str, Any], None]
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class Endpoint(Generic[Body]):
+    """A route that takes a JSON body: ``handle`` gives the answer, or the chunks of a stream.
+
+    Chunks are closed when the client leaves. What ``handle`` raises as ApiError is the answer; in a
+    stream that has begun it is its last chunk.
+    """
+
+    def __init__(
+        self, model: type[Body], handle: Callable[[Body], Awaitable[Mapping[str, Any] | Chunks]]
+    ) -> None:
+        self._model = model
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        try:
+            body = self._read(await read_body(scope, receive))
+        except ApiError as error:
+            await send_error(send, error)
+            return
+        answer = asyncio.create_task(self._answer(body, send))
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not answer.done():
+                answer.cancel()
+            with suppress(asyncio.CancelledError):
+                await answer
+
+    def _read(self, body: bytes) -> Body:
+        try:
+            return self._model.model_validate_json(body)
+        except ValidationError as error:
+            raise first_error(error.errors(include_url=False)) from error
+        except ValueError as error:
+            # Whole numbers of more digits than Python reads.
+            raise ApiError(400, f"the body is not JSON that can be read: {error}") from error
+
+    async def _answer(self, body: Body, send: Send) -> None:
+        try:
+            answer = await self._handle(body)
+            if isinstance(answer, Mapping):
+                await send_json(send, answer)
+            else:
+                async with aclosing(answer):
+                    await _send_events(send, answer)
+        except ApiError as error:
+            await send_error(send, error)
+
+
+async def read_body(scope: Scope, receive: Receive) -> bytes:
+    """The body of a request. ApiError where it is too long or comes too slowly."""
+    announced = dict(scope["headers"]).get(b"content-length", b"0")
+    if announced.isdigit() and int(announced) > MAX_BODY_BYTES:
+        raise _too_long()
+    parts, held = [], 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ApiError(400, "the client left before its request was complete")
+                part = message.get("body", b"")
+                held += len(part)
+                if held > MAX_BODY_BYTES:
+                    raise _too_long()
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError as error:
+        raise ApiError(408, f"the body did not come within {BODY_TIMEOUT_S:g} seconds") from error
+
+
+async def send_json(
+    send: Send,
+    answer: Mapping[str, Any],
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    """A whole answer."""
+    body = to_json(answer)
+    given = {"content-type": "application/json", "content-length": str(len(body))}
+    await send(_start(status, given | dict(headers or {})))
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """The answer of a request that is refused."""
+    # What is left of a body that is too long is not read.
+    headers = error.headers | ({"connection": "close"} if error.status in (408, 413) else {})
+    await send_json(send, error.body, error.status, headers)
+
+
+async def _send_events(send: Send, chunks: Chunks) -> None:
+    """``data:`` lines. The status waits for the first chunk, or an error.
+
+    Chunks that have a ``type`` are events of that name; others end with ``[DONE]``.
+    """
+    started = named = False
+    try:
+        async for chunk in chunks:
+            if not started:
+                await send(_start(200, _STREAM))
+                started, named = True, "type" in chunk
+            await send(_event(chunk))
+    except ApiError as error:
+        if not started:
+            raise
+        body = error.body
+        await send(_event({"type": "error", **body["error"]} if named else body))
+    await send({"type": "http.response.body", "body": b"" if named else b"data: [DONE]\n\n"})
+
+
+_STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+
+
+def _event(chunk: Mapping[str, Any]) -> Message:
+    kind = chunk.get("type")
+    name = f"event: {kind}\n".encode() if kind is not None else b""
+    body = b"%bdata: %b\n\n" % (name, to_json(chunk))
+    return {"type": "http.response.body", "body": body, "more_body": True}
+
+
+def _start(status: int, headers: Mapping[str, str]) -> Message:
+    encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": encoded}
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _too_long() -> ApiError:
+    return ApiError(413, f"the body is longer than {MAX_BODY_BYTES >> 20} MiB")

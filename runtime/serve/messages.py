@@ -1,0 +1,112 @@
+"""Messages of a chat as clients send them, and as chat templates take them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from specbuild.runtime.serve.errors import not_offered, refused
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+# What clients ask for, in the words that templates know.
+EFFORTS = {
+    "none": "low",
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+    "max": "high",
+}
+
+
+def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages for a template: content is text, arguments of calls are objects.
+
+    Reasoning of earlier turns comes as ``reasoning`` or ``reasoning_content`` and goes into every
+    name that templates look for. ApiError names the first part that has no text.
+    """
+    if not messages:
+        raise refused("messages", "messages is empty; give at least one")
+    return [_message(message, f"messages.{i}") for i, message in enumerate(messages)]
+
+
+def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    role = message.get("role")
+    if role not in _ROLES:
+        raise refused(f"{where}.role", f"{where}.role is {role!r}, must be one of {_listed()}")
+    made: dict[str, Any] = {"role": role, "content": _text(message.get("content"), where)}
+    for name in ("name", "tool_call_id"):
+        if isinstance(message.get(name), str):
+            made[name] = message[name]
+    reasoning = message.get("reasoning") or message.get("reasoning_content")
+    if isinstance(reasoning, str):
+        made |= {"thinking": reasoning, "reasoning_content": reasoning}
+    calls = message.get("tool_calls")
+    if calls:
+        if not isinstance(calls, list):
+            raise refused(f"{where}.tool_calls", f"{where}.tool_calls is no list of calls")
+        made["tool_calls"] = [
+            _call(call, f"{where}.tool_calls.{i}") for i, call in enumerate(calls)
+        ]
+    if made["content"] is None and "tool_calls" not in made and role != "assistant":
+        raise refused(f"{where}.content", f"{where}.content is missing")
+    return made
+
+
+def _text(content: Any, where: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise refused(f"{where}.content", f"{where}.content is no text and no list of parts")
+    texts = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
+        if kind not in _TEXT_PARTS or not isinstance(text, str):
+            raise not_offered(f"{where}.content.{i}", f"parts are text, this one is {kind!r}")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise refused(where, f"{where} has no function with a name")
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        # A model's own words may be no JSON: the template shows them as they are.
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+    return {
+        "id": str(call.get("id", "")),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def tool_list(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Function tools as templates take them. ApiError where one is of another kind."""
+    if not tools:
+        return None
+    return [_tool(tool, f"tools.{i}") for i, tool in enumerate(tools)]
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise not_offered(where, f"tools are functions, this one is {tool.get('type')!r}")
+    # The Responses API has a function's fields beside its type.
+    function = tool.get("function", {k: v for k, v in tool.items() if k not in ("type", "strict")})
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise refused(where, f"{where} has no name")
+    described = {"description": "", "parameters": None} | {
+        name: value for name, value in function.items() if value is not None
+    }
+    return {"type": "function", "function": described}
+
+
+def _listed() -> str:
+    return ", ".join(_ROLES)

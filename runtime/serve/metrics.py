@@ -1,0 +1,163 @@
+"""Prometheus metrics: vLLM's names, so that its dashboards show this server too, and finer ones."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.request import Event, FinishEvent, TokenEvent
+
+if TYPE_CHECKING:
+    from specbuild.runtime.records import RunRecord
+    from specbuild.runtime.serve.service import Generation
+
+_LABELS = ("model_name", "engine")
+_FIRST_TOKEN = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40,
+    80, 160, 640, 2560,
+)  # fmt: skip
+_TOKEN = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+_REQUEST = (
+    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+)  # fmt: skip
+# What this server's steps take: from 0.2 ms on, six for each power of ten.
+_FINE = tuple(
+    round(base * power, 7) for power in (1e-4, 1e-3, 1e-2, 1e-1) for base in (2, 3, 4, 5, 7, 10)
+)
+_LENGTHS = tuple(base * power for power in (1, 10, 100, 1000, 10000) for base in (1, 2, 5))
+_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "abort": "abort"}
+
+
+class Metrics:
+    """What the server counts; :meth:`events` is called with all that a turn gave a client."""
+
+    def __init__(self, manifest: Manifest, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._values = (model_name, "0")
+        self._first_s: dict[tuple[int, int], float] = {}
+        self._last_s: dict[tuple[int, int], float] = {}
+        self._running = self._gauge("vllm:num_requests_running", "Requests that are decoded.")
+        self._waiting = self._gauge("vllm:num_requests_waiting", "Requests in the queue.")
+        self._usage = self._gauge("vllm:kv_cache_usage_perc", "Share of cache pages in use.")
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens read.")
+        self._tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
+        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Steps with a draft.")
+        self._accepted = self._counter(
+            "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."
+        )
+        self._per_position = Counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens that were accepted, by their place in the draft.",
+            (*_LABELS, "position"),
+            registry=self.registry,
+        )
+        self._success = Counter(
+            "vllm:request_success",
+            "Requests that ended.",
+            (*_LABELS, "finished_reason"),
+            registry=self.registry,
+        )
+        self._ttft = self._histogram(
+            "vllm:time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN
+        )
+        self._gap = self._histogram(
+            "vllm:inter_token_latency_seconds", "Between two deliveries to a client.", _TOKEN
+        )
+        self._tpot = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Of a request, on average.", _TOKEN
+        )
+        self._e2e = self._histogram(
+            "vllm:e2e_request_latency_seconds", "From arrival to the last token.", _REQUEST
+        )
+        self._prompt_length = self._histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens of a request.", _LENGTHS
+        )
+        self._output_length = self._histogram(
+            "vllm:request_generation_tokens", "Tokens that a request generated.", _LENGTHS
+        )
+        self._fine_gap = self._histogram(
+            "specbuild:inter_token_latency_seconds", "As vllm's, in finer buckets.", _FINE
+        )
+        self._fine_tpot = self._histogram(
+            "specbuild:request_time_per_output_token_seconds", "As vllm's, finer.", _FINE
+        )
+        info = Gauge(
+            "vllm:cache_config_info",
+            "How the caches are cut.",
+            (*_LABELS, "block_size", "num_gpu_blocks"),
+            registry=self.registry,
+        )
+        largest = max(manifest.cache_groups, key=lambda group: group.pages)
+        info.labels(*self._values, str(largest.page_size), str(largest.pages)).set(1)
+
+    def events(self, generation: Generation, batch: list[Event]) -> None:
+        """A turn gave a call these events."""
+        now_s = time.monotonic()
+        tokens: dict[int, int] = {}
+        for event in batch:
+            if isinstance(event, TokenEvent):
+                tokens[event.request] = tokens.get(event.request, 0) + 1
+        for request, count in tokens.items():
+            self._tokens.inc(count)
+            key = (id(generation), request)
+            if key not in self._first_s:
+                self._first_s[key] = now_s
+                self._ttft.observe(now_s - generation.arrived_s)
+                self._prompt_tokens.inc(len(generation.requests[request].prompt_ids))
+            else:
+                self._gap.observe(now_s - self._last_s[key])
+                self._fine_gap.observe(now_s - self._last_s[key])
+            self._last_s[key] = now_s
+        for event in batch:
+            if isinstance(event, FinishEvent):
+                self._finished(generation, event.request, event.record, now_s)
+
+    def _finished(
+        self, generation: Generation, request: int, record: RunRecord, now_s: float
+    ) -> None:
+        key = (id(generation), request)
+        self._last_s.pop(key, None)
+        first_s = self._first_s.pop(key, None)
+        self._success.labels(*self._values, _REASONS[record.finish_reason]).inc()
+        self._e2e.observe(now_s - generation.arrived_s)
+        self._prompt_length.observe(len(record.prompt_ids))
+        self._output_length.observe(len(record.output_ids))
+        if first_s is not None and len(record.output_ids) > 1:
+            per_token_s = (now_s - first_s) / (len(record.output_ids) - 1)
+            self._tpot.observe(per_token_s)
+            self._fine_tpot.observe(per_token_s)
+        histogram = record.stats.acceptance_histogram
+        if len(histogram) > 1:
+            self._drafts.inc(record.stats.steps)
+            self._accepted.inc(sum(i * n for i, n in enumerate(histogram)))
+            for position in range(len(histogram) - 1):
+                accepted = sum(histogram[position + 1 :])
+                self._per_position.labels(*self._values, str(position)).inc(accepted)
+
+    def exposed(self, *, running: int, waiting: int, used_pages: float) -> bytes:
+        """All metrics in Prometheus' text format."""
+        self._running.set(running)
+        self._waiting.set(waiting)
+        self._usage.set(used_pages)
+        return generate_latest(self.registry)
+
+    def _gauge(self, name: str, about: str) -> Gauge:
+        return Gauge(name, about, _LABELS, registry=self.registry).labels(*self._values)
+
+    def _counter(self, name: str, about: str) -> Counter:
+        return Counter(name, about, _LABELS, registry=self.registry).labels(*self._values)
+
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+        made = Histogram(name, about, _LABELS, buckets=buckets, registry=self.registry)
+        return made.labels(*self._values)

@@ -1,0 +1,66 @@
+"""One output as its parser reads it: content, reasoning, calls of tools, and its end."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specbuild.runtime.request import TokenEvent
+from specbuild.runtime.serve.parsers.parser import Delta, OutputParser
+from specbuild.runtime.serve.turns import Turn
+
+
+@dataclass
+class ToolCall:
+    """A call of a function; ``arguments`` are the model's own words."""
+
+    name: str
+    arguments: str = ""
+    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
+
+
+class Output:
+    """Collects what a parser reads. ``tokens`` are those up to the end or a stop string."""
+
+    def __init__(self, parser: OutputParser) -> None:
+        self._parser = parser
+        self.content = ""
+        self.reasoning = ""
+        self.calls: list[ToolCall] = []
+        self.tokens: list[TokenEvent] = []
+        self.reasoning_tokens = 0
+        self.finish_reason: str | None = None
+
+    def take(self, turn: Turn) -> list[Delta]:
+        """What a turn adds; where it ends the output, :attr:`finish_reason` is set."""
+        deltas: list[Delta] = []
+        for token in turn.tokens:
+            self.tokens.append(token)
+            found = self._parser.push(token.token_id)
+            self.reasoning_tokens += any(delta.reasoning for delta in found)
+            deltas += found
+            if self._parser.stopped:
+                break
+        if turn.finish_reason is not None or self._parser.stopped:
+            deltas += self._parser.finish()
+        self._collect(deltas)
+        if turn.finish_reason is not None or self._parser.stopped:
+            self.finish_reason = self._end(turn.finish_reason)
+        return deltas
+
+    def _end(self, given: str | None) -> str:
+        if self._parser.stopped or given is None:
+            return "stop"
+        # What was cut off is no call yet.
+        return "tool_calls" if self.calls and given == "stop" else given
+
+    def _collect(self, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            if delta.tool is None:
+                self.content += delta.content
+                self.reasoning += delta.reasoning
+            elif delta.name is not None:
+                self.calls.append(ToolCall(delta.name))
+            else:
+                self.calls[delta.tool].arguments += delta.arguments

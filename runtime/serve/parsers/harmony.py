@@ -1,0 +1,110 @@
+"""Harmony, the form of GPT-OSS: channels of messages between control tokens.
+
+    <|start|>assistant<|channel|>analysis<|message|>…<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.F <|constrain|>json<|message|>{…}<|call|>
+    <|start|>assistant<|channel|>final<|message|>…<|return|>
+
+The prompt ends behind the first ``<|start|>assistant``. Models err: what has no form is skipped, a
+message may begin without the end of the one before, and where no message was for the user what was
+skipped last is the answer. (OpenAI, "Harmony response format".)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from specbuild.runtime.serve.parsers.parser import Decode, Delta
+from specbuild.runtime.text.stream import TextStream
+
+CONTROL_TOKENS = ("start", "channel", "message", "end", "return", "call", "constrain")
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
+_FUNCTIONS = "functions."
+_CHANNELS = ("analysis", "commentary", "final")
+
+
+class HarmonyParser:
+    """``control`` maps the names of CONTROL_TOKENS to the engine's own ids.
+
+    Analysis is reasoning; a message to a function is a call of it; all else, commentary without a
+    recipient included, is content. Stop strings are looked for in content.
+    """
+
+    def __init__(self, control: Mapping[str, int], decode: Decode, stop: Sequence[str]) -> None:
+        self._names = {token_id: name for name, token_id in control.items()}
+        self._decode = decode
+        self._stop = stop
+        # The ids of a header by the control token in front of them; None between messages.
+        self._header: dict[str, list[int]] | None = {"start": []}
+        self._part: list[int] = self._header["start"]
+        self._body: TextStream | None = None
+        self._kind = "content"
+        self._tools = 0
+        self._answered = False
+        self.stopped = False
+
+    def push(self, token_id: int) -> list[Delta]:
+        """What became complete with a token."""
+        name = self._names.get(token_id)
+        if name is None and self._body is None:
+            self._part.append(token_id)
+            return []
+        if name is None:
+            assert self._body is not None
+            return self._piece(self._body, self._body.push(token_id))
+        if name == "message":
+            return self._begin()
+        deltas = self._end()
+        if name == "start":
+            self._header = {}
+        elif name == "channel":
+            self._header = self._header or {}
+        if name in ("start", "channel", "constrain") and self._header is not None:
+            self._part = self._header[name] = []
+        elif not self._part:
+            # Behind text that has no form yet, an end ends nothing.
+            self._header, self._part = None, []
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """What was held back, or what was skipped last."""
+        deltas = self._end()
+        if self._answered or not self._part:
+            return deltas
+        text = TextStream(self._decode, self._stop)
+        left = "".join([*map(text.push, self._part), text.finish()])
+        if self._header is not None and "channel" in self._header:
+            channel, _, rest = left.partition(" ")
+            left = rest if channel in _CHANNELS else left
+        return [*deltas, Delta(left)] if left else deltas
+
+    def _begin(self) -> list[Delta]:
+        """A message begins, if there is a header that it belongs to."""
+        if self._header is None:
+            return []
+        role, channel = (self._decode(self._header.get(part, [])) for part in ("start", "channel"))
+        self._header, self._part = None, []
+        recipient = _RECIPIENT.search(channel) or _RECIPIENT.search(role)
+        if recipient is not None:
+            self._kind, self._body = "tool", TextStream(self._decode, ())
+            self._tools += 1
+            self._answered = True
+            return [Delta(tool=self._tools - 1, name=recipient[1].removeprefix(_FUNCTIONS))]
+        reasons = channel.split()[:1] == ["analysis"]
+        self._kind = "reasoning" if reasons else "content"
+        self._answered = self._answered or not reasons
+        self._body = TextStream(self._decode, () if reasons else self._stop)
+        return []
+
+    def _end(self) -> list[Delta]:
+        """The message that is open, if one is, ends."""
+        body, self._body = self._body, None
+        return [] if body is None else self._piece(body, body.finish())
+
+    def _piece(self, body: TextStream, text: str) -> list[Delta]:
+        self.stopped = self.stopped or body.stopped
+        if not text:
+            return []
+        if self._kind == "tool":
+            return [Delta(tool=self._tools - 1, arguments=text)]
+        return [Delta(reasoning=text) if self._kind == "reasoning" else Delta(text)]

@@ -1,0 +1,65 @@
+"""The protocol of output parsers, and the one of outputs that are text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from specbuild.runtime.text.stream import TextStream
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A piece of an output.
+
+    ``tool`` is the number of a call, from 0 on: its first piece has its name, the others
+    ``arguments``.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool: int | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+class OutputParser(Protocol):
+    """Reads the tokens of one output in order. It never raises: what has no form is content."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended the content: what comes behind it is of no use."""
+        ...
+
+    def push(self, token_id: int) -> list[Delta]:
+        """What became complete with a token."""
+        ...
+
+    def finish(self) -> list[Delta]:
+        """What was held back, once no more tokens come."""
+        ...
+
+
+class TextParser:
+    """Every token is content."""
+
+    def __init__(self, decode: Decode, stop: Sequence[str]) -> None:
+        self._text = TextStream(decode, stop)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self._text.stopped
+
+    def push(self, token_id: int) -> list[Delta]:
+        """The text that the token completes."""
+        text = self._text.push(token_id)
+        return [Delta(text)] if text else []
+
+    def finish(self) -> list[Delta]:
+        """The rest of the text."""
+        text = self._text.finish()
+        return [Delta(text)] if text else []

@@ -1,0 +1,119 @@
+"""Which parsers there are, and which one an engine's tokenizer and template ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.serve.parsers.harmony import CONTROL_TOKENS, HarmonyParser
+from specbuild.runtime.serve.parsers.marked import CALL, THINK, MarkedParser
+from specbuild.runtime.serve.parsers.parser import OutputParser, TextParser
+from specbuild.runtime.text.codec import TextCodec
+
+# Both options take these names; "auto" goes by the engine's template.
+REASONING_PARSERS = ("auto", "harmony", "think", "none")
+TOOL_CALL_PARSERS = ("auto", "harmony", "hermes", "none")
+
+
+class ParserForm(Protocol):
+    """Makes the parser of one output."""
+
+    calls_tools: bool
+    """Whether it finds calls of tools."""
+
+    stop_token_ids: tuple[int, ...]
+    """Tokens that end a turn, beside the model's own ends of sequence."""
+
+    def parser(self, stop: Sequence[str]) -> OutputParser:
+        """A parser at the beginning of an output."""
+        ...
+
+
+class TextForm:
+    """Outputs that are text alone."""
+
+    calls_tools = False
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+
+    def parser(self, stop: Sequence[str]) -> OutputParser:
+        """A parser at the beginning of an output."""
+        return TextParser(self._codec.decode, stop)
+
+
+class HarmonyForm:
+    """Harmony, by the engine's own control tokens. RequestError where it lacks one."""
+
+    calls_tools = True
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        found = {name: codec.token_id(f"<|{name}|>") for name in CONTROL_TOKENS}
+        missing = [name for name, token_id in found.items() if token_id is None]
+        if missing:
+            raise RequestError(
+                f"the harmony parser needs the token <|{missing[0]}|>, which the engine's "
+                "tokenizer has not"
+            )
+        self._control = {name: token_id for name, token_id in found.items() if token_id is not None}
+        # One call a turn: its end is the turn's.
+        self.stop_token_ids: tuple[int, ...] = (self._control["call"], self._control["return"])
+
+    def parser(self, stop: Sequence[str]) -> OutputParser:
+        """A parser at the beginning of an output."""
+        return HarmonyParser(self._control, self._codec.decode, stop)
+
+
+class MarkedForm:
+    """Marks in the text."""
+
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __init__(self, codec: TextCodec, *, thinks: bool, calls: bool, eos: Sequence[int]) -> None:
+        self._codec = codec
+        self._thinks = thinks
+        self.calls_tools = calls
+        self._eos = tuple(eos)
+
+    def parser(self, stop: Sequence[str]) -> OutputParser:
+        """A parser at the beginning of an output."""
+        return MarkedParser(
+            self._codec.decode_all,
+            stop,
+            thinks=self._thinks,
+            calls=self.calls_tools,
+            dropped=self._eos,
+        )
+
+
+def parser_form(
+    codec: TextCodec, eos_token_ids: Sequence[int], *, reasoning: str, tool_calls: str
+) -> ParserForm:
+    """The form by the names of two parsers. RequestError where there are no such."""
+    for option, given, known in (
+        ("--reasoning-parser", reasoning, REASONING_PARSERS),
+        ("--tool-call-parser", tool_calls, TOOL_CALL_PARSERS),
+    ):
+        if given not in known:
+            raise RequestError(f"{option} is {given!r}, must be one of {', '.join(known)}")
+    template = codec.template_source or ""
+    if reasoning == "auto":
+        harmony = "<|channel|>" in template
+        reasoning = "harmony" if harmony else "think" if THINK in template else "none"
+    if tool_calls == "auto":
+        hermes = "hermes" if CALL in template else "none"
+        tool_calls = "harmony" if reasoning == "harmony" else hermes
+    if "harmony" in (reasoning, tool_calls):
+        if {reasoning, tool_calls} - {"harmony", "none"}:
+            raise RequestError(
+                f"--reasoning-parser {reasoning} and --tool-call-parser {tool_calls} do not go "
+                "together: harmony reads both"
+            )
+        return HarmonyForm(codec)
+    thinks, calls = reasoning == "think", tool_calls == "hermes"
+    if not thinks and not calls:
+        return TextForm(codec)
+    return MarkedForm(codec, thinks=thinks, calls=calls, eos=eos_token_ids)

@@ -1,0 +1,125 @@
+"""The body of a response, and its input as messages of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from specbuild.runtime.serve.errors import not_offered, refused
+from specbuild.runtime.serve.fields import GenerationFields
+from specbuild.runtime.serve.messages import EFFORTS
+
+
+class Reasoning(BaseModel):
+    """How much the model reasons. ``summary`` is not made."""
+
+    model_config = ConfigDict(strict=True)
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponseFields(GenerationFields):
+    """The body of a response."""
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: dict[str, Any] | None = None
+    top_logprobs: int | None = None
+    truncation: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = True
+    background: bool | None = False
+    metadata: dict[str, Any] | None = None
+
+    @property
+    def effort(self) -> str | None:
+        """In the words that templates know. ApiError where it is another."""
+        asked = None if self.reasoning is None else self.reasoning.effort
+        if asked is not None and asked not in EFFORTS:
+            known = ", ".join(EFFORTS)
+            raise refused("reasoning.effort", f"effort is {asked!r}, must be one of {known}")
+        return None if asked is None else EFFORTS[asked]
+
+    def check(self) -> None:
+        """ApiError for what is not offered, and for what contradicts itself."""
+        self.refuse_what_is_not_offered()
+        if self.choices != 1:
+            raise refused("n", "a response has one output")
+        form = (self.text or {}).get("format") or {}
+        if isinstance(form, dict) and form.get("type", "text") != "text":
+            raise not_offered("text.format", "ask for the form in the prompt")
+        if self.truncation not in (None, "disabled"):
+            raise not_offered("truncation", "shorten the input")
+        if self.top_logprobs:
+            raise not_offered("top_logprobs", "responses have no log-probabilities")
+        if self.background and self.stream:
+            raise refused(
+                "background", "a response is streamed or made in the background, not both"
+            )
+        if self.background and self.store is False:
+            raise refused("store", "what is made in the background has to be stored")
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The input as messages, without instructions. ApiError where an item is of no kind."""
+        if isinstance(self.input, str):
+            return [{"role": "user", "content": self.input}]
+        return messages_of(self.input)
+
+
+def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Items of inputs and outputs as messages: reasoning and calls join the assistant's turn."""
+    messages: list[dict[str, Any]] = []
+    for i, item in enumerate(items):
+        kind, where = item.get("type", "message"), f"input.{i}"
+        if kind == "message":
+            messages.append({"role": item.get("role"), "content": item.get("content")})
+        elif kind == "reasoning":
+            _assistant(messages)["reasoning"] = _reasoning_text(item)
+        elif kind == "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id", ""), "type": "function", "function": function}
+            _assistant(messages).setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            output = item.get("output")
+            messages.append(
+                {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
+            )
+        else:
+            raise not_offered(where, f"items of the kind {kind!r} are not known")
+    return _joined(messages)
+
+
+def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The assistant's turn that is being put together, at the end of the messages."""
+    if not messages or messages[-1].get("role") != "assistant" or "content" in messages[-1]:
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Reasoning in front of an answer is the answer's."""
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        before = made[-1] if made else {}
+        if message["role"] == "assistant" == before.get("role") and set(before) == {
+            "role",
+            "reasoning",
+        }:
+            made[-1] = {**before, **message}
+        else:
+            made.append(message)
+    return made
+
+
+def _reasoning_text(item: Mapping[str, Any]) -> str:
+    content = item.get("content")
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str))

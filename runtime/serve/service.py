@@ -1,0 +1,168 @@
+"""An engine behind a bounded queue: what every route asks to generate."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from specbuild.runtime.decode.decoder import DraftSetting
+from specbuild.runtime.decode.session import EventBatch, Stream
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.request import Event, FinishEvent, GenerateParams, Prompt, Request
+from specbuild.runtime.serve.bridge import Bridge
+from specbuild.runtime.serve.errors import ApiError
+from specbuild.runtime.serve.metrics import Metrics
+
+# What a client whose request found the queue full is asked to wait.
+RETRY_AFTER_S = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceOptions:
+    """How an engine is served.
+
+    ``max_queue`` requests may wait beside those that run; ``setting`` is the draft of all;
+    ``names`` are those of the model, the first one is shown.
+    """
+
+    names: tuple[str, ...]
+    max_queue: int = 256
+    setting: DraftSetting = field(default_factory=DraftSetting)
+
+
+class Generation:
+    """Requests of one call, which run: an asynchronous iterator of their events by turns.
+
+    :meth:`cancel` aborts what is not done, and is to be called whatever happens.
+    """
+
+    def __init__(self, service: Service, requests: Sequence[Request]) -> None:
+        self.requests = tuple(requests)
+        self.arrived_s = time.monotonic()
+        self._service = service
+        self._open = len(self.requests)
+        self._batches: asyncio.Queue[EventBatch] = asyncio.Queue()
+        self._stream: Stream | None = None
+
+    def start(self, stream: Stream) -> None:
+        """The requests are with the engine."""
+        self._stream = stream
+
+    def receive(self, batch: EventBatch) -> None:
+        """Called on the event loop with what a turn gave."""
+        if isinstance(batch, BaseException):
+            self._finish(self._open)
+            self._service.failed(batch)
+        else:
+            self._service.metrics.events(self, batch)
+            self._finish(sum(isinstance(event, FinishEvent) for event in batch))
+        self._batches.put_nowait(batch)
+
+    async def __aiter__(self) -> AsyncIterator[list[Event]]:
+        unfinished = len(self.requests)
+        while unfinished:
+            batch = await self._batches.get()
+            if isinstance(batch, RequestError):
+                raise ApiError(503, str(batch)) from batch
+            if isinstance(batch, BaseException):
+                raise ApiError(503, f"the engine failed: {batch}") from batch
+            unfinished -= sum(isinstance(event, FinishEvent) for event in batch)
+            yield batch
+
+    def cancel(self) -> None:
+        """Aborts what is left; its pages come back within a turn of the engine."""
+        if self._open and self._stream is not None:
+            self._stream.leave()
+
+    def _finish(self, requests: int) -> None:
+        self._open -= requests
+        self._service.finished(requests)
+
+
+class Service:
+    """Generates for any number of clients; made and used on one event loop."""
+
+    def __init__(self, engine: Engine, options: ServiceOptions) -> None:
+        self.engine = engine
+        self.options = options
+        self.metrics = Metrics(engine.manifest, options.names[0])
+        self.started_s = int(time.time())
+        self.draining = False
+        self._bridge = Bridge()
+        self._open = 0
+        self._failure: str | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that wait or run."""
+        return self._open
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine's last work failed; None where it did not."""
+        return self._failure
+
+    async def check(self, prompts: Sequence[Prompt], params: GenerateParams) -> list[Request]:
+        """The prompts as requests of the engine. ApiError where one cannot be served."""
+        try:
+            # Tokenizing a long text takes as long as many steps: other clients go on meanwhile.
+            return await asyncio.to_thread(self.engine.check_prompts, prompts, params)
+        except RequestError as error:
+            raise ApiError(400, str(error), code=_code_of(str(error))) from error
+
+    def generate(self, requests: Sequence[Request]) -> Generation:
+        """Starts requests. ApiError where the queue is full, or the server is closing."""
+        if self.draining:
+            raise ApiError(503, "the server is shutting down; try another one")
+        most = self.engine.manifest.limits.max_batch_size + self.options.max_queue
+        if self._open and self._open + len(requests) > most:
+            raise ApiError(
+                429,
+                f"{self._open} requests are open, the server takes {most}; try again later",
+                code="queue_full",
+                headers={"Retry-After": str(RETRY_AFTER_S)},
+            )
+        generation = Generation(self, requests)
+        send = self._bridge.sender(generation.receive)
+        try:
+            stream = self.engine.session.add(requests, self.options.setting, send)
+        except RequestError as error:
+            raise ApiError(400, str(error)) from error
+        self._open += len(requests)
+        self._idle.clear()
+        generation.start(stream)
+        return generation
+
+    def finished(self, requests: int) -> None:
+        """So many requests are through."""
+        self._open -= requests
+        if requests:
+            self._failure = None
+        if not self._open:
+            self._idle.set()
+
+    def failed(self, error: BaseException) -> None:
+        """The engine raised: until it serves a request again the server is not healthy."""
+        if not isinstance(error, RequestError):
+            self._failure = f"{type(error).__name__}: {error}"
+
+    def exposed_metrics(self) -> bytes:
+        """Prometheus' text."""
+        running = min(self._open, self.engine.manifest.limits.max_batch_size)
+        waiting = self._open - running
+        return self.metrics.exposed(
+            running=running, waiting=waiting, used_pages=self.engine.used_pages
+        )
+
+    async def drained(self) -> None:
+        """Returns when no request is open."""
+        await self._idle.wait()
+
+
+def _code_of(message: str) -> str | None:
+    return "context_length_exceeded" if "max_seq_len" in message else None

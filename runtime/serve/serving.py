@@ -1,0 +1,91 @@
+"""What every route needs of the server: its models, its requests and its text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from specbuild.runtime.request import GenerateParams, Prompt, Request
+from specbuild.runtime.serve.errors import ApiError
+from specbuild.runtime.serve.parsers.registry import ParserForm
+from specbuild.runtime.serve.service import Service
+from specbuild.runtime.serve.turns import Turns, turns_of
+from specbuild.runtime.text.codec import TextCodec
+
+
+class Serving:
+    """A service with the form of its outputs; None where the engine has no tokenizer."""
+
+    def __init__(self, service: Service, form: ParserForm | None) -> None:
+        self.service = service
+        self.form = form
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the engine has a tokenizer."""
+        return self.service.engine.text is not None
+
+    @property
+    def codec(self) -> TextCodec:
+        """The engine's tokenizer. ApiError where it has none."""
+        if self.service.engine.text is None:
+            raise ApiError(400, "the engine has no tokenizer: give token ids to /v1/completions")
+        return self.service.engine.text
+
+    def model(self, asked: str) -> str:
+        """The name of a model. ApiError where it is another one's."""
+        names = self.service.options.names
+        if asked not in names:
+            raise ApiError(
+                404,
+                f"the model {asked!r} does not exist; this server has {', '.join(names)}",
+                param="model",
+                code="model_not_found",
+            )
+        return asked
+
+    async def requests(
+        self, prompts: Sequence[Prompt], each: Sequence[GenerateParams], *, raw: bool
+    ) -> list[Request]:
+        """Requests for each choice of each prompt, in this order. ApiError where one is refused."""
+        checked = await self.service.check(prompts, replace(each[0], raw=raw))
+        return [
+            replace(request, id=f"{request.id}.{i}", params=replace(params, raw=raw))
+            for request in checked
+            for i, params in enumerate(each)
+        ]
+
+    async def chat_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> tuple[int, ...]:
+        """The ids of a chat, by the template. RequestError where the template refuses it."""
+        return await asyncio.to_thread(
+            self.codec.encode_chat,
+            messages,
+            most_tokens=self._most_tokens,
+            tools=tools,
+            variables=variables,
+        )
+
+    async def text_ids(self, text: str) -> tuple[int, ...]:
+        """The ids of a text. RequestError where it is longer than the engine takes."""
+        return await asyncio.to_thread(
+            self.codec.encode, text, raw=True, most_tokens=self._most_tokens
+        )
+
+    @property
+    def _most_tokens(self) -> int:
+        return self.service.engine.manifest.limits.max_seq_len
+
+    def turns(self, requests: Sequence[Request]) -> Turns:
+        """Starts requests. ApiError where the server takes no more."""
+        return turns_of(self.service.generate(requests))
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of tokens; empty where there is no tokenizer."""
+        return self.codec.decode(ids) if self.has_text else ""

@@ -1,0 +1,79 @@
+"""``/tokenize`` and ``/detokenize``: what a text's tokens are, as vLLM's routes say it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.serve.errors import ApiError, refused
+from specbuild.runtime.serve.messages import template_messages, tool_list
+from specbuild.runtime.serve.serving import Serving
+
+
+class TokenizeFields(BaseModel):
+    """A prompt, or the messages of a chat."""
+
+    model_config = ConfigDict(strict=True)
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeFields(BaseModel):
+    """Token ids."""
+
+    model_config = ConfigDict(strict=True)
+    model: str | None = None
+    tokens: list[int]
+
+
+class TokenRoutes:
+    """The routes, over a server."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def tokenize(self, body: TokenizeFields) -> Mapping[str, Any]:
+        """The ids of a text or a chat, as they would be read."""
+        serving = self._serving
+        if body.model is not None:
+            serving.model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise refused("prompt", "give prompt or messages, one of them")
+        try:
+            if body.prompt is not None:
+                ids = await serving.text_ids(body.prompt)
+            else:
+                ids = await serving.chat_ids(
+                    template_messages(body.messages or []),
+                    tool_list(body.tools),
+                    body.chat_template_kwargs or {},
+                )
+        except RequestError as error:
+            raise ApiError(400, str(error)) from error
+        answer: dict[str, Any] = {
+            "tokens": list(ids),
+            "count": len(ids),
+            "max_model_len": serving.service.engine.manifest.limits.max_seq_len,
+        }
+        if body.return_token_strs:
+            answer["token_strs"] = [serving.text_of([token_id]) for token_id in ids]
+        return answer
+
+    async def detokenize(self, body: DetokenizeFields) -> Mapping[str, Any]:
+        """The text of ids."""
+        serving = self._serving
+        if body.model is not None:
+            serving.model(body.model)
+        vocab = serving.service.engine.manifest.target.vocab
+        for token_id in body.tokens:
+            if not 0 <= token_id < vocab:
+                raise refused("tokens", f"token id {token_id} is outside the vocabulary of {vocab}")
+        return {"prompt": await asyncio.to_thread(serving.codec.decode, body.tokens)}

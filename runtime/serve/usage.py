@@ -1,0 +1,38 @@
+"""What every answer says of its tokens, its end and itself."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from specbuild.runtime.records import FinishReason
+
+# OpenAI's words for the ends of outputs. One that was aborted ends where its client left, or where
+# the server found a stop string.
+FINISH_REASONS: Mapping[FinishReason, str] = {
+    "eos": "stop",
+    "stop": "stop",
+    "length": "length",
+    "abort": "stop",
+}
+
+
+def usage(prompt: int, output: int, *, reasoning: int | None = None) -> dict[str, Any]:
+    """Numbers of tokens; ``reasoning`` None leaves it out."""
+    counted: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    if reasoning is not None:
+        counted["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+    return counted
+
+
+def answer_head(prefix: str, kind: str, model: str) -> dict[str, Any]:
+    """The fields that begin an answer, and each chunk of a stream."""
+    made = f"{prefix}-{uuid.uuid4().hex}"
+    return {"id": made, "object": kind, "created": int(time.time()), "model": model}

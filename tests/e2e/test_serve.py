@@ -1,0 +1,89 @@
+"""``specbuild serve``: the command, OpenAI's client, and answers equal to those of ``run``."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from command_line import Command
+
+PROMPT = "def area(r):"
+
+
+@contextmanager
+def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server in a process of its own, and its address."""
+    command = [sys.executable, "-m", "specbuild.cli.main", "serve", *arguments, "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        line = process.stderr.readline()
+        while "serving" not in line:
+            assert line, process.wait()
+            line = process.stderr.readline()
+        yield process, line.split()[-1]
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.mark.parametrize("options", [(), ("--no-spec",)])
+def test_openais_client_gets_what_run_gives(
+    tiny_engine: Path, command: Command, options: tuple[str, ...]
+) -> None:
+    run = ("run", tiny_engine, "--json", "--max-new-tokens", "40", "--prompt", PROMPT)
+    raw, chat = (command(*run, *rest).records[0]["text"] for rest in (("--raw",), ()))
+    with server(str(tiny_engine), "--served-model-name", "tiny", *options) as (process, url):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        given = {"model": "tiny", "max_tokens": 40, "temperature": 0}
+        text = given | {"prompt": PROMPT}
+        assert client.completions.create(**text).choices[0].text == raw
+        chunks = list(client.completions.create(**text, stream=True))
+        assert "".join(chunk.choices[0].text for chunk in chunks) == raw
+        said = given | {"messages": [{"role": "user", "content": PROMPT}]}
+        assert client.chat.completions.create(**said).choices[0].message.content == chat
+        pieces = list(client.chat.completions.create(**said, stream=True))
+        assert "".join(p.choices[0].delta.content or "" for p in pieces) == chat
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(**(text | {"model": "other"}))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_a_signal_lets_open_requests_end(tiny_engine: Path) -> None:
+    with server(str(tiny_engine), "--served-model-name", "tiny") as (process, url):
+        body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 60, "ignore_eos": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body | {"stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in rest[-2]
+        assert process.wait(20) == 0
+
+
+def test_refusals_before_anything_is_served(
+    tiny_engine: Path, command: Command, tmp_path: Path
+) -> None:
+    empty = tmp_path / "keys"
+    empty.write_text("\n")
+    refused = {
+        "holds no key": ("--api-key-file", empty),
+        "No such file": ("--chat-template", tmp_path / "none"),
+        "cannot listen on": ("--host", "203.0.113.1", "--api-key", "k"),
+        "do not go together": ("--reasoning-parser", "harmony", "--tool-call-parser", "hermes"),
+        "needs the token <|start|>": ("--reasoning-parser", "harmony"),
+        "--reasoning-parser is 'other'": ("--reasoning-parser", "other"),
+    }
+    for message, options in refused.items():
+        assert command("serve", tiny_engine, *options).refused(message)

@@ -1,0 +1,85 @@
+"""A toy engine with words, served over a real socket by a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from toy_engine import toy_engine
+from toy_model import VOCAB
+
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.serve.app import App, AppOptions
+from specbuild.runtime.serve.parsers.registry import parser_form
+from specbuild.runtime.serve.server import Address, Server
+from specbuild.runtime.serve.service import ServiceOptions
+from specbuild.runtime.text.codec import TextCodec
+
+NAME = "toy"
+CONTROL = ("start", "channel", "message", "end", "return", "call", "constrain")
+# A letter for each id, the last of them control tokens; 28 ends a sequence.
+LETTERS = [chr(ord("a") + i) for i in range(VOCAB - len(CONTROL) - 1)]
+TEMPLATE = (
+    "{%- for m in messages %}{{ m.content or 'a' }}{% endfor -%}"
+    "{%- if tools %}b{% endif -%}<|start|>"
+)
+
+
+def toy_codec(template: str | None = None) -> TextCodec:
+    """A tokenizer whose tokens are letters, and harmony's control tokens."""
+    control = [f"<|{name}|>" for name in CONTROL]
+    words = [*LETTERS, *control, "<eos>"]
+    tokenizer = Tokenizer(WordLevel({w: i for i, w in enumerate(words)}, unk_token="a"))
+    tokenizer.pre_tokenizer = Split("", "isolated")
+    tokenizer.decoder = Fuse()
+    tokenizer.add_special_tokens([*control, "<eos>"])
+    source = None if template is None else template.encode()
+    return TextCodec(tokenizer.to_str().encode(), None, source)
+
+
+def worded(template: str | None = None, **options: object) -> Engine:
+    """A toy engine with a tokenizer."""
+    engine = toy_engine(**options)
+    engine.text = toy_codec(template)
+    return engine
+
+
+@contextmanager
+def served(
+    engine: Engine,
+    *,
+    max_queue: int = 64,
+    keys: tuple[str, ...] = (),
+    parser: str = "none",
+    origins: tuple[str, ...] = (),
+) -> Iterator[tuple[str, App]]:
+    """The address of a server, and its application."""
+    form = None
+    if engine.text is not None:
+        eos = engine.manifest.target.eos_token_ids
+        form = parser_form(engine.text, eos, reasoning=parser, tool_calls="auto")
+    service = ServiceOptions(names=(NAME, "other-name"), max_queue=max_queue)
+    app = App(engine, AppOptions(service=service, form=form, keys=keys, origins=origins))
+    started, place = threading.Event(), []
+
+    def ready(name: object) -> None:
+        place.append(name)
+        started.set()
+
+    server = Server(app, ready=ready)
+    socket = Address(port=0).listen()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
+    thread.start()
+    try:
+        assert started.wait(30)
+        yield f"http://127.0.0.1:{place[0][1]}", app
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        socket.close()
+        assert not thread.is_alive()

@@ -1,0 +1,237 @@
+"""Whatever a client sends is answered with OpenAI's error object, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlparse
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serve.served import NAME, TEMPLATE, served, worded
+
+from specbuild.runtime.serve.app import App
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "b"}]
+# Bodies, and a word of the field or the reason that the answer names.
+REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
+    (COMPLETIONS, {"model": "nobody", "prompt": "b"}, 404, "nobody"),
+    (COMPLETIONS, {"prompt": "b"}, 400, "model"),
+    (COMPLETIONS, {"model": NAME}, 400, "prompt"),
+    (COMPLETIONS, {"model": NAME, "prompt": ""}, 400, "empty"),
+    (COMPLETIONS, {"model": NAME, "prompt": []}, 400, "prompt"),
+    (COMPLETIONS, {"model": NAME, "prompt": [[]]}, 400, "empty"),
+    (COMPLETIONS, {"model": NAME, "prompt": [1, "b"]}, 400, "prompt"),
+    (COMPLETIONS, {"model": NAME, "prompt": [1, True]}, 400, "prompt"),
+    (COMPLETIONS, {"model": NAME, "prompt": [29]}, 400, "vocabulary"),
+    (COMPLETIONS, {"model": NAME, "prompt": [-1]}, 400, "vocabulary"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b" * 64}, 400, "max_seq_len"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b" * 5000}, 400, "tokens"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "max_tokens": 0}, 400, "max_tokens"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "max_tokens": "7"}, 400, "max_tokens"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "temperature": -1}, 400, "temperature"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "temperature": 1e300}, 400, "temperature"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "top_p": 0}, 400, "top_p"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "top_k": 2**40}, 400, "top_k"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "n": 0}, 400, "n is 0"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "n": 10**9}, 400, "n is"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "stop": [""]}, 400, "stop"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "suffix": "x"}, 400, "suffix"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "best_of": 3}, 400, "best_of"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "logprobs": 5}, 400, "logprobs"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "logit_bias": {"1": 5}}, 400, "logit_bias"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "presence_penalty": 1.0}, 400, "presence_penalty"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "stream_options": {}}, 400, "stream_options"),
+    (CHAT, {"model": NAME, "messages": []}, 400, "messages"),
+    (CHAT, {"model": NAME, "messages": [{"role": "king", "content": "b"}]}, 400, "role"),
+    (CHAT, {"model": NAME, "messages": [{"role": "user"}]}, 400, "content"),
+    (CHAT, {"model": NAME, "messages": [{"role": "user", "content": 5}]}, 400, "content"),
+    (
+        CHAT,
+        {"model": NAME, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        400,
+        "image_url",
+    ),
+    (
+        CHAT,
+        {"model": NAME, "messages": HELLO, "tools": [{"type": "web_search"}]},
+        400,
+        "web_search",
+    ),
+    (
+        CHAT,
+        {"model": NAME, "messages": HELLO, "tools": [{"type": "function", "function": {}}]},
+        400,
+        "name",
+    ),
+    (CHAT, {"model": NAME, "messages": HELLO, "reasoning_effort": "huge"}, 400, "effort"),
+    (CHAT, {"model": NAME, "messages": HELLO, "top_logprobs": 3}, 400, "top_logprobs"),
+    (CHAT, {"model": NAME, "messages": HELLO, "response_format": {"type": "json_object"}}, 400, ""),
+    (CHAT, {"model": NAME, "messages": HELLO, "modalities": ["audio"]}, 400, "modalities"),
+    ("/tokenize", {}, 400, "prompt"),
+    ("/tokenize", {"prompt": "a", "messages": HELLO}, 400, "prompt"),
+    ("/detokenize", {"tokens": [99]}, 400, "vocabulary"),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, App]]:
+    with served(worded(TEMPLATE)) as started:
+        yield started
+
+
+@pytest.mark.parametrize(("path", "body", "status", "named"), REFUSED)
+def test_what_is_wrong_is_named(
+    server: tuple[str, App], path: str, body: dict[str, Any], status: int, named: str
+) -> None:
+    answer = httpx.post(server[0] + path, json=body, timeout=60)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert named in error["message"]
+    assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b'{"model": "\xed\xa0\x80"}',
+        b'{"model": "\\ud800", "prompt": "b"}',
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b'{"model": "toy", "prompt": [1' + b"0" * 6000 + b"]}",
+        b'{"model": "toy", "prompt": "b", "temperature": NaN}',
+        b'{"model": "toy", "prompt": "b", "max_tokens": 1e400}',
+        b'"text"',
+        b"null",
+    ],
+)
+def test_bodies_that_are_no_request(server: tuple[str, App], content: bytes) -> None:
+    for path in (COMPLETIONS, CHAT):
+        answer = httpx.post(server[0] + path, content=content, timeout=60)
+        assert 400 <= answer.status_code < 500, (path, answer.text)
+        assert answer.json()["error"]["message"]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+FIELDS = """prompt messages max_tokens temperature top_p top_k seed n stop stream stream_options
+    tools tool_choice logprobs top_logprobs echo response_format reasoning_effort min_p priority
+    chat_template_kwargs stop_token_ids best_of"""
+names = st.sampled_from(FIELDS.split())
+
+
+@settings(max_examples=25, deadline=None)
+@given(path=st.sampled_from([COMPLETIONS, CHAT]), fields=st.dictionaries(names, json_values))
+def test_any_fields_give_an_answer_or_a_refusal(
+    server: tuple[str, App], path: str, fields: dict[str, Any]
+) -> None:
+    given = {"prompt": "b", "messages": HELLO, "max_tokens": 2} | fields
+    body = json.dumps({"model": NAME} | given)
+    answer = httpx.post(server[0] + path, content=body.encode(errors="replace"), timeout=60)
+    assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
+
+
+def test_a_body_that_is_too_long_is_refused_before_it_is_read(server: tuple[str, App]) -> None:
+    place = urlparse(server[0])
+    with socket.create_connection((place.hostname, place.port), timeout=30) as client:
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 30}\r\n\r\n"
+        client.sendall(head.encode() + b"x" * 1000)
+        assert client.recv(1000).startswith(b"HTTP/1.1 413")
+
+
+def test_a_chunked_body_is_counted(server: tuple[str, App]) -> None:
+    def parts() -> Iterator[bytes]:
+        for _ in range(80):
+            yield b" " * (1 << 19)
+
+    try:
+        answer = httpx.post(server[0] + COMPLETIONS, content=parts(), timeout=60)
+    except httpx.TransportError:
+        return  # the connection was closed in the midst of it
+    assert answer.status_code == 413
+
+
+def test_unknown_paths_and_methods(server: tuple[str, App]) -> None:
+    assert httpx.get(server[0] + "/nowhere").status_code == 404
+    assert httpx.get(server[0] + COMPLETIONS).status_code == 405
+
+
+def test_a_client_that_leaves_frees_its_pages() -> None:
+    with served(worded(max_seq_len=4096)) as (url, app):
+        engine = app.service.engine
+        body = {"model": NAME, "prompt": "b", "max_tokens": 4000, "ignore_eos": True}
+        for stream in (True, False):
+            place = urlparse(url)
+            data = json.dumps(body | {"stream": stream}).encode()
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+            with socket.create_connection((place.hostname, place.port), timeout=30) as client:
+                client.sendall(head.encode() + data)
+                wait_until(lambda: engine.used_pages > 0)
+            wait_until(lambda: engine.used_pages == 0 and app.service.open_requests == 0)
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    engine = worded(max_seq_len=4096)
+    most = engine.manifest.limits.max_batch_size
+    with served(engine, max_queue=0) as (url, app), httpx.Client(base_url=url) as client:
+        body = {"model": NAME, "prompt": ["b"] * most, "max_tokens": 4000, "ignore_eos": True}
+        with client.stream("POST", COMPLETIONS, json=body | {"stream": True}):
+            wait_until(lambda: app.service.open_requests == most)
+            answer = httpx.post(url + COMPLETIONS, json={"model": NAME, "prompt": "b"})
+            assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
+        wait_until(lambda: app.service.open_requests == 0)
+        assert client.post(COMPLETIONS, json={"model": NAME, "prompt": "b"}).status_code == 200
+
+
+def test_keys_and_origins() -> None:
+    origin = "https://page.example"
+    with served(worded(), keys=("one", "two"), origins=(origin,)) as (url, _):
+        body = {"model": NAME, "prompt": "b"}
+        for key, status in ((None, 401), ("three", 401), ("one", 200), ("two", 200)):
+            headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+            answer = httpx.post(url + COMPLETIONS, json=body, headers=headers, timeout=60)
+            assert answer.status_code == status
+        assert httpx.get(url + "/v1/models").status_code == 401
+        assert httpx.get(url + "/health").status_code == 200
+        asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        allowed = httpx.options(url + COMPLETIONS, headers=asked)
+        assert allowed.headers["access-control-allow-origin"] == origin
+
+
+def test_closing_serves_what_was_accepted() -> None:
+    answers: list[httpx.Response] = []
+    with served(worded(max_seq_len=4096)) as (url, app):
+        body = {"model": NAME, "prompt": "b", "max_tokens": 150, "ignore_eos": True}
+
+        def ask() -> None:
+            answers.append(httpx.post(url + COMPLETIONS, json=body, timeout=60))
+
+        client = threading.Thread(target=ask)
+        client.start()
+        wait_until(lambda: app.service.open_requests == 1)
+    client.join(60)
+    assert answers[0].status_code == 200
+    assert answers[0].json()["usage"]["completion_tokens"] == 150
+
+
+def wait_until(done: Any, seconds: float = 30) -> None:
+    end_s = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
