@@ -99,15 +99,6 @@ class StepCosts:
         known = sorted(parts)
         return interpolated(known, [parts[n] for n in known], tokens)
 
-    def levels_s(self, *, batch: int, context: float) -> list[float]:
-        """Seconds that each level of a chain adds to the draft's part; the first takes up rows."""
-        chains = sorted(
-            (c for c in self.steps if c.batch == batch and c.draft_top_k == 1),
-            key=lambda c: c.draft_depth,
-        )
-        parts = [0.0, *(c.draft_at(context) for c in chains)]
-        return [after - before for before, after in pairwise(parts)]
-
 
 def interpolated(places: Sequence[float], values: Sequence[float], place: float) -> float:
     """Piecewise linear; the first value below the first place, the last slope past the last.

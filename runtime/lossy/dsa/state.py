@@ -49,19 +49,7 @@ class DsaCounters:
     def stats(self) -> DsaStats:
         """The statistics so far."""
         tokens = self.checked_tokens
-        return DsaStats(
-            top_k=self.top_k,
-            narrowed_steps=self.narrowed_steps,
-            checked_steps=self.checked_steps,
-            fallback_steps=self.fallback_steps,
-            checked_tokens=tokens,
-            agreed_tokens=self.agreed_tokens,
-            agreement=self.agreed_tokens / tokens if tokens else None,
-            accepted_narrowed=self.accepted_narrowed,
-            accepted_whole=self.accepted_whole,
-            broken_launches=self.broken_launches,
-            broken_lists=self.broken_lists,
-        )
+        return DsaStats(agreement=self.agreed_tokens / tokens if tokens else None, **vars(self))
 
 
 @dataclass(frozen=True)

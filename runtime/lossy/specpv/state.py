@@ -124,17 +124,8 @@ class SpecPvCounters:
     def stats(self) -> SpecPvStats:
         """The statistics so far."""
         tokens = self.rechecked_tokens
-        return SpecPvStats(
-            retrieval_blocks=self.retrieval_blocks,
-            retrieval_reason=self.retrieval_reason,
-            partial_steps=self.partial_steps,
-            full_steps=self.full_steps,
-            rechecked_tokens=tokens,
-            agreed_tokens=self.agreed_tokens,
-            agreement=self.agreed_tokens / tokens if tokens else None,
-            invariant_failures=self.invariant_failures,
-            agreement_per_interval=tuple(self.agreement_per_interval),
-        )
+        counted = vars(self) | {"agreement_per_interval": tuple(self.agreement_per_interval)}
+        return SpecPvStats(agreement=self.agreed_tokens / tokens if tokens else None, **counted)
 
 
 class SequenceView:
@@ -244,15 +235,6 @@ class SequenceView:
         if choice.blocks is not None:
             self.selected_len = before
             self.summarised_blocks = max(self.summarised_blocks, choice.blocks)
-
-    def rewind(self, length: int) -> None:
-        """Tokens from ``length`` on are forgotten. A view that knew them is dropped."""
-        self.verified_len = [min(verified, length) for verified in self.verified_len]
-        sink, size = self.geometry.sink_tokens, self.geometry.config.block_size
-        whole = max(0, length - sink) // size
-        self.summarised_blocks = min(self.summarised_blocks, whole)
-        if self.selected_blocks is not None and self.selected_len > length:
-            self.selected_blocks = None
 
 
 def automatic_budget(config: SpecPv, prompt_tokens: int, new_tokens: int) -> tuple[int, str]:

@@ -37,10 +37,6 @@ class Cache:
         self.exact += [True] * count
         self.view.prefilled(self.length)
 
-    def rewind(self, length: int) -> None:
-        del self.exact[length:]
-        self.view.rewind(length)
-
     def step(self, tree: int, accepted: int, chosen: list[int]) -> StepChoice:
         """A tree of ``tree`` nodes, ``accepted`` of them confirmed; ``chosen`` picks blocks."""
         before, view, geometry = self.length, self.view, self.view.geometry
@@ -55,7 +51,6 @@ class Cache:
                 self.exact[position] = True
             assert all(self.exact), "a full step left something approximate"
             if choice.blocks is not None:
-                # A rewind into the window leaves summaries of blocks that are still whole.
                 whole = max(0, before - geometry.sink_tokens) // geometry.config.block_size
                 assert view.summarised_blocks <= whole
                 self.shown = self._choose(choice.blocks, chosen)
@@ -131,8 +126,6 @@ def test_any_run_keeps_the_invariants(drawn: tuple[ViewGeometry, int], data: st.
     partial = full = 0
     steps = st.tuples(st.integers(0, largest), st.integers(0, 9), st.integers(0, 30))
     for tree, luck, event in data.draw(st.lists(steps, max_size=40)):
-        if event == 0 and cache.length > 1:
-            cache.rewind(data.draw(st.integers(1, cache.length)))
         accepted = min(luck, tree, geometry.deepest - 1)
         before = cache.length
         choice = cache.step(tree, accepted, [luck, event, tree])
@@ -181,16 +174,6 @@ def test_short_contexts_are_verified_whole() -> None:
     choices = [short.step(0, 0, [0]) for _ in range(4)]
     assert [c.reason for c in choices] == ["below the threshold"] * 2 + ["no view yet", "partial"]
     assert [c.blocks for c in choices] == [None, None, 1, None]
-
-
-def test_a_rewind_drops_a_view_that_knew_more() -> None:
-    cache = long_view()
-    cache.step(3, 2, [0])
-    cache.rewind(71)
-    assert cache.step(3, 0, [0]).partial
-    cache.rewind(69)
-    assert cache.view.global_verified_len == 69
-    assert cache.step(3, 0, [0]).reason == "no view yet"
 
 
 def broken(cache: Cache, what: str) -> None:
