@@ -15,7 +15,7 @@ from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.stepper import Stepper
 from specbuild.runtime.draft.choice import PolicyByKind, asked_for
 from specbuild.runtime.draft.eagle3 import Drafter
-from specbuild.runtime.draft.policy import DraftPolicy, LearnedPolicies
+from specbuild.runtime.draft.policy import EXPLORED_SHARE, DraftPolicy, LearnedPolicies
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Request
@@ -53,13 +53,16 @@ class DraftSetting:
 class Decoder(ABC):
     """Makes the loops that serve checked requests, one at a time.
 
-    Whoever uses the executor holds ``machine``: a loop, a measurement, a scoring.
+    Whoever uses the executor holds ``machine``: a loop, a measurement, a scoring. Trying drafts
+    may cost ``explored_share`` of the time.
     """
+
+    explored_share = EXPLORED_SHARE
 
     def __init__(self, manifest: Manifest, kv: KvPools) -> None:
         self._manifest = manifest
         self._kv = kv
-        self._measured = LearnedPolicies()
+        self._measured = LearnedPolicies(self.explored_share)
         self.machine = threading.Lock()
 
     @property

@@ -23,9 +23,6 @@ from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import Request
 from specbuild.runtime.sampling import needs_full_logits
 
-# The table was measured on this kind of GPU: rare steps without a draft suffice to check it.
-PLAIN_INTERVAL = 256
-
 
 class DeviceDecoder(Decoder):
     """One loop at a time: the device keeps one set of sequences.
@@ -33,6 +30,9 @@ class DeviceDecoder(Decoder):
     ``step_costs`` are those of this GPU: by them the default draft is chosen before every step.
     Without them it is the engine's default shape, and ``without_costs`` is the reason.
     """
+
+    # The table was measured on this kind of GPU: little is left to explore.
+    explored_share = 0.005
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class DeviceDecoder(Decoder):
         if self._step_costs is None:
             return self._fixed
         costs = ProgramCosts(self._step_costs, self._programs, full_logits=full_logits)
-        return self._measured.next(costs, sampled=sampled, plain_interval=PLAIN_INTERVAL)
+        return self._measured.next(costs, sampled=sampled, full_logits=full_logits)
 
     def _only_shape(self, speculation: Speculation) -> DraftShape | None:
         """The shape that every step will have; None also where steps may differ."""

@@ -87,14 +87,13 @@ class HostDecoder(Decoder):
         return self._loop(stepper, scheduler, policy, text_stream)
 
     def _default_policy(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:
-        del full_logits
         if self._manifest.draft is None:
             return undrafted()
         try:
             costs = self._costs
         except CannotMeasureError as error:
             return default_policy(self._manifest, str(error))
-        return self._measured.next(costs, sampled=sampled)
+        return self._measured.next(costs, sampled=sampled, full_logits=full_logits)
 
     @cached_property
     def _costs(self) -> ChainCosts:

@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import sqrt
 
-# Pseudo-observations of what is believed of a position, and how fast real ones fade.
+# Pseudo-observations of what is believed of a position before the first step, and of what was
+# seen on the long run against what was seen just now; how fast both fade.
 PRIOR_WEIGHT = 4.0
+LONG_WEIGHT = 6.0
 FORGETTING = 0.97
+FORGETTING_NOW = 0.8
 # A sampled token is a draft's likeliest one less often than a greedy one.
 PRIOR_GREEDY = 0.6
 PRIOR_SAMPLED = 0.4
@@ -17,20 +20,56 @@ PRIOR_SAMPLED = 0.4
 class Acceptance:
     """What was seen of each position of one kind of draft.
 
-    p_i is the chance that level i is accepted once those before it were.
+    p_i is the chance that level i is accepted once those before it were: what the last few steps
+    accepted, with what many did as a belief of ``LONG_WEIGHT`` steps. So text that becomes
+    predictable is noticed within a few steps, and a lucky step changes little.
     """
 
     def __init__(self, depth: int) -> None:
+        self._long = _Faded(depth, FORGETTING)
+        self._now = _Faded(depth, FORGETTING_NOW)
+
+    def learn(self, depths: Sequence[int], accepted: Sequence[int]) -> None:
+        """Of ``depths[b]`` levels that were verified ``accepted[b]`` were accepted."""
+        self._long.learn(depths, accepted)
+        self._now.learn(depths, accepted)
+
+    def along(self, prior: float) -> list[float]:
+        """p_1, p_2, … of a chain, where ``prior`` is believed of p_1 before the first step.
+
+        A later position is believed to be like the one before it until it was tried: acceptance
+        hardly falls along a chain, and a position that no chain reaches would otherwise never be
+        tried.
+        """
+        estimates, believed = [], prior
+        for position in range(self._long.depth):
+            believed = self._long.estimate(position, believed, PRIOR_WEIGHT)
+            estimates.append(self._now.estimate(position, believed, LONG_WEIGHT))
+        return estimates
+
+    def against(self, believed: Iterable[float]) -> list[float]:
+        """p_1, p_2, … where each position has a belief of its own, which ends the list."""
+        return [self._long.estimate(i, p, PRIOR_WEIGHT) for i, p in enumerate(believed)]
+
+
+class _Faded:
+    """Counts of each position, in which the newer counts more."""
+
+    def __init__(self, depth: int, forgetting: float) -> None:
+        self.depth = depth
+        self._forgetting = forgetting
         self._accepted = [0.0] * depth
         self._trials = [0.0] * depth
 
-    def learn(self, depths: Sequence[int], accepted: Sequence[int]) -> None:
-        """Of ``depths[b]`` levels that were verified ``accepted[b]`` were accepted.
+    def estimate(self, position: int, believed: float, weight: float) -> float:
+        """The share that was accepted, with ``weight`` pseudo-observations of a belief."""
+        hits, trials = self._accepted[position], self._trials[position]
+        return (hits + weight * believed) / (trials + weight)
 
-        Sequences of one step fade together: the next step's count as much more as their number
-        says, whatever their order was.
-        """
-        capacity = len(self._trials)
+    def learn(self, depths: Sequence[int], accepted: Sequence[int]) -> None:
+        """Sequences of one step fade together: the next step's count as much more as their number
+        says, whatever their order was."""
+        capacity, forgetting = self.depth, self._forgetting
         last, reached_by = [0] * (capacity + 1), [0] * (capacity + 1)
         for (depth, reached), count in Counter(zip(depths, accepted, strict=True)).items():
             tried = min(depth, capacity)
@@ -42,28 +81,10 @@ class Acceptance:
             hits += reached_by[i + 1]
             if trials == 0:
                 continue
-            kept = FORGETTING**trials
-            weight = (1 - kept) / (trials * (1 - FORGETTING))
+            kept = forgetting**trials
+            weight = (1 - kept) / (trials * (1 - forgetting))
             self._accepted[i] = kept * self._accepted[i] + weight * hits
             self._trials[i] = kept * self._trials[i] + weight * trials
-
-    def along(self, prior: float) -> list[float]:
-        """p_1, p_2, … of a chain, where ``prior`` is believed of p_1 before the first step.
-
-        A later position is believed to be like the one before it until it was tried: acceptance
-        hardly falls along a chain, and a position that no chain reaches would otherwise never be
-        tried.
-        """
-        estimates, believed = [], prior
-        for accepted, trials in zip(self._accepted, self._trials, strict=True):
-            believed = (accepted + PRIOR_WEIGHT * believed) / (trials + PRIOR_WEIGHT)
-            estimates.append(believed)
-        return estimates
-
-    def against(self, believed: Iterable[float]) -> list[float]:
-        """p_1, p_2, … where each position has a belief of its own, which ends the list."""
-        seen = zip(self._accepted, self._trials, believed, strict=False)
-        return [(a + PRIOR_WEIGHT * p) / (n + PRIOR_WEIGHT) for a, n, p in seen]
 
 
 def widened(chance: float, width: float) -> float:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp, log
 from typing import Protocol
 
 from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
-# How fast a table gives way to the times of the run's own steps, how many of them it counts for,
-# and how far one may pull it.
-TIME_LEARNING = 0.05
-TABLE_WEIGHT = 3
-LARGEST_RATIO = 3.0
+# How fast the level of all times follows the newest, how fast a kind's own ratio does once it is
+# known, how fast that is forgotten, and how far one time may pull: what disturbs a step makes it
+# longer by any amount.
+LEVEL_RATE = 0.2
+OWN_RATE = 0.05
+FADING = 0.99
+LARGEST_STEP = log(1.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,28 +87,48 @@ class ChainCosts:
 
 
 class StepTimes:
-    """The run's own times of each kind of step, as ratios to a table's."""
+    """What a run's own steps say of a table: time_k = table_k · exp(level + own_k).
 
-    def __init__(self, kinds: int) -> None:
-        self._all = 1.0
-        self._own: list[float | None] = [None] * kinds
-        self._seen = [0] * kinds
+    The level is that of the machine now, and moves all kinds; own_k is what is wrong with the
+    table's entry for kind k. Each timed step moves both towards what it took. Kind 0 is a step
+    without a draft; another that was never timed is believed to be like the nearest that was.
+    """
+
+    def __init__(self, kinds: int, before: StepTimes | None = None) -> None:
+        self._level: float = 0.0 if before is None else before._level
+        self._own: list[float] = [0.0] * kinds if before is None else list(before._own)
+        self._seen: list[float] = [0.0] * kinds if before is None else list(before._seen)
         self._steps = 0
+        self._ratios: list[float] | None = None
 
     def ratios(self) -> list[float]:
         """What the table's times are to be multiplied with."""
-        return [self._all if own is None else own for own in self._own]
+        if self._ratios is None:
+            believed = [self._own[self._like(kind)] for kind in range(len(self._own))]
+            self._ratios = [exp(self._level + own) for own in believed]
+        return self._ratios
+
+    def timed(self, kind: int) -> float:
+        """Steps of a kind that were timed, the older for less."""
+        return self._seen[kind]
 
     def learn(self, kind: int, ratio: float) -> None:
-        """One more step was timed."""
-        ratio, before = min(ratio, LARGEST_RATIO), self._own[kind]
+        """One more step was timed: ``ratio`` is its time over the table's."""
+        own = self._own[self._like(kind)]
+        apart = log(ratio) - self._level - own
+        apart = min(max(apart, -LARGEST_STEP), LARGEST_STEP)
         self._steps += 1
+        self._seen = [FADING * n for n in self._seen]
         self._seen[kind] += 1
-        before = self._all if before is None else before
-        self._own[kind] = before + _rate(self._seen[kind]) * (ratio - before)
-        self._all += _rate(self._steps) * (ratio - self._all)
+        to_level = max(LEVEL_RATE, 1 / self._steps)
+        to_own = (1 - to_level) * max(OWN_RATE, 1 / (1 + self._seen[kind]))
+        self._level += to_level * apart
+        self._own[kind] = own + to_own * apart
+        self._ratios = None
 
-
-def _rate(steps: int) -> float:
-    """Weight of the newest step: first that of a mean, later that of a running one."""
-    return max(TIME_LEARNING, 1 / (TABLE_WEIGHT + steps))
+    def _like(self, kind: int) -> int:
+        """The kind whose own ratio one is believed to have."""
+        if kind == 0 or self._seen[kind]:
+            return kind
+        known = (k for k in range(1, len(self._own)) if self._seen[k])
+        return min(known, key=lambda k: abs(k - kind), default=kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import Protocol
 
 from specbuild.runtime.draft.acceptance import (
@@ -21,14 +22,17 @@ from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 MARGIN = 1.02
 FIRST_MARGIN = 1.03
 START_MARGIN = 1.5
-# Steps without a draft before one is tried; doubles each time that leads to no lasting drafting.
-PROBE_INTERVAL = 16
-MAX_PROBE_INTERVAL = 128
-LASTING_STEPS = 16
-PROBE_SHARE = 0.01
-# While drafting, every so many steps two go without a draft; the second is timed.
-PLAIN_INTERVAL = 64
-FIRST_PLAIN_STEP = 16
+# What exploring may cost: a share of the time, of which that of so many steps is lent.
+EXPLORED_SHARE = 0.02
+LENT_STEPS = 64
+# How much better a kind that was never tried may be than believed, how fast a try is forgotten,
+# and what one counts for a chain that is a level longer or shorter.
+OPTIMISM = 0.5
+FADING = 0.98
+ALIKE = 0.8
+# Times of a kind that make it known, and what starting or stopping to draft costs a plain step.
+WELL_TIMED = 3
+CROSSING = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +106,26 @@ def default_policy(manifest: Manifest, why: str) -> FixedPolicy:
 class MeasuredPolicy:
     """The draft with the most expected tokens a second, from costs and running acceptance.
 
-    With p_i the chance that level i is accepted once those before it were, a draft of d levels
-    emits 1 + Σ_{k=1…d} Π_{i≤k} p_i tokens a step. Costs are the table's, times the running ratio
-    of the steps' own times to it (other experts, a busier machine). Where no draft pays, nothing
-    is drafted but a rare probe, rarer each time it fails; where one pays, rare steps without
-    show what it is measured against.
+    With p_i the chance that level i is accepted once those before it were, and t_k the time of a
+    step of kind k (no draft, or one of the shapes), a draft of d levels gives tokens at the rate
+
+        r_k = (1 + Σ_{j=1…d} Π_{i≤j} p_i) / t_k.
+
+    The kind with the largest is taken, best. Another is explored in its place if it could be
+    better,
+
+        r_k · (1 + ½ / √(1 + n_k)) > r_best,    n_k = Σ 0.98^age over the tries of k,
+
+    the most promising first, and if what exploring costs, Σ t_k − (tokens of k) / r_best, stays
+    within a share of the time. A part of that is lent from the steps to come: so there is
+    exploring in the first steps, and afterwards as much as the share pays for. The bound is that
+    of discounted UCB (Garivier and Moulines, 2011), the budget that of conservative bandits (Wu
+    and others, 2016).
 
     ``prior`` is p_1 of a chain as believed before the first step. All chains share what was seen
     of their positions. A tree has estimates of its own, and is believed to be a chain whose
-    levels are wider until it was tried.
+    levels are wider until it was tried. ``before`` is a policy over the same shapes whose times
+    this one goes on with. ``explored_share`` of the time may go into exploring.
     """
 
     def __init__(
@@ -118,7 +133,8 @@ class MeasuredPolicy:
         costs: DraftCosts,
         *,
         prior: float = PRIOR_GREEDY,
-        plain_interval: int = PLAIN_INTERVAL,
+        before: MeasuredPolicy | None = None,
+        explored_share: float = EXPLORED_SHARE,
     ) -> None:
         shapes = costs.shapes
         self.max_depth = max((shape.draft_depth for shape in shapes), default=0)
@@ -129,14 +145,13 @@ class MeasuredPolicy:
         chains = [shape.draft_depth for shape in shapes if shape.draft_top_k == 1]
         self._chains = Acceptance(max(chains, default=0))
         self._trees = {s: Acceptance(s.draft_depth) for s in shapes if s.draft_top_k > 1}
-        self._plain_interval = plain_interval
-        self._drafted_steps = 0
-        self._last = 0
-        self._idle_steps = 0
-        self._probe_interval = PROBE_INTERVAL
-        self._choice = 0
+        self._share = explored_share
+        self._tried = [0.0] * len(self._options)
+        self._elapsed_s = self._lost_s = 0.0
+        self._last = self._asked = self._best = 0
+        self._visiting = False
         self._outlook = Outlook(1, 0, 0)
-        self._times: dict[int, StepTimes] = {}
+        self._times: dict[int, StepTimes] = {} if before is None else before._times
         self._expected: list[float] | None = None
 
     @property
@@ -147,48 +162,63 @@ class MeasuredPolicy:
     @property
     def reason(self) -> str:
         """The last choice, with the numbers behind it."""
-        rates, shape = self._rates(self._outlook), self._options[self._choice]
+        rates, shape = self._rates(self._outlook), self._options[self._best]
         chances = self.acceptance if shape is None else self._chances(shape)
         shown = " ".join(f"{p:.2f}" for p in chances[: 1 if shape is None else len(chances)])
         return (
-            f"{_named(shape)}: {rates[self._choice]:.0f} tokens/s expected, {rates[0]:.0f} without "
+            f"{_named(shape)}: {rates[self._best]:.0f} tokens/s expected, {rates[0]:.0f} without "
             f"a draft; acceptance by position {shown}; costs {self._costs.origin}"
         )
 
     def shape(self, outlook: Outlook) -> DraftShape | None:
-        """The best draft; now and then one although none pays."""
+        """The best draft, or one to explore."""
         self._outlook = outlook
         rates = self._rates(outlook)
-        start_s = outlook.rows_behind * self._costs.row_s
+        self._best = self._best_of(rates)
+        goes_on = self._visiting and rates[self._asked] > 0
+        self._visiting = False
+        if not goes_on:
+            self._asked = self._explored(rates)
+        asked = self._asked
+        self._elapsed_s += self._tokens[asked] / rates[asked]
+        self._tried = [
+            FADING * n + (ALIKE ** abs(k - asked) if k and asked else k == asked)
+            for k, n in enumerate(self._tried)
+        ]
+        return self._options[asked]
+
+    def _best_of(self, rates: Sequence[float]) -> int:
+        """The kind that pays, also for the time in which the draft takes up what it missed."""
         best = 0
         for option in range(1, len(rates)):
             if rates[option] > rates[best] * (MARGIN if best else FIRST_MARGIN):
                 best = option
-        saved_s = outlook.tokens_left * (1 / rates[0] - 1 / rates[best])
-        if best == 0 or saved_s < START_MARGIN * start_s:
-            self._stop_drafting()
-            return self._probe(rates, start_s, outlook.tokens_left / rates[0])
-        self._choice = best
-        self._drafted_steps += 1
-        plain = self._drafted_steps % self._plain_interval - FIRST_PLAIN_STEP
-        return None if plain in (0, 1) else self._options[best]
+        saved_s = self._outlook.tokens_left * (1 / rates[0] - 1 / rates[best])
+        return best if saved_s >= START_MARGIN * self._start_s else 0
 
-    def _probe(self, rates: Sequence[float], start_s: float, left_s: float) -> DraftShape | None:
-        """A draft, if one is due and its price is small against the time that is left."""
-        self._idle_steps += 1
-        if self._idle_steps < self._probe_interval:
-            return None
-        option = max(range(1, len(rates)), key=lambda i: rates[i], default=0)
-        if option == 0 or rates[option] == 0 or start_s + 1 / rates[0] > PROBE_SHARE * left_s:
-            return None
-        self._idle_steps = 0
-        self._probe_interval = min(2 * self._probe_interval, MAX_PROBE_INTERVAL)
-        return self._options[option]
-
-    def _stop_drafting(self) -> None:
-        if self._choice and self._drafted_steps >= LASTING_STEPS:
-            self._probe_interval = PROBE_INTERVAL
-        self._choice = self._drafted_steps = 0
+    def _explored(self, rates: Sequence[float]) -> int:
+        """The kind that promises most, where the budget pays for trying it; else the best."""
+        promised = [
+            rate * (1 + OPTIMISM / sqrt(1 + n)) for rate, n in zip(rates, self._tried, strict=True)
+        ]
+        promised[self._best] = rates[self._best]
+        option = max(range(len(rates)), key=promised.__getitem__)
+        if option == self._best:
+            return option
+        crossing = (option > 0) != (self._asked > 0)
+        # The first step of those that cross is no time to learn from.
+        known = self._times_of(self._outlook.batch).timed(option) >= WELL_TIMED
+        steps = 2 if crossing and not known else 1
+        tokens = self._tokens[option]
+        lost_s = steps * max(tokens / rates[option] - tokens / rates[self._best], 0.0)
+        if crossing:
+            lost_s += CROSSING / rates[0] + (self._start_s if option else 0.0)
+        left_s = min(self._outlook.tokens_left / rates[self._best], LENT_STEPS / rates[0])
+        if self._lost_s + lost_s > self._share * (self._elapsed_s + left_s):
+            return self._best
+        self._lost_s += lost_s
+        self._visiting = steps > 1
+        return option
 
     def observe(self, outcome: StepOutcome) -> None:
         """Updates the estimate of every position that was reached, and the costs' ratios."""
@@ -204,18 +234,27 @@ class MeasuredPolicy:
         self._last = kind
         # Where drafting starts or stops, the draft takes up tokens or caches are cold: no time to
         # learn from.
-        if outcome.step_s is not None and (kind > 0) == (before > 0):
+        if outcome.step_s and (kind > 0) == (before > 0):
             costs = self._costs.step_s(outcome.outlook)
             self._times_of(outcome.outlook.batch).learn(kind, outcome.step_s / costs[kind])
 
-    def _rates(self, outlook: Outlook) -> list[float]:
-        """Expected tokens a second and sequence with no draft, then with each; 0 where none is."""
-        costs = self._costs.step_s(outlook)
-        ratios = self._times_of(outlook.batch).ratios()
+    @property
+    def _start_s(self) -> float:
+        """Time in which the draft takes up what it has not seen."""
+        return self._outlook.rows_behind * self._costs.row_s
+
+    @property
+    def _tokens(self) -> list[float]:
+        """Tokens of a step and sequence that are expected of each kind."""
         if self._expected is None:
             self._expected = self._tokens_a_step()
-        emitted = self._expected
-        return [e / (c * r) for e, c, r in zip(emitted, costs, ratios, strict=True)]
+        return self._expected
+
+    def _rates(self, outlook: Outlook) -> list[float]:
+        """Expected tokens a second and sequence of each kind; 0 where there is none."""
+        costs = self._costs.step_s(outlook)
+        ratios = self._times_of(outlook.batch).ratios()
+        return [e / (c * r) for e, c, r in zip(self._tokens, costs, ratios, strict=True)]
 
     def _tokens_a_step(self) -> list[float]:
         """Tokens of a step and sequence with no draft, then with each."""
@@ -239,30 +278,36 @@ class MeasuredPolicy:
     def _times_of(self, batch: int) -> StepTimes:
         times = self._times.get(batch)
         if times is None:
-            times = self._times[batch] = StepTimes(len(self._options))
+            nearest = min(self._times, key=lambda known: abs(known - batch), default=None)
+            before = None if nearest is None else self._times[nearest]
+            times = self._times[batch] = StepTimes(len(self._options), before)
         return times
 
 
 class LearnedPolicies:
     """Measured policies of an engine's runs: each starts from what the one before has learned.
 
-    Greedy and sampled runs learn apart.
+    Kinds of steps, greedy or sampled and with full logits or without, learn apart.
     """
 
-    def __init__(self) -> None:
-        self._by_kind: dict[bool, MeasuredPolicy] = {}
+    def __init__(self, explored_share: float = EXPLORED_SHARE) -> None:
+        self._share = explored_share
+        self._by_kind: dict[tuple[bool, bool], MeasuredPolicy] = {}
         self.last: MeasuredPolicy | None = None
 
     def next(
-        self, costs: DraftCosts, *, sampled: bool, plain_interval: int = PLAIN_INTERVAL
+        self, costs: DraftCosts, *, sampled: bool, full_logits: bool = False
     ) -> MeasuredPolicy:
         """The policy for one more run."""
-        before = self._by_kind.get(sampled)
+        before = self._by_kind.get((sampled, full_logits))
         learned = before.acceptance[0] if before is not None and before.acceptance else None
         policy = MeasuredPolicy(
-            costs, prior=prior_of(sampled, learned), plain_interval=plain_interval
+            costs,
+            prior=prior_of(sampled, learned),
+            before=before,
+            explored_share=self._share,
         )
-        self._by_kind[sampled] = self.last = policy
+        self._by_kind[sampled, full_logits] = self.last = policy
         return policy
 
 

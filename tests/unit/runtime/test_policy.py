@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,12 +10,7 @@ import pytest
 from specbuild.runtime.draft.acceptance import PRIOR_GREEDY, PRIOR_SAMPLED, prior_of
 from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.draft.costs import ChainCosts, Outlook, StepTimes
-from specbuild.runtime.draft.policy import (
-    MAX_PROBE_INTERVAL,
-    PROBE_INTERVAL,
-    MeasuredPolicy,
-    StepOutcome,
-)
+from specbuild.runtime.draft.policy import MeasuredPolicy, StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 ROWS = (1, 2, 3, 4, 5)
@@ -73,16 +67,6 @@ def test_it_settles_where_tokens_a_second_peak(chance: float) -> None:
     assert abs(common - best_depth(CHEAP, chance)) <= 1
 
 
-def test_a_draft_that_never_hits_is_dropped_but_for_rare_probes() -> None:
-    depths = drive(policy_of(CHEAP), 0.0, 3000)
-    assert sum(d > 0 for d in depths[:256]) <= 16
-    probes = [i for i, d in enumerate(depths) if d > 0 and i > 50]
-    gaps = [b - a for a, b in pairwise(probes)]
-    assert gaps
-    assert all(PROBE_INTERVAL <= gap <= MAX_PROBE_INTERVAL for gap in gaps)
-    assert gaps == sorted(gaps)
-
-
 def test_a_failing_draft_costs_less_than_a_twentieth() -> None:
     """Time of 256 tokens with the policy against none, for both tables."""
     for table in (CHEAP, DEAR):
@@ -122,15 +106,11 @@ def test_a_position_never_tried_is_believed_like_the_one_before_it() -> None:
     policy = policy_of(CHEAP)
     for _ in range(60):
         policy.observe(StepOutcome(Outlook(1, 100, 0), DraftShape(1, 1, 1), [1], [1], None))
-    assert policy.acceptance[1:] == [policy.acceptance[0]] * (len(policy.acceptance) - 1)
-    assert policy.acceptance[0] > 0.85
+    first, *others = policy.acceptance
+    assert others == pytest.approx([first] * len(others), abs=0.03)
+    assert first > 0.85
     depths = drive(policy_of(CHEAP), 0.97, 200)
     assert max(depths[100:]) == len(CHEAP.draft_s)
-
-
-def test_a_table_that_flatters_the_draft_is_corrected_by_the_run() -> None:
-    depths = drive(policy_of(CHEAP), 0.5, 600, truth=DEAR)
-    assert sum(d > 0 for d in depths[300:]) < 15
 
 
 def test_a_machine_that_slows_down_evenly_changes_nothing() -> None:
@@ -141,33 +121,11 @@ def test_a_machine_that_slows_down_evenly_changes_nothing() -> None:
     assert np.mean(depths[100:]) > 3
 
 
-def test_it_returns_to_drafting_when_acceptance_returns() -> None:
-    policy = policy_of(CHEAP)
-    drive(policy, 0.0, 300)
-    depths = drive(policy, 0.95, 3000)
-    assert np.mean(depths[-200:]) > 2
-
-
 def test_the_reason_shows_the_numbers() -> None:
     policy = policy_of(CHEAP)
     policy.shape(Outlook(1, 100, 0))
     assert "tokens/s expected" in policy.reason
     assert "costs given" in policy.reason
-
-
-def test_only_drafting_that_lasted_resets_the_probes() -> None:
-    policy, outlook, chain = policy_of(CHEAP), Outlook(1, 100_000, 0), DraftShape(1, 1, 1)
-    drive(policy, 0.0, 3000)
-
-    def see(accepted: int) -> None:
-        for _ in range(200):
-            policy.observe(StepOutcome(outlook, chain, [1], [accepted], None))
-
-    see(1)
-    assert all(policy.shape(outlook) for _ in range(5))
-    see(0)
-    tried = [i for i in range(3 * MAX_PROBE_INTERVAL) if policy.shape(outlook) is not None]
-    assert tried[1] - tried[0] == MAX_PROBE_INTERVAL
 
 
 def test_steps_where_drafting_starts_or_stops_are_not_timed() -> None:
@@ -177,20 +135,25 @@ def test_steps_where_drafting_starts_or_stops_are_not_timed() -> None:
     assert policy._times_of(1).ratios() == [1.0] * 5
 
 
-def test_no_probe_takes_up_more_than_its_share() -> None:
+def test_nothing_is_explored_that_takes_more_than_its_share() -> None:
     table = replace(CHEAP, row_s=1e-3)
     assert not any(drive(policy_of(table), 0.9, 100, truth=table, left=2000, prompt=5000))
 
 
-def test_one_time_pulls_no_further_than_three_times() -> None:
+def test_one_time_pulls_no_further_than_half_as_much_again() -> None:
     times = StepTimes(2)
     times.learn(1, 1000.0)
     assert times.ratios() == pytest.approx([1.5, 1.5])
 
 
-def test_a_new_kind_starts_from_the_others_ratio() -> None:
-    times = StepTimes(2)
+def test_the_machine_slows_all_kinds_and_a_wrong_entry_one() -> None:
+    times = StepTimes(3)
     for _ in range(60):
         times.learn(0, 2.0)
     times.learn(1, 2.0)
-    assert times.ratios() == pytest.approx([2.0, 2.0], abs=0.1)
+    assert times.ratios() == pytest.approx([2.0, 2.0, 2.0], abs=0.1)
+    for _ in range(30):
+        times.learn(1, 4.0)
+        times.learn(0, 2.0)
+    # A chain that was never timed is believed to be as wrong as the nearest that was.
+    assert times.ratios() == pytest.approx([2.0, 4.0, 4.0], rel=0.1)

@@ -180,7 +180,8 @@ def test_the_policy_takes_what_brute_force_says_is_best(
 ) -> None:
     """After many steps of a chain of three with given hits, the choice is within the margins."""
     programs = ProgramTable(toy_plan(cuda_manifest()))
-    policy = MeasuredPolicy(ProgramCosts(costs, programs, full_logits=False), prior=0.6)
+    known = ProgramCosts(costs, programs, full_logits=False)
+    policy = MeasuredPolicy(known, prior=0.6, explored_share=0.0)
     outlook = Outlook(batch, 10_000, 0, context)
     chain, random = DraftShape(1, 3, 3), np.random.default_rng(hits)
     for _ in range(60):
@@ -221,7 +222,8 @@ def test_a_tree_that_was_tried_is_known_by_its_own_acceptance() -> None:
     cheap = [entry(s, 1, [0], [1e-3 if s == tree else 2e-3]) for s in (NO_DRAFT, *SHAPES)]
     costs = StepCosts(GPU, "d", METHOD, tuple(cheap))
     programs = ProgramTable(toy_plan(cuda_manifest()))
-    policy = MeasuredPolicy(ProgramCosts(costs, programs, full_logits=False), prior=0.5)
+    known = ProgramCosts(costs, programs, full_logits=False)
+    policy = MeasuredPolicy(known, prior=0.5, explored_share=0.0)
     outlook = Outlook(1, 1000, 0)
     assert policy.shape(outlook) == tree
     assert "tree of 2x3x6" in policy.reason
@@ -243,7 +245,7 @@ def test_what_no_step_is_large_enough_for_is_not_chosen() -> None:
     known = ProgramCosts(costs, programs, full_logits=True)
     assert known.shapes == (DraftShape(1, 1, 1), DraftShape(1, 3, 3))
     assert list(known.step_s(Outlook(4, 9, 0))) == [1e-3, 1e-3, float("inf")]
-    assert MeasuredPolicy(known).shape(Outlook(4, 9, 0)) == DraftShape(1, 1, 1)
+    assert MeasuredPolicy(known, explored_share=0.0).shape(Outlook(4, 9, 0)) == DraftShape(1, 1, 1)
 
 
 @pytest.mark.parametrize(

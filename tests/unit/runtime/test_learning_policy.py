@@ -1,0 +1,259 @@
+"""What the default draft learns of a simulated engine, by a clock that the test keeps.
+
+A step of d levels takes a given time, more where drafting starts or stops; each time is disturbed,
+some by several times their length. Each level is accepted with a given chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from toy_plan import SHAPES, cuda_manifest, toy_plan
+
+from specbuild.runtime.decode.program_costs import ProgramCosts
+from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.draft.choice import PolicyByKind
+from specbuild.runtime.draft.cost_table import CostTable
+from specbuild.runtime.draft.costs import ChainCosts, DraftCosts, Outlook
+from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts
+from specbuild.runtime.draft.policy import (
+    EXPLORED_SHARE,
+    DraftPolicy,
+    LearnedPolicies,
+    MeasuredPolicy,
+    StepOutcome,
+)
+from specbuild.runtime.engine_dir.manifest import DraftShape
+
+ROWS = tuple(range(1, 8))
+# What rows cost the target, and what a chain of 1, 2, … adds, as the example engine's do.
+TARGET_S = tuple(1.9e-3 * (1 + 0.08 * (rows - 1)) for rows in ROWS)
+DRAFT_S = tuple(0.4e-3 + 0.11e-3 * depth for depth in range(6))
+CROSSING = 0.07
+SEEDS = range(6)
+WRONG = [(2, 2), (0.5, 0.5), (2, 1), (0.5, 1), (1, 2), (1, 0.5)]
+
+Choice = DraftShape | None
+MakeCosts = Callable[[float, float], DraftCosts]
+
+
+def chains(target: float, draft: float) -> ChainCosts:
+    """The host's table with parts that are wrong by these factors."""
+    table = CostTable(
+        ROWS, tuple(target * t for t in TARGET_S), tuple(draft * t for t in DRAFT_S), row_s=1e-5
+    )
+    return ChainCosts(table, max_depth=6, origin="given")
+
+
+def programs(target: float, draft: float) -> ProgramCosts:
+    """A device's table with parts that are wrong by these factors."""
+    steps = []
+    for shape in (None, *SHAPES):
+        s = shape or DraftShape(0, 0, 0)
+        draft_s = draft * (2e-4 + 1e-4 * s.draft_depth) if shape else 0.0
+        step_s = target * 1e-3 * (1 + 0.08 * s.draft_tokens) + draft_s
+        sizes = (s.draft_top_k, s.draft_depth, s.draft_tokens)
+        steps.append(ShapeCosts(1, *sizes, (64,), (step_s,), (draft_s,)))
+    table = ProgramTable(toy_plan(cuda_manifest()))
+    return ProgramCosts(StepCosts("GPU", "d", METHOD, tuple(steps)), table, full_logits=False)
+
+
+@dataclass
+class Simulated:
+    """An engine whose steps take what ``truth`` says; ``seconds`` is its clock."""
+
+    truth: DraftCosts
+    seed: int
+    sampled: bool = False
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+        kinds: tuple[Choice, ...] = (None, *self.truth.shapes)
+        times = self.truth.step_s(Outlook(1, 1, 0))
+        self.step_s = dict(zip(kinds, times, strict=True))
+        self.seconds = 0.0
+        self.tokens = 0
+        self.behind = 1
+        self.drafted = False
+
+    def rates(self, chance: float) -> dict[Choice, float]:
+        """Tokens a second of each shape."""
+        return {s: tokens_of(s, chance) / self.step_s[s] for s in self.step_s}
+
+    def run(
+        self, policy: DraftPolicy, chance: float, steps: int, left: int = 100_000
+    ) -> list[Choice]:
+        """The shapes that the policy asks for."""
+        asked = []
+        for _ in range(steps):
+            outlook = Outlook(1, left, self.behind, sampled=self.sampled)
+            shape = policy.shape(outlook)
+            step_s = self.step_s[shape] + (self.truth.row_s * self.behind if shape else 0.0)
+            if (shape is not None) != self.drafted:
+                step_s += CROSSING * self.step_s[None]
+            self.seconds += step_s
+            seen_s = step_s * self.random.normal(1, 0.05)
+            if self.random.random() < 0.05:
+                seen_s *= 1 + self.random.exponential(4)
+            depth = 0 if shape is None else shape.draft_depth
+            hits = self.random.random(depth) < level_chance(shape, chance)
+            accepted = depth if hits.all() else int(np.argmin(hits))
+            policy.observe(StepOutcome(outlook, shape, [depth], [accepted], seen_s))
+            self.drafted = shape is not None
+            self.behind = 1 + accepted if depth else self.behind + 1
+            self.tokens += 1 + accepted
+            left -= 1 + accepted
+            asked.append(shape)
+        return asked
+
+    def quality(self, asked: list[Choice], chance: float) -> float:
+        """The mean rate of shapes over that of the best."""
+        rates = self.rates(chance)
+        return float(np.mean([rates[shape] for shape in asked]) / max(rates.values()))
+
+
+def level_chance(shape: Choice, chance: float) -> float:
+    """A level of several nodes is accepted more often."""
+    if shape is None or shape.draft_top_k == 1:
+        return chance
+    return float(1 - (1 - chance) / np.sqrt(shape.draft_tokens / shape.draft_depth))
+
+
+def tokens_of(shape: Choice, chance: float) -> float:
+    """Tokens that a step is expected to give."""
+    depth = 0 if shape is None else shape.draft_depth
+    return sum(level_chance(shape, chance) ** k for k in range(depth + 1))
+
+
+BOTH = pytest.mark.parametrize("costs", [chains, programs], ids=["host", "device"])
+
+
+@BOTH
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+@pytest.mark.parametrize("chance", [0.2, 0.5, 0.9])
+def test_a_table_that_is_wrong_by_two_is_corrected_within_50_steps(
+    costs: MakeCosts, wrong: tuple[float, float], chance: float
+) -> None:
+    """The choices are then as good as by the right table."""
+    found = {wrong: [], (1.0, 1.0): []}
+    for table, qualities in found.items():
+        for seed in SEEDS:
+            engine, policy = Simulated(costs(1, 1), seed), MeasuredPolicy(costs(*table))
+            engine.run(policy, chance, 50)
+            qualities.append(engine.quality(engine.run(policy, chance, 50), chance))
+    assert np.mean(found[wrong]) > np.mean(found[1.0, 1.0]) - 0.04
+    assert min(found[wrong]) > 0.8
+
+
+@BOTH
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_the_time_of_the_step_in_use_is_known_within_50_steps(
+    costs: MakeCosts, wrong: tuple[float, float]
+) -> None:
+    engine, policy = Simulated(costs(1, 1), 0), MeasuredPolicy(costs(*wrong))
+    last = engine.run(policy, 0.7, 50)[-1]
+    number = (None, *policy._costs.shapes).index(last)
+    believed_s = policy._tokens[number] / policy._rates(Outlook(1, 1000, 1))[number]
+    assert believed_s == pytest.approx(engine.step_s[last], rel=0.2)
+
+
+@BOTH
+@pytest.mark.parametrize("prior", [0.4, 0.6])
+@pytest.mark.parametrize("chance", [0.2, 0.9])
+def test_acceptance_against_the_prior_is_found_within_20_steps(
+    costs: MakeCosts, prior: float, chance: float
+) -> None:
+    found = []
+    for seed in SEEDS:
+        engine, policy = Simulated(costs(1, 1), seed), MeasuredPolicy(costs(1, 1), prior=prior)
+        engine.run(policy, chance, 20)
+        found.append(engine.quality(engine.run(policy, chance, 20), chance))
+    assert np.mean(found) > 0.9
+    assert min(found) > 0.85
+
+
+@pytest.mark.parametrize("before", [60, 300, 1000])
+def test_text_that_becomes_predictable_is_drafted_within_20_steps(before: int) -> None:
+    """By most engines: a draft is refused now and then, and the next try is some steps away."""
+    drafting = []
+    for seed in range(12):
+        engine, policy = Simulated(chains(1, 1), seed), MeasuredPolicy(chains(1, 1))
+        engine.run(policy, 0.15, before)
+        engine.run(policy, 0.9, 20)
+        asked = engine.run(policy, 0.9, 10)
+        drafting.append(np.mean([shape is not None for shape in asked]) > 0.5)
+    assert np.mean(drafting) > 0.7
+
+
+@BOTH
+@pytest.mark.parametrize("length", [256, 1024])
+def test_exploring_costs_its_share_where_no_draft_is_accepted(
+    costs: MakeCosts, length: int
+) -> None:
+    """Beside it, only the few steps count that the prior takes to fall."""
+    lost = []
+    for seed in SEEDS:
+        engine, policy = Simulated(costs(1, 1), seed), MeasuredPolicy(costs(1, 1))
+        engine.run(policy, 0.0, length, left=length)
+        plain_s = engine.tokens * engine.step_s[None]
+        lost.append((engine.seconds - plain_s - 6 * engine.step_s[None]) / engine.seconds)
+    assert np.mean(lost) < 1.25 * EXPLORED_SHARE
+
+
+@BOTH
+def test_exploring_costs_its_share_where_a_draft_pays(costs: MakeCosts) -> None:
+    """Against the best shape from the first step on."""
+    lost = []
+    for seed in SEEDS:
+        engine, policy = Simulated(costs(1, 1), seed), MeasuredPolicy(costs(1, 1), prior=0.95)
+        asked = engine.run(policy, 0.95, 200)
+        best = max(engine.rates(0.95).values())
+        spent_s = sum(engine.step_s[shape] for shape in asked)
+        lost.append(1 - sum(tokens_of(shape, 0.95) for shape in asked) / best / spent_s)
+    assert np.mean(lost) < 0.05
+
+
+def test_a_smaller_share_explores_less() -> None:
+    tried = []
+    for share in (0.02, 0.002):
+        engine = Simulated(chains(1, 1), 0)
+        policy = MeasuredPolicy(chains(1, 1), explored_share=share)
+        tried.append(sum(shape is not None for shape in engine.run(policy, 0.0, 500)))
+    assert tried[1] < tried[0] / 2
+
+
+def test_sampled_steps_and_greedy_ones_learn_apart() -> None:
+    learned = LearnedPolicies()
+    policy = PolicyByKind(
+        lambda sampled, full_logits: learned.next(
+            chains(1, 1), sampled=sampled, full_logits=full_logits
+        )
+    )
+    greedy = Simulated(chains(1, 1), 1)
+    sampled = Simulated(chains(1, 1), 2, sampled=True)
+    for _ in range(8):
+        greedy.run(policy, 0.9, 10)
+        sampled.run(policy, 0.1, 10)
+    assert greedy.quality(greedy.run(policy, 0.9, 10), 0.9) > 0.9
+    assert sampled.quality(sampled.run(policy, 0.1, 10), 0.1) > 0.9
+
+
+def test_times_are_kept_from_run_to_run() -> None:
+    """A table that flatters no draft is wrong once, not in each run."""
+    learned = LearnedPolicies()
+    engine = Simulated(chains(1, 1), 3)
+    engine.run(learned.next(chains(1, 2), sampled=False), 0.8, 60)
+    asked = engine.run(learned.next(chains(1, 2), sampled=False), 0.8, 12)
+    assert engine.quality(asked, 0.8) > 0.9
+
+
+def test_a_shape_without_steps_for_a_grown_batch_is_not_asked_for_again() -> None:
+    """Also where two steps of it were to be tried."""
+    policy = MeasuredPolicy(programs(1, 1), prior=0.01)
+    outlook = Outlook(1, 1000, 0)
+    while policy.shape(outlook) is None:
+        policy.observe(StepOutcome(outlook, None, [0], [0], 1e-3))
+    assert policy.shape(Outlook(4, 1000, 0)) is None
