@@ -7,7 +7,7 @@ PIP_EXTRA_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check $(PIP_EXTRA_ARGS) -c constraints.txt
+INSTALL := $(BIN)/pip install --progress-bar off --disable-pip-version-check $(PIP_EXTRA_ARGS) -c constraints.txt
 EXAMPLE := examples/tiny-gpt-oss
 DEMO := out/demo
 SPECBUILD := $(BIN)/specbuild
@@ -22,7 +22,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 2; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV)"
+	@echo "installing into $(VENV): torch is the largest package and takes minutes"
 	@$(INSTALL) -e '.[dev,tensorrt-rtx,tensorrt-bindings]' 2>/dev/null || { \
 	  $(INSTALL) -e '.[dev]' && for extra in tensorrt-rtx tensorrt-bindings; do \
 	    $(INSTALL) -e ".[dev,$$extra]" || \
@@ -34,8 +34,7 @@ demo: setup
 	$(SPECBUILD) build --model $(EXAMPLE)/target --draft $(EXAMPLE)/draft \
 	  --output $(DEMO)/engine --force
 	$(SPECBUILD) inspect $(DEMO)/engine
-	$(SPECBUILD) run $(DEMO)/engine --max-new-tokens 200 \
-	  --prompt "$$(printf 'class Stack:\n    """A last-in, first-out list."""\n\n    def __init__(self):\n')"
+	$(SPECBUILD) run $(DEMO)/engine --max-new-tokens 200 --prompt 'def __eq__(self, other):'
 	$(SPECBUILD) bench $(DEMO)/engine --prompts $(EXAMPLE)/prompts.jsonl \
 	  --max-new-tokens 256 --rounds 1 --plot $(DEMO)/speed.svg
 

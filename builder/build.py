@@ -66,6 +66,8 @@ def build(
     taken = backend.options(options)
     _require_places(options)
     inputs = settled_inputs(options, backend, checkpoints or read_checkpoints(options, progress))
+    for note in inputs.notes(options):
+        progress.note(note)
     for warning in inputs.warnings:
         progress.note(f"warning: {warning}")
     models = graphs.export_graphs(

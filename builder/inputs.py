@@ -43,6 +43,16 @@ class BuildInputs:
         """What a user should know of the checkpoints and the sizes."""
         return (*self.target.warnings, *(self.draft.warnings if self.draft else ()))
 
+    def notes(self, options: BuildOptions) -> tuple[str, ...]:
+        """What was chosen for a user who may not expect it."""
+        chosen, most = self.plan.limits.max_seq_len, self.target.geometry.max_positions
+        if options.limits.max_seq_len is not None or chosen >= most:
+            return ()
+        return (
+            f"longest sequence: {chosen} tokens of the model's {most}; --max-seq-len N asks for "
+            "more, up to all",
+        )
+
     def activations(self, backend: Backend[Any]) -> torch.dtype:
         """The type of the portable graphs: what the backend wants, or the checkpoint's."""
         return backend.activations or self.sources.activations

@@ -21,7 +21,7 @@ from specbuild.cli.terminal.failures import (
     EXIT_USER_ERROR,
     failure_of,
 )
-from specbuild.cli.terminal.help_page import Command
+from specbuild.cli.terminal.help_page import Command, show_help_alone
 from specbuild.cli.terminal.visible_text import visible
 
 # Where each stands; only the module of the command that is asked for is read.
@@ -53,8 +53,7 @@ def command_line(named: str | None = None) -> typer.Typer:
     app = typer.Typer(
         name="specbuild",
         help="Build checkpoints into engine directories, and decode with them speculatively.",
-        no_args_is_help=True,
-        add_completion=False,
+        invoke_without_command=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -79,11 +78,12 @@ def _show_version(value: bool) -> None:
 
 
 def _specbuild(
+    context: typer.Context,
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show version.")
     ] = False,
 ) -> None:
-    pass
+    show_help_alone(context)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,9 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             obj=invocation,
         )
         sys.stdout.flush()
-    except SystemExit:
-        # the only exit typer takes by itself here: a reader such as `head` closed the pipe
-        return _leave_pipe()
+    except SystemExit as left:
+        # typer exits by itself where a completion is shown or installed, and where a reader such
+        # as `head` closed the pipe
+        return _leave_pipe() if left.code else 0
     except BaseException as error:
         return _report(error, invocation.debug)
     exit_code = result if isinstance(result, int) else 0

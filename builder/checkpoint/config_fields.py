@@ -106,11 +106,16 @@ ATTENTION = FieldTable(
 )
 
 
-def check_fields(config: Config, *tables: FieldTable, strict: bool) -> tuple[str, ...]:
+def check_fields(
+    config: Config,
+    *tables: FieldTable,
+    strict: bool,
+    way_out: str = ", or build without --strict",
+) -> tuple[str, ...]:
     """Warnings that name the fields of ``config`` which no table knows.
 
     Raises SpecbuildError for a field with a value that is not implemented and, if ``strict``, for
-    an unknown one.
+    an unknown one; ``way_out`` is what a user can do beside removing it.
     """
     only = {name: values for table in tables for name, values in table.only.items()}
     known = INERT.union(only, *(table.read | table.inert for table in tables))
@@ -128,7 +133,7 @@ def check_fields(config: Config, *tables: FieldTable, strict: bool) -> tuple[str
     if unknown and strict:
         raise SpecbuildError(
             f"{config.where}: unknown fields {', '.join(unknown)}; remove them if they do not "
-            "change what the model computes, or build without --strict"
+            f"change what the model computes{way_out}"
         )
     return tuple(
         f"{config.label}: the field {name} ({_shown(config.get(name))}) is unknown and was ignored"

@@ -61,15 +61,15 @@ def describe(rope: Rope) -> str:
 
 def _read(config: Config, name: str, default_theta: float) -> Rope:
     nested = config.section(name)
-    check_fields(nested, ROPE, strict=True)
-    theta = nested.number("rope_theta", config.number("rope_theta", default_theta))
     kind = nested.text("rope_type") or nested.text("type") or "default"
-    if kind == "default":
-        return Rope(theta=theta)
-    if kind != "yarn":
+    if kind not in ("default", "yarn"):
         raise SpecbuildError(
             f"{nested.where}: rope_type {kind!r} is not implemented (supported: 'default', 'yarn')"
         )
+    check_fields(nested, ROPE, strict=True, way_out="")
+    theta = nested.number("rope_theta", config.number("rope_theta", default_theta))
+    if kind == "default":
+        return Rope(theta=theta)
     factor = nested.number("factor")
     original = nested.optional_integer("original_max_position_embeddings")
     if original is None:

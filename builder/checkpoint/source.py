@@ -131,13 +131,29 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_config(path: Path) -> dict[str, Any]:
     """``config.json`` of a checkpoint directory; SpecbuildError says what ``path`` is instead."""
     if not path.exists():
-        raise SpecbuildError(f"{path}: no such directory")
+        raise SpecbuildError(f"{path}: no such directory{_fetch_hint(path)}")
+    safetensors = any(path.glob("*.safetensors"))
+    if path.suffix == ".gguf" or (any(path.glob("*.gguf")) and not safetensors):
+        raise SpecbuildError(
+            f"{path}: GGUF is not read; give the directory of the model's safetensors, which "
+            "hf download ORGANISATION/NAME --local-dir DIR fetches"
+        )
     if not path.is_dir():
         raise SpecbuildError(f"{path}: is a file; give the directory that holds config.json")
     config = path / "config.json"
     if not config.is_file():
         raise SpecbuildError(f"{path}: not a checkpoint directory, it has no config.json")
     return read_json(config)
+
+
+def _fetch_hint(path: Path) -> str:
+    """What to do where a model's name on Hugging Face stands in the place of a directory."""
+    if path.is_absolute() or len(path.parts) != 2 or path.parts[0] in (".", "..", "~"):
+        return ""
+    return (
+        f"; if it is a model on Hugging Face, fetch it (pip install huggingface_hub, then "
+        f"hf download {path} --local-dir {path.name}) and give {path.name}"
+    )
 
 
 def shorten(names: list[str], shown: int = 3) -> str:

@@ -55,4 +55,6 @@ def _answer(found: dict[str, str | None], needed: tuple[str, ...], extras: str) 
     missing = [name for name in needed if found[name] is None]
     if not missing:
         return "yes"
-    return f"no, {', '.join(missing)} missing: pip install 'specbuild[{extras}]'"
+    return (
+        f"no, {', '.join(missing)} missing: pip install '.[{extras}]' where specbuild's sources are"
+    )

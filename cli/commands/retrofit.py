@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from specbuild.cli.options.shared import Debug, Json, Model
-from specbuild.cli.terminal.help_page import Command
+from specbuild.cli.terminal.help_page import Command, show_help_alone
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from specbuild.builder.training.retrofit.report import LatentReport
 
 retrofit = typer.Typer(
-    help="Give a trained checkpoint what it was trained without.", no_args_is_help=True
+    help="Give a trained checkpoint what it was trained without.", invoke_without_command=True
 )
 
 
 @retrofit.callback()
-def _retrofit() -> None:
+def _retrofit(context: typer.Context) -> None:
     """Give a trained checkpoint what it was trained without."""
+    show_help_alone(context)
 
 
 @retrofit.command(cls=Command)

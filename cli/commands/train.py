@@ -8,14 +8,15 @@ from specbuild.builder.training.config import TrainOptions
 from specbuild.cli.commands import train_heads
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.shared import Debug
-from specbuild.cli.terminal.help_page import Command
+from specbuild.cli.terminal.help_page import Command, show_help_alone
 
-train = typer.Typer(help="Train what a checkpoint lacks.", no_args_is_help=True)
+train = typer.Typer(help="Train what a checkpoint lacks.", invoke_without_command=True)
 
 
 @train.callback()
-def _train() -> None:
+def _train(context: typer.Context) -> None:
     """Train what a checkpoint lacks: a draft, latents, indexers."""
+    show_help_alone(context)
 
 
 @train.command(cls=Command)

@@ -30,7 +30,7 @@ OPS_SHOWN = 8
 
 
 def build_summary(engine: Path, manifest: Manifest) -> Table:
-    """What a build made: where, how large, and with which limits."""
+    """What a build made: where, how large, and with which limits; its warnings were said before."""
     table = fact_table("built")
     table.add_row("engine", str(engine))
     table.add_row("size", size_text(sum(file.bytes for file in manifest.files.values())))
@@ -40,8 +40,6 @@ def build_summary(engine: Path, manifest: Manifest) -> Table:
         table.add_row("SpecPV", specpv_summary(manifest.specpv))
     if manifest.dsa is not None:
         table.add_row("DSA", dsa_summary(manifest))
-    for warning in manifest.warnings:
-        table.add_row("warning", warning)
     return table
 
 

@@ -88,7 +88,8 @@ def _missing_package(error: ModuleNotFoundError) -> str | None:
     extra = _EXTRA_OF_PACKAGE.get(package)
     if extra is None:
         return None
-    return f"package {package} is not installed: pip install 'specbuild[{extra}]'"
+    where = "where specbuild's sources are"
+    return f"package {package} is not installed: pip install '.[{extra}]' {where}"
 
 
 def _surroundings(error: OSError) -> str | None:

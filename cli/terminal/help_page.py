@@ -9,6 +9,12 @@ from typer.core import TyperCommand
 from specbuild.cli.options.shared import GENERAL
 
 
+def show_help_alone(context: Any) -> None:
+    """The help of a group of commands, where none of them is named."""
+    if context.invoked_subcommand is None:
+        print(context.get_help(), end="")
+
+
 class Command(TyperCommand):
     """A command whose help is readable at 80 columns: no name of an option is cut."""
 

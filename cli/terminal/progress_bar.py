@@ -46,14 +46,13 @@ class ProgressBar:
         self._done, self._total, self._unit = 0, total, unit
         if not self._console.is_terminal:
             self._print(f"{stage}: {self._amount(total)}")
-        self._task = self._bars.add_task(stage, total=total, amount=self._amount(0))
+        self._task = self._bars.add_task(stage, total=total, amount=self._shown())
 
     def advance(self, amount: int) -> None:
         """``amount`` more units of the stage are done."""
         self._done += amount
         if self._task is not None:
-            shown = f"{self._amount(self._done)} of {self._amount(self._total)}"
-            self._bars.update(self._task, advance=amount, amount=shown)
+            self._bars.update(self._task, advance=amount, amount=self._shown())
 
     def note(self, message: str) -> None:
         """A fact worth telling, above the bars."""
@@ -65,6 +64,9 @@ class ProgressBar:
             self._bars.update(self._task, completed=self._total, amount=whole)
             self._bars.stop_task(self._task)
             self._task = None
+
+    def _shown(self) -> str:
+        return f"{self._amount(self._done)} of {self._amount(self._total)}"
 
     def _amount(self, amount: int) -> str:
         unit = self._unit.removesuffix("s")

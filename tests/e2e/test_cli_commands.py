@@ -138,7 +138,7 @@ def test_doctor_answers(command: Command) -> None:
 def test_doctor_says_what_is_missing(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specbuild.cli.terminal.machine.package_version", lambda _package: None)
     out = command("doctor").out
-    assert "runs engines for the CPU: no, onnxruntime missing: pip install 'specbuild[cpu]'" in out
+    assert "runs engines for the CPU: no, onnxruntime missing: pip install '.[cpu]'" in out
     assert "builds engines for the CPU: no, torch, " in out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,15 @@ def test_chain_of_three_is_accepted(engine: Engine, prompts: list[Prompt]) -> No
     done = records(engine, prompts, GenerateParams(max_new_tokens=96), CHAIN)
     tokens = sum(r.stats.output_tokens - 1 for r in done)
     assert tokens / sum(r.stats.steps for r in done) >= 2.5
+
+
+@pytest.mark.parametrize("document", ["README.md", "Makefile"])
+def test_the_first_prompt_of_all_shows_what_the_draft_does(engine: Engine, document: str) -> None:
+    text = (EXAMPLE.parents[1] / document).read_text(encoding="utf-8")
+    (prompt,) = re.findall(r"run (?:out|\$\(DEMO\))/engine.* --prompt '(.+)'", text)
+    given = [Prompt("a", prompt=prompt)]
+    (done,) = records(engine, given, GenerateParams(max_new_tokens=96), CHAIN)
+    assert done.stats.mean_acceptance_length >= 2.5
 
 
 def seconds(engine: Engine, prompt: Prompt, speculation: object) -> float:

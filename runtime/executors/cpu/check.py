@@ -14,7 +14,9 @@ def reasons_here(_directory: Path, manifest: Manifest, here: Device) -> list[str
     """Why the engine does not run here; ONNX Runtime is not imported."""
     reasons = []
     if here.onnxruntime is None:
-        reasons.append("onnxruntime is not installed; pip install 'specbuild[cpu]'")
+        reasons.append(
+            "onnxruntime is not installed; pip install '.[cpu]' where specbuild's sources are"
+        )
     elif _numbers(here.onnxruntime) < LEAST_ONNXRUNTIME:
         wanted = ".".join(map(str, LEAST_ONNXRUNTIME))
         reasons.append(f"onnxruntime is {here.onnxruntime}, {wanted} or later is needed")

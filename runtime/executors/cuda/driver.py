@@ -42,12 +42,12 @@ def _bindings() -> Any:
         from cuda.bindings import driver
     except ImportError as error:  # covers PackageNotFoundError
         raise UnsupportedHereError(
-            "cuda-bindings is not installed; pip install 'specbuild[cuda]'"
+            "cuda-bindings is not installed; pip install '.[cuda]' where specbuild's sources are"
         ) from error
     if int(version.partition(".")[0]) < LEAST_BINDINGS:
         raise UnsupportedHereError(
             f"cuda-bindings is {version}, {LEAST_BINDINGS}.0 or later is needed; "
-            "pip install --upgrade 'specbuild[cuda]'"
+            "pip install --upgrade '.[cuda]' where specbuild's sources are"
         )
     return driver
 

@@ -44,14 +44,14 @@ LIBRARIES: Mapping[str, LibraryFacts] = {
         "tensorrt",
         ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
         (10, 16),
-        "pip install 'specbuild[tensorrt]'",
+        "pip install '.[tensorrt]' where specbuild's sources are",
     ),
     "tensorrt-rtx": LibraryFacts(
         "TensorRT-RTX",
         "tensorrt_rtx",
         ("tensorrt-rtx", "tensorrt_rtx_cu13", "tensorrt_rtx_cu12"),
         (1, 7),
-        "pip install 'specbuild[tensorrt-rtx]'",
+        "pip install '.[tensorrt-rtx]' where specbuild's sources are",
         plans_have_headers=True,
     ),
 }

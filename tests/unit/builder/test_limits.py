@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ from specbuild.builder.engine.sizes import (
     windowed_draft,
 )
 from specbuild.builder.families.checkpoints import read_draft, read_target
-from specbuild.builder.options import BuildOptions
+from specbuild.builder.inputs import BuildInputs
+from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, IndexerGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
@@ -298,3 +300,16 @@ def test_the_shortest_sequence_has_room_for_two_tokens() -> None:
     with pytest.raises(SpecbuildError, match="1 has no capacity for a prompt and an output"):
         plan_engine(asked_for(max_seq_len=1), GPT_OSS_20B, None)
     assert plan_engine(asked_for(max_seq_len=2), GPT_OSS_20B, None).limits.max_seq_len == 2
+
+
+def test_a_context_that_becomes_shorter_by_default_is_said(target_path: Path) -> None:
+    inputs = BuildInputs(
+        target=SimpleNamespace(geometry=SimpleNamespace(max_positions=131072)),
+        draft=None,
+        plan=SimpleNamespace(limits=SimpleNamespace(max_seq_len=4096)),
+        sources=None,
+    )
+    options = BuildOptions(model=target_path, output=target_path)
+    (note,) = inputs.notes(options)
+    assert "4096 tokens of the model's 131072" in note and "--max-seq-len" in note
+    assert not inputs.notes(replace(options, limits=LimitOptions(max_seq_len=4096)))

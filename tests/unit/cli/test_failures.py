@@ -32,8 +32,8 @@ def os_error(number: int, path: str | None = None) -> OSError:
         (os_error(errno.EACCES, "secret"), 2, "secret: Permission denied"),
         (os_error(errno.EROFS, "engine"), 2, "Read-only file system"),
         (MemoryError(), 2, "memory ran out"),
-        (ModuleNotFoundError("no", name="torch.nn"), 2, "pip install 'specbuild[build]'"),
-        (ModuleNotFoundError("no", name="onnxruntime"), 2, "pip install 'specbuild[cpu]'"),
+        (ModuleNotFoundError("no", name="torch.nn"), 2, "pip install '.[build]'"),
+        (ModuleNotFoundError("no", name="onnxruntime"), 2, "pip install '.[cpu]'"),
         (ModuleNotFoundError("no", name="specbuild.lost"), 70, "internal error"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (ValueError("oh"), 70, "internal error (ValueError: oh)"),
@@ -164,6 +164,30 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 def test_help_needs_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["run", "--help"]) == 0
     assert "--draft-top-k" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["train"], ["retrofit"]])
+def test_a_group_alone_shows_its_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert command_line.main(words) == 0
+    captured = capsys.readouterr()
+    assert "Usage: specbuild" in captured.out and "Commands" in captured.out
+    assert not captured.err
+
+
+def test_completion_is_installed(tmp_path: Path) -> None:
+    at_home = f"HOME={tmp_path} {sys.executable} -m specbuild.cli.main"
+    script = f"{at_home} --install-completion && COMP_WORDS='specbuild ins' COMP_CWORD=1 "
+    done = subprocess.run(
+        f"{script} _SPECBUILD_COMPLETE=complete_bash {at_home}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "inspect")
+    assert (tmp_path / ".bashrc").is_file()
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

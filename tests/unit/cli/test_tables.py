@@ -210,7 +210,7 @@ def test_progress_names_stages_and_notes(terminal: bool) -> None:
     text = file.getvalue()
     for part in ("reading [b]", "writing", "the engine will take 5 MiB", "2 layers", "4.0 KiB"):
         assert part in text
-    assert ("\x1b" in text) == terminal
+    assert ("0 layers of 2 layers" in text) == ("\x1b" in text) == terminal
 
 
 def test_cache_directory_comes_from_the_environment() -> None:

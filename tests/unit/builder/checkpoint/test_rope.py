@@ -97,6 +97,11 @@ def test_defaults() -> None:
     ("fields", "message"),
     [
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope_type 'llama3' is not implemented"),
+        (
+            {"rope_scaling": RELEASE | {"rope_type": "llama3", "low_freq_factor": 1.0}},
+            "rope_type 'llama3' is not implemented",
+        ),
+        ({"rope_scaling": RELEASE | {"surplus": 1}}, "what the model computes$"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_type 'linear' is not impl"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "the field factor is missing"),
         ({"rope_scaling": RELEASE | {"mrope_section": [1]}}, "unknown fields mrope_section"),

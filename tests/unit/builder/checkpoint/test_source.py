@@ -221,6 +221,22 @@ def test_paths_that_are_no_checkpoint(tmp_path: Path) -> None:
             read_config(tmp_path)
 
 
+def test_what_is_somewhere_else_or_in_another_format_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecbuildError, match="hf download openai/gpt-oss-20b --local-dir gpt-oss"):
+        read_config(Path("openai/gpt-oss-20b"))
+    for path in ("gpt-oss-20b", "../gpt-oss-20b", "a/b/c", str(tmp_path / "a")):
+        with pytest.raises(SpecbuildError, match=r"no such directory$"):
+            read_config(Path(path))
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    for path in (file, tmp_path):
+        with pytest.raises(SpecbuildError, match="GGUF is not read; give the directory of the mod"):
+            read_config(path)
+
+
 def test_axes_below_zero_are_damage(tmp_path: Path) -> None:
     header = {"a": {"dtype": "F32", "shape": [-2, -3], "data_offsets": [0, 24]}}
     head = json.dumps(header).encode()
