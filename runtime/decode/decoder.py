@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from specbuild.runtime.cache.pages import KvPools
@@ -47,7 +47,7 @@ class DraftSetting:
             return self
         if self.speculation != "default" or self.drafter is not None:
             raise RequestError("exact decodes without a draft: leave speculation and drafter out")
-        return DraftSetting(None)
+        return replace(self, speculation=None)
 
 
 class Decoder(ABC):

@@ -12,6 +12,7 @@ from typing import Any
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.decode.decoder import Speculation
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
@@ -61,7 +62,7 @@ def records(
     engine: Engine,
     prompts: list[Prompt],
     wanted: GenerateParams | Sequence[GenerateParams],
-    shape: DraftShape | None,
+    shape: Speculation,
 ) -> list[RunRecord]:
     """What the engine made of each prompt, in their order."""
     events = engine.generate(prompts, wanted, speculation=shape)

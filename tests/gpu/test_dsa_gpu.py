@@ -139,6 +139,18 @@ def test_choosing_everything_is_full_attention_bit_for_bit(
     assert sparse[0] == 0 and all(sparse[1:])
 
 
+def test_exact_has_the_bits_of_an_engine_without_indexers(
+    sparse_engine: Engine, engine: Engine
+) -> None:
+    params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
+    wanted = records(engine, texts(engine), params, None)
+    lossy = renumbered(sparse_engine, top_k=FEW)
+    assert outputs(records(lossy, texts(engine), params, None)) != outputs(wanted)
+    exact = records(lossy, texts(engine), replace(params, exact=True), "default")
+    assert outputs(exact) == outputs(wanted)
+    assert all(record.stats.mean_acceptance_length == 1.0 for record in exact)
+
+
 def test_a_draft_changes_no_token_and_no_bit_of_a_logprob(sparse_engine: Engine) -> None:
     plain = decode(sparse_engine, None, FEW)
     for shape in (CHAIN, TREE):
