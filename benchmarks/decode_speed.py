@@ -12,6 +12,7 @@ import json
 import time
 from pathlib import Path
 
+from specbuild.runtime.decode.scheduler import Turns
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
@@ -37,6 +38,7 @@ def main() -> None:
     asked = parser.parse_args()
     started_s = time.perf_counter()
     engine = Engine.load(asked.engine)
+    engine.decoder.turns = Turns(steps=0)
     found: dict[str, object] = {"load_s": round(time.perf_counter() - started_s, 2)}
     lines = Path(f"{asked.engine}.prompts.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = [tuple(json.loads(line)["prompt_ids"]) for line in lines]

@@ -169,7 +169,7 @@ class SequenceState:
 
     ``ids[:known]`` are the prompt and the emitted tokens; the first ``length`` of them are in
     the target's cache. While decoding ``known = length + 1``: the last token is the root of the
-    next step.
+    next step. ``steps_ahead`` steps in flight decode it.
     """
 
     request: Request
@@ -180,6 +180,7 @@ class SequenceState:
     text: TextStream | None
     known: int = 0
     length: int = 0
+    steps_ahead: int = 0
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 

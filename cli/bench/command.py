@@ -131,10 +131,13 @@ def bench(
     from specbuild.cli.bench import pairs as bench_measure
     from specbuild.cli.terminal import console
     from specbuild.cli.terminal.engine_loading import load_engine
+    from specbuild.runtime.decode.scheduler import Turns
 
     require_plot_place(plot)
     other = None if against is None else bench_against.read_report(against)
     loaded = load_engine(engine, threads=threads)
+    # What is timed is decoding of whole batches: all prompts are read before.
+    loaded.decoder.turns = Turns(steps=0)
     speculation = speculation_of(loaded.manifest, tree, no_spec=no_spec)
     if other is not None and speculation == "default":
         raise SpecbuildError(

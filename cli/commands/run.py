@@ -13,6 +13,7 @@ from specbuild.cli.options.draft_choice import speculation_of
 from specbuild.cli.options.generation import OutputOptions, PromptOptions, SamplingOptions
 from specbuild.cli.options.lossy import DsaRequest, SpecPvRequest
 from specbuild.cli.options.shared import (
+    GENERAL,
     Debug,
     EngineDirectory,
     Json,
@@ -51,6 +52,16 @@ def run(
     dsa: DsaRequest,
     verify_key: VerifyKey = None,
     pin: Pin = None,
+    prefill_rows_per_turn: Annotated[
+        int | None,
+        typer.Option(
+            "--prefill-rows-per-turn",
+            metavar="N",
+            min=1,
+            help="Prompt tokens read between two steps of others.",
+            rich_help_panel=GENERAL,
+        ),
+    ] = None,
     threads: Threads = None,
     as_json: Json = False,
     _debug: Debug = False,
@@ -74,6 +85,7 @@ def run(
     from specbuild.cli.terminal.engine_loading import load_engine
     from specbuild.cli.terminal.prompt_file import checked_requests, read_prompts
     from specbuild.cli.terminal.token_stream import TokenStream
+    from specbuild.runtime.decode.scheduler import Turns
     from specbuild.runtime.request import GenerateParams
     from specbuild.runtime.sampling import MAX_SEED, SamplingParams
 
@@ -110,6 +122,7 @@ def run(
         for i in range(len(placed))
     ]
     loaded = load_engine(engine, threads=threads, verify_key=verify_key, pin=pin)
+    loaded.decoder.turns = Turns(prefill_rows_per_turn)
     speculation = speculation_of(loaded.manifest, tree, no_spec=no_spec or exact)
     requests = checked_requests(loaded, placed, params)
     events = loaded.decode(requests, speculation=speculation)

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.decode.emission import Emission, TextStreams
 from specbuild.runtime.decode.loop import Loop
-from specbuild.runtime.decode.scheduler import Scheduler
+from specbuild.runtime.decode.scheduler import DEFAULT_TURNS, Scheduler, Turns
 from specbuild.runtime.decode.stepper import Stepper
 from specbuild.runtime.draft.choice import PolicyByKind, asked_for
 from specbuild.runtime.draft.eagle3 import Drafter
@@ -55,6 +55,7 @@ class Decoder(ABC):
 
     Whoever uses the executor holds ``machine``: a loop, a measurement, a scoring. Trying drafts
     may cost ``explored_share`` of the time.
+    ``turns`` may be set: the loops made from then on take them.
     """
 
     explored_share = EXPLORED_SHARE
@@ -64,6 +65,7 @@ class Decoder(ABC):
         self._kv = kv
         self._measured = LearnedPolicies(self.explored_share)
         self.machine = threading.Lock()
+        self.turns = DEFAULT_TURNS
 
     @property
     @abstractmethod
@@ -75,8 +77,13 @@ class Decoder(ABC):
         """RequestError where the engine has no such draft, or no steps for such requests."""
 
     @abstractmethod
-    def loop(self, setting: DraftSetting, *, text_stream: TextStreams) -> Loop:
-        """A loop of this setting; whoever runs it holds :attr:`machine`."""
+    def loop(
+        self, setting: DraftSetting, *, text_stream: TextStreams, turns: Turns | None = None
+    ) -> Loop:
+        """A loop of this setting; whoever runs it holds :attr:`machine`.
+
+        ``turns`` stand for the decoder's own.
+        """
 
     @abstractmethod
     def _default_policy(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:

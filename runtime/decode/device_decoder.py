@@ -12,7 +12,7 @@ from specbuild.runtime.decode.emission import TextStreams
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.program_costs import ProgramCosts
 from specbuild.runtime.decode.program_table import ProgramTable
-from specbuild.runtime.decode.scheduler import Scheduler
+from specbuild.runtime.decode.scheduler import Scheduler, Turns
 from specbuild.runtime.decode.scoring import ScoredRows, scored
 from specbuild.runtime.draft.choice import require_shape
 from specbuild.runtime.draft.device_costs import StepCosts
@@ -71,7 +71,9 @@ class DeviceDecoder(Decoder):
                 "them out, or build the engine with such steps"
             )
 
-    def loop(self, setting: DraftSetting, *, text_stream: TextStreams) -> Loop:
+    def loop(
+        self, setting: DraftSetting, *, text_stream: TextStreams, turns: Turns | None = None
+    ) -> Loop:
         """A loop over the device's steps."""
         policy = self._own_policy(setting.speculation)
         stepper = DeviceStepper(
@@ -82,6 +84,7 @@ class DeviceDecoder(Decoder):
         scheduler = Scheduler(
             replace(self._manifest.limits, max_rows=self._programs.prefill_rows),
             self._kv,
+            turns=self.turns if turns is None else turns,
             most_sequences=lambda requests: self._programs.most_sequences(
                 shape, full_logits=needs_full_logits(r.params.sampling for r in requests)
             ),

@@ -76,8 +76,13 @@ class DeviceRows:
             pages = sequence.pages[table.removeprefix(PAGE_TABLE)].table
             self._executor.write(table, pages[None], row=row)
 
-    def begin(self, sequence: SequenceState, token: int) -> None:
-        """Prefill gave a sequence its first token: steps decode it from now on."""
+    def prompt_ends(self, row: int) -> None:
+        """Right behind the launch that ends a row's prompt: keeps what the next would overwrite."""
+        if self.drafted:
+            self._executor.copy("prefill.last_captured", row, "pending_captured", row)
+
+    def begin(self, sequence: SequenceState, token: int) -> int:
+        """Prefill gave a sequence its first token: steps decode it from now on, in this row."""
         executor, row, request = self._executor, self.row_of(sequence), sequence.request
         sampling = request.params.sampling
         values = {
@@ -93,9 +98,9 @@ class DeviceRows:
         if self.drafted:
             # The prompt's last row waits for the draft until the token behind it is known.
             values |= {"pending_count": 1, "pending_tokens": token}
-            executor.copy("prefill.last_captured", row, "pending_captured", row)
         for name, value in (values | {"done": 0}).items():
             executor.fill(name, value, row=row)
+        return row
 
     def remove(self, sequence: SequenceState) -> None:
         """Frees a sequence's row; the last sequence moves there."""

@@ -1,17 +1,19 @@
-"""Steps that stay on the device: the host queues them ahead, reads what they gave, and admits."""
+"""Launches of a device that keeps its state: the host queues them ahead, and reads the results."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+
+import numpy as np
 
 from specbuild.runtime.decode.device_rows import PENDING, DeviceRows
 from specbuild.runtime.decode.prefill_rows import PromptRows, launched_rows, sampling_rows
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.decode.scheduler import Chunk
-from specbuild.runtime.decode.stepper import NewTokens, StepDone
+from specbuild.runtime.decode.stepper import LaunchDone, NewTokens
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
@@ -30,16 +32,24 @@ _LATE_S = 50e-6
 
 
 @dataclass(frozen=True)
-class _Flight:
-    """A step that was started, and the sequences whose rows it found.
+class _Prompts:
+    """A launch of prompts in flight: the rows where one ends, and what is sampled in every row."""
+
+    ending: tuple[PromptRows, ...]
+    token: Callable[[], np.ndarray]
+    logprob: Callable[[], np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step in flight, and the rows that it found.
 
     ``warm``: its program had run before in this loop. ``plans`` are those of the lossy modes.
     """
 
     number: int
-    sequences: tuple[SequenceState, ...]
+    ahead: StepAhead
     outlook: Outlook
-    shape: DraftShape | None
     warm: bool
     plans: tuple[ModePlan, ...]
 
@@ -70,8 +80,7 @@ class DeviceStepper:
             self._modes.append(DeviceViews(executor, manifest, programs))
         if manifest.dsa is not None:
             self._modes.append(DeviceSelections(executor, manifest))
-        self._flights: deque[_Flight] = deque()
-        self._ending: list[PromptRows] = []
+        self._flights: deque[_Prompts | _Step] = deque()
         self._read: list[NewTokens] = []
         self._next_step = 0
         self._received_s: float | None = None
@@ -83,7 +92,7 @@ class DeviceStepper:
 
     @property
     def in_flight(self) -> int:
-        """Steps queued on the device."""
+        """Launches queued on the device."""
         return len(self._flights)
 
     def open(self) -> None:
@@ -97,7 +106,7 @@ class DeviceStepper:
         self._rows.admit(sequence)
 
     def release(self, sequence: SequenceState) -> None:
-        """Frees a sequence's row, behind the steps in flight."""
+        """Frees a sequence's row, behind the launches in flight."""
         self._rows.remove(sequence)
         for mode in self._modes:
             mode.release(sequence)
@@ -132,57 +141,60 @@ class DeviceStepper:
         executor.start(entry)
         for chunk in chunks:
             chunk.sequence.length += chunk.count
-        self._received_s = None
-        self._ending = ending
-        if ending:
-            self._waiting = max(self._waiting, 1)
+        for r in ending:
+            table.prompt_ends(r.row)
+        sampled = (executor.fetch(f"prefill.{name}") for name in ("choice", "logprob"))
+        self._flights.append(_Prompts(tuple(ending), *sampled))
 
-    def prepare_step(self, shape: DraftShape | None) -> None:
+    def prepare_step(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> None:
         """Loads the program of a first step, before its sequences are known to go on."""
-        ahead = self._ahead(shape)
+        ahead = self._ahead(sequences, shape)
         plans = tuple(mode.expected(ahead) for mode in self._modes)
         self._executor.prepare(self._step_entry(ahead, joined(plans)))
-
-    def receive_prompts(self) -> list[NewTokens]:
-        """Waits only where a prompt ended; its sequence takes part in steps from now on."""
-        if not self._ending:
-            return []
-        sampled = self._executor.read("prefill.choice")
-        logprob = self._executor.read("prefill.logprob")
-        first = []
-        for r in self._ending:
-            token = int(sampled[r.row])
-            self._rows.begin(r.sequence, token)
-            for mode in self._modes:
-                mode.begin(r.sequence, r.row)
-            first.append(NewTokens(r.sequence, [(token, float(logprob[r.row]))]))
-        return first
 
     def start(
         self, sequences: Sequence[SequenceState], shape: DraftShape | None, outlook: Outlook
     ) -> None:
-        """Queues a step of all rows."""
-        ahead = self._ahead(shape)
-        assert len(ahead.sequences) == len(sequences)
+        """Queues a step, which passes over the rows of other sequences."""
+        ahead = self._ahead(sequences, shape)
         plans = tuple(mode.plan(ahead) for mode in self._modes)
         entry = self._step_entry(ahead, joined(plans))
         self._waiting = self._waiting_after(shape)
         self._executor.start(entry)
         warm = entry.name in self._warm
         self._warm.add(entry.name)
-        self._flights.append(_Flight(self._next_step, ahead.sequences, outlook, shape, warm, plans))
+        for sequence in sequences:
+            sequence.steps_ahead += 1
+        self._flights.append(_Step(self._next_step, ahead, outlook, warm, plans))
         self._next_step += 1
 
-    def receive(self) -> StepDone:
-        """Reads the oldest step in flight."""
+    def receive(self) -> LaunchDone:
+        """Reads the oldest launch in flight."""
         flight = self._flights.popleft()
-        asked_s = perf_counter()
-        result = self._executor.wait_step(flight.number, len(flight.sequences))
+        return self._receive_step(flight) if isinstance(flight, _Step) else self._begin(flight)
+
+    def _begin(self, flight: _Prompts) -> LaunchDone:
+        """Steps from now on decode the sequences whose prompts ended."""
+        token, logprob = flight.token(), flight.logprob()
+        self._received_s = None
+        first = []
+        for r in flight.ending:
+            if r.sequence.finish_reason is not None:
+                continue
+            row = self._rows.begin(r.sequence, int(token[r.row]))
+            for mode in self._modes:
+                mode.begin(r.sequence, row)
+            first.append(NewTokens(r.sequence, [(int(token[r.row]), float(logprob[r.row]))]))
+            self._waiting = max(self._waiting, 1)
+        return LaunchDone(first)
+
+    def _receive_step(self, flight: _Step) -> LaunchDone:
+        ahead, asked_s = flight.ahead, perf_counter()
+        result = self._executor.wait_step(flight.number, ahead.batch)
         step_s = self._step_time(flight, asked_s)
-        depth = _depth(flight.shape)
-        self._read = []
         depths: list[int] = []
-        for row, sequence in enumerate(flight.sequences):
+        for row, sequence in ahead.rows.items():
+            sequence.steps_ahead -= 1
             if sequence.finish_reason is not None:
                 continue
             count, accepted = result.count[row], result.accepted[row]
@@ -192,14 +204,14 @@ class DeviceStepper:
             # A draft that could be emitted by no step was not worth verifying: it counts for none.
             counted = min(accepted, sequence.wanted - 1)
             # What an end of sequence cut off was not refused.
-            depths.append(counted if count <= accepted else min(depth, sequence.wanted - 1))
+            depths.append(counted if count <= accepted else min(ahead.depth, sequence.wanted - 1))
             tokens = zip(result.tokens[row][:count], result.logprobs[row][:count], strict=True)
             self._read.append(NewTokens(sequence, list(tokens), counted))
         if not self._read:
-            return StepDone([], None)
+            return LaunchDone([])
         accepted_drafts = [new.accepted for new in self._read]
-        outcome = StepOutcome(flight.outlook, flight.shape, depths, accepted_drafts, step_s)
-        return StepDone(self._read, outcome)
+        outcome = StepOutcome(flight.outlook, ahead.shape, depths, accepted_drafts, step_s)
+        return LaunchDone(self._read, outcome)
 
     def settle(self) -> None:
         """The tokens that were emitted stand in the cache, all but the newest."""
@@ -207,12 +219,14 @@ class DeviceStepper:
             new.sequence.length = new.sequence.known - 1
         self._read = []
 
-    def _ahead(self, shape: DraftShape | None) -> StepAhead:
+    def _ahead(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> StepAhead:
         """The next step as it is known before those in flight are through."""
-        emitted = sum(1 + _depth(flight.shape) for flight in self._flights)
-        return StepAhead(tuple(self._rows.sequences), shape, most_emitted=emitted)
+        steps = [flight.ahead for flight in self._flights if isinstance(flight, _Step)]
+        taking = {sequence.index for sequence in sequences}
+        rows = {r: s for r, s in enumerate(self._rows.sequences) if s.index in taking}
+        return StepAhead(rows, shape, most_emitted=sum(1 + step.depth for step in steps))
 
-    def _step_time(self, flight: _Flight, asked_s: float) -> float | None:
+    def _step_time(self, flight: _Step, asked_s: float) -> float | None:
         """The time between two results that followed directly, where it is the step's own."""
         now_s, before_s = perf_counter(), self._received_s
         on_time = now_s - asked_s > _LATE_S
@@ -224,8 +238,8 @@ class DeviceStepper:
     def _step_entry(self, ahead: StepAhead, plan: ModePlan) -> ProgramEntry:
         return self._programs.step(
             ahead.shape,
-            batch=len(ahead.sequences),
-            full_logits=_full_logits(ahead.sequences),
+            batch=ahead.batch,
+            full_logits=_full_logits(ahead.rows.values()),
             extends=ahead.shape is None and self._is_full,
             reverified=plan.reverified,
             sparse=plan.sparse,
@@ -244,9 +258,9 @@ class DeviceStepper:
         return 1 if self._is_full else self._waiting + 1
 
 
-def _check_count(flight: _Flight, result: StepResult, row: int) -> None:
+def _check_count(flight: _Step, result: StepResult, row: int) -> None:
     """SpecbuildError where a step gave a sequence an impossible number of tokens."""
-    sequence, count, accepted = flight.sequences[row], result.count[row], result.accepted[row]
+    sequence, count, accepted = flight.ahead.rows[row], result.count[row], result.accepted[row]
     if not 1 <= count <= min(accepted + 1, len(result.tokens[row]), sequence.wanted):
         raise SpecbuildError(
             f"step {flight.number} gave request {sequence.request.id!r} {count} tokens of "
@@ -254,9 +268,5 @@ def _check_count(flight: _Flight, result: StepResult, row: int) -> None:
         )
 
 
-def _depth(shape: DraftShape | None) -> int:
-    return 0 if shape is None else shape.draft_depth
-
-
-def _full_logits(sequences: Sequence[SequenceState]) -> bool:
+def _full_logits(sequences: Iterable[SequenceState]) -> bool:
     return needs_full_logits(s.request.params.sampling for s in sequences)

@@ -58,6 +58,8 @@ class Emission:
         """
         events: list[Event] = []
         decoding = sequence.emitted > 0
+        if tokens and not decoding:
+            sequence.counters.first_token()
         for i, (token, logprob) in enumerate(tokens):
             if isnan(logprob):
                 raise SpecbuildError(

@@ -14,7 +14,7 @@ from specbuild.runtime.decode.emission import TextStreams
 from specbuild.runtime.decode.host_costs import CannotMeasureError, CostMeasurement
 from specbuild.runtime.decode.host_stepper import HostStepper
 from specbuild.runtime.decode.loop import Loop
-from specbuild.runtime.decode.scheduler import Scheduler
+from specbuild.runtime.decode.scheduler import Scheduler, Turns
 from specbuild.runtime.draft.choice import require_shape
 from specbuild.runtime.draft.costs import ChainCosts
 from specbuild.runtime.draft.eagle3 import Drafter, Eagle3Drafter
@@ -63,7 +63,9 @@ class HostDecoder(Decoder):
         elif isinstance(setting.speculation, DraftShape):
             require_shape(setting.speculation, self._manifest)
 
-    def loop(self, setting: DraftSetting, *, text_stream: TextStreams) -> Loop:
+    def loop(
+        self, setting: DraftSetting, *, text_stream: TextStreams, turns: Turns | None = None
+    ) -> Loop:
         """A loop over steps of the host; the first one with a default draft measures its costs."""
         self._executor.prepare(DECODING_ROLES)
         policy, drafter = self._policy(setting), setting.drafter
@@ -82,6 +84,7 @@ class HostDecoder(Decoder):
         scheduler = Scheduler(
             self._manifest.limits,
             self._kv,
+            turns=self.turns if turns is None else turns,
             invariant_rows=self._executor.capabilities.invariant_rows,
         )
         return self._loop(stepper, scheduler, policy, text_stream)

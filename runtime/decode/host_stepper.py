@@ -1,4 +1,4 @@
-"""Steps that the host computes role by role: each is through when its start returns."""
+"""Launches that the host computes role by role: each is through when its start returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
 from specbuild.runtime.decode.scheduler import Chunk
-from specbuild.runtime.decode.stepper import NewTokens, StepDone
+from specbuild.runtime.decode.stepper import LaunchDone, NewTokens
 from specbuild.runtime.decode.target_passes import TargetPasses
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.eagle3 import Drafter
@@ -49,16 +49,15 @@ class HostStepper:
         self._target = TargetPasses(executor, manifest, counter)
         caches = drafter is not None and drafter.capabilities.uses_draft_caches
         self._draft_groups = groups_of(manifest.roles["draft"]) if caches else ()
-        self._first: list[NewTokens] = []
-        self._step: StepDone | None = None
+        self._done: LaunchDone | None = None
         self._committed: Committed = []
         self._aux_hidden: np.ndarray | None = None
         self._after_prompts = False
 
     @property
     def in_flight(self) -> int:
-        """Whether a step was computed and not received."""
-        return 0 if self._step is None else 1
+        """Whether a launch was computed and not received."""
+        return 0 if self._done is None else 1
 
     def open(self) -> None:
         """The host keeps nothing between loops."""
@@ -100,7 +99,7 @@ class HostStepper:
         outputs = self._target.prompts(sequences, plan, rows)
         for chunk in chunks:
             self._target.advance(chunk.sequence, chunk.count)
-        self._first = []
+        emitted = []
         if ending:
             done = [sequences[i] for i in ending]
             position = np.array([s.length - 1 for s in done], np.int32)
@@ -108,19 +107,16 @@ class HostStepper:
                 done, [1] * len(done), position, outputs["logits"]
             )
             for sequence, token, chance in zip(done, sampled, logprob, strict=True):
-                self._first.append(NewTokens(sequence, [(int(token), float(chance))]))
+                emitted.append(NewTokens(sequence, [(int(token), float(chance))]))
+        self._done = LaunchDone(emitted)
         self._aux_hidden, self._after_prompts = outputs.get("captured"), True
         self._committed = [
             (sequence, slice(int(row_start[i]), int(row_start[i + 1])))
             for i, sequence in enumerate(sequences)
         ]
 
-    def prepare_step(self, shape: DraftShape | None) -> None:
+    def prepare_step(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> None:
         """Prompts are read when their start returns: there is no time to use."""
-
-    def receive_prompts(self) -> list[NewTokens]:
-        """The first token of each prompt that the last launch ended."""
-        return self._first
 
     def start(
         self, sequences: Sequence[SequenceState], shape: DraftShape | None, outlook: Outlook
@@ -139,13 +135,13 @@ class HostStepper:
         step_s = None if untypical else perf_counter() - started_s
         self._after_prompts = False
         outcome = _outcome(outlook, trees, verified.accepted, step_s)
-        self._step = StepDone(self._new_tokens(sequences, verified), outcome)
+        self._done = LaunchDone(self._new_tokens(sequences, verified), outcome)
 
-    def receive(self) -> StepDone:
-        """What the step gave."""
-        step, self._step = self._step, None
-        assert step is not None, "no step was started"
-        return step
+    def receive(self) -> LaunchDone:
+        """What the launch gave."""
+        done, self._done = self._done, None
+        assert done is not None, "nothing was started"
+        return done
 
     def settle(self) -> None:
         """Tells the drafter of the tokens just committed, and of those emitted behind them."""

@@ -1,5 +1,8 @@
 """THE decoding loop: schedule → prefill | draft → verify → accept → commit → emit.
 
+A turn starts launches until the machine takes no more, of prompts or of steps as the scheduler
+says, and receives the oldest: who arrives waits for none but those in flight.
+
 Acceptance. In one pass the target looks at a tree of drafts below the newest token, the root, and
 says at every node which token it would emit there: ``sample(i)``, the argmax, or a draw whose noise
 belongs to (seed, position) alone. A node is accepted where its parent is and the target sampled it:
@@ -17,7 +20,7 @@ from collections.abc import Generator, Sequence
 
 from specbuild.runtime.cache.pages import SequencePages
 from specbuild.runtime.decode.emission import Emission, never_ran
-from specbuild.runtime.decode.scheduler import Chunk, Scheduler
+from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.stepper import NewTokens, Stepper
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.policy import DraftPolicy
@@ -77,37 +80,33 @@ class Loop:
             self.close()
 
     def turn(self) -> list[Event]:
-        """One launch of prompts, or one more step received. RequestError where none can start."""
-        batch = self._scheduler.schedule(self._admit)
-        if batch.chunks and not self._stepper.in_flight:
-            return self._read_prompts(batch.chunks)
-        # Prompts wait until what was started is received: that may free more rows.
-        if not batch.chunks:
-            self._start_steps(batch.sequences)
-        step = self._stepper.receive()
-        if step.outcome is not None:
-            self._policy.observe(step.outcome)
-        return self._emit(step.emitted)
+        """Starts what is of use, and receives one launch. RequestError where none can start."""
+        self._scheduler.admit(self._admit)
+        self._start_launches()
+        launch = self._stepper.receive()
+        if launch.outcome is not None:
+            self._policy.observe(launch.outcome)
+        return self._emit(launch.emitted)
 
     def close(self) -> None:
         """Gives back what unfinished requests hold."""
         self._stepper.close(self._scheduler.close())
 
-    def _read_prompts(self, chunks: Sequence[Chunk]) -> list[Event]:
-        self._stepper.start_prompts(chunks)
-        ending = any(chunk.is_last for chunk in chunks)
-        if ending and self._stepper.most_in_flight > 1:
+    def _start_launches(self) -> None:
+        """Prompts or a step, as they take turns, while the machine takes more."""
+        prompts_end = False
+        while self._stepper.in_flight < self._stepper.most_in_flight:
+            batch = self._scheduler.schedule()
+            if batch.chunks:
+                self._stepper.start_prompts(batch.chunks)
+                prompts_end |= any(chunk.is_last for chunk in batch.chunks)
+            elif batch.sequences:
+                outlook = self._stepper.outlook(batch.sequences)
+                self._stepper.start(batch.sequences, self._shape(outlook), outlook)
+            else:
+                break
+        if prompts_end and self._stepper.most_in_flight > 1:
             self._choose_ahead()
-        first = self._stepper.receive_prompts()
-        for new in first:
-            new.sequence.counters.first_token()
-        return self._emit(first)
-
-    def _start_steps(self, sequences: Sequence[SequenceState]) -> None:
-        """Starts steps while one more can be of use: each in flight gives a token at least."""
-        outlook = self._stepper.outlook(sequences)
-        while self._stepper.in_flight < min(self._stepper.most_in_flight, outlook.tokens_left):
-            self._stepper.start(sequences, self._shape(outlook), outlook)
 
     def _emit(self, emitted: Sequence[NewTokens]) -> list[Event]:
         events: list[Event] = []
@@ -128,11 +127,11 @@ class Loop:
 
     def _choose_ahead(self) -> None:
         """While the machine reads prompts, the first step behind them is made ready."""
-        running = self._scheduler.sequences
-        if any(sequence.wanted > 1 for sequence in running):
-            outlook = self._stepper.outlook(running)
+        read = self._scheduler.read
+        if any(sequence.wanted > 1 for sequence in read):
+            outlook = self._stepper.outlook(read)
             self._chosen = (outlook.batch, self._policy.shape(outlook))
-            self._stepper.prepare_step(self._chosen[1])
+            self._stepper.prepare_step(read, self._chosen[1])
 
     def _admit(
         self, index: int, request: Request, pages: dict[str, SequencePages]

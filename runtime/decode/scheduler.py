@@ -1,4 +1,4 @@
-"""Which sequences run next: admission by free pages, prefill in chunks, then decoding."""
+"""Which launch comes next: admission by free pages, then prompts and decoding in turns."""
 
 from __future__ import annotations
 
@@ -10,11 +10,34 @@ from specbuild.runtime.cache.pages import KvPools, SequencePages
 from specbuild.runtime.engine_dir.manifest import Limits
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Request, SequenceState
+from specbuild.runtime.sampling import whole_number
 
 Admitted = Callable[[int, Request, dict[str, SequencePages]], SequenceState]
 
 # The most sequences of a step in which such requests take part.
 MostSequences = Callable[[Sequence[Request]], int]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How prompts and decoding take turns: the tokens are the same with any.
+
+    A launch of prompts has ``prefill_rows`` rows at most, None: as many as one may have. While
+    sequences decode, ``steps`` steps come between two of them; 0 reads all prompts first. A launch
+    of 2048 rows lasts as long as five steps: with two, prompts keep most of their speed, no token
+    waits for more than one launch of prompts, and two launches can be in flight.
+    """
+
+    prefill_rows: int | None = None
+    steps: int = 2
+
+    def __post_init__(self) -> None:
+        rows = self.prefill_rows
+        if rows is not None and whole_number("prefill_rows_per_turn", rows) < 1:
+            raise RequestError(f"prefill_rows_per_turn is {rows}, must be 1 or above")
+
+
+DEFAULT_TURNS = Turns()
 
 
 @dataclass(frozen=True)
@@ -33,16 +56,21 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Batch:
-    """One launch of the target: prompt chunks, or sequences to decode."""
+    """One launch of the target: prompt chunks, or sequences to decode. Empty: none is of use."""
 
     chunks: tuple[Chunk, ...] = ()
     sequences: tuple[SequenceState, ...] = ()
 
 
 class Scheduler:
-    """Admits requests in order while pages are free; prompts go before decoding.
+    """Admits requests in order while pages are free; prompts and decoding take turns.
 
     Requests are added and withdrawn at any time, and told apart by their numbers from 0 on.
+
+    Prompts wait in a queue. A launch takes up its head, and with the rows that are left those
+    behind; a head that does not end goes to the back. So every launch brings each prompt one place
+    forward, and a short one waits for no more launches than there are prompts before it, however
+    long these are.
 
     ``invariant_rows``: only among launches of up to so many rows has a row the same bits whatever
     shares its launch. Which prompts arrive together depends on drafts; so a larger chunk runs
@@ -55,13 +83,19 @@ class Scheduler:
         limits: Limits,
         kv: KvPools,
         *,
+        turns: Turns = DEFAULT_TURNS,
         invariant_rows: int | None = None,
         most_sequences: MostSequences | None = None,
     ) -> None:
         self._waiting: deque[tuple[int, Request]] = deque()
         self._running: list[SequenceState] = []
+        # Of those running, who has prompt rows that no launch has taken up.
+        self._prompts: deque[SequenceState] = deque()
         self._added = 0
+        self._steps = 0
+        self._turns = turns
         self._limits = limits
+        self._most_rows = min(limits.max_rows, turns.prefill_rows or limits.max_rows)
         self._invariant_rows = invariant_rows
         self._kv = kv
         self._most_sequences = most_sequences
@@ -75,6 +109,11 @@ class Scheduler:
     def sequences(self) -> tuple[SequenceState, ...]:
         """The requests that were admitted and are not done."""
         return tuple(self._running)
+
+    @property
+    def read(self) -> tuple[SequenceState, ...]:
+        """Those whose prompts are through, or in flight to their end."""
+        return tuple(s for s in self._running if s.length >= len(s.request.prompt_ids))
 
     def add(self, request: Request) -> int:
         """Queues a request behind those that wait; its number."""
@@ -94,25 +133,45 @@ class Scheduler:
         """The sequence of an admitted request; None where it waits or is done."""
         return next((s for s in self._running if s.index == index), None)
 
-    def schedule(self, admit: Admitted) -> Batch:
-        """The next launch; ``admit`` makes the sequence of a request that has its pages.
+    def admit(self, admit: Admitted) -> None:
+        """Takes up who waits, in order, while pages and rows are free.
 
-        Raises RequestError where no request fits the free pages.
+        ``admit`` makes the sequence of a request that has its pages. Raises RequestError where
+        none runs and none fits.
         """
-        self._admit(admit)
-        chunks = self._chunks()
-        if chunks:
-            return Batch(chunks=chunks)
+        while self._waiting and len(self._running) < self._limits.max_batch_size:
+            index, request = self._waiting[0]
+            wanted = self._kv.pages_wanted(len(request.prompt_ids) + request.token_budget)
+            if not (self._takes(request) and self._kv.can_admit(wanted)):
+                break
+            self._waiting.popleft()
+            sequence = admit(index, request, self._kv.admit(wanted))
+            self._running.append(sequence)
+            self._prompts.append(sequence)
         if not self._running:
             raise RequestError(
                 f"prompt {self._waiting[0][1].id!r}: no free cache pages; another generation on "
                 "this engine holds them: finish or close it first"
             )
-        return Batch(sequences=tuple(self._running))
+
+    def schedule(self) -> Batch:
+        """The next launch, which is to start at once; empty where others must be received first."""
+        read = self.read
+        decoding = tuple(s for s in read if s.emitted)
+        # Each step in flight gives a token at least.
+        steps = any(s.wanted > s.steps_ahead for s in decoding)
+        turn = self._steps >= self._turns.steps or not (steps or len(read) > len(decoding))
+        if self._prompts and turn:
+            self._steps = 0
+            return Batch(chunks=self._chunks())
+        self._steps += steps
+        return Batch(sequences=decoding if steps else ())
 
     def retire(self, sequence: SequenceState) -> None:
         """A sequence is done: its pages go back."""
         self._running.remove(sequence)
+        if sequence in self._prompts:
+            self._prompts.remove(sequence)
         self._kv.release(sequence.pages)
 
     def close(self) -> tuple[SequenceState, ...]:
@@ -122,17 +181,6 @@ class Scheduler:
             self.retire(sequence)
         return running
 
-    def _admit(self, admit: Admitted) -> None:
-        while self._waiting and len(self._running) < self._limits.max_batch_size:
-            index, request = self._waiting[0]
-            if not self._takes(request):
-                return
-            wanted = self._kv.pages_wanted(len(request.prompt_ids) + request.token_budget)
-            if not self._kv.can_admit(wanted):
-                return
-            self._waiting.popleft()
-            self._running.append(admit(index, request, self._kv.admit(wanted)))
-
     def _takes(self, request: Request) -> bool:
         """Whether a step has rows for one more sequence that asks for what this one does."""
         if self._most_sequences is None:
@@ -141,19 +189,18 @@ class Scheduler:
         return len(together) <= self._most_sequences(together)
 
     def _chunks(self) -> tuple[Chunk, ...]:
-        """Prompt chunks of one launch: as many rows as it may have, oldest sequence first."""
-        most = self._limits.max_rows
-        capacity = most if self._invariant_rows is None else min(most, self._invariant_rows)
+        """Prompt chunks of one launch: as many rows as it may have, the queue's head first."""
+        most, invariant = self._most_rows, self._invariant_rows
+        capacity = most if invariant is None else min(most, invariant)
         chunks: list[Chunk] = []
-        for sequence in self._running:
+        for sequence in self._prompts:
             left = len(sequence.request.prompt_ids) - sequence.length
-            if left == 0:
-                continue
-            count = min(left, capacity if self._invariant_rows is None else most)
-            chunk = Chunk(sequence, sequence.length, count)
-            if count > capacity and not chunks:
-                return (chunk,)
-            if 0 < count <= capacity:
-                chunks.append(chunk)
+            count = min(left, capacity if invariant is None else most)
+            if 0 < count <= capacity or not chunks:
+                chunks.append(Chunk(sequence, sequence.length, count))
                 capacity -= count
+        ended = [chunk.sequence for chunk in chunks if chunk.is_last]
+        if not chunks[0].is_last:
+            self._prompts.rotate(-1)
+        self._prompts = deque(s for s in self._prompts if s not in ended)
         return tuple(chunks)

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting
 from specbuild.runtime.decode.emission import TextStreams, never_ran
 from specbuild.runtime.decode.loop import Loop
+from specbuild.runtime.decode.scheduler import Turns
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Event, FinishEvent, Request
 
@@ -129,15 +130,17 @@ class Session:
     ) -> Iterator[Iterator[Event]]:
         """The events of requests that run in the calling thread, as far as they are asked for.
 
-        For measuring: nothing runs beside them, and nothing runs ahead of the reader but the steps
-        in flight. Raises RequestError as :meth:`add`, and where the engine is in use.
+        For measuring: nothing runs beside them, nothing runs ahead of the reader but the launches
+        in flight, and nobody decodes before all prompts that run together are read. Raises
+        RequestError as :meth:`add`, and where the engine is in use.
         """
         setting = setting.of(requests)
         self._decoder.check(requests, setting)
         if not self._decoder.machine.acquire(blocking=False):
             raise RequestError("the engine is in use; try again when its requests are done")
         try:
-            loop = self._decoder.loop(setting, text_stream=self._text_stream)
+            turns = Turns(steps=0)
+            loop = self._decoder.loop(setting, text_stream=self._text_stream, turns=turns)
             for request in requests:
                 loop.add(request)
             with contextlib.closing(loop.run()) as events:

@@ -1,7 +1,8 @@
 """What the decoding loop asks of a machine: prompts into the caches, and speculative steps.
 
-The host stepper computes a step when it is started; the device stepper queues it, so that two are
-in flight at once and the device never waits for the host.
+Both are launches, which are received in the order in which they were started. The host stepper
+computes a launch when it is started; the device stepper queues it, so that two are in flight at
+once and the device never waits for the host.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ class NewTokens:
 
 
 @dataclass(frozen=True)
-class StepDone:
-    """A step is through: what it gave, and what the draft policy learns of it.
+class LaunchDone:
+    """A launch is through: what it gave, and what the draft policy learns of it.
 
-    Sequences that ended while the step was in flight have no part in ``emitted``. ``outcome`` is
-    None where none is left.
+    Of a launch of prompts that is the first token of each prompt that it ended. Sequences that
+    ended while the launch was in flight have no part in ``emitted``. ``outcome`` is None of
+    prompts, and of a step where no sequence is left.
     """
 
     emitted: Sequence[NewTokens]
-    outcome: StepOutcome | None
+    outcome: StepOutcome | None = None
 
 
 class Stepper(Protocol):
@@ -46,12 +48,12 @@ class Stepper(Protocol):
 
     @property
     def most_in_flight(self) -> int:
-        """Steps that may be started before the oldest is received."""
+        """Launches that may be started before the oldest is received."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """Steps started and not received."""
+        """Launches started and not received."""
         ...
 
     def open(self) -> None:
@@ -63,7 +65,7 @@ class Stepper(Protocol):
         ...
 
     def release(self, sequence: SequenceState) -> None:
-        """A sequence is done, or was aborted. Steps in flight may still name it."""
+        """A sequence is done, or was aborted. Launches in flight may still name it."""
         ...
 
     def close(self, sequences: Sequence[SequenceState]) -> None:
@@ -75,15 +77,7 @@ class Stepper(Protocol):
         ...
 
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:
-        """One launch of prompt chunks; only with no step in flight."""
-        ...
-
-    def prepare_step(self, shape: DraftShape | None) -> None:
-        """While prompts are read, readies the step that comes behind them."""
-        ...
-
-    def receive_prompts(self) -> list[NewTokens]:
-        """The first token of each prompt that the launch ended."""
+        """Starts one launch of prompt chunks; their sequences are that much longer at once."""
         ...
 
     def start(
@@ -92,10 +86,14 @@ class Stepper(Protocol):
         """Starts draft → verify → accept → commit; ``shape`` None decodes without a draft."""
         ...
 
-    def receive(self) -> StepDone:
-        """What the oldest step in flight gave."""
+    def prepare_step(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> None:
+        """While prompts are read, readies the step that comes behind them."""
+        ...
+
+    def receive(self) -> LaunchDone:
+        """What the oldest launch in flight gave."""
         ...
 
     def settle(self) -> None:
-        """What :meth:`receive_prompts` or :meth:`receive` gave has been emitted."""
+        """What :meth:`receive` gave has been emitted."""
         ...

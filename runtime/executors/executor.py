@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -110,6 +110,13 @@ class DeviceExecutor(Protocol):
 
     def read(self, name: str, *, rows: int | None = None) -> np.ndarray:
         """A port's values once all that is queued is done; its first ``rows`` rows."""
+        ...
+
+    def fetch(self, name: str) -> Callable[[], np.ndarray]:
+        """Queues the reading of a port; what it returns waits for that, and for nothing behind.
+
+        For a few small ports at a time: launches in flight have one or two each.
+        """
         ...
 
     def prepare(self, entry: ProgramEntry) -> None:

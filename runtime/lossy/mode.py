@@ -6,7 +6,7 @@ and reckons with the most that they can.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,14 +21,20 @@ from specbuild.runtime.request import SequenceState
 
 @dataclass(frozen=True)
 class StepAhead:
-    """The next step: the sequences of rows 0, 1, …, its draft, and what may come before it.
+    """The next step: the sequences that take part by row, its draft, and what may come before it.
 
-    The steps in flight emit up to ``most_emitted`` tokens for each sequence.
+    Rows between theirs are passed over: prompts are still read there. The steps in flight emit up
+    to ``most_emitted`` tokens for each sequence.
     """
 
-    sequences: tuple[SequenceState, ...]
+    rows: Mapping[int, SequenceState]
     shape: DraftShape | None
     most_emitted: int
+
+    @property
+    def batch(self) -> int:
+        """The rows of a step that reaches them all."""
+        return 1 + max(self.rows)
 
     @property
     def depth(self) -> int:

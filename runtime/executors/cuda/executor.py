@@ -18,7 +18,7 @@ from specbuild.runtime.executors.cuda.memory import (
     row_bytes,
 )
 from specbuild.runtime.executors.cuda.programs import ProgramRunner, ReadFile
-from specbuild.runtime.executors.cuda.staging import Staging
+from specbuild.runtime.executors.cuda.staging import Fetches, Staging
 from specbuild.runtime.executors.executor import ExecutorCapabilities, StepResult
 
 # Looks at the ring between two questions to the driver, which take longer.
@@ -53,6 +53,8 @@ class CudaExecutor:
             self._ports = Ports(plan, self._memory)
             self._staging = Staging(gpu, self._stream)
             closing.callback(self._staging.close)
+            self._fetches = Fetches(gpu, self._stream)
+            closing.callback(self._fetches.close)
             self.runner = ProgramRunner(
                 gpu, plan, self._memory.addresses, read_file, self._stream, recorded=recorded
             )
@@ -112,6 +114,12 @@ class CudaExecutor:
         port = self._rows_of(name, 0, count)
         data = self._staging.download(self._ports.address(name), count * row_bytes(port))
         return data.view(item_type(port)).reshape(count, *port.shape[1:])
+
+    def fetch(self, name: str) -> Callable[[], np.ndarray]:
+        """Queues the reading of a port; what it returns waits for that, and for nothing behind."""
+        port = self._ports[name]
+        arrived = self._fetches.start(self._ports.address(name), port_bytes(port))
+        return lambda: arrived().view(item_type(port)).reshape(port.shape)
 
     def peek(self, buffer: int, offset: int, nbytes: int) -> np.ndarray:
         """Bytes of a buffer of the plan, uint8, once all that is queued is done."""

@@ -1,11 +1,16 @@
-"""Small uploads without waiting: page-locked memory that is used round and round."""
+"""Small copies without waiting: page-locked memory that is used round and round."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle
 from specbuild.runtime.executors.cuda.memory import ALIGNMENT, STAGING_BYTES
+
+# Reads that may be outstanding, and the most bytes of each.
+FETCHES, FETCH_BYTES = 8, 64 << 10
 
 
 class Staging:
@@ -54,3 +59,35 @@ class Staging:
         place = self._used
         self._used += -(-size // ALIGNMENT) * ALIGNMENT
         return place
+
+
+class Fetches:
+    """Reads that do not wait for what is queued behind them.
+
+    ``FETCHES`` may be outstanding: each has page-locked memory of its own, and a mark behind it.
+    """
+
+    def __init__(self, gpu: Gpu, stream: Handle) -> None:
+        self._gpu = gpu
+        self._stream = stream
+        self._memory = gpu.allocate_host(FETCHES * FETCH_BYTES)
+        self._marks = [gpu.new_event() for _ in range(FETCHES)]
+        self._started = 0
+
+    def start(self, address: int, nbytes: int) -> Callable[[], np.ndarray]:
+        """Queues the copy of device memory; what is returned waits for it: uint8 [bytes]."""
+        assert nbytes <= FETCH_BYTES
+        entry, self._started = self._started, (self._started + 1) % FETCHES
+        mark, place = self._marks[entry], entry * FETCH_BYTES
+        self._gpu.download(self._memory.address + place, address, nbytes, self._stream)
+        self._gpu.record(mark, self._stream)
+
+        def arrived() -> np.ndarray:
+            self._gpu.wait(mark)
+            return self._memory.view[place : place + nbytes].copy()
+
+        return arrived
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self._gpu.release_host(self._memory)

@@ -52,20 +52,18 @@ class DeviceSelections:
 
     def expected(self, ahead: StepAhead) -> StepSelections:
         """What a first step will be, for what it can have ready; nothing is settled."""
-        able = [s for s in ahead.sequences if asked_top_k(self._config, s) > 0]
+        able = [s for s in ahead.rows.values() if asked_top_k(self._config, s) > 0]
         sparse = any(self._reaches(s, ahead.depth) for s in able)
         return StepSelections(sparse=sparse, checks=sparse and self._config.check_interval > 0)
 
     def plan(self, ahead: StepAhead) -> StepSelections:
-        """How the sequences of rows 0, 1, … attend in the next step; the device is told."""
-        sequences, further = ahead.sequences, ahead.most_emitted
+        """How the sequences attend in the next step; the device is told, by row."""
+        further = ahead.most_emitted
         attends: dict[int, Attends] = {}
-        counted = np.full(len(sequences), EVERYTHING, np.int32)
+        counted = np.full(ahead.batch, EVERYTHING, np.int32)
         sampled, sparse = counted.copy(), False
-        for row, s in enumerate(sequences):
-            held = self._held.get(s.index)
-            if held is None:
-                continue
+        for row, s in ahead.rows.items():
+            held = self._held[s.index]
             found = attends[s.index] = held.begin(s.known - 1 + further)
             counted[row] = held.budget_of(found)
             sampled[row] = held.budget_of(found, checking=True)

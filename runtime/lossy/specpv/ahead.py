@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -28,13 +27,6 @@ from specbuild.runtime.lossy.specpv.state import (
     ViewGeometry,
 )
 from specbuild.runtime.request import SequenceState
-
-
-@dataclass(frozen=True)
-class StepViews(ModePlan):
-    """How the sequences of rows 0, 1, … take part in a step."""
-
-    choices: tuple[StepChoice, ...] = ()
 
 
 @dataclass
@@ -107,20 +99,20 @@ class DeviceViews:
         self._held.pop(sequence.index, None)
         self._flags = None
 
-    def expected(self, ahead: StepAhead) -> StepViews:
+    def expected(self, ahead: StepAhead) -> ModePlan:
         """Steps are partial at first, or see everything by the program that chooses no view."""
         del ahead
-        return StepViews()
+        return ModePlan()
 
-    def plan(self, ahead: StepAhead) -> StepViews:
+    def plan(self, ahead: StepAhead) -> ModePlan:
         """What each row's sequence does in the next step; the device is told.
 
         Raises SpecbuildError where the program has too few rows for what must be verified again.
         """
-        sequences, (nodes, most) = ahead.sequences, _sizes(ahead.shape)
-        capacity = self._programs.refresh_capacity(ahead.shape, batch=len(sequences))
-        found = [self._candidate(row, s, nodes, most, capacity, len(sequences))
-                 for row, s in enumerate(sequences)]  # fmt: skip
+        nodes, most = _sizes(ahead.shape)
+        capacity = self._programs.refresh_capacity(ahead.shape, batch=ahead.batch)
+        found = [self._candidate(row, s, nodes, most, capacity, len(ahead.rows))
+                 for row, s in ahead.rows.items()]  # fmt: skip
         full = {c.row for c in found if not c.choice.partial and c.buffered == 0}
         left = capacity
         for c in sorted(found, key=lambda c: c.urgency, reverse=True):
@@ -135,14 +127,15 @@ class DeviceViews:
                     f"{left}; build with a larger --specpv-n-spec-tokens-buf or a smaller "
                     "--max-batch-size"
                 )
-        choices = tuple(self._settled(c, c.row in full) for c in found)
-        for sequence, choice in zip(sequences, choices, strict=True):
-            if sequence.index in self._held:
-                self._held[sequence.index].flights.append((choice, most))
-        self._tell([not choice.partial for choice in choices])
+        choices = {c.row: self._settled(c, c.row in full) for c in found}
+        flags = np.zeros(ahead.batch, np.int32)
+        for row, choice in choices.items():
+            self._held[ahead.rows[row].index].flights.append((choice, most))
+            flags[row] = not choice.partial
+        self._tell(flags)
         # Views are chosen, and re-verified tokens, in programs of their own.
-        chosen = any(choice.blocks is not None for choice in choices)
-        return StepViews(capacity - left if chosen or left < capacity else None, choices=choices)
+        chosen = any(choice.blocks is not None for choice in choices.values())
+        return ModePlan(capacity - left if chosen or left < capacity else None)
 
     def received(
         self, sequence: SequenceState, plan: ModePlan, result: StepResult, row: int
@@ -159,9 +152,7 @@ class DeviceViews:
     def _candidate(  # noqa: PLR0917
         self, row: int, sequence: SequenceState, nodes: int, most: int, capacity: int, batch: int
     ) -> _Candidate:
-        held = self._held.get(sequence.index)
-        if held is None:
-            return _Candidate(row, StepChoice(True, 0, None, "partial"), 0, False)
+        held = self._held[sequence.index]
         view, length = held.ahead()
         choice = view.choose(length, nodes)
         held.view.counters.invariant_failures += view.counters.invariant_failures
@@ -182,8 +173,7 @@ class DeviceViews:
         # Its turn comes early.
         return StepChoice(False, choice.chain_start - candidate.buffered, None, "refresh interval")
 
-    def _tell(self, full: Sequence[bool]) -> None:
-        flags = np.array(full, np.int32)
+    def _tell(self, flags: np.ndarray) -> None:
         if self._flags is None or not np.array_equal(flags, self._flags):
             self._executor.write(FULL_STEP, flags)
             self._flags = flags

@@ -18,7 +18,7 @@ from specbuild.runtime.engine_dir.manifest import StoredFile
 from specbuild.runtime.engine_dir.plan import Buffer, Port
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.memory import DeviceMemory, Ports, footprint
-from specbuild.runtime.executors.cuda.staging import Staging
+from specbuild.runtime.executors.cuda.staging import FETCHES, Fetches, Staging
 from specbuild.runtime.executors.cuda.upload import Piece, WeightsUpload
 
 RANDOM = np.random.default_rng(5)
@@ -193,3 +193,18 @@ def test_a_file_in_one_piece_is_refused(tmp_path: Path) -> None:
         entry = StoredFile(10, "0" * 32, chunk, ())
         with pytest.raises(EngineFileError, match="not stored in chunks"):
             upload.run(tmp_path / "file", entry, [])
+
+
+def test_a_fetch_waits_for_nothing_behind_it() -> None:
+    gpu = FakeGpu()
+    stream, address = gpu.new_stream(), gpu.allocate(4 * FETCHES)
+    fetches = Fetches(gpu, stream)
+    outstanding = []
+    for i in range(FETCHES):
+        gpu.fill(address + 4 * i, i, 1, stream)
+        outstanding.append(fetches.start(address + 4 * i, 4))
+    gpu.fill(address, 99, 1, stream)
+    read = [int(arrived().view(np.uint32)[0]) for arrived in outstanding]
+    assert read == list(range(FETCHES))
+    assert len(stream.waiting) == 1
+    fetches.close()

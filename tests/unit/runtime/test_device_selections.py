@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from toy_model import toy_manifest
 
-from specbuild.runtime.decode.device_stepper import DeviceStepper
+from specbuild.runtime.decode.device_stepper import DeviceStepper, _Step
 from specbuild.runtime.engine_dir.manifest import DraftShape, Dsa
 from specbuild.runtime.engine_dir.plan import LIST_BUDGET
 from specbuild.runtime.executors.executor import StepResult
@@ -48,7 +48,7 @@ def selections(**changes: Any) -> tuple[DeviceSelections, Told, Any]:
 
 def step_ahead(sequence: Any, *, emitted: int = 0, depth: int = 0) -> StepAhead:
     """A step of one sequence, behind those that may emit so many tokens."""
-    return StepAhead((sequence,), DraftShape(1, depth, depth) if depth else None, emitted)
+    return StepAhead({0: sequence}, DraftShape(1, depth, depth) if depth else None, emitted)
 
 
 @pytest.mark.parametrize(("emitted", "depth"), [(0, 2), (1, 1), (2, 0)])
@@ -84,12 +84,11 @@ def test_only_a_checked_sequence_counts_a_check() -> None:
 
 def test_modes_are_told_of_all_that_flights_may_emit() -> None:
     stepper: Any = object.__new__(DeviceStepper)
-    stepper._rows = SimpleNamespace(sequences=[])
-    stepper._flights = [
-        SimpleNamespace(shape=DraftShape(1, 3, 3)),
-        SimpleNamespace(shape=None),
-    ]
-    ahead = stepper._ahead(DraftShape(2, 2, 4))
+    sequence = SimpleNamespace(index=0)
+    stepper._rows = SimpleNamespace(sequences=[sequence])
+    flights = [StepAhead({0: sequence}, shape, 0) for shape in (DraftShape(1, 3, 3), None)]  # type: ignore[dict-item]
+    stepper._flights = [_Step(i, ahead, None, True, ()) for i, ahead in enumerate(flights)]  # type: ignore[arg-type]
+    ahead = stepper._ahead([sequence], DraftShape(2, 2, 4))
     assert (ahead.most_emitted, ahead.depth) == (5, 2)
 
 

@@ -40,7 +40,7 @@ def test_sequences_take_turns_where_one_buffer_has_room(
     result = StepResult(count, none, [], [], rechecked=none, agreed=none)
     plans: list[ModePlan] = []
     for step in range(80):
-        plans.append(views.plan(StepAhead(tuple(sequences), shape, most_emitted=0)))
+        plans.append(views.plan(StepAhead(dict(enumerate(sequences)), shape, most_emitted=0)))
         if step > 0:  # two in flight
             for row, sequence in enumerate(sequences):
                 views.received(sequence, plans[step - 1], result, row)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,9 +15,18 @@ from toy_model import VOCAB, decode_plainly
 from toy_plan import SHAPES
 
 from specbuild.runtime.decode.decoder import DraftSetting
+from specbuild.runtime.decode.loop import Loop
+from specbuild.runtime.decode.scheduler import Chunk, Turns
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.request import Event, FinishEvent, GenerateParams, TokenEvent
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.request import (
+    Event,
+    FinishEvent,
+    GenerateParams,
+    SequenceState,
+    TokenEvent,
+)
 from specbuild.runtime.sampling import SamplingParams
 
 ENGINES: dict[str, Callable[[], Engine]] = {
@@ -56,12 +66,50 @@ def pages_of(engine: Engine) -> dict[str, int]:
     return {name: pool.free_pages for name, pool in engine._kv.pools.items()}
 
 
+def watch_turns(loop: Loop, turns: Turns) -> None:
+    """Holds at each launch that prompts and steps take turns, and that no prompt waits long."""
+    stepper, scheduler = loop._stepper, loop._scheduler
+    start_prompts, start, admitted = stepper.start_prompts, stepper.start, loop._admit
+    patience: dict[int, int] = {}
+    since_prompts, since_step = 0, 0
+
+    def admit(*of_request: Any) -> SequenceState:
+        sequence = admitted(*of_request)
+        patience[sequence.index] = 1 + len(scheduler._prompts)
+        return sequence
+
+    def prompts_start(chunks: Sequence[Chunk]) -> None:
+        nonlocal since_prompts, since_step
+        assert sum(chunk.count for chunk in chunks) <= (turns.prefill_rows or 99)
+        decoding = [s for s in scheduler.read if s.emitted and s.wanted > s.steps_ahead]
+        assert since_prompts >= turns.steps or not decoding
+        since_prompts, since_step = 0, since_step + 1
+        for index in patience:
+            patience[index] -= 1
+        for chunk in chunks:
+            patience[chunk.sequence.index] = len(scheduler._prompts)
+        waiting = {sequence.index for sequence in scheduler._prompts}
+        assert all(patience[index] > 0 for index in waiting)
+        start_prompts(chunks)
+
+    def step_starts(sequences: Sequence[SequenceState], *rest: Any) -> None:
+        nonlocal since_prompts, since_step
+        since_prompts, since_step = since_prompts + 1, 0
+        assert since_prompts <= turns.steps or not scheduler._prompts
+        assert all(s.emitted for s in sequences)
+        start(sequences, *rest)
+
+    loop._admit = admit  # type: ignore[method-assign]
+    stepper.start_prompts, stepper.start = prompts_start, step_starts  # type: ignore[method-assign]
+
+
 def serve(
-    engine: Engine, visitors: list[Visit], shape: DraftShape | None
+    engine: Engine, visitors: list[Visit], shape: DraftShape | None, turns: Turns
 ) -> tuple[dict[int, list[int]], dict[int, FinishEvent]]:
     """Token ids and ends of all visitors; holds after each turn that no page is lost."""
     free = pages_of(engine)
-    loop = engine.decoder.loop(DraftSetting(shape), text_stream=engine._text_stream)
+    loop = engine.decoder.loop(DraftSetting(shape), text_stream=engine._text_stream, turns=turns)
+    watch_turns(loop, turns)
     numbers: dict[int, int] = {}
     tokens: dict[int, list[int]] = {i: [] for i in range(len(visitors))}
     ends: dict[int, FinishEvent] = {}
@@ -104,11 +152,15 @@ def serve(
 
 @pytest.mark.parametrize("kind", ENGINES)
 @settings(max_examples=40, deadline=None)
-@given(st.lists(visits, min_size=1, max_size=7), st.sampled_from([None, *SHAPES]))
+@given(
+    st.lists(visits, min_size=1, max_size=7),
+    st.sampled_from([None, *SHAPES]),
+    st.builds(Turns, st.sampled_from([None, 1, 3, 5]), st.integers(0, 3)),
+)
 def test_each_gets_what_it_gets_alone(
-    kind: str, visitors: list[Visit], shape: DraftShape | None
+    kind: str, visitors: list[Visit], shape: DraftShape | None, turns: Turns
 ) -> None:
-    tokens, ends = serve(ENGINES[kind](), visitors, shape)
+    tokens, ends = serve(ENGINES[kind](), visitors, shape, turns)
     assert set(ends) == set(range(len(visitors)))
     for i, visitor in enumerate(visitors):
         alone = decode_plainly(visitor.ids, visitor.tokens, visitor.sampling)
@@ -158,3 +210,84 @@ def test_a_long_request_does_not_keep_others_waiting(kind: str) -> None:
             order += [e.request for e in loop.turn() if isinstance(e, FinishEvent)]
     loop.close()
     assert sorted(order[:3]) == [1, 2, 3] and order[3] == 0
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_short_prompt_is_read_beside_a_long_one(kind: str) -> None:
+    engine = ENGINES[kind]()
+    turns = Turns(prefill_rows=4)
+    loop = engine.decoder.loop(DraftSetting(None), text_stream=engine._text_stream, turns=turns)
+    params = GenerateParams(max_new_tokens=3, ignore_eos=True)
+    for ids in ([1] * 40, [2] * 2, [3] * 2):
+        loop.add(engine.check_prompts([prompt(ids)], params)[0])
+    ends = [event.request for event in loop.run() if isinstance(event, FinishEvent)]
+    assert ends == [1, 2, 0]
+
+
+def started_beside(loop: Loop) -> list[tuple[int, list[int]]]:
+    """For each launch of prompts, the launches in flight when it starts, and its sequences."""
+    found: list[tuple[int, list[int]]] = []
+    start = loop._stepper.start_prompts
+
+    def kept(chunks: Sequence[Chunk]) -> None:
+        found.append((loop._stepper.in_flight, [chunk.sequence.index for chunk in chunks]))
+        start(chunks)
+
+    loop._stepper.start_prompts = kept  # type: ignore[method-assign]
+    return found
+
+
+def test_who_arrives_does_not_wait_until_the_device_is_idle() -> None:
+    toy = toy_cuda()
+    engine, params = toy.engine, GenerateParams(max_new_tokens=20, ignore_eos=True)
+    first, second = engine.check_prompts([prompt([1, 2]), prompt([3, 4])], params)
+    loop = engine.decoder.loop(DraftSetting(None), text_stream=engine._text_stream)
+    launches = started_beside(loop)
+    loop.add(first)
+    loop.open()
+    for _ in range(4):
+        loop.turn()
+    loop.add(second)
+    stream = engine.executor.runner.stream
+    waiting: list[int] = []
+    for _ in range(4):
+        loop.turn()
+        waiting.append(len(stream.waiting))
+    assert launches == [(0, [0]), (1, [1])]
+    assert min(waiting) > 0, "the device ran out of work"
+    loop.close()
+
+
+@pytest.mark.parametrize("shape", [None, SHAPES[2]])
+def test_who_leaves_while_its_prompt_is_in_flight_leaves_its_row_to_others(
+    shape: DraftShape | None,
+) -> None:
+    toy = toy_cuda(max_batch_size=4)
+    engine, params = toy.engine, GenerateParams(max_new_tokens=12, ignore_eos=True)
+    loop = engine.decoder.loop(DraftSetting(shape), text_stream=engine._text_stream)
+    requests = engine.check_prompts([prompt([i, 7]) for i in range(4)], params)
+    for request in requests[:2]:
+        loop.add(request)
+    loop.open()
+    tokens: dict[int, list[int]] = {i: [] for i in range(4)}
+    for turn in range(60):
+        if turn == 4:
+            loop.add(requests[2])
+            loop.add(requests[3])
+        if turn == 5:
+            # The prompts of 2 and 3 are in flight: 3 moves to the row of 2, or of 0.
+            assert len(loop._scheduler.read) == 4 and not loop._scheduler.running(3).emitted  # type: ignore[union-attr]
+            assert loop.abort(2) is not None and loop.abort(0) is not None
+        for event in [] if loop.idle else loop.turn():
+            if isinstance(event, TokenEvent):
+                tokens[event.request].append(event.token_id)
+    loop.close()
+    assert loop.idle and not toy.ledger.held and not tokens[2]
+    for i in (1, 3):
+        plain = decode_plainly([i, 7], 12, params.sampling)
+        assert tokens[i][: len(plain)] == plain and len(tokens[i]) == 12
+
+
+def test_turns_of_no_rows_are_refused() -> None:
+    with pytest.raises(RequestError, match="prefill_rows_per_turn is 0, must be 1 or above"):
+        Turns(prefill_rows=0)
