@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from specbuild.cli.terminal.log import show_log
+
 # The panel of help for what every command has.
 GENERAL = "General"
 
@@ -23,6 +25,7 @@ def _remember_debug(context: typer.Context, value: bool) -> bool:
     invocation = context.find_root().obj
     if isinstance(invocation, Invocation):
         invocation.debug = value
+    show_log(value)
     return value
 
 
@@ -80,7 +83,7 @@ Debug = Annotated[
         "--debug",
         callback=_remember_debug,
         is_eager=True,
-        help="Show a traceback on errors.",
+        help="Show a traceback on errors, and a log.",
         rich_help_panel=GENERAL,
     ),
 ]
