@@ -172,8 +172,13 @@ def test_bench_draws_a_table_of_random_prompts(command: Command, tiny_engine: Pa
         assert part in result.out
 
 
-def test_bench_without_a_draft_measures_what_there_is(command: Command, ids_engine: Path) -> None:
-    result = command("bench", ids_engine, "--max-new-tokens", 4, "--rounds", 1, "--json")
+@pytest.mark.parametrize(("built", "arguments"), [("ids", ()), ("tiny", ("--no-spec",))])
+def test_bench_without_a_draft_measures_what_there_is(
+    command: Command, request: pytest.FixtureRequest, built: str, arguments: tuple[str, ...]
+) -> None:
+    engine = request.getfixturevalue(f"{built}_engine")
+    short = ("--max-new-tokens", 4, "--rounds", 1, "--json")
+    result = command("bench", engine, *short, *arguments)
     (report,) = result.records
     jsonschema.validate(report, BENCH_SCHEMA)
     assert report["ratio"] is None

@@ -260,6 +260,7 @@ def test_views_are_chosen_for_their_sweep_alone(command: Command, tmp_path: Path
     asked = ("bench", tmp_path / "no engine yet", "--retrieved", 512)
     assert command(*asked).refused("for a --sweep")
     assert command(*asked, "--sweep", "decode").refused("--sweep specpv")
+    assert command(*asked[:2], "--sweep", "decode", "--no-spec").refused("leave --threads, --draft")
 
 
 def test_drafts_that_change_are_not_compared(

@@ -70,6 +70,7 @@ def test_every_shape_gets_its_times_and_no_candidate_differs(
     verify_files(tuned, read_manifest(tuned))
 
 
+@pytest.mark.timeout(900)
 def test_no_prompt_kernel_depends_on_the_cut(directory: Path, notes: Notes) -> None:
     """Of every shape of the prompt programs the default, and the candidates that are kept.
 
