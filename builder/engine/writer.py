@@ -21,6 +21,7 @@ from specbuild.runtime.engine_dir.files import (
     file_entry,
     manifest_digest,
     read_manifest,
+    require_only_engine,
     verify_files,
 )
 from specbuild.runtime.engine_dir.manifest import (
@@ -32,7 +33,7 @@ from specbuild.runtime.engine_dir.manifest import (
     StoredFile,
 )
 from specbuild.runtime.engine_dir.strict_json import to_json
-from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 SAFETENSORS_DTYPES = {
     "torch.float32": "F32",
@@ -138,10 +139,15 @@ def require_replaceable(output: Path, *, force: bool) -> None:
     if not force:
         raise SpecbuildError(f"{output} exists; remove it or pass --force")
     empty = output.is_dir() and not any(output.iterdir())
-    if not empty and not (output / MANIFEST_FILE).is_file():
+    if empty:
+        return
+    try:
+        require_only_engine(output)
+    except EngineFileError as error:
         raise SpecbuildError(
-            f"{output} exists and is no engine; --force replaces engines only, choose another place"
-        )
+            f"{output} exists and is no engine, which is all that --force replaces ({error}); "
+            "choose another place"
+        ) from error
 
 
 def json_bytes(data: Any) -> bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specbuild.builder.build import BuildReport, build
+from specbuild.builder.checkpoint.source import read_json
 from specbuild.builder.durable import put_in_place, staging_folder, write_bytes
 from specbuild.builder.families.eagle3.family import EAGLE3
 from specbuild.builder.families.registry import target_family
@@ -120,11 +121,27 @@ def _require_replaceable(output: Path, *, force: bool) -> None:
     if not force:
         raise SpecbuildError(f"{output} exists; remove it or pass --force")
     empty = output.is_dir() and not any(output.iterdir())
-    if not empty and not (output / REPORT_FILE).is_file():
+    if not empty and not _is_written_here(output):
         raise SpecbuildError(
             f"{output} exists and was not written by synth; --force replaces such folders only, "
             "choose another place"
         )
+
+
+def _is_written_here(output: Path) -> bool:
+    """Whether a folder holds checkpoints, prompts and the report of them, and nothing else."""
+    try:
+        report = read_json(output / REPORT_FILE)
+        names = {path.name for path in output.iterdir()}
+    except (OSError, SpecbuildError):
+        return False
+    folders = [output / name for name in (TARGET_FOLDER, DRAFT_FOLDER)]
+    held = [path for folder in folders if folder.is_dir() for path in folder.iterdir()]
+    return (
+        report.keys() >= {"options", "distinct_experts"}
+        and names <= {TARGET_FOLDER, DRAFT_FOLDER, PROMPTS_FILE, REPORT_FILE}
+        and all(path.is_file() and path.suffix in (".json", ".safetensors") for path in held)
+    )
 
 
 def _require_space(folder: Path, wanted: int) -> None:

@@ -63,14 +63,28 @@ def read_manifest(directory: Path, origin: Origin | None = None) -> Manifest:
     return manifest
 
 
+def require_only_engine(directory: Path) -> None:
+    """Raises EngineFileError where a directory is more or less than an engine of any version.
+
+    What its files hold is not checked, nor whether all are there.
+    """
+    try:
+        decoded = parsed(manifest_bytes(directory))
+        version, files = decoded["format_version"], decoded["files"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise EngineFileError(f"{directory / MANIFEST_FILE} is no engine's") from error
+    if type(version) is not int or not isinstance(files, dict):
+        raise EngineFileError(f"{directory / MANIFEST_FILE} is no engine's")
+    for _ in _present(directory, "", *_listed(files)):
+        pass
+
+
 def check_sizes(directory: Path, manifest: Manifest) -> None:
     """Every listed file is there with its size, and nothing else is. Reads no contents.
 
     Raises EngineFileError with the file's name.
     """
-    listed = manifest.files.keys() | _OWN_FILES
-    folders = {str(folder) for name in listed for folder in PurePosixPath(name).parents}
-    found = dict(_present(directory, "", listed, folders))
+    found = dict(_present(directory, "", *_listed(manifest.files)))
     for name, entry in manifest.files.items():
         if name not in found:
             raise EngineFileError(
@@ -173,6 +187,12 @@ def manifest_bytes(directory: Path) -> bytes:
             f"{MANIFEST_HASH_FILE}); copy the engine again or rebuild it"
         )
     return data
+
+
+def _listed(files: Collection[str]) -> tuple[set[str], set[str]]:
+    """All files that an engine may have, and the folders that these lie in."""
+    listed = {*files, *_OWN_FILES}
+    return listed, {str(folder) for name in listed for folder in PurePosixPath(name).parents}
 
 
 def _present(

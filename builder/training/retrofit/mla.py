@@ -15,7 +15,7 @@ from specbuild.builder.checkpoint.latents import (
     full_rank,
     latent_name,
 )
-from specbuild.builder.checkpoint.source import DTYPE_BITS
+from specbuild.builder.checkpoint.source import DTYPE_BITS, read_header
 from specbuild.builder.checkpoint.target_parts import EMBEDDING, TargetCheckpoint
 from specbuild.builder.checkpoint.tensor_file import write_tensors
 from specbuild.builder.families.checkpoints import read_target
@@ -60,8 +60,7 @@ def retrofit_mla(options: LatentOptions, progress: Progress) -> LatentReport:
     Raises SpecbuildError for a rank, layer, text or output that cannot be; nothing is written then.
     """
     file = options.output or options.model / LATENT_FILE
-    if file.exists() and not options.force:
-        raise SpecbuildError(f"{file} exists; replace it with --force, or name another --output")
+    _require_replaceable(file, force=options.force)
     target = read_target(options.model, strict=False, mla=False, dsa=False)
     kind = target.geometry.model_type
     if not target_family(kind).retrofits:
@@ -88,6 +87,23 @@ def retrofit_mla(options: LatentOptions, progress: Progress) -> LatentReport:
         after = losses_with(streamed, tensors, text.evaluation, progress)
     write_tensors(file, tensors)
     return _report(file, target, errors, text, (survey.losses, after))
+
+
+def _require_replaceable(file: Path, *, force: bool) -> None:
+    """SpecbuildError where writing latents would destroy something else."""
+    if not file.exists():
+        return
+    if not force:
+        raise SpecbuildError(f"{file} exists; replace it with --force, or name another --output")
+    try:
+        names = read_header(file)
+    except SpecbuildError:
+        names = {}
+    if not any(name.endswith((DOWN, UP_KEYS, UP_VALUES)) for name in names):
+        raise SpecbuildError(
+            f"{file} exists and holds no latents, which are all that --force replaces; "
+            "name another --output"
+        )
 
 
 def _survey(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from specbuild.builder.checkpoint.source import read_header
 from specbuild.builder.engine.writer import EngineFolder, require_replaceable
 from specbuild.builder.graph.passes.weights import Recipe
 from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.engine_dir.files import manifest_digest
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -92,6 +95,43 @@ def test_force_takes_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("kept")
     with pytest.raises(SpecbuildError, match="is no engine"):
         require_replaceable(tmp_path, force=True)
+
+
+def engine_of(folder: Path, **manifest: object) -> None:
+    """A directory that says of itself what an engine says."""
+    folder.mkdir()
+    data = json.dumps({"format_version": 1, "files": {"a/weights": {}}} | manifest).encode()
+    (folder / "manifest.json").write_bytes(data)
+    (folder / "manifest.sha256").write_text(manifest_digest(data))
+
+
+def test_force_takes_engines_of_any_version_and_nothing_else(tmp_path: Path) -> None:
+    """A manifest.json is not enough: web pages and packages have one too."""
+    engine_of(tmp_path / "e")
+    require_replaceable(tmp_path / "e", force=True)
+    (tmp_path / "e" / "a").mkdir()
+    (tmp_path / "e" / "a" / "weights").write_bytes(b"")
+    (tmp_path / "e" / "manifest.sig").write_bytes(b"")
+    require_replaceable(tmp_path / "e", force=True)
+    other = tmp_path / "other"
+    for place in ("mine.txt", "a/mine.txt", "b/mine.txt", ".git/config"):
+        shutil.copytree(tmp_path / "e", other)
+        (other / place).parent.mkdir(exist_ok=True)
+        (other / place).write_text("kept")
+        with pytest.raises(SpecbuildError, match="is no engine"):
+            require_replaceable(other, force=True)
+        shutil.rmtree(other)
+    for name, said in (
+        ("page", {"format_version": None}),
+        ("list", {"files": ["a"]}),
+        ("text", {"format_version": "3"}),
+    ):
+        engine_of(tmp_path / name, **said)
+        with pytest.raises(SpecbuildError, match="is no engine"):
+            require_replaceable(tmp_path / name, force=True)
+    (tmp_path / "e" / "manifest.sha256").unlink()
+    with pytest.raises(SpecbuildError, match="is no engine"):
+        require_replaceable(tmp_path / "e", force=True)
 
 
 def test_another_users_running_build_is_left_alone(

@@ -184,3 +184,8 @@ def test_a_named_output_is_replaced_on_request_only(model: Path, tmp_path: Path)
     with pytest.raises(SpecbuildError, match="replace it with --force"):
         retrofit_mla(asked(model, 8, output=output), SilentProgress())
     assert output.read_bytes() == b"mine"
+    for other in (b"mine", (model / "model.safetensors").read_bytes()):
+        output.write_bytes(other)
+        with pytest.raises(SpecbuildError, match="holds no latents, which are all that --force"):
+            retrofit_mla(asked(model, 8, output=output, force=True), SilentProgress())
+        assert output.read_bytes() == other
