@@ -11,6 +11,7 @@ import torch
 
 from specbuild.builder.backends.backend import Backend
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
+from specbuild.builder.checkpoint.finite import finite_tensors
 from specbuild.builder.checkpoint.target_parts import TEXT_FILES, TargetCheckpoint
 from specbuild.builder.engine.dsa import dsa_warnings
 from specbuild.builder.engine.sizes import (
@@ -59,14 +60,23 @@ class BuildInputs:
 
 
 def read_checkpoints(options: BuildOptions, progress: Progress) -> Checkpoints:
-    """The target and its draft. Raises SpecbuildError where one cannot be read."""
+    """The target and its draft. Raises SpecbuildError where one cannot be read.
+
+    Loading a tensor raises it where the tensor is not finite, but with ``allow_nonfinite``.
+    """
     progress.start("reading checkpoints", 1, "step")
     target = read_target(
         options.model, strict=options.strict, mla=not options.no_mla, dsa=options.dsa.enabled
     )
-    if options.draft is None:
-        return target, None
-    return target, read_draft(options.draft, target.geometry, strict=options.strict)
+    draft = None
+    if options.draft is not None:
+        draft = read_draft(options.draft, target.geometry, strict=options.strict)
+    if options.allow_nonfinite:
+        return target, draft
+    target = replace(target, tensors=finite_tensors(target.tensors))
+    if draft is not None:
+        draft = replace(draft, tensors=finite_tensors(draft.tensors))
+    return target, draft
 
 
 def settled_inputs(

@@ -335,6 +335,10 @@ class BuildOptions(OptionGroup):
     strict: Annotated[bool, Described("Refuse config fields that are not known.", panel=_FILES)] = (
         False
     )
+    allow_nonfinite: Annotated[
+        bool,
+        Described("Build weights that hold NaN or infinity.", panel=_FILES, recorded=False),
+    ] = False
     force: Annotated[
         bool, Described("Replace an existing output.", panel=_FILES, recorded=False)
     ] = False

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import write_draft, write_target
+from safetensors.torch import load_file, save_file
 from shared_graphs import exported_anew
 
 from specbuild.builder.build import build
@@ -211,3 +212,33 @@ def test_greedy_tokens_equal_transformers(
     events = engine.generate([Prompt("a", tuple(prompt[0].tolist()), None)], params)
     record = next(e.record for e in events if isinstance(e, FinishEvent))
     assert record.output_ids == tuple(expected.tolist())
+
+
+def with_values(source: Path, copy: Path, name: str, value: float) -> Path:
+    """A copy of checkpoints with one value of a tensor changed."""
+    shutil.copytree(source, copy)
+    folder, _, tensor = name.partition(":")
+    file = copy / folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors[tensor].view(-1)[-1] = value
+    save_file(tensors, file, metadata={"format": "pt"})
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("target:model.layers.1.mlp.experts.down_proj_scales", 255),
+        ("target:model.norm.weight", float("nan")),
+        ("draft:fc.weight", float("inf")),
+    ],
+)
+def test_weights_that_are_not_finite_are_named(
+    checkpoints: Path, tmp_path: Path, name: str, value: float
+) -> None:
+    broken = with_values(checkpoints, tmp_path / "broken", name, value)
+    with pytest.raises(SpecbuildError, match=f"tensor {name.partition(':')[2]} holds .*--allow-"):
+        build(options(broken, tmp_path / "engine"), SilentProgress())
+    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
+    if name.endswith("norm.weight"):
+        build(options(broken, tmp_path / "engine", allow_nonfinite=True), SilentProgress())

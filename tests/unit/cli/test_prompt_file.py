@@ -154,3 +154,9 @@ def test_what_has_no_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             read_prompts(None, None)
     with pytest.raises(SpecbuildError, match="a line has more than 65536 bytes"):
         read_prompt_file(Path("/dev/zero"))
+
+
+def test_ids_may_repeat(tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "y"}\n')
+    assert [placed.prompt.prompt for placed in read_prompt_file(file)] == ["x", "y"]

@@ -1,0 +1,69 @@
+"""Refuses weights that are not finite, by the tensor's name, while they are streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+
+from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.runtime.errors import SpecbuildError
+
+# The least code of 7 bits that is no number, by the type of 8.
+_FP8_LIMITS = {
+    torch.float8_e4m3fn: 0x7F,
+    torch.float8_e5m2: 0x7C,
+}
+# MXFP4 keeps a power of two for every block as a byte, under this name; the largest is NaN.
+_SCALES, _NAN_SCALE = "_scales", 255
+# Codes that are looked at together, so that what is made of them stays in the processor's cache.
+_PIECE = 1 << 20
+
+
+def finite_tensors(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
+    """The same tensors; loading one raises SpecbuildError where it holds NaN or infinity."""
+    return {key: replace(tensor, load=_checked(tensor)) for key, tensor in tensors.items()}
+
+
+def _checked(source: SourceTensor) -> Callable[[], torch.Tensor]:
+    sound = False
+
+    def load() -> torch.Tensor:
+        nonlocal sound
+        tensor = source.load()
+        if not sound:
+            problem = _problem(source.name, tensor)
+            if problem is not None:
+                where = "" if source.file is None else f"{source.file}: "
+                raise SpecbuildError(
+                    f"{where}tensor {', '.join(source.sources)} {problem}; get the checkpoint "
+                    "anew, or build with --allow-nonfinite"
+                )
+            sound = True
+        return tensor
+
+    return load
+
+
+def _problem(name: str, tensor: torch.Tensor) -> str | None:
+    if tensor.numel() == 0:
+        return None
+    if tensor.dtype == torch.uint8:
+        if name.endswith(_SCALES) and int(tensor.max()) == _NAN_SCALE:
+            return f"holds a scale of {_NAN_SCALE}, which is NaN in MXFP4"
+        return None
+    if not tensor.is_floating_point() or _is_finite(tensor):
+        return None
+    return "holds NaN or infinity"
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    if tensor.dtype.itemsize == 1:
+        codes = tensor.view(torch.uint8).flatten()
+        if tensor.dtype == torch.float8_e8m0fnu:
+            return int(codes.max()) != _NAN_SCALE
+        limit = _FP8_LIMITS[tensor.dtype]
+        return all(int((piece & 0x7F).max()) < limit for piece in codes.split(_PIECE))
+    # Both are NaN where any value is.
+    return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
