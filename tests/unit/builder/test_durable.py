@@ -16,6 +16,7 @@ from specbuild.builder.checkpoint.source import read_header
 from specbuild.builder.engine.writer import EngineFolder, require_replaceable
 from specbuild.builder.graph.passes.weights import Recipe
 from specbuild.builder.progress import SilentProgress
+from specbuild.cli.main import main
 from specbuild.runtime.engine_dir.files import manifest_digest
 from specbuild.runtime.errors import SpecbuildError
 
@@ -132,6 +133,24 @@ def test_force_takes_engines_of_any_version_and_nothing_else(tmp_path: Path) -> 
     (tmp_path / "e" / "manifest.sha256").unlink()
     with pytest.raises(SpecbuildError, match="is no engine"):
         require_replaceable(tmp_path / "e", force=True)
+
+
+@pytest.mark.parametrize(
+    "place", ["mine.txt", "target/mine.txt", "draft/old/model.safetensors", "synth.json"]
+)
+def test_force_of_synth_keeps_a_folder_with_anything_else(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "m"
+    (output / "target").mkdir(parents=True)
+    (output / "synth.json").write_text('{"options": {}, "distinct_experts": []}')
+    (output / "target" / "model.safetensors").write_text("")
+    words = ["synth", "--geometry", "tiny", "--layers", "2", "--output", str(output), "--force"]
+    (output / place).parent.mkdir(parents=True, exist_ok=True)
+    (output / place).write_text("{}")
+    assert main(words) == 2
+    assert "was not written by synth" in capsys.readouterr().err
+    assert (output / place).read_text() == "{}"
 
 
 def test_another_users_running_build_is_left_alone(

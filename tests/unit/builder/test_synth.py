@@ -370,24 +370,6 @@ def test_bad_options(
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
-@pytest.mark.parametrize(
-    "place", ["mine.txt", "target/mine.txt", "draft/old/model.safetensors", "synth.json"]
-)
-def test_a_folder_with_anything_else_is_kept(
-    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "m"
-    (output / "target").mkdir(parents=True)
-    (output / "synth.json").write_text('{"options": {}, "distinct_experts": []}')
-    (output / "target" / "model.safetensors").write_text("")
-    words = ["synth", "--geometry", "tiny", "--layers", "2", "--output", str(output), "--force"]
-    (output / place).parent.mkdir(parents=True, exist_ok=True)
-    (output / place).write_text("{}")
-    assert main(words) == 2
-    assert "was not written by synth" in capsys.readouterr().err
-    assert (output / place).read_text() == "{}"
-
-
 def test_command_writes_and_replaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["synth", "--geometry", "tiny", "--draft", "--layers", "2", "--prompts", "3"]
     words += ["--prompt-tokens", "6", "--output", str(tmp_path / "m")]
