@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,6 +21,7 @@ from specbuild.cli.terminal.failures import (
     failure_of,
 )
 from specbuild.cli.terminal.help_page import Command, show_help_alone
+from specbuild.cli.terminal.streams import fill_closed_streams
 from specbuild.cli.terminal.visible_text import visible
 
 # Where each stands; only the module of the command that is asked for is read.
@@ -89,7 +89,7 @@ def _specbuild(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns its exit code."""
     invocation = Invocation()
-    _open_missing_streams()
+    fill_closed_streams()
     if sys.stdout is None:
         _say("there is no standard output to write to")
         return EXIT_USER_ERROR
@@ -139,15 +139,6 @@ def _write(text: str) -> None:
     with suppress(OSError):
         sys.stderr.write(visible(text))
         sys.stderr.flush()
-
-
-def _open_missing_streams() -> None:
-    """Nowhere to write stands in for a closed standard error.
-
-    Else ``print`` takes standard output for it, and the next file that is opened takes its number.
-    """
-    if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - open for as long as the process
 
 
 def _leave_pipe() -> int:

@@ -8,7 +8,11 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from specbuild.runtime.engine_dir.cache_groups import CACHED_BYTES, choosing_group
+from specbuild.runtime.engine_dir.cache_groups import (
+    CACHED_BYTES,
+    choosing_group,
+    slots_per_sequence,
+)
 from specbuild.runtime.engine_dir.manifest import CacheGroup, Manifest, SpecPv
 
 
@@ -55,6 +59,28 @@ def summary_bytes(group: CacheGroup, specpv: SpecPv | None) -> int:
         return 0
     element = CACHED_BYTES[group.dtype]
     return group.pages * group.kv_heads * 2 * group.k_width * element
+
+
+def outputs_bytes(manifest: Manifest, *, batch: int) -> int:
+    """Bytes that the largest launch returns: logits of every verified row, aux hidden states."""
+    limits = manifest.limits
+    # What a full step of SpecPV re-verifies is checked against the logits too.
+    reverified = 0 if manifest.specpv is None else manifest.specpv.n_spec_tokens_buf
+    logit_rows = batch * (limits.draft_tokens + 1 + reverified)
+    aux_layers = 0 if manifest.draft is None else len(manifest.draft.aux_layers)
+    aux_hidden = limits.max_rows * aux_layers * manifest.target.hidden
+    return 4 * (logit_rows * manifest.target.vocab + aux_hidden)
+
+
+def table_bytes(manifest: Manifest) -> int:
+    """Bytes of what the host keeps of pages and slots, at the limits: page tables, free lists."""
+    limits, slots = manifest.limits, slots_per_sequence(manifest.limits)
+    counted = 2 * 4 * (slots + limits.max_rows + 1)
+    for group in manifest.cache_groups:
+        entries = 2 * -(-slots // group.page_size) + slots
+        # A free page is a Python int in a list.
+        counted += 4 * limits.max_batch_size * entries + 40 * group.pages
+    return counted
 
 
 def _cpu_name() -> str:

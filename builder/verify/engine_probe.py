@@ -13,11 +13,12 @@ from specbuild.runtime.cache.pages import KvPools, SequencePages
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.cache_groups import slots_per_sequence
-from specbuild.runtime.engine_dir.files import check_sizes, read_file, read_manifest
+from specbuild.runtime.engine_dir.files import check_sizes, read_manifest
 from specbuild.runtime.engine_dir.manifest import Manifest, Port
 from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.cpu.executor import CpuExecutor
+from specbuild.runtime.executors.cpu.graphs import read_graphs
 from specbuild.runtime.lossy.specpv.host_tables import launch_feeds
 
 DRAFT_STAGES = ("stage.attention", "stage.ffn", "stage.pre_head")
@@ -42,21 +43,13 @@ class EngineProbe:
         stages = {"target": target_stages(manifest.target.layers)}
         if manifest.draft is not None:
             stages["draft"] = DRAFT_STAGES
-        graphs = {
-            manifest.roles[role].file: _with_outputs(
-                bytes(read_file(directory, manifest, manifest.roles[role].file)),
-                names,
-                manifest.roles[role].file,
-            )
-            for role, names in stages.items()
-        }
-
-        def read_graph(name: str) -> bytes:
-            return graphs.get(name) or bytes(read_file(directory, manifest, name))
-
+        graphs = read_graphs(directory, manifest)
+        for role, names in stages.items():
+            file = manifest.roles[role].file
+            graphs[file] = _with_outputs(graphs[file], names, file)
         self.manifest = _with_ports(manifest, stages)
         weights = open_weights(directory, manifest) if manifest.tensors else {}
-        self.executor = CpuExecutor(self.manifest, read_graph, weights)
+        self.executor = CpuExecutor(self.manifest, graphs, weights)
         limits = manifest.limits
         self.counter = SlotCounter(slots_per_sequence(limits) + limits.max_rows + 1)
         self._kv = KvPools(manifest.cache_groups, limits)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from specbuild.builder.engine.pool_sizes import PoolBudget
-from specbuild.runtime.device import group_bytes
+from specbuild.runtime.device import group_bytes, outputs_bytes
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, CacheGroup, Manifest
 from specbuild.runtime.engine_dir.plan import Plan
@@ -52,7 +52,7 @@ def predict_memory(
         group.name: places * group_bytes(group, manifest.specpv)
         for group in _groups(manifest, batch, length, places)
     }
-    outputs = _outputs_bytes(manifest, batch)
+    outputs = outputs_bytes(manifest, batch=batch)
     if plan is not None:
         held = footprint(plan)
         outputs = held.arena + held.state
@@ -78,15 +78,6 @@ def _groups(manifest: Manifest, batch: int, length: int, places: int) -> tuple[C
     if (batch, length) == (manifest.limits.max_batch_size, manifest.limits.max_seq_len):
         return manifest.cache_groups
     limits = replace(manifest.limits, max_seq_len=length, max_batch_size=batch)
-    memory, pages = (manifest.options.get(name) for name in ("kv_memory", "kv_pages"))
+    asked = [manifest.options.get(name) for name in ("kv_memory", "kv_pages")]
+    memory, pages = (value if isinstance(value, int) else None for value in asked)
     return PoolBudget(memory, pages, places).sized(manifest.cache_groups, limits, manifest.specpv)
-
-
-def _outputs_bytes(manifest: Manifest, batch: int) -> int:
-    limits = manifest.limits
-    # What a full step of SpecPV re-verifies is checked against the logits too.
-    reverified = 0 if manifest.specpv is None else manifest.specpv.n_spec_tokens_buf
-    logit_rows = batch * (limits.draft_tokens + 1 + reverified)
-    aux_layers = 0 if manifest.draft is None else len(manifest.draft.aux_layers)
-    aux_hidden = limits.max_rows * aux_layers * manifest.target.hidden
-    return 4 * (logit_rows * manifest.target.vocab + aux_hidden)

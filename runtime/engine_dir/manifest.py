@@ -28,6 +28,18 @@ CACHE_STORAGES: FeatureOf = {
     "bfloat16": None,
     "float8_e4m3fn": None,
 }
+# Element types of stored tensors, as safetensors spells them, and their bytes.
+TENSOR_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
 EAGLE3_ROLES = ("draft_fuse", "draft", "expand", "select")
 ROLES = ("target", "draft_fuse", "draft", "expand", "select", "choose", "accept", "commit")
 
@@ -201,7 +213,7 @@ class StoredTensor:
     ``same_as`` names the tensor whose bytes in the file are this one's too.
     """
 
-    dtype: str
+    dtype: str = field(metadata=one_of(dict.fromkeys(TENSOR_BYTES)))
     shape: tuple[int, ...]
     sources: tuple[str, ...]
     same_as: str | None = None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import PurePosixPath
 
 from specbuild.runtime.engine_dir.backends import facts_of
+from specbuild.runtime.engine_dir.claims_check import check_claims
 from specbuild.runtime.engine_dir.features import require_listed
 from specbuild.runtime.engine_dir.geometry_check import check_target
 from specbuild.runtime.engine_dir.manifest import (
@@ -39,6 +41,7 @@ def check_manifest(manifest: Manifest) -> None:
     _check_groups(manifest)
     _check_drafters(manifest)
     _check_roles(manifest)
+    check_claims(manifest)
     require_listed(manifest, manifest.features)
 
 
@@ -53,8 +56,10 @@ def _check_limits(limits: Limits, *, drafted: bool) -> None:
 
 def _check_file(name: str, entry: StoredFile) -> None:
     path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+    if not name or path.is_absolute() or ".." in path.parts or "\\" in name:
         raise EngineFileError(f"file {name!r} does not lie inside the engine")
+    if str(path) != name or not name.isprintable():
+        raise EngineFileError(f"file {name!r} has a name that no engine's file has")
     chunks = 0
     if entry.chunk_bytes is not None:
         if entry.chunk_bytes < 1:
@@ -86,6 +91,8 @@ def _check_group(group: CacheGroup) -> None:
         raise EngineFileError(f"cache group {group.name}: window is {group.window}")
     if tuple(sorted(group.pool_axes)) != POOL_AXES:
         raise EngineFileError(f"cache group {group.name}: pool_axes are {group.pool_axes}")
+    if len(set(group.layers)) < len(group.layers):
+        raise EngineFileError(f"cache group {group.name}: layers are {group.layers}")
     if group.latent_widths:
         _check_latents(group)
 
@@ -158,10 +165,22 @@ def _check_roles(manifest: Manifest) -> None:
         absent = sorted(set(role.tensors) - set(manifest.tensors))
         if absent:
             raise EngineFileError(f"role {name}: tensors {absent[:3]} are not listed")
-        for port in role.inputs:
-            group = port.name.partition(".")[0]
-            if "." in port.name and group not in groups:
-                raise EngineFileError(f"role {name}: input {port.name} names no cache group")
+        _check_role_ports(name, role, groups)
+
+
+def _check_role_ports(name: str, role: Role, groups: Collection[str]) -> None:
+    for port in (*role.inputs, *role.outputs):
+        if not all(isinstance(n, str) or 0 <= _whole(n) <= _LARGEST for n in port.shape):
+            raise EngineFileError(f"role {name}: {port.name} has shape {list(port.shape)}")
+    for port in role.inputs:
+        group = port.name.partition(".")[0]
+        if "." in port.name and group not in groups:
+            raise EngineFileError(f"role {name}: input {port.name} names no cache group")
+
+
+def _whole(size: object) -> int:
+    """A size of a shape; −1 where it is none."""
+    return size if isinstance(size, int) and not isinstance(size, bool) else -1
 
 
 def _check_profiles(name: str, role: Role) -> None:

@@ -41,10 +41,10 @@ def open_regular(directory: Path, name: str) -> int:
 def read_regular(directory: Path, name: str, *, most_bytes: int) -> bytes:
     """The bytes of a file that :func:`open_regular` opens; OSError too where it has more."""
     with os.fdopen(open_regular(directory, name), "rb") as file:
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes", name)
-    return data
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
+            raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes", name)
+        return file.read(size)
 
 
 def _open(name: str, flags: int, place: int) -> int:

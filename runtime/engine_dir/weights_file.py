@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from specbuild.runtime.engine_dir.claims_check import most_header_bytes
 from specbuild.runtime.engine_dir.files import mapped_file, read_file
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest, StoredTensor
 from specbuild.runtime.engine_dir.strict_json import parsed
@@ -29,8 +30,6 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
 }
 _LENGTH_BYTES = 8
-# What an entry of the header takes beside its name, and what else a header may hold.
-_ENTRY_BYTES, _OTHER_HEADER_BYTES = 1024, 1 << 20
 
 
 def open_weights(directory: Path, manifest: Manifest) -> TensorMap:
@@ -115,7 +114,7 @@ def _header(
     start = _LENGTH_BYTES + length
     if len(data) < _LENGTH_BYTES or start > len(data):
         raise EngineFileError(f"{where}: its header ends outside the file; rebuild the engine")
-    most = _OTHER_HEADER_BYTES + sum(_ENTRY_BYTES + 6 * len(name) for name in expected)
+    most = most_header_bytes(expected)
     if length > most:
         raise EngineFileError(
             f"{where}: its header has {length} bytes, its tensors need {most} at most; rebuild the "

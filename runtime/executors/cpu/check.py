@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specbuild.runtime.device import Device, cache_bytes
+from specbuild.runtime.device import Device, cache_bytes, outputs_bytes, table_bytes
 from specbuild.runtime.engine_dir.manifest import Manifest
 
-LEAST_ONNXRUNTIME = (1, 23)
+# What is tested: earlier ones open files that a graph names.
+LEAST_ONNXRUNTIME = (1, 31)
 
 
 def reasons_here(_directory: Path, manifest: Manifest, here: Device) -> list[str]:
@@ -20,13 +21,20 @@ def reasons_here(_directory: Path, manifest: Manifest, here: Device) -> list[str
     elif _numbers(here.onnxruntime) < LEAST_ONNXRUNTIME:
         wanted = ".".join(map(str, LEAST_ONNXRUNTIME))
         reasons.append(f"onnxruntime is {here.onnxruntime}, {wanted} or later is needed")
-    needed = cache_bytes(manifest) + sum(file.bytes for file in manifest.files.values())
+    needed = needed_bytes(manifest)
     if here.available_bytes is not None and needed > here.available_bytes:
         reasons.append(
-            f"weights and caches take {needed / 2**30:.1f} GiB, "
+            f"weights, caches and outputs take {needed / 2**30:.1f} GiB, "
             f"{here.available_bytes / 2**30:.1f} GiB of memory are free"
         )
     return reasons
+
+
+def needed_bytes(manifest: Manifest) -> int:
+    """Bytes of memory that the engine takes at its limits: files, caches, outputs, tables."""
+    files = sum(file.bytes for file in manifest.files.values())
+    outputs = outputs_bytes(manifest, batch=manifest.limits.max_batch_size)
+    return files + cache_bytes(manifest) + outputs + table_bytes(manifest)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

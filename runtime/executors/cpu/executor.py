@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ from specbuild.runtime.executors.executor import ExecutorCapabilities
 # Ports that are caches: keys, values, latents, block summaries.
 _POOL_SUFFIXES = (".k_pool", ".v_pool", ".c_pool", ".summary_pool")
 _OUT = ".out"
-# Element types as the manifest spells them (ONNX's names, and numpy's for pools).
+# Element types as the manifest spells them.
 _ELEMENTS: Mapping[str, np.dtype[Any]] = {
-    "float": np.dtype(np.float32),
     "float32": np.dtype(np.float32),
     "int32": np.dtype(np.int32),
 }
@@ -25,20 +24,20 @@ _ELEMENTS: Mapping[str, np.dtype[Any]] = {
 class CpuExecutor:
     """One session per role, made when the role first runs; pools shared between them in place.
 
-    ``read_graph`` gives the checked bytes of a file of the engine, ``weights`` the
-    memory-mapped tensors, which every session shares as external initialisers.
+    ``graphs`` has the checked bytes of every role's file, ``weights`` the memory-mapped tensors,
+    which every session shares as external initialisers.
     """
 
     def __init__(
         self,
         manifest: Manifest,
-        read_graph: Callable[[str], bytes],
+        graphs: Mapping[str, bytes],
         weights: Mapping[str, np.ndarray],
         *,
         threads: int = 1,
     ) -> None:
         self._manifest = manifest
-        self._read_graph = read_graph
+        self._graphs = graphs
         self._weights = weights
         self._threads = threads
         self.pools: dict[str, Any] = {}
@@ -75,15 +74,11 @@ class CpuExecutor:
         values = [ort.OrtValue.ortvalue_from_numpy(self._weights[t]) for t in role.tensors]
         if values:
             options.add_external_initializers(list(role.tensors), values)
-        graph = self._read_graph(role.file)
+        graph = self._graphs[role.file]
         try:
             session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the library's exceptions have no common base of their own
-            line = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise EngineFileError(
-                f"{role.file}: ONNX Runtime {ort.__version__} refuses it ({line}); rebuild the "
-                "engine, or install the version that it was built with"
-            ) from error
+            raise _library_error(role, "refuses it", error) from error
         pools = {
             port.name: self._pool(port)
             for port in role.inputs
@@ -118,6 +113,8 @@ def session_options(threads: int) -> Any:
     options.enable_cpu_mem_arena = True
     options.enable_mem_pattern = True
     options.log_severity_level = 3
+    # Else the library looks for its own format in the bytes, which nobody here has read.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     options.add_session_config_entry("session.disable_prepacking", "0")
     if threads > 1:
         # Each session has threads of its own: those of an idle one must not take the cores.
@@ -130,6 +127,7 @@ class _RoleSession:
 
     def __init__(self, session: Any, role: Role, pools: Mapping[str, Any]) -> None:
         self._session = session
+        self._role = role
         self._binding = session.io_binding()
         # The wrapper's own methods look the device up anew for every output, which takes longer
         # than the binding: bind on the native object.
@@ -167,11 +165,27 @@ class _RoleSession:
             bound[name] = array
         for name in self._outputs:
             native.bind_output(name, self._cpu)
-        self._session.run_with_iobinding(self._binding)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # see above
+            raise _library_error(self._role, "fails to run it", error) from error
         values = native.get_outputs()
         self._alive = values
         first = self._first_output
         return {name: values[first + i].numpy() for i, name in enumerate(self._outputs)}
+
+
+def _library_error(role: Role, what: str, error: Exception) -> Exception:
+    """ONNX Runtime's error as a sentence; memory that ran out is no fault of the engine's."""
+    import onnxruntime as ort
+
+    if isinstance(error, MemoryError):
+        return error
+    line = " ".join(str(error).split())[:300] or type(error).__name__
+    return EngineFileError(
+        f"{role.file}: ONNX Runtime {ort.__version__} {what} ({line}); rebuild the engine, or "
+        "install the version that it was built with"
+    )
 
 
 def _cpu_device() -> Any:

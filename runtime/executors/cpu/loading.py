@@ -11,6 +11,7 @@ from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import UnsupportedHereError
 from specbuild.runtime.executors.cpu.check import reasons_here
 from specbuild.runtime.executors.cpu.executor import CpuExecutor
+from specbuild.runtime.executors.cpu.graphs import read_graphs
 from specbuild.runtime.executors.executor import OpenedEngine
 
 # Every graph has threads of its own: without a bound a slip of the pen takes the machine down.
@@ -34,11 +35,9 @@ def open_engine(
     reasons = reasons_here(directory, manifest, here)
     if reasons:
         raise UnsupportedHereError(f"{directory} does not run here: {'; '.join(reasons)}")
-    files = {
-        name: bytes(read_file(directory, manifest, name))
-        for name in manifest.files
-        if name != WEIGHTS_FILE
-    }
+    graphs = read_graphs(directory, manifest)
+    for name in manifest.files.keys() - graphs.keys() - {WEIGHTS_FILE}:
+        read_file(directory, manifest, name)
     weights = open_weights(directory, manifest) if manifest.tensors else {}
-    executor = CpuExecutor(manifest, files.__getitem__, weights, threads=threads)
+    executor = CpuExecutor(manifest, graphs, weights, threads=threads)
     return OpenedEngine(executor, here.cpu_name, (threads, here.onnxruntime))

@@ -205,3 +205,20 @@ def test_a_picture_without_matplotlib_is_refused_by_its_package(
     assert failure.exit_code == 2
     assert failure.sentence.startswith("package matplotlib is not installed: pip install")
     plot_file.require_plot_place(None)
+
+
+def test_a_file_does_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from specbuild.cli.main import main; main(['check', 'nowhere'])\n"
+        "print('lost', file=sys.stderr, flush=True)\n"
+        "assert os.open('kept', os.O_CREAT | os.O_WRONLY) > 2"
+    )
+    done = subprocess.run(
+        f'exec {sys.executable} -c "{code}" <&- 2>&-',
+        shell=True,
+        cwd=tmp_path,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "kept").read_bytes() == b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -55,25 +56,38 @@ def manifest_of(path: Path, weights: dict[str, np.ndarray]) -> Manifest:
     """The manifest of what lies in ``path``."""
     toy = toy_manifest(drafted=False, max_seq_len=48, max_batch_size=1)
     names = sorted(p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file())
-    pool = tuple(Port(f"full.0.{s}_pool", "float", (1, PAGES, SIZE, WIDTH)) for s in "kv")
+    pool = tuple(Port(f"full.0.{s}_pool", "float32", (1, PAGES, SIZE, WIDTH)) for s in "kv")
     out = tuple(Port(f"{p.name}.out", p.dtype, p.shape) for p in pool)
     launch = tuple(Port(n, "int32", ("T",)) for n in ("token_ids", "full.write_slot"))
     table = (Port("full.page_table", "int32", (1, 1, 1, "P")), Port("logit_rows", "int32", ("R",)))
-    logits = Port("logits", "float", ("R", VOCAB))
+    logits = Port("logits", "float32", ("R", VOCAB))
     target = Role(
-        "graphs/target.onnx", (*launch, *table, *pool), (logits, *out), ("embedding", "head"), {}
+        "graphs/target.onnx",
+        (*launch, *table, *pool),
+        (logits, *out),
+        ("embedding", "head"),
+        ops_of(path / "graphs/target.onnx"),
     )
-    choice = (Port("choice", "int32", ("R",)), Port("logprob", "float", ("R",)))
+    choice = (Port("choice", "int32", ("R",)), Port("logprob", "float32", ("R",)))
     return dataclasses.replace(
         toy,
         draft_default=None,
         cache_groups=(CacheGroup("full", (0,), 1, WIDTH, WIDTH, SIZE, PAGES, 0, "float32", AXES),),
         roles={
             "target": target,
-            "choose": Role("graphs/choose.onnx", (logits,), choice, (), {}),
+            "choose": Role(
+                "graphs/choose.onnx", (logits,), choice, (), ops_of(path / "graphs/choose.onnx")
+            ),
         },
         tensors={n: StoredTensor("F32", a.shape, (n,)) for n, a in weights.items()},
         files={n: file_entry(path / n, chunked=n == "weights.safetensors") for n in names},
+    )
+
+
+def ops_of(file: Path) -> dict[str, int]:
+    """How often each op stands in a graph."""
+    return dict(
+        Counter(node.op_type for node in onnx.load(file, load_external_data=False).graph.node)
     )
 
 
@@ -91,7 +105,8 @@ def write_manifest(path: Path, manifest: object) -> None:
 def _target(weights: dict[str, np.ndarray]) -> bytes:
     """logits = (embedding[id] + sum of the pool) · head, after the rows went into the pool."""
     ints = ("token_ids", "full.write_slot", "full.page_table", "logit_rows")
-    inputs = [_value(n, TensorProto.INT32, [1, 1, 1, "P"] if "table" in n else ["T"]) for n in ints]
+    shapes = (["T"], ["T"], [1, 1, 1, "P"], ["R"])
+    inputs = [_value(n, TensorProto.INT32, s) for n, s in zip(ints, shapes, strict=True)]
     pools = [_value(f"full.0.{s}_pool", TensorProto.FLOAT, [1, PAGES, SIZE, WIDTH]) for s in "kv"]
     outputs = [_value("logits", TensorProto.FLOAT, ["R", VOCAB])]
     outputs += [

@@ -10,10 +10,11 @@ from engine_directory import PAGES, SIZE, VOCAB, WIDTH, write_engine
 from toy_engine import prompt
 
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_dir.files import read_file, read_manifest
+from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import EngineFileError, RequestError, UnsupportedHereError
 from specbuild.runtime.executors.cpu.executor import CpuExecutor, session_options
+from specbuild.runtime.executors.cpu.graphs import read_graphs
 from specbuild.runtime.request import FinishEvent, GenerateParams
 
 
@@ -26,9 +27,7 @@ def engine(tmp_path: Path) -> Path:
 def executor_of(path: Path, threads: int = 1) -> CpuExecutor:
     described = read_manifest(path)
     weights = open_weights(path, described)
-    return CpuExecutor(
-        described, lambda name: bytes(read_file(path, described, name)), weights, threads=threads
-    )
+    return CpuExecutor(described, read_graphs(path, described), weights, threads=threads)
 
 
 def feeds_of(ids: list[int], slots: list[int]) -> dict[str, np.ndarray]:
@@ -95,7 +94,9 @@ def test_a_session_is_made_when_its_role_first_runs(engine: Path) -> None:
 
 def test_a_graph_that_is_none_is_named(engine: Path) -> None:
     described = read_manifest(engine)
-    executor = CpuExecutor(described, lambda _: b"no graph", open_weights(engine, described))
+    executor = CpuExecutor(
+        described, {"graphs/choose.onnx": b"no graph"}, open_weights(engine, described)
+    )
     with pytest.raises(EngineFileError, match=r"graphs/choose\.onnx: ONNX Runtime .* refuses it"):
         executor.run("choose", {"logits": np.ones((1, VOCAB), np.float32)})
 

@@ -20,6 +20,7 @@ from specbuild.runtime.device import (
 )
 from specbuild.runtime.engine_dir.manifest import SpecPv, StoredFile
 from specbuild.runtime.errors import RequestError
+from specbuild.runtime.executors.cpu.check import needed_bytes
 from specbuild.runtime.executors.registry import check_here
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
@@ -41,7 +42,7 @@ def test_this_machine_runs_the_toy() -> None:
     ("change", "message"),
     [
         ({"onnxruntime": None}, "not installed"),
-        ({"onnxruntime": "1.9.0"}, "1.9.0, 1.23 or later"),
+        ({"onnxruntime": "1.9.0"}, "1.9.0, 1.31 or later"),
         ({"available_bytes": 100}, "GiB of memory are free"),
     ],
 )
@@ -119,8 +120,8 @@ def test_block_summaries_are_counted_where_blocks_are_chosen() -> None:
 
 def test_an_engine_may_take_exactly_what_is_free_and_the_least_version() -> None:
     manifest = toy_manifest()
-    needed = cache_bytes(manifest) + sum(file.bytes for file in manifest.files.values())
-    here = replace(HERE, available_bytes=needed, onnxruntime="1.23.0")
+    needed = needed_bytes(manifest)
+    here = replace(HERE, available_bytes=needed, onnxruntime="1.31.0")
     assert check_here(manifest, NOWHERE, here) == []
     assert len(check_here(manifest, NOWHERE, replace(here, available_bytes=needed - 1))) == 1
-    assert len(check_here(manifest, NOWHERE, replace(here, onnxruntime="1.22.9"))) == 1
+    assert len(check_here(manifest, NOWHERE, replace(here, onnxruntime="1.30.9"))) == 1

@@ -1,0 +1,20 @@
+"""Standard streams that are closed."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def fill_closed_streams() -> None:
+    """Puts the null device where a standard stream is closed, so that no file takes its place.
+
+    What is said on a closed standard error is lost; it never reaches standard output.
+    """
+    if None not in (sys.stdin, sys.stdout, sys.stderr):
+        return
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - it lasts as long as the process
