@@ -56,7 +56,7 @@ def test_traceback_only_with_debug(
     error: Exception,
     debug: bool,
 ) -> None:
-    def fail(_path: Path) -> None:
+    def fail(*_asked: object) -> None:
         raise error
 
     monkeypatch.setattr("specbuild.runtime.engine_dir.files.read_manifest", fail)
@@ -100,7 +100,7 @@ def test_usage_errors_are_one_sentence(
 def test_interruption_leaves_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupt(_path: Path) -> None:
+    def interrupt(*_asked: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("specbuild.runtime.engine_dir.files.read_manifest", interrupt)
@@ -139,7 +139,7 @@ def test_without_standard_error_the_exit_code_is_left(where: str) -> None:
 def test_a_sentence_obeys_no_control_character(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(_path: Path) -> None:
+    def fail(*_asked: object) -> None:
         raise SpecbuildError("engine \x1b]0;title\x07 \x9b2J is damaged")
 
     monkeypatch.setattr("specbuild.runtime.engine_dir.files.read_manifest", fail)

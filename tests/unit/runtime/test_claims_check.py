@@ -61,7 +61,7 @@ def of_tensor(**values: object) -> Change:
         (in_limits(max_seq_len=2**31 - 1), "the target has 4096 positions"),
         (
             in_limits(max_seq_len=4096),
-            r"group full has \d+ pages, 3 sequences of up to 4096 tokens",
+            r"group full has \d+ pages, 3 sequences of up to 4096",
         ),
         (in_limits(max_batch_size=2**31 - 1), r"group full has \d+ pages, 2147483647 sequences"),
         (in_limits(max_batch_size=4), r"group sliding has \d+ pages, 4 sequences"),
