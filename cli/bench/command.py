@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbuild.builder.options import TreeOptions
-from specbuild.cli.bench.options import SweepOptions
+from specbuild.cli.bench.options import ServerLoadOptions, SweepOptions
+from specbuild.cli.bench.server.command import bench_server
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import speculation_of
-from specbuild.cli.options.shared import Debug, EngineDirectory, Json, NoSpec, Threads
+from specbuild.cli.options.shared import Debug, Json, NoSpec, Threads
 from specbuild.cli.tables.dsa_text import dsa_text
 from specbuild.cli.terminal.plot_file import require_plot_place
 from specbuild.runtime.errors import SpecbuildError
@@ -29,7 +30,9 @@ _RANDOM_SEED = 1
 
 @takes_options
 def bench(
-    engine: EngineDirectory,
+    engine: Annotated[
+        Path | None, typer.Argument(metavar="[ENGINE]", help="Engine directory.")
+    ] = None,
     *,
     prompts: Annotated[
         list[Path] | None,
@@ -86,6 +89,7 @@ def bench(
     no_spec: NoSpec = False,
     tree: TreeOptions,
     sweep: SweepOptions,
+    server: ServerLoadOptions,
     threads: Threads = None,
     as_json: Json = False,
     _debug: Debug = False,
@@ -106,12 +110,27 @@ def bench(
     [b]--sweep[/b] times the phases of a CUDA engine on its GPU, each beside the
     bytes that it must read and a streaming read in the same process.
 
+    [b]--server[/b] loads a server with OpenAI's API, without an engine: times to the
+    first token and between tokens, as clients see them.
+
     \b
     Examples:
     specbuild bench engine --prompts prompts.jsonl
     specbuild bench engine --prompts p.jsonl --draft-depth 3 --against bf16.json
     specbuild bench engine --sweep decode,prefill,spec --plot roofline.svg
+    specbuild bench --server http://127.0.0.1:8000 --clients 8 --requests 64
     """
+    if server.server is not None:
+        if engine is not None or sweep.given() or tree.given() or against is not None:
+            raise SpecbuildError(
+                "--server measures a server: leave ENGINE, --sweep, --draft and --against out"
+            )
+        bench_server(
+            server, prompts or (), max_new_tokens=max_new_tokens, plot=plot, as_json=as_json
+        )
+        return
+    if engine is None or server.given():
+        raise SpecbuildError("name an engine directory, or a server with --server URL")
     if sweep.sweep is not None:
         others = (threads, against, tree.given() or None, no_spec or None)
         _refuse_beside_sweep(any(other is not None for other in others))

@@ -62,3 +62,29 @@ class SweepOptions(OptionGroup):
         float | None,
         Described("Seconds for a part of a sweep.", "X", least=1, name="time_limit_s", shown="120"),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerLoadOptions(OptionGroup):
+    """Load on a server instead of an engine."""
+
+    PANEL: ClassVar[str] = "Server"
+
+    server: Annotated[
+        str | None, Described("Measure the server at this address instead.", "URL")
+    ] = None
+    clients: Annotated[
+        int, Described("Clients at once; each asks again when served.", "N", least=1)
+    ] = 1
+    rate: Annotated[
+        float | None,
+        Described("Requests a second instead, however many are open.", "R", least=0.001),
+    ] = None
+    requests: Annotated[int, Described("Requests in all.", "N", least=1)] = 32
+    prompt_tokens: Annotated[
+        int, Described("Random ids of a prompt, without --prompts.", "N", least=1)
+    ] = 128
+    model: Annotated[
+        str | None, Described("Name of the model.", "NAME", shown="the server's first")
+    ] = None
+    api_key: Annotated[str | None, Described("Key to send.", "KEY")] = None

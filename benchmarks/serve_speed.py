@@ -1,0 +1,160 @@
+"""What serving costs over decoding: the same requests through a session and through a server.
+
+Needs the extras ``serve`` and the engine's own. Prompts are random ids. The server is a process of
+its own on a free port of this machine; sessions run in this process, one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+from specbuild.cli.bench.server.client import Client, Sample, body_of
+from specbuild.cli.bench.server.load import LoadPlan, measure
+from specbuild.runtime.decode.decoder import DraftSetting
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt, TokenEvent
+
+NAME = "engine"
+
+
+@contextmanager
+def server(engine: Path) -> Iterator[tuple[str, float]]:
+    """The address of a server, and how long it took to answer /health, in seconds."""
+    started_s = time.perf_counter()
+    command = [sys.executable, "-m", "specbuild.cli.main", "serve", str(engine)]
+    command += ["--port", "0", "--served-model-name", NAME]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        while "serving" not in (line := process.stderr.readline()):
+            if not line:
+                raise SystemExit(f"the server ended with {process.wait()}")
+        url = line.split()[-1]
+        urllib.request.urlopen(f"{url}/health", timeout=10).read()
+        yield url, time.perf_counter() - started_s
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def prompts(count: int, tokens: int, seed: int) -> list[tuple[int, ...]]:
+    """Random ids that every vocabulary has."""
+    drawn = random.Random(seed)
+    return [tuple(drawn.choices(range(300, 1000), k=tokens)) for _ in range(count)]
+
+
+def session_run(engine: Engine, ids: list[tuple[int, ...]], tokens: int) -> tuple[float, float]:
+    """Seconds in all, and the median of a token behind the first, of requests added at once."""
+    params = GenerateParams(max_new_tokens=tokens, ignore_eos=True)
+    named = [Prompt(str(i), prompt_ids=p) for i, p in enumerate(ids)]
+    requests = engine.check_prompts(named, params)
+    started_s = time.perf_counter()
+    stream = engine.session.add(requests, DraftSetting())
+    records = [event.record for event in stream if isinstance(event, FinishEvent)]
+    passed_s = time.perf_counter() - started_s
+    return passed_s, median(r.stats.tpot_s for r in records if r.stats.tpot_s is not None)
+
+
+def arrival(engine: Engine, tokens: int, others: int) -> tuple[float, float]:
+    """Seconds to the first token of a prompt while others decode, and their longest gap."""
+    decoding = GenerateParams(max_new_tokens=600, ignore_eos=True)
+    named = [Prompt(str(i), prompt_ids=p) for i, p in enumerate(prompts(others, 64, 5))]
+    stream = engine.session.add(engine.check_prompts(named, decoding), DraftSetting())
+    last = [0.0] * others
+    for event in stream:
+        if isinstance(event, TokenEvent):
+            last[event.request] = time.perf_counter()
+        if min(last) > 0:
+            break
+    worst, count = 0.0, 0
+    late = Prompt("late", prompt_ids=prompts(1, tokens, 6)[0])
+    params = GenerateParams(max_new_tokens=1, ignore_eos=True)
+    request = engine.check_prompts([late], params)
+    started_s = time.perf_counter()
+    first: list[float] = []
+    engine.session.add(request, DraftSetting(), lambda _: first.append(time.perf_counter()))
+    for event in stream:
+        if isinstance(event, TokenEvent):
+            now_s = time.perf_counter()
+            worst, last[event.request] = max(worst, now_s - last[event.request]), now_s
+            count += 1
+            if first and count > 40 * others:
+                break
+    stream.close()
+    return first[0] - started_s, worst
+
+
+async def one_client(url: str, ids: list[tuple[int, ...]], tokens: int) -> list[Sample]:
+    """Requests one after the other."""
+    client = Client(url, key=None, timeout_s=600)
+    try:
+        return [await client.complete(body_of(NAME, p, tokens)) for p in ids]
+    finally:
+        await client.close()
+
+
+def at_once(url: str, clients: int, ids: list[tuple[int, ...]], tokens: int) -> float:
+    """Tokens a second of a closed loop."""
+    plan = LoadPlan(requests=len(ids), clients=clients, prompts=tuple(ids), max_new_tokens=tokens)
+    report = asyncio.run(
+        measure(url, plan, model=NAME, key=None, timeout_s=600, done=lambda _: None)
+    )
+    if report.errors:
+        raise SystemExit(f"{report.errors} requests failed: {report.first_error}")
+    return report.output_tokens_per_s
+
+
+def main() -> None:
+    """Prints one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engine", type=Path)
+    parser.add_argument("--prompt-tokens", metavar="N", type=int, default=1024)
+    parser.add_argument("--tokens", metavar="N", type=int, default=256)
+    parser.add_argument("--clients", metavar="N", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--rounds", metavar="N", type=int, default=3)
+    asked = parser.parse_args()
+    found: dict[str, object] = {}
+    engine = Engine.load(asked.engine)
+    batch = engine.manifest.limits.max_batch_size
+    session_run(engine, prompts(1, 64, 0), 32)
+    single = prompts(asked.rounds, asked.prompt_tokens, 1)
+    many = {n: prompts(n, asked.prompt_tokens, 2) for n in asked.clients}
+    starts, ratios, loads = [], [], {n: [] for n in asked.clients}
+    with server(asked.engine) as (url, start_s):
+        starts.append(start_s)
+        asyncio.run(one_client(url, prompts(1, 64, 0), 32))
+        for ids in single:
+            alone = session_run(engine, [ids], asked.tokens)[1]
+            seen = asyncio.run(one_client(url, [ids], asked.tokens))[0]
+            if seen.tpot_s is None:
+                raise SystemExit(f"the request failed: {seen.error}")
+            ratios.append((1e3 * alone, 1e3 * seen.tpot_s, seen.tpot_s / alone))
+        for n, ids in many.items():
+            for _ in range(asked.rounds):
+                whole_s, _tpot = session_run(engine, ids, asked.tokens)
+                own = n * asked.tokens / whole_s
+                served = at_once(url, n, ids, asked.tokens)
+                loads[n].append((own, served, served / own))
+    with server(asked.engine) as (_, start_s):
+        starts.append(start_s)
+    found["start_s"] = starts
+    found["one_client_ms_a_token"] = {"session, server, ratio": ratios}
+    found["tokens_a_second"] = {f"{n} clients: session, server, ratio": v for n, v in loads.items()}
+    arrivals = [arrival(engine, asked.prompt_tokens, min(batch - 1, 15)) for _ in range(3)]
+    found["arrival: ttft_s, worst gap of the others"] = arrivals
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

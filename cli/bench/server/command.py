@@ -1,0 +1,73 @@
+"""``specbuild bench --server``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from specbuild.cli.bench.options import ServerLoadOptions
+from specbuild.cli.terminal.plot_file import require_plot_place
+from specbuild.runtime.errors import SpecbuildError
+
+_TIMEOUT_S = 600.0
+
+
+def bench_server(
+    asked: ServerLoadOptions,
+    files: Sequence[Path],
+    *,
+    max_new_tokens: int,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Loads a server and reports what its clients see. SpecbuildError where nobody answers."""
+    try:
+        import httpx
+    except ModuleNotFoundError as error:
+        raise SpecbuildError(
+            "bench --server needs httpx: pip install '.[serve]' in the checkout"
+        ) from error
+    del httpx
+    from rich.progress import MofNCompleteColumn, Progress
+
+    from specbuild.cli.bench.server.load import LoadPlan, measure
+    from specbuild.cli.bench.server.show import load_table, load_text, plot_load
+    from specbuild.cli.terminal import console
+    from specbuild.cli.terminal.prompt_file import read_prompt_file
+
+    assert asked.server is not None
+    require_plot_place(plot)
+    placed = [entry.prompt for file in files for entry in read_prompt_file(file)]
+    prompts = tuple(p.prompt if p.prompt is not None else p.prompt_ids or () for p in placed)
+    plan = LoadPlan(
+        requests=asked.requests,
+        clients=asked.clients,
+        rate=asked.rate,
+        prompts=prompts,
+        prompt_tokens=asked.prompt_tokens,
+        max_new_tokens=max_new_tokens,
+    )
+    messages = console.messages()
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    with Progress(*columns, console=messages, disable=not messages.is_terminal) as bar:
+        task = bar.add_task("requests", total=plan.requests)
+        report = asyncio.run(
+            measure(
+                asked.server,
+                plan,
+                model=asked.model,
+                key=asked.api_key,
+                timeout_s=_TIMEOUT_S,
+                done=lambda _: bar.advance(task),
+            )
+        )
+    if as_json:
+        print(console.json_line(report))
+    else:
+        console.output().print(load_text(report), soft_wrap=True)
+        console.output().print(load_table(report))
+    if plot is not None:
+        plot_load(report, plot)
+    if report.errors == report.requests:
+        raise SpecbuildError(f"no request was served: {report.first_error}")

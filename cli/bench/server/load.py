@@ -1,0 +1,169 @@
+"""Load on a server: so many clients at once, or requests at a rate; and its report."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from specbuild.cli.bench.server.client import Client, Sample, body_of
+
+# Random prompts are of these ids, which every vocabulary has behind its bytes.
+_IDS = range(300, 1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadPlan:
+    """What is asked. ``rate`` None: ``clients`` at once, each asks again when it is served.
+
+    With ``rate``, requests begin at random (a Poisson process of so many a second), however many
+    are open. ``prompts`` are taken in turn; without any they are ``prompt_tokens`` random ids.
+    """
+
+    requests: int
+    clients: int = 1
+    rate: float | None = None
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+    prompt_tokens: int = 128
+    max_new_tokens: int = 128
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and percentiles, in seconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    worst: float
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What clients saw. ``worst_gap_s`` is over the longest gap of each request."""
+
+    server: str
+    model: str
+    requests: int
+    clients: int | None
+    rate: float | None
+    duration_s: float
+    errors: int
+    first_error: str | None
+    prompt_tokens: int
+    output_tokens: int
+    output_tokens_per_s: float
+    requests_per_s: float
+    ttft_s: Spread | None
+    tpot_s: Spread | None
+    gap_s: Spread | None
+    worst_gap_s: Spread | None
+    e2e_s: Spread | None
+
+
+async def measure(
+    url: str,
+    plan: LoadPlan,
+    *,
+    model: str | None,
+    key: str | None,
+    timeout_s: float,
+    done: Callable[[Sample], None],
+) -> LoadReport:
+    """Runs a plan; ``done`` is called with each sample. SpecbuildError where nobody answers."""
+    client = Client(url, key=key, timeout_s=timeout_s)
+    try:
+        name = await client.model() if model is None else model
+        bodies = [body_of(name, prompt, plan.max_new_tokens) for prompt in _prompts(plan)]
+        # The first request of a process pays for what later ones find ready.
+        await client.complete(bodies[0])
+        run = _closed if plan.rate is None else _open
+        samples = await run(client, bodies, plan, done)
+    finally:
+        await client.close()
+    return _report(url, name, plan, samples)
+
+
+def _prompts(plan: LoadPlan) -> list[str | tuple[int, ...]]:
+    if plan.prompts:
+        return [plan.prompts[i % len(plan.prompts)] for i in range(plan.requests)]
+    drawn = random.Random(plan.seed)
+    return [tuple(drawn.choices(_IDS, k=plan.prompt_tokens)) for _ in range(plan.requests)]
+
+
+async def _closed(
+    client: Client,
+    bodies: Sequence[dict[str, object]],
+    plan: LoadPlan,
+    done: Callable[[Sample], None],
+) -> list[Sample]:
+    left, samples = iter(bodies), []
+
+    async def ask() -> None:
+        for body in left:
+            samples.append(await client.complete(body))
+            done(samples[-1])
+
+    await asyncio.gather(*(ask() for _ in range(min(plan.clients, len(bodies)))))
+    return samples
+
+
+async def _open(
+    client: Client,
+    bodies: Sequence[dict[str, object]],
+    plan: LoadPlan,
+    done: Callable[[Sample], None],
+) -> list[Sample]:
+    drawn, samples = random.Random(plan.seed), []
+    assert plan.rate is not None
+
+    async def ask(body: dict[str, object]) -> None:
+        samples.append(await client.complete(body))
+        done(samples[-1])
+
+    async with asyncio.TaskGroup() as group:
+        for body in bodies:
+            group.create_task(ask(body))
+            await asyncio.sleep(drawn.expovariate(plan.rate))
+    return samples
+
+
+def _report(url: str, model: str, plan: LoadPlan, samples: Sequence[Sample]) -> LoadReport:
+    served = [sample for sample in samples if sample.error is None]
+    duration_s = max(s.ended_s for s in samples) - min(s.started_s for s in samples)
+    output = sum(sample.output_tokens for sample in served)
+    errors = [sample.error for sample in samples if sample.error is not None]
+    return LoadReport(
+        server=url,
+        model=model,
+        requests=len(samples),
+        clients=plan.clients if plan.rate is None else None,
+        rate=plan.rate,
+        duration_s=duration_s,
+        errors=len(errors),
+        first_error=errors[0] if errors else None,
+        prompt_tokens=sum(sample.prompt_tokens for sample in served),
+        output_tokens=output,
+        output_tokens_per_s=output / duration_s,
+        requests_per_s=len(served) / duration_s,
+        ttft_s=_spread([s.ttft_s for s in served if s.ttft_s is not None]),
+        tpot_s=_spread([s.tpot_s for s in served if s.tpot_s is not None]),
+        gap_s=_spread([gap for s in served for gap in s.gaps_s]),
+        worst_gap_s=_spread([max(s.gaps_s) for s in served if s.gaps_s]),
+        e2e_s=_spread([s.ended_s - s.started_s for s in served]),
+    )
+
+
+def _spread(values: Sequence[float]) -> Spread | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    p50, p90, p99 = (
+        ordered[min(len(ordered) - 1, len(ordered) * percentile // 100)]
+        for percentile in (50, 90, 99)
+    )
+    return Spread(mean(ordered), p50, p90, p99, ordered[-1])

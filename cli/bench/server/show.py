@@ -1,0 +1,64 @@
+"""The report of a load: a table, and a picture of its times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.table import Table
+
+from specbuild.builder.svg import save_svg
+from specbuild.cli.bench.server.load import LoadReport, Spread
+
+_ROWS = {
+    "first token": "ttft_s",
+    "a token, behind the first": "tpot_s",
+    "between deliveries": "gap_s",
+    "longest gap of a request": "worst_gap_s",
+    "whole request": "e2e_s",
+}
+# Where each percentile's bar lies beside its row, and its colour.
+_BARS = ((-0.25, "p50", "#0e7c86"), (0, "p90", "#9aa5b1"), (0.25, "p99", "#d1495b"))
+
+
+def load_table(report: LoadReport) -> Table:
+    """Times in milliseconds by percentile."""
+    table = Table()
+    table.add_column("ms", style="bold")
+    for name in ("mean", "p50", "p90", "p99", "worst"):
+        table.add_column(name, justify="right")
+    for title, field in _ROWS.items():
+        spread: Spread | None = getattr(report, field)
+        values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.worst) if spread else ()
+        table.add_row(title, *(f"{1e3 * value:.1f}" for value in values))
+    return table
+
+
+def load_text(report: LoadReport) -> str:
+    """Totals in one sentence, and what went wrong."""
+    how = f"{report.clients} at once" if report.rate is None else f"{report.rate:g} a second"
+    text = (
+        f"{report.requests} requests, {how}: {report.output_tokens_per_s:.1f} tokens/s, "
+        f"{report.requests_per_s:.2f} requests/s in {report.duration_s:.1f} s"
+    )
+    return text + (f"; {report.errors} failed: {report.first_error}" if report.errors else "")
+
+
+def plot_load(report: LoadReport, file: Path) -> None:
+    """Write an SVG of the percentiles."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    axes = figure.subplots()
+    shown = {title: getattr(report, field) for title, field in _ROWS.items()}
+    titles = [title for title, spread in shown.items() if spread is not None]
+    for offset, name, color in _BARS:
+        values = [1e3 * getattr(shown[title], name) for title in titles]
+        places = [place + offset for place in range(len(titles))]
+        axes.barh(places, values, 0.22, label=name, color=color)
+    axes.set_yticks(range(len(titles)), titles)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("milliseconds")
+    axes.set_title(load_text(report), fontsize=9)
+    axes.legend()
+    save_svg(figure, file)

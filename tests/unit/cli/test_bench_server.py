@@ -1,0 +1,78 @@
+"""``specbuild bench --server``: what it reports is what the server did."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+from serve.served import NAME, served, worded
+
+from specbuild.cli.bench.server.client import Sample
+from specbuild.cli.bench.server.load import LoadPlan, LoadReport, _report
+from specbuild.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served(worded(), max_queue=64) as (address, _):
+        yield address
+
+
+def prompts(folder: Path) -> Path:
+    file = folder / "prompts.jsonl"
+    lines = [{"id": "a", "prompt": "bcd"}, {"id": "b", "prompt_ids": [4, 5]}]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+@pytest.mark.parametrize("how", [("--clients", "3"), ("--rate", "200")])
+def test_a_load_is_reported(
+    url: str, how: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plot = tmp_path / "load.svg"
+    given = ["--requests", "7", "--max-new-tokens", "9", "--prompts", str(prompts(tmp_path))]
+    code = main(["bench", "--server", url, *given, *how, "--json", "--plot", str(plot)])
+    assert code == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["model"] == NAME and report["errors"] == 0
+    assert report["requests"] == 7 and report["output_tokens"] == 63
+    assert report["prompt_tokens"] == 4 * 3 + 3 * 2
+    assert report["output_tokens_per_s"] == pytest.approx(63 / report["duration_s"])
+    for name in ("ttft_s", "tpot_s", "gap_s", "worst_gap_s", "e2e_s"):
+        spread = report[name]
+        assert 0 < spread["p50"] <= spread["p90"] <= spread["p99"] <= spread["worst"]
+    assert plot.read_text().startswith("<?xml")
+
+
+def test_requests_that_fail_are_counted(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--server", url, "--requests", "2", "--model", "nobody"]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert main(["bench", "--server", "http://127.0.0.1:9", "--requests", "2"]) == 2
+    assert "names no model" in capsys.readouterr().err
+
+
+def test_options_that_contradict(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["engine", "--server", url], ["--clients", "2"], ["engine", "--clients", "2"]):
+        assert main(["bench", *words]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_percentiles_are_of_the_requests_that_were_served() -> None:
+    good = [
+        Sample(started_s=float(i), ended_s=i + 2.0, ttft_s=0.1 * i, gaps_s=(0.2, 0.3 * i),
+               prompt_tokens=5, output_tokens=11)
+        for i in range(1, 101)
+    ]  # fmt: skip
+    bad = Sample(started_s=0.0, ended_s=1.0, error="500: broken")
+    plan = LoadPlan(requests=101)
+    report: LoadReport = _report("here", "m", plan, [*good, bad])
+    assert (report.requests, report.errors, report.first_error) == (101, 1, "500: broken")
+    assert report.output_tokens == 1100 and report.duration_s == 102.0
+    assert report.ttft_s is not None and report.ttft_s.p50 == pytest.approx(5.1)
+    assert report.ttft_s.p99 == pytest.approx(10.0) and report.ttft_s.worst == pytest.approx(10.0)
+    assert report.tpot_s is not None and report.tpot_s.mean == pytest.approx((2 - 5.05) / 10)
