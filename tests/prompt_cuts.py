@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -25,8 +24,7 @@ def cut_at_random(seed: int, most: int) -> Iterator[list[int]]:
 
     def cut(self: Scheduler, *asked: Any) -> Batch:
         rows = round(most ** random.random())
-        self._limits = replace(self._limits, max_rows=rows)
-        vars(self)["_most_rows"] = rows
+        self._most_rows = rows
         batch = schedule(self, *asked)
         launched.extend([sum(chunk.count for chunk in batch.chunks)] if batch.chunks else [])
         return batch

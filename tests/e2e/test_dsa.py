@@ -143,7 +143,7 @@ def prompt_pools(path: Path, **params: Any) -> tuple[RunRecord, dict[str, np.nda
     engine = Engine.load(path)
     assert isinstance(engine.executor, CpuExecutor)
     record = decode(engine, None, prompts()[:1], max_new_tokens=1, **params)[0]
-    pools = engine.executor._pools
+    pools = engine.executor.pools
     return record, {name: pool.numpy() for name, pool in pools.items()}
 
 
