@@ -21,6 +21,7 @@ from specbuild.runtime.text.template_operations import (
     OPERATORS,
     binary,
     bounded_filter,
+    bounded_test,
     check_call,
 )
 
@@ -120,6 +121,7 @@ def _environment(meter: Meter) -> Any:
         intercepted_binops = OPERATORS
         code_generator_class = _generator()
         step, nested = staticmethod(meter.step), staticmethod(meter.nested)
+        weighed = staticmethod(meter.weighed)
 
         def call(self, context: Any, called: Any, /, *given: Any, **named: Any) -> Any:
             given = check_call(meter, called, given, named)
@@ -177,6 +179,7 @@ def _offer(environment: Any, meter: Meter) -> None:
 
     filters = environment.filters | {"tojson": tojson}
     environment.filters = {n: bounded_filter(meter, n, filters[n]) for n in sorted(FILTERS)}
+    environment.tests = {n: bounded_test(meter, test) for n, test in environment.tests.items()}
     offered = {name: environment.globals[name] for name in sorted(GLOBALS)}
     environment.globals = offered | {
         "raise_exception": raise_exception,
@@ -199,7 +202,7 @@ def _shown(meter: Meter) -> Any:
 
 def _generator() -> Any:
     """The compiler of templates: it counts blocks, texts joined by ``~``, slices and lists."""
-    from jinja2.compiler import CodeGenerator
+    from jinja2.compiler import CodeGenerator, operators
 
     class Counting(CodeGenerator):
         def blockvisit(self, nodes: Any, frame: Any) -> None:
@@ -208,6 +211,14 @@ def _generator() -> Any:
 
         def visit_Concat(self, node: Any, frame: Any) -> None:  # noqa: N802 - jinja2's names
             self._call("joined((", node.nodes, frame, "))")
+
+        def visit_Compare(self, node: Any, frame: Any) -> None:  # noqa: N802
+            self.write("(")
+            self._counted(self.visit, node.expr, frame, "weighed")
+            for operand in node.ops:
+                self.write(f" {operators[operand.op]} ")
+                self._counted(self.visit, operand.expr, frame, "weighed")
+            self.write(")")
 
         def visit_Getitem(self, node: Any, frame: Any) -> None:  # noqa: N802
             part = node.arg
@@ -228,8 +239,8 @@ def _generator() -> Any:
             else:
                 super().visit_Tuple(node, frame)
 
-        def _counted(self, visit: Any, node: Any, frame: Any) -> None:
-            self.write("environment.nested(")
+        def _counted(self, visit: Any, node: Any, frame: Any, how: str = "nested") -> None:
+            self.write(f"environment.{how}(")
             visit(node, frame)
             self.write(")")
 

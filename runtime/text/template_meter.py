@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Sized
 from time import thread_time
 from typing import Any
 
-MAX_SOURCE_BYTES = 1 << 18
+MAX_SOURCE_BYTES = 1 << 17
 MAX_STEPS = 1 << 20
 MAX_VALUE_CHARS = 1 << 22
 MAX_MADE_CHARS = 1 << 25
+MAX_COMPARED_CHARS = 1 << 31
 MAX_SECONDS = 2.0
 # Steps from one look at the clock to the next.
 _STEPS_A_LOOK = 64
@@ -31,7 +32,7 @@ class Meter:
 
     def start(self) -> None:
         """A rendering begins."""
-        self._steps = self._chars = self._looked_at = 0
+        self._steps = self._chars = self._compared = self._looked_at = 0
         self._deadline_s = thread_time() + MAX_SECONDS
 
     def step(self, count: int = 1) -> None:
@@ -52,6 +53,19 @@ class Meter:
                 f"it makes a text of more than {MAX_VALUE_CHARS} characters, or more than "
                 f"{MAX_MADE_CHARS} in all"
             )
+
+    def compared(self, chars: int) -> None:
+        """So many characters are about to be held against others, in one go that nothing stops."""
+        self._compared += chars
+        if self._compared > MAX_COMPARED_CHARS:
+            raise TemplateOverBoundsError(f"it compares more than {MAX_COMPARED_CHARS} characters")
+
+    def weighed(self, value: Any) -> Any:
+        """``value``, which is about to be compared with all that it holds."""
+        for part in self.parts(value):
+            if isinstance(part, str):
+                self.compared(len(part))
+        return value
 
     def made(self, value: Any) -> Any:
         """``value``, which now takes memory of its own; what a generator gives is counted too."""

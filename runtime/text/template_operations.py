@@ -35,6 +35,10 @@ _METHODS: Mapping[type, frozenset[str]] = {
 }
 # Filters that make one text of whatever they are given.
 _SHOWING = frozenset({"e", "escape", "lower", "string", "title", "tojson", "trim", "upper"})
+# Filters that compare what they are given.
+_COMPARING = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
+# Methods whose time is the product of both lengths at worst.
+_SEARCHING = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"})
 _COUNTED_METHODS = frozenset({"center", "ljust", "rjust", "zfill"})
 _OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
@@ -84,6 +88,8 @@ def check_call(
         raise TemplateOverBoundsError(
             f"it calls {type(owner).__name__}.{name}, which no chat needs"
         )
+    if name in ("count", "index"):
+        meter.weighed((owner, *given))
     if isinstance(owner, str):
         return _checked_text_call(meter, owner, name, (*given, *named.values()), given)
     return given
@@ -96,6 +102,8 @@ def _checked_text_call(
     if name in _COUNTED_METHODS:
         for value in values:
             check_count(value)
+    elif name in _SEARCHING:
+        meter.compared(len(owner) * sum(len(v) for v in values if isinstance(v, str)))
     elif name == "replace":
         meter.text(_replaced_size(owner, values))
     elif name == "join" and given:
@@ -125,6 +133,19 @@ def bounded_filter(meter: Meter, name: str, function: Callable[..., Any]) -> Cal
     return bounded
 
 
+def bounded_test(meter: Meter, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The test (``is``), its values counted; ``function`` may ask for jinja2's context first."""
+    skipped = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @wraps(function)
+    def bounded(*given: Any) -> Any:
+        if len(given) > skipped + 1:  # with one value there is nothing to compare
+            meter.weighed(given[skipped:])
+        return function(*given)
+
+    return bounded
+
+
 def _checked_input(meter: Meter, name: str, value: Any, options: tuple[Any, ...]) -> Any:
     """A filter's first value, or the list of what it can give only once."""
     if name == "join":
@@ -140,6 +161,13 @@ def _checked_input(meter: Meter, name: str, value: Any, options: tuple[Any, ...]
         width = next((o for o in options if not isinstance(o, bool)), 4)
         each = width if isinstance(width, int) else meter.text_size(width)
         meter.text(len(value) + (value.count("\n") + 1) * abs(each))
+    elif name in _COMPARING:
+        meter.weighed(value)
+    elif name == "trim" and isinstance(value, str):
+        meter.text(len(value))
+        meter.compared(len(value) * sum(len(o) for o in options if isinstance(o, str)))
+    elif name in ("batch", "slice") and len(options) > 1:
+        meter.text(sum(o for o in options if isinstance(o, int)) * meter.text_size(options))
     elif name == "sum" and any(isinstance(option, _PARTS) for option in options):
         raise TemplateOverBoundsError("it sums lists")
     elif isinstance(value, str) or not hasattr(value, "__len__") or name in _SHOWING:

@@ -50,6 +50,8 @@ PUBLISHED = """
 
 HELD = "{% set n = namespace(x=%s) %}{% for i in range(99) %}{% set n.x = %s %}{% endfor %}"
 DOUBLED = ("'a'", "n.x ~ n.x"), ("'a'", "n.x + n.x"), ("'a'", "n.x * 2"), ("[1]", "n.x + n.x")
+# Equal texts that are not the same object.
+BOTH = "{% set a = 'a' * 4000000 %}{% set b = 'a' * 3999999 + 'a' %}"
 GREEDY = {
     "power": "{{ 10 ** (10 ** 10) }}",
     "power in a test": "{% if 10 ** (10 ** 10) > 1 %}{% endif %}",
@@ -102,6 +104,15 @@ GREEDY = {
     "wordwrap": "{{ ('a ' * 999999)|wordwrap(1) }}",
     "without end": "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
     "division of large numbers": "{% set a = ('f' * 4000000)|int(base=16) %}{{ a // 3 }}",
+    "equal lists": BOTH + "{{ [a] * 60000 == [b] * 60000 }}",
+    "a list of a text": BOTH + "{{ b in [a + 'b'] * 60000 }}",
+    "a count": BOTH + "{{ ([a + 'b'] * 60000).count(b) }}",
+    "a sort": BOTH + "{{ ([a] * 30000 + [b] * 30000)|sort|length }}",
+    "a test": BOTH + "{{ ([a + 'b'] * 60000)|select('equalto', b)|list|length }}",
+    "a search from the right": "{{ ('a' * 4000000).rfind('ab' + 'a' * 2000000) }}",
+    "a strip": "{{ ('a' * 4000000).strip('b' * 2000000 + 'a') }}",
+    "a trim": "{{ ('a' * 4000000)|trim('b' * 2000000 + 'a') }}",
+    "a batch": "{{ [1]|batch(60000, 'a' * 4000000)|list|length }}",
     "a date": "{{ strftime_now('%Y' * 99999) }}",
 }
 GREEDY |= {
