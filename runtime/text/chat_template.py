@@ -103,17 +103,8 @@ def _reason(error: Exception) -> str:
 def _environment(meter: Meter) -> Any:
     """The sandbox in which every operation is counted, as Hugging Face's templates expect it."""
     from jinja2 import TemplateError, nodes
-    from jinja2.ext import Extension, loopcontrols
+    from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """``{% generation %}`` marks what training learns from: here it is transparent."""
-
-        tags = {"generation"}  # noqa: RUF012 - the name and type that jinja2 reads
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     class Bounded(ImmutableSandboxedEnvironment):
         """Calls, operators, and what :func:`_generator` adds, are counted before they are done."""
@@ -157,10 +148,26 @@ def _environment(meter: Meter) -> Any:
         lstrip_blocks=True,
         optimized=False,
         finalize=_shown(meter),
-        extensions=[loopcontrols, Generation],
+        extensions=[loopcontrols, _generation()],
     )
     _offer(environment, meter)
     return environment
+
+
+def _generation() -> Any:
+    """The tag that marks what training learns from."""
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        """``{% generation %}`` marks what training learns from: here it is transparent."""
+
+        tags = {"generation"}  # noqa: RUF012 - the name and type that jinja2 reads
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return Generation
 
 
 def _offer(environment: Any, meter: Meter) -> None:
