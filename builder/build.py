@@ -126,7 +126,11 @@ def _written(
             if graph_file(role) in lowered.files
         },
         warnings=inputs.warnings,
-        caches=cache_capacity(lowered.plan.groups, lowered.plan.limits),
+        caches=cache_capacity(
+            lowered.plan.groups,
+            lowered.plan.limits,
+            lossy=lowered.plan.specpv is not None or lowered.plan.dsa is not None,
+        ),
         draft_dtype=draft.geometry.dtype if draft else None,
         refused=lowered.refused,
         cuda=lowered.cuda,

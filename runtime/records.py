@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["length", "eos", "stop", "abort"]
@@ -17,8 +16,7 @@ class SpecPvStats:
     Of the ``rechecked_tokens`` that partial steps emitted, a full step given the same tokens
     before them chose ``agreed_tokens`` too; ``agreement_per_interval`` is the share for each full
     step that looked. A GPU looks at a sample of them. ``invariant_failures`` counts steps that
-    were full because the state of the view contradicted itself; ``full_step_reasons`` counts full
-    steps by the reason why they were no partial ones.
+    were full because the state of the view contradicted itself.
     """
 
     retrieval_blocks: int
@@ -30,7 +28,6 @@ class SpecPvStats:
     invariant_failures: int
     agreement_per_interval: tuple[float, ...]
     retrieval_reason: str | None = None
-    full_step_reasons: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,9 @@ class RunStats:
     ``steps`` counts target passes after prefill; ``mean_acceptance_length`` the tokens those
     passes emitted, per pass (1.0 without a draft); ``acceptance_histogram[a]`` the steps with a
     accepted drafts; ``acceptance_per_position[i]`` the share of steps with more than i.
-    ``specpv`` is None where every step verified over the whole cache, by the engine's nature, and
-    ``dsa`` where every row attended to all that it saw.
+    ``preemptions`` times the request lost its pages and was restored; ``paused_steps`` steps of
+    others went on while it waited for pages. ``specpv`` is None where every step verified over the
+    whole cache, by the engine's nature, and ``dsa`` where every row attended to all that it saw.
     """
 
     prompt_tokens: int
@@ -77,6 +75,8 @@ class RunStats:
     ttft_s: float
     tpot_s: float | None
     output_tokens_per_s: float
+    preemptions: int = 0
+    paused_steps: int = 0
     specpv: SpecPvStats | None = None
     dsa: DsaStats | None = None
 

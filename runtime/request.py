@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -18,29 +18,23 @@ from specbuild.runtime.text.stream import TextStream
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt of token ids, of text, or of a chat's messages, as a line of ``--prompts`` names it.
+    """A prompt of token ids or of text, as a line of ``--prompts`` names them.
 
-    A message is a mapping with a ``role``, as the chat template of the engine reads it.
-    Raises RequestError unless exactly one of the three is given, and it is not empty.
+    Raises RequestError unless exactly one of the two is given, and it is not empty.
     """
 
     id: str
     prompt_ids: tuple[int, ...] | None = None
     prompt: str | None = None
-    messages: tuple[Mapping[str, Any], ...] | None = None
 
     def __post_init__(self) -> None:
         where = f"prompt {self.id!r}"
         if not isinstance(self.id, str):
             raise RequestError(f"a prompt's id is {self.id!r}, must be a string")
-        kinds = ("prompt", "prompt_ids", "messages")
-        given = [name for name in kinds if getattr(self, name) is not None]
-        if not given:
-            raise RequestError(
-                f"{where} has neither prompt nor prompt_ids nor messages: give one of them"
-            )
-        if len(given) > 1:
-            raise RequestError(f"{where} has both {' and '.join(given)}: give one of them")
+        if self.prompt is None and self.prompt_ids is None:
+            raise RequestError(f"{where} has neither prompt nor prompt_ids: give one of them")
+        if self.prompt is not None and self.prompt_ids is not None:
+            raise RequestError(f"{where} has both prompt and prompt_ids: give one of them")
         if self.prompt is not None and not isinstance(self.prompt, str):
             raise RequestError(f"{where}: prompt is {self.prompt!r}, must be a string")
         if self.prompt_ids is not None:
@@ -48,23 +42,8 @@ class Prompt:
                 raise RequestError(f"{where}: prompt_ids is {self.prompt_ids!r}, must be token ids")
             ids = tuple(whole_number(f"{where}: a token id", i) for i in self.prompt_ids)
             object.__setattr__(self, "prompt_ids", ids)
-        if self.messages is not None:
-            object.__setattr__(self, "messages", _messages(self.messages, where))
-        if not (self.prompt or self.prompt_ids or self.messages):
-            what = "message" if given == ["messages"] else "token"
-            raise RequestError(f"{where} is empty; give at least one {what}")
-
-
-def _messages(given: Any, where: str) -> tuple[Mapping[str, Any], ...]:
-    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
-        raise RequestError(f"{where}: messages is {given!r}, must be a list of messages")
-    messages = tuple(given)
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise RequestError(
-                f'{where}: messages[{i}] must be like {{"role": "user", "content": "text"}}'
-            )
-    return messages
+        if not self.prompt and not self.prompt_ids:
+            raise RequestError(f"{where} is empty; give at least one token")
 
 
 Prompts: TypeAlias = str | Prompt | Iterable[str | Prompt]
@@ -191,6 +170,10 @@ class SequenceState:
     ``ids[:known]`` are the prompt and the emitted tokens; the first ``length`` of them are in
     the target's cache. While decoding ``known = length + 1``: the last token is the root of the
     next step. ``steps_ahead`` steps in flight decode it.
+
+    Pages on demand: they hold ``capacity`` tokens; ``paused``, it takes no part in steps. Launches
+    in flight may name a sequence that was ``released``: it is done, or another one was made of its
+    request, whose tokens up to ``recorded`` were emitted before and are decoded again.
     """
 
     request: Request
@@ -202,6 +185,10 @@ class SequenceState:
     known: int = 0
     length: int = 0
     steps_ahead: int = 0
+    capacity: int = 0
+    paused: bool = False
+    released: bool = False
+    recorded: int = 0
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
@@ -216,6 +203,11 @@ class SequenceState:
         return self.request.token_budget - self.emitted
 
     @property
+    def to_repeat(self) -> int:
+        """How many of the next tokens were emitted before."""
+        return max(0, self.recorded - self.known)
+
+    @property
     def root(self) -> int:
         """The newest token: known, not yet in the cache."""
         return int(self.ids[self.known - 1])
@@ -227,7 +219,7 @@ class SequenceState:
         return RunRecord(
             id=self.request.id,
             prompt_ids=self.request.prompt_ids,
-            output_ids=tuple(self.ids[prompt : self.known].tolist()),
+            output_ids=tuple(self.ids[prompt : max(self.known, self.recorded)].tolist()),
             text=None if self.text is None else self.text.emitted,
             finish_reason=self.finish_reason,
             stats=self.counters.stats(prompt),

@@ -13,8 +13,8 @@ class RunCounters:
     """Counts while a request runs. Its clock starts when the request is admitted.
 
     An accepted draft counts when its token was emitted: drafts behind an end of sequence or a
-    stop string do not. ``specpv`` is set where steps may verify over partial views, ``dsa`` where
-    they may attend to chosen tokens.
+    stop string do not. The loop counts ``preemptions`` and ``paused_steps``. ``specpv`` is set
+    where steps may verify over partial views, ``dsa`` where they may attend to chosen tokens.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -23,6 +23,8 @@ class RunCounters:
         self._first_s = self._last_s = self._started_s
         self._tokens = 0
         self._step_tokens = 0
+        self.preemptions = 0
+        self.paused_steps = 0
         self.specpv: SpecPvCounters | None = None
         self.dsa: DsaCounters | None = None
 
@@ -54,6 +56,8 @@ class RunCounters:
             ttft_s=self._first_s - self._started_s,
             tpot_s=(self._last_s - self._first_s) / gaps if gaps > 0 else None,
             output_tokens_per_s=self._tokens / total_s if total_s > 0 else 0.0,
+            preemptions=self.preemptions,
+            paused_steps=self.paused_steps,
             specpv=None if self.specpv is None else self.specpv.stats(),
             dsa=None if self.dsa is None else self.dsa.stats(),
         )

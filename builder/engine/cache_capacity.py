@@ -23,11 +23,13 @@ class GroupCapacity:
 class Together:
     """How many sequences that may each reach ``tokens`` tokens run at once.
 
-    ``guaranteed_no_evict`` reserve all that they may need.
+    ``guaranteed_no_evict`` reserve all that they may need; with ``max_utilization`` they hold what
+    they have, which is half of it on average where they began at different times.
     """
 
     tokens: int
     guaranteed_no_evict: int
+    max_utilization: int
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,21 @@ class CacheCapacity:
     sequences: tuple[Together, ...]
 
 
-def cache_capacity(groups: Sequence[CacheGroup], limits: Limits) -> CacheCapacity:
-    """Predicted for the longest length, and for 1024 and 4096 tokens where these are shorter."""
+def cache_capacity(
+    groups: Sequence[CacheGroup], limits: Limits, *, lossy: bool = False
+) -> CacheCapacity:
+    """Predicted for the longest length, and for 1024 and 4096 tokens where these are shorter.
+
+    Engines with a ``lossy`` mode reserve all pages by either policy.
+    """
+
+    def together(tokens: int) -> Together:
+        reserved = sequences_together(groups, limits, tokens)
+        half = sequences_together(groups, limits, -(-tokens // 2))
+        return Together(tokens, reserved, reserved if lossy else half)
+
     lengths = (*(n for n in _LENGTHS if n < limits.max_seq_len), limits.max_seq_len)
     return CacheCapacity(
         {g.name: GroupCapacity(g.pages - 1, (g.pages - 1) * g.page_size) for g in groups},
-        tuple(Together(n, sequences_together(groups, limits, n)) for n in lengths),
+        tuple(map(together, lengths)),
     )

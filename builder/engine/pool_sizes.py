@@ -33,7 +33,7 @@ class PoolBudget:
         if self.memory is not None and self.pages is not None:
             raise SpecbuildError("--kv-memory and --kv-pages are two ways to say it; give one")
         if self.pages is not None:
-            _require_one(groups, limits, self.pages)
+            _require_fewest(groups, limits, self.pages)
             return tuple(_with_pages(g, limits, self.pages) for g in groups)
         worst = tuple(_with_pages(g, limits) for g in groups)
         if self.memory is None:
@@ -52,14 +52,17 @@ class PoolBudget:
             return self.places * sum(group_bytes(group, specpv) for group in found)
 
         step = max(g.page_size for g in worst)
-        fewest = max(g.page_size * _longest(g, limits) for g in worst if not g.window)
+        kept = [g for g in worst if not g.window]
+        fewest = max((g.page_size * _fewest(g, limits) for g in kept), default=0)
         if size(holding(fewest)) > memory:
             raise SpecbuildError(
                 f"--kv-memory of {_mebibytes(memory)}: the caches of one sequence of "
-                f"{limits.max_seq_len} tokens take {_mebibytes(size(holding(fewest)))}; ask for "
-                "more, or for less --max-seq-len"
+                f"{limits.max_seq_len} tokens, and a page for each of {limits.max_batch_size}, "
+                f"take {_mebibytes(size(holding(fewest)))}; ask for more, or for less "
+                "--max-seq-len or --max-batch-size"
             )
-        low, high = fewest // step, fewest * limits.max_batch_size // step
+        most = max((g.page_size * g.pages for g in kept), default=0)
+        low, high = fewest // step, most // step
         while low < high:
             middle = (low + high + 1) // 2
             if size(holding(middle * step)) <= memory:
@@ -69,13 +72,14 @@ class PoolBudget:
         return holding(low * step)
 
 
-def _require_one(groups: Sequence[CacheGroup], limits: Limits, pages: int) -> None:
+def _require_fewest(groups: Sequence[CacheGroup], limits: Limits, pages: int) -> None:
     """SpecbuildError where so few pages hold no sequence of the longest length."""
-    needed = max((_longest(g, limits) for g in groups if not g.window), default=0)
+    needed = max((_fewest(g, limits) for g in groups if not g.window), default=0)
     if pages < needed:
         raise SpecbuildError(
-            f"--kv-pages {pages}: a sequence of {limits.max_seq_len} tokens takes {needed}; ask "
-            "for as many at least, or for less --max-seq-len"
+            f"--kv-pages {pages}: a sequence of {limits.max_seq_len} tokens, and a page for each "
+            f"of {limits.max_batch_size}, take {needed}; ask for as many at least, or for less "
+            "--max-seq-len or --max-batch-size"
         )
 
 
@@ -85,6 +89,11 @@ def _with_pages(group: CacheGroup, limits: Limits, most: int | None = None) -> C
     if most is not None and not group.window:
         pages = min(pages, most)
     return replace(group, pages=pages + 1)
+
+
+def _fewest(group: CacheGroup, limits: Limits) -> int:
+    """Pages of one sequence of the longest length, and no fewer than one for each of a batch."""
+    return max(_longest(group, limits), limits.max_batch_size)
 
 
 def _longest(group: CacheGroup, limits: Limits) -> int:

@@ -52,7 +52,8 @@ def inspect(
         costs = step_cost_facts(engine, manifest, plan)
     refused = refused_kernels(engine, manifest)
     memory = predict_memory(manifest, plan, max_batch_size=max_batch_size, max_seq_len=max_seq_len)
-    capacity = cache_capacity(manifest.cache_groups, manifest.limits)
+    lossy = manifest.specpv is not None or manifest.dsa is not None
+    capacity = cache_capacity(manifest.cache_groups, manifest.limits, lossy=lossy)
     if as_json:
         import json
 

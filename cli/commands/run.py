@@ -17,11 +17,13 @@ from specbuild.cli.options.shared import (
     Debug,
     EngineDirectory,
     Json,
+    KvPages,
     NoSpec,
     Pin,
     Threads,
     VerifyKey,
 )
+from specbuild.runtime.cache.kv_policy import DEFAULT_KV_POLICY
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ def run(
             rich_help_panel=GENERAL,
         ),
     ] = None,
+    kv_policy: KvPages = DEFAULT_KV_POLICY,
     threads: Threads = None,
     as_json: Json = False,
     _debug: Debug = False,
@@ -69,9 +72,8 @@ def run(
     """Decode prompts with an engine, speculatively where it has a draft.
 
     The prompt is [b]--prompt TEXT[/b], or all of standard input as one text, or
-    each line of [b]--prompts FILE.jsonl[/b]: {"id": "a", "prompt": "text"}, or
-    "prompt_ids": \\[1, 2], or "messages" for the chat template; "temperature",
-    "seed", "stop" and the like in a line are of its prompt alone.
+    each line of [b]--prompts FILE.jsonl[/b]: {"id": "a", "prompt": "text"}
+    or {"id": "a", "prompt_ids": \\[1, 2]}.
 
     Text goes to standard output, tokens of the draft coloured apart, and the
     statistics to standard error. With [b]--json[/b] standard output holds one
@@ -105,27 +107,26 @@ def run(
             f"{seed + len(placed) - 1}; give 0 to {MAX_SEED - len(placed) + 1}"
         )
     params = [
-        item.params(
-            GenerateParams(
-                max_new_tokens=wanted.max_new_tokens,
-                sampling=SamplingParams(
-                    temperature=sampling.temperature,
-                    top_p=sampling.top_p,
-                    top_k=sampling.top_k,
-                    seed=seed + i,
-                ),
-                stop=wanted.stop,
-                ignore_eos=wanted.ignore_eos,
-                raw=text.raw,
-                specpv_retrieval_blocks=specpv.retrieval_blocks,
-                dsa_top_k=dsa.top_k,
-                exact=exact,
-            )
+        GenerateParams(
+            max_new_tokens=wanted.max_new_tokens,
+            sampling=SamplingParams(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                seed=seed + i,
+            ),
+            stop=wanted.stop,
+            ignore_eos=wanted.ignore_eos,
+            raw=text.raw,
+            specpv_retrieval_blocks=specpv.retrieval_blocks,
+            dsa_top_k=dsa.top_k,
+            exact=exact,
         )
-        for i, item in enumerate(placed)
+        for i in range(len(placed))
     ]
     loaded = load_engine(engine, threads=threads, verify_key=verify_key, pin=pin)
     loaded.decoder.turns = Turns(prefill_rows_per_turn)
+    loaded.decoder.kv_policy = kv_policy
     speculation = speculation_of(loaded.manifest, tree, no_spec=no_spec or exact)
     requests = checked_requests(loaded, placed, params)
     events = loaded.decode(requests, speculation=speculation)

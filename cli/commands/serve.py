@@ -13,7 +13,8 @@ from specbuild.builder.option_readers import repeated
 from specbuild.builder.options import TreeOptions
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import speculation_of
-from specbuild.cli.options.shared import Debug, EngineDirectory, Threads
+from specbuild.cli.options.shared import Debug, EngineDirectory, KvPages, Threads
+from specbuild.runtime.cache.kv_policy import DEFAULT_KV_POLICY
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def serve(
         ),
     ] = False,
     tree: TreeOptions,
+    kv_policy: KvPages = DEFAULT_KV_POLICY,
     threads: Threads = None,
     _debug: Debug = False,
 ) -> None:
@@ -125,6 +127,7 @@ def serve(
             f"warning: anyone who reaches {place} is served; set --api-key, or keep to 127.0.0.1"
         )
     loaded = load_engine(engine, threads=threads)
+    loaded.decoder.kv_policy = kv_policy
     setting = DraftSetting(speculation_of(loaded.manifest, tree, no_spec=no_spec))
     names = model.served_model_name or (engine.resolve().name,)
     app = App(

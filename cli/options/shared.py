@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from specbuild.cli.terminal.log import show_log
+from specbuild.runtime.cache.kv_policy import KvPolicy
 
 # The panel of help for what every command has.
 GENERAL = "General"
@@ -25,7 +25,6 @@ def _remember_debug(context: typer.Context, value: bool) -> bool:
     invocation = context.find_root().obj
     if isinstance(invocation, Invocation):
         invocation.debug = value
-    show_log(value)
     return value
 
 
@@ -83,7 +82,17 @@ Debug = Annotated[
         "--debug",
         callback=_remember_debug,
         is_eager=True,
-        help="Show a traceback on errors, and a log.",
+        help="Show a traceback on errors.",
+        rich_help_panel=GENERAL,
+    ),
+]
+KvPages = Annotated[
+    KvPolicy,
+    typer.Option(
+        "--kv-policy",
+        metavar="NAME",
+        help="Reserve all cache pages that a prompt may need (guaranteed-no-evict), or give them "
+        "on demand (max-utilization).",
         rich_help_panel=GENERAL,
     ),
 ]

@@ -22,8 +22,9 @@ def cache_tables(manifest: Manifest, capacity: CacheCapacity) -> Group:
         numbers = (held.pages, group.page_size, held.tokens)
         pages.add_row(group.name, *map(str, numbers), keeps)
     together = Table(title="sequences together", title_justify="left")
-    for column in ("of up to so many tokens", "guaranteed-no-evict"):
+    for column in ("of up to so many tokens", "guaranteed-no-evict", "max-utilization"):
         together.add_column(column, justify="right")
     for entry in capacity.sequences:
-        together.add_row(str(entry.tokens), str(entry.guaranteed_no_evict))
+        numbers = (entry.tokens, entry.guaranteed_no_evict, entry.max_utilization)
+        together.add_row(*map(str, numbers))
     return Group(pages, together)

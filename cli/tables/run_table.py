@@ -32,6 +32,9 @@ def _detailed(records: Sequence[RunRecord]) -> Table:
     table.add_row("first token", *(milliseconds(s.ttft_s) for s in stats))
     table.add_row("each further token", *(milliseconds(s.tpot_s) for s in stats))
     table.add_row("tokens/s", *(f"{s.output_tokens_per_s:.1f}" for s in stats))
+    if any(s.preemptions or s.paused_steps for s in stats):
+        table.add_row("lost its pages", *(f"{s.preemptions} times" for s in stats))
+        table.add_row("waited for pages", *(f"{s.paused_steps} steps" for s in stats))
     if any(s.specpv for s in stats):
         table.add_row("SpecPV (lossy)", *(specpv_text(s.specpv) for s in stats))
     if any(s.dsa for s in stats):
@@ -44,6 +47,9 @@ def _compact(records: Sequence[RunRecord]) -> Table:
     table.add_column("id", overflow="fold")
     for heading in ("prompt", "output", "a step", "first token", "tokens/s"):
         table.add_column(heading, justify="right")
+    preempted = any(record.stats.preemptions for record in records)
+    if preempted:
+        table.add_column("lost pages", justify="right")
     lossy = any(record.stats.specpv for record in records)
     if lossy:
         table.add_column("SpecPV (lossy)")
@@ -60,6 +66,7 @@ def _compact(records: Sequence[RunRecord]) -> Table:
             f"{stats.mean_acceptance_length:.2f}",
             milliseconds(stats.ttft_s),
             f"{stats.output_tokens_per_s:.1f}",
+            *([str(stats.preemptions)] if preempted else []),
             *([specpv_text(stats.specpv)] if lossy else []),
             *([dsa_text([stats.dsa])] if sparse else []),
             record.finish_reason,
@@ -77,8 +84,6 @@ def specpv_text(stats: SpecPvStats | None) -> str:
     if stats is None:
         return "–"
     text = f"{stats.partial_steps} partial, {stats.full_steps} full steps"
-    if stats.full_step_reasons:
-        text += f" ({', '.join(f'{why}: {n}' for why, n in stats.full_step_reasons.items())})"
     if stats.retrieval_reason is not None:
         text = f"{stats.retrieval_reason}: {text}"
     if stats.agreement is not None:

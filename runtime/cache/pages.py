@@ -10,6 +10,7 @@ from specbuild.runtime.engine_dir.cache_groups import (
     allocators,
     pages_per_sequence,
     slots_per_sequence,
+    tree_slots,
 )
 from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits
 from specbuild.runtime.errors import SpecbuildError
@@ -132,6 +133,11 @@ class SequencePages:
             self.slots[place * size : (place + 1) * size] = self._offsets + page * size
             self.end_page += 1
 
+    def reserve(self, pages: int) -> None:
+        """More pages are promised; SpecbuildError where the pool has too few."""
+        self._pool.reserve(pages)
+        self.reserved += pages
+
     def commit(self, length: int, *, reverified: int | None = None) -> None:
         """The first ``length`` slots are the sequence; pages that it has no use for go back.
 
@@ -190,7 +196,23 @@ class SequencePages:
 
 
 class KeptPages(SequencePages):
-    """Pages that stay until the end: steps in flight write behind the length that is committed."""
+    """Pages that stay until the end: steps in flight write behind the length that is committed.
+
+    What is reserved is taken at once.
+    """
+
+    def __init__(
+        self, pool: PagePool, *, page_size: int, window: int, capacity: int, reserved: int
+    ) -> None:
+        super().__init__(
+            pool, page_size=page_size, window=window, capacity=capacity, reserved=reserved
+        )
+        self.append(reserved * page_size)
+
+    def reserve(self, pages: int) -> None:
+        """More pages are taken: the table grows."""
+        super().reserve(pages)
+        self.append(self.reserved * self.page_size - self.length)
 
     def _give_back(self) -> None:
         """Nothing goes back before the end."""
@@ -237,42 +259,11 @@ class RingPages(SequencePages):
         self.table[:] = 0
 
 
-class PageLedger:
-    """A cookie for every page, for debugging: who gets a page, and who gives it back.
-
-    ``installed`` and ``released`` are the callbacks of :class:`KvPools`; either raises
-    SpecbuildError where a page has two owners, or goes back without having had one.
-    """
-
-    def __init__(self) -> None:
-        self._cookies: dict[tuple[str, int], int] = {}
-        self._installs = 0
-
-    @property
-    def held(self) -> dict[tuple[str, int], int]:
-        """The pages in use, and the number of the install that gave each away."""
-        return dict(self._cookies)
-
-    def installed(self, group: str, pages: Sequence[int]) -> None:
-        """Pages go to a sequence."""
-        for page in pages:
-            if page == 0 or (group, page) in self._cookies:
-                raise SpecbuildError(f"cache group {group}: page {page} is given away twice")
-            self._installs += 1
-            self._cookies[group, page] = self._installs
-
-    def released(self, group: str, pages: Sequence[int]) -> None:
-        """Pages come back."""
-        for page in pages:
-            if self._cookies.pop((group, page), None) is None:
-                raise SpecbuildError(f"cache group {group}: page {page} comes back, but was free")
-
-
 class KvPools:
     """The page pools of an engine, by group name: groups that share an allocator have one pool.
 
-    With ``fixed``, a sequence takes all that it reserves when it is admitted, and keeps it, as
-    steps that run without the host need it.
+    With ``fixed``, a sequence takes all that it reserves at once, and keeps it, as steps that run
+    without the host need it.
     """
 
     def __init__(
@@ -306,25 +297,57 @@ class KvPools:
             for name, group in self._groups.items()
         )
 
-    def pages_wanted(self, tokens: int) -> dict[str, int]:
+    def pages_wanted(self, tokens: int, *, at_first: int | None = None) -> dict[str, int]:
         """Pages to reserve for a sequence that ends with ``tokens`` tokens.
 
-        By group; of those that share an allocator the first stands for all.
+        By group; of those that share an allocator the first stands for all. Those that keep every
+        position begin with capacity for ``at_first`` tokens, where it is given.
         """
+        grows = tokens if at_first is None else min(tokens, at_first)
         return {
             name: pages_per_sequence(
                 name,
                 self._limits,
-                tokens=tokens,
+                tokens=tokens if self._groups[name].window else grows,
                 page_size=self._groups[name].page_size,
                 window=self._groups[name].window,
             )
             for name in self._shared
         }
 
-    def can_admit(self, wanted: Mapping[str, int]) -> bool:
-        """Whether every group can promise its pages."""
-        return all(self.pools[name].can_reserve(pages) for name, pages in wanted.items())
+    def can_grow(self, pages: Mapping[str, SequencePages], tokens: int) -> bool:
+        """Whether what a sequence lacks for ``tokens`` tokens and a tree is promised to nobody."""
+        return self.can_admit(self._lacking(pages, tokens))
+
+    def grow(self, pages: Mapping[str, SequencePages], tokens: int) -> None:
+        """Reserves what a sequence lacks; SpecbuildError where :meth:`can_grow` is false."""
+        for name, count in self._lacking(pages, tokens).items():
+            pages[name].reserve(count)
+
+    def _lacking(self, pages: Mapping[str, SequencePages], tokens: int) -> dict[str, int]:
+        return {
+            name: wanted - pages[name].reserved
+            for name, wanted in self.pages_wanted(tokens).items()
+            if wanted > pages[name].reserved
+        }
+
+    def capacity(self, pages: Mapping[str, SequencePages]) -> int:
+        """The tokens up to which a sequence need not grow."""
+        grow = (name for name, group in self._groups.items() if not group.window)
+        return min(
+            (
+                pages[name].reserved * pages[name].page_size - tree_slots(name, self._limits)
+                for name in grow
+            ),
+            default=self._limits.max_seq_len,
+        )
+
+    def can_admit(self, wanted: Mapping[str, int], *, spare: int = 0) -> bool:
+        """Whether every group can promise its pages, with ``spare`` left where sequences grow."""
+        return all(
+            self.pools[name].can_reserve(pages + (0 if self._groups[name].window else spare))
+            for name, pages in wanted.items()
+        )
 
     def admit(self, wanted: Mapping[str, int]) -> dict[str, SequencePages]:
         """Reserves the pages and gives the holders, by group: empty ones, or full if fixed.
@@ -344,16 +367,13 @@ class KvPools:
         kind = SequencePages
         if self._fixed:
             kind = RingPages if group.window else KeptPages
-        holder = kind(
+        return kind(
             self.pools[name],
             page_size=group.page_size,
             window=group.window,
             capacity=slots_per_sequence(self._limits),
             reserved=pages,
         )
-        if kind is KeptPages:
-            holder.append(pages * group.page_size)
-        return holder
 
     def release(self, pages: Mapping[str, SequencePages]) -> None:
         """Takes pages and promises back."""

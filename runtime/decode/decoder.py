@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from specbuild.runtime.cache.kv_policy import DEFAULT_KV_POLICY, KvPolicy, gives_on_demand
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.decode.emission import Emission, TextStreams
 from specbuild.runtime.decode.loop import Loop
@@ -66,6 +67,21 @@ class Decoder(ABC):
         self._measured = LearnedPolicies(self.explored_share)
         self.machine = threading.Lock()
         self.turns = DEFAULT_TURNS
+        self.kv_policy = DEFAULT_KV_POLICY
+
+    @property
+    def kv_policy(self) -> KvPolicy:
+        """Whether a request of a loop that is made from now on reserves all that it may need."""
+        return self._kv_policy
+
+    @kv_policy.setter
+    def kv_policy(self, policy: KvPolicy) -> None:
+        self._on_demand = gives_on_demand(self._manifest, policy)
+        self._kv_policy = policy
+
+    def _most_emitted(self, policy: DraftPolicy) -> int | None:
+        """The most tokens of a step; None where a request reserves all that it may need."""
+        return 1 + policy.max_depth if self._on_demand else None
 
     @property
     @abstractmethod

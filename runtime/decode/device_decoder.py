@@ -85,6 +85,7 @@ class DeviceDecoder(Decoder):
             replace(self._manifest.limits, max_rows=self._programs.prefill_rows),
             self._kv,
             turns=self.turns if turns is None else turns,
+            most_emitted=self._most_emitted(policy),
             most_sequences=lambda requests: self._programs.most_sequences(
                 shape, full_logits=needs_full_logits(r.params.sampling for r in requests)
             ),

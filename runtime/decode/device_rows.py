@@ -76,6 +76,18 @@ class DeviceRows:
             pages = sequence.pages[table.removeprefix(PAGE_TABLE)].table
             self._executor.write(table, pages[None], row=row)
 
+    def grow(self, sequence: SequenceState) -> None:
+        """Writes the tables that grow."""
+        row = self.row_of(sequence)
+        for table in self._tables:
+            pages = sequence.pages[table.removeprefix(PAGE_TABLE)]
+            if not pages.window:
+                self._executor.write(table, pages.table[None], row=row)
+
+    def pass_over(self, sequence: SequenceState, *, done: bool) -> None:
+        """Whether steps leave a sequence's row as it is."""
+        self._executor.fill("done", int(done), row=self.row_of(sequence))
+
     def prompt_ends(self, row: int) -> None:
         """Right behind the launch that ends a row's prompt: keeps what the next would overwrite."""
         if self.drafted:

@@ -111,6 +111,19 @@ class DeviceStepper:
         for mode in self._modes:
             mode.release(sequence)
 
+    def grow(self, sequence: SequenceState) -> None:
+        """Writes the pages that a sequence got into its row."""
+        self._rows.grow(sequence)
+
+    def pause(self, sequence: SequenceState) -> None:
+        """Its row counts as done; its state stays."""
+        self._rows.pass_over(sequence, done=True)
+
+    def resume(self, sequence: SequenceState) -> None:
+        """Its row is decoded again; as many tokens of it as can be may wait for the draft."""
+        self._rows.pass_over(sequence, done=False)
+        self._waiting = max(self._waiting, self._capacity)
+
     def close(self, sequences: Sequence[SequenceState]) -> None:
         """Rows are emptied when the next loop opens."""
 
@@ -179,7 +192,7 @@ class DeviceStepper:
         self._received_s = None
         first = []
         for r in flight.ending:
-            if r.sequence.finish_reason is not None:
+            if r.sequence.released:
                 continue
             row = self._rows.begin(r.sequence, int(token[r.row]))
             for mode in self._modes:
@@ -195,7 +208,7 @@ class DeviceStepper:
         depths: list[int] = []
         for row, sequence in ahead.rows.items():
             sequence.steps_ahead -= 1
-            if sequence.finish_reason is not None:
+            if sequence.released:
                 continue
             count, accepted = result.count[row], result.accepted[row]
             _check_count(flight, result, row)

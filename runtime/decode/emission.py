@@ -35,7 +35,7 @@ class Emission:
         self.text_stream = text_stream
 
     def admit(self, index: int, request: Request, pages: dict[str, SequencePages]) -> SequenceState:
-        """The state of a request that is to run now; its clock starts."""
+        """The state of a request that is to run now for the first time; its clock starts."""
         ids = np.zeros(len(request.prompt_ids) + request.token_budget, np.int32)
         ids[: len(request.prompt_ids)] = request.prompt_ids
         return SequenceState(
@@ -48,16 +48,33 @@ class Emission:
             known=len(request.prompt_ids),
         )
 
+    def restore(self, preempted: SequenceState, pages: dict[str, SequencePages]) -> SequenceState:
+        """The state of a request that begins again: what it emitted is emitted no more."""
+        return SequenceState(
+            request=preempted.request,
+            index=preempted.index,
+            ids=preempted.ids,
+            pages=pages,
+            counters=preempted.counters,
+            text=preempted.text,
+            known=len(preempted.request.prompt_ids),
+            recorded=max(preempted.known, preempted.recorded),
+            logprobs=preempted.logprobs,
+        )
+
     def take(
         self, sequence: SequenceState, tokens: Sequence[tuple[int, float]], *, accepted: int
     ) -> list[Event]:
         """Appends (token, log-probability) until one ends the request; their events in order.
 
-        The first ``accepted`` tokens were drafts. SpecbuildError where a log-probability is no
-        number: then the target's logits were none.
+        The first ``accepted`` tokens were drafts. What was emitted before comes again and gives no
+        events. SpecbuildError where it does not, and where a log-probability is no number: then the
+        target's logits were none.
         """
         events: list[Event] = []
         decoding = sequence.emitted > 0
+        again = _again(sequence, tokens)
+        tokens, accepted = tokens[again:], max(0, accepted - again)
         if tokens and not decoding:
             sequence.counters.first_token()
         for i, (token, logprob) in enumerate(tokens):
@@ -91,6 +108,21 @@ class Emission:
         if sequence.text is not None and sequence.text.stopped:
             return "stop", text
         return ("length" if sequence.wanted == 0 else None), text
+
+
+def _again(sequence: SequenceState, tokens: Sequence[tuple[int, float]]) -> int:
+    """How many of these tokens were emitted before the sequence was preempted."""
+    count = min(sequence.to_repeat, len(tokens))
+    for token, _ in tokens[:count]:
+        recorded = int(sequence.ids[sequence.known])
+        if token != recorded:
+            raise SpecbuildError(
+                f"prompt {sequence.request.id!r}: output token {sequence.emitted + 1} was "
+                f"{recorded} before its pages were taken and is {token} decoded again, against law "
+                "5; please report it, and run with guaranteed-no-evict"
+            )
+        sequence.known += 1
+    return count
 
 
 def never_ran(index: int, request: Request, text_stream: TextStreams) -> FinishEvent:

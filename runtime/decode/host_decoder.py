@@ -85,6 +85,7 @@ class HostDecoder(Decoder):
             self._manifest.limits,
             self._kv,
             turns=self.turns if turns is None else turns,
+            most_emitted=self._most_emitted(policy),
             invariant_rows=self._executor.capabilities.invariant_rows,
         )
         return self._loop(stepper, scheduler, policy, text_stream)

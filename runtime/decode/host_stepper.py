@@ -8,6 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
+from specbuild.runtime.decode.repetition import as_recorded
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.stepper import LaunchDone, NewTokens
 from specbuild.runtime.decode.target_passes import TargetPasses
@@ -45,6 +46,8 @@ class HostStepper:
         self._executor = executor
         self._counter = counter
         self._drafter = drafter
+        # Whether what is decoded again gives the same bits.
+        self._repeats = executor.capabilities.batch_invariant
         self._max_depth = max_depth
         self._target = TargetPasses(executor, manifest, counter)
         caches = drafter is not None and drafter.capabilities.uses_draft_caches
@@ -71,6 +74,15 @@ class HostStepper:
         if self._drafter is not None:
             self._drafter.release(sequence)
         self._target.release(sequence)
+
+    def grow(self, sequence: SequenceState) -> None:
+        """Each launch reads the pages anew."""
+
+    def pause(self, sequence: SequenceState) -> None:
+        """A launch holds the sequences that it is given."""
+
+    def resume(self, sequence: SequenceState) -> None:
+        """As :meth:`pause`."""
 
     def close(self, sequences: Sequence[SequenceState]) -> None:
         """Releases each."""
@@ -106,7 +118,9 @@ class HostStepper:
             sampled, logprob = self._target.sample(
                 done, [1] * len(done), position, outputs["logits"]
             )
-            for sequence, token, chance in zip(done, sampled, logprob, strict=True):
+            for sequence, choice, chance in zip(done, sampled, logprob, strict=True):
+                stands = sequence.to_repeat and not self._repeats
+                token = sequence.ids[sequence.known] if stands else choice
                 emitted.append(NewTokens(sequence, [(int(token), float(chance))]))
         self._done = LaunchDone(emitted)
         self._aux_hidden, self._after_prompts = outputs.get("captured"), True
@@ -125,6 +139,8 @@ class HostStepper:
         started_s = perf_counter()
         trees = self._draft(sequences, shape)
         verified = self._target.verify(sequences, trees)
+        if not self._repeats and any(sequence.to_repeat for sequence in sequences):
+            verified = as_recorded(sequences, verified)
         # The path's cache entries move to the committed slots; the other nodes are forgotten.
         if not trees.contiguous:
             self._move(sequences, verified.path)
@@ -150,7 +166,7 @@ class HostStepper:
             if not drafter.capabilities.reads_aux_hidden:
                 aux_hidden = None
             for sequence, rows in self._committed:
-                if sequence.finish_reason is None:
+                if not sequence.released:
                     drafter.observe(sequence, None if aux_hidden is None else aux_hidden[rows])
         self._committed, self._aux_hidden = [], None
 

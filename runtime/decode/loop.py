@@ -20,7 +20,7 @@ from collections.abc import Generator, Sequence
 
 from specbuild.runtime.cache.pages import SequencePages
 from specbuild.runtime.decode.emission import Emission, never_ran
-from specbuild.runtime.decode.scheduler import Scheduler
+from specbuild.runtime.decode.scheduler import Scheduler, Waiting
 from specbuild.runtime.decode.stepper import NewTokens, Stepper
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.policy import DraftPolicy
@@ -57,13 +57,14 @@ class Loop:
     def abort(self, index: int) -> FinishEvent | None:
         """Ends a request now, with what it has emitted; None where it is done already."""
         waiting = self._scheduler.withdraw(index)
-        if waiting is not None:
-            return never_ran(index, waiting, self._emission.text_stream)
-        sequence = self._scheduler.running(index)
+        if waiting is not None and waiting.preempted is None:
+            return never_ran(index, waiting.request, self._emission.text_stream)
+        sequence = self._scheduler.running(index) if waiting is None else waiting.preempted
         if sequence is None:
             return None
         sequence.finish_reason = "abort"
-        self._release(sequence)
+        if waiting is None:
+            self._release(sequence)
         return FinishEvent(index, sequence.record())
 
     def open(self) -> None:
@@ -96,6 +97,7 @@ class Loop:
         """Prompts or a step, as they take turns, while the machine takes more."""
         prompts_end = False
         while self._stepper.in_flight < self._stepper.most_in_flight:
+            self._provide_pages()
             batch = self._scheduler.schedule()
             if batch.chunks:
                 self._stepper.start_prompts(batch.chunks)
@@ -107,6 +109,18 @@ class Loop:
                 break
         if prompts_end and self._stepper.most_in_flight > 1:
             self._choose_ahead()
+
+    def _provide_pages(self) -> None:
+        """Before the next launch, behind those in flight: who has pages for a step takes part."""
+        changes = self._scheduler.provide()
+        for told, sequences in (
+            (self._stepper.release, changes.preempted),
+            (self._stepper.grow, changes.grown),
+            (self._stepper.pause, changes.paused),
+            (self._stepper.resume, changes.resumed),
+        ):
+            for sequence in sequences:
+                told(sequence)
 
     def _emit(self, emitted: Sequence[NewTokens]) -> list[Event]:
         events: list[Event] = []
@@ -133,10 +147,11 @@ class Loop:
             self._chosen = (outlook.batch, self._policy.shape(outlook))
             self._stepper.prepare_step(read, self._chosen[1])
 
-    def _admit(
-        self, index: int, request: Request, pages: dict[str, SequencePages]
-    ) -> SequenceState:
-        sequence = self._emission.admit(index, request, pages)
+    def _admit(self, waiting: Waiting, pages: dict[str, SequencePages]) -> SequenceState:
+        if waiting.preempted is None:
+            sequence = self._emission.admit(waiting.index, waiting.request, pages)
+        else:
+            sequence = self._emission.restore(waiting.preempted, pages)
         self._stepper.admit(sequence)
         return sequence
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specbuild.runtime.cache.pages import KvPools, SequencePages
+from specbuild.runtime.decode.on_demand import PageChanges, provide
 from specbuild.runtime.engine_dir.manifest import Limits
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Request, SequenceState
 from specbuild.runtime.sampling import whole_number
 
-Admitted = Callable[[int, Request, dict[str, SequencePages]], SequenceState]
+Admitted = Callable[["Waiting", dict[str, SequencePages]], SequenceState]
 
 # The most sequences of a step in which such requests take part.
 MostSequences = Callable[[Sequence[Request]], int]
@@ -38,6 +39,22 @@ class Turns:
 
 
 DEFAULT_TURNS = Turns()
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A request that waits for pages; ``preempted`` is what it was before it lost them."""
+
+    index: int
+    request: Request
+    preempted: SequenceState | None = None
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that it begins with: its prompt, and what it had emitted."""
+        if self.preempted is None:
+            return len(self.request.prompt_ids)
+        return max(self.preempted.known, self.preempted.recorded)
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,9 @@ class Scheduler:
     shares its launch. Which prompts arrive together depends on drafts; so a larger chunk runs
     alone, and the chunks of a prompt are cut by its own length. ``most_sequences`` bounds how many
     run together by what they ask for; None: the limits alone do.
+
+    Where a step's ``most_emitted`` tokens of a sequence are given, pages come on demand: requests
+    are admitted with those of what they have, and :meth:`provide` gives them more.
     """
 
     def __init__(
@@ -86,8 +106,10 @@ class Scheduler:
         turns: Turns = DEFAULT_TURNS,
         invariant_rows: int | None = None,
         most_sequences: MostSequences | None = None,
+        most_emitted: int | None = None,
     ) -> None:
-        self._waiting: deque[tuple[int, Request]] = deque()
+        # In order of their numbers: who is preempted is younger than all that run on.
+        self._waiting: deque[Waiting] = deque()
         self._running: list[SequenceState] = []
         # Of those running, who has prompt rows that no launch has taken up.
         self._prompts: deque[SequenceState] = deque()
@@ -99,6 +121,7 @@ class Scheduler:
         self._invariant_rows = invariant_rows
         self._kv = kv
         self._most_sequences = most_sequences
+        self._most_emitted = most_emitted
 
     @property
     def finished(self) -> bool:
@@ -112,21 +135,23 @@ class Scheduler:
 
     @property
     def read(self) -> tuple[SequenceState, ...]:
-        """Those whose prompts are through, or in flight to their end."""
-        return tuple(s for s in self._running if s.length >= len(s.request.prompt_ids))
+        """Those whose prompts are through, or in flight to their end, and who are not paused."""
+        return tuple(
+            s for s in self._running if s.length >= len(s.request.prompt_ids) and not s.paused
+        )
 
     def add(self, request: Request) -> int:
         """Queues a request behind those that wait; its number."""
-        self._waiting.append((self._added, request))
+        self._waiting.append(Waiting(self._added, request))
         self._added += 1
         return self._added - 1
 
-    def withdraw(self, index: int) -> Request | None:
+    def withdraw(self, index: int) -> Waiting | None:
         """Takes a waiting request out of the queue; None where it does not wait."""
         for entry in self._waiting:
-            if entry[0] == index:
+            if entry.index == index:
                 self._waiting.remove(entry)
-                return entry[1]
+                return entry
         return None
 
     def running(self, index: int) -> SequenceState | None:
@@ -140,19 +165,32 @@ class Scheduler:
         none runs and none fits.
         """
         while self._waiting and len(self._running) < self._limits.max_batch_size:
-            index, request = self._waiting[0]
-            wanted = self._kv.pages_wanted(len(request.prompt_ids) + request.token_budget)
-            if not (self._takes(request) and self._kv.can_admit(wanted)):
+            first = self._waiting[0]
+            wanted = self._pages_of(first) if self._takes(first.request) else None
+            if wanted is None:
                 break
             self._waiting.popleft()
-            sequence = admit(index, request, self._kv.admit(wanted))
+            pages = self._kv.admit(wanted)
+            sequence = admit(first, pages)
+            sequence.capacity = self._kv.capacity(pages)
             self._running.append(sequence)
             self._prompts.append(sequence)
         if not self._running:
             raise RequestError(
-                f"prompt {self._waiting[0][1].id!r}: no free cache pages; another generation on "
-                "this engine holds them: finish or close it first"
+                f"prompt {self._waiting[0].request.id!r}: no free cache pages; another generation "
+                "on this engine holds them: finish or close it first"
             )
+
+    def provide(self) -> PageChanges:
+        """Pages on demand for the next step; who is preempted waits again, in front of all."""
+        if self._most_emitted is None:
+            return PageChanges()
+        changes = provide(self._running, self._kv, most_emitted=self._most_emitted)
+        for sequence in changes.preempted:
+            if sequence in self._prompts:
+                self._prompts.remove(sequence)
+            self._waiting.appendleft(Waiting(sequence.index, sequence.request, sequence))
+        return changes
 
     def schedule(self) -> Batch:
         """The next launch, which is to start at once; empty where others must be received first."""
@@ -165,10 +203,13 @@ class Scheduler:
             self._steps = 0
             return Batch(chunks=self._chunks())
         self._steps += steps
+        for sequence in self._running if steps and self._most_emitted else ():
+            sequence.counters.paused_steps += sequence.paused
         return Batch(sequences=decoding if steps else ())
 
     def retire(self, sequence: SequenceState) -> None:
         """A sequence is done: its pages go back."""
+        sequence.released = True
         self._running.remove(sequence)
         if sequence in self._prompts:
             self._prompts.remove(sequence)
@@ -180,6 +221,23 @@ class Scheduler:
         for sequence in running:
             self.retire(sequence)
         return running
+
+    def _pages_of(self, waiting: Waiting) -> dict[str, int] | None:
+        """The pages with which a request begins; None where too few are free.
+
+        All that it may need; on demand, those of the tokens that it has, where each that runs finds
+        one more.
+        """
+        request, kv = waiting.request, self._kv
+        most = len(request.prompt_ids) + request.token_budget
+        if self._most_emitted is None:
+            wanted, spare = kv.pages_wanted(most), 0
+        elif any(sequence.paused for sequence in self._running):
+            return None
+        else:
+            wanted = kv.pages_wanted(most, at_first=waiting.tokens + 1)
+            spare = len(self._running)
+        return wanted if kv.can_admit(wanted, spare=spare) else None
 
     def _takes(self, request: Request) -> bool:
         """Whether a step has rows for one more sequence that asks for what this one does."""

@@ -35,7 +35,7 @@ class LaunchDone:
     """A launch is through: what it gave, and what the draft policy learns of it.
 
     Of a launch of prompts that is the first token of each prompt that it ended. Sequences that
-    ended while the launch was in flight have no part in ``emitted``. ``outcome`` is None of
+    were released while the launch was in flight have no part in ``emitted``. ``outcome`` is None of
     prompts, and of a step where no sequence is left.
     """
 
@@ -65,7 +65,19 @@ class Stepper(Protocol):
         ...
 
     def release(self, sequence: SequenceState) -> None:
-        """A sequence is done, or was aborted. Launches in flight may still name it."""
+        """A sequence is done, aborted or preempted. Launches in flight may still name it."""
+        ...
+
+    def grow(self, sequence: SequenceState) -> None:
+        """A sequence has more pages: for what is started from now on."""
+        ...
+
+    def pause(self, sequence: SequenceState) -> None:
+        """Steps that are started from now on leave a sequence as it is."""
+        ...
+
+    def resume(self, sequence: SequenceState) -> None:
+        """Steps decode a paused sequence again. None in flight names it."""
         ...
 
     def close(self, sequences: Sequence[SequenceState]) -> None:

@@ -13,7 +13,9 @@ from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cpu.executor import CpuExecutor
+from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 # A sequence of 96 tokens and its tree takes 7 pages of 16.
@@ -38,15 +40,20 @@ def engine_directory(
     return output
 
 
-def outputs(engine: Engine) -> list[tuple[int, ...]]:
+def records_of(engine: Engine, speculation: DraftShape | None) -> list[RunRecord]:
     """Of prompts of several lengths, more of them than pages hold at once."""
     random = np.random.default_rng(5)
-    lengths = (3, 40, 17, 1, 60, 9, 33)
+    lengths = (3, 20, 12, 1, 9, 33)
     prompts = [Prompt(str(n), prompt_ids=tuple(random.integers(4, 250, n))) for n in lengths]
-    params = GenerateParams(max_new_tokens=24, ignore_eos=True)
-    found = engine.generate(prompts, params, speculation=engine.manifest.draft_default)
+    params = GenerateParams(max_new_tokens=50, ignore_eos=True)
+    found = engine.generate(prompts, params, speculation=speculation)
     records = {e.request: e.record for e in found if isinstance(e, FinishEvent)}
-    return [records[i].output_ids for i in range(len(prompts))]
+    return [records[i] for i in range(len(prompts))]
+
+
+def outputs(engine: Engine) -> list[tuple[int, ...]]:
+    """With the engine's default draft."""
+    return [record.output_ids for record in records_of(engine, engine.manifest.draft_default)]
 
 
 def test_few_pages_change_no_token(engine_directory: Path, tiny_engine: Path) -> None:
@@ -58,31 +65,65 @@ def test_few_pages_change_no_token(engine_directory: Path, tiny_engine: Path) ->
     assert outputs(few) == outputs(whole)
 
 
+@pytest.mark.parametrize("speculation", [None, DraftShape(4, 4, 12)])
+def test_pages_on_demand_change_no_token(
+    engine_directory: Path, speculation: DraftShape | None
+) -> None:
+    """Near ties may fall the other way: the prompts here have none."""
+    reserved = Engine.load(engine_directory)
+    engine = Engine.load(engine_directory)
+    engine.decoder.kv_policy = "max-utilization"
+    found = records_of(engine, speculation)
+    assert sum(record.stats.preemptions for record in found) > 0
+    wanted = records_of(reserved, speculation)
+    assert [r.output_ids for r in found] == [r.output_ids for r in wanted]
+
+
 def test_nobody_reads_page_0(engine_directory: Path) -> None:
     """It holds what would spoil every sum."""
-    clean, engine = Engine.load(engine_directory), Engine.load(engine_directory)
-    outputs(engine)  # the pools exist once every role has run
+    engine = Engine.load(engine_directory)
+    clean = outputs(engine)
     executor = engine.executor
     assert isinstance(executor, CpuExecutor) and executor.pools
     for name, pool in executor.pools.items():
         axes = engine.manifest.group(name.partition(".")[0]).pool_axes
         np.moveaxis(pool.numpy(), axes.index("pages"), 0)[0] = POISON
-    assert outputs(engine) == outputs(clean)
+    assert outputs(engine) == clean
 
 
 def test_inspect_says_what_the_caches_hold(engine_directory: Path, command: Command) -> None:
     shown = command("inspect", engine_directory, "--json")
     facts = json.loads(shown.out)["cache_capacity"]
     assert facts["groups"]["full"] == {"pages": PAGES, "tokens": 16 * PAGES}
-    assert [(e["tokens"], e["guaranteed_no_evict"]) for e in facts["sequences"]] == [(96, 1)]
-    assert "guaranteed-no-evict" in command("inspect", engine_directory).out
+    assert facts["sequences"] == [{"tokens": 96, "guaranteed_no_evict": 1, "max_utilization": 2}]
+    shown = command("inspect", engine_directory).out
+    assert "guaranteed-no-evict" in shown and "max-utilization" in shown
     report = json.loads((engine_directory / "build_report.json").read_text())
     assert report["caches"] == facts
+
+
+def test_run_takes_the_policy(engine_directory: Path, command: Command) -> None:
+    lines = [json.dumps({"id": str(n), "prompt_ids": [n + 4] * 12}) for n in range(4)]
+    prompts = engine_directory.parent / "prompts.jsonl"
+    prompts.write_text("\n".join(lines) + "\n")
+    asked = ("run", engine_directory, "--prompts", prompts, "--ignore-eos", "--no-spec")
+    longer = (*asked, "--max-new-tokens", 50)
+    reserved = command(*longer, "--json")
+    given = command(*longer, "--json", "--kv-policy", "max-utilization")
+    each = [[json.loads(line) for line in r.out.splitlines()] for r in (reserved, given)]
+    assert [r["output_ids"] for r in each[0]] == [r["output_ids"] for r in each[1]]
+    assert [r["stats"]["preemptions"] for r in each[0]] == [0] * 4
+    assert sum(r["stats"]["preemptions"] for r in each[1]) > 0
+    assert "lost pages" in command(*longer, "--kv-policy", "max-utilization").err
+    assert command(*asked, "--kv-policy", "fifo").code == 2
 
 
 def test_the_command_line_takes_sizes(tmp_path: Path, command: Command, text_target: Path) -> None:
     asked = ("build", "--model", text_target, "--output", tmp_path / "e", "--max-seq-len", 64)
     refused = command(*asked, "--kv-memory", "1KiB")
     assert refused.code == 2
-    assert "the caches of one sequence of 64 tokens take 0.3 MiB" in refused.err
+    assert (
+        "the caches of one sequence of 64 tokens, and a page for each of 4, take 0.3 MiB"
+        in refused.err
+    )
     assert "4GiB" in command(*asked, "--kv-memory", "plenty").err

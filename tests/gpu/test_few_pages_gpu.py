@@ -9,10 +9,13 @@ import pytest
 from example_engine import CHAIN, TREE, build_example, on_gpu, outputs, records
 
 from specbuild.runtime.cache.layout import KvLayout
+from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.decode import scheduler
+from specbuild.runtime.decode.on_demand import PageChanges, _preempt, provide
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
-from specbuild.runtime.request import GenerateParams, Prompt
+from specbuild.runtime.request import GenerateParams, Prompt, SequenceState
 from specbuild.runtime.sampling import SamplingParams
 
 # A sequence of 1024 tokens and its tree takes 17 pages of 64.
@@ -25,6 +28,15 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """The example engine with pages for little more than one sequence of the longest length."""
     directory: Path = tmp_path_factory.mktemp("few") / "engine"
     with on_gpu(build_example(directory, kv_pages=PAGES)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def on_demand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The same with pages on demand."""
+    directory = tmp_path_factory.mktemp("demand") / "engine"
+    with on_gpu(build_example(directory, kv_pages=PAGES)) as engine:
+        engine.decoder.kv_policy = "max-utilization"
         yield engine
 
 
@@ -62,6 +74,45 @@ def test_few_pages_change_no_bit(
     assert outputs(records(few, prompts, params, shape)) == outputs(
         records(engine, prompts, params, shape)
     )
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN, TREE])
+def test_who_is_preempted_gives_the_bits_of_who_is_not(
+    engine: Engine, on_demand: Engine, prompts: list[Prompt], shape: DraftShape | None
+) -> None:
+    params = wanted(prompts, 400)
+    found = records(on_demand, prompts, params, shape)
+    assert sum(record.stats.preemptions for record in found) > 0
+    assert outputs(found) == outputs(records(engine, prompts, params, shape))
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN, TREE])
+def test_who_is_preempted_ten_times_gives_the_same_bits(
+    engine: Engine,
+    on_demand: Engine,
+    prompts: list[Prompt],
+    shape: DraftShape | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Wherever it stands: repeating itself, or with steps in flight."""
+    launches = iter(range(10**6))
+
+    def preempting(running: list[SequenceState], kv: KvPools, *, most_emitted: int) -> PageChanges:
+        """The youngest loses its pages at every fifth launch."""
+        changes, youngest = provide(running, kv, most_emitted=most_emitted), running[-1]
+        told = (*changes.grown, *changes.paused, *changes.resumed)
+        due = next(launches) % 5 == 0 and youngest.counters.preemptions < 10
+        if due and len(running) > 1 and youngest not in told:
+            _preempt(running.pop(), kv, changes)
+        return changes
+
+    few_prompts = prompts[:3]
+    params = wanted(few_prompts, 250)
+    clean = outputs(records(engine, few_prompts, params, shape))
+    monkeypatch.setattr(scheduler, "provide", preempting)
+    found = records(on_demand, few_prompts, params, shape)
+    assert max(record.stats.preemptions for record in found) >= 10
+    assert outputs(found) == clean
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE])

@@ -46,7 +46,7 @@ def test_pages_bound_what_keeps_every_token() -> None:
     few = pages_of(planned(kv_pages=200))
     assert few == {**pages_of(planned()), "full": 200}
     assert pages_of(planned(kv_pages=10**9)) == pages_of(planned())
-    assert pages_of(planned(INDEXED, max_seq_len=128, kv_pages=7))["indexer"] == 7
+    assert pages_of(planned(INDEXED, max_seq_len=128, kv_pages=17))["indexer"] == 17
 
 
 @settings(max_examples=30, deadline=None)
@@ -61,12 +61,16 @@ def test_memory_goes_to_windows_first_and_holds_as_many_tokens_as_fit(extra: int
 
 
 def test_what_holds_no_sequence_of_the_longest_length_is_refused() -> None:
-    with pytest.raises(SpecbuildError, match=r"--kv-pages 64: a sequence of 4096 tokens takes 65"):
+    with pytest.raises(
+        SpecbuildError, match=r"--kv-pages 64: a sequence of 4096 tokens, .* 16, take 65"
+    ):
         planned(kv_pages=64)
     least = bytes_of(planned(kv_pages=65))
     assert pages_of(planned(kv_memory=least))["full"] == 65
     with pytest.raises(SpecbuildError, match=r"--kv-memory of .* MiB: the caches of one sequence"):
         planned(kv_memory=least - 1)
+    with pytest.raises(SpecbuildError, match="take 16; ask for as many"):
+        planned(max_seq_len=64, kv_pages=15)
     with pytest.raises(SpecbuildError, match="give one"):
         planned(kv_memory=least, kv_pages=70)
     with pytest.raises(SpecbuildError, match="--kv-pages is 0"):
@@ -89,6 +93,10 @@ def test_how_many_sequences_run_together() -> None:
     whole = planned()
     together = cache_capacity(whole.groups, whole.limits).sequences
     assert {entry.guaranteed_no_evict for entry in together} == {16}
+    # Half of 4096 takes 33 pages, of 1024 9.
+    assert {e.tokens: e.max_utilization for e in found.sequences} == {1024: 16, 4096: 6}
+    lossy = cache_capacity(plan.groups, plan.limits, lossy=True).sequences
+    assert [e.max_utilization for e in lossy] == [11, 3]
 
 
 @pytest.mark.parametrize(

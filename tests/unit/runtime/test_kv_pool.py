@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from page_ledger import PageLedger
 from toy_model import toy_manifest
 
-from specbuild.runtime.cache.pages import KvPools, PageLedger, PagePool, SequencePages
+from specbuild.runtime.cache.pages import KvPools, PagePool, SequencePages
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds
 from specbuild.runtime.errors import SpecbuildError
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from fake_gpu import FakeGpu, FakeKernel
+from page_ledger import PageLedger
 from toy_model import D2T, DRAFT_VOCAB, VOCAB, logits_of, mix
 from toy_plan import BATCHES, SHAPES, cuda_manifest, plan_file, toy_plan
 
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.runtime.cache.pages import PageLedger
 from specbuild.runtime.draft.device_costs import StepCosts
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest

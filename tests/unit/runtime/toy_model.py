@@ -96,8 +96,12 @@ def toy_manifest(
     limits: DraftShape | None = None,
     page_size: int = 4,
     drafted: bool = True,
+    kv_pages: int | None = None,
 ) -> Manifest:
-    """A manifest for the toy; only what the runtime reads is meaningful."""
+    """A manifest for the toy; only what the runtime reads is meaningful.
+
+    Groups without a window have pages for every sequence, or ``kv_pages``.
+    """
     shape = limits or DraftShape(3, 4, 12)
     bounds = Limits(
         max_seq_len,
@@ -114,6 +118,8 @@ def toy_manifest(
         )
         axes = ("pages", "kv_heads", "page_size", "width")
         held = 1 + max_batch_size * pages
+        if kv_pages is not None and not window:
+            held = 1 + kv_pages
         return CacheGroup(name, (0,), 1, 1, 1, page_size, held, window, "float32", axes)
 
     def role(*groups: str) -> Role:

@@ -1,0 +1,83 @@
+"""Pages on demand: who gets more before a step, who waits for them, and who gives theirs back.
+
+A sequence is admitted with pages for what it has, and grows as it decodes. Older ones come first:
+where the pages of one do not suffice the youngest that runs is preempted, if it is younger. Else
+the sequence itself pauses, which keeps its pages and waits. So the oldest always goes on, and
+nobody starves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.request import SequenceState
+
+
+@dataclass(frozen=True)
+class PageChanges:
+    """What became of sequences before a step: each list in the order of events."""
+
+    preempted: list[SequenceState] = field(default_factory=list)
+    grown: list[SequenceState] = field(default_factory=list)
+    paused: list[SequenceState] = field(default_factory=list)
+    resumed: list[SequenceState] = field(default_factory=list)
+
+
+def provide(running: list[SequenceState], kv: KvPools, *, most_emitted: int) -> PageChanges:
+    """Grows those of ``running``, oldest first, that the next step may decode.
+
+    A step in flight emits up to ``most_emitted`` tokens. Who is preempted leaves ``running``.
+    Raises SpecbuildError where one that runs alone finds no pages.
+    """
+    changes = PageChanges()
+    for sequence in list(running):
+        # A paused one goes on from what its steps in flight gave: these come first.
+        waits = sequence.steps_ahead and (
+            sequence.paused or sequence.wanted <= sequence.steps_ahead
+        )
+        if sequence.released or not sequence.emitted or waits:
+            continue
+        if _grows(sequence, running, kv, most_emitted, changes) and sequence.paused:
+            sequence.paused = False
+            changes.resumed.append(sequence)
+    return changes
+
+
+def _grows(
+    sequence: SequenceState,
+    running: list[SequenceState],
+    kv: KvPools,
+    most_emitted: int,
+    changes: PageChanges,
+) -> bool:
+    """Whether the sequence has pages for a step, by those of younger ones if need be."""
+    request = sequence.request
+    most = sequence.known + sequence.steps_ahead * most_emitted
+    tokens = min(most, len(request.prompt_ids) + request.token_budget)
+    if tokens <= sequence.capacity:
+        return True
+    while not kv.can_grow(sequence.pages, tokens):
+        if running[-1] is sequence:
+            if len(running) > 1:
+                _pause(sequence, changes)
+                return False
+            break
+        _preempt(running.pop(), kv, changes)
+    kv.grow(sequence.pages, tokens)
+    sequence.capacity = kv.capacity(sequence.pages)
+    changes.grown.append(sequence)
+    return True
+
+
+def _pause(sequence: SequenceState, changes: PageChanges) -> None:
+    if not sequence.paused:
+        sequence.paused = True
+        changes.paused.append(sequence)
+
+
+def _preempt(sequence: SequenceState, kv: KvPools, changes: PageChanges) -> None:
+    sequence.released = True
+    sequence.counters.preemptions += 1
+    kv.release(sequence.pages)
+    changes.preempted.append(sequence)

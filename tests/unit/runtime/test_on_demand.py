@@ -1,0 +1,223 @@
+"""Pages on demand: with few of them each request gets what it gets alone, and nobody starves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_loop import Visit, pages_of, serve, visits
+from toy_device import toy_cuda
+from toy_engine import prompt, toy_engine
+from toy_model import decode_plainly, toy_manifest
+from toy_plan import SHAPES
+
+from specbuild.runtime.cache.kv_policy import gives_on_demand
+from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.decode import scheduler
+from specbuild.runtime.decode.decoder import DraftSetting
+from specbuild.runtime.decode.loop import Loop
+from specbuild.runtime.decode.on_demand import PageChanges, _preempt, provide
+from specbuild.runtime.decode.repetition import as_recorded
+from specbuild.runtime.decode.scheduler import Turns
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.errors import RequestError, SpecbuildError
+from specbuild.runtime.lossy.verified import Verified
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import FinishEvent, GenerateParams, SequenceState, TokenEvent
+from specbuild.runtime.sampling import SamplingParams
+
+# A sequence of 64 tokens and its tree takes 20 pages of 4.
+PAGES = 22
+ENGINES: dict[str, Callable[..., Engine]] = {
+    "host": toy_engine,
+    "device": lambda **options: toy_cuda(**options).engine,
+}
+SEVERAL = [Visit([i, 3, 1], 40, 0, None, SamplingParams(i % 2, seed=i)) for i in range(4)]
+
+
+def few(kind: str, pages: int = PAGES) -> Engine:
+    engine = ENGINES[kind](kv_pages=pages, max_batch_size=4)
+    engine.decoder.kv_policy = "max-utilization"
+    return engine
+
+
+def records_of(
+    engine: Engine, shape: DraftShape | None, loop: Loop | None = None
+) -> list[RunRecord]:
+    """What SEVERAL get together."""
+    loop = loop or engine.decoder.loop(DraftSetting(shape), text_stream=engine._text_stream)
+    for visit in SEVERAL:
+        params = GenerateParams(
+            max_new_tokens=visit.tokens, sampling=visit.sampling, ignore_eos=True
+        )
+        loop.add(engine.check_prompts([prompt(visit.ids)], params)[0])
+    emitted: dict[int, list[int]] = {}
+    found: dict[int, RunRecord] = {}
+    for event in loop.run():
+        if isinstance(event, TokenEvent):
+            emitted.setdefault(event.request, []).append(event.token_id)
+        else:
+            found[event.request] = event.record
+    assert [emitted[i] for i in range(4)] == [list(found[i].output_ids) for i in range(4)]
+    return [found[i] for i in range(4)]
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(visits, min_size=2, max_size=7),
+    st.sampled_from([None, *SHAPES]),
+    st.builds(Turns, st.sampled_from([None, 3]), st.integers(0, 2)),
+    st.integers(20, 30),
+)
+def test_few_pages_change_no_token(
+    kind: str, visitors: list[Visit], shape: DraftShape | None, turns: Turns, pages: int
+) -> None:
+    tokens, ends = serve(few(kind, pages), visitors, shape, turns)
+    assert set(ends) == set(range(len(visitors)))
+    for i, visitor in enumerate(visitors):
+        alone = decode_plainly(visitor.ids, visitor.tokens, visitor.sampling)
+        record = ends[i].record
+        assert list(record.output_ids) == tokens[i]
+        assert len(record.logprobs or ()) == record.stats.output_tokens == len(tokens[i])
+        cut = record.finish_reason == "abort"
+        assert tokens[i] == (alone[: len(tokens[i])] if cut else alone)
+
+
+@pytest.mark.parametrize("shape", [None, SHAPES[1], SHAPES[3]])
+@pytest.mark.parametrize("kind", ENGINES)
+def test_who_is_preempted_gives_the_record_of_who_is_not(
+    kind: str, shape: DraftShape | None
+) -> None:
+    engine, whole = few(kind), ENGINES[kind](max_batch_size=4)
+    free = pages_of(engine)
+    found, undisturbed = records_of(engine, shape), records_of(whole, shape)
+    assert pages_of(engine) == free
+    preemptions = [record.stats.preemptions for record in found]
+    assert preemptions[0] == 0, "the oldest goes on"
+    assert sum(preemptions) > 0
+    assert sum(record.stats.paused_steps for record in found) > 0
+    for got, wanted in zip(found, undisturbed, strict=True):
+        assert (got.output_ids, got.logprobs) == (wanted.output_ids, wanted.logprobs)
+        assert wanted.stats.preemptions == wanted.stats.paused_steps == 0
+
+
+@pytest.mark.parametrize("shape", [None, SHAPES[2]])
+@pytest.mark.parametrize("kind", ENGINES)
+def test_who_is_preempted_ten_times_gives_the_same(
+    kind: str, shape: DraftShape | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it stands: among its prompt, repeating itself, or with steps in flight."""
+    launches = iter(range(10**6))
+
+    def preempting(running: list[SequenceState], kv: KvPools, *, most_emitted: int) -> PageChanges:
+        """The youngest loses its pages at every other launch."""
+        changes, youngest = provide(running, kv, most_emitted=most_emitted), running[-1]
+        told = (*changes.grown, *changes.paused, *changes.resumed)
+        if next(launches) % 2 and youngest.counters.preemptions < 10 and youngest not in told:
+            _preempt(running.pop(), kv, changes)
+        return changes
+
+    undisturbed = records_of(ENGINES[kind](max_batch_size=4), shape)
+    engine = few(kind, 60)
+    free = pages_of(engine)
+    monkeypatch.setattr(scheduler, "provide", preempting)
+    found = records_of(engine, shape)
+    assert pages_of(engine) == free
+    assert max(record.stats.preemptions for record in found) == 10
+    for got, wanted in zip(found, undisturbed, strict=True):
+        assert (got.output_ids, got.logprobs) == (wanted.output_ids, wanted.logprobs)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_who_leaves_while_it_waits_again_keeps_what_it_had(kind: str) -> None:
+    engine = few(kind)
+    free = pages_of(engine)
+    loop = engine.decoder.loop(DraftSetting(SHAPES[1]), text_stream=engine._text_stream)
+    params = GenerateParams(max_new_tokens=40, ignore_eos=True)
+    for request in engine.check_prompts([prompt([i, 3]) for i in range(4)], params):
+        loop.add(request)
+    loop.open()
+    given_tokens: dict[int, list[int]] = {i: [] for i in range(4)}
+    ends: dict[int, FinishEvent] = {}
+    while not loop.idle:
+        waiting = [w for w in loop._scheduler._waiting if w.preempted is not None]
+        again = [s for s in loop._scheduler.sequences if s.to_repeat]
+        leaving = (
+            waiting[-1].index if waiting else again[0].index if len(ends) == 1 and again else None
+        )
+        if leaving is not None and len(ends) < 2:
+            ended = loop.abort(leaving)
+            assert ended is not None
+            ends[leaving] = ended
+            assert list(ended.record.output_ids) == given_tokens[leaving]
+        for event in loop.turn():
+            if isinstance(event, TokenEvent):
+                given_tokens[event.request].append(event.token_id)
+            else:
+                ends[event.request] = event
+    loop.close()
+    assert pages_of(engine) == free
+    assert [e.record.finish_reason for e in ends.values()].count("abort") >= 1
+    for i, end in ends.items():
+        plain = decode_plainly([i, 3], 40, params.sampling)
+        mine = list(end.record.output_ids)
+        assert mine == given_tokens[i] and mine[: len(plain)] == plain[: len(mine)]
+
+
+def test_a_device_that_does_not_repeat_itself_is_an_error_that_says_so() -> None:
+    engine = few("device")
+    loop = engine.decoder.loop(DraftSetting(None), text_stream=engine._text_stream)
+    restore = loop._emission.restore
+
+    def altered(preempted: SequenceState, pages: object) -> SequenceState:
+        preempted.ids[preempted.known - 1] += 1
+        return restore(preempted, pages)  # type: ignore[arg-type]
+
+    loop._emission.restore = altered  # type: ignore[method-assign]
+    with pytest.raises(SpecbuildError, match="law 5"):
+        records_of(engine, None, loop)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "accepted", "tokens"),
+    [
+        ([7, 8, 9], 2, [7, 8, 9]),
+        ([7, 5, 9], 1, [7, 5]),
+        ([4], 0, [4]),
+        ([7, 8, 9, 1], 2, [7, 8, 9]),
+    ],
+)
+def test_where_bits_may_differ_the_record_stands(
+    recorded: list[int], accepted: int, tokens: list[int]
+) -> None:
+    """A tree whose path 0 → 2 → 3 samples 7, 8 and 9."""
+    engine = few("host")
+    request = engine.check_prompts([prompt([1, 2])])[0]
+    loop = engine.decoder.loop(DraftSetting(None), text_stream=engine._text_stream)
+    sequence = loop._emission.admit(0, request, {})
+    sequence.ids[2 : 2 + len(recorded)] = recorded
+    sequence.recorded = 2 + len(recorded)
+    sampled, path = np.array([[7, 0, 8, 9]]), np.array([[0, 2, 3, -1]])
+    given_ = Verified(sampled, sampled, path, [2], path, path, {}, False, False)
+    found = as_recorded([sequence], given_)
+    assert found.accepted == [accepted]
+    slots = found.path[0, : accepted + 1]
+    assert found.sampled[0, slots].tolist() == tokens
+    assert (found.path[0, accepted + 1 :] == -1).all()
+    assert given_.accepted == [2] and sampled.tolist() == [[7, 0, 8, 9]]
+
+
+def test_where_nothing_can_run_out_or_a_mode_is_lossy_pages_are_reserved() -> None:
+    manifest = toy_manifest(kv_pages=PAGES)
+    assert gives_on_demand(manifest, "max-utilization")
+    assert not gives_on_demand(manifest, "guaranteed-no-evict")
+    assert not gives_on_demand(toy_manifest(), "max-utilization")
+    assert not gives_on_demand(replace(manifest, dsa=object()), "max-utilization")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="must be one of guaranteed-no-evict, max-utilization"):
+        gives_on_demand(manifest, "fifo")  # type: ignore[arg-type]
