@@ -60,7 +60,7 @@ def run(
             "--prefill-rows-per-turn",
             metavar="N",
             min=1,
-            help="Prompt tokens read between two steps of others.",
+            help="Prompt tokens read at a time while others decode.",
             rich_help_panel=GENERAL,
         ),
     ] = None,

@@ -12,8 +12,10 @@ from example_engine import CHAIN, EXAMPLE, TREE, records
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.device_decoder import DeviceDecoder
 from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.scheduler import Turns
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
@@ -21,7 +23,7 @@ from specbuild.runtime.executors.cuda.loading import open_executor
 from specbuild.runtime.executors.cuda.memory import RESERVE_BYTES, footprint
 from specbuild.runtime.measure.benchmark_batch import benchmark_batch
 from specbuild.runtime.measure.graph_timing import profile_program, time_program
-from specbuild.runtime.request import GenerateParams, Prompt
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 
 TOKENS = 64
@@ -87,6 +89,29 @@ def test_a_sequence_alone_is_that_of_the_batch(engine: Engine, prompts: list[Pro
     for a, b in zip(together, alone, strict=True):
         assert a.output_ids == b.output_ids
         assert a.logprobs == b.logprobs
+
+
+@pytest.mark.parametrize("rows", [None, 16])
+@pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
+def test_who_arrives_while_others_decode_gets_what_it_gets_alone(
+    engine: Engine,
+    prompts: list[Prompt],
+    monkeypatch: pytest.MonkeyPatch,
+    shape: DraftShape | None,
+    rows: int | None,
+) -> None:
+    few = prompts[:6]
+    alone = [records(engine, [prompt], params(), None)[0] for prompt in few]
+    monkeypatch.setattr(engine.decoder, "turns", Turns(prefill_rows=rows))
+    streams = []
+    for prompt in few:
+        requests = engine.check_prompts([prompt], params())
+        streams.append(engine.session.add(requests, DraftSetting(shape)))
+        next(streams[-1])
+    for stream, wanted in zip(streams, alone, strict=True):
+        (end,) = [event for event in stream if isinstance(event, FinishEvent)]
+        assert end.record.output_ids == wanted.output_ids
+        assert end.record.logprobs == wanted.logprobs
 
 
 @pytest.mark.parametrize("batch", [1, 5])
