@@ -76,7 +76,10 @@ class CpuExecutor:
             options.add_external_initializers(list(role.tensors), values)
         graph = self._graphs[role.file]
         try:
-            session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+            # With its fallback the library prints on standard output, and tries the same again.
+            session = ort.InferenceSession(
+                graph, options, providers=["CPUExecutionProvider"], enable_fallback=0
+            )
         except Exception as error:  # the library's exceptions have no common base of their own
             raise _library_error(role, "refuses it", error) from error
         pools = {

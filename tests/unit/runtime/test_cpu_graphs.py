@@ -243,3 +243,17 @@ def test_the_library_s_own_format_is_not_read_in_a_graph_s_place(
     executor = CpuExecutor(described, {CHOOSE: data}, open_weights(engine, described))
     with pytest.raises(EngineFileError, match="refuses it"):
         executor.run("choose", {"logits": np.ones((1, VOCAB), np.float32)})
+
+
+def test_what_the_library_refuses_reaches_no_standard_output(
+    engine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def renamed_input(model: onnx.ModelProto) -> None:
+        model.graph.node[-1].input[0] = "other"
+
+    change_graph(engine, CHOOSE, renamed_input)
+    data = (engine / CHOOSE).read_bytes().replace(b"other", b"\xff\xfeher")
+    replace_file(engine, CHOOSE, data)
+    with pytest.raises(EngineFileError, match=r"choose\.onnx: ONNX Runtime .* refuses it"):
+        generate(engine)
+    assert capfd.readouterr().out == ""
