@@ -38,7 +38,8 @@ class BuildReport:
     """What a build did: passes by role, bytes written, and what a GPU will run.
 
     ``draft_dtype`` is how the draft's weights are stored, ``refused`` which kernels and sizes gave
-    way to others, and why; ``caches`` what the KV caches hold.
+    way to others, and why; ``caches`` what the KV caches hold; ``converted`` the tensors that the
+    backend's graphs have in another float type, by the checkpoint's.
 
     Equal for equal builds.
     """
@@ -49,6 +50,7 @@ class BuildReport:
     warnings: tuple[str, ...]
     caches: CacheCapacity
     draft_dtype: str | None = None
+    converted: dict[str, tuple[str, ...]] = field(default_factory=dict)
     refused: tuple[Unsupported, ...] = ()
     cuda: CudaReport | None = None
     tensorrt: dict[str, RoleReport] = field(default_factory=dict)
@@ -70,9 +72,7 @@ def build(
         progress.note(note)
     for warning in inputs.warnings:
         progress.note(f"warning: {warning}")
-    models = graphs.export_graphs(
-        inputs.sources, inputs.plan, inputs.activations(backend), progress
-    )
+    models = graphs.export_graphs(inputs.sources, inputs.plan, progress)
     portable = _portable(models) if options.keep_onnx else {}
     lowered = backend.lower(PortableGraphs(models, inputs.plan, inputs.sources), taken, progress)
     return _written(
@@ -132,6 +132,7 @@ def _written(
             lossy=lowered.plan.specpv is not None or lowered.plan.dsa is not None,
         ),
         draft_dtype=draft.geometry.dtype if draft else None,
+        converted=inputs.sources.converted,
         refused=lowered.refused,
         cuda=lowered.cuda,
     )

@@ -40,10 +40,11 @@ _HEAD = 1 + len(LAUNCH_PORTS)
 
 
 def export_graphs(
-    sources: WeightSources, plan: EnginePlan, dtype: torch.dtype, progress: Progress
+    sources: WeightSources, plan: EnginePlan, progress: Progress
 ) -> dict[str, ir.Model]:
     """The portable graph of every role, its weights bound to the checkpoints."""
     g, d = sources.target_geometry, sources.draft_geometry
+    dtype = sources.activations
     progress.start("exporting graphs", 3 if d else 1, "graph")
     models = {"target": target_graph(g, plan, d.aux_layers if d else (), dtype)}
     progress.advance(1)

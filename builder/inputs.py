@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from specbuild.builder.backends.backend import Backend
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.finite import finite_tensors
@@ -46,17 +44,20 @@ class BuildInputs:
 
     def notes(self, options: BuildOptions) -> tuple[str, ...]:
         """What was chosen for a user who may not expect it."""
+        said = []
         chosen, most = self.plan.limits.max_seq_len, self.target.geometry.max_positions
-        if options.limits.max_seq_len is not None or chosen >= most:
-            return ()
-        return (
-            f"longest sequence: {chosen} tokens of the model's {most}; --max-seq-len N asks for "
-            "more, up to all",
-        )
-
-    def activations(self, backend: Backend[Any]) -> torch.dtype:
-        """The type of the portable graphs: what the backend wants, or the checkpoint's."""
-        return backend.activations or self.sources.activations
+        if options.limits.max_seq_len is None and chosen < most:
+            said.append(
+                f"longest sequence: {chosen} tokens of the model's {most}; --max-seq-len N asks "
+                "for more, up to all"
+            )
+        if self.sources.converted:
+            types = " and ".join(self.sources.converted)
+            said.append(
+                f"tensors of type {types} are stored as --backend {options.backend} computes; "
+                "build_report.json names them"
+            )
+        return tuple(said)
 
 
 def read_checkpoints(options: BuildOptions, progress: Progress) -> Checkpoints:
@@ -102,7 +103,7 @@ def settled_inputs(
         said = context_warnings(draft.geometry, plan.limits) + said
         draft = replace(draft, warnings=(*draft.warnings, *said))
     _require_readable(target.text_files)
-    return BuildInputs(target, draft, plan, WeightSources(target, draft))
+    return BuildInputs(target, draft, plan, WeightSources(target, draft, backend.activations))
 
 
 def _require_readable(files: Sequence[Path]) -> None:

@@ -14,6 +14,7 @@ import torch
 from planning import plan_engine
 
 from specbuild.builder import graphs
+from specbuild.builder.backends.cuda.backend import CUDA
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
@@ -58,7 +59,7 @@ def fused_model(
     )
     g, d = target.geometry, None if draft is None else draft.geometry
     plan = plan_engine(asked, g, d)
-    sources = WeightSources(target, draft)
+    sources = WeightSources(target, draft, CUDA.activations)
     dtype = sources.activations
     models = {}
     if not draft_only:

@@ -46,7 +46,7 @@ def fused_engine(model: Path, draft: Path | None, **options: Any) -> tuple[CudaM
     silent = SilentProgress()
     inputs = settled_inputs(asked, CUDA, read_checkpoints(asked, silent))
     sources, plan = inputs.sources, inputs.plan
-    exported = export_graphs(sources, plan, torch.bfloat16, silent)
+    exported = export_graphs(sources, plan, silent)
     models = {role: exported[role] for role in MODEL_ROLES if role in exported}
     for role, graph in models.items():
         run_passes(role, graph, CUDA_PASSES, None)

@@ -96,7 +96,7 @@ def build_plugins(
     silent = SilentProgress()
     inputs = settled_inputs(asked, CUDA, read_checkpoints(asked, silent))
     sources, plan = inputs.sources, inputs.plan
-    models = export_graphs(sources, plan, torch.bfloat16, silent)
+    models = export_graphs(sources, plan, silent)
     for role in MODEL_ROLES:
         if role in models:
             run_passes(role, models[role], CUDA_PASSES, None)

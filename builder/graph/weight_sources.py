@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 import onnx_ir as ir
 import torch
 
+from specbuild.builder.checkpoint.audit import group_names
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
-from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor
 from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD, TargetCheckpoint
 from specbuild.builder.families.parts.rope import rope_tables
 from specbuild.builder.graph.passes.weights import Recipe, bind_weight, set_recipe
@@ -28,10 +29,19 @@ TORCH_DTYPES = {
 
 
 class WeightSources:
-    """The tensors of a target and its draft, under the names that the graphs use."""
+    """The tensors of a target and its draft, under the names that the graphs use.
 
-    def __init__(self, target: TargetCheckpoint, draft: DraftCheckpoint | None) -> None:
-        self._target, self._draft = target, draft
+    ``floats`` is the type of the graphs' activations and of every float tensor; None stands for the
+    type of the target's embedding, and every tensor's own.
+    """
+
+    def __init__(
+        self,
+        target: TargetCheckpoint,
+        draft: DraftCheckpoint | None,
+        floats: torch.dtype | None = None,
+    ) -> None:
+        self._target, self._draft, self._floats = target, draft, floats
 
     def bind(self, model: ir.Model) -> None:
         """Sets the recipe of every initialiser of an exported graph."""
@@ -41,7 +51,7 @@ class WeightSources:
             if name in ("rope_cos", "rope_sin", "draft_rope_cos", "draft_rope_sin"):
                 set_recipe(value, self._rope(name, shape))
                 continue
-            recipe = _from_source(self._tensors[name])
+            recipe = self._recipe(self._tensors[name])
             if recipe.shape != shape:
                 raise AssertionError(f"{name}: the graph wants {shape}, audited {recipe.shape}")
             bind_weight(model.graph, value, recipe)
@@ -71,8 +81,20 @@ class WeightSources:
 
     @property
     def activations(self) -> torch.dtype:
-        """The type of activations in the portable graphs: that of the target's embedding."""
-        return TORCH_DTYPES[self._target.tensors[EMBEDDING].dtype]
+        """The type of activations in the portable graphs."""
+        return self._floats or TORCH_DTYPES[self._target.tensors[EMBEDDING].dtype]
+
+    @property
+    def converted(self) -> dict[str, tuple[str, ...]]:
+        """The tensors that graphs have in another type, by that of their checkpoint.
+
+        Those that differ in their layer only are one name.
+        """
+        found: dict[str, list[str]] = {}
+        for name, tensor in self._tensors.items():
+            if self._converts(tensor):
+                found.setdefault(tensor.dtype, []).append(name)
+        return {dtype: tuple(group_names(names)) for dtype, names in sorted(found.items())}
 
     def d2t(self) -> Recipe:
         """Offsets from draft ids to target ids, int32 [Vd]; zeros where the vocabularies agree."""
@@ -91,6 +113,18 @@ class WeightSources:
             **{f"{DRAFT_PREFIX}{name}": tensor for name, tensor in drafts.items()},
         }
 
+    def _converts(self, source: SourceTensor) -> bool:
+        floats = self._floats is not None and source.dtype in FLOAT_DTYPES
+        return floats and TORCH_DTYPES[source.dtype] != self._floats
+
+    def _recipe(self, source: SourceTensor) -> Recipe:
+        if not self._converts(source):
+            return Recipe(source.shape, TORCH_DTYPES[source.dtype], source.sources, source.load)
+        assert self._floats is not None
+        return Recipe(
+            source.shape, self._floats, source.sources, _converting(source.load, self._floats)
+        )
+
     def _rope(self, name: str, shape: tuple[int, ...]) -> Recipe:
         if name.startswith("draft_"):
             assert self._draft is not None
@@ -104,5 +138,5 @@ class WeightSources:
         )
 
 
-def _from_source(source: SourceTensor) -> Recipe:
-    return Recipe(source.shape, TORCH_DTYPES[source.dtype], source.sources, source.load)
+def _converting(load: Callable[[], torch.Tensor], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    return lambda: load().to(dtype)

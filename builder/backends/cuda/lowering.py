@@ -22,13 +22,13 @@ from specbuild.builder.backends.cuda.fusions.indexer import (
     fuse_indexer,
     unstack_violations,
 )
+from specbuild.builder.backends.cuda.fusions.known_ops import only_known_ops
 from specbuild.builder.backends.cuda.fusions.latent import fuse_latent
 from specbuild.builder.backends.cuda.fusions.linear import fuse_linear
 from specbuild.builder.backends.cuda.fusions.moe import fuse_moe
 from specbuild.builder.backends.cuda.fusions.page_tables import unstack_page_tables
 from specbuild.builder.backends.cuda.fusions.qkv import fuse_qkv
 from specbuild.builder.backends.cuda.fusions.quantise_weights import quantise_weights
-from specbuild.builder.backends.cuda.fusions.retype import only_known_ops, retype_ports
 from specbuild.builder.backends.cuda.fusions.swiglu import fuse_swiglu
 from specbuild.builder.graph.passes.cleanup import remove_unused
 from specbuild.builder.graph.passes.pipeline import GraphPass
@@ -47,7 +47,6 @@ def _everywhere(rule: Callable[[ir.Graph, ir.Node], bool]) -> Callable[[ir.Model
 
 
 CUDA_PASSES = (
-    GraphPass("retype-ports", retype_ports),
     GraphPass("unstack-page-tables", unstack_page_tables),
     GraphPass("unstack-violations", unstack_violations),
     GraphPass("fuse-indexer", _everywhere(fuse_indexer)),
