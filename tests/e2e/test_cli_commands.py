@@ -57,6 +57,7 @@ def test_inspect_json_is_the_manifest_and_the_memory(command: Command, tiny_engi
     memory = facts.pop("predicted_memory")
     digest = hashlib.sha256((tiny_engine / "manifest.json").read_bytes()).hexdigest()
     assert facts.pop("manifest_sha256") == digest
+    assert facts.pop("cache_capacity")["sequences"]
     assert facts == json.loads(json.dumps(to_json(read_manifest(tiny_engine))))
     weights = (tiny_engine / "weights.safetensors").stat().st_size
     assert memory["weights_bytes"] == weights
