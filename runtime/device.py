@@ -80,7 +80,16 @@ def table_bytes(manifest: Manifest) -> int:
         entries = 2 * -(-slots // group.page_size) + slots
         # A free page is a Python int in a list.
         counted += 4 * limits.max_batch_size * entries + 40 * group.pages
+        if manifest.specpv is not None and group.name == choosing_group(manifest.specpv):
+            heads = limits.max_batch_size * len(group.layers) * group.kv_heads
+            counted += 2 * 4 * heads * _view_pages(manifest.specpv, group.page_size)
     return counted
+
+
+def _view_pages(config: SpecPv, page_size: int) -> int:
+    """Pages of SpecPV's largest view, or a few more."""
+    blocks = config.n_sink_blocks + config.n_retrieval_blocks + config.n_window_blocks + 1
+    return -(-(blocks * config.block_size + 2 * config.n_spec_tokens_buf) // page_size)
 
 
 def _cpu_name() -> str:

@@ -27,8 +27,11 @@ _Forms: TypeAlias = dict[str, _Form]
 def check_ports(manifest: Manifest) -> None:
     """Raises EngineFileError where a role takes what nobody feeds, or lacks what is read.
 
-    A graph may do without inputs that its model has no use for, but for its caches.
+    A graph may do without inputs that its model has no use for, but for its caches. Windows, by
+    which the host gives pages back, are those that the models attend through.
     """
+    for group in manifest.cache_groups:
+        _check_window(manifest, group)
     for name, role in manifest.roles.items():
         inputs, outputs = _forms_of(manifest, name)
         _require_known(name, role.inputs, inputs)
@@ -39,6 +42,19 @@ def check_ports(manifest: Manifest) -> None:
         absent += [n for n in inputs if n.endswith("_pool") and n not in taken]
         if absent:
             raise EngineFileError(f"role {name} has no {absent[0]}; build the engine again")
+
+
+def _check_window(manifest: Manifest, group: CacheGroup) -> None:
+    g, drafts = manifest.target, manifest.drafters
+    wanted = next((d.geometry.sliding_window for d in drafts if d.cache_group == group.name), None)
+    if wanted is None:
+        kinds = {g.layer_types[layer] for layer in group.layers if 0 <= layer < g.layers}
+        wanted = g.sliding_window if kinds == {"sliding_attention"} else 0
+    if group.window != wanted:
+        raise EngineFileError(
+            f"cache group {group.name} has window {group.window}, its layers have {wanted}; build "
+            "the engine again"
+        )
 
 
 def _require_known(role: str, ports: tuple[Port, ...], forms: Mapping[str, _Form]) -> None:

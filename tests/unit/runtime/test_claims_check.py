@@ -13,7 +13,7 @@ import pytest
 from engine_directory import write_engine, write_manifest
 from toy_model import toy_manifest
 
-from specbuild.runtime.device import this_device
+from specbuild.runtime.device import table_bytes, this_device
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.features import stored_json
 from specbuild.runtime.engine_dir.files import read_manifest
@@ -22,6 +22,7 @@ from specbuild.runtime.engine_dir.weights_file import DTYPES
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executors.cpu import loading
 from specbuild.runtime.executors.registry import check_here
+from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -156,6 +157,12 @@ def test_memory_is_said_before_it_is_taken(tmp_path: Path, monkeypatch: pytest.M
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_views_are_counted() -> None:
+    plain, views = toy_manifest(), SpecPv(16, 2, 2**20, 8, 64, 4096, 32)
+    held = table_bytes(replace(plain, specpv=views)) - table_bytes(plain)
+    assert held >= 4 * plain.limits.max_batch_size * ViewGeometry(views, 4, deepest=5).entries
 
 
 def test_every_listed_element_type_can_be_read() -> None:

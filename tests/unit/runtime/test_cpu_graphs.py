@@ -257,3 +257,12 @@ def test_what_the_library_refuses_reaches_no_standard_output(
     with pytest.raises(EngineFileError, match=r"choose\.onnx: ONNX Runtime .* refuses it"):
         generate(engine)
     assert capfd.readouterr().out == ""
+
+
+def test_a_window_that_no_layer_has_is_refused(engine: Path) -> None:
+    """The host gives pages behind a window back: other tokens came out."""
+    described = read_manifest(engine)
+    groups = tuple(dataclasses.replace(g, window=6) for g in described.cache_groups)
+    write_manifest(engine, dataclasses.replace(described, cache_groups=groups))
+    with pytest.raises(EngineFileError, match="cache group full has window 6, its layers have 0"):
+        Engine.load(engine)
