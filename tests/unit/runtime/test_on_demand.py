@@ -37,7 +37,7 @@ ENGINES: dict[str, Callable[..., Engine]] = {
     "host": toy_engine,
     "device": lambda **options: toy_cuda(**options).engine,
 }
-SEVERAL = [Visit([i, 3, 1], 40, 0, None, SamplingParams(i % 2, seed=i)) for i in range(4)]
+SEVERAL = [Visit([i, 3, 1], 30, 0, None, SamplingParams(i % 2, seed=i)) for i in range(4)]
 
 
 def few(kind: str, pages: int = PAGES) -> Engine:
@@ -68,7 +68,7 @@ def records_of(
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     st.lists(visits, min_size=2, max_size=7),
     st.sampled_from([None, *SHAPES]),
@@ -89,7 +89,7 @@ def test_few_pages_change_no_token(
         assert tokens[i] == (alone[: len(tokens[i])] if cut else alone)
 
 
-@pytest.mark.parametrize("shape", [None, SHAPES[1], SHAPES[3]])
+@pytest.mark.parametrize("shape", [None, SHAPES[3]])
 @pytest.mark.parametrize("kind", ENGINES)
 def test_who_is_preempted_gives_the_record_of_who_is_not(
     kind: str, shape: DraftShape | None
@@ -107,12 +107,12 @@ def test_who_is_preempted_gives_the_record_of_who_is_not(
         assert wanted.stats.preemptions == wanted.stats.paused_steps == 0
 
 
-@pytest.mark.parametrize("shape", [None, SHAPES[2]])
 @pytest.mark.parametrize("kind", ENGINES)
 def test_who_is_preempted_ten_times_gives_the_same(
-    kind: str, shape: DraftShape | None, monkeypatch: pytest.MonkeyPatch
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever it stands: among its prompt, repeating itself, or with steps in flight."""
+    shape = SHAPES[2]
     launches = iter(range(10**6))
 
     def preempting(running: list[SequenceState], kv: KvPools, *, most_emitted: int) -> PageChanges:
