@@ -27,7 +27,8 @@ def whole_number(name: str, value: object) -> int:
 class SamplingParams:
     """Temperature 0 is greedy; ``top_k`` 0 and ``top_p`` 1 keep every token.
 
-    The noise of a sampled token belongs to ``seed`` and its position (eagle3.md, Accepting).
+    The noise of a sampled token belongs to ``seed`` and its position
+    (docs/developers/contracts.md#accepting).
     Raises RequestError where a value is out of range.
     """
 

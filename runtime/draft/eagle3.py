@@ -88,7 +88,7 @@ class _Pending:
 
 
 class Eagle3Drafter:
-    """Runs the draft graphs (eagle3.md, Drafting a tree).
+    """Runs the draft graphs (docs/developers/contracts.md#drafting-a-tree).
 
     The draft's cache is extended when it is next needed, or when ``PENDING_BYTES`` of rows of aux
     hidden states have gathered, so that steps without a draft cost nothing.

@@ -63,7 +63,7 @@ class World:
 
 
 def visible(slot: int, tree_start: int, words: np.ndarray) -> list[int]:
-    """The view slots that a row sees, ascending (contracts.md, PagedTreeAttention)."""
+    """The view slots that a row sees (docs/developers/contracts.md#which-keys-a-row-sees)."""
     chain = range(min(slot + 1, tree_start))
     tree = [j for j in range(32 * len(words)) if int(words[j // 32]) >> (j % 32) & 1]
     return [*chain, *(tree_start + j for j in tree)]
@@ -87,7 +87,7 @@ class Candidate:
 
 
 def grow(world: World, context: Tokens, top_k: int, depth: int) -> list[Candidate]:
-    """The candidates of a dynamic draft tree below ``context``, in order (eagle3.md)."""
+    """The candidates of a tree below ``context`` (docs/developers/contracts.md#drafting-a-tree)."""
     pool: list[Candidate] = []
     frontier = [(-1, Candidate(context, 0.0, -1))]
     for _ in range(depth):

@@ -1,4 +1,4 @@
-"""The inputs that every model graph takes, and how they are named and shaped (contracts.md)."""
+"""The inputs that every model graph takes: docs/developers/contracts.md#graphs names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The inputs and outputs of every role as the host feeds and reads them (contracts.md)."""
+"""The inputs and outputs of every role as the host feeds and reads them.
+
+As docs/developers/contracts.md#graphs names them.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_a_folder_replaces_another(
 
 
 def test_bytes_that_read_back_otherwise_are_noticed(tmp_path: Path) -> None:
-    """traps.md: success is a file re-read, not a write that raised nothing."""
+    """Success is a file re-read, not a write that raised nothing."""
     folder = EngineFolder(tmp_path)
     folder.write("graphs/target.onnx", b"as it was written")
     assert folder.stored_files()["graphs/target.onnx"].bytes == 17

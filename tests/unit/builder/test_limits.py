@@ -142,7 +142,7 @@ def test_groups_cover_every_layer_once(geometries: Geometries) -> None:
 
 
 def test_window_layers_do_not_reserve_the_context(geometries: Geometries) -> None:
-    """traps.md: KV of window layers reserved for the full context costs twice the memory."""
+    """Reserved for the full context, they would double the memory of a cache."""
     target = replace(geometries[0], max_positions=131072)
     options = asked_for(max_seq_len=131072, max_batch_size=1)
     pages = {group.name: group.pages for group in plan_engine(options, target, None).groups}
@@ -179,7 +179,7 @@ def test_candidates_of_a_shape_count_its_levels() -> None:
 
 
 def test_draft_past_its_trained_context_is_warned_of(geometries: Geometries) -> None:
-    """traps.md: 2.3 tokens a step at 2k became 1.09 at 16k; with a window it stays."""
+    """A known draft gave 2.3 tokens a step at 2k and 1.09 at 16k; a window keeps it up."""
     draft = replace(geometries[1], max_positions=256)
     limits = plan_engine(asked_for(), geometries[0], draft).limits
     [warning] = context_warnings(draft, limits)
