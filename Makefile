@@ -1,4 +1,4 @@
-# make setup | demo | serve | test | test-slow | lint | clean; with a Hopper GPU: make test-gpu | sanitize | test-tensorrt
+# make setup | demo | serve | test | test-slow | lint | docs | clean; with a Hopper GPU: make test-gpu | sanitize | test-tensorrt
 
 PYTHON ?= python3
 # Passed to pip, for example: make setup PIP_EXTRA_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
@@ -12,7 +12,7 @@ EXAMPLE := examples/tiny-gpt-oss
 DEMO := out/demo
 SPECBUILD := $(BIN)/specbuild
 
-.PHONY: setup demo serve test test-slow test-gpu test-tensorrt sanitize types lint clean
+.PHONY: setup demo serve test test-slow test-gpu test-tensorrt sanitize types lint docs clean
 
 setup: $(INSTALLED)
 
@@ -92,6 +92,11 @@ lint: setup types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p specbuild
 	find plugins_cuda -name '*.cu' -o -name '*.cuh' | xargs -r $(BIN)/clang-format --dry-run --Werror
+
+# What documents take from elsewhere: options from the command line, figures from benchmarks/results.
+docs: setup
+	$(BIN)/python docs/write_cli.py
+	$(BIN)/python benchmarks/figures.py
 
 clean:
 	rm -rf $(DEMO) out/types build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""How much of what an indexer chooses it still chooses with rounded keys (docs/mla-dsa.md).
+"""How much of what an indexer chooses it still chooses with rounded keys (docs/smaller-caches.md).
 
 Keys, queries and weights of every layer with an indexer are made of the inputs that the model has
 of real text. A row's choice by keys in fp32 is held against that by keys in bf16, in fp8 as an

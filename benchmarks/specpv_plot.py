@@ -1,4 +1,4 @@
-"""The picture of docs/specpv.md: what partial views gain and what they cost, against context.
+"""The picture of docs/long-context.md: what partial views gain and what they cost, against context.
 
 Speed is that of ``bench --sweep specpv --json``, the later file's where several have a row; the
 quality is that of ``specpv_quality.py --output``. The same files give the same bytes.

@@ -106,7 +106,7 @@ def best_median(ratios: Callable[[], list[float]], wanted: float) -> float:
 def test_the_draft_pays(
     engine: Engine, prompts: list[Prompt], shape: object, wanted: float
 ) -> None:
-    """Pairs in turn. The gates leave space for a noisy machine; docs/cpu.md has the figures.
+    """Pairs in turn. The gates leave space for a noisy machine; the README has the figures.
 
     The default may decide not to draft where its measurement was disturbed: it must not lose.
     """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import typer.main
@@ -18,6 +21,7 @@ DOCUMENTS = sorted(
         ROOT / "CHANGELOG.md",
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "examples").rglob("*.md"),
+        *(ROOT / "benchmarks").rglob("*.md"),
     ]
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -94,16 +98,35 @@ def test_readme_opens_with_the_two_commands() -> None:
     assert [line.split("#")[0].strip() for line in lines[:2]] == ["make demo", "make test"]
 
 
-def test_every_command_stands_in_the_command_line_document() -> None:
-    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    for name, command in COMMANDS.commands.items():
-        for sub_name, sub in getattr(command, "commands", {"": command}).items():
-            full = f"specbuild {name} {sub_name}".strip()
-            assert f"## {full}\n" in text
-            section = text.split(f"## {full}\n")[1].split("\n## ")[0]
-            options = {option for parameter in sub.params for option in parameter.opts}
-            missing = {o for o in options if o.startswith("--") and f"`{o}" not in section}
-            assert missing <= {"--debug", "--help"}, full
+def script(path: str) -> ModuleType:
+    """A script of the repository, as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_command_line_document_is_current() -> None:
+    written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert script("docs/write_cli.py").page(written) == written, "run: make docs"
+
+
+def test_figures_of_documents_are_those_of_the_records() -> None:
+    figures = script("benchmarks/figures.py")
+    for document in figures.documents():
+        text = document.read_text(encoding="utf-8")
+        assert figures.filled(text) == text, f"{names(document)}: run make docs"
+    assert figures.PICTURE.read_text(encoding="utf-8") == figures.picture(), "run: make docs"
+
+
+def test_pages_are_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+    pages = set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "cli.md"}
+    lines = {names(page): len(page.read_text(encoding="utf-8").splitlines()) for page in pages}
+    assert {name: count for name, count in lines.items() if count > 200} == {}
 
 
 @pytest.mark.parametrize("name", sorted(help_texts()))

@@ -1,0 +1,339 @@
+"""Fill the tables of README and docs from benchmarks/results, and draw docs/speed.svg.
+
+A table stands between ``<!-- figures: NAME -->`` and ``<!-- end of figures -->``; NAME is one of
+``TABLES``.
+
+    .venv/bin/python benchmarks/figures.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PICTURE = ROOT / "docs" / "speed.svg"
+TABLE = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+
+DECODING = "h200-2026-11-23/20b-spec.json"
+STEPS = "h200-2026-11-23/20b-steps-before-the-wait.json"
+PREFILL = "h200-2026-11-23/20b-prefill.json"
+LARGE = "h200-2026-11-23/120b-router-of-8.json"
+TRANSFORMERS = "h200-2026-11-23/transformers.json"
+ON_CPU = "cpu-2026-11-21.json"
+
+
+def record(path: str) -> Any:
+    """The JSON record at ``path`` below benchmarks/results."""
+    return json.loads((RESULTS / path).read_text(encoding="utf-8"))
+
+
+def _date(path: str) -> str:
+    found = re.search(r"\d{4}-\d\d-\d\d", path)
+    assert found, f"no date in the name of {path}"
+    return found[0]
+
+
+def _phase(path: str, name: str, batch: int, context: int = 0) -> dict[str, Any]:
+    """The one phase of a sweep with this name and batch, and this context within 1 %."""
+    phases = [
+        phase
+        for phase in record(path)["phases"]
+        if (phase["name"], phase["batch"]) == (name, batch)
+        and (not context or abs(phase["context"] / context - 1) < 0.01)
+    ]
+    assert len(phases) == 1, f"{path} has {len(phases)} phases {name!r}, batch {batch}"
+    return dict(phases[0])
+
+
+def _decoding(batch: int, draft: str) -> dict[str, Any]:
+    rows = record(DECODING)["decoding"]
+    return dict(next(row for row in rows if (row["batch"], row["draft"]) == (batch, draft)))
+
+
+def _markdown(header: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def speed() -> str:
+    """GPT-OSS geometries on an H200 and the example on a CPU, each beside a peer."""
+    header = ("", "specbuild", "peer", "ratio", "machine", "measured")
+    return _markdown(
+        header, (row for rows in (_beside_vllm(), _beside_transformers()) for row in rows)
+    )
+
+
+def _beside_vllm() -> Iterator[Sequence[str]]:
+    (vllm,) = record("peers.json")
+    for batch in (1, 16):
+        sequences = "one sequence" if batch == 1 else f"{batch} sequences"
+        for draft, key in (("no draft", ""), ("chain of 3", "_chain_of_3")):
+            ours = _decoding(batch, draft)["tokens_per_s"]
+            theirs = vllm["gpt-oss-20b"][f"tokens_per_s{key}"][str(batch)]
+            yield _row(f"20B, {sequences}, {draft}", ours, theirs, vllm, DECODING)
+    ours = _phase(LARGE, "no draft", 1)["tokens_per_s"]
+    theirs = vllm["gpt-oss-120b"]["tokens_per_s"]["1"]
+    yield _row("120B, one sequence, no draft", ours, theirs, vllm, LARGE)
+    ours = _phase(PREFILL, "8192 tokens", 1)["time_s"] * 1e3
+    theirs = vllm["gpt-oss-20b"]["prefill_8192_ms"]
+    cells = (f"{ours:.0f} ms", f"{vllm['peer']}: {theirs} ms", f"{theirs / ours:.1f}")
+    yield ("20B, prompt of 8192 tokens", *cells, "H200", _date(PREFILL))
+
+
+def _row(what: str, ours: float, theirs: float, vllm: Any, path: str) -> Sequence[str]:
+    cells = (f"{ours:.0f} tokens/s", f"{vllm['peer']}: {theirs}", f"{ours / theirs:.1f}")
+    return (what, *cells, "H200", _date(path))
+
+
+def _beside_transformers() -> Iterator[Sequence[str]]:
+    gpu = record(TRANSFORMERS)
+    best = max(run["tokens_per_s"] for run in gpu["runs"])
+    ours = gpu["specbuild"]["tokens_per_s"]
+    peer = f"transformers {gpu['transformers']}, compiled: {best:.0f}"
+    what = "20B, one sequence, no draft, in one process"
+    yield (what, f"{ours:.0f} tokens/s", peer, f"{ours / best:.1f}", "H200", _date(TRANSFORMERS))
+    cpu = record(ON_CPU)
+    theirs = cpu["figures"]["transformers"]
+    ours = theirs["transformers_tokens_per_s"] * theirs["ratio_median"]
+    peer = (
+        f"transformers {cpu['versions']['transformers']}: {theirs['transformers_tokens_per_s']:.0f}"
+    )
+    machine = f"{cpu['processor']}, {cpu['threads']} thread"
+    ratio = f"{theirs['ratio_median']:.1f}"
+    yield ("example, no draft", f"{ours:.0f} tokens/s", peer, ratio, machine, cpu["date"])
+
+
+def cpu() -> str:
+    """The example model on a CPU, with and without its draft."""
+    figures = record(ON_CPU)["figures"]
+    names = {
+        "greedy_default": "greedy, default",
+        "greedy_chain_of_3": "greedy, chain of 3",
+        "sampled_0.8_default": "sampled at temperature 0.8, default",
+    }
+    header = ("40 held-out prompts, 256 tokens", "no draft", "with it", "ratio", "tokens a step")
+    rows = (
+        (
+            name,
+            f"{figures[key]['plain_tokens_per_s']:.0f} tokens/s",
+            f"{figures[key]['draft_tokens_per_s']:.0f} tokens/s",
+            f"{figures[key]['ratio_median']:.2f}",
+            f"{figures[key]['mean_acceptance_length']:.2f}",
+        )
+        for key, name in names.items()
+    )
+    return _markdown(header, rows)
+
+
+def chains() -> str:
+    """Decoding of 20B geometry by the draft's length."""
+
+    def rows() -> Iterator[Sequence[str]]:
+        for draft in ("no draft", *(f"chain of {length}" for length in range(1, 5))):
+            one, many = _decoding(1, draft), _decoding(16, draft)
+            speeds = [f"{row['tokens_per_s']:.0f} ({row['ratio']:.2f})" for row in (one, many)]
+            yield (draft, f"{one['mean_acceptance_length']:.2f}", *speeds)
+
+    return _markdown(("", "tokens a step", "one sequence", "16 sequences"), rows())
+
+
+LONG = (
+    (8192, 1, "h200-2026-11-23/specpv-8k-32k.json"),
+    (8192, 8, "h200-2026-11-23/specpv-8k-32k.json"),
+    (32768, 1, "h200-2026-11-23/specpv-8k-32k.json"),
+    (32768, 8, "h200-2026-11-23/specpv-32k-batch-8.json"),
+    (131072, 1, "h200-2026-11-23/specpv-131k.json"),
+    (131072, 8, "h200-2026-11-23/specpv-131k.json"),
+)
+
+
+def specpv() -> str:
+    """What partial views of 4096 tokens gain, by context and batch."""
+
+    def rows() -> Iterator[Sequence[str]]:
+        for context, batch, path in LONG:
+            whole = _phase(path, "whole", batch, context)
+            part = _phase(path, "partial, 4096 tokens retrieved", batch, context)
+            mix = _phase(path, "mix, 4096 tokens retrieved", batch, context)
+            times = [f"{phase['time_s'] * 1e3:.2f} ms" for phase in (whole, part, mix)]
+            speeds = [f"{phase['tokens_per_s']:.0f}" for phase in (whole, mix)]
+            ratio = mix["tokens_per_s"] / whole["tokens_per_s"]
+            yield (str(context), str(batch), *times, *speeds, f"{ratio:.2f}")
+
+    header = ("context", "sequences", "whole step", "partial", "average with refreshes")
+    return _markdown((*header, "tokens/s, whole", "SpecPV", "ratio"), rows())
+
+
+def specpv_quality() -> str:
+    """How often a view says what the whole cache says: the example model reading held-out text."""
+
+    def rows() -> Iterator[Sequence[str]]:
+        for row in record("specpv-quality-2026-11-21.json"):
+            if row["from"] == 3072 and row["correction"] == "none":
+                same, error = 100 * row["same"], 100 * row["same_error"]
+                added = row["loss"] - row["loss_whole"]
+                share = f"{row['budget']} of {row['blocks']:.0f}"
+                yield (share, f"{same:.1f} ± {error:.1f} %", f"{added:.3f} nats")
+
+    return _markdown(("blocks retrieved", "same token", "loss added"), rows())
+
+
+BOTH = "h200-2026-11-23/20b-131k-indexer-64-fp8.json"
+CACHES = (
+    (8192, "h200-2026-11-23/20b-latent-{}-stored-keys.json"),
+    (32768, "h200-2026-11-23/20b-latent-{}-stored-keys.json"),
+    (131072, "h200-2026-11-23/20b-131k-latent-{}.json"),
+)
+
+
+def caches() -> str:
+    """Milliseconds of a step without a draft, by what is cached and attended to."""
+
+    def rows() -> Iterator[Sequence[str]]:
+        for context, latents in CACHES:
+            for batch in (1, 8):
+                phases = (
+                    _phase(BOTH, "no draft", batch, context),
+                    _phase(BOTH, "no draft, chosen tokens", batch, context),
+                    _phase(latents.format(512), "no draft", batch, context),
+                    _phase(latents.format(256), "no draft", batch, context),
+                )
+                times = [f"{phase['time_s'] * 1e3:.2f} ms" for phase in phases]
+                yield (str(context), str(batch), *times)
+
+    header = ("context", "sequences", "keys and values", "DSA, 2048 tokens")
+    return _markdown((*header, "latents of 512", "latents of 256"), rows())
+
+
+def heads() -> str:
+    """Perplexity of the example model with latents and with indexers."""
+
+    def rows() -> Iterator[Sequence[str]]:
+        judged = record("example-heads.json")
+        for row in judged["latents"]:
+            base = judged["without"]["latents"]
+            cells = [
+                f"{row[form]} ({row[form] / base - 1:+.1%})" if form in row else ""
+                for form in ("factorised", "trained")
+            ]
+            yield (f"latents: {row['cache']} of the cache", *cells)
+        for row in judged["indexers"]:
+            change = row["perplexity"] / judged["without"]["indexers"] - 1
+            what = f"indexers: {row['tokens']} of {row['of']} tokens"
+            yield (what, "", f"{row['perplexity']} ({change:+.1%})")
+
+    return _markdown(("", "factorised", "trained"), rows())
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "speed": speed,
+    "cpu": cpu,
+    "chains": chains,
+    "specpv": specpv,
+    "specpv-quality": specpv_quality,
+    "caches": caches,
+    "heads": heads,
+}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of the picture: tokens a second, and those that the bytes alone would allow."""
+
+    label: str
+    tokens_per_s: float
+    ours: bool = False
+    floor: float | None = None
+
+
+def bars(batch: int) -> list[Bar]:
+    """Peers and specbuild at ``batch`` sequences, 20B geometry on an H200."""
+    (vllm,) = record("peers.json")
+    theirs = vllm["gpt-oss-20b"]
+    gpu = record(TRANSFORMERS)
+    peers = [
+        Bar("vLLM 0.26", theirs["tokens_per_s"][str(batch)]),
+        Bar("vLLM 0.26, EAGLE3", theirs["tokens_per_s_chain_of_3"][str(batch)]),
+    ]
+    if batch == 1:
+        best = max(run["tokens_per_s"] for run in gpu["runs"])
+        peers.insert(0, Bar("transformers", best))
+    return [*peers, _ours(batch, "no draft"), _ours(batch, "chain of 3")]
+
+
+def _ours(batch: int, draft: str) -> Bar:
+    row = _decoding(batch, draft)
+    step = _phase(STEPS, draft if draft == "no draft" else f"{draft}, whole step", batch)
+    tokens = batch * row["mean_acceptance_length"]
+    floor = record(DECODING)["ceiling_bytes_per_s"] * tokens / step["bytes_total"]
+    label = "specbuild" if draft == "no draft" else "specbuild, EAGLE3"
+    return Bar(label, row["tokens_per_s"], ours=True, floor=floor)
+
+
+STYLE = """<style>
+text { font: 13px system-ui, sans-serif; fill: #24292f } .title { font-weight: 600 }
+.peer { fill: #8c959f } .ours { fill: #0e7c86 }
+.floor { fill: none; stroke: #0e7c86; stroke-dasharray: 4 3 }
+@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .peer { fill: #7d8590 }
+  .ours { fill: #2fb3bf } .floor { stroke: #2fb3bf } }
+</style>
+"""
+LEFT, WIDTH, LINE = 140, 370, 22
+
+
+def picture() -> str:
+    """The picture of the README, as SVG: the same records give the same bytes."""
+    parts: list[str] = []
+    top = 20
+    for batch, title in ((1, "One sequence"), (16, "16 sequences")):
+        panel = bars(batch)
+        parts.append(f'<text class="title" x="0" y="{top}">{title}, tokens a second</text>')
+        scale = WIDTH / max(bar.floor or bar.tokens_per_s for bar in panel)
+        for number, bar in enumerate(panel):
+            parts += _drawn(bar, top + 12 + number * LINE, scale)
+        top += len(panel) * LINE + 40
+    note = "Dashed: what reading a step's bytes alone would allow. GPT-OSS-20B geometry, one H200."
+    parts.append(f'<text x="0" y="{top - 8}">{note}</text>')
+    size = f'width="600" height="{top + 4}" viewBox="0 0 600 {top + 4}"'
+    body = "\n".join(parts)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{STYLE}{body}\n</svg>\n'
+
+
+def _drawn(bar: Bar, y: int, scale: float) -> list[str]:
+    kind = "ours" if bar.ours else "peer"
+    wide = bar.tokens_per_s * scale
+    drawn = [
+        f'<text x="{LEFT - 8}" y="{y + 13}" text-anchor="end">{bar.label}</text>',
+        f'<rect class="{kind}" x="{LEFT}" y="{y}" width="{wide:.1f}" height="17"/>',
+    ]
+    end = wide
+    if bar.floor:
+        end = bar.floor * scale
+        box = f'x="{LEFT}" y="{y + 0.5}" width="{end:.1f}" height="16"'
+        drawn.append(f'<rect class="floor" {box}/>')
+    share = f" ({bar.tokens_per_s / bar.floor:.0%})" if bar.floor else ""
+    value = f"{bar.tokens_per_s:.0f}{share}"
+    drawn.append(f'<text x="{LEFT + end + 6:.1f}" y="{y + 13}">{value}</text>')
+    return drawn
+
+
+def filled(text: str) -> str:
+    """``text`` with every marked table written anew."""
+    return TABLE.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", text)
+
+
+def documents() -> list[Path]:
+    """The pages that may have tables."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+if __name__ == "__main__":
+    for document in documents():
+        document.write_text(filled(document.read_text(encoding="utf-8")), encoding="utf-8")
+    PICTURE.write_text(picture(), encoding="utf-8")
