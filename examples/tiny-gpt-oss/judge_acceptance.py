@@ -1,4 +1,4 @@
-"""Tokens a step of the draft with each of several files of latents or indexers (docs/smaller-caches.md).
+"""Tokens a step of the draft with each of several files of heads (docs/smaller-caches.md).
 
 A chain of three, greedy, on the CPU target: prompts.jsonl with and without each file of latents,
 and starts of held-out text of --context tokens for each --top-k of indexers, without the checks

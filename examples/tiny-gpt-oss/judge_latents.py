@@ -1,4 +1,4 @@
-"""Perplexity of held-out text with each of several files of latents, in fp32 (docs/smaller-caches.md)."""
+"""Perplexity of held-out text with several files of latents, fp32 (docs/smaller-caches.md)."""
 
 from __future__ import annotations
 
