@@ -50,7 +50,6 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
 )
 
 Fields = dict[str, bytes]
-PAGE = "docs/developers/tensorrt-plugins.md"
 BINDINGS = "tensorrt's bindings"
 ONNX_NAMES = {"bfloat16": "bfloat16", "float32": "float", "int32": "int32", "uint8": "uint8"}
 
@@ -390,7 +389,7 @@ def test_the_document_names_the_ops_that_could_be_embedded(
         return all(len(t.launches) == 1 and not t.workspaces for t in tactics)
 
     found = {name: [alone(fields) for _, fields in cases] for name, cases in records.items()}
-    text = (Path(__file__).parents[3] / PAGE).read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs/developers/tensorrt-plugins.md").read_text("utf-8")
     section = text.partition("## Ahead-of-time plugins")[2].partition("This form")[0]
     always, sometimes = section.partition("`ViewTables`. ")[::2]
     assert set(re.findall(r"`(\w+)`", always + "`ViewTables`")) == {
