@@ -130,7 +130,7 @@ def commands(names: Iterable[str], folder: Path) -> dict[str, list[str]]:
             target, draft = _write_random(folder / rest, model)
             options = model.options if model.draft is None else f"{_DRAFT} {model.options}"
         words = [word.format(draft=draft) for word in shlex.split(options)]
-        found[name] = ["build", "--model", str(target), "--keep-onnx", *words, "--output"]
+        found[name] = ["build", "--model", str(target), *words, "--output"]
     return found
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import onnx_ir as ir
-
 from specbuild.builder import graphs
 from specbuild.builder.backends.backend import Lowered, PortableGraphs
 from specbuild.builder.backends.cuda.report import CudaReport
@@ -23,8 +21,8 @@ from specbuild.builder.engine.writer import (
     weight_bytes,
 )
 from specbuild.builder.graph.passes.pipeline import PassResult
-from specbuild.builder.graph.passes.portable import portable_bytes
 from specbuild.builder.inputs import BuildInputs, Checkpoints, read_checkpoints, settled_inputs
+from specbuild.builder.kept_graphs import keep_graphs, require_new_folder
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Unsupported
@@ -62,7 +60,8 @@ def build(
     """Builds the engine directory ``options.output``: read, export, lower, write.
 
     ``checkpoints`` stand for what ``options.model`` and ``options.draft`` would be read as.
-    Raises SpecbuildError for a wrong option, checkpoint or disk; nothing is left behind then.
+    Raises SpecbuildError for a wrong option, checkpoint or disk; nothing is left behind then but
+    the graphs of ``options.keep_onnx``, once these are written.
     """
     backend = backend_of(options.backend)
     taken = backend.options(options)
@@ -72,16 +71,11 @@ def build(
         progress.note(note)
     for warning in inputs.warnings:
         progress.note(f"warning: {warning}")
+    if options.keep_onnx is not None:
+        keep_graphs(options.keep_onnx, options.portable_dtype, inputs, progress)
     models = graphs.export_graphs(inputs.sources, inputs.plan, progress)
-    portable = _portable(models) if options.keep_onnx else {}
     lowered = backend.lower(PortableGraphs(models, inputs.plan, inputs.sources), taken, progress)
-    return _written(
-        options,
-        inputs,
-        taken.device,
-        replace(lowered, files={**portable, **lowered.files}),
-        progress,
-    )
+    return _written(options, inputs, taken.device, lowered, progress)
 
 
 def _require_places(options: BuildOptions) -> None:
@@ -90,12 +84,23 @@ def _require_places(options: BuildOptions) -> None:
     _require_apart(options, output)
     if options.dump_passes is not None and options.dump_passes.is_file():
         raise SpecbuildError(f"--dump-passes {options.dump_passes} is a file; give a directory")
+    if options.keep_onnx is not None:
+        require_new_folder(options.keep_onnx)
+    elif options.portable_dtype is not None:
+        raise SpecbuildError(
+            "--portable-dtype is the type of --keep-onnx's graphs; add --keep-onnx DIR"
+        )
     require_replaceable(output, force=options.force)
 
 
 def _require_apart(options: BuildOptions, output: Path) -> None:
     """Nothing that the build reads, or writes beside the engine, may lie where the engine goes."""
-    beside = (options.dump_passes, options.kernels.tactics, options.tensorrt.timing_cache)
+    beside = (
+        options.dump_passes,
+        options.keep_onnx,
+        options.kernels.tactics,
+        options.tensorrt.timing_cache,
+    )
     for kept in (options.model, options.draft, *beside):
         if kept is not None and output in (kept.resolve(), *kept.resolve().parents):
             raise SpecbuildError(
@@ -147,11 +152,6 @@ def _written(
         progress.start("reading back", 1, "step")
         folder.seal(engine_manifest(options, parts, folder.stored_files()))
     return report
-
-
-def _portable(models: dict[str, ir.Model]) -> dict[str, bytes]:
-    """The graphs as they are before any lowering, by file name."""
-    return {f"onnx/{role}.onnx": portable_bytes(model) for role, model in models.items()}
 
 
 def _write(

@@ -326,8 +326,24 @@ class BuildOptions(OptionGroup):
     specpv: SpecPvOptions = SpecPvOptions()
     dsa: DsaOptions = DsaOptions()
     keep_onnx: Annotated[
-        bool, Described("Keep the portable ONNX graphs, for Netron.", panel=_FILES)
-    ] = False
+        Path | None,
+        Described(
+            "Write the portable ONNX graphs, with a copy of their weights.",
+            "DIR",
+            panel=_FILES,
+            recorded=False,
+        ),
+    ] = None
+    portable_dtype: Annotated[
+        Literal["bfloat16", "float32"] | None,
+        Described(
+            "The type of --keep-onnx's graphs: bfloat16, or float32, which ONNX Runtime runs.",
+            "TYPE",
+            panel=_FILES,
+            shown="the engine's own graphs'",
+            recorded=False,
+        ),
+    ] = None
     dump_passes: Annotated[
         Path | None,
         Described("Write the graph after each pass.", "DIR", panel=_FILES, recorded=False),

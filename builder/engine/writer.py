@@ -13,7 +13,7 @@ import torch
 import xxhash
 
 from specbuild.builder.durable import fsync, put_in_place, staging_folder, write_bytes
-from specbuild.builder.engine.shared_weights import stored_once
+from specbuild.builder.engine.shared_weights import stored_names, stored_once
 from specbuild.builder.graph.passes.weights import Recipe
 from specbuild.builder.progress import Progress
 from specbuild.runtime.engine_dir.features import stored_json
@@ -160,15 +160,23 @@ def weight_bytes(weights: Mapping[str, Recipe]) -> int:
     return sum(recipe.nbytes for recipe in stored_once(weights).values())
 
 
-def require_space(folder: Path, weights: int) -> None:
-    """SpecbuildError with the numbers where the disk cannot hold the engine."""
+def weight_places(weights: Mapping[str, Recipe]) -> dict[str, int]:
+    """Where every weight begins in the file that :meth:`EngineFolder.write_weights` writes."""
+    names = stored_names(weights)
+    head, _ = _weights_header(stored_once(weights))
+    header = json.loads(head[8:])
+    return {name: len(head) + header[names[name]]["data_offsets"][0] for name in weights}
+
+
+def require_space(folder: Path, weights: int, *, option: str = "--output") -> None:
+    """SpecbuildError with the numbers where the disk cannot hold the weights."""
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     if free < weights + _OTHER_BYTES:
         raise SpecbuildError(
-            f"{folder}: {free / 1e9:.2f} GB free, the engine needs {weights / 1e9:.2f} GB; "
-            "free some space or choose another --output"
+            f"{folder}: {free / 1e9:.2f} GB free, {weights / 1e9:.2f} GB of weights are to be "
+            f"written; free some space or choose another {option}"
         )
 
 

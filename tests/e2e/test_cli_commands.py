@@ -217,13 +217,14 @@ def test_verify_exits_with_1_when_a_threshold_fails(
 def test_build_writes_an_engine_and_says_so(
     command: Command, target_path: Path, tmp_path: Path
 ) -> None:
-    output, passes = tmp_path / "engine", tmp_path / "passes"
+    output, passes, kept = tmp_path / "engine", tmp_path / "passes", tmp_path / "onnx"
     arguments = ("--model", target_path, "--output", output, "--max-seq-len", 32)
-    result = command("build", *arguments, "--keep-onnx", "--dump-passes", passes)
+    result = command("build", *arguments, "--keep-onnx", kept, "--dump-passes", passes)
     assert result.code == 0, result.err
     assert not result.out
     assert "32 tokens" in result.err
-    assert list(output.rglob("onnx/*.onnx"))
+    assert list(kept.glob("*.onnx"))
+    assert f"{kept}: the portable graphs" in result.err
     assert list(passes.rglob("*.onnx"))
     assert read_manifest(output).limits.max_seq_len == 32
     assert command("build", *arguments).refused("engine", "--force")

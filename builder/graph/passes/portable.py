@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -11,10 +12,11 @@ from specbuild.builder.graph.passes.weights import recipe_of
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE
 
 
-def portable_proto(model: ir.Model) -> onnx.ModelProto:
-    """The model as a proto in which every weight is external data of the weights file.
+def portable_proto(model: ir.Model, places: Mapping[str, int] | None = None) -> onnx.ModelProto:
+    """The model as a proto in which every weight is external data of the weights file beside it.
 
-    Offsets are left at 0: whoever loads the graph finds a weight by its name.
+    ``places`` are the weights' first bytes in the file. Without them the graph is one that nobody
+    loads with its weights, and offsets are 0.
     """
     kept = {}
     for name, value in model.graph.initializers.items():
@@ -23,7 +25,12 @@ def portable_proto(model: ir.Model) -> onnx.ModelProto:
             assert value.dtype is not None and value.shape is not None
             kept[name] = value.const_value
             value.const_value = ir.ExternalTensor(
-                WEIGHTS_FILE, 0, recipe.nbytes, dtype=value.dtype, shape=value.shape, name=name
+                WEIGHTS_FILE,
+                0 if places is None else places[name],
+                recipe.nbytes,
+                dtype=value.dtype,
+                shape=value.shape,
+                name=name,
             )
     try:
         return ir.to_proto(model)
@@ -32,9 +39,9 @@ def portable_proto(model: ir.Model) -> onnx.ModelProto:
             model.graph.initializers[name].const_value = tensor
 
 
-def portable_bytes(model: ir.Model) -> bytes:
-    """:func:`portable_proto` as a file that Netron opens without the weights."""
-    return portable_proto(model).SerializeToString(deterministic=True)
+def portable_bytes(model: ir.Model, places: Mapping[str, int] | None = None) -> bytes:
+    """:func:`portable_proto` as a file."""
+    return portable_proto(model, places).SerializeToString(deterministic=True)
 
 
 def save_portable(model: ir.Model, path: Path) -> None:

@@ -59,18 +59,21 @@ def test_portable_graph_names_tensors_as_the_checkpoint(tmp_path: Path) -> None:
     write_target(tmp_path / "t")
     write_draft(tmp_path / "d")
     options = BuildOptions(
-        model=tmp_path / "t", draft=tmp_path / "d", output=tmp_path / "e", keep_onnx=True
+        model=tmp_path / "t",
+        draft=tmp_path / "d",
+        output=tmp_path / "e",
+        keep_onnx=tmp_path / "onnx",
     )
     build(options, SilentProgress())
     with safe_open(tmp_path / "t" / "model.safetensors", "pt") as file:
         stored = set(file.keys())
-    model = onnx.load(tmp_path / "e" / "onnx" / "target.onnx", load_external_data=False)
+    model = onnx.load(tmp_path / "onnx" / "target.onnx", load_external_data=False)
     named = {initializer.name for initializer in model.graph.initializer}
     assert stored <= named
     assert named - stored == {"rope_cos", "rope_sin"}
     ops = {node.op_type for node in model.graph.node if node.domain == "specbuild"}
     assert ops == {"KvWrite", "PagedTreeAttention", "Moe"}
-    text = (tmp_path / "e" / "onnx" / "target.onnx").read_bytes()
+    text = (tmp_path / "onnx" / "target.onnx").read_bytes()
     for leak in (str(tmp_path).encode(), b"site-packages", b".py"):
         assert leak not in text
 
@@ -101,10 +104,13 @@ def test_portable_graphs_are_valid_in_every_type(tmp_path: Path, dtype: str) -> 
                 tensors[name] = tensors[name].float()
         save_file(tensors, file, metadata={"format": "pt"})
     options = BuildOptions(
-        model=tmp_path / "t", draft=tmp_path / "d", output=tmp_path / "e", keep_onnx=True
+        model=tmp_path / "t",
+        draft=tmp_path / "d",
+        output=tmp_path / "e",
+        keep_onnx=tmp_path / "onnx",
     )
     build(options, SilentProgress())
-    files = sorted((tmp_path / "e" / "onnx").iterdir())
+    files = sorted((tmp_path / "onnx").glob("*.onnx"))
     assert len(files) == 8
     pools = set()
     for file in files:
