@@ -11,7 +11,10 @@ import pytest
 from checkpoints import write_draft, write_target
 from safetensors.torch import load_file, save_file
 
+from specbuild.builder.backends.cpu.backend import CPU
 from specbuild.builder.build import build
+from specbuild.builder.inputs import read_checkpoints, settled_inputs
+from specbuild.builder.kept_graphs import keep_graphs
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 
@@ -53,18 +56,19 @@ def test_exports_the_20b_geometry_within_its_budget() -> None:
     assert result["gigabytes"] < 2
 
 
+def write_portable(path: Path) -> None:
+    """The portable graphs of the target and draft in ``path``, under ``onnx``."""
+    options = BuildOptions(model=path / "t", draft=path / "d", output=path / "unused")
+    inputs = settled_inputs(options, CPU, read_checkpoints(options, SilentProgress()))
+    keep_graphs(path / "onnx", None, inputs, SilentProgress())
+
+
 def test_portable_graph_names_tensors_as_the_checkpoint(tmp_path: Path) -> None:
     from safetensors import safe_open
 
     write_target(tmp_path / "t")
     write_draft(tmp_path / "d")
-    options = BuildOptions(
-        model=tmp_path / "t",
-        draft=tmp_path / "d",
-        output=tmp_path / "e",
-        keep_onnx=tmp_path / "onnx",
-    )
-    build(options, SilentProgress())
+    write_portable(tmp_path)
     with safe_open(tmp_path / "t" / "model.safetensors", "pt") as file:
         stored = set(file.keys())
     model = onnx.load(tmp_path / "onnx" / "target.onnx", load_external_data=False)
@@ -103,13 +107,7 @@ def test_portable_graphs_are_valid_in_every_type(tmp_path: Path, dtype: str) -> 
             if "norm" in name or "q_proj" in name:
                 tensors[name] = tensors[name].float()
         save_file(tensors, file, metadata={"format": "pt"})
-    options = BuildOptions(
-        model=tmp_path / "t",
-        draft=tmp_path / "d",
-        output=tmp_path / "e",
-        keep_onnx=tmp_path / "onnx",
-    )
-    build(options, SilentProgress())
+    write_portable(tmp_path)
     files = sorted((tmp_path / "onnx").glob("*.onnx"))
     assert len(files) == 8
     pools = set()
