@@ -57,7 +57,9 @@ BUILDER = {
     "backends/registry": "backends/backend backends/cpu backends/cuda backends/tensorrt/plugins "
     "backends/tensorrt/standard",
     "inputs": "options progress checkpoint families graph engine backends/backend",
-    "build": "options progress graph graphs engine inputs backends/backend backends/registry",
+    "kept_graphs": "durable progress graph graphs engine inputs backends/backend",
+    "build": "options progress graph graphs engine inputs kept_graphs backends/backend "
+    "backends/registry",
     "synth": "durable progress option_group options checkpoint families build",
     "training": "durable progress svg option_group option_readers checkpoint families",
     "verify": "progress checkpoint families training",
