@@ -6,6 +6,7 @@ import importlib.util
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -24,6 +25,8 @@ DOCUMENTS = sorted(
         *(ROOT / "benchmarks").rglob("*.md"),
     ]
 )
+# What a user reads; the options of the command line are long.
+USER_PAGES = sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "cli.md"})
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMANDS = typer.main.get_command(command_line())
@@ -122,11 +125,27 @@ def test_figures_of_documents_are_those_of_the_records() -> None:
     assert figures.PICTURE.read_text(encoding="utf-8") == figures.picture(), "run: make docs"
 
 
+def sentences(text: str) -> Iterator[str]:
+    """Sentences, table cells and list items of a page; code counts as one word, figures not."""
+    text = re.sub(r"```.*?```|<!-- figures.*?end of figures -->", "", text, flags=re.DOTALL)
+    text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "code", text))
+    for part in re.split(r"\n\s*\n|\n(?=[-|#])|(?<=\S)\s*\|", text):
+        yield from re.split(r"(?<=[.:;?!])\s+", part.strip("|-# \n"))
+
+
 def test_pages_are_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
-    pages = set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "cli.md"}
-    lines = {names(page): len(page.read_text(encoding="utf-8").splitlines()) for page in pages}
+    lines = {names(page): len(page.read_text(encoding="utf-8").splitlines()) for page in USER_PAGES}
     assert {name: count for name, count in lines.items() if count > 200} == {}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *USER_PAGES], ids=names)
+def test_sentences_of_user_pages_are_short(page: Path) -> None:
+    """At most 30 words and four numbers, and nothing of how it was."""
+    for sentence in sentences(page.read_text(encoding="utf-8")):
+        assert len(sentence.split()) <= 30, sentence
+        assert len(re.findall(r"\b\d[\d.,]*", sentence)) <= 4, sentence
+        assert not re.search(r"\b([Uu]sed to|since then|no longer)\b", sentence), sentence
 
 
 @pytest.mark.parametrize("name", sorted(help_texts()))
