@@ -13,7 +13,8 @@ EVERYWHERE = r"^(runtime|builder|cli|docs)/|^README\.md$"
 WORDS = [
     (r"[Rr]esident", EVERYWHERE, "device", r"[Aa]nonymous resident memory"),
     (r"[Nn]arrow(s|ed|ing)\b", EVERYWHERE, "sparse", r"(?:accepted_)?narrowed(?:_steps)?"),
-    (r"\b[Rr]ooms?\b|_rooms?\b|\bROOM", EVERYWHERE, "capacity", r"\"room\": capacity"),
+    (r"\b[Rr]ooms?\b|_rooms?\b|\bROOM", EVERYWHERE, "capacity",
+     r"\"room\": capacity|test_rooms\.py"),
     (r"[Tt]ally|tallies", EVERYWHERE, "counters", r"DsaTally|ViewTally|tally_lists"),
     (r"fed_again|\bfed again\b|\bfeeds? again\b|refed", EVERYWHERE, "re-verified",
      r"\"fed_again\""),
