@@ -277,7 +277,7 @@ def _ours(batch: int, draft: str) -> Bar:
 
 
 STYLE = """<style>
-text { font: 13px system-ui, sans-serif; fill: #24292f } .title { font-weight: 600 }
+text { font-family: sans-serif; font-size: 13px; fill: #24292f } .title { font-weight: 600 }
 .peer { fill: #8c959f } .ours { fill: #0e7c86 }
 .floor { fill: none; stroke: #0e7c86; stroke-dasharray: 4 3 }
 @media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .peer { fill: #7d8590 }
