@@ -1,0 +1,82 @@
+"""What the host does of a step while the device works: microseconds a step, ids only and with text.
+
+The time in which the host waits for a step's result is taken off: what is left is planning,
+starting, reading, accepting, decoding text and making events, which has to fit into a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from specbuild.runtime.decode.decoder import DraftSetting
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.request import GenerateParams, Prompt
+
+
+def host_us(engine: Engine, batch: int, tokens: int, shape: DraftShape | None) -> list[float]:
+    """Host time of each step in which the whole batch takes part, in microseconds."""
+    drawn, vocab = Random(1), engine.manifest.target.vocab
+    named = [
+        Prompt(str(i), prompt_ids=tuple(drawn.choices(range(vocab // 2), k=16)))
+        for i in range(batch)
+    ]
+    requests = engine.check_prompts(named, GenerateParams(max_new_tokens=tokens, ignore_eos=True))
+    executor: Any = engine.executor
+    wait: Callable[..., Any] = executor.wait_step
+    passed: list[float] = []
+    left_s = 0.0
+
+    def waited(number: int, rows: int) -> Any:
+        nonlocal left_s
+        begun_s = perf_counter()
+        result = wait(number, rows)
+        if left_s:
+            passed.append(1e6 * (begun_s - left_s))
+        left_s = perf_counter() if sum(c > 0 for c in result.count) == batch else 0.0
+        return result
+
+    executor.wait_step = waited
+    try:
+        with engine.session.alone(requests, DraftSetting(shape)) as events:
+            for _ in events:
+                pass
+    finally:
+        executor.wait_step = wait
+    return passed
+
+
+def main() -> None:
+    """Prints one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engine", type=Path, help="a CUDA engine")
+    parser.add_argument("--batch", metavar="N", type=int, default=64)
+    parser.add_argument("--tokens", metavar="N", type=int, default=200)
+    parser.add_argument("--depth", metavar="D", type=int, default=3)
+    asked = parser.parse_args()
+    engine = Engine.load(asked.engine)
+    codec, found = engine.text, {}
+    for text in (False, True):
+        engine.text = codec if text else None
+        for shape in (None, DraftShape(1, asked.depth, asked.depth)):
+            host_us(engine, asked.batch, 16, shape)
+            times = host_us(engine, asked.batch, asked.tokens, shape)
+            name = "with text" if text else "ids only"
+            draft = "no draft" if shape is None else f"chain of {asked.depth}"
+            found[f"{name}, {draft}"] = {
+                "median_us": round(median(times), 1),
+                "worst_us": round(max(times), 1),
+                "steps": len(times),
+            }
+    print(json.dumps({"batch": asked.batch, "host time of a step": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
