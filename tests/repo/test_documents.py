@@ -1,11 +1,14 @@
-"""README, docs and help texts: links lead somewhere, commands exist and parse."""
+"""README, docs and help texts: links and citations lead somewhere, commands exist and parse."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import io
 import re
 import shlex
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +30,14 @@ DOCUMENTS = sorted(
 )
 # What a user reads; the options of the command line are long.
 USER_PAGES = sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "cli.md"})
+# The pages of docs/developers/ that are recipes; the others explain kernels at length.
+RECIPES = [
+    ROOT / "docs" / "developers" / f"{name}.md"
+    for name in ("architecture", "contracts", "testing", "glossary")
+] + sorted((ROOT / "docs" / "developers").glob("add-a*.md"))
+FOLDERS = ("runtime", "plugins_cuda", "builder", "cli", "tests", "benchmarks", "examples", "docs")
+# A path from the root, and perhaps a section: as docs/developers/contracts.md#graphs.
+CITED = re.compile(r"(?<![\w/.-])([\w./-]+\.md)\b(?:#([\w-]+))?")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMANDS = typer.main.get_command(command_line())
@@ -135,12 +146,13 @@ def sentences(text: str) -> Iterator[str]:
 
 def test_pages_are_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
-    lines = {names(page): len(page.read_text(encoding="utf-8").splitlines()) for page in USER_PAGES}
+    pages = [*USER_PAGES, *(ROOT / "docs" / "developers").glob("*.md")]
+    lines = {names(page): len(page.read_text(encoding="utf-8").splitlines()) for page in pages}
     assert {name: count for name, count in lines.items() if count > 200} == {}
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *USER_PAGES], ids=names)
-def test_sentences_of_user_pages_are_short(page: Path) -> None:
+@pytest.mark.parametrize("page", [ROOT / "README.md", *USER_PAGES, *RECIPES], ids=names)
+def test_sentences_of_pages_are_short(page: Path) -> None:
     """At most 30 words and four numbers, and nothing of how it was."""
     for sentence in sentences(page.read_text(encoding="utf-8")):
         assert len(sentence.split()) <= 30, sentence
@@ -167,3 +179,53 @@ def test_every_command_takes_debug(name: str) -> None:
     for word in name.split():
         command = command.commands[word]
     assert "--debug" in {option for parameter in command.params for option in parameter.opts}
+
+
+def sources() -> list[Path]:
+    suffixes = {".py", ".cu", ".cuh", ".cpp", ".h", ".c"}
+    files = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*")]
+    return [ROOT / "Makefile", *sorted(file for file in files if file.suffix in suffixes)]
+
+
+def prose(text: str) -> Iterator[str]:
+    """Docstrings and comments of a Python source; other strings may be names of files to write."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def stands(path: str, section: str) -> bool:
+    document = ROOT / path
+    return document.is_file() and (not section or section in headings(document))
+
+
+def dead(text: str) -> list[str]:
+    """Citations of a text that lead nowhere."""
+    return [
+        f"{path}#{section}" for path, section in CITED.findall(text) if not stands(path, section)
+    ]
+
+
+def test_what_sources_cite_exists() -> None:
+    wrong = {}
+    for file in sources():
+        text = file.read_text(encoding="utf-8")
+        parts = prose(text) if file.suffix == ".py" and ".md" in text else [text]
+        if found := [citation for part in parts for citation in dead(part)]:
+            wrong[str(file.relative_to(ROOT))] = found
+    assert not wrong
+
+
+def test_a_missing_document_and_a_missing_section_are_seen() -> None:
+    assert not dead("(docs/developers/contracts.md#graphs), and README.md.")
+    missing, section = "nowhere" + ".md", "README" + ".md#nowhere"
+    assert dead(f"see {missing}") and dead(f"see {section}")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=names)
+def test_files_that_pages_name_exist(page: Path) -> None:
+    named = re.findall(r"`((?:runtime|plugins_cuda|builder|cli|tests)/[\w./-]*)`", page.read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
