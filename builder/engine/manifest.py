@@ -50,8 +50,8 @@ class BuiltParts:
 
 
 def graph_file(role: str) -> str:
-    """Where a role's graph stands in the directory."""
-    return f"graphs/{role}.onnx"
+    """Where a role's graph stands in the directory: beside the weights, as ONNX wants it."""
+    return f"{role}.onnx"
 
 
 def engine_manifest(

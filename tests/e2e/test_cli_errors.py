@@ -225,7 +225,7 @@ def test_a_flipped_manifest_byte_is_refused(
 
 
 @pytest.mark.parametrize("name", ["run", "check", "bench"])
-@pytest.mark.parametrize("file", ["weights.safetensors", "graphs/target.onnx", "tokenizer.json"])
+@pytest.mark.parametrize("file", ["weights.safetensors", "target.onnx", "tokenizer.json"])
 def test_a_truncated_or_missing_file_is_refused(
     command: Command, tiny_engine: Path, tmp_path: Path, name: str, file: str
 ) -> None:
@@ -237,7 +237,7 @@ def test_a_truncated_or_missing_file_is_refused(
     assert on_engine(command, name, engine).refused(file)
 
 
-@pytest.mark.parametrize("file", ["weights.safetensors", "graphs/draft.onnx", "tokenizer.json"])
+@pytest.mark.parametrize("file", ["weights.safetensors", "draft.onnx", "tokenizer.json"])
 def test_a_flipped_bit_is_refused_when_running(
     command: Command, tiny_engine: Path, tmp_path: Path, file: str
 ) -> None:

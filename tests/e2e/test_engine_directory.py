@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+import onnx
+import onnxruntime as ort
 import pytest
 import torch
 from checkpoints import write_draft, write_target
@@ -21,6 +23,7 @@ from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
@@ -57,6 +60,22 @@ def built(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with exported_anew():
         build(options(checkpoints, engine), SilentProgress())
     return engine
+
+
+def test_graphs_open_where_they_stand_with_their_weights(built: Path) -> None:
+    stored = load_file(built / "weights.safetensors")
+    tensors, found = read_manifest(built).tensors, set()
+    quiet = ort.SessionOptions()
+    quiet.log_severity_level = 3
+    for file in built.glob("*.onnx"):
+        ort.InferenceSession(file, quiet, providers=["CPUExecutionProvider"])
+        for value in onnx.load(file).graph.initializer:
+            if value.name in tensors:
+                raw = stored[tensors[value.name].same_as or value.name].numpy()
+                array = onnx.numpy_helper.to_array(value)
+                assert (array.dtype, array.tobytes()) == (raw.dtype, raw.tobytes()), value.name
+                found.add(value.name)
+    assert found == set(tensors)
 
 
 def test_same_input_same_bytes_wherever_it_stands(

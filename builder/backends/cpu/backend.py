@@ -17,6 +17,7 @@ from specbuild.builder.backends.foreign_options import (
 )
 from specbuild.builder.engine.manifest import graph_file
 from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.writer import weight_places
 from specbuild.builder.graph.passes.portable import portable_bytes
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
@@ -50,8 +51,10 @@ class CpuBackend:
         """See :class:`Backend`."""
         models, dump = graphs.models, taken.asked.dump_passes
         passes = run_role_passes(models, lambda _: CPU_PASSES, dump, progress)
-        files = {graph_file(role): portable_bytes(model) for role, model in models.items()}
-        return Lowered(graphs.plan, models, files, collected_weights(models), passes)
+        weights = collected_weights(models)
+        places = weight_places(weights)
+        files = {graph_file(role): portable_bytes(model, places) for role, model in models.items()}
+        return Lowered(graphs.plan, models, files, weights, passes)
 
 
 CPU = CpuBackend()
