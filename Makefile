@@ -1,4 +1,4 @@
-# make setup | demo | serve | test | test-slow | lint | docs | clean; with a Hopper GPU: make test-gpu | sanitize | test-tensorrt
+# make setup | demo | serve | test | test-slow | fuzz | lint | docs | clean; with a Hopper GPU: make test-gpu | sanitize | test-tensorrt
 
 PYTHON ?= python3
 # Passed to pip, for example: make setup PIP_EXTRA_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
@@ -12,7 +12,7 @@ EXAMPLE := examples/tiny-gpt-oss
 DEMO := out/demo
 SPECBUILD := $(BIN)/specbuild
 
-.PHONY: setup demo serve test test-slow test-gpu test-tensorrt sanitize types lint docs clean
+.PHONY: setup demo serve test test-slow fuzz test-gpu test-tensorrt sanitize types lint docs clean
 
 setup: $(INSTALLED)
 
@@ -54,6 +54,13 @@ test: setup
 # What `make test` leaves out for its time, on a machine without a GPU.
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'slow and not gpu and not tensorrt'
+
+# So many mutants of engines, checkpoints, prompts and templates: docs/developers/testing.md. It goes on
+# where it was left; the log is out/fuzz/log.jsonl.
+FUZZ ?= 1000
+JOBS ?= 1
+fuzz: setup
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz --mutants $(FUZZ) --jobs $(JOBS)
 
 # Everything that needs the GPU but the sanitizer; the log stays in out/. The kernel tests mostly
 # compile, so they run side by side; the others measure time and free memory, so they run alone.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -105,8 +105,14 @@ class GenerateParams:
             raise RequestError(f"max_new_tokens is {self.max_new_tokens}, must be 1 or above")
         if isinstance(self.stop, str):
             raise RequestError(f"stop is the string {self.stop!r}, must be a tuple of strings")
+        if not isinstance(self.stop, Collection) or not all(isinstance(s, str) for s in self.stop):
+            raise RequestError(f"stop is {self.stop!r}, must be a tuple of strings")
         if not all(self.stop):
             raise RequestError("a stop string is empty; leave it out")
+        if not isinstance(self.stop_token_ids, Collection):
+            raise RequestError(f"stop_token_ids is {self.stop_token_ids!r}, must be token ids")
+        for token in self.stop_token_ids:
+            whole_number("a stop token's id", token)
         if self.exact and (self.specpv_retrieval_blocks or self.dsa_top_k):
             raise RequestError(
                 "exact decodes without lossy modes: leave specpv_retrieval_blocks and dsa_top_k out"

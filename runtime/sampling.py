@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Real
 
 import numpy as np
 
@@ -38,6 +39,10 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p"):
+            value = getattr(self, name)
+            if not isinstance(value, Real):
+                raise RequestError(f"{name} is {value!r}, must be a number")
         least, most = TEMPERATURES
         # 0, or what a division of fp32 logits survives; not a number is neither
         if not (self.temperature == 0 or least <= self.temperature <= most):

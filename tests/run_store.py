@@ -22,7 +22,11 @@ def use_folder_of(factory: pytest.TempPathFactory) -> None:
     that of all its workers."""
     base = factory.getbasetemp()
     folder = (base.parent if base.name.startswith("popen-") else base) / "shared"
-    folder = Path(os.environ.get(STORE) or folder)
+    use_folder(Path(os.environ.get(STORE) or folder))
+
+
+def use_folder(folder: Path) -> None:
+    """Keeps the files there."""
     folder.mkdir(exist_ok=True)
     _FOLDERS[:] = [folder]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -89,7 +90,10 @@ def open_directory(path: Path) -> dict[str, SourceTensor]:
 def read_header(file: Path) -> dict[str, SourceTensor]:
     """The tensors of one safetensors file; checks that the file holds all of their bytes."""
     try:
-        size = file.stat().st_size
+        found = file.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise SpecbuildError(f"{file}: is no regular file")
+        size = found.st_size
         with file.open("rb") as stream:
             prefix = stream.read(8)
             header_bytes = int.from_bytes(prefix, "little")
@@ -119,6 +123,8 @@ def read_header(file: Path) -> dict[str, SourceTensor]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; SpecbuildError if it is none."""
+    if path.exists() and not path.is_file():
+        raise SpecbuildError(f"{path}: is no regular file")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

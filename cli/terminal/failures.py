@@ -14,6 +14,7 @@ EXIT_INTERNAL_ERROR = 70
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
+_LONGEST_SENTENCE = 4000
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _SURROUNDINGS = {
     errno.EACCES,
@@ -52,7 +53,7 @@ def failure_of(error: BaseException) -> Failure:
     """The sentence and exit code for an exception that ended a command."""
     known = _sentence_of_known(error)
     if known is not None:
-        return Failure(" ".join(known.split()), EXIT_USER_ERROR)
+        return Failure(_shortened(" ".join(known.split())), EXIT_USER_ERROR)
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return Failure("interrupted", EXIT_INTERRUPTED)
     if isinstance(error, BrokenPipeError):
@@ -61,6 +62,14 @@ def failure_of(error: BaseException) -> Failure:
     return Failure(
         f"internal error ({name}: {error}): this is a bug, --debug shows where", EXIT_INTERNAL_ERROR
     )
+
+
+def _shortened(sentence: str) -> str:
+    """The sentence at a length that is read: a file may hold names of any."""
+    if len(sentence) <= _LONGEST_SENTENCE:
+        return sentence
+    half = _LONGEST_SENTENCE // 2
+    return f"{sentence[:half]} ... {sentence[-half:]}"
 
 
 def _sentence_of_known(error: BaseException) -> str | None:

@@ -222,3 +222,8 @@ def test_a_file_does_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> No
     )
     assert done.returncode == 0
     assert (tmp_path / "kept").read_bytes() == b""
+
+
+def test_a_name_of_any_length_leaves_a_sentence() -> None:
+    sentence = failure_of(SpecbuildError(f"{'x' * 100_000} is no tensor")).sentence
+    assert len(sentence) < 5000 and sentence.endswith("is no tensor")

@@ -11,6 +11,7 @@ from toy_engine import prompt, toy_engine
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt, prompt_list
+from specbuild.runtime.sampling import SamplingParams
 
 FEW = GenerateParams(max_new_tokens=3, ignore_eos=True)
 
@@ -140,3 +141,17 @@ def test_text_is_encoded_once(engine: Engine) -> None:
     list(engine.decode(requests, speculation=None))
     assert engine.text.encoded == 2  # type: ignore[union-attr]
     assert [r.prompt_ids for r in requests] == [(1, 2), (3,)]
+
+
+@pytest.mark.parametrize(
+    "values", [{"stop": 7}, {"stop": (7,)}, {"stop_token_ids": 7}, {"stop_token_ids": (0.5,)}]
+)
+def test_stops_are_collections_of_their_kind(values: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="must be"):
+        GenerateParams(**values)
+
+
+@pytest.mark.parametrize("values", [{"temperature": [1]}, {"top_p": ()}, {"top_p": None}])
+def test_sampling_takes_numbers(values: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="must be a number"):
+        SamplingParams(**values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -249,3 +250,10 @@ def test_axes_below_zero_are_damage(tmp_path: Path) -> None:
 def test_long_lists_say_how_many_more_there_are() -> None:
     assert shorten(["a", "b", "c"]) == "a, b, c"
     assert shorten(["a", "b", "c", "d"]) == "a, b, c and 1 more"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(SpecbuildError, match="is no regular file"):
+        open_directory(tmp_path)
