@@ -1,4 +1,4 @@
-"""``python -m fuzz``: tries mutants, and says what became of them; see docs/developers/testing.md."""
+"""``python -m fuzz``: tries mutants, and says what became of them (docs/developers/testing.md)."""
 
 from __future__ import annotations
 
