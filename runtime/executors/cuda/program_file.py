@@ -151,7 +151,7 @@ class _Ops:
                 self.problems.append(f"a tensor of op {index} lies outside its buffer")
                 break
             place = (POINTER, buffer, offset)
-            if place in rows and shape[0] != rows[place]:
+            if place in rows and shape[0] not in rows[place]:
                 self.problems.append(f"a tensor of op {index} has other rows than the plan says")
                 break
             places.add(place)
@@ -173,12 +173,16 @@ class _Ops:
             self._most[first] = max(self._most[first], nbytes)
 
 
-def _rows_at_ports(plan: Plan, entry: ProgramEntry) -> dict[tuple[int, ...], int]:
-    """How many rows a program's tensors have where ports lie of which the host fills as many."""
+def _rows_at_ports(plan: Plan, entry: ProgramEntry) -> dict[tuple[int, ...], range]:
+    """How many rows a program's tensors have where ports lie of which the host fills as many.
+
+    The draft of a step takes up a large batch in pieces.
+    """
     if entry.kind == "step":
-        rows = {"length": entry.batch}
+        rows = {"length": range(1, entry.batch + 1)}
     else:
-        rows = {"prefill.token_ids": entry.rows, "prefill.row_start": entry.batch + 1}
+        exact = {"prefill.token_ids": entry.rows, "prefill.row_start": entry.batch + 1}
+        rows = {name: range(count, count + 1) for name, count in exact.items()}
     return {(POINTER, p.buffer, p.offset): rows[p.name] for p in plan.ports if p.name in rows}
 
 

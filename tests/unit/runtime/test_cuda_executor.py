@@ -183,6 +183,18 @@ def test_rows_are_those_that_the_plan_says() -> None:
         read_launches(data, plan, dataclasses.replace(ENTRY, rows=174))
 
 
+def test_a_step_may_take_its_sequences_in_pieces_but_no_more_than_it_has() -> None:
+    """Where a large batch has more tokens that wait for the draft than a launch takes rows."""
+    ports = (Port("length", 2, 8, (173,), "int32"),)
+    plan = small_plan(kernels=KERNELS, ports=ports)
+    data = program_json([launch_of()])
+    step = dataclasses.replace(ENTRY, kind="step")
+    for batch in (173, 400):
+        assert read_launches(data, plan, dataclasses.replace(step, batch=batch))
+    with pytest.raises(EngineFileError, match="other rows than the plan says"):
+        read_launches(data, plan, dataclasses.replace(step, batch=172))
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
