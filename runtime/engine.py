@@ -248,13 +248,16 @@ class Engine:
             )
 
     def _encoded(self, prompt: Prompt, params: GenerateParams, where: str) -> tuple[int, ...]:
-        assert prompt.prompt is not None
         if self.text is None:
             raise RequestError(f"{where} is text, but the engine has no tokenizer; give token ids")
-        check_unicode(prompt.prompt, where)
-        most = self.manifest.limits.max_seq_len
+        text, most = prompt.prompt or "", self.manifest.limits.max_seq_len
+        check_unicode(text, where)
         try:
-            return self.text.encode(prompt.prompt, raw=params.raw, most_tokens=most)
+            if prompt.messages is None:
+                return self.text.encode(text, raw=params.raw, most_tokens=most)
+            if params.raw:
+                raise RequestError("messages go through the chat template; leave raw out")
+            return self.text.encode_chat(prompt.messages, most_tokens=most)
         except RequestError as error:
             raise RequestError(f"{where}: {error}") from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -18,23 +18,29 @@ from specbuild.runtime.text.stream import TextStream
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt of token ids or of text, as a line of ``--prompts`` names them.
+    """A prompt of token ids, of text, or of a chat's messages, as a line of ``--prompts`` names it.
 
-    Raises RequestError unless exactly one of the two is given, and it is not empty.
+    A message is a mapping with a ``role``, as the chat template of the engine reads it.
+    Raises RequestError unless exactly one of the three is given, and it is not empty.
     """
 
     id: str
     prompt_ids: tuple[int, ...] | None = None
     prompt: str | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
 
     def __post_init__(self) -> None:
         where = f"prompt {self.id!r}"
         if not isinstance(self.id, str):
             raise RequestError(f"a prompt's id is {self.id!r}, must be a string")
-        if self.prompt is None and self.prompt_ids is None:
-            raise RequestError(f"{where} has neither prompt nor prompt_ids: give one of them")
-        if self.prompt is not None and self.prompt_ids is not None:
-            raise RequestError(f"{where} has both prompt and prompt_ids: give one of them")
+        kinds = ("prompt", "prompt_ids", "messages")
+        given = [name for name in kinds if getattr(self, name) is not None]
+        if not given:
+            raise RequestError(
+                f"{where} has neither prompt nor prompt_ids nor messages: give one of them"
+            )
+        if len(given) > 1:
+            raise RequestError(f"{where} has both {' and '.join(given)}: give one of them")
         if self.prompt is not None and not isinstance(self.prompt, str):
             raise RequestError(f"{where}: prompt is {self.prompt!r}, must be a string")
         if self.prompt_ids is not None:
@@ -42,8 +48,23 @@ class Prompt:
                 raise RequestError(f"{where}: prompt_ids is {self.prompt_ids!r}, must be token ids")
             ids = tuple(whole_number(f"{where}: a token id", i) for i in self.prompt_ids)
             object.__setattr__(self, "prompt_ids", ids)
-        if not self.prompt and not self.prompt_ids:
-            raise RequestError(f"{where} is empty; give at least one token")
+        if self.messages is not None:
+            object.__setattr__(self, "messages", _messages(self.messages, where))
+        if not (self.prompt or self.prompt_ids or self.messages):
+            what = "message" if given == ["messages"] else "token"
+            raise RequestError(f"{where} is empty; give at least one {what}")
+
+
+def _messages(given: Any, where: str) -> tuple[Mapping[str, Any], ...]:
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise RequestError(f"{where}: messages is {given!r}, must be a list of messages")
+    messages = tuple(given)
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise RequestError(
+                f'{where}: messages[{i}] must be like {{"role": "user", "content": "text"}}'
+            )
+    return messages
 
 
 Prompts: TypeAlias = str | Prompt | Iterable[str | Prompt]

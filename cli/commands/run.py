@@ -72,8 +72,9 @@ def run(
     """Decode prompts with an engine, speculatively where it has a draft.
 
     The prompt is [b]--prompt TEXT[/b], or all of standard input as one text, or
-    each line of [b]--prompts FILE.jsonl[/b]: {"id": "a", "prompt": "text"}
-    or {"id": "a", "prompt_ids": \\[1, 2]}.
+    each line of [b]--prompts FILE.jsonl[/b]: {"id": "a", "prompt": "text"}, or
+    "prompt_ids": \\[1, 2], or "messages" for the chat template; "temperature",
+    "seed", "stop" and the like in a line are of its prompt alone.
 
     Text goes to standard output, tokens of the draft coloured apart, and the
     statistics to standard error. With [b]--json[/b] standard output holds one
@@ -107,22 +108,24 @@ def run(
             f"{seed + len(placed) - 1}; give 0 to {MAX_SEED - len(placed) + 1}"
         )
     params = [
-        GenerateParams(
-            max_new_tokens=wanted.max_new_tokens,
-            sampling=SamplingParams(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                seed=seed + i,
-            ),
-            stop=wanted.stop,
-            ignore_eos=wanted.ignore_eos,
-            raw=text.raw,
-            specpv_retrieval_blocks=specpv.retrieval_blocks,
-            dsa_top_k=dsa.top_k,
-            exact=exact,
+        item.params(
+            GenerateParams(
+                max_new_tokens=wanted.max_new_tokens,
+                sampling=SamplingParams(
+                    temperature=sampling.temperature,
+                    top_p=sampling.top_p,
+                    top_k=sampling.top_k,
+                    seed=seed + i,
+                ),
+                stop=wanted.stop,
+                ignore_eos=wanted.ignore_eos,
+                raw=text.raw,
+                specpv_retrieval_blocks=specpv.retrieval_blocks,
+                dsa_top_k=dsa.top_k,
+                exact=exact,
+            )
         )
-        for i in range(len(placed))
+        for i, item in enumerate(placed)
     ]
     loaded = load_engine(engine, threads=threads, verify_key=verify_key, pin=pin)
     loaded.decoder.turns = Turns(prefill_rows_per_turn)

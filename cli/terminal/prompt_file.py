@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbuild.runtime.engine_dir.strict_json import from_json, parsed
+from specbuild.cli.terminal.prompt_line import PlacedPrompt, prompt_of
+from specbuild.runtime.engine_dir.strict_json import parsed
 from specbuild.runtime.errors import RequestError, SpecbuildError
 from specbuild.runtime.request import GenerateParams, Prompt, Request
 from specbuild.runtime.text.codec import MAX_PROMPT_BYTES
@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from specbuild.runtime.engine import Engine
 
 FIRST_ID = "0"
-
-
-@dataclass(frozen=True)
-class PlacedPrompt:
-    """A prompt, and where it stood: ``prompts.jsonl line 3``."""
-
-    place: str
-    prompt: Prompt
 
 
 def checked_requests(
@@ -44,7 +36,13 @@ def checked_requests(
 def tokenised(
     engine: Engine, placed: Sequence[PlacedPrompt], params: GenerateParams
 ) -> list[Prompt]:
-    """The prompts by their token ids, checked, for who decodes them again and again."""
+    """The prompts by their token ids, checked, for who decodes them again and again, all alike."""
+    for item in placed:
+        if item.own:
+            raise SpecbuildError(
+                f"{item.place}: {', '.join(item.own)} cannot be of one prompt alone here; leave it "
+                "out"
+            )
     requests = checked_requests(engine, placed, [params] * len(placed))
     return [Prompt(request.id, prompt_ids=request.prompt_ids) for request in requests]
 
@@ -90,10 +88,7 @@ def _prompt_of_line(line: bytes, place: str) -> PlacedPrompt:
         ) from error
     except (ValueError, RecursionError) as error:
         raise SpecbuildError(f"{place}: {error}") from error
-    try:
-        return PlacedPrompt(place, from_json(Prompt, data, place))
-    except RequestError as error:
-        raise RequestError(f"{place}: {error}") from error
+    return prompt_of(data, place)
 
 
 def _standard_input() -> str:

@@ -76,6 +76,7 @@ class TextCodec:
     ) -> tuple[int, ...]:
         """Ids of a chat with the assistant's turn opened; RequestError as for ``encode``."""
         chat = self.render(messages, tools=tools, variables=variables)
+        check_unicode(chat, "the chat")
         return tuple(self._tokenizer.encode(chat, special=False, most_tokens=most_tokens))
 
     def render(

@@ -119,6 +119,22 @@ def test_any_tree_or_none_gives_the_same_tokens(
         assert output_ids(command, tiny_engine, *base, *shape) == plain
 
 
+def test_a_line_decodes_as_its_own_parameters_say(
+    command: Command, tiny_engine: Path, tmp_path: Path
+) -> None:
+    text = {"id": "t", "prompt": "hi", "max_new_tokens": 5}
+    chat = {"id": "m", "messages": [{"role": "user", "content": "hi"}], "max_new_tokens": 7}
+    hot = {"id": "h", "prompt": "hi", "temperature": 1.0, "seed": 9, "raw": True}
+    file = prompts_file(tmp_path, text, chat, hot)
+    done = command("run", tiny_engine, "--prompts", file, "--json", "--ignore-eos")
+    assert done.code == 0, done.err
+    first, second, third = done.records
+    assert second["prompt_ids"] == first["prompt_ids"] != third["prompt_ids"]
+    assert [len(r["output_ids"]) for r in done.records[:2]] == [5, 7]
+    sampled = ("--prompt", "hi", "--temperature", 1, "--seed", 9, "--raw")
+    assert third["output_ids"] == output_ids(command, tiny_engine, *sampled)
+
+
 def test_line_i_samples_with_seed_plus_i(
     command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
@@ -229,8 +245,8 @@ def test_wrong_options_are_refused(
         ({"id": "b", "prompt_ids": [-1]}, ("-1", "vocabulary")),
         ({"id": "b", "prompt_ids": [3] * 96}, ("96", "max_seq_len")),
         ({"id": "b", "prompt_ids": []}, ("empty",)),
-        ({"id": "b", "prompt": "\ud800"}, ("Unicode",)),
-        ({"id": "b", "prompt_ids": [1], "seed": 2}, ("unknown keys seed",)),
+        ({"id": "b", "prompt": "\ud800"}, ("surrogate",)),
+        ({"id": "b", "prompt_ids": [1], "sed": 2}, ("unknown keys sed",)),
     ],
 )
 def test_a_bad_line_stops_everything_and_is_named(

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.cli.terminal import prompt_file
-from specbuild.cli.terminal.prompt_file import read_prompt_file, read_prompts
+from specbuild.cli.terminal.prompt_file import read_prompt_file, read_prompts, tokenised
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.request import GenerateParams
+from specbuild.runtime.sampling import SamplingParams
 
 GOOD = b'{"id": "a", "prompt_ids": [1, 2]}\n'
 
@@ -48,8 +50,14 @@ def test_reads_ids_and_text(tmp_path: Path) -> None:
         (b'{"id": "a", "prompt_ids": "12"}', "expected a list"),
         (b'{"id": "a", "prompt_ids": []}', "empty"),
         (b'{"id": "a", "prompt": ""}', "empty"),
-        (b'{"id": "a", "prompt": "x", "seed": 3}', "unknown keys seed"),
+        (b'{"id": "a", "prompt": "x", "sed": 3}', "unknown keys sed"),
         (b'{"id": "a", "prompt": "x", "prompt": "y"}', "twice"),
+        (b'{"id": "a", "prompt": "x", "messages": [{"role": "user"}]}', "both prompt and messages"),
+        (b'{"id": "a", "messages": []}', "give at least one message"),
+        (b'{"id": "a", "messages": [{"content": "x"}]}', "messages[0] must be like"),
+        (b'{"id": "a", "prompt": "x", "temperature": "hot"}', "expected float"),
+        (b'{"id": "a", "prompt": "x", "stop": "end"}', "expected a list"),
+        (b'{"id": "a", "prompt": "x", "specpv_retrieval_blocks": true}', "number or 'auto'"),
         (b'{"id": "a", "prompt": "\xff"}', "UTF-8"),
         (b"[" * 100_000, "line 3"),
     ],
@@ -60,6 +68,36 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, said: str) -> None:
         read_prompt_file(file)
     assert f"{file} line 3" in str(caught.value)
     assert said in str(caught.value)
+
+
+def test_a_line_has_parameters_of_its_own(tmp_path: Path) -> None:
+    """As GenerateParams and SamplingParams name them; others are the command line's."""
+    own = {"temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": 7, "max_new_tokens": 3}
+    own |= {"stop": ["end"], "stop_token_ids": [5], "ignore_eos": True, "raw": True}
+    own |= {"specpv_retrieval_blocks": "auto", "dsa_top_k": 8, "exact": None}
+    line = json.dumps({"id": "a", "prompt": "x", **own}).encode()
+    plain, placed = read_prompt_file(write(tmp_path, GOOD + line))
+    others = GenerateParams(max_new_tokens=99, sampling=SamplingParams(top_k=2, seed=1))
+    assert plain.params(others) == others
+    assert placed.params(others) == GenerateParams(
+        max_new_tokens=3,
+        sampling=SamplingParams(temperature=0.5, top_p=0.9, top_k=4, seed=7),
+        stop=("end",),
+        stop_token_ids=(5,),
+        ignore_eos=True,
+        raw=True,
+        specpv_retrieval_blocks="auto",
+        dsa_top_k=8,
+    )
+    cold = read_prompt_file(write(tmp_path, b'{"id": "a", "prompt": "x", "temperature": -1}'))
+    with pytest.raises(SpecbuildError, match="line 1: temperature is -1"):
+        cold[0].params(others)
+
+
+def test_where_all_prompts_are_decoded_alike_none_has_parameters(tmp_path: Path) -> None:
+    line = b'{"id": "a", "prompt_ids": [1], "seed": 3}'
+    with pytest.raises(SpecbuildError, match="line 1: seed cannot be of one prompt alone"):
+        tokenised(None, read_prompt_file(write(tmp_path, line)), GenerateParams())
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_other_parameters_are_refused(engine: Engine, params: Any, message: str)
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "prompt 'a' has neither prompt nor prompt_ids: give one of them"),
+        ({}, "prompt 'a' has neither prompt nor prompt_ids nor messages: give one of them"),
         ({"prompt": "x", "prompt_ids": (1,)}, "prompt 'a' has both"),
         ({"prompt": ""}, "prompt 'a' is empty"),
         ({"prompt_ids": ()}, "prompt 'a' is empty"),

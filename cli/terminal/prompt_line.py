@@ -1,0 +1,76 @@
+"""A line of ``--prompts``: a prompt, and what it alone asks for, as in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from specbuild.runtime.engine_dir.strict_json import from_json
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.request import GenerateParams, Prompt
+from specbuild.runtime.sampling import SamplingParams
+
+
+@dataclass(frozen=True)
+class PlacedPrompt:
+    """A prompt, where it stood (``prompts.jsonl line 3``), and the parameters that it names."""
+
+    place: str
+    prompt: Prompt
+    own: Mapping[str, Any] = field(default_factory=dict)
+
+    def params(self, others: GenerateParams) -> GenerateParams:
+        """The prompt's own parameters, and the ``others`` where it names none.
+
+        Raises RequestError for one that cannot be.
+        """
+        drawn = {name: value for name, value in self.own.items() if name in _SAMPLING}
+        rest = {name: value for name, value in self.own.items() if name not in _SAMPLING}
+        try:
+            return replace(others, sampling=replace(others.sampling, **drawn), **rest)
+        except RequestError as error:
+            raise RequestError(f"{self.place}: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Line:
+    """The keys of a line; a parameter that is left out, or null, is that of the command line."""
+
+    id: str
+    prompt: str | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    ignore_eos: bool | None = None
+    raw: bool | None = None
+    exact: bool | None = None
+    specpv_retrieval_blocks: Any = None
+    dsa_top_k: int | None = None
+
+
+_SAMPLING = frozenset(entry.name for entry in fields(SamplingParams))
+_PROMPT = frozenset(entry.name for entry in fields(Prompt))
+
+
+def prompt_of(data: Any, place: str) -> PlacedPrompt:
+    """The prompt of a line's decoded JSON; SpecbuildError says what is wrong with it."""
+    line = from_json(_Line, data, place)
+    given = {entry.name: getattr(line, entry.name) for entry in fields(line)}
+    blocks = line.specpv_retrieval_blocks
+    if not (blocks is None or blocks == "auto" or type(blocks) is int):
+        raise RequestError(
+            f"{place}.specpv_retrieval_blocks: got {blocks!r}, expected a number or 'auto'"
+        )
+    own = {n: value for n, value in given.items() if n not in _PROMPT and value is not None}
+    try:
+        prompt = Prompt(**{name: given[name] for name in _PROMPT})
+    except RequestError as error:
+        raise RequestError(f"{place}: {error}") from error
+    return PlacedPrompt(place, prompt, own)
