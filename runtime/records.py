@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 FinishReason = Literal["length", "eos", "stop", "abort"]
@@ -16,7 +17,8 @@ class SpecPvStats:
     Of the ``rechecked_tokens`` that partial steps emitted, a full step given the same tokens
     before them chose ``agreed_tokens`` too; ``agreement_per_interval`` is the share for each full
     step that looked. A GPU looks at a sample of them. ``invariant_failures`` counts steps that
-    were full because the state of the view contradicted itself.
+    were full because the state of the view contradicted itself; ``full_step_reasons`` counts full
+    steps by the reason why they were no partial ones.
     """
 
     retrieval_blocks: int
@@ -28,6 +30,7 @@ class SpecPvStats:
     invariant_failures: int
     agreement_per_interval: tuple[float, ...]
     retrieval_reason: str | None = None
+    full_step_reasons: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

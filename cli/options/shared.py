@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from specbuild.cli.terminal.log import show_log
 from specbuild.runtime.cache.kv_policy import KvPolicy
 
 # The panel of help for what every command has.
@@ -25,6 +26,7 @@ def _remember_debug(context: typer.Context, value: bool) -> bool:
     invocation = context.find_root().obj
     if isinstance(invocation, Invocation):
         invocation.debug = value
+    show_log(value)
     return value
 
 
@@ -82,7 +84,7 @@ Debug = Annotated[
         "--debug",
         callback=_remember_debug,
         is_eager=True,
-        help="Show a traceback on errors.",
+        help="Show a traceback on errors, and a log.",
         rich_help_panel=GENERAL,
     ),
 ]

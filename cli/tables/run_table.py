@@ -84,6 +84,8 @@ def specpv_text(stats: SpecPvStats | None) -> str:
     if stats is None:
         return "–"
     text = f"{stats.partial_steps} partial, {stats.full_steps} full steps"
+    if stats.full_step_reasons:
+        text += f" ({', '.join(f'{why}: {n}' for why, n in stats.full_step_reasons.items())})"
     if stats.retrieval_reason is not None:
         text = f"{stats.retrieval_reason}: {text}"
     if stats.agreement is not None:

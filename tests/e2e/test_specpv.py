@@ -132,8 +132,8 @@ def test_the_command_line_builds_runs_and_names_it_lossy(
     command: Command, checkpoints: Path, specpv_engine: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "prompts.jsonl"
-    lines = [json.dumps({"id": p.id, "prompt_ids": list(p.prompt_ids or ())}) for p in prompts()]
-    file.write_text("\n".join(lines))
+    lines = [{"id": p.id, "prompt_ids": list(p.prompt_ids or ())} for p in prompts()]
+    file.write_text("\n".join(map(json.dumps, lines)))
     asked = ("run", specpv_engine, "--prompts", file, "--ignore-eos", "--max-new-tokens", "20")
     shown = command(*asked, "--specpv-retrieval-blocks", "1")
     assert "SpecPV (lossy)" in shown.err and "partial" in shown.err
@@ -142,6 +142,16 @@ def test_the_command_line_builds_runs_and_names_it_lossy(
     assert [s["retrieval_blocks"] for s in stats] == [12, 12, 12]
     assert all(s["retrieval_reason"].startswith("12 blocks of 8 for up to ") for s in stats)
     assert all(s["partial_steps"] > 0 and s["invariant_failures"] == 0 for s in stats)
+    assert all(sum(s["full_step_reasons"].values()) == s["full_steps"] for s in stats)
+    assert "[SpecPV]" not in shown.err
+    own = tmp_path / "own.jsonl"
+    own.write_text("\n".join(json.dumps(line | {"specpv_retrieval_blocks": 0}) for line in lines))
+    whole = command("run", specpv_engine, "--prompts", own, "--json", "--max-new-tokens", "3")
+    reasons = [r["stats"]["specpv"]["full_step_reasons"].keys() for r in whole.records]
+    assert all(keys <= {"switched off"} for keys in reasons)
+    debugged = command(*asked, "--debug")
+    logged = [line for line in debugged.err.splitlines() if line.startswith("[SpecPV] fallback: ")]
+    assert any("no view yet (prompt '0'" in line for line in logged) and len(logged) == 3
     refused = command(*asked, "--specpv-retrieval-blocks", "13")
     assert refused.code == 2 and "retrieves 0 to 12" in refused.err
     refused = command(*asked, "--specpv-retrieval-blocks", "many")

@@ -146,6 +146,7 @@ class DeviceViews:
             held.view.counters.recheck(result.rechecked[row], result.agreed[row])
         choice, _ = held.flights.popleft()
         choice = _at(held.view, choice, held.length)
+        held.view.log_fallback(choice, sequence.request.id, held.length)
         held.view.committed(choice, held.length, held.length + emitted)
         held.length += emitted
 

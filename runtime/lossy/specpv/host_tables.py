@@ -148,6 +148,7 @@ class HostViews:
             emitted = s.ids[choice.chain_start + 1 : s.length + 1]
             agreed = int((verified.row_sampled[root - chain : root] == emitted).sum())
             held.view.counters.recheck(chain, agreed)
+            held.view.log_fallback(choice, s.request.id, s.length)
             held.view.committed(choice, s.length, s.length + verified.accepted[b] + 1)
 
     def reverifies_from(self, sequence: SequenceState) -> int:

@@ -11,11 +11,14 @@ Nothing here depends on how the tree was drafted.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Literal
 
 from specbuild.runtime.engine_dir.manifest import SpecPv
 from specbuild.runtime.records import SpecPvStats
+
+_LOG = logging.getLogger(__name__)
 
 # What ``auto`` retrieves: a share of the longest context, and never less than this.
 CONTEXT_SHARE = 16
@@ -88,12 +91,14 @@ class StepChoice:
 
     Positions ``chain_start`` … L − 1 are re-verified in front of the tree: none in a partial step.
     ``blocks`` are summarised, and chosen among, in this step; None where no view is chosen.
+    ``broken`` names the invariants that kept it from being partial.
     """
 
     partial: bool
     chain_start: int
     blocks: int | None
     reason: Reason
+    broken: tuple[str, ...] = ()
 
 
 @dataclass
@@ -113,6 +118,7 @@ class SpecPvCounters:
     agreed_tokens: int = 0
     invariant_failures: int = 0
     agreement_per_interval: list[float] = field(default_factory=list)
+    full_step_reasons: dict[str, int] = field(default_factory=dict)
 
     def recheck(self, tokens: int, agreed: int) -> None:
         """A full step looked at what was emitted since the one before."""
@@ -124,7 +130,10 @@ class SpecPvCounters:
     def stats(self) -> SpecPvStats:
         """The statistics so far."""
         tokens = self.rechecked_tokens
-        counted = vars(self) | {"agreement_per_interval": tuple(self.agreement_per_interval)}
+        counted = vars(self) | {
+            "agreement_per_interval": tuple(self.agreement_per_interval),
+            "full_step_reasons": dict(self.full_step_reasons),
+        }
         return SpecPvStats(agreement=self.agreed_tokens / tokens if tokens else None, **counted)
 
 
@@ -171,10 +180,12 @@ class SequenceView:
         reason = self._reason(length, tree)
         if reason == "partial":
             return StepChoice(True, length, None, reason)
+        broken: tuple[str, ...] = ()
         if reason == "invariant":
             self.counters.invariant_failures += 1
+            broken = self.violations(length, tree)
         start = min(self.global_verified_len, length)
-        return StepChoice(False, start, self.blocks_at(length), reason)
+        return StepChoice(False, start, self.blocks_at(length), reason, broken)
 
     def blocks_at(self, length: int) -> int | None:
         """The blocks among which a full step after ``length`` tokens chooses a view, if it does."""
@@ -229,12 +240,21 @@ class SequenceView:
             self.counters.partial_steps += 1
             return
         self.counters.full_steps += 1
+        reasons = self.counters.full_step_reasons
+        reasons[choice.reason] = reasons.get(choice.reason, 0) + 1
         self.verified_len = [after] * len(self.verified_len)
         self.partial_steps = 0
         self.selected_blocks = choice.blocks
         if choice.blocks is not None:
             self.selected_len = before
             self.summarised_blocks = max(self.summarised_blocks, choice.blocks)
+
+    def log_fallback(self, choice: StepChoice, request: str, length: int) -> None:
+        """A line for who debugs, of a full step where views are in use."""
+        if choice.partial or choice.reason in ("switched off", "below the threshold"):
+            return
+        why = ": ".join((choice.reason, *filter(None, (", ".join(choice.broken),))))
+        _LOG.debug("[SpecPV] fallback: %s (prompt %r, %d tokens)", why, request, length)
 
 
 def automatic_budget(config: SpecPv, prompt_tokens: int, new_tokens: int) -> tuple[int, str]:

@@ -33,7 +33,7 @@ def test_sequences_take_turns_where_one_buffer_has_room(
     sequences: list[Any] = []
     for index, length in enumerate(lengths):
         params = SimpleNamespace(specpv_retrieval_blocks=None)
-        request = SimpleNamespace(prompt_ids=(0,) * length, params=params, token_budget=999)
+        request = SimpleNamespace(id="s", prompt_ids=(0,) * length, params=params, token_budget=999)
         sequences.append(SimpleNamespace(index=index, request=request, counters=SimpleNamespace()))
         views.begin(sequences[-1], index)
     count, none = [emitted] * len(lengths), [0] * len(lengths)

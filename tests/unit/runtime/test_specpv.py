@@ -138,6 +138,7 @@ def test_any_run_keeps_the_invariants(drawn: tuple[ViewGeometry, int], data: st.
         full,
         0,
     )
+    assert sum(counters.full_step_reasons.values()) == full
     if budget == 0 or geometry.config.full_refresh_interval == 0:
         assert partial == 0
 
@@ -216,7 +217,9 @@ def test_a_broken_invariant_makes_the_step_full_and_is_counted(what: str) -> Non
     assert choice.blocks is not None
     stats = cache.view.counters.stats()
     assert stats.invariant_failures == 1
+    assert what in choice.broken
     cache.view.committed(choice, cache.length, cache.length + 1)
+    assert cache.view.counters.stats().full_step_reasons["invariant"] == 1
     assert cache.view.choose(cache.length + 1, 3).partial or what == "view overflows"
 
 
