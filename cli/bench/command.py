@@ -116,7 +116,6 @@ def bench(
     \b
     Examples:
     specbuild bench engine --prompts prompts.jsonl
-    specbuild bench engine --prompts p.jsonl --draft-depth 3 --against bf16.json
     specbuild bench engine --sweep decode,prefill,spec --plot roofline.svg
     specbuild bench --server http://127.0.0.1:8000 --clients 8 --requests 64
     """
