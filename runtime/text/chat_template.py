@@ -180,9 +180,12 @@ def _offer(environment: Any, meter: Meter) -> None:
     def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
+    # A date that changed at midnight would change every prompt, and what is known of its beginning.
+    compiled_at = datetime.now()
+
     def strftime_now(spec: str) -> str:
         check_count(len(spec))
-        return datetime.now().strftime(spec)
+        return compiled_at.strftime(spec)
 
     filters = environment.filters | {"tojson": tojson}
     environment.filters = {n: bounded_filter(meter, n, filters[n]) for n in sorted(FILTERS)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from specbuild.runtime.errors import EngineFileError, RequestError
+from specbuild.runtime.text import chat_template
 from specbuild.runtime.text.codec import TextCodec
 from specbuild.runtime.text.stream import Detokenizer, TextStream
 
@@ -205,3 +207,20 @@ def test_of_named_templates_the_default_is_taken() -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "chat"}]
     text = TextCodec(tokenizer, json.dumps({"chat_template": named}).encode(), None)
     assert text.render([]) == "chat"
+
+
+def test_the_date_of_a_template_stays_that_of_its_first_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else every prompt of a server would begin otherwise from midnight on."""
+    days = iter(datetime(2026, 11, day, 23, 59) for day in range(1, 9))
+
+    class Clock:
+        @staticmethod
+        def now() -> datetime:
+            return next(days)
+
+    monkeypatch.setattr(chat_template, "datetime", Clock)
+    text = codec("{{ strftime_now('%d') }}")
+    message = [{"role": "user", "content": "a"}]
+    assert {text.render(message) for _ in range(3)} == {"01"}
