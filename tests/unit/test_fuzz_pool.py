@@ -31,7 +31,7 @@ def serve(connection: Connection) -> None:
 
 
 def test_bad_mutants_end_their_worker_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "MOST_SECONDS", 1.0)
+    monkeypatch.setattr(pool, "MOST_SECONDS", 3.0)
     monkeypatch.setattr(pool, "_WALL_FACTOR", 100)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     own = pages * os.sysconf("SC_PAGE_SIZE")

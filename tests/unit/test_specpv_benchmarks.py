@@ -91,7 +91,7 @@ def test_errors_are_those_of_means_over_pieces(scripts: dict[str, ModuleType]) -
 
 def record(acceptance: float, rechecked: int, agreed: int) -> RunRecord:
     specpv = SpecPvStats(4, 9, 2, rechecked, agreed, None, 0, ())
-    stats = RunStats(100, 40, 20, acceptance, (), (), 0.1, 0.01, 90.0, specpv)
+    stats = RunStats(100, 40, 20, acceptance, (), (), 0.1, 0.01, 90.0, specpv=specpv)
     return RunRecord("0", (), (), None, "length", stats)
 
 

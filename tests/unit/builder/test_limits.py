@@ -307,7 +307,7 @@ def test_a_context_that_becomes_shorter_by_default_is_said(target_path: Path) ->
         target=SimpleNamespace(geometry=SimpleNamespace(max_positions=131072)),
         draft=None,
         plan=SimpleNamespace(limits=SimpleNamespace(max_seq_len=4096)),
-        sources=None,
+        sources=SimpleNamespace(converted=()),
     )
     options = BuildOptions(model=target_path, output=target_path)
     (note,) = inputs.notes(options)

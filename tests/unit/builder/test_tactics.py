@@ -137,13 +137,16 @@ def test_rows_share_an_entry_up_to_a_power_of_two_and_pools_of_any_size_do() -> 
                         "entries": [d["entries"][0] | {"sources": [name]}],
                     }
                 ),
-                "is no kernel file",
+                said,
             )
-            for name in ("a\0b.cu", "\ud800.cu")
+            for name, said in (
+                ("a\0b.cu", "is no kernel file"),
+                ("\ud800.cu", "half a surrogate pair"),
+            )
         ),
         (
             lambda d: d | {"entries": [d["entries"][0] | {"median_us": 10**400}]},
-            "expected a finite number",
+            "a number of 401 digits",
         ),
     ],
 )
