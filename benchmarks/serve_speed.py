@@ -1,7 +1,8 @@
 """What serving costs over decoding: the same requests through a session and through a server.
 
 Needs the extras ``serve`` and the engine's own. Prompts are random ids. The server is a process of
-its own on a free port of this machine; sessions run in this process, one after the other.
+its own on a free port of this machine; sessions run in this process, one after the other. What an
+arrival costs those that decode is for ``arrivals.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from specbuild.cli.bench.server.client import Client, Sample, body_of
 from specbuild.cli.bench.server.load import LoadPlan, measure
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt, TokenEvent
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 NAME = "engine"
 
@@ -66,35 +67,6 @@ def session_run(engine: Engine, ids: list[tuple[int, ...]], tokens: int) -> tupl
     return passed_s, median(r.stats.tpot_s for r in records if r.stats.tpot_s is not None)
 
 
-def arrival(engine: Engine, tokens: int, others: int) -> tuple[float, float]:
-    """Seconds to the first token of a prompt while others decode, and their longest gap."""
-    decoding = GenerateParams(max_new_tokens=600, ignore_eos=True)
-    named = [Prompt(str(i), prompt_ids=p) for i, p in enumerate(prompts(others, 64, 5))]
-    stream = engine.session.add(engine.check_prompts(named, decoding), DraftSetting())
-    last = [0.0] * others
-    for event in stream:
-        if isinstance(event, TokenEvent):
-            last[event.request] = time.perf_counter()
-        if min(last) > 0:
-            break
-    worst, count = 0.0, 0
-    late = Prompt("late", prompt_ids=prompts(1, tokens, 6)[0])
-    params = GenerateParams(max_new_tokens=1, ignore_eos=True)
-    request = engine.check_prompts([late], params)
-    started_s = time.perf_counter()
-    first: list[float] = []
-    engine.session.add(request, DraftSetting(), lambda _: first.append(time.perf_counter()))
-    for event in stream:
-        if isinstance(event, TokenEvent):
-            now_s = time.perf_counter()
-            worst, last[event.request] = max(worst, now_s - last[event.request]), now_s
-            count += 1
-            if first and count > 40 * others:
-                break
-    stream.close()
-    return first[0] - started_s, worst
-
-
 async def one_client(url: str, ids: list[tuple[int, ...]], tokens: int) -> list[Sample]:
     """Requests one after the other."""
     client = Client(url, key=None, timeout_s=600)
@@ -126,7 +98,6 @@ def main() -> None:
     asked = parser.parse_args()
     found: dict[str, object] = {}
     engine = Engine.load(asked.engine)
-    batch = engine.manifest.limits.max_batch_size
     session_run(engine, prompts(1, 64, 0), 32)
     single = prompts(asked.rounds, asked.prompt_tokens, 1)
     many = {n: prompts(n, asked.prompt_tokens, 2) for n in asked.clients}
@@ -151,8 +122,6 @@ def main() -> None:
     found["start_s"] = starts
     found["one_client_ms_a_token"] = {"session, server, ratio": ratios}
     found["tokens_a_second"] = {f"{n} clients: session, server, ratio": v for n, v in loads.items()}
-    arrivals = [arrival(engine, asked.prompt_tokens, min(batch - 1, 15)) for _ in range(3)]
-    found["arrival: ttft_s, worst gap of the others"] = arrivals
     print(json.dumps(found, indent=1))
 
 
