@@ -25,12 +25,22 @@ class Output:
 
     def __init__(self, parser: OutputParser) -> None:
         self._parser = parser
-        self.content = ""
-        self.reasoning = ""
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
         self.calls: list[ToolCall] = []
         self.tokens: list[TokenEvent] = []
         self.reasoning_tokens = 0
         self.finish_reason: str | None = None
+
+    @property
+    def content(self) -> str:
+        """The answer so far."""
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning so far."""
+        return "".join(self._reasoning)
 
     def take(self, turn: Turn) -> list[Delta]:
         """What a turn adds; where it ends the output, :attr:`finish_reason` is set."""
@@ -58,8 +68,8 @@ class Output:
     def _collect(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
             if delta.tool is None:
-                self.content += delta.content
-                self.reasoning += delta.reasoning
+                self._content.append(delta.content)
+                self._reasoning.append(delta.reasoning)
             elif delta.name is not None:
                 self.calls.append(ToolCall(delta.name))
             else:
