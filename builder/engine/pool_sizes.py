@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from specbuild.runtime.device import group_bytes
-from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
+from specbuild.runtime.engine_dir.cache_groups import pages_held
 from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits, SpecPv
 from specbuild.runtime.errors import SpecbuildError
 
@@ -98,13 +98,7 @@ def _fewest(group: CacheGroup, limits: Limits) -> int:
 
 def _longest(group: CacheGroup, limits: Limits) -> int:
     """Pages of a sequence of the longest length."""
-    return pages_per_sequence(
-        group.name,
-        limits,
-        tokens=limits.max_seq_len,
-        page_size=group.page_size,
-        window=group.window,
-    )
+    return pages_held(group, limits, tokens=limits.max_seq_len)
 
 
 def _mebibytes(size_bytes: int) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from specbuild.runtime.engine_dir.cache_groups import (
     allocators,
-    pages_per_sequence,
+    pages_held,
     slots_per_sequence,
     tree_slots,
 )
@@ -305,14 +305,9 @@ class KvPools:
         """
         grows = tokens if at_first is None else min(tokens, at_first)
         return {
-            name: pages_per_sequence(
-                name,
-                self._limits,
-                tokens=tokens if self._groups[name].window else grows,
-                page_size=self._groups[name].page_size,
-                window=self._groups[name].window,
-            )
+            name: pages_held(group, self._limits, tokens=tokens if group.window else grows)
             for name in self._shared
+            for group in (self._groups[name],)
         }
 
     def can_grow(self, pages: Mapping[str, SequencePages], tokens: int) -> bool:

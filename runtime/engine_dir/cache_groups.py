@@ -47,6 +47,13 @@ def pages_per_sequence(
     return min(pages, -(-held // page_size) + 1)
 
 
+def pages_held(group: CacheGroup, limits: Limits, *, tokens: int) -> int:
+    """Most pages that a sequence of ``tokens`` tokens holds at once in an engine's group."""
+    return pages_per_sequence(
+        group.name, limits, tokens=tokens, page_size=group.page_size, window=group.window
+    )
+
+
 def allocators(groups: Sequence[CacheGroup]) -> dict[str, tuple[str, ...]]:
     """The groups whose pages one allocator hands out, by the first of them.
 
@@ -65,15 +72,5 @@ def sequences_together(groups: Sequence[CacheGroup], limits: Limits, tokens: int
     """How many sequences that may each reach ``tokens`` tokens can reserve their pages at once."""
     return min(
         limits.max_batch_size,
-        *(
-            (group.pages - 1)
-            // pages_per_sequence(
-                group.name,
-                limits,
-                tokens=tokens,
-                page_size=group.page_size,
-                window=group.window,
-            )
-            for group in groups
-        ),
+        *((group.pages - 1) // pages_held(group, limits, tokens=tokens) for group in groups),
     )

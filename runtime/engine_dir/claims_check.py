@@ -14,7 +14,7 @@ from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.cache_groups import (
     DRAFT_GROUP,
     choosing_group,
-    pages_per_sequence,
+    pages_held,
     tree_slots,
 )
 from specbuild.runtime.engine_dir.manifest import (
@@ -151,13 +151,7 @@ def _check_pages(group: CacheGroup, limits: Limits) -> None:
 
     Windows keep their pages for every sequence.
     """
-    of_one = pages_per_sequence(
-        group.name,
-        limits,
-        tokens=limits.max_seq_len,
-        page_size=group.page_size,
-        window=group.window,
-    )
+    of_one = pages_held(group, limits, tokens=limits.max_seq_len)
     batch = limits.max_batch_size
     needed = 1 + (batch * of_one if group.window else max(batch, of_one))
     if group.pages < needed:

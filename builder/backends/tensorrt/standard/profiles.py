@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from specbuild.builder.backends.tensorrt.request import InputShapes
 from specbuild.builder.engine.sizes import EnginePlan
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, pages_per_sequence
+from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, pages_held
 from specbuild.runtime.engine_dir.manifest import (
     CacheGroup,
     DraftShape,
@@ -142,13 +142,7 @@ def _launch(limits: Limits, groups: Iterable[CacheGroup]) -> dict[str, SizeRange
     batch = limits.max_batch_size
     axes = {"B": SizeRange(1, 1, batch), "B1": SizeRange(2, 2, batch + 1)}
     for group in groups:
-        most = pages_per_sequence(
-            group.name,
-            limits,
-            tokens=limits.max_seq_len,
-            page_size=group.page_size,
-            window=group.window,
-        )
+        most = pages_held(group, limits, tokens=limits.max_seq_len)
         axes[f"P_{group.name}"] = SizeRange(1, -(-most // 4), most)
     return axes
 
