@@ -19,13 +19,13 @@ def serve(connection: Connection) -> None:
     """Seed 1 spins, seed 2 dies, seed 3 swells; the others are well."""
     while (seed := connection.recv()) is not None:
         connection.send({"seed": seed, "kind": "toy"})
-        held = b""
+        held: list[bytes] = []
         while seed == 1:
             pass
         if seed == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         while seed == 3:
-            held += b"x" * (8 << 20)
+            held.append(b"x" * (16 << 20))
             time.sleep(0.01)
         connection.send({"seed": seed, "kind": "toy", "verdict": SAME, "seconds": 0.0})
 
