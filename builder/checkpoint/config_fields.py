@@ -62,6 +62,7 @@ TARGET_FIELDS = frozenset(
         "rope_theta",
         "rope_scaling",
         "rope_parameters",
+        "original_max_position_embeddings",
         "eos_token_id",
         "tie_word_embeddings",
     }
@@ -91,6 +92,8 @@ ROPE = FieldTable(
             "attention_factor",
             "mscale",
             "mscale_all_dim",
+            "low_freq_factor",
+            "high_freq_factor",
         }
     ),
     only={"partial_rotary_factor": (1.0,)},

@@ -6,16 +6,24 @@ import math
 
 from specbuild.builder.checkpoint.config_fields import ROPE, check_fields
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.runtime.engine_dir.geometry import Rope, YarnScaling
+from specbuild.runtime.engine_dir.geometry import (
+    LinearScaling,
+    Llama3Scaling,
+    Rope,
+    RopeScaling,
+    YarnScaling,
+)
 from specbuild.runtime.errors import SpecbuildError
 
 NESTED = ("rope_parameters", "rope_scaling")
+KINDS = ("default", "linear", "llama3", "yarn")
+BY_LENGTH = ("dynamic", "longrope", "su")
 
 
 def read_rope(config: Config, *, default_theta: float, required: bool = False) -> Rope:
     """``rope_parameters`` (transformers 5) or ``rope_theta`` with ``rope_scaling`` (before).
 
-    Raises SpecbuildError for a scaling other than none and YaRN, for a key that is not implemented,
+    Raises SpecbuildError for a kind that is not implemented, for a key that is not implemented,
     where both spellings are present and differ, and where one is ``required`` and both are absent.
     """
     present = [name for name in NESTED if config.get(name) is not None]
@@ -52,38 +60,57 @@ def describe(rope: Rope) -> str:
     scaling = rope.scaling
     if scaling is None:
         return f"theta {rope.theta:g} without scaling"
-    name = {"yarn": "YaRN", "llama3": "Llama 3's"}[scaling.kind]
-    return (
-        f"theta {rope.theta:g} with {name} × {scaling.factor:g} over "
-        f"{scaling.original_max_positions}"
-    )
+    name = {"yarn": "YaRN", "llama3": "Llama 3's", "linear": "linear"}[scaling.kind]
+    over = "" if isinstance(scaling, LinearScaling) else f" over {scaling.original_max_positions}"
+    return f"theta {rope.theta:g} with {name} × {scaling.factor:g}{over}"
 
 
 def _read(config: Config, name: str, default_theta: float) -> Rope:
     nested = config.section(name)
     kind = nested.text("rope_type") or nested.text("type") or "default"
-    if kind not in ("default", "yarn"):
+    if kind not in KINDS:
+        why = ", its frequencies change with a sequence's length" if kind in BY_LENGTH else ""
+        supported = ", ".join(map(repr, KINDS))
         raise SpecbuildError(
-            f"{nested.where}: rope_type {kind!r} is not implemented (supported: 'default', 'yarn')"
+            f"{nested.where}: rope_type {kind!r} is not implemented{why} (supported: {supported})"
         )
     check_fields(nested, ROPE, strict=True, way_out="")
     theta = nested.number("rope_theta", config.number("rope_theta", default_theta))
+    return Rope(theta, _scaling(config, nested, kind))
+
+
+def _scaling(config: Config, nested: Config, kind: str) -> RopeScaling | None:
     if kind == "default":
-        return Rope(theta=theta)
+        return None
     factor = nested.number("factor")
-    original = nested.optional_integer("original_max_position_embeddings")
-    if original is None:
-        original = config.integer("max_position_embeddings")
-    return Rope(
-        theta,
-        YarnScaling(
-            factor=factor,
-            original_max_positions=original,
-            beta_fast=nested.number("beta_fast", 32.0),
-            beta_slow=nested.number("beta_slow", 1.0),
-            truncate=nested.boolean("truncate", True),
-            attention_factor=_attention_factor(nested, factor),
-        ),
+    if kind == "linear":
+        return LinearScaling(factor=factor)
+    original = (
+        nested.optional_integer("original_max_position_embeddings")
+        or config.optional_integer("original_max_position_embeddings")
+        or config.integer("max_position_embeddings")
+    )
+    if kind == "llama3":
+        return _llama3(nested, original)
+    return YarnScaling(
+        factor=factor,
+        original_max_positions=original,
+        beta_fast=nested.number("beta_fast", 32.0),
+        beta_slow=nested.number("beta_slow", 1.0),
+        truncate=nested.boolean("truncate", True),
+        attention_factor=_attention_factor(nested, factor),
+    )
+
+
+def _llama3(nested: Config, original: int) -> Llama3Scaling:
+    low, high = nested.number("low_freq_factor"), nested.number("high_freq_factor")
+    if low >= high:
+        raise nested.wrong("high_freq_factor", f"more than low_freq_factor, {low:g}")
+    return Llama3Scaling(
+        factor=nested.number("factor"),
+        original_max_positions=original,
+        low_freq_factor=low,
+        high_freq_factor=high,
     )
 
 

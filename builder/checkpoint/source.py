@@ -40,6 +40,15 @@ DTYPE_BITS = {
     "F64": 64,
 }
 FLOAT_DTYPES = ("BF16", "F16", "F32")
+TORCH_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "BOOL": torch.bool,
+}
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,13 @@ import torch
 
 from specbuild.builder.checkpoint.audit import group_names
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
-from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor
+from specbuild.builder.checkpoint.source import FLOAT_DTYPES, TORCH_DTYPES, SourceTensor
 from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD, TargetCheckpoint
 from specbuild.builder.families.parts.rope import rope_tables
 from specbuild.builder.graph.passes.weights import Recipe, bind_weight, set_recipe
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 
 DRAFT_PREFIX = "draft."
-TORCH_DTYPES = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "U8": torch.uint8,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "BOOL": torch.bool,
-}
 
 
 class WeightSources:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from specbuild.runtime.engine_dir.features import FeatureOf, of_feature, one_of
 
@@ -37,7 +37,16 @@ class Llama3Scaling:
     high_freq_factor: float
 
 
-RopeScaling: TypeAlias = YarnScaling | Llama3Scaling
+@dataclass(frozen=True, kw_only=True)
+class LinearScaling:
+    """Every frequency is divided by ``factor``."""
+
+    FEATURE: ClassVar[str] = "linear_rope"
+    kind: Literal["linear"] = "linear"
+    factor: float
+
+
+RopeScaling: TypeAlias = YarnScaling | Llama3Scaling | LinearScaling
 
 
 @dataclass(frozen=True)

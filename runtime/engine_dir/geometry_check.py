@@ -6,6 +6,7 @@ from specbuild.runtime.engine_dir.geometry import (
     BothFeedForward,
     DenseFeedForward,
     FeedForward,
+    LinearScaling,
     MoeFeedForward,
     Norm,
     Rope,
@@ -98,12 +99,13 @@ def _check_rope(where: str, rope: Rope) -> None:
         _require(where, "width", rope.width)
         if rope.width % 2:
             raise EngineFileError(f"{where}.width is {rope.width}, must be even")
-    if rope.scaling is not None:
-        _require(f"{where}.scaling", "original_max_positions", rope.scaling.original_max_positions)
-        if rope.scaling.factor <= 0:
-            raise EngineFileError(
-                f"{where}.scaling.factor is {rope.scaling.factor}, must be above 0"
-            )
+    scaling = rope.scaling
+    if scaling is None:
+        return
+    if scaling.factor <= 0:
+        raise EngineFileError(f"{where}.scaling.factor is {scaling.factor}, must be above 0")
+    if not isinstance(scaling, LinearScaling):
+        _require(f"{where}.scaling", "original_max_positions", scaling.original_max_positions)
 
 
 def _require(where: str, name: str, value: int, least: int = 1) -> None:

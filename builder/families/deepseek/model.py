@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from specbuild.builder.families.deepseek.mla import EngineMlaAttention
+from specbuild.builder.families.parts.experts import ExpertWeights, mixed_experts
 from specbuild.builder.families.parts.llama import LlamaNorm, SwigluMlp
 from specbuild.builder.families.parts.target import Backbone, Block, GraphSizes, TargetModel
-from specbuild.plugins_cuda.torch_ops import torch_op
 from specbuild.runtime.engine_dir.geometry import (
     BothFeedForward,
     DenseFeedForward,
@@ -32,44 +32,20 @@ class Router(nn.Module):
         return F.linear(x.float(), self.weight.float())
 
 
-class Experts(nn.Module):
-    """The routed experts' weights [E, in, out]; gate and up stand interleaved."""
-
-    def __init__(self, hidden: int, moe: MoeFeedForward) -> None:
-        super().__init__()
-        self.gate_up_proj = nn.Parameter(torch.empty(moe.experts, hidden, 2 * moe.inner))
-        self.down_proj = nn.Parameter(torch.empty(moe.experts, moe.inner, hidden))
-
-
 class MoeMlp(nn.Module):
     """Routed experts, and those that every token has."""
 
     def __init__(self, hidden: int, moe: MoeFeedForward, shared: DenseFeedForward | None) -> None:
         super().__init__()
         self.routing, self.shared = moe, shared is not None
-        self.gate, self.experts = Router(hidden, moe), Experts(hidden, moe)
+        self.gate, self.experts = Router(hidden, moe), ExpertWeights(hidden, moe)
         if shared is not None:
             self.shared_experts = SwigluMlp(hidden, shared.inner)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, H], normed → [T, H]."""
-        routed = torch_op("Moe")(
-            x,
-            self.gate(x),
-            self.experts.gate_up_proj,
-            None,
-            None,
-            self.experts.down_proj,
-            None,
-            None,
-            self.gate.e_score_correction_bias.float(),
-            top_k=self.routing.experts_per_token,
-            gating=self.routing.gating,
-            activation="swiglu",
-            groups=self.routing.groups,
-            groups_chosen=self.routing.groups_chosen,
-            scaling=self.routing.scaling,
-        )
+        bias = self.gate.e_score_correction_bias.float()
+        routed = mixed_experts(x, self.gate(x), self.experts, self.routing, bias)
         return routed + self.shared_experts(x) if self.shared else routed
 
 

@@ -8,6 +8,7 @@ import torch
 
 from specbuild.builder.checkpoint.audit import ExpectedTensor
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor
+from specbuild.builder.families.parts.experts import expert_shapes, stacked_experts
 from specbuild.builder.families.parts.tensor_shapes import (
     Shapes,
     prefixed,
@@ -59,7 +60,7 @@ def for_engine(
                 made[name] = _half_split(made[name], heads, g.mla.rope_dim)
         moe = routed_part(g.feed_forward(index))
         if moe is not None:
-            made |= _stacked_experts(made, f"model.layers.{index}.mlp.experts.", moe.experts)
+            made |= stacked_experts(made, f"model.layers.{index}.mlp.experts.", moe)
     return made
 
 
@@ -93,9 +94,7 @@ def _moe(hidden: int, moe: MoeFeedForward) -> Shapes:
     shapes: Shapes = {"gate.weight": (moe.experts, hidden)}
     if moe.choice_bias:
         shapes["gate.e_score_correction_bias"] = (moe.experts,)
-    for expert in range(moe.experts):
-        shapes |= prefixed(f"experts.{expert}.", swiglu_shapes(hidden, moe.inner))
-    return shapes
+    return shapes | expert_shapes(hidden, moe)
 
 
 def _made(
@@ -144,26 +143,3 @@ def _half_split(tensor: SourceTensor, heads: int, rope_dim: int) -> SourceTensor
         return torch.cat([kept, turned[:, 0::2], turned[:, 1::2]], dim=1).flatten(0, 1)
 
     return _made(tensor.name, [tensor], split)
-
-
-def _stacked_experts(
-    tensors: dict[str, SourceTensor], prefix: str, experts: int
-) -> dict[str, SourceTensor]:
-    """Takes the experts' own tensors out of ``tensors``; what they become together."""
-
-    def taken(part: str) -> list[SourceTensor]:
-        return [tensors.pop(f"{prefix}{expert}.{part}.weight") for expert in range(experts)]
-
-    def gate_up(*weights: torch.Tensor) -> torch.Tensor:
-        pairs = zip(weights[:experts], weights[experts:], strict=True)
-        rows = [torch.stack([gate, up], dim=1).flatten(0, 1).T for gate, up in pairs]
-        return torch.stack(rows)
-
-    def down(*weights: torch.Tensor) -> torch.Tensor:
-        return torch.stack([weight.T for weight in weights])
-
-    inner = [*taken("gate_proj"), *taken("up_proj")]
-    return {
-        f"{prefix}gate_up_proj": _made(f"{prefix}gate_up_proj", inner, gate_up),
-        f"{prefix}down_proj": _made(f"{prefix}down_proj", taken("down_proj"), down),
-    }

@@ -16,6 +16,7 @@ from specbuild.builder.families.parts.graph_io import (
     LayerPools,
 )
 from specbuild.builder.families.parts.indexer import IndexedAttention
+from specbuild.builder.families.parts.llama import LlamaNorm
 from specbuild.builder.families.parts.rope import rotate
 from specbuild.builder.families.parts.target import GraphSizes
 from specbuild.plugins_cuda.torch_ops import torch_op
@@ -61,16 +62,19 @@ def write_and_attend(  # noqa: PLR0917
 
 
 class GroupedAttention(IndexedAttention):
-    """Grouped-query attention, with the biases and sinks that the geometry says it has."""
+    """Grouped-query attention, with the biases, head norms and sinks that its geometry has."""
 
     def __init__(self, g: TargetGeometry, number: int, sizes: GraphSizes) -> None:
         super().__init__(g, number, sizes)
         parts = g.attention
-        assert parts.qk_norm == "none"
+        assert parts.qk_norm != "all_heads"
         self.q_proj = nn.Linear(g.hidden, g.q_heads * g.head_dim, bias=parts.qkv_bias)
         self.k_proj = nn.Linear(g.hidden, g.kv_heads * g.head_dim, bias=parts.qkv_bias)
         self.v_proj = nn.Linear(g.hidden, g.kv_heads * g.head_dim, bias=parts.qkv_bias)
         self.o_proj = nn.Linear(g.q_heads * g.head_dim, g.hidden, bias=parts.output_bias)
+        if parts.qk_norm == "head":
+            self.q_norm = LlamaNorm(g.head_dim, g.norm.eps)
+            self.k_norm = LlamaNorm(g.head_dim, g.norm.eps)
         self.sinks = nn.Parameter(torch.empty(g.q_heads)) if parts.sinks else None
 
     def forward(  # noqa: PLR0917
@@ -85,8 +89,12 @@ class GroupedAttention(IndexedAttention):
     ) -> tuple[torch.Tensor, LayerPools, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         """``x`` [T, H], normed → [T, H], the written pools, SpecPV's part and DSA's."""
         g = self.geometry
-        q = rotate(self.q_proj(x), tables, launch.positions, g.q_heads)
-        k = rotate(self.k_proj(x), tables, launch.positions, g.kv_heads)
+        q, k = self.q_proj(x), self.k_proj(x)
+        if g.attention.qk_norm == "head":
+            q = self.q_norm(q.unflatten(1, (g.q_heads, -1))).flatten(1)
+            k = self.k_norm(k.unflatten(1, (g.kv_heads, -1))).flatten(1)
+        q = rotate(q, tables, launch.positions, g.q_heads)
+        k = rotate(k, tables, launch.positions, g.kv_heads)
         v = self.v_proj(x).view(-1, g.kv_heads, g.head_dim)
         sinks = None if self.sinks is None else self.sinks.float()
         place = 0 if blocks is None else blocks.place

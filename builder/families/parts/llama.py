@@ -1,4 +1,4 @@
-"""Norm and feed-forward of the LLaMA family, which EAGLE3 drafts and DeepSeek share."""
+"""Norm and feed-forward of LLaMA, which other families and EAGLE3 drafts share."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class LlamaNorm(nn.Module):
 class SwigluMlp(nn.Module):
     """SwiGLU feed-forward, ``W_down (silu(W_gate x) · W_up x)``."""
 
-    def __init__(self, hidden: int, inner: int) -> None:
+    def __init__(self, hidden: int, inner: int, *, bias: bool = False) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden, inner, bias=False)
-        self.up_proj = nn.Linear(hidden, inner, bias=False)
-        self.down_proj = nn.Linear(inner, hidden, bias=False)
+        self.gate_proj = nn.Linear(hidden, inner, bias=bias)
+        self.up_proj = nn.Linear(hidden, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, hidden, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, H] → [T, H]."""

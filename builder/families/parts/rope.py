@@ -1,4 +1,4 @@
-"""Rotary embedding: plain and YaRN (arXiv 2309.00071), half-split, attention factor included."""
+"""Rotary embedding: plain, linear, Llama 3's and YaRN (arXiv 2309.00071), half-split."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from specbuild.runtime.engine_dir.geometry import Llama3Scaling, Rope
+from specbuild.runtime.engine_dir.geometry import LinearScaling, Llama3Scaling, Rope
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
@@ -19,6 +19,8 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
     freq = rope.theta ** (torch.arange(half, dtype=torch.float64) * 2 / head_dim)
     if rope.scaling is None:
         return 1.0 / freq
+    if isinstance(rope.scaling, LinearScaling):
+        return 1.0 / (rope.scaling.factor * freq)
     if isinstance(rope.scaling, Llama3Scaling):
         return _llama3(rope.scaling, 1.0 / freq)
     yarn = rope.scaling

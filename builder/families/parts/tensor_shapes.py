@@ -40,15 +40,17 @@ def grouped_attention_shapes(g: TargetGeometry) -> Shapes:
     shapes["o_proj.weight"] = (g.hidden, g.q_heads * g.head_dim)
     if g.attention.output_bias:
         shapes["o_proj.bias"] = (g.hidden,)
+    if g.attention.qk_norm == "head":
+        shapes |= dict.fromkeys(("q_norm.weight", "k_norm.weight"), (g.head_dim,))
     if g.attention.sinks:
         shapes["sinks"] = (g.q_heads,)
     return prefixed("self_attn.", shapes)
 
 
-def swiglu_shapes(hidden: int, inner: int) -> Shapes:
+def swiglu_shapes(hidden: int, inner: int, *, bias: bool = False) -> Shapes:
     """Those of ``SwigluMlp``, by names within it."""
-    return {
-        "gate_proj.weight": (inner, hidden),
-        "up_proj.weight": (inner, hidden),
-        "down_proj.weight": (hidden, inner),
-    }
+    sizes = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    shapes: Shapes = {f"{name}.weight": size for name, size in sizes.items()}
+    if bias:
+        shapes |= {f"{name}.bias": (size[0],) for name, size in sizes.items()}
+    return shapes

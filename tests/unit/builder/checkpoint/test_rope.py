@@ -10,7 +10,8 @@ import torch
 
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.rope import describe, read_rope
-from specbuild.runtime.engine_dir.geometry import Rope, YarnScaling
+from specbuild.builder.families.parts.rope import inverse_frequencies
+from specbuild.runtime.engine_dir.geometry import Llama3Scaling, Rope, YarnScaling
 from specbuild.runtime.errors import SpecbuildError
 
 RELEASE = {
@@ -20,6 +21,13 @@ RELEASE = {
     "beta_slow": 1.0,
     "truncate": False,
     "original_max_position_embeddings": 4096,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
 }
 
 
@@ -65,6 +73,53 @@ def test_frequencies_and_factor_are_those_of_transformers(changes: dict[str, Any
     torch.testing.assert_close(frequencies(rope, 64), wanted.double(), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("spelling", ["rope_type", "type", "rope_parameters"])
+@pytest.mark.parametrize(
+    "nested",
+    [
+        {"rope_type": "default"},
+        {"rope_type": "linear", "factor": 4.0},
+        LLAMA3,
+        LLAMA3 | {"factor": 32.0, "low_freq_factor": 0.5},
+        RELEASE | {"truncate": True},
+    ],
+    ids=lambda nested: nested["rope_type"],
+)
+def test_every_kind_in_every_spelling(nested: dict[str, Any], spelling: str) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    parameters, theta = nested | {"rope_theta": 500000.0}, {"rope_theta": 500000.0}
+    renamed = {"type" if key == "rope_type" else key: value for key, value in nested.items()}
+    rope = read(
+        {
+            "rope_type": {"rope_scaling": nested} | theta,
+            "type": {"rope_scaling": renamed} | theta,
+            "rope_parameters": {"rope_parameters": parameters},
+        }[spelling]
+    )
+    assert rope.kind == ("none" if nested["rope_type"] == "default" else nested["rope_type"])
+    for head_dim in (64, 80, 128):
+        config = LlamaConfig(head_dim=head_dim, rope_parameters=parameters)
+        if rope.scaling is None:
+            wanted = LlamaRotaryEmbedding(config).inv_freq
+        else:
+            wanted, _ = ROPE_INIT_FUNCTIONS[rope.kind](config, "cpu")
+        found = inverse_frequencies(rope, head_dim)
+        torch.testing.assert_close(found, wanted.double(), rtol=1e-5, atol=0)
+
+
+def test_the_original_length_may_stand_beside_the_scaling() -> None:
+    nested = {k: v for k, v in LLAMA3.items() if k != "original_max_position_embeddings"}
+    fields = {"rope_scaling": nested, "max_position_embeddings": 131072}
+    assert read(fields | {"original_max_position_embeddings": 8192}) == read(
+        {"rope_scaling": LLAMA3}
+    )
+    scaling = read(fields).scaling
+    assert isinstance(scaling, Llama3Scaling) and scaling.original_max_positions == 131072
+
+
 def frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
     """YaRN by the formula of the paper, from the fields that were read."""
     yarn = rope.scaling
@@ -96,13 +151,22 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rope_scaling": {"rope_type": "llama3"}}, "rope_type 'llama3' is not implemented"),
         (
-            {"rope_scaling": RELEASE | {"rope_type": "llama3", "low_freq_factor": 1.0}},
-            "rope_type 'llama3' is not implemented",
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope_type 'dynamic' is not implemented, its frequencies change with a sequence's len",
+        ),
+        ({"rope_scaling": {"type": "longrope"}}, "'longrope' is not implemented, its frequencies"),
+        ({"rope_scaling": {"type": "ntk"}}, r"'ntk' is not implemented \(supported: 'default', '"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8}, "max_position_embeddings": 9},
+            "the field low_freq_factor is missing",
+        ),
+        (
+            {"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}},
+            "high_freq_factor: got 4.0, expected more than low_freq_factor, 4",
         ),
         ({"rope_scaling": RELEASE | {"surplus": 1}}, "what the model computes$"),
-        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_type 'linear' is not impl"),
+        ({"rope_scaling": {"type": "linear"}}, "the field factor is missing"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "the field factor is missing"),
         ({"rope_scaling": RELEASE | {"mrope_section": [1]}}, "unknown fields mrope_section"),
         ({"rope_scaling": RELEASE | {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
@@ -122,3 +186,5 @@ def test_description() -> None:
     assert describe(Rope(theta=10000.0)) == "theta 10000 without scaling"
     rope = read({"rope_theta": 150000, "rope_scaling": RELEASE})
     assert describe(rope) == "theta 150000 with YaRN × 32 over 4096"
+    linear = read({"rope_scaling": {"type": "linear", "factor": 4}})
+    assert describe(linear) == "theta 10000 with linear × 4"
