@@ -23,9 +23,9 @@ from specbuild.runtime.engine_dir.files import (
 )
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.origin import Origin
-from specbuild.runtime.errors import RequestError, UnsupportedHereError
+from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import DeviceExecutor, Executor
-from specbuild.runtime.executors.registry import open_engine
+from specbuild.runtime.executors.registry import gpu_number, open_engine
 from specbuild.runtime.request import (
     DEFAULT_PARAMS,
     Event,
@@ -99,24 +99,20 @@ class Engine:
         """Opens an engine directory; every file is checked, weights while they stream in.
 
         ``device`` (``cpu``, ``cuda``, ``tensorrt`` or ``tensorrt-rtx``) None is what the engine was
-        built for. ``threads`` compute on the CPU; None is one, which is fastest for small models.
-        ``cache_dir`` keeps the measured cost table between runs. ``verify_key``, a file with an
-        Ed25519 public key in PEM, must have signed the engine; ``pin`` must be its manifest's
-        SHA-256. Raises EngineFileError where the directory is no engine, damaged or another's,
-        UnsupportedHereError where this machine lacks what it needs.
+        built for; ``cuda:1`` is the second GPU. ``threads`` compute on the CPU; None is one, which
+        is fastest for small models. ``cache_dir`` keeps the measured cost table between runs.
+        ``verify_key``, a file with an Ed25519 public key in PEM, must have signed the engine;
+        ``pin`` must be its manifest's SHA-256. Raises EngineFileError where the directory is no
+        engine, damaged or another's, UnsupportedHereError where this machine lacks what it needs.
         """
         directory = Path(path)
         origin = Origin(None if verify_key is None else Path(verify_key), pin)
         manifest = read_manifest(directory, origin)
-        if device not in (None, manifest.backend):
-            raise UnsupportedHereError(
-                f"{directory} was built for {manifest.backend}, not for {device}; "
-                f"use device {manifest.backend!r} or build it for {device}"
-            )
+        gpu = gpu_number(directory, manifest, device)
         check_sizes(directory, manifest)
         text = _text_codec(directory, manifest)
         stored = stored_step_costs(directory, manifest)
-        opened = open_engine(directory, manifest, threads=threads)
+        opened = open_engine(directory, manifest, threads=threads, gpu=gpu)
         if isinstance(opened.executor, DeviceExecutor):
             costs, reason = usable_step_costs(stored, manifest, opened.processor)
             return cls(manifest, opened.executor, text=text, step_costs=costs, without_costs=reason)

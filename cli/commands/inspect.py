@@ -74,7 +74,7 @@ def inspect(
     from specbuild.cli.tables.engine_table import engine_tables
     from specbuild.cli.terminal.console import output
 
-    output().print(engine_tables(manifest, memory), cache_tables(manifest, capacity))
+    output().print(engine_tables(manifest, memory), cache_tables(manifest, memory, capacity))
     output().print(f"manifest: {digest}", soft_wrap=True)
     if manifest.tensorrt is not None:
         from specbuild.cli.tables.tensorrt_tables import tensorrt_tables

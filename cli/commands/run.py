@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from specbuild.builder.options import TreeOptions
 from specbuild.cli.options.derived import takes_options
@@ -13,13 +11,15 @@ from specbuild.cli.options.draft_choice import speculation_of
 from specbuild.cli.options.generation import OutputOptions, PromptOptions, SamplingOptions
 from specbuild.cli.options.lossy import DsaRequest, SpecPvRequest
 from specbuild.cli.options.shared import (
-    GENERAL,
     Debug,
     EngineDirectory,
+    Exact,
     Json,
     KvPages,
     NoSpec,
     Pin,
+    RowsPerTurn,
+    RunsOn,
     Threads,
     VerifyKey,
 )
@@ -41,31 +41,16 @@ def run(
     wanted: OutputOptions,
     sampling: SamplingOptions,
     no_spec: NoSpec = False,
-    exact: Annotated[
-        bool,
-        typer.Option(
-            "--exact",
-            help="Plain decoding's tokens: no draft and no lossy mode.",
-            rich_help_panel="Draft",
-        ),
-    ] = False,
+    exact: Exact = False,
     tree: TreeOptions,
     specpv: SpecPvRequest,
     dsa: DsaRequest,
     verify_key: VerifyKey = None,
     pin: Pin = None,
-    prefill_rows_per_turn: Annotated[
-        int | None,
-        typer.Option(
-            "--prefill-rows-per-turn",
-            metavar="N",
-            min=1,
-            help="Prompt tokens read at a time while others decode.",
-            rich_help_panel=GENERAL,
-        ),
-    ] = None,
+    prefill_rows_per_turn: RowsPerTurn = None,
     kv_policy: KvPages = DEFAULT_KV_POLICY,
     threads: Threads = None,
+    device: RunsOn = None,
     as_json: Json = False,
     _debug: Debug = False,
 ) -> None:
@@ -127,7 +112,7 @@ def run(
         )
         for i, item in enumerate(placed)
     ]
-    loaded = load_engine(engine, threads=threads, verify_key=verify_key, pin=pin)
+    loaded = load_engine(engine, threads=threads, verify_key=verify_key, pin=pin, device=device)
     loaded.decoder.turns = Turns(prefill_rows_per_turn)
     loaded.decoder.kv_policy = kv_policy
     speculation = speculation_of(loaded.manifest, tree, no_spec=no_spec or exact)

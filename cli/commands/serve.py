@@ -6,19 +6,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import typer
-
 from specbuild.builder.option_group import Described, OptionGroup
 from specbuild.builder.option_readers import repeated
 from specbuild.builder.options import TreeOptions
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import speculation_of
-from specbuild.cli.options.shared import Debug, EngineDirectory, KvPages, Threads
+from specbuild.cli.options.shared import (
+    Debug,
+    EngineDirectory,
+    Exact,
+    KvPages,
+    NoSpec,
+    Pin,
+    RowsPerTurn,
+    RunsOn,
+    Threads,
+    VerifyKey,
+)
 from specbuild.runtime.cache.kv_policy import DEFAULT_KV_POLICY
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
     from specbuild.runtime.engine import Engine
+    from specbuild.runtime.engine_dir.manifest import Manifest
+    from specbuild.runtime.engine_dir.origin import Origin
     from specbuild.runtime.serve.parsers.registry import ParserForm
 
 
@@ -86,17 +97,15 @@ def serve(
     address: AddressOptions,
     model: ModelOptions,
     queue: QueueOptions,
-    no_spec: Annotated[
-        bool,
-        typer.Option(
-            "--no-spec",
-            help="Decode without the draft, to the same tokens.",
-            rich_help_panel="Draft",
-        ),
-    ] = False,
+    no_spec: NoSpec = False,
+    exact: Exact = False,
     tree: TreeOptions,
+    verify_key: VerifyKey = None,
+    pin: Pin = None,
+    prefill_rows_per_turn: RowsPerTurn = None,
     kv_policy: KvPages = DEFAULT_KV_POLICY,
     threads: Threads = None,
+    device: RunsOn = None,
     _debug: Debug = False,
 ) -> None:
     """Serve an engine over HTTP with OpenAI's API.
@@ -115,6 +124,8 @@ def serve(
 
     require_extra()
     from specbuild.runtime.decode.decoder import DraftSetting
+    from specbuild.runtime.decode.scheduler import Turns
+    from specbuild.runtime.engine_dir.origin import Origin
     from specbuild.runtime.serve.app import App, AppOptions
     from specbuild.runtime.serve.server import Address
     from specbuild.runtime.serve.server import serve as run_server
@@ -126,14 +137,21 @@ def serve(
         messages().print(
             f"warning: anyone who reaches {place} is served; set --api-key, or keep to 127.0.0.1"
         )
-    loaded = load_engine(engine, threads=threads)
+    if exact and tree.given():
+        raise SpecbuildError("--exact decodes without a draft: leave the --draft options out")
+    manifest = _checked(engine, Origin(verify_key, pin), model, device)
+    setting = DraftSetting(speculation_of(manifest, tree, no_spec=no_spec or exact))
+    _show_footprint(manifest)
+    loaded = load_engine(engine, threads=threads, verify_key=verify_key, pin=pin, device=device)
+    loaded.decoder.turns = Turns(prefill_rows_per_turn)
     loaded.decoder.kv_policy = kv_policy
-    setting = DraftSetting(speculation_of(loaded.manifest, tree, no_spec=no_spec))
     names = model.served_model_name or (engine.resolve().name,)
     app = App(
         loaded,
         AppOptions(
-            service=ServiceOptions(names=names, max_queue=queue.max_queue, setting=setting),
+            service=ServiceOptions(
+                names=names, max_queue=queue.max_queue, setting=setting, exact=exact
+            ),
             form=_form(loaded, model),
             keys=keys,
             origins=address.cors,
@@ -146,6 +164,27 @@ def serve(
         messages().print(f"serving {names[0]} at {shown}", soft_wrap=True)
 
     run_server(app, place, ready=ready)
+
+
+def _checked(engine: Path, origin: Origin, model: ModelOptions, device: str | None) -> Manifest:
+    """The manifest; SpecbuildError for what contradicts it, before anything is loaded."""
+    from specbuild.runtime.engine_dir.files import read_manifest
+    from specbuild.runtime.executors.registry import gpu_number
+    from specbuild.runtime.text.tokenizer import TOKENIZER_FILE
+
+    manifest = read_manifest(engine, origin)
+    gpu_number(engine, manifest, device)
+    if model.chat_template is not None and TOKENIZER_FILE not in manifest.files:
+        raise SpecbuildError("--chat-template: the engine has no tokenizer")
+    return manifest
+
+
+def _show_footprint(manifest: Manifest) -> None:
+    from specbuild.cli.tables.cache_tables import footprint
+    from specbuild.cli.tables.predicted_memory import predict_memory
+    from specbuild.cli.terminal.console import messages
+
+    messages().print(footprint(manifest, predict_memory(manifest)))
 
 
 def require_extra() -> None:
@@ -165,8 +204,6 @@ def _form(engine: Engine, model: ModelOptions) -> ParserForm | None:
     from specbuild.runtime.serve.parsers.registry import parser_form
 
     if engine.text is None:
-        if model.chat_template is not None:
-            raise SpecbuildError("--chat-template: the engine has no tokenizer")
         return None
     if model.chat_template is not None:
         engine.text = engine.text.with_template(_read(model.chat_template, "--chat-template"))

@@ -46,6 +46,34 @@ NoSpec = Annotated[
         rich_help_panel="Draft",
     ),
 ]
+Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="Plain decoding's tokens: no draft and no lossy mode.",
+        rich_help_panel="Draft",
+    ),
+]
+RowsPerTurn = Annotated[
+    int | None,
+    typer.Option(
+        "--prefill-rows-per-turn",
+        metavar="N",
+        min=1,
+        help="Prompt tokens read at a time while others decode.",
+        rich_help_panel=GENERAL,
+    ),
+]
+RunsOn = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        help="What it was built for, or one GPU of several, as cuda:1.",
+        show_default="the first",
+        rich_help_panel=GENERAL,
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(

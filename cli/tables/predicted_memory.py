@@ -40,14 +40,16 @@ def predict_memory(
     """Memory at the engine's own limits, or at others (as if it had been built for them).
 
     ``outputs_bytes`` is what the largest launch returns: logits of every verified row and
-    aux hidden states of every row. ``plan`` is that of a CUDA engine. Engines of TensorRT-RTX
+    aux hidden states of every row. ``plan`` is that of a CUDA engine; without it they are a guess.
+    Engines of TensorRT-RTX
     have two places for every cache pool.
     """
     limits = manifest.limits
     batch = limits.max_batch_size if max_batch_size is None else max_batch_size
     length = limits.max_seq_len if max_seq_len is None else max_seq_len
-    weights = _stored_bytes(manifest) if plan is None else _tensor_bytes(manifest)
-    places = 1 if facts_of(manifest.backend).pools_in_place else 2
+    facts = facts_of(manifest.backend)
+    weights = _tensor_bytes(manifest) if facts.has_plan else _stored_bytes(manifest)
+    places = 1 if facts.pools_in_place else 2
     kv = {
         group.name: places * group_bytes(group, manifest.specpv)
         for group in _groups(manifest, batch, length, places)

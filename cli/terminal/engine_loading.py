@@ -17,10 +17,16 @@ def load_engine(
     threads: int | None = None,
     verify_key: Path | None = None,
     pin: str | None = None,
+    device: str | None = None,
 ) -> Engine:
     """The engine at ``path``, of this origin; raises EngineFileError or UnsupportedHereError."""
     from specbuild.runtime.engine import Engine
 
     return Engine.load(
-        path, threads=threads, cache_dir=cache_directory(), verify_key=verify_key, pin=pin
+        path,
+        device,
+        threads,
+        cache_dir=cache_directory(),
+        verify_key=verify_key,
+        pin=pin,
     )

@@ -30,7 +30,7 @@ class ExecutorLoading(Protocol):
     """A ``loading.py``."""
 
     def open_engine(
-        self, directory: Path, manifest: Manifest, here: Device, *, threads: int | None
+        self, directory: Path, manifest: Manifest, here: Device, *, threads: int | None, gpu: int
     ) -> OpenedEngine:
         """The engine, loaded. Raises UnsupportedHereError where it does not run here."""
         ...
@@ -46,18 +46,44 @@ def check_here(manifest: Manifest, directory: Path, device: Device | None = None
     return check.reasons_here(directory, manifest, device or this_device())
 
 
-def open_engine(directory: Path, manifest: Manifest, *, threads: int | None) -> OpenedEngine:
+def gpu_number(directory: Path, manifest: Manifest, device: str | None) -> int:
+    """Which GPU a device such as ``cuda:1`` is; None is the first that the engine was built for.
+
+    Raises UnsupportedHereError where the engine was built for another kind of device.
+    """
+    backend = manifest.backend
+    kind, colon, number = (backend if device is None else device).partition(":")
+    if kind != backend:
+        raise UnsupportedHereError(
+            f"{directory} was built for {backend}, not for {device}; "
+            f"use device {backend!r} or build it for {kind}"
+        )
+    if not colon:
+        return 0
+    if not facts_of(backend).has_plan:
+        raise UnsupportedHereError(
+            f"device is {device!r}: only engines for cuda take a number; use device {backend!r}"
+        )
+    if not (number.isascii() and number.isdigit() and len(number) < 4):
+        raise UnsupportedHereError(f"device is {device!r}, must be like 'cuda:0'")
+    return int(number)
+
+
+def open_engine(
+    directory: Path, manifest: Manifest, *, threads: int | None, gpu: int = 0
+) -> OpenedEngine:
     """The engine in a directory; every file that is read is checked.
 
-    ``threads`` compute on the CPU, None is one. Raises UnsupportedHereError where the engine does
-    not run here, EngineFileError where a file is damaged.
+    ``threads`` compute on the CPU, None is one; ``gpu`` counts this machine's from 0. Raises
+    UnsupportedHereError where the engine does not run here, EngineFileError where a file is
+    damaged.
     """
     if threads is not None and facts_of(manifest.backend).on_gpu:
         raise UnsupportedHereError(
             f"threads is {threads}, but {directory} computes on a GPU; leave threads out"
         )
     loading = cast(ExecutorLoading, _module(manifest, "loading"))
-    return loading.open_engine(directory, manifest, this_device(), threads=threads)
+    return loading.open_engine(directory, manifest, this_device(), threads=threads, gpu=gpu)
 
 
 def _module(manifest: Manifest, name: str) -> object:

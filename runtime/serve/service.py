@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.session import EventBatch, Stream
@@ -24,13 +24,14 @@ RETRY_AFTER_S = 1
 class ServiceOptions:
     """How an engine is served.
 
-    ``max_queue`` requests may wait beside those that run; ``setting`` is the draft of all;
-    ``names`` are those of the model, the first one is shown.
+    ``max_queue`` requests may wait beside those that run; ``setting`` is the draft of all, which
+    has none where they are ``exact``; ``names`` are those of the model, the first one is shown.
     """
 
     names: tuple[str, ...]
     max_queue: int = 256
     setting: DraftSetting = field(default_factory=DraftSetting)
+    exact: bool = False
 
 
 class Generation:
@@ -109,6 +110,7 @@ class Service:
 
     async def check(self, prompts: Sequence[Prompt], params: GenerateParams) -> list[Request]:
         """The prompts as requests of the engine. ApiError where one cannot be served."""
+        params = replace(params, exact=True) if self.options.exact else params
         try:
             # Tokenizing a long text takes as long as many steps: other clients go on meanwhile.
             return await asyncio.to_thread(self.engine.check_prompts, prompts, params)

@@ -49,10 +49,17 @@ class Serving:
     async def requests(
         self, prompts: Sequence[Prompt], each: Sequence[GenerateParams], *, raw: bool
     ) -> list[Request]:
-        """Requests for each choice of each prompt, in this order. ApiError where one is refused."""
+        """Requests for each choice of each prompt, in this order. ApiError where one is refused.
+
+        Choices differ in how they sample alone.
+        """
         checked = await self.service.check(prompts, replace(each[0], raw=raw))
         return [
-            replace(request, id=f"{request.id}.{i}", params=replace(params, raw=raw))
+            replace(
+                request,
+                id=f"{request.id}.{i}",
+                params=replace(request.params, sampling=params.sampling),
+            )
             for request in checked
             for i, params in enumerate(each)
         ]

@@ -35,7 +35,9 @@ def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.stderr.close()
 
 
-@pytest.mark.parametrize("options", [(), ("--no-spec",)])
+@pytest.mark.parametrize(
+    "options", [(), ("--no-spec",), ("--exact", "--prefill-rows-per-turn", "3", "--device", "cpu")]
+)
 def test_openais_client_gets_what_run_gives(
     tiny_engine: Path, command: Command, options: tuple[str, ...]
 ) -> None:
@@ -84,6 +86,12 @@ def test_refusals_before_anything_is_served(
         "do not go together": ("--reasoning-parser", "harmony", "--tool-call-parser", "hermes"),
         "needs the token <|start|>": ("--reasoning-parser", "harmony"),
         "--reasoning-parser is 'other'": ("--reasoning-parser", "other"),
+        "was built for cpu, not for cuda:1": ("--device", "cuda:1"),
+        "only engines for cuda take a number": ("--device", "cpu:0"),
+        "--exact decodes without a draft": ("--exact", "--draft-depth", "1"),
+        "--no-spec contradicts": ("--no-spec", "--draft-depth", "1"),
+        "manifest": ("--pin", "0" * 64),
+        "is no Ed25519 public key": ("--verify-key", empty),
     }
     for message, options in refused.items():
         assert command("serve", tiny_engine, *options).refused(message)

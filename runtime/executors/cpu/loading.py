@@ -19,12 +19,13 @@ MAX_THREADS = 64
 
 
 def open_engine(
-    directory: Path, manifest: Manifest, here: Device, *, threads: int | None
+    directory: Path, manifest: Manifest, here: Device, *, threads: int | None, gpu: int
 ) -> OpenedEngine:
     """The engine on the CPU; None ``threads`` is one, which is fastest for small models.
 
     Raises UnsupportedHereError where it does not run here, EngineFileError for a damaged file.
     """
+    del gpu
     threads = 1 if threads is None else threads
     most = max(here.cores, MAX_THREADS)
     if not 1 <= threads <= most:

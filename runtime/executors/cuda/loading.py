@@ -23,11 +23,13 @@ from specbuild.runtime.executors.executor import OpenedEngine
 
 
 def open_engine(
-    directory: Path, manifest: Manifest, here: Device, *, threads: int | None
+    directory: Path, manifest: Manifest, here: Device, *, threads: int | None, gpu: int
 ) -> OpenedEngine:
-    """The engine on this machine's first GPU; raises as :func:`open_executor` does."""
+    """The engine on one of this machine's GPUs; raises as :func:`open_executor` does."""
     del threads  # the host computes nothing
-    executor = open_executor(directory, manifest, readers=here.cores)
+    executor = open_executor(
+        directory, manifest, readers=here.cores, open_device=lambda: open_gpu(gpu)
+    )
     return OpenedEngine(executor, executor.runner.gpu.facts.name)
 
 

@@ -30,30 +30,30 @@ _RESERVE_BYTES = 256 << 20
 
 
 def open_engine(
-    directory: Path, manifest: Manifest, here: Device, *, threads: int | None
+    directory: Path, manifest: Manifest, here: Device, *, threads: int | None, gpu: int
 ) -> OpenedEngine:
     """The engine on this machine's first GPU; weights are loaded by a thread for each core.
 
     A role is deserialised when it first runs. Raises UnsupportedHereError before anything is
     loaded where it does not run here, EngineFileError where a file is damaged.
     """
-    del threads  # the host computes nothing
+    del threads, gpu  # the host computes nothing; plugins run on the first GPU
     reasons = reasons_here(directory, manifest, here)
     if reasons:
         raise UnsupportedHereError(f"{directory} does not run here: {'; '.join(reasons)}")
     library = load(manifest.backend)
     # TensorRT keeps the creators for the life of the process, and with them the GPU they run on.
     register_creators(library, built_by(manifest).plugins, _process_gpu)
-    gpu = open_gpu()
+    opened = open_gpu()
     try:
-        weights = load_weights(gpu, directory, manifest, readers=here.cores)
-        opener = session_opener(library, gpu, directory, manifest)
+        weights = load_weights(opened, directory, manifest, readers=here.cores)
+        opener = session_opener(library, opened, directory, manifest)
         executor = TensorRtExecutor(
-            gpu, manifest, opener, weights.addresses, release_weights=weights.release
+            opened, manifest, opener, weights.addresses, release_weights=weights.release
         )
         return OpenedEngine(executor, executor.gpu_name)
     except BaseException:
-        gpu.close()
+        opened.close()
         raise
 
 

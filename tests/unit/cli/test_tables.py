@@ -16,6 +16,7 @@ from specbuild.cli.bench.command import bench_table
 from specbuild.cli.bench.pairs import BenchReport, Pair, Speed, summarise
 from specbuild.cli.bench.plot import plot
 from specbuild.cli.commands.verify import verify_tables
+from specbuild.cli.tables.cache_tables import footprint
 from specbuild.cli.tables.engine_table import build_summary, engine_tables, ops_text, specpv_summary
 from specbuild.cli.tables.predicted_memory import predict_memory
 from specbuild.cli.tables.run_table import histogram_text, milliseconds, run_table
@@ -168,6 +169,23 @@ def test_inspect_shows_geometry_limits_sizes_ops_and_memory(
         assert part in text
     for part in ("yarn, factor 32", "0, 1, 1", "KV cache, sliding", "top-k 1, depth 3, 3 tokens"):
         assert part in text
+
+
+def test_the_footprint_counts_pages_bytes_and_the_whole(
+    make_manifest: Callable[..., Manifest],
+) -> None:
+    manifest = make_manifest()
+    group = replace(manifest.cache_groups[0], k_width=24, v_width=16, kv_heads=2, pages=9)
+    manifest = replace(manifest, cache_groups=(group, *manifest.cache_groups[1:]))
+    element = {"float32": 4, "float16": 2, "bfloat16": 2}[group.dtype]
+    page_bytes = len(group.layers) * 2 * (24 + 16) * group.page_size * element
+    memory = predict_memory(manifest)
+    text = drawn(footprint(manifest, memory))
+    for part in ("2 × 24+16", str(page_bytes), str(8 * group.page_size), group.dtype):
+        assert part in text
+    assert memory.kv_bytes[group.name] == 9 * page_bytes
+    whole = memory.weights_bytes + sum(memory.kv_bytes.values())
+    assert size_text(whole) in text.splitlines()[-1]
 
 
 def test_frequent_ops_come_first_and_the_rest_is_counted() -> None:

@@ -112,7 +112,7 @@ def test_check_here_asks_the_gpu_and_gives_it_back(
     assert check_here(manifest, tmp_path / "engine") == []
     assert gpu.closed
 
-    def none() -> None:
+    def none(_number: int = 0) -> None:
         raise UnsupportedHereError("no NVIDIA driver was found")
 
     monkeypatch.setattr(check, "open_gpu", none)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_cuda_engine_directory import write_cuda_engine
 from toy_model import toy_manifest
 
 from specbuild.runtime.device import (
@@ -18,10 +20,12 @@ from specbuild.runtime.device import (
     pool_bytes,
     this_device,
 )
+from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import SpecPv, StoredFile
-from specbuild.runtime.errors import RequestError
+from specbuild.runtime.errors import RequestError, UnsupportedHereError
 from specbuild.runtime.executors.cpu.check import needed_bytes
-from specbuild.runtime.executors.registry import check_here
+from specbuild.runtime.executors.cuda import loading
+from specbuild.runtime.executors.registry import check_here, gpu_number
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
 
@@ -125,3 +129,37 @@ def test_an_engine_may_take_exactly_what_is_free_and_the_least_version() -> None
     assert check_here(manifest, NOWHERE, here) == []
     assert len(check_here(manifest, NOWHERE, replace(here, available_bytes=needed - 1))) == 1
     assert len(check_here(manifest, NOWHERE, replace(here, onnxruntime="1.30.9"))) == 1
+
+
+def test_a_device_names_one_gpu_of_several() -> None:
+    cpu, here = toy_manifest(), NOWHERE
+    cuda = replace(cpu, backend="cuda")
+    names = (None, "cuda", "cuda:0", "cuda:12")
+    assert [gpu_number(here, cuda, name) for name in names] == [0, 0, 0, 12]
+    assert gpu_number(here, cpu, None) == gpu_number(here, cpu, "cpu") == 0
+    for manifest, name, said in (
+        (cpu, "cuda:1", "built for cpu, not for cuda:1; use device 'cpu' or build it for cuda"),
+        (cuda, "cpu", "built for cuda, not for cpu"),
+        (cpu, "cpu:0", "only engines for cuda take a number"),
+        (replace(cpu, backend="tensorrt"), "tensorrt:1", "only engines for cuda"),
+        (cuda, "cuda:", "must be like 'cuda:0'"),
+        (cuda, "cuda:-1", "must be like 'cuda:0'"),
+        (cuda, "cuda:\u0663", "must be like 'cuda:0'"),
+    ):
+        with pytest.raises(UnsupportedHereError, match=re.escape(said)):
+            gpu_number(here, manifest, name)
+
+
+def test_the_named_gpu_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cuda_engine(tmp_path / "engine")
+    asked: list[int] = []
+
+    def open_gpu(number: int) -> None:
+        asked.append(number)
+        raise UnsupportedHereError("there are 2 GPUs")
+
+    monkeypatch.setattr(loading, "open_gpu", open_gpu)
+    for device in (None, "cuda:1"):
+        with pytest.raises(UnsupportedHereError, match="there are 2 GPUs"):
+            Engine.load(tmp_path / "engine", device)
+    assert asked == [0, 1]
