@@ -15,6 +15,8 @@ from types import ModuleType
 
 import pytest
 import typer.main
+from page_commands import LANGUAGES, PAGES, blocks, commands, left_by
+from page_folder import STAND_INS
 
 from specbuild.cli.main import command_line
 
@@ -39,7 +41,6 @@ FOLDERS = ("runtime", "plugins_cuda", "builder", "cli", "tests", "benchmarks", "
 # A path from the root, and perhaps a section: as docs/developers/contracts.md#graphs.
 CITED = re.compile(r"(?<![\w/.-])([\w./-]+\.md)\b(?:#([\w-]+))?")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-FENCE = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMANDS = typer.main.get_command(command_line())
 
 
@@ -54,11 +55,9 @@ def headings(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def shell_lines(text: str) -> list[str]:
-    """Commands of the shell blocks, continuation lines joined."""
-    blocks = FENCE.findall(text)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [line.removeprefix("$ ").strip() for line in lines if line.strip()]
+def shell_lines(page: Path) -> list[str]:
+    """Commands of the shell blocks."""
+    return [line for language, text in blocks(page) if language == "sh" for line in commands(text)]
 
 
 def help_texts() -> dict[str, str]:
@@ -99,7 +98,7 @@ def test_links_resolve(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=names)
 def test_commands_of_documents_exist(document: Path) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for line in shell_lines(document.read_text(encoding="utf-8")):
+    for line in shell_lines(document):
         words = shlex.split(line, comments=True)
         if words and words[0] == "make":
             assert {word for word in words[1:] if "=" not in word} <= targets, line
@@ -108,8 +107,21 @@ def test_commands_of_documents_exist(document: Path) -> None:
 
 
 def test_readme_opens_with_the_two_commands() -> None:
-    lines = shell_lines((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert [line.split("#")[0].strip() for line in lines[:2]] == ["make demo", "make test"]
+    assert shell_lines(ROOT / "README.md")[:2] == ["make demo", "make test"]
+
+
+def test_every_block_of_a_page_says_what_it_holds() -> None:
+    """So that none of them escapes ``tests/e2e/test_page_commands.py``."""
+    assert {name for page in PAGES for name, _ in blocks(page)} <= LANGUAGES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
+def test_checkpoints_that_commands_name_are_there_when_they_run(page: Path) -> None:
+    lines = [line for line in shell_lines(page) if left_by(line) is None]
+    made = {name for line in lines for name in re.findall(r"--output (\S+)", line)}
+    named = {name for line in lines for name in re.findall(r"--(?:model|draft) ([^\s-]\S*)", line)}
+    lacking = {name for name in named - made - set(STAND_INS) if not (ROOT / name).exists()}
+    assert not lacking, "tests/page_folder.py has no stand-in for them"
 
 
 def script(path: str) -> ModuleType:
@@ -128,12 +140,15 @@ def test_the_command_line_document_is_current() -> None:
     assert script("docs/write_cli.py").page(written) == written, "run: make docs"
 
 
-def test_figures_of_documents_are_those_of_the_records() -> None:
+def test_figures_of_documents_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     figures = script("benchmarks/figures.py")
     for document in figures.documents():
         text = document.read_text(encoding="utf-8")
         assert figures.filled(text) == text, f"{names(document)}: run make docs"
-    assert figures.PICTURE.read_text(encoding="utf-8") == figures.picture(), "run: make docs"
+    for file, picture in figures.PICTURES.items():
+        assert file.read_text(encoding="utf-8") == picture(), "run: make docs"
+        assert 'width="600"' in picture()
 
 
 def sentences(text: str) -> Iterator[str]:

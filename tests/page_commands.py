@@ -1,0 +1,82 @@
+"""The fenced commands of the pages that users read: which run, which cannot here, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+LANGUAGES = {"sh", "python", "json", "ini", "text"}
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Left:
+    """Commands that tests do not run: what they hold, why, and how many of all pages they are."""
+
+    pattern: str
+    reason: str
+    count: int
+
+
+LEFT = (
+    Left(r"^make setup", "installs from PyPI", 2),
+    Left(r"^pip install", "installs from PyPI", 2),
+    Left(r"^make (test|lint|docs)\b", "runs or repeats tests", 3),
+    Left(r"^make clean", "there is nothing to clean", 1),
+    Left(r"^specbuild bench\b.* --sweep ", "needs a GPU", 5),
+    Left(r"^specbuild tune ", "needs a GPU", 4),
+    Left(r"--tactics h200\.json", "needs what tune measured on a GPU", 1),
+    Left(r"^specbuild (run|bench|check|serve) (gpu|rtx)-", "needs a GPU", 5),
+    Left(r"^torchrun .* --device cuda", "needs GPUs", 1),
+    Left(r"--backend tensorrt( |$)", "needs TensorRT's libraries", 2),
+    Left(r"^specbuild synth --geometry gpt-oss", "writes gigabytes", 3),
+    Left(r"--resume", "goes on from a run that was stopped", 1),
+)
+# Left out of `make test` for their time; `make test-slow` runs them.
+LONG = r"^make demo|^specbuild build |^specbuild bench "
+# What tests add to a command: the example is small, and two cores are slow. Of two equal options
+# the last counts.
+ADDED = (
+    (r"^specbuild bench (?!--server)", "--max-new-tokens 16 --rounds 1"),
+    (r"^specbuild bench --server", "--max-new-tokens 16 --requests 8"),
+    (r"^specbuild train ", "--steps 2 --batch-size 2 --sequence-length 64"),
+    (r"^specbuild train .* --joint-steps ", "--joint-steps 1"),
+    (r"^specbuild train .* --top-k ", "--top-k 16"),
+    (r"^specbuild train .* --draft-vocab ", "--draft-vocab 1024"),
+    (r"^specbuild (train|retrofit) mla .* --rank ", "--rank 64"),
+    (r"^specbuild build .* --max-seq-len ", "--max-seq-len 4096"),
+)
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """Language and text of every fenced block."""
+    for found in _BLOCK.finditer(page.read_text(encoding="utf-8")):
+        yield found[1], found[2]
+
+
+def commands(shell: str) -> list[str]:
+    """The commands of a shell block, continuation lines joined."""
+    lines = shell.replace("\\\n", " ").splitlines()
+    return [re.sub(r"\s+# .*", "", line).strip() for line in lines if line.strip()]
+
+
+def left_by(command: str) -> Left | None:
+    """The first rule by which tests do not run it, or None."""
+    return next((left for left in LEFT if re.search(left.pattern, command)), None)
+
+
+def as_tested(command: str, port: int) -> str:
+    """``command`` with what tests add, and its server at this port."""
+    added = [options for pattern, options in ADDED if re.search(pattern, command)]
+    if command.startswith("make demo"):
+        command = "make -o setup demo SPECBUILD=specbuild"
+    if command.startswith("specbuild serve") and "--uds" not in command:
+        added.append(f"--port {port}")
+    command = command.replace("/run/specbuild.sock", "./socket")
+    shown, arrow, file = command.partition(" > ")
+    shown = shown.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+    return " ".join([shown, *added]) + arrow + file

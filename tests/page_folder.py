@@ -1,0 +1,158 @@
+"""A folder to try a page's commands in: the examples, and what stands for a reader's files."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import copyfile, copytree, rmtree
+
+from checkpoints import write_draft
+from deepseek_checkpoints import HIDDEN, LAYERS, VOCAB, write_deepseek
+from page_commands import ROOT, as_tested
+from run_store import made_once
+
+EXAMPLE = ROOT / "examples" / "tiny-gpt-oss"
+SIGNED = """openssl genpkey -algorithm ed25519 -out key.pem
+openssl pkey -in key.pem -pubout -out key.pub.pem
+specbuild sign engine --key key.pem"""
+
+
+def _copy(source: Path) -> Callable[[Path], object]:
+    return lambda path: (copytree if source.is_dir() else copyfile)(source, path)
+
+
+def _prompts(path: Path) -> None:
+    lines = (EXAMPLE / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[:2]), encoding="utf-8")
+
+
+def _corpus(path: Path) -> None:
+    path.mkdir()
+    for file in sorted((ROOT / "runtime" / "decode").glob("*.py")):
+        copyfile(file, path / file.name)
+
+
+def _target(path: Path) -> None:
+    copytree(EXAMPLE / "target", path)
+    copyfile(EXAMPLE / "dsa" / "dsa_indexer.safetensors", path / "dsa_indexer.safetensors")
+
+
+def _deepseek_draft(path: Path) -> None:
+    write_draft(
+        path, target_layers=LAYERS, target_hidden=HIDDEN, target_vocab=VOCAB, draft_vocab=24
+    )
+
+
+# What pages name and a reader has, or has from another page.
+STAND_INS: dict[str, Callable[[Path], object]] = {
+    "target": _target,
+    "m": _target,
+    "draft": _copy(EXAMPLE / "draft"),
+    "gpt-oss-20b": _copy(EXAMPLE / "target"),
+    "gpt-oss-20b-eagle3": _copy(EXAMPLE / "draft"),
+    "deepseek": write_deepseek,
+    "deepseek-eagle3": _deepseek_draft,
+    "corpus": _corpus,
+    "a.txt": _copy(ROOT / "LICENSE"),
+    "svd.safetensors": _copy(EXAMPLE / "mla-64" / "mla_kv.safetensors"),
+    "keys.txt": lambda path: path.write_text("a-key\n", encoding="utf-8"),
+    **dict.fromkeys(("prompts.jsonl", "long.jsonl", "code.jsonl", "prose.jsonl"), _prompts),
+}
+ENGINES = ("engine", "out/engine", "out/demo/engine")
+
+
+@dataclass
+class PageFolder:
+    """The folder, and the server that the page's commands talk to."""
+
+    path: Path
+    engine: Path
+    port: int
+    server: subprocess.Popen[str] | None = None
+    output: str = ""
+    stood_in: set[str] = field(default_factory=set)
+
+    def prepare(self, words: Iterable[str]) -> None:
+        """Lay the examples, the environment, and the stand-ins that the page's words name."""
+        for name in ("examples", "Makefile"):
+            (self.path / name).symlink_to(ROOT / name)
+        (self.path / ".venv").symlink_to(sys.prefix)
+        named = set(words)
+        for name in sorted(named & STAND_INS.keys()):
+            _copy(made_once(f"page-{name}", STAND_INS[name]))(self.path / name)
+        for name in ENGINES:
+            copytree(self.engine, self.path / name)
+        self.stood_in = {*ENGINES, *(named & STAND_INS.keys())}
+        if "key.pub.pem" in named and "openssl" not in named:
+            for line in SIGNED.splitlines():
+                self._shell(line)
+
+    def run(self, command: str) -> None:
+        """Run one command as it stands on the page, but for what ``as_tested`` adds to it."""
+        self._make_way(command)
+        tested = as_tested(command, self.port)
+        if command.startswith("specbuild serve"):
+            self.stop()
+            self._serve(tested)
+            return
+        if "127.0.0.1:8000" in command and self.server is None:
+            self._serve(as_tested("specbuild serve engine", self.port))
+        self._shell(tested)
+
+    def python(self, source: str) -> None:
+        """Run a block of Python, in a process of its own."""
+        source = source.replace("127.0.0.1:8000", f"127.0.0.1:{self.port}")
+        self._call([sys.executable, "-c", source])
+
+    def stop(self) -> None:
+        """Stop the server as ctrl-C does; it must end by itself."""
+        if self.server is not None:
+            self.server.send_signal(signal.SIGINT)
+            assert self.server.wait(40) == 0
+            assert self.server.stderr is not None
+            self.server.stderr.close()
+            self.server = None
+
+    def _make_way(self, command: str) -> None:
+        """A stand-in goes where the page makes the thing itself."""
+        for name in re.findall(r"--(?:output|engine|out) (\S+)", command):
+            if name in self.stood_in:
+                self.stood_in.remove(name)
+                path = self.path / name
+                rmtree(path) if path.is_dir() else path.unlink()
+
+    def _serve(self, command: str) -> None:
+        self.server = subprocess.Popen(
+            command.split(), cwd=self.path, env=self._environment(), stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        assert self.server.stderr is not None
+        lines = []
+        while "serving engine at" not in (line := self.server.stderr.readline()):
+            assert line, f"{command}: {''.join(lines)}"
+            lines.append(line)
+        self.output = line
+        url = line.split()[-1].replace("0.0.0.0", "127.0.0.1")
+        where = "--unix-socket ./socket http://localhost" if "--uds" in command else url
+        self._shell(f"curl --fail --silent --show-error {where}/health")
+
+    def _shell(self, command: str) -> None:
+        self._call(["bash", "-c", command])
+
+    def _call(self, words: list[str]) -> None:
+        done = subprocess.run(
+            words, cwd=self.path, env=self._environment(), capture_output=True, text=True,
+            timeout=1200, check=False,
+        )  # fmt: skip
+        self.output = done.stdout + done.stderr
+        assert done.returncode == 0, f"{words[-1]}\n{self.output}"
+
+    def _environment(self) -> dict[str, str]:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return os.environ | {"PATH": path, "SPECBUILD_CACHE_DIR": str(self.path / "cache")}
