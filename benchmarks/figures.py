@@ -1,4 +1,4 @@
-"""Fill the tables of README and docs from benchmarks/results, and draw docs/speed.svg.
+"""Fill the tables of README and docs from benchmarks/results, and draw their pictures.
 
 A table stands between ``<!-- figures: NAME -->`` and ``<!-- end of figures -->``; NAME is one of
 ``TABLES``.
@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pictures
+from pictures import Axis, Bar, Line
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PICTURE = ROOT / "docs" / "speed.svg"
 TABLE = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 DECODING = "h200-2026-11-23/20b-spec.json"
@@ -26,6 +27,7 @@ PREFILL = "h200-2026-11-23/20b-prefill.json"
 LARGE = "h200-2026-11-23/120b-router-of-8.json"
 TRANSFORMERS = "h200-2026-11-23/transformers.json"
 ON_CPU = "cpu-2026-11-21.json"
+QUALITY = "specpv-quality-2026-11-21.json"
 
 
 def record(path: str) -> Any:
@@ -174,7 +176,7 @@ def specpv_quality() -> str:
     """How often a view says what the whole cache says: the example model reading held-out text."""
 
     def rows() -> Iterator[Sequence[str]]:
-        for row in record("specpv-quality-2026-11-21.json"):
+        for row in record(QUALITY):
             if row["from"] == 3072 and row["correction"] == "none":
                 same, error = 100 * row["same"], 100 * row["same_error"]
                 added = row["loss"] - row["loss_whole"]
@@ -242,16 +244,6 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A bar of the picture: tokens a second, and those that the bytes alone would allow."""
-
-    label: str
-    tokens_per_s: float
-    ours: bool = False
-    floor: float | None = None
-
-
 def bars(batch: int) -> list[Bar]:
     """Peers and specbuild at ``batch`` sequences, 20B geometry on an H200."""
     (vllm,) = record("peers.json")
@@ -276,51 +268,70 @@ def _ours(batch: int, draft: str) -> Bar:
     return Bar(label, row["tokens_per_s"], ours=True, floor=floor)
 
 
-STYLE = """<style>
-text { font-family: sans-serif; font-size: 13px; fill: #24292f } .title { font-weight: 600 }
-.peer { fill: #8c959f } .ours { fill: #0e7c86 }
-.floor { fill: none; stroke: #0e7c86; stroke-dasharray: 4 3 }
-@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .peer { fill: #7d8590 }
-  .ours { fill: #2fb3bf } .floor { stroke: #2fb3bf } }
-</style>
-"""
-LEFT, WIDTH, LINE = 140, 370, 22
-
-
-def picture() -> str:
-    """The picture of the README, as SVG: the same records give the same bytes."""
+def speed_picture() -> str:
+    """The picture of the README: the same records give the same bytes."""
     parts: list[str] = []
-    top = 20
+    top = 18
     for batch, title in ((1, "One sequence"), (16, "16 sequences")):
         panel = bars(batch)
-        parts.append(f'<text class="title" x="0" y="{top}">{title}, tokens a second</text>')
-        scale = WIDTH / max(bar.floor or bar.tokens_per_s for bar in panel)
-        for number, bar in enumerate(panel):
-            parts += _drawn(bar, top + 12 + number * LINE, scale)
-        top += len(panel) * LINE + 40
+        high = max(bar.floor or bar.tokens_per_s for bar in panel)
+        step = 500 if high < 5000 else 5000
+        ticks = [(value, str(value)) for value in range(0, int(high) + 1, step)]
+        axis = Axis("tokens a second", 0, high, ticks)
+        parts += pictures.bars(title, panel, axis, top)
+        top += pictures.bars_height(len(panel))
     note = "Dashed: what reading a step's bytes alone would allow. GPT-OSS-20B geometry, one H200."
     parts.append(f'<text x="0" y="{top - 8}">{note}</text>')
-    size = f'width="600" height="{top + 4}" viewBox="0 0 600 {top + 4}"'
-    body = "\n".join(parts)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{STYLE}{body}\n</svg>\n'
+    return pictures.svg(top, parts)
 
 
-def _drawn(bar: Bar, y: int, scale: float) -> list[str]:
-    kind = "ours" if bar.ours else "peer"
-    wide = bar.tokens_per_s * scale
-    drawn = [
-        f'<text x="{LEFT - 8}" y="{y + 13}" text-anchor="end">{bar.label}</text>',
-        f'<rect class="{kind}" x="{LEFT}" y="{y}" width="{wide:.1f}" height="17"/>',
+def specpv_picture() -> str:
+    """The picture of docs/long-context.md: what partial views gain and cost, against context."""
+    speeds = []
+    for colour, batch in zip(pictures.COLOURS, (1, 8), strict=False):
+        paths = [(context, path) for context, size, path in LONG if size == batch]
+        sequences = "1 sequence" if batch == 1 else f"{batch} sequences"
+        for kind, name in (("mix", sequences), ("partial", f"{sequences}, partial")):
+            points = [(context, _gain(path, kind, batch, context)) for context, path in paths]
+            speeds.append(Line(name, points, colour, dashed=kind == "partial"))
+    across = Axis("context, tokens (20B geometry, H200)", 7000, 150000, CONTEXTS, logarithmic=True)
+    up = Axis("speed ÷ whole steps", 0, 2.5, [(tenths / 10, f"{tenths / 10}") for tenths in TENTHS])
+    title = "Speed over that of whole steps; partial: without refreshes"
+    parts = list(pictures.lines(title, speeds, across, up, 18))
+    budgets = zip(pictures.COLOURS, (4, 16, 64, 128), strict=False)
+    agreed = [Line(f"{budget} blocks", _agreed(budget), colour) for colour, budget in budgets]
+    ticks = [(context, str(context)) for context in range(500, 4000, 500)]
+    across = Axis("context, tokens (example model, held-out text)", 500, 3700, ticks)
+    up = Axis("same token, %", 85, 100, [(share, str(share)) for share in (85, 90, 95, 100)])
+    title = "Tokens that a view and the whole cache agree on"
+    parts += pictures.lines(title, agreed, across, up, 278)
+    return pictures.svg(518, parts)
+
+
+CONTEXTS = ((8192, "8k"), (32768, "32k"), (131072, "131k"))
+TENTHS = (0, 5, 10, 15, 20, 25)
+
+
+def _gain(path: str, kind: str, batch: int, context: int) -> float:
+    steps = [
+        _phase(path, name, batch, context)["time_s"]
+        for name in ("whole", f"{kind}, 4096 tokens retrieved")
     ]
-    end = wide
-    if bar.floor:
-        end = bar.floor * scale
-        box = f'x="{LEFT}" y="{y + 0.5}" width="{end:.1f}" height="16"'
-        drawn.append(f'<rect class="floor" {box}/>')
-    share = f" ({bar.tokens_per_s / bar.floor:.0%})" if bar.floor else ""
-    value = f"{bar.tokens_per_s:.0f}{share}"
-    drawn.append(f'<text x="{LEFT + end + 6:.1f}" y="{y + 13}">{value}</text>')
-    return drawn
+    return float(steps[0] / steps[1])
+
+
+def _agreed(budget: int) -> list[tuple[float, float]]:
+    return [
+        ((row["from"] + row["to"]) / 2, 100 * row["same"])
+        for row in record(QUALITY)
+        if row["budget"] == budget and row["correction"] == "none"
+    ]
+
+
+PICTURES: dict[Path, Callable[[], str]] = {
+    ROOT / "docs" / "speed.svg": speed_picture,
+    ROOT / "docs" / "specpv.svg": specpv_picture,
+}
 
 
 def filled(text: str) -> str:
@@ -336,4 +347,5 @@ def documents() -> list[Path]:
 if __name__ == "__main__":
     for document in documents():
         document.write_text(filled(document.read_text(encoding="utf-8")), encoding="utf-8")
-    PICTURE.write_text(picture(), encoding="utf-8")
+    for file, picture in PICTURES.items():
+        file.write_text(picture(), encoding="utf-8")

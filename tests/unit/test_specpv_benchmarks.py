@@ -1,9 +1,8 @@
-"""The benchmarks of SpecPV's quality: reading in pieces, sums of runs, and their picture."""
+"""The benchmarks of SpecPV's quality: reading in pieces, and sums of runs."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from specbuild.cli.bench.runs import Run
 from specbuild.runtime.records import RunRecord, RunStats, SpecPvStats
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ("specpv_quality", "specpv_decoding", "specpv_plot")
+SCRIPTS = ("specpv_quality", "specpv_decoding")
 START, LENGTH, ROWS = 60, 132, 12
 
 
@@ -111,40 +110,3 @@ def test_decoding_sums_tokens_and_averages_prompts(scripts: dict[str, ModuleType
     assert row["tokens_per_s"] == pytest.approx((100.0 + 200.0) / 2)
     none = script.summary(asked, [run(1.0, record(2.0, 0, 0))])
     assert none["agreement"] is None and "–" in script.line(none)
-
-
-def test_the_picture_is_drawn_from_reports(
-    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = scripts["specpv_plot"]
-
-    def report(whole: float, mix: float, context: float) -> dict[str, Any]:
-        rows, tree = {"whole": whole, "mix, 512 tokens retrieved": mix}, ", tree of 4"
-        names = rows | {f"{name}{tree}": 2.0 * rows["whole"] for name in rows}
-        names |= {"mix, 5120 tokens retrieved": 1.0, "partial, 512 tokens retrieved": mix}
-        return {"phases": [
-            {"name": name, "batch": 8, "context": context, "time_s": time_s}
-            for name, time_s in names.items()
-        ]}  # fmt: skip
-
-    reports = [report(4.0, 2.0, 8192.0), report(9.0, 9.0, 65536.0), report(9.0, 3.0, 65540.5)]
-    speed = script.gains(script.times_of(reports), "mix, 512 tokens retrieved")
-    assert speed == {
-        ("", 8): [(8192.0, 2.0), (65536.0, 3.0)],
-        (", tree of 4", 8): [(8192.0, 1.0), (65536.0, 1.0)],
-    }
-    quality = [
-        {"from": 512, "to": 1024, "budget": 4, "correction": kind, "same": 0.9, "same_error": 0.01}
-        for kind in ("none", "exact")
-    ]
-    assert script.agreements(quality) == {4: [(768.0, 0.9, 0.01)]}
-    paths = [tmp_path / name for name in ("a.json", "b.json", "q.json", "one.svg", "two.svg")]
-    for path, content in zip(paths, [reports[0], reports[1], quality], strict=False):
-        path.write_text(json.dumps(content))
-    for output in paths[3:]:
-        arguments = ["--speed", str(paths[0]), "--speed", str(paths[1]), "--quality",
-                     str(paths[2]), "--retrieved", "512", "--output", str(output)]  # fmt: skip
-        monkeypatch.setattr(sys, "argv", ["specpv_plot.py", *arguments])
-        script.main()
-    drawn = paths[3].read_text()
-    assert drawn == paths[4].read_text() and drawn.lstrip().startswith("<?xml")
