@@ -14,18 +14,23 @@ from specbuild.plugins_cuda.moe.e2m1 import E2M1_CODES
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 
 ACTIVATIONS = ("swiglu_clamped", "swiglu")
+# How many of a group's best scores are summed to its own.
+GROUP_SCORES = {"sum_of_two": 2, "max": 1}
 # Keeps a sum of vanishing sigmoids from dividing by zero.
 LEAST_SUM = 1e-20
 UNCHOSEN = -1e30
 
 
-def _in_best_groups(b: BodyBuilder, scores: ir.Value, groups: int, groups_chosen: int) -> ir.Value:
-    """``scores`` [T, E], far down outside the groups whose two best have the largest sums."""
-    by_group = b.reshape(scores, 0, groups, -1)
-    best, _ = b.topk(by_group, b.i64(2))
-    sums = b.ReduceSum(best, b.i64(2), keepdims=0)
-    picked, kept = b.topk(sums, b.i64(groups_chosen))
-    low = b.Add(b.Sub(sums, sums), b.scalar(UNCHOSEN))
+def _in_best_groups(b: BodyBuilder, scores: ir.Value, attributes: Mapping[str, Any]) -> ir.Value:
+    """``scores`` [T, E], far down outside the groups that score best."""
+    group_score = str(attributes["group_score"])
+    if group_score not in GROUP_SCORES:
+        raise ValueError(f"Moe: unknown group_score {group_score!r}")
+    by_group = b.reshape(scores, 0, int(attributes["groups"]), -1)
+    best, _ = b.topk(by_group, b.i64(GROUP_SCORES[group_score]))
+    of_group = b.ReduceSum(best, b.i64(2), keepdims=0)
+    picked, kept = b.topk(of_group, b.i64(int(attributes["groups_chosen"])))
+    low = b.Add(b.Sub(of_group, of_group), b.scalar(UNCHOSEN))
     mask = b.ScatterElements(low, kept, b.Sub(picked, picked), axis=1)
     return b.Reshape(b.Add(by_group, b.Unsqueeze(mask, b.i64(2))), b.Shape(scores))
 
@@ -40,13 +45,12 @@ def routing(
 ) -> ir.Value:
     """Weights of all experts, fp32 [T, E], zero for those that a row did not choose."""
     top_k, gating = int(attributes["top_k"]), str(attributes["gating"])
-    groups, groups_chosen = int(attributes["groups"]), int(attributes["groups_chosen"])
     scaling = float(attributes["scaling"])
     if gating == "softmax_selected" and top_k == experts and scaling == 1.0:
         return b.Softmax(logits, axis=-1)
     scores = logits if choice_bias is None else b.Add(b.Sigmoid(logits), choice_bias)
-    if groups_chosen < groups:
-        scores = _in_best_groups(b, scores, groups, groups_chosen)
+    if int(attributes["groups_chosen"]) < int(attributes["groups"]):
+        scores = _in_best_groups(b, scores, attributes)
     picked, chosen = b.topk(scores, b.i64(top_k))
     if scores is not logits:
         picked = b.GatherElements(logits, chosen, axis=1)

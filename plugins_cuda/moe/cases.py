@@ -30,6 +30,7 @@ class Layer:
     choice_bias: bool = False
     groups: int = 1
     groups_chosen: int = 1
+    group_score: str = "sum_of_two"
     scaling: float = 1.0
 
     def attributes(self) -> dict[str, Any]:
@@ -42,6 +43,7 @@ class Layer:
             "activation": self.activation,
             "groups": self.groups,
             "groups_chosen": self.groups_chosen,
+            "group_score": self.group_score,
             "scaling": self.scaling,
         }
 
@@ -91,6 +93,10 @@ _GROUPED = Layer(
     groups_chosen=2,
     scaling=2.5,
 )
+# DeepSeek-V2's: groups by their best expert, weights by a softmax over all.
+_BY_BEST = replace(
+    _GROUPED, gating="softmax_topk", choice_bias=False, group_score="max", scaling=16.0
+)
 
 CASES: tuple[Case, ...] = (
     Layer().case("plain"),
@@ -115,6 +121,8 @@ CASES: tuple[Case, ...] = (
     replace(_GROUPED, experts=32, inner=20, top_k=8, groups=8, groups_chosen=4).case(
         "8 of 32 experts in 4 of 8 groups"
     ),
+    _BY_BEST.case("groups by their best expert"),
+    replace(_BY_BEST, tied_router=True, groups=8, groups_chosen=4).case("groups of one expert"),
     _MXFP4.case("mxfp4"),
     replace(_MXFP4, rows=1, hidden=96, inner=64).case("mxfp4, one row, several blocks"),
     replace(_MXFP4, rows=9, tied_router=True).case("mxfp4, ties in the router"),

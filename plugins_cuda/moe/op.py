@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specbuild.plugins_cuda.moe.body import ACTIVATIONS, LEAST_SUM, body
+from specbuild.plugins_cuda.moe.body import ACTIVATIONS, GROUP_SCORES, LEAST_SUM, body
 from specbuild.plugins_cuda.moe.expert_weight import expert_weight
 from specbuild.plugins_cuda.moe.weighted_body import weighted_body
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
@@ -20,13 +20,17 @@ def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
     return torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :count]
 
 
-def _in_best_groups(scores: torch.Tensor, groups: int, groups_chosen: int) -> torch.Tensor:
-    """``scores`` [T, E], −inf outside the groups whose two best scores have the largest sums."""
+def _in_best_groups(
+    scores: torch.Tensor, groups: int, groups_chosen: int, group_score: str
+) -> torch.Tensor:
+    """``scores`` [T, E], −inf outside the groups that score best."""
     import torch
 
+    if group_score not in GROUP_SCORES:
+        raise ValueError(f"Moe: unknown group_score {group_score!r}")
     by_group = scores.unflatten(1, (groups, -1))
-    sums = by_group.topk(2, dim=-1).values.sum(dim=-1)
-    kept = torch.zeros_like(sums).scatter(1, _best(sums, groups_chosen), 1.0).bool()
+    of_group = by_group.topk(GROUP_SCORES[group_score], dim=-1).values.sum(dim=-1)
+    kept = torch.zeros_like(of_group).scatter(1, _best(of_group, groups_chosen), 1.0).bool()
     return by_group.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(1)
 
 
@@ -38,6 +42,7 @@ def route(
     *,
     groups: int = 1,
     groups_chosen: int = 1,
+    group_score: str = "sum_of_two",
     scaling: float = 1.0,
 ) -> torch.Tensor:
     """Weights of all experts [T, E], zero for those that a row did not choose.
@@ -48,15 +53,16 @@ def route(
 
     DeepSeek-V3 (arXiv 2412.19437, section 2.1.2): ``choice_bias`` [E] is added to the sigmoids
     that experts are chosen by, not to their weights; experts stand in ``groups`` of equal size, of
-    which a row takes the ``groups_chosen`` with the largest sums of two; ``scaling`` multiplies
-    the weights.
+    which a row takes the ``groups_chosen`` that score best, and ``top_k`` experts of those;
+    ``scaling`` multiplies the weights. ``group_score``: the sum of a group's two best scores
+    (``sum_of_two``), or its best one (``max``, DeepSeek-V2, arXiv 2405.04434, section 2.2.2).
     """
     import torch
 
     logits = router_logits.float()
     scores = logits if choice_bias is None else logits.sigmoid() + choice_bias.float()
     if groups_chosen < groups:
-        scores = _in_best_groups(scores, groups, groups_chosen)
+        scores = _in_best_groups(scores, groups, groups_chosen, group_score)
     chosen = _best(scores, top_k)
     picked = logits.gather(1, chosen)
     if gating == "softmax_selected":
@@ -103,6 +109,7 @@ def reference(
     limit: float,
     groups: int = 1,
     groups_chosen: int = 1,
+    group_score: str = "sum_of_two",
     scaling: float = 1.0,
 ) -> torch.Tensor:
     """Mixture of experts on ``x`` [T, H] → [T, H]; fp32 inside, experts summed by rising id.
@@ -122,6 +129,7 @@ def reference(
         choice_bias,
         groups=groups,
         groups_chosen=groups_chosen,
+        group_score=group_score,
         scaling=scaling,
     )
     w1, w2 = expert_weight(gate_up, gate_up_scales), expert_weight(down, down_scales)
@@ -161,6 +169,7 @@ OP = OpSpec(
         AttributeSpec("limit", float, 7.0),
         AttributeSpec("groups", int, 1),
         AttributeSpec("groups_chosen", int, 1),
+        AttributeSpec("group_score", str, "sum_of_two"),
         AttributeSpec("scaling", float, 1.0),
     ),
     reference=reference,

@@ -11,7 +11,11 @@ import torch
 from forms import moe_contrib, moe_dense, portable
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import DeepseekV3Config, GptOssConfig
+from transformers import DeepseekV2Config, DeepseekV3Config, GptOssConfig
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import (
+    DeepseekV2Experts,
+    DeepseekV2TopkRouter,
+)
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3Experts,
     DeepseekV3TopkRouter,
@@ -102,6 +106,46 @@ def test_equals_deepseek_in_transformers(
     np.testing.assert_allclose(run(OP, given, attributes)[0], wanted, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("run", [by_reference, portable, moe_dense, moe_contrib])
+@pytest.mark.parametrize(("groups", "groups_chosen", "top_k"), [(1, 1, 3), (4, 2, 5), (16, 3, 2)])
+def test_equals_deepseek_v2_in_transformers(
+    run: Run, groups: int, groups_chosen: int, top_k: int
+) -> None:
+    torch.manual_seed(groups)
+    config = DeepseekV2Config(
+        hidden_size=48, moe_intermediate_size=24, n_routed_experts=16, num_experts_per_tok=top_k,
+        n_group=groups, topk_group=groups_chosen, routed_scaling_factor=16.0,
+        topk_method="greedy" if groups == 1 else "group_limited_greedy", num_attention_heads=4,
+    )  # fmt: skip
+    router, experts = DeepseekV2TopkRouter(config), DeepseekV2Experts(config)
+    with torch.no_grad():
+        for parameter in (*router.parameters(), *experts.parameters()):
+            parameter.normal_(std=0.3)
+        x = torch.randn(21, 48)
+        logits, weights, chosen = router(x)
+        wanted = experts(x, chosen, weights).numpy()
+        gate, up = experts.gate_up_proj.chunk(2, dim=1)
+        gate_up = torch.stack([gate, up], dim=2).flatten(1, 2).transpose(1, 2)
+        down = experts.down_proj.transpose(1, 2)
+    arrays = [x, logits, gate_up, None, None, down, None, None, None]
+    attributes = {
+        "top_k": top_k,
+        "gating": "softmax_topk",
+        "activation": "swiglu",
+        "groups": groups,
+        "groups_chosen": groups_chosen,
+        "group_score": "max",
+        "scaling": 16.0,
+    }
+    given = [None if a is None else a.detach().contiguous().numpy() for a in arrays]
+    np.testing.assert_allclose(run(OP, given, attributes)[0], wanted, atol=1e-4, rtol=1e-5)
+
+
+def test_an_unknown_score_of_groups() -> None:
+    with pytest.raises(ValueError, match="unknown group_score 'mean'"):
+        route(torch.zeros(1, 4), 1, "sigmoid", groups=2, groups_chosen=1, group_score="mean")
+
+
 def test_mxfp4_is_read_nibble_by_nibble() -> None:
     rng = np.random.default_rng(0)
     blocks = rng.integers(0, 256, (2, 3, 2, 16)).astype(np.uint8)
@@ -141,9 +185,9 @@ def test_gating_by_hand(gating: str) -> None:
     assert route(torch.tensor([row]), 2, gating)[0].tolist() == pytest.approx(wanted)
 
 
-@given(data=st.data())
+@given(data=st.data(), group_score=st.sampled_from(["sum_of_two", "max"]))
 @settings(max_examples=60, deadline=None)
-def test_groups_by_hand(data: st.DataObject) -> None:
+def test_groups_by_hand(data: st.DataObject, group_score: str) -> None:
     """Scores on a coarse grid, so that groups and experts tie: the lower one is taken."""
     groups = data.draw(st.integers(1, 4), "groups")
     size = data.draw(st.integers(2, 4), "experts of a group")
@@ -154,13 +198,14 @@ def test_groups_by_hand(data: st.DataObject) -> None:
     bias = [value for _ in range(groups) for value in data.draw(grid, "bias")]
     weights = route(
         torch.tensor([row]), top_k, "sigmoid", torch.tensor(bias),
-        groups=groups, groups_chosen=kept, scaling=2.0,
+        groups=groups, groups_chosen=kept, group_score=group_score, scaling=2.0,
     )[0].tolist()  # fmt: skip
     sigmoid = torch.tensor(row).sigmoid().tolist()
     score = (torch.tensor(row).sigmoid() + torch.tensor(bias)).tolist()
     of_group = [range(size * group, size * (group + 1)) for group in range(groups)]
+    summed = {"sum_of_two": 2, "max": 1}[group_score]
     sums = [
-        float(torch.tensor(sorted(score[e] for e in members)[-2:]).flip(0).sum())
+        float(torch.tensor(sorted(score[e] for e in members)[-summed:]).flip(0).sum())
         for members in of_group
     ]
     best = sorted(range(groups), key=lambda group: (-sums[group], group))[:kept]

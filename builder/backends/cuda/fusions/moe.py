@@ -38,7 +38,7 @@ from specbuild.plugins_cuda.rms_moe.packing import (
 )
 
 # What RmsMoe's routing has none of.
-_UNGROUPED = {"groups": 1, "groups_chosen": 1, "scaling": 1.0}
+_UNGROUPED = {"groups": 1, "groups_chosen": 1, "group_score": "sum_of_two", "scaling": 1.0}
 
 Pack = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
