@@ -1,4 +1,4 @@
-"""Writes small random DeepSeek-V3 checkpoints, by transformers' own model and writer."""
+"""Writes small random checkpoints of DeepSeek and its kin, by transformers' own models."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from checkpoint_files import edit_config
 
 # So few tokens that a random draft is right now and then.
 LAYERS, HIDDEN, VOCAB = 2, 64, 32
@@ -44,11 +45,78 @@ SIZES: dict[str, Any] = {
 }
 
 
-def write_deepseek(path: Path, *, seed: int = 0, dtype: str = "float32", **changes: Any) -> None:
-    """Write a random model of :data:`SIZES` and ``changes`` under ``path``."""
-    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+_SIGMOIDS = {"n_routed_experts": 12, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1}
+_PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+# By kind: the class in transformers, and what differs from SIZES.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v3": ("DeepseekV3", {}),
+    "kimi_k2": ("DeepseekV3", {**_SIGMOIDS, "n_shared_experts": 1}),
+    "glm4_moe_lite": (
+        "Glm4MoeLite",
+        {
+            **_SIGMOIDS, "n_shared_experts": 1, "routed_scaling_factor": 1.8, "v_head_dim": 28,
+            "rope_parameters": _PLAIN_ROPE,
+        },
+    ),
+    "youtu": (
+        "Youtu",
+        {
+            "tie_word_embeddings": True, "pad_token_id": 5, "bos_token_id": 1, "eos_token_id": 2,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 10000.0, "factor": 1.0, "mscale_all_dim": 0,
+            },
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            "q_lora_rank": None, "n_group": None, "topk_group": None, "topk_method": "greedy",
+            "norm_topk_prob": False, "routed_scaling_factor": 1.0,
+            "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+}  # fmt: skip
+KINDS["youtu_llm"] = KINDS["youtu"]
+GROUPS_BY_BEST = {
+    "n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy",
+    "routed_scaling_factor": 4.0, "q_lora_rank": 24,
+}  # fmt: skip
 
-    model = DeepseekV3ForCausalLM(DeepseekV3Config(**(SIZES | changes)))
+
+def write_deepseek(
+    path: Path,
+    *,
+    kind: str = "deepseek_v3",
+    seed: int = 0,
+    dtype: str = "float32",
+    shard_size: str = "1GB",
+    **changes: Any,
+) -> None:
+    """Write a random model of this kind, of :data:`SIZES` and ``changes``, under ``path``."""
+    import transformers
+
+    name, own = KINDS[kind]
+    sizes = SIZES | own | changes
+    if name == "Youtu":
+        sizes = {key: value for key, value in sizes.items() if not _of_experts(key)}
+    if name == "Glm4MoeLite":
+        dense = sizes.pop("first_k_dense_replace")
+        layers = sizes["num_hidden_layers"]
+        sizes["mlp_layer_types"] = ["dense"] * dense + ["sparse"] * (layers - dense)
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    randomise(model, seed)
+    model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=shard_size)
+    if kind != config.model_type:
+        edit_config(path, model_type=kind)
+
+
+def _of_experts(field: str) -> bool:
+    return "group" in field or "expert" in field or "moe" in field or "dense" in field
+
+
+def randomise(model: torch.nn.Module, seed: int) -> None:
+    """Random weights of such sizes that random logits differ clearly."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
@@ -59,4 +127,3 @@ def write_deepseek(path: Path, *, seed: int = 0, dtype: str = "float32", **chang
                 tensor.copy_(0.1 * noise)
             else:
                 tensor.copy_(1.2 * noise * tensor.shape[-1] ** -0.5)
-    model.to(getattr(torch, dtype)).save_pretrained(path)

@@ -1,4 +1,4 @@
-"""Reads a DeepSeek-V3 checkpoint: MLA with decoupled RoPE, dense and routed feed-forwards."""
+"""Reads a checkpoint with DeepSeek's attention (MLA with decoupled RoPE), dense or with experts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.rope import read_rope, yarn_score_factor
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.checkpoint.target_parts import read_eos
-from specbuild.builder.families.deepseek.config_fields import DEEPSEEK
 from specbuild.builder.families.deepseek.tensors import for_engine
+from specbuild.builder.families.deepseek.variants import VARIANTS, Variant
 from specbuild.runtime.engine_dir.geometry import (
     AttentionParts,
     BothFeedForward,
@@ -28,7 +28,6 @@ from specbuild.runtime.engine_dir.geometry import (
 )
 from specbuild.runtime.errors import SpecbuildError
 
-MODEL_TYPE = "deepseek_v3"
 DEFAULT_THETA = 10000.0
 # The norms of latents have it, whatever a model's config says of its other norms.
 LATENT_EPS = 1e-6
@@ -43,8 +42,10 @@ def read_deepseek_config(
 
     Raises SpecbuildError for what is not implemented and for numbers that do not go together.
     """
-    warnings = check_fields(config, DEEPSEEK, strict=strict)
-    geometry = _geometry(path, config)
+    model_type = config.text("model_type")
+    assert model_type is not None
+    warnings = check_fields(config, VARIANTS[model_type].fields, strict=strict)
+    geometry = _geometry(path, config, model_type)
     _check(config.where, geometry)
     return geometry, warnings
 
@@ -53,7 +54,7 @@ def without_predictors(
     tensors: dict[str, SourceTensor], g: TargetGeometry, config: Config
 ) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
     """The tensors without those of the layers that predict further tokens (MTP), and a warning."""
-    end = g.layers + config.integer("num_nextn_predict_layers", 0, least=0)
+    end = g.layers + predictors(config)
     found = {
         name: int(match[1])
         for name in tensors
@@ -69,6 +70,12 @@ def without_predictors(
     )
 
 
+def predictors(config: Config) -> int:
+    """How many layers behind the last one predict further tokens (MTP)."""
+    older = config.integer("num_nextn_predict_layers", 0, least=0)
+    return config.integer("num_mtp_layers", older, least=0)
+
+
 def engine_tensors(
     tensors: dict[str, SourceTensor], g: TargetGeometry, _config: Config
 ) -> dict[str, SourceTensor]:
@@ -76,16 +83,18 @@ def engine_tensors(
     return for_engine(tensors, g, interleaved=g.rope.interleaved)
 
 
-def _geometry(path: Path, config: Config) -> TargetGeometry:
+def _geometry(path: Path, config: Config, model_type: str) -> TargetGeometry:
     layers, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
     if config.integer("num_key_value_heads", heads) != heads:
         raise config.wrong("num_key_value_heads", f"as many as num_attention_heads, {heads}")
     rope = read_rope(config, default_theta=DEFAULT_THETA)
     rope = replace(rope, interleaved=config.boolean("rope_interleave", True))
     mla = _mla(config, rope)
-    feed_forwards, layer_feed_forwards = distinct_feed_forwards(_feed_forwards(config, layers))
+    feed_forwards, layer_feed_forwards = distinct_feed_forwards(
+        _feed_forwards(config, VARIANTS[model_type], layers)
+    )
     return TargetGeometry(
-        model_type=MODEL_TYPE,
+        model_type=model_type,
         layers=layers,
         hidden=config.integer("hidden_size"),
         vocab=config.integer("vocab_size"),
@@ -120,31 +129,60 @@ def _mla(config: Config, rope: Rope) -> MlaGeometry:
     )
 
 
-def _feed_forwards(config: Config, layers: int) -> list[FeedForward]:
-    """Every layer's: a dense one in the first layers, routed and shared experts behind."""
-    routed = bool(config.get("n_routed_experts"))
-    first = min(config.integer("first_k_dense_replace", 0, least=0), layers) if routed else layers
-    found: list[FeedForward] = []
-    if first:
-        inner = config.integer("intermediate_size")
-        found += [DenseFeedForward(inner=inner, activation=Swiglu())] * first
-    if first < layers:
-        found += [_experts(config)] * (layers - first)
-    return found
+def _feed_forwards(config: Config, variant: Variant, layers: int) -> list[FeedForward]:
+    """Every layer's: a dense one, or routed and shared experts."""
+    dense: list[FeedForward] = []
+    experts: list[FeedForward] = []
+    routed = [not is_dense for is_dense in _dense_layers(config, variant, layers)]
+    if not all(routed):
+        dense = [DenseFeedForward(inner=config.integer("intermediate_size"), activation=Swiglu())]
+    if any(routed):
+        experts = [_experts(config, variant)]
+    return [(experts if has_experts else dense)[0] for has_experts in routed]
 
 
-def _experts(config: Config) -> FeedForward:
-    inner, groups = config.integer("moe_intermediate_size"), config.integer("n_group", 1)
+def _dense_layers(config: Config, variant: Variant, layers: int) -> list[bool]:
+    """Which layers have no experts.
+
+    Raises SpecbuildError where both spellings are there and differ.
+    """
+    if variant.dense_layers is None or not config.get("n_routed_experts"):
+        return [True] * layers
+    first, kinds = config.get("first_k_dense_replace"), config.texts("mlp_layer_types")
+    count = config.integer("first_k_dense_replace", variant.dense_layers, least=0)
+    by_count = [layer < count for layer in range(layers)]
+    if not kinds:
+        return by_count
+    if len(kinds) != layers or set(kinds) - {"dense", "sparse"}:
+        raise config.wrong("mlp_layer_types", f'"dense" or "sparse" for each of {layers} layers')
+    by_kind = [kind == "dense" for kind in kinds]
+    if first is not None and by_kind != by_count:
+        raise SpecbuildError(
+            f"{config.where}: first_k_dense_replace {first} and mlp_layer_types differ; keep the "
+            "right one"
+        )
+    return by_kind
+
+
+def _experts(config: Config, variant: Variant) -> FeedForward:
+    inner = config.integer("moe_intermediate_size")
+    softmax = variant.scores == "softmax"
+    normalised = config.boolean("norm_topk_prob", not softmax)
+    groups = chosen = 1
+    if not softmax or config.text("topk_method") == "group_limited_greedy":
+        groups = config.integer("n_group", 1)
+        chosen = config.integer("topk_group", groups)
     moe = MoeFeedForward(
         experts=config.integer("n_routed_experts"),
         experts_per_token=config.integer("num_experts_per_tok"),
         inner=inner,
         storage="bf16",
         activation=Swiglu(),
-        gating="sigmoid_norm" if config.boolean("norm_topk_prob", True) else "sigmoid",
-        choice_bias=True,
+        gating="softmax_topk" if softmax else "sigmoid_norm" if normalised else "sigmoid",
+        choice_bias=not softmax,
         groups=groups,
-        groups_chosen=config.integer("topk_group", groups),
+        groups_chosen=chosen,
+        group_score="max" if softmax else "sum_of_two",
         scaling=config.number("routed_scaling_factor", 1.0),
     )
     shared = config.integer("n_shared_experts", 0, least=0)
@@ -172,7 +210,7 @@ def _misfits(f: MoeFeedForward) -> list[str]:
         wrong.append(f"topk_group {f.groups_chosen} of n_group {f.groups} groups")
     elif f.experts % f.groups:
         wrong.append(f"{f.experts} experts do not divide into n_group {f.groups} groups")
-    elif f.groups_chosen < f.groups and f.experts < 2 * f.groups:
+    elif f.group_score == "sum_of_two" and f.groups_chosen < f.groups == f.experts:
         wrong.append(f"{f.experts} experts in n_group {f.groups} groups, which need two or more")
     elif f.experts_per_token > (open_to_a_token := f.experts // f.groups * f.groups_chosen):
         wrong.append(

@@ -1,15 +1,16 @@
-"""DeepSeek-V3 as the registry knows it."""
+"""The models with DeepSeek's attention, as the registry knows them."""
 
 from __future__ import annotations
 
 from specbuild.builder.families.deepseek import checkpoint, hints, reference
 from specbuild.builder.families.deepseek.model import DeepSeek
 from specbuild.builder.families.deepseek.tensors import deepseek_tensors
+from specbuild.builder.families.deepseek.variants import VARIANTS
 from specbuild.builder.families.family import CheckpointFormat, Reference, TargetFamily
 
 DEEPSEEK = TargetFamily(
-    title="DeepSeek-V3",
-    model_types={checkpoint.MODEL_TYPE: "DeepseekV3ForCausalLM"},
+    title="DeepSeek-like",
+    model_types={kind: variant.architecture for kind, variant in VARIANTS.items()},
     checkpoint=CheckpointFormat(
         read_config=checkpoint.read_deepseek_config,
         tensors=deepseek_tensors,
@@ -19,5 +20,9 @@ DEEPSEEK = TargetFamily(
         foreign_hints=hints.mla_hints,
     ),
     module=DeepSeek,
-    reference=Reference(routers=reference.routers, margin=reference.routing_margin),
+    reference=Reference(
+        load_options=reference.load_options,
+        routers=reference.routers,
+        margin=reference.routing_margin,
+    ),
 )

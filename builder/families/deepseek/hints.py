@@ -6,6 +6,7 @@ import re
 
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.hints import LAYER, layer_hints
+from specbuild.builder.families.deepseek.variants import VARIANTS
 from specbuild.runtime.engine_dir.geometry import TargetGeometry, routed_part
 
 EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
@@ -16,7 +17,7 @@ def mla_hints(_config: Config, names: list[str]) -> list[str]:
     if any("kv_a_proj" in name or "kv_b_proj" in name for name in names):
         return [
             "the shards hold MLA attention, which is built for a config.json of model_type "
-            "deepseek_v3 only"
+            f"{', '.join(VARIANTS)} only"
         ]
     return []
 
@@ -33,8 +34,8 @@ def feed_forward_hints(g: TargetGeometry, names: list[str]) -> list[str]:
         if wrong:
             hints.append(
                 f"config.json says that layers {', '.join(map(str, sorted(wrong)))} have {kind} "
-                f"(first_k_dense_replace, n_routed_experts), but the shards hold {unlike} there: "
-                "the config does not belong to these weights"
+                "(first_k_dense_replace or mlp_layer_types, n_routed_experts), but the shards hold "
+                f"{unlike} there: the config does not belong to these weights"
             )
     found = {int(m[1]) for name in names if (m := EXPERT.search(name))}
     if found and g.moe is not None and len(found) != g.moe.experts:

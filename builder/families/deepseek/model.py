@@ -1,4 +1,4 @@
-"""DeepSeek-V3 (arXiv 2412.19437): MLA, a dense MLP in the first layers, then routed experts."""
+"""DeepSeek-V2 and V3 (arXiv 2405.04434, 2412.19437): MLA, then a dense MLP or routed experts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from specbuild.runtime.engine_dir.geometry import (
 
 
 class Router(nn.Module):
-    """The affinities of experts, and the bias that experts are chosen by."""
+    """The affinities of experts; in V3 there is a bias too that experts are chosen by."""
 
     def __init__(self, hidden: int, moe: MoeFeedForward) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(moe.experts, hidden))
-        self.e_score_correction_bias = nn.Parameter(torch.empty(moe.experts))
+        if moe.choice_bias:
+            self.e_score_correction_bias = nn.Parameter(torch.empty(moe.experts))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, H] → logits fp32 [T, E]."""
@@ -44,7 +45,7 @@ class MoeMlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, H], normed → [T, H]."""
-        bias = self.gate.e_score_correction_bias.float()
+        bias = self.gate.e_score_correction_bias.float() if self.routing.choice_bias else None
         routed = mixed_experts(x, self.gate(x), self.experts, self.routing, bias)
         return routed + self.shared_experts(x) if self.shared else routed
 
@@ -66,7 +67,7 @@ def _mlp(hidden: int, feed_forward: FeedForward) -> nn.Module:
 
 
 class DeepSeek(TargetModel):
-    """DeepSeek-V3 in the role ``target``."""
+    """A DeepSeek in the role ``target``."""
 
     def __init__(self, g: TargetGeometry, sizes: GraphSizes) -> None:
         assert g.mla is not None

@@ -1,26 +1,49 @@
-"""DeepSeek in transformers: where it chooses experts."""
+"""DeepSeek and its kin in transformers: how they are loaded, and where they choose experts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from specbuild.builder.families.deepseek.variants import VARIANTS
 from specbuild.builder.families.parts.routing_margin import choice_margin
 
 
+def load_options(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The class's own configuration, of the fields of ``config.json``.
+
+    Under another ``model_type`` transformers leaves experts as they were initialised; with a
+    padding token it would make that row of the embedding, and of a tied head, 0.
+    """
+    import transformers
+
+    architecture = VARIANTS[fields["model_type"]].architecture
+    kind = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
+    own = {"model_type": kind.model_type, "pad_token_id": None}
+    return {"config": kind.from_dict({**fields, **own})}
+
+
 def routers(model: Any) -> dict[int, nn.Module]:
-    """The routers, by layer; the first layers have none."""
-    dense = model.config.first_k_dense_replace
-    return {i: layer.mlp.gate for i, layer in enumerate(model.model.layers) if i >= dense}
+    """The routers, by layer; dense layers have none."""
+    layers = enumerate(model.model.layers)
+    return {i: layer.mlp.gate for i, layer in layers if hasattr(layer.mlp, "gate")}
 
 
 def routing_margin(router: Any, logits: torch.Tensor) -> float:
     """The smaller of the distances between groups and between experts of the groups taken."""
-    scores = logits.sigmoid() + router.e_score_correction_bias
+    if hasattr(router, "e_score_correction_bias"):
+        scores, summed = logits.sigmoid() + router.e_score_correction_bias, 2
+        grouped = True
+    else:  # DeepSeek-V2: by a softmax, whose order is that of the logits
+        scores, summed = logits, 1
+        grouped = router.topk_method == "group_limited_greedy"
+    if not grouped:
+        return choice_margin(scores, router.top_k)
     by_group = scores.unflatten(-1, (router.num_group, -1))
-    sums = by_group.topk(min(2, by_group.shape[-1]), dim=-1).values.sum(dim=-1)
+    sums = by_group.topk(min(summed, by_group.shape[-1]), dim=-1).values.sum(dim=-1)
     taken = sums.topk(router.topk_group, dim=-1).indices
     kept = torch.zeros_like(sums).scatter(-1, taken, 1.0).bool().unsqueeze(-1)
     within = by_group.masked_fill(~kept, -torch.inf).flatten(-2)

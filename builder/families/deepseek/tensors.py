@@ -1,4 +1,4 @@
-"""The tensors of a DeepSeek-V3 on disk, and the forms in which an engine's graphs name them."""
+"""The tensors of a DeepSeek on disk, and the forms in which an engine's graphs name them."""
 
 from __future__ import annotations
 

@@ -45,6 +45,7 @@ def mixed_experts(
         activation=moe.activation.kind,
         groups=moe.groups,
         groups_chosen=moe.groups_chosen,
+        group_score=moe.group_score,
         scaling=moe.scaling,
     )
     return mixed

@@ -175,7 +175,11 @@ def test_layers_that_predict_further_tokens_are_named(model: Path) -> None:
     checkpoint = read_target(model, strict=True)
     assert warning in checkpoint.warnings[0] and "1 in number" in checkpoint.warnings[0]
     assert not any(f"layers.{LAYERS}." in name for name in checkpoint.tensors)
-    edit_config(model, num_nextn_predict_layers=0)
+    remove_fields(model, "num_nextn_predict_layers")
+    assert f"left over: model.layers.{LAYERS}.eh_proj.weight" in refusal(model)
+    edit_config(model, num_mtp_layers=1)  # transformers' newer name
+    assert warning in read_target(model, strict=True).warnings[0]
+    edit_config(model, num_mtp_layers=0)
     assert f"left over: model.layers.{LAYERS}.eh_proj.weight" in refusal(model)
 
 

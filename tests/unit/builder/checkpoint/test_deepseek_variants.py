@@ -1,0 +1,125 @@
+"""What the model types with DeepSeek's attention have of their own: routing, and dense layers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from checkpoint_files import edit_config, remove_fields
+from deepseek_checkpoints import GROUPS_BY_BEST, KINDS, write_deepseek
+
+from specbuild.builder.backends.cuda.check import require_cuda_support
+from specbuild.builder.backends.tensorrt.standard.check import require_standard_support
+from specbuild.builder.families.checkpoints import read_target
+from specbuild.builder.options import BuildOptions
+from specbuild.runtime.engine_dir.geometry import MoeFeedForward, TargetGeometry, routed_part
+from specbuild.runtime.errors import SpecbuildError
+
+
+def geometry(path: Path) -> TargetGeometry:
+    return read_target(path, strict=True).geometry
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(SpecbuildError) as error:
+        read_target(path, strict=False)
+    return str(error.value)
+
+
+def routed_layers(g: TargetGeometry) -> list[bool]:
+    return [routed_part(g.feed_forward(layer)) is not None for layer in range(g.layers)]
+
+
+def moe(path: Path) -> MoeFeedForward:
+    found = geometry(path).moe
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_keeps_its_type_and_is_for_the_cpu(kind: str, tmp_path: Path) -> None:
+    write_deepseek(tmp_path, kind=kind)
+    checkpoint = read_target(tmp_path, strict=True)
+    assert checkpoint.warnings == ()
+    g = checkpoint.geometry
+    assert g.model_type == kind and g.norm.eps == 0.02
+    assert g.mla is not None and g.mla.norm.eps == 1e-6
+    with pytest.raises(SpecbuildError, match=f"a {kind}: CUDA kernels .* build with --backend cpu"):
+        require_cuda_support(g, None)
+    with pytest.raises(SpecbuildError, match=f"a {kind}, whose attention .MLA. is built for the"):
+        require_standard_support(g, BuildOptions(model=tmp_path, output=tmp_path / "engine"))
+
+
+def test_glm_says_by_a_number_or_by_a_list_which_layers_are_dense(tmp_path: Path) -> None:
+    write_deepseek(tmp_path, kind="glm4_moe_lite", num_hidden_layers=3)
+    by_list = geometry(tmp_path)
+    assert routed_layers(by_list) == [False, True, True]
+    edit_config(
+        tmp_path, first_k_dense_replace=1, partial_rotary_factor=1, rope_parameters=None,
+        rope_scaling=None, rope_theta=10000.0, num_nextn_predict_layers=1, topk_method="noaux_tc",
+    )  # fmt: skip
+    assert geometry(tmp_path) == by_list  # as saved and as released, side by side
+    remove_fields(tmp_path, "mlp_layer_types")
+    assert geometry(tmp_path) == by_list
+    remove_fields(tmp_path, "first_k_dense_replace")
+    assert geometry(tmp_path) == by_list
+    edit_config(tmp_path, mlp_layer_types=["dense", "sparse", "sparse"], first_k_dense_replace=2)
+    assert "first_k_dense_replace 2 and mlp_layer_types differ" in refusal(tmp_path)
+    edit_config(tmp_path, mlp_layer_types=["dense", "sparse"])
+    assert 'expected "dense" or "sparse" for each of 3 layers' in refusal(tmp_path)
+    edit_config(tmp_path, mlp_layer_types=None, partial_rotary_factor=0.5)
+    assert "partial_rotary_factor 0.5 is not implemented" in refusal(tmp_path)
+
+
+def test_dense_layers_where_no_field_says_how_many(tmp_path: Path) -> None:
+    """As in transformers: DeepSeek-V3 has three of them."""
+    write_deepseek(tmp_path, num_hidden_layers=4, first_k_dense_replace=3)
+    remove_fields(tmp_path, "first_k_dense_replace")
+    assert routed_layers(geometry(tmp_path)) == [False, False, False, True]
+
+
+def test_v2_routes_by_a_softmax_over_all(tmp_path: Path) -> None:
+    write_deepseek(tmp_path, kind="deepseek_v2")
+    edit_config(tmp_path, n_group=1, topk_group=1, scoring_func="softmax")
+    found = moe(tmp_path)
+    assert (found.gating, found.choice_bias, found.scaling) == ("softmax_topk", False, 1.0)
+    assert (found.groups, found.groups_chosen) == (1, 1)
+    mla = geometry(tmp_path).mla
+    assert mla is not None and mla.q_lora_rank is None
+    assert mla.scale == pytest.approx(40**-0.5 * (0.1 * 0.707 * math.log(4) + 1) ** 2)
+    edit_config(tmp_path, **GROUPS_BY_BEST | {"q_lora_rank": None})
+    found = moe(tmp_path)
+    assert (found.groups, found.groups_chosen, found.group_score) == (4, 2, "max")
+    assert found.scaling == 4.0
+    edit_config(tmp_path, n_group=8, topk_group=3)  # one expert a group has a best one
+    assert moe(tmp_path).groups == 8
+    edit_config(tmp_path, topk_method="greedy")
+    assert moe(tmp_path).groups == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob True is not implemented"),
+        ("deepseek_v2", {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid' is not implemented"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not implemented"),
+        ("deepseek_v2", {"mlp_bias": True}, "mlp_bias True is not implemented"),
+        ("deepseek_v2", {"moe_layer_freq": 2}, "moe_layer_freq 2 is not implemented"),
+        ("youtu", {"tie_word_embeddings": False}, "missing: lm_head.weight"),
+        ("youtu", {"num_hidden_layers": 3}, "the shards hold 2 layers, config.json says 3"),
+        ("kimi_k2", {"topk_method": "greedy"}, "topk_method 'greedy' is not implemented"),
+    ],
+)
+def test_what_is_refused(kind: str, changes: dict, message: str, tmp_path: Path) -> None:
+    write_deepseek(tmp_path, kind=kind)
+    edit_config(tmp_path, **changes)
+    assert message in refusal(tmp_path)
+
+
+def test_youtus_rope_of_factor_one_is_plain(tmp_path: Path) -> None:
+    write_deepseek(tmp_path, kind="youtu")
+    g = geometry(tmp_path)
+    assert g.tied_head and g.moe is None
+    assert g.mla is not None and g.mla.scale == pytest.approx(40**-0.5)
+    assert g.rope.attention_factor == 1.0
