@@ -54,6 +54,8 @@ class AddressOptions(OptionGroup):
         ),
     ] = ()
 
+    no_page: Annotated[bool, Described("No page at /.")] = False
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(OptionGroup):
@@ -111,7 +113,8 @@ def serve(
     """Serve an engine over HTTP with OpenAI's API.
 
     Routes: /v1/completions, /v1/chat/completions, /v1/responses, /v1/models,
-    /tokenize, /detokenize, /health, /metrics. SIGTERM and ctrl-C let open requests end.
+    /tokenize, /detokenize, /health, /metrics, and a page to chat on at /. SIGTERM and ctrl-C
+    let open requests end.
 
     \b
     Examples:
@@ -156,6 +159,7 @@ def serve(
             keys=keys,
             origins=address.cors,
             log_requests=queue.log_requests,
+            page=not address.no_page,
         ),
     )
 

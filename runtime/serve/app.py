@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -27,6 +27,7 @@ from specbuild.runtime.serve.responses.route import Responses
 from specbuild.runtime.serve.service import Service, ServiceOptions
 from specbuild.runtime.serve.serving import Serving
 from specbuild.runtime.serve.tokens import DetokenizeFields, TokenizeFields, TokenRoutes
+from specbuild.runtime.serve.web_page import WebPage
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -36,6 +37,7 @@ class AppOptions:
     """How an engine is served, and to whom.
 
     Without ``keys`` everybody is served. ``origins`` are those whose pages may call (CORS).
+    ``page``: the page at ``/`` is there.
     """
 
     service: ServiceOptions
@@ -43,6 +45,7 @@ class AppOptions:
     keys: Sequence[str] = ()
     origins: Sequence[str] = ()
     log_requests: bool = False
+    page: bool = True
 
 
 class App:
@@ -65,7 +68,9 @@ class App:
                 allow_headers=["*"],
             )
             layers.insert(1, cors)
-        self.asgi = Starlette(routes=self._routes(), middleware=layers, lifespan=self._lifespan)
+        self.asgi = Starlette(
+            routes=[*self._routes(), *self._page()], middleware=layers, lifespan=self._lifespan
+        )
 
     @property
     def serving(self) -> Serving:
@@ -117,6 +122,13 @@ class App:
             Route("/metrics", self._metrics),
         ]
 
+    def _page(self) -> list[Route]:
+        if not self._options.page:
+            return []
+        text = self._engine.text
+        chat = self._options.form is not None and text is not None and text.has_template
+        return WebPage(chat=chat, key=bool(self._options.keys)).routes()
+
     async def _completion(self, body: CompletionFields) -> Any:
         return await Completions(self.serving).answer(body)
 
@@ -167,7 +179,7 @@ class App:
         return Response()
 
     async def _load(self, _request: HttpRequest) -> Response:
-        return JSONResponse({"server_load": self.service.open_requests})
+        return JSONResponse({"server_load": self.service.open_requests} | asdict(self.service.load))
 
     async def _version(self, _request: HttpRequest) -> Response:
         return JSONResponse({"version": version("specbuild")})

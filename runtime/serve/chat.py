@@ -16,7 +16,7 @@ from specbuild.runtime.serve.messages import EFFORTS, template_messages, tool_li
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.parser import Delta
 from specbuild.runtime.serve.serving import Serving
-from specbuild.runtime.serve.turns import Turns, merged
+from specbuild.runtime.serve.turns import Turns, merged, parts_of, source
 from specbuild.runtime.serve.usage import answer_head, usage
 
 
@@ -81,7 +81,7 @@ class Chat:
         serving = self._serving
         model = serving.model(body.model)
         body.check()
-        with_usage = body.includes_usage
+        with_usage, by_source = body.includes_usage, body.by_source
         tools = offered_tools(serving, body.tools, body.tool_choice)
         messages, variables = template_messages(body.messages), body.variables
         each = body.params(max_tokens=body.most_tokens, stops=False)
@@ -91,6 +91,7 @@ class Chat:
         turns = serving.turns(requests)
         if body.stream:
             head["object"] = "chat.completion.chunk"
+            turns = parts_of(turns) if by_source else turns
             return self._stream(turns, choices, head, with_usage=with_usage)
         for turn in await merged(turns, len(requests)):
             choices[turn.choice].output.take(turn)
@@ -199,8 +200,13 @@ class _Choice:
         """Chunks of what a turn gave; the last one has its tokens' log-probabilities and end."""
         shown = [self.shown(delta, None) for delta in map(self._delta, deltas) if delta]
         end = self.output.finish_reason
-        if end is not None or (not shown and self._body.logprobs):
+        by_token = self._body.logprobs or self._body.return_draft_tokens
+        if end is not None or (not shown and by_token):
             shown.append(self.shown({}, end))
+        if self._body.return_draft_tokens:
+            for chunk in shown[:-1]:
+                chunk.update(source(tokens), token_count=0)
+            shown[-1] |= source(tokens)
         if shown and (self._body.logprobs or self._body.return_token_ids):
             shown[-1] |= self._details(tokens)
         return shown

@@ -11,7 +11,7 @@ from specbuild.runtime.serve.errors import not_offered, refused
 from specbuild.runtime.serve.fields import GenerationFields
 from specbuild.runtime.serve.http import Chunks
 from specbuild.runtime.serve.serving import Serving
-from specbuild.runtime.serve.turns import Turn, Turns, merged
+from specbuild.runtime.serve.turns import Turn, Turns, merged, parts_of, source
 from specbuild.runtime.serve.usage import answer_head, usage
 
 MOST_PROMPTS = 1024
@@ -75,12 +75,15 @@ class Completions:
         model = serving.model(body.model)
         body.check()
         with_usage, prompts = body.includes_usage, body.prompts
+        by_source = body.by_source
         each = body.params(max_tokens=body.max_tokens, stops=serving.has_text)
         requests = await serving.requests(prompts, each, raw=True)
         head = answer_head("cmpl", "text_completion", model)
         choices = [_Choice(serving, body, i, r) for i, r in enumerate(requests)]
         turns = serving.turns(requests)
         if body.stream:
+            if by_source:
+                turns = parts_of(turns)
             return self._stream(turns, choices, head, body.choices if with_usage else None)
         whole = await merged(turns, len(requests))
         shown = [choice.of(turn) for choice, turn in zip(choices, whole, strict=True)]
@@ -127,6 +130,8 @@ class _Choice:
             "logprobs": None if body.logprobs is None else self._logprobs(turn),
             "finish_reason": turn.finish_reason,
         }
+        if body.return_draft_tokens:
+            shown |= source(turn.tokens)
         if body.return_token_ids:
             shown["token_ids"] = [token.token_id for token in turn.tokens]
             shown["prompt_token_ids"] = list(self.request.prompt_ids)

@@ -62,6 +62,7 @@ class GenerationFields(BaseModel):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
+    return_draft_tokens: bool = False
 
     @property
     def choices(self) -> int:
@@ -79,6 +80,13 @@ class GenerationFields(BaseModel):
         if not self.stream:
             raise refused("stream_options", "stream_options is for streams: set stream too")
         return self.stream_options.include_usage
+
+    @property
+    def by_source(self) -> bool:
+        """Whether chunks hold tokens of the draft or of the target. ApiError without a stream."""
+        if self.return_draft_tokens and not self.stream:
+            raise refused("return_draft_tokens", "return_draft_tokens is for streams: set stream")
+        return self.return_draft_tokens
 
     def refuse_what_is_not_offered(self) -> None:
         """ApiError names the first field that asks for what the server does not have."""

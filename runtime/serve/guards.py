@@ -15,6 +15,7 @@ from specbuild.runtime.serve.http import send_error
 
 # What is asked of a server by those who watch it, which have no key.
 _OPEN_PATHS = ("/health", "/ping", "/metrics", "/version", "/load", "/", "/favicon.ico")
+_OPEN_FOLDER = "/page/"
 log = logging.getLogger("specbuild.serve")
 
 
@@ -27,7 +28,7 @@ class Keys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves or refuses one request."""
-        if scope["type"] != "http" or not self._digests or scope["path"] in _OPEN_PATHS:
+        if scope["type"] != "http" or not self._digests or _is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         given = dict(scope["headers"]).get(b"authorization", b"")
@@ -40,6 +41,10 @@ class Keys:
         else:
             refusal = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
             await send_error(send, refusal)
+
+
+def _is_open(path: str) -> bool:
+    return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
 
 
 class Failures:

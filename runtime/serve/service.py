@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.session import EventBatch, Stream
@@ -32,6 +32,15 @@ class ServiceOptions:
     max_queue: int = 256
     setting: DraftSetting = field(default_factory=DraftSetting)
     exact: bool = False
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests that run and that wait, and the share of cache pages in use."""
+
+    running: int
+    waiting: int
+    used_pages: float
 
 
 class Generation:
@@ -153,13 +162,15 @@ class Service:
         if not isinstance(error, RequestError):
             self._failure = f"{type(error).__name__}: {error}"
 
+    @property
+    def load(self) -> Load:
+        """What the engine has to do now."""
+        running = min(self._open, self.engine.manifest.limits.max_batch_size)
+        return Load(running, self._open - running, self.engine.used_pages)
+
     def exposed_metrics(self) -> bytes:
         """Prometheus' text."""
-        running = min(self._open, self.engine.manifest.limits.max_batch_size)
-        waiting = self._open - running
-        return self.metrics.exposed(
-            running=running, waiting=waiting, used_pages=self.engine.used_pages
-        )
+        return self.metrics.exposed(**asdict(self.load))
 
     async def drained(self) -> None:
         """Returns when no request is open."""

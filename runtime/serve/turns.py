@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
 
 from specbuild.runtime.request import FinishEvent, TokenEvent
 from specbuild.runtime.serve.service import Generation
@@ -19,8 +21,22 @@ class Turn:
     tokens: list[TokenEvent] = field(default_factory=list)
     finish_reason: str | None = None
 
+    def by_source(self) -> list[Turn]:
+        """The turn in parts whose tokens are all of the draft, or all of the target."""
+        parts = [
+            Turn(self.choice, list(tokens))
+            for _, tokens in groupby(self.tokens, key=lambda token: token.from_draft)
+        ]
+        last = parts.pop().tokens if parts else []
+        return [*parts, Turn(self.choice, last, self.finish_reason)]
+
 
 Turns = AsyncGenerator[Turn, None]
+
+
+def source(tokens: Sequence[TokenEvent]) -> dict[str, Any]:
+    """What ``return_draft_tokens`` adds to a chunk: tokens of one source, and how many."""
+    return {"from_draft": any(token.from_draft for token in tokens), "token_count": len(tokens)}
 
 
 async def turns_of(generation: Generation) -> Turns:
@@ -38,6 +54,14 @@ async def turns_of(generation: Generation) -> Turns:
                 yield Turn(choice, tokens.get(choice, []), ends.get(choice))
     finally:
         generation.cancel()
+
+
+async def parts_of(turns: Turns) -> Turns:
+    """Turns in parts, each of one source; closing it closes them."""
+    async with aclosing(turns):
+        async for turn in turns:
+            for part in turn.by_source():
+                yield part
 
 
 async def merged(turns: Turns, choices: int) -> list[Turn]:

@@ -117,6 +117,12 @@ def test_wheel_holds_the_tactic_files(wheel_files: set[str]) -> None:
     assert files and files <= wheel_files
 
 
+def test_wheel_holds_the_page(wheel_files: set[str]) -> None:
+    folder = "runtime/serve/page"
+    files = {f"specbuild/{folder}/{file.name}" for file in (ROOT / folder).iterdir()}
+    assert files and files <= wheel_files
+
+
 def test_wheel_takes_kernel_sources(wheel_files: set[str]) -> None:
     assert "specbuild/plugins_cuda/kv_write/kernel.cu" in wheel_files
     assert "specbuild/plugins_cuda/kv_write/tile.cuh" in wheel_files

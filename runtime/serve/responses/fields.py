@@ -50,6 +50,8 @@ class ResponseFields(GenerationFields):
     def check(self) -> None:
         """ApiError for what is not offered, and for what contradicts itself."""
         self.refuse_what_is_not_offered()
+        if self.return_draft_tokens:
+            raise not_offered("return_draft_tokens", "stream a chat or a completion")
         if self.choices != 1:
             raise refused("n", "a response has one output")
         form = (self.text or {}).get("format") or {}

@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import Split
 from toy_engine import toy_engine
 from toy_model import VOCAB
 
+from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.serve.app import App, AppOptions
 from specbuild.runtime.serve.parsers.registry import parser_form
@@ -57,14 +58,19 @@ def served(
     keys: tuple[str, ...] = (),
     parser: str = "none",
     origins: tuple[str, ...] = (),
+    page: bool = True,
+    setting: DraftSetting | None = None,
 ) -> Iterator[tuple[str, App]]:
     """The address of a server, and its application."""
     form = None
     if engine.text is not None:
         eos = engine.manifest.target.eos_token_ids
         form = parser_form(engine.text, eos, reasoning=parser, tool_calls="auto")
-    service = ServiceOptions(names=(NAME, "other-name"), max_queue=max_queue)
-    app = App(engine, AppOptions(service=service, form=form, keys=keys, origins=origins))
+    service = ServiceOptions(
+        names=(NAME, "other-name"), max_queue=max_queue, setting=setting or DraftSetting()
+    )
+    options = AppOptions(service=service, form=form, keys=keys, origins=origins, page=page)
+    app = App(engine, options)
     started, place = threading.Event(), []
 
     def ready(name: object) -> None:

@@ -11,6 +11,8 @@ import pytest
 from serve.served import LETTERS, NAME, TEMPLATE, served, worded
 from toy_model import decode_plainly
 
+from specbuild.runtime.decode.decoder import DraftSetting
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.serve.app import App
 
@@ -166,6 +168,34 @@ def test_a_chat_goes_through_the_template(server: tuple[httpx.Client, App]) -> N
     assert sum(len(part["content"]) for part in said) == answer["usage"]["completion_tokens"]
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_chunks_tell_which_tokens_the_draft_proposed(path: str) -> None:
+    given = {"prompt": "bb", "messages": [{"role": "user", "content": "bb"}], "max_tokens": 40}
+    setting, counting = DraftSetting(DraftShape(3, 4, 12)), {"include_usage": True}
+    with (
+        served(worded(TEMPLATE), setting=setting) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        plain = streamed(client, path, **given)
+        told = streamed(client, path, **given, return_draft_tokens=True, stream_options=counting)
+        refused = client.post(path, json=given | {"model": NAME, "return_draft_tokens": True})
+        accepted = counted(client, "vllm:spec_decode_num_accepted_tokens_total")
+    used = told.pop()["usage"]["completion_tokens"]
+    choices = [chunk["choices"][0] for chunk in told]
+    assert shown(choices) == shown([chunk["choices"][0] for chunk in plain])
+    parts = [choice for choice in choices if "from_draft" in choice]
+    assert len(parts) >= len(choices) - 1  # a chat's first chunk has no tokens
+    assert sum(part["token_count"] for part in parts) == used
+    drafted = sum(part["token_count"] for part in parts if part["from_draft"])
+    assert 0 < drafted == accepted / 2
+    assert not any("from_draft" in chunk["choices"][0] for chunk in plain)
+    assert refused.status_code == 400 and "streams" in refused.json()["error"]["message"]
+
+
+def shown(choices: list[dict[str, Any]]) -> str:
+    return "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in choices)
+
+
 def test_models_tokens_health_and_metrics(server: tuple[httpx.Client, App]) -> None:
     client, app = server
     names = [model["id"] for model in client.get("/v1/models").json()["data"]]
@@ -176,7 +206,12 @@ def test_models_tokens_health_and_metrics(server: tuple[httpx.Client, App]) -> N
     assert tokens == {"tokens": [0, 1, 2], "count": 3, "max_model_len": 64}
     assert client.post("/detokenize", json={"tokens": [2, 1, 0]}).json() == {"prompt": "cba"}
     assert client.get("/health").status_code == client.get("/ping").status_code == 200
-    assert client.get("/load").json() == {"server_load": 0}
+    assert client.get("/load").json() == {
+        "server_load": 0,
+        "running": 0,
+        "waiting": 0,
+        "used_pages": 0.0,
+    }
     assert "version" in client.get("/version").json()
     before = counted(client, "vllm:generation_tokens_total")
     used = complete(client, prompt="bcd", max_tokens=7)["usage"]

@@ -1,0 +1,58 @@
+// How fast one answer comes, and how many tokens each pass of the model gives.
+
+export class Figures {
+  constructor() {
+    this.begun = performance.now();
+    this.first = null;
+    this.last = null;
+    this.atFirst = 0;
+    this.tokens = 0;
+    this.passes = 0;
+  }
+
+  // A chunk's tokens are all of the draft, or all of the model: of those each pass gives one.
+  take({ token_count: tokens, from_draft: fromDraft }) {
+    if (!tokens) return;
+    this.last = performance.now();
+    this.tokens += tokens;
+    if (!fromDraft) this.passes += tokens;
+    if (this.first === null) {
+      this.first = this.last;
+      this.atFirst = tokens;
+    }
+  }
+
+  get speed() {
+    const passed = (this.last - this.first) / 1000;
+    return passed > 0 ? (this.tokens - this.atFirst) / passed : null;
+  }
+
+  get acceptance() {
+    return this.passes ? this.tokens / this.passes : null;
+  }
+
+  // Each figure as it is shown.
+  get shown() {
+    return {
+      speed: number(this.speed, this.speed < 10 ? 1 : 0),
+      acceptance: number(this.acceptance, 2),
+      first: this.first === null ? '–' : duration(this.first - this.begun),
+      count: this.tokens ? String(this.tokens) : '–',
+    };
+  }
+
+  // One line for behind the answer.
+  get note() {
+    if (!this.tokens) return '';
+    const { speed, acceptance, first } = this.shown;
+    return `${this.tokens} tokens · ${speed} a second · ${acceptance} a pass · first after ${first}`;
+  }
+}
+
+function number(value, digits) {
+  return value === null ? '–' : value.toFixed(digits);
+}
+
+function duration(ms) {
+  return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
+}
