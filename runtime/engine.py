@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from specbuild.runtime.cache.pages import KvPools, PagesInstalled, PagesReleased
+from specbuild.runtime.cache.page_pool import PagesInstalled, PagesReleased
+from specbuild.runtime.cache.page_trace import PageTrace
+from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.decode.cost_file import cache_path
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting, Speculation
 from specbuild.runtime.decode.device_decoder import DeviceDecoder
@@ -169,6 +171,10 @@ class Engine:
             yield from stream
         finally:
             stream.close()
+
+    def trace_pages(self, trace: PageTrace | None) -> None:
+        """Tells a trace of every page from now on; None ends that. While no request runs."""
+        self._kv.trace = trace
 
     @property
     def used_pages(self) -> float:

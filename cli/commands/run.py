@@ -21,6 +21,7 @@ from specbuild.cli.options.shared import (
     RowsPerTurn,
     RunsOn,
     Threads,
+    Trace,
     VerifyKey,
 )
 from specbuild.runtime.cache.kv_policy import DEFAULT_KV_POLICY
@@ -51,6 +52,7 @@ def run(
     kv_policy: KvPages = DEFAULT_KV_POLICY,
     threads: Threads = None,
     device: RunsOn = None,
+    trace: Trace = None,
     as_json: Json = False,
     _debug: Debug = False,
 ) -> None:
@@ -71,7 +73,7 @@ def run(
     specbuild run engine --prompts prompts.jsonl --json --max-new-tokens 64
     specbuild run engine --prompt Hello --temperature 0.8 --top-p 0.95 --seed 7
     """
-    from specbuild.cli.terminal.engine_loading import load_engine
+    from specbuild.cli.terminal.engine_loading import load_engine, traced
     from specbuild.cli.terminal.prompt_file import checked_requests, read_prompts
     from specbuild.cli.terminal.token_stream import TokenStream
     from specbuild.runtime.decode.scheduler import Turns
@@ -118,13 +120,14 @@ def run(
     speculation = speculation_of(loaded.manifest, tree, no_spec=no_spec or exact)
     requests = checked_requests(loaded, placed, params)
     events = loaded.decode(requests, speculation=speculation)
-    if as_json:
-        _print_records(events, with_logprobs=wanted.logprobs)
-    else:
+    with traced(loaded, trace):
+        if as_json:
+            _print_records(events, with_logprobs=wanted.logprobs)
+            return
         stream = TokenStream([request.id for request in requests], raw_terminal=wanted.raw_terminal)
         _stream(events, stream, has_text=loaded.text is not None)
-        if speculation == "default":
-            _print_draft_choice(loaded)
+    if speculation == "default":
+        _print_draft_choice(loaded)
 
 
 def _print_draft_choice(engine: Engine) -> None:

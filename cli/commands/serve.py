@@ -21,6 +21,7 @@ from specbuild.cli.options.shared import (
     RowsPerTurn,
     RunsOn,
     Threads,
+    Trace,
     VerifyKey,
 )
 from specbuild.runtime.cache.kv_policy import DEFAULT_KV_POLICY
@@ -108,6 +109,7 @@ def serve(
     kv_policy: KvPages = DEFAULT_KV_POLICY,
     threads: Threads = None,
     device: RunsOn = None,
+    trace: Trace = None,
     _debug: Debug = False,
 ) -> None:
     """Serve an engine over HTTP with OpenAI's API.
@@ -123,7 +125,7 @@ def serve(
     specbuild serve engine --uds /run/specbuild.sock --max-queue 64
     """
     from specbuild.cli.terminal.console import messages
-    from specbuild.cli.terminal.engine_loading import load_engine
+    from specbuild.cli.terminal.engine_loading import load_engine, traced
 
     require_extra()
     from specbuild.runtime.decode.decoder import DraftSetting
@@ -167,7 +169,8 @@ def serve(
         shown = str(place.uds) if place.uds is not None else f"http://{place.host}:{_port(name)}"
         messages().print(f"serving {names[0]} at {shown}", soft_wrap=True)
 
-    run_server(app, place, ready=ready)
+    with traced(loaded, trace):
+        run_server(app, place, ready=ready)
 
 
 def _checked(engine: Path, origin: Origin, model: ModelOptions, device: str | None) -> Manifest:

@@ -102,6 +102,15 @@ Pin = Annotated[
         rich_help_panel="Origin",
     ),
 ]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="Write who gets and gives back which cache page, as JSON lines.",
+        rich_help_panel=GENERAL,
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option("--json", help="JSON on standard output, nothing else.", rich_help_panel=GENERAL),

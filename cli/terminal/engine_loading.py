@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,3 +32,16 @@ def load_engine(
         verify_key=verify_key,
         pin=pin,
     )
+
+
+@contextmanager
+def traced(engine: Engine, file: Path | None) -> Iterator[None]:
+    """The engine's pages are traced to ``file``; RequestError where it cannot be written."""
+    if file is None:
+        yield
+        return
+    from specbuild.runtime.cache.page_trace import PageTrace
+
+    with PageTrace(file) as trace:
+        engine.trace_pages(trace)
+        yield

@@ -1,4 +1,4 @@
-"""Who may hold cache memory: the pages of every group, and the pages of one sequence."""
+"""Who may hold cache memory: the pages of one sequence, and the pools of an engine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from specbuild.runtime.cache.page_pool import PagePool, PagesInstalled, PagesReleased
+from specbuild.runtime.cache.page_trace import TRACE_VERSION, PageTrace
 from specbuild.runtime.engine_dir.cache_groups import (
     allocators,
     pages_held,
@@ -14,72 +16,6 @@ from specbuild.runtime.engine_dir.cache_groups import (
 )
 from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits
 from specbuild.runtime.errors import SpecbuildError
-
-# Is called with pages of a group when a sequence gets them, and when it gives them back.
-PagesInstalled = Callable[[str, Sequence[int]], None]
-PagesReleased = Callable[[str, Sequence[int]], None]
-
-
-class PagePool:
-    """The free pages of one group. Page 0 is never handed out.
-
-    ``reserve`` promises pages to a sequence before it takes any, so that what was admitted
-    never has to wait.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        pages: int,
-        released: PagesReleased | None = None,
-        installed: PagesInstalled | None = None,
-    ) -> None:
-        self.name = name
-        self._free = list(range(pages - 1, 0, -1))
-        self._unreserved = pages - 1
-        self._released = released
-        self._installed = installed
-
-    @property
-    def free_pages(self) -> int:
-        """Pages that no sequence holds."""
-        return len(self._free)
-
-    def can_reserve(self, pages: int) -> bool:
-        """Whether this many pages are promised to nobody."""
-        return pages <= self._unreserved
-
-    def require(self, pages: int) -> None:
-        """SpecbuildError where :meth:`can_reserve` is false."""
-        if not self.can_reserve(pages):
-            raise SpecbuildError(
-                f"cache group {self.name}: {pages} pages wanted, {self._unreserved} left; "
-                "run fewer or shorter sequences"
-            )
-
-    def reserve(self, pages: int) -> None:
-        """Promises pages; SpecbuildError where :meth:`can_reserve` is false."""
-        self.require(pages)
-        self._unreserved -= pages
-
-    def unreserve(self, pages: int) -> None:
-        """Takes a promise back."""
-        self._unreserved += pages
-
-    def allocate(self) -> int:
-        """One page."""
-        if not self._free:
-            raise SpecbuildError(f"cache group {self.name}: no free page; run fewer sequences")
-        page = self._free.pop()
-        if self._installed is not None:
-            self._installed(self.name, (page,))
-        return page
-
-    def release(self, pages: Sequence[int]) -> None:
-        """Pages go back."""
-        self._free.extend(pages)
-        if self._released is not None:
-            self._released(self.name, pages)
 
 
 class SequencePages:
@@ -91,14 +27,22 @@ class SequencePages:
     those before the window are given back, those past ``length`` exist only between
     :meth:`append` and :meth:`commit`. ``table[p]`` is the page (0 = none), ``slots[x]`` where
     slot x lies in the pool (valid for held pages), ``page_positions[p]`` the position of slot
-    ``p·page_size``.
+    ``p·page_size``. ``owner`` is the cookie of its pages.
     """
 
     def __init__(
-        self, pool: PagePool, *, page_size: int, window: int, capacity: int, reserved: int
+        self,
+        pool: PagePool,
+        *,
+        page_size: int,
+        window: int,
+        capacity: int,
+        reserved: int,
+        owner: int = 0,
     ) -> None:
         pool.reserve(reserved)
         logical = -(-capacity // page_size)
+        self.owner = owner
         self.reserved = reserved
         self.page_size = page_size
         self.window = window
@@ -127,7 +71,7 @@ class SequencePages:
                 f"{self.reserved} reserved; use fewer tokens"
             )
         while self.end_page < end:
-            page = self._pool.allocate()
+            page = self._pool.allocate(self.owner)
             place = self.end_page
             self.table[place] = page
             self.slots[place * size : (place + 1) * size] = self._offsets + page * size
@@ -191,7 +135,7 @@ class SequencePages:
 
     def _release(self, first: int, end: int) -> None:
         if end > first:
-            self._pool.release(self.table[first:end].tolist())
+            self._pool.release(self.table[first:end].tolist(), self.owner)
             self.table[first:end] = 0
 
 
@@ -201,13 +145,9 @@ class KeptPages(SequencePages):
     What is reserved is taken at once.
     """
 
-    def __init__(
-        self, pool: PagePool, *, page_size: int, window: int, capacity: int, reserved: int
-    ) -> None:
-        super().__init__(
-            pool, page_size=page_size, window=window, capacity=capacity, reserved=reserved
-        )
-        self.append(reserved * page_size)
+    def __init__(self, pool: PagePool, **sizes: int) -> None:
+        super().__init__(pool, **sizes)
+        self.append(self.reserved * self.page_size)
 
     def reserve(self, pages: int) -> None:
         """More pages are taken: the table grows."""
@@ -225,16 +165,12 @@ class RingPages(SequencePages):
     which is R·page_size ≥ window − 1 + (the rows of the largest launch) + page_size away.
     """
 
-    def __init__(
-        self, pool: PagePool, *, page_size: int, window: int, capacity: int, reserved: int
-    ) -> None:
-        super().__init__(
-            pool, page_size=page_size, window=window, capacity=capacity, reserved=reserved
-        )
-        self.pages = [pool.allocate() for _ in range(reserved)]
+    def __init__(self, pool: PagePool, **sizes: int) -> None:
+        super().__init__(pool, **sizes)
+        self.pages = [pool.allocate(self.owner) for _ in range(self.reserved)]
         logical = len(self.table)
-        self.table[:] = np.array(self.pages, np.int32)[np.arange(logical) % reserved]
-        self.slots = (self.table[:, None] * page_size + self._offsets).reshape(-1)
+        self.table[:] = np.array(self.pages, np.int32)[np.arange(logical) % self.reserved]
+        self.slots = (self.table[:, None] * self.page_size + self._offsets).reshape(-1)
         self.end_page = logical
 
     def view_page(self, _position: int) -> int:
@@ -254,7 +190,7 @@ class RingPages(SequencePages):
         """Nothing goes back before the end."""
 
     def _release(self, _first: int, _end: int) -> None:
-        self._pool.release(self.pages)
+        self._pool.release(self.pages, self.owner)
         self.pages = []
         self.table[:] = 0
 
@@ -279,6 +215,8 @@ class KvPools:
         self._limits = limits
         self._fixed = fixed
         self._shared = allocators(groups)
+        self._trace: PageTrace | None = None
+        self._admitted = 0
         self.pools: dict[str, PagePool] = {}
         for first, names in self._shared.items():
             pool = PagePool(
@@ -296,6 +234,20 @@ class KvPools:
             1 - self.pools[name].free_pages / max(group.pages - 1, 1)
             for name, group in self._groups.items()
         )
+
+    @property
+    def trace(self) -> PageTrace | None:
+        """What is told of every page; set while none is held."""
+        return self._trace
+
+    @trace.setter
+    def trace(self, trace: PageTrace | None) -> None:
+        self._trace = trace
+        for name in self._shared:
+            self.pools[name].trace = trace
+        if trace is not None:
+            pages = {name: self.pools[name].free_pages for name in self._shared}
+            trace.add("start", version=TRACE_VERSION, pages=pages)
 
     def pages_wanted(self, tokens: int, *, at_first: int | None = None) -> dict[str, int]:
         """Pages to reserve for a sequence that ends with ``tokens`` tokens.
@@ -344,14 +296,20 @@ class KvPools:
             for name, pages in wanted.items()
         )
 
-    def admit(self, wanted: Mapping[str, int]) -> dict[str, SequencePages]:
+    def admit(
+        self, wanted: Mapping[str, int], *, request: str | None = None
+    ) -> dict[str, SequencePages]:
         """Reserves the pages and gives the holders, by group: empty ones, or full if fixed.
 
-        Groups that share an allocator have the same holder. SpecbuildError where a group has too
+        Groups that share an allocator have the same holder. A trace names the ``request``, None is
+        a measurement. SpecbuildError where a group has too
         few pages; then no group has promised any.
         """
         for name, pages in wanted.items():
             self.pools[name].require(pages)
+        self._admitted += 1
+        if self._trace is not None:
+            self._trace.add("admit", owner=self._admitted, request=request, promised=dict(wanted))
         holders: dict[str, SequencePages] = {}
         for name, pages in wanted.items():
             holders |= dict.fromkeys(self._shared[name], self._holder(name, pages))
@@ -368,6 +326,7 @@ class KvPools:
             window=group.window,
             capacity=slots_per_sequence(self._limits),
             reserved=pages,
+            owner=self._admitted,
         )
 
     def release(self, pages: Mapping[str, SequencePages]) -> None:

@@ -151,6 +151,7 @@ class Scheduler:
         for entry in self._waiting:
             if entry.index == index:
                 self._waiting.remove(entry)
+                self._tell("abort", None, entry.request)
                 return entry
         return None
 
@@ -170,7 +171,7 @@ class Scheduler:
             if wanted is None:
                 break
             self._waiting.popleft()
-            pages = self._kv.admit(wanted)
+            pages = self._kv.admit(wanted, request=first.request.id)
             sequence = admit(first, pages)
             sequence.capacity = self._kv.capacity(pages)
             self._running.append(sequence)
@@ -189,6 +190,7 @@ class Scheduler:
         for sequence in changes.preempted:
             if sequence in self._prompts:
                 self._prompts.remove(sequence)
+            self._tell("preempt", sequence, sequence.request)
             self._waiting.appendleft(Waiting(sequence.index, sequence.request, sequence))
         return changes
 
@@ -214,6 +216,14 @@ class Scheduler:
         if sequence in self._prompts:
             self._prompts.remove(sequence)
         self._kv.release(sequence.pages)
+        event = "abort" if sequence.finish_reason in (None, "abort") else "finish"
+        self._tell(event, sequence, sequence.request)
+
+    def _tell(self, event: str, sequence: SequenceState | None, request: Request) -> None:
+        """A line of the trace, where there is one."""
+        if self._kv.trace is not None:
+            owner = None if sequence is None else next(iter(sequence.pages.values())).owner
+            self._kv.trace.add(event, owner=owner, request=request.id)
 
     def close(self) -> tuple[SequenceState, ...]:
         """Gives back what the sequences still running hold, and says which these were."""

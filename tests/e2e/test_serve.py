@@ -14,6 +14,9 @@ import openai
 import pytest
 from command_line import Command
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from trace_replay import replay
+
 PROMPT = "def area(r):"
 
 
@@ -61,8 +64,10 @@ def test_openais_client_gets_what_run_gives(
         assert process.wait(20) == 0
 
 
-def test_a_signal_lets_open_requests_end(tiny_engine: Path) -> None:
-    with server(str(tiny_engine), "--served-model-name", "tiny") as (process, url):
+def test_a_signal_lets_open_requests_end(tiny_engine: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    named = ("--served-model-name", "tiny", "--trace", str(trace))
+    with server(str(tiny_engine), *named) as (process, url):
         body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 60, "ignore_eos": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body | {"stream": True}) as answer:
             lines = answer.iter_lines()
@@ -72,6 +77,17 @@ def test_a_signal_lets_open_requests_end(tiny_engine: Path) -> None:
         assert rest[-1] == "data: [DONE]"
         assert '"finish_reason":"length"' in rest[-2]
         assert process.wait(20) == 0
+    assert replay(trace.read_text().splitlines()).events["finish"] == 1
+
+
+def test_run_traces_its_pages(tiny_engine: Path, command: Command, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    command("run", tiny_engine, "--prompt", PROMPT, "--max-new-tokens", 9, "--trace", trace)
+    found = replay(trace.read_text().splitlines())
+    assert found.events["finish"] == 1 and found.most_held["full"] > 0
+    nowhere = tmp_path / "none" / "trace"
+    refusal = command("run", tiny_engine, "--prompt", PROMPT, "--trace", nowhere)
+    assert refusal.refused("the trace cannot be written")
 
 
 def test_refusals_before_anything_is_served(

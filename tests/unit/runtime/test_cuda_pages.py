@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from page_ledger import PageLedger
 from toy_model import toy_manifest
 
-from specbuild.runtime.cache.pages import KeptPages, KvPools, PagePool, RingPages
+from specbuild.runtime.cache.page_pool import PagePool
+from specbuild.runtime.cache.pages import KeptPages, KvPools, RingPages
 from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
 from specbuild.runtime.engine_dir.manifest import Limits
 from specbuild.runtime.errors import SpecbuildError

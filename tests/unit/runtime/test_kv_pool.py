@@ -12,7 +12,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from page_ledger import PageLedger
 from toy_model import toy_manifest
 
-from specbuild.runtime.cache.pages import KvPools, PagePool, SequencePages
+from specbuild.runtime.cache.page_pool import PagePool
+from specbuild.runtime.cache.pages import KvPools, SequencePages
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds
 from specbuild.runtime.errors import SpecbuildError
 

@@ -1,0 +1,91 @@
+"""Replays a trace of ``specbuild serve --trace FILE``: every page has one owner, at every line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Replay:
+    """What a trace says so far: the owner of every page that is held, and counts of events."""
+
+    pages: dict[str, int] = field(default_factory=dict)
+    held: dict[tuple[str, int], int] = field(default_factory=dict)
+    by_group: Counter[str] = field(default_factory=Counter)
+    by_owner: Counter[int] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+    admitted: set[int] = field(default_factory=set)
+    most_held: dict[str, int] = field(default_factory=dict)
+
+    def take(self, line: dict[str, Any]) -> None:
+        """Raises ValueError where a line contradicts those before it."""
+        event = line["event"]
+        self.events[event] += 1
+        if event == "start":
+            self.pages = line["pages"]
+            self.most_held = dict.fromkeys(self.pages, 0)
+        elif event == "admit":
+            expect(line["owner"] not in self.admitted, "an owner is admitted twice")
+            self.admitted.add(line["owner"])
+        elif event in ("install", "release"):
+            self._move(line)
+        elif event in ("preempt", "finish", "abort"):
+            expect(not self.by_owner.pop(line["owner"], 0), "an owner that ended holds pages")
+        else:
+            raise ValueError(f"a trace with event {event!r} cannot be replayed")
+
+    def _move(self, line: dict[str, Any]) -> None:
+        group, owner = line["group"], line["owner"]
+        for page in line["pages"]:
+            if line["event"] == "install":
+                expect(owner in self.admitted, "an owner was not admitted")
+                expect((group, page) not in self.held, f"page {page} is given away twice")
+                self.held[group, page] = owner
+                moved = 1
+            else:
+                was = self.held.pop((group, page), None)
+                expect(was == owner, f"page {page} comes back from {owner}, {was} held it")
+                moved = -1
+            self.by_group[group] += moved
+            self.by_owner[owner] += moved
+        held = self.by_group[group]
+        self.most_held[group] = max(self.most_held[group], held)
+        whole = self.pages[group]
+        expect(line["free"] + held == whole, f"{line['free']} free + {held} held, not {whole}")
+
+
+def expect(true: bool, otherwise: str) -> None:
+    """ValueError unless ``true``."""
+    if not true:
+        raise ValueError(otherwise)
+
+
+def replay(lines: Iterable[str], *, ended: bool = True) -> Replay:
+    """ValueError names the first line that is wrong; ``ended``: nothing may be held at the end."""
+    state = Replay()
+    for number, line in enumerate(lines, 1):
+        try:
+            state.take(json.loads(line))
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"line {number}: {error}: {line.strip()}") from error
+    expect(not ended or not state.held, f"{len(state.held)} pages are held at the end")
+    return state
+
+
+def main() -> None:
+    """Prints what a trace amounts to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("trace", type=Path)
+    with parser.parse_args().trace.open() as lines:
+        found = replay(lines)
+    print(json.dumps({"events": dict(found.events), "most_held": found.most_held}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
