@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from checkpoint_files import edit_config
+from checkpoint_files import Tensors, edit_config, edit_tensors
 
 # So few tokens that a random draft is right now and then.
 LAYERS, HIDDEN, VOCAB = 2, 64, 32
@@ -127,3 +127,31 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 tensor.copy_(0.1 * noise)
             else:
                 tensor.copy_(1.2 * noise * tensor.shape[-1] ** -0.5)
+
+
+def quantise(path: Path, block: tuple[int, int] = (128, 128), **section: Any) -> None:
+    """Make the matrices of the checkpoint's layers FP8 with a scale a block, as DeepSeek-V3's are.
+
+    ``section`` are further fields of its ``quantization_config``.
+    """
+    edit_config(
+        path, quantization_config={"quant_method": "fp8", "weight_block_size": block} | section
+    )
+    edit_tensors(path, lambda tensors: tensors.update(_quantised(tensors, block)))
+
+
+def _quantised(tensors: Tensors, block: tuple[int, int]) -> Tensors:
+    made: Tensors = {}
+    for name, weight in tensors.items():
+        if ".layers." not in name or weight.dim() != 2 or name.endswith("gate.weight"):
+            continue
+        codes = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
+        rows, columns = ([*range(0, n, b)] for n, b in zip(weight.shape, block, strict=True))
+        scale = torch.empty(len(rows), len(columns))
+        for i, row in enumerate(rows):
+            for j, column in enumerate(columns):
+                part = (slice(row, row + block[0]), slice(column, column + block[1]))
+                scale[i, j] = weight[part].abs().max() / 448
+                codes[part] = (weight[part] / scale[i, j]).to(torch.float8_e4m3fn)
+        made |= {name: codes, f"{name}_scale_inv": scale}
+    return made

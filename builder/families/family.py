@@ -127,12 +127,13 @@ class CheckpointFormat:
 class Reference:
     """What loading and watching the family's model in transformers takes, for ``verify``.
 
-    ``load_options`` are further arguments of ``from_pretrained``, by ``config.json``. ``routers``
+    ``load_options`` are further arguments of ``from_pretrained``, by the checkpoint's directory and
+    ``config.json``. ``routers``
     gives the modules that choose experts, by layer, and ``margin`` how near the choice came to
     another one, by a router's output.
     """
 
-    load_options: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
+    load_options: Callable[[Path, Mapping[str, Any]], dict[str, Any]] = lambda *_: {}
     routers: Callable[[Any], dict[int, nn.Module]] = lambda _: {}
     margin: Callable[[Any, torch.Tensor], float] = lambda *_: math.inf
 

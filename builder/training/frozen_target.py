@@ -70,11 +70,11 @@ def load_target(
     family, class_name = _family(path, config.get("model_type"), teacher=teacher)
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise SpecbuildError("device cuda: this machine has no usable CUDA device; use device cpu")
-    options = family.reference.load_options(config)
+    options = {"pretrained_model_name_or_path": path} | family.reference.load_options(path, config)
     try:
         with _quiet_transformers():
             model: Any = getattr(transformers, class_name).from_pretrained(
-                path, dtype=getattr(torch, dtype), attn_implementation="eager", **options
+                dtype=getattr(torch, dtype), attn_implementation="eager", **options
             )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__

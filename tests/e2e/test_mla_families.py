@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import write_draft
-from deepseek_checkpoints import GROUPS_BY_BEST, HIDDEN, KINDS, VOCAB, YARN, write_deepseek
+from deepseek_checkpoints import (
+    GROUPS_BY_BEST,
+    HIDDEN,
+    KINDS,
+    VOCAB,
+    YARN,
+    quantise,
+    write_deepseek,
+)
 
 from specbuild.builder.build import build
 from specbuild.builder.families.deepseek.variants import VARIANTS
@@ -26,6 +34,10 @@ QUICK: dict[str, Case] = {
     "DeepSeek-V2, groups by their best": (
         "deepseek_v2",
         GROUPS_BY_BEST | {"num_hidden_layers": 1, "first_k_dense_replace": 0},
+    ),
+    "DeepSeek-V3 in FP8": (
+        "deepseek_v3",
+        {"num_hidden_layers": 1, "first_k_dense_replace": 0, "fp8": (48, 20)},
     ),
 }
 SLOW: dict[str, Case] = {
@@ -53,7 +65,8 @@ SLOW: dict[str, Case] = {
         "deepseek_v2", GROUPS_BY_BEST | {"moe_intermediate_size": 96, "n_group": 2, "topk_group": 1}
     ),
     "Kimi-K2": ("kimi_k2", {"dtype": "bfloat16", "num_attention_heads": 6,
-                            "num_key_value_heads": 6, "hidden_size": 96}),
+                            "num_key_value_heads": 6}),
+    "Kimi-K2 in FP8": ("kimi_k2", {"dtype": "bfloat16", "fp8": (16, 128)}),
     "DeepSeek-V3, YaRN without mscale, fp16": (
         "deepseek_v3",
         {
@@ -67,13 +80,17 @@ SLOW: dict[str, Case] = {
 def check(folder: Path, case: Case, *, drafted: bool) -> None:
     """Builds the case's model, and compares every stage and every token."""
     kind, changes = case
+    changes = dict(changes)
+    block = changes.pop("fp8", None)
     write_deepseek(folder / "model", kind=kind, **changes)
+    if block is not None:
+        quantise(folder / "model", block)
     draft = None
     if drafted:
         draft = folder / "draft"
-        layers, hidden = changes.get("num_hidden_layers", 2), changes.get("hidden_size", HIDDEN)
+        layers = changes.get("num_hidden_layers", 2)
         write_draft(
-            draft, target_layers=layers, target_hidden=hidden, target_vocab=VOCAB, draft_vocab=24
+            draft, target_layers=layers, target_hidden=HIDDEN, target_vocab=VOCAB, draft_vocab=24
         )
     engine = folder / "engine"
     limits = LimitOptions(max_seq_len=128)

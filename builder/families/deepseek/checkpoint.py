@@ -8,6 +8,7 @@ from pathlib import Path
 
 from specbuild.builder.checkpoint.config_fields import check_fields
 from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.fp8_blocks import check_fp8, dequantised
 from specbuild.builder.checkpoint.rope import read_rope, yarn_score_factor
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.checkpoint.target_parts import read_eos
@@ -45,12 +46,24 @@ def read_deepseek_config(
     model_type = config.text("model_type")
     assert model_type is not None
     warnings = check_fields(config, VARIANTS[model_type].fields, strict=strict)
+    warnings += check_fp8(config, strict=strict)
     geometry = _geometry(path, config, model_type)
     _check(config.where, geometry)
     return geometry, warnings
 
 
-def without_predictors(
+def canonical_tensors(
+    tensors: dict[str, SourceTensor], g: TargetGeometry, config: Config
+) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
+    """The tensors of the model itself, those in FP8 as fp32, and warnings.
+
+    Raises SpecbuildError where FP8 weights and scales do not go together.
+    """
+    kept, warnings = _without_predictors(tensors, g, config)
+    return dequantised(kept, config), warnings
+
+
+def _without_predictors(
     tensors: dict[str, SourceTensor], g: TargetGeometry, config: Config
 ) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
     """The tensors without those of the layers that predict further tokens (MTP), and a warning."""

@@ -42,7 +42,9 @@ def feed_forward_hints(g: TargetGeometry, names: list[str]) -> list[str]:
         hints.append(f"the shards hold {len(found)} experts, config.json says {g.moe.experts}")
     hints += layer_hints(g, names)
     if any(name.endswith("_scale_inv") for name in names):
-        hints.append("the shards hold FP8 weights with scales; convert them to bf16 first")
+        hints.append(
+            "the shards hold FP8 weights with scales, but config.json has no quantization_config"
+        )
     return hints
 
 

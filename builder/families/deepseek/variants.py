@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from specbuild.builder.checkpoint.config_fields import TARGET_FIELDS, FieldTable
 
-_ATTENTION = frozenset(
+_SHARED = frozenset(
     {
         "kv_lora_rank",
         "q_lora_rank",
@@ -16,6 +16,7 @@ _ATTENTION = frozenset(
         "v_head_dim",
         "rope_interleave",
         "intermediate_size",
+        "quantization_config",
     }
 )
 _EXPERTS = frozenset(
@@ -49,7 +50,6 @@ _SAME: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
     "hidden_act": ("silu",),
     "mlp_bias": (False,),
-    "quantization_config": (),
 }
 _ROUTED: dict[str, tuple[Any, ...]] = {**_SAME, "moe_layer_freq": (1,)}
 _SIGMOIDS: dict[str, tuple[Any, ...]] = {
@@ -75,19 +75,19 @@ class Variant:
 
 _DEEPSEEK_V3 = Variant(
     "DeepseekV3ForCausalLM",
-    FieldTable(TARGET_FIELDS | _ATTENTION | _EXPERTS, _SIGMOIDS, _INERT),
+    FieldTable(TARGET_FIELDS | _SHARED | _EXPERTS, _SIGMOIDS, _INERT),
     dense_layers=3,
 )
 _YOUTU = Variant(
     "YoutuForCausalLM",
-    FieldTable(TARGET_FIELDS | _ATTENTION, _SAME, _INERT),
+    FieldTable(TARGET_FIELDS | _SHARED, _SAME, _INERT),
     dense_layers=None,
 )
 VARIANTS: dict[str, Variant] = {
     "deepseek_v2": Variant(
         "DeepseekV2ForCausalLM",
         FieldTable(
-            TARGET_FIELDS | _ATTENTION | _EXPERTS,
+            TARGET_FIELDS | _SHARED | _EXPERTS,
             {
                 **_ROUTED,
                 "scoring_func": ("softmax",),
@@ -105,7 +105,7 @@ VARIANTS: dict[str, Variant] = {
     "glm4_moe_lite": Variant(
         "Glm4MoeLiteForCausalLM",
         FieldTable(
-            TARGET_FIELDS | _ATTENTION | _EXPERTS | {"mlp_layer_types"},
+            TARGET_FIELDS | _SHARED | _EXPERTS | {"mlp_layer_types"},
             {**_SIGMOIDS, "partial_rotary_factor": (1.0,)},
             _INERT,
         ),

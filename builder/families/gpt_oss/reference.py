@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from specbuild.builder.families.parts.routing_margin import choice_margin
 
 
-def load_options(config: Mapping[str, Any]) -> dict[str, Any]:
+def load_options(_path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """MXFP4 experts are dequantised."""
     if "quantization_config" not in config:
         return {}
