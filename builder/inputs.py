@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from specbuild.builder.backends.backend import Backend
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.finite import finite_tensors
-from specbuild.builder.checkpoint.target_parts import TEXT_FILES, TargetCheckpoint
+from specbuild.builder.checkpoint.target_parts import TEXT_FILES, TargetCheckpoint, TextFile
 from specbuild.builder.engine.dsa import dsa_warnings
 from specbuild.builder.engine.sizes import (
     EnginePlan,
@@ -106,7 +105,7 @@ def settled_inputs(
     return BuildInputs(target, draft, plan, WeightSources(target, draft, backend.activations))
 
 
-def _require_readable(files: Sequence[Path]) -> None:
+def _require_readable(files: Sequence[TextFile]) -> None:
     """SpecbuildError where what turns text into tokens is damaged, which a run would find out."""
     found = {file.name: file.read_bytes() for file in files}
     tokenizer, config, template = (found.get(name) for name in TEXT_FILES)

@@ -293,7 +293,10 @@ class BuildOptions(OptionGroup):
 
     PANEL: ClassVar[str] = "Model"
 
-    model: Annotated[Path, Described("Checkpoint directory of the target.", "DIR", recorded=False)]
+    model: Annotated[
+        Path,
+        Described("Checkpoint directory of the target, or a GGUF file.", "PATH", recorded=False),
+    ]
     output: Annotated[Path, Described("Engine directory to write.", "DIR", recorded=False)]
     draft: Annotated[
         Path | None,

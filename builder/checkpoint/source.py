@@ -148,10 +148,11 @@ def read_config(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise SpecbuildError(f"{path}: no such directory{_fetch_hint(path)}")
     safetensors = any(path.glob("*.safetensors"))
-    if path.suffix == ".gguf" or (any(path.glob("*.gguf")) and not safetensors):
+    refuse_gguf(path)
+    if not safetensors and (files := sorted(path.glob("*.gguf"))):
         raise SpecbuildError(
-            f"{path}: GGUF is not read; give the directory of the model's safetensors, which "
-            "hf download ORGANISATION/NAME --local-dir DIR fetches"
+            f"{path}: holds no safetensors, but GGUF ({shorten([file.name for file in files])}); "
+            f"give build one file, --model {files[0]}, of a split model the first"
         )
     if not path.is_dir():
         raise SpecbuildError(f"{path}: is a file; give the directory that holds config.json")
@@ -159,6 +160,15 @@ def read_config(path: Path) -> dict[str, Any]:
     if not config.is_file():
         raise SpecbuildError(f"{path}: not a checkpoint directory, it has no config.json")
     return read_json(config)
+
+
+def refuse_gguf(path: Path) -> None:
+    """SpecbuildError where ``path`` is called like a GGUF file."""
+    if path.suffix == ".gguf":
+        raise SpecbuildError(
+            f"{path}: is a GGUF file, which only build --model reads; give the directory of the "
+            "safetensors, which hf download ORGANISATION/NAME --local-dir DIR fetches"
+        )
 
 
 def _fetch_hint(path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -18,6 +19,37 @@ HEAD = "lm_head.weight"
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
+class TextFile(Protocol):
+    """A file of tokenizer or chat template: a path, or what is made of a GGUF file's keys."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in an engine."""
+        ...
+
+    @property
+    def parent(self) -> Path:
+        """Where it comes from."""
+        ...
+
+    def read_bytes(self) -> bytes:
+        """What it holds."""
+        ...
+
+
+@dataclass(frozen=True)
+class MadeText:
+    """A text file that no disk holds; ``parent`` is the file that it was made of."""
+
+    parent: Path
+    name: str
+    data: bytes
+
+    def read_bytes(self) -> bytes:
+        """What it holds."""
+        return self.data
+
+
 @dataclass(frozen=True)
 class TargetCheckpoint:
     """A target that passed the audit; tensors have the names of the Hugging Face layout.
@@ -29,7 +61,7 @@ class TargetCheckpoint:
     geometry: TargetGeometry
     tensors: dict[str, SourceTensor]
     warnings: tuple[str, ...]
-    text_files: tuple[Path, ...]
+    text_files: tuple[TextFile, ...]
     replaced: dict[str, str] = field(default_factory=dict)
 
 

@@ -13,14 +13,21 @@ from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.indexers import INDEXER_FILE, read_indexers
 from specbuild.builder.checkpoint.latents import LATENT_FILE, read_latents
-from specbuild.builder.checkpoint.source import open_directory, read_config
-from specbuild.builder.checkpoint.target_parts import TargetCheckpoint, text_files, tie_head
+from specbuild.builder.checkpoint.opened import OpenedTarget, open_target
+from specbuild.builder.checkpoint.source import read_config
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint, tie_head
 from specbuild.builder.families.family import TargetFamily
-from specbuild.builder.families.registry import DRAFTS, TARGETS, retrofitted, supported_targets
+from specbuild.builder.families.registry import (
+    DRAFTS,
+    TARGETS,
+    gguf_forms,
+    retrofitted,
+    supported_targets,
+)
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
-TARGET_LABEL, DRAFT_LABEL = "target config.json", "draft config.json"
+DRAFT_LABEL = "draft config.json"
 
 
 def read_target(
@@ -34,15 +41,16 @@ def read_target(
     exactly the tensors that its configuration asks for; ``strict`` also refuses unknown fields.
     """
     path = Path(path)
-    config = Config(str(path / "config.json"), TARGET_LABEL, read_config(path))
-    family = _family(path, config)
+    opened = open_target(path, gguf_forms())
+    config = opened.config
+    family = _family(opened)
     form = family.checkpoint
     geometry, warnings = form.read_config(path, config, strict=strict)
     if not family.retrofits:
         _refuse_retrofits(path, geometry, mla=mla, dsa=dsa)
     if not geometry.eos_token_ids:
         warnings += ("target: no EOS token is named; output ends at its length only",)
-    tensors, more = form.canonical(open_directory(path), geometry, config)
+    tensors, more = form.canonical(opened.tensors(), geometry, config)
     if geometry.tied_head:
         tie_head(path, tensors)
     names = list(tensors)
@@ -53,7 +61,7 @@ def read_target(
         geometry,
         form.for_engine(tensors, geometry, config),
         warnings + more,
-        text_files(form.text_roots(path, config)),
+        opened.text_files(form.text_roots(path, config)),
     )
     if not family.retrofits:
         return target
@@ -87,7 +95,8 @@ def read_draft(path: Path, target: TargetGeometry, *, strict: bool) -> DraftChec
     )
 
 
-def _family(path: Path, config: Config) -> TargetFamily:
+def _family(opened: OpenedTarget) -> TargetFamily:
+    config = opened.config
     model_type, architectures = config.text("model_type"), config.texts("architectures")
     got = f"model_type {model_type!r}"
     for family in TARGETS.values():
@@ -100,7 +109,7 @@ def _family(path: Path, config: Config) -> TargetFamily:
             got = f"architectures {list(architectures)!r}"
     names: list[str] = []
     with suppress(SpecbuildError):  # the model is refused anyway; the names only make hints
-        names = list(open_directory(path))
+        names = list(opened.tensors())
     hints = [*_draft_hints(names), *_foreign_hints(config, names)]
     lines = [f"{config.where}: {got} is not supported (supported: {supported_targets()})"]
     raise SpecbuildError("\n".join([*lines, *[f"  hint: {hint}" for hint in hints]]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -14,6 +14,7 @@ from torch import nn
 from specbuild.builder.checkpoint.audit import ExpectedTensor
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
+from specbuild.builder.checkpoint.gguf.form import GgufForm
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.families.parts.target import GraphSizes, TargetModel
 from specbuild.builder.synth.fill import Fill
@@ -183,6 +184,7 @@ class TargetFamily:
     ``retrofit`` makes a layer of its geometry, its weights by the names that follow
     ``model.layers.N.``, and its window; None: latents and indexers are not built for the family.
     ``teacher`` readies the model in transformers to teach drafts; None: none is trained on it.
+    ``gguf`` are the architectures of GGUF files that are its models.
     """
 
     title: str
@@ -195,6 +197,7 @@ class TargetFamily:
         None
     )
     teacher: Callable[[Any], None] | None = None
+    gguf: Mapping[str, GgufForm] = field(default_factory=dict)
 
     @property
     def retrofits(self) -> bool:

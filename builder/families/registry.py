@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specbuild.builder.checkpoint.gguf.form import GgufForm
 from specbuild.builder.families.deepseek.family import DEEPSEEK
 from specbuild.builder.families.eagle3.family import EAGLE3
 from specbuild.builder.families.family import DraftFamily, TargetFamily
@@ -37,6 +38,11 @@ def draft_family(architecture: str) -> DraftFamily:
             return family
     known = ", ".join(name for family in DRAFTS.values() for name in family.architectures)
     raise SpecbuildError(f"the draft's architecture {architecture!r} is not one of {known}")
+
+
+def gguf_forms() -> dict[str, GgufForm]:
+    """How GGUF files are read, by their architecture."""
+    return {name: form for family in TARGETS.values() for name, form in family.gguf.items()}
 
 
 def supported_targets() -> str:

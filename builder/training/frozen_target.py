@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from specbuild.builder.checkpoint.source import refuse_gguf
 from specbuild.builder.families.family import TargetFamily
 from specbuild.builder.families.registry import TARGETS
 from specbuild.runtime.errors import SpecbuildError
@@ -108,6 +109,7 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         SpecbuildError: there is none, or it is no JSON object.
     """
+    refuse_gguf(path)
     file = path / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -19,6 +19,7 @@ def build(asked: BuildOptions, *, _debug: Debug = False) -> None:
     specbuild build --model target --draft draft --output engine
     specbuild build --model target --output engine --backend cuda --gpu sm_90a
     specbuild build --model target --output engine --max-seq-len 32768 --specpv
+    specbuild build --model model-Q4_K_M.gguf --output engine
     """
     from specbuild.builder.build import build as build_engine
     from specbuild.cli.tables.engine_table import add_tactics, build_summary

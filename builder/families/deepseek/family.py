@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbuild.builder.families.deepseek import checkpoint, hints, reference
+from specbuild.builder.families.deepseek import checkpoint, gguf, hints, reference
 from specbuild.builder.families.deepseek.model import DeepSeek
 from specbuild.builder.families.deepseek.tensors import deepseek_tensors
 from specbuild.builder.families.deepseek.variants import VARIANTS
@@ -25,4 +25,5 @@ DEEPSEEK = TargetFamily(
         routers=reference.routers,
         margin=reference.routing_margin,
     ),
+    gguf={"deepseek2": gguf.FORM},
 )

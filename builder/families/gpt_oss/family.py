@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specbuild.builder.families.family import CheckpointFormat, Reference, TargetFamily
-from specbuild.builder.families.gpt_oss import checkpoint, hints, reference
+from specbuild.builder.families.gpt_oss import checkpoint, gguf, hints, reference
 from specbuild.builder.families.gpt_oss.model import GptOss
 from specbuild.builder.families.gpt_oss.streamed_layer import StreamedLayer
 from specbuild.builder.families.gpt_oss.synth import GPT_OSS_SYNTH
@@ -31,4 +31,5 @@ GPT_OSS = TargetFamily(
     synth=GPT_OSS_SYNTH,
     retrofit=StreamedLayer,
     teacher=ready_to_teach,
+    gguf={"gpt-oss": gguf.FORM},
 )

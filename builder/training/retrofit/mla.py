@@ -15,7 +15,7 @@ from specbuild.builder.checkpoint.latents import (
     full_rank,
     latent_name,
 )
-from specbuild.builder.checkpoint.source import DTYPE_BITS, read_header
+from specbuild.builder.checkpoint.source import DTYPE_BITS, read_header, refuse_gguf
 from specbuild.builder.checkpoint.target_parts import EMBEDDING, TargetCheckpoint
 from specbuild.builder.checkpoint.tensor_file import write_tensors
 from specbuild.builder.families.checkpoints import read_target
@@ -61,6 +61,7 @@ def retrofit_mla(options: LatentOptions, progress: Progress) -> LatentReport:
     """
     file = options.output or options.model / LATENT_FILE
     _require_replaceable(file, force=options.force)
+    refuse_gguf(options.model)
     target = read_target(options.model, strict=False, mla=False, dsa=False)
     kind = target.geometry.model_type
     if not target_family(kind).retrofits:

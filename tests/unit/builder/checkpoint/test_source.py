@@ -233,9 +233,10 @@ def test_what_is_somewhere_else_or_in_another_format_says_how_to_get_it(
             read_config(Path(path))
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")
-    for path in (file, tmp_path):
-        with pytest.raises(SpecbuildError, match="GGUF is not read; give the directory of the mod"):
-            read_config(path)
+    with pytest.raises(SpecbuildError, match="only build --model reads; give the directory of the"):
+        read_config(file)
+    with pytest.raises(SpecbuildError, match=r"give build one file, --model \S+/model.gguf"):
+        read_config(tmp_path)
 
 
 def test_axes_below_zero_are_damage(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""The types that tensors of a GGUF file have: elements and bytes of a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbuild.runtime.errors import SpecbuildError
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """``elements`` numbers that lie side by side in a row are stored in ``nbytes`` bytes."""
+
+    name: str
+    elements: int
+    nbytes: int
+
+
+READ = {
+    0: BlockType("F32", 1, 4),
+    1: BlockType("F16", 1, 2),
+    2: BlockType("Q4_0", 32, 18),
+    3: BlockType("Q4_1", 32, 20),
+    6: BlockType("Q5_0", 32, 22),
+    7: BlockType("Q5_1", 32, 24),
+    8: BlockType("Q8_0", 32, 34),
+    12: BlockType("Q4_K", 256, 144),
+    13: BlockType("Q5_K", 256, 176),
+    14: BlockType("Q6_K", 256, 210),
+    30: BlockType("BF16", 1, 2),
+    39: BlockType("MXFP4", 32, 17),
+}
+# What a refusal calls the others.
+_OTHERS = {
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    40: "NVFP4",
+    41: "Q1_0",
+}
+
+
+def block_type(where: str, tensor: str, number: int) -> BlockType:
+    """The type of this number. SpecbuildError, by type and tensor, where it is not read."""
+    found = READ.get(number)
+    if found is None:
+        name = _OTHERS.get(number, f"number {number}")
+        read = " ".join(kind.name for kind in READ.values())
+        raise SpecbuildError(
+            f"{where}: tensor {tensor} has the type {name}, which is not read (read: {read}); "
+            "get the model in another quantisation"
+        )
+    return found

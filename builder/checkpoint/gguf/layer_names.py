@@ -1,0 +1,34 @@
+"""What the parts of a layer are called that several architectures have."""
+
+from __future__ import annotations
+
+from specbuild.builder.checkpoint.gguf.container import GgufTensor
+from specbuild.builder.checkpoint.gguf.made import Tensors, single_experts
+
+NAMES = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+}
+_EXPERTS = {
+    f"ffn_{part}_exps.weight": f"mlp.experts.{{}}.{part}_proj.weight"
+    for part in ("gate", "up", "down")
+}
+
+
+def taken_experts(parts: dict[str, GgufTensor], prefix: str, experts: int) -> Tensors:
+    """Takes the stacked experts out of ``parts``: each as a tensor of its own."""
+    made: Tensors = {}
+    for given, name in _EXPERTS.items():
+        stacked = parts.get(given)
+        # Any other shape stays, for the audit to report.
+        if stacked is not None and len(stacked.shape) == 3 and stacked.shape[0] == experts:
+            made |= single_experts(f"{prefix}{name}", parts.pop(given))
+    return made

@@ -1,0 +1,100 @@
+"""Tensors under their names in Hugging Face's layout, made of a GGUF file's when loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specbuild.builder.checkpoint.gguf.container import GgufTensor
+from specbuild.builder.checkpoint.gguf.values import part, read_values, stored_dtype
+from specbuild.builder.checkpoint.source import SourceTensor
+
+Tensors = dict[str, SourceTensor]
+_LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)")
+_OUTER = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A file's tensors: those of layers by what follows ``blk.N.``, and the others."""
+
+    outer: dict[str, GgufTensor]
+    layers: dict[int, dict[str, GgufTensor]]
+
+
+def by_layer(tensors: Mapping[str, GgufTensor]) -> Layers:
+    """Sorts the tensors of a file."""
+    outer: dict[str, GgufTensor] = {}
+    layers: dict[int, dict[str, GgufTensor]] = {}
+    for name, tensor in tensors.items():
+        match = _LAYER.fullmatch(name)
+        if match:
+            layers.setdefault(int(match[1]), {})[match[2]] = tensor
+        else:
+            outer[name] = tensor
+    return Layers(outer, layers)
+
+
+def renamed(found: Mapping[str, GgufTensor], prefix: str, names: Mapping[str, str]) -> Tensors:
+    """Every tensor as it is, under ``prefix`` and its name by ``names``.
+
+    These map whole names or, without ``.weight`` and ``.bias``, stems. What stands in neither form
+    keeps its name in the file, by which the audit reports it.
+    """
+    made: Tensors = {}
+    for given, tensor in found.items():
+        stem, _, ending = given.rpartition(".")
+        known = names.get(given) or (f"{names[stem]}.{ending}" if stem in names else None)
+        name = tensor.name if known is None else f"{prefix}{known}"
+        made[name] = as_it_is(name, tensor)
+    return made
+
+
+def outer_tensors(found: Mapping[str, GgufTensor]) -> Tensors:
+    """Embedding, last norm and head."""
+    return renamed(found, "", _OUTER)
+
+
+def as_it_is(name: str, tensor: GgufTensor) -> SourceTensor:
+    """The tensor under another name."""
+    return made_of(name, [tensor], tensor.shape, lambda values: values)
+
+
+def made_of(
+    name: str,
+    parents: Sequence[GgufTensor],
+    shape: tuple[int, ...],
+    make: Callable[..., torch.Tensor],
+) -> SourceTensor:
+    """What ``make`` gives of the parents' numbers, in fp32 where their types differ."""
+    dtypes = {stored_dtype(parent) for parent in parents}
+    alike = len(dtypes) == 1
+
+    def load() -> torch.Tensor:
+        wanted = None if alike else torch.float32
+        return make(*(read_values(parent, wanted) for parent in parents))
+
+    return SourceTensor(
+        name=name,
+        dtype=dtypes.pop() if alike else "F32",
+        shape=shape,
+        sources=tuple(parent.name for parent in parents),
+        load=load,
+        file=parents[0].file,
+        offset=None,
+    )
+
+
+def single_experts(name: str, stacked: GgufTensor) -> Tensors:
+    """The experts stacked in one tensor [E, out, in]; ``{}`` in ``name`` is an expert's number."""
+    return {
+        name.format(expert): as_it_is(name.format(expert), part(stacked, expert))
+        for expert in range(stacked.shape[0])
+    }

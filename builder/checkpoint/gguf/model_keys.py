@@ -1,0 +1,122 @@
+"""The keys that say how a model computes, as the fields of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.gguf.keys import NumberArray, TextArray, Value
+
+# No model has more layers, or more experts in one.
+MOST_PARTS = 1 << 12
+_MOST_LISTED = MOST_PARTS
+
+
+class ModelKeys:
+    """The keys that begin with a model's architecture, under the rest of their names.
+
+    A key that holds one value for every layer is that value. What nobody asked for is
+    :attr:`left`.
+    """
+
+    def __init__(self, where: str, architecture: str, keys: Mapping[str, Value]) -> None:
+        prefix = f"{architecture}."
+        self.architecture = architecture
+        self.fields = Config(
+            f"{where}: {architecture}",
+            "target GGUF",
+            {
+                name.removeprefix(prefix): _plain(value)
+                for name, value in keys.items()
+                if name.startswith(prefix)
+            },
+        )
+        self._asked: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        """Whether the key is there."""
+        self._asked.add(name)
+        return self.fields.get(name) is not None
+
+    def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        """A whole number; SpecbuildError where it is none, or absent without a default."""
+        self._asked.add(name)
+        return self.fields.integer(name, default, least=least)
+
+    def parts(self, name: str, default: int | None = None) -> int:
+        """A number of layers or experts, which no model has without bound."""
+        number = self.integer(name, default, least=0)
+        if number > MOST_PARTS:
+            raise self.fields.wrong(name, f"at most {MOST_PARTS}")
+        return number
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive number."""
+        self._asked.add(name)
+        return self.fields.number(name, default)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """True or false."""
+        self._asked.add(name)
+        return self.fields.boolean(name, default)
+
+    def text(self, name: str) -> str | None:
+        """A text, or None."""
+        self._asked.add(name)
+        return self.fields.text(name)
+
+    def same(self, name: str, expected: int) -> None:
+        """SpecbuildError where the key is there and holds anything but ``expected``."""
+        if self.integer(name, expected) != expected:
+            raise self.fields.wrong(name, f"{expected}")
+
+    @property
+    def left(self) -> dict[str, Any]:
+        """What nobody asked for, under the names in the file."""
+        return {
+            f"{self.architecture}.{name}": value
+            for name, value in self.fields.fields.items()
+            if name not in self._asked and name not in _INERT
+        }
+
+
+# What a conversion notes down and no computation reads.
+_INERT = frozenset(
+    {"vocab_size", "tensor_data_layout", "attention.causal", "rope.scaling.finetuned"}
+)
+
+
+def _plain(value: Value) -> Any:
+    if isinstance(value, TextArray):
+        return f"{value.count} texts"
+    if isinstance(value, NumberArray):
+        values = value.values()
+        if 0 < len(values) <= _MOST_LISTED and (values == values[0]).all():
+            return _shortest(values[0].item())
+        return values[:_MOST_LISTED].tolist()
+    return _shortest(value)
+
+
+def _shortest(value: Any) -> Any:
+    """A float32 as whoever wrote it spelled it: 1e-05, not 9.99999974737875e-06."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def attention_fields(keys: ModelKeys) -> dict[str, Any]:
+    """What every model with heads says of its sizes."""
+    heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
+    head_dim = keys.integer("attention.key_length", max(1, hidden // heads))
+    keys.same("attention.value_length", head_dim)
+    return {
+        "num_hidden_layers": keys.parts("block_count"),
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": keys.integer("context_length"),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "hidden_act": "silu",
+    }

@@ -1,0 +1,92 @@
+"""Rotary embedding from GGUF's keys, in the spelling of ``config.json``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from specbuild.builder.checkpoint.gguf.container import GgufTensor
+from specbuild.builder.checkpoint.gguf.model_keys import ModelKeys
+from specbuild.builder.checkpoint.gguf.values import read_values
+from specbuild.runtime.errors import SpecbuildError
+
+ROPE_FACTORS = "rope_freqs.weight"
+# Every release with Llama 3's scaling has these; the file holds what follows from them.
+_LLAMA3 = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_DEFAULT_THETA = 10000.0
+_MOST_FACTORS = 1 << 12
+
+
+def rope_fields(keys: ModelKeys, factors: GgufTensor | None = None) -> dict[str, Any]:
+    """``rope_theta`` and ``rope_scaling``.
+
+    ``factors`` are what the frequencies are divided by, which only Llama 3's scaling has.
+    """
+    theta = keys.number("rope.freq_base", _DEFAULT_THETA)
+    kind = keys.text("rope.scaling.type") or "none"
+    if factors is not None:
+        if kind != "none":
+            raise keys.fields.wrong("rope.scaling.type", f"'none' beside {ROPE_FACTORS}")
+        return {"rope_theta": theta, "rope_scaling": _llama3(factors, theta)}
+    linear = keys.number("rope.scale_linear", 1.0)  # how older files spell it
+    if kind == "none" and linear != 1:
+        return {
+            "rope_theta": theta,
+            "rope_scaling": {"rope_type": "linear", "factor": linear},
+        }
+    return {"rope_theta": theta, "rope_scaling": _scaling(keys, kind)}
+
+
+def _scaling(keys: ModelKeys, kind: str) -> dict[str, Any] | None:
+    # A file may hold the factor that a user could ask for, though nothing is scaled.
+    for name in ("factor", "original_context_length"):
+        keys.has(f"rope.scaling.{name}")
+    if kind == "none":
+        return None
+    scaling: dict[str, Any] = {"rope_type": kind}
+    if kind == "linear":
+        return scaling | {"factor": keys.number("rope.scaling.factor")}
+    if kind != "yarn":
+        return scaling  # whoever reads it refuses it by this name
+    scaling |= {
+        "factor": keys.number("rope.scaling.factor"),
+        "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
+        "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
+    }
+    if keys.number("rope.scaling.yarn_ext_factor", 1.0) != 1:
+        raise keys.fields.wrong("rope.scaling.yarn_ext_factor", "1")
+    return scaling
+
+
+def _llama3(factors: GgufTensor, theta: float) -> dict[str, Any] | None:
+    """The scaling that gives these factors; None where they scale nothing."""
+    if len(factors.shape) != 1 or factors.shape[0] > _MOST_FACTORS:
+        raise SpecbuildError(
+            f"{factors.file}: {ROPE_FACTORS} has the shape {list(factors.shape)}, expected one axis"
+        )
+    given = read_values(factors).double().numpy()
+    factor = float(given.max())
+    if (given == 1).all():
+        return None
+    wanted = [_llama3_factor(theta ** (-n / len(given)), factor) for n in range(len(given))]
+    if not np.allclose(given, wanted, rtol=1e-4, atol=0):
+        raise SpecbuildError(
+            f"{factors.file}: {ROPE_FACTORS} does not scale as Llama 3 does, which is all that is "
+            "read of it; build from the model's safetensors"
+        )
+    return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+
+
+def _llama3_factor(frequency: float, factor: float) -> float:
+    """What a frequency is divided by."""
+    turns = _LLAMA3["original_max_position_embeddings"] * frequency / (2 * math.pi)
+    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
+    kept = min(max((turns - low) / (high - low), 0.0), 1.0)
+    return 1 / ((1 - kept) / factor + kept)

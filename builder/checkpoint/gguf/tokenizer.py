@@ -1,0 +1,216 @@
+"""A GGUF file's vocabulary as ``tokenizer.json``, ``tokenizer_config.json`` and a chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from specbuild.builder.checkpoint.gguf.keys import Value
+from specbuild.builder.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from specbuild.builder.checkpoint.gguf.vocabulary import (
+    CONTROL,
+    PREFIX,
+    UNKNOWN,
+    USER_DEFINED,
+    Vocabulary,
+)
+from specbuild.runtime.errors import SpecbuildError
+
+_TEMPLATE = "tokenizer.chat_template"
+_SPACE = "▁"  # what SentencePiece writes for a blank
+
+
+def text_files(vocabulary: Vocabulary, keys: Mapping[str, Value]) -> dict[str, bytes]:
+    """The files by name.
+
+    Raises SpecbuildError for a kind of vocabulary or of words that is not read.
+    """
+    makers = {"gpt2": _byte_level, "llama": _sentence_piece}
+    if vocabulary.model not in makers:
+        raise SpecbuildError(
+            f"{vocabulary.where}: {PREFIX}model {vocabulary.model!r} is not read (read: "
+            f"{', '.join(makers)}); build from the model's safetensors"
+        )
+    tokenizer = makers[vocabulary.model](vocabulary)
+    files = {
+        "tokenizer.json": _json(tokenizer),
+        "tokenizer_config.json": _json(_settings(vocabulary)),
+    }
+    template = keys.get(_TEMPLATE)
+    if isinstance(template, str):
+        files["chat_template.jinja"] = template.encode()
+    return files
+
+
+def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
+    pre = _pre_tokenizer(vocabulary)
+    merges = [_halves(vocabulary, merge) for merge in vocabulary.texts("merges")]
+    cuts = [
+        {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
+        for cut in pre.cuts
+    ]
+    levels = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    return {
+        **_frame(vocabulary, begins=pre.begins),
+        "normalizer": {"type": "NFC"} if pre.composed else None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [*cuts, {**levels, "use_regex": False}],
+        },
+        "decoder": {**levels, "use_regex": True},
+        "model": _bpe(vocabulary, merges, whole_words=pre.whole_words),
+    }
+
+
+def _sentence_piece(vocabulary: Vocabulary) -> dict[str, Any]:
+    prefixed = vocabulary.flag("add_space_prefix", True)
+    blanks = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    prefix = [{"type": "Prepend", "prepend": _SPACE}] if prefixed else []
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
+    unknown = vocabulary.named("unknown")
+    return {
+        **_frame(vocabulary, begins=True),
+        "normalizer": {"type": "Sequence", "normalizers": [*prefix, blanks]},
+        "pre_tokenizer": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                *strip,
+            ],
+        },
+        "model": _bpe(
+            vocabulary,
+            _merges_by_score(vocabulary),
+            unknown=None if unknown is None else vocabulary.tokens[unknown],
+            byte_fallback=True,
+        ),
+    }
+
+
+def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
+    name = vocabulary.keys.get(f"{PREFIX}pre")
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
+        said = "is missing" if name is None else f"{name!r} is not read"
+        raise SpecbuildError(
+            f"{vocabulary.where}: {PREFIX}pre {said} (read: {', '.join(PRE_TOKENIZERS)}); without "
+            "it nobody knows how text is cut into words; build from the model's safetensors"
+        )
+    return PRE_TOKENIZERS[name]
+
+
+def _halves(vocabulary: Vocabulary, merge: str) -> tuple[str, str]:
+    # A token may be a blank itself, so that the one between them is not the first.
+    first, _, second = merge[1:].partition(" ")
+    if not second or " " in second:
+        raise SpecbuildError(
+            f"{vocabulary.where}: {PREFIX}merges holds {merge!r}, expected two tokens and a blank "
+            "between"
+        )
+    return merge[0] + first, second
+
+
+def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """Every way to put a token together of two others, the token with the best score first."""
+    places = {token: number for number, token in enumerate(vocabulary.tokens)}
+    found = []
+    for token, score in zip(vocabulary.tokens, vocabulary.scores(), strict=True):
+        halves = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        whole = [(one, two) for one, two in halves if one in places and two in places]
+        whole.sort(key=lambda pair: (places[pair[0]], places[pair[1]]))
+        found += [(score, len(one), len(two), one, two) for one, two in whole]
+    found.sort(key=lambda entry: entry[:3], reverse=True)
+    return [(one, two) for *_, one, two in found]
+
+
+def _bpe(
+    vocabulary: Vocabulary,
+    merges: list[tuple[str, str]],
+    *,
+    whole_words: bool = False,
+    unknown: str | None = None,
+    byte_fallback: bool = False,
+) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": unknown,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": byte_fallback,
+        "byte_fallback": byte_fallback,
+        "ignore_merges": whole_words,
+        "vocab": {token: number for number, token in enumerate(vocabulary.tokens)},
+        "merges": merges,
+    }
+
+
+def _frame(vocabulary: Vocabulary, *, begins: bool) -> dict[str, Any]:
+    """What every tokenizer has: tokens that are found before words are, and those around a text."""
+    special = vocabulary.of_kind(UNKNOWN, CONTROL)
+    added = {**special, **vocabulary.of_kind(USER_DEFINED)}
+    spaced = vocabulary.model == "llama"
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": number,
+                "content": token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": spaced and _SPACE in token,
+                "special": token in special,
+            }
+            for token, number in sorted(added.items(), key=lambda item: item[1])
+        ],
+        "post_processor": _around(vocabulary, begins=begins),
+    }
+
+
+def _around(vocabulary: Vocabulary, *, begins: bool) -> dict[str, Any] | None:
+    bos = vocabulary.named("bos") if vocabulary.flag("add_bos_token", begins) else None
+    eos = vocabulary.named("eos") if vocabulary.flag("add_eos_token", False) else None
+    around = {n: vocabulary.tokens[n] for n in (bos, eos) if n is not None}
+    if not around:
+        return None
+
+    def one(text: str) -> list[dict[str, Any]]:
+        tokens = [
+            {} if n is None else {"SpecialToken": {"id": around[n], "type_id": 0}}
+            for n in (bos, eos)
+        ]
+        return [
+            part
+            for part in (tokens[0], {"Sequence": {"id": text, "type_id": 0}}, tokens[1])
+            if part
+        ]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": one("A"),
+        "pair": [*one("A"), *one("B")],
+        "special_tokens": {
+            token: {"id": token, "ids": [number], "tokens": [token]}
+            for number, token in around.items()
+        },
+    }
+
+
+def _settings(vocabulary: Vocabulary) -> dict[str, Any]:
+    names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+    named = {f"{name}_token": vocabulary.named(key) for name, key in names.items()}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **{name: vocabulary.tokens[n] for name, n in named.items() if n is not None},
+    }
+
+
+def _json(data: Any) -> bytes:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,0 +1,94 @@
+"""The numbers of a tensor of a GGUF file, read piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from specbuild.builder.checkpoint.gguf.blocks import Bytes, dequantise, is_quantised
+from specbuild.builder.checkpoint.gguf.container import GgufTensor
+from specbuild.runtime.errors import SpecbuildError
+
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# What one thread reads and takes apart at a time.
+_PIECE_ELEMENTS = 1 << 20
+
+
+def stored_dtype(tensor: GgufTensor) -> str:
+    """The type of its numbers, spelled as in safetensors: its own, or F32 where it is quantised."""
+    return "F32" if is_quantised(tensor.kind.name) else tensor.kind.name
+
+
+def read_values(tensor: GgufTensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The tensor in ``dtype``, by default its :func:`stored_dtype`.
+
+    Quantised numbers are made float32 first, and then rounded. Raises SpecbuildError where the
+    file cannot be read any more.
+    """
+    name = tensor.kind.name
+    if not is_quantised(name):
+        raw = torch.from_numpy(_read(tensor, 0, tensor.nbytes))
+        plain = raw.view(PLAIN[name]).view(tensor.shape)
+        return plain if dtype is None else plain.to(dtype)
+    values = torch.empty(tensor.shape, dtype=dtype or torch.float32)
+    by_block = values.view(-1, tensor.kind.elements)
+
+    def fill(piece: tuple[int, int]) -> None:
+        first, stop = piece
+        raw = _blocks(tensor, first, stop)
+        out = by_block[first:stop]
+        if out.dtype == torch.float32:
+            dequantise(name, raw, out.numpy())
+            return
+        exact = np.empty(out.shape, np.float32)
+        dequantise(name, raw, exact)
+        out.copy_(torch.from_numpy(exact))
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for _ in pool.map(fill, _pieces(tensor)):
+            pass
+    return values
+
+
+def read_blocks(tensor: GgufTensor) -> Bytes:
+    """The raw blocks of a quantised tensor, u8 [rows, blocks of a row, bytes]."""
+    raw = _read(tensor, 0, tensor.nbytes)
+    return raw.reshape(-1, tensor.shape[-1] // tensor.kind.elements, tensor.kind.nbytes)
+
+
+def part(tensor: GgufTensor, index: int) -> GgufTensor:
+    """The tensor at ``index`` of the first axis."""
+    nbytes = tensor.nbytes // tensor.shape[0]
+    return replace(
+        tensor,
+        shape=tensor.shape[1:],
+        offset=tensor.offset + index * nbytes,
+        nbytes=nbytes,
+    )
+
+
+def _pieces(tensor: GgufTensor) -> Iterator[tuple[int, int]]:
+    blocks = tensor.nbytes // tensor.kind.nbytes
+    step = _PIECE_ELEMENTS // tensor.kind.elements
+    return ((first, min(first + step, blocks)) for first in range(0, blocks, step))
+
+
+def _blocks(tensor: GgufTensor, first: int, stop: int) -> Bytes:
+    size = tensor.kind.nbytes
+    return _read(tensor, first * size, (stop - first) * size).reshape(-1, size)
+
+
+def _read(tensor: GgufTensor, start: int, nbytes: int) -> Bytes:
+    try:
+        raw = np.fromfile(tensor.file, np.uint8, nbytes, offset=tensor.offset + start)
+    except OSError as error:
+        raise SpecbuildError(
+            f"{tensor.file}: {tensor.name} cannot be read ({error.strerror})"
+        ) from None
+    if len(raw) != nbytes:
+        raise SpecbuildError(f"{tensor.file}: became shorter while {tensor.name} was read")
+    return raw

@@ -1,0 +1,49 @@
+"""A target's checkpoint, opened: a directory of safetensors, or GGUF files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.gguf.checkpoint import GgufCheckpoint, open_gguf
+from specbuild.builder.checkpoint.gguf.container import is_gguf
+from specbuild.builder.checkpoint.gguf.form import GgufForm
+from specbuild.builder.checkpoint.source import SourceTensor, open_directory, read_config
+from specbuild.builder.checkpoint.target_parts import MadeText, TextFile, text_files
+
+Roots = tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class OpenedTarget:
+    """The configuration, what reads the tensors' headers, and the files of text.
+
+    Those of a directory lie in the first of some folders that has them.
+    """
+
+    config: Config
+    tensors: Callable[[], dict[str, SourceTensor]]
+    text_files: Callable[[Roots], tuple[TextFile, ...]]
+
+
+def open_target(path: Path, forms: Mapping[str, GgufForm]) -> OpenedTarget:
+    """Opens what ``--model`` names; ``forms`` are those of GGUF files, by architecture.
+
+    Raises SpecbuildError where it is no checkpoint.
+    """
+    if not is_gguf(path):
+        config = Config(str(path / "config.json"), "target config.json", read_config(path))
+        return OpenedTarget(config, partial(open_directory, path), text_files)
+    opened = open_gguf(path, forms)
+    return OpenedTarget(
+        Config(str(path), "target GGUF", opened.config),
+        lambda: dict(opened.tensors),
+        lambda _: _made_texts(path, opened),
+    )
+
+
+def _made_texts(path: Path, opened: GgufCheckpoint) -> tuple[TextFile, ...]:
+    return tuple(MadeText(path, name, data) for name, data in opened.text_files().items())

@@ -1,0 +1,82 @@
+"""What GGUF files of small models say of themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from checkpoints import write_target
+from gguf_files import Stored, tokenizer_keys
+from gguf_models import gpt_oss_twin
+from tokenizers import Tokenizer
+
+TEMPLATE = "{{ messages[0].content }}"
+GPT_OSS_KEYS: dict[str, Any] = {
+    ".block_count": 2,
+    ".context_length": 512,
+    ".embedding_length": 256,
+    ".feed_forward_length": 64,
+    ".attention.head_count": 4,
+    ".attention.head_count_kv": 2,
+    ".attention.key_length": 32,
+    ".attention.value_length": 32,
+    ".attention.layer_norm_rms_epsilon": 1e-5,
+    ".attention.sliding_window": 8,
+    ".rope.freq_base": 150000.0,
+    ".rope.scaling.type": "yarn",
+    ".rope.scaling.factor": 4.0,
+    ".rope.scaling.original_context_length": 128,
+    ".expert_count": 4,
+    ".expert_used_count": 2,
+    ".expert_feed_forward_length": 64,
+}
+DEEPSEEK_KEYS: dict[str, Any] = {
+    ".block_count": 2,
+    ".context_length": 512,
+    ".embedding_length": 64,
+    ".vocab_size": 32,
+    ".feed_forward_length": 96,
+    ".leading_dense_block_count": 1,
+    ".attention.head_count": 4,
+    ".attention.layer_norm_rms_epsilon": 0.02,
+    ".attention.q_lora_rank": 24,
+    ".attention.kv_lora_rank": 32,
+    ".rope.dimension_count": 16,
+    ".rope.freq_base": 10000.0,
+    ".rope.scaling.type": "yarn",
+    ".rope.scaling.factor": 4.0,
+    ".rope.scaling.original_context_length": 128,
+    ".rope.scaling.yarn_log_multiplier": 0.08,
+    ".expert_count": 8,
+    ".expert_used_count": 3,
+    ".expert_shared_count": 2,
+    ".expert_feed_forward_length": 24,
+    ".expert_group_count": 4,
+    ".expert_group_used_count": 2,
+    ".expert_weights_scale": 2.5,
+    ".expert_weights_norm": True,
+    ".expert_gating_func": 2,
+}
+APART = {
+    ".attention.head_count_kv": 1,
+    ".attention.key_length": 48,
+    ".attention.value_length": 32,
+    ".attention.key_length_mla": 40,
+    ".attention.value_length_mla": 20,
+}
+TOGETHER = {
+    ".attention.head_count_kv": 4,
+    ".attention.key_length": 40,
+    ".attention.value_length": 20,
+}
+
+
+def write_gpt_oss(folder: Path, **options: Any) -> tuple[Path, dict[str, Any], dict[str, Stored]]:
+    model = folder / "model"
+    write_target(
+        model, layers=2, hidden=256, head_dim=32, inner=64, vocab=320, tokenizer=True,
+        chat_template=TEMPLATE, eos=(0, 1, 2), rope_spelling="rope_scaling", **options,
+    )  # fmt: skip
+    text = Tokenizer.from_file(str(model / "tokenizer.json"))
+    keys = GPT_OSS_KEYS | tokenizer_keys(text, "gpt-4o") | {"tokenizer.chat_template": TEMPLATE}
+    return model, keys | {"tokenizer.ggml.eos_token_id": 0}, gpt_oss_twin(model)

@@ -1,0 +1,177 @@
+"""The same small random models as safetensors and as GGUF, whose numbers are equal bit for bit.
+
+Every tensor is stored in a type of GGUF first; the safetensors hold the values that it then has.
+Rows and experts are moved as llama.cpp's converter moves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from checkpoint_files import Tensors
+from gguf_files import Stored, stored
+from safetensors.torch import load_file, save_file
+
+COMMON = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "input_layernorm.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "self_attn.q_proj.bias": "attn_q.bias",
+    "self_attn.k_proj.bias": "attn_k.bias",
+    "self_attn.v_proj.bias": "attn_v.bias",
+    "self_attn.o_proj.bias": "attn_output.bias",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "self_attn.sinks": "attn_sinks.weight",
+    "self_attn.q_a_proj.weight": "attn_q_a.weight",
+    "self_attn.q_a_layernorm.weight": "attn_q_a_norm.weight",
+    "self_attn.q_b_proj.weight": "attn_q_b.weight",
+    "self_attn.kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight",
+    "self_attn.kv_a_layernorm.weight": "attn_kv_a_norm.weight",
+    "self_attn.kv_b_proj.weight": "attn_kv_b.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+    "mlp.gate.weight": "ffn_gate_inp.weight",
+    "mlp.router.weight": "ffn_gate_inp.weight",
+    "mlp.router.bias": "ffn_gate_inp.bias",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.shared_experts.gate_proj.weight": "ffn_gate_shexp.weight",
+    "mlp.shared_experts.up_proj.weight": "ffn_up_shexp.weight",
+    "mlp.shared_experts.down_proj.weight": "ffn_down_shexp.weight",
+}
+MXFP4 = gguf.GGMLQuantizationType.MXFP4
+
+
+@dataclass
+class Twin:
+    """A model's tensors in both forms; ``kinds`` says the type of a tensor in Hugging Face's."""
+
+    kinds: Callable[[str, tuple[int, ...]], str]
+    hf: Tensors = field(default_factory=dict)
+    gguf: dict[str, Stored] = field(default_factory=dict)
+
+    def take(self, name: str, tensor: torch.Tensor) -> Stored:
+        """Stores a tensor in its type: as GGUF has it, while Hugging Face's form keeps values."""
+        found, self.hf[name] = stored(tensor, self.kinds(name, tuple(tensor.shape)))
+        return found
+
+    def same(self, name: str, tensor: torch.Tensor) -> None:
+        """A tensor that only has another name."""
+        self.gguf[self.called(name)] = self.take(name, tensor)
+
+    def called(self, name: str) -> str:
+        """Its name in GGUF."""
+        if name in COMMON:
+            return COMMON[name]
+        _, _, layer, inner = name.split(".", 3)
+        return f"blk.{layer}.{COMMON[inner]}"
+
+    def stacked(self, name: str, experts: list[tuple[str, torch.Tensor]]) -> None:
+        """Experts that are one tensor in GGUF."""
+        taken = [self.take(*expert) for expert in experts]
+        self.gguf[name] = np.stack([array for array, _ in taken]), taken[0][1]
+
+
+def mixed(name: str, shape: tuple[int, ...]) -> str:
+    """Types as a mixture has them: F32 for what is small, others by what rows allow."""
+    if len(shape) == 1 or name.endswith(("mlp.gate.weight", "router.weight", "bias")):
+        return "F32"
+    wide = ("Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q8_0")
+    narrow = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+    plain = ("F16", "BF16", "F32")
+    fits = wide if shape[-1] % 256 == 0 else narrow if shape[-1] % 32 == 0 else plain
+    return fits[sum(name.encode()) % len(fits)]
+
+
+def rewritten(model: Path, hf: Mapping[str, torch.Tensor]) -> None:
+    """Gives the checkpoint the tensors that its GGUF twin has."""
+    kept = {name: tensor.contiguous() for name, tensor in hf.items()}
+    save_file(kept, model / "model.safetensors", metadata={"format": "pt"})
+
+
+def gpt_oss_twin(model: Path) -> dict[str, Stored]:
+    """The tensors of the GPT-OSS at ``model`` in GGUF's form; it keeps their values."""
+    given = load_file(model / "model.safetensors")
+    packed = any(name.endswith("_blocks") for name in given)
+    # Transposed matrices keep their types element by element.
+    twin = Twin(lambda name, shape: "F16" if "experts" in name else mixed(name, shape))
+    for name, tensor in given.items():
+        stem, parts = name.rpartition(".")[2], name.split(".")
+        layer = parts[2] if len(parts) > 3 else ""
+        if stem in ("gate_up_proj_bias", "down_proj_bias"):
+            biases, dtype = stored(tensor, "F32")[0]
+            twin.hf[name] = tensor.float()
+            for part, rows in _experts(stem, biases).items():
+                twin.gguf[f"blk.{layer}.ffn_{part}_exps.bias"] = rows, dtype
+        elif stem in ("gate_up_proj", "down_proj"):
+            array, dtype = twin.take(name, tensor)
+            for part, rows in _experts(stem, array.swapaxes(1, 2)).items():
+                twin.gguf[f"blk.{layer}.ffn_{part}_exps.weight"] = rows, dtype
+        elif stem.endswith("_blocks"):
+            twin.hf[name] = tensor
+            scales = given[name.replace("_blocks", "_scales")]
+            raw = _mxfp4_blocks(tensor.numpy(), scales.numpy())
+            for part, rows in _experts(stem, raw).items():
+                twin.gguf[f"blk.{layer}.ffn_{part}_exps.weight"] = rows, MXFP4
+        elif stem.endswith("_scales"):
+            twin.hf[name] = tensor
+        else:
+            twin.same(name, tensor)
+    assert packed == any(dtype == MXFP4 for _, dtype in twin.gguf.values())
+    rewritten(model, twin.hf)
+    return {
+        name.replace("ffn_norm", "post_attention_norm"): array for name, array in twin.gguf.items()
+    }
+
+
+def deepseek_twin(model: Path, config: Mapping[str, Any], *, apart: bool) -> dict[str, Stored]:
+    """The same of a model with DeepSeek's attention; ``apart``: keys' and values' halves are."""
+    twin = Twin(mixed)
+    experts: dict[str, list[tuple[str, torch.Tensor]]] = {}
+    for name, tensor in load_file(model / "model.safetensors").items():
+        parts = name.split(".")
+        if "experts" in parts:
+            key = f"blk.{parts[2]}.ffn_{parts[6].removesuffix('_proj')}_exps.weight"
+            experts.setdefault(key, []).append((name, tensor))
+        elif apart and "kv_b_proj" in parts:
+            value, twin.hf[name] = stored(tensor, "F16")
+            heads = value[0].reshape(config["num_attention_heads"], -1, config["kv_lora_rank"])
+            keys, values = np.split(heads, [config["qk_nope_head_dim"]], axis=1)
+            twin.gguf[f"blk.{parts[2]}.attn_k_b.weight"] = keys.swapaxes(1, 2), value[1]
+            twin.gguf[f"blk.{parts[2]}.attn_v_b.weight"] = values, value[1]
+        else:
+            twin.same(name, tensor)
+    for key, found in experts.items():
+        # One tensor has one type.
+        kind = mixed(key, tuple(found[0][1].shape))
+        one = Twin(lambda _name, _shape, kind=kind: kind, twin.hf, twin.gguf)
+        one.stacked(key, sorted(found, key=lambda entry: int(entry[0].split(".")[5])))
+    rewritten(model, twin.hf)
+    return twin.gguf
+
+
+def _experts(stem: str, array: np.ndarray) -> dict[str, np.ndarray]:
+    if stem.startswith("down"):
+        return {"down": array}
+    return {"gate": array[:, ::2], "up": array[:, 1::2]}
+
+
+def _mxfp4_blocks(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Bytes with the even element low, as blocks with a half's elements side by side."""
+    codes = np.stack([blocks & 15, blocks >> 4], -1).reshape(*blocks.shape[:-1], 32)
+    nibbles = codes[..., :16] | (codes[..., 16:] << 4)
+    raw = np.concatenate([scales[..., None], nibbles], -1)
+    return raw.reshape(*raw.shape[:-2], -1)

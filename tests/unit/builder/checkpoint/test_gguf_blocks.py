@@ -1,0 +1,76 @@
+"""Blocks of GGUF against gguf-py, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize
+from gguf_files import stored, write_gguf
+
+from specbuild.builder.checkpoint.gguf.block_types import READ
+from specbuild.builder.checkpoint.gguf.blocks import is_quantised
+from specbuild.builder.checkpoint.gguf.container import GgufTensor, read_gguf
+from specbuild.builder.checkpoint.gguf.values import part, read_values
+
+QUANTISED = [kind for kind in READ.values() if is_quantised(kind.name)]
+IDS = [kind.name for kind in QUANTISED]
+
+
+def written(path: Path, raw: np.ndarray, kind: str) -> GgufTensor:
+    dtype = gguf.GGMLQuantizationType[kind]
+    write_gguf(path, "llama", {}, {"t": (raw, dtype)})
+    return read_gguf(path).tensors["t"]
+
+
+@pytest.mark.parametrize("kind", QUANTISED, ids=IDS)
+def test_random_bytes_are_what_gguf_py_makes_of_them(
+    tmp_path: Path, kind: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random bytes are blocks too, with scales that are NaN, infinite and subnormal."""
+    name, nbytes = kind.name, kind.nbytes  # type: ignore[attr-defined]
+    raw = np.random.default_rng(1).integers(0, 256, (3, 40, 8 * nbytes), dtype=np.uint8)
+    tensor = written(tmp_path / "t.gguf", raw, name)
+    with np.errstate(all="ignore"):
+        expected = dequantize(raw, gguf.GGMLQuantizationType[name])
+    # Pieces that no row ends with.
+    monkeypatch.setattr("specbuild.builder.checkpoint.gguf.values._PIECE_ELEMENTS", 7 * 256)
+    found = read_values(tensor).numpy()
+    assert found.shape == expected.shape
+    either = np.isnan(found) & np.isnan(expected)
+    assert ((found.view(np.uint32) == expected.view(np.uint32)) | either).all()
+    rounded = torch.from_numpy(expected).bfloat16().view(torch.int16)
+    there = read_values(tensor, torch.bfloat16).view(torch.int16)
+    assert ((rounded == there) | torch.from_numpy(either)).all()
+    one = read_values(part(tensor, 1)).numpy()
+    assert one.shape == expected[1].shape
+    assert np.array_equal(one, expected[1], equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_plain_numbers_stay_what_they_are(tmp_path: Path, kind: str) -> None:
+    values = torch.randn(5, 32, generator=torch.Generator().manual_seed(3))
+    (raw, _), expected = stored(values, kind)
+    found = read_values(written(tmp_path / "t.gguf", raw, kind))
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+def test_the_tests_own_packers_come_near(kind: str) -> None:
+    values = torch.randn(64, 256, generator=torch.Generator().manual_seed(4))
+    _, back = stored(values, kind)
+    error = (back - values).square().mean().sqrt().item()
+    assert error < {"Q4_K": 0.09, "Q5_K": 0.045, "Q6_K": 0.025}[kind]
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> None:
+    raw = np.zeros((4, 34), np.uint8)
+    tensor = written(tmp_path / "t.gguf", raw, "Q8_0")
+    data = (tmp_path / "t.gguf").read_bytes()
+    (tmp_path / "t.gguf").write_bytes(data[: tensor.offset + 10])
+    with pytest.raises(Exception, match=r"t\.gguf: became shorter while t was read"):
+        read_values(tensor)

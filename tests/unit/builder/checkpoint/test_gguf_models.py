@@ -1,0 +1,136 @@
+"""A model as GGUF is the same model as from safetensors: geometry, tensors and text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from deepseek_checkpoints import SIZES, YARN, write_deepseek
+from gguf_files import Stored, write_gguf
+from gguf_keys import APART, DEEPSEEK_KEYS, TEMPLATE, TOGETHER, write_gpt_oss
+from gguf_models import deepseek_twin
+
+from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
+from specbuild.builder.families.checkpoints import read_target
+from specbuild.runtime.errors import SpecbuildError
+
+
+def assert_same(one: TargetCheckpoint, other: TargetCheckpoint) -> None:
+    assert one.geometry == other.geometry
+    assert set(one.tensors) == set(other.tensors)
+    for name, source in one.tensors.items():
+        twin = other.tensors[name]
+        assert (source.shape, source.dtype) == (twin.shape, twin.dtype), name
+        found, expected = source.load(), twin.load()
+        assert found.dtype == expected.dtype
+        assert found.shape == source.shape
+        assert torch.equal(found, expected), name
+
+
+@pytest.mark.parametrize("experts", ["mxfp4", "bf16"])
+def test_gpt_oss(tmp_path: Path, experts: str) -> None:
+    model, keys, tensors = write_gpt_oss(tmp_path, experts_format=experts)
+    file = write_gguf(tmp_path / "model.gguf", "gpt-oss", keys, tensors)
+    found = read_target(file, strict=True)
+    assert_same(found, read_target(model, strict=True))
+    texts = {text.name: text.read_bytes() for text in found.text_files}
+    assert texts["chat_template.jinja"].decode() == TEMPLATE
+    assert json.loads(texts["tokenizer_config.json"])["eos_token"] == "<|return|>"
+    assert all(text.parent == file for text in found.text_files)
+    kinds = {tensor.dtype for tensor in found.tensors.values()}
+    assert ("U8" in kinds) == (experts == "mxfp4")
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("q_lora_rank", [24, None])
+def test_deepseek(tmp_path: Path, apart: bool, q_lora_rank: int | None) -> None:
+    model = tmp_path / "model"
+    sizes: dict[str, Any] = {"rope_parameters": YARN | {"mscale": 0.8}, "q_lora_rank": q_lora_rank}
+    write_deepseek(model, **sizes)
+    keys = DEEPSEEK_KEYS | (APART if apart else TOGETHER)
+    if q_lora_rank is None:
+        del keys[".attention.q_lora_rank"]
+    tensors = deepseek_twin(model, SIZES, apart=apart)
+    file = write_gguf(tmp_path / "model.gguf", "deepseek2", keys, tensors, tensors_a_file=9)
+    found, expected = read_target(file, strict=True), read_target(model, strict=True)
+    assert found.text_files == ()
+    assert found.geometry.eos_token_ids == ()
+    assert found.warnings == ("target: no EOS token is named; output ends at its length only",)
+    geometry = replace(expected.geometry, eos_token_ids=())
+    assert_same(found, replace(expected, geometry=geometry))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "architecture": ({"general.architecture": "qwen2"}, "general.architecture 'qwen2' is not read"),
+    "adapter": ({"general.type": "adapter"}, "of general.type 'adapter', not a whole model"),
+    "layers": ({".block_count": 2**32 - 1}, "block_count: got 4294967295, expected at most 4096"),
+    "experts": ({".expert_count": 1 << 31}, "expert_count: got 2147483648, expected at most 4096"),
+    "no layers": ({".block_count": None}, "the field block_count is missing"),
+    "rotated": ({".rope.dimension_count": 8}, "rope.dimension_count: got 8, expected 32"),
+    "values": ({".attention.value_length": 8}, "attention.value_length: got 8, expected 32"),
+    "by layer": ({".attention.head_count_kv": [2, 1]}, "head_count_kv: got .2, 1."),
+    "rope": ({".rope.scaling.type": "longrope"}, "rope_type 'longrope' is not implemented"),
+    "unknown": ({".logit_scale": 0.5}, "unknown fields gpt-oss.logit_scale"),
+    "words": ({"tokenizer.ggml.pre": "chameleon"}, "tokenizer.ggml.pre 'chameleon' is not read"),
+    "vocabulary": ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model 'bert' is not read"),
+    "too many tokens": ({"tokenizer.ggml.tokens": ["x"] * 400}, "names 400 tokens, .* has 320"),
+    "twice": ({"tokenizer.ggml.tokens": ["a", "b", "a"]}, "the token 'a' stands twice"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Stored]]:
+    _, keys, tensors = write_gpt_oss(tmp_path_factory.mktemp("gguf"))
+    return keys, tensors
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_model_says_of_itself_is_checked(
+    tmp_path: Path, gpt_oss: tuple[dict[str, Any], dict[str, Stored]], name: str
+) -> None:
+    changes, said = REFUSED[name]
+    keys = {key: value for key, value in (gpt_oss[0] | changes).items() if value is not None}
+    architecture = keys.pop("general.architecture", "gpt-oss")
+    file = write_gguf(tmp_path / "model.gguf", architecture, keys, gpt_oss[1])
+    with pytest.raises(SpecbuildError, match=said):
+        read_target(file, strict=True)
+
+
+def test_unknown_keys_are_warned_of(
+    tmp_path: Path, gpt_oss: tuple[dict[str, Any], dict[str, Stored]]
+) -> None:
+    keys = gpt_oss[0] | {".logit_scale": 0.5, "general.name": "x", "quantize.n": 3}
+    # One value for every layer is one value.
+    keys[".attention.head_count_kv"] = [2, 2]
+    file = write_gguf(tmp_path / "model.gguf", "gpt-oss", keys, gpt_oss[1])
+    (warning,) = read_target(file, strict=False).warnings
+    assert warning == "target GGUF: the field gpt-oss.logit_scale (0.5) is unknown and was ignored"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"blk.0.attn_q.weight": None}, r"missing: model.layers.0.self_attn.q_proj.weight"),
+        ({"blk.0.strange.weight": "blk.0.attn_q.weight"}, r"left over: blk.0.strange.weight"),
+        ({"token_embd.weight": None}, "has no tensor token_embd.weight"),
+        ({"blk.1.ffn_up_exps.weight": "blk.0.attn_q.weight"}, r"left over: blk.1.ffn_up_exps"),
+    ],
+)
+def test_tensors_are_audited(
+    tmp_path: Path,
+    gpt_oss: tuple[dict[str, Any], dict[str, Stored]],
+    change: dict[str, str | None],
+    said: str,
+) -> None:
+    tensors = dict(gpt_oss[1])
+    for name, source in change.items():
+        tensors[name] = gpt_oss[1][source or name]
+        if source is None:
+            del tensors[name]
+    file = write_gguf(tmp_path / "model.gguf", "gpt-oss", gpt_oss[0], tensors)
+    with pytest.raises(SpecbuildError, match=said):
+        read_target(file, strict=True)
