@@ -78,16 +78,14 @@ def read_draft(path: Path, target: TargetGeometry, *, strict: bool) -> DraftChec
     config = Config(str(path / "config.json"), DRAFT_LABEL, read_config(path))
     architectures = config.texts("architectures")
     drafts = {name: draft for draft in DRAFTS.values() for name in draft.architectures}
-    for family in TARGETS.values():
-        architecture = family.model_types.get(config.text("model_type") or "")
-        # A draft may call itself what a target is called.
-        if architecture is not None and architecture not in drafts:
-            raise SpecbuildError(
-                f"{path}: is a {family.title} target, not a draft; give it with --model"
-            )
     for name in architectures:
         if name in drafts:
             return drafts[name].read(path, config, target, strict=strict)
+    for family in TARGETS.values():
+        if config.text("model_type") in family.model_types:
+            raise SpecbuildError(
+                f"{path}: is a {family.title} target, not a draft; give it with --model"
+            )
     known = "; ".join(f"{d.title}: {', '.join(d.architectures)}" for d in DRAFTS.values())
     raise SpecbuildError(
         f"{config.where}: architectures {list(architectures)!r} is no draft that specbuild knows "
@@ -156,6 +154,11 @@ def _with_retrofits(
     warnings = target.warnings + check_fields(config.section("attention"), ATTENTION, strict=strict)
     latents = read_latents(path, config, geometry) if mla else None
     if latents is not None:
+        if not geometry.attention.qkv_bias:
+            raise SpecbuildError(
+                f"{path / LATENT_FILE}: latents are built beside biases of attention, which this "
+                "model has not (attention_bias); remove the file, or build with --no-mla"
+            )
         geometry = dataclasses.replace(geometry, latent_dims=latents.dims)
         tensors = {**tensors, **latents.tensors}
         warnings += latents.warnings

@@ -7,11 +7,13 @@ from specbuild.builder.families.deepseek.family import DEEPSEEK
 from specbuild.builder.families.eagle3.family import EAGLE3
 from specbuild.builder.families.family import DraftFamily, TargetFamily
 from specbuild.builder.families.gpt_oss.family import GPT_OSS
+from specbuild.builder.families.llama.family import LLAMA
 from specbuild.runtime.errors import SpecbuildError
 
 TARGETS: dict[str, TargetFamily] = {
     "gpt_oss": GPT_OSS,
     "deepseek": DEEPSEEK,
+    "llama": LLAMA,
 }
 DRAFTS: dict[str, DraftFamily] = {
     "eagle3": EAGLE3,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from checkpoint_files import edit_config
 from checkpoints import write_draft
-from llama_family.family import LLAMA
+from mistral_family.family import MISTRAL
 
 from specbuild.builder.build import build
 from specbuild.builder.families.checkpoints import read_target
@@ -31,13 +31,13 @@ BUSHY = DraftShape(draft_top_k=8, draft_depth=3, draft_tokens=48)
 @pytest.fixture(scope="module", autouse=True)
 def listed() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(TARGETS, "llama", LLAMA)
+        patch.setitem(TARGETS, "mistral", MISTRAL)
         yield
 
 
-def write_llama(path: Path, **changes: object) -> None:
+def write_mistral(path: Path, **changes: object) -> None:
     """A random model, by transformers' own writer."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import MistralConfig, MistralForCausalLM
 
     sizes = {
         "vocab_size": VOCAB,
@@ -50,8 +50,9 @@ def write_llama(path: Path, **changes: object) -> None:
         "max_position_embeddings": 256,
         "rms_norm_eps": 0.02,
         "eos_token_id": 1,
+        "sliding_window": 12,
     }
-    model = LlamaForCausalLM(LlamaConfig(**(sizes | changes)))
+    model = MistralForCausalLM(MistralConfig(**(sizes | changes)))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
@@ -64,8 +65,8 @@ def write_llama(path: Path, **changes: object) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint, a random draft for it, and their engine."""
-    folder = tmp_path_factory.mktemp("llama")
-    write_llama(folder / "model", tie_word_embeddings=True)
+    folder = tmp_path_factory.mktemp("mistral")
+    write_mistral(folder / "model", tie_word_embeddings=True)
     write_draft(
         folder / "draft", target_layers=LAYERS, target_hidden=HIDDEN, target_vocab=VOCAB,
         hidden=HIDDEN, draft_vocab=24,
@@ -81,9 +82,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def greedy_by_transformers(path: Path, ids: tuple[int, ...]) -> tuple[int, ...]:
-    from transformers import LlamaForCausalLM
+    from transformers import MistralForCausalLM
 
-    model = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model = MistralForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     found = torch.tensor([ids])
     with torch.no_grad():
         for _ in range(NEW_TOKENS):
@@ -114,11 +115,13 @@ def test_every_stage_is_that_of_transformers(folder: Path) -> None:
 
 
 def test_what_it_has_not_is_refused(folder: Path, tmp_path: Path) -> None:
-    write_llama(tmp_path / "biased", attention_bias=True)
-    with pytest.raises(SpecbuildError, match="attention_bias True is not implemented"):
-        read_target(tmp_path / "biased", strict=True)
-    with pytest.raises(SpecbuildError, match=r"are built for gpt_oss, .* is a llama; leave it out"):
+    write_mistral(tmp_path / "gelu", hidden_act="gelu")
+    with pytest.raises(SpecbuildError, match="hidden_act 'gelu' is not implemented"):
+        read_target(tmp_path / "gelu", strict=True)
+    with pytest.raises(
+        SpecbuildError, match=r"are built for gpt_oss, .* is a mistral; leave it out"
+    ):
         read_target(folder / "model", strict=True, dsa=True)
     edit_config(folder / "model", model_type="mamba")
-    with pytest.raises(SpecbuildError, match=r"deepseek_v3 \(.*\), llama \(LlamaForCausalLM\)\)"):
+    with pytest.raises(SpecbuildError, match=r"deepseek_v3 \(.*\), llama \(MistralForCausalLM\)\)"):
         read_target(folder / "model", strict=True)

@@ -13,7 +13,13 @@ from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, IndexerGeometry, TargetGeometry
+from specbuild.plugins_cuda.paged_tree_attention.geometry import MOST_GROUP, WIDTHS
+from specbuild.runtime.engine_dir.geometry import (
+    DenseFeedForward,
+    Eagle3Geometry,
+    IndexerGeometry,
+    TargetGeometry,
+)
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -25,16 +31,11 @@ def require_cuda_support(target: TargetGeometry, draft: Eagle3Geometry | None) -
             "MLA), but not the absorbed queries, its latent's norm and its routed bf16 experts; "
             "build with --backend cpu"
         )
-    moe = target.moe
-    if moe is None:
+    inner = _require_feed_forwards(target)
+    if target.attention.qk_norm != "none":
         raise SpecbuildError(
-            f"the model is a {target.model_type} without experts: CUDA engines are built for mxfp4 "
-            "experts only; build with --backend cpu"
-        )
-    if moe.storage != "mxfp4":
-        raise SpecbuildError(
-            f"the model's experts are {moe.storage}, CUDA kernels take mxfp4 experts "
-            "only; quantise the checkpoint or build with --backend cpu"
+            f"the model is a {target.model_type}, which norms queries and keys before they turn: "
+            "no CUDA kernel does; build with --backend cpu"
         )
     widest = max(target.latent_dims, default=0)
     if widest > MOST_REBUILT:
@@ -50,13 +51,15 @@ def require_cuda_support(target: TargetGeometry, draft: Eagle3Geometry | None) -
         rows={"head_dim": target.head_dim, "vocab_size": target.vocab},
         columns={
             "hidden_size": target.hidden,
-            "intermediate_size": moe.inner,
+            "intermediate_size": inner,
             "num_attention_heads * head_dim": target.q_heads * target.head_dim,
         },
     )
+    _require_heads("model", target)
     if draft is None:
         return
     _require_variant(draft)
+    _require_heads("draft", draft)
     _require_tiles(
         "draft",
         rows={"head_dim": draft.head_dim, "draft_vocab_size": draft.vocab},
@@ -66,6 +69,36 @@ def require_cuda_support(target: TargetGeometry, draft: Eagle3Geometry | None) -
             "num_attention_heads * head_dim": draft.q_heads * draft.head_dim,
         },
     )
+
+
+def _require_feed_forwards(target: TargetGeometry) -> int:
+    """The inner width of every layer's; SpecbuildError naming what no kernel computes of them."""
+    moe = target.moe
+    if moe is not None and moe.storage != "mxfp4":
+        raise SpecbuildError(
+            f"the model's experts are {moe.storage}, CUDA kernels take mxfp4 experts only; build "
+            "with --backend cpu, or from an mxfp4 checkpoint"
+        )
+    (feed_forward,) = target.feed_forwards
+    if isinstance(feed_forward, DenseFeedForward):
+        if feed_forward.bias:
+            raise SpecbuildError(
+                "the model's MLPs have biases (mlp_bias), which no CUDA kernel adds; build with "
+                "--backend cpu"
+            )
+        return feed_forward.inner
+    assert moe is not None
+    return moe.inner
+
+
+def _require_heads(model: str, g: TargetGeometry | Eagle3Geometry) -> None:
+    """SpecbuildError naming heads that no kernel attends with."""
+    if g.head_dim not in WIDTHS or g.q_heads // g.kv_heads > MOST_GROUP:
+        raise SpecbuildError(
+            f"the {model} has {g.q_heads} query and {g.kv_heads} KV heads of {g.head_dim}, CUDA "
+            f"kernels take heads of {', '.join(map(str, WIDTHS))} and up to {MOST_GROUP} query "
+            "heads per KV head; build with --backend cpu"
+        )
 
 
 def _require_indexers(indexer: IndexerGeometry) -> None:

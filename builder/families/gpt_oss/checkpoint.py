@@ -70,6 +70,7 @@ def _read_hf(path: Path, config: Config, *, strict: bool) -> tuple[TargetGeometr
     layers = config.integer("num_hidden_layers")
     layer_types = _read_layer_types(config, layers)
     sliding = "sliding_attention" in layer_types
+    bias = config.boolean("attention_bias", True)
     geometry = TargetGeometry(
         model_type="gpt_oss",
         layers=layers,
@@ -78,7 +79,7 @@ def _read_hf(path: Path, config: Config, *, strict: bool) -> tuple[TargetGeometr
         q_heads=config.integer("num_attention_heads"),
         kv_heads=config.integer("num_key_value_heads"),
         head_dim=config.integer("head_dim"),
-        attention=ATTENTION_PARTS,
+        attention=dataclasses.replace(ATTENTION_PARTS, qkv_bias=bias, output_bias=bias),
         norm=norm(config.number("rms_norm_eps", 1e-5)),
         rope=read_rope(config, default_theta=DEFAULT_THETA, required=True),
         layer_types=layer_types,

@@ -18,8 +18,9 @@ GPT_OSS = FieldTable(
         "swiglu_limit",
         "quantization_config",
         "attention",
+        "attention_bias",
     },
-    only={"attention_bias": (True,), "hidden_act": ("silu",)},
+    only={"hidden_act": ("silu",)},
 )
 
 GPT_OSS_ORIGINAL = FieldTable(

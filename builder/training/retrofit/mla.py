@@ -69,6 +69,10 @@ def retrofit_mla(options: LatentOptions, progress: Progress) -> LatentReport:
         raise SpecbuildError(
             f"{options.model}: is a {kind}{own}; retrofit mla is for {retrofitted()}"
         )
+    if not target.geometry.attention.qkv_bias:
+        raise SpecbuildError(
+            f"{options.model}: attention_bias is false; latents are made beside biases only"
+        )
     layers = options.checked_layers(target.geometry.layers, full_rank(target.geometry))
     text = read_text(options, target)
     streamed = StreamedTarget(target.geometry, target.tensors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specbuild.builder.options import BuildOptions
-from specbuild.runtime.engine_dir.geometry import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import ClampedSwiglu, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.check import LIBRARIES
 
@@ -15,6 +15,11 @@ def require_standard_support(target: TargetGeometry, asked: BuildOptions) -> Non
         raise SpecbuildError(
             f"the model is a {target.model_type}, whose attention (MLA) is built for the CPU only; "
             "build with --backend cpu"
+        )
+    if target.moe is not None and not isinstance(target.moe.activation, ClampedSwiglu):
+        raise SpecbuildError(
+            f"the model is a {target.model_type}, whose experts have no form for {title}; build "
+            "with --backend cpu"
         )
     if target.indexer is not None:
         raise SpecbuildError(

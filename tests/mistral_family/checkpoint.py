@@ -1,4 +1,4 @@
-"""Reads the configuration of a LLaMA."""
+"""Reads the configuration of a Mistral whose layers all have a window."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from specbuild.runtime.engine_dir.geometry import (
 )
 
 FIELDS = FieldTable(
-    read=TARGET_FIELDS | {"head_dim", "intermediate_size"},
-    only={"attention_bias": (False,), "mlp_bias": (False,), "hidden_act": ("silu",)},
+    read=TARGET_FIELDS | {"head_dim", "intermediate_size", "sliding_window"},
+    only={"hidden_act": ("silu",)},
 )
 
 
@@ -30,7 +30,7 @@ def read_config(
     hidden = config.integer("hidden_size")
     mlp = DenseFeedForward(inner=config.integer("intermediate_size"), activation=Swiglu())
     geometry = TargetGeometry(
-        model_type="llama",
+        model_type="mistral",
         layers=layers,
         hidden=hidden,
         vocab=config.integer("vocab_size"),
@@ -40,8 +40,8 @@ def read_config(
         attention=AttentionParts(),
         norm=Norm(config.number("rms_norm_eps", 1e-6), "before_weight"),
         rope=read_rope(config, default_theta=10000.0),
-        layer_types=("full_attention",) * layers,
-        sliding_window=0,
+        layer_types=("sliding_attention",) * layers,
+        sliding_window=config.integer("sliding_window"),
         feed_forwards=(mlp,),
         layer_feed_forwards=(0,) * layers,
         max_positions=config.integer("max_position_embeddings"),

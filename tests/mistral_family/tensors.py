@@ -1,4 +1,4 @@
-"""The tensors of a LLaMA."""
+"""The tensors of a Mistral."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specbuild.builder.families.parts.tensor_shapes import (
 from specbuild.runtime.engine_dir.geometry import DenseFeedForward, TargetGeometry
 
 
-def llama_tensors(g: TargetGeometry) -> dict[str, ExpectedTensor]:
+def mistral_tensors(g: TargetGeometry) -> dict[str, ExpectedTensor]:
     """Name → shape and dtypes."""
 
     def layer(index: int) -> Shapes:

@@ -1,4 +1,4 @@
-"""LLaMA: grouped-query attention and a SwiGLU, without biases."""
+"""Mistral: grouped-query attention in windows and a SwiGLU, without biases."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def layer_of(g: TargetGeometry, number: int, sizes: GraphSizes) -> Block:
     return Block(norms, GroupedAttention(g, number, sizes), SwigluMlp(g.hidden, mlp.inner))
 
 
-class Llama(TargetModel):
-    """LLaMA in the role ``target``."""
+class Mistral(TargetModel):
+    """Mistral in the role ``target``."""
 
     def __init__(self, g: TargetGeometry, sizes: GraphSizes) -> None:
         layers = [layer_of(g, number, sizes) for number in range(g.layers)]

@@ -1,0 +1,30 @@
+"""The fields of the configurations of Llama, Qwen3 and Qwen3-MoE."""
+
+from __future__ import annotations
+
+from specbuild.builder.checkpoint.config_fields import TARGET_FIELDS, FieldTable
+
+_DENSE = TARGET_FIELDS | {"head_dim", "intermediate_size", "attention_bias"}
+_ONLY = {"hidden_act": ("silu",), "partial_rotary_factor": (1.0,), "quantization_config": ()}
+# Without windows the other fields of windows say nothing.
+_NO_WINDOWS = {"use_sliding_window": (False,)}
+_WINDOWS = frozenset({"sliding_window", "max_window_layers"})
+
+FIELDS = {
+    "llama": FieldTable(read=_DENSE | {"mlp_bias"}, only=_ONLY),
+    "qwen3": FieldTable(read=_DENSE | {"layer_types"}, only=_ONLY | _NO_WINDOWS, inert=_WINDOWS),
+    "qwen3_moe": FieldTable(
+        read=_DENSE
+        | {
+            "num_experts",
+            "num_local_experts",
+            "num_experts_per_tok",
+            "moe_intermediate_size",
+            "decoder_sparse_step",
+            "mlp_only_layers",
+            "norm_topk_prob",
+        },
+        only=_ONLY | _NO_WINDOWS,
+        inert=_WINDOWS,
+    ),
+}

@@ -1,0 +1,26 @@
+"""Llama, Qwen3 and Qwen3-MoE as the registry knows them."""
+
+from __future__ import annotations
+
+from specbuild.builder.families.family import CheckpointFormat, Reference, TargetFamily
+from specbuild.builder.families.llama import checkpoint, hints, reference
+from specbuild.builder.families.llama.model import Llama
+from specbuild.builder.families.llama.tensors import llama_tensors
+
+LLAMA = TargetFamily(
+    title="Llama",
+    model_types={
+        "llama": "LlamaForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+    },
+    checkpoint=CheckpointFormat(
+        read_config=checkpoint.read_config,
+        tensors=llama_tensors,
+        canonical=checkpoint.without_tables,
+        for_engine=checkpoint.engine_tensors,
+        hints=hints.mismatch_hints,
+    ),
+    module=Llama,
+    reference=Reference(routers=reference.routers, margin=reference.routing_margin),
+)

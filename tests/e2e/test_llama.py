@@ -1,0 +1,104 @@
+"""Llama, Qwen3 and Qwen3-MoE from checkpoint to tokens, against their classes in transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import write_draft
+from llama_checkpoints import HIDDEN, LAYERS, VOCAB, write_llama
+
+from specbuild.builder.build import build
+from specbuild.builder.options import BuildOptions, LimitOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.builder.verify import verify_engine
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+
+NEW_TOKENS = 64
+BUSHY = DraftShape(draft_top_k=8, draft_depth=3, draft_tokens=48)
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama tied": ("llama", {"tie_word_embeddings": True, "dtype": "bfloat16"}),
+    "qwen3": ("qwen3", {"shards": 2}),
+    "qwen3_moe": ("qwen3_moe", {"decoder_sparse_step": 2, "num_hidden_layers": 4}),
+}
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "one KV head of 16": ("llama", {"num_attention_heads": 16, "num_key_value_heads": 1}),
+    "as many KV heads": ("llama", {"num_key_value_heads": 4, "num_hidden_layers": 1}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True, "dtype": "float16"}),
+    "heads of 64": ("llama", {"head_dim": 64, "rope_parameters": None}),
+    "heads of 80": ("llama", {"head_dim": 80, "shards": 3}),
+    "linear": ("llama", {"rope_parameters": {
+        "rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}}),
+    "yarn": ("qwen3", {"rope_parameters": {
+        "rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6,
+        "original_max_position_embeddings": 64}}),
+    "heads of 128": ("qwen3", {"head_dim": 128, "tie_word_embeddings": True}),
+    "biased qwen3": ("qwen3", {"attention_bias": True, "num_hidden_layers": 5}),
+    "16 heads on a KV head": ("qwen3_moe", {
+        "num_attention_heads": 16, "num_key_value_heads": 1, "dtype": "bfloat16"}),
+    "not normalised": ("qwen3_moe", {"norm_topk_prob": False, "mlp_only_layers": [0, 2]}),
+    "every expert": ("qwen3_moe", {"num_experts_per_tok": 8, "shards": 2}),
+}  # fmt: skip
+
+
+def built(folder: Path, kind: str, changes: dict[str, Any]) -> None:
+    """A checkpoint, a random draft for it, and their engine."""
+    write_llama(folder / "model", kind, **changes)
+    write_draft(
+        folder / "draft", target_layers=changes.get("num_hidden_layers", LAYERS),
+        target_hidden=HIDDEN, target_vocab=VOCAB, hidden=HIDDEN, draft_vocab=24,
+        aux_layers=(0,),
+    )  # fmt: skip
+    options = BuildOptions(
+        model=folder / "model",
+        draft=folder / "draft",
+        output=folder / "engine",
+        limits=LimitOptions(max_seq_len=128),
+    )
+    build(options, SilentProgress())
+
+
+def next_of_transformers(path: Path, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The best next token at every place, so that greedy decoding is held by one pass."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return tuple(model(torch.tensor([ids]), use_cache=False).logits[0].argmax(-1).tolist())
+
+
+def check(folder: Path) -> None:
+    """Every token with the draft is that of transformers, and every stage of the engine."""
+    prompts = [tuple(range(3, 3 + count)) for count in (1, 5, 21)]
+    engine = Engine.load(folder / "engine")
+    params = GenerateParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    found, accepted = {}, 0
+    asked = [Prompt(id=str(place), prompt_ids=ids) for place, ids in enumerate(prompts)]
+    for event in engine.generate(asked, params, speculation=BUSHY):
+        if isinstance(event, FinishEvent):
+            found[int(event.request)] = tuple(event.record.output_ids)
+            accepted += sum(event.record.stats.acceptance_histogram[1:])
+    for place, ids in enumerate(prompts):
+        best = next_of_transformers(folder / "model", ids + found[place])
+        assert found[place] == best[len(ids) - 1 : -1]
+    assert accepted  # the draft took part
+    report = verify_engine(folder / "engine", folder / "model", folder / "draft", SilentProgress())
+    assert max(row.max_error for row in report.rows) < 1e-4
+    assert report.passed
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_token_and_stage_is_that_of_transformers(tmp_path: Path, case: str) -> None:
+    built(tmp_path, *CASES[case])
+    check(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MORE)
+def test_other_sizes(tmp_path: Path, case: str) -> None:
+    built(tmp_path, *MORE[case])
+    check(tmp_path)

@@ -1,0 +1,65 @@
+"""Writes small random models of Llama, Qwen3 and Qwen3-MoE, by transformers' own writer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# So few tokens that a random draft is right now and then.
+LAYERS, HIDDEN, VOCAB = 3, 64, 32
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 0.02,
+    "eos_token_id": 1,
+}
+OF_KIND: dict[str, dict[str, Any]] = {
+    "llama": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "qwen3": {"head_dim": 24},
+    "qwen3_moe": {
+        "head_dim": 16,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+    },
+}
+
+
+def write_llama(
+    path: Path, kind: str = "llama", *, dtype: str = "float32", shards: int = 1, **changes: Any
+) -> None:
+    """Write a random model of :data:`SIZES` and ``changes`` under ``path``."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = SIZES | OF_KIND[kind] | changes
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            noise = torch.randn(tensor.shape, generator=generator)
+            if name.endswith("norm.weight"):
+                tensor.copy_(1 + 0.2 * noise)
+            elif name.endswith("bias"):
+                tensor.copy_(0.2 * noise)
+            else:
+                tensor.copy_(1.3 * noise * tensor.shape[-1] ** -0.5)
+    model.to(getattr(torch, dtype))
+    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    model.save_pretrained(path, max_shard_size=size // shards + 1)
