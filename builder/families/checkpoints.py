@@ -82,7 +82,7 @@ def read_draft(path: Path, target: TargetGeometry, *, strict: bool) -> DraftChec
         if name in drafts:
             return drafts[name].read(path, config, target, strict=strict)
     for family in TARGETS.values():
-        if config.text("model_type") in family.model_types:
+        if family.model_types.get(config.text("model_type") or "") in architectures:
             raise SpecbuildError(
                 f"{path}: is a {family.title} target, not a draft; give it with --model"
             )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from specbuild.builder.checkpoint.tensor_file import write_tensors
-from specbuild.builder.families.eagle3.config import OWN_ARCHITECTURE
+from specbuild.builder.families.eagle3.config import OWN_ARCHITECTURE, OWN_MODEL_TYPE
 from specbuild.builder.svg import save_svg
 from specbuild.builder.training.draft_module import DraftModule
 from specbuild.builder.training.evaluation import Acceptance
@@ -52,7 +52,7 @@ def draft_config(draft: DraftModule, vocabulary: DraftVocabulary, positions: int
     shape = draft.shape
     return {
         "architectures": [OWN_ARCHITECTURE],
-        "model_type": "llama",
+        "model_type": OWN_MODEL_TYPE,
         "hidden_size": shape.hidden,
         "target_hidden_size": shape.target_hidden,
         "intermediate_size": shape.inner,

@@ -19,6 +19,7 @@ ARCHITECTURES = (
 )
 # What drafts that are trained or made up here call themselves.
 OWN_ARCHITECTURE = ARCHITECTURES[0]
+OWN_MODEL_TYPE = "llama"
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 

@@ -23,6 +23,7 @@ from fused_graphs import (
     sequence,
 )
 from geometries import GPT_OSS_20B, gpt_oss_parts
+from llama_checkpoints import write_llama
 from planning import plan_engine
 from safetensors.torch import load_file, save_file
 
@@ -40,7 +41,12 @@ from specbuild.builder.graph.passes.weights import recipe_of
 from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.options import BuildOptions
 from specbuild.plugins_cuda.body import BodyBuilder
-from specbuild.runtime.engine_dir.geometry import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import (
+    AttentionParts,
+    DenseFeedForward,
+    Swiglu,
+    TargetGeometry,
+)
 from specbuild.runtime.errors import SpecbuildError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-gpt-oss"
@@ -294,6 +300,13 @@ def test_the_20b_geometry_is_fused_in_seconds_without_its_weights() -> None:
         (gpt_oss_parts(24, experts=32, top_k=4, inner=2880, storage="bf16"), ["bf16", "mxfp4"]),
         ({"hidden": 2888}, ["hidden_size", "2888", "32"]),
         ({"head_dim": 40}, ["head_dim", "40", "16"]),
+        ({"head_dim": 80}, ["64 query and 8 KV heads of 80", "16, 32, 64, 128"]),
+        ({"kv_heads": 4}, ["64 query and 4 KV heads of 64", "up to 8 query heads"]),
+        ({"attention": AttentionParts(qk_norm="head")}, ["norms queries and keys"]),
+        (
+            {"feed_forwards": (DenseFeedForward(inner=64, activation=Swiglu(), bias=True),)},
+            ["mlp_bias"],
+        ),
         ({"vocab": 201089}, ["vocab_size", "201089", "16"]),
     ],
 )
@@ -311,6 +324,13 @@ def test_a_draft_beyond_the_kernels_is_refused(tmp_path: Path, name: str) -> Non
     draft = read_draft(tmp_path / "d", target, strict=True).geometry
     with pytest.raises(SpecbuildError, match=name):
         require_cuda_support(target, draft)
+
+
+def test_a_dense_llama_leaves_nothing_of_the_portable_graph(tmp_path: Path) -> None:
+    write_llama(tmp_path, hidden_size=64, num_hidden_layers=2, vocab_size=64, intermediate_size=96)
+    fused = fused_model(tmp_path, max_seq_len=64, max_batch_size=2, page_size=16)
+    require_cuda_support(fused.target.geometry, None)
+    only_known_ops(fused.models["target"])
 
 
 def test_what_is_left_is_named() -> None:

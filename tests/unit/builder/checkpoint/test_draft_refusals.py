@@ -85,7 +85,11 @@ def test_draft_of_a_wider_target(tmp_path: Path, geometry: TargetGeometry) -> No
         ({"use_sliding_window": True}, "sliding_window: got None, expected the width"),
         ({"layer_types": ["chunked_attention"]}, "layer_types: got ['chunked_attention']"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, "rope_type 'dynamic' is not implemented"),
-        ({"model_type": "gpt_oss"}, "is a GPT-OSS target, not a draft; give it with --model"),
+        ({"model_type": "gpt_oss"}, "model_type 'gpt_oss' is not implemented"),
+        (
+            {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]},
+            "is a GPT-OSS target, not a draft; give it with --model",
+        ),
     ],
 )
 def test_refused_configurations(
