@@ -56,10 +56,11 @@ def _scaling(keys: ModelKeys, kind: str) -> dict[str, Any] | None:
         return scaling  # whoever reads it refuses it by this name
     scaling |= {
         "factor": keys.number("rope.scaling.factor"),
-        "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
         "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
     }
+    if keys.has(name := "rope.scaling.original_context_length"):
+        scaling["original_max_position_embeddings"] = keys.integer(name)
     if keys.number("rope.scaling.yarn_ext_factor", 1.0) != 1:
         raise keys.fields.wrong("rope.scaling.yarn_ext_factor", "1")
     return scaling

@@ -93,12 +93,10 @@ def _head_widths(keys: ModelKeys, rotated: int) -> dict[str, int]:
     Newer files have one latent head: the widths in the layers' own keys are a cache entry's.
     """
     entry, value = "attention.key_length", "attention.value_length"
+    for name in (entry, value, "attention.head_count_kv"):
+        keys.has(name)
     if keys.has(f"{entry}_mla"):
-        keys.has(entry)
-        keys.has(value)
-        keys.has("attention.head_count_kv")
         entry, value = f"{entry}_mla", f"{value}_mla"
-    keys.has("attention.head_count_kv")
     width = keys.integer(entry)
     if width <= rotated:
         raise keys.fields.wrong(entry, f"more than rope.dimension_count, {rotated}")

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from deepseek_checkpoints import SIZES, YARN, write_deepseek
+from deepseek_checkpoints import KINDS, SIZES, YARN, write_deepseek
 from gguf_files import Stored, write_gguf
 from gguf_keys import APART, DEEPSEEK_KEYS, TEMPLATE, TOGETHER, write_gpt_oss
 from gguf_models import deepseek_twin
 
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.families.checkpoints import read_target
+from specbuild.builder.families.deepseek import gguf
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -62,6 +63,68 @@ def test_deepseek(tmp_path: Path, apart: bool, q_lora_rank: int | None) -> None:
     assert found.warnings == ("target: no EOS token is named; output ends at its length only",)
     geometry = replace(expected.geometry, eos_token_ids=())
     assert_same(found, replace(expected, geometry=geometry))
+
+
+_V3 = {".expert_count": 12, ".expert_used_count": 4, ".expert_shared_count": 1}
+_NO_GROUPS = {".expert_group_count": None, ".expert_group_used_count": None}
+_NO_SCALING = {f".rope.scaling.{name}": None for name in
+               ("type", "factor", "original_context_length", "yarn_log_multiplier")}  # fmt: skip
+# By kind: what of the keys differs.
+OTHERS: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {
+        **_NO_GROUPS, ".attention.q_lora_rank": None, ".expert_weights_norm": None,
+        ".expert_weights_scale": None, ".expert_gating_func": None,
+        ".rope.scaling.yarn_log_multiplier": 0.0707,
+    },
+    "glm4_moe_lite": {
+        **_V3, **_NO_GROUPS, **_NO_SCALING, ".expert_weights_scale": 1.8,
+        ".expert_gating_func": None, ".attention.value_length_mla": 28,
+    },
+    "youtu": {
+        **_NO_GROUPS, ".leading_dense_block_count": 2, ".expert_weights_scale": None,
+        ".expert_weights_norm": None, ".expert_count": None, ".expert_used_count": None,
+        ".expert_shared_count": None, ".expert_feed_forward_length": None,
+        ".expert_gating_func": None, ".rope.scaling.factor": 1.0,
+        ".rope.scaling.original_context_length": None, ".rope.scaling.yarn_log_multiplier": 0.0,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_kin_of_deepseek(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    if kind == "glm4_moe_lite":  # the release is known by its size
+        monkeypatch.setattr(gguf, "_GLM_LAYERS", (2,))
+        monkeypatch.setattr(gguf, "_GLM_VOCAB", 32)
+    model = tmp_path / "model"
+    write_deepseek(model, kind=kind)
+    sizes = SIZES | KINDS[kind][1]
+    keys = DEEPSEEK_KEYS | APART | OTHERS[kind]
+    keys = {name: value for name, value in keys.items() if value is not None}
+    tensors = deepseek_twin(model, sizes, apart=kind != "deepseek_v2")
+    if kind == "deepseek_v2":  # an older file
+        keys = {name: value for name, value in keys.items() if not name.endswith("_mla")} | TOGETHER
+    file = write_gguf(tmp_path / "model.gguf", "deepseek2", keys, tensors)
+    found, expected = read_target(file, strict=True), read_target(model, strict=True)
+    assert found.geometry.model_type == kind
+    assert found.geometry.tied_head == (kind == "youtu")
+    geometry = replace(expected.geometry, eos_token_ids=())
+    assert_same(found, replace(expected, geometry=geometry))
+
+
+def test_layers_of_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """A file counts them among its layers."""
+    model = tmp_path / "model"
+    write_deepseek(model)
+    tensors = deepseek_twin(model, SIZES, apart=True)
+    names = [name for name in tensors if name.startswith("blk.1.")]
+    more = {name.replace("blk.1.", "blk.2."): tensors[name] for name in names}
+    more["blk.2.nextn.eh_proj.weight"] = tensors["blk.1.attn_q_a.weight"]
+    keys = DEEPSEEK_KEYS | APART | {".block_count": 3, ".nextn_predict_layers": 1}
+    file = write_gguf(tmp_path / "model.gguf", "deepseek2", keys, tensors | more)
+    found = read_target(file, strict=True)
+    assert found.geometry.layers == 2
+    assert any("layer 2 predicts further tokens" in warning for warning in found.warnings)
+    assert set(found.tensors) == set(read_target(model, strict=True).tensors)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
