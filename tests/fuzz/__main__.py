@@ -11,6 +11,7 @@ from pathlib import Path
 from fuzz.cases import KINDS
 from fuzz.log import append, finding_lines, rows_of, summary
 from fuzz.pool import verdict_rows
+from fuzz.subjects import GGUF
 from fuzz.worker import serve
 
 EXIT_FINDINGS = 1
@@ -67,7 +68,7 @@ def _arguments() -> argparse.Namespace:
 
 def _write_missing_subjects(subjects: Path) -> None:
     """In a process of its own: what builds has threads, and this one forks."""
-    if all((subjects / name).exists() for name in ("target", "draft", "cpu", "cuda")):
+    if all((subjects / name).exists() for name in ("target", "draft", "cpu", "cuda", GGUF)):
         return
     child = os.fork()
     if child == 0:

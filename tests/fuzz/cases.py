@@ -11,7 +11,8 @@ from typing import Any
 
 from fuzz import engine_mutants, targets, text_mutators
 from fuzz.engine_mutants import files_of, linked_copy, mutate_content, mutate_raw, rehash
-from fuzz.subjects import EXPORTS
+from fuzz.gguf_mutators import mutated_gguf
+from fuzz.subjects import EXPORTS, GGUF
 
 MayDiffer = Callable[[Any, Any], bool]
 _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -60,6 +61,7 @@ def original_of(name: str, place: Workplace) -> Callable[[], Any]:
     return {
         "request": partial(targets.run_request, place.subjects / "cpu", _USUAL_REQUEST),
         "command": partial(targets.run_command, _command(place)),
+        "gguf": partial(targets.read_gguf, place.subjects / GGUF),
         "template": partial(targets.render, "{{ messages[0].content }}"),
     }[name]
 
@@ -134,6 +136,13 @@ def _checkpoint(random: Random, place: Workplace) -> Case:
     return Case("checkpoint", file, where, "checkpoint", run, _anything)
 
 
+def _gguf(random: Random, place: Workplace) -> Case:
+    file = place.scratch / GGUF
+    data, where = mutated_gguf(random, (place.subjects / GGUF).read_bytes())
+    file.write_bytes(data)
+    return Case("gguf", file.name, where, "gguf", partial(targets.read_gguf, file), _anything)
+
+
 def _request(random: Random, place: Workplace) -> Case:
     request = text_mutators.odd_request(random)
     run = partial(targets.run_request, place.subjects / "cpu", request)
@@ -187,6 +196,7 @@ KINDS: dict[str, tuple[int, Make]] = {
     "cuda.cubin": (5, _engine_case("cuda.cubin", "cuda", _ending(".cubin"))),
     "cuda.tensor": (3, _engine_case("cuda.tensor", "cuda", _ending(".safetensors"))),
     "checkpoint": (12, _checkpoint),
+    "gguf": (12, _gguf),
     "prompt.request": (8, _request),
     "prompt.file": (5, _prompt_file),
     "prompt.options": (5, _options),

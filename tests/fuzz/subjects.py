@@ -9,10 +9,11 @@ TEMPLATE = "{% for m in messages %}<|endoftext|>{{ m['role'] }}: {{ m['content']
 _WIDTHS = {"vocab": 320, "layers": 2}
 # Exports of graphs that mutants' builds share; where it is missing, no mutant is built.
 EXPORTS = "exports"
+GGUF = "model.gguf"
 
 
 def write_subjects(path: Path) -> None:
-    """Writes ``target``, ``draft``, ``cpu``, ``cuda`` and the folder for exports; a minute.
+    """Writes all of them and the folder for exports; a minute.
 
     What is there stays. Raises SpecbuildError where NVRTC is missing.
     """
@@ -21,6 +22,8 @@ def write_subjects(path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (path / "target").exists():
             write_checkpoints(path)
+        if not (path / GGUF).exists():
+            write_gguf_model(path)
         for backend in ("cpu", "cuda"):
             if not (path / backend).exists():
                 _build(path, backend)
@@ -33,6 +36,18 @@ def write_checkpoints(path: Path) -> None:
 
     write_target(path / "target", **_WIDTHS, tokenizer=True, chat_template=TEMPLATE)
     write_draft(path / "draft", target_layers=_WIDTHS["layers"], target_vocab=_WIDTHS["vocab"])
+
+
+def write_gguf_model(path: Path) -> None:
+    """A tiny random target as GGUF."""
+    import shutil
+
+    from gguf_files import write_gguf
+    from gguf_keys import write_gpt_oss
+
+    _, keys, tensors = write_gpt_oss(path / "as_safetensors")
+    shutil.rmtree(path / "as_safetensors")
+    write_gguf(path / GGUF, "gpt-oss", keys, tensors)
 
 
 def _build(path: Path, backend: str) -> None:

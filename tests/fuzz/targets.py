@@ -100,6 +100,25 @@ def read_checkpoint(directory: Path) -> str:
     return repr(inputs.plan)
 
 
+def read_gguf(file: Path) -> str:
+    """Settles a build of a GGUF file, and reads every tensor that it would."""
+    from specbuild.builder.backends.registry import backend_of
+    from specbuild.builder.inputs import read_checkpoints, settled_inputs
+    from specbuild.builder.options import BuildOptions
+    from specbuild.builder.progress import SilentProgress
+
+    options = BuildOptions.from_flat(
+        model=file, output=file.parent / "engine", max_seq_len=128, strict=False
+    )
+    target, _ = read_checkpoints(options, SilentProgress())
+    inputs = settled_inputs(options, backend_of(options.backend), (target, None))
+    for name, tensor in target.tensors.items():
+        loaded = tensor.load()
+        if tuple(loaded.shape) != tensor.shape:
+            raise ContradictionError(f"{name}: loaded {loaded.shape}, announced {tensor.shape}")
+    return repr(inputs.plan)
+
+
 def run_request(directory: Path, request: dict[str, Any]) -> str:
     """Decodes a request of the Python interface."""
     from specbuild.runtime.engine import Engine
