@@ -33,7 +33,7 @@ from specbuild.builder.graph.passes.weights import ONNX_DTYPES, weight_value
 from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 
 _HEAD = 1 + len(LAUNCH_PORTS)
@@ -174,7 +174,7 @@ def _index_ports(
     return (budget_port(batch_axis(plan)),), tuple(keys), (broken,)
 
 
-def draft_fuse_graph(d: Eagle3Geometry, g: TargetGeometry, activations: torch.dtype) -> ir.Model:
+def draft_fuse_graph(d: DraftGeometry, g: TargetGeometry, activations: torch.dtype) -> ir.Model:
     """The role ``draft_fuse``."""
     with torch.device("meta"):
         module = draft_family(d.architecture).fuse(d, g)
@@ -189,7 +189,7 @@ def draft_fuse_graph(d: Eagle3Geometry, g: TargetGeometry, activations: torch.dt
 
 
 def draft_graph(
-    d: Eagle3Geometry, g: TargetGeometry, plan: EnginePlan, activations: torch.dtype
+    d: DraftGeometry, g: TargetGeometry, plan: EnginePlan, activations: torch.dtype
 ) -> ir.Model:
     """The role ``draft``."""
     group = plan.groups[-1]
@@ -214,17 +214,18 @@ def draft_graph(
 
     def pack(values: Sequence[Any]) -> tuple[Any, ...]:
         tail = values[1 + _HEAD :]
+        own = tail[len(views) :]
         return (
             *values[:2],
             Launch(*values[2 : 1 + _HEAD]),
             GroupView(*tail[: len(views)]),
-            LayerPools(*tail[len(views) :]),
+            LatentPool(*own) if len(own) == 1 else LayerPools(*own),
         )
 
     return export_module(module, declaration, pack)
 
 
-def expand_graph(d: Eagle3Geometry, sources: WeightSources) -> ir.Model:
+def expand_graph(d: DraftGeometry, sources: WeightSources) -> ir.Model:
     """The role ``expand``; the draft vocabulary's offsets are a weight of it."""
     ports = (
         InputPort("logits", torch.float32, ("BF", d.vocab)),

@@ -17,7 +17,12 @@ from specbuild.builder.engine.sizes import (
     plan_engine,
     windowed_draft,
 )
-from specbuild.builder.families.checkpoints import read_draft, read_target
+from specbuild.builder.families.checkpoints import (
+    is_own_draft,
+    read_draft,
+    read_own_draft,
+    read_target,
+)
 from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
@@ -65,11 +70,18 @@ def read_checkpoints(options: BuildOptions, progress: Progress) -> Checkpoints:
     Loading a tensor raises it where the tensor is not finite, but with ``allow_nonfinite``.
     """
     progress.start("reading checkpoints", 1, "step")
+    own_draft = is_own_draft(options.draft)
     target = read_target(
-        options.model, strict=options.strict, mla=not options.no_mla, dsa=options.dsa.enabled
+        options.model,
+        strict=options.strict,
+        mla=not options.no_mla,
+        dsa=options.dsa.enabled,
+        own_draft=own_draft,
     )
     draft = None
-    if options.draft is not None:
+    if own_draft:
+        draft = read_own_draft(options.model, target.geometry, strict=options.strict)
+    elif options.draft is not None:
         draft = read_draft(options.draft, target.geometry, strict=options.strict)
     if options.allow_nonfinite:
         return target, draft

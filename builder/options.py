@@ -300,7 +300,11 @@ class BuildOptions(OptionGroup):
     output: Annotated[Path, Described("Engine directory to write.", "DIR", recorded=False)]
     draft: Annotated[
         Path | None,
-        Described("Checkpoint directory of the EAGLE3 draft.", "DIR", recorded=False),
+        Described(
+            "Checkpoint directory of the EAGLE3 draft; mtp: the model's own MTP layer.",
+            "DIR",
+            recorded=False,
+        ),
     ] = None
     backend: Annotated[
         BackendName,

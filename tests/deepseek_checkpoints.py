@@ -129,6 +129,37 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 tensor.copy_(1.2 * noise * tensor.shape[-1] ** -0.5)
 
 
+def add_predictor(path: Path, *, seed: int = 9, layers: int = LAYERS) -> None:
+    """Give the checkpoint a random MTP layer behind its last one, of the same shapes."""
+    edit_config(path, num_nextn_predict_layers=1)
+    edit_tensors(path, lambda tensors: tensors.update(_predictor(tensors, seed, layers)))
+
+
+def _predictor(tensors: Tensors, seed: int, layers: int) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    last, new = f"model.layers.{layers - 1}.", f"model.layers.{layers}."
+    norm, hidden = tensors["model.norm.weight"], len(tensors["model.norm.weight"])
+    made = {
+        f"{new}embed_tokens.weight": tensors["model.embed_tokens.weight"].clone(),
+        f"{new}shared_head.head.weight": tensors["lm_head.weight"].clone(),
+    }
+    shapes = {
+        f"{new}{name}": torch.Size(shape)
+        for name, shape in {
+            "enorm.weight": (hidden,),
+            "hnorm.weight": (hidden,),
+            "shared_head.norm.weight": (hidden,),
+            "eh_proj.weight": (hidden, 2 * hidden),
+        }.items()
+    }
+    shapes |= {n.replace(last, new): t.shape for n, t in tensors.items() if n.startswith(last)}
+    for name, shape in shapes.items():
+        noise = torch.randn(shape, generator=generator)
+        scaled = 1 + 0.2 * noise if name.endswith("norm.weight") else noise * shape[-1] ** -0.5
+        made[name] = (0.1 * noise if name.endswith("bias") else scaled).to(norm.dtype)
+    return made
+
+
 def quantise(path: Path, block: tuple[int, int] = (128, 128), **section: Any) -> None:
     """Make the matrices of the checkpoint's layers FP8 with a scale a block, as DeepSeek-V3's are.
 

@@ -23,7 +23,7 @@ from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.engine_dir.backends import BackendFacts
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 
 # The roles that are models; the others are single ops.
 MODEL_ROLES = ("target", "draft_fuse", "draft")
@@ -102,7 +102,7 @@ class Backend(Protocol[Taken]):
         ...
 
     def check(
-        self, asked: BuildOptions, target: TargetGeometry, draft: Eagle3Geometry | None
+        self, asked: BuildOptions, target: TargetGeometry, draft: DraftGeometry | None
     ) -> None:
         """SpecbuildError names what a model has that cannot be built."""
         ...

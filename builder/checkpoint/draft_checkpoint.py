@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specbuild.builder.checkpoint.source import SourceTensor
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry
+from specbuild.runtime.engine_dir.geometry import DraftGeometry
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,6 @@ class DraftCheckpoint:
     ``fc.weight``, …; ``d2t`` holds offsets; ``t2d``, once checked, is left out.
     """
 
-    geometry: Eagle3Geometry
+    geometry: DraftGeometry
     tensors: dict[str, SourceTensor]
     warnings: tuple[str, ...]

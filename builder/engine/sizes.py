@@ -19,7 +19,12 @@ from specbuild.runtime.engine_dir.cache_groups import (
     LATENT_GROUP,
     choosing_group,
 )
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, IndexerGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import (
+    DraftGeometry,
+    IndexerGeometry,
+    MtpGeometry,
+    TargetGeometry,
+)
 from specbuild.runtime.engine_dir.manifest import (
     INDEXER_GROUP,
     CacheGroup,
@@ -84,7 +89,7 @@ class EnginePlan:
         return tuple(group for group in self.groups if group.name != DRAFT_GROUP)
 
 
-def windowed_draft(draft: Eagle3Geometry, options: BuildOptions) -> Eagle3Geometry:
+def windowed_draft(draft: DraftGeometry, options: BuildOptions) -> DraftGeometry:
     """The draft with ``--draft-window`` on its own attention, where that is asked for.
 
     A window changes what the draft proposes, never the output.
@@ -92,6 +97,10 @@ def windowed_draft(draft: Eagle3Geometry, options: BuildOptions) -> Eagle3Geomet
     window = options.drafting.window
     if window is None:
         return draft
+    if isinstance(draft, MtpGeometry):
+        raise SpecbuildError(
+            f"--draft-window {window}: an MTP layer attends to every token; leave it out"
+        )
     if draft.sliding_window and draft.sliding_window < window:
         raise SpecbuildError(
             f"--draft-window {window} is wider than the draft's own window of "
@@ -100,7 +109,7 @@ def windowed_draft(draft: Eagle3Geometry, options: BuildOptions) -> Eagle3Geomet
     return replace(draft, sliding_window=window)
 
 
-def context_warnings(draft: Eagle3Geometry, limits: Limits) -> tuple[str, ...]:
+def context_warnings(draft: DraftGeometry, limits: Limits) -> tuple[str, ...]:
     """A draft that is asked for positions beyond those it was trained on loses its acceptance."""
     trained = draft.max_positions
     if trained is None or limits.max_seq_len <= trained or 0 < draft.sliding_window <= trained:
@@ -115,7 +124,7 @@ def plan_engine(
     options: BuildOptions,
     sizes: BackendSizes,
     target: TargetGeometry,
-    draft: Eagle3Geometry | None,
+    draft: DraftGeometry | None,
 ) -> EnginePlan:
     """Settles every size; SpecbuildError names an option that is out of range, with the numbers."""
     asked = options.limits
@@ -173,9 +182,10 @@ def plan_engine(
         groups.append(group)
     if draft is not None:
         window = draft.sliding_window
-        groups.append(
-            _group(DRAFT_GROUP, (0,), draft, window=window, page_size=page_size, sizes=sizes)
-        )
+        group = _group(DRAFT_GROUP, (0,), draft, window=window, page_size=page_size, sizes=sizes)
+        if draft.latent_dims:
+            group = replace(_latent_group(group, draft.latent_dims), name=DRAFT_GROUP)
+        groups.append(group)
     places = 1 if facts_of(options.backend).pools_in_place else 2
     budget = PoolBudget(asked.kv_memory, asked.kv_pages, places)
     return with_limits(EnginePlan(limits, default, tuple(groups), specpv, dsa, budget), limits)
@@ -201,7 +211,7 @@ def with_limits(plan: EnginePlan, limits: Limits) -> EnginePlan:
 
 
 def _draft_shapes(
-    options: BuildOptions, sizes: BackendSizes, draft: Eagle3Geometry | None, max_seq_len: int
+    options: BuildOptions, sizes: BackendSizes, draft: DraftGeometry | None, max_seq_len: int
 ) -> tuple[DraftShape, DraftShape | None]:
     given = options.drafting.given()
     given.pop("dtype", None)
@@ -307,7 +317,7 @@ def _indexer_group(
 def _group(
     name: str,
     layers: tuple[int, ...],
-    model: TargetGeometry | Eagle3Geometry,
+    model: TargetGeometry | DraftGeometry,
     *,
     window: int,
     page_size: int,

@@ -11,9 +11,11 @@ from specbuild.builder.checkpoint.audit import audit
 from specbuild.builder.checkpoint.config_fields import ATTENTION, check_fields
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
+from specbuild.builder.checkpoint.gguf.container import is_gguf
 from specbuild.builder.checkpoint.indexers import INDEXER_FILE, read_indexers
 from specbuild.builder.checkpoint.latents import LATENT_FILE, read_latents
 from specbuild.builder.checkpoint.opened import OpenedTarget, open_target
+from specbuild.builder.checkpoint.predictors import split_predictors, unused_predictors
 from specbuild.builder.checkpoint.source import read_config
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint, tie_head
 from specbuild.builder.families.family import TargetFamily
@@ -27,16 +29,24 @@ from specbuild.builder.families.registry import (
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
+# What --draft says for the MTP layer of the target's own checkpoint.
+OWN_DRAFT = "mtp"
 DRAFT_LABEL = "draft config.json"
 
 
 def read_target(
-    path: Path, *, strict: bool, mla: bool = True, dsa: bool | None = None
+    path: Path,
+    *,
+    strict: bool,
+    mla: bool = True,
+    dsa: bool | None = None,
+    own_draft: bool = False,
 ) -> TargetCheckpoint:
     """Read the headers of the checkpoint at ``path``; no weights are loaded.
 
     Latents that lie beside it take the place of keys and values, unless ``mla`` is false. Indexers
-    are used where ``dsa`` asks for them, or the config where it is None.
+    are used where ``dsa`` asks for them, or the config where it is None. Of layers that predict
+    further tokens a warning says that they are left out, but where they draft (``own_draft``).
     Raises SpecbuildError if it is no checkpoint, is of an unsupported kind, or does not hold
     exactly the tensors that its configuration asks for; ``strict`` also refuses unknown fields.
     """
@@ -50,7 +60,10 @@ def read_target(
         _refuse_retrofits(path, geometry, mla=mla, dsa=dsa)
     if not geometry.eos_token_ids:
         warnings += ("target: no EOS token is named; output ends at its length only",)
-    tensors, more = form.canonical(opened.tensors(), geometry, config)
+    own, predicting = split_predictors(opened.tensors(), geometry.layers, config)
+    if not own_draft:
+        warnings += unused_predictors(predicting)
+    tensors, more = form.canonical(own, geometry, config)
     if geometry.tied_head:
         tie_head(path, tensors)
     names = list(tensors)
@@ -91,6 +104,22 @@ def read_draft(path: Path, target: TargetGeometry, *, strict: bool) -> DraftChec
         f"{config.where}: architectures {list(architectures)!r} is no draft that specbuild knows "
         f"(supported: {known})"
     )
+
+
+def read_own_draft(path: Path, target: TargetGeometry, *, strict: bool) -> DraftCheckpoint:
+    """The layer of a target's own checkpoint that drafts. SpecbuildError where there is none."""
+    if is_gguf(path):
+        raise SpecbuildError(
+            f"--draft {OWN_DRAFT}: MTP layers are not read of GGUF files such as {path}; give the "
+            "directory of the model's safetensors"
+        )
+    config = open_target(path, gguf_forms()).config
+    return DRAFTS[OWN_DRAFT].read(path, config, target, strict=strict)
+
+
+def is_own_draft(draft: Path | None) -> bool:
+    """Whether ``--draft`` asks for the target's own layer, by its name: no directory has it."""
+    return draft is not None and str(draft) == OWN_DRAFT and not draft.is_dir()
 
 
 def _family(opened: OpenedTarget) -> TargetFamily:

@@ -221,7 +221,7 @@ class SynthDraft:
 
 @dataclass(frozen=True)
 class DraftFamily:
-    """A family of drafts.
+    """A family of drafts, whose geometry is the first argument of its modules.
 
     ``hints`` say that tensors look like this family's where a target's were expected. ``fuse`` is
     the module of the role ``draft_fuse``, ``draft`` of the role ``draft`` with rotary tables of so
@@ -232,6 +232,6 @@ class DraftFamily:
     architectures: tuple[str, ...]
     read: DraftReader
     hints: Callable[[Iterable[str]], list[str]]
-    fuse: Callable[[Eagle3Geometry, TargetGeometry], nn.Module]
-    draft: Callable[[Eagle3Geometry, TargetGeometry, int], nn.Module]
-    synth: SynthDraft
+    fuse: Callable[[Any, TargetGeometry], nn.Module]
+    draft: Callable[[Any, TargetGeometry, int], nn.Module]
+    synth: SynthDraft | None = None

@@ -8,6 +8,7 @@ from specbuild.builder.families.eagle3.family import EAGLE3
 from specbuild.builder.families.family import DraftFamily, TargetFamily
 from specbuild.builder.families.gpt_oss.family import GPT_OSS
 from specbuild.builder.families.llama.family import LLAMA
+from specbuild.builder.families.mtp.family import MTP
 from specbuild.runtime.errors import SpecbuildError
 
 TARGETS: dict[str, TargetFamily] = {
@@ -17,6 +18,7 @@ TARGETS: dict[str, TargetFamily] = {
 }
 DRAFTS: dict[str, DraftFamily] = {
     "eagle3": EAGLE3,
+    "mtp": MTP,
 }
 
 

@@ -14,7 +14,7 @@ from specbuild.builder.checkpoint.source import FLOAT_DTYPES, TORCH_DTYPES, Sour
 from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD, TargetCheckpoint
 from specbuild.builder.families.parts.rope import rope_tables
 from specbuild.builder.graph.passes.weights import Recipe, bind_weight, set_recipe
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 
 DRAFT_PREFIX = "draft."
 
@@ -66,7 +66,7 @@ class WeightSources:
         return self._target.geometry
 
     @property
-    def draft_geometry(self) -> Eagle3Geometry | None:
+    def draft_geometry(self) -> DraftGeometry | None:
         """The draft's, where there is one."""
         return None if self._draft is None else self._draft.geometry
 

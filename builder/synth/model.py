@@ -8,7 +8,7 @@ from functools import cached_property
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.latents import full_rank
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
-from specbuild.builder.families.eagle3.family import EAGLE3
+from specbuild.builder.families.eagle3.synth import EAGLE3_SYNTH
 from specbuild.builder.synth.geometry import named_geometry
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.options import SynthOptions
@@ -46,7 +46,7 @@ class SynthModel:
             )
         self.draft: Eagle3Geometry | None = None
         if options.acceptance is not None:
-            self.draft = EAGLE3.synth.geometry(self.target, self._named.draft)
+            self.draft = EAGLE3_SYNTH.geometry(self.target, self._named.draft)
         self.noise = Noise(options.seed)
 
     def _with_latents(self, latent: int) -> TargetGeometry:
@@ -102,7 +102,7 @@ class SynthModel:
         acceptance = self.options.acceptance
         if self.draft is None or acceptance is None:
             return {}
-        return EAGLE3.synth.tensors(
+        return EAGLE3_SYNTH.tensors(
             self.noise, self.draft, self.target, self.draft_rules, acceptance
         )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specbuild.builder.families.eagle3.reference import DraftStates, ReferenceDraft
+from specbuild.builder.families.parts.path_draft import DraftStates, PathDraft
 from specbuild.builder.verify.comparison import Comparison
 from specbuild.builder.verify.engine_probe import (
     DRAFT_STAGES,
@@ -70,7 +70,7 @@ def run_reference(reference: ReferenceTarget, sample: Sample) -> SampleReference
 class StageCheck:
     """Compares an engine's stages over samples."""
 
-    def __init__(self, probe: EngineProbe, draft: ReferenceDraft | None) -> None:
+    def __init__(self, probe: EngineProbe, draft: PathDraft | None) -> None:
         self.probe = probe
         self.draft = draft
         self.comparison = Comparison()

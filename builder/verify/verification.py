@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from specbuild.builder.families.checkpoints import read_target
+from specbuild.builder.families.checkpoints import is_own_draft, read_target
 from specbuild.builder.families.eagle3.reference import ReferenceDraft, load_reference_draft
+from specbuild.builder.families.mtp.reference import load_reference_mtp
+from specbuild.builder.families.parts.path_draft import PathDraft
 from specbuild.builder.families.registry import target_family
 from specbuild.builder.progress import Progress, SilentProgress
+from specbuild.builder.training.frozen_target import read_config
 from specbuild.builder.training.self_text import Generation, generate_text
 from specbuild.builder.verify.engine_probe import EngineProbe
 from specbuild.builder.verify.losslessness import NEW_TOKENS, check_losslessness
@@ -24,7 +27,7 @@ from specbuild.builder.verify.stages import (
     run_reference,
 )
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_dir.geometry import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import MtpGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import SpecbuildError
 
@@ -51,11 +54,20 @@ def verify_engine(
     manifest = probe.manifest
     if draft is not None and manifest.draft is None:
         raise SpecbuildError(f"{engine}: has no draft to compare with {draft}; leave it out")
-    if draft is None and manifest.draft is not None:
+    own = isinstance(manifest.draft, MtpGeometry)
+    if own and draft is not None and not is_own_draft(draft):
+        raise SpecbuildError(
+            f"{engine}: its draft is an MTP layer of the model, not {draft}; leave --draft out"
+        )
+    if draft is None and manifest.draft is not None and not own:
         progress.note("no draft checkpoint given: the draft's stages are not compared")
     target = ReferenceTarget(model)
     _check_same_model(engine, manifest, model, target)
-    reference_draft = None if draft is None else _load_draft(draft, target, manifest, engine)
+    reference_draft: PathDraft | None = None
+    if own:
+        reference_draft = load_reference_mtp(model, target.model, read_config(model))
+    elif draft is not None:
+        reference_draft = _load_draft(draft, target, manifest, engine)
     rows = StageCheck(probe, reference_draft)
     progress.start("stages", len(TEXTS), "samples")
     for seed, text_like in enumerate(TEXTS):

@@ -36,7 +36,11 @@ Model = Annotated[
 ]
 Draft = Annotated[
     Path | None,
-    typer.Option("--draft", metavar="DIR", help="Checkpoint directory of the EAGLE3 draft."),
+    typer.Option(
+        "--draft",
+        metavar="DIR",
+        help="Checkpoint directory of the EAGLE3 draft; mtp: the model's own MTP layer.",
+    ),
 ]
 NoSpec = Annotated[
     bool,

@@ -17,6 +17,7 @@ from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.geometry import (
     BothFeedForward,
     DenseFeedForward,
+    DraftGeometry,
     Eagle3Geometry,
     MoeFeedForward,
     TargetGeometry,
@@ -169,9 +170,12 @@ def _range(values: list[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _draft_table(draft: Eagle3Geometry) -> Table:
+def _draft_table(draft: DraftGeometry) -> Table:
     table = fact_table(f"draft: {draft.architecture}")
-    table.add_row("hidden, inner", f"{draft.hidden}, {draft.inner}")
+    if isinstance(draft, Eagle3Geometry):
+        table.add_row("hidden, inner", f"{draft.hidden}, {draft.inner}")
+    else:
+        table.add_row("kind", "an MTP layer of the model")
     table.add_row("vocabulary", f"{draft.vocab} ({draft.d2t_form})")
     table.add_row("weights", draft.dtype or "unknown")
     table.add_row(

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import groupby
 
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, FP8_DTYPE, slots_per_sequence
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, CacheGroup, Limits
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import EngineFileError
@@ -94,7 +94,7 @@ class KvLayout:
         """Entries of a sequence's row of the page table."""
         return -(-slots_per_sequence(limits) // self.group.page_size)
 
-    def validate(self, model: TargetGeometry | Eagle3Geometry) -> None:
+    def validate(self, model: TargetGeometry | DraftGeometry) -> None:
         """Raises EngineFileError where the group's caches are none of ``model``'s, or malformed."""
         g = self.group
         self._validate_widths(model)
@@ -109,7 +109,7 @@ class KvLayout:
             )
         self._validate_layers(model)
 
-    def _validate_widths(self, model: TargetGeometry | Eagle3Geometry) -> None:
+    def _validate_widths(self, model: TargetGeometry | DraftGeometry) -> None:
         g = self.group
         wanted: tuple[int, ...] = (model.kv_heads, model.head_dim, model.head_dim)
         found: tuple[int, ...] = (g.kv_heads, g.k_width, g.v_width)
@@ -119,7 +119,7 @@ class KvLayout:
             wanted = (1, *[width] * len(g.layers))
             found = (g.kv_heads, *g.latent_widths)
         elif g.latent_widths:
-            dims = model.latent_dims if isinstance(model, TargetGeometry) else ()
+            dims = model.latent_dims
             held = [dims[layer] for layer in g.layers if 0 <= layer < len(dims)]
             wanted = (1, *map(padded_width, held))
             found = (g.kv_heads, *g.latent_widths)
@@ -129,9 +129,9 @@ class KvLayout:
                 "rebuild the engine"
             )
 
-    def _validate_layers(self, model: TargetGeometry | Eagle3Geometry) -> None:
+    def _validate_layers(self, model: TargetGeometry | DraftGeometry) -> None:
         g = self.group
-        count = 1 if isinstance(model, Eagle3Geometry) else model.layers
+        count = model.layers if isinstance(model, TargetGeometry) else 1
         window = model.sliding_window
         if isinstance(model, TargetGeometry):
             kind = "sliding_attention" if g.window else "full_attention"
@@ -162,7 +162,7 @@ def cache_bytes(groups: Sequence[CacheGroup]) -> int:
 
 
 def validate_caches(
-    groups: Sequence[CacheGroup], target: TargetGeometry, draft: Eagle3Geometry | None
+    groups: Sequence[CacheGroup], target: TargetGeometry, draft: DraftGeometry | None
 ) -> None:
     """Raises EngineFileError where a group does not fit the model that it belongs to."""
     for group in groups:

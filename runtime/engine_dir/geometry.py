@@ -294,3 +294,58 @@ class Eagle3Geometry:
     norm_output: bool
     fc_norm: bool = False
     dtype: str | None = field(default=None, metadata=one_of(WEIGHT_STORAGES))
+
+    @property
+    def latent_dims(self) -> tuple[int, ...]:
+        """None: it caches keys and values."""
+        return ()
+
+
+@dataclass(frozen=True)
+class MtpGeometry:
+    """Shape of an MTP layer, which drafts by recurrence: it reads the normed state and a token.
+
+    It is a block of the target's kind, with the target's embedding and head. ``aux_layers`` is the
+    target's last layer. ``dtype`` is as in :class:`Eagle3Geometry`.
+    """
+
+    FEATURE: ClassVar[str] = "mtp"
+    architecture: str
+    hidden: int
+    vocab: int
+    q_heads: int
+    mla: MlaGeometry
+    feed_forward: FeedForward
+    rms_eps: float
+    rope: Rope
+    aux_layers: tuple[int, ...]
+    max_positions: int
+    dtype: str | None = field(default=None, metadata=one_of(WEIGHT_STORAGES))
+
+    @property
+    def latent_dims(self) -> tuple[int, ...]:
+        """As a target's: what its one layer caches of a token."""
+        return (self.mla.entry_width,)
+
+    @property
+    def kv_heads(self) -> int:
+        """Those of the absorbed form."""
+        return 1
+
+    @property
+    def head_dim(self) -> int:
+        """That of the absorbed form."""
+        return self.mla.entry_width
+
+    @property
+    def sliding_window(self) -> int:
+        """None."""
+        return 0
+
+    @property
+    def d2t_form(self) -> Literal["identity"]:
+        """It drafts tokens of the target's vocabulary."""
+        return "identity"
+
+
+DraftGeometry: TypeAlias = Eagle3Geometry | MtpGeometry

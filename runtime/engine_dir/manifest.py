@@ -6,12 +6,17 @@ The manifest holds no absolute path and no time stamp: the same input gives the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.backends import BackendName
 from specbuild.runtime.engine_dir.features import FeatureOf, of_feature, one_of
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import (
+    DraftGeometry,
+    Eagle3Geometry,
+    MtpGeometry,
+    TargetGeometry,
+)
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_HASH_FILE = "manifest.sha256"
@@ -242,8 +247,19 @@ class Eagle3Drafter:
     geometry: Eagle3Geometry
 
 
+@dataclass(frozen=True, kw_only=True)
+class MtpDrafter:
+    """An MTP layer of the target's own checkpoint, run as an EAGLE3 draft is."""
+
+    FEATURE: ClassVar[str] = "mtp"
+    kind: Literal["mtp"] = "mtp"
+    cache_group: str
+    roles: tuple[str, ...]
+    geometry: MtpGeometry
+
+
 # What proposes tokens: a union by ``kind``.
-Drafter: TypeAlias = Eagle3Drafter
+Drafter: TypeAlias = Eagle3Drafter | MtpDrafter
 
 
 @dataclass(frozen=True)
@@ -283,9 +299,9 @@ class Manifest:
             raise ValueError(f"format version {self.format_version}, expected {FORMAT_VERSION}")
 
     @property
-    def draft(self) -> Eagle3Geometry | None:
-        """The shape of the EAGLE3 draft, None where the engine has none."""
-        return next((d.geometry for d in self.drafters if isinstance(d, Eagle3Drafter)), None)
+    def draft(self) -> DraftGeometry | None:
+        """The shape of the draft, None where the engine has none."""
+        return next((drafter.geometry for drafter in self.drafters), None)
 
     def group(self, name: str) -> CacheGroup:
         """The cache group of this name."""

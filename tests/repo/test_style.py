@@ -18,7 +18,7 @@ LONG_FUNCTIONS = {
     "builder/backends/tensorrt/standard/attention.py:_attended": "the op's inputs",
     "builder/backends/tensorrt/standard/profiles.py:role_profiles": "a table: roles and ports",
     "builder/engine/sizes.py:plan_engine": "each size follows from those before",
-    "builder/families/deepseek/mla.py:forward": "the layer's inputs, as its graph names them",
+    "builder/families/parts/mla.py:forward": "the layer's inputs, as its graph names them",
     "builder/families/gpt_oss/latent_attention.py:forward": "as above",
     "builder/families/parts/attention.py:forward": "as above",
     "builder/families/parts/attention.py:write_and_attend": "as above",

@@ -22,7 +22,7 @@ from specbuild.builder.graph.passes.portable import portable_bytes
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 
 
 class CpuBackend:
@@ -39,7 +39,7 @@ class CpuBackend:
         return TakenOptions(asked, self.facts.name)
 
     def check(
-        self, asked: BuildOptions, target: TargetGeometry, draft: Eagle3Geometry | None
+        self, asked: BuildOptions, target: TargetGeometry, draft: DraftGeometry | None
     ) -> None:
         """See :class:`Backend`: nothing is refused."""
 

@@ -36,7 +36,7 @@ from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 
 
 class CudaBackend:
@@ -54,7 +54,7 @@ class CudaBackend:
         self,
         asked: BuildOptions,  # noqa: ARG002
         target: TargetGeometry,
-        draft: Eagle3Geometry | None,
+        draft: DraftGeometry | None,
     ) -> None:
         """See :class:`Backend`."""
         require_cuda_support(target, draft)

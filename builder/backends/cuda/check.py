@@ -16,14 +16,16 @@ from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT
 from specbuild.plugins_cuda.paged_tree_attention.geometry import MOST_GROUP, WIDTHS
 from specbuild.runtime.engine_dir.geometry import (
     DenseFeedForward,
+    DraftGeometry,
     Eagle3Geometry,
     IndexerGeometry,
+    MtpGeometry,
     TargetGeometry,
 )
 from specbuild.runtime.errors import SpecbuildError
 
 
-def require_cuda_support(target: TargetGeometry, draft: Eagle3Geometry | None) -> None:
+def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) -> None:
     """SpecbuildError naming what this target or draft has that no CUDA kernel computes."""
     if target.mla is not None:
         raise SpecbuildError(
@@ -58,6 +60,10 @@ def require_cuda_support(target: TargetGeometry, draft: Eagle3Geometry | None) -
     _require_heads("model", target)
     if draft is None:
         return
+    if isinstance(draft, MtpGeometry):
+        raise SpecbuildError(
+            "--draft mtp: no CUDA kernel computes an MTP layer; build with --backend cpu"
+        )
     _require_variant(draft)
     _require_heads("draft", draft)
     _require_tiles(

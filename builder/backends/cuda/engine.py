@@ -45,7 +45,7 @@ from specbuild.builder.graph.passes.weights import Recipe
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Lowering, Target, Unsupported
 from specbuild.runtime.cache.layout import layouts
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import PLAN_FILE, Plan, ProgramEntry
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
@@ -64,7 +64,7 @@ class CudaModel:
 
     models: Mapping[str, ir.Model]
     target: TargetGeometry
-    draft: Eagle3Geometry | None
+    draft: DraftGeometry | None
     d2t: Recipe | None
 
 

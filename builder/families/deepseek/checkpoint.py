@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,8 +32,6 @@ DEFAULT_THETA = 10000.0
 # The norms of latents have it, whatever a model's config says of its other norms.
 LATENT_EPS = 1e-6
 
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
-
 
 def read_deepseek_config(
     path: Path, config: Config, *, strict: bool
@@ -53,40 +50,13 @@ def read_deepseek_config(
 
 
 def canonical_tensors(
-    tensors: dict[str, SourceTensor], g: TargetGeometry, config: Config
+    tensors: dict[str, SourceTensor], _g: TargetGeometry, config: Config
 ) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
-    """The tensors of the model itself, those in FP8 as fp32, and warnings.
+    """The tensors, those in FP8 as fp32.
 
     Raises SpecbuildError where FP8 weights and scales do not go together.
     """
-    kept, warnings = _without_predictors(tensors, g, config)
-    return dequantised(kept, config), warnings
-
-
-def _without_predictors(
-    tensors: dict[str, SourceTensor], g: TargetGeometry, config: Config
-) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
-    """The tensors without those of the layers that predict further tokens (MTP), and a warning."""
-    end = g.layers + predictors(config)
-    found = {
-        name: int(match[1])
-        for name in tensors
-        if (match := _LAYER.match(name)) and g.layers <= int(match[1]) < end
-    }
-    if not found:
-        return dict(tensors), ()
-    kept = {name: tensor for name, tensor in tensors.items() if name not in found}
-    layers = ", ".join(map(str, sorted(set(found.values()))))
-    return kept, (
-        f"target: layer {layers} predicts further tokens (num_nextn_predict_layers); nothing uses "
-        f"its tensors, {len(found)} in number",
-    )
-
-
-def predictors(config: Config) -> int:
-    """How many layers behind the last one predict further tokens (MTP)."""
-    older = config.integer("num_nextn_predict_layers", 0, least=0)
-    return config.integer("num_mtp_layers", older, least=0)
+    return dequantised(tensors, config), ()
 
 
 def engine_tensors(

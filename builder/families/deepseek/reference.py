@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from specbuild.builder.families.deepseek.variants import VARIANTS
 from specbuild.builder.families.parts.routing_margin import choice_margin
+from specbuild.builder.families.parts.stored_weights import scale_block, stored_weights
 
 
 def load_options(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,31 +28,13 @@ def load_options(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     stored = {name: value for name, value in fields.items() if name != "quantization_config"}
     own = {"model_type": kind.model_type, "pad_token_id": None}
     options = {"config": kind.from_dict({**stored, **own})}
-    if "quantization_config" not in fields:
+    block = scale_block(fields)
+    if block is None:
         return options
-    block = fields["quantization_config"]["weight_block_size"]
     return options | {
         "pretrained_model_name_or_path": None,
-        "state_dict": _dequantised(path, block),
+        "state_dict": stored_weights(path, block),
     }
-
-
-def _dequantised(path: Path, block: tuple[int, int]) -> dict[str, torch.Tensor]:
-    """Every tensor of the checkpoint, weights with scales as their product."""
-    stored: dict[str, torch.Tensor] = {}
-    for file in path.glob("*.safetensors"):
-        stored |= load_file(file)
-    state: dict[str, torch.Tensor] = {}
-    for name, tensor in stored.items():
-        scale = stored.get(f"{name}_scale_inv")
-        if scale is not None:
-            for axis, size in enumerate(block):
-                scale = scale.repeat_interleave(size, dim=axis)
-            rows, columns = tensor.shape
-            state[name] = tensor.float() * scale[:rows, :columns].float()
-        elif not name.endswith("_scale_inv"):
-            state[name] = tensor
-    return state
 
 
 def routers(model: Any) -> dict[int, nn.Module]:

@@ -7,13 +7,13 @@ transformers.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
+from specbuild.builder.families.parts.path_draft import DraftStates, PathDraft
 from specbuild.runtime.errors import SpecbuildError
 
 FLAGS = ("norm_before_residual", "norm_output")
@@ -21,23 +21,7 @@ FLAGS = ("norm_before_residual", "norm_output")
 DEFAULT_EPS = 1e-6
 
 
-@dataclass(frozen=True)
-class DraftStates:
-    """What the draft computes at each row of a path, fp32.
-
-    ``attention`` [T, H] after o_proj, before the residual; ``ffn`` [T, H] after down_proj;
-    ``pre_head`` [T, H] after the final norm; ``logits`` [T, Vd]; ``recurrence`` [T, H] the hidden
-    state of the next level.
-    """
-
-    attention: torch.Tensor
-    ffn: torch.Tensor
-    pre_head: torch.Tensor
-    logits: torch.Tensor
-    recurrence: torch.Tensor
-
-
-class ReferenceDraft:
+class ReferenceDraft(PathDraft):
     """A draft checkpoint; ``embedding`` [V, H] and ``head`` [V, H] are the target's, for a draft
     that has none of its own."""
 
@@ -102,23 +86,6 @@ class ReferenceDraft:
             logits=pre_head @ self.head.T,
             recurrence=pre_head if self.flags["norm_output"] else out,
         )
-
-    def follow(
-        self, aux_hidden: torch.Tensor, next_ids: torch.Tensor, path: torch.Tensor
-    ) -> DraftStates:
-        """The states of the last committed row and of each level down a ``path`` [m] of drafts.
-
-        Row t of the committed part pairs ``aux_hidden`` [L, aux_layers·Ht] with ``next_ids`` [L] at
-        position t; level l has position L − 1 + l and the hidden state its parent gave. The result
-        has 1 + m rows.
-        """
-        ids, hidden = next_ids, self.fuse(aux_hidden)
-        for token in path:
-            parent = self.run(ids, hidden, torch.arange(len(ids))).recurrence[-1:]
-            ids, hidden = torch.cat([ids, token[None]]), torch.cat([hidden, parent])
-        states = self.run(ids, hidden, torch.arange(len(ids)))
-        first = len(next_ids) - 1
-        return DraftStates(**{name: value[first:] for name, value in vars(states).items()})
 
     def _attention(self, u: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         q = self._rotated(self._linear(u, "self_attn.q_proj"), positions)

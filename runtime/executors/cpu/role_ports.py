@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from specbuild.runtime.engine_dir.cache_groups import choosing_group
 from specbuild.runtime.engine_dir.claims_check import pool_shapes
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry
+from specbuild.runtime.engine_dir.geometry import DraftGeometry
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, CacheGroup, Manifest, Port
 from specbuild.runtime.errors import EngineFileError
 
@@ -138,7 +138,7 @@ def _commit(manifest: Manifest) -> tuple[_Forms, _Forms]:
     return inputs, outputs
 
 
-def _drafting(manifest: Manifest, draft: Eagle3Geometry, role: str) -> tuple[_Forms, _Forms]:
+def _drafting(manifest: Manifest, draft: DraftGeometry, role: str) -> tuple[_Forms, _Forms]:
     aux_hidden = _floats("T", len(draft.aux_layers) * manifest.target.hidden)
     hidden = _floats("T", draft.hidden)
     if role == "draft_fuse":

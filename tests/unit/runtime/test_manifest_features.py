@@ -94,7 +94,14 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], NextManifest]:
 
 
 def test_what_version_3_brings_is_named() -> None:
-    assert known_features(Manifest) == {"dsa", "latents", "linear_rope", "specpv", "tensorrt"}
+    assert known_features(Manifest) == {
+        "dsa",
+        "latents",
+        "linear_rope",
+        "mtp",
+        "specpv",
+        "tensorrt",
+    }
     more = {"moods", "stored_embedding", "gguf", "packed"}
     assert known_features(NextManifest) == known_features(Manifest) | more
 

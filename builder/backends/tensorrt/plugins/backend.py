@@ -30,7 +30,7 @@ from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 
 
 class PluginBackend:
@@ -52,7 +52,7 @@ class PluginBackend:
         self,
         asked: BuildOptions,  # noqa: ARG002
         target: TargetGeometry,
-        draft: Eagle3Geometry | None,
+        draft: DraftGeometry | None,
     ) -> None:
         """See :class:`Backend`."""
         require_cuda_support(target, draft)

@@ -21,7 +21,7 @@ from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 
 
 class StandardBackend:
@@ -40,7 +40,7 @@ class StandardBackend:
         self,
         asked: BuildOptions,
         target: TargetGeometry,
-        draft: Eagle3Geometry | None,  # noqa: ARG002
+        draft: DraftGeometry | None,  # noqa: ARG002
     ) -> None:
         """See :class:`Backend`."""
         require_standard_support(target, asked)

@@ -173,7 +173,7 @@ def test_layers_that_predict_further_tokens_are_named(model: Path) -> None:
     )
     warning = f"layer {LAYERS} predicts further tokens"
     checkpoint = read_target(model, strict=True)
-    assert warning in checkpoint.warnings[0] and "1 in number" in checkpoint.warnings[0]
+    assert warning in checkpoint.warnings[0] and "1 tensors" in checkpoint.warnings[0]
     assert not any(f"layers.{LAYERS}." in name for name in checkpoint.tensors)
     remove_fields(model, "num_nextn_predict_layers")
     assert f"left over: model.layers.{LAYERS}.eh_proj.weight" in refusal(model)

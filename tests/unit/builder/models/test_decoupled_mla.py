@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specbuild.builder.families.deepseek.mla import FORMS, MlaAttention, Scene
 from specbuild.builder.families.parts.graph_io import GroupView, LatentPool, Launch
+from specbuild.builder.families.parts.mla import FORMS, MlaAttention, Scene
 from specbuild.builder.families.parts.rope import rope_tables
 from specbuild.runtime.engine_dir.geometry import MlaGeometry, Norm, Rope
 

@@ -1,0 +1,97 @@
+"""An MTP layer (arXiv 2412.19437, section 2.2) as a draft that recurs.
+
+``u = W [enorm(embedding of t + 1); hnorm(h_t)]``, ``y = block(u)``, the next h is
+``shared_head.norm(y)``, and the head of it drafts token t + 2. The first h is the target's state
+after its final norm.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from specbuild.builder.families.mtp.checkpoint import layer_of
+from specbuild.builder.families.parts.graph_io import GroupView, LatentPool, Launch
+from specbuild.builder.families.parts.llama import LlamaNorm
+from specbuild.builder.families.parts.target import Block
+from specbuild.runtime.engine_dir.geometry import MtpGeometry, TargetGeometry
+
+
+class _Norm(nn.Module):
+    """A norm under the name ``norm``."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.norm = LlamaNorm(width, eps)
+
+
+class MtpLayer(Block):
+    """The layer under the names of its checkpoint; an engine stores them with ``draft.`` before."""
+
+    def __init__(self, d: MtpGeometry) -> None:
+        super().__init__(*layer_of(d).parts())
+        self.enorm, self.hnorm = LlamaNorm(d.hidden, d.rms_eps), LlamaNorm(d.hidden, d.rms_eps)
+        self.eh_proj = nn.Linear(2 * d.hidden, d.hidden, bias=False)
+        self.shared_head = _Norm(d.hidden, d.rms_eps)
+
+
+class FinalNorm(nn.Module):
+    """The role ``draft_fuse``: the target's final norm over the output of its last layer."""
+
+    def __init__(self, _d: MtpGeometry, target: TargetGeometry) -> None:
+        super().__init__()
+        self.model = _Norm(target.hidden, target.norm.eps)
+
+    def forward(self, aux_hidden: torch.Tensor) -> torch.Tensor:
+        """``aux_hidden`` [T, H] → hidden [T, H]."""
+        normed: torch.Tensor = self.model.norm(aux_hidden)
+        return normed
+
+
+class _Embedding(nn.Module):
+    """The target's embedding, under its own name."""
+
+    def __init__(self, target: TargetGeometry) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(target.vocab, target.hidden)
+
+
+class Mtp(nn.Module):
+    """The role ``draft``: one level of drafting, or the extension over accepted tokens."""
+
+    def __init__(self, d: MtpGeometry, target: TargetGeometry, max_positions: int) -> None:
+        super().__init__()
+        self.draft, self.model = MtpLayer(d), _Embedding(target)
+        self.lm_head = nn.Linear(target.hidden, target.vocab, bias=False)
+        table = torch.empty(max_positions, d.mla.rope_dim // 2)
+        self.register_buffer("draft_rope_cos", table)
+        self.register_buffer("draft_rope_sin", table.clone())
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        launch: Launch,
+        view: GroupView,
+        pools: LatentPool,
+    ) -> tuple[Any, ...]:
+        """Row t pairs ``hidden`` [T, H] with the next token's embedding, at the hidden's position.
+
+        Returns draft_logits [R, V] fp32, hidden_out [T, H] (the recurrence), the written pool,
+        and the stages attention, ffn, pre_head.
+        """
+        layer = self.draft
+        embedded = layer.enorm(self.model.embed_tokens(token_ids))
+        x = layer.eh_proj(torch.cat([embedded, layer.hnorm(hidden)], dim=-1))
+        tables = (self.draft_rope_cos, self.draft_rope_sin)
+        attention, written, *_ = layer.self_attn(
+            layer.input_layernorm(x), pools, view, launch, tables
+        )
+        x = x + attention
+        ffn = layer.mlp(layer.post_attention_layernorm(x))
+        recurrence = layer.shared_head.norm(x + ffn)
+        pre_head = recurrence.index_select(0, launch.logit_rows)
+        logits = self.lm_head(pre_head).float()
+        return logits, recurrence, written, attention, ffn, pre_head

@@ -1,0 +1,86 @@
+"""An MTP layer over a literal path: its formula in plain torch around transformers' own block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbuild.builder.families.parts.path_draft import DraftStates, PathDraft
+from specbuild.builder.families.parts.stored_weights import scale_block, stored_weights
+from specbuild.runtime.errors import SpecbuildError
+
+
+class ReferenceMtp(PathDraft):
+    """The first MTP layer of a checkpoint; ``model`` is its target in transformers, fp32."""
+
+    def __init__(self, model: Any, weights: dict[str, torch.Tensor]) -> None:
+        self.model = model
+        self.weights = {name: tensor.float() for name, tensor in weights.items()}
+        last = len(model.model.layers) - 1
+        self.block = type(model.model.layers[last])(model.config, last)
+        own = {n: t for n, t in self.weights.items() if n.startswith(("self_attn", "mlp"))}
+        norms = ("input_layernorm.weight", "post_attention_layernorm.weight")
+        own |= {name: self.weights[name] for name in norms}
+        self.block.load_state_dict(_stacked(own))
+        self.block.float().eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def fuse(self, aux_hidden: torch.Tensor) -> torch.Tensor:
+        """The output of the target's last layer [T, H], normed."""
+        normed: torch.Tensor = self.model.model.norm(aux_hidden)
+        return normed
+
+    @torch.no_grad()
+    def run(self, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor) -> DraftStates:
+        """``eh_proj [enorm(embedding); hnorm(hidden)]`` through the block, normed for the head."""
+        embedded = self._norm(self.model.model.embed_tokens(ids), "enorm")
+        both = torch.cat([embedded, self._norm(hidden, "hnorm")], dim=-1)
+        x = (both @ self.weights["eh_proj.weight"].T)[None]
+        unseen = torch.full((len(ids), len(ids)), -torch.inf).triu(1)[None, None]
+        attention, *_ = self.block.self_attn(
+            hidden_states=self.block.input_layernorm(x),
+            position_embeddings=self.model.model.rotary_emb(x, positions[None]),
+            attention_mask=unseen,
+        )
+        x = x + attention
+        ffn = self.block.mlp(self.block.post_attention_layernorm(x))
+        state = self._norm((x + ffn)[0], "shared_head.norm")
+        logits = self.model.lm_head(state)
+        return DraftStates(attention[0], ffn[0], state, logits, state)
+
+    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        eps = self.model.config.rms_norm_eps
+        scale = (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
+        return x * scale * self.weights[f"{name}.weight"]
+
+
+def load_reference_mtp(path: Path, model: Any, fields: dict[str, Any]) -> ReferenceMtp:
+    """That of the checkpoint at ``path`` with this ``config.json``.
+
+    Raises SpecbuildError where the checkpoint has no MTP layer.
+    """
+    first = f"model.layers.{len(model.model.layers)}."
+    stored = stored_weights(path, scale_block(fields))
+    weights = {n.removeprefix(first): t for n, t in stored.items() if n.startswith(first)}
+    if "eh_proj.weight" not in weights:
+        raise SpecbuildError(f"{path}: has no {first}eh_proj.weight; give the engine's own model")
+    return ReferenceMtp(model, weights)
+
+
+def _stacked(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Experts as transformers holds them: gates above ups [E, 2·I, H], downs [E, H, I]."""
+    made = {name: tensor for name, tensor in weights.items() if ".experts." not in name}
+    downs = [name for name in weights.keys() - made.keys() if "down_proj" in name]
+    if not downs:
+        return made
+    experts = range(len(downs))
+
+    def of(part: str) -> list[torch.Tensor]:
+        return [weights[f"mlp.experts.{expert}.{part}.weight"] for expert in experts]
+
+    pairs = zip(of("gate_proj"), of("up_proj"), strict=True)
+    made["mlp.experts.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in pairs])
+    made["mlp.experts.down_proj"] = torch.stack(of("down_proj"))
+    return made

@@ -1,0 +1,121 @@
+"""The tensors of a block with MLA as checkpoints have them, and in the engine's forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.builder.families.parts.experts import expert_shapes, stacked_experts
+from specbuild.builder.families.parts.mla_layer import MlaLayer
+from specbuild.builder.families.parts.tensor_shapes import Shapes, prefixed, swiglu_shapes
+from specbuild.runtime.engine_dir.geometry import (
+    BothFeedForward,
+    DenseFeedForward,
+    FeedForward,
+    MlaGeometry,
+    MoeFeedForward,
+    routed_part,
+)
+
+
+def layer_shapes(layer: MlaLayer) -> Shapes:
+    """Attention and feed-forward without the norms before them, by names within the layer."""
+    attention = prefixed("self_attn.", _attention(layer))
+    return attention | prefixed("mlp.", _feed_forward(layer.hidden, layer.feed_forward))
+
+
+def layer_for_engine(
+    tensors: dict[str, SourceTensor], prefix: str, layer: MlaLayer, *, interleaved: bool
+) -> dict[str, SourceTensor]:
+    """Takes what engines have in another form out of ``tensors``; what it becomes.
+
+    ``kv_b_proj`` becomes ``key`` [h, nope, rank] and ``value`` [h, v, rank]. Rows that RoPE turns
+    stand half-split, in ``interleaved`` checkpoints side by side. The experts are
+    ``gate_up_proj`` [E, H, 2·I], gate and up interleaved, and ``down_proj`` [E, I, H].
+    """
+    attention, mla = f"{prefix}self_attn.", layer.mla
+    made = _up_projections(tensors.pop(f"{attention}kv_b_proj.weight"), layer.heads, mla)
+    if interleaved:
+        query = "q_proj" if mla.q_lora_rank is None else "q_b_proj"
+        for part, heads in ((query, layer.heads), ("kv_a_proj_with_mqa", 1)):
+            name = f"{attention}{part}.weight"
+            made[name] = _half_split(tensors.pop(name), heads, mla.rope_dim)
+    moe = routed_part(layer.feed_forward)
+    if moe is not None:
+        made |= stacked_experts(tensors, f"{prefix}mlp.experts.", moe)
+    return made
+
+
+def _attention(layer: MlaLayer) -> Shapes:
+    mla, hidden = layer.mla, layer.hidden
+    q_rows = layer.heads * (mla.nope_dim + mla.rope_dim)
+    queries: Shapes = {"q_proj.weight": (q_rows, hidden)}
+    if mla.q_lora_rank is not None:
+        queries = {
+            "q_a_proj.weight": (mla.q_lora_rank, hidden),
+            "q_a_layernorm.weight": (mla.q_lora_rank,),
+            "q_b_proj.weight": (q_rows, mla.q_lora_rank),
+        }
+    return queries | {
+        "kv_a_proj_with_mqa.weight": (mla.entry_width, hidden),
+        "kv_a_layernorm.weight": (mla.kv_lora_rank,),
+        "kv_b_proj.weight": (layer.heads * (mla.nope_dim + mla.v_dim), mla.kv_lora_rank),
+        "o_proj.weight": (hidden, layer.heads * mla.v_dim),
+    }
+
+
+def _feed_forward(hidden: int, feed_forward: FeedForward) -> Shapes:
+    if isinstance(feed_forward, DenseFeedForward):
+        return swiglu_shapes(hidden, feed_forward.inner)
+    if isinstance(feed_forward, BothFeedForward):
+        shared = prefixed("shared_experts.", swiglu_shapes(hidden, feed_forward.dense.inner))
+        return _moe(hidden, feed_forward.moe) | shared
+    return _moe(hidden, feed_forward)
+
+
+def _moe(hidden: int, moe: MoeFeedForward) -> Shapes:
+    shapes: Shapes = {"gate.weight": (moe.experts, hidden)}
+    if moe.choice_bias:
+        shapes["gate.e_score_correction_bias"] = (moe.experts,)
+    return shapes | expert_shapes(hidden, moe)
+
+
+def _made(
+    name: str, parent: SourceTensor, make: Callable[[torch.Tensor], torch.Tensor]
+) -> SourceTensor:
+    """What ``make`` gives of ``parent``; its shape is found on the meta device."""
+    blank = torch.empty(parent.shape, device="meta")
+    return SourceTensor(
+        name=name,
+        dtype=parent.dtype,
+        shape=tuple(make(blank).shape),
+        sources=parent.sources,
+        load=lambda: make(parent.load()),
+        file=None,
+        offset=None,
+    )
+
+
+def _up_projections(tensor: SourceTensor, heads: int, mla: MlaGeometry) -> dict[str, SourceTensor]:
+    def part(place: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        sizes = [mla.nope_dim, mla.v_dim]
+        return lambda weight: weight.unflatten(0, (heads, -1)).split(sizes, dim=1)[place]
+
+    stem = tensor.name.removesuffix("weight")
+    return {
+        f"{stem}{name}": _made(f"{stem}{name}", tensor, part(place))
+        for place, name in enumerate(("key", "value"))
+    }
+
+
+def _half_split(tensor: SourceTensor, heads: int, rope_dim: int) -> SourceTensor:
+    """The rows of each head's last ``rope_dim`` outputs, even ones first."""
+
+    def split(weight: torch.Tensor) -> torch.Tensor:
+        by_head = weight.unflatten(0, (heads, -1))
+        kept, turned = by_head[:, :-rope_dim], by_head[:, -rope_dim:]
+        return torch.cat([kept, turned[:, 0::2], turned[:, 1::2]], dim=1).flatten(0, 1)
+
+    return _made(tensor.name, tensor, split)

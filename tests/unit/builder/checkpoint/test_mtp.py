@@ -1,0 +1,122 @@
+"""The MTP layer of a target's checkpoint as a draft: what is read of it, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_files import edit_config, edit_tensors
+from deepseek_checkpoints import HIDDEN, LAYERS, add_predictor, write_deepseek
+from planning import plan_engine
+from safetensors.torch import load_file
+
+from specbuild.builder.backends.cuda.check import require_cuda_support
+from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
+from specbuild.builder.engine.sizes import windowed_draft
+from specbuild.builder.families.checkpoints import is_own_draft, read_own_draft, read_target
+from specbuild.builder.options import BuildOptions, DraftOptions
+from specbuild.runtime.engine_dir.geometry import MtpGeometry, TargetGeometry
+from specbuild.runtime.errors import SpecbuildError
+
+FIRST = f"model.layers.{LAYERS}."
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mtp") / "model"
+    write_deepseek(path)
+    add_predictor(path)
+    return path
+
+
+@pytest.fixture
+def model(written: Path, tmp_path: Path) -> Path:
+    """A copy that may be edited."""
+    return Path(shutil.copytree(written, tmp_path / "model"))
+
+
+def target_of(path: Path) -> TargetGeometry:
+    return read_target(path, strict=True, own_draft=True).geometry
+
+
+def read(path: Path) -> DraftCheckpoint:
+    return read_own_draft(path, target_of(path), strict=True)
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(SpecbuildError) as error:
+        read(path)
+    return str(error.value)
+
+
+def test_it_is_a_block_of_the_targets_kind(written: Path) -> None:
+    target, draft = target_of(written), read(written)
+    d = draft.geometry
+    assert isinstance(d, MtpGeometry) and draft.warnings == ()
+    assert (d.mla, d.rope, d.feed_forward) == (target.mla, target.rope, target.feed_forward(1))
+    assert (d.aux_layers, d.vocab, d.d2t_form) == ((LAYERS - 1,), target.vocab, "identity")
+    assert draft.tensors["self_attn.kv_b_proj.key"].shape == (4, 24, 32)
+    stored = load_file(written / "model.safetensors")
+    projection = draft.tensors["eh_proj.weight"]
+    assert projection.shape == (HIDDEN, 2 * HIDDEN)
+    assert torch.equal(projection.load(), stored[f"{FIRST}eh_proj.weight"])
+    assert not any("head.head" in name or "embed" in name for name in draft.tensors)
+
+
+def test_a_target_says_that_it_is_left_out_unless_it_drafts(written: Path) -> None:
+    (warning,) = read_target(written, strict=True).warnings
+    assert f"layer {LAYERS} predicts further tokens (MTP) and is left out" in warning
+    assert "--draft mtp drafts with it" in warning
+    assert read_target(written, strict=True, own_draft=True).warnings == ()
+
+
+def test_its_cache_holds_one_entry_a_token(written: Path, tmp_path: Path) -> None:
+    options = BuildOptions(model=written, output=tmp_path / "engine")
+    plan = plan_engine(options, target_of(written), read(written).geometry)
+    group = plan.groups[-1]
+    assert (group.name, group.kv_heads, group.latent_widths) == ("draft", 1, (48,))
+
+
+def test_copies_that_differ_are_told(model: Path) -> None:
+    edit_tensors(model, lambda t: t[f"{FIRST}shared_head.head.weight"].zero_())
+    (warning,) = read(model).warnings
+    assert "shared_head.head.weight differs from lm_head.weight, which is used" in warning
+    edit_tensors(model, lambda t: t.pop(f"{FIRST}shared_head.head.weight"))
+    assert read(model).warnings == ()
+
+
+def test_of_several_layers_the_first_drafts(model: Path) -> None:
+    edit_config(model, num_nextn_predict_layers=2)
+    (warning,) = read(model).warnings
+    assert "of 2 MTP layers the first one drafts every level" in warning
+
+
+def test_tensors_that_do_not_fit(model: Path) -> None:
+    edit_tensors(model, lambda t: t.pop(f"{FIRST}enorm.weight"))
+    assert f"MTP layer {LAYERS}: 1 tensor does not fit the model" in refusal(model)
+    assert "missing: enorm.weight" in refusal(model)
+    edit_config(model, num_nextn_predict_layers=0)
+    edit_tensors(model, lambda t: [t.pop(n) for n in list(t) if n.startswith(FIRST)])
+    assert "names no MTP layer that drafts (num_nextn_predict_layers" in refusal(model)
+    edit_config(model, num_nextn_predict_layers=1)
+    assert f"names an MTP layer, but no tensor begins with {FIRST}" in refusal(model)
+
+
+def test_what_it_has_no_form_for(written: Path, tmp_path: Path) -> None:
+    draft = read(written).geometry
+    asked = BuildOptions(model=written, output=tmp_path / "engine", drafting=DraftOptions(window=8))
+    with pytest.raises(SpecbuildError, match="--draft-window 8: an MTP layer attends to every"):
+        windowed_draft(draft, asked)
+    with pytest.raises(SpecbuildError, match="build with --backend cpu"):
+        require_cuda_support(target_of(written), draft)
+
+
+def test_a_directory_of_that_name_is_a_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_own_draft(Path("mtp")) and not is_own_draft(Path("other"))
+    (tmp_path / "mtp").mkdir()
+    assert not is_own_draft(Path("mtp"))
