@@ -32,11 +32,7 @@ DOCUMENTS = sorted(
 )
 # What a user reads; the options of the command line are long.
 USER_PAGES = sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "cli.md"})
-# The pages of docs/developers/ that are recipes; the others explain kernels at length.
-RECIPES = [
-    ROOT / "docs" / "developers" / f"{name}.md"
-    for name in ("architecture", "contracts", "testing", "glossary")
-] + sorted((ROOT / "docs" / "developers").glob("add-a*.md"))
+DEVELOPER_PAGES = sorted((ROOT / "docs" / "developers").glob("*.md"))
 FOLDERS = ("runtime", "plugins_cuda", "builder", "cli", "tests", "benchmarks", "examples", "docs")
 # A path from the root, and perhaps a section: as docs/developers/contracts.md#graphs.
 CITED = re.compile(r"(?<![\w/.-])([\w./-]+\.md)\b(?:#([\w-]+))?")
@@ -161,12 +157,12 @@ def sentences(text: str) -> Iterator[str]:
 
 def test_pages_are_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
-    pages = [*USER_PAGES, *(ROOT / "docs" / "developers").glob("*.md")]
+    pages = [*USER_PAGES, *DEVELOPER_PAGES]
     lines = {names(page): len(page.read_text(encoding="utf-8").splitlines()) for page in pages}
     assert {name: count for name, count in lines.items() if count > 200} == {}
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *USER_PAGES, *RECIPES], ids=names)
+@pytest.mark.parametrize("page", [ROOT / "README.md", *USER_PAGES, *DEVELOPER_PAGES], ids=names)
 def test_sentences_of_pages_are_short(page: Path) -> None:
     """At most 30 words and four numbers, and nothing of how it was."""
     for sentence in sentences(page.read_text(encoding="utf-8")):
