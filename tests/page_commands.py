@@ -39,7 +39,7 @@ LEFT = (
 )
 # Left out of `make test` for their time; `make test-slow` runs them.
 LONG = r"^make demo|^specbuild build |^specbuild bench "
-# What tests add to a command: the example is small, and two cores are slow. Of two equal options
+# What tests add to a command: their models are small, and two cores are slow. Of two equal options
 # the last counts.
 ADDED = (
     (r"^specbuild bench (?!--server)", "--max-new-tokens 16 --rounds 1"),
@@ -47,9 +47,13 @@ ADDED = (
     (r"^specbuild train ", "--steps 2 --batch-size 2 --sequence-length 64"),
     (r"^specbuild train .* --joint-steps ", "--joint-steps 1"),
     (r"^specbuild train .* --top-k ", "--top-k 16"),
-    (r"^specbuild train .* --draft-vocab ", "--draft-vocab 1024"),
-    (r"^specbuild (train|retrofit) mla .* --rank ", "--rank 64"),
+    (r"^specbuild train .* --draft-vocab ", "--draft-vocab 128"),
+    (r"^specbuild (train|retrofit) mla .* --rank ", "--rank 16"),
+    (r"^specbuild retrofit mla .* --layers ", "--layers 2-3"),
     (r"^specbuild build .* --max-seq-len ", "--max-seq-len 4096"),
+    (r"^specbuild build .* --dsa ", "--dsa-threshold 512"),
+    (r"^specbuild build .* --specpv", "--specpv-partial-threshold 512"),
+    (r"^specbuild build .* --specpv", "--specpv-n-retrieval-blocks 16"),
 )
 
 

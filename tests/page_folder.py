@@ -12,11 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import copyfile, copytree, rmtree
 
-from checkpoints import write_draft
-from deepseek_checkpoints import HIDDEN, LAYERS, VOCAB, write_deepseek
+import deepseek_checkpoints as deepseek
+from checkpoints import write_draft, write_target
+from indexer_files import write_indexers
+from latent_files import write_factors
 from page_commands import ROOT, as_tested
 from run_store import made_once
 
+from specbuild.builder.build import build
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import SilentProgress
+
+VOCAB = 272
 EXAMPLE = ROOT / "examples" / "tiny-gpt-oss"
 SIGNED = """openssl genpkey -algorithm ed25519 -out key.pem
 openssl pkey -in key.pem -pubout -out key.pub.pem
@@ -39,13 +46,31 @@ def _corpus(path: Path) -> None:
 
 
 def _target(path: Path) -> None:
-    copytree(EXAMPLE / "target", path)
-    copyfile(EXAMPLE / "dsa" / "dsa_indexer.safetensors", path / "dsa_indexer.safetensors")
+    write_target(path, vocab=VOCAB, max_positions=4096, tokenizer=True)
+    write_indexers(path, (1, 3), width=16)
+
+
+def _draft(path: Path) -> None:
+    write_draft(path, target_vocab=VOCAB)
+
+
+def _latents(path: Path) -> None:
+    folder = made_once("page-target", _target)
+    write_factors(path, folder / "model.safetensors", range(4), 16)
+
+
+def _engine(path: Path) -> None:
+    model, draft = made_once("page-target", _target), made_once("page-draft", _draft)
+    build(BuildOptions(model=model, draft=draft, output=path), SilentProgress())
 
 
 def _deepseek_draft(path: Path) -> None:
     write_draft(
-        path, target_layers=LAYERS, target_hidden=HIDDEN, target_vocab=VOCAB, draft_vocab=24
+        path,
+        target_layers=deepseek.LAYERS,
+        target_hidden=deepseek.HIDDEN,
+        target_vocab=deepseek.VOCAB,
+        draft_vocab=24,
     )
 
 
@@ -53,14 +78,14 @@ def _deepseek_draft(path: Path) -> None:
 STAND_INS: dict[str, Callable[[Path], object]] = {
     "target": _target,
     "m": _target,
-    "draft": _copy(EXAMPLE / "draft"),
-    "gpt-oss-20b": _copy(EXAMPLE / "target"),
-    "gpt-oss-20b-eagle3": _copy(EXAMPLE / "draft"),
-    "deepseek": write_deepseek,
+    "draft": _draft,
+    "gpt-oss-20b": _target,
+    "gpt-oss-20b-eagle3": _draft,
+    "deepseek": deepseek.write_deepseek,
     "deepseek-eagle3": _deepseek_draft,
     "corpus": _corpus,
     "a.txt": _copy(ROOT / "LICENSE"),
-    "svd.safetensors": _copy(EXAMPLE / "mla-64" / "mla_kv.safetensors"),
+    "svd.safetensors": _latents,
     "keys.txt": lambda path: path.write_text("a-key\n", encoding="utf-8"),
     **dict.fromkeys(("prompts.jsonl", "long.jsonl", "code.jsonl", "prose.jsonl"), _prompts),
 }
@@ -76,6 +101,8 @@ class PageFolder:
     port: int
     server: subprocess.Popen[str] | None = None
     output: str = ""
+    # Whether each command is an example of its own, which may write where another has.
+    alternatives: bool = False
     stood_in: set[str] = field(default_factory=set)
 
     def prepare(self, words: Iterable[str]) -> None:
@@ -87,7 +114,8 @@ class PageFolder:
         for name in sorted(named & STAND_INS.keys()):
             _copy(made_once(f"page-{name}", STAND_INS[name]))(self.path / name)
         for name in ENGINES:
-            copytree(self.engine, self.path / name)
+            source = made_once("page-engine", _engine) if name == "engine" else self.engine
+            copytree(source, self.path / name)
         self.stood_in = {*ENGINES, *(named & STAND_INS.keys())}
         if "key.pub.pem" in named and "openssl" not in named:
             for line in SIGNED.splitlines():
@@ -102,7 +130,7 @@ class PageFolder:
             self._serve(tested)
             return
         if "127.0.0.1:8000" in command and self.server is None:
-            self._serve(as_tested("specbuild serve engine", self.port))
+            self._serve(as_tested("specbuild serve out/engine", self.port))
         self._shell(tested)
 
     def python(self, source: str) -> None:
@@ -122,9 +150,9 @@ class PageFolder:
     def _make_way(self, command: str) -> None:
         """A stand-in goes where the page makes the thing itself."""
         for name in re.findall(r"--(?:output|engine|out) (\S+)", command):
-            if name in self.stood_in:
-                self.stood_in.remove(name)
-                path = self.path / name
+            path = self.path / name
+            if path.exists() and (self.alternatives or name in self.stood_in):
+                self.stood_in.discard(name)
                 rmtree(path) if path.is_dir() else path.unlink()
 
     def _serve(self, command: str) -> None:

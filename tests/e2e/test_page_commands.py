@@ -84,15 +84,14 @@ def test_commands_of_a_page_run(page: Path, example_engine: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("command", [line for line in lines_of(REFERENCE) if runs_here(line)])
-def test_examples_of_the_command_line_run(
-    command: str, example_engine: Path, tmp_path: Path
-) -> None:
-    with folder_for([command], example_engine, tmp_path / "page") as folder:
-        if command.startswith("openssl pkey"):
-            folder.run("openssl genpkey -algorithm ed25519 -out key.pem")
-        folder.run(command)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", [text for _, text in blocks(REFERENCE)])
+def test_examples_of_the_command_line_run(block: str, example_engine: Path, tmp_path: Path) -> None:
+    lines = [line for line in commands(block) if runs_here(line)]
+    with folder_for(lines, example_engine, tmp_path / "page") as folder:
+        folder.alternatives = True
+        for line in lines:
+            folder.run(line)
 
 
 def test_what_does_not_run_is_counted() -> None:

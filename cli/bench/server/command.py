@@ -67,7 +67,7 @@ def bench_server(
     else:
         console.output().print(load_text(report), soft_wrap=True)
         console.output().print(load_table(report))
-    if plot is not None:
-        plot_load(report, plot)
     if report.errors == report.requests:
         raise SpecbuildError(f"no request was served: {report.first_error}")
+    if plot is not None:
+        plot_load(report, plot)
