@@ -202,6 +202,7 @@ class Engine:
             )
         if params.stop and self.text is None:
             raise RequestError(f"{where}: stop strings need a tokenizer, the engine has none")
+        self._check_biases(params, where)
         self._check_blocks(params.specpv_retrieval_blocks, where)
         self._check_top_k(params.dsa_top_k, where)
         for stop in params.stop:
@@ -216,6 +217,16 @@ class Engine:
             specpv_retrieval_blocks=None if self.manifest.specpv is None else 0,
             dsa_top_k=None if self.manifest.dsa is None else 0,
         )
+
+    def _check_biases(self, params: GenerateParams, where: str) -> None:
+        """RequestError where a biased token is none of the vocabulary."""
+        ids, vocab = params.sampling.bias_arrays[0], self.manifest.target.vocab
+        outside = ids[(ids < 0) | (ids >= vocab)]
+        if len(outside):
+            raise RequestError(
+                f"{where}: logit_bias names token {outside[0]}, the vocabulary has {vocab}",
+                field="logit_bias",
+            )
 
     def _check_blocks(self, asked: int | str | None, where: str) -> None:
         """RequestError where an engine cannot retrieve so many blocks."""

@@ -16,4 +16,8 @@ class UnsupportedHereError(SpecbuildError):
 
 
 class RequestError(SpecbuildError):
-    """A prompt or its parameters do not fit the engine."""
+    """A prompt or its parameters do not fit the engine; ``field`` is the parameter at fault."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field

@@ -86,7 +86,11 @@ class RunStats:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One line of ``run --json``. ``text`` is None on an engine without a tokenizer."""
+    """One line of ``run --json``. ``text`` is None on an engine without a tokenizer.
+
+    ``top_logprobs`` has (token id, log-probability) of the likeliest tokens for each output token;
+    None where they were not asked for.
+    """
 
     id: str
     prompt_ids: tuple[int, ...]
@@ -95,3 +99,4 @@ class RunRecord:
     finish_reason: FinishReason
     stats: RunStats
     logprobs: tuple[float, ...] | None = None
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -14,6 +15,10 @@ from specbuild.runtime.records import FinishReason, RunRecord
 from specbuild.runtime.sampling import SamplingParams, whole_number
 from specbuild.runtime.statistics import RunCounters
 from specbuild.runtime.text.stream import TextStream
+
+MOST_TOP_LOGPROBS = 20
+# Token ids with their natural log-probabilities, the likeliest first.
+TopLogprobs = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,9 @@ def _prompt(item: object, place: int) -> Prompt:
 class GenerateParams:
     """What to generate. ``stop`` strings end the output, and so does any of ``stop_token_ids``.
 
-    ``raw`` skips the chat template.
+    ``raw`` skips the chat template. Before output token ``min_tokens`` + 1 neither an end of
+    sequence nor a stop token is chosen; a stop string ends the output at any time.
+    ``top_logprobs`` of the likeliest tokens, 0 to 20, come with each token.
 
     ``specpv_retrieval_blocks`` bounds the blocks that a partial view retrieves, on an engine with
     SpecPV: None is the engine's own number, ``auto`` goes by the longest context, 0 verifies over
@@ -116,6 +123,8 @@ class GenerateParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    top_logprobs: int = 0
     raw: bool = False
     specpv_retrieval_blocks: int | Literal["auto"] | None = None
     dsa_top_k: int | None = None
@@ -124,6 +133,17 @@ class GenerateParams:
     def __post_init__(self) -> None:
         if whole_number("max_new_tokens", self.max_new_tokens) < 1:
             raise RequestError(f"max_new_tokens is {self.max_new_tokens}, must be 1 or above")
+        if not 0 <= whole_number("min_tokens", self.min_tokens) <= self.max_new_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, must be 0 to max_new_tokens, "
+                f"{self.max_new_tokens}",
+                field="min_tokens",
+            )
+        if not 0 <= whole_number("top_logprobs", self.top_logprobs) <= MOST_TOP_LOGPROBS:
+            raise RequestError(
+                f"top_logprobs is {self.top_logprobs}, must be 0 to {MOST_TOP_LOGPROBS}",
+                field="top_logprobs",
+            )
         if isinstance(self.stop, str):
             raise RequestError(f"stop is the string {self.stop!r}, must be a tuple of strings")
         if not isinstance(self.stop, Collection) or not all(isinstance(s, str) for s in self.stop):
@@ -138,6 +158,26 @@ class GenerateParams:
             raise RequestError(
                 "exact decodes without lossy modes: leave specpv_retrieval_blocks and dsa_top_k out"
             )
+
+    @cached_property
+    def needs_host_logits(self) -> str | None:
+        """The first parameter that asks for more than the op Choose computes; None: none does."""
+        sampling = self.sampling
+        asked = {
+            "min_p": sampling.min_p > 0 and sampling.temperature > 0,
+            "min_tokens": self.min_tokens > 0,
+            "logit_bias": bool(sampling.logit_bias),
+            "presence_penalty": sampling.presence_penalty != 0,
+            "frequency_penalty": sampling.frequency_penalty != 0,
+            "repetition_penalty": sampling.repetition_penalty != 1,
+            "top_logprobs": self.top_logprobs > 0,
+        }
+        return next((name for name, asks in asked.items() if asks), None)
+
+    @cached_property
+    def adjusts_logits(self) -> bool:
+        """Whether a token is chosen from other logits than the target's."""
+        return self.needs_host_logits not in (None, "top_logprobs")
 
 
 DEFAULT_PARAMS = GenerateParams()
@@ -160,13 +200,17 @@ def params_list(
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """One emitted token; ``text`` is what became complete with it (possibly nothing)."""
+    """One emitted token; ``text`` is what became complete with it (possibly nothing).
+
+    ``top_logprobs`` are as many of the likeliest tokens as were asked for.
+    """
 
     request: int
     token_id: int
     text: str
     from_draft: bool
     logprob: float
+    top_logprobs: TopLogprobs = ()
 
 
 @dataclass(frozen=True)
@@ -217,6 +261,7 @@ class SequenceState:
     released: bool = False
     recorded: int = 0
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
     @property
@@ -251,4 +296,5 @@ class SequenceState:
             finish_reason=self.finish_reason,
             stats=self.counters.stats(prompt),
             logprobs=tuple(self.logprobs),
+            top_logprobs=tuple(self.top_logprobs) if self.request.params.top_logprobs else None,
         )

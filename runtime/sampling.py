@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from numbers import Real
 
 import numpy as np
@@ -14,6 +14,10 @@ from specbuild.runtime.errors import RequestError
 
 TEMPERATURES = (1e-6, 1e6)
 MAX_SEED = 2**31 - 1
+MOST_BIASES = 1024
+MOST_REPETITION_PENALTY = 100.0
+Biases = Mapping[int, float] | tuple[tuple[int, float], ...]
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 def whole_number(name: str, value: object) -> int:
@@ -26,10 +30,22 @@ def whole_number(name: str, value: object) -> int:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Temperature 0 is greedy; ``top_k`` 0 and ``top_p`` 1 keep every token.
+    """How a token is chosen from the target's logits, in vLLM's order of operations.
 
-    The noise of a sampled token belongs to ``seed`` and its position
-    (docs/developers/contracts.md#accepting).
+    1. ``logit_bias`` is added: a mapping of token ids to -100 … 100, of 1024 at most.
+    2. Ends of the output are masked while it has fewer than ``min_tokens`` (GenerateParams).
+    3. ``repetition_penalty`` r: logits of tokens that stand in the prompt or the output are divided
+       by r where they are positive, and multiplied by it where not; 1 changes nothing.
+    4. ``frequency_penalty`` times their number in the output is subtracted, then
+       ``presence_penalty`` once from each token that the output has; both -2 … 2.
+    5. Temperature: 0 takes the likeliest now. Otherwise logits are divided by it.
+    6. ``min_p`` keeps the tokens that are at least so likely, relative to the likeliest.
+    7. ``top_k`` keeps the K likeliest of these, 0: all. ``top_p`` keeps the smallest head of the
+       rest that reaches P, 1: all. One of what is left is drawn.
+
+    Whatever a row keeps, its noise belongs to ``seed`` and its position: with a draft the tokens
+    are those of decoding without one (docs/developers/contracts.md#accepting). Log-probabilities
+    are those of the logits before all this.
     Raises RequestError where a value is out of range.
     """
 
@@ -37,24 +53,77 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Biases = ()
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p"):
+        for name in ("temperature", "top_p", "min_p", *_PENALTIES):
             value = getattr(self, name)
             if not isinstance(value, Real):
-                raise RequestError(f"{name} is {value!r}, must be a number")
+                raise RequestError(f"{name} is {value!r}, must be a number", field=name)
         least, most = TEMPERATURES
         # 0, or what a division of fp32 logits survives; not a number is neither
         if not (self.temperature == 0 or least <= self.temperature <= most):
-            raise RequestError(
-                f"temperature is {self.temperature}, must be 0 or between {least:g} and {most:g}"
-            )
+            raise _out_of(self, "temperature", f"0 or between {least:g} and {most:g}")
         if not 0 < self.top_p <= 1:
-            raise RequestError(f"top_p is {self.top_p}, must be above 0 and at most 1")
+            raise _out_of(self, "top_p", "above 0 and at most 1")
         if not 0 <= whole_number("top_k", self.top_k) < 2**31:
-            raise RequestError(f"top_k is {self.top_k}, must be 0 (keep all) or above")
+            raise _out_of(self, "top_k", "0 (keep all) or above")
         if not 0 <= whole_number("seed", self.seed) <= MAX_SEED:
-            raise RequestError(f"seed is {self.seed}, must lie between 0 and {MAX_SEED}")
+            raise RequestError(
+                f"seed is {self.seed}, must lie between 0 and {MAX_SEED}", field="seed"
+            )
+        if not 0 <= self.min_p <= 1:
+            raise _out_of(self, "min_p", "0 to 1")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                raise _out_of(self, name, "-2 to 2")
+        if not 0 < self.repetition_penalty <= MOST_REPETITION_PENALTY:
+            raise _out_of(
+                self, "repetition_penalty", f"above 0 and at most {MOST_REPETITION_PENALTY:g}"
+            )
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+
+    @cached_property
+    def bias_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """``logit_bias`` as token ids [n], int64, and their biases [n], fp32."""
+        pairs = tuple(
+            self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
+        )
+        ids, biases = zip(*pairs, strict=True) if pairs else ((), ())
+        return np.array(ids, np.int64), np.array(biases, np.float32)
+
+
+def _out_of(params: SamplingParams, name: str, allowed: str) -> RequestError:
+    return RequestError(f"{name} is {getattr(params, name)}, must be {allowed}", field=name)
+
+
+def _pairs(biases: Biases) -> Sequence[tuple[int, float]]:
+    return tuple(biases.items() if isinstance(biases, Mapping) else biases)
+
+
+def _biases(given: Biases) -> tuple[tuple[int, float], ...]:
+    """Biases in order of their ids. RequestError where they are none."""
+
+    def wrong(why: str) -> RequestError:
+        return RequestError(f"logit_bias {why}", field="logit_bias")
+
+    try:
+        pairs = _pairs(given)
+        ids = [whole_number("a token id of logit_bias", token) for token, _ in pairs]
+    except (TypeError, ValueError):
+        raise wrong("must map token ids to numbers") from None
+    if len(pairs) > MOST_BIASES:
+        raise wrong(f"has {len(pairs)} tokens, may have {MOST_BIASES}")
+    for token, (_, bias) in zip(ids, pairs, strict=True):
+        if not isinstance(bias, int | float | np.floating) or not -100 <= bias <= 100:
+            raise wrong(f"of token {token} is {bias!r}, must be -100 to 100")
+    if len(set(ids)) < len(ids):
+        raise wrong("names a token twice")
+    return tuple(sorted((i, float(pair[1])) for i, pair in zip(ids, pairs, strict=True)))
 
 
 def samples(params: Iterable[SamplingParams]) -> bool:

@@ -85,8 +85,9 @@ def run(
             "--exact decodes without a draft and without lossy modes: leave the --draft, --specpv "
             "and --dsa options out"
         )
-    if wanted.logprobs and not as_json:
-        raise SpecbuildError("--logprobs shows in JSON only: add --json")
+    if (wanted.logprobs or wanted.top_logprobs) and not as_json:
+        name = "--logprobs" if wanted.logprobs else "--top-logprobs"
+        raise SpecbuildError(f"{name} shows in JSON only: add --json")
     placed = read_prompts(text.prompt, text.prompts)
     seed = sampling.seed
     if not 0 <= seed <= MAX_SEED - len(placed) + 1:
@@ -98,14 +99,11 @@ def run(
         item.params(
             GenerateParams(
                 max_new_tokens=wanted.max_new_tokens,
-                sampling=SamplingParams(
-                    temperature=sampling.temperature,
-                    top_p=sampling.top_p,
-                    top_k=sampling.top_k,
-                    seed=seed + i,
-                ),
+                sampling=SamplingParams(**vars(sampling) | {"seed": seed + i}),
                 stop=wanted.stop,
                 ignore_eos=wanted.ignore_eos,
+                min_tokens=wanted.min_tokens,
+                top_logprobs=wanted.top_logprobs,
                 raw=text.raw,
                 specpv_retrieval_blocks=specpv.retrieval_blocks,
                 dsa_top_k=dsa.top_k,
@@ -152,6 +150,8 @@ def _print_records(events: Iterator[TokenEvent | FinishEvent], *, with_logprobs:
             line = to_json(finished.pop(following))
             if not with_logprobs:
                 del line["logprobs"]
+            if line["top_logprobs"] is None:
+                del line["top_logprobs"]
             for lossy in ("specpv", "dsa"):
                 if line["stats"][lossy] is None:
                     del line["stats"][lossy]

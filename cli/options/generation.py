@@ -28,7 +28,9 @@ class OutputOptions(OptionGroup):
     PANEL: ClassVar[str] = "Output"
 
     max_new_tokens: Annotated[int, Described("Tokens to emit at most.", "N", least=1)] = 128
+    min_tokens: Annotated[int, Described("No end before so many.", "N", least=0)] = 0
     logprobs: Annotated[bool, Described("Add each token's log-probability to --json.")] = False
+    top_logprobs: Annotated[int, Described("Those of the N likeliest too.", "N", least=0)] = 0
     stop: Annotated[
         tuple[str, ...],
         Described("End before this text; repeatable.", "TEXT", typed=list[str], read=repeated),
@@ -48,4 +50,8 @@ class SamplingOptions(OptionGroup):
     temperature: Annotated[float, Described("0 takes the likeliest token.", "T", least=0.0)] = 0.0
     top_p: Annotated[float, Described("Sample from this much probability.", "P")] = 1.0
     top_k: Annotated[int, Described("Sample from the K best; 0 is all.", "K", least=0)] = 0
+    min_p: Annotated[float, Described("Drop what is less likely than P times the best.", "P")] = 0.0
+    presence_penalty: Annotated[float, Described("Off each token of the output.", "X")] = 0.0
+    frequency_penalty: Annotated[float, Described("The same, times its number there.", "X")] = 0.0
+    repetition_penalty: Annotated[float, Described("Divides what was said before.", "X")] = 1.0
     seed: Annotated[int, Described("Prompt i (from 0) samples with S + i.", "S")] = 0

@@ -46,13 +46,30 @@ class _Line:
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     stop: tuple[str, ...] | None = None
     stop_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    top_logprobs: int | None = None
     raw: bool | None = None
     exact: bool | None = None
     specpv_retrieval_blocks: Any = None
     dsa_top_k: int | None = None
+
+
+def _biases(given: Mapping[str, float], place: str) -> dict[int, float]:
+    """The biases of a line, whose keys JSON has as strings. RequestError for other keys."""
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except ValueError:
+        raise RequestError(
+            f'{place}.logit_bias must be like {{"11": -5.0}}: token ids and biases'
+        ) from None
 
 
 _SAMPLING = frozenset(entry.name for entry in fields(SamplingParams))
@@ -68,6 +85,8 @@ def prompt_of(data: Any, place: str) -> PlacedPrompt:
         raise RequestError(
             f"{place}.specpv_retrieval_blocks: got {blocks!r}, expected a number or 'auto'"
         )
+    if line.logit_bias is not None:
+        given["logit_bias"] = _biases(line.logit_bias, place)
     own = {n: value for n, value in given.items() if n not in _PROMPT and value is not None}
     try:
         prompt = Prompt(**{name: given[name] for name in _PROMPT})

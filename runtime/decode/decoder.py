@@ -19,6 +19,7 @@ from specbuild.runtime.draft.eagle3 import Drafter
 from specbuild.runtime.draft.policy import EXPLORED_SHARE, DraftPolicy, LearnedPolicies
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
+from specbuild.runtime.executors.executor import ExecutorCapabilities
 from specbuild.runtime.request import Request
 
 Speculation: TypeAlias = DraftShape | Literal["default"] | None
@@ -87,6 +88,19 @@ class Decoder(ABC):
     @abstractmethod
     def default_draft(self) -> DraftPolicy:
         """What ``speculation="default"`` last used; its ``reason`` says what it chose, and why."""
+
+    def _check_sampling(
+        self, requests: Sequence[Request], capabilities: ExecutorCapabilities
+    ) -> None:
+        """RequestError names a parameter that needs logits which do not reach the host."""
+        asked = (request.params.needs_host_logits for request in requests)
+        name = None if capabilities.logits_on_host else next(filter(None, asked), None)
+        if name is not None:
+            raise RequestError(
+                f"{name} is not offered by an engine for {self._manifest.backend}, whose logits "
+                "stay on the device: leave it out, or use an engine for cpu",
+                field=name,
+            )
 
     @abstractmethod
     def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:

@@ -56,6 +56,7 @@ class DeviceDecoder(Decoder):
 
     def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:
         """RequestError where a draft cannot be had, or there are no steps for what is asked."""
+        self._check_sampling(requests, self._executor.capabilities)
         if setting.drafter is not None:
             raise RequestError(
                 f"drafter {setting.drafter.capabilities.name}: this engine drafts on the device, "

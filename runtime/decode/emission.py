@@ -8,6 +8,7 @@ from math import isnan
 import numpy as np
 
 from specbuild.runtime.cache.pages import SequencePages
+from specbuild.runtime.decode.stepper import NewTokens
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.records import FinishReason, RunRecord
 from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState, TokenEvent
@@ -60,21 +61,21 @@ class Emission:
             known=len(preempted.request.prompt_ids),
             recorded=max(preempted.known, preempted.recorded),
             logprobs=preempted.logprobs,
+            top_logprobs=preempted.top_logprobs,
         )
 
-    def take(
-        self, sequence: SequenceState, tokens: Sequence[tuple[int, float]], *, accepted: int
-    ) -> list[Event]:
-        """Appends (token, log-probability) until one ends the request; their events in order.
+    def take(self, new: NewTokens) -> list[Event]:
+        """Appends tokens until one ends the request; their events in order.
 
-        The first ``accepted`` tokens were drafts. What was emitted before comes again and gives no
-        events. SpecbuildError where it does not, and where a log-probability is no number: then the
-        target's logits were none.
+        What was emitted before comes again and gives no events. SpecbuildError where it does not,
+        and where a log-probability is no number: then the target's logits were none.
         """
+        sequence, tokens = new.sequence, new.tokens
         events: list[Event] = []
         decoding = sequence.emitted > 0
         again = _again(sequence, tokens)
-        tokens, accepted = tokens[again:], max(0, accepted - again)
+        tokens, accepted = tokens[again:], max(0, new.accepted - again)
+        top = new.top_logprobs[again:]
         if tokens and not decoding:
             sequence.counters.first_token()
         for i, (token, logprob) in enumerate(tokens):
@@ -90,7 +91,10 @@ class Emission:
             if reason is not None and sequence.text is not None:
                 text += sequence.text.finish()
                 reason = "stop" if sequence.text.stopped else reason
-            events.append(TokenEvent(sequence.index, token, text, i < accepted, logprob))
+            best = top[i] if top else ()
+            if top:
+                sequence.top_logprobs.append(best)
+            events.append(TokenEvent(sequence.index, token, text, i < accepted, logprob, best))
             if reason is not None:
                 sequence.finish_reason = reason
                 break
@@ -135,5 +139,6 @@ def never_ran(index: int, request: Request, text_stream: TextStreams) -> FinishE
         finish_reason="abort",
         stats=RunCounters(0).stats(len(request.prompt_ids)),
         logprobs=(),
+        top_logprobs=() if request.params.top_logprobs else None,
     )
     return FinishEvent(index, record)

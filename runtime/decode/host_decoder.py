@@ -54,8 +54,8 @@ class HostDecoder(Decoder):
             return self._default_policy(sampled=False, full_logits=False)
 
     def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:
-        """RequestError where a draft cannot be had."""
-        del requests
+        """RequestError where a draft cannot be had, or a parameter is not offered."""
+        self._check_sampling(requests, self._executor.capabilities)
         if setting.speculation is None:
             return
         if setting.drafter is not None:

@@ -8,6 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
+from specbuild.runtime.decode.logit_rows import likeliest
 from specbuild.runtime.decode.repetition import as_recorded
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.stepper import LaunchDone, NewTokens
@@ -19,7 +20,7 @@ from specbuild.runtime.draft.tree import DraftTrees, chain_trees, shallower
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.lossy.verified import Verified
-from specbuild.runtime.request import SequenceState
+from specbuild.runtime.request import SequenceState, TopLogprobs
 from specbuild.runtime.sampling import samples
 
 # Rows of aux hidden states that a launch committed, by sequence, for the drafter to observe.
@@ -118,10 +119,12 @@ class HostStepper:
             sampled, logprob = self._target.sample(
                 done, [1] * len(done), position, outputs["logits"]
             )
-            for sequence, choice, chance in zip(done, sampled, logprob, strict=True):
+            for row, (sequence, choice) in enumerate(zip(done, sampled.tolist(), strict=True)):
                 stands = sequence.to_repeat and not self._repeats
-                token = sequence.ids[sequence.known] if stands else choice
-                emitted.append(NewTokens(sequence, [(int(token), float(chance))]))
+                token = int(sequence.ids[sequence.known]) if stands else choice
+                tokens = [(token, float(logprob[row]))]
+                top = _likeliest(sequence, outputs["logits"], [row], tokens)
+                emitted.append(NewTokens(sequence, tokens, top_logprobs=top))
         self._done = LaunchDone(emitted)
         self._aux_hidden, self._after_prompts = outputs.get("captured"), True
         self._committed = [
@@ -207,9 +210,27 @@ class HostStepper:
             choices = verified.sampled[b, slots].tolist()
             logprobs = verified.logprob[b, slots].tolist()
             tokens = list(zip(choices, logprobs, strict=True))
-            emitted.append(NewTokens(sequence, tokens, accepted))
-            self._committed.append((sequence, verified.root_row[b] + slots))
+            rows = verified.root_row[b] + slots
+            top = _likeliest(sequence, verified.outputs["logits"], rows.tolist(), tokens)
+            emitted.append(NewTokens(sequence, tokens, accepted, top))
+            self._committed.append((sequence, rows))
         return emitted
+
+
+def _likeliest(
+    sequence: SequenceState,
+    logits: np.ndarray,
+    rows: Sequence[int],
+    tokens: Sequence[tuple[int, float]],
+) -> list[TopLogprobs]:
+    """The likeliest tokens of the rows of ``logits`` [R, V] where each of these was chosen."""
+    count = sequence.request.params.top_logprobs
+    if not count:
+        return []
+    return [
+        likeliest(logits[row], count, token=token, logprob=logprob)
+        for row, (token, logprob) in zip(rows, tokens, strict=True)
+    ]
 
 
 def _outcome(

@@ -125,7 +125,7 @@ class Loop:
     def _emit(self, emitted: Sequence[NewTokens]) -> list[Event]:
         events: list[Event] = []
         for new in emitted:
-            events += self._emission.take(new.sequence, new.tokens, accepted=new.accepted)
+            events += self._emission.take(new)
             if new.sequence.finish_reason is not None:
                 self._release(new.sequence)
                 events.append(FinishEvent(new.sequence.index, new.sequence.record()))

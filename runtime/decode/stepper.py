@@ -15,19 +15,21 @@ from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.request import SequenceState
+from specbuild.runtime.request import SequenceState, TopLogprobs
 
 
 @dataclass(frozen=True)
 class NewTokens:
     """What a launch gave one sequence: (token, natural log-probability) in order.
 
-    The first ``accepted`` tokens were drafts.
+    The first ``accepted`` tokens were drafts. ``top_logprobs`` has the likeliest tokens for each,
+    where the request asks for some.
     """
 
     sequence: SequenceState
     tokens: Sequence[tuple[int, float]]
     accepted: int = 0
+    top_logprobs: Sequence[TopLogprobs] = ()
 
 
 @dataclass(frozen=True)

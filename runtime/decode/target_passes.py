@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds, groups_of
+from specbuild.runtime.decode.logit_rows import adjust, log_probability
 from specbuild.runtime.draft.tree import DraftTrees
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.executors.executor import Executor
@@ -15,7 +16,7 @@ from specbuild.runtime.lossy.dsa.host import HostSelections
 from specbuild.runtime.lossy.mode import HostMode, HostPlan
 from specbuild.runtime.lossy.specpv.host_tables import HostViews
 from specbuild.runtime.lossy.verified import Verified
-from specbuild.runtime.request import SequenceState
+from specbuild.runtime.request import Request, SequenceState
 from specbuild.runtime.sampling import sampling_feeds
 
 
@@ -25,6 +26,7 @@ class TargetPasses:
     def __init__(self, executor: Executor, manifest: Manifest, counter: SlotCounter) -> None:
         self._executor = executor
         self._counter = counter
+        self._eos_token_ids = manifest.target.eos_token_ids
         self._modes: list[HostMode] = []
         if manifest.specpv is not None:
             self._modes.append(HostViews(manifest, counter))
@@ -81,16 +83,36 @@ class TargetPasses:
         count: Sequence[int],
         position: np.ndarray,
         logits: np.ndarray,
+        trees: DraftTrees | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The target's token at each row and its log-probability, both [R]."""
+        """The target's token at each row and its log-probability, both [R].
+
+        The last rows of each sequence are those of its tree, where there are any.
+        """
         params = tuple(s.request.params.sampling for s in sequences)
+        before = _tokens_before(sequences, count, position, trees)
+        changed = logits.copy() if before else logits
+        for row, (request, tokens) in before.items():
+            prompt, output = np.split(tokens, [len(request.prompt_ids)])
+            adjust(
+                changed[row],
+                request.params,
+                prompt=prompt,
+                output=output,
+                eos_token_ids=self._eos_token_ids,
+            )
         feeds = {
-            "logits": logits,
+            "logits": changed,
             "position": position,
             **sampling_feeds(params, tuple(count)),
         }
         outputs = self._executor.run("choose", feeds)
-        return outputs["choice"], outputs["logprob"]
+        choice, logprob = outputs["choice"], outputs["logprob"]
+        if before:
+            logprob = logprob.copy()
+        for row in before:
+            logprob[row] = log_probability(logits[row], choice[row])
+        return choice, logprob
 
     def _verify(
         self,
@@ -107,7 +129,7 @@ class TargetPasses:
             feeds |= mode.feeds(sequences, rows.plan, plan, trial=trial)
         outputs = self._executor.run("target", feeds)
         row_sampled, row_logprob = self.sample(
-            sequences, rows.plan.count, feeds["positions"], outputs["logits"]
+            sequences, rows.plan.count, feeds["positions"], outputs["logits"], trees
         )
         sampled = rows.by_slot(row_sampled, unused=-1)
         path, accepted = self._accept(trees, sampled)
@@ -143,6 +165,27 @@ class TargetPasses:
             if group in self._plain_groups:
                 feeds |= cache_feeds(group, holders, rows, self._counter)
         return feeds
+
+
+def _tokens_before(
+    sequences: Sequence[SequenceState],
+    count: Sequence[int],
+    position: np.ndarray,
+    trees: DraftTrees | None,
+) -> dict[int, tuple[Request, np.ndarray]]:
+    """For each row whose logits its request changes: the tokens up to and with its own."""
+    before: dict[int, tuple[Request, np.ndarray]] = {}
+    first = 0
+    for b, (sequence, rows) in enumerate(zip(sequences, count, strict=True)):
+        if sequence.request.params.adjusts_logits:
+            chain = rows if trees is None else rows - int(trees.count[b])
+            for i in range(rows):
+                drafts = [] if trees is None or i < chain else trees.path(b, i - chain)
+                known = int(position[first + i]) + 1 - len(drafts)
+                tokens = np.concatenate([sequence.ids[:known], np.array(drafts, np.int32)])
+                before[first + i] = (sequence.request, tokens)
+        first += rows
+    return before
 
 
 class _TreeRows(NamedTuple):

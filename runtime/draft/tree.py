@@ -45,6 +45,14 @@ class DraftTrees:
             "choice": sampled,
         }
 
+    def path(self, b: int, slot: int) -> list[int]:
+        """The drafts of sequence ``b`` from below its root to ``slot``; the root has none."""
+        path = []
+        while slot > 0:
+            path.append(int(self.tokens[b, slot]))
+            slot = int(self.parents[b, slot])
+        return path[::-1]
+
     def cut(self, max_depth: Sequence[int]) -> DraftTrees:
         """Each tree without the nodes below ``max_depth[b]``: slots in order of depth lose a tail.
 

@@ -16,6 +16,7 @@ from specbuild.runtime.serve.messages import EFFORTS, template_messages, tool_li
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.parser import Delta
 from specbuild.runtime.serve.serving import Serving
+from specbuild.runtime.serve.token_logprobs import token_logprob, top_logprobs
 from specbuild.runtime.serve.turns import Turns, merged, parts_of, source
 from specbuild.runtime.serve.usage import answer_head, usage
 
@@ -62,8 +63,6 @@ class ChatFields(GenerationFields):
         self.refuse_what_is_not_offered()
         if self.top_logprobs and not self.logprobs:
             raise refused("top_logprobs", "top_logprobs needs logprobs")
-        if self.top_logprobs:
-            raise not_offered("top_logprobs", "only that of the chosen token: set it to 0")
         if self.response_format and self.response_format.get("type", "text") != "text":
             raise not_offered("response_format", "ask for the form in the prompt")
         if self.modalities and self.modalities != ["text"]:
@@ -84,7 +83,8 @@ class Chat:
         with_usage, by_source = body.includes_usage, body.by_source
         tools = offered_tools(serving, body.tools, body.tool_choice)
         messages, variables = template_messages(body.messages), body.variables
-        each = body.params(max_tokens=body.most_tokens, stops=False)
+        likeliest = top_logprobs("top_logprobs", body.top_logprobs)
+        each = body.params(max_tokens=body.most_tokens, stops=False, likeliest=likeliest)
         requests = await chat_requests(serving, messages, tools, variables, each)
         head = answer_head("chatcmpl", "chat.completion", model)
         choices = [self._choice(body, i, request) for i, request in enumerate(requests)]
@@ -240,19 +240,11 @@ class _Choice:
     def _details(self, tokens: Sequence[TokenEvent]) -> dict[str, Any]:
         details: dict[str, Any] = {}
         if self._body.logprobs:
-            details["logprobs"] = {"content": [self._logprob(token) for token in tokens]}
+            content = [token_logprob(self._serving, token) for token in tokens]
+            details["logprobs"] = {"content": content, "refusal": None}
         if self._body.return_token_ids:
             details["token_ids"] = [token.token_id for token in tokens]
         return details
-
-    def _logprob(self, token: TokenEvent) -> dict[str, Any]:
-        text = self._serving.text_of([token.token_id])
-        return {
-            "token": text,
-            "logprob": token.logprob,
-            "bytes": list(text.encode()),
-            "top_logprobs": [],
-        }
 
 
 def _usage(choices: Sequence[_Choice]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from specbuild.runtime.serve.errors import not_offered, refused
 from specbuild.runtime.serve.fields import GenerationFields
 from specbuild.runtime.serve.http import Chunks
 from specbuild.runtime.serve.serving import Serving
+from specbuild.runtime.serve.token_logprobs import completion_logprobs, top_logprobs
 from specbuild.runtime.serve.turns import Turn, Turns, merged, parts_of, source
 from specbuild.runtime.serve.usage import answer_head, usage
 
@@ -57,8 +58,6 @@ class CompletionFields(GenerationFields):
             raise not_offered("suffix", "the model only continues a prompt")
         if self.best_of is not None and self.best_of != self.choices:
             raise not_offered("best_of", "ask for n choices and take the best")
-        if self.logprobs is not None and self.logprobs > 0:
-            raise not_offered("logprobs", "only that of the chosen token: set logprobs to 0")
         if self.logprobs is not None and self.echo:
             raise not_offered("echo", "log-probabilities are those of outputs: leave one out")
 
@@ -76,7 +75,11 @@ class Completions:
         body.check()
         with_usage, prompts = body.includes_usage, body.prompts
         by_source = body.by_source
-        each = body.params(max_tokens=body.max_tokens, stops=serving.has_text)
+        each = body.params(
+            max_tokens=body.max_tokens,
+            stops=serving.has_text,
+            likeliest=top_logprobs("logprobs", body.logprobs),
+        )
         requests = await serving.requests(prompts, each, raw=True)
         head = answer_head("cmpl", "text_completion", model)
         choices = [_Choice(serving, body, i, r) for i, r in enumerate(requests)]
@@ -138,17 +141,11 @@ class _Choice:
         return shown
 
     def _logprobs(self, turn: Turn) -> dict[str, Any]:
-        tokens = [self._serving.text_of([token.token_id]) for token in turn.tokens]
-        offsets = []
-        for token in tokens:
-            offsets.append(self._offset)
-            self._offset += len(token)
-        return {
-            "tokens": tokens,
-            "token_logprobs": [token.logprob for token in turn.tokens],
-            "text_offset": offsets,
-            "top_logprobs": None,
-        }
+        shown = completion_logprobs(
+            self._serving, turn.tokens, offset=self._offset, likeliest=bool(self._body.logprobs)
+        )
+        self._offset += sum(map(len, shown["tokens"]))
+        return shown
 
 
 def _usage(choices: Sequence[_Choice], each: int) -> dict[str, Any]:

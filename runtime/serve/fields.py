@@ -15,22 +15,16 @@ from specbuild.runtime.serve.errors import ApiError, not_offered, refused
 # Choices of one call.
 MOST_CHOICES = 128
 _SEED_STEP = 0x9E3779B1  # 2^32 divided by the golden ratio: neighbours lie far apart
-_LOGITS = "this server samples from the model's own logits"
+_BIAS = "bias tokens with logit_bias"
 # Fields of OpenAI's and vLLM's that change the output and that this server does not have: what
 # they are when they ask for nothing, and what to do instead.
 _NOT_OFFERED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "min_p": ((0,), "use top_p or top_k"),
-    "min_tokens": ((0,), "use ignore_eos with max_tokens"),
-    "logit_bias": (({},), _LOGITS),
-    "presence_penalty": ((0,), _LOGITS),
-    "frequency_penalty": ((0,), _LOGITS),
-    "repetition_penalty": ((1,), _LOGITS),
     "length_penalty": ((1,), "there is no beam search"),
     "use_beam_search": ((False,), "sample several choices with n"),
     "priority": ((0,), "requests are served in the order in which they come"),
     "prompt_logprobs": ((0, False), "score texts with specbuild verify"),
-    "bad_words": (([],), _LOGITS),
-    "allowed_token_ids": (([],), _LOGITS),
+    "bad_words": (([],), _BIAS),
+    "allowed_token_ids": (([],), _BIAS),
     "guided_json": ((), "ask for the form in the prompt"),
     "guided_regex": ((), "ask for the form in the prompt"),
     "guided_choice": ((), "ask for the form in the prompt"),
@@ -54,6 +48,12 @@ class GenerationFields(BaseModel):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    min_tokens: int | None = None
     seed: int | None = None
     n: int | None = None
     stop: str | list[str] | None = None
@@ -96,8 +96,12 @@ class GenerationFields(BaseModel):
             if value is not None and value not in neutral:
                 raise not_offered(name, instead)
 
-    def params(self, *, max_tokens: int | None, stops: bool) -> list[GenerateParams]:
+    def params(
+        self, *, max_tokens: int | None, stops: bool, likeliest: int = 0
+    ) -> list[GenerateParams]:
         """What each choice asks of the engine; ``max_tokens`` None is as many as fit.
+
+        ``likeliest`` tokens come with each token.
 
         Choice i samples with the seed plus i · 0x9E3779B1, modulo 2^31; without a seed a random one
         stands for it. ``stops`` False leaves stop strings to whoever reads the output. Raises
@@ -108,25 +112,36 @@ class GenerationFields(BaseModel):
         least = 2**31 - 1 if max_tokens is None else max_tokens
         if least < 1:
             raise refused("max_tokens", f"max_tokens is {least}, must be 1 or more")
-        top_k = 0 if self.top_k is None or self.top_k == -1 else self.top_k
         try:
             return [
                 GenerateParams(
                     max_new_tokens=least,
-                    sampling=SamplingParams(
-                        temperature=1.0 if self.temperature is None else self.temperature,
-                        top_p=1.0 if self.top_p is None else self.top_p,
-                        top_k=top_k,
-                        seed=(seed + i * _SEED_STEP) % (MAX_SEED + 1),
-                    ),
+                    sampling=self._sampling((seed + i * _SEED_STEP) % (MAX_SEED + 1)),
                     stop=stop,
                     stop_token_ids=tuple(self.stop_token_ids or ()),
                     ignore_eos=self.ignore_eos,
+                    min_tokens=self.min_tokens or 0,
+                    top_logprobs=likeliest,
                 )
                 for i in range(self.choices)
             ]
         except RequestError as error:
-            raise ApiError(400, str(error), param=str(error).split(" ", 1)[0]) from error
+            param = error.field or str(error).split(" ", 1)[0]
+            raise ApiError(400, str(error), param=param) from error
+
+    def _sampling(self, seed: int) -> SamplingParams:
+        """The fields of a choice's sampling; those that are left out ask for nothing."""
+        return SamplingParams(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=0 if self.top_k is None or self.top_k == -1 else self.top_k,
+            seed=seed,
+            min_p=self.min_p or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logit_bias=self.logit_bias or {},
+        )
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specbuild.runtime.request import TokenEvent
 from specbuild.runtime.serve.parsers.parser import Delta, OutputParser
@@ -21,10 +21,16 @@ class ToolCall:
 
 
 class Output:
-    """Collects what a parser reads. ``tokens`` are those up to the end or a stop string."""
+    """Collects what a parser reads. ``tokens`` are those up to the end or a stop string.
 
-    def __init__(self, parser: OutputParser) -> None:
+    ``by_delta``: deltas of content have their tokens.
+    """
+
+    def __init__(self, parser: OutputParser, *, by_delta: bool = False) -> None:
         self._parser = parser
+        self._by_delta = by_delta
+        # Tokens of content whose text is not complete.
+        self._incomplete: list[TokenEvent] = []
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self.calls: list[ToolCall] = []
@@ -47,17 +53,36 @@ class Output:
         deltas: list[Delta] = []
         for token in turn.tokens:
             self.tokens.append(token)
-            found = self._parser.push(token.token_id)
+            found = self._push(token)
             self.reasoning_tokens += any(delta.reasoning for delta in found)
             deltas += found
             if self._parser.stopped:
                 break
         if turn.finish_reason is not None or self._parser.stopped:
-            deltas += self._parser.finish()
+            deltas += self._with_tokens(self._parser.finish())
         self._collect(deltas)
         if turn.finish_reason is not None or self._parser.stopped:
             self.finish_reason = self._end(turn.finish_reason)
         return deltas
+
+    def _push(self, token: TokenEvent) -> list[Delta]:
+        before = self._parser.in_content
+        found = self._parser.push(token.token_id)
+        if before and self._parser.in_content:
+            self._incomplete.append(token)
+        found = self._with_tokens(found)
+        if not self._parser.in_content:
+            self._incomplete.clear()
+        return found
+
+    def _with_tokens(self, deltas: list[Delta]) -> list[Delta]:
+        """The first one of content has the tokens that it completes."""
+        place = next((i for i, delta in enumerate(deltas) if delta.content), None)
+        if place is None or not self._by_delta:
+            return deltas
+        whole = replace(deltas[place], tokens=tuple(self._incomplete))
+        self._incomplete.clear()
+        return [*deltas[:place], whole, *deltas[place + 1 :]]
 
     def _end(self, given: str | None) -> str:
         if self._parser.stopped or given is None:

@@ -124,7 +124,8 @@ class Service:
             # Tokenizing a long text takes as long as many steps: other clients go on meanwhile.
             return await asyncio.to_thread(self.engine.check_prompts, prompts, params)
         except RequestError as error:
-            raise ApiError(400, str(error), code=_code_of(str(error))) from error
+            code = _code_of(str(error))
+            raise ApiError(400, str(error), param=error.field, code=code) from error
 
     def generate(self, requests: Sequence[Request]) -> Generation:
         """Starts requests. ApiError where the queue is full, or the server is closing."""
@@ -143,7 +144,7 @@ class Service:
         try:
             stream = self.engine.session.add(requests, self.options.setting, send)
         except RequestError as error:
-            raise ApiError(400, str(error)) from error
+            raise ApiError(400, str(error), param=error.field) from error
         self._open += len(requests)
         self._idle.clear()
         generation.start(stream)

@@ -100,6 +100,24 @@ def test_logprobs_come_when_asked_for(command: Command, tiny_engine: Path) -> No
     assert len(record["logprobs"]) == len(record["output_ids"])
 
 
+def test_options_and_lines_change_logits_alike(
+    command: Command, tiny_engine: Path, tmp_path: Path
+) -> None:
+    own = {"min_p": 0.05, "frequency_penalty": 0.8, "repetition_penalty": 1.2, "min_tokens": 3}
+    own |= {"presence_penalty": 0.3, "top_logprobs": 2, "temperature": 1.0, "max_new_tokens": 8}
+    options = [part for n, v in own.items() for part in (f"--{n.replace('_', '-')}", v)]
+    alone = command("run", tiny_engine, "--prompt", "hi", "--json", *options)
+    assert alone.code == 0, alone.err
+    biased = {"id": "b", "prompt": "hi", "logit_bias": {"7": 100}}
+    file = prompts_file(tmp_path, {"id": "0", "prompt": "hi"} | own, biased)
+    (record,), lines = alone.records, command("run", tiny_engine, "--prompts", file, "--json")
+    assert lines.code == 0, lines.err
+    assert lines.records[0]["output_ids"] == record["output_ids"]
+    assert lines.records[0]["top_logprobs"] == record["top_logprobs"]
+    assert [len(best) for best in record["top_logprobs"]] == [2] * len(record["output_ids"])
+    assert set(lines.records[1]["output_ids"]) == {7} and "top_logprobs" not in lines.records[1]
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_any_tree_or_none_gives_the_same_tokens(
     command: Command, tiny_engine: Path, temperature: int
@@ -219,6 +237,10 @@ def test_output_stops_at_max_seq_len(command: Command, tiny_engine: Path, tmp_pa
         (("--seed", -1), ("seed",)),
         (("--stop", ""), ("stop",)),
         (("--logprobs",), ("--json",)),
+        (("--top-logprobs", 2), ("--top-logprobs", "--json")),
+        (("--min-p", 2), ("min_p",)),
+        (("--repetition-penalty", 0), ("repetition_penalty",)),
+        (("--min-tokens", 129), ("min_tokens",)),
         (("--max-new-tokens", 0), ("--max-new-tokens",)),
         (("--threads", 0), ("--threads",)),
         (("--threads", 100_000), ("threads is 100000",)),
@@ -247,6 +269,8 @@ def test_wrong_options_are_refused(
         ({"id": "b", "prompt_ids": []}, ("empty",)),
         ({"id": "b", "prompt": "\ud800"}, ("surrogate",)),
         ({"id": "b", "prompt_ids": [1], "sed": 2}, ("unknown keys sed",)),
+        ({"id": "b", "prompt_ids": [1], "logit_bias": {"x": 2}}, ("logit_bias",)),
+        ({"id": "b", "prompt_ids": [1], "logit_bias": {"7": 101}}, ("logit_bias of token 7",)),
     ],
 )
 def test_a_bad_line_stops_everything_and_is_named(

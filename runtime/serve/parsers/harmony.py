@@ -43,6 +43,11 @@ class HarmonyParser:
         self._answered = False
         self.stopped = False
 
+    @property
+    def in_content(self) -> bool:
+        """Whether a message for the user is open."""
+        return self._body is not None and self._kind == "content"
+
     def push(self, token_id: int) -> list[Delta]:
         """What became complete with a token."""
         name = self._names.get(token_id)

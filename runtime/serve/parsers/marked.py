@@ -48,6 +48,11 @@ class MarkedParser:
         """Whether a stop string was found in content."""
         return self._stop.stopped
 
+    @property
+    def in_content(self) -> bool:
+        """Whether neither reasoning nor a call is open."""
+        return self._state == "content"
+
     def push(self, token_id: int) -> list[Delta]:
         """What became complete with a token."""
         if token_id in self._dropped:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from specbuild.runtime.request import TokenEvent
 from specbuild.runtime.text.stream import TextStream
 
 Decode = Callable[[Sequence[int]], str]
@@ -16,7 +17,7 @@ class Delta:
     """A piece of an output.
 
     ``tool`` is the number of a call, from 0 on: its first piece has its name, the others
-    ``arguments``.
+    ``arguments``. ``tokens`` are those of its content, where somebody asked for them.
     """
 
     content: str = ""
@@ -24,6 +25,7 @@ class Delta:
     tool: int | None = None
     name: str | None = None
     arguments: str = ""
+    tokens: tuple[TokenEvent, ...] = ()
 
 
 class OutputParser(Protocol):
@@ -32,6 +34,11 @@ class OutputParser(Protocol):
     @property
     def stopped(self) -> bool:
         """Whether a stop string ended the content: what comes behind it is of no use."""
+        ...
+
+    @property
+    def in_content(self) -> bool:
+        """Whether content stands at this place of the output."""
         ...
 
     def push(self, token_id: int) -> list[Delta]:
@@ -45,6 +52,8 @@ class OutputParser(Protocol):
 
 class TextParser:
     """Every token is content."""
+
+    in_content = True
 
     def __init__(self, decode: Decode, stop: Sequence[str]) -> None:
         self._text = TextStream(decode, stop)

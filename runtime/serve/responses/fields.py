@@ -11,6 +11,8 @@ from specbuild.runtime.serve.errors import not_offered, refused
 from specbuild.runtime.serve.fields import GenerationFields
 from specbuild.runtime.serve.messages import EFFORTS
 
+LOGPROBS = "message.output_text.logprobs"
+
 
 class Reasoning(BaseModel):
     """How much the model reasons. ``summary`` is not made."""
@@ -31,12 +33,18 @@ class ResponseFields(GenerationFields):
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: dict[str, Any] | None = None
+    include: list[str] | None = None
     top_logprobs: int | None = None
     truncation: str | None = None
     previous_response_id: str | None = None
     store: bool | None = True
     background: bool | None = False
     metadata: dict[str, Any] | None = None
+
+    @property
+    def logprobs(self) -> bool:
+        """Whether text comes with the log-probabilities of its tokens."""
+        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     @property
     def effort(self) -> str | None:
@@ -59,8 +67,6 @@ class ResponseFields(GenerationFields):
             raise not_offered("text.format", "ask for the form in the prompt")
         if self.truncation not in (None, "disabled"):
             raise not_offered("truncation", "shorten the input")
-        if self.top_logprobs:
-            raise not_offered("top_logprobs", "responses have no log-probabilities")
         if self.background and self.stream:
             raise refused(
                 "background", "a response is streamed or made in the background, not both"

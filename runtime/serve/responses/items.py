@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from specbuild.runtime.request import TokenEvent
 from specbuild.runtime.serve.parsers.parser import Delta
 
 Item = dict[str, Any]
@@ -15,10 +16,12 @@ ResponseEvent = dict[str, Any]
 class Items:
     """The items of one response, in the order in which the model wrote them.
 
-    Events lack their ``sequence_number``, which counts those of the whole stream.
+    Events lack their ``sequence_number``, which counts those of the whole stream. ``logprob`` is
+    what is said of a token of content.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, logprob: Callable[[TokenEvent], dict[str, Any]]) -> None:
+        self._logprob = logprob
         self.items: list[Item] = []
         self._open: str | None = None
 
@@ -36,7 +39,7 @@ class Items:
             elif delta.content:
                 if self._open != "message":
                     yield from self._begin("message", _message())
-                yield from self._more("output_text", delta.content)
+                yield from self._more("output_text", delta.content, delta.tokens)
 
     def close(self, status: str) -> Iterator[ResponseEvent]:
         """The output ends: the open item is ``completed`` or ``incomplete``."""
@@ -49,7 +52,9 @@ class Items:
         else:
             name = "reasoning_text" if kind == "reasoning" else "output_text"
             part = item["content"][0]
-            about: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+            about: dict[str, Any] = {}
+            if kind == "message":
+                about["logprobs"] = part["logprobs"]
             yield self._event(f"{name}.done", content_index=0, text=part["text"], **about)
             yield self._event("content_part.done", content_index=0, part=dict(part))
         item["status"] = status
@@ -65,7 +70,9 @@ class Items:
             item["content"].append(part)
             yield self._event("content_part.added", content_index=0, part=dict(part))
 
-    def _more(self, name: str, text: str) -> Iterator[ResponseEvent]:
+    def _more(
+        self, name: str, text: str, tokens: Sequence[TokenEvent] = ()
+    ) -> Iterator[ResponseEvent]:
         if not text:
             return
         item = self.items[-1]
@@ -73,8 +80,12 @@ class Items:
             item["arguments"] += text
             yield self._event("function_call_arguments.delta", delta=text)
             return
-        item["content"][0]["text"] += text
-        about: dict[str, Any] = {"logprobs": []} if name == "output_text" else {}
+        about: dict[str, Any] = {}
+        part = item["content"][0]
+        part["text"] += text
+        if name == "output_text":
+            about["logprobs"] = [self._logprob(token) for token in tokens]
+            part["logprobs"] = part["logprobs"] + about["logprobs"]
         yield self._event(f"{name}.delta", content_index=0, delta=text, **about)
 
     def _event(self, name: str, *, whole: bool = False, **fields: Any) -> ResponseEvent:

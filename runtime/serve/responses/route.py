@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from specbuild.runtime.request import Request
@@ -20,6 +21,7 @@ from specbuild.runtime.serve.responses.fields import ResponseFields, messages_of
 from specbuild.runtime.serve.responses.items import Items, ResponseEvent
 from specbuild.runtime.serve.responses.store import ResponseStore
 from specbuild.runtime.serve.serving import Serving
+from specbuild.runtime.serve.token_logprobs import token_logprob, top_logprobs
 from specbuild.runtime.serve.turns import Turns
 
 
@@ -84,7 +86,8 @@ class Responses:
         told = [] if body.instructions is None else [_system(body.instructions)]
         tools = offered_tools(serving, body.tools, body.tool_choice)
         variables = {} if body.effort is None else {"reasoning_effort": body.effort}
-        each = body.params(max_tokens=body.max_output_tokens, stops=False)
+        likeliest = top_logprobs("top_logprobs", body.top_logprobs)
+        each = body.params(max_tokens=body.max_output_tokens, stops=False, likeliest=likeliest)
         chat = template_messages([*told, *messages])
         (request,) = await chat_requests(serving, chat, tools, variables, each)
         answer = _head(body, model, each[0].sampling.temperature, each[0].sampling.top_p)
@@ -112,7 +115,9 @@ class Responses:
         """The events of a response, whose answer is filled on the way and stored at the end."""
         form = self._serving.form
         assert form is not None
-        output, items = Output(form.parser(work.body.stop_strings)), Items()
+        parser, logprobs = form.parser(work.body.stop_strings), work.body.logprobs
+        output = Output(parser, by_delta=logprobs)
+        items = Items(partial(token_logprob, self._serving))
         answer = work.answer
         answer["output"] = items.items
         for name in ("created", "in_progress"):
@@ -161,6 +166,7 @@ def _head(body: ResponseFields, model: str, temperature: float, top_p: float) ->
         "text": {"format": {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": top_p,
         "truncation": "disabled",
         "usage": None,

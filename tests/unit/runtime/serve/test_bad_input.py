@@ -45,9 +45,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     (COMPLETIONS, {"model": NAME, "prompt": "b", "stop": [""]}, 400, "stop"),
     (COMPLETIONS, {"model": NAME, "prompt": "b", "suffix": "x"}, 400, "suffix"),
     (COMPLETIONS, {"model": NAME, "prompt": "b", "best_of": 3}, 400, "best_of"),
-    (COMPLETIONS, {"model": NAME, "prompt": "b", "logprobs": 5}, 400, "logprobs"),
-    (COMPLETIONS, {"model": NAME, "prompt": "b", "logit_bias": {"1": 5}}, 400, "logit_bias"),
-    (COMPLETIONS, {"model": NAME, "prompt": "b", "presence_penalty": 1.0}, 400, "presence_penalty"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "bad_words": ["c"]}, 400, "bad_words"),
     (COMPLETIONS, {"model": NAME, "prompt": "b", "stream_options": {}}, 400, "stream_options"),
     (CHAT, {"model": NAME, "messages": []}, 400, "messages"),
     (CHAT, {"model": NAME, "messages": [{"role": "king", "content": "b"}]}, 400, "role"),
@@ -132,6 +130,7 @@ json_values = st.recursive(
 )
 FIELDS = """prompt messages max_tokens temperature top_p top_k seed n stop stream stream_options
     tools tool_choice logprobs top_logprobs echo response_format reasoning_effort min_p priority
+    min_tokens logit_bias presence_penalty repetition_penalty
     chat_template_kwargs stop_token_ids best_of"""
 names = st.sampled_from(FIELDS.split())
 

@@ -92,7 +92,7 @@ def test_background_work_is_waited_for_or_cancelled() -> None:
 
 
 def items_of(text: str, cuts: Sequence[int] = ()) -> tuple[list[dict[str, Any]], list[Any]]:
-    parser, items, events = HarmonyParser(CONTROL_IDS, decode, ()), Items(), []
+    parser, items, events = HarmonyParser(CONTROL_IDS, decode, ()), Items(lambda _: {}), []
     for token_id in ids_of(text):
         events += items.take(parser.push(token_id))
     events += items.take(parser.finish())

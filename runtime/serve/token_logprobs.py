@@ -1,0 +1,56 @@
+"""Log-probabilities of tokens, and of the likeliest in their places, in OpenAI's forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from specbuild.runtime.request import MOST_TOP_LOGPROBS, TokenEvent
+from specbuild.runtime.serve.errors import refused
+from specbuild.runtime.serve.serving import Serving
+
+
+def top_logprobs(name: str, asked: int | None) -> int:
+    """How many of the likeliest tokens a field asks for. ApiError where it is out of range."""
+    asked = asked or 0
+    if not 0 <= asked <= MOST_TOP_LOGPROBS:
+        raise refused(name, f"{name} is {asked}, must be 0 to {MOST_TOP_LOGPROBS}")
+    return asked
+
+
+def token_logprob(serving: Serving, token: TokenEvent) -> dict[str, Any]:
+    """A token of a chat or of a response."""
+    likeliest = [_entry(serving, *pair) for pair in token.top_logprobs]
+    return _entry(serving, token.token_id, token.logprob) | {"top_logprobs": likeliest}
+
+
+def _entry(serving: Serving, token_id: int, logprob: float) -> dict[str, Any]:
+    text = serving.text_of([token_id])
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def completion_logprobs(
+    serving: Serving, tokens: Sequence[TokenEvent], *, offset: int, likeliest: bool
+) -> dict[str, Any]:
+    """Tokens of a completion whose text before them has ``offset`` characters.
+
+    With the ``likeliest`` stands the chosen token, whether it is among them or not.
+    """
+    texts = [serving.text_of([token.token_id]) for token in tokens]
+    offsets = [offset + sum(map(len, texts[:i])) for i in range(len(texts))]
+    best = [_by_text(serving, text, token) for text, token in zip(texts, tokens, strict=True)]
+    return {
+        "tokens": texts,
+        "token_logprobs": [token.logprob for token in tokens],
+        "text_offset": offsets,
+        "top_logprobs": best if likeliest else None,
+    }
+
+
+def _by_text(serving: Serving, text: str, token: TokenEvent) -> dict[str, float]:
+    """Of tokens that look alike the likelier one stands."""
+    best: dict[str, float] = {}
+    for token_id, logprob in token.top_logprobs:
+        best.setdefault(serving.text_of([token_id]), logprob)
+    best.setdefault(text, token.logprob)
+    return best
