@@ -39,7 +39,7 @@ def replace_file(file: Path, write: Callable[[Path], object]) -> None:
     or the disk fails, whose error is raised.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    staged = file.with_name(f".{file.name}.new")
+    staged = file.with_name(staged_name(file.name))
     try:
         write(staged)
         fsync(staged)
@@ -48,6 +48,11 @@ def replace_file(file: Path, write: Callable[[Path], object]) -> None:
         staged.unlink(missing_ok=True)
         raise
     fsync(file.parent)
+
+
+def staged_name(name: str) -> str:
+    """What :func:`replace_file` calls a file of this name until it is whole."""
+    return f".{name}.new"
 
 
 def replace_bytes(file: Path, data: bytes) -> None:

@@ -21,6 +21,7 @@ from specbuild.cli.terminal.failures import (
     failure_of,
 )
 from specbuild.cli.terminal.help_page import Command, show_help_alone
+from specbuild.cli.terminal.signals import sigterm_raised
 from specbuild.cli.terminal.streams import fill_closed_streams
 from specbuild.cli.terminal.visible_text import visible
 
@@ -99,13 +100,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        result = command_line(words[0] if words else None)(
-            args=words,
-            prog_name="specbuild",
-            standalone_mode=False,
-            obj=invocation,
-        )
-        sys.stdout.flush()
+        with sigterm_raised():
+            result = command_line(words[0] if words else None)(
+                args=words,
+                prog_name="specbuild",
+                standalone_mode=False,
+                obj=invocation,
+            )
+            sys.stdout.flush()
     except SystemExit as left:
         # typer exits by itself where a completion is shown or installed, and where a reader such
         # as `head` closed the pipe

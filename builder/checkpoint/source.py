@@ -117,7 +117,7 @@ def read_header(file: Path) -> dict[str, SourceTensor]:
     try:
         header = json.loads(raw)
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise SpecbuildError(f"{file}: the safetensors header is damaged ({error})") from None
     checked = {name: _check_entry(file, name, entry) for name, entry in entries.items()}
     start = 8 + header_bytes
@@ -136,7 +136,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise SpecbuildError(f"{path}: is no regular file")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SpecbuildError(f"{path}: cannot be read as JSON ({error})") from None
     if not isinstance(data, dict):
         raise SpecbuildError(f"{path}: got {type(data).__name__}, expected a JSON object")

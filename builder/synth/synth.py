@@ -10,7 +10,12 @@ from typing import Any
 
 from specbuild.builder.build import BuildReport, build
 from specbuild.builder.checkpoint.source import read_json
-from specbuild.builder.durable import put_in_place, staging_folder, write_bytes
+from specbuild.builder.durable import (
+    put_in_place,
+    replace_bytes,
+    staging_folder,
+    write_bytes,
+)
 from specbuild.builder.families.eagle3.synth import EAGLE3_SYNTH
 from specbuild.builder.families.registry import target_family
 from specbuild.builder.options import BuildOptions
@@ -90,7 +95,7 @@ def build_engine(
         raise SpecbuildError(f"{prompts} exists; remove it or pass --force")
     experts = distinct_experts(model)
     report = build(options, progress, checkpoints=model.checkpoints())
-    write_bytes(prompts, _prompt_lines(model))
+    replace_bytes(prompts, _prompt_lines(model))
     return report, experts
 
 

@@ -72,7 +72,7 @@ class DocumentReader:
     def _line(self, line: str, where: str) -> Document:
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SpecbuildError(f"{where}: no JSON: {error}") from error
         if not isinstance(record, dict) or set(record) - LINE_KEYS:
             got = f"the keys {', '.join(record)}" if isinstance(record, dict) else "no object"

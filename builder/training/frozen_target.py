@@ -115,7 +115,7 @@ def read_config(path: Path) -> dict[str, Any]:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise SpecbuildError(f"{path}: no config.json, so no checkpoint directory") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SpecbuildError(f"{file}: cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
         raise SpecbuildError(f"{file}: got a {type(config).__name__}, expected an object")

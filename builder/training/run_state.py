@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specbuild.builder.durable import fsync, replace_file
+from specbuild.builder.durable import fsync, replace_file, staged_name
 from specbuild.builder.training.corpus import Rows
 from specbuild.runtime.errors import SpecbuildError
 
@@ -38,29 +38,50 @@ class RunFolder:
             SpecbuildError: the output exists, or there is an unfinished run, but no ``resume`` or
                 one with other options.
         """
-        if output.exists():
-            raise SpecbuildError(f"{output}: exists already; name another output or remove it")
         folder = cls.of(output)
-        if folder.path.exists():
+        if output.exists():
+            folder._remove_finished(fingerprint)
+            raise SpecbuildError(f"{output}: exists already; name another output or remove it")
+        if folder._begun():
             folder._require_same(fingerprint, resume=resume)
             return folder
         try:
-            folder.path.mkdir(parents=True)
+            folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SpecbuildError(f"{folder.path}: cannot be made: {error.strerror}") from error
         said = fingerprint.encode()
         _replace(folder.path / FINGERPRINT_FILE, lambda file: file.write_bytes(said))
         return folder
 
+    def _begun(self) -> bool:
+        """Whether the folder holds more than a run leaves that was killed before it began."""
+        staged = staged_name(FINGERPRINT_FILE)
+        return self.path.is_dir() and any(file.name != staged for file in self.path.iterdir())
+
+    def _fingerprint(self) -> str | None:
+        """What the run computes; None where nothing says it."""
+        try:
+            return (self.path / FINGERPRINT_FILE).read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return None
+
+    def _remove_finished(self, fingerprint: str) -> None:
+        """Takes away what a run left that was killed after its output was in place."""
+        nothing = self.path.is_dir() and not self._begun()
+        if nothing or self._fingerprint() == fingerprint:
+            self._remove()
+
+    def _remove(self) -> None:
+        """Takes the folder away, and last of all what says whose it is."""
+        for path in self.path.iterdir():
+            if path.name != FINGERPRINT_FILE:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(self.path)
+
     def _require_same(self, fingerprint: str, *, resume: bool) -> None:
         if not resume:
             raise SpecbuildError(f"{self.path}: an unfinished run is there; resume it or remove it")
-        file = self.path / FINGERPRINT_FILE
-        try:
-            same = file.read_text(encoding="utf-8") == fingerprint
-        except (OSError, ValueError):
-            same = False
-        if not same:
+        if self._fingerprint() != fingerprint:
             raise SpecbuildError(
                 f"{self.path}: the unfinished run there has other options; "
                 "give those again or remove it"
@@ -128,7 +149,7 @@ class RunFolder:
             fsync(output.parent)
         except OSError as error:
             raise SpecbuildError(f"{output}: cannot be written: {error.strerror}") from error
-        shutil.rmtree(self.path)
+        self._remove()
 
 
 def _replace(file: Path, write: Callable[[Path], object]) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from specbuild.builder.verify.near_ties import NEAR_TIE
 from specbuild.builder.verify.report import VerifyRow
 
 LEAST_COSINE = 0.9999
 LARGEST_ERROR = 1e-3
-TIE_MARGIN = 1e-4  # logits closer than this have no argmax to agree on
 TOP_K = 5
 # What stands for values that are not finite, in a report that JSON can hold.
 WORST_COSINE, WORST_ERROR = -1.0, float(np.finfo(np.float32).max)
@@ -63,7 +63,7 @@ def measure(stage: str, got: np.ndarray, expected: np.ndarray, *, logits: bool) 
     if not logits:
         return VerifyRow(stage, len(got), cosine, error, None, None, threshold, close)
     agree = got.argmax(axis=1) == expected.argmax(axis=1)
-    excused = _margin(expected) < TIE_MARGIN
+    excused = _margin(expected) < NEAR_TIE
     return VerifyRow(
         stage=stage,
         rows=len(got),
@@ -71,7 +71,7 @@ def measure(stage: str, got: np.ndarray, expected: np.ndarray, *, logits: bool) 
         max_error=error,
         argmax_agreement=float(agree.mean()),
         topk_agreement=_top_k_agreement(got, expected),
-        threshold=f"{threshold}, argmax equal where the margin is ≥ {TIE_MARGIN:g}",
+        threshold=f"{threshold}, argmax equal where the margin is ≥ {NEAR_TIE:g}",
         passed=close and bool((agree | excused).all()),
     )
 

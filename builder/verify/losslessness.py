@@ -11,6 +11,7 @@ import torch
 
 from specbuild.builder.progress import Progress, SilentProgress
 from specbuild.builder.training.self_text import Generation, generate_text
+from specbuild.builder.verify.near_ties import NEAR_TIE, ROUTING_TIE
 from specbuild.builder.verify.report import LosslessRow
 from specbuild.plugins_cuda.choose.op import gumbel_noise
 from specbuild.runtime.decode.decoder import Speculation
@@ -22,7 +23,6 @@ from specbuild.runtime.sampling import SamplingParams
 if TYPE_CHECKING:
     from specbuild.builder.verify.reference_target import ReferenceTarget
 
-NEAR_TIE = 1e-4
 NEW_TOKENS = 48
 TREE = DraftShape(draft_top_k=3, draft_depth=4, draft_tokens=10)
 CHAIN_DEPTH = 4
@@ -40,9 +40,13 @@ class Choice:
     def gap(self, reference: ReferenceTarget, prefix: Ids) -> float:
         """Distance of the two best scores of the token after ``prefix``, by the reference.
 
-        A score is the logit, or when sampling logit / temperature + gumbel(seed, position).
+        A score is the logit, or when sampling logit / temperature + gumbel(seed, position). 0
+        where two experts were as good for a row of the prefix: its logits are not settled.
         """
-        logits = torch.from_numpy(reference.run(np.array(prefix)).logits[-1])
+        states = reference.run(np.array(prefix))
+        if states.routing_margin < ROUTING_TIE:
+            return 0.0
+        logits = torch.from_numpy(states.logits[-1])
         scores = logits
         if self.sampling.temperature > 0:
             seed, position = torch.tensor([self.sampling.seed]), torch.tensor([len(prefix) - 1])
@@ -80,7 +84,10 @@ def check_losslessness(
             progress.advance(1)
     ties = sum(row.near_ties for row in rows)
     if ties:
-        progress.note(f"{ties} runs part at a near tie (scores closer than {NEAR_TIE:g})")
+        progress.note(
+            f"{ties} runs part at a near tie (scores closer than {NEAR_TIE:g}, or two experts "
+            f"closer than {ROUTING_TIE:g})"
+        )
     return tuple(rows)
 
 
@@ -96,8 +103,7 @@ def compare_runs(
     """
     tokens = differences = near_ties = 0
     for prompt, plain, other in zip(prompts, *runs, strict=True):
-        pairs = zip(plain, other, strict=False)
-        at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+        at = first_difference(plain, other)
         if at is not None:
             tokens += at + 1
             close = gap((*prompt, *plain[:at])) < NEAR_TIE
@@ -107,6 +113,12 @@ def compare_runs(
             tokens += min(len(plain), len(other))
             differences += len(plain) != len(other)
     return tokens, differences, near_ties
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Where two runs chose different tokens first; None where one begins the other."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
 
 
 def _row(

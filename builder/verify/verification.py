@@ -17,6 +17,7 @@ from specbuild.builder.training.frozen_target import read_config
 from specbuild.builder.training.self_text import Generation, generate_text
 from specbuild.builder.verify.engine_probe import EngineProbe
 from specbuild.builder.verify.losslessness import NEW_TOKENS, check_losslessness
+from specbuild.builder.verify.near_ties import ROUTING_TIE
 from specbuild.builder.verify.reference_target import ReferenceTarget
 from specbuild.builder.verify.report import VerifyReport
 from specbuild.builder.verify.stages import (
@@ -31,9 +32,7 @@ from specbuild.runtime.engine_dir.geometry import MtpGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import SpecbuildError
 
-# Two experts closer than this may swap between two correct computations, and change everything
-# after: such a sample says nothing and is drawn anew.
-LEAST_ROUTING_MARGIN = 1e-5
+# How often a sample whose routing is not settled is drawn anew: it says nothing.
 DRAWS = 12
 TEXTS = (False, True)  # random ids; ids as the target writes them
 BEYOND_WINDOW = 24
@@ -101,7 +100,7 @@ def _sample(
         reference = run_reference(target, sample)
         if best is None or reference.routing_margin > best[1].routing_margin:
             best = sample, reference
-        if reference.routing_margin >= LEAST_ROUTING_MARGIN:
+        if reference.routing_margin >= ROUTING_TIE:
             break
     assert best is not None
     return best

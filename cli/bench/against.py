@@ -21,7 +21,7 @@ def read_report(file: Path) -> BenchReport:
 
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SpecbuildError(
             f"--against {file} cannot be read as a report ({error}); give the file that "
             "bench --json of the other engine wrote"

@@ -13,6 +13,7 @@ EXIT_USER_ERROR = 2
 EXIT_INTERNAL_ERROR = 70
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+EXIT_TERMINATED = 143
 
 _LONGEST_SENTENCE = 4000
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -41,6 +42,10 @@ _EXTRA_OF_PACKAGE = {
 }
 
 
+class TerminatedError(BaseException):
+    """SIGTERM asks the process to end."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """One sentence for standard error, and the exit code."""
@@ -56,6 +61,8 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(_shortened(" ".join(known.split())), EXIT_USER_ERROR)
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return Failure("interrupted", EXIT_INTERRUPTED)
+    if isinstance(error, TerminatedError):
+        return Failure("terminated", EXIT_TERMINATED)
     if isinstance(error, BrokenPipeError):
         return Failure("the reader of the output went away", EXIT_BROKEN_PIPE)
     name = type(error).__name__

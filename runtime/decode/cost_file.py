@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from specbuild.runtime.draft.cost_table import CostTable
@@ -18,6 +20,8 @@ _METHOD = "least of several whole steps"
 # A table has a dozen numbers.
 _MOST_BYTES = 64 << 10
 _LONGEST_S = 3600.0
+# An unfinished file that is older is nobody's.
+_ABANDONED_S = 3600.0
 
 
 def cache_path(directory: Path | None, *key: object) -> Path | None:
@@ -52,7 +56,14 @@ def load_or_measure(path: Path | None, measure: Callable[[], CostTable]) -> tupl
 
 
 def _write(path: Path, text: str) -> None:
-    """Puts a file in place at once: processes that measure at the same time keep apart."""
+    """Puts a file in place at once: processes that measure at the same time keep apart.
+
+    What those left behind that were killed is removed.
+    """
+    for left in path.parent.glob("cost-*.tmp"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _ABANDONED_S:
+                left.unlink()
     with tempfile.NamedTemporaryFile(
         "w", dir=path.parent, prefix=f"{path.stem}-", suffix=".tmp", delete=False
     ) as file:

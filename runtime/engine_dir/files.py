@@ -15,6 +15,7 @@ from specbuild.runtime.engine_dir.manifest import (
     MANIFEST_FILE,
     MANIFEST_HASH_FILE,
     SIGNATURE_FILE,
+    STAGED_SIGNATURE_FILE,
     Manifest,
     StoredFile,
 )
@@ -25,7 +26,8 @@ from specbuild.runtime.engine_dir.strict_json import from_json, parsed, shown
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 MAX_MANIFEST_BYTES = 16 << 20
-_OWN_FILES = frozenset({MANIFEST_FILE, MANIFEST_HASH_FILE, SIGNATURE_FILE})
+# The last is what a signing leaves that was killed: nothing reads it, the next replaces it.
+_OWN_FILES = frozenset({MANIFEST_FILE, MANIFEST_HASH_FILE, SIGNATURE_FILE, STAGED_SIGNATURE_FILE})
 
 
 def read_manifest(directory: Path, origin: Origin | None = None) -> Manifest:

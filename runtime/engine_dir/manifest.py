@@ -22,6 +22,7 @@ MANIFEST_FILE = "manifest.json"
 MANIFEST_HASH_FILE = "manifest.sha256"
 # The Ed25519 signature of the file above, if the engine is signed.
 SIGNATURE_FILE = "manifest.sig"
+STAGED_SIGNATURE_FILE = ".manifest.sig.new"
 WEIGHTS_FILE = "weights.safetensors"
 CHUNK_BYTES = 16 << 20  # one checksum per this many bytes of a chunked file
 

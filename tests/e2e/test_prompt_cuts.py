@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from prompt_cuts import cut_at_random
 
-from specbuild.builder.verify.losslessness import NEAR_TIE
+from specbuild.builder.verify.near_ties import NEAR_TIE
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt

@@ -186,7 +186,9 @@ def read_fields(fields: Mapping[str, bytes]) -> tuple[PluginRecord, dict[str, by
         cubins = {name: zlib.decompress(base64.b85decode(text)) for name, text in packed.items()}
     except EngineFileError:
         raise
-    except (SpecbuildError, ValueError, zlib.error, AttributeError, TypeError) as error:
+    except (
+        SpecbuildError, ValueError, zlib.error, AttributeError, TypeError, RecursionError,
+    ) as error:  # fmt: skip
         raise EngineFileError(f"a plugin node cannot be read ({error}); build it again") from error
     problem = next(_problems(record, cubins), None)
     if problem is not None:

@@ -13,7 +13,7 @@ import typer
 
 from specbuild.cli import main as command_line
 from specbuild.cli.terminal import plot_file
-from specbuild.cli.terminal.failures import failure_of
+from specbuild.cli.terminal.failures import TerminatedError, failure_of
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 
@@ -36,6 +36,7 @@ def os_error(number: int, path: str | None = None) -> OSError:
         (ModuleNotFoundError("no", name="onnxruntime"), 2, "pip install '.[cpu]'"),
         (ModuleNotFoundError("no", name="specbuild.lost"), 70, "internal error"),
         (KeyboardInterrupt(), 130, "interrupted"),
+        (TerminatedError(), 143, "terminated"),
         (ValueError("oh"), 70, "internal error (ValueError: oh)"),
         (os_error(errno.EINVAL), 70, "internal error"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,15 @@ def test_a_table_is_measured_once_and_kept(tmp_path: Path) -> None:
     kept, origin = load_or_measure(path, lambda: pytest.fail("measured twice"))
     assert (kept, origin) == (CHEAP, "kept from an earlier run")
     assert cache_path(tmp_path / "cache", "manifest", "cpu", 2) != path
+
+
+def test_what_a_killed_process_left_is_removed_an_hour_later(tmp_path: Path) -> None:
+    old, young = tmp_path / "cost-a-x.tmp", tmp_path / "cost-a-y.tmp"
+    for file in (old, young):
+        file.write_text("{")
+    os.utime(old, (0, 0))
+    load_or_measure(tmp_path / "cost-b.json", lambda: CHEAP)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cost-a-y.tmp", "cost-b.json"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from engine_directory import write_engine
 
+from specbuild.builder.durable import staged_name
 from specbuild.builder.engine.signing import sign_engine
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import check_sizes, read_manifest
@@ -94,6 +95,11 @@ def test_what_was_changed_after_signing_is_refused(signed: Signed, change: Write
     with pytest.raises(EngineFileError) as refused:
         Engine.load(signed.engine, verify_key=signed.public)
     assert "\n" not in str(refused.value)
+
+
+def test_a_signing_that_was_killed_leaves_an_engine(signed: Signed) -> None:
+    (signed.engine / staged_name(SIGNATURE_FILE)).write_bytes(b"half")
+    Engine.load(signed.engine, verify_key=signed.public)
 
 
 def test_an_engine_that_was_made_anew_is_not_the_signed_one(signed: Signed) -> None:

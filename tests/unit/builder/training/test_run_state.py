@@ -31,14 +31,11 @@ def test_a_run_with_other_options_is_not_resumed(tmp_path: Path) -> None:
     assert again.load() == {"step": 3}
 
 
-@pytest.mark.parametrize("content", [None, b"\xff"])
-def test_a_folder_that_does_not_say_its_options_is_not_resumed(
-    tmp_path: Path, content: bytes | None
-) -> None:
+@pytest.mark.parametrize("name", ["state.pt", "fingerprint.txt"])
+def test_a_folder_that_does_not_say_its_options_is_not_resumed(tmp_path: Path, name: str) -> None:
     folder = RunFolder.of(tmp_path / "out")
     folder.path.mkdir()
-    if content is not None:
-        (folder.path / "fingerprint.txt").write_bytes(content)
+    (folder.path / name).write_bytes(b"\xff")
     with pytest.raises(SpecbuildError, match="has other options"):
         RunFolder.open(tmp_path / "out", fingerprint="a", resume=True)
 
@@ -51,3 +48,26 @@ def test_only_a_run_that_did_nothing_is_removed(tmp_path: Path) -> None:
     folder.rows("train", lambda: rows(1))
     folder.remove_unbegun()
     assert folder.path.exists()
+
+
+def test_a_run_that_was_killed_before_it_began_begins(tmp_path: Path) -> None:
+    folder = RunFolder.of(tmp_path / "out")
+    folder.path.mkdir()
+    (folder.path / ".fingerprint.txt.new").write_bytes(b"a")
+    again = RunFolder.open(tmp_path / "out", fingerprint="a", resume=False)
+    assert [file.name for file in again.path.iterdir()] == ["fingerprint.txt"]
+
+
+@pytest.mark.parametrize("fingerprint", ["a", "b", None])
+def test_what_a_finished_run_left_is_removed(tmp_path: Path, fingerprint: str | None) -> None:
+    """By whoever asks for the same again; None: all but the folder is gone already."""
+    folder = RunFolder.of(tmp_path / "out")
+    if fingerprint is None:
+        folder.path.mkdir()
+    else:
+        folder = RunFolder.open(tmp_path / "out", fingerprint=fingerprint, resume=False)
+        folder.save({"step": 3})
+    (tmp_path / "out").mkdir()
+    with pytest.raises(SpecbuildError, match="exists already"):
+        RunFolder.open(tmp_path / "out", fingerprint="a", resume=True)
+    assert folder.path.exists() == (fingerprint == "b")

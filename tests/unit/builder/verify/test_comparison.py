@@ -8,6 +8,7 @@ import torch
 
 from specbuild.builder.verify.comparison import Comparison, measure
 from specbuild.builder.verify.losslessness import Choice, compare_runs
+from specbuild.builder.verify.near_ties import ROUTING_TIE
 from specbuild.runtime.sampling import SamplingParams
 
 
@@ -104,13 +105,19 @@ def test_gap_of_a_sampled_choice_includes_its_noise():
     logits = torch.randn(50, generator=torch.Generator().manual_seed(0))
 
     class Reference:
+        margin = 1e-3
+
         def run(self, ids):
             assert ids.tolist() == [4, 5, 6]
-            return type("States", (), {"logits": np.stack([np.zeros(50), logits])})
+            both = {"logits": np.stack([np.zeros(50), logits]), "routing_margin": self.margin}
+            return type("States", (), both)
 
     best = logits.topk(2).values
     greedy = Choice("greedy", SamplingParams())
     assert greedy.gap(Reference(), (4, 5, 6)) == pytest.approx(float(best[0] - best[1]))
+    unsettled = Reference()
+    unsettled.margin = ROUTING_TIE / 2
+    assert greedy.gap(unsettled, (4, 5, 6)) == 0
     # Raising the runner-up of the sampled scores by a little more than the gap changes the choice.
     sampled = Choice("sampled", SamplingParams(temperature=0.7, seed=3))
     gap = sampled.gap(Reference(), (4, 5, 6))

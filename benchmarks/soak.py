@@ -1,0 +1,320 @@
+"""Decodes at random for as long as asked, and compares with plain decoding of the same engine.
+
+Prompts, draft shapes, sampling, batches and arrivals are drawn from a seed; each prompt is decoded
+once more alone and without a draft. Until the tokens of the two part, their log-probabilities are
+of the same contexts: how far apart those are is counted, for contexts whose experts are settled and
+for others (by transformers). Exit code 1 where two part at a clear choice:
+
+    .venv/bin/python benchmarks/soak.py --engine out/demo/engine --minutes 30 \\
+        --output benchmarks/results/soak.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from specbuild.builder.verify.losslessness import first_difference
+from specbuild.builder.verify.near_ties import NEAR_TIE, ROUTING_TIE
+from specbuild.builder.verify.reference_target import ReferenceTarget
+from specbuild.plugins_cuda.choose.op import gumbel_noise, kept_tokens
+from specbuild.runtime.decode.decoder import Speculation
+from specbuild.runtime.device import this_device
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import Event, FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.sampling import SamplingParams
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-gpt-oss"
+PACKAGES = ("specbuild", "onnxruntime", "numpy", "torch", "transformers")
+# Two prompts in three are a piece of the example's text, one is any ids.
+_SHARE_OF_TEXT = 2 / 3
+_LONGEST_OUTPUT = 96
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one batch decodes, and how."""
+
+    prompts: tuple[Prompt, ...]
+    params: tuple[GenerateParams, ...]
+    speculation: Speculation
+    arrivals: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt, what became of it among others, and alone without a draft."""
+
+    prompt: Prompt
+    params: GenerateParams
+    got: RunRecord
+    plain: RunRecord
+
+
+@dataclass
+class Parting:
+    """Where a run and plain decoding chose different tokens."""
+
+    seed: int
+    prompt: int
+    at: int
+    context: int
+    sampling: dict[str, Any]
+    tokens: tuple[int, int]
+    gap: float
+    routing_margin: float
+
+    @property
+    def near(self) -> bool:
+        """Whether the last bits may decide it."""
+        return self.gap < NEAR_TIE or self.routing_margin < ROUTING_TIE
+
+
+@dataclass
+class Distance:
+    """The largest of a prompt's: of a log-probability of the same token after the same ids.
+
+    ``routing_margin`` is the least of any row of its context, by transformers.
+    """
+
+    distance: float
+    seed: int
+    prompt: int
+    at: int
+    context: int
+    logprob: float
+    routing_margin: float
+
+
+@dataclass
+class Distances:
+    """Of log-probabilities: how many by power of ten, and the largest few."""
+
+    by_power: dict[str, int] = field(default_factory=dict)
+    largest: list[Distance] = field(default_factory=list)
+
+    def add(self, distances: np.ndarray, worst: Distance) -> None:
+        """Counts those of a prompt."""
+        for power in np.floor(np.log10(np.maximum(distances, 1e-9))).astype(int):
+            name = "0" if power == -9 else f"1e{power}"
+            self.by_power[name] = self.by_power.get(name, 0) + 1
+        self.largest = sorted([*self.largest, worst], key=lambda d: -d.distance)[:10]
+
+
+@dataclass
+class Tally:
+    """What came of all rounds. Experts are ``settled`` where no row of a context has two that are
+    closer than a routing tie."""
+
+    rounds: int = 0
+    prompts: int = 0
+    tokens: int = 0
+    most_context: int = 0
+    settled: Distances = field(default_factory=Distances)
+    unsettled: Distances = field(default_factory=Distances)
+    near_ties: int = 0
+    partings: list[Parting] = field(default_factory=list)
+
+
+def drawn_round(seed: int, text_ids: list[int], limits: Limits) -> Round:
+    """The batch of a seed."""
+    draw = random.Random(seed)
+    count = draw.randint(1, 2 * limits.max_batch_size)
+    lengths = [_length(draw, limits.max_seq_len - _LONGEST_OUTPUT) for _ in range(count)]
+    vocab = max(text_ids)
+    prompts = []
+    for number, length in enumerate(lengths):
+        if draw.random() < _SHARE_OF_TEXT:
+            start = draw.randrange(len(text_ids))
+            ids = tuple((text_ids[start:] + text_ids * 2)[:length])
+        else:
+            ids = tuple(draw.randint(1, vocab) for _ in range(length))
+        prompts.append(Prompt(str(number), prompt_ids=ids))
+    params = tuple(_params(draw) for _ in prompts)
+    return Round(tuple(prompts), params, _speculation(draw, limits), draw.randint(1, 3))
+
+
+def _length(draw: random.Random, most: int) -> int:
+    """Short ones often, the longest seldom."""
+    return int(2 ** draw.uniform(0, math.log2(most) if draw.random() < 0.1 else 9))
+
+
+def _params(draw: random.Random) -> GenerateParams:
+    temperature = draw.choice((0.0, 0.0, 0.2, 0.7, 1.0, 1.0, 1.5))
+    sampling = SamplingParams(
+        temperature=temperature,
+        top_k=draw.choice((0, 0, 1, 5, 40)) if temperature else 0,
+        top_p=draw.choice((1.0, 1.0, 0.95, 0.5)) if temperature else 1.0,
+        seed=draw.randrange(2**31),
+    )
+    return GenerateParams(
+        max_new_tokens=draw.randint(1, _LONGEST_OUTPUT),
+        sampling=sampling,
+        ignore_eos=draw.random() < 0.5,
+    )
+
+
+def _speculation(draw: random.Random, limits: Limits) -> Speculation:
+    """None, the default, a chain, or a tree within the engine's limits."""
+    way = draw.randrange(5)
+    if way < 2:
+        return "default" if way else None
+    depth = draw.randint(1, limits.draft_depth)
+    top_k = 1 if way == 2 else draw.randint(2, limits.draft_top_k)
+    most = min(limits.draft_tokens, DraftShape(top_k, depth, 1).candidates)
+    return DraftShape(top_k, depth, draw.randint(1, most))
+
+
+def together(engine: Engine, given: Round) -> list[RunRecord]:
+    """All prompts of a round, which arrive in so many parts while others are decoded."""
+    step = math.ceil(len(given.prompts) / given.arrivals)
+    starts = range(0, len(given.prompts), step)
+    draw, waiting = random.Random(len(given.prompts)), list(starts)
+    running: list[tuple[int, Iterator[Event]]] = []
+    records: dict[int, RunRecord] = {}
+    while waiting or running:
+        if waiting and (not running or draw.random() < 0.1):
+            start = waiting.pop(0)
+            part = slice(start, start + step)
+            events = engine.generate(
+                given.prompts[part], given.params[part], speculation=given.speculation
+            )
+            running.append((start, events))
+        start, events = draw.choice(running)
+        event = next(events, None)
+        if event is None:
+            running.remove((start, events))
+        elif isinstance(event, FinishEvent):
+            records[start + event.request] = event.record
+    return [records[i] for i in range(len(given.prompts))]
+
+
+def alone(engine: Engine, prompt: Prompt, params: GenerateParams) -> RunRecord:
+    """One prompt without a draft."""
+    events = engine.generate(prompt, params, speculation=None)
+    return next(e.record for e in events if isinstance(e, FinishEvent))
+
+
+def gap(logits: torch.Tensor, tokens: tuple[int, int], params: GenerateParams, at: int) -> float:
+    """How much a logit must change for the other of two tokens to be the choice.
+
+    Half of what parts their scores, or less where top-k or top-p are about to leave one out.
+    ``at`` is the position of the last token before them.
+    """
+    sampling = params.sampling
+    if sampling.temperature == 0:
+        return float((logits[tokens[0]] - logits[tokens[1]]).abs())
+    scaled = logits / sampling.temperature
+    scores = (
+        scaled + gumbel_noise(torch.tensor([sampling.seed]), torch.tensor([at]), len(logits))[0]
+    )
+    parted = float((scores[tokens[0]] - scores[tokens[1]]).abs()) * sampling.temperature
+    limits = torch.tensor([sampling.top_k]), torch.tensor([sampling.top_p])
+    kept = kept_tokens(scaled[None], *limits)[0]
+    edge = float(scaled[kept].min() - scaled[~kept].max()) if not kept.all() else math.inf
+    return min(parted, edge * sampling.temperature)
+
+
+def compare(tally: Tally, reference: ReferenceTarget, place: tuple[int, int], case: Case) -> None:
+    """Counts the distances of a prompt's two runs, and where they part if they do.
+
+    ``place`` is the round's seed and the prompt's number.
+    """
+    got, plain = case.got, case.plain
+    at = first_difference(got.output_ids, plain.output_ids)
+    same = min(len(got.output_ids), len(plain.output_ids)) if at is None else at
+    if at is None and got.finish_reason != plain.finish_reason:
+        raise AssertionError(f"{place}: {got.finish_reason} for {plain.finish_reason}")
+    prompt, params = case.prompt.prompt_ids or (), case.params
+    states = reference.run(np.array((*prompt, *plain.output_ids[:same])))
+    tally.prompts += 1
+    tally.tokens += same
+    tally.most_context = max(tally.most_context, len(prompt) + same)
+    if same:
+        assert got.logprobs is not None and plain.logprobs is not None
+        distances = np.abs(np.subtract(got.logprobs[:same], plain.logprobs[:same]))
+        worst = int(distances.argmax())
+        context, margin = len(prompt) + worst, states.routing_margin
+        found = (float(distances[worst]), *place, worst, context, plain.logprobs[worst], margin)
+        counted = tally.settled if margin >= ROUTING_TIE else tally.unsettled
+        counted.add(distances, Distance(*found))
+    if at is not None:
+        tokens = got.output_ids[at], plain.output_ids[at]
+        length = len(prompt) + at
+        parted = gap(torch.from_numpy(states.logits[-1]), tokens, params, length - 1)
+        sampling = asdict(params.sampling)
+        parting = Parting(*place, at, length, sampling, tokens, parted, states.routing_margin)
+        tally.near_ties += parting.near
+        tally.partings.append(parting)
+        print(f"parts: {parting}", flush=True)
+
+
+def soak(engine: Engine, arguments: argparse.Namespace) -> Tally:
+    """Rounds until the time is over."""
+    reference = ReferenceTarget(arguments.model)
+    ids = _text_ids(engine)
+    tally, seed = Tally(), arguments.seed
+    until = time.monotonic() + 60 * arguments.minutes
+    while time.monotonic() < until:
+        given = drawn_round(seed, ids, engine.manifest.limits)
+        got = together(engine, given)
+        for number, (prompt, params) in enumerate(zip(given.prompts, given.params, strict=True)):
+            case = Case(prompt, params, got[number], alone(engine, prompt, params))
+            compare(tally, reference, (seed, number), case)
+        tally.rounds += 1
+        seed += 1
+        if tally.rounds % 20 == 0:
+            worst = [d.largest[0].distance for d in (tally.settled, tally.unsettled) if d.largest]
+            print(f"{tally.rounds} rounds, {tally.tokens} tokens, {worst}", flush=True)
+    return tally
+
+
+def _text_ids(engine: Engine) -> list[int]:
+    lines = (EXAMPLE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    assert engine.text is not None
+    most = engine.manifest.limits.max_seq_len
+    texts = (json.loads(line)["prompt"] for line in lines)
+    encoded = (engine.text.encode(text, raw=True, most_tokens=most) for text in texts)
+    return list(chain.from_iterable(encoded))
+
+
+def main() -> int:
+    """Soaks an engine and writes the record; 1 where a run parts at a clear choice."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engine", type=Path, default=Path("out/demo/engine"))
+    parser.add_argument("--model", type=Path, default=EXAMPLE / "target", help="its checkpoint")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first round")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    tally = soak(Engine.load(arguments.engine), arguments)
+    record = {
+        "command": " ".join(["benchmarks/soak.py", *sys.argv[1:]]),
+        "machine": asdict(this_device()) | {"python": platform.python_version()},
+        "versions": {name: version(name) for name in PACKAGES},
+        **asdict(tally),
+    }
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(record, indent=1))
+    return int(len(tally.partings) > tally.near_ties)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
