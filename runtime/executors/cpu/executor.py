@@ -150,6 +150,7 @@ class _RoleSession:
                 self._binding.bind_ortvalue_output(port.name, pools[source])
             else:
                 self._outputs.append(port.name)
+        self._ranks = {port.name: len(port.shape) for port in role.outputs}
         # Outputs come in the order in which they were bound: the pools first.
         self._first_output = len(role.outputs) - len(self._outputs)
         self._bound: dict[str, np.ndarray] = {}
@@ -175,7 +176,14 @@ class _RoleSession:
         values = native.get_outputs()
         self._alive = values
         first = self._first_output
-        return {name: values[first + i].numpy() for i, name in enumerate(self._outputs)}
+        arrays = {name: values[first + i].numpy() for i, name in enumerate(self._outputs)}
+        for name, array in arrays.items():
+            if array.ndim != self._ranks[name]:
+                raise EngineFileError(
+                    f"{self._role.file}: output {name} has {array.ndim} axes, the manifest says "
+                    f"{self._ranks[name]}; build the engine again"
+                )
+        return arrays
 
 
 def _library_error(role: Role, what: str, error: Exception) -> Exception:

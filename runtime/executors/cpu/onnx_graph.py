@@ -177,6 +177,8 @@ def _look_into(
     data: bytes, kind: _Message, fields: Fields, external: list[ExternalTensor], depth: int
 ) -> None:
     """Collects the external tensors that a message holds, however deep."""
+    if kind.name == "node":
+        _check_batch(data, fields)
     for number, inner in kind.holds.items():
         for value in fields.get(number, ()):
             message, below = _MESSAGES[inner], depth + (inner == "graph")
@@ -187,6 +189,19 @@ def _look_into(
                 external += _external(data, found, nested=True)
             else:
                 _look_into(data, message, found, external, below)
+
+
+def _check_batch(data: bytes, node: Fields) -> None:
+    """WireError for a number of batch axes below 0, at which ONNX Runtime reads beside its memory.
+
+    It checks that of every op but GatherND's.
+    """
+    if _text(data, node, 4) != "GatherND":
+        return
+    for span in node.get(5, ()):
+        attribute = fields_of(data, _span(span), _ATTRIBUTE, "attribute")
+        if _text(data, attribute, 1) == "batch_dims" and _number(attribute, 3) < 0:
+            raise WireError(f"a GatherND has {_number(attribute, 3)} batch axes")
 
 
 def _external(data: bytes, tensor: Fields, *, nested: bool) -> list[ExternalTensor]:

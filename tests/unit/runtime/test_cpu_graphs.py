@@ -266,3 +266,15 @@ def test_a_window_that_no_layer_has_is_refused(engine: Path) -> None:
     write_manifest(engine, dataclasses.replace(described, cache_groups=groups))
     with pytest.raises(EngineFileError, match="cache group full has window 6, its layers have 0"):
         Engine.load(engine)
+
+
+def test_an_output_of_another_rank_is_refused_when_it_comes(engine: Path) -> None:
+    """The library cannot always tell beforehand how many axes an output has."""
+    described = read_manifest(engine)
+    role = described.roles["choose"]
+    ports = tuple(dataclasses.replace(port, shape=("R", "S")) for port in role.outputs)
+    roles = {**described.roles, "choose": dataclasses.replace(role, outputs=ports)}
+    graphs = {CHOOSE: (engine / CHOOSE).read_bytes()}
+    executor = CpuExecutor(dataclasses.replace(described, roles=roles), graphs, {})
+    with pytest.raises(EngineFileError, match="output choice has 1 axes, the manifest says 2"):
+        executor.run("choose", {"logits": np.zeros((3, VOCAB), np.float32)})

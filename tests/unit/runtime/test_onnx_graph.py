@@ -275,3 +275,13 @@ def test_branches_have_a_bound() -> None:
         graph = GraphProto(name="g", node=[node])
     with pytest.raises(WireError, match="nest deeper"):
         read_onnx(onnx.ModelProto(graph=graph).SerializeToString())
+
+
+def test_batch_axes_below_zero_are_refused() -> None:
+    """ONNX Runtime 1.31 dies of them, in the graph itself or in a branch."""
+    node = helper.make_node("GatherND", ["a", "b"], ["c"], batch_dims=-(2**31))
+    branch = helper.make_node("If", [], [])
+    branch.attribute.append(helper.make_attribute("then_branch", GraphProto(node=[node])))
+    for nodes in ([node], [branch]):
+        with pytest.raises(WireError, match="GatherND has -2147483648 batch axes"):
+            read_onnx(onnx.ModelProto(graph=GraphProto(node=nodes)).SerializeToString())
