@@ -96,7 +96,7 @@ class Trials:
             return problem
         untidy = self._names() - self.untroubled.names - self.untroubled.names_before
         untidy = {name for name in untidy if name.partition("/")[0] not in self._scenario.kept}
-        # Whoever is killed, or hears a signal while a folder is being made, leaves it to the next.
+        # Whoever is killed, or gets a signal while a folder is being made, leaves it to the next.
         at = self.untroubled.calls[fault.at - 1] if fault.at > 0 else ""
         if fault.signal == signal.SIGKILL or (untidy and at.startswith("mkdir\t")):
             return self._wrong_second()
