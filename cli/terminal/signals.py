@@ -13,7 +13,7 @@ from specbuild.cli.terminal.failures import TerminatedError
 
 @contextmanager
 def sigterm_raised() -> Iterator[None]:
-    """While it lasts the main thread gets TerminatedError at SIGTERM, unless somebody handles it."""
+    """While it lasts the main thread gets TerminatedError at SIGTERM, if nobody handles it."""
     here = threading.current_thread() is threading.main_thread()
     if not here or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
