@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["length", "eos", "stop", "abort"]
+FinishReason = Literal["length", "eos", "stop", "abort", "deadline"]
 
 
 @dataclass(frozen=True)

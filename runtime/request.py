@@ -224,14 +224,24 @@ class FinishEvent:
 Event = TokenEvent | FinishEvent
 
 
+# Before every priority that a request may have, which are those of 32 bits.
+MOST_URGENT = -(2**31) - 1
+
+
 @dataclass(frozen=True)
 class Request:
-    """A checked prompt: ids within the vocabulary, and capacity for at least one token."""
+    """A checked prompt: ids within the vocabulary, and capacity for at least one token.
+
+    Of those that wait, the lowest ``priority`` runs first. ``deadline_s`` is a time of
+    ``time.monotonic``: what is not done then ends with the reason ``deadline``.
+    """
 
     id: str
     prompt_ids: tuple[int, ...]
     params: GenerateParams
     token_budget: int
+    priority: int = 0
+    deadline_s: float | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -129,14 +129,16 @@ def _again(sequence: SequenceState, tokens: Sequence[tuple[int, float]]) -> int:
     return count
 
 
-def never_ran(index: int, request: Request, text_stream: TextStreams) -> FinishEvent:
-    """The end of a request that was aborted before it was admitted."""
+def never_ran(
+    index: int, request: Request, text_stream: TextStreams, reason: FinishReason = "abort"
+) -> FinishEvent:
+    """The end of a request that was aborted, or late, before it was admitted."""
     record = RunRecord(
         id=request.id,
         prompt_ids=request.prompt_ids,
         output_ids=(),
         text=None if text_stream(request) is None else "",
-        finish_reason="abort",
+        finish_reason=reason,
         stats=RunCounters(0).stats(len(request.prompt_ids)),
         logprobs=(),
         top_logprobs=() if request.params.top_logprobs else None,

@@ -20,11 +20,13 @@ from collections.abc import Generator, Sequence
 
 from specbuild.runtime.cache.pages import SequencePages
 from specbuild.runtime.decode.emission import Emission, never_ran
-from specbuild.runtime.decode.scheduler import Scheduler, Waiting
+from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.stepper import NewTokens, Stepper
+from specbuild.runtime.decode.waiting import Waiting
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.policy import DraftPolicy
 from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.records import FinishReason
 from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState
 
 
@@ -54,15 +56,15 @@ class Loop:
         """Queues a request; the number that its events carry."""
         return self._scheduler.add(request)
 
-    def abort(self, index: int) -> FinishEvent | None:
+    def abort(self, index: int, reason: FinishReason = "abort") -> FinishEvent | None:
         """Ends a request now, with what it has emitted; None where it is done already."""
         waiting = self._scheduler.withdraw(index)
         if waiting is not None and waiting.preempted is None:
-            return never_ran(index, waiting.request, self._emission.text_stream)
+            return never_ran(index, waiting.request, self._emission.text_stream, reason)
         sequence = self._scheduler.running(index) if waiting is None else waiting.preempted
         if sequence is None:
             return None
-        sequence.finish_reason = "abort"
+        sequence.finish_reason = reason
         if waiting is None:
             self._release(sequence)
         return FinishEvent(index, sequence.record())
@@ -81,13 +83,23 @@ class Loop:
             self.close()
 
     def turn(self) -> list[Event]:
-        """Starts what is of use, and receives one launch. RequestError where none can start."""
+        """Starts what is of use, and receives one launch. RequestError where none can start.
+
+        What is late ends first; nothing is started where nobody is left.
+        """
+        ends: list[Event] = [
+            end
+            for index in self._scheduler.late()
+            if (end := self.abort(index, "deadline")) is not None
+        ]
+        if self.idle:
+            return ends
         self._scheduler.admit(self._admit)
         self._start_launches()
         launch = self._stepper.receive()
         if launch.outcome is not None:
             self._policy.observe(launch.outcome)
-        return self._emit(launch.emitted)
+        return ends + self._emit(launch.emitted)
 
     def close(self) -> None:
         """Gives back what unfinished requests hold."""

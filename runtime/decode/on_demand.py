@@ -1,9 +1,9 @@
 """Pages on demand: who gets more before a step, who waits for them, and who gives theirs back.
 
-A sequence is admitted with pages for what it has, and grows as it decodes. Older ones come first:
-where the pages of one do not suffice the youngest that runs is preempted, if it is younger. Else
-the sequence itself pauses, which keeps its pages and waits. So the oldest always goes on, and
-nobody starves.
+A sequence is admitted with pages for what it has, and grows as it decodes. They rank by priority,
+then by age: where the pages of one do not suffice the last of those that run is preempted, if it is
+behind it. Else the sequence itself pauses, which keeps its pages and waits. So the first always
+goes on, and nobody starves.
 """
 
 from __future__ import annotations
@@ -25,45 +25,52 @@ class PageChanges:
 
 
 def provide(running: list[SequenceState], kv: KvPools, *, most_emitted: int) -> PageChanges:
-    """Grows those of ``running``, oldest first, that the next step may decode.
+    """Grows those of ``running``, by rank, that the next step may decode.
 
     A step in flight emits up to ``most_emitted`` tokens. Who is preempted leaves ``running``.
     Raises SpecbuildError where one that runs alone finds no pages.
     """
     changes = PageChanges()
-    for sequence in list(running):
+    ranked = sorted(running, key=_rank)
+    for sequence in list(ranked):
         # A paused one goes on from what its steps in flight gave: these come first.
         waits = sequence.steps_ahead and (
             sequence.paused or sequence.wanted <= sequence.steps_ahead
         )
         if sequence.released or not sequence.emitted or waits:
             continue
-        if _grows(sequence, running, kv, most_emitted, changes) and sequence.paused:
+        if _grows(sequence, ranked, kv, most_emitted, changes) and sequence.paused:
             sequence.paused = False
             changes.resumed.append(sequence)
+    for sequence in changes.preempted:
+        running.remove(sequence)
     return changes
+
+
+def _rank(sequence: SequenceState) -> tuple[int, int]:
+    return (sequence.request.priority, sequence.index)
 
 
 def _grows(
     sequence: SequenceState,
-    running: list[SequenceState],
+    ranked: list[SequenceState],
     kv: KvPools,
     most_emitted: int,
     changes: PageChanges,
 ) -> bool:
-    """Whether the sequence has pages for a step, by those of younger ones if need be."""
+    """Whether the sequence has pages for a step, by those of later ones if need be."""
     request = sequence.request
     most = sequence.known + sequence.steps_ahead * most_emitted
     tokens = min(most, len(request.prompt_ids) + request.token_budget)
     if tokens <= sequence.capacity:
         return True
     while not kv.can_grow(sequence.pages, tokens):
-        if running[-1] is sequence:
-            if len(running) > 1:
+        if ranked[-1] is sequence:
+            if len(ranked) > 1:
                 _pause(sequence, changes)
                 return False
             break
-        _preempt(running.pop(), kv, changes)
+        _preempt(ranked.pop(), kv, changes)
     kv.grow(sequence.pages, tokens)
     sequence.capacity = kv.capacity(sequence.pages)
     changes.grown.append(sequence)

@@ -1,19 +1,21 @@
-"""Which launch comes next: admission by free pages, then prompts and decoding in turns."""
+"""Which launch comes next: admission by rank and free pages, then prompts and steps in turns."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specbuild.runtime.cache.pages import KvPools, SequencePages
 from specbuild.runtime.decode.on_demand import PageChanges, provide
+from specbuild.runtime.decode.waiting import Waiting, WaitingQueue
 from specbuild.runtime.engine_dir.manifest import Limits
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Request, SequenceState
 from specbuild.runtime.sampling import whole_number
 
-Admitted = Callable[["Waiting", dict[str, SequencePages]], SequenceState]
+Admitted = Callable[[Waiting, dict[str, SequencePages]], SequenceState]
 
 # The most sequences of a step in which such requests take part.
 MostSequences = Callable[[Sequence[Request]], int]
@@ -42,22 +44,6 @@ DEFAULT_TURNS = Turns()
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A request that waits for pages; ``preempted`` is what it was before it lost them."""
-
-    index: int
-    request: Request
-    preempted: SequenceState | None = None
-
-    @property
-    def tokens(self) -> int:
-        """The tokens that it begins with: its prompt, and what it had emitted."""
-        if self.preempted is None:
-            return len(self.request.prompt_ids)
-        return max(self.preempted.known, self.preempted.recorded)
-
-
-@dataclass(frozen=True)
 class Chunk:
     """Prompt tokens ``start … start + count − 1`` of a sequence."""
 
@@ -80,7 +66,7 @@ class Batch:
 
 
 class Scheduler:
-    """Admits requests in order while pages are free; prompts and decoding take turns.
+    """Admits requests by rank while pages are free; prompts and decoding take turns.
 
     Requests are added and withdrawn at any time, and told apart by their numbers from 0 on.
 
@@ -108,8 +94,9 @@ class Scheduler:
         most_sequences: MostSequences | None = None,
         most_emitted: int | None = None,
     ) -> None:
-        # In order of their numbers: who is preempted is younger than all that run on.
-        self._waiting: deque[Waiting] = deque()
+        self._waiting = WaitingQueue()
+        # Of those that wait or run, when they have to be done.
+        self._deadlines_s: dict[int, float] = {}
         self._running: list[SequenceState] = []
         # Of those running, who has prompt rows that no launch has taken up.
         self._prompts: deque[SequenceState] = deque()
@@ -141,36 +128,44 @@ class Scheduler:
         )
 
     def add(self, request: Request) -> int:
-        """Queues a request behind those that wait; its number."""
-        self._waiting.append(Waiting(self._added, request))
+        """Queues a request behind those that go before it; its number."""
+        self._waiting.add(Waiting(self._added, request))
+        if request.deadline_s is not None:
+            self._deadlines_s[self._added] = request.deadline_s
         self._added += 1
         return self._added - 1
 
     def withdraw(self, index: int) -> Waiting | None:
         """Takes a waiting request out of the queue; None where it does not wait."""
-        for entry in self._waiting:
-            if entry.index == index:
-                self._waiting.remove(entry)
-                self._tell("abort", None, entry.request)
-                return entry
-        return None
+        entry = self._waiting.remove(index)
+        if entry is not None:
+            self._deadlines_s.pop(index, None)
+            self._tell("abort", None, entry.request)
+        return entry
+
+    def late(self) -> list[int]:
+        """The numbers of those that had to be done by now."""
+        if not self._deadlines_s:
+            return []
+        now_s = time.monotonic()
+        return [index for index, limit_s in self._deadlines_s.items() if limit_s <= now_s]
 
     def running(self, index: int) -> SequenceState | None:
         """The sequence of an admitted request; None where it waits or is done."""
         return next((s for s in self._running if s.index == index), None)
 
     def admit(self, admit: Admitted) -> None:
-        """Takes up who waits, in order, while pages and rows are free.
+        """Takes up who waits, by rank, while pages and rows are free.
 
         ``admit`` makes the sequence of a request that has its pages. Raises RequestError where
         none runs and none fits.
         """
         while self._waiting and len(self._running) < self._limits.max_batch_size:
-            first = self._waiting[0]
+            first = self._waiting.first
             wanted = self._pages_of(first) if self._takes(first.request) else None
             if wanted is None:
                 break
-            self._waiting.popleft()
+            self._waiting.take_first()
             pages = self._kv.admit(wanted, request=first.request.id)
             sequence = admit(first, pages)
             sequence.capacity = self._kv.capacity(pages)
@@ -178,12 +173,12 @@ class Scheduler:
             self._prompts.append(sequence)
         if not self._running:
             raise RequestError(
-                f"prompt {self._waiting[0].request.id!r}: no free cache pages; another generation "
+                f"prompt {self._waiting.first.request.id!r}: no free cache pages; another generation "
                 "on this engine holds them: finish or close it first"
             )
 
     def provide(self) -> PageChanges:
-        """Pages on demand for the next step; who is preempted waits again, in front of all."""
+        """Pages on demand for the next step; who is preempted waits again, before its equals."""
         if self._most_emitted is None:
             return PageChanges()
         changes = provide(self._running, self._kv, most_emitted=self._most_emitted)
@@ -191,7 +186,7 @@ class Scheduler:
             if sequence in self._prompts:
                 self._prompts.remove(sequence)
             self._tell("preempt", sequence, sequence.request)
-            self._waiting.appendleft(Waiting(sequence.index, sequence.request, sequence))
+            self._waiting.add(Waiting(sequence.index, sequence.request, sequence))
         return changes
 
     def schedule(self) -> Batch:
@@ -215,8 +210,9 @@ class Scheduler:
         self._running.remove(sequence)
         if sequence in self._prompts:
             self._prompts.remove(sequence)
+        self._deadlines_s.pop(sequence.index, None)
         self._kv.release(sequence.pages)
-        event = "abort" if sequence.finish_reason in (None, "abort") else "finish"
+        event = "abort" if sequence.finish_reason in (None, "abort", "deadline") else "finish"
         self._tell(event, sequence, sequence.request)
 
     def _tell(self, event: str, sequence: SequenceState | None, request: Request) -> None:

@@ -88,7 +88,7 @@ class Chat:
         requests = await chat_requests(serving, messages, tools, variables, each)
         head = answer_head("chatcmpl", "chat.completion", model)
         choices = [self._choice(body, i, request) for i, request in enumerate(requests)]
-        turns = serving.turns(requests)
+        turns = serving.turns(requests, body.urgency)
         if body.stream:
             head["object"] = "chat.completion.chunk"
             turns = parts_of(turns) if by_source else turns

@@ -83,7 +83,7 @@ class Completions:
         requests = await serving.requests(prompts, each, raw=True)
         head = answer_head("cmpl", "text_completion", model)
         choices = [_Choice(serving, body, i, r) for i, r in enumerate(requests)]
-        turns = serving.turns(requests)
+        turns = serving.turns(requests, body.urgency)
         if body.stream:
             if by_source:
                 turns = parts_of(turns)

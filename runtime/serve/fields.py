@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+import time
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import MAX_SEED, SamplingParams
 from specbuild.runtime.serve.errors import ApiError, not_offered, refused
 
+# A priority, less is earlier, and a deadline in time.monotonic's seconds.
+Urgency: TypeAlias = tuple[int, float | None]
+MOST_TIMEOUT_S = 7 * 86400.0
 # Choices of one call.
 MOST_CHOICES = 128
 _SEED_STEP = 0x9E3779B1  # 2^32 divided by the golden ratio: neighbours lie far apart
@@ -21,7 +25,6 @@ _BIAS = "bias tokens with logit_bias"
 _NOT_OFFERED: dict[str, tuple[tuple[Any, ...], str]] = {
     "length_penalty": ((1,), "there is no beam search"),
     "use_beam_search": ((False,), "sample several choices with n"),
-    "priority": ((0,), "requests are served in the order in which they come"),
     "prompt_logprobs": ((0, False), "score texts with specbuild verify"),
     "bad_words": (([],), _BIAS),
     "allowed_token_ids": (([],), _BIAS),
@@ -62,7 +65,14 @@ class GenerationFields(BaseModel):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    timeout: Annotated[float, Field(gt=0, le=MOST_TIMEOUT_S)] | None = None
     return_draft_tokens: bool = False
+
+    @property
+    def urgency(self) -> Urgency:
+        """The priority, and the time at which ``timeout`` seconds from now are over."""
+        return (self.priority, None if self.timeout is None else time.monotonic() + self.timeout)
 
     @property
     def choices(self) -> int:

@@ -37,6 +37,7 @@ _FINE = tuple(
 )
 _LENGTHS = tuple(base * power for power in (1, 10, 100, 1000, 10000) for base in (1, 2, 5))
 _REASONS = {"eos": "stop", "stop": "stop", "length": "length", "abort": "abort"}
+_REASONS["deadline"] = "abort"
 
 
 class Metrics:

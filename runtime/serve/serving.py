@@ -9,6 +9,7 @@ from typing import Any
 
 from specbuild.runtime.request import GenerateParams, Prompt, Request
 from specbuild.runtime.serve.errors import ApiError
+from specbuild.runtime.serve.fields import Urgency
 from specbuild.runtime.serve.parsers.registry import ParserForm
 from specbuild.runtime.serve.service import Service
 from specbuild.runtime.serve.turns import Turns, turns_of
@@ -89,9 +90,11 @@ class Serving:
     def _most_tokens(self) -> int:
         return self.service.engine.manifest.limits.max_seq_len
 
-    def turns(self, requests: Sequence[Request]) -> Turns:
-        """Starts requests. ApiError where the server takes no more."""
-        return turns_of(self.service.generate(requests))
+    def turns(self, requests: Sequence[Request], urgency: Urgency) -> Turns:
+        """Starts requests. ApiError where the server takes no more, or they come too late."""
+        priority, deadline_s = urgency
+        given = [replace(r, priority=priority, deadline_s=deadline_s) for r in requests]
+        return turns_of(self.service.generate(given))
 
     def text_of(self, ids: Sequence[int]) -> str:
         """The text of tokens; empty where there is no tokenizer."""

@@ -9,8 +9,11 @@ from itertools import groupby
 from typing import Any
 
 from specbuild.runtime.request import FinishEvent, TokenEvent
+from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.service import Generation
 from specbuild.runtime.serve.usage import FINISH_REASONS
+
+_LATE = "the request was not done within its timeout; allow more, or ask for less"
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ async def turns_of(generation: Generation) -> Turns:
             ends: dict[int, str] = {}
             for event in batch:
                 if isinstance(event, FinishEvent):
+                    if event.record.finish_reason == "deadline":
+                        raise ApiError(504, _LATE, param="timeout", code="deadline_exceeded")
                     ends[event.request] = FINISH_REASONS[event.record.finish_reason]
                 else:
                     tokens.setdefault(event.request, []).append(event)

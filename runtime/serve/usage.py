@@ -10,7 +10,7 @@ from typing import Any
 from specbuild.runtime.records import FinishReason
 
 # OpenAI's words for the ends of outputs. One that was aborted ends where its client left, or where
-# the server found a stop string.
+# the server found a stop string. What is late is an error.
 FINISH_REASONS: Mapping[FinishReason, str] = {
     "eos": "stop",
     "stop": "stop",

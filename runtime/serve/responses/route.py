@@ -91,7 +91,7 @@ class Responses:
         chat = template_messages([*told, *messages])
         (request,) = await chat_requests(serving, chat, tools, variables, each)
         answer = _head(body, model, each[0].sampling.temperature, each[0].sampling.top_p)
-        return _Work(body, request, messages, answer, serving.turns([request]))
+        return _Work(body, request, messages, answer, serving.turns([request], body.urgency))
 
     async def _finish(self, work: _Work) -> None:
         async with aclosing(self._events(work)) as events:

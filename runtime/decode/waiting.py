@@ -1,0 +1,87 @@
+"""Who waits for pages, in what order: by priority, then as they came, with a bound on overtaking."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from specbuild.runtime.request import MOST_URGENT, Request, SequenceState
+
+# Later requests of higher priority that may be admitted before one that waits.
+MOST_OVERTAKES = 100
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A request that waits for pages; ``preempted`` is what it was before it lost them."""
+
+    index: int
+    request: Request
+    preempted: SequenceState | None = None
+    overtaken: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that it begins with: its prompt, and what it had emitted."""
+        if self.preempted is None:
+            return len(self.request.prompt_ids)
+        return max(self.preempted.known, self.preempted.recorded)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Less comes first."""
+        return (self.request.priority, self.index)
+
+
+class WaitingQueue:
+    """Requests by priority, the lowest number first, and those of one priority as they came.
+
+    Nobody starves: whom ``MOST_OVERTAKES`` later requests went before has the highest priority
+    from then on, also once it runs.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[Waiting] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return iter(self._entries)
+
+    @property
+    def first(self) -> Waiting:
+        """Who is next."""
+        return self._entries[0]
+
+    def add(self, entry: Waiting) -> None:
+        """Puts a request behind those that go before it."""
+        insort(self._entries, entry, key=lambda waiting: waiting.rank)
+
+    def remove(self, index: int) -> Waiting | None:
+        """Takes a request out, which goes nowhere; None where it does not wait."""
+        for place, entry in enumerate(self._entries):
+            if entry.index == index:
+                return self._entries.pop(place)
+        return None
+
+    def take_first(self) -> Waiting:
+        """Takes the next one out: it is admitted, before all who came earlier."""
+        taken = self._entries.pop(0)
+        if any(entry.index < taken.index for entry in self._entries):
+            self._entries = sorted(
+                (_overtaken(entry, taken) for entry in self._entries), key=lambda w: w.rank
+            )
+        return taken
+
+
+def _overtaken(entry: Waiting, by: Waiting) -> Waiting:
+    if entry.index > by.index:
+        return entry
+    count = entry.overtaken + 1
+    if count < MOST_OVERTAKES:
+        return replace(entry, overtaken=count)
+    return replace(
+        entry, overtaken=count, request=replace(entry.request, priority=MOST_URGENT)
+    )
