@@ -100,12 +100,12 @@ class Soak:
         known = self._random.choice(self._known)
         streamed = self._random.random() < 0.5
         message = request_of(known.path, known.body | {"stream": streamed})
-        while True:
+        for patience_s in (2**i for i in range(99)):
             status, answer = await self.exchange(message)
             if status != 429:
                 break
             self.outcome.retries += 1
-            await asyncio.sleep(1 + 3 * self._random.random())
+            await asyncio.sleep(min(patience_s, 16) * (0.5 + self._random.random()))
         if status != 200:
             return f"whole: {status} {answer[:200]!r}"
         found = answer_of(answer, streamed=streamed)
@@ -229,9 +229,9 @@ def known_answers(engine: Path, count: int, seed: int) -> list[Known]:
     words = ["def", "area", "self", "return", "import", "os", "class", "for", "in", "print", "1"]
     prompts, params, bodies = [], [], []
     for i in range(count):
-        text = " ".join(drawn.choices(words, k=drawn.choice([1, 5, 20, 80])))
+        text = " ".join(drawn.choices(words, k=drawn.choice([1, 4, 12, 60])))
         asked = GenerateParams(
-            max_new_tokens=drawn.choice([1, 4, 16, 48]),
+            max_new_tokens=drawn.choice([1, 2, 8, 32]),
             sampling=SamplingParams(temperature=drawn.choice([0.0, 1.0]), seed=i),
             raw=True,
         )
