@@ -173,8 +173,8 @@ class Scheduler:
             self._prompts.append(sequence)
         if not self._running:
             raise RequestError(
-                f"prompt {self._waiting.first.request.id!r}: no free cache pages; another generation "
-                "on this engine holds them: finish or close it first"
+                f"prompt {self._waiting.first.request.id!r}: no free cache pages; another "
+                "generation on this engine holds them: finish or close it first"
             )
 
     def provide(self) -> PageChanges:

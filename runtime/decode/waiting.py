@@ -1,4 +1,4 @@
-"""Who waits for pages, in what order: by priority, then as they came, with a bound on overtaking."""
+"""Who waits for pages, and in what order: by priority, then as they came, seldom overtaken."""
 
 from __future__ import annotations
 
@@ -82,6 +82,4 @@ def _overtaken(entry: Waiting, by: Waiting) -> Waiting:
     count = entry.overtaken + 1
     if count < MOST_OVERTAKES:
         return replace(entry, overtaken=count)
-    return replace(
-        entry, overtaken=count, request=replace(entry.request, priority=MOST_URGENT)
-    )
+    return replace(entry, overtaken=count, request=replace(entry.request, priority=MOST_URGENT))

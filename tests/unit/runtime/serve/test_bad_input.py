@@ -47,6 +47,12 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     (COMPLETIONS, {"model": NAME, "prompt": "b", "best_of": 3}, 400, "best_of"),
     (COMPLETIONS, {"model": NAME, "prompt": "b", "bad_words": ["c"]}, 400, "bad_words"),
     (COMPLETIONS, {"model": NAME, "prompt": "b", "stream_options": {}}, 400, "stream_options"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "priority": 2**31}, 400, "priority"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "priority": "low"}, 400, "priority"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "timeout": 0}, 400, "timeout"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "timeout": 1e-9}, 504, "timeout"),
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "timeout": 1e-9, "stream": True}, 504, "timeout"),
+    (CHAT, {"model": NAME, "messages": HELLO, "timeout": 1e-9}, 504, "timeout"),
     (CHAT, {"model": NAME, "messages": []}, 400, "messages"),
     (CHAT, {"model": NAME, "messages": [{"role": "king", "content": "b"}]}, 400, "role"),
     (CHAT, {"model": NAME, "messages": [{"role": "user"}]}, 400, "content"),
@@ -196,6 +202,19 @@ def test_a_full_queue_says_when_to_come_back() -> None:
             assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
         wait_until(lambda: app.service.open_requests == 0)
         assert client.post(COMPLETIONS, json={"model": NAME, "prompt": "b"}).status_code == 200
+
+
+def test_a_stream_that_is_late_ends_with_an_error() -> None:
+    with served(worded(max_seq_len=4096)) as (url, app):
+        body = {"model": NAME, "prompt": "b", "max_tokens": 4000, "ignore_eos": True}
+        late = body | {"stream": True, "timeout": 1.0, "priority": -3}
+        with httpx.stream("POST", url + COMPLETIONS, json=late, timeout=60) as answer:
+            lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+        if answer.status_code == 200:  # it had begun, as it does unless the machine is very busy
+            assert lines.pop() == "[DONE]"
+        error = json.loads(lines[-1])["error"]
+        assert error["code"] == "deadline_exceeded" and error["type"] == "timeout_error"
+        wait_until(lambda: app.service.engine.used_pages == 0 and app.service.open_requests == 0)
 
 
 def test_keys_and_origins() -> None:
