@@ -63,14 +63,15 @@ class TextArray:
         """All of them. SpecbuildError where one is not UTF-8."""
         found, place = [], self.start
         data, length_at = self.data, struct.Struct("<Q").unpack_from
-        for _ in range(self.count):
+        for number in range(self.count):
             stop = place + 8 + length_at(data, place)[0]
-            found.append(data[place + 8 : stop])
+            raw = data[place + 8 : stop]
+            try:
+                found.append(raw.decode())
+            except UnicodeDecodeError:
+                decoded(self.where, f"text {number}", raw)
             place = stop
-        try:
-            return [raw.decode() for raw in found]
-        except UnicodeDecodeError:
-            return [decoded(self.where, f"text {n}", raw) for n, raw in enumerate(found)]
+        return found
 
 
 Value: TypeAlias = int | float | bool | str | NumberArray | TextArray

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, TypeAlias, TypeVar
 
 from specbuild.builder.checkpoint.gguf.keys import Value
 from specbuild.builder.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -17,6 +18,9 @@ from specbuild.builder.checkpoint.gguf.vocabulary import (
 )
 from specbuild.runtime.errors import SpecbuildError
 
+Merge: TypeAlias = tuple[str, str]
+Item = TypeVar("Item")
+_PIECE = 1 << 12
 _TEMPLATE = "tokenizer.chat_template"
 _SPACE = "▁"  # what SentencePiece writes for a blank
 
@@ -32,9 +36,9 @@ def text_files(vocabulary: Vocabulary, keys: Mapping[str, Value]) -> dict[str, b
             f"{vocabulary.where}: {PREFIX}model {vocabulary.model!r} is not read (read: "
             f"{', '.join(makers)}); build from the model's safetensors"
         )
-    tokenizer = makers[vocabulary.model](vocabulary)
+    tokenizer, merges = makers[vocabulary.model](vocabulary)
     files = {
-        "tokenizer.json": _json(tokenizer),
+        "tokenizer.json": _document(tokenizer, vocabulary.tokens, merges),
         "tokenizer_config.json": _json(_settings(vocabulary)),
     }
     template = keys.get(_TEMPLATE)
@@ -43,15 +47,15 @@ def text_files(vocabulary: Vocabulary, keys: Mapping[str, Value]) -> dict[str, b
     return files
 
 
-def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
+def _byte_level(vocabulary: Vocabulary) -> tuple[dict[str, Any], Iterable[Merge]]:
     pre = _pre_tokenizer(vocabulary)
-    merges = [_halves(vocabulary, merge) for merge in vocabulary.texts("merges")]
+    merges = (_halves(vocabulary, merge) for merge in vocabulary.texts("merges"))
     cuts = [
         {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
         for cut in pre.cuts
     ]
     levels = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    return {
+    tokenizer = {
         **_frame(vocabulary, begins=pre.begins),
         "normalizer": {"type": "NFC"} if pre.composed else None,
         "pre_tokenizer": {
@@ -59,17 +63,18 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
             "pretokenizers": [*cuts, {**levels, "use_regex": False}],
         },
         "decoder": {**levels, "use_regex": True},
-        "model": _bpe(vocabulary, merges, whole_words=pre.whole_words),
+        "model": _bpe(whole_words=pre.whole_words),
     }
+    return tokenizer, merges
 
 
-def _sentence_piece(vocabulary: Vocabulary) -> dict[str, Any]:
+def _sentence_piece(vocabulary: Vocabulary) -> tuple[dict[str, Any], Iterable[Merge]]:
     prefixed = vocabulary.flag("add_space_prefix", True)
     blanks = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     prefix = [{"type": "Prepend", "prepend": _SPACE}] if prefixed else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
     unknown = vocabulary.named("unknown")
-    return {
+    tokenizer = {
         **_frame(vocabulary, begins=True),
         "normalizer": {"type": "Sequence", "normalizers": [*prefix, blanks]},
         "pre_tokenizer": None,
@@ -83,12 +88,10 @@ def _sentence_piece(vocabulary: Vocabulary) -> dict[str, Any]:
             ],
         },
         "model": _bpe(
-            vocabulary,
-            _merges_by_score(vocabulary),
-            unknown=None if unknown is None else vocabulary.tokens[unknown],
-            byte_fallback=True,
+            unknown=None if unknown is None else vocabulary.tokens[unknown], byte_fallback=True
         ),
     }
+    return tokenizer, _merges_by_score(vocabulary)
 
 
 def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
@@ -102,7 +105,7 @@ def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def _halves(vocabulary: Vocabulary, merge: str) -> tuple[str, str]:
+def _halves(vocabulary: Vocabulary, merge: str) -> Merge:
     # A token may be a blank itself, so that the one between them is not the first.
     first, _, second = merge[1:].partition(" ")
     if not second or " " in second:
@@ -113,7 +116,7 @@ def _halves(vocabulary: Vocabulary, merge: str) -> tuple[str, str]:
     return merge[0] + first, second
 
 
-def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def _merges_by_score(vocabulary: Vocabulary) -> list[Merge]:
     """Every way to put a token together of two others, the token with the best score first."""
     places = {token: number for number, token in enumerate(vocabulary.tokens)}
     found = []
@@ -127,8 +130,6 @@ def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _bpe(
-    vocabulary: Vocabulary,
-    merges: list[tuple[str, str]],
     *,
     whole_words: bool = False,
     unknown: str | None = None,
@@ -143,8 +144,6 @@ def _bpe(
         "fuse_unk": byte_fallback,
         "byte_fallback": byte_fallback,
         "ignore_merges": whole_words,
-        "vocab": {token: number for number, token in enumerate(vocabulary.tokens)},
-        "merges": merges,
     }
 
 
@@ -210,6 +209,29 @@ def _settings(vocabulary: Vocabulary) -> dict[str, Any]:
         "clean_up_tokenization_spaces": False,
         **{name: vocabulary.tokens[n] for name, n in named.items() if n is not None},
     }
+
+
+def _document(tokenizer: dict[str, Any], tokens: list[str], merges: Iterable[Merge]) -> bytes:
+    """The tokenizer with vocabulary and merges in its model, written piece by piece."""
+    head = _json(tokenizer)
+    assert head.endswith(b"}}")
+    vocab = (dict(piece) for piece in _pieces((token, n) for n, token in enumerate(tokens)))
+    return b"".join(
+        [
+            head[:-2],
+            b',"vocab":{',
+            b",".join(_json(piece)[1:-1] for piece in vocab),
+            b'},"merges":[',
+            b",".join(_json(piece)[1:-1] for piece in _pieces(merges)),
+            b"]}}",
+        ]
+    )
+
+
+def _pieces(items: Iterable[Item]) -> Iterator[list[Item]]:
+    left = iter(items)
+    while piece := list(islice(left, _PIECE)):
+        yield piece
 
 
 def _json(data: Any) -> bytes:

@@ -1,0 +1,152 @@
+"""How fast GGUF files are read: a large vocabulary's header, and blocks beside ``cp``.
+
+``header FILE`` writes a file with 200,000 tokens, merges and types, opens it, and makes its
+tokenizer; ``gguf-py FILE`` opens the same with gguf-py. ``blocks FOLDER`` writes layers of
+llama-3.3-70b's sizes as Q4_K (random blocks), dequantises every tensor to disk, and copies as many
+bytes with ``cp``. Each prints one line of JSON. Run each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+
+from specbuild.builder.checkpoint.gguf.parts import open_model
+from specbuild.builder.checkpoint.gguf.tokenizer import text_files
+from specbuild.builder.checkpoint.gguf.values import read_values
+from specbuild.builder.checkpoint.gguf.vocabulary import read_vocabulary
+
+TOKENS = 200_000
+HIDDEN, INNER, KV = 8192, 28672, 1024
+MATRICES = {
+    "attn_q": (HIDDEN, HIDDEN), "attn_k": (KV, HIDDEN), "attn_v": (KV, HIDDEN),
+    "attn_output": (HIDDEN, HIDDEN), "ffn_gate": (INNER, HIDDEN), "ffn_up": (INNER, HIDDEN),
+    "ffn_down": (HIDDEN, INNER),
+}  # fmt: skip
+Q4_K = gguf.GGMLQuantizationType.Q4_K
+
+
+def write_vocabulary(file: Path) -> None:
+    """Tokens and merges of about the length that real ones have."""
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_string("tokenizer.ggml.model", "gpt2")
+    writer.add_string("tokenizer.ggml.pre", "llama-bpe")
+    writer.add_array("tokenizer.ggml.tokens", [f"tok{n}" for n in range(TOKENS)])
+    writer.add_array("tokenizer.ggml.merges", [f"t{n} u{n}" for n in range(TOKENS)])
+    writer.add_array("tokenizer.ggml.token_type", [1] * TOKENS)
+    _finish(writer)
+
+
+def write_layers(file: Path, layers: int) -> None:
+    """Layers of random blocks, whose scales are small numbers."""
+    writer = gguf.GGUFWriter(file, "llama", use_temp_file=False)
+    random = np.random.default_rng(0)
+    for layer in range(layers):
+        for name, (rows, columns) in MATRICES.items():
+            raw = random.integers(0, 256, (rows * columns // 256, 144), dtype=np.uint8)
+            raw[:, :4] = np.array([0.001, 0.01], np.float16).view(np.uint8)
+            stored = raw.reshape(rows, columns // 256 * 144)
+            writer.add_tensor(f"blk.{layer}.{name}.weight", stored, raw_dtype=Q4_K)
+    _finish(writer)
+
+
+def header(file: Path) -> dict[str, Any]:
+    """Seconds, and megabytes at the peak: of opening, then of making ``tokenizer.json`` too."""
+    before, started = _resident("VmRSS"), time.perf_counter()
+    model = open_model(file)
+    opened = time.perf_counter() - started
+    after = _resident("VmHWM")
+    vocabulary = read_vocabulary(str(file), model.keys, TOKENS)
+    assert vocabulary is not None
+    size = len(text_files(vocabulary, model.keys)["tokenizer.json"])
+    return {
+        "open_s": round(opened, 3),
+        "open_mb": round(after - before, 1),
+        "with_tokenizer_s": round(time.perf_counter() - started, 3),
+        "with_tokenizer_mb": round(_resident("VmHWM") - before, 1),
+        "tokenizer_json_mb": round(size / 1e6, 1),
+    }
+
+
+def gguf_py(file: Path) -> dict[str, Any]:
+    """The same of gguf-py's reader."""
+    before, started = _resident("VmRSS"), time.perf_counter()
+    gguf.GGUFReader(file)
+    return {
+        "gguf_py_s": round(time.perf_counter() - started, 3),
+        "gguf_py_mb": round(_resident("VmHWM") - before, 1),
+    }
+
+
+def blocks(folder: Path, layers: int, dtype: str) -> dict[str, Any]:
+    """Gigabytes a second of dequantising to disk, and of ``cp`` of a file of the same size."""
+    file, output, copy = (folder / name for name in ("layers.gguf", "weights", "copy"))
+    if not file.exists():
+        write_layers(file, layers)
+    wanted = getattr(torch, dtype)
+    started = time.perf_counter()
+    reading = 0.0
+    with output.open("wb") as stream:
+        for tensor in open_model(file).tensors.values():
+            begun = time.perf_counter()
+            values = read_values(tensor, wanted)
+            reading += time.perf_counter() - begun
+            stream.write(values.view(torch.uint8).numpy().data)
+    seconds = time.perf_counter() - started
+    size = output.stat().st_size
+    started = time.perf_counter()
+    subprocess.run(["cp", output, copy], check=True)
+    copying = time.perf_counter() - started
+    output.unlink()
+    copy.unlink()
+    return {
+        "dtype": dtype, "threads": torch.get_num_threads(), "source_gb": file.stat().st_size / 1e9,
+        "written_gb": size / 1e9, "seconds": round(seconds, 1),
+        "of_which_dequantising": round(reading, 1), "cp_seconds": round(copying, 1),
+        "share_of_cp": round(copying / seconds, 2), "peak_rss_mb": round(_resident("VmHWM")),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Runs what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["header", "gguf-py", "blocks"])
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--dtype", default="bfloat16")
+    arguments = parser.parse_args()
+    path = arguments.path
+    if arguments.what != "blocks" and not path.exists():
+        write_vocabulary(path)
+        parser.exit(message="the file is written; run again\n")
+    if arguments.what == "blocks":
+        print(json.dumps(blocks(path, arguments.layers, arguments.dtype)))
+    else:
+        print(json.dumps((header if arguments.what == "header" else gguf_py)(path)))
+
+
+def _finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _resident(field: str) -> float:
+    """Megabytes of this process: ``VmRSS`` now, ``VmHWM`` at the peak; the mapped file counts."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) / 1e3
+    raise LookupError(field)
+
+
+if __name__ == "__main__":
+    main()
