@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from specbuild.plugins_cuda.moe.e2m1 import E2M1_CODES
@@ -72,8 +73,8 @@ def _q4_k(raw: Bytes, out: Floats) -> None:
     scales, minima = _scales_and_minima(raw)
     values = out.reshape(-1, 8, 32)
     values.reshape(-1, 4, 2, 32)[...] = _nibbles(raw[:, 16:], 32)
-    values *= scales
-    values -= minima
+    _scaled(values, scales)
+    _less(values, minima)
 
 
 def _q5_k(raw: Bytes, out: Floats) -> None:
@@ -85,8 +86,8 @@ def _q5_k(raw: Bytes, out: Floats) -> None:
         codes[:, part] |= bit.view(np.uint8)
     values = out.reshape(-1, 8, 32)
     values[...] = codes
-    values *= scales
-    values -= minima
+    _scaled(values, scales)
+    _less(values, minima)
 
 
 def _q6_k(raw: Bytes, out: Floats) -> None:
@@ -99,7 +100,7 @@ def _q6_k(raw: Bytes, out: Floats) -> None:
     values[...] = low.reshape(-1, 16, 16)
     values -= np.float32(32)
     scales = raw[:, 192:208].view(np.int8).astype(np.float32) * _halves(raw, 208)
-    values *= scales[:, :, None]
+    _scaled(values, scales[:, :, None])
 
 
 def _mxfp4(raw: Bytes, out: Floats) -> None:
@@ -126,6 +127,16 @@ _UNPACK: dict[str, Callable[[Bytes, Floats], None]] = {
 }
 
 
+def _scaled(values: Floats, factors: Floats) -> None:
+    """``values *= factors``, by torch: numpy is slow where the last axis is one number."""
+    torch.from_numpy(values).mul_(torch.from_numpy(factors))
+
+
+def _less(values: Floats, parts: Floats) -> None:
+    """``values -= parts``, by torch."""
+    torch.from_numpy(values).sub_(torch.from_numpy(parts))
+
+
 def _halves(raw: Bytes, place: int) -> Floats:
     """The float16 at byte ``place`` of every block, as float32 [n, 1]."""
     return np.ascontiguousarray(raw[:, place : place + 2]).view(np.float16).astype(np.float32)
@@ -138,11 +149,11 @@ def _words(raw: Bytes) -> NDArray[np.uint32]:
 
 def _nibbles(raw: Bytes, run: int) -> Bytes:
     """Bytes [n, b] as codes [n, b / run, 2, run]: of every run the low nibbles, then the high."""
-    words = _words(raw).reshape(len(raw), -1, run // 4)
-    codes = np.empty((*words.shape[:2], 2, run // 4), np.uint32)
-    np.bitwise_and(words, _LOW_NIBBLES, out=codes[:, :, 0])
-    np.right_shift(words, np.uint32(4), out=codes[:, :, 1])
-    codes[:, :, 1] &= _LOW_NIBBLES
+    words = _words(raw)
+    codes = np.empty((len(raw), raw.shape[1] // run, 2, run // 4), np.uint32)
+    low = (words & _LOW_NIBBLES).reshape(len(raw), -1, run // 4)
+    high = ((words >> np.uint32(4)) & _LOW_NIBBLES).reshape(low.shape)
+    np.stack([low, high], axis=2, out=codes)
     return codes.view(np.uint8)
 
 
@@ -156,11 +167,11 @@ def _five_bits(high: Bytes, low: Bytes, out: Floats) -> None:
 
 def _scales_and_minima(raw: Bytes) -> tuple[Floats, Floats]:
     """What the eight parts of a block are multiplied by, and what is taken off: [n, 8, 1] each."""
-    packed = raw[:, 4:16]
-    first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
-    scales = np.concatenate([first & 63, (third & 15) | ((first >> 2) & 48)], axis=1)
-    minima = np.concatenate([second & 63, (third >> 4) | ((second >> 2) & 48)], axis=1)
-    return (
-        (_halves(raw, 0) * scales.astype(np.float32))[:, :, None],
-        (_halves(raw, 2) * minima.astype(np.float32))[:, :, None],
-    )
+    first, second, third = np.ascontiguousarray(raw[:, 4:16]).view(np.uint32).T
+    found = []
+    for place, low, high in ((0, first, third), (2, second, third >> np.uint32(4))):
+        six = np.empty((len(raw), 2), np.uint32)
+        six[:, 0] = low & np.uint32(0x3F3F3F3F)
+        six[:, 1] = (high & _LOW_NIBBLES) | ((low >> np.uint32(2)) & np.uint32(0x30303030))
+        found.append((six.view(np.uint8) * _halves(raw, place))[:, :, None])
+    return found[0], found[1]
