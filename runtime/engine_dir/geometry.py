@@ -271,6 +271,7 @@ class Eagle3Geometry:
     ``d2t_form`` is what the checkpoint's ``d2t`` holds; the engine's always holds offsets.
     ``norm_before_fc`` is one norm over the concatenated states, ``fc_norm`` one for each of them.
     ``dtype`` is how the engine stores the weights of the projections; None before it is built.
+    ``attention`` is what its attention has beside weights, ``mlp_bias`` whether its MLP has biases.
     """
 
     architecture: str
@@ -294,6 +295,8 @@ class Eagle3Geometry:
     norm_output: bool
     fc_norm: bool = False
     dtype: str | None = field(default=None, metadata=one_of(WEIGHT_STORAGES))
+    attention: AttentionParts = field(default=AttentionParts(), metadata=of_feature("draft_parts"))
+    mlp_bias: bool = field(default=False, metadata=of_feature("draft_parts"))
 
     @property
     def latent_dims(self) -> tuple[int, ...]:

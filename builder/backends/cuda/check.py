@@ -151,6 +151,16 @@ def _require_variant(draft: Eagle3Geometry) -> None:
                 f"the draft norms the target's states before fc ({name}), which no CUDA kernel "
                 "computes; build with --backend cpu or without --draft"
             )
+    for name, found in (
+        ("norms of queries and keys (model_type qwen3)", draft.attention.qk_norm != "none"),
+        ("biases of attention", draft.attention.qkv_bias or draft.attention.output_bias),
+        ("biases of its MLP (mlp_bias)", draft.mlp_bias),
+    ):
+        if found:
+            raise SpecbuildError(
+                f"the draft has {name}, which are built for the CPU only; build with --backend cpu "
+                "or without --draft"
+            )
 
 
 def _require_tiles(model: str, *, rows: dict[str, int], columns: dict[str, int]) -> None:

@@ -14,7 +14,8 @@ from specbuild.builder.checkpoint.rope import describe, read_rope
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, open_directory
 from specbuild.builder.families.eagle3.config import DraftConfig, read_draft_config
 from specbuild.builder.families.eagle3.vocabulary_map import read_offsets
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.builder.families.parts.tensor_shapes import prefixed, swiglu_shapes
+from specbuild.runtime.engine_dir.geometry import AttentionParts, Eagle3Geometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 DEFAULT_THETA = 10000.0
@@ -32,6 +33,8 @@ def read_eagle3(
     """
     config = read_draft_config(top, target, strict)
     tensors = _canonical_names(path, open_directory(path))
+    if config.tied_head:
+        _tie_head(path, tensors, target)
     geometry = _read_geometry(path, config, tensors, target)
     expected = draft_tensors(geometry, target)
     if "t2d" in tensors and "d2t" in expected:
@@ -46,6 +49,7 @@ def draft_tensors(g: Eagle3Geometry, target: TargetGeometry) -> dict[str, Expect
     """Canonical name → shape and dtypes of the tensors that a draft of this geometry holds."""
     width = 2 * g.hidden if g.input_width == "embedding_and_hidden" else g.hidden
     q_rows, kv_rows = g.q_heads * g.head_dim, g.kv_heads * g.head_dim
+    mlp = swiglu_shapes(g.hidden, g.inner, bias=g.mlp_bias)
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (g.hidden, len(g.aux_layers) * target.hidden),
         "norm.weight": (g.hidden,),
@@ -55,10 +59,15 @@ def draft_tensors(g: Eagle3Geometry, target: TargetGeometry) -> dict[str, Expect
         f"{LAYER}self_attn.k_proj.weight": (kv_rows, width),
         f"{LAYER}self_attn.v_proj.weight": (kv_rows, width),
         f"{LAYER}self_attn.o_proj.weight": (g.hidden, q_rows),
-        f"{LAYER}mlp.gate_proj.weight": (g.inner, g.hidden),
-        f"{LAYER}mlp.up_proj.weight": (g.inner, g.hidden),
-        f"{LAYER}mlp.down_proj.weight": (g.hidden, g.inner),
+        **prefixed(f"{LAYER}mlp.", mlp),
     }
+    if g.attention.qkv_bias:
+        rows = {"q": q_rows, "k": kv_rows, "v": kv_rows}
+        shapes |= {f"{LAYER}self_attn.{part}_proj.bias": (n,) for part, n in rows.items()}
+    if g.attention.output_bias:
+        shapes[f"{LAYER}self_attn.o_proj.bias"] = (g.hidden,)
+    if g.attention.qk_norm == "head":
+        shapes |= {f"{LAYER}self_attn.{part}_norm.weight": (g.head_dim,) for part in "qk"}
     if g.input_width == "embedding_and_hidden":
         shapes[f"{LAYER}input_layernorm.weight"] = (g.hidden,)
     if g.own_embedding:
@@ -127,9 +136,34 @@ def _read_geometry(
         norm_before_residual=config.norm_before_residual,
         norm_output=config.norm_output,
         fc_norm=config.fc_norm or (config.norm_before_fc and per_state),
+        attention=_attention_parts(decoder),
+        mlp_bias=decoder.boolean("mlp_bias", False),
     )
     _check_fit(path, geometry, config, target)
     return geometry
+
+
+def _attention_parts(decoder: Config) -> AttentionParts:
+    """``attention_bias`` is that of all four projections, ``qkv_bias`` of the first three."""
+    every = decoder.boolean("attention_bias", False)
+    return AttentionParts(
+        qkv_bias=every or decoder.boolean("qkv_bias", False),
+        output_bias=every,
+        qk_norm="head" if decoder.get("model_type") == "qwen3" else "none",
+    )
+
+
+def _tie_head(path: Path, tensors: dict[str, SourceTensor], target: TargetGeometry) -> None:
+    """Makes the draft's own embedding its head's source, where it has no head."""
+    embedding = tensors.get("embed_tokens.weight")
+    if "lm_head.weight" in tensors or (embedding is None and target.tied_head):
+        return
+    if embedding is None:
+        raise SpecbuildError(
+            f"{path}: tie_word_embeddings is true, but the draft has no embedding of its own; set "
+            "it to false to take the target's head"
+        )
+    tensors["lm_head.weight"] = dataclasses.replace(embedding, name="lm_head.weight")
 
 
 def _read_aux_layers(
@@ -247,9 +281,9 @@ def _hints(config: DraftConfig, tensors: dict[str, SourceTensor]) -> list[str]:
             "norms before fc are present, but the config has neither norm_before_fc nor fc_norm"
         )
     if any(name.endswith(("q_norm.weight", "k_norm.weight")) for name in tensors):
-        hints.append("norms on q and k are not implemented")
+        hints.append("norms on q and k are those of a draft of model_type qwen3")
     if any(name.endswith("_proj.bias") for name in tensors):
-        hints.append("biases in the draft are not implemented")
+        hints.append("biases are there with attention_bias, qkv_bias or mlp_bias only")
     if any(".mlp.experts." in name for name in tensors):
         hints.append("the draft's MLP has experts; only a dense MLP is implemented")
     return hints

@@ -42,6 +42,7 @@ class DraftConfig:
     norm_before_residual: bool
     norm_output: bool
     sliding_window: int
+    tied_head: bool
     warnings: tuple[str, ...]
 
 
@@ -76,7 +77,9 @@ def read_draft_config(top: Config, target: TargetGeometry, strict: bool) -> Draf
         norm_before_residual=_norm_before_residual(top, eagle, nested),
         norm_output=_flag(top, eagle, "norm_output"),
         sliding_window=_sliding_window(decoder),
-        warnings=warnings + note,
+        tied_head=top.boolean("tie_word_embeddings", False)
+        or decoder.boolean("tie_word_embeddings", False),
+        warnings=warnings + note + _layers_note(decoder) + _norm_output_note(top, eagle, nested),
     )
 
 
@@ -86,6 +89,28 @@ def _flag(top: Config, eagle: Config, name: str) -> bool:
     if len(values) > 1:
         raise eagle.wrong(name, f"the value outside of eagle_config, {top.get(name)!r}")
     return values == {True}
+
+
+def _layers_note(decoder: Config) -> tuple[str, ...]:
+    """That the number of layers is not the draft's: its tensors must be those of one."""
+    layers = decoder.integer("num_hidden_layers", 1)
+    if layers == 1:
+        return ()
+    return (
+        f"{decoder.label}: num_hidden_layers {layers} was taken for the target's; the draft is "
+        "read as one layer",
+    )
+
+
+def _norm_output_note(top: Config, eagle: Config, nested: bool) -> tuple[str, ...]:
+    """What to know of a flag that two trainers mean differently."""
+    if nested or not _flag(top, eagle, "norm_output"):
+        return ()
+    return (
+        f"{top.label}: norm_output was read as speculators means it, the next level reads the "
+        "normed state; set it to false if SpecForge trained the draft, where it is the norm before "
+        "the head only (tokens are right either way, fewer are accepted if it is wrong)",
+    )
 
 
 def _norm_before_residual(top: Config, eagle: Config, nested: bool) -> bool:

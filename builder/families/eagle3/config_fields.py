@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from specbuild.builder.checkpoint.config_fields import FieldTable
 
+# Layers of the second kind norm queries and keys, head by head.
+MODEL_TYPES = ("llama", "qwen3")
+
 DRAFT_DECODER = FieldTable(
     read=frozenset(
         {
@@ -21,15 +24,17 @@ DRAFT_DECODER = FieldTable(
             "layer_types",
             "sliding_window",
             "use_sliding_window",
+            "num_hidden_layers",
+            "attention_bias",
+            "qkv_bias",
+            "mlp_bias",
+            "tie_word_embeddings",
         }
     ),
     only={
-        "model_type": ("llama",),
-        "num_hidden_layers": (1,),
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
+        "model_type": MODEL_TYPES,
         "hidden_act": ("silu",),
-        "tie_word_embeddings": (False,),
+        "logit_scale": (1.0,),
         "quantization_config": (),
     },
     inert=frozenset({"architectures", "eos_token_id", "max_window_layers"}),
@@ -49,9 +54,10 @@ DRAFT_TOP = FieldTable(
             "eagle_aux_hidden_state_layer_ids",
             "transformer_layer_config",
             "speculators_model_type",
+            "tie_word_embeddings",
         }
     ),
-    only={"tie_word_embeddings": (False,), "quantization_config": ()},
+    only={"logit_scale": (1.0,), "quantization_config": ()},
     inert=frozenset(
         {
             "model_type",

@@ -21,18 +21,26 @@ class DraftAttention(nn.Module):
         super().__init__()
         self.geometry = d
         width = 2 * d.hidden if d.input_width == "embedding_and_hidden" else d.hidden
-        self.q_proj = nn.Linear(width, d.q_heads * d.head_dim, bias=False)
-        self.k_proj = nn.Linear(width, d.kv_heads * d.head_dim, bias=False)
-        self.v_proj = nn.Linear(width, d.kv_heads * d.head_dim, bias=False)
-        self.o_proj = nn.Linear(d.q_heads * d.head_dim, d.hidden, bias=False)
+        parts = d.attention
+        self.q_proj = nn.Linear(width, d.q_heads * d.head_dim, bias=parts.qkv_bias)
+        self.k_proj = nn.Linear(width, d.kv_heads * d.head_dim, bias=parts.qkv_bias)
+        self.v_proj = nn.Linear(width, d.kv_heads * d.head_dim, bias=parts.qkv_bias)
+        self.o_proj = nn.Linear(d.q_heads * d.head_dim, d.hidden, bias=parts.output_bias)
+        if parts.qk_norm == "head":
+            self.q_norm = LlamaNorm(d.head_dim, d.rms_eps)
+            self.k_norm = LlamaNorm(d.head_dim, d.rms_eps)
 
     def forward(
         self, u: torch.Tensor, pools: LayerPools, view: GroupView, launch: Launch, tables: Any
     ) -> tuple[torch.Tensor, LayerPools]:
         """``u`` [T, width] → [T, H] and the written pools."""
         d = self.geometry
-        q = rotate(self.q_proj(u), tables, launch.positions, d.q_heads)
-        k = rotate(self.k_proj(u), tables, launch.positions, d.kv_heads)
+        q, k = self.q_proj(u), self.k_proj(u)
+        if d.attention.qk_norm == "head":
+            q = self.q_norm(q.unflatten(1, (d.q_heads, -1))).flatten(1)
+            k = self.k_norm(k.unflatten(1, (d.kv_heads, -1))).flatten(1)
+        q = rotate(q, tables, launch.positions, d.q_heads)
+        k = rotate(k, tables, launch.positions, d.kv_heads)
         v = self.v_proj(u).view(-1, d.kv_heads, d.head_dim)
         attended, written = write_and_attend((q, k, v), pools, view, launch, None, d.sliding_window)
         return self.o_proj(attended), written
@@ -48,7 +56,7 @@ class MidLayer(nn.Module):
         self.hidden_norm = LlamaNorm(d.hidden, d.rms_eps)
         self.self_attn = DraftAttention(d)
         self.post_attention_layernorm = LlamaNorm(d.hidden, d.rms_eps)
-        self.mlp = SwigluMlp(d.hidden, d.inner)
+        self.mlp = SwigluMlp(d.hidden, d.inner, bias=d.mlp_bias)
 
 
 class DraftWeights(nn.Module):

@@ -42,7 +42,9 @@ class ReferenceDraft(PathDraft):
             if name not in ("d2t", "t2d")
         }
         self.embedding = self.weights.get("embed_tokens.weight", embedding.float())
-        self.head = self.weights.get("lm_head.weight", head.float())
+        tied = config.get("tie_word_embeddings") or decoder.get("tie_word_embeddings")
+        shared = self.embedding if tied else head.float()
+        self.head = self.weights.get("lm_head.weight", shared)
         offsets = tensors.get("d2t")
         ids = torch.arange(len(self.head))
         self.target_ids = ids if offsets is None else ids + offsets
@@ -88,8 +90,7 @@ class ReferenceDraft(PathDraft):
         )
 
     def _attention(self, u: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        q = self._rotated(self._linear(u, "self_attn.q_proj"), positions)
-        k = self._rotated(self._linear(u, "self_attn.k_proj"), positions)
+        q, k = (self._rotated(self._by_head(u, part), positions) for part in "qk")
         v = self._linear(u, "self_attn.v_proj").unflatten(-1, (-1, self.head_dim))
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -101,14 +102,21 @@ class ReferenceDraft(PathDraft):
         weights = logits.masked_fill(hidden, -torch.inf).softmax(dim=-1)
         return self._linear(torch.einsum("hqk,khd->qhd", weights, v).flatten(1), "self_attn.o_proj")
 
+    def _by_head(self, u: torch.Tensor, part: str) -> torch.Tensor:
+        """Queries or keys [T, heads, D] before they turn."""
+        x = self._linear(u, f"self_attn.{part}_proj").unflatten(-1, (-1, self.head_dim))
+        norm = f"midlayer.self_attn.{part}_norm"
+        return self._norm(x, norm) if f"{norm}.weight" in self.weights else x
+
     def _rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         angle = positions[:, None, None] * self.frequencies
         cos, sin = angle.cos() * self.attention_factor, angle.sin() * self.attention_factor
-        first, second = x.unflatten(-1, (-1, self.head_dim)).chunk(2, dim=-1)
+        first, second = x.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return x @ self.weights[f"midlayer.{name}.weight"].T
+        bias = self.weights.get(f"midlayer.{name}.bias", torch.zeros(()))
+        return x @ self.weights[f"midlayer.{name}.weight"].T + bias
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         scale = (x.square().mean(dim=-1, keepdim=True) + self.eps).rsqrt()

@@ -95,6 +95,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], NextManifest]:
 
 def test_what_version_3_brings_is_named() -> None:
     assert known_features(Manifest) == {
+        "draft_parts",
         "dsa",
         "latents",
         "linear_rope",

@@ -64,12 +64,14 @@ def test_draft_of_a_wider_target(tmp_path: Path, geometry: TargetGeometry) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention_bias": True}, "attention_bias True is not implemented (supported: False)"),
-        ({"mlp_bias": True}, "mlp_bias True is not implemented"),
+        ({"attention_bias": True}, "missing: midlayer.self_attn.q_proj.bias, shape [128]"),
+        ({"qkv_bias": True}, "missing: midlayer.self_attn.v_proj.bias, shape [64]"),
+        ({"mlp_bias": True}, "missing: midlayer.mlp.up_proj.bias, shape [96]"),
+        ({"logit_scale": 0.5}, "logit_scale 0.5 is not implemented"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not implemented"),
-        ({"model_type": "qwen3"}, "model_type 'qwen3' is not implemented (supported: 'llama')"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers 2 is not implemented"),
-        ({"tie_word_embeddings": True}, "tie_word_embeddings True is not implemented"),
+        ({"model_type": "qwen3"}, "missing: midlayer.self_attn.q_norm.weight, shape [32]"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: got 0, expected a whole number of 1"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings: got 'no', expected true or false"),
         (
             {"quantization_config": {"bits": 4}},
             "quantization_config {'bits': 4} is not implemented",
@@ -110,8 +112,8 @@ def test_unknown_fields(draft: Path, geometry: TargetGeometry) -> None:
 
 
 EXTRAS = {
-    "midlayer.self_attn.q_proj.bias": "biases in the draft are not implemented",
-    "midlayer.self_attn.q_norm.weight": "norms on q and k are not implemented",
+    "midlayer.self_attn.q_proj.bias": "biases are there with attention_bias, qkv_bias or",
+    "midlayer.self_attn.q_norm.weight": "norms on q and k are those of a draft of model_type qwen3",
     "layers.1.self_attn.q_proj.weight": "the draft has several layers; one is implemented",
     "midlayer.mlp.experts.0.up_proj.weight": "only a dense MLP is implemented",
     "input_norm.weight": "norms before fc are present",
