@@ -152,7 +152,7 @@ def _require_variant(draft: Eagle3Geometry) -> None:
                 "computes; build with --backend cpu or without --draft"
             )
     for name, found in (
-        ("norms of queries and keys (model_type qwen3)", draft.attention.qk_norm != "none"),
+        ("norms of queries and keys", draft.attention.qk_norm != "none"),
         ("biases of attention", draft.attention.qkv_bias or draft.attention.output_bias),
         ("biases of its MLP (mlp_bias)", draft.mlp_bias),
     ):
