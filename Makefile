@@ -100,9 +100,11 @@ lint: setup types
 	$(BIN)/mypy -p specbuild
 	find plugins_cuda -name '*.cu' -o -name '*.cuh' | xargs -r $(BIN)/clang-format --dry-run --Werror
 
-# What documents take from elsewhere: options from the command line, figures from benchmarks/results.
+# What documents take from elsewhere: options from the command line, the API's fields from the server,
+# figures from benchmarks/results.
 docs: setup
 	$(BIN)/python docs/write_cli.py
+	$(BIN)/python docs/write_openapi.py
 	$(BIN)/python benchmarks/figures.py
 
 clean:

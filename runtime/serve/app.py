@@ -21,6 +21,7 @@ from specbuild.runtime.serve.completions import CompletionFields, Completions
 from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.guards import Failures, Keys
 from specbuild.runtime.serve.http import Endpoint
+from specbuild.runtime.serve.openapi import openapi_document
 from specbuild.runtime.serve.parsers.registry import ParserForm
 from specbuild.runtime.serve.responses.fields import ResponseFields
 from specbuild.runtime.serve.responses.route import Responses
@@ -120,6 +121,7 @@ class App:
             Route("/load", self._load),
             Route("/version", self._version),
             Route("/metrics", self._metrics),
+            Route("/openapi.json", self._openapi),
         ]
 
     def _page(self) -> list[Route]:
@@ -180,6 +182,9 @@ class App:
 
     async def _load(self, _request: HttpRequest) -> Response:
         return JSONResponse({"server_load": self.service.open_requests} | asdict(self.service.load))
+
+    async def _openapi(self, _request: HttpRequest) -> Response:
+        return JSONResponse(openapi_document())
 
     async def _version(self, _request: HttpRequest) -> Response:
         return JSONResponse({"version": version("specbuild")})

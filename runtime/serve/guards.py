@@ -14,7 +14,16 @@ from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.http import send_error
 
 # What is asked of a server by those who watch it, which have no key.
-_OPEN_PATHS = ("/health", "/ping", "/metrics", "/version", "/load", "/", "/favicon.ico")
+_OPEN_PATHS = (
+    "/",
+    "/favicon.ico",
+    "/health",
+    "/load",
+    "/metrics",
+    "/openapi.json",
+    "/ping",
+    "/version",
+)
 _OPEN_FOLDER = "/page/"
 log = logging.getLogger("specbuild.serve")
 

@@ -136,6 +136,11 @@ def test_the_command_line_document_is_current() -> None:
     assert script("docs/write_cli.py").page(written) == written, "run: make docs"
 
 
+def test_the_api_is_that_of_the_server() -> None:
+    written = (ROOT / "docs" / "openapi.json").read_text(encoding="utf-8")
+    assert script("docs/write_openapi.py").document_text() == written, "run: make docs"
+
+
 def test_figures_of_documents_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     figures = script("benchmarks/figures.py")
