@@ -170,9 +170,11 @@ class _WithoutTitles(GenerateJsonSchema):
 
 def openapi_document() -> Schema:
     """The document, which is the same for every engine."""
-    bodies = {op.body: "validation" for op in _OPERATIONS if op.body is not None}
+    bodies = [op.body for op in _OPERATIONS if op.body is not None]
     _, defined = models_json_schema(
-        list(bodies.items()), ref_template=_REF, schema_generator=_WithoutTitles
+        [(body, "validation") for body in bodies],
+        ref_template=_REF,
+        schema_generator=_WithoutTitles,
     )
     error = _object(message="string", type="string", param="string?", code="string?")
     schemas = {

@@ -62,7 +62,8 @@ def answer(prompt: str) -> str:
         text = f"The tool said: {said.removeprefix('tool:')}"
     elif "weather" in said and tool is not None:
         call = f"<|channel|>commentary to=functions.{tool} <|constrain|>json<|message|>{ARGUMENTS}"
-        return f"{thinks}{call}<|call|>"
+        # The engine has to end a turn at its first call.
+        return f"{thinks}{call}<|call|><|start|>assistant{call}<|call|>"
     else:
         text = GREETING
     final = f"<|channel|>final<|message|>{text}<|return|>"
