@@ -54,9 +54,15 @@ class Outcome:
 
 
 class Soak:
-    """Sends requests of every kind to a server, one connection each."""
+    """Sends requests of every kind to a server, one connection each.
 
-    def __init__(self, place: tuple[str, int], known: Sequence[Known], seed: int) -> None:
+    Where the queue is full it waits for about ``patience_s``, then for twice as long.
+    """
+
+    def __init__(
+        self, place: tuple[str, int], known: Sequence[Known], seed: int, patience_s: float = 1.0
+    ) -> None:
+        self._patience_s = patience_s
         self._place = place
         self._known = known
         self._random = random.Random(seed)
@@ -100,12 +106,13 @@ class Soak:
         known = self._random.choice(self._known)
         streamed = self._random.random() < 0.5
         message = request_of(known.path, known.body | {"stream": streamed})
-        for patience_s in (2**i for i in range(99)):
+        for doubled in range(99):
             status, answer = await self.exchange(message)
             if status != 429:
                 break
             self.outcome.retries += 1
-            await asyncio.sleep(min(patience_s, 16) * (0.5 + self._random.random()))
+            patience_s = self._patience_s * 2 ** min(doubled, 4)
+            await asyncio.sleep(patience_s * (0.5 + self._random.random()))
         if status != 200:
             return f"whole: {status} {answer[:200]!r}"
         found = answer_of(answer, streamed=streamed)
