@@ -64,11 +64,12 @@ VARIANTS = {
         edit="wide norms",
         prompts=(2, 1, 23),
     ),
+    "no biases of attention": Variant(edit="no biases", prompts=(9,), shapes=()),
 }
 
 
 def edit_tensors(path: Path, edit: str) -> None:
-    """Ties the head to the embedding, or stores the norms wider than the rest."""
+    """Ties the head, stores the norms wider than the rest, or leaves attention's biases out."""
     file, config_file = path / "model.safetensors", path / "config.json"
     tensors, config = load_file(file), json.loads(config_file.read_text())
     if edit == "tie":
@@ -77,6 +78,9 @@ def edit_tensors(path: Path, edit: str) -> None:
     if edit == "wide norms":
         norms = {name: t.float() * 1.0001 for name, t in tensors.items() if "norm" in name}
         tensors |= norms
+    if edit == "no biases":
+        tensors = {name: t for name, t in tensors.items() if not name.endswith("_proj.bias")}
+        config["attention_bias"] = False
     save_file(tensors, file, metadata={"format": "pt"})
     config_file.write_text(json.dumps(config))
 
