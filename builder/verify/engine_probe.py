@@ -151,6 +151,6 @@ def _with_outputs(graph: bytes, names: Sequence[str], where: str) -> bytes:
 def _with_ports(manifest: Manifest, stages: Mapping[str, Sequence[str]]) -> Manifest:
     roles = dict(manifest.roles)
     for role, names in stages.items():
-        ports = tuple(Port(name, "float32", ()) for name in names)
+        ports = tuple(Port(name, "float32", ("T", "H")) for name in names)
         roles[role] = dataclasses.replace(roles[role], outputs=(*roles[role].outputs, *ports))
     return dataclasses.replace(manifest, roles=roles)
