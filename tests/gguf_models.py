@@ -137,6 +137,27 @@ def gpt_oss_twin(model: Path) -> dict[str, Stored]:
     }
 
 
+def llama_twin(model: Path, config: Mapping[str, Any]) -> dict[str, Stored]:
+    """The same of a Llama or Qwen3; a Llama's rows that RoPE turns move together in pairs."""
+    twin = Twin(mixed)
+    experts: dict[str, list[tuple[str, torch.Tensor]]] = {}
+    for name, tensor in load_file(model / "model.safetensors").items():
+        parts = name.split(".")
+        if "experts" in parts:
+            key = f"blk.{parts[2]}.ffn_{parts[6].removesuffix('_proj')}_exps.weight"
+            experts.setdefault(key, []).append((name, tensor))
+            continue
+        twin.same(name, tensor)
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(parts[-2])
+        if heads and config["model_type"] == "llama":
+            rows, dtype = twin.gguf[twin.called(name)]
+            halves = rows.reshape(config[heads], 2, -1, *rows.shape[1:])
+            twin.gguf[twin.called(name)] = halves.swapaxes(1, 2).reshape(rows.shape), dtype
+    _stack(twin, experts)
+    rewritten(model, twin.hf)
+    return twin.gguf
+
+
 def deepseek_twin(model: Path, config: Mapping[str, Any], *, apart: bool) -> dict[str, Stored]:
     """The same of a model with DeepSeek's attention; ``apart``: keys' and values' halves are."""
     twin = Twin(mixed)
@@ -154,13 +175,17 @@ def deepseek_twin(model: Path, config: Mapping[str, Any], *, apart: bool) -> dic
             twin.gguf[f"blk.{parts[2]}.attn_v_b.weight"] = values, value[1]
         else:
             twin.same(name, tensor)
+    _stack(twin, experts)
+    rewritten(model, twin.hf)
+    return twin.gguf
+
+
+def _stack(twin: Twin, experts: Mapping[str, list[tuple[str, torch.Tensor]]]) -> None:
     for key, found in experts.items():
         # One tensor has one type.
         kind = mixed(key, tuple(found[0][1].shape))
         one = Twin(lambda _name, _shape, kind=kind: kind, twin.hf, twin.gguf)
         one.stacked(key, sorted(found, key=lambda entry: int(entry[0].split(".")[5])))
-    rewritten(model, twin.hf)
-    return twin.gguf
 
 
 def _experts(stem: str, array: np.ndarray) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specbuild.builder.families.family import CheckpointFormat, Reference, TargetFamily
-from specbuild.builder.families.llama import checkpoint, hints, reference
+from specbuild.builder.families.llama import checkpoint, gguf, hints, reference
 from specbuild.builder.families.llama.model import Llama
 from specbuild.builder.families.llama.tensors import llama_tensors
 
@@ -23,4 +23,5 @@ LLAMA = TargetFamily(
     ),
     module=Llama,
     reference=Reference(routers=reference.routers, margin=reference.routing_margin),
+    gguf=gguf.FORMS,
 )
