@@ -1,4 +1,4 @@
-"""Replays a trace of ``specbuild serve --trace FILE``: every page has one owner, at every line."""
+"""Replays a trace of ``specbuild serve --trace FILE``: who holds each page, at every line."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 @dataclass
 class Replay:
-    """What a trace says so far: the owner of every page that is held, and counts of events."""
+    """What a trace says so far: the owners of every page that is held, and counts of events."""
 
     pages: dict[str, int] = field(default_factory=dict)
-    held: dict[tuple[str, int], int] = field(default_factory=dict)
+    held: dict[tuple[str, int], set[int]] = field(default_factory=dict)
     by_group: Counter[str] = field(default_factory=Counter)
     by_owner: Counter[int] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
@@ -33,7 +33,7 @@ class Replay:
         elif event == "admit":
             expect(line["owner"] not in self.admitted, "an owner is admitted twice")
             self.admitted.add(line["owner"])
-        elif event in ("install", "release"):
+        elif event in ("install", "share", "release"):
             self._move(line)
         elif event in ("preempt", "finish", "abort"):
             expect(not self.by_owner.pop(line["owner"], 0), "an owner that ended holds pages")
@@ -43,17 +43,21 @@ class Replay:
     def _move(self, line: dict[str, Any]) -> None:
         group, owner = line["group"], line["owner"]
         for page in line["pages"]:
-            if line["event"] == "install":
-                expect(owner in self.admitted, "an owner was not admitted")
-                expect((group, page) not in self.held, f"page {page} is given away twice")
-                self.held[group, page] = owner
-                moved = 1
+            owners = self.held.setdefault((group, page), set())
+            before = bool(owners)
+            if line["event"] == "release":
+                expect(owner in owners, f"page {page} comes back from {owner}, {owners} held it")
+                owners.remove(owner)
+                self.by_owner[owner] -= 1
             else:
-                was = self.held.pop((group, page), None)
-                expect(was == owner, f"page {page} comes back from {owner}, {was} held it")
-                moved = -1
-            self.by_group[group] += moved
-            self.by_owner[owner] += moved
+                expect(owner in self.admitted, "an owner was not admitted")
+                expect(owner not in owners, f"{owner} gets page {page} twice")
+                expect(line["event"] == "share" or not before, f"page {page} is given away twice")
+                owners.add(owner)
+                self.by_owner[owner] += 1
+            self.by_group[group] += bool(owners) - before
+            if not owners:
+                del self.held[group, page]
         held = self.by_group[group]
         self.most_held[group] = max(self.most_held[group], held)
         whole = self.pages[group]

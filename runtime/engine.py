@@ -9,6 +9,7 @@ from pathlib import Path
 from specbuild.runtime.cache.page_pool import PagesInstalled, PagesReleased
 from specbuild.runtime.cache.page_trace import PageTrace
 from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.cache.prefix import PrefixCache
 from specbuild.runtime.decode.cost_file import cache_path
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting, Speculation
 from specbuild.runtime.decode.device_decoder import DeviceDecoder
@@ -25,7 +26,7 @@ from specbuild.runtime.engine_dir.files import (
 )
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.origin import Origin
-from specbuild.runtime.errors import RequestError
+from specbuild.runtime.errors import RequestError, UnsupportedHereError
 from specbuild.runtime.executors.executor import DeviceExecutor, Executor
 from specbuild.runtime.executors.registry import gpu_number, open_engine
 from specbuild.runtime.request import (
@@ -86,6 +87,42 @@ class Engine:
         else:
             self.decoder = HostDecoder(executor, manifest, self._kv, cost_file=cost_file)
         self.session = Session(self.decoder, self._text_stream)
+
+    def keep_prefixes(self, *, publish_generated: bool = False) -> None:
+        """From the next loop on, prompts begin behind what the cache has of their beginnings.
+
+        That of a prompt's last token is computed always. ``publish_generated`` keeps the pages of
+        answers too, which decoding may have rounded otherwise than reading a prompt does.
+        Raises UnsupportedHereError where sequences cannot share pages, or answers' are not exact.
+        """
+        manifest, capabilities = self.manifest, self.executor.capabilities
+        if not self.shares_pages:
+            raise UnsupportedHereError(
+                f"no prefix cache on {capabilities.name}: sequences keep their pages to themselves"
+            )
+        if publish_generated and (manifest.specpv is not None or manifest.dsa is not None):
+            raise UnsupportedHereError(
+                "an engine with lossy modes keeps the pages of prompts only: leave "
+                "publish_generated out"
+            )
+        self.decoder.prefixes = PrefixCache(
+            manifest.cache_groups,
+            manifest.limits,
+            self._kv,
+            drafts=manifest.draft is not None,
+            publish_generated=publish_generated,
+        )
+
+    @property
+    def shares_pages(self) -> bool:
+        """Whether :meth:`keep_prefixes` can be had."""
+        capabilities = self.executor.capabilities
+        return not (capabilities.device_step or capabilities.fixed_pages)
+
+    @property
+    def prefixes(self) -> PrefixCache | None:
+        """The prefix cache, None where :meth:`keep_prefixes` was not called."""
+        return self.decoder.prefixes
 
     @classmethod
     def load(

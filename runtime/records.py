@@ -65,8 +65,9 @@ class RunStats:
     passes emitted, per pass (1.0 without a draft); ``acceptance_histogram[a]`` the steps with a
     accepted drafts; ``acceptance_per_position[i]`` the share of steps with more than i.
     ``preemptions`` times the request lost its pages and was restored; ``paused_steps`` steps of
-    others went on while it waited for pages. ``specpv`` is None where every step verified over the
-    whole cache, by the engine's nature, and ``dsa`` where every row attended to all that it saw.
+    others went on while it waited for pages; ``cached_tokens`` of its prompt were in the prefix
+    cache when it began. ``specpv`` is None where every step verified over the whole cache, by the
+    engine's nature, and ``dsa`` where every row attended to all that it saw.
     """
 
     prompt_tokens: int
@@ -80,6 +81,7 @@ class RunStats:
     output_tokens_per_s: float
     preemptions: int = 0
     paused_steps: int = 0
+    cached_tokens: int = 0
     specpv: SpecPvStats | None = None
     dsa: DsaStats | None = None
 

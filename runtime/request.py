@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from specbuild.runtime.cache.pages import SequencePages
+from specbuild.runtime.cache.prefix import SequencePrefix
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.records import FinishReason, RunRecord
 from specbuild.runtime.sampling import SamplingParams, whole_number
@@ -114,6 +115,9 @@ class GenerateParams:
     the whole cache always. ``dsa_top_k`` bounds the tokens that a row chooses on an engine with
     DSA: None is the engine's own number, 0 attends to everything always.
 
+    Prompts share cached beginnings, where the engine keeps them, only with those of the same
+    ``cache_salt``.
+
     ``exact`` decodes without a draft and without lossy modes, to plain decoding's tokens on any
     engine; RequestError where a lossy mode is asked for beside it.
     """
@@ -129,6 +133,7 @@ class GenerateParams:
     specpv_retrieval_blocks: int | Literal["auto"] | None = None
     dsa_top_k: int | None = None
     exact: bool = False
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         if whole_number("max_new_tokens", self.max_new_tokens) < 1:
@@ -154,6 +159,8 @@ class GenerateParams:
             raise RequestError(f"stop_token_ids is {self.stop_token_ids!r}, must be token ids")
         for token in self.stop_token_ids:
             whole_number("a stop token's id", token)
+        if self.cache_salt is not None and not isinstance(self.cache_salt, str):
+            raise RequestError(f"cache_salt is {self.cache_salt!r}, must be a string")
         if self.exact and (self.specpv_retrieval_blocks or self.dsa_top_k):
             raise RequestError(
                 "exact decodes without lossy modes: leave specpv_retrieval_blocks and dsa_top_k out"
@@ -203,6 +210,7 @@ class TokenEvent:
     """One emitted token; ``text`` is what became complete with it (possibly nothing).
 
     ``top_logprobs`` are as many of the likeliest tokens as were asked for.
+    With the first one, ``cached_tokens`` of the prompt were in the prefix cache.
     """
 
     request: int
@@ -211,6 +219,7 @@ class TokenEvent:
     from_draft: bool
     logprob: float
     top_logprobs: TopLogprobs = ()
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -255,6 +264,8 @@ class SequenceState:
     Pages on demand: they hold ``capacity`` tokens; ``paused``, it takes no part in steps. Launches
     in flight may name a sequence that was ``released``: it is done, or another one was made of its
     request, whose tokens up to ``recorded`` were emitted before and are decoded again.
+
+    ``prefix`` is what the prefix cache knows it by, None where there is none.
     """
 
     request: Request
@@ -270,6 +281,7 @@ class SequenceState:
     paused: bool = False
     released: bool = False
     recorded: int = 0
+    prefix: SequencePrefix | None = None
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None

@@ -13,8 +13,9 @@ class RunCounters:
     """Counts while a request runs. Its clock starts when the request is admitted.
 
     An accepted draft counts when its token was emitted: drafts behind an end of sequence or a
-    stop string do not. The loop counts ``preemptions`` and ``paused_steps``. ``specpv`` is set
-    where steps may verify over partial views, ``dsa`` where they may attend to chosen tokens.
+    stop string do not. The loop counts ``preemptions``, ``paused_steps`` and ``cached_tokens``.
+    ``specpv`` is set where steps may verify over partial views, ``dsa`` where they may attend to
+    chosen tokens.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -25,6 +26,7 @@ class RunCounters:
         self._step_tokens = 0
         self.preemptions = 0
         self.paused_steps = 0
+        self.cached_tokens = 0
         self.specpv: SpecPvCounters | None = None
         self.dsa: DsaCounters | None = None
 
@@ -58,6 +60,7 @@ class RunCounters:
             output_tokens_per_s=self._tokens / total_s if total_s > 0 else 0.0,
             preemptions=self.preemptions,
             paused_steps=self.paused_steps,
+            cached_tokens=self.cached_tokens,
             specpv=None if self.specpv is None else self.specpv.stats(),
             dsa=None if self.dsa is None else self.dsa.stats(),
         )

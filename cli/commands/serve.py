@@ -93,6 +93,29 @@ class QueueOptions(OptionGroup):
     log_requests: Annotated[bool, Described("A line on standard error for each request.")] = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrefixOptions(OptionGroup):
+    """What is kept of prompts for those that begin alike. CPU engines only."""
+
+    PANEL: ClassVar[str] = "Prefix cache"
+
+    no_prefix_cache: Annotated[bool, Described("Read every prompt from its beginning.")] = False
+    publish_generated_pages: Annotated[
+        bool, Described("Keep the pages of answers too; they may be rounded otherwise.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.no_prefix_cache and self.publish_generated_pages:
+            raise SpecbuildError(
+                "--no-prefix-cache keeps nothing: leave --publish-generated-pages out"
+            )
+
+    def apply(self, engine: Engine) -> None:
+        """UnsupportedHereError where answers' pages are asked for and cannot be kept."""
+        if self.publish_generated_pages or (engine.shares_pages and not self.no_prefix_cache):
+            engine.keep_prefixes(publish_generated=self.publish_generated_pages)
+
+
 @takes_options
 def serve(
     engine: EngineDirectory,
@@ -100,6 +123,7 @@ def serve(
     address: AddressOptions,
     model: ModelOptions,
     queue: QueueOptions,
+    prefix: PrefixOptions,
     no_spec: NoSpec = False,
     exact: Exact = False,
     tree: TreeOptions,
@@ -150,6 +174,7 @@ def serve(
     loaded = load_engine(engine, threads=threads, verify_key=verify_key, pin=pin, device=device)
     loaded.decoder.turns = Turns(prefill_rows_per_turn)
     loaded.decoder.kv_policy = kv_policy
+    prefix.apply(loaded)
     names = model.served_model_name or (engine.resolve().name,)
     app = App(
         loaded,

@@ -1,22 +1,32 @@
-"""The free pages of one cache group, and the promises of them."""
+"""The pages of one allocator: free, held by sequences, or kept for who begins alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 
 from specbuild.runtime.cache.page_trace import PageTrace
 from specbuild.runtime.errors import SpecbuildError
 
-# Is called with pages of a group when a sequence gets them, and when it gives them back.
+# Is called with pages of a group when they come into use, and when nobody has a use for them.
 PagesInstalled = Callable[[str, Sequence[int]], None]
 PagesReleased = Callable[[str, Sequence[int]], None]
+# Is called with a kept page whose place another one takes.
+Evicted = Callable[[int], None]
 
 
 class PagePool:
-    """The free pages of one group. Page 0 is never handed out.
+    """The pages of one group. Page 0 is never handed out.
 
     ``reserve`` promises pages to a sequence before it takes any, so that what was admitted
-    never has to wait. ``trace``, where there is one, is told of every page.
+    never has to wait. A promise covers the pages that its sequence took itself.
+
+    A page is held by those that took or shared it. One that is to :meth:`keep` stays where it is
+    when nobody holds it any more, until :meth:`share` takes it up again or a page is wanted and
+    none is free: then the one goes that was let go of first.
+
+    ``trace``, where there is one, is told who holds which page. An ``owner`` is the cookie under
+    which a sequence was admitted.
     """
 
     def __init__(
@@ -27,16 +37,30 @@ class PagePool:
         installed: PagesInstalled | None = None,
     ) -> None:
         self.name = name
+        self.pages = pages - 1
+        self.evicted: Evicted | None = None
+        self.trace: PageTrace | None = None
         self._free = list(range(pages - 1, 0, -1))
         self._unreserved = pages - 1
         self._released = released
         self._installed = installed
-        self.trace: PageTrace | None = None
+        # Holders of a page beside the first.
+        self._sharers: dict[int, int] = {}
+        # Held pages that no promise covers.
+        self._uncovered: set[int] = set()
+        self._to_keep: set[int] = set()
+        # Of those, the pages that nobody holds, in the order in which they were let go of.
+        self._kept: OrderedDict[int, None] = OrderedDict()
 
     @property
     def free_pages(self) -> int:
         """Pages that no sequence holds."""
-        return len(self._free)
+        return len(self._free) + len(self._kept)
+
+    @property
+    def kept_pages(self) -> int:
+        """Pages that no sequence holds, and that are as they were left."""
+        return len(self._kept)
 
     def can_reserve(self, pages: int) -> bool:
         """Whether this many pages are promised to nobody."""
@@ -60,24 +84,88 @@ class PagePool:
         self._unreserved += pages
 
     def allocate(self, owner: int) -> int:
-        """One page for a sequence: the cookie under which it was admitted."""
+        """One page, whose content is nobody's."""
         if not self._free:
-            raise SpecbuildError(f"cache group {self.name}: no free page; run fewer sequences")
+            self._evict()
         page = self._free.pop()
         if self._installed is not None:
             self._installed(self.name, (page,))
-        if self.trace is not None:
-            self._tell("install", owner, (page,))
+        self._tell("install", owner, (page,))
         return page
 
+    def keep(self, pages: Iterable[int]) -> None:
+        """Held pages are to stay as they are when they are let go of."""
+        self._to_keep.update(pages)
+
+    def not_held(self, pages: Iterable[int]) -> int:
+        """How many of these kept pages nobody holds."""
+        return sum(page in self._kept for page in pages)
+
+    def share(self, pages: Sequence[int], owner: int, *, covered: bool) -> None:
+        """One more holder of each of these pages, which are kept.
+
+        ``covered``: its own promise counts them. Else those that nobody held count as promised
+        until they are let go of; SpecbuildError where too few are left.
+        """
+        idle = [page for page in pages if page in self._kept]
+        if not covered:
+            self.reserve(len(idle))
+            self._uncovered.update(idle)
+        for page in idle:
+            del self._kept[page]
+        for page in set(pages).difference(idle):
+            self._sharers[page] = self._sharers.get(page, 0) + 1
+        self._tell("share", owner, pages)
+
+    def uncover(self, pages: Iterable[int]) -> None:
+        """Whose promise covered these pages is gone: those that others hold stay promised."""
+        held = [page for page in pages if page in self._sharers]
+        self._unreserved -= len(held)
+        self._uncovered.update(held)
+
     def release(self, pages: Sequence[int], owner: int) -> None:
-        """Pages go back."""
-        self._free.extend(pages)
-        if self._released is not None:
-            self._released(self.name, pages)
-        if self.trace is not None and pages:
-            self._tell("release", owner, pages)
+        """A holder lets go of each of these pages."""
+        freed: list[int] = []
+        for page in pages:
+            sharers = self._sharers.get(page, 0)
+            if sharers > 1:
+                self._sharers[page] = sharers - 1
+            elif sharers:
+                del self._sharers[page]
+            else:
+                if page in self._uncovered:
+                    self._uncovered.remove(page)
+                    self._unreserved += 1
+                if page in self._to_keep:
+                    self._kept[page] = None
+                else:
+                    freed.append(page)
+        self._to_free(freed)
+        self._tell("release", owner, pages)
+
+    def check_integrity(self) -> None:
+        """SpecbuildError unless every page is free or kept, and promised to nobody."""
+        if self.free_pages != self.pages or self._unreserved != self.pages:
+            raise SpecbuildError(
+                f"cache group {self.name}: idle, but {len(self._free)} pages are free and "
+                f"{len(self._kept)} kept of {self.pages}, and {self._unreserved} not promised; "
+                "please report it"
+            )
+
+    def _evict(self) -> None:
+        if not self._kept:
+            raise SpecbuildError(f"cache group {self.name}: no free page; run fewer sequences")
+        page, _ = self._kept.popitem(last=False)
+        self._to_keep.remove(page)
+        if self.evicted is not None:
+            self.evicted(page)
+        self._to_free((page,))
 
     def _tell(self, event: str, owner: int, pages: Sequence[int]) -> None:
-        assert self.trace is not None
-        self.trace.add(event, owner=owner, group=self.name, pages=pages, free=len(self._free))
+        if self.trace is not None and pages:
+            self.trace.add(event, owner=owner, group=self.name, pages=pages, free=self.free_pages)
+
+    def _to_free(self, pages: Sequence[int]) -> None:
+        self._free.extend(pages)
+        if self._released is not None and pages:
+            self._released(self.name, pages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,10 +19,19 @@ from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits
 from specbuild.runtime.errors import SpecbuildError
 
 
+@dataclass(frozen=True)
+class SharedPages:
+    """Kept pages of one allocator that a sequence begins with: logical pages from ``first`` on."""
+
+    first: int
+    pages: tuple[int, ...]
+
+
 class SequencePages:
     """One sequence's pages in one group, or in several that share an allocator.
 
-    It holds no more pages at once than the ``reserved`` ones that its pool promised it.
+    It holds no more pages at once than the ``reserved`` ones that its pool promised it, and the
+    first ``shared`` ones, which others made.
 
     Logical page p holds slots ``p·page_size …``. Pages ``first_page … end_page − 1`` are held:
     those before the window are given back, those past ``length`` exist only between
@@ -44,6 +54,7 @@ class SequencePages:
         logical = -(-capacity // page_size)
         self.owner = owner
         self.reserved = reserved
+        self.shared = 0
         self.page_size = page_size
         self.window = window
         self.length = 0
@@ -65,17 +76,27 @@ class SequencePages:
                 f"cache group {self._pool.name}: a sequence holds {len(self.slots)} slots, "
                 f"{self.length + count} wanted; use fewer tokens"
             )
-        if end - self.first_page > self.reserved:
+        if end - self.first_page > self.reserved + self.shared:
             raise SpecbuildError(
                 f"cache group {self._pool.name}: {end - self.first_page} pages wanted, "
                 f"{self.reserved} reserved; use fewer tokens"
             )
         while self.end_page < end:
-            page = self._pool.allocate(self.owner)
-            place = self.end_page
-            self.table[place] = page
-            self.slots[place * size : (place + 1) * size] = self._offsets + page * size
+            self._place(self.end_page, self._pool.allocate(self.owner))
             self.end_page += 1
+
+    def begin_with(self, shared: SharedPages) -> None:
+        """The sequence begins behind pages that others made and that it never writes.
+
+        Before anything else is held. Where a window's pages go back while the sequence lives, its
+        promise counts these too; else they need none.
+        """
+        self._pool.share(shared.pages, self.owner, covered=self.window > 0)
+        for place, page in enumerate(shared.pages, shared.first):
+            self._place(place, page)
+        self.first_page, self.end_page = shared.first, shared.first + len(shared.pages)
+        self.length = self._oldest_row = self.end_page * self.page_size
+        self.shared = 0 if self.window else len(shared.pages)
 
     def reserve(self, pages: int) -> None:
         """More pages are promised; SpecbuildError where the pool has too few."""
@@ -109,9 +130,11 @@ class SequencePages:
 
     def release(self) -> None:
         """Every page goes back, and the promise of them."""
+        if not self.window:
+            self._pool.uncover(self.table[self.shared : self.end_page].tolist())
         self._release(self.first_page, self.end_page)
         self._pool.unreserve(self.reserved)
-        self.reserved = 0
+        self.reserved = self.shared = 0
         self.length = self.first_page = self.end_page = self._oldest_row = 0
 
     def view_page(self, position: int) -> int:
@@ -133,9 +156,15 @@ class SequencePages:
                 self._release(self.first_page, first)
                 self.first_page = first
 
+    def _place(self, place: int, page: int) -> None:
+        size = self.page_size
+        self.table[place] = page
+        self.slots[place * size : (place + 1) * size] = self._offsets + page * size
+
     def _release(self, first: int, end: int) -> None:
+        """The last pages go first: of what is kept, they are the first that others replace."""
         if end > first:
-            self._pool.release(self.table[first:end].tolist(), self.owner)
+            self._pool.release(self.table[first:end][::-1].tolist(), self.owner)
             self.table[first:end] = 0
 
 
@@ -273,9 +302,9 @@ class KvPools:
 
     def _lacking(self, pages: Mapping[str, SequencePages], tokens: int) -> dict[str, int]:
         return {
-            name: wanted - pages[name].reserved
+            name: wanted - pages[name].reserved - pages[name].shared
             for name, wanted in self.pages_wanted(tokens).items()
-            if wanted > pages[name].reserved
+            if wanted > pages[name].reserved + pages[name].shared
         }
 
     def capacity(self, pages: Mapping[str, SequencePages]) -> int:
@@ -283,7 +312,8 @@ class KvPools:
         grow = (name for name, group in self._groups.items() if not group.window)
         return min(
             (
-                pages[name].reserved * pages[name].page_size - tree_slots(name, self._limits)
+                (pages[name].reserved + pages[name].shared) * pages[name].page_size
+                - tree_slots(name, self._limits)
                 for name in grow
             ),
             default=self._limits.max_seq_len,
@@ -296,23 +326,44 @@ class KvPools:
             for name, pages in wanted.items()
         )
 
+    def lacking_beside(
+        self, wanted: Mapping[str, int], shared: Mapping[str, SharedPages]
+    ) -> dict[str, int]:
+        """Of the pages wanted, those that must be promised where a sequence begins with others'."""
+        lacking = dict(wanted)
+        for name, begins in shared.items():
+            if not self._groups[name].window:
+                idle = self.pools[name].not_held(begins.pages)
+                lacking[name] += idle - len(begins.pages)
+        return lacking
+
     def admit(
-        self, wanted: Mapping[str, int], *, request: str | None = None
+        self,
+        wanted: Mapping[str, int],
+        shared: Mapping[str, SharedPages] | None = None,
+        *,
+        request: str | None = None,
     ) -> dict[str, SequencePages]:
         """Reserves the pages and gives the holders, by group: empty ones, or full if fixed.
 
-        Groups that share an allocator have the same holder. A trace names the ``request``, None is
-        a measurement. SpecbuildError where a group has too
-        few pages; then no group has promised any.
+        ``shared`` pages, by allocator, stand for the first of those wanted. Groups that share an
+        allocator have the same holder. A trace names the ``request``; None is a measurement.
+        SpecbuildError where a group has too few pages; then no group has promised any.
         """
-        for name, pages in wanted.items():
+        shared = shared or {}
+        for name, pages in self.lacking_beside(wanted, shared).items():
             self.pools[name].require(pages)
         self._admitted += 1
         if self._trace is not None:
             self._trace.add("admit", owner=self._admitted, request=request, promised=dict(wanted))
         holders: dict[str, SequencePages] = {}
         for name, pages in wanted.items():
-            holders |= dict.fromkeys(self._shared[name], self._holder(name, pages))
+            begins = shared.get(name)
+            held = 0 if begins is None or self._groups[name].window else len(begins.pages)
+            holder = self._holder(name, pages - held)
+            if begins is not None:
+                holder.begin_with(begins)
+            holders |= dict.fromkeys(self._shared[name], holder)
         return {name: holders[name] for name in self._groups}
 
     def _holder(self, name: str, pages: int) -> SequencePages:

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from specbuild.runtime.cache.kv_policy import DEFAULT_KV_POLICY, KvPolicy, gives_on_demand
 from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.cache.prefix import PrefixCache
 from specbuild.runtime.decode.emission import Emission, TextStreams
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import DEFAULT_TURNS, Scheduler, Turns
@@ -57,7 +58,7 @@ class Decoder(ABC):
 
     Whoever uses the executor holds ``machine``: a loop, a measurement, a scoring. Trying drafts
     may cost ``explored_share`` of the time.
-    ``turns`` may be set: the loops made from then on take them.
+    ``turns`` and ``prefixes`` may be set: the loops made from then on take them.
     """
 
     explored_share = EXPLORED_SHARE
@@ -68,6 +69,7 @@ class Decoder(ABC):
         self._measured = LearnedPolicies(self.explored_share)
         self.machine = threading.Lock()
         self.turns = DEFAULT_TURNS
+        self.prefixes: PrefixCache | None = None
         self.kv_policy = DEFAULT_KV_POLICY
 
     @property

@@ -94,7 +94,10 @@ class Emission:
             best = top[i] if top else ()
             if top:
                 sequence.top_logprobs.append(best)
-            events.append(TokenEvent(sequence.index, token, text, i < accepted, logprob, best))
+            cached = 0 if decoding or i else sequence.counters.cached_tokens
+            events.append(
+                TokenEvent(sequence.index, token, text, i < accepted, logprob, best, cached)
+            )
             if reason is not None:
                 sequence.finish_reason = reason
                 break

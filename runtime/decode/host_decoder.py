@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.cache.prefix import PrefixLookup
 from specbuild.runtime.cache.row_placement import SlotCounter
 from specbuild.runtime.decode.cost_file import load_or_measure
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting
@@ -72,14 +73,19 @@ class HostDecoder(Decoder):
         if policy.max_depth == 0:
             drafter = None
         elif drafter is None:
-            drafter = Eagle3Drafter(self._executor, self._manifest, self._counter)
+            drafter = Eagle3Drafter(self._executor, self._manifest, self._counter, self.prefixes)
             self._executor.prepare(DRAFTING_ROLES)
+        # Another drafter must see every token's features itself.
+        drafted = drafter is not None and drafter.capabilities.uses_draft_caches
+        own = drafter is None or drafted or not drafter.capabilities.reads_aux_hidden
+        prefixes = self.prefixes if own else None
         stepper = HostStepper(
             self._executor,
             self._manifest,
             self._counter,
             drafter=drafter,
             max_depth=policy.max_depth,
+            prefixes=prefixes,
         )
         scheduler = Scheduler(
             self._manifest.limits,
@@ -88,6 +94,8 @@ class HostDecoder(Decoder):
             most_emitted=self._most_emitted(policy),
             invariant_rows=self._executor.capabilities.invariant_rows,
         )
+        if prefixes is not None:
+            scheduler.prefixes = PrefixLookup(prefixes, drafted)
         return self._loop(stepper, scheduler, policy, text_stream)
 
     def _default_policy(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:

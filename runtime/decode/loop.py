@@ -162,8 +162,10 @@ class Loop:
     def _admit(self, waiting: Waiting, pages: dict[str, SequencePages]) -> SequenceState:
         if waiting.preempted is None:
             sequence = self._emission.admit(waiting.index, waiting.request, pages)
+            sequence.counters.cached_tokens = waiting.match.tokens
         else:
             sequence = self._emission.restore(waiting.preempted, pages)
+        sequence.prefix, sequence.length = waiting.prefix, waiting.match.tokens
         self._stepper.admit(sequence)
         return sequence
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specbuild.runtime.cache.pages import KvPools, SequencePages
+from specbuild.runtime.cache.prefix import PrefixLookup
 from specbuild.runtime.decode.on_demand import PageChanges, provide
 from specbuild.runtime.decode.waiting import Waiting, WaitingQueue
 from specbuild.runtime.engine_dir.manifest import Limits
@@ -82,6 +83,8 @@ class Scheduler:
 
     Where a step's ``most_emitted`` tokens of a sequence are given, pages come on demand: requests
     are admitted with those of what they have, and :meth:`provide` gives them more.
+
+    ``prefixes`` may be set before the first request: prompts begin behind what it has of them.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Scheduler:
         self._kv = kv
         self._most_sequences = most_sequences
         self._most_emitted = most_emitted
+        self.prefixes: PrefixLookup | None = None
 
     @property
     def finished(self) -> bool:
@@ -129,7 +133,10 @@ class Scheduler:
 
     def add(self, request: Request) -> int:
         """Queues a request behind those that go before it; its number."""
-        self._waiting.add(Waiting(self._added, request))
+        prefix = None
+        if self.prefixes is not None:
+            prefix = self.prefixes.cache.begin(request.prompt_ids, request.params.cache_salt)
+        self._waiting.add(Waiting(self._added, request, prefix=prefix))
         if request.deadline_s is not None:
             self._deadlines_s[self._added] = request.deadline_s
         self._added += 1
@@ -161,14 +168,17 @@ class Scheduler:
         none runs and none fits.
         """
         while self._waiting and len(self._running) < self._limits.max_batch_size:
-            first = self._waiting.first
+            first = self._matched(self._waiting.first)
             wanted = self._pages_of(first) if self._takes(first.request) else None
             if wanted is None:
                 break
             self._waiting.take_first()
-            pages = self._kv.admit(wanted, request=first.request.id)
+            pages = self._kv.admit(wanted, first.match.shared, request=first.request.id)
             sequence = admit(first, pages)
             sequence.capacity = self._kv.capacity(pages)
+            if self.prefixes is not None and first.prefix is not None:
+                again = first.preempted is not None
+                self.prefixes.cache.admitted(first.prefix, first.match, again=again)
             self._running.append(sequence)
             self._prompts.append(sequence)
         if not self._running:
@@ -186,7 +196,9 @@ class Scheduler:
             if sequence in self._prompts:
                 self._prompts.remove(sequence)
             self._tell("preempt", sequence, sequence.request)
-            self._waiting.add(Waiting(sequence.index, sequence.request, sequence))
+            self._waiting.add(
+                Waiting(sequence.index, sequence.request, sequence, prefix=sequence.prefix)
+            )
         return changes
 
     def schedule(self) -> Batch:
@@ -228,6 +240,12 @@ class Scheduler:
             self.retire(sequence)
         return running
 
+    def _matched(self, waiting: Waiting) -> Waiting:
+        """With what the prefix cache has of the prompt now."""
+        if self.prefixes is None or waiting.prefix is None:
+            return waiting
+        return replace(waiting, match=self.prefixes.match(waiting.prefix))
+
     def _pages_of(self, waiting: Waiting) -> dict[str, int] | None:
         """The pages with which a request begins; None where too few are free.
 
@@ -243,7 +261,8 @@ class Scheduler:
         else:
             wanted = kv.pages_wanted(most, at_first=waiting.tokens + 1)
             spare = len(self._running)
-        return wanted if kv.can_admit(wanted, spare=spare) else None
+        lacking = kv.lacking_beside(wanted, waiting.match.shared)
+        return wanted if kv.can_admit(lacking, spare=spare) else None
 
     def _takes(self, request: Request) -> bool:
         """Whether a step has rows for one more sequence that asks for what this one does."""

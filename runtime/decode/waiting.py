@@ -6,20 +6,27 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from specbuild.runtime.cache.prefix import MatchResult, SequencePrefix
 from specbuild.runtime.request import MOST_URGENT, Request, SequenceState
 
 # Later requests of higher priority that may be admitted before one that waits.
 MOST_OVERTAKES = 100
+NOTHING_CACHED = MatchResult()
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A request that waits for pages; ``preempted`` is what it was before it lost them."""
+    """A request that waits for pages; ``preempted`` is what it was before it lost them.
+
+    ``match`` is what the prefix cache had of ``prefix`` when it was admitted.
+    """
 
     index: int
     request: Request
     preempted: SequenceState | None = None
     overtaken: int = 0
+    prefix: SequencePrefix | None = None
+    match: MatchResult = NOTHING_CACHED
 
     @property
     def tokens(self) -> int:

@@ -251,5 +251,6 @@ def _usage(choices: Sequence[_Choice]) -> dict[str, Any]:
     return usage(
         len(choices[0].request.prompt_ids),
         sum(len(choice.output.tokens) for choice in choices),
+        cached=choices[0].output.cached_tokens,
         reasoning=sum(choice.output.reasoning_tokens for choice in choices),
     )

@@ -117,6 +117,7 @@ class _Choice:
         self._index = index
         self.request = request
         self.tokens = 0
+        self.cached_tokens = 0
         self._offset = 0
         self._begun = False
 
@@ -127,6 +128,7 @@ class _Choice:
             text = self._serving.text_of(self.request.prompt_ids) + text
         self._begun = True
         self.tokens += len(turn.tokens)
+        self.cached_tokens += sum(token.cached_tokens for token in turn.tokens)
         shown: dict[str, Any] = {
             "index": self._index,
             "text": text,
@@ -151,4 +153,5 @@ class _Choice:
 def _usage(choices: Sequence[_Choice], each: int) -> dict[str, Any]:
     """Each prompt counts once, however many choices it has: they follow each other."""
     read = sum(len(choice.request.prompt_ids) for choice in choices[::each])
-    return usage(read, sum(choice.tokens for choice in choices))
+    cached = sum(choice.cached_tokens for choice in choices[::each])
+    return usage(read, sum(choice.tokens for choice in choices), cached=cached)

@@ -61,6 +61,7 @@ class GenerationFields(BaseModel):
     n: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    cache_salt: str | None = None
     ignore_eos: bool = False
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -132,6 +133,7 @@ class GenerationFields(BaseModel):
                     ignore_eos=self.ignore_eos,
                     min_tokens=self.min_tokens or 0,
                     top_logprobs=likeliest,
+                    cache_salt=self.cache_salt,
                 )
                 for i in range(self.choices)
             ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -13,6 +14,7 @@ from prometheus_client import (
     generate_latest,
 )
 
+from specbuild.runtime.cache.prefix import PrefixStatistics
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.request import Event, FinishEvent, TokenEvent
 
@@ -36,6 +38,13 @@ _FINE = tuple(
     round(base * power, 7) for power in (1e-4, 1e-3, 1e-2, 1e-1) for base in (2, 3, 4, 5, 7, 10)
 )
 _LENGTHS = tuple(base * power for power in (1, 10, 100, 1000, 10000) for base in (1, 2, 5))
+# Metrics of the prefix cache, what they count of its statistics, and what they are.
+_OF_PREFIXES = (
+    ("vllm:prefix_cache_queries", "query_tokens", "Prompt tokens that were looked up."),
+    ("vllm:prefix_cache_hits", "hit_tokens", "Those that the prefix cache had."),
+    ("vllm:prompt_tokens_cached", "hit_tokens", "Prompt tokens that were not read."),
+    ("specbuild:prefix_cache_evicted_pages", "evicted_pages", "Pages whose place was wanted."),
+)
 _REASONS = {"eos": "stop", "stop": "stop", "length": "length", "abort": "abort"}
 _REASONS["deadline"] = "abort"
 
@@ -53,6 +62,10 @@ class Metrics:
         self._usage = self._gauge("vllm:kv_cache_usage_perc", "Share of cache pages in use.")
         self._preemptions = self._counter("vllm:num_preemptions", "Requests without their pages.")
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens read.")
+        self._prefixes = PrefixStatistics()
+        self._of_prefixes = {
+            metric: self._counter(metric, about) for metric, _, about in _OF_PREFIXES
+        }
         self._tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Steps with a draft.")
         self._accepted = self._counter(
@@ -94,6 +107,9 @@ class Metrics:
         self._fine_tpot = self._histogram(
             "specbuild:request_time_per_output_token_seconds", "As vllm's, finer.", _FINE
         )
+        self._show_caches(manifest)
+
+    def _show_caches(self, manifest: Manifest) -> None:
         info = Gauge(
             "vllm:cache_config_info",
             "How the caches are cut.",
@@ -147,6 +163,12 @@ class Metrics:
             for position in range(len(histogram) - 1):
                 accepted = sum(histogram[position + 1 :])
                 self._per_position.labels(*self._values, str(position)).inc(accepted)
+
+    def count_prefixes(self, now: PrefixStatistics) -> None:
+        """What the prefix cache has counted since the engine was opened."""
+        before, self._prefixes = self._prefixes, replace(now)
+        for metric, counted, _ in _OF_PREFIXES:
+            self._of_prefixes[metric].inc(getattr(now, counted) - getattr(before, counted))
 
     def exposed(self, *, running: int, waiting: int, used_pages: float) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -36,6 +36,7 @@ class Output:
         self.calls: list[ToolCall] = []
         self.tokens: list[TokenEvent] = []
         self.reasoning_tokens = 0
+        self.cached_tokens = 0
         self.finish_reason: str | None = None
 
     @property
@@ -54,6 +55,7 @@ class Output:
         for token in turn.tokens:
             self.tokens.append(token)
             found = self._push(token)
+            self.cached_tokens += token.cached_tokens
             self.reasoning_tokens += any(delta.reasoning for delta in found)
             deltas += found
             if self._parser.stopped:

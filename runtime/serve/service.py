@@ -171,6 +171,8 @@ class Service:
 
     def exposed_metrics(self) -> bytes:
         """Prometheus' text."""
+        if self.engine.prefixes is not None:
+            self.metrics.count_prefixes(self.engine.prefixes.statistics)
         return self.metrics.exposed(**asdict(self.load))
 
     async def drained(self) -> None:

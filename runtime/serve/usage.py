@@ -19,13 +19,13 @@ FINISH_REASONS: Mapping[FinishReason, str] = {
 }
 
 
-def usage(prompt: int, output: int, *, reasoning: int | None = None) -> dict[str, Any]:
-    """Numbers of tokens; ``reasoning`` None leaves it out."""
+def usage(prompt: int, output: int, *, cached: int, reasoning: int | None = None) -> dict[str, Any]:
+    """Numbers of tokens; ``cached`` are of the prompt, ``reasoning`` None leaves it out."""
     counted: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
     if reasoning is not None:
         counted["completion_tokens_details"] = {"reasoning_tokens": reasoning}

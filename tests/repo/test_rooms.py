@@ -29,7 +29,7 @@ RUNTIME = {
     "decode": "errors engine_dir cache records sampling statistics text request executors draft "
     "lossy",
     "engine": "errors engine_dir cache text request executors draft decode",
-    "serve": "errors engine_dir records sampling text request decode engine",
+    "serve": "errors engine_dir cache records sampling text request decode engine",
     "measure": "errors engine_dir executors request draft decode engine",
 }
 BUILDER = {

@@ -177,7 +177,7 @@ def _usage(work: _Work, output: Output) -> dict[str, Any]:
     read, made = len(work.request.prompt_ids), len(output.tokens)
     return {
         "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": output.cached_tokens},
         "output_tokens": made,
         "output_tokens_details": {"reasoning_tokens": output.reasoning_tokens},
         "total_tokens": read + made,

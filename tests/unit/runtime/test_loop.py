@@ -139,11 +139,12 @@ def serve(
                 take([ended] if ended is not None else [])
         if not loop.idle:
             take(loop.turn())
-        held = {name: 0 for name in free}
+        held: dict[str, list[int]] = {name: [] for name in free}
         for sequence in loop._scheduler.sequences:
             for name, pages in sequence.pages.items():
-                held[name] += len({*pages.table.tolist()} - {0})
-        assert {n: pages_of(engine)[n] + held[n] for n in free} == free
+                held[name] += {*pages.table.tolist()} - {0}
+        assert {n: pages_of(engine)[n] + len({*held[n]}) for n in free} == free
+        assert engine.prefixes or all(len(p) == len({*p}) for p in held.values())
         turn += 1
     loop.close()
     assert pages_of(engine) == free

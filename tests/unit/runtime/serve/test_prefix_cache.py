@@ -1,0 +1,53 @@
+"""Clients whose prompts begin alike: what was cached is in their answers and in the metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+from serve.served import served, worded
+
+PROMPT = "abcdefghijklmnopqrst"
+
+
+def asked(at: str, route: str, **body: Any) -> Any:
+    answer = httpx.post(f"{at}/v1/{route}", json={"model": "toy", "max_tokens": 3, **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def cached(answer: Any) -> int:
+    found: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return found
+
+
+def test_answers_say_how_much_of_a_prompt_was_cached() -> None:
+    engine = worded("{% for m in messages %}{{ m.content }}{% endfor %}")
+    engine.keep_prefixes()
+    chat = [{"role": "user", "content": PROMPT}]
+    with served(engine) as (at, _):
+        cold = asked(at, "completions", prompt=PROMPT, seed=1)
+        warm = asked(at, "completions", prompt=PROMPT, seed=1)
+        assert (cached(cold), cached(warm)) == (0, 16)
+        assert warm["choices"] == cold["choices"]
+        assert cached(asked(at, "chat/completions", messages=chat)) == 16
+        assert cached(asked(at, "completions", prompt=PROMPT, cache_salt="mine")) == 0
+        body = {"model": "toy", "input": PROMPT, "max_output_tokens": 3}
+        response = httpx.post(f"{at}/v1/responses", json=body).json()
+        assert response["usage"]["input_tokens_details"]["cached_tokens"] == 16
+        metrics = httpx.get(f"{at}/metrics").text
+    numbers = {
+        line.split("{")[0]: float(line.rsplit(" ", 1)[1])
+        for line in metrics.splitlines()
+        if not line.startswith("#")
+    }
+    assert numbers["vllm:prefix_cache_queries_total"] == 5 * 20
+    assert numbers["vllm:prefix_cache_hits_total"] == 3 * 16
+    assert numbers["vllm:prompt_tokens_cached_total"] == 3 * 16
+
+
+def test_a_salt_of_a_wrong_type_is_refused_by_name() -> None:
+    with served(worded()) as (at, _):
+        body = {"model": "toy", "prompt": "abc", "cache_salt": 3}
+        answer = httpx.post(f"{at}/v1/completions", json=body)
+        assert answer.status_code == 400 and "cache_salt" in answer.json()["error"]["message"]

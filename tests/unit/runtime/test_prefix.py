@@ -1,0 +1,219 @@
+"""The prefix cache: prompts that begin alike share pages, and each gets what it gets alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_loop import Visit, serve
+from toy_device import toy_cuda
+from toy_engine import run, toy_engine
+from toy_model import VOCAB, decode_plainly
+from toy_plan import SHAPES
+
+from specbuild.runtime.cache.page_pool import PagePool
+from specbuild.runtime.cache.page_trace import PageTrace
+from specbuild.runtime.decode.scheduler import Turns
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
+from specbuild.runtime.request import GenerateParams
+from specbuild.runtime.sampling import SamplingParams
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+from trace_replay import replay
+
+SIZE = 4
+LONG = [[i % (VOCAB - 1) for i in range(n, n + 40)] for n in (0, 3)]
+
+
+def keeping(**options: Any) -> Engine:
+    """A toy engine with a prefix cache; pages that nobody has a use for are poisoned."""
+    generated = options.pop("publish_generated", False)
+    engine = toy_engine(**options)
+    engine.keep_prefixes(publish_generated=generated)
+    return engine
+
+
+# Prompts that begin as one of two do, or as an answer to them, and go on by themselves.
+begun = st.builds(
+    lambda which, shared, rest: [*LONG[which][:shared], *rest],
+    st.sampled_from([0, 1]),
+    st.integers(0, 38),
+    st.lists(st.integers(0, VOCAB - 2), min_size=1, max_size=6),
+)
+visits = st.builds(
+    Visit,
+    ids=begun,
+    tokens=st.integers(1, 12),
+    turn=st.integers(0, 12),
+    leaves=st.one_of(st.none(), st.none(), st.integers(0, 16)),
+    sampling=st.builds(SamplingParams, temperature=st.sampled_from([0.0, 1.0]), seed=st.just(7)),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.lists(visits, min_size=1, max_size=6), min_size=1, max_size=3),
+    st.lists(st.sampled_from([None, *SHAPES]), min_size=3, max_size=3),
+    st.sampled_from([20, 26, None]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_each_gets_what_it_gets_alone(
+    rounds: list[list[Visit]],
+    shapes: list[DraftShape | None],
+    pages: int | None,
+    generated: bool,
+    weak: bool,
+) -> None:
+    """With drafts and without, few pages and many, and where keys tell nothing apart."""
+    engine = keeping(kv_pages=pages, publish_generated=generated)
+    prefixes = engine.prefixes
+    assert prefixes is not None
+    if pages is not None:
+        engine.decoder.kv_policy = "max-utilization"
+    if weak:
+        prefixes._factors[:] = 0
+    for visitors, shape in zip(rounds, shapes, strict=False):
+        tokens, ends = serve(engine, visitors, shape, Turns())
+        for i, visitor in enumerate(visitors):
+            alone = decode_plainly(visitor.ids, visitor.tokens, visitor.sampling)
+            cut = ends[i].record.finish_reason == "abort"
+            assert tokens[i] == (alone[: len(tokens[i])] if cut else alone)
+        prefixes.check_integrity()
+
+
+def test_a_trace_tells_who_shares_a_page(tmp_path: Path) -> None:
+    engine, file = keeping(), tmp_path / "trace.jsonl"
+    with PageTrace(file) as trace:
+        engine.trace_pages(trace)
+        for _ in range(2):
+            run(engine, [LONG[0], LONG[0]], GenerateParams(max_new_tokens=5))
+    found = replay(file.read_text().splitlines())
+    assert found.events["share"] > 0 and not found.held
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(begun, st.sampled_from([None, "a", "b"])), min_size=2, max_size=6),
+    st.sampled_from([None, SHAPES[1]]),
+)
+def test_what_is_found_is_the_longest_beginning(
+    asked: list[tuple[list[int], str | None]], shape: DraftShape | None
+) -> None:
+    """Against every prompt asked so far, page by page; one that drafts wants the token behind."""
+    engine = keeping(max_batch_size=40)
+    seen: list[tuple[list[int], str | None]] = []
+    for ids, salt in asked:
+        params = GenerateParams(max_new_tokens=2, cache_salt=salt, ignore_eos=True)
+        stats = run(engine, [ids], params, speculation=shape).records[0].stats
+        found = 0
+        for other, others_salt in seen:
+            pages = 0
+            while (
+                others_salt == salt
+                and (pages + 1) * SIZE < min(len(ids), len(other))
+                and ids[: (pages + 1) * SIZE + 1] == other[: (pages + 1) * SIZE + 1]
+            ):
+                pages += 1
+            found = max(found, pages * SIZE)
+        assert stats.cached_tokens == found
+        seen.append((ids, salt))
+    assert engine.prefixes is not None
+    statistics = engine.prefixes.statistics
+    assert statistics.queries == len(asked) == statistics.hits + statistics.misses
+    assert statistics.query_tokens == sum(len(ids) for ids, _ in asked)
+
+
+@pytest.mark.parametrize("shape", [None, *SHAPES])
+def test_a_hit_accepts_the_drafts_of_a_cold_run(shape: DraftShape | None) -> None:
+    params = GenerateParams(max_new_tokens=14, ignore_eos=True)
+    engine, ids = keeping(), LONG[0]
+    cold = run(engine, [ids], params, speculation=shape).records[0]
+    warm = run(engine, [ids], params, speculation=shape).records[0]
+    assert warm.stats.cached_tokens == 36 and cold.stats.cached_tokens == 0
+    assert (warm.output_ids, warm.logprobs) == (cold.output_ids, cold.logprobs)
+    assert warm.stats.acceptance_histogram == cold.stats.acceptance_histogram
+
+
+def test_pages_of_answers_are_kept_where_asked() -> None:
+    for generated, found in ((False, 36), (True, 48)):
+        engine = keeping(publish_generated=generated)
+        params = GenerateParams(max_new_tokens=12, ignore_eos=True)
+        answer = run(engine, [LONG[0]], params, speculation=SHAPES[1]).ids[0]
+        turn = [*LONG[0], *answer, 1, 2]
+        again = run(engine, [turn], GenerateParams(max_new_tokens=3), speculation=SHAPES[1])
+        assert again.records[0].stats.cached_tokens == found
+        assert again.ids[0] == decode_plainly(turn, 3, SamplingParams())
+
+
+def test_a_draft_that_never_ran_is_found_by_who_does_not_draft() -> None:
+    engine = keeping()
+    params = GenerateParams(max_new_tokens=2, ignore_eos=True)
+    found = [
+        run(engine, [LONG[0]], params, speculation=shape).records[0].stats.cached_tokens
+        for shape in (None, SHAPES[1], None, SHAPES[1])
+    ]
+    assert found == [0, 0, 36, 36]
+
+
+def test_a_page_gives_way_before_the_one_that_it_continues() -> None:
+    pool, gone = PagePool("full", 6), []
+    pool.evicted = gone.append
+    pool.reserve(5)
+    pages = [pool.allocate(1) for _ in range(5)]
+    pool.keep(pages[:4])
+    pool.release(pages[::-1], 1)
+    pool.unreserve(5)
+    pool.check_integrity()
+    assert (pool.free_pages, pool.kept_pages) == (5, 4)
+    pool.share(pages[:1], 2, covered=False)
+    assert pool.can_reserve(4) and not pool.can_reserve(5)
+    pool.reserve(4)
+    assert sorted(pool.allocate(1) for _ in range(4)) == sorted(pages[1:])
+    assert gone == pages[3:0:-1]
+    with pytest.raises(SpecbuildError, match="no free page"):
+        pool.allocate(1)
+
+
+def test_the_owner_of_a_shared_page_goes_first() -> None:
+    """Its promise is gone, but whoever shares the page keeps it, and others cannot have it."""
+    pool = PagePool("full", 4)
+    pool.reserve(1)
+    page = pool.allocate(1)
+    pool.keep([page])
+    pool.share([page], 2, covered=False)
+    assert pool.can_reserve(2)
+    pool.uncover([page])
+    pool.release([page], 1)
+    pool.unreserve(1)
+    assert pool.can_reserve(2) and not pool.can_reserve(3)
+    pool.release([page], 2)
+    pool.check_integrity()
+
+
+def test_a_key_depends_on_every_token() -> None:
+    """A page's key depends on every token up to its end, and on the one behind it."""
+    engine = keeping()
+    prefixes = engine.prefixes
+    assert prefixes is not None
+    ids = np.random.default_rng(0).integers(0, VOCAB, 41).tolist()
+    keys = prefixes.begin(ids, None).keys
+    assert len(keys) == len(set(keys)) == 10
+    for changed in range(41):
+        other = [*ids]
+        other[changed] += 1
+        same = [a == b for a, b in zip(keys, prefixes.begin(other, None).keys, strict=True)]
+        assert same == [(page + 1) * SIZE < changed for page in range(10)]
+    assert not set(keys) & set(prefixes.begin(ids, "salt").keys)
+
+
+def test_where_pages_cannot_be_shared_it_is_refused() -> None:
+    with pytest.raises(UnsupportedHereError, match="keep their pages to themselves"):
+        toy_cuda().engine.keep_prefixes()
