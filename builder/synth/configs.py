@@ -22,6 +22,11 @@ def yarn_of(rope: Rope) -> YarnScaling:
     return rope.scaling
 
 
+def rope_config(rope: Rope) -> dict[str, Any] | None:
+    """``rope_scaling`` of a rotary embedding, None where positions are not scaled."""
+    return None if rope.scaling is None else yarn_config(rope)
+
+
 def yarn_config(rope: Rope) -> dict[str, Any]:
     """``rope_scaling`` of a YaRN."""
     yarn = yarn_of(rope)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
+from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.latents import full_rank
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.families.eagle3.synth import EAGLE3_SYNTH
+from specbuild.builder.families.registry import retrofitted, target_family
 from specbuild.builder.synth.geometry import named_geometry
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.options import SynthOptions
@@ -31,6 +33,7 @@ class SynthModel:
         self.options = options
         self._named = named_geometry(options.geometry)
         self.target: TargetGeometry = self._named.with_layers(options.layers)
+        self._refuse_retrofits()
         if options.latent:
             self.target = self._with_latents(options.latent)
         if options.indexer:
@@ -44,10 +47,25 @@ class SynthModel:
             raise SpecbuildError(
                 f"--unique-layers {unique} must lie between 1 and the {self.target.layers} layers"
             )
+        kinds = self.target.layer_feed_forwards
+        other = next((i for i, k in enumerate(kinds) if unique and kinds[i % unique] != k), None)
+        if unique and other is not None:
+            raise SpecbuildError(
+                f"--unique-layers {unique} lets layer {other % unique} stand for layer {other}, "
+                "which is of another kind; leave it out"
+            )
         self.draft: Eagle3Geometry | None = None
         if options.acceptance is not None:
             self.draft = EAGLE3_SYNTH.geometry(self.target, self._named.draft)
         self.noise = Noise(options.seed)
+
+    def _refuse_retrofits(self) -> None:
+        asked = self.options.latent or self.options.indexer
+        if asked and not target_family(self.target.model_type).retrofits:
+            raise SpecbuildError(
+                f"--latent and --indexer are for {retrofitted()}; --geometry "
+                f"{self.options.geometry} is a {self.target.model_type}"
+            )
 
     def _with_latents(self, latent: int) -> TargetGeometry:
         most = full_rank(self.target)
@@ -133,7 +151,12 @@ class SynthModel:
         for name in made:
             origin = self.origin(name)
             tensors[name] = made[origin].source(name, origin)
-        target = TargetCheckpoint(self.target, tensors, (), ())
+        family = target_family(self.target.model_type)
+        assert family.synth is not None
+        fields = family.synth.config(self.target, self.pad_token_id)
+        config = Config("config.json", "target config.json", fields)
+        forms = family.checkpoint.for_engine(tensors, self.target, config)
+        target = TargetCheckpoint(self.target, forms, (), ())
         if self.draft is None:
             return target, None
         sources = {n: t.source(n, n) for n, t in self.draft_tensors.items() if n != "t2d"}

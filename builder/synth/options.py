@@ -22,7 +22,14 @@ class SynthOptions(OptionGroup):
 
     PANEL: ClassVar[str] = "Model"
 
-    geometry: Annotated[str, Described("gpt-oss-20b, gpt-oss-120b or tiny.", "NAME")]
+    geometry: Annotated[
+        str,
+        Described(
+            "gpt-oss-20b, gpt-oss-120b, deepseek-v2-lite, glm-4.7-flash, tiny and others; a wrong "
+            "name lists all.",
+            "NAME",
+        ),
+    ]
     layers: Annotated[
         int | None,
         Described("Fewer layers, for tests.", "N", least=1, shown="the geometry's"),

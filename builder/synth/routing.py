@@ -9,7 +9,7 @@ import torch
 from specbuild.builder.families.registry import target_family
 from specbuild.builder.synth.model import SynthModel
 from specbuild.builder.synth.streams import embedding_rms, embeddings
-from specbuild.runtime.engine_dir.geometry import MoeFeedForward
+from specbuild.runtime.engine_dir.geometry import MoeFeedForward, routed_part
 
 STEP_TOKENS = (1, 2, 4, 8, 16, 32)
 _SAMPLE = 512
@@ -35,7 +35,8 @@ def distinct_experts(model: SynthModel) -> tuple[DistinctExperts, ...]:
         return ()
     tokens = model.rules.cycle[:_SAMPLE]
     normed = embeddings(model.noise, tokens, g.hidden).float() / embedding_rms(g.hidden)
-    chosen = [_chosen(model, layer, normed) for layer in range(g.layers)]
+    routed = [i for i in range(g.layers) if routed_part(g.feed_forward(i)) is not None]
+    chosen = [_chosen(model, layer, normed) for layer in routed]
     experts = torch.stack(chosen)  # [layers, sample, E]
     results = []
     for count in STEP_TOKENS:

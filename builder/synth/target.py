@@ -38,7 +38,7 @@ def synth_target(noise: Noise, g: TargetGeometry, rules: TokenRules) -> dict[str
             made[name] = _head(noise, g, rules)
         else:
             made[name] = family.synth.tensor(fill, g, name, expected.shape)
-    for layer, latent in enumerate(g.latent_dims):
+    for layer, latent in enumerate(g.latent_dims if g.mla is None else ()):
         for projection in ("k_proj", "v_proj"):
             del made[f"{latent_name(layer, projection)}.weight"]
         for name, shape in latent_shapes(g, layer, latent).items():

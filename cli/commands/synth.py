@@ -83,7 +83,7 @@ def synth(
     dsa: Annotated[DsaOptions, Without(("enabled",))],
     _debug: Debug = False,
 ) -> None:
-    """Make a GPT-OSS of true geometry and random weights, whose behaviour is known.
+    """Make a model of true geometry and random weights, whose behaviour is known.
 
     Greedy decoding follows a random permutation of the tokens. The draft agrees
     with it after the share [b]--acceptance[/b] of its tokens, at every level, so the

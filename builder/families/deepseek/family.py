@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specbuild.builder.families.deepseek import checkpoint, gguf, hints, reference
 from specbuild.builder.families.deepseek.model import DeepSeek
+from specbuild.builder.families.deepseek.synth import DEEPSEEK_SYNTH
 from specbuild.builder.families.deepseek.tensors import deepseek_tensors
 from specbuild.builder.families.deepseek.variants import VARIANTS
 from specbuild.builder.families.family import CheckpointFormat, Reference, TargetFamily
@@ -25,5 +26,6 @@ DEEPSEEK = TargetFamily(
         routers=reference.routers,
         margin=reference.routing_margin,
     ),
+    synth=DEEPSEEK_SYNTH,
     gguf={"deepseek2": gguf.FORM},
 )

@@ -8,22 +8,30 @@ from specbuild.builder.families.eagle3.checkpoint import default_aux_layers
 from specbuild.builder.families.eagle3.config import OWN_ARCHITECTURE
 from specbuild.builder.families.eagle3.synth_weights import DraftWriter
 from specbuild.builder.families.family import DraftSizes, SynthDraft
-from specbuild.builder.synth.configs import yarn_config
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.builder.synth.configs import rope_config
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry
 
 
 def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> Eagle3Geometry:
-    """The draft of a target: its attention and its rotary embedding are the target's."""
+    """The draft of a target: its attention and its rotary embedding are the target's.
+
+    That of a target with MLA has a plain one, and heads of 128.
+    """
+    q_heads, kv_heads, head_dim = target.q_heads, target.kv_heads, target.head_dim
+    rope = target.rope
+    if target.mla is not None:
+        q_heads, head_dim, rope = max(1, target.hidden // 128), 128, Rope(10000.0)
+        kv_heads = max(1, q_heads // 4)
     return Eagle3Geometry(
         architecture=OWN_ARCHITECTURE,
         hidden=target.hidden,
         vocab=sizes.vocab,
-        q_heads=target.q_heads,
-        kv_heads=target.kv_heads,
-        head_dim=target.head_dim,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         inner=sizes.inner,
         rms_eps=1e-5,
-        rope=target.rope,
+        rope=rope,
         aux_layers=default_aux_layers(target.layers),
         max_positions=target.max_positions,
         d2t_form="offsets",
@@ -58,7 +66,7 @@ def draft_config(d: Eagle3Geometry, target: TargetGeometry) -> dict[str, Any]:
         "num_hidden_layers": 1,
         "num_key_value_heads": d.kv_heads,
         "rms_norm_eps": d.rms_eps,
-        "rope_scaling": yarn_config(d.rope),
+        "rope_scaling": rope_config(d.rope),
         "rope_theta": d.rope.theta,
         "target_hidden_size": target.hidden,
         "tie_word_embeddings": False,
