@@ -152,6 +152,23 @@ def test_figures_of_documents_are_those_of_the_records(monkeypatch: pytest.Monke
         assert 'width="600"' in picture()
 
 
+def test_the_index_of_records_has_every_record() -> None:
+    """And nothing that is not there. A name without its folder has that of the name before it."""
+    results = ROOT / "benchmarks" / "results"
+    found: set[Path] = set()
+    index = (results / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    for line in index.splitlines():
+        folder = ""
+        for name in re.findall(r"`([^`]+)`", line.split("|")[1]) if line.startswith("| ") else []:
+            folder = name.rpartition("/")[0] or folder
+            pattern = f"{folder}/{name.rpartition('/')[2] or '*'}" if folder else name
+            matched = set(results.glob(pattern))
+            assert matched, name
+            found |= matched
+    notes = set((results / "notes").iterdir()) | {results / "README.md"}
+    assert {file for file in results.rglob("*") if file.is_file()} - notes == found
+
+
 def sentences(text: str) -> Iterator[str]:
     """Sentences, table cells and list items of a page; code counts as one word, figures not."""
     text = re.sub(r"```.*?```|<!-- figures.*?end of figures -->", "", text, flags=re.DOTALL)
