@@ -11,7 +11,8 @@ from specbuild.cli.options.shared import Debug
 def build(asked: BuildOptions, *, _debug: Debug = False) -> None:
     """Build a checkpoint, and its EAGLE3 draft, into an engine directory.
 
-    Targets are GPT-OSS, or DeepSeek-V3 for the CPU. Draft options are limits:
+    Targets are GPT-OSS and Llama; for the CPU Qwen3, DeepSeek and GLM too, also
+    as a GGUF file (--model model-Q4_K_M.gguf). Draft options are limits:
     [b]run[/b] may ask for any smaller tree.
 
     \b
@@ -19,7 +20,6 @@ def build(asked: BuildOptions, *, _debug: Debug = False) -> None:
     specbuild build --model target --draft draft --output engine
     specbuild build --model target --output engine --backend cuda --gpu sm_90a
     specbuild build --model target --output engine --max-seq-len 32768 --specpv
-    specbuild build --model model-Q4_K_M.gguf --output engine
     """
     from specbuild.builder.build import build as build_engine
     from specbuild.cli.tables.engine_table import add_tactics, build_summary

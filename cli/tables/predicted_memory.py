@@ -41,14 +41,14 @@ def predict_memory(
 
     ``outputs_bytes`` is what the largest launch returns: logits of every verified row and
     aux hidden states of every row. ``plan`` is that of a CUDA engine; without it they are a guess.
-    Engines of TensorRT-RTX
-    have two places for every cache pool.
+    Engines of TensorRT-RTX have two places for every cache pool.
     """
     limits = manifest.limits
     batch = limits.max_batch_size if max_batch_size is None else max_batch_size
     length = limits.max_seq_len if max_seq_len is None else max_seq_len
     facts = facts_of(manifest.backend)
-    weights = _tensor_bytes(manifest) if facts.has_plan else _stored_bytes(manifest)
+    on_gpu = plan is not None or facts.has_plan
+    weights = _tensor_bytes(manifest) if on_gpu else _stored_bytes(manifest)
     places = 1 if facts.pools_in_place else 2
     kv = {
         group.name: places * group_bytes(group, manifest.specpv)

@@ -183,6 +183,7 @@ print(max(samples) - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_weights_stream_through_the_builder(tmp_path: Path) -> None:
     """Law 4: the peak grows by what the making of one layer takes, not by all of them.

@@ -147,6 +147,7 @@ def test_an_unknown_config_field_warns_and_strict_refuses_it(
     assert result.err.count("brand_new_field") == 1
 
 
+@pytest.mark.slow
 def test_disk_full_leaves_nothing(tmp_path: Path) -> None:
     """No file may grow beyond 1 MiB, as on a full disk; the weights are larger."""
     write_target(tmp_path / "target", hidden=128, layers=6, inner=64)

@@ -35,6 +35,7 @@ STATS_SCHEMA = {
         "output_tokens_per_s": SECONDS,
         "preemptions": COUNT,
         "paused_steps": COUNT,
+        "cached_tokens": COUNT,
     },
 }
 STATS_SCHEMA["required"] = list(STATS_SCHEMA["properties"])

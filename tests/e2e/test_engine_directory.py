@@ -179,6 +179,7 @@ def test_failed_forced_build_keeps_the_old_engine(
     assert [p.name for p in tmp_path.iterdir()] == ["e"]
 
 
+@pytest.mark.slow
 def test_kill_leaves_nothing_under_the_final_name(checkpoints: Path, tmp_path: Path) -> None:
     """SIGKILL while the weights are being written: no engine, not half of one."""
     script = (

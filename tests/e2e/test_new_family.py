@@ -123,5 +123,7 @@ def test_what_it_has_not_is_refused(folder: Path, tmp_path: Path) -> None:
     ):
         read_target(folder / "model", strict=True, dsa=True)
     edit_config(folder / "model", model_type="mamba")
-    with pytest.raises(SpecbuildError, match=r"deepseek_v3 \(.*\), llama \(MistralForCausalLM\)\)"):
+    with pytest.raises(
+        SpecbuildError, match=r"deepseek_v3 \(.*\), mistral \(MistralForCausalLM\)\)"
+    ):
         read_target(folder / "model", strict=True)

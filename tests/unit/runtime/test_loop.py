@@ -152,7 +152,7 @@ def serve(
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(visits, min_size=1, max_size=7),
     st.sampled_from([None, *SHAPES]),
