@@ -162,3 +162,22 @@ def test_plain_decoding_beats_transformers_fourfold(engine: Engine, prompts: lis
         assert ratios[-1] >= 4, ratios
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("shape", [None, TREE])
+def test_a_cached_beginning_changes_no_token(
+    example_engine: Path, prompts: list[Prompt], shape: DraftShape | None
+) -> None:
+    """Sliding windows and the draft's cache too; one engine asked twice."""
+    engine = Engine.load(example_engine, device="cpu")
+    engine.keep_prefixes()
+    text = "\n".join(prompt.prompt or "" for prompt in prompts)
+    asked = [Prompt(str(part), None, text[part : part + 1200]) for part in (0, 40)]
+    params = GenerateParams(max_new_tokens=24)
+    cold, warm = (records(engine, asked, params, shape) for _ in range(2))
+    assert all(record.stats.cached_tokens > 100 for record in warm)
+    for first, second in zip(cold, warm, strict=True):
+        assert first.output_ids == second.output_ids
+        assert first.stats.acceptance_histogram == second.stats.acceptance_histogram
+    assert engine.prefixes is not None
+    engine.prefixes.check_integrity()
