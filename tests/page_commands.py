@@ -34,7 +34,7 @@ LEFT = (
     Left(r"^torchrun .* --device cuda", "needs GPUs", 1),
     Left(r"--backend tensorrt( |$)", "needs TensorRT's libraries", 2),
     Left(r"^specbuild synth --geometry gpt-oss", "writes gigabytes", 3),
-    Left(r"--model \S+\.gguf", "needs weights that nobody keeps here", 3),
+    Left(r"--model \S+\.gguf", "needs weights that nobody keeps here", 2),
     Left(r"--resume", "goes on from a run that was stopped", 1),
 )
 # Left out of `make test` for their time; `make test-slow` runs them.
