@@ -306,6 +306,16 @@ class SequenceState:
         """The newest token: known, not yet in the cache."""
         return int(self.ids[self.known - 1])
 
+    def publish(self, length: int, *, draft: bool = False) -> None:
+        """Tells the prefix cache, where there is one, that ``length`` tokens are in the caches.
+
+        In the target's, or in the draft's. Before a window's pages go back.
+        """
+        if self.prefix is not None:
+            self.prefix.cache.publish(
+                self.prefix, self.pages, self.ids, length=length, known=self.known, draft=draft
+            )
+
     def record(self) -> RunRecord:
         """The result line of a finished request."""
         assert self.finish_reason is not None

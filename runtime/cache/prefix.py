@@ -28,11 +28,12 @@ PrefixKey = NewType("PrefixKey", int)
 
 @dataclass(slots=True, eq=False)
 class SequencePrefix:
-    """The beginning of one sequence: the keys of its pages, as far as its tokens are known.
+    """The beginning of one sequence in a cache: its pages' keys, as far as its tokens are known.
 
     ``published`` pages of a group are in the cache, or were when the sequence was there.
     """
 
+    cache: PrefixCache
     ids: np.ndarray
     prompt_tokens: int
     salt: str | None
@@ -144,7 +145,8 @@ class PrefixCache:
             key=self._secret,
         )
         total = int.from_bytes(digest.digest(), "little")
-        prefix = SequencePrefix(np.array(prompt_ids, np.int32), len(prompt_ids), salt, total=total)
+        ids = np.array(prompt_ids, np.int32)
+        prefix = SequencePrefix(self, ids, len(prompt_ids), salt, total=total)
         self._name_pages(prefix, len(prompt_ids))
         return prefix
 

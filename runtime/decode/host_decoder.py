@@ -73,19 +73,14 @@ class HostDecoder(Decoder):
         if policy.max_depth == 0:
             drafter = None
         elif drafter is None:
-            drafter = Eagle3Drafter(self._executor, self._manifest, self._counter, self.prefixes)
+            drafter = Eagle3Drafter(self._executor, self._manifest, self._counter)
             self._executor.prepare(DRAFTING_ROLES)
-        # Another drafter must see every token's features itself.
-        drafted = drafter is not None and drafter.capabilities.uses_draft_caches
-        own = drafter is None or drafted or not drafter.capabilities.reads_aux_hidden
-        prefixes = self.prefixes if own else None
         stepper = HostStepper(
             self._executor,
             self._manifest,
             self._counter,
             drafter=drafter,
             max_depth=policy.max_depth,
-            prefixes=prefixes,
         )
         scheduler = Scheduler(
             self._manifest.limits,
@@ -94,8 +89,12 @@ class HostDecoder(Decoder):
             most_emitted=self._most_emitted(policy),
             invariant_rows=self._executor.capabilities.invariant_rows,
         )
-        if prefixes is not None:
-            scheduler.prefixes = PrefixLookup(prefixes, drafted)
+        # Another drafter must see every token's features itself.
+        drafted = drafter is not None and drafter.capabilities.uses_draft_caches
+        if self.prefixes is not None and (
+            drafter is None or drafted or not drafter.capabilities.reads_aux_hidden
+        ):
+            scheduler.prefixes = PrefixLookup(self.prefixes, drafted)
         return self._loop(stepper, scheduler, policy, text_stream)
 
     def _default_policy(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:

@@ -7,7 +7,6 @@ from time import perf_counter
 
 import numpy as np
 
-from specbuild.runtime.cache.prefix import PrefixCache
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
 from specbuild.runtime.decode.logit_rows import likeliest
 from specbuild.runtime.decode.repetition import as_recorded
@@ -44,7 +43,6 @@ class HostStepper:
         *,
         drafter: Drafter | None,
         max_depth: int,
-        prefixes: PrefixCache | None = None,
     ) -> None:
         self._executor = executor
         self._counter = counter
@@ -52,7 +50,7 @@ class HostStepper:
         # Whether what is decoded again gives the same bits.
         self._repeats = executor.capabilities.batch_invariant
         self._max_depth = max_depth
-        self._target = TargetPasses(executor, manifest, counter, prefixes)
+        self._target = TargetPasses(executor, manifest, counter)
         caches = drafter is not None and drafter.capabilities.uses_draft_caches
         self._draft_groups = groups_of(manifest.roles["draft"]) if caches else ()
         self._done: LaunchDone | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.decode.waiting import rank
 from specbuild.runtime.request import SequenceState
 
 
@@ -31,7 +32,7 @@ def provide(running: list[SequenceState], kv: KvPools, *, most_emitted: int) -> 
     Raises SpecbuildError where one that runs alone finds no pages.
     """
     changes = PageChanges()
-    ranked = sorted(running, key=_rank)
+    ranked = sorted(running, key=rank)
     for sequence in list(ranked):
         # A paused one goes on from what its steps in flight gave: these come first.
         waits = sequence.steps_ahead and (
@@ -45,10 +46,6 @@ def provide(running: list[SequenceState], kv: KvPools, *, most_emitted: int) -> 
     for sequence in changes.preempted:
         running.remove(sequence)
     return changes
-
-
-def _rank(sequence: SequenceState) -> tuple[int, int]:
-    return (sequence.request.priority, sequence.index)
 
 
 def _grows(

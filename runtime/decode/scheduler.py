@@ -168,8 +168,10 @@ class Scheduler:
         none runs and none fits.
         """
         while self._waiting and len(self._running) < self._limits.max_batch_size:
+            if not self._takes(self._waiting.first.request):
+                break
             first = self._matched(self._waiting.first)
-            wanted = self._pages_of(first) if self._takes(first.request) else None
+            wanted = self._pages_of(first)
             if wanted is None:
                 break
             self._waiting.take_first()

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specbuild.runtime.cache.prefix import PrefixCache
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds, groups_of
 from specbuild.runtime.decode.logit_rows import adjust, log_probability
 from specbuild.runtime.draft.tree import DraftTrees
@@ -24,17 +23,10 @@ from specbuild.runtime.sampling import sampling_feeds
 class TargetPasses:
     """Runs the roles ``target``, ``choose`` and ``accept``; the lossy modes change their inputs."""
 
-    def __init__(
-        self,
-        executor: Executor,
-        manifest: Manifest,
-        counter: SlotCounter,
-        prefixes: PrefixCache | None = None,
-    ) -> None:
+    def __init__(self, executor: Executor, manifest: Manifest, counter: SlotCounter) -> None:
         self._executor = executor
         self._counter = counter
         self._eos_token_ids = manifest.target.eos_token_ids
-        self._prefixes = prefixes
         self._modes: list[HostMode] = []
         if manifest.specpv is not None:
             self._modes.append(HostViews(manifest, counter))
@@ -57,14 +49,7 @@ class TargetPasses:
     def advance(self, sequence: SequenceState, count: int) -> None:
         """``count`` more tokens stand in the cache, and are committed."""
         sequence.length += count
-        if self._prefixes is not None and sequence.prefix is not None:
-            self._prefixes.publish(
-                sequence.prefix,
-                sequence.pages,
-                sequence.ids,
-                length=sequence.length,
-                known=sequence.known,
-            )
+        sequence.publish(sequence.length)
         reverified = min((m.reverifies_from(sequence) for m in self._modes), default=None)
         for group in self.groups:
             sequence.pages[group].commit(sequence.length, reverified=reverified)

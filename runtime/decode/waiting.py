@@ -35,10 +35,10 @@ class Waiting:
             return len(self.request.prompt_ids)
         return max(self.preempted.known, self.preempted.recorded)
 
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Less comes first."""
-        return (self.request.priority, self.index)
+
+def rank(of: Waiting | SequenceState) -> tuple[int, int]:
+    """Who waits, and who runs, by priority and then by age: less comes first."""
+    return (of.request.priority, of.index)
 
 
 class WaitingQueue:
@@ -64,7 +64,7 @@ class WaitingQueue:
 
     def add(self, entry: Waiting) -> None:
         """Puts a request behind those that go before it."""
-        insort(self._entries, entry, key=lambda waiting: waiting.rank)
+        insort(self._entries, entry, key=rank)
 
     def remove(self, index: int) -> Waiting | None:
         """Takes a request out, which goes nowhere; None where it does not wait."""
@@ -77,9 +77,7 @@ class WaitingQueue:
         """Takes the next one out: it is admitted, before all who came earlier."""
         taken = self._entries.pop(0)
         if any(entry.index < taken.index for entry in self._entries):
-            self._entries = sorted(
-                (_overtaken(entry, taken) for entry in self._entries), key=lambda w: w.rank
-            )
+            self._entries = sorted((_overtaken(entry, taken) for entry in self._entries), key=rank)
         return taken
 
 

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import numpy as np
 
-from specbuild.runtime.cache.prefix import PrefixCache
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds, groups_of
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees, pack_bits
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
@@ -96,18 +95,11 @@ class Eagle3Drafter:
     is to keep of a prompt is taken up at once.
     """
 
-    def __init__(
-        self,
-        executor: Executor,
-        manifest: Manifest,
-        counter: SlotCounter,
-        prefixes: PrefixCache | None = None,
-    ) -> None:
+    def __init__(self, executor: Executor, manifest: Manifest, counter: SlotCounter) -> None:
         self._executor = executor
         self._groups = groups_of(manifest.roles["draft"])
         self._counter = counter
         self._max_rows = manifest.limits.max_rows
-        self._prefixes = prefixes
         self._pending: dict[int, _Pending] = {}
 
     @property
@@ -126,8 +118,8 @@ class Eagle3Drafter:
         if len(aux_hidden) > pending.capacity():
             self._take_up(sequence, pending.count)
         pending.add(aux_hidden)
-        if self._prefixes is not None and sequence.prefix is not None:
-            wanted = self._prefixes.wanted_draft(sequence.prefix, sequence.length + 1)
+        if (prefix := sequence.prefix) is not None:
+            wanted = prefix.cache.wanted_draft(prefix, sequence.length + 1)
             self._take_up(sequence, wanted - self._draft_length(sequence))
 
     def release(self, sequence: SequenceState) -> None:
@@ -181,7 +173,7 @@ class Eagle3Drafter:
             logit_rows=last_rows,
         )
         for sequence, start, count in spans:
-            self._publish(sequence, start + count)
+            sequence.publish(start + count, draft=True)
             for group in self._groups:
                 sequence.pages[group].commit(start + count)
         for rows, count in zip(pending, counts, strict=True):
@@ -304,17 +296,6 @@ class Eagle3Drafter:
 
     def _draft_length(self, sequence: SequenceState) -> int:
         return sequence.pages[self._groups[0]].length
-
-    def _publish(self, sequence: SequenceState, length: int) -> None:
-        if self._prefixes is not None and sequence.prefix is not None:
-            self._prefixes.publish(
-                sequence.prefix,
-                sequence.pages,
-                sequence.ids,
-                length=length,
-                known=sequence.known,
-                draft=True,
-            )
 
     def _append(self, sequence: SequenceState, count: int) -> None:
         for group in self._groups:
