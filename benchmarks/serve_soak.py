@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from server_process import server_process
 from trace_replay import replay
 
 NAME = "engine"
@@ -265,19 +266,10 @@ def server(
     engine: Path, max_queue: int, trace: Path
 ) -> Iterator[tuple[subprocess.Popen[str], tuple[str, int]]]:
     """The server's process, and its host and port."""
-    command = [sys.executable, "-m", "specbuild.cli.main", "serve", str(engine), "--port", "0"]
-    command += ["--served-model-name", NAME, "--max-queue", str(max_queue), "--trace", str(trace)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        while "serving" not in (line := process.stderr.readline()):
-            if not line:
-                raise SystemExit(f"the server ended with {process.wait()}")
-        host, _, port = line.strip().rpartition("/")[2].rpartition(":")
+    options = ("--served-model-name", NAME, "--max-queue", str(max_queue), "--trace", str(trace))
+    with server_process(engine, *options) as (process, url):
+        host, _, port = url.rpartition("/")[2].rpartition(":")
         yield process, (host, int(port))
-    finally:
-        process.kill()
-        process.wait()
 
 
 def rss_bytes(pid: int) -> int:

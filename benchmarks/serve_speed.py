@@ -11,14 +11,14 @@ import argparse
 import asyncio
 import json
 import random
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+
+from server_process import server_process
 
 from specbuild.cli.bench.server.client import Client, Sample, body_of
 from specbuild.cli.bench.server.load import LoadPlan, measure
@@ -33,20 +33,9 @@ NAME = "engine"
 def server(engine: Path) -> Iterator[tuple[str, float]]:
     """The address of a server, and how long it took to answer /health, in seconds."""
     started_s = time.perf_counter()
-    command = [sys.executable, "-m", "specbuild.cli.main", "serve", str(engine)]
-    command += ["--port", "0", "--served-model-name", NAME]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        while "serving" not in (line := process.stderr.readline()):
-            if not line:
-                raise SystemExit(f"the server ended with {process.wait()}")
-        url = line.split()[-1]
+    with server_process(engine, "--served-model-name", NAME) as (_, url):
         urllib.request.urlopen(f"{url}/health", timeout=10).read()
         yield url, time.perf_counter() - started_s
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 def prompts(count: int, tokens: int, seed: int) -> list[tuple[int, ...]]:

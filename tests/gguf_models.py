@@ -144,8 +144,7 @@ def llama_twin(model: Path, config: Mapping[str, Any]) -> dict[str, Stored]:
     for name, tensor in load_file(model / "model.safetensors").items():
         parts = name.split(".")
         if "experts" in parts:
-            key = f"blk.{parts[2]}.ffn_{parts[6].removesuffix('_proj')}_exps.weight"
-            experts.setdefault(key, []).append((name, tensor))
+            experts.setdefault(_stack_of(parts), []).append((name, tensor))
             continue
         twin.same(name, tensor)
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(parts[-2])
@@ -165,8 +164,7 @@ def deepseek_twin(model: Path, config: Mapping[str, Any], *, apart: bool) -> dic
     for name, tensor in load_file(model / "model.safetensors").items():
         parts = name.split(".")
         if "experts" in parts:
-            key = f"blk.{parts[2]}.ffn_{parts[6].removesuffix('_proj')}_exps.weight"
-            experts.setdefault(key, []).append((name, tensor))
+            experts.setdefault(_stack_of(parts), []).append((name, tensor))
         elif apart and "kv_b_proj" in parts:
             value, twin.hf[name] = stored(tensor, "F16")
             heads = value[0].reshape(config["num_attention_heads"], -1, config["kv_lora_rank"])
@@ -178,6 +176,11 @@ def deepseek_twin(model: Path, config: Mapping[str, Any], *, apart: bool) -> dic
     _stack(twin, experts)
     rewritten(model, twin.hf)
     return twin.gguf
+
+
+def _stack_of(parts: list[str]) -> str:
+    """The tensor that holds an expert's matrix beside those of the others."""
+    return f"blk.{parts[2]}.ffn_{parts[6].removesuffix('_proj')}_exps.weight"
 
 
 def _stack(twin: Twin, experts: Mapping[str, list[tuple[str, torch.Tensor]]]) -> None:

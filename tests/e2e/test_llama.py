@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import write_draft
+from drafted_outputs import drafted_outputs
 from llama_checkpoints import HIDDEN, LAYERS, VOCAB, write_llama
 
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.verify import verify_engine
-from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 NEW_TOKENS = 64
 BUSHY = DraftShape(draft_top_k=8, draft_depth=3, draft_tokens=48)
@@ -74,17 +73,10 @@ def next_of_transformers(path: Path, ids: tuple[int, ...]) -> tuple[int, ...]:
 def check(folder: Path) -> None:
     """Every token with the draft is that of transformers, and every stage of the engine."""
     prompts = [tuple(range(3, 3 + count)) for count in (1, 5, 21)]
-    engine = Engine.load(folder / "engine")
-    params = GenerateParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
-    found, accepted = {}, 0
-    asked = [Prompt(id=str(place), prompt_ids=ids) for place, ids in enumerate(prompts)]
-    for event in engine.generate(asked, params, speculation=BUSHY):
-        if isinstance(event, FinishEvent):
-            found[int(event.request)] = tuple(event.record.output_ids)
-            accepted += sum(event.record.stats.acceptance_histogram[1:])
-    for place, ids in enumerate(prompts):
-        best = next_of_transformers(folder / "model", ids + found[place])
-        assert found[place] == best[len(ids) - 1 : -1]
+    found, accepted = drafted_outputs(folder / "engine", prompts, BUSHY, new_tokens=NEW_TOKENS)
+    for ids, output in zip(prompts, found, strict=True):
+        best = next_of_transformers(folder / "model", ids + output)
+        assert output == best[len(ids) - 1 : -1]
     assert accepted  # the draft took part
     report = verify_engine(folder / "engine", folder / "model", folder / "draft", SilentProgress())
     assert max(row.max_error for row in report.rows) < 1e-4

@@ -9,6 +9,7 @@ import pytest
 import torch
 from checkpoint_files import edit_config
 from checkpoints import write_draft
+from drafted_outputs import drafted_outputs
 from mistral_family.family import MISTRAL
 
 from specbuild.builder.build import build
@@ -17,10 +18,8 @@ from specbuild.builder.families.registry import TARGETS
 from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.verify import verify_engine
-from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 # So few tokens that a random draft is right now and then.
 LAYERS, HIDDEN, VOCAB = 3, 48, 32
@@ -95,16 +94,9 @@ def greedy_by_transformers(path: Path, ids: tuple[int, ...]) -> tuple[int, ...]:
 
 def test_every_token_is_that_of_transformers(folder: Path) -> None:
     prompts = [tuple(range(3, 3 + count)) for count in (1, 5, 21)]
-    engine = Engine.load(folder / "engine")
-    params = GenerateParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
-    found, accepted = {}, 0
-    asked = [Prompt(id=str(place), prompt_ids=ids) for place, ids in enumerate(prompts)]
-    for event in engine.generate(asked, params, speculation=BUSHY):
-        if isinstance(event, FinishEvent):
-            found[int(event.request)] = tuple(event.record.output_ids)
-            accepted += sum(event.record.stats.acceptance_histogram[1:])
-    for place, ids in enumerate(prompts):
-        assert found[place] == greedy_by_transformers(folder / "model", ids)
+    found, accepted = drafted_outputs(folder / "engine", prompts, BUSHY, new_tokens=NEW_TOKENS)
+    for ids, output in zip(prompts, found, strict=True):
+        assert output == greedy_by_transformers(folder / "model", ids)
     assert accepted  # the draft took part
 
 
