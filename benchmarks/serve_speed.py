@@ -33,7 +33,9 @@ NAME = "engine"
 def server(engine: Path) -> Iterator[tuple[str, float]]:
     """The address of a server, and how long it took to answer /health, in seconds."""
     started_s = time.perf_counter()
-    with server_process(engine, "--served-model-name", NAME) as (_, url):
+    # As a session reads prompts: whole.
+    options = ("--served-model-name", NAME, "--no-prefix-cache")
+    with server_process(engine, *options) as (_, url):
         urllib.request.urlopen(f"{url}/health", timeout=10).read()
         yield url, time.perf_counter() - started_s
 
