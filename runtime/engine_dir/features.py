@@ -24,6 +24,8 @@ from specbuild.runtime.errors import SpecbuildError
 FeatureOf: TypeAlias = Mapping[str, str | None]
 
 _FEATURE = "feature"
+# Values that hold no others, most of a manifest.
+_PLAIN = (str, int, float, type(None))
 
 
 def of_feature(name: str) -> dict[str, Any]:
@@ -43,7 +45,9 @@ def known_features(kind: type) -> frozenset[str]:
 
 def used_features(record: Any) -> tuple[str, ...]:
     """The features that ``record`` makes use of, sorted."""
-    return tuple(sorted({feature for feature in _of_record(record) if feature is not None}))
+    found: set[str | None] = set()
+    _add_features(record, found)
+    return tuple(sorted(feature for feature in found if feature is not None))
 
 
 def stored_json(record: Any) -> dict[str, Any]:
@@ -58,6 +62,8 @@ def stored_json(record: Any) -> dict[str, Any]:
 
 def require_known(kind: type, features: Iterable[str]) -> None:
     """SpecbuildError names those of an engine's ``features`` that ``kind`` does not know."""
+    if not set(features):
+        return  # the common case, without a look at every type of the schema
     missing = sorted(set(features) - known_features(kind))
     if missing:
         plural, named = "s" if len(missing) > 1 else "", ", ".join(map(repr, missing))
@@ -83,23 +89,24 @@ def _says_nothing(field: dataclasses.Field[Any], value: Any) -> bool:
     return bool(value == default)
 
 
-def _of_record(record: Any) -> Iterator[str | None]:
-    if isinstance(record, tuple):
-        for item in record:
-            yield from _of_record(item)
-    elif isinstance(record, dict):
-        for item in record.values():
-            yield from _of_record(item)
+def _add_features(record: Any, found: set[str | None]) -> None:
+    """Adds what ``record`` and all within it make use of."""
+    if isinstance(record, tuple | dict):
+        for item in record.values() if isinstance(record, dict) else record:
+            if not isinstance(item, _PLAIN):
+                _add_features(item, found)
     elif dataclasses.is_dataclass(record):
-        yield getattr(record, "FEATURE", None)
+        found.add(getattr(record, "FEATURE", None))
         for field in dataclasses.fields(record):
             value = getattr(record, field.name)
             if not _says_nothing(field, value):
-                yield field.metadata.get(_FEATURE)
+                found.add(field.metadata.get(_FEATURE))
             values: FeatureOf = field.metadata.get(VALUES, {})
-            for item in value if isinstance(value, tuple) else (value,):
-                yield values.get(item) if isinstance(item, str) else None
-            yield from _of_record(value)
+            if values:
+                items = value if isinstance(value, tuple) else (value,)
+                found.update(values.get(item) for item in items if isinstance(item, str))
+            if not isinstance(value, _PLAIN):
+                _add_features(value, found)
 
 
 def _of_schema(kind: Any, seen: set[Any]) -> Iterator[str | None]:
