@@ -25,6 +25,7 @@ DECODING = "h200-2026-11-23/20b-spec.json"
 STEPS = "h200-2026-11-23/20b-steps-before-the-wait.json"
 PREFILL = "h200-2026-11-23/20b-prefill.json"
 LARGE = "h200-2026-11-23/120b-router-of-8.json"
+LARGE_PREFILL = "h200-2026-11-24/120b-prefill.json"
 TRANSFORMERS = "h200-2026-11-23/transformers.json"
 ON_CPU = "cpu-2026-11-21.json"
 QUALITY = "specpv-quality-2026-11-21.json"
@@ -82,10 +83,13 @@ def _beside_vllm() -> Iterator[Sequence[str]]:
     ours = _phase(LARGE, "no draft", 1)["tokens_per_s"]
     theirs = vllm["gpt-oss-120b"]["tokens_per_s"]["1"]
     yield _row("120B, one sequence, no draft", ours, theirs, vllm, LARGE)
-    ours = _phase(PREFILL, "8192 tokens", 1)["time_s"] * 1e3
-    theirs = vllm["gpt-oss-20b"]["prefill_8192_ms"]
-    cells = (f"{ours:.0f} ms", f"{vllm['peer']}: {theirs} ms", f"{theirs / ours:.1f}")
-    yield ("20B, prompt of 8192 tokens", *cells, "H200", _date(PREFILL))
+    for size, path in (("20b", PREFILL), ("120b", LARGE_PREFILL)):
+        ms, peer_ms = (
+            _phase(path, "8192 tokens", 1)["time_s"] * 1e3,
+            vllm[f"gpt-oss-{size}"]["prefill_8192_ms"],
+        )
+        cells = (f"{ms:.0f} ms", f"{vllm['peer']}: {peer_ms} ms", f"{peer_ms / ms:.1f}")
+        yield (f"{size.upper()}, prompt of 8192 tokens", *cells, "H200", _date(path))
 
 
 def _row(what: str, ours: float, theirs: float, vllm: Any, path: str) -> Sequence[str]:

@@ -21,6 +21,7 @@ from page_folder import STAND_INS
 from specbuild.cli.main import command_line
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = sorted(
     [
         ROOT / "README.md",
@@ -152,21 +153,40 @@ def test_figures_of_documents_are_those_of_the_records(monkeypatch: pytest.Monke
         assert 'width="600"' in picture()
 
 
-def test_the_index_of_records_has_every_record() -> None:
-    """And nothing that is not there. A name without its folder has that of the name before it."""
-    results = ROOT / "benchmarks" / "results"
-    found: set[Path] = set()
-    index = (results / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
-    for line in index.splitlines():
-        folder = ""
-        for name in re.findall(r"`([^`]+)`", line.split("|")[1]) if line.startswith("| ") else []:
+def index_of_records() -> list[list[str]]:
+    """What each line of the index names, by folder; a name alone stands in the folder before it."""
+    text = (RESULTS / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| ")]
+    lines = []
+    for names_of_line in (re.findall(r"`([^`]+)`", cell) for cell in cells):
+        folder, paths = "", []
+        for name in names_of_line:
             folder = name.rpartition("/")[0] or folder
-            pattern = f"{folder}/{name.rpartition('/')[2] or '*'}" if folder else name
-            matched = set(results.glob(pattern))
-            assert matched, name
-            found |= matched
-    notes = set((results / "notes").iterdir()) | {results / "README.md"}
-    assert {file for file in results.rglob("*") if file.is_file()} - notes == found
+            paths.append(f"{folder}/{name.rpartition('/')[2]}" if folder else name)
+        lines.append(paths)
+    return lines
+
+
+def test_the_index_of_records_has_every_record_and_names_it() -> None:
+    """A pattern begins with a word: one of a whole folder would take in what nobody described."""
+    named = [path for line in index_of_records() for path in line]
+    assert [path for path in named if not re.match(r"\w+", path.rpartition("/")[2])] == []
+    found = {path: set(RESULTS.glob(path)) for path in named}
+    assert [path for path, files in found.items() if not files] == []
+    notes = set((RESULTS / "notes").iterdir()) | {RESULTS / "README.md"}
+    records = {file for file in RESULTS.rglob("*") if file.is_file()} - notes
+    assert records == set().union(*found.values())
+
+
+def test_what_did_not_help_cites_records_that_are_there() -> None:
+    table = (
+        (RESULTS / "README.md").read_text(encoding="utf-8").partition("\n## What did not help")[2]
+    )
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert all(len(row) == 4 and row[2].strip() for row in rows)
+    cited = [record for row in rows for record in re.findall(r"`([^`]+)`", row[3])]
+    assert cited
+    assert [record for record in cited if not (RESULTS / record).is_file()] == []
 
 
 def sentences(text: str) -> Iterator[str]:
