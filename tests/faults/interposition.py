@@ -36,22 +36,22 @@ class Fault:
 NONE = Fault()
 
 
-def compiled(folder: Path) -> Path:
-    """The library, made in ``folder``."""
+def compiled(folder: Path, source: Path = SOURCE) -> Path:
+    """The library of a source, made in ``folder``."""
     assert COMPILER is not None
-    library = folder / "interposed.so"
+    library = folder / f"{source.stem}.so"
     subprocess.run(
-        [COMPILER, "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"], check=True
+        [COMPILER, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True
     )
     return library
 
 
-def preloaded(library: Path) -> dict[str, str]:
-    """The environment of a process that has the library in front."""
+def preloaded(*libraries: Path) -> dict[str, str]:
+    """The environment of a process that has the libraries in front."""
     tests = str(Path(__file__).parents[1])
     # An address sanitizer, or whatever else is in front, stays there.
-    before = os.environ.get("LD_PRELOAD", "")
-    return {**os.environ, "LD_PRELOAD": f"{library} {before}".strip(), "PYTHONPATH": tests}
+    front = [*map(str, libraries), os.environ.get("LD_PRELOAD", "")]
+    return {**os.environ, "LD_PRELOAD": " ".join(front).strip(), "PYTHONPATH": tests}
 
 
 def interpose(folder: Path, fault: Fault, *, log: int = -1, exchange: bool = True) -> None:
