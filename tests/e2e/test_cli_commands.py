@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 from command_line import Command
-from process_time import least_cpu_s
+from process_time import least_cost
 
 from specbuild.builder.engine.rewrite import rewrite_engine
 from specbuild.builder.verify.report import LosslessRow, VerifyReport, VerifyRow
@@ -126,7 +126,8 @@ def test_check_names_each_reason(
 @pytest.mark.speed
 def test_check_is_fast(tiny_engine: Path) -> None:
     line = [sys.executable, "-m", "specbuild.cli.main", "check", str(tiny_engine)]
-    assert least_cpu_s(line) < 0.4
+    cost = least_cost(line)
+    assert cost.ratio < 1.75, cost
 
 
 def test_doctor_answers(command: Command) -> None:

@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 from command_line import Command
+from process_time import least_cost
 
 COUNT = {"type": "integer", "minimum": 0}
 SECONDS = {"type": "number", "minimum": 0}
@@ -295,21 +295,15 @@ def test_draft_options_need_a_draft(command: Command, ids_engine: Path, tmp_path
 
 
 @pytest.mark.speed
-def test_first_token_comes_within_a_second(tiny_engine: Path, tmp_path: Path) -> None:
-    """From the start of the process to the first byte, cost table measured before."""
+def test_the_first_tokens_take_little_more_than_the_libraries(
+    tiny_engine: Path, tmp_path: Path
+) -> None:
+    """From the start of the process to its end, cost table measured before."""
     line = [sys.executable, "-m", "specbuild.cli.main", "run", str(tiny_engine)]
     line += ["--prompt", "hello", "--max-new-tokens", "8", "--ignore-eos"]
     environment = {"SPECBUILD_CACHE_DIR": str(tmp_path), "PATH": "", "OMP_NUM_THREADS": "1"}
-    times_s = []
-    for _ in range(3):
-        start_s = time.perf_counter()
-        with subprocess.Popen(
-            line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-        ) as process:
-            assert process.stdout is not None
-            assert process.stdout.read(1)
-            times_s.append(time.perf_counter() - start_s)
-    assert min(times_s) < 1.0
+    cost = least_cost(line, environment=environment)
+    assert cost.ratio < 4.6, cost
 
 
 @pytest.mark.parametrize("command_line", [("inspect",), ("run", "--prompt", "x")])

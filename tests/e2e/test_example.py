@@ -8,7 +8,7 @@ import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import pytest
 import torch
@@ -85,10 +85,11 @@ def test_the_first_prompt_of_all_shows_what_the_draft_does(engine: Engine, docum
 
 
 def seconds(engine: Engine, prompt: Prompt, speculation: object) -> float:
-    started_s = perf_counter()
+    """On a processor: the engine computes by one thread, and whoever shares its core costs none."""
+    started_s = process_time()
     params = GenerateParams(max_new_tokens=128, ignore_eos=True)
     records(engine, [prompt], params, speculation)
-    return perf_counter() - started_s
+    return process_time() - started_s
 
 
 def best_median(ratios: Callable[[], list[float]], wanted: float) -> float:
@@ -122,7 +123,7 @@ def test_the_draft_pays(
 
 @pytest.mark.speed
 def test_plain_decoding_beats_transformers_fourfold(engine: Engine, prompts: list[Prompt]) -> None:
-    """Greedy, cached, fp32, one thread each, prompts included, in turn.
+    """Greedy, cached, fp32, one thread each, prompts included, in turn, by processor time.
 
     Neighbours that take cache and memory slow the engine more than a library that waits for Python,
     for minutes on end: of each side the least disturbed of up to thirty runs counts.
@@ -141,16 +142,16 @@ def test_plain_decoding_beats_transformers_fourfold(engine: Engine, prompts: lis
         for i, ids in enumerate(inputs):
             # Twice in a row: what one side's weights evict from the caches is not the other's.
             for _ in range(2):
-                started_s = perf_counter()
+                started_s = process_time()
                 written = reference.generate(
                     torch.tensor([ids]), min_new_tokens=64, max_new_tokens=64, do_sample=False
                 )
-                theirs_s[i] = min(theirs_s[i], perf_counter() - started_s)
+                theirs_s[i] = min(theirs_s[i], process_time() - started_s)
                 assert written.shape[1] == len(ids) + 64
             for _ in range(2):
-                started_s = perf_counter()
+                started_s = process_time()
                 records(engine, [Prompt("a", tuple(ids), None)], params, None)
-                ours_s[i] = min(ours_s[i], perf_counter() - started_s)
+                ours_s[i] = min(ours_s[i], process_time() - started_s)
         return statistics.mean(a / b for a, b in zip(theirs_s, ours_s, strict=True))
 
     threads = torch.get_num_threads()
@@ -159,7 +160,7 @@ def test_plain_decoding_beats_transformers_fourfold(engine: Engine, prompts: lis
         ratios = [take_turns() for _ in range(3)]
         while ratios[-1] < 4 and len(ratios) < 15:
             ratios.append(take_turns())
-        assert ratios[-1] >= 4, ratios
+        assert ratios[-1] >= 4, (ratios, theirs_s, ours_s)
     finally:
         torch.set_num_threads(threads)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from process_time import least_cpu_s
+from process_time import least_cost
 
 ROOT = Path(__file__).parents[2]
 MAY_IMPORT = {
@@ -101,7 +101,8 @@ def test_every_runtime_module_imports_lightly() -> None:
 
 @pytest.mark.speed
 def test_importing_the_runtime_is_fast() -> None:
-    assert least_cpu_s([sys.executable, "-c", "import specbuild.runtime"]) < 0.13
+    cost = least_cost([sys.executable, "-c", "import specbuild.runtime.engine"])
+    assert cost.ratio < 1.5, cost
 
 
 def test_command_line_starts_without_heavy_packages() -> None:
