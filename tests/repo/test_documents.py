@@ -34,6 +34,14 @@ DOCUMENTS = sorted(
 # What a user reads; the options of the command line are long.
 USER_PAGES = sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "cli.md"})
 DEVELOPER_PAGES = sorted((ROOT / "docs" / "developers").glob("*.md"))
+SHORT_SENTENCES = [
+    ROOT / "README.md",
+    ROOT / "SECURITY.md",
+    *USER_PAGES,
+    *DEVELOPER_PAGES,
+    RESULTS / "README.md",
+    ROOT / "examples" / "tiny-gpt-oss" / "README.md",
+]
 FOLDERS = ("runtime", "plugins_cuda", "builder", "cli", "tests", "benchmarks", "examples", "docs")
 # A path from the root, and perhaps a section: as docs/developers/contracts.md#graphs.
 CITED = re.compile(r"(?<![\w/.-])([\w./-]+\.md)\b(?:#([\w-]+))?")
@@ -204,7 +212,7 @@ def test_pages_are_short() -> None:
     assert {name: count for name, count in lines.items() if count > 200} == {}
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *USER_PAGES, *DEVELOPER_PAGES], ids=names)
+@pytest.mark.parametrize("page", SHORT_SENTENCES, ids=names)
 def test_sentences_of_pages_are_short(page: Path) -> None:
     """At most 30 words and four numbers, and nothing of how it was."""
     for sentence in sentences(page.read_text(encoding="utf-8")):
@@ -276,6 +284,17 @@ def test_a_missing_document_and_a_missing_section_are_seen() -> None:
     assert not dead("(docs/developers/contracts.md#graphs), and README.md.")
     missing, section = "nowhere" + ".md", "README" + ".md#nowhere"
     assert dead(f"see {missing}") and dead(f"see {section}")
+
+
+@pytest.mark.parametrize("package", ["runtime", "builder"])
+def test_the_architecture_has_every_folder(package: str) -> None:
+    """And every module beside them, but for what only declares, draws or parses options."""
+    text = (ROOT / "docs" / "developers" / "architecture.md").read_text(encoding="utf-8")
+    table = text.partition(f"| in `{package}/` |")[2].partition("\n\n")[0]
+    named = {name.rstrip("/") for name in re.findall(r"`([\w./]+)`", table)}
+    parts = {p.name for p in (ROOT / package).iterdir() if p.is_dir() or p.suffix == ".py"}
+    unnamed = {"__init__.py", "__pycache__", "svg.py", "option_group.py", "option_readers.py"}
+    assert parts - unnamed <= named
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=names)
