@@ -29,6 +29,8 @@ from specbuild.runtime.engine_dir.origin import Origin
 from specbuild.runtime.errors import RequestError, UnsupportedHereError
 from specbuild.runtime.executors.executor import DeviceExecutor, Executor
 from specbuild.runtime.executors.registry import gpu_number, open_engine
+from specbuild.runtime.guides.grammar import Grammar, GrammarCompiler, Vocabulary
+from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import (
     DEFAULT_PARAMS,
     Event,
@@ -87,6 +89,7 @@ class Engine:
         else:
             self.decoder = HostDecoder(executor, manifest, self._kv, cost_file=cost_file)
         self.session = Session(self.decoder, self._text_stream)
+        self._grammars: GrammarCompiler | None = None
 
     def keep_prefixes(self, *, publish_generated: bool = False) -> None:
         """From the next loop on, prompts begin behind what the cache has of their beginnings.
@@ -245,7 +248,26 @@ class Engine:
         for stop in params.stop:
             check_unicode(stop, f"stop string {stop!r}")
         budget = min(params.max_new_tokens, limit - len(ids))
-        return Request(prompt.id, ids, self._plain(params) if params.exact else params, budget)
+        return Request(
+            prompt.id,
+            ids,
+            self._plain(params) if params.exact else params,
+            budget,
+            grammar=None if params.guide is None else self.compile(params.guide),
+        )
+
+    def compile(self, guide: Guide) -> Grammar:
+        """A guide for this engine's tokens; the last ones are kept, so that asking again is cheap.
+
+        RequestError where it is none that can be followed, or the engine has no tokenizer.
+        """
+        if self._grammars is None:
+            if self.text is None:
+                raise guide.refused("needs a tokenizer, the engine has none")
+            target = self.manifest.target
+            vocabulary = Vocabulary(self.text.tokenizer_json, target.vocab, target.eos_token_ids)
+            self._grammars = GrammarCompiler(vocabulary)
+        return self._grammars.compile(guide)
 
     def _plain(self, params: GenerateParams) -> GenerateParams:
         """The parameters with this engine's lossy modes off."""

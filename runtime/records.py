@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["length", "eos", "stop", "abort", "deadline"]
+# ``guide_failed``: its grammar met a limit, or no token of the model's continues the output.
+FinishReason = Literal["length", "eos", "stop", "abort", "deadline", "guide_failed"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class RunStats:
     ``preemptions`` times the request lost its pages and was restored; ``paused_steps`` steps of
     others went on while it waited for pages; ``cached_tokens`` of its prompt were in the prefix
     cache when it began. ``specpv`` is None where every step verified over the whole cache, by the
-    engine's nature, and ``dsa`` where every row attended to all that it saw.
+    engine's nature, and ``dsa`` where every row attended to all that it saw. ``masked_tokens`` were
+    chosen among those that a guide allows, None without a guide.
     """
 
     prompt_tokens: int
@@ -84,6 +86,7 @@ class RunStats:
     cached_tokens: int = 0
     specpv: SpecPvStats | None = None
     dsa: DsaStats | None = None
+    masked_tokens: int | None = None
 
 
 @dataclass(frozen=True)

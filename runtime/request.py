@@ -12,6 +12,8 @@ import numpy as np
 from specbuild.runtime.cache.pages import SequencePages
 from specbuild.runtime.cache.prefix import SequencePrefix
 from specbuild.runtime.errors import RequestError
+from specbuild.runtime.guides.grammar import Grammar, GuideState
+from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.records import FinishReason, RunRecord
 from specbuild.runtime.sampling import SamplingParams, whole_number
 from specbuild.runtime.statistics import RunCounters
@@ -118,6 +120,9 @@ class GenerateParams:
     Prompts share cached beginnings, where the engine keeps them, only with those of the same
     ``cache_salt``.
 
+    ``guide`` is the form that the output has: no end of sequence is chosen before it has it. The
+    output ends where nothing may follow, before ``min_tokens`` too.
+
     ``exact`` decodes without a draft and without lossy modes, to plain decoding's tokens on any
     engine; RequestError where a lossy mode is asked for beside it.
     """
@@ -134,6 +139,7 @@ class GenerateParams:
     dsa_top_k: int | None = None
     exact: bool = False
     cache_salt: str | None = None
+    guide: Guide | None = None
 
     def __post_init__(self) -> None:
         if whole_number("max_new_tokens", self.max_new_tokens) < 1:
@@ -167,8 +173,8 @@ class GenerateParams:
             )
 
     @cached_property
-    def needs_host_logits(self) -> str | None:
-        """The first parameter that asks for more than the op Choose computes; None: none does."""
+    def _adjustments(self) -> tuple[str, ...]:
+        """The parameters that change logits, without knowing which tokens may come."""
         sampling = self.sampling
         asked = {
             "min_p": sampling.min_p > 0 and sampling.temperature > 0,
@@ -177,14 +183,21 @@ class GenerateParams:
             "presence_penalty": sampling.presence_penalty != 0,
             "frequency_penalty": sampling.frequency_penalty != 0,
             "repetition_penalty": sampling.repetition_penalty != 1,
-            "top_logprobs": self.top_logprobs > 0,
         }
-        return next((name for name, asks in asked.items() if asks), None)
+        return tuple(name for name, asks in asked.items() if asks)
 
-    @cached_property
+    @property
+    def needs_host_logits(self) -> str | None:
+        """The first parameter that asks for more than the op Choose computes; None: none does."""
+        if self.guide is not None:
+            return self.guide.name
+        rest = ("top_logprobs",) if self.top_logprobs > 0 else ()
+        return next(iter((*self._adjustments, *rest)), None)
+
+    @property
     def adjusts_logits(self) -> bool:
-        """Whether a token is chosen from other logits than the target's."""
-        return self.needs_host_logits not in (None, "top_logprobs")
+        """Whether tokens are chosen from other logits than the target's, a guide aside."""
+        return bool(self._adjustments)
 
 
 DEFAULT_PARAMS = GenerateParams()
@@ -242,7 +255,8 @@ class Request:
     """A checked prompt: ids within the vocabulary, and capacity for at least one token.
 
     Of those that wait, the lowest ``priority`` runs first. ``deadline_s`` is a time of
-    ``time.monotonic``: what is not done then ends with the reason ``deadline``.
+    ``time.monotonic``: what is not done then ends with the reason ``deadline``. ``grammar`` is its
+    guide, compiled.
     """
 
     id: str
@@ -251,6 +265,7 @@ class Request:
     token_budget: int
     priority: int = 0
     deadline_s: float | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -265,7 +280,8 @@ class SequenceState:
     in flight may name a sequence that was ``released``: it is done, or another one was made of its
     request, whose tokens up to ``recorded`` were emitted before and are decoded again.
 
-    ``prefix`` is what the prefix cache knows it by, None where there is none.
+    ``prefix`` is what the prefix cache knows it by, ``guide`` what its output may be, None where
+    there is none.
     """
 
     request: Request
@@ -282,6 +298,7 @@ class SequenceState:
     released: bool = False
     recorded: int = 0
     prefix: SequencePrefix | None = None
+    guide: GuideState | None = None
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -295,6 +312,11 @@ class SequenceState:
     def wanted(self) -> int:
         """Output tokens still to come at most."""
         return self.request.token_budget - self.emitted
+
+    @property
+    def output(self) -> np.ndarray:
+        """The output tokens so far, int32 [emitted]."""
+        return self.ids[len(self.request.prompt_ids) : self.known]
 
     @property
     def to_repeat(self) -> int:

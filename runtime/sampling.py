@@ -87,6 +87,11 @@ class SamplingParams:
             )
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
 
+    @property
+    def cuts(self) -> bool:
+        """Whether only some of the tokens may be drawn."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
     @cached_property
     def bias_arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """``logit_bias`` as token ids [n], int64, and their biases [n], fp32."""

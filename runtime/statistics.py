@@ -13,7 +13,8 @@ class RunCounters:
     """Counts while a request runs. Its clock starts when the request is admitted.
 
     An accepted draft counts when its token was emitted: drafts behind an end of sequence or a
-    stop string do not. The loop counts ``preemptions``, ``paused_steps`` and ``cached_tokens``.
+    stop string do not. The loop counts ``preemptions``, ``paused_steps``, ``cached_tokens``, and
+    ``masked_tokens`` where there is a guide.
     ``specpv`` is set where steps may verify over partial views, ``dsa`` where they may attend to
     chosen tokens.
     """
@@ -27,6 +28,7 @@ class RunCounters:
         self.preemptions = 0
         self.paused_steps = 0
         self.cached_tokens = 0
+        self.masked_tokens: int | None = None
         self.specpv: SpecPvCounters | None = None
         self.dsa: DsaCounters | None = None
 
@@ -34,6 +36,10 @@ class RunCounters:
         """The prefill gave its token."""
         self._tokens = 1
         self._first_s = self._last_s = perf_counter()
+
+    def mask(self, tokens: int) -> None:
+        """So many tokens became others because of a guide."""
+        self.masked_tokens = (self.masked_tokens or 0) + tokens
 
     def step(self, *, accepted: int, emitted: int) -> None:
         """One target pass emitted ``emitted`` tokens, ``accepted`` of them drafts."""
@@ -61,6 +67,7 @@ class RunCounters:
             preemptions=self.preemptions,
             paused_steps=self.paused_steps,
             cached_tokens=self.cached_tokens,
+            masked_tokens=self.masked_tokens,
             specpv=None if self.specpv is None else self.specpv.stats(),
             dsa=None if self.dsa is None else self.dsa.stats(),
         )

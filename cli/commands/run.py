@@ -152,9 +152,9 @@ def _print_records(events: Iterator[TokenEvent | FinishEvent], *, with_logprobs:
                 del line["logprobs"]
             if line["top_logprobs"] is None:
                 del line["top_logprobs"]
-            for lossy in ("specpv", "dsa"):
-                if line["stats"][lossy] is None:
-                    del line["stats"][lossy]
+            for key in ("specpv", "dsa", "masked_tokens"):
+                if line["stats"][key] is None:
+                    del line["stats"][key]
             print(json.dumps(line, allow_nan=False), flush=True)
             following += 1
 

@@ -39,14 +39,18 @@ class Emission:
         """The state of a request that is to run now for the first time; its clock starts."""
         ids = np.zeros(len(request.prompt_ids) + request.token_budget, np.int32)
         ids[: len(request.prompt_ids)] = request.prompt_ids
+        counters = RunCounters(self._max_depth)
+        if request.grammar is not None:
+            counters.masked_tokens = 0
         return SequenceState(
             request=request,
             index=index,
             ids=ids,
             pages=pages,
-            counters=RunCounters(self._max_depth),
+            counters=counters,
             text=self.text_stream(request),
             known=len(request.prompt_ids),
+            guide=None if request.grammar is None else request.grammar.begin(),
         )
 
     def restore(self, preempted: SequenceState, pages: dict[str, SequencePages]) -> SequenceState:
@@ -62,15 +66,20 @@ class Emission:
             recorded=max(preempted.known, preempted.recorded),
             logprobs=preempted.logprobs,
             top_logprobs=preempted.top_logprobs,
+            guide=preempted.guide,
         )
 
     def take(self, new: NewTokens) -> list[Event]:
         """Appends tokens until one ends the request; their events in order.
 
-        What was emitted before comes again and gives no events. SpecbuildError where it does not,
-        and where a log-probability is no number: then the target's logits were none.
+        What was emitted before comes again and gives no events. Where its guide failed, a request
+        ends without more. SpecbuildError where a token comes again as another one, and where a
+        log-probability is no number: then the target's logits were none.
         """
         sequence, tokens = new.sequence, new.tokens
+        if sequence.guide is not None and sequence.guide.failure is not None:
+            sequence.finish_reason = "guide_failed"
+            return []
         events: list[Event] = []
         decoding = sequence.emitted > 0
         again = _again(sequence, tokens)
@@ -113,6 +122,8 @@ class Emission:
             return "stop", ""
         text = "" if sequence.text is None else sequence.text.push(token)
         if sequence.text is not None and sequence.text.stopped:
+            return "stop", text
+        if sequence.guide is not None and sequence.guide.complete(sequence.output):
             return "stop", text
         return ("length" if sequence.wanted == 0 else None), text
 

@@ -8,8 +8,10 @@ from time import perf_counter
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
+from specbuild.runtime.decode.guided_drafts import forced_chains, with_forced_tokens
 from specbuild.runtime.decode.logit_rows import likeliest
 from specbuild.runtime.decode.repetition import as_recorded
+from specbuild.runtime.decode.row_samples import SampledRows
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.stepper import LaunchDone, NewTokens
 from specbuild.runtime.decode.target_passes import TargetPasses
@@ -116,9 +118,8 @@ class HostStepper:
         if ending:
             done = [sequences[i] for i in ending]
             position = np.array([s.length - 1 for s in done], np.int32)
-            sampled, logprob = self._target.sample(
-                done, [1] * len(done), position, outputs["logits"]
-            )
+            ends = SampledRows(done, [1] * len(done), position, outputs["logits"])
+            sampled, logprob = self._target.sampler.sample(ends)
             for row, (sequence, choice) in enumerate(zip(done, sampled.tolist(), strict=True)):
                 stands = sequence.to_repeat and not self._repeats
                 token = int(sequence.ids[sequence.known]) if stands else choice
@@ -140,7 +141,8 @@ class HostStepper:
     ) -> None:
         """Computes a whole step."""
         started_s = perf_counter()
-        trees = self._draft(sequences, shape)
+        forced = self._forced(sequences, shape)
+        trees = self._draft(sequences, shape) if forced is None else forced
         verified = self._target.verify(sequences, trees)
         if not self._repeats and any(sequence.to_repeat for sequence in sequences):
             verified = as_recorded(sequences, verified)
@@ -153,7 +155,10 @@ class HostStepper:
         untypical = self._after_prompts or verified.checked
         step_s = None if untypical else perf_counter() - started_s
         self._after_prompts = False
-        outcome = _outcome(outlook, trees, verified.accepted, step_s)
+        # Of what needed no draft, nothing is learned of the draft.
+        outcome = None
+        if forced is None:
+            outcome = _outcome(outlook, trees, verified.accepted, step_s)
         self._done = LaunchDone(self._new_tokens(sequences, verified), outcome)
 
     def receive(self) -> LaunchDone:
@@ -173,11 +178,22 @@ class HostStepper:
                     drafter.observe(sequence, None if aux_hidden is None else aux_hidden[rows])
         self._committed, self._aux_hidden = [], None
 
+    def _forced(
+        self, sequences: Sequence[SequenceState], shape: DraftShape | None
+    ) -> DraftTrees | None:
+        """Chains that need no draft and are no shorter than what it would give."""
+        deepest = [min(s.wanted - 1, self._max_depth) for s in sequences]
+        if self._drafter is None or min(deepest) < 1:
+            return None
+        least = 1 if shape is None else min(shape.draft_depth, max(deepest))
+        return forced_chains(sequences, least=least, most=min(deepest))
+
     def _draft(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> DraftTrees:
         deepest = [min(s.wanted - 1, self._max_depth) for s in sequences]
         if shape is None or self._drafter is None or max(deepest) < 1:
             return chain_trees([s.root for s in sequences])
         trees = self._drafter.propose(sequences, shallower(shape, max(deepest)))
+        trees = with_forced_tokens(sequences, trees)
         # No slot is verified whose token could not be emitted any more.
         return trees.cut(deepest) if min(deepest) < self._max_depth else trees
 

@@ -12,6 +12,7 @@ from math import log
 
 import numpy as np
 
+from specbuild.runtime.guides.grammar import REFUSED, TokenMask
 from specbuild.runtime.request import GenerateParams, TopLogprobs
 from specbuild.runtime.sampling import SamplingParams
 
@@ -26,10 +27,11 @@ def adjust(
     prompt: np.ndarray,
     output: np.ndarray,
     eos_token_ids: Collection[int],
+    mask: TokenMask | None = None,
 ) -> None:
     """Changes one row ``logits`` fp32 [V] in place, by steps 1 to 4 and 6 of SamplingParams.
 
-    ``prompt`` and ``output`` are the token ids before the row.
+    ``prompt`` and ``output`` are the token ids before the row; ``mask`` is what a guide allows.
     """
     sampling = params.sampling
     ids, biases = sampling.bias_arrays
@@ -38,10 +40,12 @@ def adjust(
         ends = [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
         logits[[token for token in ends if 0 <= token < len(logits)]] = _MASKED
     _penalise(logits, sampling, prompt, output)
+    if mask is not None:
+        mask.refuse(logits)
     if sampling.min_p > 0 and sampling.temperature > 0:
         # p_v >= min_p · p_max after temperature, said of the logits before it.
         least = logits.max() + np.float32(sampling.temperature * log(sampling.min_p))
-        logits[logits < least] = _MASKED
+        logits[logits < least] = REFUSED
 
 
 def _penalise(

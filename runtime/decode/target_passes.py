@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds, groups_of
-from specbuild.runtime.decode.logit_rows import adjust, log_probability
+from specbuild.runtime.decode.row_samples import RowSampler, SampledRows
 from specbuild.runtime.draft.tree import DraftTrees
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.executors.executor import Executor
@@ -16,17 +16,16 @@ from specbuild.runtime.lossy.dsa.host import HostSelections
 from specbuild.runtime.lossy.mode import HostMode, HostPlan
 from specbuild.runtime.lossy.specpv.host_tables import HostViews
 from specbuild.runtime.lossy.verified import Verified
-from specbuild.runtime.request import Request, SequenceState
-from specbuild.runtime.sampling import sampling_feeds
+from specbuild.runtime.request import SequenceState
 
 
 class TargetPasses:
-    """Runs the roles ``target``, ``choose`` and ``accept``; the lossy modes change their inputs."""
+    """Runs the roles ``target`` and ``accept``; the lossy modes change their inputs."""
 
     def __init__(self, executor: Executor, manifest: Manifest, counter: SlotCounter) -> None:
         self._executor = executor
         self._counter = counter
-        self._eos_token_ids = manifest.target.eos_token_ids
+        self.sampler = RowSampler(executor, manifest.target.eos_token_ids)
         self._modes: list[HostMode] = []
         if manifest.specpv is not None:
             self._modes.append(HostViews(manifest, counter))
@@ -78,43 +77,6 @@ class TargetPasses:
             self._verify(sequences, trees, plans, trial=True)
         return self._verify(sequences, trees, plans, trial=False)
 
-    def sample(
-        self,
-        sequences: Sequence[SequenceState],
-        count: Sequence[int],
-        position: np.ndarray,
-        logits: np.ndarray,
-        trees: DraftTrees | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The target's token at each row and its log-probability, both [R].
-
-        The last rows of each sequence are those of its tree, where there are any.
-        """
-        params = tuple(s.request.params.sampling for s in sequences)
-        before = _tokens_before(sequences, count, position, trees)
-        changed = logits.copy() if before else logits
-        for row, (request, tokens) in before.items():
-            prompt, output = np.split(tokens, [len(request.prompt_ids)])
-            adjust(
-                changed[row],
-                request.params,
-                prompt=prompt,
-                output=output,
-                eos_token_ids=self._eos_token_ids,
-            )
-        feeds = {
-            "logits": changed,
-            "position": position,
-            **sampling_feeds(params, tuple(count)),
-        }
-        outputs = self._executor.run("choose", feeds)
-        choice, logprob = outputs["choice"], outputs["logprob"]
-        if before:
-            logprob = logprob.copy()
-        for row in before:
-            logprob[row] = log_probability(logits[row], choice[row])
-        return choice, logprob
-
     def _verify(
         self,
         sequences: Sequence[SequenceState],
@@ -129,9 +91,10 @@ class TargetPasses:
         for mode, plan in zip(self._modes, plans, strict=True):
             feeds |= mode.feeds(sequences, rows.plan, plan, trial=trial)
         outputs = self._executor.run("target", feeds)
-        row_sampled, row_logprob = self.sample(
+        sampled_rows = SampledRows(
             sequences, rows.plan.count, feeds["positions"], outputs["logits"], trees
         )
+        row_sampled, row_logprob = self.sampler.sample(sampled_rows, counts=not trial)
         sampled = rows.by_slot(row_sampled, unused=-1)
         path, accepted = self._accept(trees, sampled)
         verified = Verified(
@@ -166,27 +129,6 @@ class TargetPasses:
             if group in self._plain_groups:
                 feeds |= cache_feeds(group, holders, rows, self._counter)
         return feeds
-
-
-def _tokens_before(
-    sequences: Sequence[SequenceState],
-    count: Sequence[int],
-    position: np.ndarray,
-    trees: DraftTrees | None,
-) -> dict[int, tuple[Request, np.ndarray]]:
-    """For each row whose logits its request changes: the tokens up to and with its own."""
-    before: dict[int, tuple[Request, np.ndarray]] = {}
-    first = 0
-    for b, (sequence, rows) in enumerate(zip(sequences, count, strict=True)):
-        if sequence.request.params.adjusts_logits:
-            chain = rows if trees is None else rows - int(trees.count[b])
-            for i in range(rows):
-                drafts = [] if trees is None or i < chain else trees.path(b, i - chain)
-                known = int(position[first + i]) + 1 - len(drafts)
-                tokens = np.concatenate([sequence.ids[:known], np.array(drafts, np.int32)])
-                before[first + i] = (sequence.request, tokens)
-        first += rows
-    return before
 
 
 class _TreeRows(NamedTuple):

@@ -53,6 +53,13 @@ class DraftTrees:
             slot = int(self.parents[b, slot])
         return path[::-1]
 
+    def child(self, b: int, slot: int, token: int) -> int | None:
+        """The node of sequence ``b`` with this token below ``slot``; None where there is none."""
+        used = slice(0, self.count[b])
+        found = (self.parents[b, used] == slot) & (self.tokens[b, used] == token)
+        nodes = found[1:].nonzero()[0]
+        return int(nodes[0]) + 1 if len(nodes) else None
+
     def cut(self, max_depth: Sequence[int]) -> DraftTrees:
         """Each tree without the nodes below ``max_depth[b]``: slots in order of depth lose a tail.
 

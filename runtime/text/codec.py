@@ -42,6 +42,11 @@ class TextCodec:
         """The template as it is written; None where there is none."""
         return None if self._template is None else self._template.source
 
+    @property
+    def tokenizer_json(self) -> str:
+        """The tokenizer as the text of a ``tokenizer.json``."""
+        return self._tokenizer.description
+
     def with_template(self, source: str) -> TextCodec:
         """This tokenizer with another template."""
         made = copy(self)

@@ -68,6 +68,12 @@ class OpenedTokenizer:
             text: str = self._tokenizer.decode(list(ids), skip_special_tokens=not special)
         return text
 
+    @property
+    def description(self) -> str:
+        """The tokenizer as the text of a ``tokenizer.json``."""
+        text: str = self._tokenizer.to_str()
+        return text
+
     def token_id(self, token: str) -> int | None:
         """The id of a token; None where the vocabulary has none such."""
         found: int | None = self._tokenizer.token_to_id(token)

@@ -23,13 +23,14 @@ RUNTIME = {
     "sampling": "errors",
     "text": "errors",
     "statistics": "records",
-    "request": "errors cache records sampling statistics text",
+    "guides": "errors",
+    "request": "errors cache guides records sampling statistics text",
     "draft": "errors engine_dir cache executors request",
     "lossy": "errors engine_dir cache executors records request",
-    "decode": "errors engine_dir cache records sampling statistics text request executors draft "
-    "lossy",
-    "engine": "errors engine_dir cache text request executors draft decode",
-    "serve": "errors engine_dir cache records sampling text request decode engine",
+    "decode": "errors engine_dir cache guides records sampling statistics text request executors "
+    "draft lossy",
+    "engine": "errors engine_dir cache guides text request executors draft decode",
+    "serve": "errors engine_dir cache guides records sampling text request decode engine",
     "measure": "errors engine_dir executors request draft decode engine",
 }
 BUILDER = {

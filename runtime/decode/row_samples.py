@@ -1,0 +1,191 @@
+"""The target's token at each row: by the request's own logits, and as its guide allows.
+
+Drafts stay on under a guide. Every row is sampled without a mask first. Then the path that the
+samples confirm is walked from the root: a sample that the grammar allows stands, and one that it
+refuses is made again from the same row's logits, with a mask. So no state is ever taken back: at
+worst the path ends where the mask chose another token than the draft.
+
+That is the token of masked decoding, one row after another. A draw is the argmax of logits and
+noise of (seed, position), so leaving tokens out changes it only where it was one of them. The cuts
+of top-k, top-p and min-p depend on what is left out: there each row of the path is masked first.
+Rows beside the path are not looked at: no mask of theirs is ever computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specbuild.runtime.decode.logit_rows import adjust, log_probability
+from specbuild.runtime.draft.tree import DraftTrees
+from specbuild.runtime.executors.executor import Executor
+from specbuild.runtime.guides.grammar import TokenMask
+from specbuild.runtime.request import SequenceState
+from specbuild.runtime.sampling import sampling_feeds
+
+
+@dataclass(frozen=True)
+class SampledRows:
+    """Rows of a pass: ``count[b]`` of sequence b, at ``position`` [R], with ``logits`` [R, V].
+
+    The last ones of a sequence are those of its tree, where there are ``trees``; those before are
+    of tokens that are known.
+    """
+
+    sequences: Sequence[SequenceState]
+    count: Sequence[int]
+    position: np.ndarray
+    logits: np.ndarray
+    trees: DraftTrees | None = None
+
+    def known_rows(self, b: int) -> int:
+        """Rows of sequence ``b`` in front of its tree; all where there is none."""
+        count = self.count[b]
+        return count if self.trees is None else count - int(self.trees.count[b])
+
+
+class RowSampler:
+    """Runs the role ``choose``."""
+
+    def __init__(self, executor: Executor, eos_token_ids: Collection[int]) -> None:
+        self._executor = executor
+        self._eos_token_ids = eos_token_ids
+
+    def sample(self, rows: SampledRows, *, counts: bool = True) -> tuple[np.ndarray, np.ndarray]:
+        """The token at each row and its log-probability, both [R].
+
+        ``counts``: what was masked counts for the statistics.
+        """
+        logits = rows.logits
+        before = _tokens_before(rows)
+        changed = logits.copy() if before else logits
+        for row, (sequence, tokens) in before.items():
+            self._adjust(changed[row], sequence, tokens)
+        choice, logprob = self._choose(rows, changed)
+        guided = [b for b, s in enumerate(rows.sequences) if s.guide is not None]
+        if before or guided:
+            choice, logprob = choice.copy(), logprob.copy()
+        for row in before:
+            logprob[row] = log_probability(logits[row], choice[row])
+        for b in guided:
+            masked = _GuidedRows(self, rows, b, choice, logprob).settle()
+            if counts:
+                rows.sequences[b].counters.mask(masked)
+        return choice, logprob
+
+    def sample_masked(
+        self,
+        rows: SampledRows,
+        row: int,
+        sequence: SequenceState,
+        tokens: np.ndarray,
+        mask: TokenMask,
+    ) -> int:
+        """The token at one row behind ``tokens``, of those that a mask allows."""
+        logits = rows.logits[row].copy()
+        self._adjust(logits, sequence, tokens, mask)
+        one = SampledRows([sequence], [1], rows.position[row : row + 1], logits[None])
+        return int(self._choose(one, one.logits)[0][0])
+
+    def _choose(self, rows: SampledRows, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        params = tuple(s.request.params.sampling for s in rows.sequences)
+        feeds = {
+            "logits": logits,
+            "position": rows.position,
+            **sampling_feeds(params, tuple(rows.count)),
+        }
+        outputs = self._executor.run("choose", feeds)
+        return outputs["choice"], outputs["logprob"]
+
+    def _adjust(
+        self,
+        logits: np.ndarray,
+        sequence: SequenceState,
+        tokens: np.ndarray,
+        mask: TokenMask | None = None,
+    ) -> None:
+        prompt, output = np.split(tokens, [len(sequence.request.prompt_ids)])
+        adjust(
+            logits,
+            sequence.request.params,
+            prompt=prompt,
+            output=output,
+            eos_token_ids=self._eos_token_ids,
+            mask=mask,
+        )
+
+
+def _tokens_before(rows: SampledRows) -> dict[int, tuple[SequenceState, np.ndarray]]:
+    """For each row whose logits its request changes: the tokens up to and with its own."""
+    before: dict[int, tuple[SequenceState, np.ndarray]] = {}
+    first = 0
+    for b, sequence in enumerate(rows.sequences):
+        if sequence.request.params.adjusts_logits:
+            chain = rows.known_rows(b)
+            for i in range(rows.count[b]):
+                drafts = [] if rows.trees is None or i < chain else rows.trees.path(b, i - chain)
+                known = int(rows.position[first + i]) + 1 - len(drafts)
+                tokens = np.concatenate([sequence.ids[:known], np.array(drafts, np.int32)])
+                before[first + i] = (sequence, tokens)
+        first += rows.count[b]
+    return before
+
+
+class _GuidedRows:
+    """The rows of one sequence with a guide, whose samples become those of masked decoding."""
+
+    def __init__(
+        self,
+        sampler: RowSampler,
+        rows: SampledRows,
+        b: int,
+        choice: np.ndarray,
+        logprob: np.ndarray,
+    ) -> None:
+        self._sampler = sampler
+        self._rows = rows
+        self._b = b
+        self._sequence = rows.sequences[b]
+        self._first = sum(rows.count[:b])
+        self._choice = choice
+        self._logprob = logprob
+        self._masked = 0
+
+    def settle(self) -> int:
+        """Masks what has to be; how many samples along the path that became others."""
+        sequence, known = self._sequence, self._rows.known_rows(self._b)
+        trees, prompt = self._rows.trees, len(sequence.request.prompt_ids)
+        for row in range(self._first, self._first + known):
+            position = int(self._rows.position[row])
+            if position + 1 >= prompt:
+                self._settle_row(row, sequence.ids[: position + 1])
+        if trees is None:
+            return self._masked
+        self._masked = 0
+        slot: int | None = 0
+        tokens = sequence.ids[: sequence.known]
+        while slot is not None and self._settle_row(self._first + known + slot, tokens):
+            token = self._choice[self._first + known + slot]
+            slot = trees.child(self._b, slot, int(token))
+            tokens = np.append(tokens, token)
+        return self._masked
+
+    def _settle_row(self, row: int, tokens: np.ndarray) -> bool:
+        """Whether the grammar says anything of the token behind ``tokens``."""
+        sequence, guide = self._sequence, self._sequence.guide
+        assert guide is not None
+        mask = guide.mask(tokens[len(sequence.request.prompt_ids) :])
+        if mask is None:
+            return False
+        before = int(self._choice[row])
+        if mask.allows(before) and not sequence.request.params.sampling.cuts:
+            return True
+        token = self._sampler.sample_masked(self._rows, row, sequence, tokens, mask)
+        if token != before:
+            self._masked += 1
+            logits = self._rows.logits[row]
+            self._logprob[row] += logits[token] - logits[before]
+            self._choice[row] = token
+        return True

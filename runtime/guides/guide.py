@@ -1,0 +1,93 @@
+"""What a request asks of its output's form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from specbuild.runtime.errors import RequestError
+
+# A larger one is refused before anything is made of it.
+MOST_GUIDE_BYTES = 1 << 18
+MOST_CHOICES = 4096
+
+
+@dataclass(frozen=True)
+class Guide:
+    """The form of an output: made by one of the class methods, compiled by the engine.
+
+    ``source`` is a JSON Schema, a regular expression, a JSON array of choices, or a grammar of
+    Lark or GBNF. ``lenient`` leaves out the keywords of a schema that cannot be enforced; else they
+    are refused. Errors call the guide by ``name``, which is the field that asked for it.
+    Raises RequestError where the source is too long, or nothing that could be such a form.
+    """
+
+    kind: Literal["json", "regex", "choice", "grammar"]
+    source: str
+    lenient: bool = False
+    name: str = field(default="guide", compare=False)
+
+    def __post_init__(self) -> None:
+        try:
+            size = len(self.source.encode())
+        except UnicodeEncodeError:
+            raise self.refused("is not Unicode text") from None
+        if size > MOST_GUIDE_BYTES:
+            raise self.refused(f"has {size} bytes, may have {MOST_GUIDE_BYTES}")
+        if not self.source:
+            raise self.refused("is empty")
+
+    @classmethod
+    def json(
+        cls,
+        schema: Mapping[str, Any] | str | bool | None = None,
+        *,
+        lenient: bool = False,
+        name: str = "guide",
+    ) -> Guide:
+        """JSON that a schema allows, given as an object or as its text; None is any object."""
+        unread = cls("json", "{}", lenient, name)
+        if schema is None:
+            return replace(unread, source='{"type":"object"}')
+        try:
+            read = json.loads(schema) if isinstance(schema, str) else schema
+            text = json.dumps(read, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise unread.refused(f"is no JSON Schema: {error}") from None
+        if read is False:
+            raise unread.refused("is false, which allows nothing")
+        if read is not True and not isinstance(read, Mapping):
+            raise unread.refused("is no JSON Schema: it must be an object")
+        return replace(unread, source="{}" if read is True else text)
+
+    @classmethod
+    def regex(cls, pattern: str, *, name: str = "guide") -> Guide:
+        """Text that a regular expression matches as a whole."""
+        return cls("regex", cls._text(pattern, name), name=name)
+
+    @classmethod
+    def choice(cls, choices: Sequence[str], *, name: str = "guide") -> Guide:
+        """One of these texts."""
+        unread = cls("choice", "[]", name=name)
+        if isinstance(choices, str) or not all(isinstance(choice, str) for choice in choices):
+            raise unread.refused("must be a list of texts")
+        if not 1 <= len(choices) <= MOST_CHOICES or not all(choices):
+            raise unread.refused(f"must be 1 to {MOST_CHOICES} texts, none of them empty")
+        return replace(unread, source=json.dumps(list(choices), ensure_ascii=False))
+
+    @classmethod
+    def grammar(cls, text: str, *, name: str = "guide") -> Guide:
+        """What a grammar derives: in llguidance's Lark, or in llama.cpp's GBNF."""
+        return cls("grammar", cls._text(text, name), name=name)
+
+    @classmethod
+    def _text(cls, given: str, name: str) -> str:
+        if not isinstance(given, str):
+            raise cls("regex", "x", name=name).refused("must be a text")
+        return given
+
+    def refused(self, reason: str) -> RequestError:
+        """An error about this guide."""
+        return RequestError(f"{self.name} {reason}", field=self.name)

@@ -1,0 +1,222 @@
+"""Guides: with any draft, the tokens of masked decoding row after row."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from test_generate import parents_of
+from toy_device import toy_cuda
+from toy_engine import TreeOfTokens, prompt, repeating, right, run, toy_engine, wrong
+from toy_language import Language, decode_masked, guided_engine, languages
+from toy_model import EOS, VOCAB
+
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.guides.guide import MOST_GUIDE_BYTES, Guide
+from specbuild.runtime.request import GenerateParams, SequenceState
+from specbuild.runtime.sampling import SamplingParams
+
+PROMPTS = [[1, 2, 3, 2, 9], [4] * 11, [7, 5]]
+SHAPES = [None, DraftShape(1, 3, 3), DraftShape(3, 4, 12)]
+# One letter after another, at whose end another one begins or nothing does.
+LINE = Language(({0: 1}, {1: 2}, {2: 3, 3: 3}, {4: 0, 5: 4}, {}), frozenset({4}))
+
+samplings = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.9]),
+    seed=st.integers(0, 2**31 - 1),
+    top_k=st.sampled_from([0, 3]),
+    top_p=st.sampled_from([1.0, 0.7]),
+    min_p=st.sampled_from([0.0, 0.2]),
+    frequency_penalty=st.sampled_from([0.0, 0.7]),
+    logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-100, 100), max_size=2),
+)
+
+
+@settings(max_examples=8, deadline=None)
+@example(LINE, SamplingParams(), SHAPES[1])
+@example(LINE, SamplingParams(0.9, top_k=3, seed=5), SHAPES[2])
+@given(languages(), samplings, st.sampled_from(SHAPES))
+def test_outputs_are_those_of_masked_decoding(
+    language: Language, sampling: SamplingParams, shape: DraftShape | None
+) -> None:
+    guided = GenerateParams(max_new_tokens=14, sampling=sampling, guide=language.guide)
+    # A neighbour that asks for nothing gets its own tokens.
+    plain = GenerateParams(max_new_tokens=14, sampling=SamplingParams(sampling.temperature, seed=3))
+    each, known = [guided, plain, guided], [language, None, language]
+    ran = run(guided_engine(), PROMPTS, each, speculation=shape)
+    assert ran.ids == [decode_masked(*of) for of in zip(PROMPTS, each, known, strict=True)]
+    assert ran.records[1].stats.masked_tokens is None
+    for record in (ran.records[0], ran.records[2]):
+        if record.finish_reason != "length":
+            assert not language.allowed(record.output_ids)
+
+
+def allowed_first(depth: int, language: Language) -> object:
+    """Drafts as the masked target would choose them, and behind ``depth`` of them others."""
+
+    def rule(sequence: SequenceState, path: tuple[int, ...], siblings: list[int]) -> int:
+        output = [*sequence.output.tolist(), *path]
+        tokens = [*sequence.ids[: sequence.known].tolist(), *path]
+        following = decode_masked(tokens, replace(sequence.request.params, max_new_tokens=1), None)
+        if len(path) < depth:
+            try:
+                allowed = language.allowed(output)
+            except AssertionError:
+                allowed = []
+            following = [t for t in allowed if t not in siblings] or following
+        token = following[0]
+        while token in siblings:
+            token = (token + 1) % VOCAB
+        return token
+
+    return rule
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    languages(),
+    st.integers(0, 4).flatmap(lambda n: st.sampled_from([right, wrong, repeating, n])),
+    parents_of(4),
+    samplings,
+)
+def test_a_mask_at_any_depth_of_any_tree_changes_nothing(
+    language: Language, rule: object, parents: list[int], sampling: SamplingParams
+) -> None:
+    made = allowed_first(rule, language) if isinstance(rule, int) else rule
+    drafter = TreeOfTokens(made, parents, reads_aux_hidden=True)
+    params = GenerateParams(max_new_tokens=14, sampling=sampling, guide=language.guide)
+    ran = run(
+        guided_engine(), PROMPTS[:2], params, drafter=drafter, speculation=DraftShape(3, 4, 12)
+    )
+    assert ran.ids == [decode_masked(p, params, language) for p in PROMPTS[:2]]
+
+
+def test_what_is_forced_needs_no_draft() -> None:
+    word = Guide.choice(["abcdefgh"])
+    drafter = TreeOfTokens(wrong, [-1, 0, 1])
+    params = GenerateParams(max_new_tokens=20, guide=word)
+    ran = run(
+        guided_engine(), PROMPTS[:1], params, drafter=drafter, speculation=DraftShape(1, 3, 3)
+    )
+    (record,) = ran.records
+    assert (ran.ids, record.finish_reason) == ([[*range(8)]], "stop")
+    # The prompt gives one token, a chain of four and the token behind it five, the end the rest.
+    assert (record.stats.steps, drafter.proposals) == (2, [])
+    assert record.stats.acceptance_histogram == (0, 0, 1, 0, 1)
+
+
+def test_few_pages_change_nothing() -> None:
+    params = GenerateParams(
+        max_new_tokens=30, sampling=SamplingParams(0.8, seed=4), guide=Guide.regex("[a-p]{40}")
+    )
+    whole = run(guided_engine(), PROMPTS, params, speculation=None)
+    engine = guided_engine(kv_pages=22)
+    engine.decoder.kv_policy = "max-utilization"
+    few = run(engine, PROMPTS, params, speculation=SHAPES[1])
+    assert sum(record.stats.preemptions for record in few.records) > 0
+    assert few.ids == whole.ids
+    assert any(record.stats.masked_tokens for record in few.records)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_log_probabilities_are_those_of_the_raw_logits(shape: DraftShape | None) -> None:
+    params = GenerateParams(
+        max_new_tokens=20, guide=Guide.regex("[a-d]{20}"), top_logprobs=VOCAB - 9
+    )
+    ran = run(guided_engine(), PROMPTS[:1], params, speculation=shape)
+    assert ran.records[0].stats.masked_tokens
+    for event in ran.events[0]:
+        best = dict(event.top_logprobs)
+        if event.token_id in best:
+            assert event.logprob == pytest.approx(best[event.token_id], abs=1e-5)
+
+
+def test_the_grammar_goes_before_the_least_number_of_tokens() -> None:
+    word = GenerateParams(max_new_tokens=20, min_tokens=9, guide=Guide.choice(["abc", "abcd"]))
+    (record,) = run(guided_engine(), PROMPTS[:1], word, speculation=SHAPES[1]).records
+    assert record.output_ids == (0, 1, 2, 3)
+    ended = replace(word, guide=Guide.grammar('start: "ab" TAIL?\nTAIL: "c"'), ignore_eos=True)
+    (record,) = run(guided_engine(), PROMPTS[:1], ended, speculation=SHAPES[1]).records
+    assert record.output_ids in ((0, 1, EOS), (0, 1, 2))
+
+
+def test_a_grammar_that_meets_its_limits_ends_its_request_alone() -> None:
+    # No token of the vocabulary is a space.
+    stuck = GenerateParams(max_new_tokens=20, guide=Guide.regex("abc d"))
+    plain = GenerateParams(max_new_tokens=20)
+    ran = run(guided_engine(), PROMPTS[:2], [stuck, plain], speculation=SHAPES[1])
+    assert ran.records[0].finish_reason == "guide_failed"
+    assert ran.ids[1] == decode_masked(PROMPTS[1], plain, None)
+
+
+REFUSED = [
+    (lambda: Guide.json("{"), "is no JSON Schema"),
+    (lambda: Guide.json({"enum": [float("nan")]}), "is no JSON Schema"),
+    (lambda: Guide.json("[]"), "must be an object"),
+    (lambda: Guide.json("[" * 100_000), "is no JSON Schema"),
+    (lambda: Guide.json(False), "allows nothing"),
+    (lambda: Guide.regex(""), "is empty"),
+    (lambda: Guide.regex("a" * (MOST_GUIDE_BYTES + 1)), f"may have {MOST_GUIDE_BYTES}"),
+    (lambda: Guide.regex(7), "must be a text"),  # type: ignore[arg-type]
+    (lambda: Guide.regex("\ud800"), "is not Unicode"),
+    (lambda: Guide.choice([]), "must be 1 to"),
+    (lambda: Guide.choice(["a", ""]), "none of them empty"),
+    (lambda: Guide.choice("ab"), "must be a list"),
+]
+
+
+@pytest.mark.parametrize(("make", "reason"), REFUSED)
+def test_what_is_no_guide_is_refused(make: object, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason) as caught:
+        make()  # type: ignore[operator]
+    assert caught.value.field == "guide"
+
+
+def _props(count: int) -> str:
+    return json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(count)}})
+
+
+@pytest.mark.parametrize(
+    ("guide", "reason"),
+    [
+        (Guide.regex("(a", name="guided_regex"), "cannot be compiled"),
+        (Guide.grammar("start: missing", name="guided_grammar"), "missing"),
+        (Guide.json({"$ref": "http://a.example/b"}, name="response_format"), "cannot be compiled"),
+        (Guide.json({"type": "string", "format": "no-such"}, name="f"), "no-such"),
+        (Guide.json(_props(12000), name="f"), "too big"),
+        (Guide.json('{"items":' * 200 + "{}" + "}" * 200, name="f"), "recursion"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_by_name(guide: Guide, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason) as caught:
+        guided_engine().compile(guide)
+    assert caught.value.field == guide.name and str(caught.value).startswith(guide.name)
+
+
+def test_who_cannot_follow_a_guide_says_so() -> None:
+    params = GenerateParams(guide=Guide.json(name="response_format"))
+    with pytest.raises(RequestError, match="response_format needs a tokenizer"):
+        toy_engine().generate([prompt([1])], params)
+    cuda = toy_cuda().engine
+    cuda._grammars = guided_engine()._grammars
+    with pytest.raises(RequestError, match="response_format is not offered by an engine for") as no:
+        cuda.generate([prompt([1])], params)
+    assert no.value.field == "response_format"
+
+
+def test_states_of_one_grammar_know_nothing_of_each_other() -> None:
+    grammar = guided_engine().compile(LINE.guide)
+    one, other = grammar.begin(), grammar.begin()
+    walk = np.array([0, 1, 2, 5], np.int32)
+    assert one.complete(walk) and not other.complete(walk[:1])
+    for length in (3, 1, 4, 0, 2):
+        assert (mask := one.mask(walk[:length])) is None or [
+            token for token in range(VOCAB) if mask.allows(token)
+        ] == LINE.allowed(walk[:length].tolist())
+    assert other.forced(walk[:1]) == [1] and one.forced(walk) == []
