@@ -38,6 +38,8 @@ def _grouped_query(
     eps: float,
     eos: tuple[int, ...],
     head_norms: bool = False,
+    head_dim: int = 128,
+    tied: bool = False,
 ) -> TargetGeometry:
     """A Llama or a Qwen3 of ``sizes``: hidden, layers, query heads, KV heads."""
     hidden, layers, q_heads, kv_heads = sizes
@@ -48,7 +50,7 @@ def _grouped_query(
         vocab=vocab,
         q_heads=q_heads,
         kv_heads=kv_heads,
-        head_dim=128,
+        head_dim=head_dim,
         attention=AttentionParts(qk_norm="head" if head_norms else "none"),
         norm=Norm(eps, "before_weight"),
         rope=rope,
@@ -57,7 +59,7 @@ def _grouped_query(
         feed_forwards=(feed_forward,),
         layer_feed_forwards=(0,) * layers,
         max_positions=positions,
-        tied_head=False,
+        tied_head=tied,
         eos_token_ids=eos,
     )
 
@@ -108,18 +110,35 @@ def _mla(nope: int, value: int, query: int | None, mscale: float = 0.0) -> MlaGe
 
 
 def _deepseek_rope() -> Rope:
-    return Rope(10000.0, YarnScaling(factor=40.0, original_max_positions=4096), None, True)
+    return Rope(
+        10000.0, YarnScaling(factor=40.0, original_max_positions=4096, truncate=True), None, True
+    )
 
 
+def _llama_rope(factor: float) -> Rope:
+    return Rope(500000.0, Llama3Scaling(
+        factor=factor, original_max_positions=8192, low_freq_factor=1.0, high_freq_factor=4.0,
+    ))  # fmt: skip
+
+
+LLAMA_32_1B = _grouped_query(
+    "llama", (2048, 16, 32, 8), _dense(8192), vocab=128256, positions=131072, eps=1e-5,
+    eos=(128001, 128008, 128009), rope=_llama_rope(32.0), head_dim=64, tied=True,
+)  # fmt: skip
 LLAMA_31_8B = _grouped_query(
     "llama", (4096, 32, 32, 8), _dense(14336), vocab=128256, positions=131072, eps=1e-5,
-    eos=(128001, 128008, 128009),
-    rope=Rope(500000.0, Llama3Scaling(
-        factor=8.0, original_max_positions=8192, low_freq_factor=1.0, high_freq_factor=4.0,
-    )),
+    eos=(128001, 128008, 128009), rope=_llama_rope(8.0),
+)  # fmt: skip
+LLAMA_33_70B = _grouped_query(
+    "llama", (8192, 80, 64, 8), _dense(28672), vocab=128256, positions=131072, eps=1e-5,
+    eos=(128001, 128008, 128009), rope=_llama_rope(8.0),
 )  # fmt: skip
 QWEN3_8B = _grouped_query(
     "qwen3", (4096, 36, 32, 8), _dense(12288), vocab=151936, positions=40960, eps=1e-6,
+    eos=(151645,), rope=Rope(1e6), head_norms=True,
+)  # fmt: skip
+QWEN3_32B = _grouped_query(
+    "qwen3", (5120, 64, 64, 8), _dense(25600), vocab=151936, positions=40960, eps=1e-6,
     eos=(151645,), rope=Rope(1e6), head_norms=True,
 )  # fmt: skip
 QWEN3_30B_A3B = _grouped_query(
@@ -136,7 +155,7 @@ DEEPSEEK_V2_LITE = _latent(
         dense=_dense(2816),
         moe=MoeFeedForward(
             experts=64, experts_per_token=6, inner=1408, storage="bf16", activation=Swiglu(),
-            gating="softmax_topk",
+            gating="softmax_topk", group_score="max",
         ),
     )] * 26],
     vocab=102400, positions=163840, rope=_deepseek_rope(), eos=(100001,),
@@ -171,8 +190,11 @@ YOUTU_2B = _latent(
 # With the billions of parameters that are published.
 FAMILIES: dict[str, tuple[TargetGeometry, float]] = {
     "GPT-OSS-20B": (GPT_OSS_20B, 20.91),
+    "Llama-3.2-1B": (LLAMA_32_1B, 1.24),
     "Llama-3.1-8B": (LLAMA_31_8B, 8.03),
+    "Llama-3.3-70B": (LLAMA_33_70B, 70.55),
     "Qwen3-8B": (QWEN3_8B, 8.19),
+    "Qwen3-32B": (QWEN3_32B, 32.76),
     "Qwen3-30B-A3B": (QWEN3_30B_A3B, 30.53),
     "DeepSeek-V2-Lite": (DEEPSEEK_V2_LITE, 15.71),
     "DeepSeek-V3": (DEEPSEEK_V3, 671.0),

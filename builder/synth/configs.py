@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry, YarnScaling
+from specbuild.runtime.engine_dir.geometry import Llama3Scaling, Rope, TargetGeometry, YarnScaling
 
 
 def generation_config(g: TargetGeometry, pad_token_id: int) -> dict[str, Any]:
@@ -24,6 +24,14 @@ def yarn_of(rope: Rope) -> YarnScaling:
 
 def rope_config(rope: Rope) -> dict[str, Any] | None:
     """``rope_scaling`` of a rotary embedding, None where positions are not scaled."""
+    if isinstance(rope.scaling, Llama3Scaling):
+        return {
+            "factor": rope.scaling.factor,
+            "high_freq_factor": rope.scaling.high_freq_factor,
+            "low_freq_factor": rope.scaling.low_freq_factor,
+            "original_max_position_embeddings": rope.scaling.original_max_positions,
+            "rope_type": "llama3",
+        }
     return None if rope.scaling is None else yarn_config(rope)
 
 

@@ -25,7 +25,7 @@ class SynthOptions(OptionGroup):
     geometry: Annotated[
         str,
         Described(
-            "gpt-oss-20b, gpt-oss-120b, deepseek-v2-lite, glm-4.7-flash, tiny and others; a wrong "
+            "gpt-oss-20b, deepseek-v2-lite, tiny, sizes of Llama and Qwen3, and others; a wrong "
             "name lists all.",
             "NAME",
         ),

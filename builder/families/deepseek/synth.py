@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from specbuild.builder.checkpoint.rope import yarn_attention_factor
 from specbuild.builder.families.deepseek.checkpoint import LATENT_EPS
 from specbuild.builder.families.deepseek.variants import VARIANTS
 from specbuild.builder.families.family import DraftSizes, NamedGeometry, SynthTarget
+from specbuild.builder.families.parts.synth_layer import gate_logits, layer_tensor
 from specbuild.builder.synth.configs import rope_config
-from specbuild.builder.synth.fill import CONTRIBUTION, Fill
+from specbuild.builder.synth.fill import Fill
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.runtime.engine_dir.geometry import (
     AttentionParts,
@@ -30,7 +27,6 @@ from specbuild.runtime.engine_dir.geometry import (
     distinct_feed_forwards,
 )
 
-_GATED_RMS = 0.6  # of silu(gate)·up, both of rms 1
 # DeepSeek-V2's; DeepSeek-V3 has 1.0.
 _MSCALE = 0.707
 
@@ -210,23 +206,10 @@ def _expert_fields(g: TargetGeometry) -> dict[str, Any]:
     }
 
 
-def _tensor(fill: Fill, _g: TargetGeometry, name: str, shape: tuple[int, ...]) -> SynthTensor:
-    if name.endswith("norm.weight"):
-        return fill.norm(name, shape)
-    if name.endswith(".mlp.gate.weight"):
-        return fill.router(name, shape)
+def _tensor(fill: Fill, g: TargetGeometry, name: str, shape: tuple[int, ...]) -> SynthTensor:
     if name.endswith("e_score_correction_bias"):
         return fill.normal(name, shape, 0.0)
-    std = 1 / math.sqrt(shape[1])
-    if name.endswith("o_proj.weight"):
-        std *= CONTRIBUTION
-    if name.endswith("down_proj.weight"):
-        std *= CONTRIBUTION / _GATED_RMS
-    return fill.normal(name, shape, std)
-
-
-def _router_logits(load: Callable[[str], torch.Tensor], normed: torch.Tensor) -> torch.Tensor:
-    return normed @ load("mlp.gate.weight").T
+    return layer_tensor(fill, g, name, shape)
 
 
 DEEPSEEK_SYNTH = SynthTarget(
@@ -238,5 +221,5 @@ DEEPSEEK_SYNTH = SynthTarget(
     },
     config=target_config,
     tensor=_tensor,
-    router_logits=_router_logits,
+    router_logits=gate_logits,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from specbuild.builder.families.family import CheckpointFormat, Reference, TargetFamily
 from specbuild.builder.families.llama import checkpoint, gguf, hints, reference
 from specbuild.builder.families.llama.model import Llama
+from specbuild.builder.families.llama.synth import LLAMA_SYNTH
 from specbuild.builder.families.llama.tensors import llama_tensors
 
 LLAMA = TargetFamily(
@@ -23,5 +24,6 @@ LLAMA = TargetFamily(
     ),
     module=Llama,
     reference=Reference(routers=reference.routers, margin=reference.routing_margin),
+    synth=LLAMA_SYNTH,
     gguf=gguf.FORMS,
 )

@@ -1,4 +1,4 @@
-"""Synthetic models with DeepSeek's attention: true sizes, and a behaviour that is known."""
+"""Synthetic models of families beside GPT-OSS: true sizes, and a behaviour that is known."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from family_geometries import FAMILIES
+from planning import plan_engine
 
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.families.registry import target_family
+from specbuild.builder.graphs import draft_graph, target_graph
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.geometry import named_geometry
@@ -27,10 +30,21 @@ from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 PUBLISHED = {
+    "llama-3.2-1b": "Llama-3.2-1B",
+    "llama-3.1-8b": "Llama-3.1-8B",
+    "llama-3.3-70b": "Llama-3.3-70B",
+    "qwen3-8b": "Qwen3-8B",
+    "qwen3-32b": "Qwen3-32B",
+    "qwen3-30b-a3b": "Qwen3-30B-A3B",
     "deepseek-v2-lite": "DeepSeek-V2-Lite",
     "glm-4.7-flash": "GLM-4.7-Flash",
     "youtu-2b": "Youtu-LLM-2B",
 }
+TINY = ("tiny-mla", "tiny-llama", "tiny-qwen3", "tiny-qwen3-moe")
+PARTS = (
+    "model_type", "layers", "hidden", "vocab", "q_heads", "kv_heads", "head_dim", "attention",
+    "mla", "feed_forwards", "layer_feed_forwards", "norm", "rope", "max_positions",
+)  # fmt: skip
 
 
 def read_back(target: TargetGeometry) -> TargetGeometry:
@@ -47,7 +61,7 @@ def read_back(target: TargetGeometry) -> TargetGeometry:
 def test_sizes_are_those_published(name: str) -> None:
     target = named_geometry(name).target
     known, billions = FAMILIES[PUBLISHED[name]]
-    for part in ("layers", "hidden", "vocab", "q_heads", "mla", "layer_feed_forwards", "norm"):
+    for part in PARTS:
         assert getattr(target, part) == getattr(known, part), part
     shapes = target_family(target.model_type).checkpoint.tensors(target).values()
     count = sum(math.prod(tensor.shape) for tensor in shapes)
@@ -57,32 +71,61 @@ def test_sizes_are_those_published(name: str) -> None:
 
 
 @pytest.mark.parametrize("layers", [1, 2, None])
-@pytest.mark.parametrize("name", [*PUBLISHED, "tiny-mla"])
+@pytest.mark.parametrize("name", [*PUBLISHED, *TINY])
 def test_configurations_are_read_back(name: str, layers: int | None) -> None:
     target = named_geometry(name).with_layers(layers)
     assert read_back(target) == target
 
 
-def tiny(**options: object) -> SynthModel:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_graphs_of_true_sizes_ask_for_the_tensors_that_are_made(name: str) -> None:
+    """Of the first two layers, and of the draft that goes with them."""
+    model = SynthModel(SynthOptions(geometry=name, layers=2, acceptance=0.7))
+    assert model.draft is not None
+    options = BuildOptions(model=Path(name), output=Path("unused"))
+    plan = plan_engine(options, model.target, model.draft)
+    tensors = model.checkpoints()[0].tensors
+    graph = target_graph(model.target, plan, model.draft.aux_layers, torch.bfloat16).graph
+    asked = {n: value.shape for n, value in graph.initializers.items() if "rope_" not in n}
+    assert asked.keys() == tensors.keys()
+    assert all(asked[n] == tensor.shape for n, tensor in tensors.items())
+    drafted = draft_graph(model.draft, model.target, plan, torch.bfloat16).graph.initializers
+    assert drafted["draft.lm_head.weight"].shape == (32000, model.target.hidden)
+
+
+def tiny(name: str = "tiny-mla", **options: object) -> SynthModel:
     asked = {"acceptance": 0.9, "prompts": 2, "prompt_tokens": 12} | options
-    return SynthModel(SynthOptions(geometry="tiny-mla", **asked))  # type: ignore[arg-type]
+    return SynthModel(SynthOptions(geometry=name, **asked))  # type: ignore[arg-type]
 
 
-def test_checkpoints_are_what_their_readers_expect(tmp_path: Path) -> None:
-    model = tiny()
+@pytest.mark.parametrize("name", TINY)
+def test_checkpoints_are_what_their_readers_expect(tmp_path: Path, name: str) -> None:
+    model = tiny(name)
     write_checkpoints(model, tmp_path / "m", SilentProgress(), force=False)
     target = read_target(tmp_path / "m" / "target", strict=True)
     draft = read_draft(tmp_path / "m" / "draft", target.geometry, strict=True)
     assert (target.geometry, draft.geometry) == (model.target, model.draft)
-    one, four = (e.mean for e in distinct_experts(model)[0:3:2])
-    assert one == 4.0 and 8 < four < 14
+    counts = [entry.mean for entry in distinct_experts(model)]
+    if model.target.moe is None:
+        assert counts == []
+    else:
+        assert counts[0] == 4.0 and 8 < counts[2] < 14  # of one token, and of four
 
 
-def test_an_engine_follows_the_models_rules(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tiny-mla",
+        "tiny-qwen3-moe",
+        *[pytest.param(name, marks=pytest.mark.slow) for name in ("tiny-llama", "tiny-qwen3")],
+    ],
+)
+def test_an_engine_follows_the_models_rules(tmp_path: Path, name: str) -> None:
     """Greedy decoding walks the permutation, and drafts are accepted."""
-    model = tiny()
+    model = tiny(name)
     options = BuildOptions.from_flat(
-        model=Path("tiny-mla"), output=tmp_path / "engine", max_seq_len=128, max_batch_size=2
+        model=Path(name), output=tmp_path / "engine", max_seq_len=128, max_batch_size=2
     )
     build_engine(model, options, SilentProgress())
     engine = Engine.load(options.output)
@@ -106,5 +149,7 @@ def test_what_such_a_model_has_by_itself_is_not_asked_for() -> None:
     for option in ("latent", "indexer"):
         with pytest.raises(SpecbuildError, match="--latent and --indexer are for"):
             tiny(**{option: 16})
+        with pytest.raises(SpecbuildError, match="tiny-llama is a llama"):
+            tiny("tiny-llama", **{option: 16})
     with pytest.raises(SpecbuildError, match="lets layer 0 stand for layer 2, which is of another"):
         tiny(unique_layers=2)

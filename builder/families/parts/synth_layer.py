@@ -1,0 +1,33 @@
+"""The weights of synthetic layers with a SwiGLU or experts, under Hugging Face's usual names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from specbuild.builder.synth.fill import CONTRIBUTION, Fill
+from specbuild.builder.synth.tensor import SynthTensor
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
+
+_GATED_RMS = 0.6  # of silu(gate)·up, both of rms 1
+
+
+def layer_tensor(fill: Fill, _g: TargetGeometry, name: str, shape: tuple[int, ...]) -> SynthTensor:
+    """Makes the tensor of this name: a norm, a router, or a projection."""
+    if name.endswith("norm.weight"):
+        return fill.norm(name, shape)
+    if name.endswith(".mlp.gate.weight"):
+        return fill.router(name, shape)
+    std = 1 / math.sqrt(shape[1])
+    if name.endswith("o_proj.weight"):
+        std *= CONTRIBUTION
+    if name.endswith("down_proj.weight"):
+        std *= CONTRIBUTION / _GATED_RMS
+    return fill.normal(name, shape, std)
+
+
+def gate_logits(load: Callable[[str], torch.Tensor], normed: torch.Tensor) -> torch.Tensor:
+    """The logits [n, E] of a router without bias, for normed rows [n, H]."""
+    return normed @ load("mlp.gate.weight").T
