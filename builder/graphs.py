@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -123,12 +123,11 @@ def target_graph(
     def pack(values: Sequence[Any]) -> tuple[Any, ...]:
         rest = iter(values[_HEAD:])
         split = [[next(rest) for _ in ports] for ports in of_groups]
-        parts = [[next(rest) for _ in ports] for ports in of_layers]
         arguments: tuple[Any, ...] = (
             values[0],
             Launch(*values[1:_HEAD]),
             tuple(GroupView(*part) for part in split),
-            tuple(LatentPool(*p) if len(p) == 1 else LayerPools(*p) for p in parts),
+            _by_layer(of_layers, rest),
         )
         if asked:
             blocks = BlockView(*[next(rest) for _ in asked])
@@ -139,6 +138,14 @@ def target_graph(
 
     module.forward = partial(module.forward, group_of_layer=group_of_layer)  # type: ignore[method-assign]
     return export_module(module, declaration, pack)
+
+
+def _by_layer(
+    of_layers: Sequence[tuple[InputPort, ...]], values: Iterator[Any]
+) -> tuple[LayerPools | LatentPool, ...]:
+    """The pools of each layer, taken from ``values``."""
+    parts = [[next(values) for _ in ports] for ports in of_layers]
+    return tuple(LatentPool(*p) if len(p) == 1 else LayerPools(*p) for p in parts)
 
 
 def _table_length(plan: EnginePlan, ahead: int) -> int:
@@ -197,7 +204,9 @@ def draft_graph(
         positions = _table_length(plan, plan.limits.draft_depth)
         module = draft_family(d.architecture).draft(d, g, positions)
     module.to(activations)
-    views, pools = view_ports(group, batch_axis(plan)), pool_ports(group, 0, activations)
+    views = view_ports(group, batch_axis(plan))
+    of_layers = [pool_ports(group, layer, activations) for layer in group.layers]
+    pools = [port for ports in of_layers for port in ports]
     declaration = GraphDeclaration(
         role="draft",
         inputs=(
@@ -214,12 +223,11 @@ def draft_graph(
 
     def pack(values: Sequence[Any]) -> tuple[Any, ...]:
         tail = values[1 + _HEAD :]
-        own = tail[len(views) :]
         return (
             *values[:2],
             Launch(*values[2 : 1 + _HEAD]),
             GroupView(*tail[: len(views)]),
-            LatentPool(*own) if len(own) == 1 else LayerPools(*own),
+            _by_layer(of_layers, iter(tail[len(views) :])),
         )
 
     return export_module(module, declaration, pack)

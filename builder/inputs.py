@@ -78,11 +78,15 @@ def read_checkpoints(options: BuildOptions, progress: Progress) -> Checkpoints:
         dsa=options.dsa.enabled,
         own_draft=own_draft,
     )
-    draft = None
+    draft, norm_output = None, options.drafting.norm_output
     if own_draft:
-        draft = read_own_draft(options.model, target.geometry, strict=options.strict)
+        draft = read_own_draft(
+            options.model, target.geometry, strict=options.strict, norm_output=norm_output
+        )
     elif options.draft is not None:
-        draft = read_draft(options.draft, target.geometry, strict=options.strict)
+        draft = read_draft(
+            options.draft, target.geometry, strict=options.strict, norm_output=norm_output
+        )
     if options.allow_nonfinite:
         return target, draft
     target = replace(target, tensors=finite_tensors(target.tensors))

@@ -101,6 +101,15 @@ class DraftOptions(TreeOptions):
             least=1,
         ),
     ] = None
+    norm_output: Annotated[
+        Literal["state", "head"] | None,
+        Described(
+            "What norm_output in an EAGLE3 draft's config norms: the state that the next level "
+            "reads (speculators), or what the head reads (SpecForge); the output stays the same.",
+            "WHAT",
+            shown="state",
+        ),
+    ] = None
     dtype: Annotated[
         Literal["bf16", "fp8", "mxfp4"] | None,
         Described(

@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 from checkpoint_files import write_json, write_shards, write_tokenizer
-from random_weights import Tensors, draft_tensors, original_names, target_tensors
+from random_weights import (
+    Tensors,
+    draft_tensors,
+    latent_attention,
+    original_names,
+    target_tensors,
+)
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 CONFIG_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
@@ -165,6 +171,8 @@ def write_draft(
     dtype: str = "bf16",
     architecture: str = "LlamaForCausalLMEagle3",
     shards: int = 1,
+    layers: int = 1,
+    latent: dict[str, Any] | None = None,
     config_changes: dict[str, Any] | None = None,
 ) -> Tensors:
     """Write a random EAGLE3 draft under ``path``; the result has the ``midlayer.`` names.
@@ -172,7 +180,8 @@ def write_draft(
     ``aux_layers`` None means ``default_aux_layers``; ``name_aux_layers`` False leaves the list out
     of the config. ``draft_vocab`` None shares the target's head (no ``lm_head``, no ``d2t``).
     ``norm_before_fc``: one norm over the concatenated states (``input_norm.weight``); ``fc_norm``:
-    one per state (``fc_norm.<i>.weight``). ``prefix`` "midlayer" or "layers.0". The architecture
+    one per state (``fc_norm.<i>.weight``). ``prefix`` "midlayer" or "layers.0". ``latent`` are the
+    sizes of MLA, by their names in a config. The architecture
     ``Eagle3Speculator`` comes with its nested config. A value None in ``config_changes`` removes
     the key.
     """
@@ -191,8 +200,16 @@ def write_draft(
         norm_before_fc=norm_before_fc,
         fc_norm=fc_norm,
         dtype=DTYPES[dtype],
+        layers=layers,
     )
     generator = torch.Generator().manual_seed(seed + 1_000_003)
+    if latent is not None:
+        sizes = latent | {"hidden_size": hidden, "num_attention_heads": q_heads}
+        for layer in ("midlayer.", *[f"layers.{i}." for i in range(1, layers)]):
+            attention = f"{layer}self_attn."
+            tensors = {n: t for n, t in tensors.items() if not n.startswith(attention)}
+            inputs = 2 * hidden if layer == "midlayer." and input_width != "hidden" else hidden
+            tensors |= latent_attention(generator, attention, inputs, sizes)
     if own_embedding:
         embedding = torch.randn(target_vocab, hidden, generator=generator)
         tensors["embed_tokens.weight"] = embedding.to(DTYPES[dtype])
@@ -215,7 +232,7 @@ def write_draft(
         "max_position_embeddings": max_positions,
         "mlp_bias": False,
         "num_attention_heads": q_heads,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": layers,
         "num_key_value_heads": kv_heads,
         "rms_norm_eps": 1e-5,
         "rope_scaling": rope_scaling,
@@ -226,6 +243,8 @@ def write_draft(
         decoder["rope_theta"] = rope_theta
     if sliding_window is not None:
         decoder |= {"sliding_window": sliding_window, "use_sliding_window": True}
+    if latent is not None:
+        decoder |= latent | {"model_type": "deepseek_v3", "num_key_value_heads": q_heads}
     flags = {
         "norm_before_residual": norm_before_residual,
         "norm_before_fc": norm_before_fc,

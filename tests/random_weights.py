@@ -80,6 +80,7 @@ def draft_tensors(
     norm_before_fc: bool,
     fc_norm: bool,
     dtype: torch.dtype,
+    layers: int = 1,
 ) -> Tensors:
     """An EAGLE3 draft under its ``midlayer.`` names, without embedding, ``d2t`` and ``t2d``."""
     draw = Draw(generator, dtype)
@@ -98,6 +99,8 @@ def draft_tensors(
     }
     if input_size == 2 * hidden:
         tensors["midlayer.input_layernorm.weight"] = draw.norm(hidden)
+    for index in range(1, layers):
+        tensors |= _deep_layer(draw, f"layers.{index}.", hidden, inner, (q_width, kv_width))
     if norm_before_fc:
         tensors["input_norm.weight"] = draw.norm(aux_layers * target_hidden)
     if fc_norm:
@@ -106,6 +109,44 @@ def draft_tensors(
     if draft_vocab is not None:
         tensors["lm_head.weight"] = draw.normal(draft_vocab, hidden, std=3 / math.sqrt(hidden))
     return tensors
+
+
+def _deep_layer(
+    draw: Draw, prefix: str, hidden: int, inner: int, widths: tuple[int, int]
+) -> Tensors:
+    """A LLaMA layer, its queries and keys of ``widths``."""
+    q_width, kv_width = widths
+    made = {f"{name}_layernorm.weight": draw.norm(hidden) for name in ("input", "post_attention")}
+    made |= {f"self_attn.{p}_proj.weight": draw.linear(kv_width, hidden) for p in "kv"}
+    made["self_attn.q_proj.weight"] = draw.linear(q_width, hidden)
+    made["self_attn.o_proj.weight"] = draw.linear(hidden, q_width)
+    made |= {f"mlp.{part}_proj.weight": draw.linear(inner, hidden) for part in ("gate", "up")}
+    made["mlp.down_proj.weight"] = draw.linear(hidden, inner)
+    return {f"{prefix}{name}": tensor for name, tensor in made.items()}
+
+
+def latent_attention(
+    generator: torch.Generator, prefix: str, inputs: int, sizes: dict[str, int | None]
+) -> Tensors:
+    """The tensors of MLA in bf16, by the names of a config's sizes; it reads ``inputs`` a row."""
+    draw, hidden = Draw(generator, torch.bfloat16), sizes["hidden_size"]
+    heads, rank, value = sizes["num_attention_heads"], sizes["kv_lora_rank"], sizes["v_head_dim"]
+    nope, rope, query = (sizes[n] for n in ("qk_nope_head_dim", "qk_rope_head_dim", "q_lora_rank"))
+    assert hidden and heads and rank and value and nope and rope
+    made = {"q_proj.weight": draw.linear(heads * (nope + rope), inputs)}
+    if query is not None:
+        made = {
+            "q_a_proj.weight": draw.linear(query, inputs),
+            "q_a_layernorm.weight": draw.norm(query),
+            "q_b_proj.weight": draw.linear(heads * (nope + rope), query),
+        }
+    made |= {
+        "kv_a_proj_with_mqa.weight": draw.linear(rank + rope, inputs),
+        "kv_a_layernorm.weight": draw.norm(rank),
+        "kv_b_proj.weight": draw.linear(heads * (nope + value), rank),
+        "o_proj.weight": draw.linear(hidden, heads * value),
+    }
+    return {f"{prefix}{name}": tensor for name, tensor in made.items()}
 
 
 class Draw:

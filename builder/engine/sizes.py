@@ -97,9 +97,10 @@ def windowed_draft(draft: DraftGeometry, options: BuildOptions) -> DraftGeometry
     window = options.drafting.window
     if window is None:
         return draft
-    if isinstance(draft, MtpGeometry):
+    if isinstance(draft, MtpGeometry) or draft.mla is not None:
+        kind = "an MTP layer" if isinstance(draft, MtpGeometry) else "a draft with MLA"
         raise SpecbuildError(
-            f"--draft-window {window}: an MTP layer attends to every token; leave it out"
+            f"--draft-window {window}: {kind} attends to every token; leave it out"
         )
     if draft.sliding_window and draft.sliding_window < window:
         raise SpecbuildError(
@@ -182,7 +183,8 @@ def plan_engine(
         groups.append(group)
     if draft is not None:
         window = draft.sliding_window
-        group = _group(DRAFT_GROUP, (0,), draft, window=window, page_size=page_size, sizes=sizes)
+        layers = tuple(range(draft.layers))
+        group = _group(DRAFT_GROUP, layers, draft, window=window, page_size=page_size, sizes=sizes)
         if draft.latent_dims:
             group = replace(_latent_group(group, draft.latent_dims), name=DRAFT_GROUP)
         groups.append(group)
@@ -222,7 +224,8 @@ def _draft_shapes(
                 f"{DraftOptions.flag(next(iter(given)))} needs a draft; give one with --draft"
             )
         return DraftShape(0, 0, 0), None
-    given.pop("window", None)
+    for of_draft_alone in ("window", "norm_output"):
+        given.pop(of_draft_alone, None)
     most_children = min(DEFAULT_TREE_LIMITS.draft_top_k, draft.vocab)
     if not given:
         return _default_shapes(sizes, most_children, max_seq_len)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from specbuild.builder.checkpoint.audit import audit
 from specbuild.builder.checkpoint.config_fields import ATTENTION, check_fields
@@ -81,9 +82,16 @@ def read_target(
     return _with_retrofits(path, config, target, strict=strict, mla=mla, dsa=dsa)
 
 
-def read_draft(path: Path, target: TargetGeometry, *, strict: bool) -> DraftCheckpoint:
+def read_draft(
+    path: Path,
+    target: TargetGeometry,
+    *,
+    strict: bool,
+    norm_output: Literal["state", "head"] | None = None,
+) -> DraftCheckpoint:
     """Read the draft at ``path``; of the weights only maps of its vocabulary are loaded.
 
+    ``norm_output`` is what its config's flag of this name means, None where nobody said it.
     Raises SpecbuildError if it is no draft, needs what is not implemented, does not hold exactly
     the tensors that it should, or does not fit ``target``.
     """
@@ -93,7 +101,7 @@ def read_draft(path: Path, target: TargetGeometry, *, strict: bool) -> DraftChec
     drafts = {name: draft for draft in DRAFTS.values() for name in draft.architectures}
     for name in architectures:
         if name in drafts:
-            return drafts[name].read(path, config, target, strict=strict)
+            return drafts[name].read(path, config, target, strict=strict, norm_output=norm_output)
     for family in TARGETS.values():
         if family.model_types.get(config.text("model_type") or "") in architectures:
             raise SpecbuildError(
@@ -106,7 +114,13 @@ def read_draft(path: Path, target: TargetGeometry, *, strict: bool) -> DraftChec
     )
 
 
-def read_own_draft(path: Path, target: TargetGeometry, *, strict: bool) -> DraftCheckpoint:
+def read_own_draft(
+    path: Path,
+    target: TargetGeometry,
+    *,
+    strict: bool,
+    norm_output: Literal["state", "head"] | None = None,
+) -> DraftCheckpoint:
     """The layer of a target's own checkpoint that drafts. SpecbuildError where there is none."""
     if is_gguf(path):
         raise SpecbuildError(
@@ -114,7 +128,7 @@ def read_own_draft(path: Path, target: TargetGeometry, *, strict: bool) -> Draft
             "directory of the model's safetensors"
         )
     config = open_target(path, gguf_forms()).config
-    return DRAFTS[OWN_DRAFT].read(path, config, target, strict=strict)
+    return DRAFTS[OWN_DRAFT].read(path, config, target, strict=strict, norm_output=norm_output)
 
 
 def is_own_draft(draft: Path | None) -> bool:

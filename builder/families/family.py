@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -42,9 +42,18 @@ class DraftReader(Protocol):
     """Reads a draft of a family."""
 
     def __call__(
-        self, path: Path, top: Config, target: TargetGeometry, *, strict: bool
+        self,
+        path: Path,
+        top: Config,
+        target: TargetGeometry,
+        *,
+        strict: bool,
+        norm_output: Literal["state", "head"] | None = None,
     ) -> DraftCheckpoint:
-        """The draft, audited; SpecbuildError where it does not fit ``target``."""
+        """The draft, audited; SpecbuildError where it does not fit ``target``.
+
+        ``norm_output`` is what a config's flag of this name means, None where nobody said it.
+        """
         ...
 
 

@@ -28,7 +28,7 @@ from specbuild.builder.verify.stages import (
     run_reference,
 )
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_dir.geometry import MtpGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, MtpGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import SpecbuildError
 
@@ -171,4 +171,6 @@ def _load_draft(
         )
     # A window chosen when building bounds the engine's draft, not the checkpoint's.
     draft.window = manifest.draft.sliding_window or None
+    if isinstance(manifest.draft, Eagle3Geometry):
+        draft.flags["norm_output"] = manifest.draft.norm_output
     return draft

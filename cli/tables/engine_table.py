@@ -173,17 +173,21 @@ def _range(values: list[int]) -> str:
 def _draft_table(draft: DraftGeometry) -> Table:
     table = fact_table(f"draft: {draft.architecture}")
     if isinstance(draft, Eagle3Geometry):
-        table.add_row("hidden, inner", f"{draft.hidden}, {draft.inner}")
+        table.add_row("layers, hidden, inner", f"{draft.layers}, {draft.hidden}, {draft.inner}")
     else:
         table.add_row("kind", "an MTP layer of the model")
     table.add_row("vocabulary", f"{draft.vocab} ({draft.d2t_form})")
     table.add_row("weights", draft.dtype or "unknown")
-    table.add_row(
-        "attention", f"{draft.q_heads} query and {draft.kv_heads} KV heads of {draft.head_dim}"
-    )
+    table.add_row("attention", _draft_attention(draft))
     table.add_row("reads layers", ", ".join(map(str, draft.aux_layers)))
     table.add_row("RoPE", f"theta {draft.rope.theta:g}, scaling {draft.rope.kind}")
     return table
+
+
+def _draft_attention(draft: DraftGeometry) -> str:
+    if draft.mla is not None:
+        return f"{draft.q_heads} heads over latents of {draft.head_dim} values (MLA)"
+    return f"{draft.q_heads} query and {draft.kv_heads} KV heads of {draft.head_dim}"
 
 
 def _parts_table(manifest: Manifest) -> Table:

@@ -131,8 +131,7 @@ class KvLayout:
 
     def _validate_layers(self, model: TargetGeometry | DraftGeometry) -> None:
         g = self.group
-        count = model.layers if isinstance(model, TargetGeometry) else 1
-        window = model.sliding_window
+        count, window = model.layers, model.sliding_window
         if isinstance(model, TargetGeometry):
             kind = "sliding_attention" if g.window else "full_attention"
             if any(model.layer_types[layer] != kind for layer in g.layers if layer < count):

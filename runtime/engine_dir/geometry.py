@@ -268,10 +268,14 @@ class TargetGeometry:
 class Eagle3Geometry:
     """Shape of an EAGLE3 draft; it reads the outputs of ``aux_layers`` of the target (0-based).
 
+    Layers behind the first are blocks on its stream, which read no embedding.
+
     ``d2t_form`` is what the checkpoint's ``d2t`` holds; the engine's always holds offsets.
     ``norm_before_fc`` is one norm over the concatenated states, ``fc_norm`` one for each of them.
     ``dtype`` is how the engine stores the weights of the projections; None before it is built.
     ``attention`` is what its attention has beside weights, ``mlp_bias`` whether its MLP has biases.
+    ``mla`` is that of a draft which caches latents; ``head_dim`` and ``kv_heads`` are then those of
+    the absorbed form, as a target's.
     """
 
     architecture: str
@@ -297,11 +301,18 @@ class Eagle3Geometry:
     dtype: str | None = field(default=None, metadata=one_of(WEIGHT_STORAGES))
     attention: AttentionParts = field(default=AttentionParts(), metadata=of_feature("draft_parts"))
     mlp_bias: bool = field(default=False, metadata=of_feature("draft_parts"))
+    layers: int = field(default=1, metadata=of_feature("draft_layers"))
+    mla: MlaGeometry | None = field(default=None, metadata=of_feature("draft_mla"))
 
     @property
     def latent_dims(self) -> tuple[int, ...]:
-        """None: it caches keys and values."""
-        return ()
+        """As a target's: what each layer caches of a token, empty where keys and values are."""
+        return () if self.mla is None else (self.mla.entry_width,) * self.layers
+
+    @property
+    def rotated(self) -> int:
+        """How many values of a head, or of an entry of the cache, turn."""
+        return self.head_dim if self.mla is None else self.mla.rope_dim
 
 
 @dataclass(frozen=True)
@@ -324,6 +335,11 @@ class MtpGeometry:
     aux_layers: tuple[int, ...]
     max_positions: int
     dtype: str | None = field(default=None, metadata=one_of(WEIGHT_STORAGES))
+
+    @property
+    def layers(self) -> int:
+        """One."""
+        return 1
 
     @property
     def latent_dims(self) -> tuple[int, ...]:

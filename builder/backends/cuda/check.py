@@ -145,6 +145,15 @@ def batch_warnings(plan: EnginePlan) -> tuple[str, ...]:
 
 
 def _require_variant(draft: Eagle3Geometry) -> None:
+    for kind, found in (
+        ("caches latents (MLA)", draft.mla is not None),
+        (f"has {draft.layers} layers", draft.layers > 1),
+    ):
+        if found:
+            raise SpecbuildError(
+                f"the draft {kind}, which is built for the CPU only; build with --backend cpu or "
+                "without --draft"
+            )
     for name in ("norm_before_fc", "fc_norm"):
         if getattr(draft, name):
             raise SpecbuildError(

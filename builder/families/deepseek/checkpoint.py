@@ -8,20 +8,19 @@ from pathlib import Path
 from specbuild.builder.checkpoint.config_fields import check_fields
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.fp8_blocks import check_fp8, dequantised
-from specbuild.builder.checkpoint.rope import read_rope, yarn_score_factor
+from specbuild.builder.checkpoint.rope import read_rope
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.checkpoint.target_parts import read_eos
 from specbuild.builder.families.deepseek.tensors import for_engine
 from specbuild.builder.families.deepseek.variants import VARIANTS, Variant
+from specbuild.builder.families.parts.mla_config import read_mla
 from specbuild.runtime.engine_dir.geometry import (
     AttentionParts,
     BothFeedForward,
     DenseFeedForward,
     FeedForward,
-    MlaGeometry,
     MoeFeedForward,
     Norm,
-    Rope,
     Swiglu,
     TargetGeometry,
     distinct_feed_forwards,
@@ -29,8 +28,6 @@ from specbuild.runtime.engine_dir.geometry import (
 from specbuild.runtime.errors import SpecbuildError
 
 DEFAULT_THETA = 10000.0
-# The norms of latents have it, whatever a model's config says of its other norms.
-LATENT_EPS = 1e-6
 
 
 def read_deepseek_config(
@@ -72,7 +69,7 @@ def _geometry(path: Path, config: Config, model_type: str) -> TargetGeometry:
         raise config.wrong("num_key_value_heads", f"as many as num_attention_heads, {heads}")
     rope = read_rope(config, default_theta=DEFAULT_THETA)
     rope = replace(rope, interleaved=config.boolean("rope_interleave", True))
-    mla = _mla(config, rope)
+    mla = read_mla(config, rope)
     feed_forwards, layer_feed_forwards = distinct_feed_forwards(
         _feed_forwards(config, VARIANTS[model_type], layers)
     )
@@ -96,19 +93,6 @@ def _geometry(path: Path, config: Config, model_type: str) -> TargetGeometry:
         eos_token_ids=read_eos((path,), config),
         latent_dims=(mla.entry_width,) * layers,
         mla=mla,
-    )
-
-
-def _mla(config: Config, rope: Rope) -> MlaGeometry:
-    rope_dim, nope_dim = config.integer("qk_rope_head_dim"), config.integer("qk_nope_head_dim")
-    return MlaGeometry(
-        kv_lora_rank=config.integer("kv_lora_rank"),
-        rope_dim=rope_dim,
-        nope_dim=nope_dim,
-        v_dim=config.integer("v_head_dim"),
-        scale=(nope_dim + rope_dim) ** -0.5 * yarn_score_factor(config, rope),
-        norm=Norm(LATENT_EPS, "before_weight"),
-        q_lora_rank=config.optional_integer("q_lora_rank"),
     )
 
 
@@ -177,12 +161,7 @@ def _experts(config: Config, variant: Variant) -> FeedForward:
 
 
 def _check(where: str, g: TargetGeometry) -> None:
-    assert g.mla is not None
-    wrong = []
-    if g.mla.rope_dim % 2:
-        wrong.append(f"qk_rope_head_dim {g.mla.rope_dim} is odd, rotary embedding needs pairs")
-    if g.moe is not None:
-        wrong += _misfits(g.moe)
+    wrong = _misfits(g.moe) if g.moe is not None else []
     if wrong:
         raise SpecbuildError(f"{where}: {'; '.join(wrong)}")
 

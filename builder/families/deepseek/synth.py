@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbuild.builder.checkpoint.rope import yarn_attention_factor
-from specbuild.builder.families.deepseek.checkpoint import LATENT_EPS
 from specbuild.builder.families.deepseek.variants import VARIANTS
 from specbuild.builder.families.family import DraftSizes, NamedGeometry, SynthTarget
+from specbuild.builder.families.parts.mla_config import LATENT_EPS
 from specbuild.builder.families.parts.synth_layer import gate_logits, layer_tensor
 from specbuild.builder.synth.configs import rope_config
 from specbuild.builder.synth.fill import Fill

@@ -6,19 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specbuild.builder.checkpoint.config_fields import TARGET_FIELDS, FieldTable
+from specbuild.builder.families.parts.mla_config import MLA_FIELDS
 
-_SHARED = frozenset(
-    {
-        "kv_lora_rank",
-        "q_lora_rank",
-        "qk_rope_head_dim",
-        "qk_nope_head_dim",
-        "v_head_dim",
-        "rope_interleave",
-        "intermediate_size",
-        "quantization_config",
-    }
-)
+_SHARED = MLA_FIELDS | {"intermediate_size", "quantization_config"}
 _EXPERTS = frozenset(
     {
         "moe_intermediate_size",

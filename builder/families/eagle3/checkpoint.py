@@ -11,27 +11,39 @@ from specbuild.builder.checkpoint.audit import ExpectedTensor, audit
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.rope import describe, read_rope
-from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, open_directory
-from specbuild.builder.families.eagle3.config import DraftConfig, read_draft_config
+from specbuild.builder.checkpoint.source import SourceTensor, open_directory
+from specbuild.builder.families.eagle3.config import DraftConfig, NormOutput, read_draft_config
+from specbuild.builder.families.eagle3.tensors import (
+    LAYER,
+    LAYER_ALIAS,
+    count_layers,
+    draft_tensors,
+    tensors_for_engine,
+)
 from specbuild.builder.families.eagle3.vocabulary_map import read_offsets
-from specbuild.builder.families.parts.tensor_shapes import prefixed, swiglu_shapes
+from specbuild.builder.families.parts.mla_config import read_mla
 from specbuild.runtime.engine_dir.geometry import AttentionParts, Eagle3Geometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 DEFAULT_THETA = 10000.0
-LAYER = "midlayer."
-LAYER_ALIAS = "layers.0."
 
 
 def read_eagle3(
-    path: Path, top: Config, target: TargetGeometry, *, strict: bool
+    path: Path,
+    top: Config,
+    target: TargetGeometry,
+    *,
+    strict: bool,
+    norm_output: NormOutput | None = None,
 ) -> DraftCheckpoint:
     """Read the draft at ``path``; of the weights only ``d2t`` and ``t2d`` are loaded.
+
+    ``norm_output`` says what the config's flag of this name means, where that is known.
 
     Raises SpecbuildError if it is no EAGLE3 draft, needs what is not implemented, does not hold
     exactly the tensors that it should, or does not fit ``target``.
     """
-    config = read_draft_config(top, target, strict)
+    config = read_draft_config(top, target, strict, norm_output)
     tensors = _canonical_names(path, open_directory(path))
     if config.tied_head:
         _tie_head(path, tensors, target)
@@ -41,50 +53,21 @@ def read_eagle3(
         expected["t2d"] = ExpectedTensor((target.vocab,), ("BOOL",))
     audit(str(path), expected, tensors, _hints(config, tensors))
     geometry, warnings = _read_vocabulary_map(path, geometry, tensors, target)
-    warnings = config.warnings + warnings + _rope_warning(top, geometry, target)
-    return DraftCheckpoint(geometry, tensors, warnings)
+    warnings = config.warnings + _layers_note(config.decoder, geometry) + warnings
+    warnings += _rope_warning(top, geometry, target)
+    return DraftCheckpoint(geometry, tensors_for_engine(tensors, geometry), warnings)
 
 
-def draft_tensors(g: Eagle3Geometry, target: TargetGeometry) -> dict[str, ExpectedTensor]:
-    """Canonical name → shape and dtypes of the tensors that a draft of this geometry holds."""
-    width = 2 * g.hidden if g.input_width == "embedding_and_hidden" else g.hidden
-    q_rows, kv_rows = g.q_heads * g.head_dim, g.kv_heads * g.head_dim
-    mlp = swiglu_shapes(g.hidden, g.inner, bias=g.mlp_bias)
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (g.hidden, len(g.aux_layers) * target.hidden),
-        "norm.weight": (g.hidden,),
-        f"{LAYER}hidden_norm.weight": (g.hidden,),
-        f"{LAYER}post_attention_layernorm.weight": (g.hidden,),
-        f"{LAYER}self_attn.q_proj.weight": (q_rows, width),
-        f"{LAYER}self_attn.k_proj.weight": (kv_rows, width),
-        f"{LAYER}self_attn.v_proj.weight": (kv_rows, width),
-        f"{LAYER}self_attn.o_proj.weight": (g.hidden, q_rows),
-        **prefixed(f"{LAYER}mlp.", mlp),
-    }
-    if g.attention.qkv_bias:
-        rows = {"q": q_rows, "k": kv_rows, "v": kv_rows}
-        shapes |= {f"{LAYER}self_attn.{part}_proj.bias": (n,) for part, n in rows.items()}
-    if g.attention.output_bias:
-        shapes[f"{LAYER}self_attn.o_proj.bias"] = (g.hidden,)
-    if g.attention.qk_norm == "head":
-        shapes |= {f"{LAYER}self_attn.{part}_norm.weight": (g.head_dim,) for part in "qk"}
-    if g.input_width == "embedding_and_hidden":
-        shapes[f"{LAYER}input_layernorm.weight"] = (g.hidden,)
-    if g.own_embedding:
-        shapes["embed_tokens.weight"] = (target.vocab, g.hidden)
-    if g.own_head:
-        shapes["lm_head.weight"] = (g.vocab, g.hidden)
-    if g.norm_before_fc:
-        shapes["input_norm.weight"] = (len(g.aux_layers) * target.hidden,)
-    if g.fc_norm:
-        shapes |= {
-            f"fc_norm.{aux_layer}.weight": (target.hidden,)
-            for aux_layer in range(len(g.aux_layers))
-        }
-    expected = {name: ExpectedTensor(shape, FLOAT_DTYPES) for name, shape in shapes.items()}
-    if g.d2t_form != "identity":
-        expected["d2t"] = ExpectedTensor((g.vocab,), ("I64", "I32"))
-    return expected
+def _layers_note(decoder: Config, g: Eagle3Geometry) -> tuple[str, ...]:
+    """That the config's number of layers is not the draft's."""
+    named = decoder.integer("num_hidden_layers", g.layers)
+    if named == g.layers:
+        return ()
+    layers = "one layer" if g.layers == 1 else f"{g.layers} layers"
+    return (
+        f"{decoder.label}: num_hidden_layers {named} was taken for the target's; the draft is "
+        f"read as {layers}",
+    )
 
 
 def _canonical_names(path: Path, tensors: dict[str, SourceTensor]) -> dict[str, SourceTensor]:
@@ -110,8 +93,10 @@ def _read_geometry(
     head = _matrix(tensors, "lm_head.weight")
     own_head = head is not None or config.vocab not in (None, target.vocab)
     vocab = config.vocab or (head.shape[0] if head else target.vocab)
-    q_proj = _matrix(tensors, f"{LAYER}self_attn.q_proj.weight")
-    narrow = q_proj is not None and q_proj.shape[1] == hidden
+    mla = decoder.get("kv_lora_rank") is not None
+    reading = "kv_a_proj_with_mqa" if mla else "q_proj"
+    reads = _matrix(tensors, f"{LAYER}self_attn.{reading}.weight")
+    narrow = reads is not None and reads.shape[1] == hidden
     per_state = "fc_norm.0.weight" in tensors
     offsets = own_head and (vocab != target.vocab or "d2t" in tensors)
     head_dim = decoder.optional_integer("head_dim") or hidden // q_heads
@@ -138,9 +123,27 @@ def _read_geometry(
         fc_norm=config.fc_norm or (config.norm_before_fc and per_state),
         attention=_attention_parts(decoder),
         mlp_bias=decoder.boolean("mlp_bias", False),
+        layers=count_layers(tensors),
     )
+    if mla:
+        geometry = _with_latents(geometry, decoder)
     _check_fit(path, geometry, config, target)
     return geometry
+
+
+def _with_latents(g: Eagle3Geometry, decoder: Config) -> Eagle3Geometry:
+    """The geometry with MLA, whose heads are those of the absorbed form.
+
+    Raises SpecbuildError for biases, norms of queries and keys, and windows.
+    """
+    if g.attention != AttentionParts() or g.mlp_bias or g.sliding_window:
+        raise SpecbuildError(
+            f"{decoder.where}: biases, norms of queries and keys, and windows are not implemented "
+            "in a draft with MLA (kv_lora_rank)"
+        )
+    rope = dataclasses.replace(g.rope, interleaved=decoder.boolean("rope_interleave", True))
+    mla = read_mla(decoder, rope)
+    return dataclasses.replace(g, rope=rope, mla=mla, kv_heads=1, head_dim=mla.entry_width)
 
 
 def _attention_parts(decoder: Config) -> AttentionParts:
@@ -234,7 +237,7 @@ def _check_fit(path: Path, g: Eagle3Geometry, config: DraftConfig, target: Targe
         )
     if g.q_heads % g.kv_heads:
         wrong.append(f"{g.q_heads} query heads do not divide among {g.kv_heads} KV heads")
-    if g.head_dim % 2:
+    if g.rotated % 2:
         wrong.append(f"head_dim {g.head_dim} is odd, rotary embedding needs pairs")
     if wrong:
         raise SpecbuildError(f"{path}: does not fit the target: {'; '.join(wrong)}")
@@ -272,8 +275,6 @@ def _rope_warning(top: Config, g: Eagle3Geometry, target: TargetGeometry) -> tup
 
 def _hints(config: DraftConfig, tensors: dict[str, SourceTensor]) -> list[str]:
     hints = []
-    if any(name.startswith("layers.1.") for name in tensors):
-        hints.append("the draft has several layers; one is implemented")
     if any(name.startswith(("input_norm.", "fc_norm.")) for name in tensors) and not (
         config.norm_before_fc or config.fc_norm
     ):

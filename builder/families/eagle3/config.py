@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from specbuild.builder.checkpoint.config_fields import check_fields
 from specbuild.builder.checkpoint.config_json import Config
@@ -16,16 +17,22 @@ ARCHITECTURES = (
     "Eagle3Speculator",
     "Eagle3LlamaForCausalLM",
     "Eagle3DraftModel",
+    "LlamaForCausalLMEagle3Deep",
+    "Eagle3DeepseekV2ForCausalLM",
+    "Eagle3DeepseekV3ForCausalLM",
 )
 # What drafts that are trained or made up here call themselves.
 OWN_ARCHITECTURE = ARCHITECTURES[0]
 OWN_MODEL_TYPE = "llama"
+# What a config's norm_output norms: the state that the next level reads (speculators), or what the
+# head reads, which every draft norms (SpecForge).
+NormOutput: TypeAlias = Literal["state", "head"]
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """What a draft's configuration says; ``decoder`` holds the fields of its one layer.
+    """What a draft's configuration says; ``decoder`` holds the fields of its layers.
 
     ``aux_layers`` are layer outputs (0-based), None where no list is given; ``vocab`` is None where
     the configuration names no draft vocabulary.
@@ -46,8 +53,10 @@ class DraftConfig:
     warnings: tuple[str, ...]
 
 
-def read_draft_config(top: Config, target: TargetGeometry, strict: bool) -> DraftConfig:
-    """Read any of the three forms.
+def read_draft_config(
+    top: Config, target: TargetGeometry, strict: bool, norm_output: NormOutput | None
+) -> DraftConfig:
+    """Read any of the three forms; ``norm_output`` is what the flag of this name means.
 
     Raises SpecbuildError for a value that is not implemented, for contradictions, and, if
     ``strict``, for unknown fields.
@@ -75,11 +84,11 @@ def read_draft_config(top: Config, target: TargetGeometry, strict: bool) -> Draf
         norm_before_fc=_flag(top, eagle, "norm_before_fc"),
         fc_norm=_flag(top, eagle, "fc_norm"),
         norm_before_residual=_norm_before_residual(top, eagle, nested),
-        norm_output=_flag(top, eagle, "norm_output"),
+        norm_output=_norms_output(top, eagle, norm_output),
         sliding_window=_sliding_window(decoder),
         tied_head=top.boolean("tie_word_embeddings", False)
         or decoder.boolean("tie_word_embeddings", False),
-        warnings=warnings + note + _layers_note(decoder) + _norm_output_note(top, eagle, nested),
+        warnings=warnings + note + _norm_output_note(top, eagle, nested, norm_output),
     )
 
 
@@ -91,25 +100,27 @@ def _flag(top: Config, eagle: Config, name: str) -> bool:
     return values == {True}
 
 
-def _layers_note(decoder: Config) -> tuple[str, ...]:
-    """That the number of layers is not the draft's: its tensors must be those of one."""
-    layers = decoder.integer("num_hidden_layers", 1)
-    if layers == 1:
-        return ()
-    return (
-        f"{decoder.label}: num_hidden_layers {layers} was taken for the target's; the draft is "
-        "read as one layer",
-    )
+def _norms_output(top: Config, eagle: Config, meaning: NormOutput | None) -> bool:
+    """Whether the next level reads the normed state."""
+    said = _flag(top, eagle, "norm_output")
+    if meaning is not None and not said:
+        raise SpecbuildError(
+            f"--draft-norm-output {meaning}: norm_output is not true in {top.where}; leave it out"
+        )
+    return said and meaning != "head"
 
 
-def _norm_output_note(top: Config, eagle: Config, nested: bool) -> tuple[str, ...]:
+def _norm_output_note(
+    top: Config, eagle: Config, nested: bool, meaning: NormOutput | None
+) -> tuple[str, ...]:
     """What to know of a flag that two trainers mean differently."""
-    if nested or not _flag(top, eagle, "norm_output"):
+    if nested or meaning is not None or not _flag(top, eagle, "norm_output"):
         return ()
     return (
         f"{top.label}: norm_output was read as speculators means it, the next level reads the "
-        "normed state; set it to false if SpecForge trained the draft, where it is the norm before "
-        "the head only (tokens are right either way, fewer are accepted if it is wrong)",
+        "normed state; if SpecForge trained the draft, where it is the norm before the head only, "
+        "build with --draft-norm-output head (tokens are right either way, fewer are accepted if "
+        "it is wrong)",
     )
 
 
@@ -157,9 +168,10 @@ def _sliding_window(decoder: Config) -> int:
     enabled = decoder.get("use_sliding_window")
     layer_types = decoder.get("layer_types")
     if layer_types is not None:
-        if layer_types not in (["full_attention"], ["sliding_attention"]):
-            raise decoder.wrong("layer_types", "one of full_attention or sliding_attention")
-        enabled = layer_types == ["sliding_attention"]
+        kinds = {*decoder.texts("layer_types")}
+        if kinds not in ({"full_attention"}, {"sliding_attention"}):
+            raise decoder.wrong("layer_types", "full_attention or sliding_attention in every layer")
+        enabled = kinds == {"sliding_attention"}
     if window is None and enabled:
         raise decoder.wrong("sliding_window", "the width of the window that is switched on")
     if window is not None and enabled is None:

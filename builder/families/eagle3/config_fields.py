@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 from specbuild.builder.checkpoint.config_fields import FieldTable
+from specbuild.builder.families.parts.mla_config import MLA_FIELDS
 
-# Layers of the second kind norm queries and keys, head by head.
-MODEL_TYPES = ("llama", "qwen3")
+# Layers of the second kind norm queries and keys, head by head; the others may have MLA.
+MODEL_TYPES = ("llama", "qwen3", "deepseek_v2", "deepseek_v3", "kimi_k2")
+# What configs that were copied of a target's with experts say; the audit asks for a dense MLP.
+_EXPERTS = frozenset(
+    {
+        "aux_loss_alpha",
+        "ep_size",
+        "first_k_dense_replace",
+        "moe_intermediate_size",
+        "moe_layer_freq",
+        "n_group",
+        "n_routed_experts",
+        "n_shared_experts",
+        "norm_topk_prob",
+        "num_experts_per_tok",
+        "num_nextn_predict_layers",
+        "qk_head_dim",
+        "routed_scaling_factor",
+        "scoring_func",
+        "seq_aux",
+        "topk_group",
+        "topk_method",
+    }
+)
 
 DRAFT_DECODER = FieldTable(
     read=frozenset(
@@ -30,14 +53,15 @@ DRAFT_DECODER = FieldTable(
             "mlp_bias",
             "tie_word_embeddings",
         }
-    ),
+    )
+    | MLA_FIELDS,
     only={
         "model_type": MODEL_TYPES,
         "hidden_act": ("silu",),
         "logit_scale": (1.0,),
         "quantization_config": (),
     },
-    inert=frozenset({"architectures", "eos_token_id", "max_window_layers"}),
+    inert=_EXPERTS | {"architectures", "eos_token_id", "max_window_layers"},
 )
 
 DRAFT_TOP = FieldTable(

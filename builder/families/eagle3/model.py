@@ -1,26 +1,27 @@
-"""The EAGLE3 draft (arXiv 2503.01840): one layer that predicts the target's next hidden state."""
+"""The EAGLE3 draft (arXiv 2503.01840): layers that predict the target's next hidden state."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from specbuild.builder.families.parts.attention import write_and_attend
-from specbuild.builder.families.parts.graph_io import GroupView, Launch, LayerPools
+from specbuild.builder.families.parts.graph_io import GroupView, LatentPool, Launch, LayerPools
 from specbuild.builder.families.parts.llama import LlamaNorm, SwigluMlp
+from specbuild.builder.families.parts.mla import EngineMlaAttention
 from specbuild.builder.families.parts.rope import rotate
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 
 
 class DraftAttention(nn.Module):
-    """Attention whose inputs are the embedding and the hidden state side by side."""
+    """Attention of a layer that reads ``width`` values a row."""
 
-    def __init__(self, d: Eagle3Geometry) -> None:
+    def __init__(self, d: Eagle3Geometry, width: int) -> None:
         super().__init__()
         self.geometry = d
-        width = 2 * d.hidden if d.input_width == "embedding_and_hidden" else d.hidden
         parts = d.attention
         self.q_proj = nn.Linear(width, d.q_heads * d.head_dim, bias=parts.qkv_bias)
         self.k_proj = nn.Linear(width, d.kv_heads * d.head_dim, bias=parts.qkv_bias)
@@ -46,17 +47,35 @@ class DraftAttention(nn.Module):
         return self.o_proj(attended), written
 
 
-class MidLayer(nn.Module):
-    """The draft's one block, under the names of the checkpoint."""
+class DraftLayer(nn.Module):
+    """A block whose attention reads ``width`` values a row, under the names of checkpoints."""
 
-    def __init__(self, d: Eagle3Geometry) -> None:
+    def __init__(self, d: Eagle3Geometry, width: int) -> None:
         super().__init__()
-        if d.input_width == "embedding_and_hidden":
-            self.input_layernorm = LlamaNorm(d.hidden, d.rms_eps)
-        self.hidden_norm = LlamaNorm(d.hidden, d.rms_eps)
-        self.self_attn = DraftAttention(d)
+        self.self_attn: nn.Module = DraftAttention(d, width)
+        if d.mla is not None:
+            self.self_attn = EngineMlaAttention(d.hidden, d.q_heads, d.mla, width)
         self.post_attention_layernorm = LlamaNorm(d.hidden, d.rms_eps)
         self.mlp = SwigluMlp(d.hidden, d.inner, bias=d.mlp_bias)
+
+
+class MidLayer(DraftLayer):
+    """The first layer: its attention reads the embedding and the hidden state side by side."""
+
+    def __init__(self, d: Eagle3Geometry) -> None:
+        both = d.input_width == "embedding_and_hidden"
+        super().__init__(d, 2 * d.hidden if both else d.hidden)
+        if both:
+            self.input_layernorm = LlamaNorm(d.hidden, d.rms_eps)
+        self.hidden_norm = LlamaNorm(d.hidden, d.rms_eps)
+
+
+class DeepLayer(DraftLayer):
+    """A layer behind the first, LLaMA's."""
+
+    def __init__(self, d: Eagle3Geometry) -> None:
+        super().__init__(d, d.hidden)
+        self.input_layernorm = LlamaNorm(d.hidden, d.rms_eps)
 
 
 class DraftWeights(nn.Module):
@@ -70,6 +89,8 @@ class DraftWeights(nn.Module):
         if d.fc_norm:
             self.fc_norm = nn.ModuleList(LlamaNorm(target.hidden, d.rms_eps) for _ in d.aux_layers)
         self.midlayer = MidLayer(d)
+        if d.layers > 1:
+            self.layers = nn.ModuleDict({str(i): DeepLayer(d) for i in range(1, d.layers)})
         self.norm = LlamaNorm(d.hidden, d.rms_eps)
         if d.own_head:
             self.lm_head = nn.Linear(d.hidden, d.vocab, bias=False)
@@ -116,7 +137,7 @@ class Eagle3(nn.Module):
             self.model = TargetEmbedding(target)
         if not d.own_head:
             self.lm_head = nn.Linear(target.hidden, target.vocab, bias=False)
-        table = torch.empty(max_positions, d.head_dim // 2)
+        table = torch.empty(max_positions, d.rotated // 2)
         self.register_buffer("draft_rope_cos", table)
         self.register_buffer("draft_rope_sin", table.clone())
 
@@ -126,12 +147,12 @@ class Eagle3(nn.Module):
         hidden: torch.Tensor,
         launch: Launch,
         view: GroupView,
-        pools: LayerPools,
+        pools: tuple[LayerPools | LatentPool, ...],
     ) -> tuple[Any, ...]:
         """Row t pairs ``hidden`` [T, H] with the next token's embedding, at the hidden's position.
 
         Returns draft_logits [R, Vd] fp32, hidden_out [T, H] (the recurrence), the written pools,
-        and the stages attention, ffn, pre_head.
+        and the stages attention and ffn, which are the last layer's, and pre_head.
         """
         d, mid = self.geometry, self.draft.midlayer
         embed = self.draft.embed_tokens if d.own_embedding else self.model.embed_tokens
@@ -140,13 +161,29 @@ class Eagle3(nn.Module):
         u = normed
         if d.input_width == "embedding_and_hidden":
             u = torch.cat([mid.input_layernorm(embed(token_ids)), normed], dim=-1)
-        tables = (self.draft_rope_cos, self.draft_rope_sin)
-        attention, written = mid.self_attn(u, pools, view, launch, tables)
-        y = (normed if d.norm_before_residual else hidden) + attention
-        ffn = mid.mlp(mid.post_attention_layernorm(y))
-        out = y + ffn
+        beside = view, launch, (self.draft_rope_cos, self.draft_rope_sin)
+        stream = normed if d.norm_before_residual else hidden
+        out, *stages, first = _after(mid, stream, u, pools[0], beside)
+        written = [first]
+        for pool, layer in zip(pools[1:], self._deeper(), strict=True):
+            out, *stages, pair = _after(layer, out, layer.input_layernorm(out), pool, beside)
+            written.append(pair)
         normed_out = self.draft.norm(out)
         pre_head = normed_out.index_select(0, launch.logit_rows)
         logits = head(pre_head).float()
         recurrence = normed_out if d.norm_output else out
-        return logits, recurrence, written, attention, ffn, pre_head
+        return logits, recurrence, tuple(written), *stages, pre_head
+
+    def _deeper(self) -> Iterable[Any]:
+        return self.draft.layers.values() if self.geometry.layers > 1 else ()
+
+
+def _after(
+    layer: Any, stream: torch.Tensor, u: torch.Tensor, pools: Any, beside: tuple[Any, ...]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]:
+    """The residual ``stream`` [T, H] after a layer whose attention reads ``u``; attention, ffn and
+    the written pools."""
+    attention, written, *_ = layer.self_attn(u, pools, *beside)
+    stream = stream + attention
+    ffn = layer.mlp(layer.post_attention_layernorm(stream))
+    return stream + ffn, attention, ffn, written

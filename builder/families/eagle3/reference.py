@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from specbuild.builder.families.eagle3.reference_mla import ReferenceMla
 from specbuild.builder.families.parts.path_draft import DraftStates, PathDraft
 from specbuild.runtime.errors import SpecbuildError
 
@@ -52,6 +53,13 @@ class ReferenceDraft(PathDraft):
         self.head_dim = (
             decoder.get("head_dim") or decoder["hidden_size"] // decoder["num_attention_heads"]
         )
+        numbers = [name.split(".")[1] for name in self.weights if name.startswith("layers.")]
+        self.deeper = [f"layers.{number}" for number in range(1, 1 + len(set(numbers)))]
+        self.latent = {
+            layer: ReferenceMla(decoder, self._of(f"{layer}.self_attn."))
+            for layer in ["midlayer", *self.deeper]
+            if decoder.get("kv_lora_rank")
+        }
         windowed = decoder.get("sliding_window") and decoder.get("use_sliding_window", True)
         self.window = decoder["sliding_window"] if windowed else None
         self.frequencies, self.attention_factor = _rotary(decoder, self.head_dim)
@@ -74,12 +82,15 @@ class ReferenceDraft(PathDraft):
         if "midlayer.input_layernorm.weight" in self.weights:
             embedded = self._norm(self.embedding[ids], "midlayer.input_layernorm")
             u = torch.cat([embedded, normed], dim=-1)
-        attention = self._attention(u, positions)
+        attention = self._attention("midlayer", u, positions)
         y = (normed if self.flags["norm_before_residual"] else hidden) + attention
-        x = self._norm(y, "midlayer.post_attention_layernorm")
-        gate = torch.nn.functional.silu(self._linear(x, "mlp.gate_proj"))
-        ffn = self._linear(gate * self._linear(x, "mlp.up_proj"), "mlp.down_proj")
+        ffn = self._mlp("midlayer", y)
         out = y + ffn
+        for layer in self.deeper:
+            x = self._norm(out, f"{layer}.input_layernorm")
+            attention = self._attention(layer, x, positions)
+            ffn = self._mlp(layer, out + attention)
+            out = out + attention + ffn
         pre_head = self._norm(out, "norm")
         return DraftStates(
             attention=attention,
@@ -89,9 +100,11 @@ class ReferenceDraft(PathDraft):
             recurrence=pre_head if self.flags["norm_output"] else out,
         )
 
-    def _attention(self, u: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        q, k = (self._rotated(self._by_head(u, part), positions) for part in "qk")
-        v = self._linear(u, "self_attn.v_proj").unflatten(-1, (-1, self.head_dim))
+    def _attention(self, layer: str, u: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        if layer in self.latent:
+            return self.latent[layer].run(u, positions)
+        q, k = (self._rotated(self._by_head(layer, u, part), positions) for part in "qk")
+        v = self._linear(layer, u, "self_attn.v_proj").unflatten(-1, (-1, self.head_dim))
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         logits = torch.einsum("qhd,khd->hqk", q, k) / self.head_dim**0.5
@@ -100,12 +113,18 @@ class ReferenceDraft(PathDraft):
         if self.window is not None:
             hidden = hidden | (positions[:, None] - positions >= self.window)
         weights = logits.masked_fill(hidden, -torch.inf).softmax(dim=-1)
-        return self._linear(torch.einsum("hqk,khd->qhd", weights, v).flatten(1), "self_attn.o_proj")
+        attended = torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
+        return self._linear(layer, attended, "self_attn.o_proj")
 
-    def _by_head(self, u: torch.Tensor, part: str) -> torch.Tensor:
+    def _mlp(self, layer: str, y: torch.Tensor) -> torch.Tensor:
+        x = self._norm(y, f"{layer}.post_attention_layernorm")
+        gate = torch.nn.functional.silu(self._linear(layer, x, "mlp.gate_proj"))
+        return self._linear(layer, gate * self._linear(layer, x, "mlp.up_proj"), "mlp.down_proj")
+
+    def _by_head(self, layer: str, u: torch.Tensor, part: str) -> torch.Tensor:
         """Queries or keys [T, heads, D] before they turn."""
-        x = self._linear(u, f"self_attn.{part}_proj").unflatten(-1, (-1, self.head_dim))
-        norm = f"midlayer.self_attn.{part}_norm"
+        x = self._linear(layer, u, f"self_attn.{part}_proj").unflatten(-1, (-1, self.head_dim))
+        norm = f"{layer}.self_attn.{part}_norm"
         return self._norm(x, norm) if f"{norm}.weight" in self.weights else x
 
     def _rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -114,9 +133,13 @@ class ReferenceDraft(PathDraft):
         first, second = x.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
-    def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        bias = self.weights.get(f"midlayer.{name}.bias", torch.zeros(()))
-        return x @ self.weights[f"midlayer.{name}.weight"].T + bias
+    def _linear(self, layer: str, x: torch.Tensor, name: str) -> torch.Tensor:
+        bias = self.weights.get(f"{layer}.{name}.bias", torch.zeros(()))
+        return x @ self.weights[f"{layer}.{name}.weight"].T + bias
+
+    def _of(self, prefix: str) -> dict[str, torch.Tensor]:
+        """The weights under a prefix, by the rest of their names."""
+        return {n.removeprefix(prefix): t for n, t in self.weights.items() if n.startswith(prefix)}
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         scale = (x.square().mean(dim=-1, keepdim=True) + self.eps).rsqrt()

@@ -18,7 +18,7 @@ from functools import cached_property, partial
 import torch
 from torch.nn import functional as F
 
-from specbuild.builder.families.eagle3.checkpoint import LAYER, draft_tensors
+from specbuild.builder.families.eagle3.tensors import LAYER, draft_tensors
 from specbuild.builder.synth.fill import NORM_STD
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.self_attention import self_amplitudes

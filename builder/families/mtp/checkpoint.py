@@ -32,12 +32,24 @@ _NORMS = (
 )
 
 
-def read_mtp(path: Path, top: Config, target: TargetGeometry, *, strict: bool) -> DraftCheckpoint:  # noqa: ARG001
+def read_mtp(
+    path: Path,
+    top: Config,
+    target: TargetGeometry,
+    *,
+    strict: bool,  # noqa: ARG001
+    norm_output: str | None = None,
+) -> DraftCheckpoint:
     """The first MTP layer of the target's checkpoint at ``path``, whose configuration is ``top``.
 
     Raises SpecbuildError where there is none, or it does not hold exactly the tensors that it
     should.
     """
+    if norm_output is not None:
+        raise SpecbuildError(
+            f"--draft-norm-output {norm_output} is of EAGLE3 drafts; an MTP layer always norms the "
+            "state that it reads, leave it out"
+        )
     if target.mla is None or not predictors(top):
         raise SpecbuildError(
             f"{top.where}: names no MTP layer that drafts (num_nextn_predict_layers, in a model "

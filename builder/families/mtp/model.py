@@ -75,7 +75,7 @@ class Mtp(nn.Module):
         hidden: torch.Tensor,
         launch: Launch,
         view: GroupView,
-        pools: LatentPool,
+        pools: tuple[LatentPool],
     ) -> tuple[Any, ...]:
         """Row t pairs ``hidden`` [T, H] with the next token's embedding, at the hidden's position.
 
@@ -87,7 +87,7 @@ class Mtp(nn.Module):
         x = layer.eh_proj(torch.cat([embedded, layer.hnorm(hidden)], dim=-1))
         tables = (self.draft_rope_cos, self.draft_rope_sin)
         attention, written, *_ = layer.self_attn(
-            layer.input_layernorm(x), pools, view, launch, tables
+            layer.input_layernorm(x), pools[0], view, launch, tables
         )
         x = x + attention
         ffn = layer.mlp(layer.post_attention_layernorm(x))

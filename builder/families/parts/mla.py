@@ -107,19 +107,29 @@ class MlaAttention(nn.Module):
     """One layer's attention; parameter names are those of DeepSeek checkpoints.
 
     ``interleaved`` weights hold the pairs that RoPE turns side by side, others half a head apart.
+    ``inputs`` is the width of what it reads, None: ``hidden``.
     """
 
-    def __init__(self, hidden: int, heads: int, g: MlaGeometry, *, interleaved: bool) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        g: MlaGeometry,
+        *,
+        interleaved: bool,
+        inputs: int | None = None,
+    ) -> None:
         super().__init__()
+        inputs = inputs or hidden
         self.heads, self.geometry, self.interleaved = heads, g, interleaved
         q_width = heads * (g.nope_dim + g.rope_dim)
         if g.q_lora_rank is None:
-            self.q_proj = nn.Linear(hidden, q_width, bias=False)
+            self.q_proj = nn.Linear(inputs, q_width, bias=False)
         else:
-            self.q_a_proj = nn.Linear(hidden, g.q_lora_rank, bias=False)
+            self.q_a_proj = nn.Linear(inputs, g.q_lora_rank, bias=False)
             self.q_a_layernorm = LlamaNorm(g.q_lora_rank, g.norm.eps)
             self.q_b_proj = nn.Linear(g.q_lora_rank, q_width, bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(hidden, g.entry_width, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(inputs, g.entry_width, bias=False)
         self.kv_a_layernorm = LlamaNorm(g.kv_lora_rank, g.norm.eps)
         self.kv_b_proj: Any = self.make_up_projections()
         self.o_proj = nn.Linear(heads * g.v_dim, hidden, bias=False)
@@ -199,8 +209,8 @@ class SplitUpProjections(nn.Module):
 class EngineMlaAttention(MlaAttention):
     """The layer with the weights of an engine: ``kv_b_proj`` apart, rotated pairs half-split."""
 
-    def __init__(self, hidden: int, heads: int, g: MlaGeometry) -> None:
-        super().__init__(hidden, heads, g, interleaved=False)
+    def __init__(self, hidden: int, heads: int, g: MlaGeometry, inputs: int | None = None) -> None:
+        super().__init__(hidden, heads, g, interleaved=False, inputs=inputs)
 
     def make_up_projections(self) -> nn.Module:
         """The module ``kv_b_proj``."""

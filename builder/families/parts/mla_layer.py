@@ -23,13 +23,17 @@ from specbuild.runtime.engine_dir.geometry import (
 
 @dataclass(frozen=True)
 class MlaLayer:
-    """The sizes of a block; ``eps`` is that of the norms before attention and feed-forward."""
+    """The sizes of a block; ``eps`` is that of the norms before attention and feed-forward.
+
+    ``inputs`` is the width of what its attention reads, None: ``hidden``.
+    """
 
     hidden: int
     heads: int
     mla: MlaGeometry
     eps: float
     feed_forward: FeedForward
+    inputs: int | None = None
 
     def module(self) -> Block:
         """The block, under the names of checkpoints."""
@@ -38,7 +42,7 @@ class MlaLayer:
     def parts(self) -> tuple[tuple[nn.Module, nn.Module], nn.Module, nn.Module]:
         """What a block is made of: both norms, attention, feed-forward."""
         norms = LlamaNorm(self.hidden, self.eps), LlamaNorm(self.hidden, self.eps)
-        attention = EngineMlaAttention(self.hidden, self.heads, self.mla)
+        attention = EngineMlaAttention(self.hidden, self.heads, self.mla, self.inputs)
         return norms, attention, _mlp(self.hidden, self.feed_forward)
 
 

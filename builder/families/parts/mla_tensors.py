@@ -49,20 +49,20 @@ def layer_for_engine(
 
 
 def _attention(layer: MlaLayer) -> Shapes:
-    mla, hidden = layer.mla, layer.hidden
+    mla, inputs = layer.mla, layer.inputs or layer.hidden
     q_rows = layer.heads * (mla.nope_dim + mla.rope_dim)
-    queries: Shapes = {"q_proj.weight": (q_rows, hidden)}
+    queries: Shapes = {"q_proj.weight": (q_rows, inputs)}
     if mla.q_lora_rank is not None:
         queries = {
-            "q_a_proj.weight": (mla.q_lora_rank, hidden),
+            "q_a_proj.weight": (mla.q_lora_rank, inputs),
             "q_a_layernorm.weight": (mla.q_lora_rank,),
             "q_b_proj.weight": (q_rows, mla.q_lora_rank),
         }
     return queries | {
-        "kv_a_proj_with_mqa.weight": (mla.entry_width, hidden),
+        "kv_a_proj_with_mqa.weight": (mla.entry_width, inputs),
         "kv_a_layernorm.weight": (mla.kv_lora_rank,),
         "kv_b_proj.weight": (layer.heads * (mla.nope_dim + mla.v_dim), mla.kv_lora_rank),
-        "o_proj.weight": (hidden, layer.heads * mla.v_dim),
+        "o_proj.weight": (layer.hidden, layer.heads * mla.v_dim),
     }
 
 

@@ -95,6 +95,8 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], NextManifest]:
 
 def test_what_version_3_brings_is_named() -> None:
     assert known_features(Manifest) == {
+        "draft_layers",
+        "draft_mla",
         "draft_parts",
         "dsa",
         "latents",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ from checkpoint_files import edit_config, edit_tensors, remove_fields
 from checkpoints import write_draft
 
 from specbuild.builder.families.checkpoints import read_draft
-from specbuild.builder.families.eagle3.checkpoint import default_aux_layers, draft_tensors
+from specbuild.builder.families.eagle3.checkpoint import default_aux_layers
+from specbuild.builder.families.eagle3.tensors import draft_tensors
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -87,6 +90,27 @@ def test_variants(
     else:
         notes = [warning.split(" was ")[0] for warning in checkpoint.warnings]
         assert notes == (["draft config.json: norm_output"] if variant.get("norm_output") else [])
+
+
+def test_what_norm_output_means_can_be_said(tmp_path: Path, geometry: TargetGeometry) -> None:
+    write_draft(tmp_path, norm_output=True)
+    read = partial(read_draft, tmp_path, replace(geometry, rope=Rope(10000.0)), strict=True)
+    assert "build with --draft-norm-output head" in read().warnings[0]
+    for meaning, normed in (("state", True), ("head", False)):
+        said = read(norm_output=meaning)
+        assert (said.geometry.norm_output, said.warnings) == (normed, ())
+
+
+def test_layers_are_counted_by_their_tensors(tmp_path: Path, geometry: TargetGeometry) -> None:
+    write_draft(tmp_path, layers=3, prefix="layers.0")
+    geometry = replace(geometry, rope=Rope(10000.0))
+    draft = read_draft(tmp_path, geometry, strict=True)
+    assert (draft.geometry.layers, draft.warnings) == (3, ())
+    edit_config(tmp_path, num_hidden_layers=36, layer_types=["full_attention"] * 3)
+    (note,) = read_draft(tmp_path, geometry, strict=True).warnings
+    assert note.endswith(
+        "num_hidden_layers 36 was taken for the target's; the draft is read as 3 layers"
+    )
 
 
 def test_full_vocabulary_without_a_map(tmp_path: Path, geometry: TargetGeometry) -> None:

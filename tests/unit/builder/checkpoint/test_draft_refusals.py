@@ -2,24 +2,81 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from checkpoint_files import edit_config, edit_tensors
 from checkpoints import write_draft, write_target
+from geometries import GPT_OSS_20B
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specbuild.builder.backends.cuda.check import require_cuda_support
 from specbuild.builder.families.checkpoints import read_draft
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
+LATENT = {
+    "kv_lora_rank": 40, "q_lora_rank": 48, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+}  # fmt: skip
 
-def refusal(path: Path, geometry: TargetGeometry, *, strict: bool = False) -> str:
+
+def refusal(path: Path, geometry: TargetGeometry, *, strict: bool = False, **said: Any) -> str:
     with pytest.raises(SpecbuildError) as caught:
-        read_draft(path, geometry, strict=strict)
+        read_draft(path, geometry, strict=strict, **said)
     return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"qk_rope_head_dim": 15}, "qk_rope_head_dim: got 15, expected an even number"),
+        ({"v_head_dim": None}, "v_head_dim"),
+        ({"attention_bias": True}, "are not implemented in a draft with MLA"),
+        ({"mlp_bias": True}, "are not implemented in a draft with MLA"),
+        ({"sliding_window": 9, "use_sliding_window": True}, "and windows are not implemented"),
+        ({"kv_lora_rank": 41}, "kv_a_layernorm.weight: got [40], expected [41]"),
+    ],
+)
+def test_drafts_with_latents_that_do_not_fit(
+    tmp_path: Path, geometry: TargetGeometry, changes: dict, message: str
+) -> None:
+    write_draft(tmp_path, latent=LATENT)
+    edit_config(tmp_path, **changes)
+    assert message in refusal(tmp_path, geometry)
+
+
+def test_a_layer_that_is_not_whole(tmp_path: Path, geometry: TargetGeometry) -> None:
+    write_draft(tmp_path, layers=3)
+    edit_tensors(tmp_path, lambda t: t.pop("layers.1.mlp.up_proj.weight"))
+    assert "missing: layers.1.mlp.up_proj.weight, shape [96, 64]" in refusal(tmp_path, geometry)
+    edit_tensors(tmp_path, lambda t: [t.pop(n) for n in list(t) if n.startswith("layers.1.")])
+    assert "left over: layers.2.mlp.up_proj.weight" in refusal(tmp_path, geometry)
+
+
+def test_a_meaning_of_a_flag_that_is_not_set(draft: Path, geometry: TargetGeometry) -> None:
+    message = refusal(draft, geometry, norm_output="head")
+    assert "--draft-norm-output head: norm_output is not true in" in message
+
+
+@pytest.mark.parametrize(
+    ("variant", "message"),
+    [
+        ({"latent": LATENT}, "the draft caches latents (MLA), which is built for the CPU only"),
+        ({"layers": 3}, "the draft has 3 layers, which is built for the CPU only"),
+    ],
+)
+def test_what_no_kernel_computes(
+    tmp_path: Path, geometry: TargetGeometry, variant: dict, message: str
+) -> None:
+    write_draft(tmp_path, **variant)
+    draft = read_draft(tmp_path, geometry, strict=True).geometry
+    with pytest.raises(SpecbuildError, match=re.escape(message)):
+        require_cuda_support(GPT_OSS_20B, draft)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +171,7 @@ def test_unknown_fields(draft: Path, geometry: TargetGeometry) -> None:
 EXTRAS = {
     "midlayer.self_attn.q_proj.bias": "biases are there with attention_bias, qkv_bias or",
     "midlayer.self_attn.q_norm.weight": "norms on q and k are those of a draft of model_type qwen3",
-    "layers.1.self_attn.q_proj.weight": "the draft has several layers; one is implemented",
+    "layers.2.self_attn.q_proj.weight": "",
     "midlayer.mlp.experts.0.up_proj.weight": "only a dense MLP is implemented",
     "input_norm.weight": "norms before fc are present",
     "fc.bias": "",

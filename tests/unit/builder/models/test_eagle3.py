@@ -13,12 +13,16 @@ from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.families.eagle3.model import DraftFuse, Eagle3
 from specbuild.builder.families.eagle3.reference import load_reference_draft
-from specbuild.builder.families.parts.graph_io import GroupView, Launch, LayerPools
+from specbuild.builder.families.parts.graph_io import GroupView, LatentPool, Launch, LayerPools
 from specbuild.builder.families.parts.rope import rope_tables
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry
 
 PAGE, PAGES = 4, 12
 COMMITTED = 9
 
+LATENT = {
+    "kv_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20,
+}  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "layers.0": {"prefix": "layers.0"},
@@ -32,7 +36,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "two aux layers": {"aux_layers": (0, 2)},
     "one aux layer thrice": {"aux_layers": (1, 1, 1)},
     "windowed": {"sliding_window": 5},
-}
+    "three layers": {"layers": 3, "norm_output": True},
+    "two windowed layers": {"layers": 2, "prefix": "layers.0", "sliding_window": 5},
+    "16 heads on a KV head": {"q_heads": 16, "kv_heads": 1, "head_dim": 16},
+    "MLA": {"latent": LATENT | {"q_lora_rank": 48}, "norm_before_residual": True},
+    "MLA without a query's latent": {"latent": LATENT | {"q_lora_rank": None}, "fc_norm": True},
+    "two layers of MLA, YaRN": {
+        "latent": LATENT | {"q_lora_rank": 48, "rope_interleave": False},
+        "layers": 2,
+        "rope_scaling": {
+            "type": "yarn", "factor": 64.0, "original_max_position_embeddings": 16,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0,
+        },
+    },
+}  # fmt: skip
 
 
 def load(module: torch.nn.Module, draft: DraftCheckpoint, shared: dict[str, torch.Tensor]) -> Any:
@@ -58,6 +75,13 @@ def level(first: int, rows: int) -> tuple[Launch, GroupView]:
     )
 
 
+def empty_pools(d: Eagle3Geometry) -> LayerPools | LatentPool:
+    """Whose slots hold nothing that may be read."""
+    parts = "kv" if d.mla is None else "c"
+    empty = [torch.full((PAGES, d.kv_heads, PAGE, d.head_dim), float("nan")) for _ in parts]
+    return LayerPools(*empty) if d.mla is None else LatentPool(*empty)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_chain_matches_the_reference(tmp_path: Path, variant: str) -> None:
     write_target(tmp_path / "t")
@@ -69,7 +93,7 @@ def test_chain_matches_the_reference(tmp_path: Path, variant: str) -> None:
     embedding = target.tensors["model.embed_tokens.weight"].load().float()
     head = target.tensors["lm_head.weight"].load().float()
     reference = load_reference_draft(tmp_path / "d", embedding=embedding, head=head)
-    cos, sin = rope_tables(d.rope, d.head_dim, PAGE * PAGES)
+    cos, sin = rope_tables(d.rope, d.rotated, PAGE * PAGES)
     shared = {
         "model.embed_tokens.weight": embedding,
         "lm_head.weight": head,
@@ -81,9 +105,7 @@ def test_chain_matches_the_reference(tmp_path: Path, variant: str) -> None:
     generator = torch.Generator().manual_seed(3)
     aux_hidden = torch.randn(COMMITTED, len(d.aux_layers) * g.hidden, generator=generator)
     ids = torch.randint(0, g.vocab, (COMMITTED + 3,), generator=generator)
-    pools = LayerPools(
-        *(torch.full((PAGES, d.kv_heads, PAGE, d.head_dim), float("nan")) for _ in "kv")
-    )
+    pools = tuple(empty_pools(d) for _ in range(d.layers))
     with torch.no_grad():
         expected = reference.follow(aux_hidden, ids[:COMMITTED], ids[COMMITTED:])
         hidden, first, logits, pre_heads = fuse(aux_hidden), 0, [], []

@@ -121,6 +121,20 @@ VARIANTS = {
             "original_max_position_embeddings": 128,
         },
     },
+    "two layers of MLA": {
+        "layers": 2,
+        "latent": {
+            "kv_lora_rank": 40,
+            "q_lora_rank": 48,
+            "qk_nope_head_dim": 24,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 20,
+        },
+    },
+}
+SLOW_VARIANTS = {
+    "three layers": {"layers": 3, "prefix": "layers.0", "fc_norm": True, "sliding_window": 9},
+    "windowed, on one KV head": {"layers": 2, "q_heads": 16, "kv_heads": 1, "head_dim": 16},
 }
 
 
@@ -167,9 +181,23 @@ def test_drafts_with_further_tensors(name, target_path, tmp_path):
         require_cuda_support(GPT_OSS_20B, replace(geometry, kv_heads=geometry.q_heads))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_meaning_of_norm_output_is_the_engines(target_path, tmp_path):
+    """SpecForge's: the next level reads the state before its norm."""
+    write_draft(tmp_path / "draft", norm_output=True)
+    options = BuildOptions.from_flat(
+        model=target_path, draft=tmp_path / "draft", output=tmp_path / "engine",
+        max_seq_len=128, max_batch_size=2, draft_norm_output="head",
+    )  # fmt: skip
+    build(options, SilentProgress())
+    report = verify_engine(options.output, target_path, tmp_path / "draft", SilentProgress())
+    assert failed(report) == []
+
+
+@pytest.mark.parametrize(
+    "variant", [*VARIANTS, *[pytest.param(v, marks=pytest.mark.slow) for v in SLOW_VARIANTS]]
+)
 def test_drafts_in_circulation(variant, target_path, tmp_path):
-    write_draft(tmp_path / "draft", **VARIANTS[variant])
+    write_draft(tmp_path / "draft", **(VARIANTS | SLOW_VARIANTS)[variant])
     engine = build_engine(tmp_path, target_path, tmp_path / "draft")
     report = verify_engine(engine, target_path, tmp_path / "draft", SilentProgress())
     assert failed(report) == []
