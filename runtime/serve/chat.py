@@ -9,7 +9,12 @@ from typing import Any
 
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import GenerateParams, Prompt, Request, TokenEvent
-from specbuild.runtime.serve.errors import ApiError, not_offered, refused
+from specbuild.runtime.serve.errors import (
+    ApiError,
+    engine_refuses,
+    not_offered,
+    refused,
+)
 from specbuild.runtime.serve.fields import GenerationFields
 from specbuild.runtime.serve.http import Chunks
 from specbuild.runtime.serve.messages import EFFORTS, template_messages, tool_list
@@ -160,7 +165,7 @@ async def chat_requests(
     try:
         ids = await serving.chat_ids(messages, tools, variables)
     except RequestError as error:
-        raise ApiError(400, str(error), param="messages") from error
+        raise engine_refuses(error, "messages") from error
     ending = [replace(params, stop_token_ids=stops) for params in each]
     return await serving.requests([Prompt("0", prompt_ids=ids)], ending, raw=True)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from specbuild.runtime.errors import RequestError
+
 _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -39,6 +41,13 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status, "invalid_request_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
+
+
+def engine_refuses(error: RequestError, param: str | None = None) -> ApiError:
+    """What the engine does not serve; the field is the error's own, or ``param``."""
+    message = str(error)
+    code = "context_length_exceeded" if "max_seq_len" in message else None
+    return ApiError(400, message, param=error.field or param, code=code)
 
 
 def refused(param: str, message: str) -> ApiError:

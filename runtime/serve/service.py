@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeVar
 
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.session import EventBatch, Stream
@@ -13,11 +15,15 @@ from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Event, FinishEvent, GenerateParams, Prompt, Request
 from specbuild.runtime.serve.bridge import Bridge
-from specbuild.runtime.serve.errors import ApiError
+from specbuild.runtime.serve.errors import ApiError, engine_refuses
 from specbuild.runtime.serve.metrics import Metrics
 
 # What a client whose request found the queue full is asked to wait.
 RETRY_AFTER_S = 1
+# Threads that tokenise and render templates. Each keeps for good what the longest text took.
+TEXT_THREADS = 4
+
+Given = TypeVar("Given")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +108,7 @@ class Service:
         self.started_s = int(time.time())
         self.draining = False
         self._bridge = Bridge()
+        self._texts = ThreadPoolExecutor(TEXT_THREADS, "specbuild-text")
         self._open = 0
         self._failure: str | None = None
         self._idle = asyncio.Event()
@@ -117,15 +124,17 @@ class Service:
         """Why the engine's last work failed; None where it did not."""
         return self._failure
 
+    async def in_thread(self, call: Callable[..., Given], *arguments: Any) -> Given:
+        """What a call on texts gives: a long one lasts many steps, and other clients go on."""
+        return await asyncio.get_running_loop().run_in_executor(self._texts, call, *arguments)
+
     async def check(self, prompts: Sequence[Prompt], params: GenerateParams) -> list[Request]:
         """The prompts as requests of the engine. ApiError where one cannot be served."""
         params = replace(params, exact=True) if self.options.exact else params
         try:
-            # Tokenizing a long text takes as long as many steps: other clients go on meanwhile.
-            return await asyncio.to_thread(self.engine.check_prompts, prompts, params)
+            return await self.in_thread(self.engine.check_prompts, prompts, params)
         except RequestError as error:
-            code = _code_of(str(error))
-            raise ApiError(400, str(error), param=error.field, code=code) from error
+            raise engine_refuses(error) from error
 
     def generate(self, requests: Sequence[Request]) -> Generation:
         """Starts requests. ApiError where the queue is full, or the server is closing."""
@@ -144,7 +153,7 @@ class Service:
         try:
             stream = self.engine.session.add(requests, self.options.setting, send)
         except RequestError as error:
-            raise ApiError(400, str(error), param=error.field) from error
+            raise engine_refuses(error) from error
         self._open += len(requests)
         self._idle.clear()
         generation.start(stream)
@@ -178,7 +187,4 @@ class Service:
     async def drained(self) -> None:
         """Returns when no request is open."""
         await self._idle.wait()
-
-
-def _code_of(message: str) -> str | None:
-    return "context_length_exceeded" if "max_seq_len" in message else None
+        self._texts.shutdown(wait=False)

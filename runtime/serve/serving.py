@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from specbuild.runtime.request import GenerateParams, Prompt, Request
@@ -14,6 +14,9 @@ from specbuild.runtime.serve.parsers.registry import ParserForm
 from specbuild.runtime.serve.service import Service
 from specbuild.runtime.serve.turns import Turns, turns_of
 from specbuild.runtime.text.codec import TextCodec
+
+# Clients that cut a text ask for its tokens first: it may be this many times the longest sequence.
+MOST_SEQUENCES_COUNTED = 8
 
 
 class Serving:
@@ -72,19 +75,19 @@ class Serving:
         variables: Mapping[str, Any],
     ) -> tuple[int, ...]:
         """The ids of a chat, by the template. RequestError where the template refuses it."""
-        return await asyncio.to_thread(
+        encode = partial(
             self.codec.encode_chat,
-            messages,
             most_tokens=self._most_tokens,
             tools=tools,
             variables=variables,
         )
+        return await self.service.in_thread(encode, messages)
 
     async def text_ids(self, text: str) -> tuple[int, ...]:
-        """The ids of a text. RequestError where it is longer than the engine takes."""
-        return await asyncio.to_thread(
-            self.codec.encode, text, raw=True, most_tokens=self._most_tokens
-        )
+        """The ids of a text. RequestError where it is so long that no part could be meant."""
+        most = MOST_SEQUENCES_COUNTED * self._most_tokens
+        encode = partial(self.codec.encode, raw=True, most_tokens=most)
+        return await self.service.in_thread(encode, text)
 
     @property
     def _most_tokens(self) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.serve.errors import ApiError, refused
+from specbuild.runtime.serve.errors import engine_refuses, refused
 from specbuild.runtime.serve.messages import template_messages, tool_list
 from specbuild.runtime.serve.serving import Serving
 
@@ -57,14 +57,15 @@ class TokenRoutes:
                     body.chat_template_kwargs or {},
                 )
         except RequestError as error:
-            raise ApiError(400, str(error)) from error
+            raise engine_refuses(error) from error
         answer: dict[str, Any] = {
             "tokens": list(ids),
             "count": len(ids),
             "max_model_len": serving.service.engine.manifest.limits.max_seq_len,
         }
         if body.return_token_strs:
-            answer["token_strs"] = [serving.text_of([token_id]) for token_id in ids]
+            strings = partial(_strings, serving, ids)
+            answer["token_strs"] = await serving.service.in_thread(strings)
         return answer
 
     async def detokenize(self, body: DetokenizeFields) -> Mapping[str, Any]:
@@ -76,4 +77,8 @@ class TokenRoutes:
         for token_id in body.tokens:
             if not 0 <= token_id < vocab:
                 raise refused("tokens", f"token id {token_id} is outside the vocabulary of {vocab}")
-        return {"prompt": await asyncio.to_thread(serving.codec.decode, body.tokens)}
+        return {"prompt": await serving.service.in_thread(serving.codec.decode, body.tokens)}
+
+
+def _strings(serving: Serving, ids: Sequence[int]) -> list[str]:
+    return [serving.text_of([token_id]) for token_id in ids]

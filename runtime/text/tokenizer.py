@@ -18,6 +18,9 @@ _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 # Bytes that a rewriting of the text may add for each of its own, over all rewritings.
 _MAX_GROWTH = 256
 _MAX_ADDED_IDS = 4096
+# Of a text with more characters a token than this, and of one that is too long, the beginning is
+# tokenised first: the library takes 150 bytes and more for each byte of text.
+_CHARACTERS_A_TOKEN = 8
 
 
 class OpenedTokenizer:
@@ -48,19 +51,35 @@ class OpenedTokenizer:
     def encode(self, text: str, *, special: bool, most_tokens: int | None = None) -> list[int]:
         """Ids of ``text``, with the special tokens around it if ``special``.
 
-        Raises RequestError for text of more bytes than ``most_tokens`` tokens can have, before
-        anything is made of it, and where the tokenizer fails.
+        Raises RequestError for text of more than ``most_tokens`` tokens, and where the tokenizer
+        fails. Nothing is made of more bytes than so many tokens can have, nor of a text whose
+        beginning has half as many again: a token behind it does not change so much.
         """
+        if most_tokens is not None:
+            self._check_length(text, most_tokens)
+        encoding = self._encoding(text, special=special)
+        if most_tokens is not None and len(encoding) > most_tokens:
+            raise _too_many(f"{len(encoding)} tokens", most_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def _check_length(self, text: str, most: int) -> None:
         size = len(text.encode())
-        most = size if most_tokens is None else most_tokens
         if size > most and size > most * self.longest_token_bytes:
             raise RequestError(
                 f"the text has {size} bytes, but {most} tokens have at most "
-                f"{most * self.longest_token_bytes}; shorten it"
+                f"{most * self.longest_token_bytes}; shorten it, or build the engine with a "
+                "larger max_seq_len"
             )
+        beginning = text[: most * _CHARACTERS_A_TOKEN]
+        if len(beginning) < len(text):
+            found = len(self._encoding(beginning, special=False))
+            if found > most + most // 2:
+                raise _too_many(f"over {most} tokens", most)
+
+    def _encoding(self, text: str, *, special: bool) -> Any:
         with _contained(RequestError, f"{TOKENIZER_FILE} fails at this text"):
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
-        return ids
+            return self._tokenizer.encode(text, add_special_tokens=special)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of ``ids``, with special tokens if ``special``."""
@@ -83,6 +102,13 @@ class OpenedTokenizer:
     def longest_token_bytes(self) -> int:
         """At least as many bytes as any token stands for."""
         return max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=1)
+
+
+def _too_many(count: str, most: int) -> RequestError:
+    return RequestError(
+        f"the text has {count}, at most {most} are taken; shorten it, or build the engine with a "
+        "larger max_seq_len"
+    )
 
 
 @contextmanager

@@ -119,15 +119,56 @@ def test_a_panic_at_a_token_is_a_sentence() -> None:
         opened.decode(encoded(json.dumps(base_tokenizer()).encode(), "h"))
 
 
-def test_long_text_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_long_token(length: int) -> bytes:
+    """A token a byte all the same: nothing merges into the long one."""
     state = base_tokenizer()
-    state["model"]["vocab"]["aaaa"] = 256
-    codec = TextCodec(json.dumps(state).encode(), None, b"{{ messages[0].content * 9 }}")
-    assert len(codec.encode("a" * 396, raw=True, most_tokens=99)) == 396
+    state["model"]["vocab"]["a" * length] = 256
+    return json.dumps(state).encode()
+
+
+def test_long_text_is_refused_before_it_is_tokenised() -> None:
+    codec = TextCodec(with_long_token(4), None, b"{{ messages[0].content * 9 }}")
+    assert len(codec.encode("a" * 99, raw=True, most_tokens=99)) == 99
+    with pytest.raises(RequestError, match="has 100 tokens, at most 99"):
+        codec.encode("a" * 100, raw=True, most_tokens=99)
     with pytest.raises(RequestError, match="has 397 bytes, but 99 tokens have at most 396"):
         codec.encode("a" * 397, raw=True, most_tokens=99)
     with pytest.raises(RequestError, match="has 450 bytes"):
         codec.encode("a" * 50, raw=False, most_tokens=99)
+
+
+class Recording:
+    """A tokenizer that notes how much text it is given."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.given: list[int] = []
+
+    def encode(self, text: str, **options: Any) -> Any:
+        self.given.append(len(text))
+        return self._tokenizer.encode(text, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
+def test_of_a_text_that_is_too_long_the_beginning_is_tokenised() -> None:
+    opened = OpenedTokenizer(with_long_token(1000))
+    recording = opened._tokenizer = Recording(opened._tokenizer)
+    with pytest.raises(RequestError, match=r"over 99 tokens, at most 99 .* max_seq_len"):
+        opened.encode("b" * 90_000, special=True, most_tokens=99)
+    assert recording.given == [8 * 99]
+
+
+def test_a_long_text_of_long_tokens_is_whole() -> None:
+    merges = [("a" * n, "a" * n) for n in (1, 2, 4, 8)]
+    vocabulary = {"a" * 2**i: i for i in range(5)} | {"b": 5}
+    opened = OpenedTokenizer(Tokenizer(models.BPE(vocabulary, merges)).to_str().encode())
+    # The beginning of 8 characters a token ends within a token.
+    text = "a" * (16 * 50) + "b" * 20
+    assert opened.encode(text, special=True, most_tokens=70) == [4] * 50 + [5] * 20
+    with pytest.raises(RequestError, match="has 70 tokens, at most 69"):
+        opened.encode(text, special=True, most_tokens=69)
 
 
 Mutation = Callable[[Any], Any]
