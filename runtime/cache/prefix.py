@@ -12,7 +12,8 @@ last page first, so a page goes before the one that it continues.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
@@ -89,6 +90,22 @@ class PrefixLookup:
     def match(self, prefix: SequencePrefix) -> MatchResult:
         """As :meth:`PrefixCache.match`."""
         return self.cache.match(prefix, drafted=self.drafted)
+
+    def awaits(self, prefix: SequencePrefix, reading: Iterable[SequencePrefix]) -> bool:
+        """Whether one of those that are read will publish pages of this prompt."""
+        return any(
+            self.cache.is_behind(other, common_pages(prefix, other), drafted=self.drafted)
+            for other in reading
+        )
+
+
+def common_pages(one: SequencePrefix, other: SequencePrefix) -> int:
+    """With how many pages both prompts begin, by their keys, short of either's last token.
+
+    A key names all up to its page, so the last common one is found by halving.
+    """
+    most = min(len(one.keys), len(other.keys))
+    return bisect_left(range(most), True, key=lambda page: one.keys[page] != other.keys[page])
 
 
 class PrefixCache:
@@ -216,6 +233,11 @@ class PrefixCache:
     def wanted_draft(self, prefix: SequencePrefix, known: int) -> int:
         """Up to where the draft is to take up a prompt of which ``known`` tokens are known."""
         return (min(known, prefix.prompt_tokens) - 1) // self.page_size * self.page_size
+
+    def is_behind(self, prefix: SequencePrefix, pages: int, *, drafted: bool) -> bool:
+        """Whether a sequence has not published so many of its first pages yet."""
+        names = self._names[False] + (self._names[True] if drafted else [])
+        return any(prefix.published.get(name, 0) < pages for name in names)
 
     def check_integrity(self) -> None:
         """For an idle engine: SpecbuildError unless all pages are free, or kept under their key."""

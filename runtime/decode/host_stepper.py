@@ -174,7 +174,8 @@ class HostStepper:
             if not drafter.capabilities.reads_aux_hidden:
                 aux_hidden = None
             for sequence, rows in self._committed:
-                if not sequence.released:
+                # Who is done leaves its draft's pages too, where somebody keeps them.
+                if sequence.finish_reason is None or sequence.prefix is not None:
                     drafter.observe(sequence, None if aux_hidden is None else aux_hidden[rows])
         self._committed, self._aux_hidden = [], None
 

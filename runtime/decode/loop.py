@@ -136,12 +136,16 @@ class Loop:
 
     def _emit(self, emitted: Sequence[NewTokens]) -> list[Event]:
         events: list[Event] = []
+        ended: list[SequenceState] = []
         for new in emitted:
             events += self._emission.take(new)
             if new.sequence.finish_reason is not None:
-                self._release(new.sequence)
+                ended.append(new.sequence)
                 events.append(FinishEvent(new.sequence.index, new.sequence.record()))
+        # What they leave to the prefix cache is there before their pages go back.
         self._stepper.settle()
+        for sequence in ended:
+            self._release(sequence)
         return events
 
     def _shape(self, outlook: Outlook) -> DraftShape | None:

@@ -164,17 +164,19 @@ class Scheduler:
     def admit(self, admit: Admitted) -> None:
         """Takes up who waits, by rank, while pages and rows are free.
 
+        Whose prompt begins as one that is being read waits until that beginning is cached.
         ``admit`` makes the sequence of a request that has its pages. Raises RequestError where
         none runs and none fits.
         """
         while self._waiting and len(self._running) < self._limits.max_batch_size:
-            if not self._takes(self._waiting.first.request):
+            entry = next((entry for entry in self._waiting if not self._awaits(entry)), None)
+            if entry is None or not self._takes(entry.request):
                 break
-            first = self._matched(self._waiting.first)
+            first = self._matched(entry)
             wanted = self._pages_of(first)
             if wanted is None:
                 break
-            self._waiting.take_first()
+            self._waiting.take(entry)
             pages = self._kv.admit(wanted, first.match.shared, request=first.request.id)
             sequence = admit(first, pages)
             sequence.capacity = self._kv.capacity(pages)
@@ -247,6 +249,16 @@ class Scheduler:
         if self.prefixes is None or waiting.prefix is None:
             return waiting
         return replace(waiting, match=self.prefixes.match(waiting.prefix))
+
+    def _awaits(self, waiting: Waiting) -> bool:
+        """Whether one whose prompt is being read will have pages of this prompt: it waits for them.
+
+        So choices of one prompt read it once. Who reads goes on, or is gone: nobody waits for good.
+        """
+        if self.prefixes is None or waiting.prefix is None:
+            return False
+        reading = (s.prefix for s in self._prompts if s.prefix is not None)
+        return self.prefixes.awaits(waiting.prefix, reading)
 
     def _pages_of(self, waiting: Waiting) -> dict[str, int] | None:
         """The pages with which a request begins; None where too few are free.

@@ -14,7 +14,7 @@ MOST_OVERTAKES = 100
 NOTHING_CACHED = MatchResult()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Waiting:
     """A request that waits for pages; ``preempted`` is what it was before it lost them.
 
@@ -73,12 +73,11 @@ class WaitingQueue:
                 return self._entries.pop(place)
         return None
 
-    def take_first(self) -> Waiting:
-        """Takes the next one out: it is admitted, before all who came earlier."""
-        taken = self._entries.pop(0)
+    def take(self, taken: Waiting) -> None:
+        """Takes one out, who is admitted: before all who came earlier."""
+        self._entries.remove(taken)
         if any(entry.index < taken.index for entry in self._entries):
             self._entries = sorted((_overtaken(entry, taken) for entry in self._entries), key=rank)
-        return taken
 
 
 def _overtaken(entry: Waiting, by: Waiting) -> Waiting:

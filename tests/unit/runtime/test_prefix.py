@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_loop import Visit, serve
 from toy_device import toy_cuda
-from toy_engine import run, toy_engine
+from toy_engine import prompt, run, toy_engine
 from toy_model import VOCAB, decode_plainly
 from toy_plan import SHAPES
 
 from specbuild.runtime.cache.page_pool import PagePool
 from specbuild.runtime.cache.page_trace import PageTrace
-from specbuild.runtime.decode.scheduler import Turns
+from specbuild.runtime.decode.decoder import DraftSetting
+from specbuild.runtime.decode.host_stepper import HostStepper
+from specbuild.runtime.decode.scheduler import Chunk, Turns
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
@@ -161,6 +165,69 @@ def test_a_draft_that_never_ran_is_found_by_who_does_not_draft() -> None:
         for shape in (None, SHAPES[1], None, SHAPES[1])
     ]
     assert found == [0, 0, 36, 36]
+
+
+def rows_read(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The prompt rows of each launch of prompts, as they come."""
+    rows: list[int] = []
+    start = HostStepper.start_prompts
+
+    def counted(stepper: HostStepper, chunks: Sequence[Chunk]) -> None:
+        rows.append(sum(chunk.count for chunk in chunks))
+        start(stepper, chunks)
+
+    monkeypatch.setattr(HostStepper, "start_prompts", counted)
+    return rows
+
+
+@pytest.mark.parametrize("shape", [None, SHAPES[1]])
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_choices_of_a_prompt_read_it_once(
+    shape: DraftShape | None, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside another prompt, which goes on. Of pages that are not full each reads its own."""
+    sampling = [SamplingParams(temperature=1.0, seed=seed) for seed in range(4)]
+    params = [GenerateParams(max_new_tokens=tokens, sampling=each) for each in sampling]
+    prompts = [LONG[0]] * 3 + [LONG[1]]
+    alone = [decode_plainly(p, tokens, s) for p, s in zip(prompts, sampling, strict=True)]
+    for engine, wanted in ((keeping(), 2 * 40 + 2 * 4), (toy_engine(), 4 * 40)):
+        with monkeypatch.context() as patch:
+            rows = rows_read(engine, patch)
+            assert run(engine, prompts, params, speculation=shape).ids == alone
+        assert sum(rows) == wanted
+
+
+@pytest.mark.parametrize("left", range(1, 6))
+def test_where_the_first_choice_leaves_the_next_one_reads_on(left: int) -> None:
+    """Nothing is read twice, and nobody waits for who is gone."""
+    engine = keeping()
+    visitors = [
+        Visit(LONG[0], 6, 0, left if seed == 0 else None, SamplingParams(1.0, seed=seed))
+        for seed in range(3)
+    ]
+    tokens, ends = serve(engine, visitors, SHAPES[1], Turns(prefill_rows=8))
+    for i in (1, 2):
+        assert tokens[i] == decode_plainly(LONG[0], 6, visitors[i].sampling)
+    cached = [ends[i].record.stats.cached_tokens for i in range(3)]
+    # The first one reads eight tokens a turn; of its last page the next token is not known.
+    assert cached == [0, min(8 * left, 36), 36]
+
+
+def test_who_begins_otherwise_passes_choices_that_wait() -> None:
+    engine = keeping()
+    requests = engine.check_prompts([prompt(ids) for ids in (LONG[0], LONG[0], LONG[1])])
+    loop = engine.decoder.loop(
+        DraftSetting(None), text_stream=engine._text_stream, turns=Turns(prefill_rows=8)
+    )
+    for request in requests:
+        loop.add(request)
+    with closing(loop):
+        loop.open()
+        loop.turn()
+        assert [sequence.index for sequence in loop._scheduler.sequences] == [0, 2]
+        while len(loop._scheduler.sequences) < 3:
+            loop.turn()
+        assert loop._scheduler.sequences[-1].counters.cached_tokens == 36
 
 
 def test_a_page_gives_way_before_the_one_that_it_continues() -> None:
