@@ -51,6 +51,7 @@ ADDED = (
     (r"^specbuild (train|retrofit) mla .* --rank ", "--rank 16"),
     (r"^specbuild retrofit mla .* --layers ", "--layers 2-3"),
     (r"^specbuild build .* --max-seq-len ", "--max-seq-len 4096"),
+    (r"^specbuild build .* --backend cuda", "--max-batch-size 1"),
     (r"^specbuild build .* --dsa ", "--dsa-threshold 512"),
     (r"^specbuild build .* --specpv", "--specpv-partial-threshold 512"),
     (r"^specbuild build .* --specpv", "--specpv-n-retrieval-blocks 16"),
