@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
+from emulated_cubins import emulated_cubins
 from fused_graphs import run_graph
 
 from specbuild.builder.backends.backend import MODEL_ROLES
@@ -23,6 +24,7 @@ from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
 from specbuild.builder.backends.tensorrt.plugins import engine as plugin_engine
 from specbuild.builder.backends.tensorrt.plugins.engine import PluginEngine, lower_roles
+from specbuild.builder.backends.tensorrt.plugins.fields import PluginOp
 from specbuild.builder.backends.tensorrt.request import Binding, EngineRequest, EngineResult
 from specbuild.builder.graph.passes.pipeline import run_passes
 from specbuild.builder.graphs import export_graphs
@@ -38,7 +40,6 @@ from specbuild.runtime.engine_dir.manifest import (
     Port,
     StoredFile,
 )
-from specbuild.runtime.engine_dir.plan import CompiledKernel
 from specbuild.runtime.executors.cuda.gpu import GpuFacts, HostMemory
 from specbuild.runtime.executors.tensorrt.executor import TensorRtExecutor
 
@@ -46,15 +47,18 @@ _TORCH = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.i
 
 
 class NoCompiler:
-    """Gives every kernel a cubin of its own that holds its number."""
+    """Gives every kernel a cubin of its own, with the parameters that plugins pass."""
+
+    def __init__(self, plugins: Sequence[PluginOp]) -> None:
+        self._plugins = plugins
+
+    @property
+    def plugins(self) -> Sequence[PluginOp]:
+        """Those whose launches say what kernels take."""
+        return self._plugins
 
     def compile(self, kernels: Any, _done: Callable[[], None]) -> Compiled:
-        files = {f"kernels/{i}.cubin": str(i).encode() for i in range(len(kernels))}
-        entries = {
-            kernel: CompiledKernel(f"{kernel.folder}/{kernel.file}", file, kernel.entry, 0, 0, 0)
-            for kernel, file in zip(kernels, files, strict=True)
-        }
-        return Compiled(entries, files)
+        return emulated_cubins(kernels, self.plugins)
 
 
 VERSION = "10.16.0.1"
@@ -86,9 +90,7 @@ class BuiltPlugins(Built):
     kernels: tuple[Kernel, ...]
 
 
-def build_plugins(
-    model: Path, draft: Path | None, monkeypatch: Any, **options: Any
-) -> BuiltPlugins:
+def build_plugins(model: Path, draft: Path | None, **options: Any) -> BuiltPlugins:
     """Lowers a checkpoint; no kernel is compiled."""
     asked = BuildOptions.from_flat(
         model=model, draft=draft, output=Path("unused"), backend="cuda", **options
@@ -101,9 +103,7 @@ def build_plugins(
         if role in models:
             run_passes(role, models[role], CUDA_PASSES, None)
     lowered = lower_roles(models, plan, CallLowering(target_of("sm_90a")))
-    # There is no machine code whose parameters could be read.
-    monkeypatch.setattr(plugin_engine, "check_arguments", lambda *_: None)
-    engine = plugin_engine.compile_roles(models, lowered, NoCompiler(), "sm_90a")
+    engine = plugin_engine.compile_roles(models, lowered, NoCompiler(lowered.plugins), "sm_90a")
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         specbuild_version="0",

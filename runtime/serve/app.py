@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
@@ -70,7 +71,10 @@ class App:
             )
             layers.insert(1, cors)
         self.asgi = Starlette(
-            routes=[*self._routes(), *self._page()], middleware=layers, lifespan=self._lifespan
+            routes=[*self._routes(), *self._page()],
+            middleware=layers,
+            exception_handlers={HTTPException: _no_route},  # type: ignore[dict-item]
+            lifespan=self._lifespan,
         )
 
     @property
@@ -191,3 +195,13 @@ class App:
 
     async def _metrics(self, _request: HttpRequest) -> Response:
         return Response(self.service.exposed_metrics(), media_type=_METRICS_TYPE)
+
+
+async def _no_route(request: HttpRequest, error: HTTPException) -> Response:
+    """What Starlette refuses by itself, in the form of all refusals."""
+    if error.status_code == 405:
+        said = f"{request.method} is not for this path"
+    else:
+        said = "there is no such path; GET /openapi.json lists those there are"
+    refusal = ApiError(error.status_code, said)
+    return JSONResponse(refusal.body, refusal.status, error.headers)

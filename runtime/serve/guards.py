@@ -56,6 +56,14 @@ def _is_open(path: str) -> bool:
     return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
 
 
+def _client_left(error: Exception) -> bool:
+    """Whether this is uvloop's word for a closed connection.
+
+    uvicorn writes to one where a client sent a second request behind the first, and left.
+    """
+    return isinstance(error, RuntimeError) and "the handler is closed" in str(error)
+
+
 class Failures:
     """Answers what a route could not: an ApiError's object, or 500 where the fault is ours.
 
@@ -84,7 +92,9 @@ class Failures:
         except ApiError as error:
             if not status:
                 await send_error(noted, error)
-        except Exception:
+        except Exception as error:
+            if _client_left(error):
+                return
             log.exception("%s %s failed", scope["method"], scope["path"])
             if not status:
                 await send_error(noted, ApiError(500, "internal error; the server's log has it"))

@@ -9,9 +9,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from fuzz import engine_mutants, targets, text_mutators
+from fuzz import engine_mutants, http_target, targets, text_mutators
 from fuzz.engine_mutants import files_of, linked_copy, mutate_content, mutate_raw, rehash
 from fuzz.gguf_mutators import mutated_gguf
+from fuzz.http_requests import mutated_request
 from fuzz.subjects import EXPORTS, GGUF
 
 MayDiffer = Callable[[Any, Any], bool]
@@ -56,6 +57,9 @@ def original_of(name: str, place: Workplace) -> Callable[[], Any]:
     if name in ("cpu", "cuda"):
         read = targets.run_engine if name == "cpu" else targets.read_cuda
         return partial(read, place.subjects / name)
+    kind, _, base = name.partition(" ")
+    if kind == "http":
+        return partial(http_target.original, place.subjects / "cpu", base)
     if name == "checkpoint":
         return partial(_read_unmutated_checkpoint, place)
     return {
@@ -163,6 +167,12 @@ def _options(random: Random, place: Workplace) -> Case:
     return Case("prompt.options", "", f"{given!r:.200}", "command", run, _anything)
 
 
+def _http(random: Random, place: Workplace) -> Case:
+    sent, change = mutated_request(random)
+    run = partial(http_target.ask, place.subjects / "cpu", sent)
+    return Case("http", sent.base, change, f"http {sent.base}", run, _anything)
+
+
 def _template(random: Random, _place: Workplace) -> Case:
     source = text_mutators.odd_template(random)
     run = partial(targets.render, source)
@@ -201,4 +211,5 @@ KINDS: dict[str, tuple[int, Make]] = {
     "prompt.file": (5, _prompt_file),
     "prompt.options": (5, _options),
     "template": (12, _template),
+    "http": (12, _http),
 }

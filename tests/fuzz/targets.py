@@ -46,9 +46,9 @@ def read_cuda(directory: Path) -> str:
     """A digest of all that a GPU would be given, checked as far as that needs none."""
     from specbuild.runtime.engine_dir.files import check_sizes, read_file, read_manifest
     from specbuild.runtime.executors.cuda.check import read_plan
+    from specbuild.runtime.executors.cuda.kernel_arguments import KernelArguments
     from specbuild.runtime.executors.cuda.loading import weight_pieces
     from specbuild.runtime.executors.cuda.program_file import read_launches
-    from specbuild.runtime.executors.cuda.programs import KernelLibrary
 
     manifest = read_manifest(directory)
     check_sizes(directory, manifest)
@@ -57,11 +57,11 @@ def read_cuda(directory: Path) -> str:
     def read(name: str) -> bytes:
         return bytes(read_file(directory, manifest, name))
 
-    kernels = KernelLibrary(None, plan.kernels, read)  # type: ignore[arg-type]
+    kernels = KernelArguments(plan.kernels, read)
     given: list[Any] = [plan]
     for entry in plan.programs:
         launches = read_launches(read(entry.file), plan, entry)
-        kernels.check_arguments(launches, entry.file)
+        kernels.check(launches, entry.file)
         given.append(launches)
     given.append(weight_pieces(directory, manifest, plan, (0,) * len(plan.buffers)))
     for name in manifest.files:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import numpy as np
+from emulated_cubins import emulated_cubins, kernel_number
 from emulation import Guarded, emulated_entry, guarded
 
-from specbuild.builder.backends.cuda.compile.nvrtc import Compiled
-from specbuild.builder.backends.cuda.tuning.kernel_case import KernelCase
+from specbuild.builder.backends.cuda.tuning.kernel_case import (
+    SMALL_TARGET,
+    KernelCase,
+    cases_for,
+    kernel_case,
+    phases_of,
+)
 from specbuild.builder.backends.tensorrt.plugins.fields import PluginForm, PluginOp, plugin_record
 from specbuild.plugins_cuda.launches import Kernel, Lowering, Phase, Target
-from specbuild.runtime.engine_dir.plan import CompiledKernel
+from specbuild.plugins_cuda.opspec import OpSpec
+from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.cuda.gpu import LaunchConfig
 from specbuild.runtime.executors.tensorrt.op_launches import OpLauncher
 from specbuild.runtime.executors.tensorrt.plugin_record import (
@@ -29,27 +35,29 @@ def plugin_of(drawn: KernelCase, phase: Phase, target: Target, *lowerings: Lower
     return PluginOp(drawn.op, (form,))
 
 
-@dataclass(frozen=True)
-class EmulatedCubins:
-    """Stands for compiled kernels: a cubin is the kernel's number."""
+def emulated_fields(plugin: PluginOp) -> dict[str, bytes]:
+    """The plugin's fields, its kernels compiled for the emulator."""
+    compiled = emulated_cubins(plugin.kernels, [plugin])
+    return write_fields(*plugin_record(plugin, compiled, "sm_90a"))
 
-    kernels: tuple[Kernel, ...]
 
-    def compiled(self) -> Compiled:
-        files = {f"kernels/{i}.cubin": str(i).encode() for i in range(len(self.kernels))}
-        entries = {
-            kernel: CompiledKernel(f"{kernel.folder}/{kernel.file}", file, kernel.entry, 0, 0, 0)
-            for kernel, file in zip(self.kernels, files, strict=True)
-        }
-        return Compiled(entries, files)
+def every_case(op: OpSpec) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """The fields of a plugin for each case that the kernels take."""
+    for phase in phases_of(op):
+        for case in cases_for(op, phase, gpu=False):
+            drawn = kernel_case(op, case)
+            try:
+                lowering = drawn.lowering(phase, SMALL_TARGET)
+            except SpecbuildError:
+                continue
+            plugin = plugin_of(drawn, phase, SMALL_TARGET, lowering)
+            yield case.name, emulated_fields(plugin)
 
 
 def carried(plugin: PluginOp) -> tuple[PluginRecord, EmulatedGpu, dict[str, bytes]]:
     """The record after it went through fields, and a GPU that knows its kernels."""
-    known = EmulatedCubins(tuple(plugin.kernels))
-    fields = write_fields(*plugin_record(plugin, known.compiled(), "sm_90a"))
-    record, cubins = read_fields(fields)
-    return record, EmulatedGpu(known.kernels), cubins
+    record, cubins = read_fields(emulated_fields(plugin))
+    return record, EmulatedGpu(tuple(plugin.kernels)), cubins
 
 
 class EmulatedGpu:
@@ -59,9 +67,8 @@ class EmulatedGpu:
         self._kernels = kernels
         self._shared: dict[Kernel, int] = {}
 
-    def load_module(self, cubin: bytes, where: str) -> int:
-        assert where == f"kernels/{cubin.decode()}.cubin"
-        return int(cubin)
+    def load_module(self, _cubin: bytes, where: str) -> int:
+        return kernel_number(where)
 
     def function(self, module: int, entry: str) -> Kernel:
         assert self._kernels[module].entry == entry

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 import torch
 from checkpoints import write_draft, write_target
+from emulated_cubins import kernel_number
 from emulation import emulated_entry, has_compiler
 from latent_files import write_latents
 from plugin_engine import BuiltPlugins, HostGpu, Stream, build_plugins, executor_of
@@ -34,14 +34,13 @@ TREE = DraftShape(2, 2, 3)
 
 @dataclass
 class EmulatedHost(HostGpu):
-    """The host's memory, and kernels in the emulator; a cubin is a kernel's number."""
+    """The host's memory, and kernels in the emulator; a cubin stands for a kernel by its number."""
 
     kernels: tuple[Kernel, ...] = ()
     shared: dict[Kernel, int] = field(default_factory=dict)
 
-    def load_module(self, cubin: bytes, where: str) -> int:
-        assert where == f"kernels/{cubin.decode()}.cubin"
-        return int(cubin)
+    def load_module(self, _cubin: bytes, where: str) -> int:
+        return kernel_number(where)
 
     def function(self, module: int, entry: str) -> Kernel:
         assert self.kernels[module].entry == entry
@@ -64,23 +63,17 @@ class EmulatedHost(HostGpu):
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, patch: pytest.MonkeyPatch) -> BuiltPlugins:
+def built(tmp_path_factory: pytest.TempPathFactory) -> BuiltPlugins:
     """Two of four layers cache latents."""
     folder = tmp_path_factory.mktemp("plugins")
     write_target(folder / "target")
     write_latents(folder / "target", {1: 20, 2: 12})
     write_draft(folder / "draft")
     return build_plugins(
-        folder / "target", folder / "draft", patch,
+        folder / "target", folder / "draft",
         max_seq_len=64, max_batch_size=2, page_size=16,
         draft_top_k=2, draft_depth=2, draft_tokens=3,
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def patch() -> Iterator[pytest.MonkeyPatch]:
-    with pytest.MonkeyPatch.context() as patched:
-        yield patched
 
 
 def emulated(built: BuiltPlugins) -> TensorRtExecutor:

@@ -10,6 +10,7 @@ import numpy as np
 from specbuild.runtime.engine_dir.plan import Plan, Port, ProgramEntry
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.cuda.gpu import Gpu
+from specbuild.runtime.executors.cuda.kernel_arguments import ReadFile
 from specbuild.runtime.executors.cuda.memory import (
     DeviceMemory,
     Ports,
@@ -17,7 +18,7 @@ from specbuild.runtime.executors.cuda.memory import (
     port_bytes,
     row_bytes,
 )
-from specbuild.runtime.executors.cuda.programs import ProgramRunner, ReadFile
+from specbuild.runtime.executors.cuda.programs import ProgramRunner
 from specbuild.runtime.executors.cuda.staging import Fetches, Staging
 from specbuild.runtime.executors.executor import ExecutorCapabilities, StepResult
 

@@ -26,7 +26,6 @@ from specbuild.runtime.engine_dir.plan import (
 )
 from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
-from specbuild.runtime.executors.cuda.cubin import PARAMETER_BYTES
 
 # What CUDA allows: CTAs along x, y and z, threads of a CTA, shared memory of one on any GPU.
 MOST_CTAS = (2**31 - 1, 65_535, 65_535)
@@ -63,12 +62,6 @@ def read_program(data: bytes, entry: ProgramEntry) -> Program:
         return from_json(Program, json.loads(data), entry.file)
     except (SpecbuildError, ValueError, RecursionError) as error:
         raise EngineFileError(f"{error}; build the engine again") from error
-
-
-def argument_bytes(arguments: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Bytes of a launch's arguments, as a kernel's parameters have them."""
-    word, pointer = PARAMETER_BYTES
-    return tuple(word if argument[0] in _WORDS else pointer for argument in arguments)
 
 
 def _launch(item: dict[str, Any]) -> Launch:

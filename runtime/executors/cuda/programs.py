@@ -17,17 +17,11 @@ from specbuild.runtime.engine_dir.plan import (
     Program,
     ProgramEntry,
 )
-from specbuild.runtime.errors import EngineFileError, SpecbuildError
-from specbuild.runtime.executors.cuda.cubin import Signatures, kernel_parameters
+from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, LaunchConfig
-from specbuild.runtime.executors.cuda.program_file import (
-    argument_bytes,
-    read_launches,
-    read_program,
-)
+from specbuild.runtime.executors.cuda.kernel_arguments import KernelArguments, ReadFile
+from specbuild.runtime.executors.cuda.program_file import read_launches, read_program
 from specbuild.runtime.executors.cuda.shared_memory import shared_carveout
-
-ReadFile = Callable[[str], bytes]
 
 
 class KernelLibrary:
@@ -39,7 +33,7 @@ class KernelLibrary:
         self._read_file = read_file
         # Cubins that were read and not loaded yet.
         self._waiting: dict[str, bytes] = {}
-        self._signatures: dict[str, Signatures] = {}
+        self._arguments = KernelArguments(kernels, self._read_ahead)
         self._modules: dict[str, Handle] = {}
         self._functions: dict[int, Handle] = {}
         self._shared: dict[int, int] = {}
@@ -62,21 +56,11 @@ class KernelLibrary:
 
     def check_arguments(self, launches: Sequence[Launch], where: str) -> None:
         """Raises EngineFileError where a launch passes other arguments than its kernel takes."""
-        for i, launch in enumerate(launches):
-            kernel = self._kernels[launch.kernel]
-            taken = self._parameters(kernel)
-            passed = argument_bytes(launch.arguments)
-            if passed != taken:
-                raise EngineFileError(
-                    f"{where}: launch {i} passes arguments of {passed} bytes, {kernel.name} takes "
-                    f"{taken}; build the engine again"
-                )
+        self._arguments.check(launches, where)
 
-    def _parameters(self, kernel: CompiledKernel) -> tuple[int, ...] | None:
-        if kernel.cubin not in self._signatures:
-            cubin = self._waiting[kernel.cubin] = self._read_file(kernel.cubin)
-            self._signatures[kernel.cubin] = kernel_parameters(cubin, kernel.cubin)
-        return self._signatures[kernel.cubin].get(kernel.entry)
+    def _read_ahead(self, name: str) -> bytes:
+        self._waiting[name] = self._read_file(name)
+        return self._waiting[name]
 
 
 class PackedProgram:

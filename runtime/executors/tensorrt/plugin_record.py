@@ -23,6 +23,7 @@ from specbuild.runtime.engine_dir.plan import (
 )
 from specbuild.runtime.engine_dir.strict_json import from_json, to_json
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.executors.cuda.kernel_arguments import KernelArguments
 
 RECORD_FORMAT = 1
 NAMESPACE = "specbuild"
@@ -193,6 +194,10 @@ def read_fields(fields: Mapping[str, bytes]) -> tuple[PluginRecord, dict[str, by
     problem = next(_problems(record, cubins), None)
     if problem is not None:
         raise EngineFileError(f"plugin {record.name} is malformed ({problem}); build it again")
+    kernels = KernelArguments(record.kernels, cubins.__getitem__)
+    for bucket in record.buckets:
+        for tactic in bucket.tactics:
+            kernels.check(tactic.launches, f"plugin {record.name}")
     return record, cubins
 
 

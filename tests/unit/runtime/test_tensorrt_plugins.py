@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ops"))
-from plugin_cases import EmulatedCubins, plugin_of
+from plugin_cases import emulated_fields, every_case, plugin_of
 from tensorrt_bindings_over_nothing import bindings_reason, load_bindings
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import (
@@ -24,15 +22,13 @@ from specbuild.builder.backends.cuda.tuning.kernel_case import (
     cases_for,
     kernel_case,
     kernel_ops,
-    phases_of,
 )
 from specbuild.builder.backends.tensorrt import library as builder_library
 from specbuild.builder.backends.tensorrt import network
 from specbuild.builder.backends.tensorrt.plugins import versions
-from specbuild.builder.backends.tensorrt.plugins.fields import plugin_record
 from specbuild.plugins_cuda.onnx_schema import schema_of
 from specbuild.plugins_cuda.opspec import TYPE_NAMES, OpSpec
-from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.cuda.gpu import Gpu
 from specbuild.runtime.executors.tensorrt import library as runtime_library
 from specbuild.runtime.executors.tensorrt import loading, plugin, sessions
@@ -46,7 +42,6 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
     PluginRecord,
     read_fields,
     wire_shapes,
-    write_fields,
 )
 
 Fields = dict[str, bytes]
@@ -76,20 +71,6 @@ def trt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     except SpecbuildError as error:
         pytest.skip(str(error))
     return module
-
-
-def every_case(op: OpSpec) -> Iterator[tuple[str, Fields]]:
-    """The fields of a plugin for each case that the kernels take."""
-    for phase in phases_of(op):
-        for case in cases_for(op, phase, gpu=False):
-            drawn = kernel_case(op, case)
-            try:
-                lowering = drawn.lowering(phase, SMALL_TARGET)
-            except SpecbuildError:
-                continue
-            plugin = plugin_of(drawn, phase, SMALL_TARGET, lowering)
-            known = EmulatedCubins(tuple(plugin.kernels))
-            yield case.name, write_fields(*plugin_record(plugin, known.compiled(), "sm_90a"))
 
 
 @pytest.fixture(scope="module")
@@ -241,8 +222,7 @@ def test_tactics_are_the_candidates(trt: Any) -> None:
     candidates = op.tactics(drawn.request("decode", SMALL_TARGET))[:3]
     lowerings = [drawn.lowering("decode", SMALL_TARGET, tactic) for tactic in candidates]
     plugin_op = plugin_of(drawn, "decode", SMALL_TARGET, *lowerings)
-    known = EmulatedCubins(tuple(plugin_op.kernels))
-    fields = write_fields(*plugin_record(plugin_op, known.compiled(), "sm_90a"))
+    fields = emulated_fields(plugin_op)
     plugin, record = created(trt, fields)
     assert plugin.get_valid_tactics() == []
     shapes = [*wire_shapes(record.inputs, record.buckets[0].inputs), *record.buckets[0].outputs]
@@ -298,60 +278,6 @@ def test_no_plugin_is_called_like_an_op_of_the_parser(library: Any) -> None:
     parser = trt.OnnxParser(builder.create_network(0), new_logger(trt, []))
     assert parser.supports_operator("MatMul")
     assert not [op.name for op in kernel_ops() if parser.supports_operator(f"Specbuild{op.name}")]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda d: d | {"format": 99}, "format 99, this specbuild reads 1"),
-        (lambda d: d | {"surprise": 1}, "unknown keys surprise"),
-        (lambda d: d | {"kernels": []}, "a launch outside of its buffers"),
-        (lambda d: d | {"buckets": [d["buckets"][0] | {"tactics": []}]}, "without launches"),
-        (lambda d: {k: v for k, v in d.items() if k != "op"}, "key 'op' is missing"),
-        (lambda _: [], "format None"),
-    ],
-)
-def test_damaged_fields_are_refused(
-    records: dict[str, list[tuple[str, Fields]]], change: Any, message: str
-) -> None:
-    fields = records["KvWrite"][0][1]
-    description = change(json.loads(fields[DESCRIPTION]))
-    with pytest.raises(EngineFileError, match=message):
-        read_fields(fields | {DESCRIPTION: json.dumps(description).encode()})
-
-
-def test_pointers_stay_inside_their_buffers(records: dict[str, list[tuple[str, Fields]]]) -> None:
-    fields = records["KvWrite"][0][1]
-    record, cubins = read_fields(fields)
-    launch = record.buckets[0].tactics[0].launches[0]
-    kind, buffer, _ = launch.arguments[0]
-    size = int(np.prod(record.buckets[0].inputs[buffer])) * 2
-    for argument, sound in (
-        ((kind, buffer, size), True),
-        ((kind, buffer, size + 1), False),
-        ((kind, len(record.tensors), 0), False),
-    ):
-        moved = dataclasses.replace(launch, arguments=(argument, *launch.arguments[1:]))
-        tactic = dataclasses.replace(record.buckets[0].tactics[0], launches=(moved,))
-        bucket = dataclasses.replace(record.buckets[0], tactics=(tactic,))
-        written = write_fields(dataclasses.replace(record, buckets=(bucket,)), cubins)
-        if sound:
-            read_fields(written)
-        else:
-            with pytest.raises(EngineFileError, match="outside of its buffers"):
-                read_fields(written)
-
-
-def test_cubins_survive_and_a_terminating_zero_is_ignored() -> None:
-    op = next(op for op in kernel_ops() if op.name == "Embed")
-    (_, fields), *_ = every_case(op)
-    record, _ = read_fields(fields)
-    name = record.kernels[0].cubin
-    code = np.random.default_rng(3).integers(0, 256, 4096, np.uint8).tobytes()
-    written = write_fields(record, {name: code})
-    assert read_fields({n: data + b"\0" for n, data in written.items()}) == (record, {name: code})
-    with pytest.raises(EngineFileError, match="cannot be read"):
-        read_fields(written | {CUBINS: written[CUBINS][:-40]})
 
 
 def test_an_op_whose_fields_changed_needs_a_new_version() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import ml_dtypes
@@ -27,18 +26,17 @@ PAGE = 16
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Two of three layers cache latents, whose pools are wider than what they cache."""
     folder = tmp_path_factory.mktemp("latents")
     write_target(folder / "target", layers=3)
     write_latents(folder / "target", {0: 12, 1: 20})
     write_draft(folder / "draft", target_layers=3)
-    with pytest.MonkeyPatch.context() as patch:
-        yield build_plugins(
-            folder / "target", folder / "draft", patch,
-            max_seq_len=64, max_batch_size=2, page_size=PAGE,
-            draft_top_k=2, draft_depth=2, draft_tokens=3,
-        )  # fmt: skip
+    return build_plugins(
+        folder / "target", folder / "draft",
+        max_seq_len=64, max_batch_size=2, page_size=PAGE,
+        draft_top_k=2, draft_depth=2, draft_tokens=3,
+    )  # fmt: skip
 
 
 def test_every_role_has_pools_as_wide_as_kernels_want_them(built: Built) -> None:

@@ -40,11 +40,9 @@ class RoundedSession(GraphSession):
 
 
 @pytest.mark.slow
-def test_what_a_prompt_gives_does_not_depend_on_others(
-    target_path: Path, draft_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_prompt_gives_does_not_depend_on_others(target_path: Path, draft_path: Path) -> None:
     """With a draft sequences end at other times, and other prompts arrive together."""
-    built = build_plugins(target_path, draft_path, monkeypatch, **LIMITS)
+    built = build_plugins(target_path, draft_path, **LIMITS)
     prompts = [
         [1 + (7 * i + 3 * n * n) % 50 for n in range(size)] for i, size in enumerate(LENGTHS)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -15,7 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serve.served import NAME, TEMPLATE, served, worded
+from starlette.types import Message, Receive, Scope, Send
 
+from specbuild.runtime.serve import guards
 from specbuild.runtime.serve.app import App
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -173,8 +176,37 @@ def test_a_chunked_body_is_counted(server: tuple[str, App]) -> None:
 
 
 def test_unknown_paths_and_methods(server: tuple[str, App]) -> None:
-    assert httpx.get(server[0] + "/nowhere").status_code == 404
-    assert httpx.get(server[0] + COMPLETIONS).status_code == 405
+    for answer, status, word in (
+        (httpx.get(server[0] + "/nowhere"), 404, "/openapi.json"),
+        (httpx.get(server[0] + "/page/../../etc"), 404, "no such path"),
+        (httpx.get(server[0] + COMPLETIONS), 405, "GET"),
+        (httpx.put(server[0] + "/v1/models"), 405, "PUT"),
+    ):
+        assert answer.status_code == status
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"} and word in error["message"]
+    assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD"}
+
+
+@pytest.mark.parametrize(("said", "logged"), [("<T>; the handler is closed", 0), ("broken", 1)])
+def test_an_answer_to_a_client_that_left_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, said: str, logged: int
+) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(guards.log, "exception", lambda *words: told.append(words))
+
+    async def route(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(_message: Message) -> None:
+        raise RuntimeError(said)
+
+    scope = {"type": "http", "method": "POST", "path": COMPLETIONS}
+    asyncio.run(guards.Failures(route)(scope, receive, send))
+    assert len(told) == logged
 
 
 def test_a_client_that_leaves_frees_its_pages() -> None:

@@ -1,0 +1,34 @@
+"""Stands for compiled kernels: cubins without code, whose tables say what launches pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from toy_cubin import toy_cubin
+
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiled
+from specbuild.builder.backends.tensorrt.plugins.fields import PluginOp
+from specbuild.plugins_cuda.launches import Kernel
+from specbuild.runtime.engine_dir.plan import CompiledKernel
+
+
+def emulated_cubins(kernels: Sequence[Kernel], plugins: Iterable[PluginOp]) -> Compiled:
+    """A cubin for each kernel, named by its number, with the parameters of its first launch."""
+    taken: dict[Kernel, tuple[int, ...]] = {}
+    for plugin in plugins:
+        for lowering in (lowering for form in plugin.forms for lowering in form.lowerings):
+            for launch in lowering.launches:
+                sizes = tuple(4 if isinstance(a, int | float) else 8 for a in launch.arguments)
+                taken.setdefault(launch.kernel, sizes)
+    entries, files = {}, {}
+    for i, kernel in enumerate(kernels):
+        file = f"kernels/{i}.cubin"
+        files[file] = toy_cubin({kernel.entry: taken[kernel]})
+        name = f"{kernel.folder}/{kernel.file}"
+        entries[kernel] = CompiledKernel(name, file, kernel.entry, 0, 0, 0)
+    return Compiled(entries, files)
+
+
+def kernel_number(cubin_file: str) -> int:
+    """The number of the kernel for which such a cubin stands."""
+    return int(cubin_file.removeprefix("kernels/").removesuffix(".cubin"))
