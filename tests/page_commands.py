@@ -46,7 +46,8 @@ ADDED = (
     (r"^specbuild bench --server", "--max-new-tokens 16 --requests 8"),
     (r"^specbuild train ", "--steps 2 --batch-size 2 --sequence-length 64"),
     (r"^specbuild train .* --joint-steps ", "--joint-steps 1"),
-    (r"^specbuild train .* --top-k ", "--top-k 16"),
+    # Indexers choose among what is not kept in any case, the first 4 tokens and the recent 64.
+    (r"^specbuild train .* --top-k ", "--top-k 16 --sequence-length 128"),
     (r"^specbuild train .* --draft-vocab ", "--draft-vocab 128"),
     (r"^specbuild (train|retrofit) mla .* --rank ", "--rank 16"),
     (r"^specbuild retrofit mla .* --layers ", "--layers 2-3"),
