@@ -37,7 +37,8 @@ class BuildReport:
 
     ``draft_dtype`` is how the draft's weights are stored, ``refused`` which kernels and sizes gave
     way to others, and why; ``caches`` what the KV caches hold; ``converted`` the tensors that the
-    backend's graphs have in another float type, by the checkpoint's.
+    backend's graphs have in another float type, by the checkpoint's. ``source_types`` counts the
+    types of a GGUF file's tensors by their kind.
 
     Equal for equal builds.
     """
@@ -49,6 +50,7 @@ class BuildReport:
     caches: CacheCapacity
     draft_dtype: str | None = None
     converted: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    source_types: dict[str, dict[str, int]] = field(default_factory=dict)
     refused: tuple[Unsupported, ...] = ()
     cuda: CudaReport | None = None
     tensorrt: dict[str, RoleReport] = field(default_factory=dict)
@@ -138,6 +140,7 @@ def _written(
         ),
         draft_dtype=draft.geometry.dtype if draft else None,
         converted=inputs.sources.converted,
+        source_types=inputs.target.source_types,
         refused=lowered.refused,
         cuda=lowered.cuda,
     )

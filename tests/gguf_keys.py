@@ -70,6 +70,30 @@ TOGETHER = {
     ".attention.value_length": 20,
 }
 
+LLAMA_KEYS: dict[str, Any] = {
+    ".block_count": 3,
+    ".context_length": 512,
+    ".embedding_length": 64,
+    ".feed_forward_length": 96,
+    ".vocab_size": 32,
+    ".attention.head_count": 4,
+    ".attention.head_count_kv": 2,
+    ".attention.layer_norm_rms_epsilon": 0.02,
+    ".rope.freq_base": 10000.0,
+}
+# By model type: the architecture, and the keys that only it has.
+LLAMA_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {".rope.dimension_count": 16}),
+    "qwen3": ("qwen3", {".attention.key_length": 24, ".attention.value_length": 24}),
+    "qwen3_moe": (
+        "qwen3moe",
+        {
+            ".attention.key_length": 16, ".attention.value_length": 16, ".expert_count": 8,
+            ".expert_used_count": 3, ".expert_feed_forward_length": 24,
+        },
+    ),
+}  # fmt: skip
+
 
 def write_gpt_oss(folder: Path, **options: Any) -> tuple[Path, dict[str, Any], dict[str, Stored]]:
     model = folder / "model"

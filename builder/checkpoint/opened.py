@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.gguf.checkpoint import GgufCheckpoint, open_gguf
 from specbuild.builder.checkpoint.gguf.container import is_gguf
 from specbuild.builder.checkpoint.gguf.form import GgufForm
+from specbuild.builder.checkpoint.gguf.made import types_by_kind
 from specbuild.builder.checkpoint.source import SourceTensor, open_directory, read_config
 from specbuild.builder.checkpoint.target_parts import MadeText, TextFile, text_files
 
@@ -21,12 +22,14 @@ Roots = tuple[Path, ...]
 class OpenedTarget:
     """The configuration, what reads the tensors' headers, and the files of text.
 
-    Those of a directory lie in the first of some folders that has them.
+    Those of a directory lie in the first of some folders that has them. ``source_types`` counts the
+    types of a GGUF file's tensors, by kind; empty for a directory.
     """
 
     config: Config
     tensors: Callable[[], dict[str, SourceTensor]]
     text_files: Callable[[Roots], tuple[TextFile, ...]]
+    source_types: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def open_target(path: Path, forms: Mapping[str, GgufForm]) -> OpenedTarget:
@@ -42,6 +45,7 @@ def open_target(path: Path, forms: Mapping[str, GgufForm]) -> OpenedTarget:
         Config(str(path), "target GGUF", opened.config),
         lambda: dict(opened.tensors),
         lambda _: _made_texts(path, opened),
+        types_by_kind(opened.model.tensors),
     )
 
 

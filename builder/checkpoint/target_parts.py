@@ -56,6 +56,7 @@ class TargetCheckpoint:
 
     With tied embeddings ``lm_head.weight`` is there all the same, its source the embedding.
     ``replaced`` maps tensors that no graph will name to what stands in their place.
+    ``source_types`` are those of a GGUF file's tensors: how many by type, by kind of tensor.
     """
 
     geometry: TargetGeometry
@@ -63,6 +64,7 @@ class TargetCheckpoint:
     warnings: tuple[str, ...]
     text_files: tuple[TextFile, ...]
     replaced: dict[str, str] = field(default_factory=dict)
+    source_types: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def read_eos(roots: tuple[Path, ...], config: Config) -> tuple[int, ...]:

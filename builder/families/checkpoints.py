@@ -76,6 +76,7 @@ def read_target(
         form.for_engine(tensors, geometry, config),
         warnings + more,
         opened.text_files(form.text_roots(path, config)),
+        source_types=opened.source_types,
     )
     if not family.retrofits:
         return target

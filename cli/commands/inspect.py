@@ -26,7 +26,8 @@ def inspect(
 
     Memory is predicted for the limits of the engine, or for those given here:
     what an engine built with them would take. Of a CUDA engine the programs
-    and kernels are listed too, of TensorRT engines layers, bindings and profiles.
+    and kernels are listed too, of TensorRT engines layers, bindings and profiles,
+    of an engine from a GGUF file the types that its tensors had.
 
     \b
     Examples:
@@ -35,8 +36,8 @@ def inspect(
     specbuild inspect engine --json
     """
     from specbuild.builder.engine.cache_capacity import cache_capacity
+    from specbuild.cli.tables.build_facts import build_facts, refused_table, source_types_table
     from specbuild.cli.tables.predicted_memory import predict_memory
-    from specbuild.cli.tables.refused_kernels import refused_kernels, refused_table
     from specbuild.runtime.engine_dir.backends import facts_of
     from specbuild.runtime.engine_dir.files import manifest_digest_of, read_manifest
 
@@ -50,7 +51,7 @@ def inspect(
         plan = read_plan(engine, manifest)
         facts_of_plan = plan_facts(engine, manifest, plan)
         costs = step_cost_facts(engine, manifest, plan)
-    refused = refused_kernels(engine, manifest)
+    built = build_facts(engine, manifest)
     memory = predict_memory(manifest, plan, max_batch_size=max_batch_size, max_seq_len=max_seq_len)
     lossy = manifest.specpv is not None or manifest.dsa is not None
     capacity = cache_capacity(manifest.cache_groups, manifest.limits, lossy=lossy)
@@ -64,8 +65,10 @@ def inspect(
             "cache_capacity": to_json(capacity),
             "manifest_sha256": digest,
         }
-        if refused:
-            facts["refused_kernels"] = list(refused)
+        if built.refused:
+            facts["refused_kernels"] = list(built.refused)
+        if built.source_types:
+            facts["source_types"] = built.source_types
         if facts_of_plan is not None:
             facts |= to_json(facts_of_plan) | {"step_costs": to_json(costs)}
         print(json.dumps(facts, allow_nan=False))
@@ -80,8 +83,10 @@ def inspect(
         from specbuild.cli.tables.tensorrt_tables import tensorrt_tables
 
         output().print(tensorrt_tables(manifest, manifest.tensorrt))
-    if refused:
-        output().print(refused_table(refused))
+    if built.source_types:
+        output().print(source_types_table(built.source_types))
+    if built.refused:
+        output().print(refused_table(built.refused))
     if facts_of_plan is not None:
         output().print(plan_tables(facts_of_plan))
     if costs is not None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import Command
 from deepseek_checkpoints import SIZES, YARN, write_deepseek
+from gguf import GGUFReader
 from gguf_files import write_gguf
-from gguf_keys import APART, DEEPSEEK_KEYS, write_gpt_oss
-from gguf_models import deepseek_twin
+from gguf_keys import APART, DEEPSEEK_KEYS, LLAMA_KEYS, LLAMA_KINDS, write_gpt_oss
+from gguf_models import deepseek_twin, llama_twin
+from llama_checkpoints import write_llama
 
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_manifest
@@ -33,7 +38,36 @@ def deepseek(folder: Path) -> tuple[Path, Path]:
     return folder / "model", write_gguf(folder / "model.gguf", "deepseek2", keys, tensors)
 
 
-@pytest.mark.parametrize("write", [gpt_oss, pytest.param(deepseek, marks=pytest.mark.slow)])
+def grouped(kind: str, folder: Path) -> tuple[Path, Path]:
+    """A Llama, a Qwen3 or a Qwen3-MoE, whose rows hold whole blocks of 256."""
+    changes = {"rope_parameters": None, "head_dim": 64} if kind == "llama" else {}
+    write_llama(folder / "model", kind, hidden_size=256, **changes)
+    tensors = llama_twin(
+        folder / "model", json.loads((folder / "model" / "config.json").read_text())
+    )
+    architecture, keys = LLAMA_KINDS[kind]
+    keys = LLAMA_KEYS | keys | {".embedding_length": 256}
+    if kind == "llama":
+        keys |= {".rope.dimension_count": 64}
+    return folder / "model", write_gguf(folder / "model.gguf", architecture, keys, tensors)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        gpt_oss,
+        partial(grouped, "llama"),
+        *[
+            pytest.param(write, marks=pytest.mark.slow)
+            for write in (
+                deepseek,
+                partial(grouped, "qwen3"),
+                partial(grouped, "qwen3_moe"),
+            )
+        ],
+    ],
+    ids=["gpt-oss", "llama", "deepseek", "qwen3", "qwen3moe"],
+)
 def test_tokens_and_files_are_those_from_safetensors(
     tmp_path: Path, command: Command, write: Write
 ) -> None:
@@ -52,6 +86,14 @@ def test_tokens_and_files_are_those_from_safetensors(
         events = Engine.load(engine).generate(*asked, speculation=None)
         outputs += [e.record.output_ids for e in events if isinstance(e, FinishEvent)]
     assert files[0] == files[1]
+    (facts,) = command("inspect", engine, "--json").records
+    counts = Counter[str]()
+    for types in facts["source_types"].values():
+        counts.update(types)
+    reader = GGUFReader(model)
+    assert counts == Counter(tensor.tensor_type.name for tensor in reader.tensors)
+    assert facts["source_types"]["token_embd.weight"].keys() <= counts.keys()
+    assert "blk.N.attn_output.weight" in command("inspect", engine).out
     assert outputs[0] == outputs[1]
     assert len(outputs[0]) == 48
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,16 @@ def by_layer(tensors: Mapping[str, GgufTensor]) -> Layers:
         else:
             outer[name] = tensor
     return Layers(outer, layers)
+
+
+def types_by_kind(tensors: Mapping[str, GgufTensor]) -> dict[str, dict[str, int]]:
+    """How many tensors are of which type, by their names, ``blk.N.`` of every layer."""
+    found: dict[str, Counter[str]] = {}
+    for name, tensor in tensors.items():
+        match = _LAYER.fullmatch(name)
+        kind = f"blk.N.{match[2]}" if match else name
+        found.setdefault(kind, Counter())[tensor.kind.name] += 1
+    return {kind: dict(found[kind].most_common()) for kind in sorted(found)}
 
 
 def renamed(found: Mapping[str, GgufTensor], prefix: str, names: Mapping[str, str]) -> Tensors:

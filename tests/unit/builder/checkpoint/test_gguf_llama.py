@@ -6,11 +6,11 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from gguf_files import stored, write_gguf
+from gguf_keys import LLAMA_KEYS, LLAMA_KINDS
 from gguf_models import llama_twin
 from llama_checkpoints import OF_KIND, write_llama
 
@@ -18,28 +18,6 @@ from specbuild.builder.families.checkpoints import read_target
 from specbuild.runtime.errors import SpecbuildError
 
 ROPE = OF_KIND["llama"]["rope_parameters"] | {"original_max_position_embeddings": 8192}
-COMMON: dict[str, Any] = {
-    ".block_count": 3,
-    ".context_length": 512,
-    ".embedding_length": 64,
-    ".feed_forward_length": 96,
-    ".vocab_size": 32,
-    ".attention.head_count": 4,
-    ".attention.head_count_kv": 2,
-    ".attention.layer_norm_rms_epsilon": 0.02,
-    ".rope.freq_base": 10000.0,
-}
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {".rope.dimension_count": 16}),
-    "qwen3": ("qwen3", {".attention.key_length": 24, ".attention.value_length": 24}),
-    "qwen3_moe": (
-        "qwen3moe",
-        {
-            ".attention.key_length": 16, ".attention.value_length": 16, ".expert_count": 8,
-            ".expert_used_count": 3, ".expert_feed_forward_length": 24,
-        },
-    ),
-}  # fmt: skip
 
 
 def factors(width: int) -> torch.Tensor:
@@ -58,17 +36,17 @@ def factors(width: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LLAMA_KINDS)
 def test_models(tmp_path: Path, kind: str, tied: bool) -> None:
     model = tmp_path / "model"
     changes = {"rope_parameters": ROPE} if kind == "llama" else {}
     write_llama(model, kind, tie_word_embeddings=tied, **changes)
     config = json.loads((model / "config.json").read_text())
-    architecture, keys = KINDS[kind]
+    architecture, keys = LLAMA_KINDS[kind]
     tensors = llama_twin(model, config)
     if kind == "llama":
         tensors["rope_freqs.weight"] = stored(factors(16), "F32")[0]
-    file = write_gguf(tmp_path / "model.gguf", architecture, COMMON | keys, tensors)
+    file = write_gguf(tmp_path / "model.gguf", architecture, LLAMA_KEYS | keys, tensors)
     found, expected = read_target(file, strict=True), read_target(model, strict=True)
     assert found.geometry.tied_head == tied
     assert found.geometry == replace(expected.geometry, eos_token_ids=())
@@ -83,6 +61,6 @@ def test_other_factors_are_refused(tmp_path: Path) -> None:
     write_llama(model)
     tensors = llama_twin(model, json.loads((model / "config.json").read_text()))
     tensors["rope_freqs.weight"] = stored(torch.linspace(1, 8, 8), "F32")[0]
-    file = write_gguf(tmp_path / "model.gguf", "llama", COMMON, tensors)
+    file = write_gguf(tmp_path / "model.gguf", "llama", LLAMA_KEYS, tensors)
     with pytest.raises(SpecbuildError, match="does not scale as Llama 3 does"):
         read_target(file, strict=True)

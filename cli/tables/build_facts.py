@@ -1,0 +1,69 @@
+"""What the build report says of an engine: the kernels that gave way to others, GGUF's types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specbuild.runtime.engine_dir.files import read_file
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.engine_dir.strict_json import parsed
+from specbuild.runtime.errors import EngineFileError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+REPORT_FILE = "build_report.json"
+
+
+@dataclass(frozen=True)
+class BuildFacts:
+    """``refused`` are the reasons why kernels and sizes gave way to others.
+
+    ``source_types`` counts the types of a GGUF file's tensors, by their kind.
+    """
+
+    refused: tuple[str, ...] = ()
+    source_types: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def build_facts(engine: Path, manifest: Manifest) -> BuildFacts:
+    """What the build report says, nothing where there is none. Raises EngineFileError."""
+    if REPORT_FILE not in manifest.files:
+        return BuildFacts()
+    data = bytes(read_file(engine, manifest, REPORT_FILE))
+    try:
+        report = parsed(data)
+        spilling = (report.get("cuda") or {}).get("left_out", ())
+        reasons = tuple(str(entry["reason"]) for entry in (*report.get("refused", ()), *spilling))
+        types = {
+            str(kind): {str(name): int(count) for name, count in counts.items()}
+            for kind, counts in report.get("source_types", {}).items()
+        }
+        return BuildFacts(reasons, types)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EngineFileError(
+            f"{engine}: {REPORT_FILE} is no build report ({error!r}); build the engine again"
+        ) from error
+
+
+def source_types_table(types: Mapping[str, Mapping[str, int]]) -> Table:
+    """A row for each kind of tensor of the GGUF file, with its types and how many have each."""
+    from specbuild.cli.terminal.console import fact_table
+
+    table = fact_table("types in the GGUF file")
+    for kind, counts in types.items():
+        table.add_row(kind, ", ".join(f"{name} × {count}" for name, count in counts.items()))
+    return table
+
+
+def refused_table(reasons: tuple[str, ...]) -> Table:
+    """A row for each reason."""
+    from specbuild.cli.terminal.console import fact_table
+
+    table = fact_table("left out")
+    for reason in reasons:
+        table.add_row("kernel", reason)
+    return table
