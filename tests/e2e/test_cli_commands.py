@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -216,16 +217,22 @@ def test_verify_exits_with_1_when_a_threshold_fails(
 
 
 def test_build_writes_an_engine_and_says_so(
-    command: Command, target_path: Path, tmp_path: Path
+    command: Command, target_path: Path, draft_path: Path, tmp_path: Path
 ) -> None:
     output, passes, kept = tmp_path / "engine", tmp_path / "passes", tmp_path / "onnx"
-    arguments = ("--model", target_path, "--output", output, "--max-seq-len", 32)
+    arguments = ("--model", target_path, "--draft", draft_path, "--output", output,
+                 "--max-seq-len", 32)  # fmt: skip
     result = command("build", *arguments, "--keep-onnx", kept, "--dump-passes", passes)
     assert result.code == 0, result.err
     assert not result.out
     assert "32 tokens" in result.err
     assert list(kept.glob("*.onnx"))
     assert f"{kept}: the portable graphs" in result.err
+    stages = re.findall(r"^[a-z ]+: ([\d.]+) (\w+)$", result.err, re.MULTILINE)
+    assert {"graphs", "KiB"} <= {unit for _, unit in stages}
+    assert all(float(amount) > 0 for amount, _ in stages)
+    warnings = [line for line in result.err.splitlines() if line.startswith("warning: ")]
+    assert warnings and len(set(warnings)) == len(warnings)
     assert list(passes.rglob("*.onnx"))
     assert read_manifest(output).limits.max_seq_len == 32
     assert command("build", *arguments).refused("engine", "--force")

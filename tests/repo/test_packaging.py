@@ -222,6 +222,15 @@ def test_running_needs_neither_torch_nor_onnx() -> None:
     }
 
 
+def test_floors_are_those_of_what_was_tried() -> None:
+    """Before these, ONNX Runtime read files outside of an engine, and jinja2's sandbox leaked."""
+    project = PYPROJECT["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
+    floors = dict(requirement.split(">=") for requirement in needed if ">=" in requirement)
+    assert tuple(map(int, floors["jinja2"].split("."))) >= (3, 1, 6)
+    assert tuple(map(int, floors["onnxruntime"].split("."))) >= (1, 31)
+
+
 def test_constraints_pin_every_direct_dependency() -> None:
     pins = dict(
         line.split("==")
