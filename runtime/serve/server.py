@@ -12,6 +12,7 @@ import uvicorn
 
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.serve.app import App
+from specbuild.runtime.serve.connection import KEEP_ALIVE_S, Connection
 
 # How long open requests may go on once the server is asked to end.
 DRAIN_TIMEOUT_S = 30
@@ -68,6 +69,9 @@ class Server(uvicorn.Server):
     def __init__(self, app: App, *, ready: Callable[[object], None]) -> None:
         config = uvicorn.Config(
             app.asgi,
+            http=Connection,
+            ws="none",
+            timeout_keep_alive=KEEP_ALIVE_S,
             log_config=None,
             access_log=False,
             server_header=False,
