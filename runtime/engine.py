@@ -334,7 +334,9 @@ class Engine:
             raise RequestError(f"{where}: {error}") from error
 
     def _text_stream(self, request: Request) -> TextStream | None:
-        return None if self.text is None else self.text.stream(request.params.stop)
+        if self.text is None or not request.params.detokenize:
+            return None
+        return self.text.stream(request.params.stop)
 
 
 def _text_codec(directory: Path, manifest: Manifest) -> TextCodec | None:

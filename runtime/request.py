@@ -108,8 +108,9 @@ def _prompt(item: object, place: int) -> Prompt:
 class GenerateParams:
     """What to generate. ``stop`` strings end the output, and so does any of ``stop_token_ids``.
 
-    ``raw`` skips the chat template. Before output token ``min_tokens`` + 1 neither an end of
-    sequence nor a stop token is chosen; a stop string ends the output at any time.
+    ``raw`` skips the chat template. Without ``detokenize`` events and records have no text, and no
+    time goes into it; stop strings need it. Before output token ``min_tokens`` + 1 neither an end
+    of sequence nor a stop token is chosen; a stop string ends the output at any time.
     ``top_logprobs`` of the likeliest tokens, 0 to 20, come with each token.
 
     ``specpv_retrieval_blocks`` bounds the blocks that a partial view retrieves, on an engine with
@@ -135,6 +136,7 @@ class GenerateParams:
     min_tokens: int = 0
     top_logprobs: int = 0
     raw: bool = False
+    detokenize: bool = True
     specpv_retrieval_blocks: int | Literal["auto"] | None = None
     dsa_top_k: int | None = None
     exact: bool = False
@@ -161,6 +163,8 @@ class GenerateParams:
             raise RequestError(f"stop is {self.stop!r}, must be a tuple of strings")
         if not all(self.stop):
             raise RequestError("a stop string is empty; leave it out")
+        if self.stop and not self.detokenize:
+            raise RequestError("stop strings are looked for in text: leave detokenize on")
         if not isinstance(self.stop_token_ids, Collection):
             raise RequestError(f"stop_token_ids is {self.stop_token_ids!r}, must be token ids")
         for token in self.stop_token_ids:

@@ -12,6 +12,9 @@ from specbuild.cli.terminal.environment import cache_directory
 if TYPE_CHECKING:
     from specbuild.runtime.engine import Engine
 
+# A step that is in flight ends first.
+_ABORT_TIMEOUT_S = 10.0
+
 
 def load_engine(
     path: Path,
@@ -36,7 +39,10 @@ def load_engine(
 
 @contextmanager
 def traced(engine: Engine, file: Path | None) -> Iterator[None]:
-    """The engine's pages are traced to ``file``; RequestError where it cannot be written."""
+    """The engine's pages are traced to ``file``; RequestError where it cannot be written.
+
+    What still runs at the end is aborted, so that its last lines are there too.
+    """
     if file is None:
         yield
         return
@@ -44,4 +50,7 @@ def traced(engine: Engine, file: Path | None) -> Iterator[None]:
 
     with PageTrace(file) as trace:
         engine.trace_pages(trace)
-        yield
+        try:
+            yield
+        finally:
+            engine.session.abort().wait(_ABORT_TIMEOUT_S)

@@ -91,7 +91,9 @@ class _Join:
 
 @dataclass(frozen=True, eq=False)
 class _Leave:
-    stream: Stream
+    """``stream`` None: all that joined before."""
+
+    stream: Stream | None
     done: threading.Event
 
 
@@ -148,8 +150,8 @@ class Session:
         finally:
             self._decoder.machine.release()
 
-    def abort(self, stream: Stream) -> threading.Event:
-        """Ends what is left of a stream; the event is set when its pages are free."""
+    def abort(self, stream: Stream | None = None) -> threading.Event:
+        """Ends what is left of a stream, or of all; the event is set when the pages are free."""
         leave = _Leave(stream, threading.Event())
         self._post(leave)
         return leave.done
@@ -229,13 +231,14 @@ class Session:
             finally:
                 message.done.set()
 
-    def _leave(self, stream: Stream, served: _Served | None) -> None:
+    def _leave(self, stream: Stream | None, served: _Served | None) -> None:
         if served is not None:
-            served.abort(stream)
-        for join in [join for join in self._waiting if join.stream is stream]:
+            for leaving in served.streams if stream is None else [stream]:
+                served.abort(leaving)
+        for join in [join for join in self._waiting if stream in (None, join.stream)]:
             self._waiting.remove(join)
-            never = enumerate(stream.requests)
-            stream.deliver([never_ran(*each, self._text_stream) for each in never])
+            never = enumerate(join.stream.requests)
+            join.stream.deliver([never_ran(*each, self._text_stream) for each in never])
 
 
 class _Served:

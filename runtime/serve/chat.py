@@ -89,7 +89,7 @@ class Chat:
         tools = offered_tools(serving, body.tools, body.tool_choice)
         messages, variables = template_messages(body.messages), body.variables
         likeliest = top_logprobs("top_logprobs", body.top_logprobs)
-        each = body.params(max_tokens=body.most_tokens, stops=False, likeliest=likeliest)
+        each = body.params(max_tokens=body.most_tokens, text=False, likeliest=likeliest)
         requests = await chat_requests(serving, messages, tools, variables, each)
         head = answer_head("chatcmpl", "chat.completion", model)
         choices = [self._choice(body, i, request) for i, request in enumerate(requests)]

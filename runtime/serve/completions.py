@@ -77,7 +77,7 @@ class Completions:
         by_source = body.by_source
         each = body.params(
             max_tokens=body.max_tokens,
-            stops=serving.has_text,
+            text=serving.has_text,
             likeliest=top_logprobs("logprobs", body.logprobs),
         )
         requests = await serving.requests(prompts, each, raw=True)

@@ -108,18 +108,18 @@ class GenerationFields(BaseModel):
                 raise not_offered(name, instead)
 
     def params(
-        self, *, max_tokens: int | None, stops: bool, likeliest: int = 0
+        self, *, max_tokens: int | None, text: bool, likeliest: int = 0
     ) -> list[GenerateParams]:
         """What each choice asks of the engine; ``max_tokens`` None is as many as fit.
 
         ``likeliest`` tokens come with each token.
 
         Choice i samples with the seed plus i · 0x9E3779B1, modulo 2^31; without a seed a random one
-        stands for it. ``stops`` False leaves stop strings to whoever reads the output. Raises
-        ApiError.
+        stands for it. ``text`` False leaves the text, and with it stop strings, to whoever
+        reads the output. Raises ApiError.
         """
         seed = secrets.randbelow(MAX_SEED + 1) if self.seed is None else self.seed % (MAX_SEED + 1)
-        stop = self.stop_strings if stops else ()
+        stop = self.stop_strings if text else ()
         least = 2**31 - 1 if max_tokens is None else max_tokens
         if least < 1:
             raise refused("max_tokens", f"max_tokens is {least}, must be 1 or more")
@@ -131,6 +131,7 @@ class GenerationFields(BaseModel):
                     stop=stop,
                     stop_token_ids=tuple(self.stop_token_ids or ()),
                     ignore_eos=self.ignore_eos,
+                    detokenize=text,
                     min_tokens=self.min_tokens or 0,
                     top_logprobs=likeliest,
                     cache_salt=self.cache_salt,

@@ -13,11 +13,16 @@ from specbuild.runtime.serve.turns import Turn
 
 @dataclass
 class ToolCall:
-    """A call of a function; ``arguments`` are the model's own words."""
+    """A call of a function, as it comes."""
 
     name: str
-    arguments: str = ""
+    pieces: list[str] = field(default_factory=list)
     id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
+
+    @property
+    def arguments(self) -> str:
+        """The model's own words."""
+        return "".join(self.pieces)
 
 
 class Output:
@@ -100,4 +105,4 @@ class Output:
             elif delta.name is not None:
                 self.calls.append(ToolCall(delta.name))
             else:
-                self.calls[delta.tool].arguments += delta.arguments
+                self.calls[delta.tool].pieces.append(delta.arguments)

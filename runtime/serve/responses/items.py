@@ -22,8 +22,25 @@ class Items:
 
     def __init__(self, logprob: Callable[[TokenEvent], dict[str, Any]]) -> None:
         self._logprob = logprob
-        self.items: list[Item] = []
+        self._items: list[Item] = []
         self._open: str | None = None
+        # Of the open item's text or arguments: what it does not hold yet. To lengthen a string by
+        # each token would copy it each time.
+        self._pieces: list[str] = []
+
+    @property
+    def items(self) -> list[Item]:
+        """The items with all that came so far: always the same list."""
+        if self._pieces:
+            item = self._items[-1]
+            part, name = (
+                (item, "arguments")
+                if self._open == "function_call"
+                else (item["content"][0], "text")
+            )
+            part[name] += "".join(self._pieces)
+            self._pieces.clear()
+        return self._items
 
     def take(self, deltas: Sequence[Delta]) -> Iterator[ResponseEvent]:
         """The events of more deltas."""
@@ -43,10 +60,11 @@ class Items:
 
     def close(self, status: str) -> Iterator[ResponseEvent]:
         """The output ends: the open item is ``completed`` or ``incomplete``."""
-        kind, self._open = self._open, None
+        kind = self._open
         if kind is None:
             return
         item = self.items[-1]
+        self._open = None
         if kind == "function_call":
             yield self._event("function_call_arguments.done", arguments=item["arguments"])
         else:
@@ -56,44 +74,41 @@ class Items:
             if kind == "message":
                 about["logprobs"] = part["logprobs"]
             yield self._event(f"{name}.done", content_index=0, text=part["text"], **about)
-            yield self._event("content_part.done", content_index=0, part=dict(part))
+            yield self._event("content_part.done", content_index=0, part=_part_now(part))
         item["status"] = status
         yield self._event("output_item.done", whole=True)
 
     def _begin(self, kind: str, item: Item) -> Iterator[ResponseEvent]:
         yield from self.close("completed")
-        self.items.append(item)
+        self._items.append(item)
         self._open = kind
         yield self._event("output_item.added", whole=True)
         if kind != "function_call":
             part = _part("reasoning_text" if kind == "reasoning" else "output_text")
             item["content"].append(part)
-            yield self._event("content_part.added", content_index=0, part=dict(part))
+            yield self._event("content_part.added", content_index=0, part=_part_now(part))
 
     def _more(
         self, name: str, text: str, tokens: Sequence[TokenEvent] = ()
     ) -> Iterator[ResponseEvent]:
         if not text:
             return
-        item = self.items[-1]
+        self._pieces.append(text)
         if name == "arguments":
-            item["arguments"] += text
             yield self._event("function_call_arguments.delta", delta=text)
             return
         about: dict[str, Any] = {}
-        part = item["content"][0]
-        part["text"] += text
         if name == "output_text":
             about["logprobs"] = [self._logprob(token) for token in tokens]
-            part["logprobs"] = part["logprobs"] + about["logprobs"]
+            self._items[-1]["content"][0]["logprobs"] += about["logprobs"]
         yield self._event(f"{name}.delta", content_index=0, delta=text, **about)
 
     def _event(self, name: str, *, whole: bool = False, **fields: Any) -> ResponseEvent:
-        item = self.items[-1]
+        item = self._items[-1]
         about: dict[str, Any] = {"item": _copied(item)} if whole else {"item_id": item["id"]}
         return {
             "type": f"response.{name}",
-            "output_index": len(self.items) - 1,
+            "output_index": len(self._items) - 1,
             **about,
             **fields,
         }
@@ -103,7 +118,11 @@ def _copied(item: Item) -> Item:
     """The item as it is now: it goes on growing."""
     if "content" not in item:
         return dict(item)
-    return {**item, "content": [dict(part) for part in item["content"]]}
+    return {**item, "content": [_part_now(part) for part in item["content"]]}
+
+
+def _part_now(part: dict[str, Any]) -> dict[str, Any]:
+    return {**part, "logprobs": [*part["logprobs"]]} if "logprobs" in part else dict(part)
 
 
 def _message() -> Item:

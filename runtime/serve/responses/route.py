@@ -33,6 +33,7 @@ class _Work:
     request: Request
     messages: Sequence[Mapping[str, Any]]
     answer: dict[str, Any]
+    items: Items
     turns: Turns
 
 
@@ -50,6 +51,7 @@ class Responses:
             return self._stream(work)
         if body.background:
             stored = self._store.put(work.answer, work.messages)
+            stored.items = work.items
             stored.task = asyncio.create_task(self._in_background(work))
             return dict(work.answer)
         await self._finish(work)
@@ -57,7 +59,7 @@ class Responses:
 
     def retrieve(self, name: str) -> Mapping[str, Any]:
         """A stored answer as it is now."""
-        return self._store.get(name).answer
+        return self._store.get(name).shown()
 
     def delete(self, name: str) -> Mapping[str, Any]:
         """Forgets a stored answer."""
@@ -73,7 +75,7 @@ class Responses:
             stored.task.cancel()
             await asyncio.wait({stored.task})
             stored.answer["status"] = "cancelled"
-        return stored.answer
+        return stored.shown()
 
     async def _begin(self, body: ResponseFields) -> _Work:
         serving = self._serving
@@ -87,11 +89,13 @@ class Responses:
         tools = offered_tools(serving, body.tools, body.tool_choice)
         variables = {} if body.effort is None else {"reasoning_effort": body.effort}
         likeliest = top_logprobs("top_logprobs", body.top_logprobs)
-        each = body.params(max_tokens=body.max_output_tokens, stops=False, likeliest=likeliest)
+        each = body.params(max_tokens=body.max_output_tokens, text=False, likeliest=likeliest)
         chat = template_messages([*told, *messages])
         (request,) = await chat_requests(serving, chat, tools, variables, each)
         answer = _head(body, model, each[0].sampling.temperature, each[0].sampling.top_p)
-        return _Work(body, request, messages, answer, serving.turns([request], body.urgency))
+        items = Items(partial(token_logprob, serving))
+        turns = serving.turns([request], body.urgency)
+        return _Work(body, request, messages, answer, items, turns)
 
     async def _finish(self, work: _Work) -> None:
         async with aclosing(self._events(work)) as events:
@@ -117,9 +121,7 @@ class Responses:
         assert form is not None
         parser, logprobs = form.parser(work.body.stop_strings), work.body.logprobs
         output = Output(parser, by_delta=logprobs)
-        items = Items(partial(token_logprob, self._serving))
-        answer = work.answer
-        answer["output"] = items.items
+        items, answer = work.items, work.answer
         for name in ("created", "in_progress"):
             yield {"type": f"response.{name}", "response": {**answer, "output": []}}
         async with aclosing(work.turns):
@@ -131,7 +133,11 @@ class Responses:
         whole = output.finish_reason != "length"
         for event in items.close("completed" if whole else "incomplete"):
             yield event
-        answer |= {"status": "completed" if whole else "incomplete", "usage": _usage(work, output)}
+        answer |= {
+            "status": "completed" if whole else "incomplete",
+            "output": items.items,
+            "usage": _usage(work, output),
+        }
         if not whole:
             answer["incomplete_details"] = {"reason": "max_output_tokens"}
         if work.body.store is not False:

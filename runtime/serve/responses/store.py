@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbuild.runtime.serve.errors import ApiError
+from specbuild.runtime.serve.responses.items import Items
 
 MOST_ANSWERS = 1000
 LONGEST_S = 3600.0
@@ -17,12 +18,22 @@ LONGEST_S = 3600.0
 
 @dataclass
 class Stored:
-    """An answer, the messages that led to it and are its own, and the task that makes it."""
+    """An answer, the messages that led to it and are its own, and the task that makes it.
+
+    ``items`` are those of an answer that is being made.
+    """
 
     answer: dict[str, Any]
     messages: Sequence[Mapping[str, Any]]
     stored_s: float
     task: asyncio.Task[None] | None = None
+    items: Items | None = None
+
+    def shown(self) -> dict[str, Any]:
+        """The answer as it is now."""
+        if self.items is not None:
+            self.answer["output"] = self.items.items
+        return self.answer
 
 
 class ResponseStore:

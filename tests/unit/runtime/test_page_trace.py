@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_loop import Visit, serve, visits
 from test_on_demand import ENGINES, few
-from toy_engine import run, toy_engine
+from toy_engine import prompt, run, toy_engine
 from toy_plan import SHAPES
 
+from specbuild.cli.terminal.engine_loading import traced
 from specbuild.runtime.cache import page_trace
 from specbuild.runtime.cache.page_trace import PageTrace
 from specbuild.runtime.decode.scheduler import Turns
@@ -75,6 +77,19 @@ def test_a_trace_that_lacks_a_line_does_not_replay(tmp_path: Path) -> None:
     for i in moves[:: max(1, len(moves) // 12)]:
         with pytest.raises(ValueError, match=r"line \d+|held at the end"):
             replay(lines[:i] + lines[i + 1 :])
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_command_that_fails_leaves_a_whole_trace(kind: str, tmp_path: Path) -> None:
+    """Though nobody closes what it was reading, and the engine is in the midst of it."""
+    engine, file = few(kind), tmp_path / "trace.jsonl"
+    params = replace(PARAMS, max_new_tokens=40)
+    events = engine.generate([prompt(ids) for ids in PROMPTS], params, speculation=None)
+    with pytest.raises(BrokenPipeError), traced(engine, file):
+        next(events)
+        raise BrokenPipeError
+    found = replay(file.read_text().splitlines())
+    assert found.events["abort"] + found.events["finish"] == len(PROMPTS) and not found.held
 
 
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -151,6 +151,11 @@ def test_stops_are_collections_of_their_kind(values: dict[str, Any]) -> None:
         GenerateParams(**values)
 
 
+def test_stop_strings_need_text() -> None:
+    with pytest.raises(RequestError, match="leave detokenize on"):
+        GenerateParams(stop=("a",), detokenize=False)
+
+
 @pytest.mark.parametrize("values", [{"temperature": [1]}, {"top_p": ()}, {"top_p": None}])
 def test_sampling_takes_numbers(values: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="must be a number"):

@@ -99,6 +99,22 @@ def test_a_stream_that_is_closed_ends_with_what_it_had(kind: str) -> None:
     assert "abort" in {record.finish_reason for record in ends.values()}
 
 
+def test_all_that_run_or_wait_are_aborted_at_once(kind: str) -> None:
+    engine = ENGINES[kind]()
+    free = pages(engine)
+    requests = engine.check_prompts([prompt([1, 2])], LONG)
+    streams = [engine.session.add(requests, DraftSetting(shape)) for shape in (None, SHAPES[-1])]
+    next(streams[0])
+    assert engine.session.abort().wait(60)
+    assert pages(engine) == free
+    for stream in streams:
+        ends = [e.record.finish_reason for e in stream if isinstance(e, FinishEvent)]
+        assert ends in (["abort"], ["length"])
+    short = GenerateParams(max_new_tokens=9)
+    again = run(engine, [[1, 2]], short, speculation=None)
+    assert again.ids == [decode_plainly([1, 2], 9, short.sampling)]
+
+
 def test_events_can_be_delivered_instead_of_read(kind: str) -> None:
     engine, setting = ENGINES[kind](), DraftSetting(SHAPES[0])
     free, batches = pages(engine), SimpleQueue[object]()

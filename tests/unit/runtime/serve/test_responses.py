@@ -14,6 +14,7 @@ from serve.test_parsers import CONTROL_IDS, decode, ids_of
 
 from specbuild.runtime.serve.messages import template_messages
 from specbuild.runtime.serve.parsers.harmony import HarmonyParser
+from specbuild.runtime.serve.parsers.parser import Delta
 from specbuild.runtime.serve.responses.fields import messages_of
 from specbuild.runtime.serve.responses.items import Items
 from specbuild.runtime.serve.responses.store import ResponseStore
@@ -104,6 +105,19 @@ HARMONY = (
     "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>so"
     "<|end|><|start|>assistant<|channel|>commentary to=functions.f<|message|>{}<|call|>"
 )
+
+
+def test_a_text_is_there_while_it_grows_and_grows_in_linear_time() -> None:
+    items, piece, started_s = Items(lambda _: {}), "a" * 100, time.thread_time()
+    for delta in [Delta(content=piece)] * 40_000:
+        list(items.take([delta]))
+    # Copied with each piece it would be 80 GB.
+    assert time.thread_time() - started_s < 2
+    assert items.items[0]["content"][0]["text"] == piece * 40_000
+    list(items.take([Delta(content="b"), Delta(tool=0, name="f"), Delta(tool=0, arguments="{")]))
+    assert items.items[0]["content"][0]["text"] == piece * 40_000 + "b"
+    assert items.items[1]["arguments"] == "{"
+    assert items.items is items.items
 
 
 def test_reasoning_text_and_calls_are_items_in_their_order() -> None:

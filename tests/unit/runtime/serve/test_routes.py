@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -15,6 +15,7 @@ from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.serve.app import App
+from specbuild.runtime.text.stream import TextStream
 
 GREEDY = SamplingParams()
 
@@ -194,6 +195,30 @@ def test_chunks_tell_which_tokens_the_draft_proposed(path: str) -> None:
 
 def shown(choices: list[dict[str, Any]]) -> str:
     return "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in choices)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "streams"),
+    [
+        ("/v1/completions", {"prompt": "b"}, 1),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "b"}]}, 0),
+        ("/v1/responses", {"input": "b"}, 0),
+    ],
+)
+def test_an_output_is_decoded_once(path: str, asked: dict[str, Any], streams: int) -> None:
+    """By the engine where its text is shown, by the parser of a chat."""
+    engine = worded(TEMPLATE)
+    assert engine.text is not None
+    made, stream = [], engine.text.stream
+
+    def counted(stop: Sequence[str] = ()) -> TextStream:
+        made.append(stop)
+        return stream(stop)
+
+    engine.text.stream = counted  # type: ignore[method-assign]
+    with served(engine) as (url, _):
+        answer = httpx.post(url + path, json={"model": NAME, **asked}, timeout=60)
+    assert answer.status_code == 200 and len(made) == streams
 
 
 def test_models_tokens_health_and_metrics(server: tuple[httpx.Client, App]) -> None:
