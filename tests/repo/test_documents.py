@@ -150,6 +150,16 @@ def test_the_api_is_that_of_the_server() -> None:
     assert script("docs/write_openapi.py").document_text() == written, "run: make docs"
 
 
+def test_the_table_of_models_is_current() -> None:
+    """And what it says was run is shown by a test or a record."""
+    models = script("docs/write_models.py")
+    written = models.PAGE.read_text(encoding="utf-8")
+    assert models.page(written) == written, "run: make docs"
+    assert [shown for shown in models.RUN.values() if not (ROOT / shown).exists()] == []
+    kinds = {kind for family in models.TARGETS.values() for kind in family.model_types}
+    assert {kind for _, kind in models.RUN} <= kinds | models.DRAFTS.keys()
+
+
 def test_figures_of_documents_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     figures = script("benchmarks/figures.py")

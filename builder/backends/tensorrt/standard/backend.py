@@ -40,10 +40,10 @@ class StandardBackend:
         self,
         asked: BuildOptions,
         target: TargetGeometry,
-        draft: DraftGeometry | None,  # noqa: ARG002
+        draft: DraftGeometry | None,
     ) -> None:
         """See :class:`Backend`."""
-        require_standard_support(target, asked)
+        require_standard_support(target, draft, asked)
 
     def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:  # noqa: ARG002
         """See :class:`Backend`: nothing is refused."""

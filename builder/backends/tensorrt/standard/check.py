@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from specbuild.builder.options import BuildOptions
-from specbuild.runtime.engine_dir.geometry import ClampedSwiglu, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import ClampedSwiglu, DraftGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.check import LIBRARIES
 
 
-def require_standard_support(target: TargetGeometry, asked: BuildOptions) -> None:
-    """SpecbuildError naming what a target or build has that no engine of standard ops computes."""
+def require_standard_support(
+    target: TargetGeometry, draft: DraftGeometry | None, asked: BuildOptions
+) -> None:
+    """SpecbuildError naming what a model or build has that no engine of standard ops computes."""
     title = LIBRARIES["tensorrt-rtx"].title
+    if draft is not None and (draft.latent_dims or draft.layers > 1):
+        kind = "caches latents (MLA)" if draft.latent_dims else f"has {draft.layers} layers"
+        raise SpecbuildError(
+            f"the draft {kind}, which is built for the CPU only; build with --backend cpu or "
+            "without --draft"
+        )
     if target.mla is not None:
         raise SpecbuildError(
             f"the model is a {target.model_type}, whose attention (MLA) is built for the CPU only; "

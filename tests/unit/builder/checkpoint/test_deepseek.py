@@ -202,7 +202,7 @@ def test_what_belongs_to_gpt_oss(model: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecbuildError, match="a deepseek_v3: CUDA kernels compute its attention"):
         require_cuda_support(geometry, None)
     with pytest.raises(SpecbuildError, match="is built for the CPU only"):
-        require_standard_support(geometry, options)
+        require_standard_support(geometry, None, options)
     (model / "mla_kv.safetensors").write_bytes(b"")
     assert (
         "belong to gpt_oss, but this is a deepseek_v3, which caches latents of its own"

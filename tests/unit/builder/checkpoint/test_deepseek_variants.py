@@ -48,7 +48,7 @@ def test_each_keeps_its_type_and_is_for_the_cpu(kind: str, tmp_path: Path) -> No
     with pytest.raises(SpecbuildError, match=f"a {kind}: CUDA kernels .* build with --backend cpu"):
         require_cuda_support(g, None)
     with pytest.raises(SpecbuildError, match=f"a {kind}, whose attention .MLA. is built for the"):
-        require_standard_support(g, BuildOptions(model=tmp_path, output=tmp_path / "engine"))
+        require_standard_support(g, None, BuildOptions(model=tmp_path, output=tmp_path / "engine"))
 
 
 def test_glm_says_by_a_number_or_by_a_list_which_layers_are_dense(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.builder.backends.cuda.check import require_cuda_support
+from specbuild.builder.backends.tensorrt.standard.check import require_standard_support
 from specbuild.builder.families.checkpoints import read_draft
+from specbuild.builder.options import BuildOptions
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -77,6 +79,9 @@ def test_what_no_kernel_computes(
     draft = read_draft(tmp_path, geometry, strict=True).geometry
     with pytest.raises(SpecbuildError, match=re.escape(message)):
         require_cuda_support(GPT_OSS_20B, draft)
+    options = BuildOptions(model=tmp_path, output=tmp_path / "engine")
+    with pytest.raises(SpecbuildError, match=re.escape(message)):
+        require_standard_support(GPT_OSS_20B, draft, options)
 
 
 @pytest.mark.parametrize(

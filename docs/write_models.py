@@ -1,0 +1,160 @@
+"""Write the table of docs/models.md: what is built of which model, and what has been run where.
+
+.venv/bin/python docs/write_models.py
+
+What a backend refuses is asked of its own checks, with the published sizes; what was run is listed
+below, each with the test or record that shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from specbuild.builder.backends.registry import BACKENDS
+from specbuild.builder.families.eagle3.synth import draft_geometry
+from specbuild.builder.families.family import DraftSizes
+from specbuild.builder.families.registry import TARGETS
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.synth.geometry import named_geometry
+from specbuild.runtime.engine_dir.geometry import (
+    AttentionParts,
+    DraftGeometry,
+    MlaGeometry,
+    MtpGeometry,
+    Norm,
+    TargetGeometry,
+)
+from specbuild.runtime.errors import SpecbuildError
+
+PAGE = Path(__file__).with_name("models.md")
+BEGIN = "<!-- The table is generated: `make docs` writes it anew. -->\n"
+END = "<!-- Here it ends. -->\n"
+
+# A published model of every type: its title, and the geometry that the checks are asked about.
+MODELS = {
+    "gpt_oss": ("GPT-OSS 20B, 120B", "gpt-oss-20b"),
+    "llama": ("Llama 3", "llama-3.1-8b"),
+    "qwen3": ("Qwen3, dense", "qwen3-8b"),
+    "qwen3_moe": ("Qwen3-MoE", "qwen3-30b-a3b"),
+    "deepseek_v2": ("DeepSeek-V2", "deepseek-v2-lite"),
+    "deepseek_v3": ("DeepSeek-V3, R1", "glm-4.7-flash"),
+    "kimi_k2": ("Kimi-K2", "glm-4.7-flash"),
+    "glm4_moe_lite": ("GLM-4.7-Flash", "glm-4.7-flash"),
+    "youtu": ("Youtu-LLM", "youtu-2b"),
+    "youtu_llm": ("Youtu-LLM", "youtu-2b"),
+}
+# What safetensors hold of a type beside bf16, fp16 and fp32.
+STORED = {"gpt_oss": "MXFP4 experts", "deepseek_v3": "FP8 blocks", "kimi_k2": "FP8 blocks"}
+MTP_LAYERS = ("deepseek_v3", "glm4_moe_lite")
+_MLA_TESTS = "tests/e2e/test_mla_families.py"
+# What decoded there, by the test or the record that shows it. On the CPU tiny random models.
+RUN = {
+    ("cpu", "gpt_oss"): "tests/e2e/test_example.py",
+    ("cpu", "llama"): "tests/e2e/test_llama.py",
+    ("cpu", "qwen3"): "tests/e2e/test_llama.py",
+    ("cpu", "qwen3_moe"): "tests/e2e/test_llama.py",
+    ("cpu", "deepseek_v2"): _MLA_TESTS,
+    ("cpu", "deepseek_v3"): "tests/e2e/test_deepseek.py",
+    ("cpu", "kimi_k2"): _MLA_TESTS,
+    ("cpu", "glm4_moe_lite"): _MLA_TESTS,
+    ("cpu", "youtu"): _MLA_TESTS,
+    ("cpu", "youtu_llm"): _MLA_TESTS,
+    ("cuda", "gpt_oss"): "benchmarks/results/h200-2026-11-24",
+    ("cpu", "plain"): "tests/unit/builder/verify/test_verify_engine.py",
+    ("cpu", "norms"): "tests/unit/builder/verify/test_verify_engine.py",
+    ("cpu", "parts"): "tests/unit/builder/verify/test_verify_engine.py",
+    ("cpu", "layers"): "tests/unit/builder/verify/test_verify_engine.py",
+    ("cpu", "mla"): "tests/unit/builder/verify/test_verify_engine.py",
+    ("cpu", "mtp"): "tests/e2e/test_mtp.py",
+    ("cuda", "plain"): "benchmarks/results/h200-2026-11-24",
+}
+DRAFTS = {
+    "plain": "EAGLE3, a LLaMA layer",
+    "norms": "EAGLE3 with `norm_before_fc` or `fc_norm`",
+    "parts": "EAGLE3 with biases or `model_type: qwen3`",
+    "layers": "EAGLE3 of several layers",
+    "mla": "EAGLE3 with MLA",
+    "mtp": "MTP layer of the model",
+}
+
+
+def drafts_of(target: TargetGeometry) -> dict[str, DraftGeometry]:
+    """A draft of each kind for ``target``."""
+    plain = draft_geometry(target, DraftSizes(vocab=32000, inner=target.hidden))
+    mla = MlaGeometry(512, 64, 128, 128, 192**-0.5, Norm(1e-6, "before_weight"), 1536)
+    latent = replace(plain, mla=mla, kv_heads=1, head_dim=mla.entry_width)
+    mtp = MtpGeometry(
+        architecture="DeepSeekMTPModel", hidden=target.hidden, vocab=target.vocab,
+        q_heads=target.q_heads, mla=mla, feed_forward=target.feed_forward(0),
+        rms_eps=target.norm.eps, rope=target.rope, aux_layers=(target.layers - 1,),
+        max_positions=target.max_positions,
+    )  # fmt: skip
+    return {
+        "plain": plain,
+        "norms": replace(plain, norm_before_fc=True),
+        "parts": replace(plain, attention=AttentionParts(qkv_bias=True, qk_norm="head")),
+        "layers": replace(plain, layers=2),
+        "mla": latent,
+        "mtp": mtp,
+    }
+
+
+def state(backend: str, kind: str, target: TargetGeometry, draft: DraftGeometry | None) -> str:
+    """``run``, ``not run`` for what is taken but did not run on its device, ``no`` if refused."""
+    options = BuildOptions(model=Path("model"), output=Path("engine"))
+    try:
+        BACKENDS[backend].check(options, target, draft)  # type: ignore[index]
+    except SpecbuildError:
+        assert (backend, kind) not in RUN, (backend, kind)
+        return "no"
+    return "run" if (backend, kind) in RUN else "not run"
+
+
+def rows() -> Iterator[tuple[str, ...]]:
+    """A row for every model type, and one for every kind of draft."""
+    for family in TARGETS.values():
+        for kind in family.model_types:
+            title, geometry = MODELS[kind]
+            target = replace(named_geometry(geometry).target, model_type=kind)
+            stored = f"safetensors, {STORED[kind]}" if kind in STORED else "safetensors"
+            files = [name for name in family.gguf if fits(name, kind, family.model_types)]
+            weights = f"{stored}; GGUF `{'`, `'.join(files)}`"
+            drafts = "EAGLE3, MTP" if kind in MTP_LAYERS else "EAGLE3"
+            found = [state(backend, kind, target, None) for backend in BACKENDS]
+            yield title, f"`{kind}`", weights, drafts, *found
+    target = named_geometry("gpt-oss-20b").target
+    for kind, draft in drafts_of(target).items():
+        yield (
+            DRAFTS[kind],
+            "",
+            "safetensors",
+            "",
+            *[state(b, kind, target, draft) for b in BACKENDS],
+        )
+
+
+def fits(architecture: str, kind: str, kinds: object) -> bool:
+    """Whether a file of this architecture may hold a model of this type."""
+    plain = {name.replace("_", "").replace("-", "") for name in kinds}  # type: ignore[attr-defined]
+    named = architecture.replace("-", "")
+    return named == kind.replace("_", "") or named not in plain
+
+
+def table() -> str:
+    """The table as Markdown."""
+    head = ("model", "`model_type`", "weights", "drafts", *[f"`{name}`" for name in BACKENDS])
+    lines = [head, ("---",) * len(head), *rows()]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def page(text: str) -> str:
+    """The page with the table written anew."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
