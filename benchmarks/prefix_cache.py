@@ -1,7 +1,8 @@
 """What a prompt that begins as another did saves: one JSON line.
 
 Pairs of the same prompt, cold and behind a cached beginning: times to the first token, whether the
-tokens and the accepted drafts are equal. Then chats of several turns, with the cache and without.
+tokens and the accepted drafts are equal. Then chats of several turns, with the cache and without,
+in turn; and how many of many beginnings are still there when each is asked for again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 _EXAMPLES = """examples:
   python benchmarks/prefix_cache.py engine --tokens 1500
-  python benchmarks/prefix_cache.py engine --tokens 1500 --turns 20 --added 60 --together 8
+  python benchmarks/prefix_cache.py engine --tokens 1500 --turns 20 --added 300 --together 8
+  python benchmarks/prefix_cache.py engine --rounds 0 --tokens 600 --beginnings 8 16 32
 """
 
 
@@ -36,13 +38,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="pairs of prompts (5)")
     parser.add_argument("--turns", type=int, default=0, help="of a chat; 0 leaves chats out (0)")
     parser.add_argument("--added", type=int, default=60, help="tokens that a turn adds (60)")
+    parser.add_argument("--chat-rounds", type=int, default=1, help="pairs of all chats (1)")
+    parser.add_argument("--answer", type=int, default=16, help="tokens of an answer (16)")
     parser.add_argument("--together", type=int, default=8, help="chats at once (8)")
+    parser.add_argument("--beginnings", type=int, nargs="*", default=[], help="that differ")
     asked = parser.parse_args()
-    engine = Engine.load(asked.engine)
-    found = {"engine": asked.engine.name, "tokens": asked.tokens} | _pairs(engine, asked)
+    found: dict[str, object] = {"engine": asked.engine.name, "tokens": asked.tokens}
+    if asked.rounds:
+        found |= _pairs(Engine.load(asked.engine), asked)
     if asked.turns:
-        cold_s = _chats(Engine.load(asked.engine), asked)
-        found |= {"chats_s": _chats(engine, asked), "chats_without_s": cold_s}
+        found |= _chats_with_and_without(asked)
+    if asked.beginnings:
+        found["beginnings, found again"] = [
+            (count, _found_again(Engine.load(asked.engine), asked.tokens, count))
+            for count in asked.beginnings
+        ]
     print(json.dumps(found))
 
 
@@ -71,17 +81,51 @@ def _pairs(engine: Engine, asked: argparse.Namespace) -> dict[str, object]:
     }
 
 
+def _chats_with_and_without(asked: argparse.Namespace) -> dict[str, object]:
+    """The same chats with the cache and without, in turn: seconds, and output tokens a second.
+
+    Seconds are the process's own, so that others on the machine count for neither.
+    """
+    found: dict[str, list[float]] = {"chats_cpu_s": [], "chats_without_cpu_s": []}
+    for _ in range(asked.chat_rounds):
+        for name, seconds in found.items():
+            engine = Engine.load(asked.engine)
+            if name == "chats_cpu_s":
+                engine.keep_prefixes()
+            seconds.append(_chats(engine, asked))
+    with_s, without_s = (median(seconds) for seconds in found.values())
+    tokens = asked.turns * asked.together * asked.answer
+    return found | {
+        "tokens_per_cpu_s": tokens / with_s,
+        "tokens_per_cpu_s_without": tokens / without_s,
+        "times": median(b / a for a, b in zip(*found.values(), strict=True)),
+    }
+
+
 def _chats(engine: Engine, asked: argparse.Namespace) -> float:
-    """Seconds for all turns of chats that run side by side, each of its answers a prompt's part."""
+    """Processor seconds for all turns of chats side by side; each answer is in the next prompt."""
     random, vocab = Random(1), engine.manifest.target.vocab
     chats: list[list[int]] = [[] for _ in range(asked.together)]
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     for _ in range(asked.turns):
         for chat in chats:
             chat.extend(random.choices(range(vocab), k=asked.added))
-        for chat, record in zip(chats, _finished(engine, chats, new_tokens=16), strict=True):
+        records = _finished(engine, chats, new_tokens=asked.answer)
+        for chat, record in zip(chats, records, strict=True):
             chat.extend(record.output_ids)
-    return time.perf_counter() - started_s
+    return time.process_time() - started_s
+
+
+def _found_again(engine: Engine, tokens: int, count: int) -> int:
+    """Of so many prompts, read one after another, those whose next turn begins behind them."""
+    engine.keep_prefixes()
+    random, vocab = Random(2), engine.manifest.target.vocab
+    prompts = [random.choices(range(vocab), k=tokens) for _ in range(count)]
+    for ids in prompts:
+        ids.extend(_finished(engine, [ids], new_tokens=16)[0].output_ids)
+        ids.extend(random.choices(range(vocab), k=60))
+    records = [_finished(engine, [ids], new_tokens=16)[0] for ids in prompts]
+    return sum(r.stats.cached_tokens > tokens - 32 for r in records)
 
 
 def _finished(engine: Engine, prompts: Sequence[list[int]], *, new_tokens: int) -> list[RunRecord]:

@@ -110,7 +110,6 @@ class Engine:
             )
         self.decoder.prefixes = PrefixCache(
             manifest.cache_groups,
-            manifest.limits,
             self._kv,
             drafts=manifest.draft is not None,
             publish_generated=publish_generated,

@@ -271,6 +271,11 @@ class Request:
     deadline_s: float | None = None
     grammar: Grammar | None = None
 
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """The prompt as int32 [P], not to be changed."""
+        return np.fromiter(self.prompt_ids, np.int32, len(self.prompt_ids))
+
 
 @dataclass(slots=True, eq=False)
 class SequenceState:

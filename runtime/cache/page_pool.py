@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from specbuild.runtime.cache.page_trace import PageTrace
 from specbuild.runtime.errors import SpecbuildError
@@ -14,6 +17,17 @@ PagesReleased = Callable[[str, Sequence[int]], None]
 # Is called with a kept page whose place another one takes.
 Evicted = Callable[[int], None]
 
+# What becomes of a page that nobody holds any more.
+_FREE, _EXPENDABLE, _LASTING = range(3)
+
+
+@dataclass(frozen=True)
+class SharedPages:
+    """Kept pages of one allocator that a sequence begins with: logical pages from ``first`` on."""
+
+    first: int
+    pages: tuple[int, ...]
+
 
 class PagePool:
     """The pages of one group. Page 0 is never handed out.
@@ -23,7 +37,8 @@ class PagePool:
 
     A page is held by those that took or shared it. One that is to :meth:`keep` stays where it is
     when nobody holds it any more, until :meth:`share` takes it up again or a page is wanted and
-    none is free: then the one goes that was let go of first.
+    none is free: then the one goes that was let go of first, of those that are expendable while
+    there are any.
 
     ``trace``, where there is one, is told who holds which page. An ``owner`` is the cookie under
     which a sequence was admitted.
@@ -48,19 +63,29 @@ class PagePool:
         self._sharers: dict[int, int] = {}
         # Held pages that no promise covers.
         self._uncovered: set[int] = set()
-        self._to_keep: set[int] = set()
-        # Of those, the pages that nobody holds, in the order in which they were let go of.
-        self._kept: OrderedDict[int, None] = OrderedDict()
+        # By page, what becomes of it.
+        self._fate = bytearray(pages)
+        self._fates = np.frombuffer(self._fate, np.uint8)
+        # The pages that nobody holds, by their fate, in the order in which they were let go of.
+        self._kept: dict[int, OrderedDict[int, None]] = {
+            _EXPENDABLE: OrderedDict(),
+            _LASTING: OrderedDict(),
+        }
 
     @property
     def free_pages(self) -> int:
         """Pages that no sequence holds."""
-        return len(self._free) + len(self._kept)
+        return len(self._free) + self.kept_pages
 
     @property
     def kept_pages(self) -> int:
         """Pages that no sequence holds, and that are as they were left."""
-        return len(self._kept)
+        return sum(map(len, self._kept.values()))
+
+    @property
+    def lasting_pages(self) -> set[int]:
+        """Pages to keep that are not expendable, held or not."""
+        return set(np.flatnonzero(self._fates == _LASTING).tolist())
 
     def can_reserve(self, pages: int) -> bool:
         """Whether this many pages are promised to nobody."""
@@ -93,13 +118,23 @@ class PagePool:
         self._tell("install", owner, (page,))
         return page
 
-    def keep(self, pages: Iterable[int]) -> None:
+    def keep(self, pages: np.ndarray, *, expendable: bool = False) -> None:
         """Held pages are to stay as they are when they are let go of."""
-        self._to_keep.update(pages)
+        self._fates[pages] = _EXPENDABLE if expendable else _LASTING
+
+    def mark(self, pages: Iterable[int], *, expendable: bool) -> None:
+        """Pages to keep become expendable, and then the first to go; or are so no more."""
+        fate = _EXPENDABLE if expendable else _LASTING
+        for page in pages:
+            before, self._fate[page] = self._fate[page], fate
+            if before != fate and page in self._kept[before]:
+                del self._kept[before][page]
+                self._kept[fate][page] = None
+                self._kept[fate].move_to_end(page, last=not expendable)
 
     def not_held(self, pages: Iterable[int]) -> int:
         """How many of these kept pages nobody holds."""
-        return sum(page in self._kept for page in pages)
+        return sum(page in self._kept[self._fate[page]] for page in pages)
 
     def share(self, pages: Sequence[int], owner: int, *, covered: bool) -> None:
         """One more holder of each of these pages, which are kept.
@@ -107,12 +142,12 @@ class PagePool:
         ``covered``: its own promise counts them. Else those that nobody held count as promised
         until they are let go of; SpecbuildError where too few are left.
         """
-        idle = [page for page in pages if page in self._kept]
+        idle = [page for page in pages if page in self._kept[self._fate[page]]]
         if not covered:
             self.reserve(len(idle))
             self._uncovered.update(idle)
         for page in idle:
-            del self._kept[page]
+            del self._kept[self._fate[page]][page]
         for page in set(pages).difference(idle):
             self._sharers[page] = self._sharers.get(page, 0) + 1
         self._tell("share", owner, pages)
@@ -136,10 +171,10 @@ class PagePool:
                 if page in self._uncovered:
                     self._uncovered.remove(page)
                     self._unreserved += 1
-                if page in self._to_keep:
-                    self._kept[page] = None
-                else:
+                if (fate := self._fate[page]) == _FREE:
                     freed.append(page)
+                else:
+                    self._kept[fate][page] = None
         self._to_free(freed)
         self._tell("release", owner, pages)
 
@@ -148,15 +183,16 @@ class PagePool:
         if self.free_pages != self.pages or self._unreserved != self.pages:
             raise SpecbuildError(
                 f"cache group {self.name}: idle, but {len(self._free)} pages are free and "
-                f"{len(self._kept)} kept of {self.pages}, and {self._unreserved} not promised; "
+                f"{self.kept_pages} kept of {self.pages}, and {self._unreserved} not promised; "
                 "please report it"
             )
 
     def _evict(self) -> None:
-        if not self._kept:
+        kept = self._kept[_EXPENDABLE] or self._kept[_LASTING]
+        if not kept:
             raise SpecbuildError(f"cache group {self.name}: no free page; run fewer sequences")
-        page, _ = self._kept.popitem(last=False)
-        self._to_keep.remove(page)
+        page, _ = kept.popitem(last=False)
+        self._fate[page] = _FREE
         if self.evicted is not None:
             self.evicted(page)
         self._to_free((page,))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from specbuild.runtime.cache.page_pool import PagePool, PagesInstalled, PagesReleased
+from specbuild.runtime.cache.page_pool import (
+    PagePool,
+    PagesInstalled,
+    PagesReleased,
+    SharedPages,
+)
 from specbuild.runtime.cache.page_trace import TRACE_VERSION, PageTrace
 from specbuild.runtime.engine_dir.cache_groups import (
     allocators,
@@ -17,14 +21,6 @@ from specbuild.runtime.engine_dir.cache_groups import (
 )
 from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits
 from specbuild.runtime.errors import SpecbuildError
-
-
-@dataclass(frozen=True)
-class SharedPages:
-    """Kept pages of one allocator that a sequence begins with: logical pages from ``first`` on."""
-
-    first: int
-    pages: tuple[int, ...]
 
 
 class SequencePages:
@@ -81,9 +77,10 @@ class SequencePages:
                 f"cache group {self._pool.name}: {end - self.first_page} pages wanted, "
                 f"{self.reserved} reserved; use fewer tokens"
             )
-        while self.end_page < end:
-            self._place(self.end_page, self._pool.allocate(self.owner))
-            self.end_page += 1
+        if end > self.end_page:
+            taken = [self._pool.allocate(self.owner) for _ in range(self.end_page, end)]
+            self._place(self.end_page, taken)
+            self.end_page = end
 
     def begin_with(self, shared: SharedPages) -> None:
         """The sequence begins behind pages that others made and that it never writes.
@@ -92,8 +89,7 @@ class SequencePages:
         promise counts these too; else they need none.
         """
         self._pool.share(shared.pages, self.owner, covered=self.window > 0)
-        for place, page in enumerate(shared.pages, shared.first):
-            self._place(place, page)
+        self._place(shared.first, shared.pages)
         self.first_page, self.end_page = shared.first, shared.first + len(shared.pages)
         self.length = self._oldest_row = self.end_page * self.page_size
         self.shared = 0 if self.window else len(shared.pages)
@@ -156,10 +152,12 @@ class SequencePages:
                 self._release(self.first_page, first)
                 self.first_page = first
 
-    def _place(self, place: int, page: int) -> None:
-        size = self.page_size
-        self.table[place] = page
-        self.slots[place * size : (place + 1) * size] = self._offsets + page * size
+    def _place(self, first: int, pages: Sequence[int]) -> None:
+        """The pages stand from logical page ``first`` on."""
+        end = first + len(pages)
+        self.table[first:end] = pages
+        slots = self.slots.reshape(-1, self.page_size)
+        slots[first:end] = self.table[first:end, None] * self.page_size + self._offsets
 
     def _release(self, first: int, end: int) -> None:
         """The last pages go first: of what is kept, they are the first that others replace."""

@@ -38,7 +38,7 @@ class Emission:
     def admit(self, index: int, request: Request, pages: dict[str, SequencePages]) -> SequenceState:
         """The state of a request that is to run now for the first time; its clock starts."""
         ids = np.zeros(len(request.prompt_ids) + request.token_budget, np.int32)
-        ids[: len(request.prompt_ids)] = request.prompt_ids
+        ids[: len(request.prompt_ids)] = request.ids
         counters = RunCounters(self._max_depth)
         if request.grammar is not None:
             counters.masked_tokens = 0

@@ -135,7 +135,7 @@ class Scheduler:
         """Queues a request behind those that go before it; its number."""
         prefix = None
         if self.prefixes is not None:
-            prefix = self.prefixes.cache.begin(request.prompt_ids, request.params.cache_salt)
+            prefix = self.prefixes.cache.begin(request.ids, request.params.cache_salt)
         self._waiting.add(Waiting(self._added, request, prefix=prefix))
         if request.deadline_s is not None:
             self._deadlines_s[self._added] = request.deadline_s

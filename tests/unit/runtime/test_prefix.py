@@ -20,6 +20,8 @@ from toy_plan import SHAPES
 
 from specbuild.runtime.cache.page_pool import PagePool
 from specbuild.runtime.cache.page_trace import PageTrace
+from specbuild.runtime.cache.prefix_tree import PrefixTree, TokenSource
+from specbuild.runtime.cache.window_ends import WindowEnds
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.host_stepper import HostStepper
 from specbuild.runtime.decode.scheduler import Chunk, Turns
@@ -67,23 +69,19 @@ visits = st.builds(
     st.lists(st.sampled_from([None, *SHAPES]), min_size=3, max_size=3),
     st.sampled_from([20, 26, None]),
     st.booleans(),
-    st.booleans(),
 )
 def test_each_gets_what_it_gets_alone(
     rounds: list[list[Visit]],
     shapes: list[DraftShape | None],
     pages: int | None,
     generated: bool,
-    weak: bool,
 ) -> None:
-    """With drafts and without, few pages and many, and where keys tell nothing apart."""
+    """With drafts and without, few pages and many."""
     engine = keeping(kv_pages=pages, publish_generated=generated)
     prefixes = engine.prefixes
     assert prefixes is not None
     if pages is not None:
         engine.decoder.kv_policy = "max-utilization"
-    if weak:
-        prefixes._factors[:] = 0
     for visitors, shape in zip(rounds, shapes, strict=False):
         tokens, ends = serve(engine, visitors, shape, Turns())
         for i, visitor in enumerate(visitors):
@@ -235,7 +233,7 @@ def test_a_page_gives_way_before_the_one_that_it_continues() -> None:
     pool.evicted = gone.append
     pool.reserve(5)
     pages = [pool.allocate(1) for _ in range(5)]
-    pool.keep(pages[:4])
+    pool.keep(np.array(pages[:4]))
     pool.release(pages[::-1], 1)
     pool.unreserve(5)
     pool.check_integrity()
@@ -254,7 +252,7 @@ def test_the_owner_of_a_shared_page_goes_first() -> None:
     pool = PagePool("full", 4)
     pool.reserve(1)
     page = pool.allocate(1)
-    pool.keep([page])
+    pool.keep(np.array([page]))
     pool.share([page], 2, covered=False)
     assert pool.can_reserve(2)
     pool.uncover([page])
@@ -265,20 +263,76 @@ def test_the_owner_of_a_shared_page_goes_first() -> None:
     pool.check_integrity()
 
 
-def test_a_key_depends_on_every_token() -> None:
-    """A page's key depends on every token up to its end, and on the one behind it."""
-    engine = keeping()
-    prefixes = engine.prefixes
-    assert prefixes is not None
-    ids = np.random.default_rng(0).integers(0, VOCAB, 41).tolist()
-    keys = prefixes.begin(ids, None).keys
-    assert len(keys) == len(set(keys)) == 10
-    for changed in range(41):
-        other = [*ids]
-        other[changed] += 1
-        same = [a == b for a, b in zip(keys, prefixes.begin(other, None).keys, strict=True)]
-        assert same == [(page + 1) * SIZE < changed for page in range(10)]
-    assert not set(keys) & set(prefixes.begin(ids, "salt").keys)
+def test_an_entry_ends_at_the_first_other_token() -> None:
+    """A page is the same where every token up to its end is, and the one behind it with a draft."""
+    ids = np.random.default_rng(0).integers(0, VOCAB, 41, np.int32)
+    for drafts in (False, True):
+        tree = PrefixTree([20], page_size=SIZE, drafts=drafts)
+        source = TokenSource(ids, None)
+        (span,) = tree.extended(source, 10)
+        assert (span.first, span.end) == (0, 10) and not tree.walk(TokenSource(ids, "salt"), 10)
+        for changed in range(41):
+            other = ids.copy()
+            other[changed] += 1
+            same = [(s.first, s.end) for s in tree.walk(TokenSource(other, None), 10)]
+            pages = max(0, changed - drafts) // SIZE
+            assert same == ([(0, min(pages, 10))] if pages else [])
+
+
+def beginnings(count: int) -> list[list[int]]:
+    """Prompts of 40 tokens that differ from the first one on."""
+    tokens = np.random.default_rng(1).integers(0, VOCAB - 1, (count, 39)).tolist()
+    return [[first, *rest] for first, rest in enumerate(tokens)]
+
+
+def cached(engine: Engine, ids: list[int]) -> int:
+    """How much of a prompt was there, which is there from now on."""
+    params = GenerateParams(max_new_tokens=9, ignore_eos=True)
+    return run(engine, [ids], params, speculation=SHAPES[1]).records[0].stats.cached_tokens
+
+
+def test_as_many_beginnings_stay_as_have_room_for_a_window_each() -> None:
+    """48 pages: of each prompt of ten pages the two that the next turn wants stay longest."""
+    engine = keeping(max_batch_size=8, kv_pages=400)
+    prompts = beginnings(14)
+    assert [cached(engine, ids) for ids in prompts] == [0] * 14
+    assert [cached(engine, [*ids, 5, 6, 7]) for ids in prompts] == [36] * 14
+    assert engine.prefixes is not None
+    engine.prefixes.check_integrity()
+
+
+def test_a_window_stays_where_prompts_part() -> None:
+    """What the second one there wants has gone first; the third finds it."""
+    engine = keeping(max_batch_size=8, kv_pages=400)
+    first, *others = beginnings(20)
+    parted = [[*first[:21], 27 - i, *others[i][:18]] for i in range(2)]
+    found = []
+    for ids, between in ((first, others[:9]), (parted[0], others[9:]), (parted[1], [])):
+        found.append(cached(engine, ids))
+        for other in between:
+            cached(engine, other)
+    assert found == [0, 0, 20]
+
+
+def test_a_page_that_serves_no_end_goes_first() -> None:
+    pool, gone = PagePool("sliding", 7), []
+    pool.evicted = gone.append
+    ends = WindowEnds(pool)
+    pool.reserve(6)
+    pages = [pool.allocate(1) for _ in range(6)]
+    pool.keep(np.array(pages), expendable=True)
+    ends.add((1, 2), pages[:2])
+    ends.add((2, 3), pages[1:3])
+    ends.check_integrity()
+    pool.release(pages, 1)
+    pool.unreserve(6)
+    assert [pool.allocate(2) for _ in range(3)] == gone == pages[3:]
+    ends.drop((1, 2))
+    ends.check_integrity()
+    assert pool.allocate(2) == pages[0]
+    assert pool.lasting_pages == set(pages[1:3])
+    pool.evicted = lambda page: (gone.append(page), ends.forget(page))[0]
+    assert [pool.allocate(2) for _ in range(2)] == pages[1:3] and not pool.lasting_pages
 
 
 def test_where_pages_cannot_be_shared_it_is_refused() -> None:

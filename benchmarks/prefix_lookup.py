@@ -1,0 +1,123 @@
+"""What the prefix cache itself takes for one long prompt, on no engine: one JSON line.
+
+The caches have a group that keeps every position, one with a window of 128, and a draft's; pages
+have 16 tokens, and the prompt is read in launches of so many rows. Times are in milliseconds: each
+call's least over the rounds, summed, so that what else the machine does is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from time import perf_counter
+
+import numpy as np
+
+from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.cache.prefix import PrefixCache
+from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits
+from specbuild.runtime.request import GenerateParams, Request
+
+_PAGE_SIZE, _TARGET = 16, ("full", "sliding")
+
+
+class _Clock:
+    """The least time of each call, by what it belongs to."""
+
+    def __init__(self) -> None:
+        self._least: dict[str, dict[int, float]] = defaultdict(dict)
+        self._calls: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """Another round of the same calls."""
+        self._calls = defaultdict(int)
+
+    def add(self, name: str, started_s: float) -> None:
+        """A call ends now."""
+        took_ms = 1e3 * (perf_counter() - started_s)
+        call = self._calls[name]
+        self._calls[name] += 1
+        self._least[name][call] = min(took_ms, self._least[name].get(call, took_ms))
+
+    def sums(self) -> dict[str, float]:
+        """Milliseconds by name."""
+        return {name: round(sum(calls.values()), 3) for name, calls in self._least.items()}
+
+
+class _Caches:
+    """Room for a few prompts of ``tokens`` tokens, and the cache that keeps them."""
+
+    def __init__(self, tokens: int, rows: int) -> None:
+        self._tokens, self._rows = tokens, rows
+        limits = Limits(tokens + 64, 4, rows, 3, 3, 8)
+        whole = 4 * (tokens // _PAGE_SIZE + 8)
+        window = 4 * ((127 + rows) // _PAGE_SIZE + 2)
+        groups = [
+            CacheGroup(name, (0,), 2, 32, 32, _PAGE_SIZE, pages, width, "float32", ("pages",))
+            for name, pages, width in (
+                ("full", whole, 0),
+                ("sliding", window, 128),
+                ("draft", whole, 0),
+            )
+        ]
+        self._kv = KvPools(groups, limits)
+        self.cache = PrefixCache(groups, self._kv, drafts=True)
+
+    def read(self, prompt_ids: tuple[int, ...], clock: _Clock) -> int:
+        """A prompt from its look-up to its end; how much of it was there."""
+        clock.begin()
+        request = Request("a", prompt_ids, GenerateParams(), 16)
+        started_s = perf_counter()
+        ids = request.ids
+        clock.add("ids as an array", started_s)
+        started_s = perf_counter()
+        prefix = self.cache.begin(ids, None)
+        match = self.cache.match(prefix, drafted=True)
+        clock.add("look-up", started_s)
+        wanted = self._kv.pages_wanted(len(ids) + 16)
+        started_s = perf_counter()
+        pages = self._kv.admit(wanted, match.shared)
+        self.cache.admitted(prefix, match, again=False)
+        clock.add("admission", started_s)
+        for end in range(match.tokens + self._rows, len(ids) + self._rows, self._rows):
+            done = min(end, len(ids))
+            draft = self.cache.wanted_draft(prefix, done + 1)
+            for names, length in ((_TARGET, done), (("draft",), min(done, draft))):
+                for name in names:
+                    pages[name].append(length - pages[name].length)
+                started_s = perf_counter()
+                self.cache.publish(
+                    prefix, pages, ids, length=length, known=len(ids), draft="draft" in names
+                )
+                clock.add("insert", started_s)
+                for name in names:
+                    pages[name].commit(length)
+        started_s = perf_counter()
+        self._kv.release(pages)
+        clock.add("release", started_s)
+        return match.tokens
+
+
+def main() -> None:
+    """Measures prompts that nobody has seen, and then the last of them again."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=100_000, help="of the prompt (100000)")
+    parser.add_argument("--rows", type=int, default=2048, help="of a launch (2048)")
+    parser.add_argument("--rounds", type=int, default=15, help="of each (15)")
+    asked = parser.parse_args()
+    caches, random = _Caches(asked.tokens, asked.rows), np.random.default_rng(0)
+    cold, hit = _Clock(), _Clock()
+    for _ in range(asked.rounds):
+        ids = tuple(random.integers(0, 200_000, asked.tokens).tolist())
+        if caches.read(ids, cold):
+            raise SystemExit("a new prompt was found")
+    for _ in range(asked.rounds):
+        if caches.read(ids, hit) <= asked.tokens - 2 * _PAGE_SIZE:
+            raise SystemExit("the last prompt was not found")
+    caches.cache.check_integrity()
+    print(json.dumps({"tokens": asked.tokens, "cold_ms": cold.sums(), "hit_ms": hit.sums()}))
+
+
+if __name__ == "__main__":
+    main()
