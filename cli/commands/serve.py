@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -116,6 +118,41 @@ class PrefixOptions(OptionGroup):
             engine.keep_prefixes(publish_generated=self.publish_generated_pages)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EventOptions(OptionGroup):
+    """Who is told what the prefix cache keeps."""
+
+    PANEL: ClassVar[str] = "Prefix cache"
+
+    kv_events: Annotated[
+        str | None,
+        Described("Publish which pages come and go, on ZeroMQ as vLLM does.", "ENDPOINT"),
+    ] = None
+    kv_events_replay: Annotated[
+        str | None, Described("Where subscribers ask for what they missed.", "ENDPOINT")
+    ] = None
+    kv_events_topic: Annotated[str, Described("Topic of the events.", "TOPIC")] = ""
+
+    def __post_init__(self) -> None:
+        if self.kv_events is None and (self.kv_events_replay or self.kv_events_topic):
+            raise SpecbuildError("--kv-events-replay and --kv-events-topic need --kv-events")
+
+    def published(self, engine: Engine) -> AbstractContextManager[object]:
+        """Publishes while it is open. SpecbuildError where there is nothing to tell, or no way."""
+        if self.kv_events is None:
+            return nullcontext()
+        if engine.prefixes is None:
+            raise SpecbuildError("--kv-events tells of the prefix cache, and this server has none")
+        if missing := [name for name in ("zmq", "msgspec") if find_spec(name) is None]:
+            raise SpecbuildError(
+                f"--kv-events needs {missing[0]}: pip install '.[events]' in the checkout"
+            )
+        from specbuild.runtime.serve.kv_events import EventPlace, KvEvents
+
+        place = EventPlace(self.kv_events, self.kv_events_replay, self.kv_events_topic)
+        return KvEvents(engine.prefixes, place)
+
+
 @takes_options
 def serve(
     engine: EngineDirectory,
@@ -124,6 +161,7 @@ def serve(
     model: ModelOptions,
     queue: QueueOptions,
     prefix: PrefixOptions,
+    events: EventOptions,
     no_spec: NoSpec = False,
     exact: Exact = False,
     tree: TreeOptions,
@@ -194,7 +232,7 @@ def serve(
         shown = str(place.uds) if place.uds is not None else f"http://{place.host}:{_port(name)}"
         messages().print(f"serving {names[0]} at {shown}", soft_wrap=True)
 
-    with traced(loaded, trace):
+    with traced(loaded, trace), events.published(loaded):
         run_server(app, place, ready=ready)
 
 
@@ -221,8 +259,6 @@ def _show_footprint(manifest: Manifest) -> None:
 
 def require_extra() -> None:
     """Raises SpecbuildError where a library of the extra ``serve`` is missing."""
-    from importlib.util import find_spec
-
     needed = ("starlette", "uvicorn", "httptools", "uvloop", "pydantic", "prometheus_client")
     missing = [name for name in needed if find_spec(name) is None]
     if missing:

@@ -10,12 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from specbuild.runtime.cache.page_pool import SharedPages
 from specbuild.runtime.cache.pages import KvPools, SequencePages
-from specbuild.runtime.cache.prefix_tree import PrefixTree, Span, TokenSource
+from specbuild.runtime.cache.prefix_tree import (
+    PrefixEntry,
+    PrefixTree,
+    Span,
+    TokenSource,
+    runs,
+)
 from specbuild.runtime.cache.window_ends import WindowEnd, WindowEnds
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, allocators
 from specbuild.runtime.engine_dir.manifest import CacheGroup
@@ -65,6 +72,19 @@ class PrefixStatistics:
         return self.queries - self.hits
 
 
+class PageListener(Protocol):
+    """Is told of the target's pages, of the first group that keeps every position.
+
+    By the engine's thread, which must not wait.
+    """
+
+    def stored(self, entry: PrefixEntry, first: int, end: int) -> None:
+        """Pages ``first … end − 1`` of an entry are there now."""
+
+    def removed(self, entry: PrefixEntry, index: int) -> None:
+        """A page is gone."""
+
+
 @dataclass(frozen=True)
 class PrefixLookup:
     """The cache as a loop asks it; ``drafted``: its prompts want the draft's pages too."""
@@ -79,8 +99,9 @@ class PrefixLookup:
     def awaits(self, prefix: SequencePrefix, reading: Iterable[SequencePrefix]) -> bool:
         """Whether one of those that are read will publish pages of this prompt."""
         return any(
-            self.cache.is_behind(other, self.cache.common_pages(prefix, other), drafted=self.drafted)
+            self.cache.is_behind(other, pages, drafted=self.drafted)
             for other in reading
+            for pages in (self.cache.common_pages(prefix, other),)
         )
 
 
@@ -90,7 +111,8 @@ class PrefixCache:
     :meth:`begin` names a prompt's beginning, :meth:`match` finds the pages that are there, and
     :meth:`publish` is told how far a sequence's caches are filled. A page is published once every
     position in it is committed and the token behind it is known; generated tokens' pages only with
-    ``publish_generated``: decoding may round otherwise than reading a prompt does.
+    ``publish_generated``: decoding may round otherwise than reading a prompt does. ``listener``
+    may be set.
 
     Raises SpecbuildError where the groups' pages are of several sizes.
     """
@@ -109,9 +131,15 @@ class PrefixCache:
         (self.page_size,) = sizes
         self.statistics = PrefixStatistics()
         self.publish_generated = publish_generated
+        self.tokens_behind = int(drafts)
         windows = {group.name: group.window for group in groups}
         self._names = list(allocators(groups))
         self._windows = {name: windows[name] for name in self._names}
+        # The allocator of whose pages a listener is told.
+        self._told = next(
+            (i for i, n in enumerate(self._names) if not windows[n] and n != DRAFT_GROUP), 0
+        )
+        self.listener: PageListener | None = None
         self._pools = [kv.pools[name] for name in self._names]
         self._tree = PrefixTree(
             [pool.pages + 1 for pool in self._pools], page_size=self.page_size, drafts=drafts
@@ -224,6 +252,10 @@ class PrefixCache:
             if drafted or name != DRAFT_GROUP
         )
 
+    def blocks(self) -> list[Span]:
+        """The pages that a listener was told of, and that are there."""
+        return self._tree.spans(self._told)
+
     def check_integrity(self) -> None:
         """For an idle engine: SpecbuildError unless all pages are free, or kept in the tree."""
         self._tree.check_integrity()
@@ -250,9 +282,13 @@ class PrefixCache:
             first = max(span.first, published if span.entry.held else 0, holder.first_page)
             if first < span.end:
                 pages = holder.table[first : span.end]
-                placed = self._tree.place(allocator, Span(span.entry, first, span.end), pages)
+                seen = Span(span.entry, first, span.end)
+                placed, indices = self._tree.place(allocator, seen, pages)
                 self._pools[allocator].keep(placed, expendable=name in self._ends)
                 self.statistics.published_pages += len(placed)
+                if self.listener is not None and allocator == self._told:
+                    for first_placed, end in runs(indices):
+                        self.listener.stored(span.entry, first_placed, end)
 
     def _move_end(self, prefix: SequencePrefix, name: str, spans: Sequence[Span], end: int) -> None:
         """A sequence's pages of a window are published up to ``end``.
@@ -304,6 +340,8 @@ class PrefixCache:
                 for ends in self._ends.values():
                     ends.drop((entry.number, index + 1))
             self.statistics.evicted_pages += 1
+            if self.listener is not None and allocator == self._told:
+                self.listener.removed(entry, index)
 
         return forget
 

@@ -30,7 +30,7 @@ class TokenSource:
     salt: str | None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class PrefixEntry:
     """Pages ``first … end − 1`` of the beginning that ``origin`` has; a branch of the tree.
 
@@ -122,8 +122,11 @@ class PrefixTree:
             return 0
         return self._same(one, other, 0, end)
 
-    def place(self, allocator: int, span: Span, pages: np.ndarray) -> np.ndarray:
-        """Of the pages [span] those that were taken: whose place another one has are not."""
+    def place(self, allocator: int, span: Span, pages: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of the pages [span] those that were taken, and their indices.
+
+        Whose place another one has are not.
+        """
         there = span.pages[allocator]
         indices = self._indices[span.first : span.end]
         if np.count_nonzero(there):
@@ -135,7 +138,7 @@ class PrefixTree:
         self._entry_of[allocator][pages] = span.entry.number
         self._index_of[allocator][pages] = indices
         span.entry.held += len(pages)
-        return pages
+        return pages, indices
 
     def remove(self, allocator: int, page: int) -> tuple[PrefixEntry, int]:
         """Takes a page out; the entry and the index that it had."""
@@ -161,9 +164,13 @@ class PrefixTree:
         """The pages of an allocator that are in the tree."""
         return np.flatnonzero(self._entry_of[allocator])
 
-    def entries(self) -> list[PrefixEntry]:
-        """Those that name pages, in the order in which they came."""
-        return list(self._entries.values())
+    def spans(self, allocator: int) -> list[Span]:
+        """Where pages of an allocator stand without a gap, parents before their children."""
+        return [
+            Span(entry, entry.first + first, entry.first + end)
+            for entry in self._entries.values()
+            for first, end in runs(np.flatnonzero(entry.pages[allocator]))
+        ]
 
     def check_integrity(self) -> None:
         """SpecbuildError unless entries and pages name each other."""
@@ -220,3 +227,12 @@ class PrefixTree:
         entry = PrefixEntry(self._added, source, key, parent, first, end, pages)
         parent.children[key] = self._entries[self._added] = entry
         return entry
+
+
+def runs(numbers: np.ndarray) -> list[tuple[int, int]]:
+    """Rising numbers as ranges ``first … end − 1``."""
+    if not len(numbers):
+        return []
+    cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
+    parts = np.split(numbers, cuts)
+    return [(int(part[0]), int(part[-1]) + 1) for part in parts]

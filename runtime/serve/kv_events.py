@@ -1,0 +1,270 @@
+"""What the prefix cache keeps, told to routers on ZeroMQ in the form that vLLM publishes.
+
+A message has three frames: the topic, a number from 0 on in eight bytes (big-endian), and
+MessagePack of ``[time, events, null]``. Events are maps whose ``type`` is ``BlockStored``,
+``BlockRemoved`` or ``AllBlocksCleared``. A block is a page of the target's layers that attend to
+everything.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import msgspec
+import xxhash
+import zmq
+
+from specbuild.runtime.cache.prefix import PrefixCache
+from specbuild.runtime.cache.prefix_tree import PrefixEntry
+from specbuild.runtime.errors import RequestError
+
+# What waits for the publishing thread at most; behind it everything is told anew.
+MOST_WAITING = 1 << 16
+# Messages that a subscriber which missed some can ask for.
+MOST_REPLAYED = 10_000
+# The number that ends a replay.
+END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
+_POLL_MS = 20
+
+
+class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
+    """Blocks that continue each other are there now, behind the one of ``parent_block_hash``.
+
+    ``extra_keys`` has the salt of each block, where requests gave one.
+    """
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[tuple[str, ...] | None] | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
+    """Blocks are gone."""
+
+    block_hashes: list[int]
+    medium: str | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True):
+    """No block is there."""
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class EventBatch(msgspec.Struct, array_like=True):
+    """Events of one message; ``ts`` is Unix time in seconds."""
+
+    ts: float
+    events: list[Event]
+    data_parallel_rank: int | None = None
+
+
+@dataclass(frozen=True)
+class EventPlace:
+    """Where events are published, and where they can be asked for again; ZeroMQ's endpoints."""
+
+    endpoint: str
+    replay: str | None = None
+    topic: str = ""
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Pages ``first … end − 1`` of an entry came or went; no entry: all went."""
+
+    entry: PrefixEntry | None
+    first: int = 0
+    end: int = 0
+    stored: bool = False
+
+
+class KvEvents:
+    """Tells a cache's changes from a thread of its own: who decodes appends to a queue.
+
+    A queue that grows too long is emptied, and what is there then is told anew behind
+    ``AllBlocksCleared``. RequestError where an endpoint cannot be had.
+    """
+
+    def __init__(
+        self, cache: PrefixCache, place: EventPlace, *, most_waiting: int = MOST_WAITING
+    ) -> None:
+        self._cache = cache
+        self._most_waiting = most_waiting
+        # More where as many are told anew.
+        self._limit = most_waiting
+        self._waiting: deque[_Change] = deque([_Change(None)])
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._topic = place.topic.encode()
+        self._publisher = self._bound(zmq.PUB, place.endpoint)
+        self._replay = None if place.replay is None else self._bound(zmq.ROUTER, place.replay)
+        self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=MOST_REPLAYED)
+        self._number = 0
+        self._hashes: WeakKeyDictionary[PrefixEntry, list[int]] = WeakKeyDictionary()
+        self._encode: Callable[[EventBatch], bytes] = msgspec.msgpack.Encoder().encode
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._publish, name="specbuild-events", daemon=True)
+        self._thread.start()
+        cache.listener = self
+
+    @property
+    def endpoint(self) -> str:
+        """Where subscribers connect."""
+        return _last_endpoint(self._publisher)
+
+    @property
+    def waiting(self) -> int:
+        """Changes that no message has yet."""
+        return len(self._waiting)
+
+    @property
+    def replay_endpoint(self) -> str | None:
+        """Where they ask for what they missed."""
+        return None if self._replay is None else _last_endpoint(self._replay)
+
+    def stored(self, entry: PrefixEntry, first: int, end: int) -> None:
+        """Called by the engine's thread: pages came."""
+        self._add(_Change(entry, first, end, stored=True))
+
+    def removed(self, entry: PrefixEntry, index: int) -> None:
+        """Called by the engine's thread: a page went."""
+        self._add(_Change(entry, index, index + 1))
+
+    def close(self) -> None:
+        """Publishes what is left."""
+        self._cache.listener = None
+        self._closing.set()
+        self._thread.join()
+
+    def __enter__(self) -> KvEvents:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _bound(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+        bound = self._context.socket(kind)
+        bound.linger = 0
+        try:
+            bound.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise RequestError(
+                f"cannot publish events at {endpoint}: {error}; give one like tcp://127.0.0.1:5557"
+            ) from error
+        return bound
+
+    def _add(self, change: _Change) -> None:
+        if len(self._waiting) < self._limit:
+            self._waiting.append(change)
+            return
+        self._waiting.clear()
+        there = [_Change(*span, stored=True) for span in self._cache.blocks()]
+        self._waiting.extend([_Change(None), *there])
+        self._limit = max(self._most_waiting, 2 * len(there))
+
+    def _publish(self) -> None:
+        """The thread: what waits is one message."""
+        try:
+            while not self._closing.is_set():
+                if self._replay is None:
+                    self._closing.wait(_POLL_MS / 1e3)
+                elif self._replay.poll(_POLL_MS):
+                    self._send_again(self._replay)
+                self._send_waiting()
+            self._send_waiting()
+        finally:
+            self._context.destroy(linger=1000)
+
+    def _send_waiting(self) -> None:
+        events = list(self._events())
+        if not events:
+            return
+        payload = self._encode(EventBatch(time.time(), events))
+        number = self._number.to_bytes(8, "big")
+        self._number += 1
+        self._sent.append((number, payload))
+        self._publisher.send_multipart((self._topic, number, payload))
+
+    def _send_again(self, replay: zmq.Socket[bytes]) -> None:
+        """Who asks ``[empty, number]`` gets the messages from there on that are still known."""
+        asker, *asked = replay.recv_multipart()
+        if len(asked) != 2 or len(asked[1]) != 8:
+            return
+        for number, payload in tuple(self._sent):
+            if number >= asked[1]:
+                replay.send_multipart((asker, b"", number, payload))
+        replay.send_multipart((asker, b"", END_OF_REPLAY, b""))
+
+    def _events(self) -> Iterator[Event]:
+        """What waits now; pages that went one after another are one event."""
+        gone: list[int] = []
+        while self._waiting:
+            try:
+                change = self._waiting.popleft()
+            except IndexError:  # all of it was told anew meanwhile
+                break
+            if change.entry is not None and not change.stored:
+                gone += self._hashes_of(change.entry, change.first, change.end)
+                continue
+            if gone:
+                yield BlockRemoved(gone)
+                gone = []
+            yield AllBlocksCleared() if change.entry is None else self._stored(change)
+        if gone:
+            yield BlockRemoved(gone)
+
+    def _stored(self, change: _Change) -> BlockStored:
+        entry, size = change.entry, self._cache.page_size
+        assert entry is not None
+        salt = entry.origin.salt
+        hashes = self._hashes_of(entry, change.first, change.end)
+        return BlockStored(
+            hashes,
+            self._hash_before(entry, change.first),
+            entry.origin.ids[change.first * size : change.end * size].tolist(),
+            size,
+            extra_keys=None if salt is None else [(salt,)] * len(hashes),
+        )
+
+    def _hash_before(self, entry: PrefixEntry, index: int) -> int | None:
+        """The hash of the page before one; None for the first."""
+        if index > entry.first:
+            return self._hashes_of(entry, index - 1, index)[0]
+        if entry.parent is None or not index:
+            return None
+        return self._hashes_of(entry.parent, index - 1, index)[0]
+
+    def _hashes_of(self, entry: PrefixEntry, first: int, end: int) -> list[int]:
+        """Each page's: of the hash before it, its tokens, and the one behind it with a draft."""
+        known = self._hashes.setdefault(entry, [])
+        if entry.first + len(known) < end:
+            size, behind = self._cache.page_size, self._cache.tokens_behind
+            before = known[-1] if known else self._hash_before(entry, entry.first)
+            if before is None:
+                before = _hash_of_salt(entry.origin.salt)
+            ids = entry.origin.ids.astype("<i4", copy=False)
+            for index in range(entry.first + len(known), end):
+                tokens = ids[index * size : (index + 1) * size + behind]
+                before = xxhash.xxh3_64_intdigest(tokens.tobytes(), before)
+                known.append(before)
+        return known[first - entry.first : end - entry.first]
+
+
+def _hash_of_salt(salt: str | None) -> int:
+    given = b"" if salt is None else b"+" + salt.encode("utf-8", "surrogatepass")
+    return xxhash.xxh3_64_intdigest(given)
+
+
+def _last_endpoint(bound: zmq.Socket[bytes]) -> str:
+    return bound.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -1,0 +1,175 @@
+"""A router's view of the prefix cache: what a subscriber rebuilds is what the cache has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_engine import run, toy_engine
+from toy_model import VOCAB
+
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.request import GenerateParams
+from specbuild.runtime.serve.kv_events import EventPlace, KvEvents
+
+ANYWHERE = EventPlace("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", "kv@toy")
+SIZE = 4
+
+
+class Subscriber:
+    """Reads messages as plain MessagePack, and keeps the blocks that they leave.
+
+    ``blocks`` maps a hash to its parent's, its tokens and its salt.
+    """
+
+    def __init__(self, events: KvEvents) -> None:
+        self.context = zmq.Context()
+        self.replay = self.context.socket(zmq.DEALER)
+        self.replay.connect(events.replay_endpoint)
+        self.blocks: dict[int, tuple[int | None, tuple[int, ...], Any]] = {}
+        self.next = 0
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+    def catch_up(self) -> int:
+        """Asks for what it has not seen, from the next number on; how many messages came."""
+        self.replay.send_multipart([b"", self.next.to_bytes(8, "big")])
+        came = 0
+        while True:
+            assert self.replay.poll(5000), "no answer"
+            empty, number, payload = self.replay.recv_multipart()
+            assert not empty
+            if number == b"\xff" * 8:
+                assert not payload
+                return came
+            self.take(number, payload)
+            came += 1
+
+    def take(self, number: bytes, payload: bytes) -> None:
+        assert int.from_bytes(number, "big") == self.next
+        self.next += 1
+        ts, events, rank = msgspec.msgpack.decode(payload)
+        assert ts > 1.6e9 and rank is None
+        for event in events:
+            self.apply(event)
+
+    def apply(self, event: dict[str, Any]) -> None:
+        kind = event.pop("type")
+        if kind == "AllBlocksCleared":
+            assert not event
+            self.blocks.clear()
+            return
+        hashes = event.pop("block_hashes")
+        assert hashes
+        if kind == "BlockRemoved":
+            assert not event
+            for each in hashes:
+                del self.blocks[each]
+            return
+        assert kind == "BlockStored" and event["block_size"] == SIZE
+        before, tokens = event["parent_block_hash"], event["token_ids"]
+        assert len(tokens) == SIZE * len(hashes)
+        salts = event.get("extra_keys", [None] * len(hashes))
+        for i, (each, salt) in enumerate(zip(hashes, salts, strict=True)):
+            assert each not in self.blocks, "it was there"
+            ids = tuple(tokens[i * SIZE : (i + 1) * SIZE])
+            self.blocks[each] = (before, ids, tuple(salt) if salt else None)
+            before = each
+
+
+def has(engine: Engine) -> list[tuple[tuple[int, ...], Any]]:
+    """The tokens of every block that the cache has, from its own entries."""
+    assert engine.prefixes is not None
+    return sorted(
+        (
+            (tuple(span.entry.origin.ids[page * SIZE : (page + 1) * SIZE].tolist()), page),
+            str(span.entry.origin.salt),
+        )
+        for span in engine.prefixes.blocks()
+        for page in range(span.first, span.end)
+    )
+
+
+def rebuilt(subscriber: Subscriber) -> list[tuple[tuple[int, ...], Any]]:
+    def depth(block: int) -> int:
+        before = subscriber.blocks[block][0]
+        return 0 if before is None else 1 + depth(before)
+
+    return sorted(
+        ((ids, depth(block)), str(salt[0] if salt else None))
+        for block, (_, ids, salt) in subscriber.blocks.items()
+    )
+
+
+prompts = st.builds(
+    lambda which, shared, rest: [*([which] * shared), *rest],
+    st.sampled_from([0, 1]),
+    st.integers(0, 24),
+    st.lists(st.integers(0, VOCAB - 2), min_size=1, max_size=6),
+)
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    st.lists(st.tuples(prompts, st.sampled_from([None, "a"])), min_size=1, max_size=10),
+    st.sampled_from([20, 60]),
+    st.booleans(),
+    st.sampled_from([1, 4, 1000]),
+)
+def test_a_subscriber_rebuilds_the_cache(
+    asked: list[tuple[list[int], str | None]], pages: int, generated: bool, waiting: int
+) -> None:
+    """At every idle point, also where the queue overflows and where pages are few."""
+    engine = toy_engine(kv_pages=pages)
+    engine.keep_prefixes(publish_generated=generated)
+    assert engine.prefixes is not None
+    with KvEvents(engine.prefixes, ANYWHERE, most_waiting=waiting) as events:
+        subscriber = Subscriber(events)
+        try:
+            for ids, salt in asked:
+                run(engine, [ids], GenerateParams(max_new_tokens=6, cache_salt=salt))
+                while events.waiting:
+                    pass
+                subscriber.catch_up()
+                assert rebuilt(subscriber) == has(engine)
+        finally:
+            subscriber.close()
+
+
+def test_messages_have_a_topic_and_numbers_that_rise() -> None:
+    engine = toy_engine()
+    engine.keep_prefixes()
+    assert engine.prefixes is not None
+    with KvEvents(engine.prefixes, ANYWHERE) as events, zmq.Context() as context:
+        live = context.socket(zmq.SUB)
+        live.linger = 0
+        live.connect(events.endpoint)
+        live.subscribe("kv@toy")
+        run(engine, [range(9)], GenerateParams(max_new_tokens=1))
+        (span,) = engine.prefixes.blocks()
+        messages: list[list[bytes]] = []
+        while len(messages) < 2:  # the first ones go before it is connected
+            events.stored(*span)
+            if live.poll(50):
+                messages.append(live.recv_multipart())
+        first, second = messages
+        live.close()
+    assert first[0] == second[0] == b"kv@toy"
+    assert int.from_bytes(second[1], "big") == int.from_bytes(first[1], "big") + 1
+    assert msgspec.msgpack.decode(second[2])[1][0]["type"] == "BlockStored"
+
+
+def test_an_endpoint_that_cannot_be_had_is_refused() -> None:
+    engine = toy_engine()
+    engine.keep_prefixes()
+    assert engine.prefixes is not None
+    for endpoint in ("nonsense", "ipc:///no/such/folder/socket"):
+        with pytest.raises(RequestError, match="cannot publish events"):
+            KvEvents(engine.prefixes, EventPlace(endpoint))
+    assert engine.prefixes.listener is None
