@@ -75,6 +75,7 @@ def run(
     """
     from specbuild.cli.terminal.engine_loading import load_engine, traced
     from specbuild.cli.terminal.prompt_file import checked_requests, read_prompts
+    from specbuild.cli.terminal.prompt_line import guide_of
     from specbuild.cli.terminal.token_stream import TokenStream
     from specbuild.runtime.decode.scheduler import Turns
     from specbuild.runtime.request import GenerateParams
@@ -89,6 +90,7 @@ def run(
         name = "--logprobs" if wanted.logprobs else "--top-logprobs"
         raise SpecbuildError(f"{name} shows in JSON only: add --json")
     placed = read_prompts(text.prompt, text.prompts)
+    guide = None if wanted.guide is None else guide_of(wanted.guide)
     seed = sampling.seed
     if not 0 <= seed <= MAX_SEED - len(placed) + 1:
         raise SpecbuildError(
@@ -104,6 +106,7 @@ def run(
                 ignore_eos=wanted.ignore_eos,
                 min_tokens=wanted.min_tokens,
                 top_logprobs=wanted.top_logprobs,
+                guide=guide,
                 raw=text.raw,
                 specpv_retrieval_blocks=specpv.retrieval_blocks,
                 dsa_top_k=dsa.top_k,

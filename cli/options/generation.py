@@ -35,6 +35,10 @@ class OutputOptions(OptionGroup):
         tuple[str, ...],
         Described("End before this text; repeatable.", "TEXT", typed=list[str], read=repeated),
     ] = ()
+    guide: Annotated[
+        str | None,
+        Described("The output's form: an object with json, regex, choice or grammar.", "JSON"),
+    ] = None
     raw_terminal: Annotated[
         bool, Described("Write control characters of the text to a terminal as they are.")
     ] = False

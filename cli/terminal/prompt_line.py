@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.errors import RequestError
+from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 
@@ -56,6 +58,7 @@ class _Line:
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     top_logprobs: int | None = None
+    guide: dict[str, Any] | None = None
     raw: bool | None = None
     exact: bool | None = None
     specpv_retrieval_blocks: Any = None
@@ -76,6 +79,14 @@ _SAMPLING = frozenset(entry.name for entry in fields(SamplingParams))
 _PROMPT = frozenset(entry.name for entry in fields(Prompt))
 
 
+def guide_of(text: str) -> Guide:
+    """The guide of ``--guide``. RequestError where it is none."""
+    try:
+        return Guide.of(json.loads(text), name="--guide")
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"--guide is not JSON: {error}") from None
+
+
 def prompt_of(data: Any, place: str) -> PlacedPrompt:
     """The prompt of a line's decoded JSON; SpecbuildError says what is wrong with it."""
     line = from_json(_Line, data, place)
@@ -87,6 +98,8 @@ def prompt_of(data: Any, place: str) -> PlacedPrompt:
         )
     if line.logit_bias is not None:
         given["logit_bias"] = _biases(line.logit_bias, place)
+    if line.guide is not None:
+        given["guide"] = Guide.of(line.guide, name=f"{place}.guide")
     own = {n: value for n, value in given.items() if n not in _PROMPT and value is not None}
     try:
         prompt = Prompt(**{name: given[name] for name in _PROMPT})

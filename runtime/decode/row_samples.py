@@ -84,6 +84,8 @@ class RowSampler:
         mask: TokenMask,
     ) -> int:
         """The token at one row behind ``tokens``, of those that a mask allows."""
+        if mask.only is not None:
+            return mask.only
         logits = rows.logits[row].copy()
         self._adjust(logits, sequence, tokens, mask)
         one = SampledRows([sequence], [1], rows.position[row : row + 1], logits[None])

@@ -14,6 +14,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from threading import Lock
 from typing import Any
@@ -33,6 +34,7 @@ MOST_KEPT = 16
 # what is refused has cost two seconds at most. A mask takes 20 ms at most.
 LIMITS = {
     "max_grammar_size": 20_000,
+    "max_items_in_row": 10_000,
     "max_lexer_states": 20_000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -50,6 +52,12 @@ class TokenMask:
     def allows(self, token: int) -> bool:
         """Whether a token may come."""
         return bool(self._bits[token >> 3] >> (token & 7) & 1)
+
+    @cached_property
+    def only(self) -> int | None:
+        """The token that is allowed where it is one alone."""
+        bits = int.from_bytes(self._bits, "little")
+        return bits.bit_length() - 1 if bits.bit_count() == 1 else None
 
     def refuse(self, logits: np.ndarray) -> None:
         """Takes the other tokens out of one row ``logits`` fp32 [V], in place."""
@@ -163,6 +171,9 @@ class GrammarCompiler:
             if self._tokens is None:
                 self._tokens = _read_tokens(library, self._vocabulary, guide)
         grammar = Grammar(_matcher(library, self._tokens, guide))
+        first = grammar.begin()
+        if first.mask(np.zeros(0, np.int32)) is None:
+            raise guide.refused(f"cannot be followed: {first.failure or 'it allows nothing'}")
         with self._lock:
             self._kept[guide] = grammar
             while len(self._kept) > MOST_KEPT:
@@ -194,7 +205,7 @@ def _matcher(library: Any, tokens: Any, guide: Guide) -> Any:
     """llguidance drops the interpreter's lock while it compiles: other threads go on."""
     try:
         text = _llguidance_text(library, guide)
-    except (ValueError, RecursionError) as error:
+    except Exception as error:  # the converter of GBNF raises what it meets
         raise guide.refused(f"cannot be read: {error}") from error
     limits = library.LLParserLimits(**LIMITS)
     matcher = library.LLMatcher(tokens, text, log_level=0, limits=limits)
@@ -204,20 +215,27 @@ def _matcher(library: Any, tokens: Any, guide: Guide) -> Any:
 
 
 def _llguidance_text(library: Any, guide: Guide) -> str:
+    """The guide first, then its parts, which it refers to by name."""
+    grammars = [_one_grammar(library, guide)]
+    for name, part in guide.parts:
+        grammars.append(_one_grammar(library, part) | {"name": name})
+    return json.dumps({"grammars": grammars})
+
+
+def _one_grammar(library: Any, guide: Guide) -> dict[str, Any]:
     if guide.kind == "json":
-        text: str = library.LLMatcher.grammar_from_json_schema(
-            guide.source, overrides=json_options(lenient=guide.lenient)
-        )
-        return text
+        schema = json.loads(guide.source)
+        lenient = {"lenient": guide.lenient, "coerce_one_of": guide.lenient}
+        return {"json_schema": {**schema, "x-guidance": JSON_FORM | lenient}}
+    if guide.kind == "regex":
+        described = json.loads(library.LLMatcher.grammar_from_regex(guide.source))
+        (grammar,) = described["grammars"]
+        return dict(grammar)
     if guide.kind == "choice":
         quoted = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(guide.source))
-        return str(library.grammar_from("lark", f"start: {' | '.join(quoted)}"))
-    return str(library.grammar_from(guide.kind, guide.source))
-
-
-def json_options(*, lenient: bool) -> dict[str, Any]:
-    """llguidance's options of a JSON Schema, in a schema's own ``x-guidance`` too."""
-    return JSON_FORM | {"lenient": lenient, "coerce_one_of": lenient}
+        return {"lark_grammar": f"start: {' | '.join(quoted)}"}
+    # It leaves what is Lark already as it is.
+    return {"lark_grammar": library.gbnf_to_lark.any_to_lark(guide.source)}
 
 
 def _reason(matcher: Any) -> str:

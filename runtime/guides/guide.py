@@ -20,24 +20,46 @@ class Guide:
 
     ``source`` is a JSON Schema, a regular expression, a JSON array of choices, or a grammar of
     Lark or GBNF. ``lenient`` leaves out the keywords of a schema that cannot be enforced; else they
-    are refused. Errors call the guide by ``name``, which is the field that asked for it.
+    are refused. ``parts`` are other guides by the names at which a grammar of Lark refers to them,
+    as ``@name``. Errors call the guide by ``name``, which is the field that asked for it.
     Raises RequestError where the source is too long, or nothing that could be such a form.
     """
 
     kind: Literal["json", "regex", "choice", "grammar"]
     source: str
     lenient: bool = False
+    parts: tuple[tuple[str, Guide], ...] = ()
     name: str = field(default="guide", compare=False)
 
     def __post_init__(self) -> None:
         try:
-            size = len(self.source.encode())
+            size = len(self.source.encode()) + sum(len(part.source) for _, part in self.parts)
         except UnicodeEncodeError:
             raise self.refused("is not Unicode text") from None
         if size > MOST_GUIDE_BYTES:
             raise self.refused(f"has {size} bytes, may have {MOST_GUIDE_BYTES}")
         if not self.source:
             raise self.refused("is empty")
+
+    @classmethod
+    def of(cls, asked: Mapping[str, Any], *, name: str = "guide") -> Guide:
+        """The guide of an object with one key, which is the kind: ``{"regex": "[ab]+"}``."""
+        unread = cls("json", "{}", name=name)
+        if not isinstance(asked, Mapping) or len(asked) != 1:
+            raise unread.refused('must be an object with one key, like {"regex": "[ab]+"}')
+        ((kind, value),) = asked.items()
+        match kind:
+            case "json":
+                return cls.json(value, name=name)
+            case "json_object" if value is True:
+                return cls.json(name=name)
+            case "regex":
+                return cls.regex(value, name=name)
+            case "choice":
+                return cls.choice(value, name=name)
+            case "grammar":
+                return cls.grammar(value, name=name)
+        raise unread.refused(f"is of the kind {kind!r}, must be json, regex, choice or grammar")
 
     @classmethod
     def json(
@@ -48,7 +70,7 @@ class Guide:
         name: str = "guide",
     ) -> Guide:
         """JSON that a schema allows, given as an object or as its text; None is any object."""
-        unread = cls("json", "{}", lenient, name)
+        unread = cls("json", "{}", lenient, name=name)
         if schema is None:
             return replace(unread, source='{"type":"object"}')
         try:
@@ -71,16 +93,20 @@ class Guide:
     def choice(cls, choices: Sequence[str], *, name: str = "guide") -> Guide:
         """One of these texts."""
         unread = cls("choice", "[]", name=name)
-        if isinstance(choices, str) or not all(isinstance(choice, str) for choice in choices):
+        listed = isinstance(choices, Sequence) and not isinstance(choices, str)
+        if not listed or not all(isinstance(choice, str) for choice in choices):
             raise unread.refused("must be a list of texts")
         if not 1 <= len(choices) <= MOST_CHOICES or not all(choices):
             raise unread.refused(f"must be 1 to {MOST_CHOICES} texts, none of them empty")
         return replace(unread, source=json.dumps(list(choices), ensure_ascii=False))
 
     @classmethod
-    def grammar(cls, text: str, *, name: str = "guide") -> Guide:
+    def grammar(
+        cls, text: str, *, parts: Mapping[str, Guide] | None = None, name: str = "guide"
+    ) -> Guide:
         """What a grammar derives: in llguidance's Lark, or in llama.cpp's GBNF."""
-        return cls("grammar", cls._text(text, name), name=name)
+        named = tuple((parts or {}).items())
+        return cls("grammar", cls._text(text, name), parts=named, name=name)
 
     @classmethod
     def _text(cls, given: str, name: str) -> str:

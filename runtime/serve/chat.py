@@ -21,6 +21,7 @@ from specbuild.runtime.serve.messages import EFFORTS, template_messages, tool_li
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.parser import Delta
 from specbuild.runtime.serve.serving import Serving
+from specbuild.runtime.serve.structured import asked_form
 from specbuild.runtime.serve.token_logprobs import token_logprob, top_logprobs
 from specbuild.runtime.serve.turns import Turns, merged, parts_of, source
 from specbuild.runtime.serve.usage import answer_head, usage
@@ -39,7 +40,6 @@ class ChatFields(GenerationFields):
     include_reasoning: bool = True
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[str] | None = None
 
@@ -68,8 +68,6 @@ class ChatFields(GenerationFields):
         self.refuse_what_is_not_offered()
         if self.top_logprobs and not self.logprobs:
             raise refused("top_logprobs", "top_logprobs needs logprobs")
-        if self.response_format and self.response_format.get("type", "text") != "text":
-            raise not_offered("response_format", "ask for the form in the prompt")
         if self.modalities and self.modalities != ["text"]:
             raise not_offered("modalities", "the model gives text")
 
@@ -89,7 +87,11 @@ class Chat:
         tools = offered_tools(serving, body.tools, body.tool_choice)
         messages, variables = template_messages(body.messages), body.variables
         likeliest = top_logprobs("top_logprobs", body.top_logprobs)
-        each = body.params(max_tokens=body.most_tokens, text=False, likeliest=likeliest)
+        asked = asked_form(body.guide(), tools, body.tool_choice, parallel=body.parallel_tool_calls)
+        guide = await serving.guide(asked)
+        each = body.params(
+            max_tokens=body.most_tokens, text=False, likeliest=likeliest, guide=guide
+        )
         requests = await chat_requests(serving, messages, tools, variables, each)
         head = answer_head("chatcmpl", "chat.completion", model)
         choices = [self._choice(body, i, request) for i, request in enumerate(requests)]
@@ -138,8 +140,6 @@ def offered_tools(
 ) -> list[dict[str, Any]] | None:
     """The tools that the model may call. ApiError where it cannot call any."""
     listed = tool_list(tools)
-    if choice not in (None, "auto", "none"):
-        raise not_offered("tool_choice", "the model chooses: auto or none")
     if listed is None or choice == "none":
         return None
     if serving.form is None or not serving.form.calls_tools:

@@ -75,10 +75,12 @@ class Completions:
         body.check()
         with_usage, prompts = body.includes_usage, body.prompts
         by_source = body.by_source
+        guide = await serving.service.compiled(body.guide())
         each = body.params(
             max_tokens=body.max_tokens,
             text=serving.has_text,
             likeliest=top_logprobs("logprobs", body.logprobs),
+            guide=guide,
         )
         requests = await serving.requests(prompts, each, raw=True)
         head = answer_head("cmpl", "text_completion", model)

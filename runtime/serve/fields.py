@@ -9,9 +9,11 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 from specbuild.runtime.errors import RequestError
+from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import MAX_SEED, SamplingParams
 from specbuild.runtime.serve.errors import ApiError, not_offered, refused
+from specbuild.runtime.serve.structured import StructuredFields
 
 # A priority, less is earlier, and a deadline in time.monotonic's seconds.
 Urgency: TypeAlias = tuple[int, float | None]
@@ -28,11 +30,6 @@ _NOT_OFFERED: dict[str, tuple[tuple[Any, ...], str]] = {
     "prompt_logprobs": ((0, False), "score texts with specbuild verify"),
     "bad_words": (([],), _BIAS),
     "allowed_token_ids": (([],), _BIAS),
-    "guided_json": ((), "ask for the form in the prompt"),
-    "guided_regex": ((), "ask for the form in the prompt"),
-    "guided_choice": ((), "ask for the form in the prompt"),
-    "guided_grammar": ((), "ask for the form in the prompt"),
-    "structured_outputs": (({},), "ask for the form in the prompt"),
 }
 
 
@@ -43,10 +40,9 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class GenerationFields(BaseModel):
+class GenerationFields(StructuredFields):
     """What completions and chats have in common. Unknown fields change nothing."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
     model: str
     temperature: float | None = None
     top_p: float | None = None
@@ -108,11 +104,16 @@ class GenerationFields(BaseModel):
                 raise not_offered(name, instead)
 
     def params(
-        self, *, max_tokens: int | None, text: bool, likeliest: int = 0
+        self,
+        *,
+        max_tokens: int | None,
+        text: bool,
+        likeliest: int = 0,
+        guide: Guide | None = None,
     ) -> list[GenerateParams]:
         """What each choice asks of the engine; ``max_tokens`` None is as many as fit.
 
-        ``likeliest`` tokens come with each token.
+        ``likeliest`` tokens come with each token; ``guide`` is the form of the whole output.
 
         Choice i samples with the seed plus i · 0x9E3779B1, modulo 2^31; without a seed a random one
         stands for it. ``text`` False leaves the text, and with it stop strings, to whoever
@@ -135,6 +136,7 @@ class GenerationFields(BaseModel):
                     min_tokens=self.min_tokens or 0,
                     top_logprobs=likeliest,
                     cache_salt=self.cache_salt,
+                    guide=guide,
                 )
                 for i in range(self.choices)
             ]

@@ -46,7 +46,7 @@ _OF_PREFIXES = (
     ("specbuild:prefix_cache_evicted_pages", "evicted_pages", "Pages whose place was wanted."),
 )
 _REASONS = {"eos": "stop", "stop": "stop", "length": "length", "abort": "abort"}
-_REASONS["deadline"] = "abort"
+_REASONS["deadline"] = _REASONS["guide_failed"] = "abort"
 
 
 class Metrics:

@@ -13,6 +13,7 @@ from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.session import EventBatch, Stream
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import RequestError
+from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import Event, FinishEvent, GenerateParams, Prompt, Request
 from specbuild.runtime.serve.bridge import Bridge
 from specbuild.runtime.serve.errors import ApiError, engine_refuses
@@ -24,6 +25,8 @@ RETRY_AFTER_S = 1
 TEXT_THREADS = 4
 
 Given = TypeVar("Given")
+# A guide that waits longer to be compiled is not followed.
+MOST_COMPILE_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +112,7 @@ class Service:
         self.draining = False
         self._bridge = Bridge()
         self._texts = ThreadPoolExecutor(TEXT_THREADS, "specbuild-text")
+        self._guides = ThreadPoolExecutor(1, "specbuild-guides")
         self._open = 0
         self._failure: str | None = None
         self._idle = asyncio.Event()
@@ -135,6 +139,28 @@ class Service:
             return await self.in_thread(self.engine.check_prompts, prompts, params)
         except RequestError as error:
             raise engine_refuses(error) from error
+
+    async def compiled(self, guide: Guide | None) -> Guide | None:
+        """The guide, once the engine keeps it compiled. ApiError where it is none.
+
+        One thread compiles, beside those that tokenize: whoever sends large forms waits for others
+        who do, and nobody else does.
+        """
+        if guide is None:
+            return None
+        compiling = self._guides.submit(self.engine.compile, guide)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(compiling), MOST_COMPILE_S)
+        except RequestError as error:
+            raise engine_refuses(error) from error
+        except TimeoutError as error:
+            raise ApiError(
+                503,
+                f"{guide.name} was not compiled within {MOST_COMPILE_S:g} seconds; try again later",
+                param=guide.name,
+                headers={"Retry-After": str(RETRY_AFTER_S)},
+            ) from error
+        return guide
 
     def generate(self, requests: Sequence[Request]) -> Generation:
         """Starts requests. ApiError where the queue is full, or the server is closing."""

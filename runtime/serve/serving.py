@@ -7,9 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams, Prompt, Request
-from specbuild.runtime.serve.errors import ApiError
+from specbuild.runtime.serve.errors import ApiError, engine_refuses
 from specbuild.runtime.serve.fields import Urgency
+from specbuild.runtime.serve.parsers.asked_form import AskedForm
 from specbuild.runtime.serve.parsers.registry import ParserForm
 from specbuild.runtime.serve.service import Service
 from specbuild.runtime.serve.turns import Turns, turns_of
@@ -67,6 +70,16 @@ class Serving:
             for request in checked
             for i, params in enumerate(each)
         ]
+
+    async def guide(self, asked: AskedForm | None) -> Guide | None:
+        """The guide of a whole output in the form of this model, compiled. ApiError."""
+        if asked is None or self.form is None:
+            return None
+        try:
+            guide = self.form.guided(asked)
+        except RequestError as error:
+            raise engine_refuses(error) from error
+        return await self.service.compiled(guide)
 
     async def chat_ids(
         self,

@@ -13,6 +13,10 @@ from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.service import Generation
 from specbuild.runtime.serve.usage import FINISH_REASONS
 
+_GUIDE_FAILED = (
+    "the output could not go on in the form that was asked for: its grammar met a limit, or none "
+    "of the model's tokens continues it; ask for a simpler form"
+)
 _LATE = "the request was not done within its timeout; allow more, or ask for less"
 
 
@@ -52,6 +56,8 @@ async def turns_of(generation: Generation) -> Turns:
                 if isinstance(event, FinishEvent):
                     if event.record.finish_reason == "deadline":
                         raise ApiError(504, _LATE, param="timeout", code="deadline_exceeded")
+                    if event.record.finish_reason == "guide_failed":
+                        raise ApiError(400, _GUIDE_FAILED, code="guide_failed")
                     ends[event.request] = FINISH_REASONS[event.record.finish_reason]
                 else:
                     tokens.setdefault(event.request, []).append(event)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from specbuild.runtime.errors import RequestError
+from specbuild.runtime.guides.guide import Guide
+from specbuild.runtime.serve.parsers.asked_form import AskedForm, harmony_guide, marked_guide
 from specbuild.runtime.serve.parsers.harmony import CONTROL_TOKENS, HarmonyParser
 from specbuild.runtime.serve.parsers.marked import CALL, THINK, MarkedParser
 from specbuild.runtime.serve.parsers.parser import OutputParser, TextParser
@@ -29,6 +31,10 @@ class ParserForm(Protocol):
         """A parser at the beginning of an output."""
         ...
 
+    def guided(self, asked: AskedForm) -> Guide:
+        """The guide of whole outputs whose content, or calls, are what is asked."""
+        ...
+
 
 class TextForm:
     """Outputs that are text alone."""
@@ -42,6 +48,11 @@ class TextForm:
     def parser(self, stop: Sequence[str]) -> OutputParser:
         """A parser at the beginning of an output."""
         return TextParser(self._codec.decode, stop)
+
+    def guided(self, asked: AskedForm) -> Guide:
+        """Nothing stands around the content."""
+        assert asked.content is not None
+        return asked.content
 
 
 class HarmonyForm:
@@ -66,6 +77,10 @@ class HarmonyForm:
         """A parser at the beginning of an output."""
         return HarmonyParser(self._control, self._codec.decode, stop)
 
+    def guided(self, asked: AskedForm) -> Guide:
+        """One grammar of all channels."""
+        return harmony_guide(self._control, asked)
+
 
 class MarkedForm:
     """Marks in the text."""
@@ -87,6 +102,10 @@ class MarkedForm:
             calls=self.calls_tools,
             dropped=self._eos,
         )
+
+    def guided(self, asked: AskedForm) -> Guide:
+        """Reasoning, where there is some, and what comes behind it."""
+        return marked_guide(self._codec.token_id, asked, thinks=self._thinks)
 
 
 def parser_form(

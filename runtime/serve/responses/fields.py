@@ -7,9 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.serve.errors import not_offered, refused
 from specbuild.runtime.serve.fields import GenerationFields
 from specbuild.runtime.serve.messages import EFFORTS
+from specbuild.runtime.serve.structured import response_guide
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -62,9 +64,6 @@ class ResponseFields(GenerationFields):
             raise not_offered("return_draft_tokens", "stream a chat or a completion")
         if self.choices != 1:
             raise refused("n", "a response has one output")
-        form = (self.text or {}).get("format") or {}
-        if isinstance(form, dict) and form.get("type", "text") != "text":
-            raise not_offered("text.format", "ask for the form in the prompt")
         if self.truncation not in (None, "disabled"):
             raise not_offered("truncation", "shorten the input")
         if self.background and self.stream:
@@ -73,6 +72,16 @@ class ResponseFields(GenerationFields):
             )
         if self.background and self.store is False:
             raise refused("store", "what is made in the background has to be stored")
+
+    def guide(self) -> Guide | None:
+        """That of ``text.format``, or of the other fields. ApiError where two ask for one."""
+        form, other = (self.text or {}).get("format"), super().guide()
+        if form is not None and not isinstance(form, dict):
+            raise refused("text.format", "text.format is no object")
+        asked = response_guide(form, "text.format")
+        if asked is not None and other is not None:
+            raise refused("text.format", f"{other.name} asks for a form too; leave one out")
+        return other if asked is None else asked
 
     def messages(self) -> list[dict[str, Any]]:
         """The input as messages, without instructions. ApiError where an item is of no kind."""

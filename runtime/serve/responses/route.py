@@ -21,6 +21,7 @@ from specbuild.runtime.serve.responses.fields import ResponseFields, messages_of
 from specbuild.runtime.serve.responses.items import Items, ResponseEvent
 from specbuild.runtime.serve.responses.store import ResponseStore
 from specbuild.runtime.serve.serving import Serving
+from specbuild.runtime.serve.structured import asked_form
 from specbuild.runtime.serve.token_logprobs import token_logprob, top_logprobs
 from specbuild.runtime.serve.turns import Turns
 
@@ -89,7 +90,13 @@ class Responses:
         tools = offered_tools(serving, body.tools, body.tool_choice)
         variables = {} if body.effort is None else {"reasoning_effort": body.effort}
         likeliest = top_logprobs("top_logprobs", body.top_logprobs)
-        each = body.params(max_tokens=body.max_output_tokens, text=False, likeliest=likeliest)
+        asked = asked_form(body.guide(), tools, body.tool_choice, parallel=body.parallel_tool_calls)
+        each = body.params(
+            max_tokens=body.max_output_tokens,
+            text=False,
+            likeliest=likeliest,
+            guide=await serving.guide(asked),
+        )
         chat = template_messages([*told, *messages])
         (request,) = await chat_requests(serving, chat, tools, variables, each)
         answer = _head(body, model, each[0].sampling.temperature, each[0].sampling.top_p)
@@ -169,7 +176,7 @@ def _head(body: ResponseFields, model: str, temperature: float, top_p: float) ->
         "reasoning": {"effort": body.effort, "summary": None},
         "store": body.store is not False,
         "temperature": temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": (body.text or {}).get("format") or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
         "top_logprobs": body.top_logprobs or 0,

@@ -200,7 +200,7 @@ def test_what_cannot_be_compiled_is_refused_by_name(guide: Guide, reason: str) -
 
 
 def test_who_cannot_follow_a_guide_says_so() -> None:
-    params = GenerateParams(guide=Guide.json(name="response_format"))
+    params = GenerateParams(guide=Guide.regex("[ab]", name="response_format"))
     with pytest.raises(RequestError, match="response_format needs a tokenizer"):
         toy_engine().generate([prompt([1])], params)
     cuda = toy_cuda().engine

@@ -29,7 +29,7 @@ class _ToyTokens:
     special_token_ids = (EOS,)
 
     def __call__(self, text: bytes) -> list[int]:
-        return [LETTERS.index(chr(byte)) for byte in text]
+        return [LETTERS.index(chr(byte)) for byte in text if chr(byte) in LETTERS]
 
 
 def guided_engine(**options: object) -> Engine:

@@ -80,7 +80,12 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ),
     (CHAT, {"model": NAME, "messages": HELLO, "reasoning_effort": "huge"}, 400, "effort"),
     (CHAT, {"model": NAME, "messages": HELLO, "top_logprobs": 3}, 400, "top_logprobs"),
-    (CHAT, {"model": NAME, "messages": HELLO, "response_format": {"type": "json_object"}}, 400, ""),
+    (
+        CHAT,
+        {"model": NAME, "messages": HELLO, "response_format": {"type": "json_object"}},
+        400,
+        "cannot read the engine's tokenizer",
+    ),
     (CHAT, {"model": NAME, "messages": HELLO, "modalities": ["audio"]}, 400, "modalities"),
     ("/tokenize", {}, 400, "prompt"),
     ("/tokenize", {"prompt": "a", "messages": HELLO}, 400, "prompt"),

@@ -108,13 +108,13 @@ def test_events_of_responses_are_numbered(client: httpx.Client) -> None:
 
 
 def test_forms_that_are_not_offered_are_refused_not_ignored(client: httpx.Client) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    form = {"type": "structural_tag", "structures": []}
     body = {"model": NAME, "messages": [{"role": "user", "content": "hi"}]}
     refused = client.post(CHAT, json=body | {"response_format": form})
-    assert refused.status_code == 400 and refused.json()["error"]["param"] == "response_format"
-    text = {"format": {"type": "json_schema", "name": "x", "schema": {}}}
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "response_format.type"
+    text = {"format": {"type": "grammar", "name": "x"}}
     refused = client.post(RESPONSES, json={"model": NAME, "input": "hi", "text": text})
-    assert refused.status_code == 400 and refused.json()["error"]["param"] == "text.format"
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "text.format.type"
 
 
 def test_a_call_ends_the_turn(client: httpx.Client) -> None:

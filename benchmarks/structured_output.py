@@ -1,0 +1,143 @@
+"""What a JSON schema costs: one JSON line.
+
+The same prompts with a schema and without, one after the other, drafts on: decoded tokens by second
+of the clock and of the processor, from the first token of an output to its last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.guides.guide import Guide
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.sampling import SamplingParams
+
+_EXAMPLES = """examples:
+  python benchmarks/structured_output.py engine --prompts examples/tiny-gpt-oss/prompts.jsonl
+  python benchmarks/structured_output.py engine --prompts texts.jsonl --schema s.json --depth 3
+"""
+_TEXT = {"type": "string", "maxLength": 60}
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "function_name": {"type": "string", "maxLength": 24},
+        "arguments": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 4},
+        "description": _TEXT,
+        "returns": {"enum": ["bool", "int", "str", "list", "None"]},
+        "example_call": _TEXT,
+        "line_number": {"type": "integer", "minimum": 1, "maximum": 9999},
+        "is_public": {"type": "boolean"},
+    },
+    "additionalProperties": False,
+}
+_SCHEMA["required"] = [*_SCHEMA["properties"]]  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """What a round of prompts gave: records, and seconds behind each first token."""
+
+    records: list[RunRecord]
+    wall_s: float
+    cpu_s: float
+
+    def per_s(self, seconds: float) -> float:
+        return sum(len(record.output_ids) - 1 for record in self.records) / seconds
+
+
+def main() -> None:
+    """Measures in turns, and prints what was found."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("engine", type=Path)
+    parser.add_argument("--prompts", type=Path, required=True, help="texts, as for specbuild run")
+    parser.add_argument("--count", type=int, default=8, help="of the prompts (8)")
+    parser.add_argument("--schema", type=Path, help="JSON Schema; else that of a function")
+    parser.add_argument("--tokens", type=int, default=96, help="of an output without it (96)")
+    parser.add_argument("--rounds", type=int, default=5, help="of all prompts, in pairs (5)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
+    parser.add_argument("--depth", type=int, help="of every draft; else what pays")
+    parser.add_argument("--together", type=int, default=1, help="prompts at once (1)")
+    asked = parser.parse_args()
+    lines = asked.prompts.read_text(encoding="utf-8").splitlines()[: asked.count]
+    prompts = [Prompt(str(i), prompt=json.loads(line)["prompt"]) for i, line in enumerate(lines)]
+    schema = _SCHEMA if asked.schema is None else json.loads(asked.schema.read_text())
+    print(json.dumps(_measured(Engine.load(asked.engine), prompts, Guide.json(schema), asked)))
+
+
+def _measured(
+    engine: Engine, prompts: Sequence[Prompt], guide: Guide, asked: argparse.Namespace
+) -> dict[str, object]:
+    sampling = SamplingParams(asked.temperature, seed=1)
+    plain = GenerateParams(asked.tokens, sampling, ignore_eos=True)
+    guided = GenerateParams(4 * asked.tokens, sampling, guide=guide)
+    pairs = []
+    for number in range(asked.rounds + 1):
+        pair = [_decoded(engine, prompts, params, asked) for params in (plain, guided)]
+        if number:  # the first pair measures the draft's costs, and compiles the schema
+            pairs.append(pair)
+    outputs = pairs[-1][1].records
+    tokens = sum(len(record.output_ids) for record in outputs)
+    return {
+        "engine": asked.engine.name,
+        "prompts": len(prompts),
+        "together": asked.together,
+        "temperature": asked.temperature,
+        "depth": asked.depth,
+        "valid": sum(_is_json(record) for record in outputs),
+        "output_tokens": tokens,
+        "masked_tokens": sum(record.stats.masked_tokens or 0 for record in outputs),
+        "steps": sum(record.stats.steps for record in outputs),
+        "acceptance_length": [
+            sum(len(record.output_ids) - 1 for record in side.records)
+            / sum(record.stats.steps for record in side.records)
+            for side in pairs[-1]
+        ],
+        "tokens_per_s": [
+            median(side.per_s(side.wall_s) for side in each) for each in zip(*pairs, strict=True)
+        ],
+        "ratio": median(b.per_s(b.wall_s) / a.per_s(a.wall_s) for a, b in pairs),
+        "cpu_ratio": median(b.per_s(b.cpu_s) / a.per_s(a.cpu_s) for a, b in pairs),
+    }
+
+
+def _is_json(record: RunRecord) -> bool:
+    if record.finish_reason == "length" or record.text is None:
+        return False
+    json.loads(record.text)
+    return True
+
+
+def _decoded(
+    engine: Engine, prompts: Sequence[Prompt], params: GenerateParams, asked: argparse.Namespace
+) -> _Outputs:
+    """The prompts, so many together; a group's clocks run from its first step to its last."""
+    shape = "default" if asked.depth is None else DraftShape(1, asked.depth, asked.depth)
+    records, wall_s, cpu_s = [], 0.0, 0.0
+    for start in range(0, len(prompts), asked.together):
+        group = prompts[start : start + asked.together]
+        began: set[int] = set()
+        started = (0.0, 0.0)
+        for event in engine.generate(group, replace(params), speculation=shape):
+            if isinstance(event, FinishEvent):
+                records.append(event.record)
+            elif len(began) < len(group):
+                began.add(event.request)
+                started = (time.perf_counter(), time.process_time())
+        wall_s += time.perf_counter() - started[0]
+        cpu_s += time.process_time() - started[1]
+    return _Outputs(records, wall_s, cpu_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""Forms that clients ask for, over HTTP: content, calls and responses, in each form of outputs."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from serve.lettered import TEMPLATE, lettered_engine, token_id
+from serve.served import NAME, served
+
+from specbuild.runtime.guides.grammar import LIMITS
+from specbuild.runtime.serve import service
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "unit": {"enum": ["C", "F"]},
+        "days": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": 40},
+            "maxItems": 3,
+        },
+    },
+    "required": ["unit", "days"],
+    "additionalProperties": False,
+}
+ENDS = {token_id(word): 4 for word in ("<|end|>", "</think>", "<eos>")}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "w", "schema": SCHEMA, "strict": True}}
+
+
+def tool(name: str, schema: dict[str, Any] | None = SCHEMA) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+def client_of(parser: str, template: str = TEMPLATE) -> Iterator[httpx.Client]:
+    with pytest.MonkeyPatch.context() as patch:
+        engine = lettered_engine(patch, template)
+        with (
+            served(engine, parser=parser) as (url, _),
+            httpx.Client(base_url=url, timeout=60) as client,
+        ):
+            yield client
+
+
+@pytest.fixture(scope="module")
+def harmony() -> Iterator[httpx.Client]:
+    yield from client_of("harmony")
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[httpx.Client]:
+    yield from client_of("none")
+
+
+@pytest.fixture(scope="module")
+def marked() -> Iterator[httpx.Client]:
+    yield from client_of("think", TEMPLATE + "{# <tool_call> #}")
+
+
+def chat(client: httpx.Client, **fields: Any) -> dict[str, Any]:
+    body = {
+        "model": NAME,
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 400,
+        # A toy seldom ends what it may go on with: it likes to end its reasoning.
+        "logit_bias": ENDS,
+    }
+    answer = client.post(CHAT, json=body | fields)
+    assert answer.status_code == 200, answer.text
+    made: dict[str, Any] = answer.json()["choices"][0]
+    return made
+
+
+SAMPLED = [
+    {"temperature": 0},
+    {"temperature": 1, "seed": 3},
+    {"temperature": 0.8, "top_k": 9, "min_p": 0.05},
+]
+
+
+@pytest.mark.parametrize("fields", SAMPLED)
+def test_content_has_its_schema_in_every_form(
+    fields: dict[str, Any], plain: httpx.Client, harmony: httpx.Client, marked: httpx.Client
+) -> None:
+    for client in (plain, marked, harmony):
+        made = chat(client, response_format=FORMAT, **fields)
+        assert made["finish_reason"] == "stop", made
+        jsonschema.validate(json.loads(made["message"]["content"]), SCHEMA)
+    assert fields != SAMPLED[0] or made["message"]["reasoning"]
+
+
+def test_any_object_is_one(plain: httpx.Client) -> None:
+    bias = {token_id(letter): 20 for letter in '"}'}
+    made = chat(plain, response_format={"type": "json_object"}, logit_bias=bias, temperature=0)
+    assert isinstance(json.loads(made["message"]["content"]), dict)
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "second"}}]
+)
+@pytest.mark.parametrize("fields", SAMPLED)
+def test_a_call_that_is_asked_for_comes(
+    choice: Any, fields: dict[str, Any], harmony: httpx.Client, marked: httpx.Client
+) -> None:
+    tools = [tool("first"), tool("second")]
+    for client in (harmony, marked):
+        made = chat(client, tools=tools, tool_choice=choice, **fields)
+        assert made["finish_reason"] == "tool_calls"
+        assert not (made["message"]["content"] or "").strip()
+        calls = [call["function"] for call in made["message"]["tool_calls"]]
+        names = {"first", "second"} if choice == "required" else {"second"}
+        assert {call["name"] for call in calls} <= names
+        for call in calls:
+            jsonschema.validate(json.loads(call["arguments"]), SCHEMA)
+        assert len(calls) == 1 or (client is marked and choice == "required")
+
+
+def test_one_call_where_several_are_refused(marked: httpx.Client) -> None:
+    fields = {"tools": [tool("f")], "tool_choice": "required", "parallel_tool_calls": False}
+    assert len(chat(marked, temperature=0, **fields)["message"]["tool_calls"]) == 1
+
+
+def test_an_answer_or_a_call_where_the_model_chooses(harmony: httpx.Client) -> None:
+    for letter, made in (("f", "content"), ("c", "tool_calls")):
+        bias = {token_id(letter): 50, token_id("a"): -50}
+        given = chat(
+            harmony, tools=[tool("f")], response_format=FORMAT, logit_bias=bias, temperature=0
+        )
+        assert given["message"][made]
+
+
+def test_a_stream_gives_the_same(harmony: httpx.Client) -> None:
+    body = {
+        "model": NAME,
+        "messages": [{"role": "user", "content": "Hello"}],
+        "response_format": FORMAT,
+        "temperature": 0,
+        "logit_bias": ENDS,
+    }
+    whole = harmony.post(CHAT, json=body).json()["choices"][0]["message"]["content"]
+    with harmony.stream("POST", CHAT, json=body | {"stream": True}) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if "data: {" in line]
+    deltas = [json.loads(line)["choices"][0]["delta"] for line in lines]
+    assert "".join(delta.get("content") or "" for delta in deltas) == whole
+
+
+FORMS: list[tuple[dict[str, Any], str]] = [
+    ({"guided_regex": "[ab]{3}-[0-9]{2}"}, "[ab]{3}-[0-9]{2}"),
+    ({"guided_choice": ["yes", 'n"o', "é\\n"]}, 'yes|n"o|é\\\\n'),
+    ({"guided_grammar": 'start: "x" D\nD: /[0-9]{2}/'}, "x[0-9]{2}"),
+    ({"guided_grammar": 'root ::= "x" d d\nd ::= [0-9]'}, "x[0-9]{2}"),
+    ({"guided_json": {"enum": [1, "b"]}}, '1|"b"'),
+    ({"guided_json": '{"const": null}'}, "null"),
+    ({"structured_outputs": {"regex": "a{4}", "json": None}}, "a{4}"),
+    ({"structured_outputs": {"choice": ["up"]}}, "up"),
+    ({"response_format": {"type": "text"}}, "(?s).*"),
+]
+
+
+@pytest.mark.parametrize(("fields", "pattern"), FORMS)
+def test_completions_have_their_form(
+    fields: dict[str, Any], pattern: str, plain: httpx.Client
+) -> None:
+    body = {"model": NAME, "prompt": ["One", "Two"], "max_tokens": 30, "n": 2, "seed": 1}
+    choices = plain.post(COMPLETIONS, json=body | fields).json()["choices"]
+    assert len(choices) == 4
+    for choice in choices:
+        assert re.fullmatch(pattern, choice["text"]), choice
+
+
+def test_a_response_has_its_form_and_says_so(harmony: httpx.Client) -> None:
+    form = {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}
+    body = {"model": NAME, "input": "Hello", "temperature": 0, "logit_bias": ENDS}
+    made = harmony.post(RESPONSES, json=body | {"text": {"format": form}}).json()
+    assert made["status"] == "completed" and made["text"]["format"] == form
+    text = next(item for item in made["output"] if item["type"] == "message")["content"][0]["text"]
+    jsonschema.validate(json.loads(text), SCHEMA)
+    named = {"type": "function", "name": "f", "parameters": SCHEMA}
+    asked = {"tools": [named], "tool_choice": {"type": "function", "name": "f"}}
+    made = harmony.post(RESPONSES, json=body | asked).json()
+    call = next(item for item in made["output"] if item["type"] == "function_call")
+    assert call["name"] == "f"
+    jsonschema.validate(json.loads(call["arguments"]), SCHEMA)
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "no schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        "response_format.json_schema",
+        "no schema",
+    ),
+    ({"response_format": FORMAT, "guided_json": {}}, "response_format", "both ask"),
+    ({"guided_regex": "(a"}, "guided_regex", "cannot be compiled"),
+    ({"guided_grammar": "start: x"}, "guided_grammar", "cannot be"),
+    ({"guided_choice": []}, "guided_choice", "1 to"),
+    ({"guided_json": "{"}, "guided_json", "no JSON Schema"),
+    ({"guided_json": {"type": "string", "format": "iri"}}, "guided_json", "iri"),
+    ({"guided_json": {"$ref": "#/nowhere"}}, "guided_json", "nowhere"),
+    ({"structured_outputs": {"xml": "a"}}, "structured_outputs.xml", "must be json, regex"),
+    ({"tool_choice": "required"}, "tool_choice", "no tools"),
+    (
+        {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [tool("f")]},
+        "tool_choice",
+        "'g'",
+    ),
+    ({"tool_choice": "any", "tools": [tool("f")]}, "tool_choice", "auto, none"),
+    (
+        {"tool_choice": "required", "tools": [tool("f", {"type": 7})]},
+        "tool_choice",
+        "cannot be compiled",
+    ),
+    (
+        {"tool_choice": "required", "tools": [tool("f", {"enum": ["x" * (1 << 18)]})]},
+        "tools.0.function.parameters",
+        "bytes",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "reason"), BAD)
+def test_what_is_no_form_is_refused_with_its_field(
+    fields: dict[str, Any], param: str, reason: str, harmony: httpx.Client
+) -> None:
+    body = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}]}
+    answer = harmony.post(CHAT, json=body | fields)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and reason in error["message"], error
+    assert error["param"].startswith(param.partition(".function")[0]), error
+
+
+def test_a_keyword_that_cannot_be_enforced_is_refused_where_the_schema_is_strict(
+    plain: httpx.Client,
+) -> None:
+    schema = {"type": "object", "maxProperties": 0, "uniqueItems": True, "format": "iri"}
+    for strict, status in ((True, 400), (False, 200)):
+        form = {
+            "type": "json_schema",
+            "json_schema": {"schema": {"enum": [1], "dependentSchemas": schema}, "strict": strict},
+        }
+        body = {"model": NAME, "prompt": "One", "response_format": form}
+        assert plain.post(COMPLETIONS, json=body).status_code == status
+
+
+def test_a_grammar_that_gets_stuck_is_an_error_of_its_request(
+    plain: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Behind the bracket each property makes items of a row.
+    monkeypatch.setitem(LIMITS, "max_items_in_row", 500)
+    stuck = {"guided_json": {"type": "object", "properties": {f"q{i}": {} for i in range(300)}}}
+    body = {"model": NAME, "prompt": "One", "max_tokens": 60, "temperature": 0}
+    answer = plain.post(COMPLETIONS, json=body | stuck)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "guide_failed")
+    assert plain.post(COMPLETIONS, json=body | {"max_tokens": 3}).status_code == 200
+
+
+def test_large_forms_hold_up_nobody(plain: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"model": NAME, "prompt": "One", "max_tokens": 2}
+    large = {"type": "object", "properties": {f"p{i}": {} for i in range(1200)}}
+    done: list[httpx.Response] = []
+
+    def ask(count: int) -> None:
+        form = large | {"title": str(count)}
+        done.append(plain.post(COMPLETIONS, json=body | {"guided_json": form}))
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    free_s = []
+    while any(thread.is_alive() for thread in threads):
+        started_s = time.perf_counter()
+        assert plain.get("/health").status_code == 200
+        free_s.append(time.perf_counter() - started_s)
+    assert [answer.status_code for answer in done] == [200] * 4 and free_s, done[0].text
+    monkeypatch.setattr(service, "MOST_COMPILE_S", 1e-4)
+    late = plain.post(COMPLETIONS, json=body | {"guided_json": large | {"title": "late"}})
+    assert late.status_code == 503 and late.headers["Retry-After"] == "1"
+    assert late.json()["error"]["param"] == "guided_json"
