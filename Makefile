@@ -47,7 +47,7 @@ serve: setup
 # What measures time runs last, alone, with the graphs and engines that the others have made.
 test: setup
 	store=$$(mktemp -d); trap 'rm -rf "$$store"' EXIT; export SPECBUILD_TEST_STORE="$$store"; \
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder \
 	  -m 'not slow and not gpu and not tensorrt and not speed' && \
 	$(BIN)/pytest -m speed $$(grep -rl --include='*.py' 'mark\.speed' tests)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from checkpoints import write_draft, write_target
 from command_line import Command, Result
+from run_store import made_once
 
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
@@ -53,28 +55,25 @@ def text_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_engine(
-    tmp_path_factory: pytest.TempPathFactory, text_target: Path, text_draft: Path
-) -> Path:
+def tiny_engine(made_once_in_a_run: None, text_target: Path, text_draft: Path) -> Path:
     """An engine with a tokenizer and a draft, built for at most 96 tokens; read only."""
-    output = tmp_path_factory.mktemp("engine") / "tiny"
     options = BuildOptions(
         model=text_target,
         draft=text_draft,
-        output=output,
+        output=Path("unused"),
         limits=LimitOptions(max_seq_len=96, max_batch_size=2),
         drafting=DraftOptions(top_k=4, depth=4, tokens=12),
     )
-    build(options, SilentProgress())
-    return output
+    return made_once(
+        "tiny-engine", lambda path: build(replace(options, output=path), SilentProgress())
+    )
 
 
 @pytest.fixture(scope="session")
-def ids_engine(tmp_path_factory: pytest.TempPathFactory, target_path: Path) -> Path:
+def ids_engine(made_once_in_a_run: None, target_path: Path) -> Path:
     """An engine without a tokenizer and without a draft; read only."""
-    output = tmp_path_factory.mktemp("engine") / "ids"
-    build(
-        BuildOptions(model=target_path, output=output, limits=LimitOptions(max_seq_len=64)),
-        SilentProgress(),
+    limits = LimitOptions(max_seq_len=64)
+    options = BuildOptions(model=target_path, output=Path("unused"), limits=limits)
+    return made_once(
+        "ids-engine", lambda path: build(replace(options, output=path), SilentProgress())
     )
-    return output
