@@ -173,7 +173,7 @@ class DeviceStepper:
         plans = tuple(mode.plan(ahead) for mode in self._modes)
         entry = self._step_entry(ahead, joined(plans))
         self._waiting = self._waiting_after(shape)
-        self._executor.start(entry)
+        self._executor.start(entry, self._next_step)
         warm = entry.name in self._warm
         self._warm.add(entry.name)
         for sequence in sequences:

@@ -125,8 +125,8 @@ class DeviceExecutor(Protocol):
         """Does all that a program's first run would do beside running."""
         ...
 
-    def start(self, entry: ProgramEntry) -> None:
-        """Queues a program."""
+    def start(self, entry: ProgramEntry, step: int | None = None) -> None:
+        """Queues a program; ``step`` is the number by which it is waited for."""
         ...
 
     def wait_step(self, number: int, batch: int) -> StepResult:

@@ -134,14 +134,6 @@ class DriverGpu:
         """Waits until the stream is empty."""
         self._call("waiting for the GPU", self._driver.cuStreamSynchronize, stream)
 
-    def idle(self, stream: Handle) -> bool:
-        """Whether the stream is empty."""
-        (status,) = self._driver.cuStreamQuery(stream)
-        if status == self._driver.CUresult.CUDA_ERROR_NOT_READY:
-            return False
-        self._check("waiting for the GPU", status)
-        return True
-
     def new_event(self, *, timed: bool = False) -> Handle:
         """A mark for a stream."""
         kinds = self._driver.CUevent_flags

@@ -22,8 +22,6 @@ from specbuild.runtime.executors.cuda.programs import ProgramRunner
 from specbuild.runtime.executors.cuda.staging import Fetches, Staging
 from specbuild.runtime.executors.executor import ExecutorCapabilities, StepResult
 
-# Looks at the ring between two questions to the driver, which take longer.
-LOOKS = 32
 # Adds the weights to memory whose addresses are given by buffer.
 LoadWeights = Callable[[tuple[int, ...]], None]
 
@@ -70,6 +68,8 @@ class CudaExecutor:
                 for name in ("broken", "checks", "rechecked", "agreed")
                 if self._ports.find(f"ring.{name}") is not None
             }
+            # Behind the step of each entry.
+            self._marks = [gpu.new_event() for _ in self._done]
             self._closing = closing.pop_all()
 
     @property
@@ -138,19 +138,21 @@ class CudaExecutor:
         """Does all that a program's first run would do beside running."""
         self.runner.prepare(entry)
 
-    def start(self, entry: ProgramEntry) -> None:
-        """Queues a program."""
+    def start(self, entry: ProgramEntry, step: int | None = None) -> None:
+        """Queues a program; ``step`` is the number by which it is waited for."""
         self.runner.start(entry)
+        if step is not None:
+            self._gpu.record(self._marks[step % len(self._marks)], self._stream)
 
     def wait_step(self, number: int, batch: int) -> StepResult:
-        """What step ``number`` gave, once it is through; the steps behind it go on."""
+        """What step ``number`` gave, once it is through; the steps behind it go on.
+
+        The driver waits, and holds no GIL: threads beside this one go on.
+        """
         ring_entry = number % len(self._done)
-        while not self._reported(ring_entry, number):
-            # The driver knows of a kernel that failed; a stream that is empty reports no more.
-            if self._gpu.idle(self._stream) and not self._reported(ring_entry, number):
-                raise SpecbuildError(
-                    f"step {number} ended without a result; build the engine again"
-                )
+        self._gpu.wait(self._marks[ring_entry])
+        if self._done[ring_entry] != number + 1:
+            raise SpecbuildError(f"step {number} ended without a result; build the engine again")
         return StepResult(
             count=self._count[ring_entry, :batch].tolist(),
             accepted=self._accepted[ring_entry, :batch].tolist(),
@@ -179,6 +181,3 @@ class CudaExecutor:
                 "build the engine again"
             )
         return port
-
-    def _reported(self, ring_entry: int, number: int) -> bool:
-        return any(self._done[ring_entry] == number + 1 for _ in range(LOOKS))

@@ -101,10 +101,6 @@ class Gpu(Protocol):
         """Waits until the stream is empty."""
         ...
 
-    def idle(self, stream: Handle) -> bool:
-        """Whether the stream is empty."""
-        ...
-
     def new_event(self, *, timed: bool = False) -> Handle:
         """A mark for a stream."""
         ...

@@ -128,11 +128,6 @@ class FakeGpu:
         while stream.waiting:
             self._step(stream)
 
-    def idle(self, stream: Stream) -> bool:
-        if stream.waiting:
-            self._step(stream)
-        return not stream.waiting
-
     def new_event(self, *, timed: bool = False) -> Event:
         del timed
         return Event()
