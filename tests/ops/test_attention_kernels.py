@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,12 @@ pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed
 
 
 POSITIONS = (0, 1, 33, 63, 64, 65, 66, 127, 128, 160)
+
+
+def slow(*cases: Any) -> list[Any]:
+    """Further cases of a test, each in an emulated launch of its own."""
+    values = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*value, marks=pytest.mark.slow) for value in values]
 
 
 @pytest.mark.parametrize("window", [0, 5, 128])
@@ -83,7 +90,7 @@ MANY = Geometry(group=8, width=64, page_size=64)
 MANY_PAGES = 1024  # fewer and the plain kernel is as quick
 
 
-@pytest.mark.parametrize("position", [*POSITIONS, 300, 650])
+@pytest.mark.parametrize("position", [0, 63, 64, 127, 650, *slow(1, 33, 65, 66, 128, 160, 300)])
 def test_among_many_rows_a_token_has_the_bits_it_has_alone(position: int) -> None:
     """As the last of a chain, in a tree, beside sequences with few rows and with many."""
     text, other = Text.drawn(700, MANY, 1), Text.drawn(700, MANY, 2)
@@ -199,8 +206,9 @@ def test_one_sequence_s_partial_view_stays_with_the_plain_kernel() -> None:
     assert many_rows.takes(replace(shape, rows=64, batch=8), 16, is_long=True)
 
 
-@pytest.mark.parametrize("position", [2500, 4500])
-@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize(
+    ("position", "page_size"), [(2500, 16), (4500, 64), *slow((4500, 16), (2500, 64))]
+)
 def test_many_rows_share_a_long_context(position: int, page_size: int) -> None:
     """Splits with several chunks, rows in two tiles, a tree whose tiles are each row's own."""
     shape, pages = replace(MANY, page_size=page_size), MANY_PAGES * 64 // page_size
