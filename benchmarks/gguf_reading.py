@@ -3,15 +3,19 @@
 ``header FILE`` writes a file with 200,000 tokens, merges and types, opens it, and makes its
 tokenizer; ``gguf-py FILE`` opens the same with gguf-py. ``blocks FOLDER`` writes layers of
 llama-3.3-70b's sizes as Q4_K (random blocks), dequantises every tensor to disk, and copies as many
-bytes with ``cp``. Each prints one line of JSON. Run each in a process of its own.
+bytes with ``cp``. ``build FOLDER`` writes a whole model of such layers, with embedding and head in
+Q4_K, and builds a bf16 engine of it (CUDA, without a GPU). Each prints one line of JSON. Run each
+in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +23,13 @@ import gguf
 import numpy as np
 import torch
 
+from specbuild.builder.build import build
 from specbuild.builder.checkpoint.gguf.parts import open_model
 from specbuild.builder.checkpoint.gguf.tokenizer import text_files
 from specbuild.builder.checkpoint.gguf.values import read_values
 from specbuild.builder.checkpoint.gguf.vocabulary import read_vocabulary
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import SilentProgress
 
 TOKENS = 200_000
 HIDDEN, INNER, KV = 8192, 28672, 1024
@@ -30,6 +37,13 @@ MATRICES = {
     "attn_q": (HIDDEN, HIDDEN), "attn_k": (KV, HIDDEN), "attn_v": (KV, HIDDEN),
     "attn_output": (HIDDEN, HIDDEN), "ffn_gate": (INNER, HIDDEN), "ffn_up": (INNER, HIDDEN),
     "ffn_down": (HIDDEN, INNER),
+}  # fmt: skip
+VOCAB = 128256
+OUTER = ("token_embd", "output")
+KEYS = {
+    "block_count": 0, "context_length": 131072, "embedding_length": HIDDEN,
+    "feed_forward_length": INNER, "vocab_size": VOCAB, "attention.head_count": 64,
+    "attention.head_count_kv": 8, "rope.dimension_count": 128,
 }  # fmt: skip
 Q4_K = gguf.GGMLQuantizationType.Q4_K
 
@@ -45,17 +59,37 @@ def write_vocabulary(file: Path) -> None:
     _finish(writer)
 
 
-def write_layers(file: Path, layers: int) -> None:
-    """Layers of random blocks, whose scales are small numbers."""
+def write_layers(file: Path, layers: int, *, whole: bool = False) -> None:
+    """Layers of random blocks, whose scales are small numbers; the ``whole`` model, or no more."""
     writer = gguf.GGUFWriter(file, "llama", use_temp_file=False)
     random = np.random.default_rng(0)
+
+    def add(name: str, rows: int, columns: int) -> None:
+        raw = random.integers(0, 256, (rows * columns // 256, 144), dtype=np.uint8)
+        raw[:, :4] = np.array([0.001, 0.01], np.float16).view(np.uint8)
+        stored = raw.reshape(rows, columns // 256 * 144)
+        writer.add_tensor(f"{name}.weight", stored, raw_dtype=Q4_K)
+
     for layer in range(layers):
-        for name, (rows, columns) in MATRICES.items():
-            raw = random.integers(0, 256, (rows * columns // 256, 144), dtype=np.uint8)
-            raw[:, :4] = np.array([0.001, 0.01], np.float16).view(np.uint8)
-            stored = raw.reshape(rows, columns // 256 * 144)
-            writer.add_tensor(f"blk.{layer}.{name}.weight", stored, raw_dtype=Q4_K)
+        for name, shape in MATRICES.items():
+            add(f"blk.{layer}.{name}", *shape)
+    if whole:
+        _add_the_rest(writer, layers, add)
     _finish(writer)
+
+
+def _add_the_rest(
+    writer: gguf.GGUFWriter, layers: int, add: Callable[[str, int, int], None]
+) -> None:
+    for name in OUTER:
+        add(name, VOCAB, HIDDEN)
+    norms = [f"blk.{i}.{part}_norm" for i in range(layers) for part in ("attn", "ffn")]
+    for name in (*norms, "output_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(HIDDEN, np.float32))
+    for key, value in (KEYS | {"block_count": layers}).items():
+        writer.add_uint32(f"llama.{key}", value)
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_float32("llama.rope.freq_base", 500000.0)
 
 
 def header(file: Path) -> dict[str, Any]:
@@ -92,7 +126,7 @@ def blocks(folder: Path, layers: int, dtype: str) -> dict[str, Any]:
     if not file.exists():
         write_layers(file, layers)
     wanted = getattr(torch, dtype)
-    started = time.perf_counter()
+    started, own = time.perf_counter(), time.process_time()
     reading = 0.0
     with output.open("wb") as stream:
         for tensor in open_model(file).tensors.values():
@@ -100,30 +134,57 @@ def blocks(folder: Path, layers: int, dtype: str) -> dict[str, Any]:
             values = read_values(tensor, wanted)
             reading += time.perf_counter() - begun
             stream.write(values.view(torch.uint8).numpy().data)
-    seconds = time.perf_counter() - started
+    seconds, own = time.perf_counter() - started, time.process_time() - own
     size = output.stat().st_size
     started = time.perf_counter()
     subprocess.run(["cp", output, copy], check=True)
     copying = time.perf_counter() - started
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
     output.unlink()
     copy.unlink()
     return {
         "dtype": dtype, "threads": torch.get_num_threads(), "source_gb": file.stat().st_size / 1e9,
         "written_gb": size / 1e9, "seconds": round(seconds, 1),
         "of_which_dequantising": round(reading, 1), "cp_seconds": round(copying, 1),
-        "share_of_cp": round(copying / seconds, 2), "peak_rss_mb": round(_resident("VmHWM")),
+        "share_of_cp": round(copying / seconds, 2), "processor_s": round(own, 1),
+        "cp_processor_s": round(children.ru_utime + children.ru_stime, 1),
+        "peak_rss_mb": round(_resident("VmHWM")),
+    }  # fmt: skip
+
+
+def built(folder: Path, layers: int) -> dict[str, Any]:
+    """Seconds, processor's seconds and memory of building an engine of the whole model."""
+    file, engine = folder / "model.gguf", folder / "engine"
+    if not file.exists():
+        write_layers(file, layers, whole=True)
+        raise SystemExit("the file is written; run again")
+    options = BuildOptions.from_flat(
+        model=file, output=engine, backend="cuda", gpu="sm_90a", max_seq_len=4096,
+        max_batch_size=1, force=True,
+    )  # fmt: skip
+    started, processor = time.perf_counter(), time.process_time()
+    build(options, SilentProgress())
+    return {
+        "layers": layers, "source_gb": file.stat().st_size / 1e9,
+        "engine_gb": sum(f.stat().st_size for f in engine.rglob("*") if f.is_file()) / 1e9,
+        "seconds": round(time.perf_counter() - started, 1),
+        "processor_s": round(time.process_time() - processor, 1),
+        "peak_rss_mb": round(_resident("VmHWM")),
     }  # fmt: skip
 
 
 def main() -> None:
     """Runs what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["header", "gguf-py", "blocks"])
+    parser.add_argument("what", choices=["header", "gguf-py", "blocks", "build"])
     parser.add_argument("path", type=Path)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16")
     arguments = parser.parse_args()
     path = arguments.path
+    if arguments.what == "build":
+        print(json.dumps(built(path, arguments.layers)))
+        return
     if arguments.what != "blocks" and not path.exists():
         write_vocabulary(path)
         parser.exit(message="the file is written; run again\n")

@@ -13,7 +13,7 @@ from fuzz import engine_mutants, http_target, targets, text_mutators
 from fuzz.engine_mutants import files_of, linked_copy, mutate_content, mutate_raw, rehash
 from fuzz.gguf_mutators import mutated_gguf
 from fuzz.http_requests import mutated_request
-from fuzz.subjects import EXPORTS, GGUF
+from fuzz.subjects import EXPORTS, GGUF, GGUF_PARTS
 
 MayDiffer = Callable[[Any, Any], bool]
 _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -141,10 +141,27 @@ def _checkpoint(random: Random, place: Workplace) -> Case:
 
 
 def _gguf(random: Random, place: Workplace) -> Case:
+    if random.random() < 0.25:
+        return _gguf_parts(random, place)
     file = place.scratch / GGUF
     data, where = mutated_gguf(random, (place.subjects / GGUF).read_bytes())
     file.write_bytes(data)
     return Case("gguf", file.name, where, "gguf", partial(targets.read_gguf, file), _anything)
+
+
+def _gguf_parts(random: Random, place: Workplace) -> Case:
+    """A split model, of which one part is changed, or lies in another one's place."""
+    parts = sorted(place.subjects.glob(GGUF_PARTS))
+    copies = [place.scratch / part.name for part in parts]
+    for part, copy in zip(parts, copies, strict=True):
+        copy.write_bytes(part.read_bytes())
+    changed = random.choice(copies)
+    data, where = random.choice(parts).read_bytes(), "the bytes of a part"
+    if random.random() < 0.8:
+        data, where = mutated_gguf(random, changed.read_bytes())
+    changed.write_bytes(data)
+    run = partial(targets.read_gguf, copies[0])
+    return Case("gguf", changed.name, where, "gguf", run, _anything)
 
 
 def _request(random: Random, place: Workplace) -> Case:

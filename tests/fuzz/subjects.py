@@ -9,7 +9,8 @@ TEMPLATE = "{% for m in messages %}<|endoftext|>{{ m['role'] }}: {{ m['content']
 _WIDTHS = {"vocab": 320, "layers": 2}
 # Exports of graphs that mutants' builds share; where it is missing, no mutant is built.
 EXPORTS = "exports"
-GGUF = "model.gguf"
+GGUF, GGUF_PARTS = "model.gguf", "parts-*-of-*.gguf"
+_TENSORS_A_PART = 20
 
 
 def write_subjects(path: Path) -> None:
@@ -22,7 +23,7 @@ def write_subjects(path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (path / "target").exists():
             write_checkpoints(path)
-        if not (path / GGUF).exists():
+        if not any(path.glob(GGUF_PARTS)):
             write_gguf_model(path)
         for backend in ("cpu", "cuda"):
             if not (path / backend).exists():
@@ -39,7 +40,7 @@ def write_checkpoints(path: Path) -> None:
 
 
 def write_gguf_model(path: Path) -> None:
-    """A tiny random target as GGUF."""
+    """A tiny random target as GGUF, in one file and in several."""
     import shutil
 
     from gguf_files import write_gguf
@@ -47,6 +48,8 @@ def write_gguf_model(path: Path) -> None:
 
     _, keys, tensors = write_gpt_oss(path / "as_safetensors")
     shutil.rmtree(path / "as_safetensors")
+    parts = path / "parts.gguf"
+    write_gguf(parts, "gpt-oss", keys, tensors, tensors_a_file=_TENSORS_A_PART)
     write_gguf(path / GGUF, "gpt-oss", keys, tensors)
 
 
