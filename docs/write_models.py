@@ -63,6 +63,7 @@ RUN = {
     ("cpu", "youtu_llm"): _MLA_TESTS,
     ("cuda", "gpt_oss"): "benchmarks/results/h200-2026-11-24",
     ("cpu", "plain"): "tests/unit/builder/verify/test_verify_engine.py",
+    ("cpu", "fc_norm"): "tests/unit/builder/verify/test_verify_engine.py",
     ("cpu", "norms"): "tests/unit/builder/verify/test_verify_engine.py",
     ("cpu", "parts"): "tests/unit/builder/verify/test_verify_engine.py",
     ("cpu", "layers"): "tests/unit/builder/verify/test_verify_engine.py",
@@ -72,7 +73,8 @@ RUN = {
 }
 DRAFTS = {
     "plain": "EAGLE3, a LLaMA layer",
-    "norms": "EAGLE3 with `norm_before_fc` or `fc_norm`",
+    "norms": "EAGLE3 with `norm_before_fc`",
+    "fc_norm": "EAGLE3 with `fc_norm`",
     "parts": "EAGLE3 with biases or `model_type: qwen3`",
     "layers": "EAGLE3 of several layers",
     "mla": "EAGLE3 with MLA",
@@ -94,6 +96,7 @@ def drafts_of(target: TargetGeometry) -> dict[str, DraftGeometry]:
     return {
         "plain": plain,
         "norms": replace(plain, norm_before_fc=True),
+        "fc_norm": replace(plain, fc_norm=True),
         "parts": replace(plain, attention=AttentionParts(qkv_bias=True, qk_norm="head")),
         "layers": replace(plain, layers=2),
         "mla": latent,

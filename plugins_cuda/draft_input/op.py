@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def reference(
-    token_ids: torch.Tensor,
+    token_ids: torch.Tensor | None,
     table: torch.Tensor | None,
     embed_norm: torch.Tensor | None,
     hidden: torch.Tensor,
@@ -24,12 +24,13 @@ def reference(
 ) -> torch.Tensor:
     """``[rms(table[token_ids]); rms(hidden)]`` [T, 2H], or ``rms(hidden)`` [T, H] without a table.
 
-    ``hidden`` [T, H]; the norms are LLaMA's. ``table`` and ``embed_norm`` come together.
+    ``hidden`` [T, H]; the norms are LLaMA's. ``table`` and ``embed_norm`` come together, and with
+    ``token_ids``, which nothing reads without them.
     """
     import torch
 
     normed = rms_norm(hidden, hidden_norm, eps, "llama")
-    if table is None or embed_norm is None:
+    if table is None or embed_norm is None or token_ids is None:
         return normed
     embedded = rms_norm(table[token_ids.long()].to(hidden.dtype), embed_norm, eps, "llama")
     return torch.cat([embedded, normed], dim=-1)
@@ -39,7 +40,7 @@ OP = OpSpec(
     name="DraftInput",
     doc="The draft's normed embedding and hidden state, side by side, or its hidden state alone.",
     inputs=(
-        TensorSpec("token_ids", "int32", ("T",)),
+        TensorSpec("token_ids", "int32", ("T",), optional=True),
         TensorSpec("table", "W", ("V", "H"), optional=True),
         TensorSpec("embed_norm", "W", ("H",), optional=True),
         TensorSpec("hidden", "T", ("T", "H")),

@@ -154,12 +154,11 @@ def _require_variant(draft: Eagle3Geometry) -> None:
                 f"the draft {kind}, which is built for the CPU only; build with --backend cpu or "
                 "without --draft"
             )
-    for name in ("norm_before_fc", "fc_norm"):
-        if getattr(draft, name):
-            raise SpecbuildError(
-                f"the draft norms the target's states before fc ({name}), which no CUDA kernel "
-                "computes; build with --backend cpu or without --draft"
-            )
+    if draft.fc_norm:
+        raise SpecbuildError(
+            "the draft norms the target's states one by one before fc (fc_norm), which no CUDA "
+            "kernel computes; build with --backend cpu or without --draft"
+        )
     for name, found in (
         ("norms of queries and keys", draft.attention.qk_norm != "none"),
         ("biases of attention", draft.attention.qkv_bias or draft.attention.output_bias),

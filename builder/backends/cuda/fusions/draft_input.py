@@ -36,7 +36,8 @@ def fuse_lone_norm(graph: ir.Graph, node: ir.Node) -> bool:
     """A norm that nothing else took in is a DraftInput without an embedding.
 
     A draft without an embedding half has one in front of its projections; ``norm_output`` and
-    ``norm_before_residual`` hand a normed state on.
+    ``norm_before_residual`` hand a normed state on; ``norm_before_fc`` norms what is fused, in a
+    graph without tokens.
     """
     if node.op_type != "RMSNormalization":
         return False
