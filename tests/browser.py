@@ -26,7 +26,7 @@ _CHROMIUM = next((found for found in map(shutil.which, _NAMES) if found), None)
 needs_chromium = pytest.mark.skipif(
     _CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"
 )
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 120.0
 _OPTIONS = (
     "--headless=new",
     "--remote-debugging-pipe",

@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 from checkpoints import write_draft, write_target
+from hypothesis import HealthCheck, settings
 from run_store import made_once, use_folder_of
 from shared_graphs import share_exports
 
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
+
+# A busy machine is no reason to fail.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-gpt-oss"
 

@@ -142,7 +142,7 @@ class PageFolder:
         """Stop the server as ctrl-C does; it must end by itself."""
         if self.server is not None:
             self.server.send_signal(signal.SIGINT)
-            assert self.server.wait(40) == 0
+            assert self.server.wait(300) == 0
             assert self.server.stderr is not None
             self.server.stderr.close()
             self.server = None

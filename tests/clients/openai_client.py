@@ -151,7 +151,7 @@ def waits(client, load):
         return asker.chat.completions.create(model=MODEL, messages=[user("slow")])
 
     refused(openai.APITimeoutError, lambda: ask(hasty))
-    end_s = time.monotonic() + 10
+    end_s = time.monotonic() + 120
     while load():
         assert time.monotonic() < end_s, "the server goes on for a client that left"
         time.sleep(0.02)

@@ -160,7 +160,7 @@ def test_disk_full_leaves_nothing(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr

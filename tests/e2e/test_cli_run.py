@@ -313,13 +313,13 @@ def test_an_output_without_unicode_shows_what_it_can(
     name, *rest = command_line
     line = [sys.executable, "-m", "specbuild.cli.main", name, str(tiny_engine), *rest]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(line, capture_output=True, timeout=60, env=environment, check=False)
+    done = subprocess.run(line, capture_output=True, timeout=300, env=environment, check=False)
     assert (done.returncode, done.stdout.isascii()) == (0, True), done.stderr
 
 
 def test_a_closed_standard_output_is_one_sentence(tiny_engine: Path) -> None:
     script = f"exec {sys.executable} -m specbuild.cli.main run {tiny_engine} --prompt x >&-"
-    done = subprocess.run(["sh", "-c", script], capture_output=True, timeout=60, check=False)
+    done = subprocess.run(["sh", "-c", script], capture_output=True, timeout=300, check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
 
 
@@ -333,4 +333,4 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
 built = {{name for name in sys.modules if name.startswith("specbuild.builder.")}}
 assert all(name.startswith("specbuild.builder.option") for name in built), built
 """
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=300)

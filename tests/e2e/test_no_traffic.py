@@ -59,7 +59,7 @@ class Traces:
     def run(self, *commands: Words) -> None:
         """Commands that end by themselves, one after the other in a process."""
         process = self.started(COMMANDS, *commands)
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said
 
     @property
@@ -124,10 +124,10 @@ def test_a_server_listens_at_home_and_calls_nobody(tiny_engine: Path, traces: Tr
             "messages": [{"role": "user", "content": "ab"}],
             "max_tokens": 2,
         }
-        answer = httpx.post(f"{line.split()[-1]}/v1/chat/completions", json=chat, timeout=60)
+        answer = httpx.post(f"{line.split()[-1]}/v1/chat/completions", json=chat, timeout=300)
         assert answer.status_code == 200
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     finally:
         process.kill()
         process.wait()
@@ -146,7 +146,7 @@ def test_calls_and_writes_are_seen(traces: Traces) -> None:
         "except OSError: pass\n"
         "(home / 'device').write_text('id'); (home / 'device').unlink()\n"
     )
-    assert traces.started(code).wait(60) == 0
+    assert traces.started(code).wait(300) == 0
     assert traces.calls == [("connect", "203.0.113.1"), ("getaddrinfo", "home.invalid")]
     written = (traces.place / "written").read_text().splitlines()
     assert [line.partition("\t")[0] for line in written] == ["open", "write", "unlink"]

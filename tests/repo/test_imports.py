@@ -129,6 +129,6 @@ def loaded_modules(code: str) -> set[str]:
     """What ``sys.modules`` holds after ``code`` ran in a fresh interpreter."""
     script = f"import sys\n{code}\nprint('\\n'.join(sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300
     )
     return set(done.stdout.split())

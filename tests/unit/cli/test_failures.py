@@ -116,7 +116,7 @@ def run_line(line: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -156,7 +156,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=300,
     )
     assert done.returncode in (0, 141)
     assert "Traceback" not in done.stderr
@@ -185,7 +185,7 @@ def test_completion_is_installed(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "inspect")
     assert (tmp_path / ".bashrc").is_file()
@@ -219,7 +219,7 @@ def test_a_file_does_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> No
         shell=True,
         cwd=tmp_path,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0
     assert (tmp_path / "kept").read_bytes() == b""

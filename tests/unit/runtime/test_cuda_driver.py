@@ -71,7 +71,7 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Path(__file__).parent / "libcuda_stub.c"
     library = folder / "libcuda.so.1"
     command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, source, "-ldl"]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=300)
     return folder
 
 
@@ -79,7 +79,7 @@ def run(stub: Path, script: str, **variables: str) -> list[str]:
     environment = {**os.environ, **variables, "LD_LIBRARY_PATH": str(stub)}
     command = [sys.executable, "-c", script]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -64,7 +64,7 @@ def fuzz(subjects: Path, log: Path, *arguments: object) -> subprocess.CompletedP
         env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=800,
         check=False,
     )
 

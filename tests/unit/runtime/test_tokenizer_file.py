@@ -235,6 +235,6 @@ def test_no_changed_field_takes_the_process_down() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert done.stdout.endswith("whole\n"), done.stderr[-2000:]

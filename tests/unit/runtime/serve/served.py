@@ -82,7 +82,7 @@ def served(
     thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
     thread.start()
     try:
-        assert started.wait(30)
+        assert started.wait(300)
         yield f"http://127.0.0.1:{place[0][1]}", app
     finally:
         server.should_exit = True

@@ -103,7 +103,7 @@ def server() -> Iterator[tuple[str, App]]:
 def test_what_is_wrong_is_named(
     server: tuple[str, App], path: str, body: dict[str, Any], status: int, named: str
 ) -> None:
-    answer = httpx.post(server[0] + path, json=body, timeout=60)
+    answer = httpx.post(server[0] + path, json=body, timeout=300)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -130,7 +130,7 @@ def test_what_is_wrong_is_named(
 )
 def test_bodies_that_are_no_request(server: tuple[str, App], content: bytes) -> None:
     for path in (COMPLETIONS, CHAT):
-        answer = httpx.post(server[0] + path, content=content, timeout=60)
+        answer = httpx.post(server[0] + path, content=content, timeout=300)
         assert 400 <= answer.status_code < 500, (path, answer.text)
         assert answer.json()["error"]["message"]
 
@@ -156,13 +156,13 @@ def test_any_fields_give_an_answer_or_a_refusal(
 ) -> None:
     given = {"prompt": "b", "messages": HELLO, "max_tokens": 2} | fields
     body = json.dumps({"model": NAME} | given)
-    answer = httpx.post(server[0] + path, content=body.encode(errors="replace"), timeout=60)
+    answer = httpx.post(server[0] + path, content=body.encode(errors="replace"), timeout=300)
     assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
 
 
 def test_a_body_that_is_too_long_is_refused_before_it_is_read(server: tuple[str, App]) -> None:
     place = urlparse(server[0])
-    with socket.create_connection((place.hostname, place.port), timeout=30) as client:
+    with socket.create_connection((place.hostname, place.port), timeout=300) as client:
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 30}\r\n\r\n"
         client.sendall(head.encode() + b"x" * 1000)
         assert client.recv(1000).startswith(b"HTTP/1.1 413")
@@ -174,7 +174,7 @@ def test_a_chunked_body_is_counted(server: tuple[str, App]) -> None:
             yield b" " * (1 << 19)
 
     try:
-        answer = httpx.post(server[0] + COMPLETIONS, content=parts(), timeout=60)
+        answer = httpx.post(server[0] + COMPLETIONS, content=parts(), timeout=300)
     except httpx.TransportError:
         return  # the connection was closed in the midst of it
     assert answer.status_code == 413
@@ -182,9 +182,9 @@ def test_a_chunked_body_is_counted(server: tuple[str, App]) -> None:
 
 def test_unknown_paths_and_methods(server: tuple[str, App]) -> None:
     for answer, status, word in (
-        (httpx.get(server[0] + "/nowhere"), 404, "/openapi.json"),
-        (httpx.get(server[0] + "/page/../../etc"), 404, "no such path"),
-        (httpx.get(server[0] + COMPLETIONS), 405, "GET"),
+        (httpx.get(server[0] + "/nowhere", timeout=300), 404, "/openapi.json"),
+        (httpx.get(server[0] + "/page/../../etc", timeout=300), 404, "no such path"),
+        (httpx.get(server[0] + COMPLETIONS, timeout=300), 405, "GET"),
         (httpx.put(server[0] + "/v1/models"), 405, "PUT"),
     ):
         assert answer.status_code == status
@@ -222,7 +222,7 @@ def test_a_client_that_leaves_frees_its_pages() -> None:
             place = urlparse(url)
             data = json.dumps(body | {"stream": stream}).encode()
             head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
-            with socket.create_connection((place.hostname, place.port), timeout=30) as client:
+            with socket.create_connection((place.hostname, place.port), timeout=300) as client:
                 client.sendall(head.encode() + data)
                 wait_until(lambda: engine.used_pages > 0)
             wait_until(lambda: engine.used_pages == 0 and app.service.open_requests == 0)
@@ -231,11 +231,14 @@ def test_a_client_that_leaves_frees_its_pages() -> None:
 def test_a_full_queue_says_when_to_come_back() -> None:
     engine = worded(max_seq_len=4096)
     most = engine.manifest.limits.max_batch_size
-    with served(engine, max_queue=0) as (url, app), httpx.Client(base_url=url) as client:
+    with (
+        served(engine, max_queue=0) as (url, app),
+        httpx.Client(base_url=url, timeout=300) as client,
+    ):
         body = {"model": NAME, "prompt": ["b"] * most, "max_tokens": 4000, "ignore_eos": True}
         with client.stream("POST", COMPLETIONS, json=body | {"stream": True}):
             wait_until(lambda: app.service.open_requests == most)
-            answer = httpx.post(url + COMPLETIONS, json={"model": NAME, "prompt": "b"})
+            answer = httpx.post(url + COMPLETIONS, json={"model": NAME, "prompt": "b"}, timeout=300)
             assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
         wait_until(lambda: app.service.open_requests == 0)
         assert client.post(COMPLETIONS, json={"model": NAME, "prompt": "b"}).status_code == 200
@@ -245,7 +248,7 @@ def test_a_stream_that_is_late_ends_with_an_error() -> None:
     with served(worded(max_seq_len=4096)) as (url, app):
         body = {"model": NAME, "prompt": "b", "max_tokens": 4000, "ignore_eos": True}
         late = body | {"stream": True, "timeout": 1.0, "priority": -3}
-        with httpx.stream("POST", url + COMPLETIONS, json=late, timeout=60) as answer:
+        with httpx.stream("POST", url + COMPLETIONS, json=late, timeout=300) as answer:
             lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
         if answer.status_code == 200:  # it had begun, as it does unless the machine is very busy
             assert lines.pop() == "[DONE]"
@@ -260,10 +263,10 @@ def test_keys_and_origins() -> None:
         body = {"model": NAME, "prompt": "b"}
         for key, status in ((None, 401), ("three", 401), ("one", 200), ("two", 200)):
             headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-            answer = httpx.post(url + COMPLETIONS, json=body, headers=headers, timeout=60)
+            answer = httpx.post(url + COMPLETIONS, json=body, headers=headers, timeout=300)
             assert answer.status_code == status
-        assert httpx.get(url + "/v1/models").status_code == 401
-        assert httpx.get(url + "/health").status_code == 200
+        assert httpx.get(url + "/v1/models", timeout=300).status_code == 401
+        assert httpx.get(url + "/health", timeout=300).status_code == 200
         asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
         allowed = httpx.options(url + COMPLETIONS, headers=asked)
         assert allowed.headers["access-control-allow-origin"] == origin
@@ -275,7 +278,7 @@ def test_closing_serves_what_was_accepted() -> None:
         body = {"model": NAME, "prompt": "b", "max_tokens": 150, "ignore_eos": True}
 
         def ask() -> None:
-            answers.append(httpx.post(url + COMPLETIONS, json=body, timeout=60))
+            answers.append(httpx.post(url + COMPLETIONS, json=body, timeout=300))
 
         client = threading.Thread(target=ask)
         client.start()
@@ -285,7 +288,7 @@ def test_closing_serves_what_was_accepted() -> None:
     assert answers[0].json()["usage"]["completion_tokens"] == 150
 
 
-def wait_until(done: Any, seconds: float = 30) -> None:
+def wait_until(done: Any, seconds: float = 120) -> None:
     end_s = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end_s

@@ -45,6 +45,6 @@ def test_clients_of_an_environment_of_their_own(
     if installed.returncode:
         pytest.skip(f"{packages[0]} cannot be installed here: {installed.stderr[-300:]}")
     done = subprocess.run(
-        [python, CLIENTS / program, url], capture_output=True, text=True, check=False, timeout=200
+        [python, CLIENTS / program, url], capture_output=True, text=True, check=False, timeout=800
     )
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ def test_every_metric_of_the_dashboard_is_exported() -> None:
     named = set(re.findall(r"(?:vllm|specbuild):\w+", " ".join(asked)))
     with (
         served(worded(), setting=DraftSetting(DraftShape(3, 4, 12))) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
+        httpx.Client(base_url=url, timeout=300) as client,
     ):
         client.post("/v1/completions", json={"model": NAME, "prompt": "bb", "max_tokens": 20})
         exported = client.get("/metrics").text

@@ -53,7 +53,7 @@ def url() -> Iterator[str]:
 
 
 def test_a_server_gives_its_file(url: str) -> None:
-    assert httpx.get(f"{url}/openapi.json").json() == openapi_document()
+    assert httpx.get(f"{url}/openapi.json", timeout=300).json() == openapi_document()
 
 
 def test_every_route_stands_in_the_file() -> None:

@@ -11,7 +11,9 @@ PROMPT = "abcdefghijklmnopqrst"
 
 
 def asked(at: str, route: str, **body: Any) -> Any:
-    answer = httpx.post(f"{at}/v1/{route}", json={"model": "toy", "max_tokens": 3, **body})
+    answer = httpx.post(
+        f"{at}/v1/{route}", json={"model": "toy", "max_tokens": 3, **body}, timeout=300
+    )
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -33,9 +35,9 @@ def test_answers_say_how_much_of_a_prompt_was_cached() -> None:
         assert cached(asked(at, "chat/completions", messages=chat)) == 16
         assert cached(asked(at, "completions", prompt=PROMPT, cache_salt="mine")) == 0
         body = {"model": "toy", "input": PROMPT, "max_output_tokens": 3}
-        response = httpx.post(f"{at}/v1/responses", json=body).json()
+        response = httpx.post(f"{at}/v1/responses", json=body, timeout=300).json()
         assert response["usage"]["input_tokens_details"]["cached_tokens"] == 16
-        metrics = httpx.get(f"{at}/metrics").text
+        metrics = httpx.get(f"{at}/metrics", timeout=300).text
     numbers = {
         line.split("{")[0]: float(line.rsplit(" ", 1)[1])
         for line in metrics.splitlines()
@@ -49,5 +51,5 @@ def test_answers_say_how_much_of_a_prompt_was_cached() -> None:
 def test_a_salt_of_a_wrong_type_is_refused_by_name() -> None:
     with served(worded()) as (at, _):
         body = {"model": "toy", "prompt": "abc", "cache_salt": 3}
-        answer = httpx.post(f"{at}/v1/completions", json=body)
+        answer = httpx.post(f"{at}/v1/completions", json=body, timeout=300)
         assert answer.status_code == 400 and "cache_salt" in answer.json()["error"]["message"]

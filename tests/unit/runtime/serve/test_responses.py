@@ -79,12 +79,12 @@ def test_background_work_is_waited_for_or_cancelled() -> None:
         given = GIVEN | {"input": "bcd", "background": True}
         started = client.responses.create(**given)
         assert started.status == "in_progress"
-        end_s = time.monotonic() + 30
+        end_s = time.monotonic() + 120
         while (found := client.responses.retrieve(started.id)).status == "in_progress":
             assert time.monotonic() < end_s
         assert found.output_text == client.responses.create(**GIVEN, input="bcd").output_text
         body = given | {"max_output_tokens": 4000, "ignore_eos": True}
-        long = httpx.post(f"{url}/v1/responses", json=body).json()
+        long = httpx.post(f"{url}/v1/responses", json=body, timeout=300).json()
         assert client.responses.cancel(long["id"]).status == "cancelled"
         while app.service.open_requests:
             assert time.monotonic() < end_s

@@ -22,7 +22,7 @@ GREEDY = SamplingParams()
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[httpx.Client, App]]:
-    with served(worded(TEMPLATE)) as (url, app), httpx.Client(base_url=url, timeout=60) as client:
+    with served(worded(TEMPLATE)) as (url, app), httpx.Client(base_url=url, timeout=300) as client:
         yield client, app
 
 
@@ -175,7 +175,7 @@ def test_chunks_tell_which_tokens_the_draft_proposed(path: str) -> None:
     setting, counting = DraftSetting(DraftShape(3, 4, 12)), {"include_usage": True}
     with (
         served(worded(TEMPLATE), setting=setting) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
+        httpx.Client(base_url=url, timeout=300) as client,
     ):
         plain = streamed(client, path, **given)
         told = streamed(client, path, **given, return_draft_tokens=True, stream_options=counting)
@@ -217,7 +217,7 @@ def test_an_output_is_decoded_once(path: str, asked: dict[str, Any], streams: in
 
     engine.text.stream = counted  # type: ignore[method-assign]
     with served(engine) as (url, _):
-        answer = httpx.post(url + path, json={"model": NAME, **asked}, timeout=60)
+        answer = httpx.post(url + path, json={"model": NAME, **asked}, timeout=300)
     assert answer.status_code == 200 and len(made) == streams
 
 

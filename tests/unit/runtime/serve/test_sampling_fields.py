@@ -33,7 +33,7 @@ def client(url: str) -> openai.OpenAI:
 
 
 def post(url: str, path: str, **fields: Any) -> httpx.Response:
-    return httpx.post(url + path, json={"model": NAME} | fields, timeout=60)
+    return httpx.post(url + path, json={"model": NAME} | fields, timeout=300)
 
 
 FIELDS: list[dict[str, Any]] = [

@@ -133,17 +133,17 @@ def test_line_ends_between_requests_keep_no_connection(server: tuple[str, App]) 
 
 def test_a_connection_serves_one_request_after_the_other(server: tuple[str, App]) -> None:
     """Its pauses are shorter than the timeouts, all of it is longer."""
-    with httpx.Client(base_url=server[0]) as client:
+    with httpx.Client(base_url=server[0], timeout=300) as client:
         for _ in range(4):
             asked = {"model": NAME, "prompt": "b", "max_tokens": 3}
-            answer = client.post(COMPLETIONS, json=asked, timeout=60)
+            answer = client.post(COMPLETIONS, json=asked, timeout=300)
             assert answer.status_code == 200 and "close" not in answer.headers.get("connection", "")
             time.sleep(SHORT_S / 2)
 
 
 def test_answers_that_nobody_reads_end_the_connection(server: tuple[str, App]) -> None:
     asked = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
-    size = len(httpx.get(server[0] + "/openapi.json").content)
+    size = len(httpx.get(server[0] + "/openapi.json", timeout=300).content)
     with connected(server[0], buffer=4096) as client:
         client.sendall(asked * (500_000 // size))
         began_s = time.monotonic()

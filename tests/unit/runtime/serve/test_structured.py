@@ -45,7 +45,7 @@ def client_of(parser: str, template: str = TEMPLATE) -> Iterator[httpx.Client]:
         engine = lettered_engine(patch, template)
         with (
             served(engine, parser=parser) as (url, _),
-            httpx.Client(base_url=url, timeout=60) as client,
+            httpx.Client(base_url=url, timeout=300) as client,
         ):
             yield client
 

@@ -26,7 +26,7 @@ def client() -> Iterator[httpx.Client]:
     headers = {"Authorization": f"Bearer {KEY}"}
     with (
         scripted_server() as url,
-        httpx.Client(base_url=url, headers=headers, timeout=60) as client,
+        httpx.Client(base_url=url, headers=headers, timeout=300) as client,
     ):
         yield client
 
