@@ -210,8 +210,15 @@ def test_kill_leaves_nothing_under_the_final_name(checkpoints: Path, tmp_path: P
     assert not output.exists()
 
 
-@pytest.mark.parametrize("experts_format", ["mxfp4", "bf16"])
-@pytest.mark.parametrize("experts", [4, 24])
+@pytest.mark.parametrize(
+    ("experts", "experts_format"),
+    [
+        (4, "mxfp4"),
+        (24, "bf16"),
+        pytest.param(4, "bf16", marks=pytest.mark.slow),
+        pytest.param(24, "mxfp4", marks=pytest.mark.slow),
+    ],
+)
 def test_greedy_tokens_equal_transformers(
     tmp_path: Path, experts_format: str, experts: int
 ) -> None:

@@ -109,18 +109,7 @@ def test_checkpoints_of_another_shape_are_refused(engine, target_path, tmp_path)
 
 
 VARIANTS = {
-    "other sizes": {"hidden": 64, "q_heads": 6, "head_dim": 16, "aux_layers": (0, 2, 2, 3)},
-    "norms before fuse": {"norm_before_fc": True, "norm_before_residual": True},
     "norm per state": {"fc_norm": True, "norm_output": True, "own_embedding": True},
-    "narrow, shared head": {"input_width": "hidden", "draft_vocab": None},
-    "yarn, window": {
-        "sliding_window": 6,
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "original_max_position_embeddings": 128,
-        },
-    },
     "two layers of MLA": {
         "layers": 2,
         "latent": {
@@ -132,7 +121,19 @@ VARIANTS = {
         },
     },
 }
+# Each is two exports and every stage; without verify, test_cuda_fusion.py has most of them.
 SLOW_VARIANTS = {
+    "other sizes": {"hidden": 64, "q_heads": 6, "head_dim": 16, "aux_layers": (0, 2, 2, 3)},
+    "norms before fuse": {"norm_before_fc": True, "norm_before_residual": True},
+    "narrow, shared head": {"input_width": "hidden", "draft_vocab": None},
+    "yarn, window": {
+        "sliding_window": 6,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+        },
+    },
     "three layers": {"layers": 3, "prefix": "layers.0", "fc_norm": True, "sliding_window": 9},
     "windowed, on one KV head": {"layers": 2, "q_heads": 16, "kv_heads": 1, "head_dim": 16},
 }
@@ -161,7 +162,10 @@ FURTHER = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FURTHER)
+@pytest.mark.parametrize(
+    "name", [name if i == 0 else pytest.param(name, marks=pytest.mark.slow)
+             for i, name in enumerate(FURTHER)],
+)  # fmt: skip
 def test_drafts_with_further_tensors(name, target_path, tmp_path):
     options, sizes = FURTHER[name]
     write_draft(tmp_path / "draft", **options)
@@ -204,7 +208,9 @@ def test_drafts_in_circulation(variant, target_path, tmp_path):
     assert report.passed
 
 
-@pytest.mark.parametrize(("built_for", "depths"), [(1, (1,)), (6, (4, 6))])
+@pytest.mark.parametrize(
+    ("built_for", "depths"), [pytest.param(1, (1,), marks=pytest.mark.slow), (6, (4, 6))]
+)
 def test_the_chain_that_an_engine_was_built_for_is_run(
     target_path, draft_path, tmp_path, built_for, depths
 ):
