@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import time
 import urllib.request
@@ -30,14 +31,16 @@ NAME = "engine"
 
 
 @contextmanager
-def server(engine: Path) -> Iterator[tuple[str, float]]:
-    """The address of a server, and how long it took to answer /health, in seconds."""
+def server(engine: Path) -> Iterator[tuple[str, tuple[float, float]]]:
+    """The address of a server; seconds to /health, that passed and of a processor."""
     started_s = time.perf_counter()
     # As a session reads prompts: whole.
     options = ("--served-model-name", NAME, "--no-prefix-cache")
-    with server_process(engine, *options) as (_, url):
+    with server_process(engine, *options) as (process, url):
         urllib.request.urlopen(f"{url}/health", timeout=10).read()
-        yield url, time.perf_counter() - started_s
+        passed_s = time.perf_counter() - started_s
+        ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        yield url, (passed_s, sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK"))
 
 
 def prompts(count: int, tokens: int, seed: int) -> list[tuple[int, ...]]:
@@ -110,7 +113,7 @@ def main() -> None:
                 loads[n].append((own, served, served / own))
     with server(asked.engine) as (_, start_s):
         starts.append(start_s)
-    found["start_s"] = starts
+    found["start_s"] = {"passed, of the processor": starts}
     found["one_client_ms_a_token"] = {"session, server, ratio": ratios}
     found["tokens_a_second"] = {f"{n} clients: session, server, ratio": v for n, v in loads.items()}
     print(json.dumps(found, indent=1))

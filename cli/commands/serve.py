@@ -26,6 +26,7 @@ from specbuild.cli.options.shared import (
     Trace,
     VerifyKey,
 )
+from specbuild.cli.terminal.collector import starting
 from specbuild.runtime.cache.kv_policy import DEFAULT_KV_POLICY
 from specbuild.runtime.errors import SpecbuildError
 
@@ -186,54 +187,59 @@ def serve(
     specbuild serve engine --host 0.0.0.0 --api-key-file keys.txt
     specbuild serve engine --uds /run/specbuild.sock --max-queue 64
     """
-    from specbuild.cli.terminal.console import messages
-    from specbuild.cli.terminal.engine_loading import load_engine, traced
+    with starting() as started:
+        from specbuild.cli.terminal.console import messages
+        from specbuild.cli.terminal.engine_loading import load_engine, traced
 
-    require_extra()
-    from specbuild.runtime.decode.decoder import DraftSetting
-    from specbuild.runtime.decode.scheduler import Turns
-    from specbuild.runtime.engine_dir.origin import Origin
-    from specbuild.runtime.serve.app import App, AppOptions
-    from specbuild.runtime.serve.server import Address
-    from specbuild.runtime.serve.server import serve as run_server
-    from specbuild.runtime.serve.service import ServiceOptions
+        require_extra()
+        from specbuild.runtime.decode.decoder import DraftSetting
+        from specbuild.runtime.decode.scheduler import Turns
+        from specbuild.runtime.engine_dir.origin import Origin
+        from specbuild.runtime.serve.app import App, AppOptions
+        from specbuild.runtime.serve.server import Address
+        from specbuild.runtime.serve.server import serve as run_server
+        from specbuild.runtime.serve.service import ServiceOptions
 
-    place = Address(host=address.host, port=address.port, uds=address.uds)
-    keys = _keys(address)
-    if place.beyond_loopback and not keys:
-        messages().print(
-            f"warning: anyone who reaches {place} is served; set --api-key, or keep to 127.0.0.1"
-        )
-    if exact and tree.given():
-        raise SpecbuildError("--exact decodes without a draft: leave the --draft options out")
-    manifest = _checked(engine, Origin(verify_key, pin), model, device)
-    setting = DraftSetting(speculation_of(manifest, tree, no_spec=no_spec or exact))
-    _show_footprint(manifest)
-    loaded = load_engine(engine, threads=threads, verify_key=verify_key, pin=pin, device=device)
-    loaded.decoder.turns = Turns(prefill_rows_per_turn)
-    loaded.decoder.kv_policy = kv_policy
-    prefix.apply(loaded)
-    names = model.served_model_name or (engine.resolve().name,)
-    app = App(
-        loaded,
-        AppOptions(
-            service=ServiceOptions(
-                names=names, max_queue=queue.max_queue, setting=setting, exact=exact
+        place = Address(host=address.host, port=address.port, uds=address.uds)
+        keys = _keys(address)
+        if place.beyond_loopback and not keys:
+            messages().print(
+                f"warning: anyone who reaches {place} is served; set --api-key, or keep to "
+                "127.0.0.1"
+            )
+        if exact and tree.given():
+            raise SpecbuildError("--exact decodes without a draft: leave the --draft options out")
+        manifest = _checked(engine, Origin(verify_key, pin), model, device)
+        setting = DraftSetting(speculation_of(manifest, tree, no_spec=no_spec or exact))
+        _show_footprint(manifest)
+        loaded = load_engine(engine, threads=threads, verify_key=verify_key, pin=pin, device=device)
+        loaded.decoder.turns = Turns(prefill_rows_per_turn)
+        loaded.decoder.kv_policy = kv_policy
+        prefix.apply(loaded)
+        names = model.served_model_name or (engine.resolve().name,)
+        app = App(
+            loaded,
+            AppOptions(
+                service=ServiceOptions(
+                    names=names, max_queue=queue.max_queue, setting=setting, exact=exact
+                ),
+                form=_form(loaded, model),
+                keys=keys,
+                origins=address.cors,
+                log_requests=queue.log_requests,
+                page=not address.no_page,
             ),
-            form=_form(loaded, model),
-            keys=keys,
-            origins=address.cors,
-            log_requests=queue.log_requests,
-            page=not address.no_page,
-        ),
-    )
+        )
 
-    def ready(name: object) -> None:
-        shown = str(place.uds) if place.uds is not None else f"http://{place.host}:{_port(name)}"
-        messages().print(f"serving {names[0]} at {shown}", soft_wrap=True)
+        def ready(name: object) -> None:
+            shown = (
+                str(place.uds) if place.uds is not None else f"http://{place.host}:{_port(name)}"
+            )
+            messages().print(f"serving {names[0]} at {shown}", soft_wrap=True)
+            started()
 
-    with traced(loaded, trace), events.published(loaded):
-        run_server(app, place, ready=ready)
+        with traced(loaded, trace), events.published(loaded):
+            run_server(app, place, ready=ready)
 
 
 def _checked(engine: Path, origin: Origin, model: ModelOptions, device: str | None) -> Manifest:
