@@ -46,7 +46,8 @@ def ask(engine: Path, sent: Sent) -> str:
     found = _judged(server, sent, answer)
     if sent.path in dict(BODIES.values()) and _is_greedy(sent, answer):
         again = _answered(server, sent)
-        if _outputs(again) != _outputs(answer):
+        # A server that was slow was told that the client leaves, and closed.
+        if again.status and _outputs(again) != _outputs(answer):
             raise ContradictionError(f"asked again, it says {again.body!r:.150} for {found:.150}")
     return found
 

@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 from specbuild.runtime.engine_dir.plan import (
@@ -25,6 +24,7 @@ from specbuild.runtime.engine_dir.plan import (
     ProgramEntry,
 )
 from specbuild.runtime.engine_dir.strict_json import from_json
+from specbuild.runtime.engine_dir.tensor_table import without_table
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 # What CUDA allows: CTAs along x, y and z, threads of a CTA, shared memory of one on any GPU.
@@ -34,9 +34,9 @@ MOST_SHARED_BYTES = 227 << 10
 # Where ops have scratch that is zeros, in steps of so many bytes.
 _ZEROED_STEP = 256
 _WORDS = (INT32, FLOAT32)
+_Tensor = tuple[tuple[int, ...], int]  # its place and its bytes
 
 _MOST_BITS = 2**32 - 1
-_binding = itemgetter("buffer", "offset", "shape", "dtype")
 
 
 def read_launches(data: bytes, plan: Plan, entry: ProgramEntry) -> tuple[Launch, ...]:
@@ -48,9 +48,7 @@ def read_launches(data: bytes, plan: Plan, entry: ProgramEntry) -> tuple[Launch,
     except (
         ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError,
     ) as error:  # fmt: skip
-        raise EngineFileError(
-            f"{entry.file} is no program ({error!r}); build the engine again"
-        ) from error
+        raise _no_program(entry, error) from error
     if problem is not None:
         raise EngineFileError(f"{entry.file}: {problem}; build the engine again")
     return launches
@@ -59,9 +57,17 @@ def read_launches(data: bytes, plan: Plan, entry: ProgramEntry) -> tuple[Launch,
 def read_program(data: bytes, entry: ProgramEntry) -> Program:
     """All of a program's file. Raises EngineFileError."""
     try:
-        return from_json(Program, json.loads(data), entry.file)
-    except (SpecbuildError, ValueError, RecursionError) as error:
+        program = without_table(json.loads(data))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise _no_program(entry, error) from error
+    try:
+        return from_json(Program, program, entry.file)
+    except SpecbuildError as error:
         raise EngineFileError(f"{error}; build the engine again") from error
+
+
+def _no_program(entry: ProgramEntry, error: Exception) -> EngineFileError:
+    return EngineFileError(f"{entry.file} is no program ({error!r}); build the engine again")
 
 
 def _launch(item: dict[str, Any]) -> Launch:
@@ -103,8 +109,11 @@ class _Ops:
         # By op: the arguments that are places of its own, and the most that a number may be.
         self.places: list[set[tuple[int, ...]]] = []
         self._most: list[int] = []
+        tensors = self._read(program["tensors"])
+        if self.problems:
+            return
         for op in program["ops"]:
-            self._add(op)
+            self._add(op, tensors)
         for life in program["lifetimes"]:
             self._add_scratch(arena, life)
 
@@ -127,12 +136,11 @@ class _Ops:
     def _is_zeroed(self, buffer: int, offset: int) -> bool:
         return 0 <= offset < self._zeroed.get(buffer, 0) and offset % _ZEROED_STEP == 0
 
-    def _add(self, op: dict[str, Any]) -> None:
-        index, sizes, rows = len(self.places), self._bytes, self._rows
-        places: set[tuple[int, ...]] = {(NULL,)}
-        counts = [v for v in op["attributes"].values() if type(v) is int]
-        for binding in chain(op["inputs"].values(), op["outputs"].values()):
-            buffer, offset, shape, dtype = _binding(binding)
+    def _read(self, tensors: Sequence[Any]) -> list[_Tensor]:
+        """The place and the bytes of every tensor."""
+        sizes, rows = self._bytes, self._rows
+        found: list[_Tensor] = []
+        for index, (buffer, offset, shape, dtype) in enumerate(tensors):
             item = ITEM_BYTES[dtype]
             nbytes = item * math.prod(shape)
             if (
@@ -141,12 +149,23 @@ class _Ops:
                 or offset % item
                 or (shape and min(shape) < 1)
             ):
-                self.problems.append(f"a tensor of op {index} lies outside its buffer")
+                self.problems.append(f"tensor {index} lies outside its buffer")
                 break
             place = (POINTER, buffer, offset)
             if place in rows and shape[0] not in rows[place]:
-                self.problems.append(f"a tensor of op {index} has other rows than the plan says")
+                self.problems.append(f"tensor {index} has other rows than the plan says")
                 break
+            found.append((place, nbytes))
+        return found
+
+    def _add(self, op: dict[str, Any], tensors: Sequence[_Tensor]) -> None:
+        places: set[tuple[int, ...]] = {(NULL,)}
+        counts = [v for v in op["attributes"].values() if type(v) is int]
+        for row in chain(op["inputs"].values(), op["outputs"].values()):
+            if row < 0:
+                self.problems.append(f"op {len(self.places)} has tensor {row}")
+                break
+            place, nbytes = tensors[row]
             places.add(place)
             counts.append(nbytes)
         self.places.append(places)

@@ -20,6 +20,7 @@ from specbuild.runtime.cache.layout import layouts
 from specbuild.runtime.engine_dir.files import read_manifest, verify_files
 from specbuild.runtime.engine_dir.plan import POINTER, Plan, Program
 from specbuild.runtime.engine_dir.strict_json import from_json
+from specbuild.runtime.engine_dir.tensor_table import without_table
 from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.cuda.check import read_plan
@@ -83,7 +84,8 @@ def plan(engine: Path) -> Plan:
 
 
 def program(engine: Path, file: str) -> Program:
-    return from_json(Program, json.loads((engine / file).read_text()), file)
+    data = without_table(json.loads((engine / file).read_text()))
+    return from_json(Program, data, file)
 
 
 def test_the_directory_is_whole_and_says_what_it_is(engine: Path, stages: Stages) -> None:

@@ -15,6 +15,7 @@ from toy_engine import run
 from toy_plan import SHAPES, small_plan
 
 from specbuild.runtime.engine_dir.plan import ZEROED, Buffer, CompiledKernel, Port, ProgramEntry
+from specbuild.runtime.engine_dir.tensor_table import with_table
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.cuda.memory import DeviceMemory
 from specbuild.runtime.executors.cuda.program_file import read_launches
@@ -41,7 +42,8 @@ OPS = [{"op": "op", "attributes": {}, "inputs": TENSORS, "outputs": {}}] * 3
 
 
 def program_json(launches: object, ops: object = OPS, lifetimes: object = ()) -> bytes:
-    return json.dumps({"ops": ops, "launches": launches, "lifetimes": lifetimes}).encode()
+    program = {"ops": ops, "launches": launches, "lifetimes": lifetimes}
+    return json.dumps(with_table(program)).encode()
 
 
 def launch_of(**changes: object) -> dict[str, object]:

@@ -21,6 +21,7 @@ from specbuild.runtime.engine_dir.plan import (
     ProgramEntry,
     level_section,
 )
+from specbuild.runtime.engine_dir.tensor_table import with_table
 
 BATCHES = (1, 2, 4)
 SHAPES = (DraftShape(1, 1, 1), DraftShape(1, 3, 3), DraftShape(2, 3, 6), DraftShape(3, 4, 12))
@@ -150,7 +151,8 @@ def plan_file(plan: Plan, name: str) -> bytes:
     arguments = [[0, i, 0] for i in range(len(plan.buffers))] + [[1, index], [2, 7], [3]]
     launch = {"kernel": index, "op": 0, "grid": [1, 1, 1], "block": 32, "shared_bytes": 0}
     launch |= {"arguments": arguments, "programmatic": True}
-    return json.dumps({"ops": ops, "launches": [launch], "lifetimes": []}).encode()
+    program = {"ops": ops, "launches": [launch], "lifetimes": []}
+    return json.dumps(with_table(program)).encode()
 
 
 def small_plan(**changes: object) -> Plan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,8 +10,8 @@ from specbuild.builder.backends.cuda.step.ir import Call, ProgramIr, Storage, Te
 from specbuild.plugins_cuda.launches import ProgramPhase, TensorInfo
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine_dir.plan import Binding, Lifetime, OpCall, Plan, Program, ProgramEntry
-from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.executors.cuda.program_file import read_program
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ def read_programs(plan: Plan, read: Callable[[str], bytes]) -> ReadPlan:
     programs = []
     for entry in plan.programs:
         try:
-            program = from_json(Program, json.loads(read(entry.file)), entry.file)
+            program = read_program(read(entry.file), entry)
             programs.append((entry, _program(entry, program, storages)))
         except (SpecbuildError, ValueError, KeyError, RecursionError) as error:
             raise EngineFileError(

@@ -38,6 +38,7 @@ from specbuild.runtime.engine_dir.plan import (
     RouterLogits,
 )
 from specbuild.runtime.engine_dir.strict_json import to_json
+from specbuild.runtime.engine_dir.tensor_table import with_table
 from specbuild.runtime.engine_dir.traffic import Traffic
 from specbuild.runtime.errors import SpecbuildError
 
@@ -256,4 +257,4 @@ def number_argument(argument: int | float | None) -> tuple[int, ...]:
 
 def program_bytes(program: Program) -> bytes:
     """A program's file: JSON without spaces."""
-    return json.dumps(to_json(program), separators=(",", ":")).encode() + b"\n"
+    return json.dumps(with_table(to_json(program)), separators=(",", ":")).encode() + b"\n"
