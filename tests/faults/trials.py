@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -16,7 +17,9 @@ from faults.interposition import NONE, Fault, interpose
 from faults.scenarios import Digests, Place, Scenario, digest
 
 FULL_SIZES = 20
+# Of the processor; a busy machine may take as many times longer.
 _LONGEST_S = 120
+_WALL_FACTOR = 10
 _NEVER = 99
 # Calls that a full disk lets fail; the others take something away, or need nothing.
 _NEEDS_SPACE = {"open", "mkdir", "write", "writev", "sendfile", "fsync", "link", "rename"}
@@ -190,7 +193,8 @@ class Trials:
         output = os.open(said, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
         for stream in (1, 2):
             os.dup2(output, stream)
-        signal.alarm(_LONGEST_S)
+        resource.setrlimit(resource.RLIMIT_CPU, (_LONGEST_S, _LONGEST_S))
+        signal.alarm(_LONGEST_S * _WALL_FACTOR)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         interpose(self._place.here, fault, log=calls, exchange=self._scenario.exchange)
         code = self._scenario.act(self._place)
