@@ -14,12 +14,8 @@ import torch
 
 from specbuild.builder.backends.backend import MODEL_ROLES
 from specbuild.builder.backends.cuda.backend import CUDA
-from specbuild.builder.backends.cuda.engine import (
-    CudaModel,
-    LoweredEngine,
-    lower_engine,
-    target_of,
-)
+from specbuild.builder.backends.cuda.compile.nvrtc import target_of
+from specbuild.builder.backends.cuda.engine import CudaModel, LoweredEngine, lower_engine
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
 from specbuild.builder.backends.cuda.plan.interpret import PlanInterpreter
 from specbuild.builder.backends.cuda.plan.plan_writer import Lower

@@ -18,8 +18,7 @@ from fused_graphs import run_graph
 
 from specbuild.builder.backends.backend import MODEL_ROLES
 from specbuild.builder.backends.cuda.backend import CUDA
-from specbuild.builder.backends.cuda.compile.nvrtc import Compiled
-from specbuild.builder.backends.cuda.engine import target_of
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, target_of
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
 from specbuild.builder.backends.tensorrt.plugins import engine as plugin_engine

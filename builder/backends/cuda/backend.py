@@ -17,19 +17,19 @@ from specbuild.builder.backends.cuda.check import (
     require_cuda_support,
     require_readable_keys,
 )
-from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, target_of
 from specbuild.builder.backends.cuda.engine import (
     CudaEngine,
     CudaModel,
     LoweredEngine,
     compile_engine,
     lower_engine,
-    target_of,
 )
 from specbuild.builder.backends.cuda.lowering import cuda_passes
 from specbuild.builder.backends.cuda.options import TakenKernelOptions, taken_options
 from specbuild.builder.backends.cuda.sizes import SIZES
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, without_spills
+from specbuild.builder.backends.cuda.tactics.measured_code import of_other_compilers
 from specbuild.builder.backends.cuda.tactics.tactic_book import require_tuned, tactics_report
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.options import BuildOptions
@@ -88,7 +88,9 @@ class CudaBackend:
         lowering, (lowered, engine) = without_spills(target, taken.tactics, make)
         choices = lowering.choices(program for _, program in lowered.programs)
         tactics = tactics_report(lowering.tactics, choices)
-        report = replace(engine.report, tactics=tactics, left_out=lowering.left_out)
+        foreign = of_other_compilers([c.entry for c in choices if c.entry], compiler.version)
+        told = (*lowering.left_out, *foreign)
+        report = replace(engine.report, tactics=tactics, left_out=told)
         return Lowered(
             lowered.plan,
             {},

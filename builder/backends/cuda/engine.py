@@ -53,7 +53,6 @@ from specbuild.runtime.executors.cuda.cubin import Signatures, kernel_parameters
 from specbuild.runtime.executors.cuda.program_file import read_launches
 
 PROGRAM_FOLDER = "programs"
-MULTIPROCESSORS = {"sm_90a": 132}
 
 NamedPrograms: TypeAlias = tuple[tuple[ProgramEntry, LoweredProgram], ...]
 
@@ -96,11 +95,6 @@ class CudaEngine:
     plan: Plan
     files: Mapping[str, bytes]
     report: CudaReport
-
-
-def target_of(gpu: str) -> Target:
-    """The GPU that programs are lowered for."""
-    return Target(arch=gpu, multiprocessors=MULTIPROCESSORS[gpu])
 
 
 def lower_engine(

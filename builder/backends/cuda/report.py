@@ -44,7 +44,7 @@ class CudaReport:
     """``memory`` in bytes: weights, caches, state and arena; ring is memory of the host.
 
     ``tactics`` is None where nothing was chosen by a tactic file. ``left_out``: kernels that spill
-    registers, which others stand for.
+    registers, which others stand for, and tactics of other kernels or another compiler.
     """
 
     gpu: str

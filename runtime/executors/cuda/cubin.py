@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from specbuild.runtime.errors import EngineFileError
 
@@ -44,8 +45,32 @@ def kernel_parameters(data: bytes, where: str) -> Signatures:
         raise _refusal(where, str(error)) from error
 
 
-def _kernels(data: bytes, where: str) -> Iterator[tuple[bytes, bytes]]:
-    """Every kernel's name and notes."""
+@dataclass(frozen=True)
+class Section:
+    """Where a section stands in the file, and what its header says of it.
+
+    ``link`` and ``info`` are numbers of other sections or symbols, by the section's ``kind``.
+    """
+
+    name: bytes
+    kind: int
+    flags: int
+    offset: int
+    nbytes: int
+    link: int
+    info: int
+    alignment: int
+
+    def content(self, data: bytes, where: str) -> bytes:
+        """Its bytes. Raises EngineFileError where they lie outside the file."""
+        return _slice(data, self.offset, self.nbytes, where)
+
+
+def sections(data: bytes, where: str) -> Iterator[Section]:
+    """Every section of a cubin, in the file's order.
+
+    Raises EngineFileError or struct.error where ``data`` is none or ends too early.
+    """
     magic, bits, order, machine, table, entry_size, count, names_index = _HEADER.unpack_from(data)
     if (magic, bits, order, machine) != (b"\x7fELF", 2, 1, _MACHINE):
         raise _refusal(where, "no ELF file of NVIDIA's")
@@ -53,22 +78,28 @@ def _kernels(data: bytes, where: str) -> Iterator[tuple[bytes, bytes]]:
         raise _refusal(where, "its table of sections is malformed")
     headers = list(_SECTION.iter_unpack(_slice(data, table, count * _SECTION.size, where)))
     names = _slice(data, headers[names_index][4], headers[names_index][5], where)
+    for start, kind, flags, _, offset, nbytes, link, info, alignment, _ in headers:
+        name = _slice(names, start, len(names) - start, where).partition(b"\0")[0]
+        yield Section(name, kind, flags, offset, nbytes, link, info, alignment)
+
+
+def _kernels(data: bytes, where: str) -> Iterator[tuple[bytes, bytes]]:
+    """Every kernel's name and notes."""
     seen = set()
-    for header in headers:
-        name = _slice(names, header[0], len(names) - header[0], where).partition(b"\0")[0]
-        if header[1] != _NOTES or not name.startswith(_NAME):
+    for section in sections(data, where):
+        if section.kind != _NOTES or not section.name.startswith(_NAME):
             continue
-        if name in seen:
+        if section.name in seen:
             raise _refusal(where, "a kernel has notes twice")
-        seen.add(name)
-        yield name.removeprefix(_NAME), _slice(data, header[4], header[5], where)
+        seen.add(section.name)
+        yield section.name.removeprefix(_NAME), section.content(data, where)
 
 
 def _parameters(notes: bytes, where: str) -> tuple[int, ...]:
     """Sizes by ordinal; they must fill the bank of parameters, each at a multiple of its size."""
     found: dict[int, tuple[int, int]] = {}
     banks = set()
-    for kind, value in _notes(notes, where):
+    for kind, value in read_notes(notes, where):
         if kind == _PARAMETER:
             _, ordinal, offset, packed = _PARAMETER_NOTE.unpack(value)
             if ordinal in found:
@@ -89,7 +120,8 @@ def _parameters(notes: bytes, where: str) -> tuple[int, ...]:
     return tuple(found[ordinal][1] for ordinal in range(len(found)))
 
 
-def _notes(notes: bytes, where: str) -> Iterator[tuple[int, bytes]]:
+def read_notes(notes: bytes, where: str) -> Iterator[tuple[int, bytes]]:
+    """The kind and the value of every note of a section. Raises as :func:`sections`."""
     at = 0
     while at < len(notes):
         form, kind, value = _NOTE.unpack_from(notes, at)

@@ -13,11 +13,11 @@ import torch
 from fused_graphs import EXAMPLE_LIMITS
 from plan_host import PlanHost, fused_engine, step_name
 
+from specbuild.builder.backends.cuda.compile.nvrtc import target_of
 from specbuild.builder.backends.cuda.engine import (
     CudaModel,
     LoweredEngine,
     lower_engine,
-    target_of,
 )
 from specbuild.builder.backends.cuda.fusions.quantise_weights import quantise_weights
 from specbuild.builder.backends.cuda.plan.interpret import PlanInterpreter

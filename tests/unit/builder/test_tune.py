@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,11 @@ from plan_host import PlanHost, lowered_engine
 
 from specbuild.builder.backends.cuda import engine as cuda_engine
 from specbuild.builder.backends.cuda.compile import nvrtc
-from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
-from specbuild.builder.backends.cuda.engine import LoweredEngine, target_of
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, target_of
+from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.builder.backends.cuda.plan.plan_reader import ReadPlan, read_programs
 from specbuild.builder.backends.cuda.plan.plan_writer import program_bytes
-from specbuild.builder.backends.cuda.tactics import tactic_book
+from specbuild.builder.backends.cuda.tactics import measured_code, tactic_book
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
 from specbuild.builder.backends.cuda.tactics.tactic_book import TacticBook
 from specbuild.builder.backends.cuda.tactics.tactic_file import (
@@ -59,7 +61,7 @@ _ENTRY = re.compile(r'extern "C" __global__[^(]*\([^)]*\)\s*(\w+)\(')
 def nothing_is_shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("shipped")
-        empty = {"version": 1, "gpu": GPU, "device": "NVIDIA H200", "kernels": {}, "entries": []}
+        empty = {"version": 2, "gpu": GPU, "device": "NVIDIA H200", "kernels": {}, "entries": []}
         (folder / "h200.json").write_text(json.dumps(empty))
         patch.setattr(f"{tactic_book.__name__}.SHIPPED_FOLDER", folder)
         yield
@@ -267,11 +269,17 @@ def fake_cubin(_: Any, source: Any, options: tuple[str, ...]) -> tuple[bytes, st
     return repr((source.name, options[:-1])).encode(), log
 
 
+def fake_code(cubin: bytes, _: str) -> Mapping[str, SimpleNamespace]:
+    """Every entry's machine code is the bytes."""
+    return defaultdict(lambda: SimpleNamespace(digest=cubin.decode()))
+
+
 @pytest.fixture(scope="module")
 def engine(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An engine whose kernels are not really compiled; never changed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvrtc, "_compiled", fake_cubin)
+        patch.setattr(measured_code, "machine_code", fake_code)
         patch.setattr(cuda_engine, "check_arguments", lambda *_: None)
         patch.setattr(tune, "check_here", lambda *_, **__: [])
         output = tmp_path_factory.mktemp("engines") / "engine"

@@ -11,11 +11,12 @@ from functools import cached_property
 from typing import Any
 
 from specbuild.builder.backends.cuda.compile.source import KernelSource, source_of
-from specbuild.plugins_cuda.launches import Kernel, Unsupported
+from specbuild.plugins_cuda.launches import Kernel, Target, Unsupported
 from specbuild.runtime.engine_dir.plan import CompiledKernel
 from specbuild.runtime.errors import SpecbuildError
 
 SUPPORTED_GPUS = ("sm_90a",)
+MULTIPROCESSORS = {"sm_90a": 132}
 KERNEL_FOLDER = "kernels"
 # Older ones refuse generic lambdas in device code, or spill registers of some kernels.
 LEAST_NVRTC = (13, 2)
@@ -66,6 +67,11 @@ def required(found: Compiled | Unsupported) -> Compiled:
     return found
 
 
+def target_of(gpu: str) -> Target:
+    """The GPU that programs are lowered for."""
+    return Target(arch=gpu, multiprocessors=MULTIPROCESSORS[gpu])
+
+
 def supported_gpu(asked: str | None) -> str:
     """The architecture to build for: that of ``--gpu``, or the usual one.
 
@@ -96,7 +102,12 @@ class Compiler:
     @property
     def driver_version(self) -> int:
         """The least CUDA version that a driver needs: cubins run on any of the same major one."""
-        return self._version[0] * 1000
+        return self._nvrtc_version[0] * 1000
+
+    @property
+    def version(self) -> str:
+        """NVRTC's own, such as 13.5. Raises SpecbuildError where it is missing or too old."""
+        return ".".join(map(str, self._nvrtc_version))
 
     def adopt(
         self,
@@ -181,7 +192,7 @@ class Compiler:
         return Cubin(self._file(source), data, read_log(log))
 
     def _file(self, source: KernelSource) -> str:
-        digest = source.digest((self.gpu, ".".join(map(str, self._version)), *self._common))
+        digest = source.digest((self.gpu, self.version, *self._common))
         return f"{KERNEL_FOLDER}/{digest}.cubin"
 
     @property
@@ -215,7 +226,7 @@ class Compiler:
         return nvrtc
 
     @cached_property
-    def _version(self) -> tuple[int, int]:
+    def _nvrtc_version(self) -> tuple[int, int]:
         _, major, minor = self._nvrtc.nvrtcVersion()
         return major, minor
 

@@ -32,7 +32,8 @@ class CallLowering:
     """Lowers calls for one GPU by a book of tactics; equal calls are lowered once.
 
     ``refused``: kernels that must not be launched. A call whose default tactic does takes its
-    first candidate that does not. ``left_out`` gives the reason kernels are.
+    first candidate that does not. ``left_out`` gives the reason kernels are, and that of entries
+    which were measured with other kernels.
     """
 
     def __init__(
@@ -43,7 +44,8 @@ class CallLowering:
         *,
         left_out: tuple[Unsupported, ...] = (),
     ) -> None:
-        self.left_out = left_out
+        self._left_out = left_out
+        self._of_other_kernels: dict[str, Unsupported] = {}
         self._target = target
         self._refused = refused
         self.tactics = tactics or no_tactics(target.arch)
@@ -69,6 +71,11 @@ class CallLowering:
         named = _infos(call)
         most = max((named[name].shape[0] for name in ("x", "q") if name in named), default=0)
         return found if most > MAX_DECODE_ROWS else self._choice(call, "decode")
+
+    @property
+    def left_out(self) -> tuple[Unsupported, ...]:
+        """Why kernels and entries of the book are not used."""
+        return (*self._left_out, *self._of_other_kernels.values())
 
     def choices(self, programs: Iterable[LoweredProgram]) -> list[Choice]:
         """What was chosen for every call of some programs."""
@@ -105,6 +112,11 @@ class CallLowering:
         # An entry stands for several counts of rows; a few may not know its tactic.
         if entry is not None and entry.tactic and entry.tactic not in candidates:
             entry = None
+        if entry is not None:
+            refused = self.tactics.refusal(entry)
+            if refused is not None:
+                self._of_other_kernels[entry.key] = refused
+                entry = None
         if entry is None or not entry.tactic:
             return self._unrefused(Choice(op, request, candidates, entry, default))
         tuned = replace(request, tactic=entry.tactic)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, target_of
+from specbuild.builder.backends.cuda.tactics.measured_code import MeasuredCode
 from specbuild.builder.backends.cuda.tactics.tactic_file import (
     REMEDY,
     TacticEntry,
@@ -15,7 +17,13 @@ from specbuild.builder.backends.cuda.tactics.tactic_file import (
     request_key,
     tactic_file,
 )
-from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, Tactic
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    Tactic,
+    Unsupported,
+)
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.runtime.errors import SpecbuildError
 
@@ -26,10 +34,17 @@ SHIPPED_FILES = {"sm_90a": "h200.json"}
 
 @dataclass(frozen=True)
 class TacticBook:
-    """Entries that hold for the kernels that are here; ``name`` is the file's, for reports."""
+    """The entries of a file whose ``name`` is for reports.
+
+    ``code`` compares those of ``stale`` sources with the kernels that are here; without it all
+    hold. ``must_hold``: one that does not is an error, and is not only left out.
+    """
 
     file: TacticFile
     name: str
+    code: MeasuredCode | None = None
+    stale: frozenset[str] = field(default_factory=frozenset)
+    must_hold: bool = False
 
     @cached_property
     def _entries(self) -> dict[str, TacticEntry]:
@@ -38,6 +53,20 @@ class TacticBook:
     def entry(self, op: OpSpec, request: LoweringRequest) -> TacticEntry | None:
         """What was measured at the request's shapes."""
         return self._entries.get(request_key(op, request))
+
+    def refusal(self, entry: TacticEntry) -> Unsupported | None:
+        """Why an entry does not hold for the kernels that are here, None where it does.
+
+        Raises SpecbuildError where it must.
+        """
+        if self.code is None or not self.stale.intersection(entry.sources):
+            return None
+        refused = self.code.refusal(entry)
+        if refused is not None and self.must_hold:
+            raise SpecbuildError(
+                f"{self.name}: {refused.reason}; {REMEDY} or build without --tactics"
+            )
+        return refused
 
     def without(self, entries: Iterable[TacticEntry]) -> TacticBook:
         """The book less these."""
@@ -87,9 +116,9 @@ def no_tactics(gpu: str) -> TacticBook:
 
 
 def given_tactics(path: Path, gpu: str) -> TacticBook:
-    """The book of ``--tactics FILE``.
+    """The book of ``--tactics FILE``, in which entries of other kernels are errors.
 
-    Raises SpecbuildError where it is no tactic file, or of another GPU or other kernels.
+    Raises SpecbuildError where it is no tactic file, or of another GPU.
     """
     file = read_tactics(path)
     if file.gpu != gpu:
@@ -97,22 +126,20 @@ def given_tactics(path: Path, gpu: str) -> TacticBook:
             f"{path} was measured for {file.gpu} ({file.device}), the engine is built for {gpu}; "
             "give the tactics of that GPU"
         )
-    stale = file.stale_sources()
-    if stale:
-        count = sum(bool(set(stale).intersection(entry.sources)) for entry in file.entries)
-        raise SpecbuildError(
-            f"{path}: {count} of {len(file.entries)} tactics were measured with another version "
-            f"of {', '.join(stale)}; {REMEDY} or build without --tactics"
-        )
-    return TacticBook(file, path.name)
+    return replace(_book(file, path.name), must_hold=True)
 
 
 def shipped_tactics(gpu: str) -> TacticBook:
-    """The book that specbuild ships for a GPU; what is of other kernels is left out."""
+    """The book that specbuild ships for a GPU; entries of other kernels are left out by name."""
     name = SHIPPED_FILES.get(gpu)
     if name is None:
         return no_tactics(gpu)
-    return TacticBook(read_tactics(SHIPPED_FOLDER / name).fresh(), name)
+    return _book(read_tactics(SHIPPED_FOLDER / name), name)
+
+
+def _book(file: TacticFile, name: str) -> TacticBook:
+    code = MeasuredCode(target_of(file.gpu), Compiler(file.gpu))
+    return TacticBook(file, name, code, frozenset(file.stale_sources()))
 
 
 def tactics_report(book: TacticBook, choices: Iterable[Choice]) -> TacticsReport:

@@ -16,12 +16,13 @@ from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.runtime.engine_dir.strict_json import from_json, parsed
 from specbuild.runtime.errors import SpecbuildError
 
-VERSION = 1
+VERSION = 2
 REMEDY = "measure with specbuild tune again"
 # Rows: what is fastest for 5 is for 8, so every power of two stands for those below it.
 _ROW_AXES = ("T", "R")
 # How much a pool or a table could hold does not tell how much a launch reads of it.
 _UNREAD_AXES = ("pages", "P", "B1")
+UNREAD = "*"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,9 @@ class TacticEntry:
     """The fastest tactic of a shape; ``tactic`` is empty where that is the default.
 
     ``shapes`` are the tensors as :func:`shape_key` writes them, ``sources`` the kernel files that
-    any candidate launches. Times are medians of one call, in microseconds.
+    any candidate launches. ``code`` is a digest of the machine code that the tactic launches at
+    these sizes, ``compiler`` the NVRTC that made it, such as 13.5; it is empty where the tactic is
+    known at fewer rows only. Times are medians of one call, in microseconds.
     """
 
     op: str
@@ -40,6 +43,8 @@ class TacticEntry:
     tactic: dict[str, int]
     median_us: float
     default_us: float
+    code: str
+    compiler: str
 
     @property
     def key(self) -> str:
@@ -51,7 +56,8 @@ class TacticEntry:
 class TacticFile:
     """What was measured on one GPU: ``gpu`` as ``--gpu`` names it, ``device`` as its driver does.
 
-    ``kernels`` gives the digest of every kernel file, its headers included, that an entry names.
+    ``kernels`` gives the digest of every kernel file, its headers included, that an entry names:
+    of the sources that give the entries' machine code.
     """
 
     version: int
@@ -63,12 +69,6 @@ class TacticFile:
     def stale_sources(self) -> tuple[str, ...]:
         """The kernel files that are not what they were when this was measured."""
         return tuple(name for name, digest in self.kernels.items() if source_digest(name) != digest)
-
-    def fresh(self) -> TacticFile:
-        """Only what was measured with the kernels that are here."""
-        stale = set(self.stale_sources())
-        kept = [entry for entry in self.entries if not stale.intersection(entry.sources)]
-        return tactic_file(self.gpu, self.device, kept)
 
     def with_entries(self, entries: Iterable[TacticEntry]) -> TacticFile:
         """These in addition, in place of those of the same shapes."""
@@ -124,7 +124,7 @@ def write_tactics(path: Path, file: TacticFile) -> None:
 def shape_key(op: OpSpec, tensors: Mapping[str, TensorInfo]) -> dict[str, str]:
     """The tensors as an entry names them: ``bfloat16[8,2880]``, rows rounded up, ``*`` unread."""
     return {
-        name: f"{info.dtype}[{','.join(_sizes(op.tensor(name).axes, info.shape))}]"
+        name: f"{info.dtype}[{','.join(_sizes(axes_of(op, name, len(info.shape)), info.shape))}]"
         for name, info in sorted(tensors.items())
     }
 
@@ -134,11 +134,16 @@ def request_key(op: OpSpec, request: LoweringRequest) -> str:
     return _key(op.name, request.phase, shape_key(op, request.tensors), request.attributes)
 
 
+def axes_of(op: OpSpec, name: str, rank: int) -> tuple[str, ...]:
+    """The names of a tensor's axes; empty ones where the declaration has none for this rank."""
+    axes = op.tensor(name).axes
+    return axes if len(axes) == rank else ("",) * rank
+
+
 def _sizes(axes: tuple[str, ...], shape: tuple[int, ...]) -> list[str]:
-    named = axes if len(axes) == len(shape) else ("",) * len(shape)
     return [
-        "*" if axis in _UNREAD_AXES else str(_power_of_two(size) if axis in _ROW_AXES else size)
-        for axis, size in zip(named, shape, strict=True)
+        UNREAD if axis in _UNREAD_AXES else str(_power_of_two(size) if axis in _ROW_AXES else size)
+        for axis, size in zip(axes, shape, strict=True)
     ]
 
 

@@ -243,7 +243,7 @@ def _fault(found: Measured) -> str:
 
 
 def _chosen(trial: _Trial, compiler: Compiler) -> tuple[TacticEntry, TunedShape]:
-    """The best tactic that suits every request of the shape."""
+    """The best tactic that suits every request of the shape; its code is not looked up yet."""
     shape, request = trial.shape, trial.shape.request
     suitable = (i for i in trial.ranking if _suits_all(shape, trial.tactics[i], compiler))
     best = next(suitable, 0)
@@ -258,6 +258,8 @@ def _chosen(trial: _Trial, compiler: Compiler) -> tuple[TacticEntry, TunedShape]
         tactic=tactic,
         median_us=best_us,
         default_us=default_us,
+        code="",
+        compiler="",
     )
     counts = (shape.rows, len(shape.tactics))
     times = (best_us, default_us)

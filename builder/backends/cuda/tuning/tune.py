@@ -15,6 +15,7 @@ from typing import Protocol
 from specbuild.builder.backends.cuda.compile.nvrtc import KERNEL_FOLDER, Compiler
 from specbuild.builder.backends.cuda.engine import PROGRAM_FOLDER
 from specbuild.builder.backends.cuda.plan.plan_reader import read_programs
+from specbuild.builder.backends.cuda.tactics.measured_code import MeasuredCode
 from specbuild.builder.backends.cuda.tactics.tactic_book import (
     TacticBook,
     TacticsReport,
@@ -116,7 +117,8 @@ def tune_engine(
     target = Target(arch=found.plan.gpu, multiprocessors=found.plan.multiprocessors)
     compiler = Compiler(target.arch)
     timer = timer_of(compiler)
-    start, known = _start(options, target.arch, timer.device, progress)
+    code, empty = MeasuredCode(target, compiler), tactic_file(target.arch, timer.device, ())
+    start, known = _start(options, code, empty, progress)
     shapes = shapes_of(found, target)
     wanted = [shape for shape in shapes if _is_wanted(shape, options, known)]
     if len(wanted) < len(shapes):
@@ -127,8 +129,7 @@ def tune_engine(
         entries, measured = measure_all(wanted, compiler, timer, progress, deadline)
     finally:
         timer.close()
-    file = start.with_entries(entries)
-    write_tactics(options.file, file)
+    write_tactics(options.file, file := start.with_entries(map(code.recorded, entries)))
     engine = relowered(found, TacticBook(file, options.file.name), compiler, read, progress)
     progress.start("rewriting the engine", 1, "step")
     rewrite_engine(
@@ -158,7 +159,7 @@ def _require_ops(names: tuple[str, ...]) -> None:
 
 
 def _start(
-    options: TuneOptions, gpu: str, device: str, progress: Progress
+    options: TuneOptions, code: MeasuredCode, empty: TacticFile, progress: Progress
 ) -> tuple[TacticFile, set[str]]:
     """What the new file begins with, and the keys that need not be measured again.
 
@@ -173,20 +174,18 @@ def _start(
             "place"
         )
     if not path.exists():
-        shipped = shipped_tactics(gpu).file
-        entries = shipped.entries if shipped.device == device else ()
-        return tactic_file(gpu, device, entries), set()
+        shipped, _ = code.held(shipped_tactics(empty.gpu).file)
+        return shipped if shipped.device == empty.device else empty, set()
     found = read_tactics(path)
-    if (found.gpu, found.device) != (gpu, device):
+    if (found.gpu, found.device) != (empty.gpu, empty.device):
         raise SpecbuildError(
-            f"{path} was measured on {found.device} ({found.gpu}), this GPU is {device} ({gpu}); "
-            "choose another --output"
+            f"{path} was measured on {found.device} ({found.gpu}), this GPU is {empty.device} "
+            f"({empty.gpu}); choose another --output"
         )
-    fresh = found.fresh()
-    dropped = len(found.entries) - len(fresh.entries)
-    if dropped:
-        progress.note(f"{path}: {dropped} tactics of other kernels are dropped")
-    return fresh, set() if options.force else {entry.key for entry in fresh.entries}
+    held, refused = code.held(found)
+    if refused:
+        progress.note(f"{path}: {len(refused)} tactics of other kernels are dropped")
+    return held, set() if options.force else {entry.key for entry in held.entries}
 
 
 def _is_wanted(shape: Shape, options: TuneOptions, known: set[str]) -> bool:

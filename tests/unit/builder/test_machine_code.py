@@ -1,0 +1,103 @@
+"""Machine code: what counts of a cubin, and what only names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specbuild.builder.backends.cuda.compile.machine_code import MachineCode, machine_code
+from specbuild.runtime.errors import EngineFileError
+
+SOURCE = """
+// A comment.
+constexpr int kUnused = 7;
+__device__ constexpr int table[5] = {3, 1, 4, 1, 5};
+extern "C" __global__ void __launch_bounds__(64) go(int* out, int i) {
+  __shared__ int held[32];
+  held[threadIdx.x % 32] = table[(threadIdx.x + i) % 5];
+  __syncthreads();
+  out[threadIdx.x] = held[threadIdx.x / 2];
+}
+extern "C" __global__ void other(int* out) { out[threadIdx.x] = 2; }
+"""
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> Any:
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    try:
+        nvrtc.nvrtcVersion()
+    except RuntimeError:
+        pytest.skip("NVRTC is not installed")
+    return nvrtc
+
+
+def compiled(nvrtc: Any, text: str) -> bytes:
+    _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"t.cu", 0, [], [])
+    options = [b"--gpu-architecture=sm_90a", b"--std=c++17"]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS
+    data = b" " * nvrtc.nvrtcGetCUBINSize(program)[1]
+    nvrtc.nvrtcGetCUBIN(program, data)
+    nvrtc.nvrtcDestroyProgram(program)
+    return data
+
+
+def code_of(nvrtc: Any, text: str) -> dict[str, MachineCode]:
+    return machine_code(compiled(nvrtc, text), "t.cubin")
+
+
+@pytest.fixture(scope="module")
+def plain(nvrtc: Any) -> dict[str, MachineCode]:
+    return code_of(nvrtc, SOURCE)
+
+
+def test_every_entry_has_code_of_its_own(plain: dict[str, MachineCode]) -> None:
+    assert set(plain) == {"go", "other"}
+    assert plain["go"].digest != plain["other"].digest
+    # Only one of them reads the table.
+    assert {"bank 4", "shared memory"} <= set(plain["go"].parts)
+    assert not {"bank 4", "shared memory"} & set(plain["other"].parts)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "entry"),
+    [
+        ("// A comment.", "// Another.\n\n", "go"),
+        ("table", "renamed", "go"),
+        ("held", "kept", "go"),
+        ('extern "C" __global__ void other(int* out) { out[threadIdx.x] = 2; }', "", "go"),
+        # What lies beside a table moves it: that counts for the kernel that loads it.
+        ("int kUnused = 7;", "int kA = 1, kB = 2; constexpr float kX = 3;", "other"),
+        ("4, 1, 5", "4, 2, 5", "other"),
+    ],
+)
+def test_names_comments_and_neighbours_do_not_count(
+    nvrtc: Any, plain: dict[str, MachineCode], old: str, new: str, entry: str
+) -> None:
+    changed = SOURCE.replace(old, new)
+    assert changed != SOURCE
+    assert code_of(nvrtc, changed)[entry] == plain[entry]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ("4, 1, 5", "4, 2, 5", {"bank 4"}),
+        ("held[32]", "held[48]", {"shared memory"}),
+        ("__launch_bounds__(64)", "__launch_bounds__(96)", {"notes"}),
+        ("held[threadIdx.x / 2]", "held[threadIdx.x / 4]", {"text"}),
+    ],
+)
+def test_what_a_gpu_executes_counts(
+    nvrtc: Any, plain: dict[str, MachineCode], old: str, new: str, parts: set[str]
+) -> None:
+    found = code_of(nvrtc, SOURCE.replace(old, new))["go"]
+    assert found.digest != plain["go"].digest
+    assert {n for n in found.parts if found.parts[n] != plain["go"].parts.get(n)} >= parts
+
+
+def test_what_is_no_cubin_is_refused() -> None:
+    with pytest.raises(EngineFileError, match="no ELF file"):
+        machine_code(b"\x7fELF" + bytes(200), "t.cubin")

@@ -1,0 +1,219 @@
+"""Tactics and machine code: which entries hold for the kernels that are here, shipped ones too."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from plan_host import lowered_engine
+
+from specbuild.builder.backends.cuda.compile import source as kernel_source
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, target_of
+from specbuild.builder.backends.cuda.tactics import measured_code, tactic_file
+from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
+from specbuild.builder.backends.cuda.tactics.entry_request import entry_request
+from specbuild.builder.backends.cuda.tactics.measured_code import MeasuredCode, of_other_compilers
+from specbuild.builder.backends.cuda.tactics.tactic_book import (
+    SHIPPED_FILES,
+    SHIPPED_FOLDER,
+    Choice,
+    TacticBook,
+    shipped_tactics,
+)
+from specbuild.builder.backends.cuda.tactics.tactic_file import (
+    TacticEntry,
+    read_tactics,
+    shape_key,
+)
+from specbuild.plugins_cuda.launches import Kernel, LoweringRequest, Unsupported
+from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.errors import SpecbuildError
+
+GPU = "sm_90a"
+SOURCES = ("linear/kernel.cu", "rms_moe/down.cu", "rms_moe/gate_up.cu")
+
+
+def entry_of(choice: Choice, tactic: dict[str, int]) -> TacticEntry:
+    """What ``tune`` would write had this tactic been the fastest."""
+    return TacticEntry(
+        op=choice.op.name,
+        phase=choice.request.phase,
+        shapes=shape_key(choice.op, choice.request.tensors),
+        attributes=dict(choice.request.attributes),
+        sources=SOURCES[:1],
+        tactic=tactic,
+        median_us=3.0,
+        default_us=4.0,
+        code="",
+        compiler="",
+    )
+
+
+@pytest.fixture(scope="module")
+def choices(target_path: Path) -> list[Choice]:
+    """Every call of a small engine, by defaults."""
+    lowering = CallLowering(target_of(GPU))
+    engine = lowered_engine(target_path, None, lowering, max_seq_len=64, max_batch_size=2)
+    return lowering.choices(program for _, program in engine.programs)
+
+
+class Recompiled(Compiler):
+    """Gives every kernel of a folder the same code: that of its constants, and of a version."""
+
+    version = "13.5"
+
+    def __init__(self, gpu: str, change: str = "") -> None:
+        super().__init__(gpu)
+        self.change = change
+        self.asked: list[Kernel] = []
+
+    def compile(self, kernels: Iterable[Kernel], done: Any) -> Any:
+        del done
+        [kernel] = kernels
+        self.asked.append(kernel)
+        named = SimpleNamespace(files={"k.cubin": f"{kernel}{self.change}".encode()})
+        return Unsupported("it spills") if self.change == "spills" else named
+
+
+def codes(monkeypatch: pytest.MonkeyPatch, change: str = "") -> MeasuredCode:
+    """Machine code is what :class:`Recompiled` gives."""
+    monkeypatch.setattr(
+        measured_code,
+        "machine_code",
+        lambda data, _: defaultdict(lambda: SimpleNamespace(digest=data.decode())),
+    )
+    return MeasuredCode(target_of(GPU), Recompiled(GPU, change))
+
+
+@pytest.fixture
+def changed_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header of one kernel file is not what it was."""
+    read = kernel_source._read
+    monkeypatch.setattr(
+        kernel_source,
+        "_read",
+        lambda path: read(path) + b"//" * (path.name == "small_linear.cuh"),
+    )
+
+
+def test_unchanged_sources_are_not_compiled(
+    choices: list[Choice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tunable = next(c for c in choices if c.tunable and c.op.name == "Linear")
+    code = codes(monkeypatch)
+    entry = code.recorded(entry_of(tunable, {}))
+    assert entry.code and entry.compiler == "13.5"
+    file = tactic_file.tactic_file(GPU, "GPU", [entry])
+    again = codes(monkeypatch, "other code")
+    assert file.stale_sources() == ()
+    assert again.held(file) == (file, ())
+    assert again._compiler.asked == []
+
+
+@pytest.mark.parametrize(
+    ("change", "version", "reason"),
+    [
+        ("", "13.5", None),
+        ("other code", "13.5", r"^Linear \(prefill; x .*, weight .*\): .* have other machine code"),
+        ("spills", "13.5", "not measured with these kernels: it spills"),
+        ("other code", "13.6", None),
+    ],
+)
+def test_changed_sources_are_held_against_their_machine_code(
+    choices: list[Choice],
+    monkeypatch: pytest.MonkeyPatch,
+    changed_sources: None,
+    change: str,
+    version: str,
+    reason: str | None,
+) -> None:
+    """Where another compiler made the code an entry is taken by its sizes, and that is told."""
+    del changed_sources
+    tunable = next(c for c in choices if c.tunable and c.op.name == "Linear")
+    entry = codes(monkeypatch).recorded(entry_of(tunable, dict(tunable.candidates[-1])))
+    file = tactic_file.tactic_file(GPU, "GPU", [entry])
+    file.kernels["linear/kernel.cu"] = "0" * 32
+    code = codes(monkeypatch, change)
+    monkeypatch.setattr(Recompiled, "version", version)
+    held, refused = code.held(file)
+    book = TacticBook(file, "t.json", code, frozenset(file.stale_sources()))
+    lowering = CallLowering(target_of(GPU), book)
+    found = lowering._chosen(tunable.op, replace(tunable.request, tactic={}))
+    told = of_other_compilers([entry, entry], version)
+    assert len(told) == (version != "13.5")
+    if reason is None:
+        assert (found.entry, lowering.left_out) == (entry, ())
+        # Nobody has compared what another compiler made: the sources are not taken for measured.
+        assert (held.entries, len(refused)) == (((entry,), 0) if version == "13.5" else ((), 1))
+        assert held.stale_sources() == ()
+        return
+    assert (held.entries, found.entry) == ((), None)
+    assert dict(found.request.tactic) == {}
+    assert [re.search(reason, each.reason) is not None for each in refused] == [True]
+    assert lowering.left_out == refused
+    with pytest.raises(SpecbuildError, match=r"t\.json: Linear .*measure with specbuild tune"):
+        replace(book, must_hold=True).refusal(entry)
+
+
+def test_a_changed_header_makes_sources_stale(
+    choices: list[Choice], request: pytest.FixtureRequest
+) -> None:
+    file = tactic_file.tactic_file(GPU, "GPU", [entry_of(choices[0], {})])
+    assert file.stale_sources() == ()
+    request.getfixturevalue("changed_sources")
+    assert file.stale_sources() == ("linear/kernel.cu",)
+
+
+SHIPPED = [
+    (gpu, entry)
+    for gpu, name in SHIPPED_FILES.items()
+    for entry in read_tactics(SHIPPED_FOLDER / name).entries
+]
+
+
+def test_what_is_shipped_is_of_the_sources_that_are_here() -> None:
+    """Else builds compile to compare: run benchmarks/refresh_tactics.py, which does once."""
+    for name in SHIPPED_FILES.values():
+        assert read_tactics(SHIPPED_FOLDER / name).stale_sources() == ()
+
+
+def test_each_shipped_entry_is_used_at_its_sizes() -> None:
+    lowerings = {gpu: CallLowering(target_of(gpu), shipped_tactics(gpu)) for gpu in SHIPPED_FILES}
+    for gpu, entry in SHIPPED:
+        request = entry_request(entry, target_of(gpu))
+        assert isinstance(request, LoweringRequest), entry.key
+        lowering = lowerings[gpu]
+        found = lowering._chosen(op_named(entry.op), replace(request, tactic={}))
+        assert (found.entry, dict(found.request.tactic)) == (entry, entry.tactic)
+        assert entry.code and entry.compiler
+
+
+def same_code(gpu: str, entries: Iterable[TacticEntry]) -> None:
+    """Compiles what the entries launch and holds it against what they were measured with."""
+    try:
+        compiler = Compiler(gpu)
+        version = compiler.version
+    except SpecbuildError as missing:
+        pytest.skip(str(missing))
+    code = MeasuredCode(target_of(gpu), compiler)
+    compared = [entry for entry in entries if entry.compiler == version]
+    if not compared:
+        pytest.skip(f"all were measured with another compiler than {version}")
+    assert [reason for reason in map(code.refusal, compared) if reason is not None] == []
+
+
+def test_a_shipped_entry_has_the_machine_code_that_it_was_measured_with() -> None:
+    gpu, entry = next((g, e) for g, e in SHIPPED if e.op == "Linear" and e.tactic)
+    same_code(gpu, [entry])
+
+
+@pytest.mark.slow
+def test_all_that_is_shipped_has_the_machine_code_that_it_was_measured_with() -> None:
+    for gpu in SHIPPED_FILES:
+        same_code(gpu, [entry for of, entry in SHIPPED if of == gpu])
