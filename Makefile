@@ -106,6 +106,7 @@ docs: setup
 	$(BIN)/python docs/write_cli.py
 	$(BIN)/python docs/write_openapi.py
 	$(BIN)/python docs/write_models.py
+	$(BIN)/python docs/write_dispatch.py
 	$(BIN)/python benchmarks/figures.py
 
 clean:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specbuild.plugins_cuda.dispatch import first_rule
 from specbuild.plugins_cuda.launches import (
     Kernel,
     Lowering,
@@ -14,6 +15,7 @@ from specbuild.plugins_cuda.launches import (
 )
 from specbuild.plugins_cuda.mla_attention.absorbed import absorbed_shared_bytes, lower_absorbed
 from specbuild.plugins_cuda.mla_attention.cut import LatentCut, latent_cut, require_shared
+from specbuild.plugins_cuda.mla_attention.dispatch import TABLE, facts_of
 from specbuild.plugins_cuda.mla_attention.geometry import PANEL, LatentGeometry, latent_geometry
 from specbuild.plugins_cuda.mla_attention.prefill import lower_prefill
 from specbuild.plugins_cuda.mla_attention.rebuilt import (
@@ -49,18 +51,21 @@ def lower(request: LoweringRequest) -> Lowering:
     """
     shape = latent_geometry(request)
     require(refusal(request))
-    if _has_prompt_kernel(request, shape):
+    facts = facts_of(request, shape)
+    form = first_rule(TABLE, facts).form
+    if form == "prompt":
         return lower_prefill(request, shape)
-    if not shape.rebuilt:
+    if form == "absorbed":
         limit = request.target.shared_bytes_per_block
         require_shared(shape, absorbed_shared_bytes(shape), limit)
         return lower_absorbed(shape, request.target, ATTEND)
-    cut = latent_cut(request, shape)
+    cut = facts.cut
+    assert cut is not None
     states = shape.rows * shape.q_heads * cut.places
     panels = -(-shape.value // PANEL)
     tiles = -(-shape.rows * (shape.q_heads // shape.v_heads) // PROJECT_ROWS)
     partials = tiles * shape.v_heads * panels * PROJECT_ROWS * shape.v_width
-    attend, keys = _attend(request, shape, cut)
+    attend, keys = _attend(request, shape, cut, form)
     workspaces = (
         Workspace("workspace_sums", 8 * states),
         Workspace("workspace_values", 4 * states * shape.value),
@@ -99,7 +104,7 @@ def refusal(request: LoweringRequest) -> Unsupported | None:
                 f"MlaAttention: selected slots in a layer with a window of {shape.window}, the "
                 "CUDA kernels take them in full-attention layers: build for the cpu target."
             )
-    if _has_prompt_kernel(request, shape) and shape.viewed:
+    if facts_of(request, shape).has_prompt_kernel and shape.viewed:
         return Unsupported(
             "MlaAttention: no kernel rebuilds what a prompt's rows see where slots are no "
             "positions (page_position): leave it out there."
@@ -107,27 +112,20 @@ def refusal(request: LoweringRequest) -> Unsupported | None:
     return None
 
 
-def _has_prompt_kernel(request: LoweringRequest, shape: LatentGeometry) -> bool:
-    return request.phase == "prefill" and shape.rebuilt and shape.v_width == shape.width
-
-
 def _attend(
-    request: LoweringRequest, shape: LatentGeometry, cut: LatentCut
+    request: LoweringRequest, shape: LatentGeometry, cut: LatentCut, form: str
 ) -> tuple[tuple[OpLaunch, ...], tuple[Workspace, ...]]:
     """What leaves the states of splits, and workspaces that it alone has."""
-    lists = "selected" in request.tensors
-    attend: tuple[OpLaunch, ...]
-    keys: tuple[Workspace, ...] = ()
-    if cut.consumer_warpgroups > 1:
-        attend, stored = store_and_attend(request, shape, cut)
-        keys = (stored,)
-    elif lists:
-        attend = (attend_whole(request, shape, cut, ATTEND),)
-    else:
-        attend = (attend_rebuilding(request, shape, cut, ATTEND),)
-    if lists:
-        attend = (*attend, attend_listed(request, shape, cut, ATTEND))
-    return attend, keys
+    if form == "rebuilding":
+        return (attend_rebuilding(request, shape, cut, ATTEND),), ()
+    if form == "stored":
+        attend, keys = store_and_attend(request, shape, cut)
+        return attend, (keys,)
+    listed = attend_listed(request, shape, cut, ATTEND)
+    if form == "listed":
+        return (attend_whole(request, shape, cut, ATTEND), listed), ()
+    attend, keys = store_and_attend(request, shape, cut)
+    return (*attend, listed), (keys,)
 
 
 def _project(shape: LatentGeometry, cut: LatentCut, panels: int, tiles: int) -> OpLaunch:

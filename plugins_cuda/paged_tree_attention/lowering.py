@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+from specbuild.plugins_cuda.dispatch import first_rule
 from specbuild.plugins_cuda.launches import (
     Kernel,
     Lowering,
@@ -15,16 +17,22 @@ from specbuild.plugins_cuda.launches import (
     Workspace,
     require,
 )
-from specbuild.plugins_cuda.paged_tree_attention import many_rows
+from specbuild.plugins_cuda.paged_tree_attention.dispatch import (
+    TABLE,
+    Facts,
+    facts_of,
+    has_few_rows,
+    is_long,
+    own_splits,
+)
 from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     ARGUMENTS,
     FLAG_BYTES,
     HEADS,
-    TILE_KEYS,
     Geometry,
-    geometry_of,
     tile_bytes,
 )
+from specbuild.plugins_cuda.paged_tree_attention.many_rows import with_many
 from specbuild.plugins_cuda.paged_tree_attention.prefill import lower_prefill
 from specbuild.plugins_cuda.paged_tree_attention.selected import (
     STAGES as STAGES_OF_A_LIST,
@@ -35,25 +43,13 @@ from specbuild.plugins_cuda.paged_tree_attention.selected import (
 )
 from specbuild.plugins_cuda.paged_tree_attention.split_per_warp import (
     MOST_TEAMS,
-    SplitPerWarp,
-    split_per_warp,
     split_per_warp_launch,
 )
-
-TILE_RUNS = 4  # of a split, each a team's
-CHUNK_KEYS = TILE_RUNS * TILE_KEYS
-
-# Splits of the context: a constant of the layer, since a row's sums are taken split by split. A CTA
-# per split and KV head is to fill the GPU. A short window spans few chunks, which one CTA takes.
-MOST_SPLITS, FEWEST_SPLITS = 32, 16
-CTAS_WANTED = 128
-WIDEST_UNSPLIT_WINDOW = 1024
-# Of sequences and KV heads: so many are shared out by their lengths (split_per_warp.py).
-MANY_GROUPS = 64
-# Slots of a view up to which few sequences' tactics are measured: 16384 tokens, capacity for a
-# tree. Engines for longer contexts have no tactics: what is quicker up to here was slower at
-# 131072.
-MEASURED_CAPACITY = 16384 + 1024
+from specbuild.plugins_cuda.paged_tree_attention.splits import (
+    TILE_RUNS,
+    power_of_two,
+    splits_of,
+)
 
 CTAS_OF_AN_SM = 2  # of one warp a team; registers allow no more
 MOST_ROWS_ALONE = 4  # of a warp that shares its keys with none
@@ -117,26 +113,50 @@ def lower(request: LoweringRequest) -> Lowering:
 
     In phase ``decode`` a row's sums do not depend on the grid that is chosen here.
     """
-    if request.phase == "prefill":
-        return lower_prefill(request)
-    shape = geometry_of(request)
-    cut = _cut(request, shape)
-    if "selected" not in request.tensors:
-        if many_rows.takes(shape, cut.splits, is_long=_is_long(shape)):
-            usual = replace(shape, rows=MOST_ROWS_ALONE * shape.batch, uneven=False)
-            plain = _lowered(request, shape, _cut(request, usual))
-            processors = request.target.multiprocessors
-            return many_rows.with_many(shape, plain, cut.split, cut.splits, processors)
-        own = _split_per_warp(request, shape, cut.splits)
-        if own is not None:
-            launch = split_per_warp_launch(request, shape, own, cut.split, cut.splits)
-            return Lowering((launch,), _workspaces(shape, cut.splits))
-        return _lowered(request, shape, cut)
+    facts = facts_of(request)
+    return _FORMS[first_rule(TABLE, facts).form](request, facts)
+
+
+def _lower_prompt(request: LoweringRequest, _: Facts) -> Lowering:
+    return lower_prefill(request)
+
+
+def _lower_listed(request: LoweringRequest, facts: Facts) -> Lowering:
+    shape, cut = facts.shape, _cut(request, facts.shape)
     plain = _lowered(request, shape, cut)
     require(refusal(request))
     single = replace(cut, rows=1, row_warps=1, row_ctas=1, stages=STAGES_OF_A_LIST)
     [alone] = _lowered(request, shape, single).launches
     return with_lists(request, shape, plain, alone=alone, splits=cut.splits)
+
+
+def _lower_many(request: LoweringRequest, facts: Facts) -> Lowering:
+    shape, cut = facts.shape, _cut(request, facts.shape)
+    usual = replace(shape, rows=MOST_ROWS_ALONE * shape.batch, uneven=False)
+    plain = _lowered(request, shape, _cut(request, usual))
+    return with_many(shape, plain, cut.split, cut.splits, request.target.multiprocessors)
+
+
+def _lower_split_per_warp(request: LoweringRequest, facts: Facts) -> Lowering:
+    shape, own = facts.shape, facts.own
+    assert own is not None
+    split, splits = splits_of(shape)
+    launch = split_per_warp_launch(request, shape, own, split, splits)
+    return Lowering((launch,), _workspaces(shape, splits))
+
+
+def _lower_plain(request: LoweringRequest, facts: Facts) -> Lowering:
+    return _lowered(request, facts.shape, _cut(request, facts.shape))
+
+
+_FORMS: Mapping[str, Callable[[LoweringRequest, Facts], Lowering]] = {
+    "prompt": _lower_prompt,
+    "listed": _lower_listed,
+    "many": _lower_many,
+    "split_per_warp": _lower_split_per_warp,
+    "whole": _lower_plain,
+    "split": _lower_plain,
+}
 
 
 def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
@@ -193,53 +213,26 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     first."""
     if request.phase == "prefill" or "selected" in request.tensors:
         return ({},)
-    shape = geometry_of(request)
-    if shape.window and _split(shape) == 1:
+    facts = facts_of(request)
+    shape, splits = facts.shape, facts.splits
+    if shape.window and splits_of(shape)[0] == 1:
         return ({}, {"stages": 3})
-    splits = _cut(request, shape).splits
-    if many_rows.takes(shape, splits, is_long=_is_long(shape)):
+    if first_rule(TABLE, facts).form == "many":
         return ({},)
     # Half of the teams leave space for a second CTA where rows are few.
-    sizes = (MOST_TEAMS, MOST_TEAMS // 2) if _are_few_rows(shape) else (MOST_TEAMS,)
+    sizes = (MOST_TEAMS, MOST_TEAMS // 2) if has_few_rows(shape) else (MOST_TEAMS,)
     own: list[Tactic] = [{"slot_teams": n, "stages": stages} for n in sizes for stages in (2, 3)]
-    own = [t for t in own if _split_per_warp(replace(request, tactic=t), shape, splits)]
+    own = [t for t in own if own_splits(replace(request, tactic=t), shape, splits)]
     shared: list[Tactic] = [{"stages": 2}, {"stages": 4}]
-    if not _is_long(shape):
+    if not is_long(shape):
         shared += [{"context_ctas": 4}, {"context_ctas": 8}]
     shared = [{"slot_teams": 0, **tactic} for tactic in shared]
     return ({}, *own, *shared)
 
 
-def _is_long(shape: Geometry) -> bool:
-    return shape.capacity > MEASURED_CAPACITY
-
-
-def _are_few_rows(shape: Geometry) -> bool:
-    return shape.rows <= 2 * shape.batch
-
-
-def _split_per_warp(request: LoweringRequest, shape: Geometry, splits: int) -> SplitPerWarp | None:
-    """How teams with splits of their own do this launch, None where others do."""
-    groups = shape.batch * shape.kv_heads
-    crowded = _are_few_rows(shape) and groups > request.target.multiprocessors
-    usual = 0 if groups < MANY_GROUPS else MOST_TEAMS // 2 if crowded else MOST_TEAMS
-    teams = request.tactic.get("slot_teams", usual)
-    if teams == 0 or splits == 1 or shape.uneven or _is_long(shape):
-        return None
-    return split_per_warp(request, shape, teams, request.tactic.get("stages", 2))
-
-
-def _split(shape: Geometry) -> int:
-    if 0 < shape.window <= WIDEST_UNSPLIT_WINDOW:
-        return 1
-    wanted = _power_of_two(CTAS_WANTED // shape.kv_heads)
-    return max(FEWEST_SPLITS, min(wanted, MOST_SPLITS))
-
-
 def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
     """The cut that a tactic asks for, or the one that suits the number of sequences and rows."""
-    split = _split(shape)
-    splits = min(split, -(-shape.capacity // CHUNK_KEYS))
+    split, splits = splits_of(shape)
     sequence_rows = -(-shape.rows // shape.batch)
     if split > 1:
         rows, row_warps = _rows_of_a_cta(sequence_rows, shape.width)
@@ -252,7 +245,7 @@ def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
         # Where one sequence has most rows its CTAs alone have work.
         spread = row_ctas > 1 or shape.uneven
         usual = splits if spread else max(1, MOST_CTAS // groups)
-        context_ctas = _power_of_two(min(request.tactic.get("context_ctas", usual), splits))
+        context_ctas = power_of_two(min(request.tactic.get("context_ctas", usual), splits))
         crowded = groups * context_ctas > request.target.multiprocessors
         stages = 2 if split == 1 or (crowded and rows * row_warps > 1 and row_warps == 1) else 3
         stages = request.tactic.get("stages", stages)
@@ -284,8 +277,3 @@ def _rows_of_a_window(target: Target, shape: Geometry, rows: int) -> int:
     most = MOST_ROWS_ALONE if shape.width <= 64 else MOST_ROWS_ALONE // 2
     ctas = max(1, CTAS_OF_AN_SM * target.multiprocessors // (shape.batch * shape.kv_heads))
     return min(most, max(2, -(-rows // ctas)))
-
-
-def _power_of_two(value: int) -> int:
-    """The greatest one that is not above."""
-    return 1 << (max(1, value).bit_length() - 1)

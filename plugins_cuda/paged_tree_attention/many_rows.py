@@ -9,12 +9,6 @@ from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch
 from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry
 
 WIDTH = 64
-# Rows of a sequence, and slots of a view, from which on this kernel is the quicker one. With
-# several rows it is so behind long contexts only: all sequences' views have so many splits
-# together, and each has more than tactics are measured with (lowering.py). Views of a KV head's
-# own, SpecPV's partial ones, hold some thousand tokens however long their tables are.
-MANY_ROWS, FEWEST_SLOTS_OF_A_VIEW = 12, 8192
-SEVERAL_ROWS, FEWEST_SLOTS_OF_ALL_VIEWS = 5, 65536
 # Sequences with so few rows go to the plain kernel, where others share their launch.
 FEW_ROWS = 8
 # Of a warpgroup. Of the four of a CTA so many have rows of their own; the rest take other tile
@@ -23,16 +17,6 @@ GROUP_ROWS = 8
 THREADS = 768
 STAGES, STAGE_KEYS = 16, 32
 HELD_BYTES = 128 * 9 * 16  # of such a warpgroup: the total of a split's tile runs
-
-
-def takes(shape: Geometry, splits: int, *, is_long: bool) -> bool:
-    """Whether this kernel does the launch, and does it quicker; ``is_long``: without tactics."""
-    able = shape.width == WIDTH and not shape.window and splits > 1
-    if shape.most_rows >= MANY_ROWS:
-        return able and shape.capacity >= FEWEST_SLOTS_OF_A_VIEW
-    long = is_long and shape.batch * shape.capacity >= FEWEST_SLOTS_OF_ALL_VIEWS
-    partial = shape.views > 1 and shape.batch == 1
-    return able and long and not partial and shape.most_rows >= SEVERAL_ROWS
 
 
 def row_groups(shape: Geometry) -> int:

@@ -13,8 +13,10 @@ from emulation import has_compiler, tensor_info
 from launch_branches import Branch, alone, fed_node, node, reverified, wide_node
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import values
+from specbuild.plugins_cuda.dispatch import first_rule
 from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
-from specbuild.plugins_cuda.paged_tree_attention import geometry, many_rows
+from specbuild.plugins_cuda.paged_tree_attention import geometry
+from specbuild.plugins_cuda.paged_tree_attention.dispatch import TABLE, Facts
 from specbuild.plugins_cuda.paged_tree_attention.op import OP
 from specbuild.runtime.errors import SpecbuildError
 
@@ -201,9 +203,11 @@ def test_one_sequence_s_partial_view_stays_with_the_plain_kernel() -> None:
         rows=8, batch=1, kv_heads=8, group=8, width=64, page_size=16, views=8, table=8192,
         words=1, window=0, scale=0.125, has_sinks=True,
     )  # fmt: skip
-    assert not many_rows.takes(shape, 16, is_long=True)
-    assert many_rows.takes(replace(shape, views=1), 16, is_long=True)
-    assert many_rows.takes(replace(shape, rows=64, batch=8), 16, is_long=True)
+    forms = [
+        first_rule(TABLE, Facts(each, 16, prompt=False, has_lists=False, own=None)).form
+        for each in (shape, replace(shape, views=1), replace(shape, rows=64, batch=8))
+    ]
+    assert forms == ["split", "many", "many"]
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,13 @@ def test_the_table_of_models_is_current() -> None:
     assert {kind for _, kind in models.RUN} <= kinds | models.DRAFTS.keys()
 
 
+def test_the_tables_of_kernels_are_those_of_the_lowering() -> None:
+    dispatch = script("docs/write_dispatch.py")
+    written = dispatch.FILE.read_text(encoding="utf-8")
+    assert written.count("<!-- dispatch ") == len(dispatch.TABLES)
+    assert dispatch.page(written) == written, "run: make docs"
+
+
 def test_figures_of_documents_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     figures = script("benchmarks/figures.py")

@@ -1,0 +1,184 @@
+"""Which kernels attend: one table, of which the first rule that takes a launch decides.
+
+Sizes are the engine's, never those of a run. All forms for decoding give the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbuild.plugins_cuda.dispatch import Rule, first_rule
+from specbuild.plugins_cuda.launches import LoweringRequest
+from specbuild.plugins_cuda.paged_tree_attention.geometry import Geometry, geometry_of
+from specbuild.plugins_cuda.paged_tree_attention.split_per_warp import (
+    MOST_TEAMS,
+    SplitPerWarp,
+    split_per_warp,
+)
+from specbuild.plugins_cuda.paged_tree_attention.splits import WIDEST_UNSPLIT_WINDOW, splits_of
+
+FULL_WIDTH = 64  # of a head, for the kernels that multiply by wgmma
+# Rows of a sequence, and slots of a view, from which on many_rows.cu is the quicker one. With
+# several rows it is so behind long contexts only: all sequences' views have so many splits
+# together, and each has more than tactics are measured with. Views of a KV head's own, SpecPV's
+# partial ones, hold some thousand tokens however long their tables are.
+MANY_ROWS, FEWEST_SLOTS_OF_A_VIEW = 12, 8192
+SEVERAL_ROWS, FEWEST_SLOTS_OF_ALL_VIEWS = 5, 65536
+# Of sequences and KV heads: so many are shared out by their lengths.
+MANY_GROUPS = 64
+# Slots of a view up to which few sequences' tactics are measured: 16384 tokens, capacity for a
+# tree. Engines for longer contexts have no tactics: what is quicker up to here was slower at
+# 131072.
+MEASURED_CAPACITY = 16384 + 1024
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the table is asked of a launch.
+
+    ``splits``: of the context, more than one where a view spans several chunks. ``own``: how teams
+    with splits of their own do it, None where they are not to, or do not fit.
+    """
+
+    shape: Geometry
+    splits: int
+    prompt: bool
+    has_lists: bool
+    own: SplitPerWarp | None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it attends to one sequence's partial views."""
+        return self.shape.views > 1 and self.shape.batch == 1
+
+    @property
+    def may_be_many(self) -> bool:
+        """Whether many_rows.cu is able to do it."""
+        return self.shape.width == FULL_WIDTH and not self.shape.window and self.splits > 1
+
+
+def is_long(shape: Geometry) -> bool:
+    """Whether contexts are longer than tactics are measured with."""
+    return shape.capacity > MEASURED_CAPACITY
+
+
+def has_few_rows(shape: Geometry) -> bool:
+    """Whether sequences have one row or two."""
+    return shape.rows <= 2 * shape.batch
+
+
+def _is_full_prompt(facts: Facts) -> bool:
+    return facts.prompt and facts.shape.width == FULL_WIDTH and not facts.shape.window
+
+
+def _has_many_rows(facts: Facts) -> bool:
+    shape = facts.shape
+    enough = shape.most_rows >= MANY_ROWS and shape.capacity >= FEWEST_SLOTS_OF_A_VIEW
+    return facts.may_be_many and enough
+
+
+def _has_several_rows(facts: Facts) -> bool:
+    shape = facts.shape
+    long = is_long(shape) and shape.batch * shape.capacity >= FEWEST_SLOTS_OF_ALL_VIEWS
+    several = SEVERAL_ROWS <= shape.most_rows < MANY_ROWS
+    return facts.may_be_many and several and long and not facts.is_partial
+
+
+TABLE: tuple[Rule[Facts], ...] = (
+    Rule(
+        "prompt",
+        ("prefill_full.cu",),
+        "16 rows see tiles of 128 keys, whose products `wgmma` takes from shared memory",
+        _is_full_prompt,
+        rows="of a prompt's chunk",
+        context="no window",
+        width=f"{FULL_WIDTH}",
+    ),
+    Rule(
+        "prompt",
+        ("prefill.cu",),
+        "16 rows, or 8 of wide heads, see tiles of 64 keys: a window ends within one",
+        lambda facts: facts.prompt,
+        rows="of a prompt's chunk",
+    ),
+    Rule(
+        "listed",
+        ("whole_rows.cu", "selected.cu"),
+        "rows that see everything share tiles; a list's slots lie apart, and each row gathers its "
+        "own. Where rows are alone, the second does both",
+        lambda facts: facts.has_lists,
+        rows="with lists (DSA)",
+        context="no window",
+    ),
+    Rule(
+        "many",
+        ("few_rows.cu", "many_rows.cu", "join_slots.cu"),
+        "a split's keys are read once for 8, 16 or 32 rows. The first is there where sequences "
+        "with up to 8 rows may stand beside",
+        _has_many_rows,
+        rows=f"{MANY_ROWS} of a sequence, or more",
+        context="no window",
+        width=f"{FULL_WIDTH}",
+        pages=f"views of {FEWEST_SLOTS_OF_A_VIEW} slots, or more",
+    ),
+    Rule(
+        "many",
+        ("many_rows.cu", "join_slots.cu"),
+        "reading keys once pays for a second launch only behind long contexts, which partial views "
+        "are not",
+        _has_several_rows,
+        rows=f"{SEVERAL_ROWS} of a sequence, or more",
+        context=f"no window; an engine beyond {MEASURED_CAPACITY - 1024} tokens",
+        width=f"{FULL_WIDTH}",
+        pages=f"all views {FEWEST_SLOTS_OF_ALL_VIEWS} slots, not one sequence's partial ones",
+    ),
+    Rule(
+        "split_per_warp",
+        ("own_slots.cu",),
+        "CTAs find their share by all sequences' lengths, so short ones leave none idle. Eight "
+        "warps' splits of wider heads, or of large trees, do not fit shared memory",
+        lambda facts: facts.own is not None,
+        rows=f"{MANY_GROUPS} sequences × KV heads, or by a tactic",
+        context=f"an engine up to {MEASURED_CAPACITY - 1024} tokens; several chunks",
+        width="up to 64",
+    ),
+    Rule(
+        "whole",
+        ("kernel.cu",),
+        "one CTA takes what a row sees: it spans few chunks, and no states need to join",
+        lambda facts: facts.splits == 1,
+        context=f"a window up to {WIDEST_UNSPLIT_WINDOW}, or one chunk",
+    ),
+    Rule(
+        "split",
+        ("kernel.cu",),
+        "a grid of fixed size spreads the splits over the GPU: quickest for one sequence",
+        lambda _: True,
+    ),
+)
+
+
+def facts_of(request: LoweringRequest) -> Facts:
+    """What the table is asked of a request; SpecbuildError for sizes that no kernel has."""
+    shape = geometry_of(request)
+    splits = splits_of(shape)[1]
+    has_lists = "selected" in request.tensors
+    prompt = request.phase == "prefill"
+    own = None if prompt or has_lists else own_splits(request, shape, splits)
+    return Facts(shape, splits, prompt, has_lists, own)
+
+
+def rule_of(request: LoweringRequest) -> Rule[Facts]:
+    """The rule that decides for a request."""
+    return first_rule(TABLE, facts_of(request))
+
+
+def own_splits(request: LoweringRequest, shape: Geometry, splits: int) -> SplitPerWarp | None:
+    """How teams with splits of their own do this launch, None where others do."""
+    groups = shape.batch * shape.kv_heads
+    crowded = has_few_rows(shape) and groups > request.target.multiprocessors
+    usual = 0 if groups < MANY_GROUPS else MOST_TEAMS // 2 if crowded else MOST_TEAMS
+    teams = request.tactic.get("slot_teams", usual)
+    if teams == 0 or splits == 1 or shape.uneven or is_long(shape):
+        return None
+    return split_per_warp(request, shape, teams, request.tactic.get("stages", 2))

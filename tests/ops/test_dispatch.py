@@ -1,0 +1,193 @@
+"""The tables of which kernel runs: every rule is reached, and launches what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+
+from specbuild.plugins_cuda.dispatch import Rule, first_rule, printed
+from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Phase, Tactic, TensorInfo
+from specbuild.plugins_cuda.mla_attention import dispatch as latents
+from specbuild.plugins_cuda.mla_attention.geometry import latent_geometry
+from specbuild.plugins_cuda.paged_tree_attention import dispatch as attention
+from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.errors import SpecbuildError
+
+Shapes = dict[str, tuple[int, ...]]
+INTEGERS = ("page_table", "row_start", "row_slot", "tree_start", "ancestor_bits", "selected")
+
+
+def request(
+    shapes: Shapes, attributes: dict[str, Any], phase: Phase, tactic: Tactic | None = None
+) -> LoweringRequest:
+    """A request of tensors in bf16, integers where the op has them."""
+    tensors = {
+        name: TensorInfo(
+            shape,
+            "int32" if name in INTEGERS else "float32" if name in ("cos", "sin") else "bfloat16",
+        )
+        for name, shape in shapes.items()
+    }
+    return LoweringRequest(tensors, attributes, phase, tactic=tactic or {})
+
+
+def rows_of(batch: int, rows: int, pages: int, views: int, words: int) -> Shapes:
+    """The tensors that say where rows stand."""
+    return {
+        "page_table": (batch, views, pages),
+        "row_start": (batch + 1,),
+        "row_slot": (batch * rows,),
+        "tree_start": (batch,),
+        "ancestor_bits": (batch * rows, words),
+    }
+
+
+def plain(
+    *, batch: int = 1, rows: int = 1, width: int = 64, pages: int = 64, window: int = 0,
+    phase: Phase = "decode", views: int = 1, words: int = 1, lists: bool = False,
+    tactic: Tactic | None = None,
+) -> LoweringRequest:  # fmt: skip
+    """Of PagedTreeAttention: 8 KV heads, 64 query heads, pages of 64."""
+    shapes = {
+        "q": (batch * rows, 64, width),
+        "k_pool": (4096, 8, 64, width),
+        "v_pool": (4096, 8, 64, width),
+        "attended": (batch * rows, 64, width),
+        **rows_of(batch, rows, pages, views, words),
+        **({"selected": (batch * rows, 1, 256)} if lists else {}),
+    }
+    return request(shapes, {"scale": 0.125, "window": window}, phase, tactic)
+
+
+def latent(
+    *, batch: int = 1, rows: int = 1, entry: int = 512, pages: int = 64, window: int = 0,
+    phase: Phase = "decode", rebuilt: bool = True, v_width: int = 64, lists: bool = False,
+    tactic: Tactic | None = None,
+) -> LoweringRequest:  # fmt: skip
+    """Of MlaAttention: 8 KV heads, 64 query heads, keys rebuilt or absorbed."""
+    keys = {"w_k": (entry, 8, 64), "cos": (4096, 32), "sin": (4096, 32)} if rebuilt else {}
+    value_heads = 8 if rebuilt else 64
+    shapes = {
+        "q": (batch * rows, 64, 64 if rebuilt else entry),
+        "c_pool": (4096, 1, 64, entry),
+        "w_v": (entry if rebuilt else min(entry, 512), value_heads, v_width),
+        "attended": (batch * rows, 64, v_width),
+        **keys,
+        **rows_of(batch, rows, pages, 1, 1),
+        **({"selected": (batch * rows, 1, 256)} if lists else {}),
+    }
+    return request(shapes, {"scale": 0.125, "window": window}, phase, tactic)
+
+
+def swept(make: Callable[..., LoweringRequest], **axes: Sequence[Any]) -> Iterator[LoweringRequest]:
+    """Every combination of some sizes."""
+    for values in product(*axes.values()):
+        yield make(**dict(zip(axes, values, strict=True)))
+
+
+SWEEPS: dict[str, tuple[Sequence[Rule[Any]], Callable[[], Iterator[LoweringRequest]]]] = {
+    "PagedTreeAttention": (
+        attention.TABLE,
+        lambda: swept(
+            plain, batch=(1, 8, 16), rows=(1, 2, 5, 20), width=(64, 128), pages=(2, 128, 1024),
+            window=(0, 128, 2048), phase=("decode", "prefill"), lists=(False, True),
+            views=(1, 8), tactic=({}, {"slot_teams": 4}),
+        ),
+    ),
+    "MlaAttention": (
+        latents.TABLE,
+        lambda: swept(
+            latent, batch=(1, 8), rows=(1, 2, 5), entry=(128, 512), pages=(2, 128),
+            window=(0, 128), phase=("decode", "prefill"), rebuilt=(False, True),
+            v_width=(32, 64), lists=(False, True), tactic=({}, {"rows": 1}),
+        ),
+    ),
+}  # fmt: skip
+
+
+def rule_of(op: str, asked: LoweringRequest) -> Rule[Any]:
+    if op == "MlaAttention":
+        return first_rule(latents.TABLE, latents.facts_of(asked, latent_geometry(asked)))
+    return attention.rule_of(asked)
+
+
+def lowered(op: str, asked: LoweringRequest) -> Lowering | None:
+    """The launches; None where the op refuses the sizes."""
+    try:
+        found = op_named(op).lowered(asked)
+    except SpecbuildError:
+        return None
+    return found if isinstance(found, Lowering) else None
+
+
+@pytest.mark.parametrize("op", SWEEPS)
+def test_every_rule_is_reached_and_launches_its_kernels(op: str) -> None:
+    table, sweep = SWEEPS[op]
+    launched: dict[int, set[tuple[str, ...]]] = {}
+    for asked in sweep():
+        found = lowered(op, asked)
+        if found is None:
+            continue
+        rule = rule_of(op, asked)
+        files = tuple(launch.kernel.file for launch in found.launches)
+        # Each of the rule's, in its order; some are there for some sizes only.
+        assert [name for name in rule.kernels if name in files] == list(files), (rule, asked)
+        launched.setdefault(table.index(rule), set()).add(files)
+    assert sorted(launched) == list(range(len(table)))
+    for index, ways in launched.items():
+        assert {name for files in ways for name in files} == set(table[index].kernels)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "form", "entries"),
+    [
+        ({}, "split", ["attend_split"]),
+        ({"pages": 2}, "whole", ["attend_whole"]),
+        ({"window": 128}, "whole", ["attend_whole"]),
+        ({"window": 1024, "batch": 16}, "whole", ["attend_whole"]),
+        ({"window": 1088}, "split", ["attend_split"]),
+        ({"batch": 8}, "split_per_warp", ["attend_own_slots"]),
+        ({"batch": 7}, "split", ["attend_split"]),
+        ({"batch": 7, "tactic": {"slot_teams": 8}}, "split_per_warp", ["attend_own_slots"]),
+        ({"batch": 8, "tactic": {"slot_teams": 0}}, "split", ["attend_split"]),
+        ({"batch": 8, "width": 128}, "split", ["attend_split"]),
+        ({"batch": 8, "pages": 273}, "split", ["attend_split"]),
+        ({"rows": 12, "pages": 128}, "many", ["attend_many", "join_slots"]),
+        ({"rows": 12, "pages": 127}, "split", ["attend_split"]),
+        ({"rows": 12, "pages": 128, "width": 32}, "split", ["attend_split"]),
+        ({"rows": 5, "pages": 1024}, "many", ["attend_many", "join_slots"]),
+        ({"rows": 5, "pages": 1024, "views": 8}, "split", ["attend_split"]),
+        (
+            {"rows": 20, "batch": 4, "pages": 128},
+            "many",
+            ["attend_few", "attend_many", "join_slots"],
+        ),
+        ({"lists": True, "rows": 4}, "listed", ["attend_whole_rows", "attend_selected"]),
+        ({"lists": True, "batch": 8}, "listed", ["attend_whole_rows", "attend_selected"]),
+        ({"phase": "prefill", "rows": 512}, "prompt", ["attend_full_prompt"]),
+        ({"phase": "prefill", "rows": 512, "window": 64}, "prompt", ["attend_prompt"]),
+        ({"phase": "prefill", "rows": 512, "width": 128}, "prompt", ["attend_prompt"]),
+    ],
+)
+def test_what_attends_at_the_edges_of_the_table(
+    sizes: dict[str, Any], form: str, entries: list[str]
+) -> None:
+    """Each beside a size at which the next rule takes it."""
+    asked = plain(**sizes)
+    found = lowered("PagedTreeAttention", asked)
+    assert found is not None
+    assert [launch.kernel.entry for launch in found.launches] == entries
+    assert attention.rule_of(asked).form == form
+
+
+@pytest.mark.parametrize("op", SWEEPS)
+def test_a_table_is_printed_with_a_reason_for_each_rule(op: str) -> None:
+    table, _ = SWEEPS[op]
+    head, line, *rows = printed(table)
+    assert len(rows) == len(table)
+    assert {text.count("|") for text in (head, line, *rows)} == {7}
+    assert all(rule.why and rule.kernels for rule in table)
+    assert not any(above == below for above, below in pairwise(rows))
