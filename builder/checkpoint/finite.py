@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -23,15 +23,14 @@ _PIECE = 1 << 20
 
 def finite_tensors(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
     """The same tensors; loading one raises SpecbuildError where it holds NaN or infinity."""
-    return {key: replace(tensor, load=_checked(tensor)) for key, tensor in tensors.items()}
+    return {key: _checked(tensor) for key, tensor in tensors.items()}
 
 
-def _checked(source: SourceTensor) -> Callable[[], torch.Tensor]:
+def _checked(source: SourceTensor) -> SourceTensor:
     sound = False
 
-    def load() -> torch.Tensor:
+    def checked(tensor: torch.Tensor) -> torch.Tensor:
         nonlocal sound
-        tensor = source.load()
         if not sound:
             problem = _problem(source.name, tensor)
             if problem is not None:
@@ -43,7 +42,12 @@ def _checked(source: SourceTensor) -> Callable[[], torch.Tensor]:
             sound = True
         return tensor
 
-    return load
+    load, load_as = source.load, source.load_as
+    return replace(
+        source,
+        load=lambda: checked(load()),
+        load_as=None if load_as is None else lambda dtype: checked(load_as(dtype)),
+    )
 
 
 def _problem(name: str, tensor: torch.Tensor) -> str | None:

@@ -58,6 +58,8 @@ class SourceTensor:
     ``name`` is canonical; ``sources`` are the names on disk. ``dtype`` is spelled as in
     safetensors. ``load`` maps the file and returns the tensor, which the caller must not write to.
     ``file`` and ``offset`` (bytes) are None where the tensor is no verbatim slice of one file.
+    ``load_as`` gives it in another float type, as ``load().to(…)`` would, but without holding it
+    whole in its own; None where that takes no less memory.
     """
 
     name: str
@@ -67,6 +69,7 @@ class SourceTensor:
     load: Callable[[], torch.Tensor]
     file: Path | None
     offset: int | None
+    load_as: Callable[[torch.dtype], torch.Tensor] | None = None
 
 
 def open_directory(path: Path) -> dict[str, SourceTensor]:

@@ -112,9 +112,7 @@ class WeightSources:
         if not self._converts(source):
             return Recipe(source.shape, TORCH_DTYPES[source.dtype], source.sources, source.load)
         assert self._floats is not None
-        return Recipe(
-            source.shape, self._floats, source.sources, _converting(source.load, self._floats)
-        )
+        return Recipe(source.shape, self._floats, source.sources, _converting(source, self._floats))
 
     def _rope(self, name: str, shape: tuple[int, ...]) -> Recipe:
         if name.startswith("draft_"):
@@ -129,5 +127,6 @@ class WeightSources:
         )
 
 
-def _converting(load: Callable[[], torch.Tensor], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-    return lambda: load().to(dtype)
+def _converting(source: SourceTensor, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    load_as = source.load_as
+    return (lambda: source.load().to(dtype)) if load_as is None else lambda: load_as(dtype)

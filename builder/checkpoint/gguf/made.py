@@ -92,6 +92,9 @@ def made_of(
         wanted = None if alike else torch.float32
         return make(*(read_values(parent, wanted) for parent in parents))
 
+    def load_as(dtype: torch.dtype) -> torch.Tensor:
+        return make(*(read_values(parent, dtype) for parent in parents))
+
     return SourceTensor(
         name=name,
         dtype=dtypes.pop() if alike else "F32",
@@ -100,6 +103,7 @@ def made_of(
         load=load,
         file=parents[0].file,
         offset=None,
+        load_as=load_as,
     )
 
 

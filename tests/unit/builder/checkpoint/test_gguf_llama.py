@@ -54,6 +54,8 @@ def test_models(tmp_path: Path, kind: str, tied: bool) -> None:
     for name, source in found.tensors.items():
         assert source.shape == expected.tensors[name].shape, name
         assert torch.equal(source.load().float(), expected.tensors[name].load().float()), name
+        if source.load_as is not None:  # not where experts were put together
+            assert torch.equal(source.load_as(torch.bfloat16), source.load().bfloat16()), name
 
 
 def test_other_factors_are_refused(tmp_path: Path) -> None:
