@@ -1,4 +1,4 @@
-# make setup | demo | serve | test | test-slow | fuzz | lint | docs | clean; with a Hopper GPU: make test-gpu | sanitize | test-tensorrt
+# make setup | demo | serve | test | test-slow | fuzz | lint | docs | clean; with Ray: make test-ray; with a Hopper GPU: make test-gpu | sanitize | test-tensorrt
 
 PYTHON ?= python3
 # Passed to pip, for example: make setup PIP_EXTRA_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
@@ -12,7 +12,7 @@ EXAMPLE := examples/tiny-gpt-oss
 DEMO := out/demo
 SPECBUILD := $(BIN)/specbuild
 
-.PHONY: setup demo serve test test-slow fuzz test-gpu test-tensorrt sanitize types lint docs clean
+.PHONY: setup demo serve test test-slow test-ray fuzz test-gpu test-tensorrt sanitize types lint docs clean
 
 setup: $(INSTALLED)
 
@@ -48,12 +48,17 @@ serve: setup
 test: setup
 	store=$$(mktemp -d); trap 'rm -rf "$$store"' EXIT; export SPECBUILD_TEST_STORE="$$store"; \
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder \
-	  -m 'not slow and not gpu and not tensorrt and not speed' && \
+	  -m 'not slow and not gpu and not tensorrt and not ray and not speed' && \
 	$(BIN)/pytest -m speed $$(grep -rl --include='*.py' 'mark\.speed' tests)
 
 # What `make test` leaves out for its time, on a machine without a GPU.
 test-slow: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'slow and not gpu and not tensorrt'
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'slow and not gpu and not tensorrt and not ray'
+
+# Two replicas on a Ray of this machine; installs ray[serve] (500 MB).
+test-ray: setup
+	$(BIN)/python -c 'import ray' 2>/dev/null || $(INSTALL) -e '.[dev,ray]'
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m ray tests/replicas -v -rsP
 
 # So many mutants of engines, checkpoints, prompts and templates: docs/developers/testing.md. It goes on
 # where it was left; the log is out/fuzz/log.jsonl.

@@ -254,13 +254,17 @@ Event = TokenEvent | FinishEvent
 MOST_URGENT = -(2**31) - 1
 
 
+def _no_ids() -> np.ndarray:
+    return np.zeros(0, np.int32)
+
+
 @dataclass(frozen=True)
 class Request:
     """A checked prompt: ids within the vocabulary, and capacity for at least one token.
 
     Of those that wait, the lowest ``priority`` runs first. ``deadline_s`` is a time of
     ``time.monotonic``: what is not done then ends with the reason ``deadline``. ``grammar`` is its
-    guide, compiled.
+    guide, compiled. ``ids`` is the prompt as int32 [P], not to be changed.
     """
 
     id: str
@@ -270,11 +274,13 @@ class Request:
     priority: int = 0
     deadline_s: float | None = None
     grammar: Grammar | None = None
+    ids: np.ndarray = field(default_factory=_no_ids, repr=False, compare=False)
 
-    @cached_property
-    def ids(self) -> np.ndarray:
-        """The prompt as int32 [P], not to be changed."""
-        return np.fromiter(self.prompt_ids, np.int32, len(self.prompt_ids))
+    def __post_init__(self) -> None:
+        # Once, by whoever asks: copies of a request take it over, and the engine's thread finds it.
+        if len(self.ids) != len(self.prompt_ids):
+            ids = np.fromiter(self.prompt_ids, np.int32, len(self.prompt_ids))
+            object.__setattr__(self, "ids", ids)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,155 @@
+"""An engine in replicas on Ray Serve: ``serve run specbuild.runtime.serve.ray:build engine=PATH``.
+
+Every replica is a process with an engine of its own behind our routes; Ray starts them, sends
+requests to them, and replaces those that die. Ray is read when :func:`build` is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.backends import facts_of
+from specbuild.runtime.engine_dir.files import read_manifest
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.errors import RequestError, SpecbuildError
+from specbuild.runtime.serve.app import App, AppOptions
+from specbuild.runtime.serve.parsers.registry import parser_form
+from specbuild.runtime.serve.service import ServiceOptions
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+# Requests with one session go to one replica, where the pages of their earlier turns are.
+_ROUTERS = {
+    "session": "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter",
+    "load": "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaOptions:
+    """What stands behind ``serve run``'s target, as ``name=value``.
+
+    ``routing`` is ``session`` or ``load``. ``num_gpus`` of each replica, None: one, and none for an
+    engine for CPUs. ``drain_s`` is how long a replica that is replaced serves its open requests.
+    Raises RequestError where a value is none that it can be.
+    """
+
+    engine: str
+    replicas: int = 1
+    name: str = ""
+    routing: str = "session"
+    max_queue: int = 256
+    num_gpus: float | None = None
+    num_cpus: float = 1
+    drain_s: float = 60
+    api_key_file: str = ""
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        if self.routing not in _ROUTERS:
+            raise RequestError(f"routing is {self.routing!r}, must be {' or '.join(_ROUTERS)}")
+        least = {"replicas": 1, "max_queue": 0, "num_gpus": 0, "num_cpus": 0, "drain_s": 0}
+        for name, at_least in least.items():
+            value = getattr(self, name)
+            if value is not None and value < at_least:
+                raise RequestError(f"{name} is {value}, must be {at_least} or above")
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> ReplicaOptions:
+        """From strings, as the command line gives them. RequestError names what is wrong."""
+        known = {field.name: str(field.type).split(" ", maxsplit=1)[0] for field in fields(cls)}
+        if unknown := sorted(given.keys() - known.keys()):
+            raise RequestError(f"{unknown[0]} is no option; there are {', '.join(known)}")
+        if not given.get("engine"):
+            raise RequestError("say which engine: engine=PATH, as every machine sees it")
+        return cls(**{name: _value(name, value, known[name]) for name, value in given.items()})
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the key file. RequestError where it holds none."""
+        if not self.api_key_file:
+            return ()
+        try:
+            keys = tuple(Path(self.api_key_file).read_text(encoding="utf-8").split())
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError(f"api_key_file {self.api_key_file}: {error}") from error
+        if not keys:
+            raise RequestError(f"api_key_file {self.api_key_file} holds no key")
+        return keys
+
+    def gpus(self, manifest: Manifest) -> float:
+        """GPUs of a replica."""
+        if self.num_gpus is not None:
+            return self.num_gpus
+        return float(facts_of(manifest.backend).on_gpu)
+
+
+class Replica:
+    """One engine behind the routes of ``specbuild serve``; Ray calls its methods."""
+
+    def __init__(self, options: ReplicaOptions) -> None:
+        engine = Engine.load(options.engine)
+        if options.prefix_cache and engine.shares_pages:
+            engine.keep_prefixes()
+        form = None
+        if engine.text is not None:
+            engine.text.check_template()
+            eos = engine.manifest.target.eos_token_ids
+            form = parser_form(engine.text, eos, reasoning="auto", tool_calls="auto")
+        names = (options.name or Path(options.engine).resolve().name,)
+        service = ServiceOptions(names=names, max_queue=options.max_queue)
+        self._app = App(engine, AppOptions(service=service, form=form, keys=options.keys))
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """What Ray sends requests to."""
+        return self._app.asgi
+
+    def check_health(self) -> None:
+        """Raises where the engine failed: Ray replaces the replica."""
+        if self._app.service.failure is not None:
+            raise SpecbuildError(f"the engine failed: {self._app.service.failure}")
+
+
+def build(given: Mapping[str, Any]) -> Any:
+    """The Ray Serve application of an engine.
+
+    Raises RequestError for an option that is none, EngineFileError where there is no engine,
+    SpecbuildError without the extra ``ray``.
+    """
+    options = ReplicaOptions.read(given)
+    manifest = read_manifest(Path(options.engine))
+    try:
+        from ray import serve
+        from ray.serve.config import RequestRouterConfig
+    except ImportError as error:
+        raise SpecbuildError("Ray is missing: pip install '.[ray]' in the checkout") from error
+    deployment = serve.deployment(
+        serve.ingress()(Replica),
+        name="engine",
+        num_replicas=options.replicas,
+        ray_actor_options={"num_cpus": options.num_cpus, "num_gpus": options.gpus(manifest)},
+        # The replica itself answers 429 where its queue is full.
+        max_ongoing_requests=manifest.limits.max_batch_size + options.max_queue + 16,
+        graceful_shutdown_timeout_s=options.drain_s,
+        request_router_config=RequestRouterConfig(request_router_class=_ROUTERS[options.routing]),
+    )
+    return deployment.bind(options)
+
+
+def _value(name: str, given: Any, kind: str) -> Any:
+    """A value of the wanted type, from a string where it is one."""
+    if not isinstance(given, str):
+        return given
+    if kind == "bool":
+        if given.lower() not in ("true", "false"):
+            raise RequestError(f"{name} is {given!r}, must be true or false")
+        return given.lower() == "true"
+    try:
+        return {"int": int, "float": float, "str": str}[kind](given)
+    except ValueError as error:
+        raise RequestError(f"{name} is {given!r}, must be a number") from error
