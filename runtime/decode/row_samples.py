@@ -8,7 +8,10 @@ worst the path ends where the mask chose another token than the draft.
 That is the token of masked decoding, one row after another. A draw is the argmax of logits and
 noise of (seed, position), so leaving tokens out changes it only where it was one of them. The cuts
 of top-k, top-p and min-p depend on what is left out: there each row of the path is masked first.
-Rows beside the path are not looked at: no mask of theirs is ever computed.
+Rows beside the path are not looked at: no mask of theirs is ever computed. Masking every row before
+it is sampled gives the same tokens, and costs a copy of its logits: 0.8 ms of 200 000, where to
+look up one token in the mask takes a microsecond. Taking a whole step back and running a masked one
+would cost a pass of the target for each refusal; here the refused row's logits are still at hand.
 """
 
 from __future__ import annotations

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from test_generate import parents_of
 from toy_device import toy_cuda
 from toy_engine import TreeOfTokens, prompt, repeating, right, run, toy_engine, wrong
-from toy_language import Language, decode_masked, guided_engine, languages
+from toy_language import Language, decode_masked, guided_engine, knowing_letters, languages
 from toy_model import EOS, VOCAB
+from toy_partial import TOY_SPECPV, PartialToyExecutor, partial_manifest
 
+from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import MOST_GUIDE_BYTES, Guide
@@ -122,6 +124,23 @@ def test_few_pages_change_nothing() -> None:
     assert sum(record.stats.preemptions for record in few.records) > 0
     assert few.ids == whole.ids
     assert any(record.stats.masked_tokens for record in few.records)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_verified_again_is_masked_again(shape: DraftShape | None) -> None:
+    # A view of everything agrees with a full step, at tokens that masks chose too.
+    manifest = partial_manifest(replace(TOY_SPECPV, n_retrieval_blocks=8))
+    params = GenerateParams(max_new_tokens=40, guide=Guide.regex("[a-p]{40}"))
+    engine = knowing_letters(Engine(manifest, PartialToyExecutor(manifest)))
+    record = run(engine, PROMPTS[1:2], params, speculation=shape).records[0]
+    seen = record.stats.specpv
+    assert seen is not None and seen.rechecked_tokens > 0 and seen.agreement == 1.0
+    assert record.stats.masked_tokens
+    whole = run(guided_engine(), PROMPTS[1:2], params, speculation=None).records[0]
+    assert (record.output_ids, record.stats.masked_tokens) == (
+        whole.output_ids,
+        whole.stats.masked_tokens,
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)

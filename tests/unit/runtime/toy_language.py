@@ -34,7 +34,11 @@ class _ToyTokens:
 
 def guided_engine(**options: object) -> Engine:
     """A toy engine that knows the toy's letters."""
-    engine = toy_engine(**options)
+    return knowing_letters(toy_engine(**options))
+
+
+def knowing_letters(engine: Engine) -> Engine:
+    """The engine, which compiles guides for the toy's letters."""
     tokens = llguidance.TokenizerWrapper(_ToyTokens())
     engine._grammars = GrammarCompiler(Vocabulary(tokens, VOCAB, (EOS,)))
     return engine
