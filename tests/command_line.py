@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,3 +39,19 @@ class Result:
 
 
 Command = Callable[..., Result]
+
+
+@contextmanager
+def serving(process: subprocess.Popen[str]) -> Iterator[str]:
+    """The address that a process of ``specbuild serve`` says on standard error; ends it."""
+    assert process.stderr is not None
+    try:
+        line = process.stderr.readline()
+        while "serving" not in line:
+            assert line, process.wait()
+            line = process.stderr.readline()
+        yield line.split()[-1]
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()

@@ -16,12 +16,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from command_line import serving
 from faults.interposition import COMPILER, compiled, preloaded
 
 # Tells the calls that change files at home, then the switch of telemetry and all modules at exit.
 COMMANDS = """
 import json, os, sys
 from pathlib import Path
+from command_line import serving
 from faults.interposition import NONE, interpose
 home = Path(os.environ["HOME"])
 interpose(home, NONE, log=os.open(home.parent / "written", os.O_CREAT | os.O_WRONLY))
@@ -113,25 +115,16 @@ def test_commands_send_and_leave_nothing(tiny_engine: Path, traces: Traces) -> N
 
 def test_a_server_listens_at_home_and_calls_nobody(tiny_engine: Path, traces: Traces) -> None:
     process = traces.started(COMMANDS, ("serve", tiny_engine, "--port", "0"))
-    assert process.stderr is not None
-    try:
-        line = process.stderr.readline()
-        while "serving" not in line:
-            assert line, process.wait()
-            line = process.stderr.readline()
-        chat = {
-            "model": tiny_engine.name,
-            "messages": [{"role": "user", "content": "ab"}],
-            "max_tokens": 2,
-        }
-        answer = httpx.post(f"{line.split()[-1]}/v1/chat/completions", json=chat, timeout=300)
+    chat = {
+        "model": tiny_engine.name,
+        "messages": [{"role": "user", "content": "ab"}],
+        "max_tokens": 2,
+    }
+    with serving(process) as url:
+        answer = httpx.post(f"{url}/v1/chat/completions", json=chat, timeout=60)
         assert answer.status_code == 200
         process.send_signal(signal.SIGTERM)
-        assert process.wait(300) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
+        assert process.wait(60) == 0
     assert {"1", "onnxruntime", "uvicorn", "pydantic"} <= traces.modules
     traces.assert_none()
     assert ("bind", "127.0.0.1") in traces.calls

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from command_line import Command
+from command_line import Command, serving
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from trace_replay import replay
@@ -25,17 +25,8 @@ def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server in a process of its own, and its address."""
     command = [sys.executable, "-m", "specbuild.cli.main", "serve", *arguments, "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        line = process.stderr.readline()
-        while "serving" not in line:
-            assert line, process.wait()
-            line = process.stderr.readline()
-        yield process, line.split()[-1]
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
+    with serving(process) as url:
+        yield process, url
 
 
 @pytest.mark.parametrize(
