@@ -19,7 +19,7 @@ from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.request import Event, FinishEvent, TokenEvent
 
 if TYPE_CHECKING:
-    from specbuild.runtime.records import RunRecord
+    from specbuild.runtime.records import RunRecord, RunStats
     from specbuild.runtime.serve.service import Generation
 
 _LABELS = ("model_name", "engine")
@@ -45,6 +45,13 @@ _OF_PREFIXES = (
     ("vllm:prompt_tokens_cached", "hit_tokens", "Prompt tokens that were not read."),
     ("specbuild:prefix_cache_evicted_pages", "evicted_pages", "Pages whose place was wanted."),
 )
+# Parts of a request's time, in vLLM's words.
+_PARTS = {
+    "queue": "From arrival until it was admitted.",
+    "prefill": "From then to the first token.",
+    "decode": "From the first token to the last.",
+    "inference": "From admission to the last token.",
+}
 _REASONS = {"eos": "stop", "stop": "stop", "length": "length", "abort": "abort"}
 _REASONS["deadline"] = _REASONS["guide_failed"] = "abort"
 
@@ -95,6 +102,10 @@ class Metrics:
         self._e2e = self._histogram(
             "vllm:e2e_request_latency_seconds", "From arrival to the last token.", _REQUEST
         )
+        self._parts = {
+            part: self._histogram(f"vllm:request_{part}_time_seconds", about, _REQUEST)
+            for part, about in _PARTS.items()
+        }
         self._prompt_length = self._histogram(
             "vllm:request_prompt_tokens", "Prompt tokens of a request.", _LENGTHS
         )
@@ -156,6 +167,8 @@ class Metrics:
             per_token_s = (now_s - first_s) / (len(record.output_ids) - 1)
             self._tpot.observe(per_token_s)
             self._fine_tpot.observe(per_token_s)
+        if record.output_ids:
+            self._show_parts(record.stats, now_s - generation.arrived_s)
         histogram = record.stats.acceptance_histogram
         if len(histogram) > 1:
             self._drafts.inc(record.stats.steps)
@@ -163,6 +176,14 @@ class Metrics:
             for position in range(len(histogram) - 1):
                 accepted = sum(histogram[position + 1 :])
                 self._per_position.labels(*self._values, str(position)).inc(accepted)
+
+    def _show_parts(self, stats: RunStats, whole_s: float) -> None:
+        """Where the time of a request went: the engine's clock begins when it is admitted."""
+        decode_s = (stats.tpot_s or 0.0) * (stats.output_tokens - 1)
+        inference_s = stats.ttft_s + decode_s
+        parts = {"prefill": stats.ttft_s, "decode": decode_s, "inference": inference_s}
+        for part, passed_s in (parts | {"queue": max(0.0, whole_s - inference_s)}).items():
+            self._parts[part].observe(passed_s)
 
     def count_prefixes(self, now: PrefixStatistics) -> None:
         """What the prefix cache has counted since the engine was opened."""

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import httpx
+import pytest
 from serve.served import NAME, served, worded
 
 from specbuild.runtime.decode.decoder import DraftSetting
@@ -30,3 +31,24 @@ def test_every_metric_of_the_dashboard_is_exported() -> None:
     assert len(named) > 10 and named <= samples
     labels = set(re.findall(r"by \((\w+)\)", " ".join(asked)))
     assert labels <= set(re.findall(r'(\w+)="', exported))
+
+
+def test_the_parts_of_a_requests_time_are_the_whole() -> None:
+    """Of more requests than run together: some of their time goes by in the queue."""
+    engine = worded(max_seq_len=4096)
+    prompts = ["b"] * (2 * engine.manifest.limits.max_batch_size)
+    body = {"model": NAME, "prompt": prompts, "max_tokens": 40, "ignore_eos": True}
+    with served(engine) as (url, _), httpx.Client(base_url=url, timeout=300) as client:
+        assert client.post("/v1/completions", json=body).status_code == 200
+        exported = client.get("/metrics").text
+    found = dict(
+        re.findall(r"^vllm:(\w+_seconds_(?:sum|count))\{.*\} (\S+)$", exported, re.MULTILINE)
+    )
+    parts = ("queue", "prefill", "decode", "inference")
+    sums = {part: float(found[f"request_{part}_time_seconds_sum"]) for part in parts}
+    assert {float(found[f"request_{part}_time_seconds_count"]) for part in parts} == {len(prompts)}
+    assert sums["inference"] == pytest.approx(sums["prefill"] + sums["decode"])
+    whole_s = float(found["e2e_request_latency_seconds_sum"])
+    assert sums["queue"] + sums["inference"] == pytest.approx(whole_s)
+    # Half of them wait until others are done.
+    assert sums["queue"] > sums["inference"] / 4
