@@ -5,39 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 _INCOMPLETE = "\ufffd"  # what a decoder gives for the first bytes of a longer character
+# Ids that are decoded again with a new one, at most. To move on takes a decoding of its own.
+_MOST_CONTEXT = 8
 
 
 class Detokenizer:
     """Text of ids that come one at a time; a character appears when its last byte is there.
 
-    Only the ids since the last complete character are decoded again, behind enough context
-    that a decoder which strips leading space does not strip the middle of the text.
+    Only a few ids before the last complete character are decoded again: enough context that a
+    decoder which strips leading space does not strip the middle of the text.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         self._ids: list[int] = []
+        # Where the context begins, what is read, and the text of the ids in between.
         self._context = 0
         self._read = 0
+        self._before = ""
 
     def push(self, token_id: int) -> str:
         """The text that this id completes, possibly none."""
         self._ids.append(token_id)
-        before, text = self._texts()
+        text = self._decode(self._ids[self._context :])
+        before = self._before
         if text.endswith(_INCOMPLETE) or len(text) <= len(before):
             return ""
-        self._context, self._read = self._read, len(self._ids)
+        piece, self._read = self._read, len(self._ids)
+        if self._read - self._context > _MOST_CONTEXT:
+            self._context, self._before = piece, self._decode(self._ids[piece:])
+        else:
+            self._before = text
         return text[len(before) :]
 
     def flush(self) -> str:
         """What is left at the end: an unfinished character shows as a replacement character."""
-        before, text = self._texts()
+        text, before = self._decode(self._ids[self._context :]), self._before
         self._context = self._read = len(self._ids)
+        self._before = ""
         return text[len(before) :]
-
-    def _texts(self) -> tuple[str, str]:
-        before = self._decode(self._ids[self._context : self._read])
-        return before, self._decode(self._ids[self._context :])
 
 
 class StopText:
