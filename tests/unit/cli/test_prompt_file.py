@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from specbuild.cli.terminal import prompt_file
 from specbuild.cli.terminal.prompt_file import read_prompt_file, read_prompts, tokenised
+from specbuild.cli.terminal.prompt_line import guide_of
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
 
@@ -58,6 +60,8 @@ def test_reads_ids_and_text(tmp_path: Path) -> None:
         (b'{"id": "a", "prompt": "x", "temperature": "hot"}', "expected float"),
         (b'{"id": "a", "prompt": "x", "stop": "end"}', "expected a list"),
         (b'{"id": "a", "prompt": "x", "specpv_retrieval_blocks": true}', "number or 'auto'"),
+        (b'{"id": "a", "prompt": "x", "guide": {"xml": "y"}}', "of the kind 'xml'"),
+        (b'{"id": "a", "prompt": "x", "guide": {}}', "one key"),
         (b'{"id": "a", "prompt": "\xff"}', "UTF-8"),
         (b"[" * 100_000, "line 3"),
     ],
@@ -75,6 +79,7 @@ def test_a_line_has_parameters_of_its_own(tmp_path: Path) -> None:
     own = {"temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": 7, "max_new_tokens": 3}
     own |= {"stop": ["end"], "stop_token_ids": [5], "ignore_eos": True, "raw": True}
     own |= {"specpv_retrieval_blocks": "auto", "dsa_top_k": 8, "exact": None}
+    own |= {"guide": {"choice": ["yes", "no"]}}
     line = json.dumps({"id": "a", "prompt": "x", **own}).encode()
     plain, placed = read_prompt_file(write(tmp_path, GOOD + line))
     others = GenerateParams(max_new_tokens=99, sampling=SamplingParams(top_k=2, seed=1))
@@ -88,10 +93,19 @@ def test_a_line_has_parameters_of_its_own(tmp_path: Path) -> None:
         raw=True,
         specpv_retrieval_blocks="auto",
         dsa_top_k=8,
+        guide=Guide.choice(["yes", "no"]),
     )
     cold = read_prompt_file(write(tmp_path, b'{"id": "a", "prompt": "x", "temperature": -1}'))
     with pytest.raises(SpecbuildError, match="line 1: temperature is -1"):
         cold[0].params(others)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [("{", "--guide is not JSON"), ("[]", "--guide must be an object")]
+)
+def test_a_guide_of_the_command_line_is_named(given: str, said: str) -> None:
+    with pytest.raises(SpecbuildError, match=said):
+        guide_of(given)
 
 
 def test_where_all_prompts_are_decoded_alike_none_has_parameters(tmp_path: Path) -> None:
