@@ -5,6 +5,7 @@ what is asked of the ops: by engines of the matrix, by shipped tactics, by the c
 Both versions lower every request and compile what it launches, by NVRTC and without a GPU. Launches
 are paired by request and order; a pair is
 
+- of the ``same source``: both give the compiler the same text, names of files and comments aside;
 - ``identical``: instructions, their relocations, the notes that a driver launches by (registers,
   stack, barriers, parameters), shared memory, and the constants that are loaded are equal, byte for
   byte (``builder/backends/cuda/compile/machine_code.py``);
@@ -36,16 +37,16 @@ from specbuild.builder.backends.cuda.compile.machine_code import MachineCode, ma
 
 BENCHMARKS = Path(__file__).parent
 PACKAGES = ("builder", "plugins_cuda", "runtime", "cli")
-STATES = ("identical", "changed", "new", "gone", "problem")
+STATES = ("same source", "identical", "changed", "new", "gone", "problem")
 HELP = """examples:
   python benchmarks/kernel_requests.py requests.json
   python benchmarks/compare_kernels.py main . --requests requests.json --store kernels
   python benchmarks/compare_kernels.py v0.1 v0.2 --requests requests.json --only RmsMoe Linear
 
 A version is a folder with a checkout, or a revision of the repository that this script lies in.
-With --store NVRTC is not asked twice what it was given before, comments and names aside. Exit code:
-0 where every pair is identical and launched alike, 1 where something differs, 2 for a wrong
-command."""
+What both versions give the compiler is not compiled, unless --afresh is given, and with --store
+nothing is compiled twice. Exit code: 0 where every pair is the same and launched alike, 1 where
+something differs, 2 for a wrong command."""
 
 
 @dataclass
@@ -115,6 +116,9 @@ def _pair(
         if other["launch"][key] != value:
             result.launched_otherwise += 1
             result.lines[f"{op}: {name}: launched with another {key}"] += 1
+    if "cubin" not in one and one["source"] == other["source"]:
+        result.count(op, "same source", one["source"])
+        return
     problems = [launch.get("problem") for launch in (one, other)]
     if any(problems):
         # A kernel that spills where no build takes it is compared by what the compiler says.
@@ -160,30 +164,65 @@ def packages(tree: Path, folder: Path) -> Path:
     return folder
 
 
-def listing(version: str, requests: Path, asked: argparse.Namespace, folder: Path) -> list[Any]:
-    """What a version launches for the requests."""
-    tree = checkout(version, folder / "files")
-    path = packages(tree, folder / "packages")
-    output = folder / "listing.json"
-    command = [sys.executable, str(BENCHMARKS / "kernel_listing.py"), str(requests), str(output)]
-    command += ["--store", str(asked.store), "--jobs", str(asked.jobs)]
-    command += ["--afresh"] if asked.afresh else []
-    found = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    print(f"{version}: {tree}", file=sys.stderr, flush=True)
-    subprocess.run(command, env=os.environ | {"PYTHONPATH": found}, check=True)
-    return list(json.loads(output.read_text()))
+class Listing:
+    """A process that lists what a version launches for requests."""
+
+    def __init__(
+        self, version: str, requests: Path, asked: argparse.Namespace, folder: Path
+    ) -> None:
+        path = packages(checkout(version, folder / "files"), folder / "packages")
+        self._output = folder / "listing.json"
+        command = [sys.executable, str(BENCHMARKS / "kernel_listing.py"), str(requests)]
+        command += [str(self._output), "--store", str(asked.store), "--jobs", str(asked.jobs)]
+        command += ["--afresh"] if asked.afresh else []
+        found = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        self._process = subprocess.Popen(
+            command,
+            env=os.environ | {"PYTHONPATH": found},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def sources(self) -> set[str]:
+        """Digests of what the version gives the compiler."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ValueError("what is above ended a listing")
+        return set(json.loads(line))
+
+    def launches(self, common: Path) -> list[Any]:
+        """The listing; ``common`` holds digests of what is not to be compiled."""
+        self._process.communicate(f"{common}\n")
+        if self._process.returncode != 0:
+            raise ValueError("what is above ended a listing")
+        return list(json.loads(self._output.read_text()))
+
+
+def listings(wanted: Path, asked: argparse.Namespace, folder: Path) -> list[list[Any]]:
+    """What both versions launch."""
+    begun = [
+        Listing(version, wanted, asked, folder / name)
+        for name, version in (("old", asked.old), ("new", asked.new))
+    ]
+    old, new = (each.sources() for each in begun)
+    common = folder / "common.json"
+    common.write_text(json.dumps([] if asked.afresh else sorted(old & new)))
+    print(f"{len(old)} and {len(new)} sources, {len(old & new)} of both", file=sys.stderr)
+    return [each.launches(common) for each in begun]
 
 
 def table(result: Comparison) -> Iterator[str]:
     """Launches of every op by state."""
-    yield f"{'op':<24}" + "".join(f"{state:>11}" for state in STATES) + f"{'distinct':>11}"
+    yield f"{'op':<24}" + "".join(f"{state:>12}" for state in STATES) + f"{'distinct':>11}"
     totals: Counter[str] = Counter()
     for op, states in sorted(result.states.items()):
         totals += states
-        counts = "".join(f"{states[state]:>11,}" for state in STATES)
+        counts = "".join(f"{states[state]:>12,}" for state in STATES)
         yield f"{op:<24}{counts}{len(result.codes.get(op, ())):>11,}"
     distinct = len(set().union(*result.codes.values()))
-    yield f"{'all':<24}" + "".join(f"{totals[s]:>11,}" for s in STATES) + f"{distinct:>11,}"
+    yield f"{'all':<24}" + "".join(f"{totals[s]:>12,}" for s in STATES) + f"{distinct:>11,}"
 
 
 def parsed() -> argparse.Namespace:
@@ -216,11 +255,8 @@ def main() -> int:
         wanted = Path(folder) / "requests.json"
         wanted.write_text(json.dumps(kept))
         try:
-            old, new = (
-                listing(version, wanted, asked, Path(folder) / name)
-                for name, version in (("old", asked.old), ("new", asked.new))
-            )
-        except (ValueError, subprocess.CalledProcessError) as error:
+            old, new = listings(wanted, asked, Path(folder))
+        except ValueError as error:
             print(error, file=sys.stderr)
             return 2
         result = compare(kept, old, new, Cubins(asked.store / "cubins"))

@@ -1,7 +1,9 @@
 """Lowers requests with the specbuild that Python finds, and compiles their kernels.
 
-``compare_kernels.py`` starts it for each of two versions. Written are a JSON list, an item for each
-request: its launches, each with the content that its cubin is kept by, or why it has none.
+``compare_kernels.py`` starts it for each of two versions. Written is a JSON list, an item for each
+request: its launches, each with what the compiler is given, and the content that its cubin is kept
+by, or why it has none. Nothing is compiled before a line on standard input names a file with the
+digests of what need not be: both versions give it to the compiler.
 """
 
 from __future__ import annotations
@@ -52,18 +54,15 @@ def launches_of(described: Mapping[str, Any]) -> tuple[OpLaunch, ...] | str:
     return lowered.reason if isinstance(lowered, Unsupported) else lowered.launches
 
 
-def preprocessed(kernel: Kernel) -> str | None:
-    """The kernel's source as the compiler proper gets it; None without g++.
+def preprocessed(kernel: Kernel) -> str:
+    """The kernel's source as the compiler proper gets it, by g++.
 
     Comments, blank lines and the names of files are gone: what is left decides the machine code.
     """
     source = source_of(kernel)
     command = ["g++", "-E", "-P", "-x", "c++", "-std=c++17", "-D__CUDACC_RTC__"]
     command += [*source.definitions(), str(source.path)]
-    try:
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except FileNotFoundError:
-        return None
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return "\n".join(line.strip() for line in text.splitlines() if line.strip())
 
 
@@ -80,22 +79,30 @@ class Codes:
             folder.mkdir(parents=True, exist_ok=True)
         self._said, self._compiled = threading.Lock(), 0
 
-    def of(self, kernels: Iterable[Kernel], jobs: int) -> dict[Kernel, dict[str, str]]:
-        """What to write of each kernel: the cubin's content, or what the compiler says."""
+    def sources(self, kernels: Iterable[Kernel], jobs: int) -> dict[Kernel, str]:
+        """A digest of what the compiler is given of each kernel."""
         wanted = list(dict.fromkeys(kernels))
         with ThreadPoolExecutor(jobs) as pool:
-            found = dict(zip(wanted, pool.map(self._code, wanted), strict=True))
-        print(f"  {len(wanted)} kernels, {self._compiled} compiled", file=sys.stderr, flush=True)
+            return dict(zip(wanted, pool.map(self._source, wanted), strict=True))
+
+    def of(self, sources: Mapping[Kernel, str], jobs: int) -> dict[Kernel, dict[str, str]]:
+        """What to write of each kernel: the cubin's content, or what the compiler says."""
+        with ThreadPoolExecutor(jobs) as pool:
+            made = pool.map(self._code, sources.keys(), sources.values())
+            found = dict(zip(sources, made, strict=True))
+        print(f"  {len(sources)} kernels, {self._compiled} compiled", file=sys.stderr, flush=True)
         return found
 
-    def _code(self, kernel: Kernel) -> dict[str, str]:
-        text, compiler = preprocessed(kernel), Compiler(self._gpu)
-        told = (text, kernel.entry, kernel.hot, compiler._common, nvrtc.nvrtcVersion())
-        key = hashlib.sha256(repr(told).encode())
-        known = self._known / key.hexdigest()
-        if text is not None and not self._afresh and known.is_file():
+    def _source(self, kernel: Kernel) -> str:
+        options = (Compiler(self._gpu)._common, nvrtc.nvrtcVersion())
+        told = (preprocessed(kernel), kernel.entry, kernel.hot, options)
+        return hashlib.sha256(repr(told).encode()).hexdigest()
+
+    def _code(self, kernel: Kernel, source: str) -> dict[str, str]:
+        known = self._known / source
+        if not self._afresh and known.is_file():
             return dict(json.loads(known.read_text()))
-        found = compiler.compile([kernel], lambda: None)
+        found = Compiler(self._gpu).compile([kernel], lambda: None)
         with self._said:
             self._compiled += 1
             if self._compiled % 50 == 0:
@@ -139,14 +146,21 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     asked = parser.parse_args()
     listed = [launches_of(each) for each in json.loads(asked.requests.read_text())]
-    codes = Codes("sm_90a", asked.store, afresh=asked.afresh).of(
-        (launch.kernel for some in listed if not isinstance(some, str) for launch in some),
-        asked.jobs,
-    )
+    codes = Codes("sm_90a", asked.store, afresh=asked.afresh)
+    launched = (launch for some in listed if not isinstance(some, str) for launch in some)
+    sources = codes.sources((launch.kernel for launch in launched), asked.jobs)
+    print(json.dumps(sorted(sources.values())), flush=True)
+    common = set(json.loads(Path(sys.stdin.readline().strip()).read_text()))
+    found = codes.of({k: v for k, v in sources.items() if v not in common}, asked.jobs)
+
+    def described(launch: OpLaunch) -> dict[str, Any]:
+        source = {"source": sources[launch.kernel]}
+        return _described(launch, source | found.get(launch.kernel, {}))
+
     written = [
         {"refused": some}
         if isinstance(some, str)
-        else {"launches": [_described(launch, codes[launch.kernel]) for launch in some]}
+        else {"launches": [described(launch) for launch in some]}
         for some in listed
     ]
     asked.output.write_text(json.dumps(written))

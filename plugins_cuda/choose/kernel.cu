@@ -14,7 +14,7 @@
 // the best noisy logit. An instruction per logit costs one multiprocessor 0.9 µs, so that whatever
 // an estimate can rule out is looked at no further. A row's parts follow from the vocabulary alone.
 #include "../_device/philox.cuh"
-#include "../_device/tail_cut.cuh"
+#include "device/tail_cut.cuh"
 
 constexpr int kThreads = kEdgeThreads, kWarps = kEdgeWarps;
 // No noise is larger than −log(−log(1 − 2⁻²⁴)) = 16.64.

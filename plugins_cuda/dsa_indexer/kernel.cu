@@ -24,7 +24,7 @@
 #include "../_device/e4m3.cuh"
 #include "../_device/list_range.cuh"
 #include "../_device/ptx_attention.cuh"
-#include "digits.cuh"
+#include "device/digits.cuh"
 
 constexpr int kWarps = THREADS / 32;
 

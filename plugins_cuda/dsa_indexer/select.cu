@@ -23,8 +23,8 @@
 // once by 64 CTAs, its marks 32 kB.
 #include "../_device/arrival.cuh"
 #include "../_device/row_sequence.cuh"
-#include "chosen.cuh"
-#include "edge.cuh"
+#include "device/chosen.cuh"
+#include "device/edge.cuh"
 
 namespace {
 

@@ -18,7 +18,7 @@
 // segments. All folds run in an order that is fixed by the vocabulary. Many rows are panels
 // that warps share (PANELS).
 #include "../_device/head_panels.cuh"
-#include "panel_folding.cuh"
+#include "device/panel_folding.cuh"
 
 using Units = WeightUnits<WEIGHTS>::Units;
 #if PANELS

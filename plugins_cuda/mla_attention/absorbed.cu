@@ -14,9 +14,9 @@
 // 2·ENTRY bytes and 128·(ENTRY + VALUE) operations a token, row and group of heads. A tile of 512 +
 // 64 is 73.7 KB, 2.2 µs of an SM's share of 4.53 TB/s; S takes 1150 cycles of tensor cores (and all
 // of the bandwidth of shared memory, where both of its operands lie), the sums 1030: 1.25 µs.
-#include "../_device/latent_slots.cuh"
+#include "device/latent_slots.cuh"
 #include "../_device/ptx_ring.cuh"
-#include "absorbed_adder.cuh"
+#include "device/absorbed_adder.cuh"
 
 namespace {
 

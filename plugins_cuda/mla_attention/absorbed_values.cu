@@ -15,8 +15,8 @@
 //
 // Constants: CTAS_OF_AN_SM, which registers are to allow; AHEAD, states that a thread asks for at
 // once, all of them where a CTA has an SM to itself.
-#include "../_device/latent_mass.cuh"
-#include "../_device/latent_state.cuh"
+#include "device/latent_mass.cuh"
+#include "device/latent_state.cuh"
 
 namespace {
 

@@ -26,7 +26,7 @@
 // A token takes 2·ENTRY bytes from memory, and as many from L2 for each feature group; 2·ENTRY·
 // KV_HEADS·WIDTH operations for its keys, 2·KV_HEADS·GROUP·(WIDTH + ENTRY) for each row. For
 // GPT-OSS with a latent of 512 that is 1 KB and 0.52 + 0.07 MFLOP: bound by the rebuilding.
-#include "attend.cuh"
+#include "device/attend.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attend_latents(const uint32_t* q, const uint4* c_pool, const uint4* w_k, const uint16_t* b_k,

@@ -13,7 +13,7 @@
 // latent is rebuilt once for all of them and attended to by the kernel of plain caches
 // (paged_tree_attention/prefill.cu); the workspaces hold one layer's keys and values. 2·ENTRY·
 // KV_HEADS·WIDTH operations for the keys of a token, and for its values.
-#include "../_device/latent_keys.cuh"
+#include "device/latent_keys.cuh"
 
 namespace {
 

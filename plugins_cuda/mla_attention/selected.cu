@@ -6,7 +6,7 @@
 // A row whose list begins with −2 is left as the launch in front summed it. For GPT-OSS with a
 // latent of 512 a row of 2116 entries takes 2.2 MB, and from L2 as many for each feature group,
 // and 1.2 GFLOP; the weights that every CTA takes in, 128 kB, are asked for before the wait.
-#include "attend.cuh"
+#include "device/attend.cuh"
 
 namespace {
 

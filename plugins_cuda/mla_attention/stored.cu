@@ -13,14 +13,14 @@
 //
 // A token takes 2·ENTRY bytes and 256 of keys from L2 for each feature group and MIXERS·ROWS rows;
 // 2·KV_HEADS·GROUP·(WIDTH + ENTRY) operations for each row.
-#include "../_device/latent_copy.cuh"
-#include "../_device/latent_mix.cuh"
-#include "../_device/latent_scores.cuh"
+#include "device/latent_copy.cuh"
+#include "device/latent_mix.cuh"
+#include "device/latent_scores.cuh"
 #include "../_device/ptx_ring.cuh"
 #include "../_device/row_tile.cuh"
-#include "../_device/warpgroup_registers.cuh"
-#include "slot_states.cuh"
-#include "stored_tiles.cuh"
+#include "device/warpgroup_registers.cuh"
+#include "device/slot_states.cuh"
+#include "device/stored_tiles.cuh"
 
 namespace {
 

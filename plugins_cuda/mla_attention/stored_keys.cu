@@ -12,10 +12,10 @@
 // ring; two keep the CTA's part of w_k in registers and rebuild 64 features each (latent_keys.cuh),
 // as attend_latents does: keys have its bits. 2·ENTRY·KV_HEADS·WIDTH operations for a token, once;
 // its keys are written, and read by attend_stored for every few rows.
-#include "../_device/latent_copy.cuh"
+#include "device/latent_copy.cuh"
 #include "../_device/ptx_ring.cuh"
-#include "../_device/warpgroup_registers.cuh"
-#include "stored_tiles.cuh"
+#include "device/warpgroup_registers.cuh"
+#include "device/stored_tiles.cuh"
 
 namespace {
 

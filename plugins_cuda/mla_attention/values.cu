@@ -18,7 +18,7 @@
 // multiplies them by its panel of w_v; the last of the PANELS to arrive adds the products in order,
 // and the bias as often as the weights sum to.
 #include "../_device/attention_tile.cuh"
-#include "../_device/latent_mass.cuh"
+#include "device/latent_mass.cuh"
 
 namespace {
 

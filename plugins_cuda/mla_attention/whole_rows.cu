@@ -5,7 +5,7 @@
 //
 // A CTA none of whose rows has such a list leaves them alone; any other is the plain kernel's CTA,
 // so that these rows get its bits. What it sums of rows with other lists, attend_listed replaces.
-#include "attend.cuh"
+#include "device/attend.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attend_whole_rows(const uint32_t* q, const uint4* c_pool, const uint4* w_k, const uint16_t* b_k,

@@ -2,7 +2,7 @@
 //
 // Arguments as kernel.cu's. A CTA of a sequence with more rows leaves at once; any other is the
 // plain kernel's.
-#include "../_device/few_rows.cuh"
+#include "device/few_rows.cuh"
 #include "kernel.cu"
 
 extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)

@@ -6,8 +6,8 @@
 // Grid (T, KV_HEADS), a thread for four columns of a head. A row reads as many slots as there are
 // chunks of 128 positions up to its own, in order: 16 are 34 kB, which lie in L2.
 #include "../_device/attention_rows.cuh"
-#include "../_device/attention_slots.cuh"
-#include "../_device/few_rows.cuh"
+#include "device/attention_slots.cuh"
+#include "device/few_rows.cuh"
 #include "../_device/row_sequence.cuh"
 
 constexpr int kChunk = 128;

@@ -29,8 +29,8 @@
 // the wait, as tiles of the caches are that the launch in front does not write (launches.py:
 // reads_early). It writes the launch's own rows, none of which stands below its sequence's first.
 // L1 holds nothing older of what is read through it: it is emptied where a grid begins.
-#include "../_device/attention_chain.cuh"
-#include "../_device/attention_join.cuh"
+#include "device/attention_chain.cuh"
+#include "device/attention_join.cuh"
 
 namespace {
 

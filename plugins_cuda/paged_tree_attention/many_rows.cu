@@ -22,7 +22,7 @@
 //
 // A tile is 8 KB, of which a multiprocessor reads 19 B a cycle: 420 cycles. For each row group it
 // takes 128 cycles of the tensor cores and 145 for its exponentials.
-#include "../_device/chain_state.cuh"
+#include "device/chain_state.cuh"
 
 namespace {
 

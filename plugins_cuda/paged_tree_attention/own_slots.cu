@@ -16,10 +16,10 @@
 //
 // Bytes: 4·WIDTH a key and KV head; 512·WIDTH·STAGES·SLOT_TEAMS under way in a CTA.
 #include "../_device/arrival.cuh"
-#include "../_device/attention_chain.cuh"
-#include "../_device/attention_deal.cuh"
-#include "../_device/attention_held.cuh"
-#include "../_device/attention_shares.cuh"
+#include "device/attention_chain.cuh"
+#include "device/attention_deal.cuh"
+#include "device/attention_held.cuh"
+#include "device/attention_shares.cuh"
 
 namespace {
 

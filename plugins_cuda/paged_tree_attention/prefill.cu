@@ -18,7 +18,7 @@
 // 128): S = Q·Kᵀ, then P·V, with P staying in registers. 4·64·WIDTH bytes and 4·128·64·WIDTH flops
 // a tile. No workspace.
 #include "../_device/attention_tile.cuh"
-#include "../_device/prompt_rows.cuh"
+#include "device/prompt_rows.cuh"
 
 namespace {
 

@@ -20,9 +20,9 @@
 // chunk that it came in. 32 KB and 4.2 MFLOP a tile: 1024 cycles of the tensor cores, and as many
 // for its 16384 exponentials. No workspace.
 #include "../_device/attention_tile.cuh"
-#include "../_device/prompt_rows.cuh"
+#include "device/prompt_rows.cuh"
 #include "../_device/ring_place.cuh"
-#include "../_device/row_pair.cuh"
+#include "device/row_pair.cuh"
 
 namespace {
 

@@ -17,7 +17,7 @@ MOST_TEAMS = 8
 WIDEST_HEAD = 64  # registers
 MOST_WARPS = 8  # so that a thread may have 255 registers
 MOST_ROWS_OF_A_WARP, MOST_ROW_WARPS = 4, 2
-SHARE_BYTES = 32  # of a Share (_device/attention_shares.cuh)
+SHARE_BYTES = 32  # of a Share (device/attention_shares.cuh)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ using Places = DensePlaces<Shape, FRAGMENTS != 0, HAS_NORM != 0, OVERLAY != 0>;
 static_assert(SHARED_BYTES == Places::kBytes, "as the launch says");
 #endif
 
-#include "keys.cuh"
+#include "device/keys.cuh"
 
 constexpr int kWidth = K_BLOCKS * 32, kQueryTiles = HEADS * WIDTH / 16, kKeyTiles = WIDTH / 16;
 constexpr bool kWeighted = TILE_COUNT > kQueryTiles + kKeyTiles;

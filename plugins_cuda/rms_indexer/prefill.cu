@@ -13,7 +13,7 @@
 #include "../_device/prefill_dense.cuh"
 #include "../_device/prefill_rows.cuh"
 #include "../_device/prefill_store.cuh"
-#include "keys.cuh"
+#include "device/keys.cuh"
 
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     rms_indexer_rows(const uint16_t* x, const uint16_t* norm, unsigned char* workspace_panels,

@@ -22,9 +22,9 @@
 //
 // Gate/up lets this launch start only after its own wait for the router. The routing and row_start
 // are therefore final from the start, and the first weights are on their way before the wait for h.
-#include "../_device/expert_routing.cuh"
-#include "../_device/expert_rows.cuh"
-#include "../_device/expert_stream.cuh"
+#include "device/expert_routing.cuh"
+#include "device/expert_rows.cuh"
+#include "device/expert_stream.cuh"
 #include "../_device/l2_word.cuh"
 
 constexpr int kBlocks = INNER / 32;

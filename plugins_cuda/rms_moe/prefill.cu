@@ -24,9 +24,9 @@
 //
 // Compile-time constants: PART (which of the kernels), EXPERTS, TOP_K, and those of the headers.
 #if PART == 0
-#include "../_device/expert_routing.cuh"
-#include "../_device/prefill_router.cuh"
-#include "../_device/prefill_sort.cuh"
+#include "device/expert_routing.cuh"
+#include "device/prefill_router.cuh"
+#include "device/prefill_sort.cuh"
 
 __device__ __forceinline__ int live_rows(const int* row_start) {
   return load_l2_int(row_start + SEQUENCES);
@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(kRowsThreads)
 }
 
 #elif PART == 1
-#include "../_device/prefill_experts.cuh"
+#include "device/prefill_experts.cuh"
 #include "../_device/prefill_store.cuh"
 
 struct GateUpGemm : ExpertGemm<GateUpWeights> {
@@ -198,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
 }
 
 #else
-#include "../_device/prefill_experts.cuh"
+#include "device/prefill_experts.cuh"
 #include "../_device/prefill_store.cuh"
 
 struct DownGemm : ExpertGemm<DownWeights> {

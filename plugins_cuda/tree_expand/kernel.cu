@@ -9,7 +9,7 @@
 // arrived, for what the parts came to, all of it at once, and for the tokens of its candidates.
 #include "../_device/arrival.cuh"
 #include "../_device/l2_word.cuh"
-#include "../_device/log_sum_exp.cuh"
+#include "device/log_sum_exp.cuh"
 #include "../_device/ordered_key.cuh"
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;

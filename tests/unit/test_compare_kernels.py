@@ -36,6 +36,7 @@ def launch(kernel: str = "linear/kernel.cu:go", *, grid: int = 1, **parts: str) 
     return {
         "kernel": kernel,
         "entry": kernel.rpartition(":")[2],
+        "source": json.dumps([kernel, parts]),
         "launch": {"grid": [grid, 1, 1]},
         "cubin": json.dumps(parts),
     }
@@ -56,6 +57,7 @@ def test_a_listing_equals_itself(script: ModuleType) -> None:
     }
     assert [line.split() for line in script.table(result)][-1] == [
         "all",
+        "0",
         "4",
         "0",
         "0",
@@ -94,6 +96,16 @@ def test_a_difference_is_found_and_named(
     assert not result.equal
     assert result.states["Linear"][state] == 1
     assert [found for found in result.lines if found.endswith(line)] != []
+
+
+def test_what_both_give_the_compiler_is_the_same(script: ModuleType) -> None:
+    uncompiled = {k: v for k, v in launch().items() if k != "cubin"}
+    same, other = ({**uncompiled, "source": key} for key in ("a", "b"))
+    result = script.compare(REQUESTS, listing(same), listing(same), Codes())
+    assert result.equal and result.states["Linear"] == {"same source": 1}
+    changed = listing(other | {"cubin": "{}"})
+    result = script.compare(REQUESTS, listing(same | {"cubin": "{}"}), changed, Codes())
+    assert result.equal and result.states["Linear"] == {"identical": 1}
 
 
 def test_a_version_that_refuses_is_named(script: ModuleType) -> None:

@@ -98,7 +98,7 @@ def changed_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         kernel_source,
         "_read",
-        lambda path: read(path) + b"//" * (path.name == "small_linear.cuh"),
+        lambda path: read(path) + b";" * (path.name == "small_linear.cuh"),
     )
 
 

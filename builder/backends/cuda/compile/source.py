@@ -14,6 +14,8 @@ from specbuild.plugins_cuda.launches import Kernel
 from specbuild.runtime.errors import SpecbuildError
 
 PLUGINS = Path(next(iter(package.__path__)))
+# A string, which is kept, or a comment.
+_COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -55,14 +57,24 @@ def source_of(kernel: Kernel) -> KernelSource:
 
 
 def source_digest(name: str) -> str | None:
-    """Changes with any byte of a file ``<folder>/<file>`` or its headers; None without it."""
+    """Changes with the code of a file ``<folder>/<file>`` and its headers; None without it.
+
+    Comments, and where headers lie, do not count.
+    """
     path = PLUGINS / name
     if not path.is_file():
         return None
     digest = xxhash.xxh3_128()
     for part in included(path):
-        digest.update(_read(part) + b"\0")
+        digest.update(_code(_read(part).decode()).encode() + b"\0")
     return digest.hexdigest()
+
+
+def _code(text: str) -> str:
+    """A source without comments, names of headers and blank lines."""
+    text = _COMMENT.sub(lambda found: found[1] or " ", _INCLUDE.sub("#include", text))
+    lines = (line.strip() for line in text.splitlines())
+    return "\n".join(line for line in lines if line)
 
 
 def included(path: Path) -> tuple[Path, ...]:

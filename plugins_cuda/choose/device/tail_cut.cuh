@@ -1,0 +1,262 @@
+// Which tokens of a row top-k and then top-p leave, without a sort.
+//
+// A histogram of distances to the maximum, taken in parts, says in which bucket a cut falls; radix
+// passes over that bucket's values, listed in shared memory where they fit, say at which value, and
+// which of several tokens with that value stay.
+#pragma once
+
+#include "../../_device/l2_word.cuh"
+#include "logit_row.cuh"
+#include "../../_device/ordered_key.cuh"
+#include "value_edge.cuh"
+
+constexpr int kList = 6144;
+
+// In static shared memory; the histogram's cells and the list lie elsewhere.
+struct TailScratch {
+  EdgeHistogram histogram;
+  double weight_at[kEdgeDigits];  // mass of every bucket, in units of the first
+  double total_weight;
+  int listed;
+};
+
+// What top-k and top-p leave: larger keys, and of those with this key the tokens up to one.
+struct Kept {
+  uint32_t key = 0;
+  int last_token = 0x7FFFFFFF;
+
+  __device__ __forceinline__ bool operator()(float scaled, int token) const {
+    const uint32_t own = ordered_key(scaled);
+    return own > key || (own == key && token <= last_token);
+  }
+};
+
+// The tail that is cut from one row.
+class TailCut {
+ public:
+  __device__ TailCut(const Row& row, const Scaled& scaled, TailScratch& shared, float2* list,
+                     float unit)
+      : row_(row), scaled_(scaled), shared_(shared), list_(list), unit_(unit) {}
+
+  // Counts and masses [kEdgeDigits] of the buckets of a part of the row. Bucket b is digit
+  // kFarBucket − b, so that digits fall with the distance.
+  __device__ void add_up(const Row& part, uint32_t* counts, uint64_t* masses) {
+    EdgeHistogram& histogram = shared_.histogram;
+    __syncthreads();
+    histogram.clear();
+    __syncthreads();
+    part.each_group([&](int, const float (&x)[4]) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (scaled_.beyond(scaled_.estimate(x[c]), kFarNats)) continue;
+        const float scaled = scaled_.of(x[c]);
+        const int bucket = scaled_.bucket(scaled);
+        if (bucket != kFarBucket) {
+          histogram.add(kFarBucket - bucket, scaled_.mass(scaled, bucket, unit_));
+        }
+      }
+    });
+    __syncthreads();
+    histogram.sum();
+    __syncthreads();
+    if (threadIdx.x < kEdgeDigits) {
+      counts[threadIdx.x] = static_cast<uint32_t>(histogram.count_at[threadIdx.x]);
+      masses[threadIdx.x] = histogram.mass_at[threadIdx.x];
+    }
+  }
+
+  // The cut of a row whose ``parts`` are added up. ``top_k`` 0 and ``top_p`` 1 cut nothing, but one
+  // of them does.
+  __device__ Kept find(const uint32_t* counts, const uint64_t* masses, int parts, int top_k,
+                       float top_p) {
+    join(counts, masses, parts);
+    Kept kept;
+    uint64_t wanted = 0, ties = 0;
+    uint32_t least_key = 0;
+    if (top_k > 0) {
+      const Edge edge = by_count(top_k);
+      kept.key = least_key = edge.key;
+      wanted = edge.left;
+      ties = edge.ties;
+    }
+    if (top_p < 1.0f) {
+      const Edge edge = by_mass(top_p, least_key);
+      const uint64_t mass = max(mass_of_key(edge.key), 1u);
+      wanted = (edge.left + mass - 1) / mass;
+      ties = edge.ties;
+      kept.key = edge.key;
+    }
+    if (wanted < ties) kept.last_token = token_of_tie(kept.key, wanted);
+    return kept;
+  }
+
+ private:
+  // Adds up the parts: whole numbers, so that their order does not matter.
+  __device__ void join(const uint32_t* counts, const uint64_t* masses, int parts) {
+    EdgeHistogram& histogram = shared_.histogram;
+    __syncthreads();
+    if (threadIdx.x < kEdgeDigits) {
+      uint64_t count = 0, mass = 0;
+#pragma unroll 4
+      for (int part = 0; part < parts; ++part) {
+        const int at = part * kEdgeDigits + threadIdx.x;
+        count += static_cast<uint32_t>(load_l2_int(reinterpret_cast<const int*>(counts + at)));
+        mass += load_l2_word(masses + at);
+      }
+      histogram.count_at[threadIdx.x] = count;
+      histogram.mass_at[threadIdx.x] = mass;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      uint64_t near = 0;
+      for (int digit = threadIdx.x; digit < kEdgeDigits; digit += 32) {
+        near += digit == 0 ? 0 : histogram.count_at[digit];
+      }
+      for (int distance = 16; distance > 0; distance /= 2) {
+        near += __shfl_xor_sync(kAllLanes, near, distance);
+      }
+      if (threadIdx.x == 0) histogram.count_at[0] = row_.vocab - near;
+    }
+    // The buckets' own sums stay, while the histogram serves the keys of one.
+    __syncthreads();
+    if (threadIdx.x < kEdgeDigits) {
+      count_ = histogram.count_at[threadIdx.x];
+      mass_ = histogram.mass_at[threadIdx.x];
+    }
+  }
+
+  // The buckets' sums again, and how they weigh against one another.
+  __device__ void weigh_buckets() {
+    __syncthreads();
+    if (threadIdx.x < kEdgeDigits) {
+      const int digit = threadIdx.x;
+      shared_.histogram.count_at[digit] = count_;
+      shared_.histogram.mass_at[digit] = mass_;
+      shared_.weight_at[digit] = static_cast<double>(mass_) * bucket_scale(digit);
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      double total = 0.0;
+      for (int digit = threadIdx.x; digit < kEdgeDigits; digit += 32) {
+        total += shared_.weight_at[digit];
+      }
+      for (int distance = 16; distance > 0; distance /= 2) {
+        total += __shfl_xor_sync(kAllLanes, total, distance);
+      }
+      if (threadIdx.x == 0) shared_.total_weight = total;
+    }
+    __syncthreads();
+  }
+
+  __device__ static double bucket_scale(int digit) {
+    return exp((digit - kFarBucket) / static_cast<double>(kBucketsPerNat));
+  }
+
+  __device__ Edge by_count(int top_k) {
+    EdgeHistogram& histogram = shared_.histogram;
+    const Crossing at =
+        histogram.cross([&](int digit) { return histogram.count_at[digit]; }, uint64_t(top_k));
+    take(kFarBucket - at.digit, histogram.count_at[at.digit]);
+    const Edge edge = edge_in_bucket(top_k - at.count_above, false, 0);
+    // What top-k drops has no mass.
+    if (threadIdx.x < at.digit) mass_ = 0;
+    if (threadIdx.x == at.digit) mass_ = edge.mass_above + edge.left * mass_of_key(edge.key);
+    return edge;
+  }
+
+  __device__ Edge by_mass(float top_p, uint32_t least_key) {
+    EdgeHistogram& histogram = shared_.histogram;
+    weigh_buckets();
+    const double wanted = shared_.total_weight * top_p;
+    const Crossing at =
+        histogram.cross([&](int digit) { return shared_.weight_at[digit]; }, wanted);
+    const double left = (wanted - at.weight_above) / bucket_scale(at.digit);
+    const uint64_t whole = histogram.mass_at[at.digit];
+    uint64_t target = left > 1.0 ? static_cast<uint64_t>(ceil(left)) : 1;
+    target = min(target, max(whole, uint64_t{1}));
+    const uint64_t count = histogram.count_at[at.digit];
+    __syncthreads();
+    if (kFarBucket - at.digit != bucket_) take(kFarBucket - at.digit, count);
+    return edge_in_bucket(target, true, least_key);
+  }
+
+  // Makes ``bucket`` the one that the next searches look at; lists its values where they fit.
+  __device__ void take(int bucket, uint64_t count) {
+    bucket_ = bucket;
+    is_listed_ = count <= kList;
+    if (!is_listed_) return;
+    __syncthreads();
+    if (threadIdx.x == 0) shared_.listed = 0;
+    __syncthreads();
+    each_in_row([&](float scaled, int token) {
+      const int at = atomicAdd(&shared_.listed, 1);
+      list_[at] = make_float2(scaled, __int_as_float(token));
+    });
+    __syncthreads();
+  }
+
+  template <typename Visit>
+  __device__ __forceinline__ void each_in_row(const Visit& visit) const {
+    const float from = bucket_ / kBucketsPerNat;
+    const float to = bucket_ == kFarBucket ? -minus_infinity() : from + 1.0f / kBucketsPerNat;
+    row_.each_group([&](int group, const float (&x)[4]) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const float estimate = scaled_.estimate(x[c]);
+        if (scaled_.beyond(estimate, to) || scaled_.within(estimate, from)) continue;
+        const float scaled = scaled_.of(x[c]);
+        const int token = 4 * group + c;
+        if (scaled_.bucket(scaled) == bucket_ && token < row_.vocab) visit(scaled, token);
+      }
+    });
+  }
+
+  template <typename Visit>
+  __device__ __forceinline__ void each_in_bucket(const Visit& visit) const {
+    if (is_listed_) {
+      for (int i = threadIdx.x; i < shared_.listed; i += kEdgeThreads) {
+        visit(list_[i].x, __float_as_int(list_[i].y));
+      }
+    } else {
+      each_in_row(visit);
+    }
+  }
+
+  __device__ Edge edge_in_bucket(uint64_t target, bool by_mass, uint32_t least_key) {
+    return find_edge(
+        shared_.histogram,
+        [&](const auto& visit) {
+          each_in_bucket([&](float scaled, int) {
+            const uint32_t key = ordered_key(scaled);
+            if (key >= least_key) visit(key, scaled_.mass(scaled, bucket_, unit_));
+          });
+        },
+        target, by_mass);
+  }
+
+  __device__ uint32_t mass_of_key(uint32_t key) const {
+    return scaled_.mass(key_value(key), bucket_, unit_);
+  }
+
+  // The token that comes as number ``wanted`` of those with this key.
+  __device__ int token_of_tie(uint32_t key, uint64_t wanted) {
+    const Edge edge = find_edge(
+        shared_.histogram,
+        [&](const auto& visit) {
+          each_in_bucket([&](float scaled, int token) {
+            if (ordered_key(scaled) == key) visit(~static_cast<uint32_t>(token), 0);
+          });
+        },
+        wanted, false);
+    return static_cast<int>(~edge.key);
+  }
+
+  const Row& row_;
+  const Scaled& scaled_;
+  TailScratch& shared_;
+  float2* list_;  // (value, token), [kList]
+  float unit_;
+  uint64_t count_ = 0, mass_ = 0;  // of digit threadIdx.x
+  int bucket_ = -1;
+  bool is_listed_ = false;
+};

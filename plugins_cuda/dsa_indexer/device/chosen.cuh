@@ -1,0 +1,145 @@
+// Bits of the slots that a row takes, and the list that they become. With all threads of a CTA.
+//
+// Constants of the kernel: THREADS, WORDS.
+#pragma once
+
+#include "../../_device/list_range.cuh"
+#include "../../_device/ptx.cuh"
+#include "digits.cuh"
+
+constexpr int kSelectWarps = THREADS / 32;
+// Slots whose order is found by comparing each with all.
+constexpr int kFew = 256;
+static_assert(THREADS % kFew == 0 && kDigits % (4 * THREADS) == 0, "threads share both evenly");
+
+struct SelectScratch {
+  int sums[kSelectWarps];
+  int found[3];
+  __align__(16) uint32_t ranked[kFew];
+  int above[kFew];
+  __align__(16) int counts[kDigits];
+};
+
+// The sum of `value` over the threads in front of this one.
+__device__ __forceinline__ int sum_before(int value, SelectScratch& scratch) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int upto = value;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int other = __shfl_up_sync(kAllLanes, upto, distance);
+    if (lane >= distance) upto += other;
+  }
+  __syncthreads();
+  if (lane == 31) scratch.sums[warp] = upto;
+  __syncthreads();
+  int before = upto - value;
+#pragma unroll
+  for (int i = 0; i < kSelectWarps; ++i) before += i < warp ? scratch.sums[i] : 0;
+  return before;
+}
+
+// The place of set bit number `n` of a word, of which there are more.
+__device__ __forceinline__ int bit_number(uint32_t bits, int n) {
+  int place = 0;
+#pragma unroll
+  for (int half = 16; half > 0; half /= 2) {
+    const int below = __popc(bits >> place & ((1u << half) - 1u));
+    const bool above = n >= below;
+    n -= above ? below : 0;
+    place += above ? half : 0;
+  }
+  return place;
+}
+
+// In shared memory, [words] each.
+struct Marks {
+  uint32_t* taken;
+  uint32_t* near;  // not decided yet; what is written is counted here
+  int words;
+
+  // A thread's words follow each other, an odd number of them: neighbours use other banks.
+  __device__ __forceinline__ int begin() const {
+    return min(static_cast<int>(threadIdx.x) * of_a_thread(), words);
+  }
+  __device__ __forceinline__ int end() const {
+    return min(begin() + of_a_thread(), words);
+  }
+  __device__ __forceinline__ int of_a_thread() const {
+    return ceil_div(words, THREADS) | 1;
+  }
+
+  // What the row's CTAs wrote, {taken, near} a word.
+  __device__ __forceinline__ void load(const uint2* marks) const {
+    constexpr int kAtOnce = 4;
+    const int pairs = ceil_div(words, 2);
+    for (int first = threadIdx.x; first < pairs; first += kAtOnce * THREADS) {
+      uint4 two[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = first + i * THREADS;
+        if (at < pairs) two[i] = load_l2_16(marks + 2 * at);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = first + i * THREADS;
+        if (at >= pairs) break;
+        *reinterpret_cast<uint2*>(taken + 2 * at) = make_uint2(two[i].x, two[i].z);
+        *reinterpret_cast<uint2*>(near + 2 * at) = make_uint2(two[i].y, two[i].w);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void set(uint32_t* bits, int slot) {
+    atomicOr(&bits[slot / 32], 1u << slot % 32);
+  }
+
+  // How many `bits` this thread's words have.
+  __device__ __forceinline__ int own_bits(const uint32_t* bits) const {
+    int count = 0;
+#pragma unroll 4
+    for (int word = begin(); word < end(); ++word) count += __popc(bits[word]);
+    return count;
+  }
+
+  // Takes the first `count` of those that are near.
+  __device__ __forceinline__ void take_first(int count, SelectScratch& scratch) const {
+    int left = count - sum_before(own_bits(near), scratch);
+    for (int word = begin(); word < end() && left > 0; ++word) {
+      const uint32_t bits = near[word];
+      const int own = __popc(bits);
+      taken[word] |= own <= left ? bits : bits & ((1u << bit_number(bits, left)) - 1u);
+      left -= own;
+    }
+  }
+
+  // All that are taken, `count` of them, as a list.
+  __device__ __forceinline__ void write(int* list, int count, SelectScratch& scratch) const {
+    constexpr int kAtOnce = 4;
+    int* before = reinterpret_cast<int*>(near);
+    int upto = sum_before(own_bits(taken), scratch);
+#pragma unroll 4
+    for (int word = begin(); word < end(); ++word) {
+      before[word] = upto;
+      upto += __popc(taken[word]);
+    }
+    __syncthreads();
+    const int top = 1 << (31 - __clz(words));
+    for (int first = threadIdx.x; first < count; first += kAtOnce * THREADS) {
+      // The last word with no more than an entry's number in front of it.
+      int word[kAtOnce] = {};
+      for (int step = top; step > 0; step /= 2) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int next = word[i] + step;
+          if (next < words && before[next] <= first + i * THREADS) word[i] = next;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = first + i * THREADS;
+        if (at >= count) break;
+        list[at] = 32 * word[i] + bit_number(taken[word[i]], at - before[word[i]]);
+      }
+    }
+  }
+};

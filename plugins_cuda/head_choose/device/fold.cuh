@@ -1,0 +1,110 @@
+// What is known of some of a row's tokens, of which one is chosen by argmax or Gumbel-max.
+#pragma once
+
+#include "../../_device/infinity.cuh"
+#include "../../_device/philox.cuh"
+#include "../../_device/ptx.cuh"
+
+constexpr int kNoToken = 0x7FFFFFFF;
+
+struct Fold {
+  float score, logit;  // the best score (lowest token on ties) and the logit of that token
+  float most, sum;     // the largest logit, and Σ exp(logit − most)
+  int token;
+
+  __device__ __forceinline__ void clear() {
+    score = logit = most = minus_infinity();
+    sum = 0.0f;
+    token = kNoToken;
+  }
+
+  // Of two tokens, the lower one first: it stays where scores are equal.
+  static __device__ __forceinline__ Fold of_two(int low_token, float low_logit, float low_score,
+                                                int high_token, float high_logit,
+                                                float high_score) {
+    Fold fold;
+    fold.clear();
+    fold.choose(low_token, low_logit, low_score);
+    fold.choose(high_token, high_logit, high_score);
+    fold.most = fmaxf(low_logit, high_logit);
+    fold.sum = 1.0f + expf(-fabsf(low_logit - high_logit));
+    return fold;
+  }
+
+  // Bit for bit the same whichever of two folds is merged into the other.
+  __device__ __forceinline__ void merge(const Fold& other) {
+    if (other.score > score || (other.score == score && other.token < token)) {
+      score = other.score;
+      logit = other.logit;
+      token = other.token;
+    }
+    if (other.most == minus_infinity()) return;
+    // Sums are brought to the larger maximum: the other one's is so already.
+    const float rescale = expf(-fabsf(most - other.most));
+    if (other.most > most) {
+      sum = sum * rescale + other.sum;
+      most = other.most;
+    } else {
+      sum += other.sum * rescale;
+    }
+  }
+
+  __device__ __forceinline__ Fold of_lane(int mask) const {
+    return {__shfl_xor_sync(kAllLanes, score, mask), __shfl_xor_sync(kAllLanes, logit, mask),
+            __shfl_xor_sync(kAllLanes, most, mask), __shfl_xor_sync(kAllLanes, sum, mask),
+            __shfl_xor_sync(kAllLanes, token, mask)};
+  }
+
+ private:
+  __device__ __forceinline__ void choose(int new_token, float new_logit, float new_score) {
+    if (!(new_score > score)) return;
+    score = new_score;
+    logit = new_logit;
+    token = new_token;
+  }
+};
+
+// How a row chooses.
+struct Sampling {
+  float temperature;
+  int seed, position;
+
+  __device__ __forceinline__ bool is_greedy() const {
+    return temperature == 0.0f;
+  }
+  __device__ __forceinline__ float score(float logit, int token) const {
+    if (is_greedy()) return logit;
+    return noisy(logit, positional_gumbel(seed, position, token));
+  }
+  __device__ __forceinline__ float noisy(float logit, float noise) const {
+    return logit / temperature + noise;
+  }
+};
+
+// Reads how ``live`` rows from first_row on choose, and clears ``count`` folds. Between the wait
+// for the launch in front and a barrier.
+__device__ __forceinline__ void prepare_folds(Sampling* sampling, Fold* folds, int count,
+                                              int first_row, int live, const float* temperature,
+                                              const int* seed, const int* position) {
+  for (int i = threadIdx.x; i < live; i += blockDim.x) {
+    const int row = first_row + i;
+    sampling[i] = {load_l2_float(temperature + row), load_l2_int(seed + row),
+                   load_l2_int(position + row)};
+  }
+  for (int i = threadIdx.x; i < count; i += blockDim.x) folds[i].clear();
+}
+
+// Where the folds of the rows' segments go: workspace_folds and workspace_ids of choose_of_folds.
+struct SegmentFolds {
+  float4* folds;
+  int* ids;
+  int segments;
+
+  // Stores what is known of a segment, and forgets it.
+  __device__ __forceinline__ void store(Fold& fold, int row, int segment) const {
+    const int64_t entry = static_cast<int64_t>(row) * segments + segment;
+    folds[entry] = make_float4(fold.score, fold.logit, fold.most, fold.sum);
+    ids[entry] = fold.token;
+    fold.clear();
+  }
+};

@@ -1,0 +1,78 @@
+// What a CTA of absorbed attention has in shared memory, and who waits there for whom.
+//
+// Constants of the kernel: those of latent_rows.cuh and latent_state.cuh, and SCALE.
+#pragma once
+
+#include "../../_device/attention_softmax.cuh"
+#include "latent_copy.cuh"
+#include "latent_state.cuh"
+#include "../../_device/ptx_wgmma_shared.cuh"
+
+constexpr int kHeads = 64;
+constexpr int kConsumers = 256, kThreads = kConsumers + kCopyThreads;
+constexpr int kStages = 2;  // of even and of odd tiles
+constexpr int kEntrySteps = ENTRY / 16;
+constexpr int kLastPanel = kEntryPanels - 1;
+constexpr int kHeldSteps = kEntrySteps - 4 * kLastPanel;
+constexpr int kQueryUnits = kHeads * 8;  // of a panel
+// Of a tile, that arrive and are given back by themselves: the panels whose values warpgroup 0
+// sums, and the others. Where both sum the middle one, both give both back.
+constexpr int kParts = 2, kFirstPanels = kValuePanels / 2;
+constexpr int kReaders = kValuePanels % 2 == 0 ? 1 : 2;
+constexpr int kOwnColumns = 64 * kOwnPanels;
+constexpr int kHalves = 2;  // of a tile's weights, that arrive by themselves
+constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
+// Of scores: how far one may stand above what weights are taken by.
+constexpr float kSlack = 8.0f / kScale;
+// Where few columns are summed the copier has what they leave.
+constexpr int kConsumerRegisters = kOwnColumns > 192 ? 232 : 208;
+constexpr int kCopierRegisters = 3 * registers_at_entry(kThreads) - 2 * kConsumerRegisters;
+static_assert(kThreads == 3 * 128 && kCopierRegisters >= 40,
+              "three warpgroups share the registers");
+static_assert(TILE == 64 && SCALE > 0 && VALUE % 16 == 0 && kOwnColumns <= 256, "see above");
+
+// The last panel of the queries is held in registers; weights of odd tiles take its place.
+struct Memory {
+  uint4* ring;          // [kStages][kStageUnits]
+  uint4* queries;       // [kEntryPanels][kHeads][8]
+  uint4* even_weights;  // [kHeads][8]
+  float* rescale;       // [2][kHeads]: what sums before a tile are multiplied by
+  float* bases;         // [2][kHeads]: the score that a tile's weights are taken by
+  float* totals;        // [2][kHeads]
+  Mbarrier* full;       // [kStages][kParts]
+  Mbarrier* empty;      // [kStages][kParts]
+  Mbarrier* weighed;    // [2][kHalves]: weights are there
+  Mbarrier* spent;      // [2]: weights are used up
+  int* starts;          // [BATCH + 1]
+
+  __device__ __forceinline__ explicit Memory(unsigned char* shared) {
+    ring = reinterpret_cast<uint4*>(shared);
+    queries = ring + kStages * kStageUnits;
+    even_weights = queries + kEntryPanels * kQueryUnits;
+    rescale = reinterpret_cast<float*>(even_weights + kQueryUnits);
+    bases = rescale + 2 * kHeads;
+    totals = bases + 2 * kHeads;
+    full = reinterpret_cast<Mbarrier*>(totals + 2 * kHeads);
+    empty = full + kStages * kParts;
+    weighed = empty + kStages * kParts;
+    spent = weighed + 2 * kHalves;
+    starts = reinterpret_cast<int*>(spent + 2);
+  }
+
+  __device__ __forceinline__ uint4* weights(int parity) const {
+    return parity == 0 ? even_weights : queries + kLastPanel * kQueryUnits;
+  }
+
+  __device__ __forceinline__ void open_barriers() const {
+    for (int i = 0; i < kStages * kParts; ++i) mbarrier_init(full + i, kCopyThreads);
+    for (int i = 0; i < kStages * kParts; ++i) mbarrier_init(empty + i, kReaders * 4);
+    for (int i = 0; i < 2 * kHalves; ++i) mbarrier_init(weighed + i, kConsumers / 64);
+    for (int i = 0; i < 2; ++i) mbarrier_init(spent + i, kConsumers / 32);
+    mbarrier_init_fence();
+  }
+};
+
+// Panels in front of a part; behind the last: of a tile.
+__device__ __forceinline__ constexpr int part_start(int part) {
+  return part == 0 ? 0 : part == 1 ? kFirstPanels : kEntryPanels;
+}

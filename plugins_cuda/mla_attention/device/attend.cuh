@@ -1,0 +1,240 @@
+// MlaAttention with rebuilt keys: what a CTA does with the rows of a sequence.
+//
+// kernel.cu says how it is cut and what its tensors are; whole_rows.cu and selected.cu attend with
+// lists of slots.
+#pragma once
+
+#include "latent_copy.cuh"
+#include "latent_keys.cuh"
+#include "latent_mix.cuh"
+#include "latent_scores.cuh"
+#include "../../_device/ptx_ring.cuh"
+#include "warpgroup_registers.cuh"
+#include "slot_states.cuh"
+
+namespace {
+
+constexpr int kThreads = kLatentThreads + kMixThreads + kCopyThreads;
+constexpr int kFragmentUnits = kCtaFeatures * kTile / 8;
+constexpr int kWeightUnits = kStates * kTile / 8;
+static_assert(COPY_REGISTERS * kCopyThreads + KEY_REGISTERS * kLatentThreads +
+                      MIX_REGISTERS * kMixThreads <=
+                  registers_at_entry(kThreads) * kThreads,
+              "no more registers than there are");
+static_assert(kLoadUnits <= 2 * kFragmentUnits, "weights come by way of the keys' place");
+
+struct Memory {
+  uint4* ring;        // [STAGES][kStageUnits]
+  uint4* tables;      // [STAGES][kTableUnits]
+  uint2* keys;        // [2][kCtaHeads][kTile / 8][kHeadTiles][lanes]: B operands
+  uint4* weights;     // [kStates][kTile]
+  uint4* waiting;     // of KeyMaker
+  float* maxima;      // [kMixWarps][kCtaHeads][2][kHeads]
+  float* rescale;     // [kStates]
+  float2* state;      // [kStates]
+  float2* joined;     // [kStates]
+  Mbarrier* full;     // [STAGES]
+  Mbarrier* empty;    // [STAGES]
+  Mbarrier* rebuilt;  // [2]: keys are there
+  Mbarrier* scored;   // [2]: keys are used up
+  int* guess;         // whether a tile is likely
+
+  __device__ __forceinline__ explicit Memory(unsigned char* shared) {
+    ring = reinterpret_cast<uint4*>(shared);
+    tables = ring + STAGES * kStageUnits;
+    keys = reinterpret_cast<uint2*>(tables + STAGES * kTableUnits);
+    weights = reinterpret_cast<uint4*>(keys) + 2 * kFragmentUnits;
+    waiting = weights + kWeightUnits;
+    maxima = reinterpret_cast<float*>(waiting + kWaitingUnits);
+    rescale = maxima + kMixWarps * kWarpStates;
+    state = reinterpret_cast<float2*>(rescale + kStates);
+    joined = state + kStates;
+    full = reinterpret_cast<Mbarrier*>(joined + kStates);
+    empty = full + STAGES;
+    rebuilt = empty + STAGES;
+    scored = rebuilt + 2;
+    guess = reinterpret_cast<int*>(scored + 2);
+  }
+
+  __device__ __forceinline__ uint2* keys_of(int tile) const {
+    return keys + tile % 2 * 2 * kFragmentUnits;
+  }
+
+  __device__ __forceinline__ void open_barriers() const {
+    for (int i = 0; i < STAGES; ++i) {
+      mbarrier_init(full + i, kCopyThreads);
+      mbarrier_init(empty + i, kLatentThreads / 32 + kMixWarps);
+    }
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(rebuilt + i, kLatentThreads / 32);
+      mbarrier_init(scored + i, kMixWarps);
+    }
+    mbarrier_init_fence();
+  }
+};
+
+struct Inputs {
+  const uint32_t* q;
+  const uint4* c_pool;
+  const uint4* w_k;
+  const uint16_t* b_k;
+  const uint4* cos;
+  const uint4* sin;
+  RowInputs rows;
+  const int* page_position;
+  float2* slot_sums;
+  float* slot_values;
+};
+
+// Calls use(walk, first) for each of the CTA's groups of rows, from row ``first`` on, that
+// ``opens(walk.rows, first, count, sequence)`` has attended here: it gives them to the walk, or
+// says false. Whole warps call it, of any warpgroup by itself.
+template <class Opens, class Use>
+__device__ __forceinline__ void for_rows(const Inputs& in, const Opens& opens, const Use& use) {
+  const int sequence = blockIdx.z / ROW_CTAS;
+  const int row_cta = static_cast<int>(blockIdx.z) % ROW_CTAS * ROWS;
+  const int begin = in.rows.row_start[sequence], stop = in.rows.row_start[sequence + 1];
+  LatentWalk walk;
+  walk.table = in.rows.page_table + static_cast<int64_t>(sequence) * TABLE;
+  walk.begins = VIEWED ? in.page_position + static_cast<int64_t>(sequence) * TABLE : nullptr;
+  for (int first = begin + row_cta; first < stop; first += ROW_CTAS * ROWS) {
+    if (opens(walk.rows, first, min(ROWS, stop - first), sequence)) use(walk, first);
+  }
+}
+
+// The warpgroup that copies.
+template <class Opens>
+__device__ __forceinline__ void copy_tiles(const Inputs& in, const Memory& memory,
+                                           const Opens& opens) {
+  int filled = 0;
+  for_rows(in, opens, [&](const LatentWalk& walk, int) {
+    for (TileCursor at = walk.begin(); !at.ended(); walk.advance(at), ++filled) {
+      const int from = at.tile * kTile, stage = filled % STAGES, round = filled / STAGES;
+      TileCopy copy;
+      copy.look_up(in.c_pool, [&](int token) { return walk.entry_at(from + token, at); });
+      if (round > 0) mbarrier_wait(memory.empty + stage, (round + 1) % 2);
+      fetch_tables<kCopyThreads>(in.cos, in.sin, POSITIONS, memory.tables + stage * kTableUnits,
+                                 [&](int token) { return walk.position_of(from + token); });
+      start_copies(copy, memory.ring + stage * kStageUnits, 0, kEntryPanels);
+      cp_async_arrive(memory.full + stage);
+    }
+  });
+}
+
+// The two that rebuild keys. ``maker`` has its weights if ``loaded``.
+template <class Opens>
+__device__ __forceinline__ void rebuild_keys(const Inputs& in, const Memory& memory,
+                                             const Opens& opens, KeyMaker& maker, bool loaded) {
+  int made = 0;
+  for_rows(in, opens, [&](const LatentWalk& walk, int) {
+    TileCursor at = walk.begin();
+    if (at.ended()) return;
+    if (!loaded) {
+      maker.load(in.w_k, in.b_k, blockIdx.y, reinterpret_cast<uint4*>(memory.keys), memory.waiting);
+    }
+    loaded = true;
+#pragma unroll 1
+    for (; !at.ended(); walk.advance(at), ++made) {
+      const int stage = made % STAGES;
+      mbarrier_wait(memory.full + stage, made / STAGES % 2);
+      fence_async_shared();
+      maker.start(memory.ring + stage * kStageUnits);
+      maker.wait();
+      if (made >= 2) mbarrier_wait(memory.scored + made % 2, (made / 2 + 1) % 2);
+      uint2* keys =
+          memory.keys_of(made) + (KeyMaker::warpgroup() * kGroupHeads + KeyMaker::group_head()) *
+                                     (kTile / 8) * kHeadTiles * 32;
+      const int key_tile = thread_index() / 32 % 4 % kHeadTiles;
+      maker.finish(reinterpret_cast<const float*>(memory.tables + stage * kTableUnits),
+                   [&](int n, uint32_t low, uint32_t high) {
+                     keys[(n * kHeadTiles + key_tile) * 32 + thread_index() % 32] =
+                         make_uint2(transpose_8x8(low), transpose_8x8(high));
+                   });
+      arrive(memory.rebuilt + made % 2);
+      arrive(memory.empty + stage);
+    }
+  });
+}
+
+// The one that attends.
+template <class Opens>
+__device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, const Opens& opens) {
+  int attended = 0;
+  for_rows(in, opens, [&](const LatentWalk& walk, int first) {
+    const int count = walk.rows.count;
+    TileCursor at = walk.begin();
+    if (at.ended()) {
+      leave_empty(first, count, in.slot_sums);
+      return;
+    }
+    Softmax softmax;
+    softmax.open(in.q, first, count);
+    Mixer<kMTiles> mixer;
+    for (int slot = blockIdx.x; slot < SPLIT; slot = next_slot(slot)) {
+      if (slot >= SLOTS_IN_USE) continue;
+      const bool any = at.slot() == slot;
+      mixer.clear();
+      softmax.clear();
+#pragma unroll 1
+      for (; at.slot() == slot; walk.advance(at), ++attended) {
+        const int stage = attended % STAGES;
+        const int half = attended % 2;
+        const auto keys = [&] {
+          mbarrier_wait(memory.rebuilt + half, attended / 2 % 2);
+          return memory.keys_of(attended);
+        };
+        const auto used_up = [&] { arrive(memory.scored + half); };
+        softmax.take_scores(keys, used_up, memory.maxima, walk.rows, at);
+        mix_sync();
+        softmax.take_weights(memory.weights, memory.rescale, memory.maxima);
+        mix_sync();
+        mbarrier_wait(memory.full + stage, attended / STAGES % 2);
+        mixer.add(memory.weights, memory.rescale, memory.ring + stage * kStageUnits);
+        arrive(memory.empty + stage);
+      }
+      softmax.publish(memory.state, memory.maxima);
+      mixer.end_slot(slot, any, memory.state, memory.joined, in.slot_sums, in.slot_values,
+                     [&](int row) { return place_of(row, first, count); });
+    }
+  });
+}
+
+// What a CTA does, in its warpgroups. ``early()``, asked of thread 0 before the wait: whether w_k
+// is likely wanted. ``opens``: see for_rows.
+template <class Early, class Opens>
+__device__ __forceinline__ void attend_sequence(const Inputs& in, const Memory& memory,
+                                                const Early& early, const Opens& opens) {
+  pdl_launch_dependents();
+  if (thread_index() == 0) {
+    memory.open_barriers();
+    *memory.guess = early();
+  }
+  __syncthreads();
+  const int warpgroup = thread_index() / 128;
+  if (warpgroup == 3) {
+    registers_set<kThreads, COPY_REGISTERS>();
+    pdl_wait();
+    copy_tiles(in, memory, opens);
+  } else if (warpgroup == 2) {
+    registers_set<kThreads, MIX_REGISTERS>();
+    pdl_wait();
+    attend(in, memory, opens);
+  } else {
+    registers_set<kThreads, KEY_REGISTERS>();
+    KeyMaker maker;
+    const bool guess = *memory.guess != 0;
+    if (guess) {
+      maker.load(in.w_k, in.b_k, blockIdx.y, reinterpret_cast<uint4*>(memory.keys), memory.waiting);
+    }
+    pdl_wait();
+    rebuild_keys(in, memory, opens, maker, guess);
+  }
+}
+
+#define INPUTS                                                                                 \
+  Inputs {                                                                                     \
+    q, c_pool, w_k, b_k, cos, sin, page_table, row_start, row_slot, tree_start, ancestor_bits, \
+        page_position, workspace_sums, workspace_values                                        \
+  }
+
+}  // namespace

@@ -1,0 +1,182 @@
+// Sums of latents, weighted: M rows of weights in shared memory times a tile, by one warpgroup.
+//
+// Constants of the kernel: those of latent_walk.cuh, VALUE (columns of an entry that are summed),
+// Q_HEADS, PLACES (of the workspaces, for a row and head), MIXERS (warpgroups of the CTA that do
+// this for rows of their own, the first ones where there are several). A warp has 16 columns of
+// every 64 and all rows of weights.
+#pragma once
+
+#include "../../_device/attention_softmax.cuh"
+#include "../../_device/attention_tile.cuh"
+#include "latent_walk.cuh"
+
+constexpr int kColumnParts = VALUE / 16;
+constexpr int kMixWarps = 4, kMixThreads = 32 * kMixWarps;
+constexpr int kMixBarrier = 3;  // of the first mixer
+static_assert(MIXERS == 1 || MIXERS == 2, "each has a barrier of its own");
+constexpr int kWarpParts = ceil_div(kColumnParts, kMixWarps);
+static_assert(VALUE % 16 == 0, "an mma has eight columns, and two share a load");
+
+// This thread among the warpgroup's.
+__device__ __forceinline__ int mix_thread() {
+  return thread_index() % kMixThreads;
+}
+__device__ __forceinline__ void mix_sync() {
+  // A number that is a constant: a barrier by register would have to be any of them.
+  if (MIXERS == 1 || thread_index() < kMixThreads) {
+    named_barrier_sync(kMixBarrier, kMixThreads);
+  } else {
+    named_barrier_sync(kMixBarrier + 1, kMixThreads);
+  }
+}
+
+// A row of weights' own softmax, by one thread: of a head and a row of the launch.
+struct RowState {
+  float maximum;  // of the scores, before the scale
+  float sum;      // over this thread's keys
+
+  __device__ __forceinline__ void clear() {
+    maximum = no_maximum();
+    sum = 0.0f;
+  }
+};
+
+template <int kMTiles>
+struct Mixer {
+  float sums[kMTiles][kWarpParts][2][4];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kMTiles * kWarpParts * 8; ++i) {
+      sums[i / 8 / kWarpParts][i / 8 % kWarpParts][i / 4 % 2][i % 4] = 0.0f;
+    }
+  }
+
+  __device__ __forceinline__ static int part_of(int i) {
+    return i * kMixWarps + mix_thread() / 32;
+  }
+
+  __device__ __forceinline__ static bool has(int i) {
+    return kColumnParts % kMixWarps == 0 || part_of(i) < kColumnParts;
+  }
+
+  // sums = sums · rescale + weights · tile. ``weights`` [16 · kMTiles][kTile], ``rescale`` [16 ·
+  // kMTiles].
+  __device__ __forceinline__ void add(const uint4* weights, const float* rescale,
+                                      const uint4* stage) {
+    const int lane = thread_index() % 32, g = lane / 4;
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+      const float low = rescale[16 * m + g], high = rescale[16 * m + g + 8];
+      // Times 1 changes nothing.
+      if (!__any_sync(kAllLanes, low != 1.0f || high != 1.0f)) continue;
+#pragma unroll
+      for (int i = 0; i < kWarpParts * 2; ++i) {
+        float (&own)[4] = sums[m][i / 2][i % 2];
+        own[0] *= low, own[1] *= low, own[2] *= high, own[3] *= high;
+      }
+    }
+    // Part i of a warp lies in panel i, at the same place of each.
+    static_assert(kMixWarps == 4, "a panel has 16 columns for each warp");
+    const uint4* const own = stage + entry_unit(lane % 16, 2 * part_of(0) + lane / 16);
+#pragma unroll(kMTiles* kWarpParts <= 8 ? 2 : 1)
+    for (int step = 0; step < kTile / 16; ++step) {
+      uint32_t a[kMTiles][4];
+#pragma unroll
+      for (int m = 0; m < kMTiles; ++m) {
+        ldmatrix_x4(a[m], weights + tile_unit<kTile>(16 * m + lane % 16, 2 * step + lane / 16));
+      }
+#pragma unroll
+      for (int i = 0; i < kWarpParts; ++i) {
+        if (!has(i)) continue;
+        uint32_t b[4];
+        ldmatrix_x4_transposed(b, own + i * kPanelUnits + step * 16 * 8);
+        const uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m) {
+          mma_bf16(sums[m][i][0], a[m], first);
+          mma_bf16(sums[m][i][1], a[m], second);
+        }
+      }
+    }
+  }
+
+  // Ends a slot: its states go to the workspaces. ``place_of(m)`` is the (row, head) of a row of
+  // weights in them, or negative; ``state`` [16 · kMTiles] has its maximum, in units of log 2, and
+  // its sum. The slots of a whole group join one after another in their place; ``joined`` has what
+  // those before came to. ``any``: whether the slot has a tile.
+  template <class PlaceOf>
+  __device__ __forceinline__ void end_slot(int slot, bool any, const float2* state, float2* joined,
+                                           float2* slot_sums, float* slot_values,
+                                           const PlaceOf& place_of) const {
+    const bool is_first = !kWholeGroups || slot < GROUPS;
+    for (int row = mix_thread(); row < 16 * kMTiles && is_first; row += kMixThreads) {
+      joined[row] = make_float2(no_maximum(), 0.0f);
+    }
+    mix_sync();
+    if (any) store(place_of_slot(slot), state, joined, slot_values, place_of);
+    mix_sync();
+    for (int row = mix_thread(); row < 16 * kMTiles; row += kMixThreads) {
+      Part all{joined[row].x, joined[row].y, {}};
+      if (any) join(all, {state[row].x, state[row].y, {}});
+      joined[row] = make_float2(all.maximum, all.sum);
+      const int64_t at = place_of(row);
+      if (at >= 0) slot_sums[at * PLACES + place_of_slot(slot)] = joined[row];
+    }
+    mix_sync();
+  }
+
+ private:
+  template <class PlaceOf>
+  __device__ __forceinline__ void store(int place, const float2* state, const float2* joined,
+                                        float* values, const PlaceOf& place_of) const {
+    const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int row = 16 * m + 8 * j + g;
+        const int64_t at_row = place_of(row);
+        if (at_row < 0) continue;
+        float2* to = reinterpret_cast<float2*>(values + (at_row * PLACES + place) * VALUE + 2 * t);
+        if (!kWholeGroups || joined[row].x == no_maximum()) {
+#pragma unroll
+          for (int i = 0; i < 2 * kWarpParts; ++i) {
+            const float (&own)[4] = sums[m][i / 2][i % 2];
+            if (has(i / 2)) {
+              to[8 * part_of(i / 2) + 4 * (i % 2)] = make_float2(own[2 * j], own[2 * j + 1]);
+            }
+          }
+        } else if (state[row].x != no_maximum()) {
+          add_to(to, m, j, joined[row].x, state[row].x);
+        }
+      }
+    }
+  }
+
+  // Joins a slot's sums to those before, whose maxima are given, as join() does. Many are asked for
+  // at once.
+  __device__ __forceinline__ void add_to(float2* to, int m, int j, float before, float own) const {
+    const float maximum = fmaxf(before, own);
+    const float a = exp2_fast(before - maximum), b = exp2_fast(own - maximum);
+    constexpr int kAtOnce = kWarpParts % 4 == 0 ? 4 : 1;
+#pragma unroll
+    for (int first = 0; first < kWarpParts; first += kAtOnce) {
+      float2 held[2 * kAtOnce];
+#pragma unroll
+      for (int i = 0; i < 2 * kAtOnce; ++i) {
+        const int part = first + i / 2;
+        if (has(part)) held[i] = load_l2_float2(to + 8 * part_of(part) + 4 * (i % 2));
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kAtOnce; ++i) {
+        const int part = first + i / 2;
+        const float (&mine)[4] = sums[m][part][i % 2];
+        if (!has(part)) continue;
+        to[8 * part_of(part) + 4 * (i % 2)] =
+            make_float2(__fmaf_rn(mine[2 * j], b, __fmul_rn(held[i].x, a)),
+                        __fmaf_rn(mine[2 * j + 1], b, __fmul_rn(held[i].y, a)));
+      }
+    }
+  }
+};

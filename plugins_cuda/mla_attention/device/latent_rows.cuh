@@ -1,0 +1,156 @@
+// What rows of latent attention see, by position, and how a tile of latents lies in shared memory.
+//
+// Constants of the kernel: ENTRY (values of a token in the cache), TILE (positions of a tile, 32 or
+// 64), WORDS, WINDOW, ROWS (of the CTA or, where it has several, of a mixer: 1 or 2), LISTED (a
+// row's list of slots stands for the context: DSA).
+//
+// Tile c is the positions TILE·c … TILE·c + TILE − 1. A row with ancestors in the tree has tiles of
+// its own from tree_start's on, in which entries stand where they will once they are committed;
+// where a CTA has one row only, all of its tiles are such. With a list its entry i stands at
+// position i, wherever its slot is: tiles, slots and joins are those of a context of so many
+// tokens, so that a list of everything gives the bits of the whole context. A tile in shared memory
+// is [panels of 64 values][TILE tokens][128 bytes] in the 128-byte swizzle: that of a wgmma's B
+// operand (ptx_wgmma.cuh).
+#pragma once
+
+#include "../../_device/attention_rows.cuh"
+#include "../../_device/ptx_attention.cuh"
+
+constexpr int kTile = TILE;
+constexpr int kEntryUnits = ENTRY / 8;  // of 16 bytes
+constexpr int kEntryPanels = ceil_div(ENTRY, 64);
+constexpr int kPanelUnits = kTile * 8;
+constexpr int kStageUnits = kEntryPanels * kPanelUnits;
+constexpr int kNowhere = 1 << 30;
+static_assert(ENTRY % 16 == 0 && (TILE == 32 || TILE == 64), "wgmma takes 16 values at once");
+static_assert(!LISTED || (ROWS == 1 && WINDOW == 0), "what a row sees is in a list of its own");
+
+// threadIdx.x, read anew: what is made of it is not kept in registers from one tile to the next, of
+// which there are too few.
+__device__ __forceinline__ int thread_index() {
+#ifdef SPECBUILD_EMULATE
+  return static_cast<int>(threadIdx.x);
+#else
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+#endif
+}
+
+// Where a 16-byte unit of a token stands in a tile, in units.
+__device__ __forceinline__ int entry_unit(int token, int unit) {
+  return unit / 8 * kPanelUnits + token * 8 + ((unit % 8) ^ (token % 8));
+}
+
+// Positions first … last.
+struct Span {
+  int first, last;
+
+  __device__ __forceinline__ bool holds(int position) const {
+    return position >= first && position <= last;
+  }
+};
+
+// What says which rows a launch has, and what each sees.
+struct RowInputs {
+  const int* page_table;
+  const int* row_start;
+  const int* row_slot;
+  const int* tree_start;
+  const int* ancestor_bits;
+
+  __device__ __forceinline__ const int* bits(int row) const {
+    return ancestor_bits + static_cast<int64_t>(row) * WORDS;
+  }
+
+  __device__ __forceinline__ RowView view(int sequence, int row) const {
+    return view_of<WORDS, WINDOW>(row_slot[row], tree_start[sequence], bits(row));
+  }
+};
+
+// The last position that a row with such a view sees in tiles of all rows.
+__device__ __forceinline__ int shared_last_of(const RowView& view) {
+  return view.last >= 0 ? view.tree_start / kTile * kTile - 1 : view.end();
+}
+
+// A CTA's rows of a sequence; those past the last see nothing.
+struct LatentRows {
+  static constexpr int kOwners = ROWS == 1 ? 1 : 1 + ROWS;
+  RowView view[ROWS];
+  int shared_last[ROWS];  // the last position that each sees in tiles of all rows
+  const int* bits[ROWS];  // of its ancestors
+  int count, tree_start;
+  int first, shared_end;  // positions of the tiles of all rows
+  const int* list;        // of the only row, LISTED; `own` is its slot
+  int own;
+
+  __device__ __forceinline__ void open(int first_row, int rows, const RowInputs& in,
+                                       int sequence_tree_start) {
+    count = rows;
+    tree_start = sequence_tree_start;
+    first = kNowhere;
+    shared_end = -1;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const int row = first_row + min(r, rows - 1);
+      bits[r] = in.bits(row);
+      view[r] = view_of<WORDS, WINDOW>(in.row_slot[row], tree_start, bits[r]);
+      if (r >= rows) view[r] = {kNowhere, -1, tree_start, -1};
+      shared_last[r] = ROWS > 1 ? shared_last_of(view[r]) : view[r].end();
+      first = min(first, view[r].first);
+      shared_end = max(shared_end, shared_last[r]);
+    }
+  }
+
+  // The only row, LISTED, with the first `entries` of a list.
+  __device__ __forceinline__ void open_list(int row, const RowInputs& in, int sequence_tree_start,
+                                            const int* slots, int entries) {
+    count = 1;
+    tree_start = sequence_tree_start;
+    list = slots;
+    own = in.row_slot[row];
+    bits[0] = in.bits(row);
+    first = 0;
+    shared_end = shared_last[0] = entries - 1;
+    view[0] = {0, entries - 1, tree_start, -1};
+  }
+
+  // The slot of an entry of the list, or −1 where the row does not see it.
+  __device__ __forceinline__ int listed_slot(int entry) const {
+    const int slot = entry <= shared_end ? list[entry] : -1;
+    if (slot < tree_start) return slot <= own ? slot : -1;
+    const int node = slot - tree_start;
+    if (node >= 32 * WORDS) return -1;
+    return static_cast<uint32_t>(bits[0][node / 32]) >> (node % 32) & 1u ? slot : -1;
+  }
+
+  // Where the token stands that has a place in a tile.
+  __device__ __forceinline__ int position_of(int place) const {
+    if (!LISTED) return place;
+    const int slot = listed_slot(place);
+    if (slot < tree_start) return max(slot, 0);
+    return tree_start + bits_below<WORDS>(bits[0], slot - tree_start);
+  }
+
+  // What row r sees of a tile of all rows (owner 0) or of row owner − 1.
+  __device__ __forceinline__ Span span(int r, int owner) const {
+    if (owner == 0) return {view[r].first, shared_last[r]};
+    if (owner != r + 1) return {0, -1};
+    return {view[r].first, view[r].last};
+  }
+
+  // What some row sees of it.
+  __device__ __forceinline__ Span any_span(int owner) const {
+    if (owner == 0) return {first, shared_end};
+    return ROWS > 1 && owner == 2 ? span(ROWS - 1, 2) : span(0, 1);
+  }
+
+  // The view slot of a position.
+  __device__ __forceinline__ int slot_of(int position, int owner) const {
+    const bool second = ROWS > 1 && owner == 2;
+    const bool lineage = ROWS == 1 ? view[0].last >= 0 : owner > 0;
+    if (!lineage || position < tree_start) return position;
+    const int* ancestors = second ? bits[ROWS - 1] : bits[0];
+    return tree_start + set_bit<WORDS>(ancestors, position - tree_start);
+  }
+};

@@ -1,0 +1,58 @@
+// Keys that are rebuilt once for all rows of a sequence: which tiles there are, where they stand.
+//
+// Constants of the kernel: those of latent_walk.cuh, KV_HEADS, WIDTH, BATCH, TILES (of a sequence's
+// capacity), OWN_TILES (of a row with ancestors in a tree, at most).
+//
+// A sequence's tiles of all rows stand at their number, behind them those that a row has to itself
+// (latent_rows.cuh). A stored tile is [feature groups][heads of a group][TILE / 8][WIDTH /
+// 16][lanes], the B operands of latent_scores.cuh.
+#pragma once
+
+#include "latent_keys.cuh"
+
+namespace {
+
+constexpr int kKeyUnits = kCtaFeatures * kTile / 8;  // of 16 bytes, of a tile and feature group
+
+// Rows of a sequence from one on, ``most`` of them, by the last positions that they see.
+template <int most>
+struct StoredRows {
+  static constexpr int kOwners = 1 + most;
+
+  int shared_end;  // of the tiles of all rows
+  int last[most];  // of each row's own, or −1
+  int tree_start;
+  const int* bits;  // of the first row's ancestors
+
+  __device__ __forceinline__ Span any_span(int owner) const {
+    int end = shared_end;
+#pragma unroll
+    for (int row = 0; row < most; ++row) end = owner == row + 1 ? last[row] : end;
+    return {0, end};
+  }
+
+  __device__ __forceinline__ int slot_of(int position, int owner) const {
+    if (owner == 0 || position < tree_start) return position;
+    return tree_start + set_bit<WORDS>(bits + (owner - 1) * WORDS, position - tree_start);
+  }
+
+  __device__ __forceinline__ int position_of(int place) const {
+    return place;
+  }
+};
+
+// Where a stored tile of a feature group begins, in units of 16 bytes. ``row`` is the launch's that
+// owns it.
+__device__ __forceinline__ int64_t stored_tile(int sequence, int row, const TileCursor& at,
+                                               int tree_start, int group) {
+  const int place = at.owner == 0 ? sequence * TILES + at.tile
+                                  : BATCH * TILES + row * OWN_TILES + at.tile - tree_start / kTile;
+  return (static_cast<int64_t>(place) * kFeatureGroups + group) * kKeyUnits;
+}
+
+// Whether a row's list, where rows have lists, stands for everything.
+__device__ __forceinline__ bool sees_everything(const int* selected, int held, int row) {
+  return selected == nullptr || selected[static_cast<int64_t>(row) * held] == -2;
+}
+
+}  // namespace

@@ -1,0 +1,77 @@
+// How the sequences of a launch are shared out to its CTAs: by their chunks of 128 positions, a
+// power of two of CTAs to each (rounded down, one at least).
+//
+// Constants of the kernel: BATCH, SPLIT.
+#pragma once
+
+#include "../../_device/ptx_attention.cuh"
+#include "../../_device/ptx_routing.cuh"
+
+// What is known of the sequences: lane i holds those of number i, i + 32, ….
+struct Lengths {
+  static constexpr int kSets = ceil_div(BATCH, 32);
+  int lane;
+  int row_begin[kSets], row_end[kSets], tree_start[kSets];
+
+  __device__ __forceinline__ Lengths(const int* row_starts, const int* tree_starts)
+      : lane(made_anew(threadIdx.x % 32)) {
+#pragma unroll
+    for (int i = 0; i < kSets; ++i) {
+      const int sequence = min(32 * i + lane, BATCH - 1);
+      row_begin[i] = load_l2_int(row_starts + sequence);
+      row_end[i] = load_l2_int(row_starts + sequence + 1);
+      tree_start[i] = load_l2_int(tree_starts + sequence);
+    }
+  }
+
+  // Chunks of this lane's sequence, none where it has no rows. A row may see fewer.
+  __device__ __forceinline__ int chunks(int set) const {
+    const bool real = 32 * set + lane < BATCH;
+    const int rows = row_end[set] - row_begin[set];
+    return real && rows > 0 ? ((tree_start[set] + rows) >> 7) + 1 : 0;
+  }
+};
+
+// What a CTA takes: of the slots of a sequence's rows, those that are `cta` modulo `ctas`.
+struct __align__(16) Share {
+  int sequence;  // BATCH where there is nothing to take
+  int row_begin, row_end, tree_start;
+  int cta, ctas;
+  int next, total;  // the number of the CTA's next share, and how many the launch has
+};
+
+// One warp: share `number` of a launch that takes `most` at once. A sequence is of a power of two
+// of them.
+__device__ __forceinline__ Share share_of(const Lengths& all, int number, int most) {
+  constexpr int kSets = Lengths::kSets;
+  int through[kSets], ctas[kSets], total = 0;
+#pragma unroll
+  for (int i = 0; i < kSets; ++i) {
+    total += __shfl_sync(~0u, warp_prefix_sum(all.chunks(i), all.lane), 31);
+  }
+  const int of_a_cta = max(1, ceil_div(total, most));
+  int before = 0, passed = 0;
+#pragma unroll
+  for (int i = 0; i < kSets; ++i) {
+    const int wanted = min(all.chunks(i) / of_a_cta, SPLIT);
+    ctas[i] = all.chunks(i) == 0 ? 0 : 1 << (31 - __clz(max(1, wanted)));
+    through[i] = before + warp_prefix_sum(ctas[i], all.lane);
+    before = __shfl_sync(~0u, through[i], 31);
+    passed += __popc(__ballot_sync(~0u, through[i] <= number));
+  }
+  Share share{BATCH, 0, 0, 0, 0, 1, number + most, before};
+  if (passed >= BATCH) return share;
+#pragma unroll
+  for (int i = 0; i < kSets; ++i) {
+    const int from = passed % 32;
+    const int row_begin = __shfl_sync(~0u, all.row_begin[i], from);
+    const int row_end = __shfl_sync(~0u, all.row_end[i], from);
+    const int tree_start = __shfl_sync(~0u, all.tree_start[i], from);
+    const int end = __shfl_sync(~0u, through[i], from);
+    const int of = __shfl_sync(~0u, ctas[i], from);
+    if (passed / 32 != i) continue;
+    share = {passed, row_begin,     row_end, tree_start, number - (end - of),
+             of,     number + most, before};
+  }
+  return share;
+}

@@ -1,0 +1,154 @@
+// The softmax states of a decode warp's rows, in registers.
+//
+// Constants of the kernel: GROUP, WIDTH, SCALE, ROWS, and those of attention_walk.cuh.
+#pragma once
+
+#include "../../_device/attention_softmax.cuh"
+#include "attention_walk.cuh"
+
+constexpr int kHeads = 8;                  // of 16 rows of an mma, twice; GROUP of them are real
+constexpr int kPairs = ceil_div(ROWS, 2);  // m16 tiles of a warp
+constexpr int kSides = ROWS == 1 ? 1 : 2;  // rows in each
+constexpr int kSteps = WIDTH / 16;
+constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
+static_assert(GROUP <= kHeads && SCALE > 0, "one mma holds two rows of a KV head's heads");
+
+// Rows of a tile that a lane addresses: 16 keys each, as operands of scores and of sums.
+struct Places {
+  int key[2], value[2];
+
+  __device__ __forceinline__ static Places in_order() {
+    return {{key_row(), 16 + key_row()}, {value_row(), 16 + value_row()}};
+  }
+
+  // Lane i holds the row of key i.
+  __device__ __forceinline__ static Places picked(int row) {
+    return {
+        {__shfl_sync(kAllLanes, row, key_row()), __shfl_sync(kAllLanes, row, 16 + key_row())},
+        {__shfl_sync(kAllLanes, row, value_row()), __shfl_sync(kAllLanes, row, 16 + value_row())}};
+  }
+};
+
+// The queries as A operands of 16 rows (two rows × 8 heads) × 16 columns: in registers those of the
+// only row of a CTA, else in shared memory as [ROW_WARPS][kPairs][16][WIDTH].
+struct Queries {
+  uint32_t held[kRows == 1 ? kSteps : 1][4];
+  const uint4* tile;  // of this warp's rows
+
+  __device__ __forceinline__ void hold(const uint32_t* from, bool real) {
+#pragma unroll
+    for (int step = 0; step < kSteps && kRows == 1; ++step) {
+      held[step][0] = real ? from[8 * step] : 0u;
+      held[step][1] = held[step][3] = 0u;
+      held[step][2] = real ? from[8 * step + 4] : 0u;
+    }
+  }
+
+  __device__ __forceinline__ void get(uint32_t (&a)[4], int m, int step) const {
+    const int lane = threadIdx.x % 32;
+    if (kRows == 1) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = held[kRows == 1 ? step : 0][i];
+    } else {
+      ldmatrix_x4(a, tile + tile_unit<WIDTH>(16 * m + lane % 16, 2 * step + lane / 16));
+    }
+  }
+};
+
+// Softmax states of a warp's rows. Lane 4·g + t has head g of rows 2·m + j, columns 8·n + 2t, + 1.
+struct States {
+  float values[kPairs][2 * kSteps][4];
+  float maximum[kPairs][kSides];  // of the scores, before the scale
+  float sum[kPairs][kSides];      // over this lane's keys
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int m = 0; m < kPairs; ++m) {
+#pragma unroll
+      for (int i = 0; i < 8 * kSteps; ++i) values[m][i / 4][i % 4] = 0.0f;
+#pragma unroll
+      for (int j = 0; j < kSides; ++j) maximum[m][j] = no_maximum(), sum[m][j] = 0.0f;
+    }
+  }
+
+  // Scores of 32 keys become weights.
+  __device__ __forceinline__ void weigh(int m, int j, float (&score)[4][4]) {
+    const float rescale = weigh_tile(score, j, kScale, maximum[m][j], sum[m][j]);
+#pragma unroll
+    for (int n = 0; n < 2 * kSteps; ++n) {
+      values[m][n][2 * j] *= rescale;
+      values[m][n][2 * j + 1] *= rescale;
+    }
+  }
+
+  // S = Q·Kᵀ, and the weights as A operands.
+  template <class SpanOf>
+  __device__ __forceinline__ void take_weights(uint32_t (&weight)[kPairs][2][4], const uint4* keys,
+                                               const Places& places, const Queries& queries,
+                                               int from, bool full, const SpanOf& span_of) {
+    float score[kPairs][4][4] = {};
+#pragma unroll(kIsCrowded ? 1 : kSteps)
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t q[kPairs][4];
+#pragma unroll
+      for (int m = 0; m < kPairs; ++m) queries.get(q[m], m, step);
+#pragma unroll
+      for (int part = 0; part < 2; ++part) {
+        uint32_t low[2], high[2];
+        load_key_columns_at<WIDTH>(low, high, keys, places.key[part], step);
+#pragma unroll
+        for (int m = 0; m < kPairs; ++m) {
+          mma_bf16(score[m][2 * part], q[m], low);
+          mma_bf16(score[m][2 * part + 1], q[m], high);
+        }
+      }
+    }
+    if (!full) {
+#pragma unroll
+      for (int side = 0; side < ROWS; ++side) {
+        const Span span = span_of(side);
+        const int key = from + static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const int position = key + i / 2 * 8 + i % 2;
+          float& mine = score[side / 2][i / 2][side % 2 * 2 + i % 2];
+          if (position < span.first || position > span.last) mine = no_maximum();
+        }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kPairs; ++m) {
+#pragma unroll
+      for (int j = 0; j < kSides; ++j) weigh(m, j, score[m]);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float (&pair)[4] = score[m][i / 4 * 2 + i % 4 / 2];
+        const int j = i % 2;
+        weight[m][i / 4][i % 4] = j < kSides ? pack_bf16x2(pair[2 * j], pair[2 * j + 1]) : 0u;
+      }
+    }
+  }
+
+  // The keys of positions from … from + 31, for all rows. `span` gives what a row sees of them;
+  // it is not asked where all rows see all (`full`).
+  template <class SpanOf>
+  __device__ __forceinline__ void attend(const uint4* keys, const uint4* values_tile,
+                                         const Places& places, const Queries& queries, int from,
+                                         bool full, const SpanOf& span_of) {
+    uint32_t weight[kPairs][2][4];
+    take_weights(weight, keys, places, queries, from, full, span_of);
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        uint32_t low[2], high[2];
+        load_value_columns_at<WIDTH>(low, high, values_tile, places.value[part], step);
+#pragma unroll
+        for (int m = 0; m < kPairs; ++m) {
+          mma_bf16(values[m][2 * step], weight[m][part], low);
+          mma_bf16(values[m][2 * step + 1], weight[m][part], high);
+        }
+      }
+    }
+  }
+};

@@ -1,0 +1,291 @@
+// How a team of warps of the decode kernels walks over tiles of keys, and how it fetches them.
+//
+// Constants of the kernel: KV_HEADS, WIDTH, PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT, ROWS (per
+// warp), ROW_WARPS (of a team), ROW_CTAS, SLOT_TEAMS; of the kernels that include it SHARED_BYTES
+// (what their launch gives them), too.
+//
+// Tile c is the positions 32c … 32c + 31. Chunks of four tiles go to slot `chunk mod SPLIT`, the
+// tiles of a chunk to the slot's four chains. Where SLOT_TEAMS is 0 the CTA has four teams, each of
+// which takes a chain of every slot; else it has SLOT_TEAMS, each of which takes all chains of
+// slots of its own. Tiles of committed keys are fetched once for all rows of the CTA. A row with
+// ancestors in the tree has tiles of its own from tree_start's on, whose keys stand where they will
+// once they are committed. The only row of a CTA fetches them like that; several rows share a copy
+// of the tree's slots (`tail`) and pick their keys from it.
+#pragma once
+
+#include "../../_device/attention_rows.cuh"
+#include "../../_device/attention_tile.cuh"
+#include "../../_device/ptx_routing.cuh"
+
+constexpr int kTile = 32;
+constexpr int kChains = 4;  // of a slot
+constexpr int kChunk = kTile * kChains;
+constexpr int kPeriod = SPLIT * kChains;  // tiles from one of a chain's tiles to its next
+constexpr int kTeams = SLOT_TEAMS > 0 ? SLOT_TEAMS : kChains;
+constexpr int kTeamChains = SLOT_TEAMS > 0 ? kChains : 1;  // of a slot, of one team
+constexpr int kRows = ROWS * ROW_WARPS;
+// Loops stay rolled where registers would spill.
+constexpr bool kIsCrowded = ROWS > (SLOT_TEAMS > 0 ? 2 : 4);
+constexpr int kRowLanes = 16;
+constexpr int kThreads = 32 * kTeams * ROW_WARPS;
+constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a row of a tile
+constexpr int kTileUnits = kTile * kUnits;
+constexpr bool kHasTail = kRows > 1;
+constexpr int kTailSlots = kTile * (1 + WORDS);
+// Pages that the tail may touch: it begins at a tile's first slot.
+constexpr int kTailPages = ceil_div(kTailSlots, PAGE_SIZE) + (kTile % PAGE_SIZE == 0 ? 0 : 1);
+static_assert((SPLIT & (SPLIT - 1)) == 0, "slots are found by masks");
+static_assert(kRows <= kRowLanes, "every 16 lanes hold the views of all rows");
+static_assert(kTile == 32 && kChunk == 128, "shifts by 5 and 7");
+
+// The least and the greatest of all rows' values, in every lane.
+__device__ __forceinline__ int least(int value) {
+  return kRows > 1 ? warp_least(value) : value;
+}
+
+__device__ __forceinline__ int greatest(int value) {
+  return kRows > 1 ? warp_greatest(value) : value;
+}
+
+// Positions first … last.
+struct Span {
+  int first, last;
+};
+
+// The rows of a CTA. Lane i holds what belongs to row i mod 16; rows past the last repeat it.
+struct Rows {
+  int index = -1;  // this lane's row of the launch
+  int slot;
+  int words[WORDS];
+  RowView view;
+  int shared_last;  // the last position that it sees in tiles that all rows share
+  int count;
+  bool any_tree;              // some row has tiles of its own in the tail
+  int first, end;             // positions that some row sees
+  int shared_end;             // the last shared one of them
+  int full_first, full_last;  // shared positions that all rows see
+  int tail_end;               // the last position in the tail
+
+  __device__ __forceinline__ void load(int row, const int* row_slot, const int* ancestor_bits) {
+    index = row;
+    slot = row_slot[row];
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) words[i] = ancestor_bits[row * WORDS + i];
+  }
+
+  __device__ __forceinline__ void open(int first_row, int row_count, const int* row_slot,
+                                       int tree_start, const int* ancestor_bits) {
+    count = row_count;
+    const int row = first_row + min(static_cast<int>(threadIdx.x) % kRowLanes, count - 1);
+    if (row != index) load(row, row_slot, ancestor_bits);
+    __syncwarp();
+    view = view_of<WORDS, WINDOW>(slot, tree_start, words);
+    const bool in_tail = kHasTail && view.last >= 0;
+    shared_last = in_tail ? (tree_start & -kTile) - 1 : view.end();
+    first = WINDOW > 0 ? least(view.first) : 0;
+    end = greatest(view.end());
+    shared_end = greatest(shared_last);
+    tail_end = kHasTail ? greatest(view.last) : -1;
+    any_tree = tail_end >= 0;
+    full_first = WINDOW > 0 ? greatest(view.first) : 0;
+    full_last = least(shared_last);
+  }
+
+  // What a row sees in shared tiles.
+  __device__ __forceinline__ Span shared_span(int row) const {
+    return {__shfl_sync(kAllLanes, view.first, row), __shfl_sync(kAllLanes, shared_last, row)};
+  }
+
+  // What row `row` sees in a tile of row `own`'s alone: only that row does.
+  __device__ __forceinline__ Span own_span(int own, int row) const {
+    const int from = __shfl_sync(kAllLanes, view.first, own);
+    const int to = __shfl_sync(kAllLanes, view.last, own);
+    return row == own ? Span{from, to} : Span{0, -1};
+  }
+
+  __device__ __forceinline__ int chunks() const {
+    return (end >> 7) - (first >> 7) + 1;
+  }
+
+  // Whether some row may see a key of a slot; with the slots shared out to `of` CTAs in turn (a
+  // power of two), how many CTAs have such a slot, the number of CTA `cta` if it is one of them,
+  // and whether it is.
+  __device__ __forceinline__ bool occupy(int slot) const {
+    return ((slot - (first >> 7)) & (SPLIT - 1)) < chunks();
+  }
+
+  __device__ __forceinline__ int ctas(int of) const {
+    return min(of, chunks());
+  }
+
+  __device__ __forceinline__ int number_of(int cta, int of) const {
+    return (cta - (first >> 7)) & (of - 1);
+  }
+
+  __device__ __forceinline__ bool occupy_cta(int cta, int of) const {
+    return number_of(cta, of) < chunks();
+  }
+
+  // Whether a tile of the tail may stand in a slot of CTA `cta`.
+  __device__ __forceinline__ bool tail_in_cta(int cta, int of) const {
+    const int chunk = view.tree_start >> 7;
+    return any_tree && ((cta - chunk) & (of - 1)) <= (tail_end >> 7) - chunk;
+  }
+};
+
+struct Walk {
+  const uint4* k_pool;
+  const uint4* v_pool;
+  const int* table;  // of this sequence and KV head
+  int kv_head;
+  int lane, pair_lane;  // in the warp, and in the team
+  Rows rows;
+  int entries;       // pool rows of 32 shared tiles of a team, one a lane
+  int entries_from;  // the first of them
+  int tail_page;     // page number `lane` of the tail's
+
+  __device__ __forceinline__ static int own_tile_from(int tile, int own) {
+    return tile + ((own - tile) & (kPeriod - 1));
+  }
+
+  // The first tile of a slot's chain.
+  __device__ __forceinline__ int first_tile(int slot, int chain) const {
+    return own_tile_from(rows.first >> 5, slot * kChains + chain);
+  }
+
+  // The same, should a row at ``slot`` be the CTA's first.
+  __device__ __forceinline__ static int first_tile_of(int slot, int from_slot, int chain) {
+    const int first = WINDOW > 0 ? max(slot - WINDOW + 1, 0) : 0;
+    return own_tile_from(first >> 5, from_slot * kChains + chain);
+  }
+
+  __device__ __forceinline__ bool shares(int tile) const {
+    return tile * kTile <= rows.shared_end;
+  }
+
+  __device__ __forceinline__ int pool_row(int slot) const {
+    return (table[slot / PAGE_SIZE] * KV_HEADS + kv_head) * PAGE_SIZE + slot % PAGE_SIZE;
+  }
+
+  // From a team's tile in a chunk to its tile number `i` behind that one, chunk by chunk.
+  __device__ __forceinline__ static int tiles_ahead(int i) {
+    return i / kTeamChains * kPeriod + i % kTeamChains;
+  }
+
+  // The pool rows of the tiles from that of the same chunk as `tile` on.
+  __device__ __forceinline__ void look_up(int tile) {
+    entries_from = tile & -kTeamChains;
+    const int slot = (entries_from + tiles_ahead(lane)) * kTile;
+    entries = slot < TABLE * PAGE_SIZE ? pool_row(slot) : 0;
+  }
+
+  // The pool row of this lane's key of a shared tile, -1 where nobody sees it.
+  __device__ __forceinline__ int entry_of(int position) const {
+    if (position < rows.first || position > rows.shared_end) return -1;
+    if (kHasTail || rows.view.last < 0 || position < rows.view.tree_start) {
+      return pool_row(position);
+    }
+    const int start = rows.view.tree_start;
+    return pool_row(start + set_bit<WORDS>(rows.words, position - start));
+  }
+
+  // Starts the copies of a tile into `keys` and of its values right behind. What no row sees
+  // becomes zeros, since a weight of 0 does not silence a NaN.
+  __device__ __forceinline__ void fetch(int tile, uint4* keys) {
+    constexpr int kSpan = 32 * ROW_WARPS, kCopies = ceil_div(kTileUnits, kSpan);
+    const int from = tile * kTile, to = from + kTile - 1;
+    const bool lineage = !kHasTail && rows.view.last >= 0 && to >= rows.view.tree_start;
+    if (PAGE_SIZE % kTile == 0 && !lineage) {
+      const int ahead = tile - entries_from;
+      if (ahead < 0 || ahead >= 32 / kTeamChains * kPeriod ||
+          (ahead & (kPeriod - 1)) >= kTeamChains) {
+        look_up(tile);
+      }
+      const int after = tile - entries_from, chunk = after / kPeriod;
+      const int from_lane = chunk * kTeamChains + (after & (kTeamChains - 1));
+      const int entry = __shfl_sync(kAllLanes, entries, from_lane);
+      const uint4* k = k_pool + static_cast<int64_t>(entry) * kUnits;
+      const uint4* v = v_pool + static_cast<int64_t>(entry) * kUnits;
+#pragma unroll(kIsCrowded ? 1 : kCopies)
+      for (int i = 0; i < kCopies; ++i) {
+        const int unit = i * kSpan + pair_lane, key = unit / kUnits;
+        if (kTileUnits % kSpan != 0 && unit >= kTileUnits) break;
+        const bool seen = from + key >= rows.first && from + key <= rows.shared_end;
+        const int place = tile_unit<WIDTH>(key, unit % kUnits);
+        cp_async_16_or_zero(keys + place, k + unit, seen);
+        cp_async_16_or_zero(keys + kTileUnits + place, v + unit, seen);
+      }
+      return;
+    }
+    const int mine = entry_of(from + lane);
+#pragma unroll 1
+    for (int i = 0; i < kCopies; ++i) {
+      const int unit = i * kSpan + pair_lane;
+      const int key = unit / kUnits % kTile;
+      const int source = __shfl_sync(kAllLanes, mine, key);
+      if (unit >= kTileUnits) continue;
+      const int64_t place = static_cast<int64_t>(max(source, 0)) * kUnits + unit % kUnits;
+      const int target = tile_unit<WIDTH>(key, unit % kUnits);
+      cp_async_16_or_zero(keys + target, k_pool + place, source >= 0);
+      cp_async_16_or_zero(keys + kTileUnits + target, v_pool + place, source >= 0);
+    }
+  }
+
+  // The CTA's rows. The tail's pages are on their way meanwhile, should there be a tail.
+  __device__ __forceinline__ void open(int first_row, int row_count, const int* row_slot,
+                                       int tree_start, const int* ancestor_bits) {
+    const int first_page = (tree_start & -kTile) / PAGE_SIZE;
+    if (kHasTail) tail_page = table[min(first_page + lane, TABLE - 1)];
+    rows.open(first_row, row_count, row_slot, tree_start, ancestor_bits);
+  }
+
+  // The pool row of a slot of the tail, which begins at slot `base`; by all lanes.
+  __device__ __forceinline__ int tail_entry(int slot, int base) const {
+    if (kTailPages > 32) return pool_row(min(slot, TABLE * PAGE_SIZE - 1));
+    const int page = __shfl_sync(kAllLanes, tail_page, slot / PAGE_SIZE - base / PAGE_SIZE);
+    return (page * KV_HEADS + kv_head) * PAGE_SIZE + slot % PAGE_SIZE;
+  }
+
+  // Starts the copies of the tree's slots, from the tile that it begins in; values behind keys.
+  __device__ __forceinline__ void fetch_tail(uint4* tail) const {
+    const int base = rows.view.tree_start & -kTile;
+    const int units = min(greatest(rows.slot) + 1 - base, kTailSlots) * kUnits;
+    for (int unit = made_anew(threadIdx.x); unit - lane < units; unit += kThreads) {
+      const int row = unit / kUnits, entry = tail_entry(base + row, base);
+      if (unit >= units) continue;
+      const int64_t from = static_cast<int64_t>(entry) * kUnits + unit % kUnits;
+      const int to = tile_unit<WIDTH>(row, unit % kUnits);
+      cp_async_16(tail + to, k_pool + from);
+      cp_async_16(tail + kTailSlots * kUnits + to, v_pool + from);
+    }
+  }
+
+  // The next tile that rows row … end − 1 have of their own in a slot's chain; begins at tile −1.
+  __device__ __forceinline__ bool next_own_tile(int slot, int chain, int end, int& row,
+                                                int& tile) const {
+    if (tile >= 0) tile += kPeriod;
+    for (; row < end; ++row, tile = -1) {
+      const Span sees = rows.own_span(row, row);
+      const int begin = max(rows.view.tree_start, sees.first) >> 5;
+      if (tile < 0) tile = own_tile_from(begin, slot * kChains + chain);
+      if (tile * kTile <= sees.last) return true;
+    }
+    return false;
+  }
+
+  // The tail's row for this lane's key of a tile of a row's own; the row's own key for what it does
+  // not see, so that all are finite.
+  __device__ __forceinline__ int tail_row(int row, int tile) const {
+    const int start = rows.view.tree_start, base = start & -kTile;
+    const int first = __shfl_sync(kAllLanes, rows.view.first, row);
+    const int last = __shfl_sync(kAllLanes, rows.view.last, row);
+    const int own = __shfl_sync(kAllLanes, rows.slot, row);
+    int ancestors[WORDS];
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) ancestors[i] = __shfl_sync(kAllLanes, rows.words[i], row);
+    const int position = tile * kTile + lane;
+    if (position < first || position > last) return own - base;
+    if (position < start) return position - base;
+    return start - base + set_bit<WORDS>(ancestors, position - start);
+  }
+};

@@ -1,0 +1,122 @@
+// Copies of the tiles of chains (chain_steps.cuh) into a ring, for wgmma.
+//
+// Constants of the kernel: KV_HEADS, WIDTH, PAGE_SIZE, STAGES, WORDS, ROW_GROUPS.
+//
+// Each of 4 / ROW_GROUPS chains at once has stages and copying warps of its own: stage i and warp i
+// are those of the chain i modulo so many. Warps of a chain take turns.
+#pragma once
+
+#include "../../_device/attention_tile.cuh"
+#include "chain_steps.cuh"
+#include "../../_device/ptx_registers.cuh"
+#include "../../_device/ptx_ring.cuh"
+#include "ring_count.cuh"
+#include "../../_device/ring_place.cuh"
+
+constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a row of a tile
+constexpr int kTileUnits = kTile * kUnits;
+constexpr int kCopyWarps = 4;
+constexpr int kChainsAtOnce = kCopyWarps / ROW_GROUPS;
+constexpr int kChainWarps = kCopyWarps / kChainsAtOnce;
+constexpr int kRunKeys = PAGE_SIZE % kTile == 0 ? kTile : PAGE_SIZE;  // of a tile, in a page
+constexpr bool kFewRuns = kTile % kRunKeys == 0 && kTile / kRunKeys <= 2;
+constexpr int kRuns = kFewRuns ? kTile / kRunKeys : 1;
+constexpr int kCopies = kTileUnits / 32, kKeysAtOnce = 32 / kUnits;  // of a lane, of a warp
+static_assert(2 * kKeysAtOnce == 8, "every eighth key has its units in the same order");
+static_assert(kRunKeys >= kKeysAtOnce, "a page holds what a warp copies at once");
+static_assert(STAGES % kCopyWarps == 0, "a stage is always the same copying warp's");
+static_assert(kChains % kChainsAtOnce == 0, "chains end together");
+
+struct Pool {
+  const uint4* keys;
+  const uint4* values;
+  const int* page_table;
+  const int* ancestor_bits;
+
+  // Where this lane's unit of a slot's key, and of its value, stands by the page table from entry
+  // `table` on.
+  __device__ __forceinline__ int64_t unit_of(int table, unsigned slot, int unit) const {
+    const int page = page_table[table + slot / PAGE_SIZE];
+    const int row = (page * KV_HEADS + static_cast<int>(blockIdx.y)) * PAGE_SIZE +
+                    static_cast<int>(slot % PAGE_SIZE);
+    return static_cast<int64_t>(row) * kUnits + unit;
+  }
+
+  // The slot of a position of a tile, −1 where no row sees it.
+  __device__ __forceinline__ int slot_of(int position, const ManyRows& rows,
+                                         const Tiles& at) const {
+    if (position > at.end() || (at.own >= 0 && position < (rows.tree_start & -kTile))) return -1;
+    if (at.own < 0 || position < rows.tree_start) return position;
+    const int* ancestors = ancestor_bits + rows.rows[at.own].index * WORDS;
+    return rows.tree_start + set_bit<WORDS>(ancestors, position - rows.tree_start);
+  }
+
+  // Starts this lane's part of the copies of a tile, values behind keys; zeros for what no row
+  // sees, since a weight of 0 does not silence a NaN. `wait` returns once the stage is free.
+  template <class Wait>
+  __device__ __forceinline__ void copy(uint4* stage, const ManyRows& rows, const Tiles& at,
+                                       const Wait& wait) const {
+    const unsigned thread = thread_anew();
+    const int unit = thread % kUnits, key = thread % 32 / kUnits;
+    if (kFewRuns && at.own < 0 && at.from + kTile - 1 <= rows.shared_end) {
+      // Keys of a page stand one after the other.
+      constexpr int kOfRun = kRunKeys / kKeysAtOnce;
+      int64_t run[kRuns];
+#pragma unroll
+      for (int r = 0; r < kRuns; ++r) {
+        run[r] = unit_of(rows.table, at.from + key + r * kRunKeys, unit);
+      }
+      wait();
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        const int to = tile_unit<WIDTH>(key + i % 2 * kKeysAtOnce, unit) + i / 2 * 8 * kUnits;
+        const int64_t from = run[i / kOfRun % kRuns] + i % kOfRun * kKeysAtOnce * kUnits;
+        cp_async_16(stage + to, keys + from);
+        cp_async_16(stage + kTileUnits + to, values + from);
+      }
+      return;
+    }
+    wait();
+#pragma unroll 1
+    for (int i = 0; i < kCopies; ++i) {
+      const int slot = slot_of(at.from + key + i * kKeysAtOnce, rows, at);
+      const int64_t from = slot >= 0 ? unit_of(rows.table, slot, unit) : 0;
+      const int to = tile_unit<WIDTH>(key + i * kKeysAtOnce, unit);
+      cp_async_16_or_zero(stage + to, keys + from, slot >= 0);
+      cp_async_16_or_zero(stage + kTileUnits + to, values + from, slot >= 0);
+    }
+  }
+};
+
+// A copying warp: of its chains' tiles every kChainWarps-th. Each announces itself when it has
+// landed; who reads it by wgmma executes fence_async_shared() first.
+struct CopyingWarp {
+  Ring& ring;
+  uint4* stages;
+  RingCount place;  // of this warp's next tile
+  int ahead;        // tiles to it
+
+  __device__ __forceinline__ CopyingWarp(Ring& of, uint4* memory)
+      : ring(of), stages(memory), place{number()}, ahead(number() / kChainsAtOnce) {}
+
+  static __device__ __forceinline__ unsigned number() {
+    return thread_anew() / 32 % kCopyWarps;
+  }
+
+  // Its tiles of a slot's chains.
+  __device__ __forceinline__ void copy(const Pool& pool, const ManyRows& rows, int slot) {
+    Tiles tiles(rows, slot, number() % kChainsAtOnce);
+#pragma unroll 1
+    do {
+#pragma unroll 1
+      while (tiles.advance()) {
+        if (kChainWarps > 1 && --ahead >= 0) continue;
+        ahead = kChainWarps - 1;
+        pool.copy(stages + place.slot() * 2 * kTileUnits, rows, tiles,
+                  [&] { mbarrier_wait(&ring.empty[place.slot()], place.parity() ^ 1); });
+        cp_async_arrive(&ring.full[place.slot()]);
+        place.passed += kCopyWarps;
+      }
+    } while (tiles.next_chain(kChainsAtOnce));
+  }
+};

@@ -1,0 +1,149 @@
+// Rows that a CTA takes together: their queries; of a prompt's chunk also what they see, their
+// softmax (its sums in another order than weigh_tile's) and their results.
+//
+// Constants of the kernel: BATCH, KV_HEADS, GROUP, WIDTH, WORDS, WINDOW, SCALE, HAS_SINKS. The
+// 16 rows of an mma are two rows of the launch (j = 0, 1) × 8 heads: lane 4·g + t has head g.
+#pragma once
+
+#include "../../_device/attention_rows.cuh"
+#include "../../_device/attention_softmax.cuh"
+#include "../../_device/row_tile.cuh"
+
+constexpr int kHeads = 8;  // GROUP of them are real
+constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
+static_assert(GROUP <= kHeads && SCALE > 0, "one mma holds two rows of a KV head's heads");
+
+// What a row sees, by view slot.
+struct Row {
+  int index;  // in the launch
+  int first;  // of the window, a position
+  int chain;  // the last committed slot
+  int end;    // the last slot
+};
+
+__device__ __forceinline__ Row open_row(int index, const int* row_slot, int tree_start,
+                                        const int* ancestors) {
+  const RowView view = view_of<WORDS, WINDOW>(row_slot[index], tree_start, ancestors);
+  const int nodes = view.last - tree_start;
+  const int end = view.last < 0 ? view.chain : tree_start + set_bit<WORDS>(ancestors, nodes);
+  return {index, view.first, view.chain, end};
+}
+
+__device__ __forceinline__ bool tree_sees(const Row& row, int tree_start, int slot,
+                                          const int* ancestor_bits) {
+  const int* ancestors = ancestor_bits + row.index * WORDS;
+  const int bit = slot - tree_start;
+  if (bit < 0 || bit >= 32 * WORDS) return false;
+  if (!(static_cast<uint32_t>(ancestors[bit / 32]) >> (bit % 32) & 1u)) return false;
+  return tree_start + bits_below<WORDS>(ancestors, bit) >= row.first;
+}
+
+// Positions that some of a tile's rows see, and those that all of them see for sure.
+struct Sight {
+  int first, end, full_first, full_last;
+
+  __device__ __forceinline__ Sight(const Row* rows, int count)
+      : first(rows[0].first), end(rows[0].end), full_first(first), full_last(rows[0].chain) {
+    for (int i = 1; i < count; ++i) {
+      first = min(first, rows[i].first);
+      end = max(end, rows[i].end);
+      full_first = max(full_first, rows[i].first);
+      full_last = min(full_last, rows[i].chain);
+    }
+  }
+};
+
+// Scores of 8·columns keys from view slot `from` on become no_maximum where a row does not see
+// them.
+template <int columns>
+__device__ __forceinline__ void hide_unseen(float (&score)[columns][4], const Row* rows, int from,
+                                            int tree_start, const int* ancestor_bits) {
+  static_assert(columns <= 16, "a bit for each of a lane's keys");
+  from += static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const Row& row = rows[j];
+    uint32_t hidden = 0;
+    if (row.end > row.chain) {
+#pragma unroll 1
+      for (int i = 0; i < 2 * columns; ++i) {
+        const int slot = from + i / 2 * 8 + i % 2;
+        if (slot <= row.chain || tree_sees(row, tree_start, slot, ancestor_bits)) continue;
+        hidden |= 1u << i;
+      }
+    }
+    const int first = row.first - from, end = row.end - from;
+#pragma unroll
+    for (int i = 0; i < 2 * columns; ++i) {
+      const int slot = i / 2 * 8 + i % 2;
+      const bool sees = slot >= first && slot <= end && !(hidden >> i & 1u);
+      if (!sees) score[i / 2][2 * j + i % 2] = no_maximum();
+    }
+  }
+}
+
+// Scores of row j become weights; `maximum` is that of the scores before the scale, `sum` this
+// lane's. What the values so far are to be multiplied by is returned.
+template <int columns>
+__device__ __forceinline__ float weigh(float (&score)[columns][4], int j, float& maximum,
+                                       float& sum) {
+  float top = maximum;
+#pragma unroll
+  for (int n = 0; n < columns; ++n) {
+    top = fmaxf(top, fmaxf(score[n][2 * j], score[n][2 * j + 1]));
+  }
+  top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
+  top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
+  const float base = finite_maximum(top);
+  const float rescale = exp2_fast(__fmul_rn(maximum - base, kScale));
+  const float shift = -__fmul_rn(base, kScale);
+  maximum = top;
+  float added = 0.0f;
+#pragma unroll
+  for (int n = 0; n < columns; ++n) {
+    float& low = score[n][2 * j];
+    float& high = score[n][2 * j + 1];
+    low = exp2_fast(__fmaf_rn(low, kScale, shift));
+    high = exp2_fast(__fmaf_rn(high, kScale, shift));
+    added += low + high;
+  }
+  sum = __fmaf_rn(sum, rescale, added);
+  return rescale;
+}
+
+// The mean of row j's values, for all of the row's heads.
+template <int columns>
+__device__ __forceinline__ void store_row(const float (&values)[columns][4], int j, float maximum,
+                                          float sum, const Row& row, const float* sinks,
+                                          uint32_t* attended) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  sum += __shfl_xor_sync(kAllLanes, sum, 1);
+  sum += __shfl_xor_sync(kAllLanes, sum, 2);
+  if (g >= GROUP) return;
+  Part all{__fmul_rn(maximum, kScale), sum, make_float4(1.0f, 0.0f, 0.0f, 0.0f)};
+  if (HAS_SINKS) join_sink(all, sinks[blockIdx.y * GROUP + g]);
+  const float scale = all.sum > 0.0f ? all.values.x / all.sum : 0.0f;
+  const int64_t head = (row.index * KV_HEADS + blockIdx.y) * GROUP + g;
+  uint32_t* to = attended + head * (WIDTH / 2) + t;
+#pragma unroll
+  for (int n = 0; n < columns; ++n) {
+    to[4 * n] = pack_bf16x2(values[n][2 * j] * scale, values[n][2 * j + 1] * scale);
+  }
+}
+
+// Two rows' queries as A operands of 16 columns each.
+template <class AnyRow>
+__device__ __forceinline__ void load_query_rows(uint32_t (&q)[WIDTH / 16][4],
+                                                const uint32_t* queries, const AnyRow* rows) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int64_t head = (rows[j].index * KV_HEADS + blockIdx.y) * GROUP + g;
+    const uint32_t* from = queries + head * (WIDTH / 2) + t;
+#pragma unroll
+    for (int step = 0; step < WIDTH / 16; ++step) {
+      q[step][j] = g < GROUP ? from[8 * step] : 0u;
+      q[step][j + 2] = g < GROUP ? from[8 * step + 4] : 0u;
+    }
+  }
+}

@@ -1,0 +1,75 @@
+// Two rows of heads of a warp, of the four whose warpgroup multiplies by wgmma: scores of `keys`
+// keys at a time, weights, and the values' sums.
+//
+// Constants of the kernel: WIDTH.
+#pragma once
+
+#include "../../_device/attention_softmax.cuh"
+#include "../../_device/ptx_wgmma_rows.cuh"
+
+constexpr int kWarpRows = 2;
+constexpr int kSteps = WIDTH / 16;
+
+// `Matrix`: a matrix of keys or values in shared memory, which moves on by units of 16 bytes.
+template <int keys>
+struct RowPair {
+  uint32_t queries[kSteps][4];
+  float score[keys / 8][4];
+  uint32_t weight[keys / 16][4];
+  float values[WIDTH / 8][4];
+  float maximum[kWarpRows];  // of the scores, before the scale
+  float sum[kWarpRows];      // over this lane's keys
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < WIDTH / 2; ++i) values[i / 4][i % 4] = 0.0f;
+    maximum[0] = maximum[1] = no_maximum();
+    sum[0] = sum[1] = 0.0f;
+  }
+
+  __device__ __forceinline__ float (&scores())
+      [keys / 2] { return reinterpret_cast<float (&)[keys / 2]>(score); } __device__ __forceinline__
+      float (&sums()) [WIDTH / 2] { return reinterpret_cast<float (&)[WIDTH / 2]>(values); }
+
+  // Begins S = Q·Kᵀ.
+  template <class Matrix>
+  __device__ __forceinline__ void begin_scores(Matrix matrix) {
+    wgmma_pin(scores());
+    wgmma_pin(queries);
+    wgmma_fence();
+    wgmma_bf16_new<keys>(scores(), queries[0], matrix);
+#pragma unroll
+    for (int step = 1; step < kSteps; ++step) {
+      wgmma_bf16<keys>(scores(), queries[step], matrix + 2 * step);
+    }
+    wgmma_commit();
+  }
+
+  // Begins values += weights · V.
+  template <class Matrix>
+  __device__ __forceinline__ void begin_values(Matrix matrix) {
+    wgmma_pin(sums());
+    wgmma_pin(weight);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < keys / 16; ++step) {
+      wgmma_bf16_rows(sums(), weight[step], matrix + step * 2 * WIDTH);
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void end_values() {
+    wgmma_wait<0>();
+    wgmma_pin(sums());
+    wgmma_pin(weight);
+  }
+
+  // Weights as A operands.
+  __device__ __forceinline__ void pack() {
+#pragma unroll
+    for (int i = 0; i < keys / 4; ++i) {
+      const float (&pair)[4] = score[i / 4 * 2 + i % 4 / 2];
+      weight[i / 4][i % 4] = pack_bf16x2(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+    }
+  }
+};

@@ -1,0 +1,194 @@
+// A warp's stream of packed MXFP4 tiles (plugins_cuda/rms_moe/packing.py), through a private ring
+// in shared memory into A operands of mma.m16n8k16.
+#pragma once
+
+#include "../../_device/mxfp4.cuh"
+
+// A step of a tile as A operands: at columns 8t … 8t+3 and 8t+4 … 8t+7 of its 32, t = lane % 4.
+struct StepOperands {
+  uint32_t low[4], high[4];
+};
+
+// How a tile of ``steps`` steps is cut.
+template <int steps>
+struct TileCut {
+  static constexpr int kFullStages = steps / kStageSteps;
+  static constexpr int kTailSteps = steps % kStageSteps;
+  static constexpr int kStages = kFullStages + (kTailSteps > 0);
+  static constexpr int kTileBytes = kStepBytes * (steps + kStages);
+
+  static __device__ __forceinline__ int stage_steps(int stage) {
+    return kTailSteps > 0 && stage == kFullStages ? kTailSteps : kStageSteps;
+  }
+};
+
+// The groups ``first``, ``first + stride``, … below ``end`` of one warp, in order; a group is
+// ``tiles`` tiles that are neighbours in memory and advance together, so that what the warp reads
+// of the activations serves all of them. ``TileOf`` maps a group to its first tile's address;
+// copies run ahead over the end of a group into the next.
+//
+// The ring holds ``ring_stages`` stages of each tile. A stage comes in ``pieces`` pieces, each of
+// which makes room for the same piece of a later stage: the more of them, the less of the ring
+// stands empty or waits to be read, so that a ring of one stage keeps most of it under way.
+//
+// Shared memory of the warp: ``ring`` of kRingBytes aligned to 128, and the barriers. init() first,
+// then a __syncthreads(), then start().
+//
+// Constants of the kernel: ROWS and PASS_ROWS. Where one pass takes all rows, no weight is read
+// twice: L2 keeps what stands in it (caches, activations, sums of slots) rather than weights.
+template <int steps, int ring_stages, int pieces, int tiles, class TileOf>
+class TileStream {
+ public:
+  using Cut = TileCut<steps>;
+  static constexpr int kSlotBytes = tiles * kStageBytes;
+  static constexpr int kRingBytes = ring_stages * kSlotBytes;
+  static constexpr int kPieceSteps = kStageSteps / pieces;
+  static constexpr bool kReadOnce = ROWS <= PASS_ROWS;
+  static_assert(kStageSteps % pieces == 0 && ring_stages * pieces <= 32, "parities are one word");
+
+  struct Barriers {
+    Mbarrier full[ring_stages][pieces];
+  };
+
+  __device__ __forceinline__ TileStream(unsigned char* ring, Barriers& barriers, TileOf tile_of)
+      : ring_(ring), barriers_(barriers), tile_of_(tile_of), lane_(threadIdx.x % 32) {}
+
+  __device__ __forceinline__ void init() {
+    if (lane_ == 0) {
+      for (int i = 0; i < ring_stages * pieces; ++i) mbarrier_init(&barriers_.full[0][0] + i, 1);
+      mbarrier_init_fence();
+    }
+  }
+
+  __device__ __forceinline__ void start(int first, int end, int stride) {
+    next_ = first;
+    end_ = end;
+    stride_ = stride;
+    source_ = next_ < end_ ? tile_of_(next_) : nullptr;
+#pragma unroll 1
+    for (int slot = 0; slot < ring_stages; ++slot) {
+      request_from(0, slot);
+      advance();
+    }
+  }
+
+  // ``step(index, operands)`` for every step of the next group, in order.
+  template <class Step>
+  __device__ __forceinline__ void group(Step&& step) {
+#pragma unroll 1
+    for (int stage = 0; stage < Cut::kFullStages; ++stage) {
+      consume<kStageSteps>(stage * kStageSteps, step);
+    }
+    if constexpr (Cut::kTailSteps > 0) {
+      consume<Cut::kTailSteps>(Cut::kFullStages * kStageSteps, step);
+    }
+  }
+
+ private:
+  // Copies piece ``piece`` of the stage at ``source_``, if there is one; the first has its scales
+  // in front.
+  __device__ __forceinline__ void request(int piece, int slot) {
+    if (source_ == nullptr) return;
+    const int steps_left = Cut::stage_steps(stage_) - piece * kPieceSteps;
+    if (steps_left <= 0 || lane_ != 0) return;
+    const int begin = piece == 0 ? 0 : kStepBytes * (1 + piece * kPieceSteps);
+    const int end = kStepBytes * (1 + piece * kPieceSteps + min(steps_left, kPieceSteps));
+    const uint32_t bytes = end - begin;
+    Mbarrier* const full = &barriers_.full[slot][piece];
+    mbarrier_expect_bytes(full, tiles * bytes);
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+      void* const to = ring_ + slot * kSlotBytes + tile * kStageBytes + begin;
+      const unsigned char* const from = source_ + tile * Cut::kTileBytes + begin;
+      if constexpr (kReadOnce) {
+        bulk_copy_once_to_shared(to, from, bytes, full);
+      } else {
+        bulk_copy_to_shared(to, from, bytes, full);
+      }
+    }
+  }
+  __device__ __forceinline__ void request_from(int piece, int slot) {
+#pragma unroll
+    for (; piece < pieces; ++piece) request(piece, slot);
+  }
+  // To the stage behind the one at ``source_``.
+  __device__ __forceinline__ void advance() {
+    if (source_ == nullptr) return;
+    source_ += kStepBytes * (Cut::stage_steps(stage_) + 1);
+    if (++stage_ < Cut::kStages) return;
+    stage_ = 0;
+    next_ += stride_;
+    source_ = next_ < end_ ? tile_of_(next_) : nullptr;
+  }
+
+  __device__ __forceinline__ void wait(int piece) {
+    const int bit = slot_ * pieces + piece;
+    mbarrier_wait(&barriers_.full[slot_][piece], parities_ >> bit & 1u);
+    parities_ ^= 1u << bit;
+  }
+
+  // A stage of ``count`` steps; each piece that has been read makes room for one of the stage at
+  // ``source_``.
+  template <int count, class Step>
+  __device__ __forceinline__ void consume(int first_step, Step&& step) {
+    const unsigned char* const slot = ring_ + slot_ * kSlotBytes;
+    uint4 upper_scales[tiles], lower_scales[tiles];
+    uint32_t upper_pairs[tiles][2], lower_pairs[tiles][2];
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      if (i % kPieceSteps == 0) wait(i / kPieceSteps);
+      if (i == 0) {
+#pragma unroll
+        for (int tile = 0; tile < tiles; ++tile) {
+          const unsigned char* scales = slot + tile * kStageBytes + lane_ / 4 * 16;
+          upper_scales[tile] = *reinterpret_cast<const uint4*>(scales);
+          lower_scales[tile] = *reinterpret_cast<const uint4*>(scales + 128);
+        }
+      }
+      StepOperands operands[tiles];
+#pragma unroll
+      for (int tile = 0; tile < tiles; ++tile) {
+        uint32_t& upper = upper_pairs[tile][i % 2];
+        uint32_t& lower = lower_pairs[tile][i % 2];
+        if (i % 4 < 2) {
+          upper = alternate_scales(word_of(upper_scales[tile], i / 4), i % 2);
+          lower = alternate_scales(word_of(lower_scales[tile], i / 4), i % 2);
+        }
+        const uint2 codes = *reinterpret_cast<const uint2*>(slot + tile * kStageBytes +
+                                                            (1 + i) * kStepBytes + lane_ * 8);
+        uint32_t a[4], b[4];
+        if (i % 4 < 2) {
+          decode_word_by_half<0>(codes.x, upper, a);
+          decode_word_by_half<0>(codes.y, lower, b);
+        } else {
+          decode_word_by_half<1>(codes.x, upper, a);
+          decode_word_by_half<1>(codes.y, lower, b);
+        }
+        operands[tile] = {{a[0], b[0], a[1], b[1]}, {a[2], b[2], a[3], b[3]}};
+      }
+      step(first_step + i, operands);
+      if (i % kPieceSteps == kPieceSteps - 1 || i == count - 1) {
+        // Every lane has read the piece before it is filled again.
+        __syncwarp();
+        request(i / kPieceSteps, slot_);
+      }
+    }
+    request_from(ceil_div(count, kPieceSteps), slot_);
+    advance();
+    if (++slot_ == ring_stages) slot_ = 0;
+  }
+
+  static __device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
+    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+  }
+
+  unsigned char* ring_;
+  Barriers& barriers_;
+  TileOf tile_of_;
+  int lane_;
+  // The stage that is asked for next, null where nothing follows.
+  const unsigned char* source_ = nullptr;
+  int next_ = 0, end_ = 0, stride_ = 0, stage_ = 0;
+  int slot_ = 0;
+  uint32_t parities_ = 0;
+};
