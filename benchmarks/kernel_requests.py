@@ -54,8 +54,8 @@ class Asked:
     by: str
 
 
-class _Lowered(BaseException):
-    """Ends a build where it would compile: the command line handles no such error."""
+class _LoweredError(Exception):
+    """Ends a build where it would compile; the command line tells of it, and nobody reads that."""
 
 
 def engine_requests(globs: Sequence[str] = ("*",)) -> Iterator[Asked]:
@@ -77,20 +77,21 @@ def _of_engine(name: str, command: list[str]) -> Iterator[Asked]:
         def listed(lowered: LoweredEngine, *_: object) -> None:
             choices = lowering.choices(program for _, program in lowered.programs)
             found.extend(Asked(c.op.name, c.request, name) for c in choices)
-            raise _Lowered
+            raise _LoweredError
 
         with patch.object(backend, "compile_engine", listed):
             make(lowering)
 
     said = StringIO()
-    with patch.object(backend, "without_spills", lowered_only):
-        try:
-            with redirect_stdout(said), redirect_stderr(said):
-                specbuild(command)
-        except _Lowered:
-            yield from found
-            return
-    raise SystemExit(f"{name} was not lowered: {said.getvalue()[-2000:]}")
+    with (
+        patch.object(backend, "without_spills", lowered_only),
+        redirect_stdout(said),
+        redirect_stderr(said),
+    ):
+        specbuild(command)
+    if not found:
+        raise SystemExit(f"{name} was not lowered: {said.getvalue()[-2000:]}")
+    yield from found
 
 
 def tactic_requests() -> Iterator[Asked]:

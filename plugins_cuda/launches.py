@@ -85,7 +85,9 @@ class LoweringRequest:
 class Kernel:
     """An entry point of ``plugins_cuda/<folder>/<file>``, specialised by ``-D NAME=VALUE``.
 
-    A ``hot`` kernel must not spill registers: the build checks it.
+    With ``config`` the constants are members of one struct instead, ``Config::kName``, which the
+    source declares by ``CONFIG`` and hands to templates. A ``hot`` kernel must not spill registers:
+    the build checks it.
     """
 
     folder: str
@@ -93,6 +95,7 @@ class Kernel:
     constants: tuple[tuple[str, int | float | str], ...] = ()
     file: str = "kernel.cu"
     hot: bool = True
+    config: bool = False
 
 
 @dataclass(frozen=True)

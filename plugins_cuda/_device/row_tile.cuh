@@ -1,6 +1,4 @@
 // Which rows a CTA takes together, where each has up to so many of a sequence.
-//
-// Constant of the kernel: BATCH.
 #pragma once
 
 #include "types.cuh"
@@ -10,15 +8,16 @@ struct RowTile {
   int sequence, first, count;
 };
 
-// Tile `tile` of up to `most` rows, counting sequence by sequence; count 0 where there is none.
-template <int most>
+// Tile `tile` of up to `most` rows, counting through `batch` sequences; count 0 where there is
+// none.
+template <int batch, int most>
 __device__ __forceinline__ RowTile row_tile(const int* row_start, int tile) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int base = 0; base < BATCH; base += 32) {
+  for (int base = 0; base < batch; base += 32) {
     const int sequence = base + lane;
-    const int begin = sequence < BATCH ? row_start[sequence] : 0;
-    const int rows = sequence < BATCH ? row_start[sequence + 1] - begin : 0;
+    const int begin = sequence < batch ? row_start[sequence] : 0;
+    const int rows = sequence < batch ? row_start[sequence + 1] - begin : 0;
     const int tiles = ceil_div(rows, most);
     int before = tiles;
     for (int step = 1; step < 32; step *= 2) {

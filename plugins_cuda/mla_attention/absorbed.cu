@@ -14,14 +14,15 @@
 // 2·ENTRY bytes and 128·(ENTRY + VALUE) operations a token, row and group of heads. A tile of 512 +
 // 64 is 73.7 KB, 2.2 µs of an SM's share of 4.53 TB/s; S takes 1150 cycles of tensor cores (and all
 // of the bandwidth of shared memory, where both of its operands lie), the sums 1030: 1.25 µs.
-#include "device/latent_slots.cuh"
 #include "../_device/ptx_ring.cuh"
 #include "device/absorbed_adder.cuh"
+#include "device/config.cuh"
+#include "device/latent_slots.cuh"
 
 namespace {
 
 // Whether a tile's tokens adjoin where a row sees all of them and they are committed.
-constexpr bool kWithinPages = PAGE_SIZE % kTile == 0;
+constexpr bool kWithinPages = Config::kPageSize % kTile == 0;
 
 // The copying warpgroup. The launch in front writes entries of the launch's own rows, of which a
 // row sees no more than there are, its last ones: tiles below those do not wait for it
@@ -32,31 +33,32 @@ __device__ __forceinline__ void copy_tiles(const uint4* c_pool, const RowInputs&
   uint32_t ring = 0;
   Items items(in, memory.starts);
   while (items.advance()) {
-    const int* table = in.page_table + static_cast<int64_t>(items.sequence) * TABLE;
+    const int* table = in.page_table + static_cast<int64_t>(items.sequence) * Config::kTable;
     const Span sees = items.rows.span(0, 0);
     ring &= ~1u;
     for (int tile = items.tile; tile < items.end; ++tile) {
-      if ((tile + 1) * kTile > sees.last + 1 - LAUNCH_ROWS) pdl_wait();
+      if ((tile + 1) * kTile > sees.last + 1 - Config::kLaunchRows) pdl_wait();
       // What precedes the first phase counts as complete.
       const uint32_t stage = ring & 1u, parity = (ring >> (1 + stage) & 1u) ^ 1u;
       const auto fill = [&](const auto& copy) {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
           mbarrier_wait(memory.empty + kParts * stage + part, parity);
-          start_copies<EVICT_FIRST != 0>(copy, memory.ring + stage * kStageUnits, part_start(part),
-                                         part_start(part + 1));
+          start_copies<Config::kEvictFirst != 0>(copy, memory.ring + stage * kStageUnits,
+                                                 part_start(part), part_start(part + 1));
           cp_async_arrive(memory.full + kParts * stage + part);
         }
       };
       const int first = tile * kTile, last = first + kTile - 1;
       if (kWithinPages && first >= sees.first && last <= items.rows.view[0].chain) {
-        fill(AdjoiningCopy{c_pool, table[first / PAGE_SIZE] * PAGE_SIZE + first % PAGE_SIZE});
+        fill(AdjoiningCopy{c_pool, table[first / Config::kPageSize] * Config::kPageSize +
+                                       first % Config::kPageSize});
       } else {
         TileCopy copy;
         copy.look_up(c_pool, [&](int token) {
           if (!sees.holds(first + token)) return -1;
           const int slot = items.rows.slot_of(first + token, 0);
-          return table[slot / PAGE_SIZE] * PAGE_SIZE + slot % PAGE_SIZE;
+          return table[slot / Config::kPageSize] * Config::kPageSize + slot % Config::kPageSize;
         });
         fill(copy);
       }

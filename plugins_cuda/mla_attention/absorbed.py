@@ -55,6 +55,7 @@ def lower_absorbed(shape: LatentGeometry, target: Target, arguments: tuple[str, 
             ("AHEAD", MOST_AHEAD[ctas]),
         ),
         file="absorbed_values.cu",
+        config=True,
     )
     launches = (
         _attend(shape, places, target, arguments),
@@ -120,6 +121,7 @@ def _attend(
             constants,
             file="absorbed.cu",
             hot=shape.entry % PANEL == 0,
+            config=True,
         ),
         grid=(_ctas(shape, places, target), shape.head_groups, 1),
         block=THREADS,

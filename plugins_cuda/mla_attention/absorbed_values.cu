@@ -15,6 +15,7 @@
 //
 // Constants: CTAS_OF_AN_SM, which registers are to allow; AHEAD, states that a thread asks for at
 // once, all of them where a CTA has an SM to itself.
+#include "device/config.cuh"
 #include "device/latent_mass.cuh"
 #include "device/latent_state.cuh"
 
@@ -23,21 +24,25 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kGroupThreads = 64;
 constexpr int kGroups = kThreads / kGroupThreads;
-constexpr int kAhead = ceil_div(PLACES, kGroups) < AHEAD ? ceil_div(PLACES, kGroups) : AHEAD;
+constexpr int kAhead = ceil_div(Config::kPlaces, kGroups) < Config::kAhead
+                           ? ceil_div(Config::kPlaces, kGroups)
+                           : Config::kAhead;
 constexpr int kColumns = 8 * kStateUnits;
-constexpr int kSlotWarps = ceil_div(PLACES, 32);  // with a slot a thread
+constexpr int kSlotWarps = ceil_div(Config::kPlaces, 32);  // with a slot a thread
 // Sums of groups of slots, then products of warps.
-constexpr int kScratch =
-    kGroups * kColumns > kThreads / 32 * V_WIDTH ? kGroups * kColumns : kThreads / 32 * V_WIDTH;
-constexpr int kUnits = V_WIDTH / 8;         // of 16 bytes, of a row of w_v
-constexpr int kSlices = kThreads / kUnits;  // of the columns that are summed
-constexpr int kSliceRows = ceil_div(VALUE, kSlices);
-static_assert(kStateUnits <= kGroupThreads && PLACES <= kThreads && V_WIDTH >= 16 && V_WIDTH <= 128,
+constexpr int kScratch = kGroups * kColumns > kThreads / 32 * Config::kVWidth
+                             ? kGroups * kColumns
+                             : kThreads / 32 * Config::kVWidth;
+constexpr int kUnits = Config::kVWidth / 8;  // of 16 bytes, of a row of w_v
+constexpr int kSlices = kThreads / kUnits;   // of the columns that are summed
+constexpr int kSliceRows = ceil_div(Config::kValue, kSlices);
+static_assert(kStateUnits <= kGroupThreads && Config::kPlaces <= kThreads &&
+                  Config::kVWidth >= 16 && Config::kVWidth <= 128,
               "see above");
 
 // What all slots come to, and for each what its halves' sums are multiplied by.
 struct Weights {
-  float2 of[PLACES];
+  float2 of[Config::kPlaces];
   float warp_maxima[kSlotWarps], warp_sums[kSlotWarps];
   float maximum;
 
@@ -97,7 +102,7 @@ __device__ __forceinline__ void ask(uint4 (&state)[kAhead], const uint4* states,
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
+extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
     project_absorbed(const uint4* w_v, const uint16_t* b_v, const int* row_start,
                      const float* sinks, uint16_t* attended, const float4* workspace_sums,
                      const uint4* workspace_values, const int* workspace_counts) {
@@ -108,29 +113,29 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
   __shared__ float mass;
   const int head = blockIdx.x, row = blockIdx.y;
   const int unit = threadIdx.x % kUnits, slice = threadIdx.x / kUnits;
-  const int v_head = head / (Q_HEADS / V_HEADS);
+  const int v_head = head / (Config::kQHeads / Config::kVHeads);
   pdl_launch_dependents();
   // A thread reads what it has copied itself.
   uint4* const weights = copied + threadIdx.x;
 #pragma unroll
   for (int i = 0; i < kSliceRows; ++i) {
-    const int64_t k = min(slice + i * kSlices, VALUE - 1);
-    cp_async_16(weights + i * kThreads, w_v + (k * V_HEADS + v_head) * kUnits + unit);
+    const int64_t k = min(slice + i * kSlices, Config::kValue - 1);
+    cp_async_16(weights + i * kThreads, w_v + (k * Config::kVHeads + v_head) * kUnits + unit);
   }
   cp_async_commit();
   // What the launch of the layer before had: most often it is this one's number, too.
-  const int guess = min(max(load_l2_int(workspace_counts + row), 0), PLACES);
+  const int guess = min(max(load_l2_int(workspace_counts + row), 0), Config::kPlaces);
   pdl_wait();
   const int slots = load_l2_int(workspace_counts + row);
   // Of slots in use or not.
-  const int64_t place = static_cast<int64_t>(row) * Q_HEADS + head;
-  const int own_slot = min(static_cast<int>(threadIdx.x), PLACES - 1);
-  const uint4 slot_sums = load_l2_16(workspace_sums + place * PLACES + own_slot);
+  const int64_t place = static_cast<int64_t>(row) * Config::kQHeads + head;
+  const int own_slot = min(static_cast<int>(threadIdx.x), Config::kPlaces - 1);
+  const uint4 slot_sums = load_l2_16(workspace_sums + place * Config::kPlaces + own_slot);
   const int group = threadIdx.x / kGroupThreads, state_unit = threadIdx.x % kGroupThreads;
-  const uint4* const states = workspace_values + place * PLACES * kStateUnits;
+  const uint4* const states = workspace_values + place * Config::kPlaces * kStateUnits;
   uint4 state[kAhead];
   ask(state, states, group, guess);
-  if (row >= row_start[BATCH]) {
+  if (row >= row_start[Config::kBatch]) {
     cp_async_wait<0>();
     return;
   }
@@ -166,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) all.values.x += scratch[i * kColumns + column];
     if (column == 0) mass = mass_of(all, sinks, head);
-    if (HAS_SINKS) join_sink(all, sinks[head]);
+    if (Config::kHasSinks) join_sink(all, sinks[head]);
     mean[column] = bf16_low_to_float(mean_of(all).x);
   }
   __syncthreads();
@@ -176,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
 #pragma unroll
   for (int i = 0; i < kSliceRows; ++i) {
     const int k = slice + i * kSlices;
-    const float factor = k < VALUE ? mean[k] : 0.0f;
+    const float factor = k < Config::kValue ? mean[k] : 0.0f;
     const uint4 bits = weights[i * kThreads];
     const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
@@ -192,14 +197,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
   }
   if (threadIdx.x % 32 < kUnits) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) products[threadIdx.x / 32 * V_WIDTH + 8 * unit + j] = sums[j];
+    for (int j = 0; j < 8; ++j)
+      products[threadIdx.x / 32 * Config::kVWidth + 8 * unit + j] = sums[j];
   }
   __syncthreads();
-  if (threadIdx.x >= V_WIDTH) return;
+  if (threadIdx.x >= Config::kVWidth) return;
   const int column = threadIdx.x;
   float sum = 0.0f;
 #pragma unroll 8
-  for (int warp = 0; warp < kThreads / 32; ++warp) sum += products[warp * V_WIDTH + column];
-  if (HAS_BIAS) sum = __fmaf_rn(mass, bf16_to_float(b_v[v_head * V_WIDTH + column]), sum);
-  attended[place * V_WIDTH + column] = float_to_bf16(sum);
+  for (int warp = 0; warp < kThreads / 32; ++warp) sum += products[warp * Config::kVWidth + column];
+  if (Config::kHasBias)
+    sum = __fmaf_rn(mass, bf16_to_float(b_v[v_head * Config::kVWidth + column]), sum);
+  attended[place * Config::kVWidth + column] = float_to_bf16(sum);
 }

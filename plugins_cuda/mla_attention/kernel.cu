@@ -27,6 +27,7 @@
 // KV_HEADS·WIDTH operations for its keys, 2·KV_HEADS·GROUP·(WIDTH + ENTRY) for each row. For
 // GPT-OSS with a latent of 512 that is 1 KB and 0.52 + 0.07 MFLOP: bound by the rebuilding.
 #include "device/attend.cuh"
+#include "device/config.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attend_latents(const uint32_t* q, const uint4* c_pool, const uint4* w_k, const uint16_t* b_k,
@@ -39,9 +40,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const Inputs in = INPUTS;
   // Whether this CTA may have a tile is a guess before the wait, good enough to load weights by.
   const auto early = [&] {
-    const int sequence = blockIdx.z / ROW_CTAS;
-    const int slot = load_l2_int(row_slot + min(sequence * SEQUENCE_ROWS, LAUNCH_ROWS - 1));
-    return WINDOW > 0 || static_cast<int>(blockIdx.x) <= slot / kTile + 1;
+    const int sequence = blockIdx.z / Config::kRowCtas;
+    const int slot =
+        load_l2_int(row_slot + min(sequence * Config::kSequenceRows, Config::kLaunchRows - 1));
+    return Config::kWindow > 0 || static_cast<int>(blockIdx.x) <= slot / kTile + 1;
   };
   attend_sequence(in, memory, early, [&](LatentRows& rows, int first, int count, int sequence) {
     rows.open(first, count, in.rows, tree_start[sequence]);

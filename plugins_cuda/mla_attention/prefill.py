@@ -39,7 +39,7 @@ def lower_prefill(request: LoweringRequest, shape: LatentGeometry) -> Lowering:
     groups = 2 * shape.head_groups
     stage = shape.stage_bytes + shape.table_bytes
     rebuild = OpLaunch(
-        Kernel("mla_attention", "rebuild_context", constants, file="rebuild.cu"),
+        Kernel("mla_attention", "rebuild_context", constants, file="rebuild.cu", config=True),
         grid=(min(tiles, max(1, request.target.multiprocessors // groups)), groups, 1),
         block=KEY_THREADS,
         shared_bytes=2 * stage + shape.waiting_bytes(MOST_HELD_STEPS),

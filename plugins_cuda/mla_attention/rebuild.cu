@@ -13,6 +13,7 @@
 // latent is rebuilt once for all of them and attended to by the kernel of plain caches
 // (paged_tree_attention/prefill.cu); the workspaces hold one layer's keys and values. 2·ENTRY·
 // KV_HEADS·WIDTH operations for the keys of a token, and for its values.
+#include "device/config.cuh"
 #include "device/latent_keys.cuh"
 
 namespace {
@@ -34,8 +35,8 @@ __device__ __forceinline__ Span seen_slots(const Inputs& in, int begin, int stop
   __syncthreads();
   for (int row = begin + static_cast<int>(threadIdx.x); row < stop; row += kLatentThreads) {
     const int slot = in.row_slot[row];
-    const RowView view = view_of<WORDS, WINDOW>(
-        slot, tree_start, in.ancestor_bits + static_cast<int64_t>(row) * WORDS);
+    const RowView view = view_of<Config::kWords, Config::kWindow>(
+        slot, tree_start, in.ancestor_bits + static_cast<int64_t>(row) * Config::kWords);
     atomicMin(bounds, view.first);
     atomicMax(bounds + 1, slot);
   }
@@ -49,11 +50,11 @@ __device__ __forceinline__ Span seen_slots(const Inputs& in, int begin, int stop
 __device__ __forceinline__ int position_of(const Inputs& in, int begin, int stop, int tree_start,
                                            int slot) {
   const int bit = slot - tree_start;
-  if (bit < 0 || bit >= 32 * WORDS) return slot;
+  if (bit < 0 || bit >= 32 * Config::kWords) return slot;
   for (int row = begin; row < stop; ++row) {
-    const int* bits = in.ancestor_bits + static_cast<int64_t>(row) * WORDS;
+    const int* bits = in.ancestor_bits + static_cast<int64_t>(row) * Config::kWords;
     if (static_cast<uint32_t>(bits[bit / 32]) >> (bit % 32) & 1u) {
-      return tree_start + bits_below<WORDS>(bits, bit);
+      return tree_start + bits_below<Config::kWords>(bits, bit);
     }
   }
   return slot;
@@ -68,12 +69,15 @@ __device__ __forceinline__ void store_keys(const KeyMaker& maker, const float* t
   maker.finish(tables, [&](int n, uint32_t low, uint32_t high) {
     const uint32_t first = transpose_8x8(low), second = transpose_8x8(high);
     const int entry = entries[8 * n + g];
-    if (entry < 0 || head >= KV_HEADS) return;
-    const int64_t page = entry / PAGE_SIZE;
+    if (entry < 0 || head >= Config::kKvHeads) return;
+    const int64_t page = entry / Config::kPageSize;
     uint32_t* to =
-        pool + ((page * KV_HEADS + head) * PAGE_SIZE + entry % PAGE_SIZE) * (WIDTH / 2) + pair;
+        pool +
+        ((page * Config::kKvHeads + head) * Config::kPageSize + entry % Config::kPageSize) *
+            (Config::kWidth / 2) +
+        pair;
     to[0] = first;
-    to[WIDTH / 4] = second;
+    to[Config::kWidth / 4] = second;
   });
 }
 
@@ -98,17 +102,19 @@ extern "C" __global__ void __launch_bounds__(kLatentThreads, 1)
   pdl_wait();
   const Inputs in{c_pool, cos, sin, row_slot, ancestor_bits};
   LatentWalk walk;
-  for (int sequence = 0; sequence < BATCH; ++sequence) {
+  for (int sequence = 0; sequence < Config::kBatch; ++sequence) {
     const int begin = row_start[sequence], stop = row_start[sequence + 1];
     if (begin == stop) continue;
     const int start = tree_start[sequence];
     const Span seen = seen_slots(in, begin, stop, start, bounds);
-    const int* table = page_table + static_cast<int64_t>(sequence) * TABLE;
+    const int* table = page_table + static_cast<int64_t>(sequence) * Config::kTable;
     const auto fetch = [&](int tile, int stage) {
       if (tile * kTile <= seen.last) {
         const auto entry_of = [&](int token) {
           const int slot = tile * kTile + token;
-          return seen.holds(slot) ? table[slot / PAGE_SIZE] * PAGE_SIZE + slot % PAGE_SIZE : -1;
+          return seen.holds(slot) ? table[slot / Config::kPageSize] * Config::kPageSize +
+                                        slot % Config::kPageSize
+                                  : -1;
         };
         const int lane = threadIdx.x % 32;
         const int2 own = make_int2(entry_of(lane), kTile > 32 ? entry_of(lane + 32) : -1);
@@ -116,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(kLatentThreads, 1)
         if (threadIdx.x < kTile) entries[stage][threadIdx.x] = entry_of(threadIdx.x);
         if (!values) {
           fetch_tables<kLatentThreads>(
-              cos, sin, POSITIONS, tables + stage * kTableUnits,
+              cos, sin, Config::kPositions, tables + stage * kTableUnits,
               [&](int token) { return position_of(in, begin, stop, start, tile * kTile + token); });
         }
       }

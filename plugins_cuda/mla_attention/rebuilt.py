@@ -43,7 +43,7 @@ def attend_rebuilding(
         ("SEQUENCE_ROWS", max(1, shape.rows // shape.batch)),
     )
     return OpLaunch(
-        Kernel("mla_attention", "attend_latents", constants),
+        Kernel("mla_attention", "attend_latents", constants, config=True),
         grid=(cut.context_ctas, shape.head_groups, shape.batch * cut.row_ctas),
         block=THREADS,
         shared_bytes=_shared_bytes(shape, cut, stages),

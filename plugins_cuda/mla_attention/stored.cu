@@ -13,21 +13,22 @@
 //
 // A token takes 2·ENTRY bytes and 256 of keys from L2 for each feature group and MIXERS·ROWS rows;
 // 2·KV_HEADS·GROUP·(WIDTH + ENTRY) operations for each row.
+#include "../_device/ptx_ring.cuh"
+#include "../_device/row_tile.cuh"
+#include "device/config.cuh"
 #include "device/latent_copy.cuh"
 #include "device/latent_mix.cuh"
 #include "device/latent_scores.cuh"
-#include "../_device/ptx_ring.cuh"
-#include "../_device/row_tile.cuh"
-#include "device/warpgroup_registers.cuh"
 #include "device/slot_states.cuh"
 #include "device/stored_tiles.cuh"
+#include "device/warpgroup_registers.cuh"
 
 namespace {
 
-constexpr int kThreads = MIXERS * kMixThreads + kCopyThreads;
-constexpr int kRows = MIXERS * ROWS;  // of a CTA
+constexpr int kThreads = Config::kMixers * kMixThreads + kCopyThreads;
+constexpr int kRows = Config::kMixers * Config::kRows;  // of a CTA
 // A mixer's only row would count its own tiles among those of all rows (latent_rows.cuh).
-static_assert(ROWS == 2, "rows have tiles of their own, as in the walk");
+static_assert(Config::kRows == 2, "rows have tiles of their own, as in the walk");
 constexpr int kWeightUnits = kStates * kTile / 8;
 using Walk = WalkOf<StoredRows<kRows>>;
 
@@ -51,12 +52,13 @@ struct Memory {
 
   __device__ __forceinline__ explicit Memory(unsigned char* shared) {
     ring = reinterpret_cast<uint4*>(shared);
-    keys = ring + STAGES * kStageUnits;
-    weights = keys + STAGES * kKeyUnits;
-    states = reinterpret_cast<float2*>(weights + MIXERS * kWeightUnits);
-    floats = reinterpret_cast<float*>(states + MIXERS * 2 * kStates);
-    full = reinterpret_cast<Mbarrier*>(floats + MIXERS * (kMixWarps * kWarpStates + kStates));
-    empty = full + STAGES;
+    keys = ring + Config::kStages * kStageUnits;
+    weights = keys + Config::kStages * kKeyUnits;
+    states = reinterpret_cast<float2*>(weights + Config::kMixers * kWeightUnits);
+    floats = reinterpret_cast<float*>(states + Config::kMixers * 2 * kStates);
+    full =
+        reinterpret_cast<Mbarrier*>(floats + Config::kMixers * (kMixWarps * kWarpStates + kStates));
+    empty = full + Config::kStages;
   }
 
   __device__ __forceinline__ Mine of(int mixer) const {
@@ -66,9 +68,9 @@ struct Memory {
   }
 
   __device__ __forceinline__ void open_barriers() const {
-    for (int i = 0; i < STAGES; ++i) {
+    for (int i = 0; i < Config::kStages; ++i) {
       mbarrier_init(full + i, kCopyThreads);
-      mbarrier_init(empty + i, MIXERS * kMixWarps);
+      mbarrier_init(empty + i, Config::kMixers * kMixWarps);
     }
     mbarrier_init_fence();
   }
@@ -85,7 +87,7 @@ struct Inputs {
   int held;
 
   __device__ __forceinline__ void open(Walk& walk, int first, int count, int sequence) const {
-    walk.table = rows.page_table + static_cast<int64_t>(sequence) * TABLE;
+    walk.table = rows.page_table + static_cast<int64_t>(sequence) * Config::kTable;
     walk.begins = nullptr;
     StoredRows<kRows>& seen = walk.rows;
     seen.tree_start = rows.tree_start[sequence];
@@ -95,8 +97,8 @@ struct Inputs {
     for (int r = 0; r < kRows; ++r) {
       seen.last[r] = -1;
       if (r >= count) continue;
-      const RowView view =
-          view_of<WORDS, WINDOW>(rows.row_slot[first + r], seen.tree_start, seen.bits + r * WORDS);
+      const RowView view = view_of<Config::kWords, Config::kWindow>(
+          rows.row_slot[first + r], seen.tree_start, seen.bits + r * Config::kWords);
       seen.last[r] = view.last;
       seen.shared_end = max(seen.shared_end, shared_last_of(view));
     }
@@ -107,7 +109,8 @@ struct Inputs {
 // warps call it, of any warpgroup by itself.
 template <class Use>
 __device__ __forceinline__ void with_rows(const Inputs& in, const Use& use) {
-  const RowTile own = row_tile<kRows>(in.rows.row_start, static_cast<int>(blockIdx.z));
+  const RowTile own =
+      row_tile<Config::kBatch, kRows>(in.rows.row_start, static_cast<int>(blockIdx.z));
   bool wanted = false;
   for (int row = own.first; row < own.first + own.count; ++row) {
     wanted = wanted || sees_everything(in.selected, in.held, row);
@@ -123,7 +126,8 @@ __device__ __forceinline__ void copy_tiles(const Inputs& in, const Memory& memor
   int filled = 0;
   with_rows(in, [&](const Walk& walk, int first, int, int sequence) {
     for (TileCursor at = walk.begin(); !at.ended(); walk.advance(at), ++filled) {
-      const int from = at.tile * kTile, stage = filled % STAGES, round = filled / STAGES;
+      const int from = at.tile * kTile, stage = filled % Config::kStages,
+                round = filled / Config::kStages;
       TileCopy copy;
       copy.look_up(in.c_pool, [&](int token) { return walk.entry_at(from + token, at); });
       const uint4* const keys = in.stored + stored_tile(sequence, first + at.owner - 1, at,
@@ -146,7 +150,8 @@ __device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, i
   const Mine mine = memory.of(mixer);
   int filled = 0;
   with_rows(in, [&](const Walk& walk, int cta_first, int cta_count, int sequence) {
-    const int first = cta_first + mixer * ROWS, count = min(ROWS, cta_count - mixer * ROWS);
+    const int first = cta_first + mixer * Config::kRows,
+              count = min(Config::kRows, cta_count - mixer * Config::kRows);
     LatentRows rows;
     rows.shared_end = -1;
     if (count > 0) {
@@ -160,18 +165,18 @@ __device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, i
     Softmax softmax;
     if (count > 0) softmax.open(in.q, first, count);
     Mixer<kMTiles> mixed;
-    for (int slot = blockIdx.x; slot < SPLIT; slot = next_slot(slot)) {
-      if (slot >= SLOTS_IN_USE) continue;
+    for (int slot = blockIdx.x; slot < Config::kSplit; slot = next_slot(slot)) {
+      if (slot >= Config::kSlotsInUse) continue;
       bool any = false;
       mixed.clear();
       softmax.clear();
 #pragma unroll 1
       for (; at.slot() == slot; walk.advance(at), ++filled) {
-        const int stage = filled % STAGES;
-        const TileCursor own{at.owner == 0 ? 0 : at.owner - mixer * ROWS, at.tile};
+        const int stage = filled % Config::kStages;
+        const TileCursor own{at.owner == 0 ? 0 : at.owner - mixer * Config::kRows, at.tile};
         const bool sees = at.owner == 0 ? at.tile * kTile <= rows.shared_end
                                         : own.owner > 0 && own.owner <= count;
-        mbarrier_wait(memory.full + stage, filled / STAGES % 2);
+        mbarrier_wait(memory.full + stage, filled / Config::kStages % 2);
         if (sees) {
           any = true;
           const auto keys = [&] {
@@ -218,12 +223,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (thread_index() == 0) memory.open_barriers();
   __syncthreads();
   const int warpgroup = thread_index() / 128;
-  if (warpgroup == MIXERS) {
-    registers_set<kThreads, COPY_REGISTERS>();
+  if (warpgroup == Config::kMixers) {
+    registers_set<kThreads, Config::kCopyRegisters>();
     pdl_wait();
     copy_tiles(in, memory);
   } else {
-    registers_set<kThreads, MIX_REGISTERS>();
+    registers_set<kThreads, Config::kMixRegisters>();
     pdl_wait();
     attend(in, memory, warpgroup);
   }

@@ -79,7 +79,7 @@ def _rebuild(request: LoweringRequest, shape: LatentGeometry) -> OpLaunch:
     fill = max(1, request.target.multiprocessors // shape.head_groups)
     ctas = min(shape.batch * _tiles(shape), fill)
     return OpLaunch(
-        Kernel("mla_attention", "rebuild_keys", constants, file="stored_keys.cu"),
+        Kernel("mla_attention", "rebuild_keys", constants, file="stored_keys.cu", config=True),
         grid=(ctas, shape.head_groups, 1),
         block=KEY_THREADS + WARPGROUP,
         shared_bytes=shared_bytes(stages),
@@ -114,7 +114,7 @@ def _attend(request: LoweringRequest, shape: LatentGeometry, cut: LatentCut) -> 
         ("MIX_REGISTERS", OTHER_REGISTERS),
     )
     return OpLaunch(
-        Kernel("mla_attention", "attend_stored", constants, file="stored.cu"),
+        Kernel("mla_attention", "attend_stored", constants, file="stored.cu", config=True),
         grid=(cut.context_ctas, shape.head_groups, row_tiles),
         block=(cut.consumer_warpgroups + 1) * WARPGROUP,
         shared_bytes=shared_bytes(stages),

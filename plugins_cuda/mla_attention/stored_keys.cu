@@ -12,10 +12,11 @@
 // ring; two keep the CTA's part of w_k in registers and rebuild 64 features each (latent_keys.cuh),
 // as attend_latents does: keys have its bits. 2·ENTRY·KV_HEADS·WIDTH operations for a token, once;
 // its keys are written, and read by attend_stored for every few rows.
-#include "device/latent_copy.cuh"
 #include "../_device/ptx_ring.cuh"
-#include "device/warpgroup_registers.cuh"
+#include "device/config.cuh"
+#include "device/latent_copy.cuh"
 #include "device/stored_tiles.cuh"
+#include "device/warpgroup_registers.cuh"
 
 namespace {
 
@@ -33,16 +34,16 @@ struct Memory {
 
   __device__ __forceinline__ explicit Memory(unsigned char* shared) {
     ring = reinterpret_cast<uint4*>(shared);
-    tables = ring + STAGES * kStageUnits;
-    space = tables + STAGES * kTableUnits;
+    tables = ring + Config::kStages * kStageUnits;
+    space = tables + Config::kStages * kTableUnits;
     waiting = space + kLoadUnits;
     full = reinterpret_cast<Mbarrier*>(waiting + kWaitingUnits);
-    empty = full + STAGES;
-    measured = empty + STAGES;
+    empty = full + Config::kStages;
+    measured = empty + Config::kStages;
   }
 
   __device__ __forceinline__ void open_barriers() const {
-    for (int i = 0; i < STAGES; ++i) {
+    for (int i = 0; i < Config::kStages; ++i) {
       mbarrier_init(full + i, kCopyThreads);
       mbarrier_init(empty + i, kLatentThreads / 32);
     }
@@ -53,8 +54,8 @@ struct Memory {
 
 // What a launch's rows see, in shared memory.
 struct Extents {
-  int shared_end[BATCH];      // of a sequence's tiles of all rows, −1 where there are none
-  int own_last[LAUNCH_ROWS];  // of a row's own, −1 where it has none
+  int shared_end[Config::kBatch];     // of a sequence's tiles of all rows, −1 where there are none
+  int own_last[Config::kLaunchRows];  // of a row's own, −1 where it has none
 };
 
 struct Inputs {
@@ -70,7 +71,8 @@ struct Inputs {
   // everything.
   __device__ __forceinline__ void measure(Extents& extents) const {
     const int lane = copy_thread() % 32;
-    for (int sequence = copy_thread() / 32; sequence < BATCH; sequence += kCopyThreads / 32) {
+    for (int sequence = copy_thread() / 32; sequence < Config::kBatch;
+         sequence += kCopyThreads / 32) {
       const int begin = rows.row_start[sequence], stop = rows.row_start[sequence + 1];
       bool whole = false;
       for (int row = begin + lane; row < stop; row += 32) {
@@ -103,12 +105,14 @@ __device__ __forceinline__ void for_tiles(const Inputs& in, const Extents& exten
   const int ctas = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x);
   Walk walk;
   int turn = cta;  // the next tile of all rows that is this CTA's
-  for (int sequence = 0; sequence < BATCH; ++sequence) {
+  for (int sequence = 0; sequence < Config::kBatch; ++sequence) {
     const int shared_end = extents.shared_end[sequence];
     const int begin = in.rows.row_start[sequence], stop = in.rows.row_start[sequence + 1];
     const int start = in.rows.tree_start[sequence];
-    walk.table = in.rows.page_table + static_cast<int64_t>(sequence) * TABLE;
-    walk.begins = VIEWED ? in.page_position + static_cast<int64_t>(sequence) * TABLE : nullptr;
+    walk.table = in.rows.page_table + static_cast<int64_t>(sequence) * Config::kTable;
+    walk.begins = Config::kViewed
+                      ? in.page_position + static_cast<int64_t>(sequence) * Config::kTable
+                      : nullptr;
     const auto pass = [&](const TileCursor& at, int row) {
       use(walk, at, stored_tile(sequence, row, at, start, blockIdx.y));
     };
@@ -122,7 +126,7 @@ __device__ __forceinline__ void for_tiles(const Inputs& in, const Extents& exten
       walk.rows.last[0] = last;
       walk.rows.bits = in.rows.bits(row);
       for (int tile = first; tile * kTile <= last; ++tile) {
-        if ((row * OWN_TILES + tile - first) % ctas == cta) pass({1, tile}, row);
+        if ((row * Config::kOwnTiles + tile - first) % ctas == cta) pass({1, tile}, row);
       }
     }
   }
@@ -133,11 +137,13 @@ __device__ __forceinline__ void copy_tiles(const Inputs& in, const Extents& exte
                                            const Memory& memory) {
   int filled = 0;
   for_tiles(in, extents, [&](const Walk& walk, const TileCursor& at, int64_t) {
-    const int from = at.tile * kTile, stage = filled % STAGES, round = filled / STAGES;
+    const int from = at.tile * kTile, stage = filled % Config::kStages,
+              round = filled / Config::kStages;
     TileCopy copy;
     copy.look_up(in.c_pool, [&](int token) { return walk.entry_at(from + token, at); });
     if (round > 0) mbarrier_wait(memory.empty + stage, (round + 1) % 2);
-    fetch_tables<kCopyThreads>(in.cos, in.sin, POSITIONS, memory.tables + stage * kTableUnits,
+    fetch_tables<kCopyThreads>(in.cos, in.sin, Config::kPositions,
+                               memory.tables + stage * kTableUnits,
                                [&](int token) { return walk.position_of(from + token); });
     start_copies(copy, memory.ring + stage * kStageUnits, 0, kEntryPanels);
     cp_async_arrive(memory.full + stage);
@@ -155,8 +161,8 @@ __device__ __forceinline__ void rebuild(const Inputs& in, const Extents& extents
   for_tiles(in, extents, [&](const Walk&, const TileCursor&, int64_t place) {
     if (!loaded) load();
     loaded = true;
-    const int stage = made % STAGES;
-    mbarrier_wait(memory.full + stage, made / STAGES % 2);
+    const int stage = made % Config::kStages;
+    mbarrier_wait(memory.full + stage, made / Config::kStages % 2);
     fence_async_shared();
     maker.start(memory.ring + stage * kStageUnits);
     maker.wait();
@@ -191,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (thread_index() == 0) memory.open_barriers();
   __syncthreads();
   if (thread_index() < kLatentThreads) {
-    registers_set<kThreads, KEY_REGISTERS>();
+    registers_set<kThreads, Config::kKeyRegisters>();
     KeyMaker maker;
     const auto load = [&] { maker.load(w_k, b_k, blockIdx.y, memory.space, memory.waiting); };
     // Most launches with lists rebuild nothing.
@@ -201,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     mbarrier_wait(memory.measured, 0);
     rebuild(in, extents, memory, maker, early, load, workspace_keys);
   } else {
-    registers_set<kThreads, COPY_REGISTERS>();
+    registers_set<kThreads, Config::kCopyRegisters>();
     pdl_wait();
     in.measure(extents);
     mbarrier_arrive(memory.measured);

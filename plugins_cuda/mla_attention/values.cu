@@ -18,28 +18,33 @@
 // multiplies them by its panel of w_v; the last of the PANELS to arrive adds the products in order,
 // and the bias as often as the weights sum to.
 #include "../_device/attention_tile.cuh"
+#include "device/config.cuh"
 #include "device/latent_mass.cuh"
 
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kShared = Q_HEADS / V_HEADS;  // query heads of a value head
+constexpr int kShared = Config::kQHeads / Config::kVHeads;  // query heads of a value head
 constexpr int kRows = 16;
 constexpr int kQuads = 16;  // of columns
-constexpr int kWidthUnits = V_WIDTH / 8;
-constexpr int kParts = V_WIDTH / 16;
+constexpr int kWidthUnits = Config::kVWidth / 8;
+constexpr int kParts = Config::kVWidth / 16;
 constexpr int kWarpParts = ceil_div(kParts, kWarps);
-constexpr int kGroupPlaces = ceil_div(PLACES, GROUPS);
+constexpr int kGroupPlaces = ceil_div(Config::kPlaces, Config::kGroups);
 // Rows whose places are joined at once: a thread has a group of one of them at most.
-constexpr int kPassRows = GROUPS > 8 ? 1 : GROUPS > 4 ? 2 : GROUPS > 2 ? 4 : GROUPS > 1 ? 8 : 16;
-static_assert(kPassRows * kQuads * GROUPS <= kThreads, "see above");
+constexpr int kPassRows = Config::kGroups > 8   ? 1
+                          : Config::kGroups > 4 ? 2
+                          : Config::kGroups > 2 ? 4
+                          : Config::kGroups > 1 ? 8
+                                                : 16;
+static_assert(kPassRows * kQuads * Config::kGroups <= kThreads, "see above");
 
 // Row ``row`` of this CTA's 16 as (row of the launch, query head); −1 past the launch's rows.
 __device__ __forceinline__ int64_t place_of(int row, int rows) {
   const int at = static_cast<int>(blockIdx.z) * kRows + row;
   if (at / kShared >= rows) return -1;
-  return static_cast<int64_t>(at / kShared) * Q_HEADS + blockIdx.y * kShared + at % kShared;
+  return static_cast<int64_t>(at / kShared) * Config::kQHeads + blockIdx.y * kShared + at % kShared;
 }
 
 // Four columns of the places of a group in front of ``places``, in order.
@@ -48,14 +53,15 @@ __device__ __forceinline__ Part joined(int64_t row, int column, int group, int p
   Part part[kGroupPlaces];
 #pragma unroll
   for (int i = 0; i < kGroupPlaces; ++i) {
-    const int place = group + i * GROUPS;
+    const int place = group + i * Config::kGroups;
     part[i] = empty_part();
-    if (place >= PLACES || place >= places) continue;
-    const float2 pair = load_l2_float2(sums + row * PLACES + place);
+    if (place >= Config::kPlaces || place >= places) continue;
+    const float2 pair = load_l2_float2(sums + row * Config::kPlaces + place);
     part[i].maximum = pair.x;
     part[i].sum = pair.y;
-    if (column >= VALUE) continue;
-    const uint4 bits = load_l2_16(values + (row * PLACES + place) * VALUE + column);
+    if (column >= Config::kValue) continue;
+    const uint4 bits =
+        load_l2_16(values + (row * Config::kPlaces + place) * Config::kValue + column);
     part[i].values = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y),
                                  __uint_as_float(bits.z), __uint_as_float(bits.w));
   }
@@ -68,7 +74,7 @@ __device__ __forceinline__ Part joined(int64_t row, int column, int group, int p
 // Places of a row that may hold a state. Where the context is read from its start in tiles that the
 // slots share out, those behind its last tile do not.
 __device__ __forceinline__ int places_of(int64_t row, const int* row_slot) {
-  return WINDOW > 0 ? PLACES : row_slot[row] / TILE + 1;
+  return Config::kWindow > 0 ? Config::kPlaces : row_slot[row] / Config::kTile + 1;
 }
 
 }  // namespace
@@ -80,21 +86,22 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                    int* workspace_arrivals) {
   __shared__ uint4 mixed[kRows * 8];          // [16][64] bf16
   __shared__ uint4 weight[64 * kWidthUnits];  // [64][V_WIDTH] bf16
-  __shared__ float4 group_values[GROUPS][kPassRows * kQuads];
-  __shared__ float2 group_sums[GROUPS][kPassRows * kQuads];
+  __shared__ float4 group_values[Config::kGroups][kPassRows * kQuads];
+  __shared__ float2 group_sums[Config::kGroups][kPassRows * kQuads];
   __shared__ float mass[kRows];
   __shared__ bool is_last;
   const int panel = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   pdl_launch_dependents();
   for (int i = threadIdx.x; i < 64 * kWidthUnits; i += kThreads) {
     const int k = panel * 64 + i / kWidthUnits, unit = i % kWidthUnits;
-    const int64_t row = min(k, VALUE - 1);
-    cp_async_16_or_zero(weight + tile_unit<V_WIDTH>(i / kWidthUnits, unit),
-                        w_v + (row * V_HEADS + blockIdx.y) * kWidthUnits + unit, k < VALUE);
+    const int64_t row = min(k, Config::kValue - 1);
+    cp_async_16_or_zero(weight + tile_unit<Config::kVWidth>(i / kWidthUnits, unit),
+                        w_v + (row * Config::kVHeads + blockIdx.y) * kWidthUnits + unit,
+                        k < Config::kValue);
   }
   cp_async_commit();
   pdl_wait();
-  const int rows = row_start[BATCH];
+  const int rows = row_start[Config::kBatch];
   if (place_of(0, rows) < 0) {
     cp_async_wait<0>();
     return;
@@ -110,9 +117,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   for (int first = 0; first < kRows && place_of(first, rows) >= 0; first += kPassRows) {
     const int row = first + item / kQuads;
     const int64_t place = place_of(row, rows);
-    if (place >= 0 && group < GROUPS) {
+    if (place >= 0 && group < Config::kGroups) {
       const Part part =
-          joined(place, panel * 64 + 4 * quad, group, places_of(place / Q_HEADS, row_slot),
+          joined(place, panel * 64 + 4 * quad, group, places_of(place / Config::kQHeads, row_slot),
                  workspace_sums, workspace_values);
       group_values[group][item] = part.values;
       group_sums[group][item] = make_float2(part.maximum, part.sum);
@@ -121,13 +128,13 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     if (place >= 0 && group == 0) {
       Part all = empty_part();
 #pragma unroll
-      for (int i = 0; i < GROUPS; ++i) {
+      for (int i = 0; i < Config::kGroups; ++i) {
         const float2 pair = group_sums[i][item];
         join(all, {pair.x, pair.y, group_values[i][item]});
       }
-      const int head = static_cast<int>(place % Q_HEADS);
+      const int head = static_cast<int>(place % Config::kQHeads);
       if (quad == 0) mass[row] = mass_of(all, sinks, head);
-      if (HAS_SINKS) join_sink(all, sinks[head]);
+      if (Config::kHasSinks) join_sink(all, sinks[head]);
       reinterpret_cast<uint2*>(mixed + tile_unit<64>(row, quad / 2))[quad % 2] = mean_of(all);
     }
     __syncthreads();
@@ -144,13 +151,13 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       const int part = i * kWarps + warp;
       if (part >= kParts) continue;
       uint32_t low[2], high[2];
-      load_value_columns<V_WIDTH>(low, high, weight, 16 * step, part);
+      load_value_columns<Config::kVWidth>(low, high, weight, 16 * step, part);
       mma_bf16(sums[i][0], a, low);
       mma_bf16(sums[i][1], a, high);
     }
   }
-  const int64_t tile = static_cast<int64_t>(blockIdx.z) * V_HEADS + blockIdx.y;
-  float* partials = workspace_partials + tile * PANELS * kRows * V_WIDTH;
+  const int64_t tile = static_cast<int64_t>(blockIdx.z) * Config::kVHeads + blockIdx.y;
+  float* partials = workspace_partials + tile * Config::kPanels * kRows * Config::kVWidth;
 #pragma unroll
   for (int i = 0; i < kWarpParts; ++i) {
     const int part = i * kWarps + warp;
@@ -158,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int row = lane / 4 + j / 2 * 8;
-      float* to = partials + (panel * kRows + row) * V_WIDTH + 16 * part + 2 * (lane % 4);
+      float* to = partials + (panel * kRows + row) * Config::kVWidth + 16 * part + 2 * (lane % 4);
       *reinterpret_cast<float2*>(to + j % 2 * 8) =
           make_float2(sums[i][j % 2][j / 2 * 2], sums[i][j % 2][j / 2 * 2 + 1]);
     }
@@ -166,24 +173,25 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();
-    is_last = PANELS == 1 || atomicAdd(workspace_arrivals + tile, 1) == PANELS - 1;
-    if (is_last && PANELS > 1) workspace_arrivals[tile] = 0;
+    is_last =
+        Config::kPanels == 1 || atomicAdd(workspace_arrivals + tile, 1) == Config::kPanels - 1;
+    if (is_last && Config::kPanels > 1) workspace_arrivals[tile] = 0;
     __threadfence();
   }
   __syncthreads();
   if (!is_last) return;
-  for (int i = threadIdx.x; i < kRows * V_WIDTH; i += kThreads) {
-    const int row = i / V_WIDTH, column = i % V_WIDTH;
+  for (int i = threadIdx.x; i < kRows * Config::kVWidth; i += kThreads) {
+    const int row = i / Config::kVWidth, column = i % Config::kVWidth;
     const int64_t place = place_of(row, rows);
     if (place < 0) continue;
     float sum = 0.0f;
 #pragma unroll
-    for (int from = 0; from < PANELS; ++from) {
-      sum += load_l2_float(partials + from * kRows * V_WIDTH + i);
+    for (int from = 0; from < Config::kPanels; ++from) {
+      sum += load_l2_float(partials + from * kRows * Config::kVWidth + i);
     }
-    if (HAS_BIAS) {
-      sum = __fmaf_rn(mass[row], bf16_to_float(b_v[blockIdx.y * V_WIDTH + column]), sum);
+    if (Config::kHasBias) {
+      sum = __fmaf_rn(mass[row], bf16_to_float(b_v[blockIdx.y * Config::kVWidth + column]), sum);
     }
-    attended[place * V_WIDTH + column] = float_to_bf16(sum);
+    attended[place * Config::kVWidth + column] = float_to_bf16(sum);
   }
 }

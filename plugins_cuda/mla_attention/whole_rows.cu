@@ -6,6 +6,7 @@
 // A CTA none of whose rows has such a list leaves them alone; any other is the plain kernel's CTA,
 // so that these rows get its bits. What it sums of rows with other lists, attend_listed replaces.
 #include "device/attend.cuh"
+#include "device/config.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attend_whole_rows(const uint32_t* q, const uint4* c_pool, const uint4* w_k, const uint16_t* b_k,
@@ -23,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     rows.open(first, count, in.rows, tree_start[sequence]);
     bool whole = false;
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < Config::kRows; ++r) {
       whole = whole || selected[static_cast<int64_t>(first + min(r, count - 1)) * held] == -2;
     }
     return whole;

@@ -145,7 +145,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   __shared__ Row rows[kRows];
   pdl_launch_dependents();
   pdl_wait();
-  const RowTile own = row_tile<kRows>(row_start, static_cast<int>(gridDim.x - 1 - blockIdx.x));
+  const RowTile own =
+      row_tile<BATCH, kRows>(row_start, static_cast<int>(gridDim.x - 1 - blockIdx.x));
   if (own.count == 0) return;
   const int start = tree_start[own.sequence];
   if (threadIdx.x < kRows) {

@@ -20,8 +20,8 @@
 // chunk that it came in. 32 KB and 4.2 MFLOP a tile: 1024 cycles of the tensor cores, and as many
 // for its 16384 exponentials. No workspace.
 #include "../_device/attention_tile.cuh"
-#include "device/prompt_rows.cuh"
 #include "../_device/ring_place.cuh"
+#include "device/prompt_rows.cuh"
 #include "device/row_pair.cuh"
 
 namespace {
@@ -190,7 +190,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   pdl_launch_dependents();
   pdl_wait();
-  const RowTile own = row_tile<kRows>(row_start, static_cast<int>(gridDim.x - 1 - blockIdx.x));
+  const RowTile own =
+      row_tile<BATCH, kRows>(row_start, static_cast<int>(gridDim.x - 1 - blockIdx.x));
   if (own.count == 0) return;
   const int start = tree_start[own.sequence];
   if (threadIdx.x < kRows) {

@@ -22,35 +22,39 @@
 //
 // Gate/up lets this launch start only after its own wait for the router. The routing and row_start
 // are therefore final from the start, and the first weights are on their way before the wait for h.
+#include "../_device/l2_word.cuh"
 #include "device/expert_routing.cuh"
 #include "device/expert_rows.cuh"
 #include "device/expert_stream.cuh"
-#include "../_device/l2_word.cuh"
 
-constexpr int kBlocks = INNER / 32;
+// Written by lowering.py.
+CONFIG
+
+constexpr int kBlocks = Config::kInner / 32;
 constexpr int kSteps = ceil_div(kBlocks, 2);
-constexpr int kTiles = HIDDEN / 8, kUnits = kTiles / TILES;
-static_assert(TILES <= 2 && kTiles % TILES == 0, "a unit is of whole tiles of one item");
+constexpr int kExpertTiles = Config::kHidden / 8, kUnits = kExpertTiles / Config::kTiles;
+static_assert(Config::kTiles <= 2 && kExpertTiles % Config::kTiles == 0,
+              "a unit is of whole tiles of one item");
 // An item's entries are of different rows.
-constexpr int kPassRows = PASS_ROWS < ROWS ? PASS_ROWS : ROWS;
+constexpr int kItemRows = Config::kPassRows < Config::kRows ? Config::kPassRows : Config::kRows;
 
-using Routed = RoutedRows<ROWS, TOP_K, EXPERTS, PASS_ROWS, WARPS>;
+using Routed = RoutedRows<Config>;
 
 struct TileOf {
   const unsigned char* down;
   const RoutedItem* items;
   __device__ __forceinline__ const unsigned char* operator()(int unit) const;
 };
-using Stream = TileStream<kSteps, RING_STAGES, PIECES, TILES, TileOf>;
+using Stream = TileStream<Config, kSteps, TileOf>;
 
 struct SharedDown {
   Routed routing;
   float weights[Routed::kEntries];
-  Stream::Barriers full[WARPS];
+  Stream::Barriers full[Config::kWarps];
 };
 
 __device__ __forceinline__ const unsigned char* TileOf::operator()(int unit) const {
-  const int tile = items[unit / kUnits].expert * kTiles + unit % kUnits * TILES;
+  const int tile = items[unit / kUnits].expert * kExpertTiles + unit % kUnits * Config::kTiles;
   return down + static_cast<int64_t>(tile) * Stream::Cut::kTileBytes;
 }
 
@@ -142,19 +146,20 @@ template <class RowOf>
 __device__ __forceinline__ void run_unit(Stream& stream, const SharedDown& lists, RoutedItem item,
                                          int tile, const uint16_t* bias, float* partial,
                                          RowOf&& row_of) {
-  constexpr int kMostOf4 = ceil_div(kPassRows, 4), kMostOf8 = ceil_div(kPassRows, 8);
+  constexpr int kMostOf4 = ceil_div(kItemRows, 4), kMostOf8 = ceil_div(kItemRows, 8);
   const int* entries = lists.routing.entries + item.first_entry;
   const int output = 8 * tile + threadIdx.x % 32 / 4;
   // Widened when they are used: the warp would wait for them here.
-  uint16_t biases[TILES];
+  uint16_t biases[Config::kTiles];
 #pragma unroll
-  for (int i = 0; i < TILES; ++i) biases[i] = bias[item.expert * HIDDEN + output + 8 * i];
+  for (int i = 0; i < Config::kTiles; ++i)
+    biases[i] = bias[item.expert * Config::kHidden + output + 8 * i];
   const auto store = [&](int of_tile, int i, float sum) {
     const int entry = entries[i];
     const float biased = sum + bf16_to_float(biases[of_tile]);
-    partial[entry * HIDDEN + output + 8 * of_tile] = lists.weights[entry] * biased;
+    partial[entry * Config::kHidden + output + 8 * of_tile] = lists.weights[entry] * biased;
   };
-  if constexpr (TILES == 2) {
+  if constexpr (Config::kTiles == 2) {
     if (kMostOf8 == 1 || item.entries <= 8) {
       run_two_tiles<1>(stream, item.entries, row_of, store);
     } else {
@@ -169,75 +174,85 @@ __device__ __forceinline__ void run_unit(Stream& stream, const SharedDown& lists
   }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
+// What memory.py computes.
+static_assert(sizeof(SharedDown) <= Config::kStaticBytes, "static shared memory");
+static_assert(Config::kWarps * Stream::kRingBytes +
+                      Config::kPlaces * kActivationRowBytes<Config::kInner> <=
+                  Config::kSharedBytes,
+              "rings, then rows");
+
+extern "C" __global__ void __launch_bounds__(32 * Config::kWarps, 1)
     down_experts(const unsigned char* __restrict__ down, const uint16_t* __restrict__ down_bias,
                  const int* row_start, const uint16_t* workspace_h, const float* workspace_logits,
                  float* workspace_partial) {
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ SharedDown lists;
   const int warp = threadIdx.x / 32;
-  unsigned char* const rows = shared + WARPS * Stream::kRingBytes;
+  unsigned char* const rows = shared + Config::kWarps * Stream::kRingBytes;
   Stream stream(shared + warp * Stream::kRingBytes, lists.full[warp],
                 TileOf{down, lists.routing.items});
   stream.init();
   pdl_launch_dependents();
-  auto asked = lists.routing.ask(workspace_logits, row_start + SEQUENCES);
+  auto asked = lists.routing.ask(workspace_logits, row_start + Config::kSequences);
   lists.routing.clear();
   lists.routing.read(asked, workspace_logits, lists.weights);
   const int cta = blockIdx.x;
-  const int first = lists.routing.first_unit<kUnits, CTAS>(cta);
-  const int end = lists.routing.first_unit<kUnits, CTAS>(cta + 1);
-  stream.start(first + warp, end, WARPS);
+  const int first = lists.routing.first_unit<kUnits, Config::kCtas>(cta);
+  const int end = lists.routing.first_unit<kUnits, Config::kCtas>(cta + 1);
+  stream.start(first + warp, end, Config::kWarps);
 
   pdl_wait();
-  if constexpr (ROWS_RESIDENT) {
-    copy_rows<INNER>(rows, Routed::kEntries, [&](int i) { return workspace_h + i * INNER; });
+  if constexpr (Config::kRowsResident) {
+    copy_rows<Config::kInner>(rows, Routed::kEntries,
+                              [&](int i) { return workspace_h + i * Config::kInner; });
     cp_async_wait<0>();
     __syncthreads();
   }
 
   const auto gather = [&](int first_entry, int count) {
     const int* entries = lists.routing.entries + first_entry;
-    copy_rows<INNER>(rows, count, [&](int i) { return workspace_h + entries[i] * INNER; });
+    copy_rows<Config::kInner>(rows, count,
+                              [&](int i) { return workspace_h + entries[i] * Config::kInner; });
   };
-  run_units<ROWS_RESIDENT, kUnits, WARPS, PLACES>(
-      lists.routing.items, first, end, gather, [&](int unit, int place) {
-        const RoutedItem item = lists.routing.items[unit / kUnits];
-        const int* entries = lists.routing.entries + item.first_entry;
-        const int tile = unit % kUnits * TILES;
-        run_unit(stream, lists, item, tile, down_bias, workspace_partial,
-                 [&](int i) -> const unsigned char* {
-                   const int row = ROWS_RESIDENT ? entries[i] : item.first_entry + place + i;
-                   return rows + row * kActivationRowBytes<INNER>;
-                 });
-      });
+  run_units<Config, kUnits>(lists.routing.items, first, end, gather, [&](int unit, int place) {
+    const RoutedItem item = lists.routing.items[unit / kUnits];
+    const int* entries = lists.routing.entries + item.first_entry;
+    const int tile = unit % kUnits * Config::kTiles;
+    run_unit(stream, lists, item, tile, down_bias, workspace_partial,
+             [&](int i) -> const unsigned char* {
+               const int row = Config::kRowsResident ? entries[i] : item.first_entry + place + i;
+               return rows + row * kActivationRowBytes<Config::kInner>;
+             });
+  });
 }
 
-static_assert(ADD_COLUMNS == 4 && HIDDEN % 4 == 0, "a thread adds four columns, 16 bytes of fp32");
+static_assert(Config::kAddColumns == 4 && Config::kHidden % 4 == 0,
+              "a thread adds four columns, 16 bytes of fp32");
 
 // Grid (HIDDEN / (4 · ADD_THREADS), ROWS), a thread for four columns: x + the sum of a row's
 // partials, which is rounded first. Few CTAs, and all loads at once: a CTA of the next launch fills
 // a multiprocessor, and begins late where one of these still is.
-extern "C" __global__ void __launch_bounds__(ADD_THREADS)
+extern "C" __global__ void __launch_bounds__(Config::kAddThreads)
     add_experts(const uint16_t* x, const int* row_start, uint16_t* y,
                 const float* workspace_partial) {
   pdl_launch_dependents();
   pdl_wait();
   const int row = blockIdx.y;
-  const int column = 4 * static_cast<int>(blockIdx.x * ADD_THREADS + threadIdx.x);
-  if (column >= HIDDEN) return;
-  const int live = load_l2_int(row_start + SEQUENCES);
+  const int column = 4 * static_cast<int>(blockIdx.x * Config::kAddThreads + threadIdx.x);
+  if (column >= Config::kHidden) return;
+  const int live = load_l2_int(row_start + Config::kSequences);
   const uint64_t residual =
-      load_l2_word(reinterpret_cast<const uint64_t*>(x + row * HIDDEN + column));
-  uint4 partials[TOP_K];
+      load_l2_word(reinterpret_cast<const uint64_t*>(x + row * Config::kHidden + column));
+  uint4 partials[Config::kTopK];
 #pragma unroll
-  for (int k = 0; k < TOP_K; ++k) {
-    partials[k] = load_l2_16(workspace_partial + (row * TOP_K + k) * HIDDEN + column);
+  for (int k = 0; k < Config::kTopK; ++k) {
+    partials[k] =
+        load_l2_16(workspace_partial + (row * Config::kTopK + k) * Config::kHidden + column);
   }
   if (row >= live) return;
   float sums[4] = {};
 #pragma unroll
-  for (int k = 0; k < TOP_K; ++k) {
+  for (int k = 0; k < Config::kTopK; ++k) {
     sums[0] += __uint_as_float(partials[k].x);
     sums[1] += __uint_as_float(partials[k].y);
     sums[2] += __uint_as_float(partials[k].z);
@@ -247,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(ADD_THREADS)
   const float2 high = unpack_bf16x2(static_cast<uint32_t>(residual >> 32));
   const float2 first = unpack_bf16x2(pack_bf16x2(sums[0], sums[1]));
   const float2 second = unpack_bf16x2(pack_bf16x2(sums[2], sums[3]));
-  *reinterpret_cast<uint2*>(y + row * HIDDEN + column) =
+  *reinterpret_cast<uint2*>(y + row * Config::kHidden + column) =
       make_uint2(pack_bf16x2(low.x + first.x, low.y + first.y),
                  pack_bf16x2(high.x + second.x, high.y + second.y));
 }

@@ -23,29 +23,32 @@
 #include "device/expert_rows.cuh"
 #include "device/expert_stream.cuh"
 
-constexpr int kBlocks = HIDDEN / 32;
-constexpr int kTiles = INNER / 8, kUnits = kTiles / TILES;
-static_assert(kTiles % TILES == 0, "a unit is of whole tiles of one item");
-// An item's entries are of different rows.
-constexpr int kPassRows = PASS_ROWS < ROWS ? PASS_ROWS : ROWS;
+// Written by lowering.py.
+CONFIG
 
-using Routed = RoutedRows<ROWS, TOP_K, EXPERTS, PASS_ROWS, WARPS>;
-constexpr int kMostOf8 = ceil_div(kPassRows, 8);
+constexpr int kBlocks = Config::kHidden / 32;
+constexpr int kExpertTiles = Config::kInner / 8, kUnits = kExpertTiles / Config::kTiles;
+static_assert(kExpertTiles % Config::kTiles == 0, "a unit is of whole tiles of one item");
+// An item's entries are of different rows.
+constexpr int kItemRows = Config::kPassRows < Config::kRows ? Config::kPassRows : Config::kRows;
+
+using Routed = RoutedRows<Config>;
+constexpr int kMostOf8 = ceil_div(kItemRows, 8);
 
 struct TileOf {
   const unsigned char* gate_up;
   const RoutedItem* items;
   __device__ __forceinline__ const unsigned char* operator()(int unit) const;
 };
-using Stream = TileStream<kBlocks, RING_STAGES, PIECES, TILES, TileOf>;
+using Stream = TileStream<Config, kBlocks, TileOf>;
 
 __device__ __forceinline__ const unsigned char* TileOf::operator()(int unit) const {
-  const int tile = items[unit / kUnits].expert * kTiles + unit % kUnits * TILES;
+  const int tile = items[unit / kUnits].expert * kExpertTiles + unit % kUnits * Config::kTiles;
   return gate_up + static_cast<int64_t>(tile) * Stream::Cut::kTileBytes;
 }
 
 __device__ __forceinline__ float clamped_swiglu(float gate, float up) {
-  constexpr float kLimit = LIMIT, kAlphaLog2 = ALPHA * 1.4426950408889634;
+  constexpr float kLimit = Config::kLimit, kAlphaLog2 = Config::kAlpha * 1.4426950408889634;
   gate = fminf(gate, kLimit);
   up = fminf(fmaxf(up, -kLimit), kLimit);
   return __fdividef(gate, 1.0f + exp2_fast(-kAlphaLog2 * gate)) * (up + 1.0f);
@@ -59,11 +62,11 @@ __device__ __forceinline__ void run_unit(Stream& stream, RoutedItem item, const 
                                          RowOf&& row_of) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int last = item.entries - 1;
-  const uint16_t* unit_bias = bias + (item.expert * kTiles + tile) * 16 + g;
+  const uint16_t* unit_bias = bias + (item.expert * kExpertTiles + tile) * 16 + g;
   // Widened when they are used: the warp would wait for them here.
-  uint16_t biases[TILES][2];
+  uint16_t biases[Config::kTiles][2];
 #pragma unroll
-  for (int i = 0; i < TILES; ++i) {
+  for (int i = 0; i < Config::kTiles; ++i) {
     biases[i][0] = unit_bias[16 * i];
     biases[i][1] = unit_bias[16 * i + 8];
   }
@@ -74,13 +77,13 @@ __device__ __forceinline__ void run_unit(Stream& stream, RoutedItem item, const 
     columns[n] = row_of(column < last ? column : last) + 16 * t;
   }
   // Two chains of sums per column, which the tensor cores work on in turn.
-  float sums[TILES][columns_of_8][2][4] = {};
-  stream.group([&](int step, const StepOperands(&operands)[TILES]) {
+  float sums[Config::kTiles][columns_of_8][2][4] = {};
+  stream.group([&](int step, const StepOperands(&operands)[Config::kTiles]) {
 #pragma unroll
     for (int n = 0; n < columns_of_8; ++n) {
       const uint4 v = *reinterpret_cast<const uint4*>(columns[n] + 64 * step);
 #pragma unroll
-      for (int i = 0; i < TILES; ++i) {
+      for (int i = 0; i < Config::kTiles; ++i) {
         mma_bf16(sums[i][n][0], operands[i].low, {v.x, v.y});
         mma_bf16(sums[i][n][1], operands[i].high, {v.z, v.w});
       }
@@ -92,9 +95,9 @@ __device__ __forceinline__ void run_unit(Stream& stream, RoutedItem item, const 
     for (int c = 0; c < 2; ++c) {
       const int column = 8 * n + 2 * t + c;
       if (column > last) continue;
-      uint16_t* const to = h + entries[column] * INNER + 8 * tile + g;
+      uint16_t* const to = h + entries[column] * Config::kInner + 8 * tile + g;
 #pragma unroll
-      for (int i = 0; i < TILES; ++i) {
+      for (int i = 0; i < Config::kTiles; ++i) {
         const float (&sum)[2][4] = sums[i][n];
         const float gate = sum[0][c] + sum[1][c] + bf16_to_float(biases[i][0]);
         const float up = sum[0][c + 2] + sum[1][c + 2] + bf16_to_float(biases[i][1]);
@@ -104,16 +107,24 @@ __device__ __forceinline__ void run_unit(Stream& stream, RoutedItem item, const 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
+// What memory.py computes.
+static_assert(sizeof(Routed) + Config::kWarps * sizeof(Stream::Barriers) <= Config::kStaticBytes,
+              "static shared memory");
+static_assert(Config::kWarps * Stream::kRingBytes +
+                      Config::kPlaces * kActivationRowBytes<Config::kHidden> <=
+                  Config::kSharedBytes,
+              "rings, then rows");
+
+extern "C" __global__ void __launch_bounds__(32 * Config::kWarps, 1)
     gate_up_experts(const unsigned char* __restrict__ gate_up,
                     const uint16_t* __restrict__ gate_up_bias, const int* row_start,
                     const uint16_t* workspace_normed, const float* workspace_logits,
                     uint16_t* workspace_h) {
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ Routed routing;
-  __shared__ Stream::Barriers full[WARPS];
+  __shared__ Stream::Barriers full[Config::kWarps];
   const int warp = threadIdx.x / 32;
-  unsigned char* const rows = shared + WARPS * Stream::kRingBytes;
+  unsigned char* const rows = shared + Config::kWarps * Stream::kRingBytes;
   Stream stream(shared + warp * Stream::kRingBytes, full[warp], TileOf{gate_up, routing.items});
   stream.init();
   routing.clear();
@@ -121,38 +132,40 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
   // The launch behind starts only when the router's results are final, so that it may use them.
   pdl_wait();
   pdl_launch_dependents();
-  auto asked = routing.ask(workspace_logits, row_start + SEQUENCES);
-  if constexpr (ROWS_RESIDENT) {
-    copy_rows<HIDDEN>(rows, ROWS, [&](int row) { return workspace_normed + row * HIDDEN; });
+  auto asked = routing.ask(workspace_logits, row_start + Config::kSequences);
+  if constexpr (Config::kRowsResident) {
+    copy_rows<Config::kHidden>(rows, Config::kRows,
+                               [&](int row) { return workspace_normed + row * Config::kHidden; });
   }
   routing.read(asked, workspace_logits, nullptr);
   const int cta = blockIdx.x;
-  const int first = routing.first_unit<kUnits, CTAS>(cta);
-  const int end = routing.first_unit<kUnits, CTAS>(cta + 1);
-  stream.start(first + warp, end, WARPS);
-  if constexpr (ROWS_RESIDENT) {
+  const int first = routing.first_unit<kUnits, Config::kCtas>(cta);
+  const int end = routing.first_unit<kUnits, Config::kCtas>(cta + 1);
+  stream.start(first + warp, end, Config::kWarps);
+  if constexpr (Config::kRowsResident) {
     cp_async_wait<0>();
     __syncthreads();
   }
 
   const auto gather = [&](int first_entry, int count) {
     const int* entries = routing.entries + first_entry;
-    copy_rows<HIDDEN>(rows, count,
-                      [&](int i) { return workspace_normed + entries[i] / TOP_K * HIDDEN; });
+    copy_rows<Config::kHidden>(rows, count, [&](int i) {
+      return workspace_normed + entries[i] / Config::kTopK * Config::kHidden;
+    });
   };
-  run_units<ROWS_RESIDENT, kUnits, WARPS, PLACES>(
-      routing.items, first, end, gather, [&](int unit, int place) {
-        const RoutedItem item = routing.items[unit / kUnits];
-        const int* entries = routing.entries + item.first_entry;
-        const int tile = unit % kUnits * TILES;
-        const auto row_of = [&](int i) -> const unsigned char* {
-          const int row = ROWS_RESIDENT ? entries[i] / TOP_K : item.first_entry + place + i;
-          return rows + row * kActivationRowBytes<HIDDEN>;
-        };
-        if (kMostOf8 == 1 || item.entries <= 8) {
-          run_unit<1>(stream, item, entries, tile, gate_up_bias, workspace_h, row_of);
-        } else {
-          run_unit<kMostOf8>(stream, item, entries, tile, gate_up_bias, workspace_h, row_of);
-        }
-      });
+  run_units<Config, kUnits>(routing.items, first, end, gather, [&](int unit, int place) {
+    const RoutedItem item = routing.items[unit / kUnits];
+    const int* entries = routing.entries + item.first_entry;
+    const int tile = unit % kUnits * Config::kTiles;
+    const auto row_of = [&](int i) -> const unsigned char* {
+      const int row =
+          Config::kRowsResident ? entries[i] / Config::kTopK : item.first_entry + place + i;
+      return rows + row * kActivationRowBytes<Config::kHidden>;
+    };
+    if (kMostOf8 == 1 || item.entries <= 8) {
+      run_unit<1>(stream, item, entries, tile, gate_up_bias, workspace_h, row_of);
+    } else {
+      run_unit<kMostOf8>(stream, item, entries, tile, gate_up_bias, workspace_h, row_of);
+    }
+  });
 }

@@ -202,6 +202,8 @@ def _expert_constants(
         ("TILES", tactic.tiles),
         ("PLACES", plan.places),
         ("ROWS_RESIDENT", int(plan.rows_resident)),
+        ("STATIC_BYTES", plan.static),
+        ("SHARED_BYTES", plan.dynamic),
     )
 
 
@@ -222,7 +224,7 @@ def _route(request: LoweringRequest, sizes: Sizes) -> OpLaunch:
         ("EPS", float(request.attributes["eps"])),
     )
     return OpLaunch(
-        kernel=Kernel(FOLDER, "route_rows", constants, file="route.cu"),
+        kernel=Kernel(FOLDER, "route_rows", constants, file="route.cu", config=True),
         grid=(-(-sizes.experts // experts), -(-sizes.rows // 8), 1),
         block=32 * warps,
         shared_bytes=0,
@@ -247,7 +249,7 @@ def _gate_up(
         ("LIMIT", float(request.attributes["limit"])),
     )
     return OpLaunch(
-        kernel=Kernel(FOLDER, "gate_up_experts", constants, file="gate_up.cu"),
+        kernel=Kernel(FOLDER, "gate_up_experts", constants, file="gate_up.cu", config=True),
         grid=(request.target.multiprocessors, 1, 1),
         block=32 * tactic.warps,
         shared_bytes=plan.dynamic,
@@ -274,7 +276,7 @@ def _down(
     read = ("workspace_h", "workspace_logits")
     return [
         OpLaunch(
-            kernel=Kernel(FOLDER, "down_experts", constants, file="down.cu"),
+            kernel=Kernel(FOLDER, "down_experts", constants, file="down.cu", config=True),
             grid=(request.target.multiprocessors, 1, 1),
             block=32 * tactic.warps,
             shared_bytes=plan.dynamic,
@@ -282,7 +284,7 @@ def _down(
             reads_early=True,
         ),
         OpLaunch(
-            kernel=Kernel(FOLDER, "add_experts", constants, file="down.cu", hot=False),
+            kernel=Kernel(FOLDER, "add_experts", constants, file="down.cu", hot=False, config=True),
             grid=(-(-sizes.hidden // (ADD_THREADS * ADD_COLUMNS)), sizes.rows, 1),
             block=ADD_THREADS,
             shared_bytes=0,

@@ -18,19 +18,22 @@
 #include "../_device/ptx.cuh"
 #include "../_device/ptx_load.cuh"
 
-constexpr int kBlocks = HIDDEN / 32;
-constexpr int kSteps = ceil_div(kBlocks, ROUTER_WARPS);
-constexpr int kExperts = ROUTER_EXPERTS, kHalves = kExperts / 8;
-constexpr int kThreads = 32 * ROUTER_WARPS;
-static_assert(kExperts == 8 || kExperts == 16, "rows of one mma");
-static_assert(8 * kExperts <= kThreads, "a thread finishes a logit");
+// Written by lowering.py.
+CONFIG
+
+constexpr int kBlocks = Config::kHidden / 32;
+constexpr int kSteps = ceil_div(kBlocks, Config::kRouterWarps);
+constexpr int kCtaExperts = Config::kRouterExperts, kHalves = kCtaExperts / 8;
+constexpr int kThreads = 32 * Config::kRouterWarps;
+static_assert(kCtaExperts == 8 || kCtaExperts == 16, "rows of one mma");
+static_assert(8 * kCtaExperts <= kThreads, "a thread finishes a logit");
 // Slices of HIDDEN, with zeros up to a multiple of 4.
-constexpr int kSlices = round_up(ROUTER_WARPS, 4);
+constexpr int kSlices = round_up(Config::kRouterWarps, 4);
 
 struct SharedRouter {
-  uint4 norm[ROUTER_WARPS][kSteps][4];
+  uint4 norm[Config::kRouterWarps][kSteps][4];
   float4 squares[8][kSlices / 4];
-  float logits[kSlices][kExperts][8];
+  float logits[kSlices][kCtaExperts][8];
 };
 
 __device__ __forceinline__ float sum_of_squares(uint4 v) {
@@ -51,21 +54,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                const int* row_start, uint16_t* workspace_normed, float* workspace_logits) {
   __shared__ SharedRouter shared;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int first_expert = blockIdx.x * kExperts, first_row = blockIdx.y * 8;
+  const int first_expert = blockIdx.x * kCtaExperts, first_row = blockIdx.y * 8;
   const uint4 nothing = make_uint4(0, 0, 0, 0);
   pdl_launch_dependents();
 
   const int first_block = warp * kSteps, first_column = 32 * first_block + 8 * t;
-  const uint16_t* const expert_weight = router_weight + (first_expert + g) * HIDDEN + first_column;
+  const uint16_t* const expert_weight =
+      router_weight + (first_expert + g) * Config::kHidden + first_column;
   uint4 weights[kSteps][kHalves];
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const bool inside = first_block + step < kBlocks;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const bool there = inside && first_expert + 8 * half + g < EXPERTS;
+      const bool there = inside && first_expert + 8 * half + g < Config::kExperts;
       weights[step][half] =
-          there ? load_early16(expert_weight + 8 * half * HIDDEN + 32 * step) : nothing;
+          there ? load_early16(expert_weight + 8 * half * Config::kHidden + 32 * step) : nothing;
     }
     // In shared memory because registers are short.
     if (inside && g == 0) {
@@ -75,12 +79,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // Of the logit that this thread finishes, if it does.
   const int own_expert = first_expert + static_cast<int>(threadIdx.x) / 8;
   const int own_row = first_row + static_cast<int>(threadIdx.x) % 8;
-  const bool finishes = threadIdx.x < 8 * kExperts && own_expert < EXPERTS;
+  const bool finishes = threadIdx.x < 8 * kCtaExperts && own_expert < Config::kExperts;
   const float bias = finishes ? bf16_to_float(load_early_bf16(router_bias + own_expert)) : 0.0f;
   for (int i = threadIdx.x; i < 8 * kSlices; i += kThreads) {
     reinterpret_cast<float*>(shared.squares)[i] = 0.0f;
   }
-  for (int i = 8 * kExperts * ROUTER_WARPS + threadIdx.x; i < 8 * kExperts * kSlices;
+  for (int i = 8 * kCtaExperts * Config::kRouterWarps + threadIdx.x; i < 8 * kCtaExperts * kSlices;
        i += kThreads) {
     reinterpret_cast<float*>(shared.logits)[i] = 0.0f;
   }
@@ -88,14 +92,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   // Rows past the live ones are computed and not stored: whether a row is one is known late.
   pdl_wait();
-  const int row = first_row + g, row_at = row * HIDDEN + first_column;
+  const int row = first_row + g, row_at = row * Config::kHidden + first_column;
   uint4 values[kSteps];
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const bool there = first_block + step < kBlocks && row < ROWS;
+    const bool there = first_block + step < kBlocks && row < Config::kRows;
     values[step] = there ? load_l2_16(x + row_at + 32 * step) : nothing;
   }
-  const int live = load_l2_int(row_start + SEQUENCES);
+  const int live = load_l2_int(row_start + Config::kSequences);
   float squares = 0.0f;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) squares += sum_of_squares(values[step]);
@@ -110,8 +114,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const float4 more = shared.squares[g][i];
     total = make_float4(total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w);
   }
-  const float mean = ((total.x + total.y) + (total.z + total.w)) * (1.0f / HIDDEN);
-  const float rate = rsqrtf(mean + static_cast<float>(EPS));
+  const float mean = ((total.x + total.y) + (total.z + total.w)) * (1.0f / Config::kHidden);
+  const float rate = rsqrtf(mean + static_cast<float>(Config::kEps));
   // Two chains of sums, which the tensor cores work on in turn; with 8 experts rows 8 to 15 stay
   // empty.
   float sums[2][4] = {};
@@ -140,6 +144,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       parts[slice % 4] += shared.logits[slice][own_expert - first_expert][own_row - first_row];
     }
     const float logit = (parts[0] + parts[1]) + (parts[2] + parts[3]);
-    workspace_logits[own_row * EXPERTS + own_expert] = bf16_to_float(float_to_bf16(logit + bias));
+    workspace_logits[own_row * Config::kExperts + own_expert] =
+        bf16_to_float(float_to_bf16(logit + bias));
   }
 }

@@ -20,6 +20,7 @@ import numpy as np
 from run_store import digest, made_once
 
 import specbuild.plugins_cuda as package
+from specbuild.builder.backends.cuda.compile.source import source_of
 from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch, TensorInfo
 from specbuild.plugins_cuda.opspec import OpSpec
 
@@ -214,6 +215,8 @@ def emulated_entry(kernel: Kernel) -> Any:
         "}\n"
     )
     constants = [f"-D{name}={value}" for name, value in kernel.constants]
+    if kernel.config:
+        constants = [*source_of(kernel).definitions()]
     emulator, header = str(_emulator()), str(_precompiled().with_suffix(""))
 
     def compiled(library: Path) -> None:

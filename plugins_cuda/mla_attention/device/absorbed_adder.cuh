@@ -8,10 +8,11 @@
 // all addresses are constants; behind an odd number of tiles the copier waits for the last one's
 // sums before it goes on.
 //
-// Constants of the kernel: those of absorbed_memory.cuh, Q_HEADS and PLACES.
+// Config: those of absorbed_memory.cuh, Q_HEADS and PLACES.
 #pragma once
 
 #include "absorbed_memory.cuh"
+#include "config.cuh"
 
 // One of the two warpgroups that add up. Lane 4·g + t of warp w has heads 16w + 8j + g.
 template <int group>
@@ -44,9 +45,11 @@ struct Adder {
     for (int i = threadIdx.x; i < kHeads * kEntryUnits; i += kConsumers) {
       const int head = i / kEntryUnits, unit = i % kEntryUnits;
       const int q_head = static_cast<int>(blockIdx.y) * kHeads + head;
-      const int64_t from = static_cast<int64_t>(row) * Q_HEADS + min(q_head, Q_HEADS - 1);
+      const int64_t from =
+          static_cast<int64_t>(row) * Config::kQHeads + min(q_head, Config::kQHeads - 1);
       const int to = unit / 8 * kQueryUnits + head * 8 + ((unit % 8) ^ (head % 8));
-      cp_async_16_or_zero(memory.queries + to, q + from * kEntryUnits + unit, q_head < Q_HEADS);
+      cp_async_16_or_zero(memory.queries + to, q + from * kEntryUnits + unit,
+                          q_head < Config::kQHeads);
     }
     cp_async_commit();
     cp_async_wait<0>();
@@ -265,7 +268,7 @@ struct Adder {
   // Whether this warpgroup leaves its columns 8n … 8n + 7: those of the middle panel are both's.
   __device__ __forceinline__ static bool leaves(int n) {
     const int column = kFirstPanel * 64 + 8 * n;
-    if (VALUE % 64 != 0 && column >= VALUE) return false;
+    if (Config::kValue % 64 != 0 && column >= Config::kValue) return false;
     return kValuePanels % 2 == 0 || group == 0 || n >= 8;
   }
 
@@ -291,8 +294,9 @@ struct Adder {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int head = head_of(j), q_head = static_cast<int>(blockIdx.y) * kHeads + head;
-      if (q_head >= Q_HEADS) continue;
-      const int64_t place = (static_cast<int64_t>(row) * Q_HEADS + q_head) * PLACES + slot;
+      if (q_head >= Config::kQHeads) continue;
+      const int64_t place =
+          (static_cast<int64_t>(row) * Config::kQHeads + q_head) * Config::kPlaces + slot;
       const StateScale scale(greatest[j]);
       if (t == 0) {
         // Group 0 alone reads totals: what group 1 writes of the next slot waits for it.
@@ -309,7 +313,7 @@ struct Adder {
         for (int i = 0; i < 4; ++i) {
           const float* own = sums + 4 * (n + i) + 2 * j;
           pair[i] = pack_f16x2(own[0] * scale.inverse, own[1] * scale.inverse);
-          if (VALUE % 32 != 0 && !leaves(n + i)) pair[i] = 0;
+          if (Config::kValue % 32 != 0 && !leaves(n + i)) pair[i] = 0;
         }
         to[n] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
       }

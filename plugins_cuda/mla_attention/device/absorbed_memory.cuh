@@ -1,17 +1,18 @@
 // What a CTA of absorbed attention has in shared memory, and who waits there for whom.
 //
-// Constants of the kernel: those of latent_rows.cuh and latent_state.cuh, and SCALE.
+// Config: those of latent_rows.cuh and latent_state.cuh, and SCALE.
 #pragma once
 
 #include "../../_device/attention_softmax.cuh"
+#include "../../_device/ptx_wgmma_shared.cuh"
+#include "config.cuh"
 #include "latent_copy.cuh"
 #include "latent_state.cuh"
-#include "../../_device/ptx_wgmma_shared.cuh"
 
 constexpr int kHeads = 64;
 constexpr int kConsumers = 256, kThreads = kConsumers + kCopyThreads;
 constexpr int kStages = 2;  // of even and of odd tiles
-constexpr int kEntrySteps = ENTRY / 16;
+constexpr int kEntrySteps = Config::kEntry / 16;
 constexpr int kLastPanel = kEntryPanels - 1;
 constexpr int kHeldSteps = kEntrySteps - 4 * kLastPanel;
 constexpr int kQueryUnits = kHeads * 8;  // of a panel
@@ -21,7 +22,7 @@ constexpr int kParts = 2, kFirstPanels = kValuePanels / 2;
 constexpr int kReaders = kValuePanels % 2 == 0 ? 1 : 2;
 constexpr int kOwnColumns = 64 * kOwnPanels;
 constexpr int kHalves = 2;  // of a tile's weights, that arrive by themselves
-constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
+constexpr float kScale = static_cast<float>(Config::kScale) * kLog2E;
 // Of scores: how far one may stand above what weights are taken by.
 constexpr float kSlack = 8.0f / kScale;
 // Where few columns are summed the copier has what they leave.
@@ -29,7 +30,9 @@ constexpr int kConsumerRegisters = kOwnColumns > 192 ? 232 : 208;
 constexpr int kCopierRegisters = 3 * registers_at_entry(kThreads) - 2 * kConsumerRegisters;
 static_assert(kThreads == 3 * 128 && kCopierRegisters >= 40,
               "three warpgroups share the registers");
-static_assert(TILE == 64 && SCALE > 0 && VALUE % 16 == 0 && kOwnColumns <= 256, "see above");
+static_assert(Config::kTile == 64 && Config::kScale > 0 && Config::kValue % 16 == 0 &&
+                  kOwnColumns <= 256,
+              "see above");
 
 // The last panel of the queries is held in registers; weights of odd tiles take its place.
 struct Memory {

@@ -4,21 +4,22 @@
 // lists of slots.
 #pragma once
 
+#include "../../_device/ptx_ring.cuh"
+#include "config.cuh"
 #include "latent_copy.cuh"
 #include "latent_keys.cuh"
 #include "latent_mix.cuh"
 #include "latent_scores.cuh"
-#include "../../_device/ptx_ring.cuh"
-#include "warpgroup_registers.cuh"
 #include "slot_states.cuh"
+#include "warpgroup_registers.cuh"
 
 namespace {
 
 constexpr int kThreads = kLatentThreads + kMixThreads + kCopyThreads;
 constexpr int kFragmentUnits = kCtaFeatures * kTile / 8;
 constexpr int kWeightUnits = kStates * kTile / 8;
-static_assert(COPY_REGISTERS * kCopyThreads + KEY_REGISTERS * kLatentThreads +
-                      MIX_REGISTERS * kMixThreads <=
+static_assert(Config::kCopyRegisters * kCopyThreads + Config::kKeyRegisters * kLatentThreads +
+                      Config::kMixRegisters * kMixThreads <=
                   registers_at_entry(kThreads) * kThreads,
               "no more registers than there are");
 static_assert(kLoadUnits <= 2 * kFragmentUnits, "weights come by way of the keys' place");
@@ -41,8 +42,8 @@ struct Memory {
 
   __device__ __forceinline__ explicit Memory(unsigned char* shared) {
     ring = reinterpret_cast<uint4*>(shared);
-    tables = ring + STAGES * kStageUnits;
-    keys = reinterpret_cast<uint2*>(tables + STAGES * kTableUnits);
+    tables = ring + Config::kStages * kStageUnits;
+    keys = reinterpret_cast<uint2*>(tables + Config::kStages * kTableUnits);
     weights = reinterpret_cast<uint4*>(keys) + 2 * kFragmentUnits;
     waiting = weights + kWeightUnits;
     maxima = reinterpret_cast<float*>(waiting + kWaitingUnits);
@@ -50,8 +51,8 @@ struct Memory {
     state = reinterpret_cast<float2*>(rescale + kStates);
     joined = state + kStates;
     full = reinterpret_cast<Mbarrier*>(joined + kStates);
-    empty = full + STAGES;
-    rebuilt = empty + STAGES;
+    empty = full + Config::kStages;
+    rebuilt = empty + Config::kStages;
     scored = rebuilt + 2;
     guess = reinterpret_cast<int*>(scored + 2);
   }
@@ -61,7 +62,7 @@ struct Memory {
   }
 
   __device__ __forceinline__ void open_barriers() const {
-    for (int i = 0; i < STAGES; ++i) {
+    for (int i = 0; i < Config::kStages; ++i) {
       mbarrier_init(full + i, kCopyThreads);
       mbarrier_init(empty + i, kLatentThreads / 32 + kMixWarps);
     }
@@ -91,14 +92,15 @@ struct Inputs {
 // says false. Whole warps call it, of any warpgroup by itself.
 template <class Opens, class Use>
 __device__ __forceinline__ void for_rows(const Inputs& in, const Opens& opens, const Use& use) {
-  const int sequence = blockIdx.z / ROW_CTAS;
-  const int row_cta = static_cast<int>(blockIdx.z) % ROW_CTAS * ROWS;
+  const int sequence = blockIdx.z / Config::kRowCtas;
+  const int row_cta = static_cast<int>(blockIdx.z) % Config::kRowCtas * Config::kRows;
   const int begin = in.rows.row_start[sequence], stop = in.rows.row_start[sequence + 1];
   LatentWalk walk;
-  walk.table = in.rows.page_table + static_cast<int64_t>(sequence) * TABLE;
-  walk.begins = VIEWED ? in.page_position + static_cast<int64_t>(sequence) * TABLE : nullptr;
-  for (int first = begin + row_cta; first < stop; first += ROW_CTAS * ROWS) {
-    if (opens(walk.rows, first, min(ROWS, stop - first), sequence)) use(walk, first);
+  walk.table = in.rows.page_table + static_cast<int64_t>(sequence) * Config::kTable;
+  walk.begins = Config::kViewed ? in.page_position + static_cast<int64_t>(sequence) * Config::kTable
+                                : nullptr;
+  for (int first = begin + row_cta; first < stop; first += Config::kRowCtas * Config::kRows) {
+    if (opens(walk.rows, first, min(Config::kRows, stop - first), sequence)) use(walk, first);
   }
 }
 
@@ -109,11 +111,13 @@ __device__ __forceinline__ void copy_tiles(const Inputs& in, const Memory& memor
   int filled = 0;
   for_rows(in, opens, [&](const LatentWalk& walk, int) {
     for (TileCursor at = walk.begin(); !at.ended(); walk.advance(at), ++filled) {
-      const int from = at.tile * kTile, stage = filled % STAGES, round = filled / STAGES;
+      const int from = at.tile * kTile, stage = filled % Config::kStages,
+                round = filled / Config::kStages;
       TileCopy copy;
       copy.look_up(in.c_pool, [&](int token) { return walk.entry_at(from + token, at); });
       if (round > 0) mbarrier_wait(memory.empty + stage, (round + 1) % 2);
-      fetch_tables<kCopyThreads>(in.cos, in.sin, POSITIONS, memory.tables + stage * kTableUnits,
+      fetch_tables<kCopyThreads>(in.cos, in.sin, Config::kPositions,
+                                 memory.tables + stage * kTableUnits,
                                  [&](int token) { return walk.position_of(from + token); });
       start_copies(copy, memory.ring + stage * kStageUnits, 0, kEntryPanels);
       cp_async_arrive(memory.full + stage);
@@ -135,8 +139,8 @@ __device__ __forceinline__ void rebuild_keys(const Inputs& in, const Memory& mem
     loaded = true;
 #pragma unroll 1
     for (; !at.ended(); walk.advance(at), ++made) {
-      const int stage = made % STAGES;
-      mbarrier_wait(memory.full + stage, made / STAGES % 2);
+      const int stage = made % Config::kStages;
+      mbarrier_wait(memory.full + stage, made / Config::kStages % 2);
       fence_async_shared();
       maker.start(memory.ring + stage * kStageUnits);
       maker.wait();
@@ -170,14 +174,14 @@ __device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, c
     Softmax softmax;
     softmax.open(in.q, first, count);
     Mixer<kMTiles> mixer;
-    for (int slot = blockIdx.x; slot < SPLIT; slot = next_slot(slot)) {
-      if (slot >= SLOTS_IN_USE) continue;
+    for (int slot = blockIdx.x; slot < Config::kSplit; slot = next_slot(slot)) {
+      if (slot >= Config::kSlotsInUse) continue;
       const bool any = at.slot() == slot;
       mixer.clear();
       softmax.clear();
 #pragma unroll 1
       for (; at.slot() == slot; walk.advance(at), ++attended) {
-        const int stage = attended % STAGES;
+        const int stage = attended % Config::kStages;
         const int half = attended % 2;
         const auto keys = [&] {
           mbarrier_wait(memory.rebuilt + half, attended / 2 % 2);
@@ -188,7 +192,7 @@ __device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, c
         mix_sync();
         softmax.take_weights(memory.weights, memory.rescale, memory.maxima);
         mix_sync();
-        mbarrier_wait(memory.full + stage, attended / STAGES % 2);
+        mbarrier_wait(memory.full + stage, attended / Config::kStages % 2);
         mixer.add(memory.weights, memory.rescale, memory.ring + stage * kStageUnits);
         arrive(memory.empty + stage);
       }
@@ -212,15 +216,15 @@ __device__ __forceinline__ void attend_sequence(const Inputs& in, const Memory& 
   __syncthreads();
   const int warpgroup = thread_index() / 128;
   if (warpgroup == 3) {
-    registers_set<kThreads, COPY_REGISTERS>();
+    registers_set<kThreads, Config::kCopyRegisters>();
     pdl_wait();
     copy_tiles(in, memory, opens);
   } else if (warpgroup == 2) {
-    registers_set<kThreads, MIX_REGISTERS>();
+    registers_set<kThreads, Config::kMixRegisters>();
     pdl_wait();
     attend(in, memory, opens);
   } else {
-    registers_set<kThreads, KEY_REGISTERS>();
+    registers_set<kThreads, Config::kKeyRegisters>();
     KeyMaker maker;
     const bool guess = *memory.guess != 0;
     if (guess) {

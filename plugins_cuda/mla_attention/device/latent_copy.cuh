@@ -1,8 +1,8 @@
 // A warpgroup copies tiles of latents into shared memory; constants of latent_rows.cuh.
 #pragma once
 
-#include "latent_rows.cuh"
 #include "../../_device/ptx_attention.cuh"
+#include "latent_rows.cuh"
 
 constexpr int kCopyThreads = 128;
 constexpr int kCopyTokens = kCopyThreads / 8;  // that are copied at once

@@ -1,6 +1,6 @@
 // Keys rebuilt of latents on tensor cores: K = RoPE(C·W_k + b_k), 64 features of a warpgroup.
 //
-// Constants of the kernel: ENTRY, TILE, KV_HEADS, WIDTH (16, 32 or 64), HAS_BIAS, HELD (steps of 16
+// Config: ENTRY, TILE, KV_HEADS, WIDTH (16, 32 or 64), HAS_BIAS, HELD (steps of 16
 // values whose weights stay in registers).
 //
 // Weights are the A operand and stay in registers, latents are B: D[64 features, TILE tokens] of
@@ -11,26 +11,29 @@
 #pragma once
 
 #include "../../_device/bf16.cuh"
-#include "latent_walk.cuh"
 #include "../../_device/ptx_wgmma.cuh"
+#include "config.cuh"
+#include "latent_walk.cuh"
 
 constexpr int kCtaFeatures = 128;  // of two warpgroups
-constexpr int kFeatures = KV_HEADS * WIDTH;
+constexpr int kFeatures = Config::kKvHeads * Config::kWidth;
 constexpr int kFeatureGroups = ceil_div(kFeatures, kCtaFeatures);
-constexpr int kCtaHeads = kCtaFeatures / WIDTH;
+constexpr int kCtaHeads = kCtaFeatures / Config::kWidth;
 constexpr int kGroupHeads = kCtaHeads / 2;  // of a warpgroup
-constexpr int kHeadTiles = WIDTH / 16;
-constexpr int kEntrySteps = ENTRY / 16;
-constexpr int kHeldSteps = kEntrySteps < HELD ? kEntrySteps : HELD;
+constexpr int kHeadTiles = Config::kWidth / 16;
+constexpr int kEntrySteps = Config::kEntry / 16;
+constexpr int kHeldSteps = kEntrySteps < Config::kHeld ? kEntrySteps : Config::kHeld;
 constexpr int kWaitingSteps = kEntrySteps - kHeldSteps;
 constexpr int kWaitingUnits = kWaitingSteps * kLatentThreads;  // of 16 bytes
 constexpr int kLoadSteps =
     kEntrySteps < kTile / 8 ? kEntrySteps : kTile / 8;  // of weights on their way
 constexpr int kLoadUnits = kLoadSteps * 16 * 16;
-constexpr int kKeyBarrier = 2;           // of the two warpgroups
-constexpr int kTableStride = WIDTH + 4;  // cosines, sines, and what sets tokens in different banks
+constexpr int kKeyBarrier = 2;  // of the two warpgroups
+constexpr int kTableStride =
+    Config::kWidth + 4;  // cosines, sines, and what sets tokens in different banks
 constexpr int kTableUnits = kTile * kTableStride / 4;
-static_assert(WIDTH == 16 || WIDTH == 32 || WIDTH == 64, "a warpgroup has whole heads");
+static_assert(Config::kWidth == 16 || Config::kWidth == 32 || Config::kWidth == 64,
+              "a warpgroup has whole heads");
 
 struct KeyMaker {
   uint32_t held[kHeldSteps][4];
@@ -54,14 +57,15 @@ struct KeyMaker {
   __device__ __forceinline__ void load(const uint4* w, const uint16_t* biases, int group,
                                        uint4* space, uint4* waits) {
     const int head = warpgroup() * kGroupHeads + group_head();
-    const int from = group * kCtaFeatures + head * WIDTH + feature();
+    const int from = group * kCtaFeatures + head * Config::kWidth + feature();
     bias[0] = bias[1] = 0.0f;
-    if (HAS_BIAS && from < kFeatures) {
+    if (Config::kHasBias && from < kFeatures) {
       bias[0] = bf16_to_float(biases[from]);
-      bias[1] = bf16_to_float(biases[from + WIDTH / 2]);
+      bias[1] = bf16_to_float(biases[from + Config::kWidth / 2]);
     }
     const int lane = thread_index() % 32, matrix = lane / 8;
-    const int unit = (head * WIDTH + feature() / 8 * 8 + matrix % 2 * (WIDTH / 2)) / 8;
+    const int unit =
+        (head * Config::kWidth + feature() / 8 * 8 + matrix % 2 * (Config::kWidth / 2)) / 8;
     waiting = waits + thread_index();
 #pragma unroll
     for (int first = 0; first < kEntrySteps; first += kLoadSteps) {
@@ -132,7 +136,7 @@ struct KeyMaker {
         high[j] = sums[4 * n + 2 + j] + bias[1];
         if (tables != nullptr) {
           const float* at = tables + (8 * n + 2 * t + j) * kTableStride + i;
-          const float cosine = at[0], sine = at[WIDTH / 2];
+          const float cosine = at[0], sine = at[Config::kWidth / 2];
           const float first = low[j], second = high[j];
           low[j] = __fmaf_rn(first, cosine, -__fmul_rn(second, sine));
           high[j] = __fmaf_rn(second, cosine, __fmul_rn(first, sine));
@@ -150,7 +154,7 @@ struct KeyMaker {
 #pragma unroll 4
     for (int i = thread_index(); i < kLoadUnits; i += kLatentThreads) {
       const int k = i / 16, unit = i % 16, at = group * 16 + unit;
-      const bool real = at < kFeatures / 8 && k_first + k < ENTRY;
+      const bool real = at < kFeatures / 8 && k_first + k < Config::kEntry;
       const int64_t row = real ? k_first + k : 0;
       cp_async_16_or_zero(space + k * 16 + (unit ^ (k % 8)),
                           w + row * (kFeatures / 8) + (real ? at : 0), real);
@@ -171,8 +175,8 @@ struct KeyMaker {
 template <int threads, class PositionOf>
 __device__ __forceinline__ void fetch_tables(const uint4* cos, const uint4* sin, int positions,
                                              uint4* tables, const PositionOf& position_of) {
-  constexpr int kUnits = WIDTH / 8;  // of a row of one table
-#pragma unroll(threads == 128 ? (VIEWED ? 2 : 4) : 1)
+  constexpr int kUnits = Config::kWidth / 8;  // of a row of one table
+#pragma unroll(threads == 128 ? (Config::kViewed ? 2 : 4) : 1)
   for (int i = thread_index() % threads; i < kTile * 2 * kUnits; i += threads) {
     const int token = i / (2 * kUnits), part = i % (2 * kUnits);
     const int64_t row = min(position_of(token), positions - 1);

@@ -1,6 +1,6 @@
 // Sums of latents, weighted: M rows of weights in shared memory times a tile, by one warpgroup.
 //
-// Constants of the kernel: those of latent_walk.cuh, VALUE (columns of an entry that are summed),
+// Config: those of latent_walk.cuh, VALUE (columns of an entry that are summed),
 // Q_HEADS, PLACES (of the workspaces, for a row and head), MIXERS (warpgroups of the CTA that do
 // this for rows of their own, the first ones where there are several). A warp has 16 columns of
 // every 64 and all rows of weights.
@@ -8,14 +8,15 @@
 
 #include "../../_device/attention_softmax.cuh"
 #include "../../_device/attention_tile.cuh"
+#include "config.cuh"
 #include "latent_walk.cuh"
 
-constexpr int kColumnParts = VALUE / 16;
+constexpr int kColumnParts = Config::kValue / 16;
 constexpr int kMixWarps = 4, kMixThreads = 32 * kMixWarps;
 constexpr int kMixBarrier = 3;  // of the first mixer
-static_assert(MIXERS == 1 || MIXERS == 2, "each has a barrier of its own");
+static_assert(Config::kMixers == 1 || Config::kMixers == 2, "each has a barrier of its own");
 constexpr int kWarpParts = ceil_div(kColumnParts, kMixWarps);
-static_assert(VALUE % 16 == 0, "an mma has eight columns, and two share a load");
+static_assert(Config::kValue % 16 == 0, "an mma has eight columns, and two share a load");
 
 // This thread among the warpgroup's.
 __device__ __forceinline__ int mix_thread() {
@@ -23,7 +24,7 @@ __device__ __forceinline__ int mix_thread() {
 }
 __device__ __forceinline__ void mix_sync() {
   // A number that is a constant: a barrier by register would have to be any of them.
-  if (MIXERS == 1 || thread_index() < kMixThreads) {
+  if (Config::kMixers == 1 || thread_index() < kMixThreads) {
     named_barrier_sync(kMixBarrier, kMixThreads);
   } else {
     named_barrier_sync(kMixBarrier + 1, kMixThreads);
@@ -109,7 +110,7 @@ struct Mixer {
   __device__ __forceinline__ void end_slot(int slot, bool any, const float2* state, float2* joined,
                                            float2* slot_sums, float* slot_values,
                                            const PlaceOf& place_of) const {
-    const bool is_first = !kWholeGroups || slot < GROUPS;
+    const bool is_first = !kWholeGroups || slot < Config::kGroups;
     for (int row = mix_thread(); row < 16 * kMTiles && is_first; row += kMixThreads) {
       joined[row] = make_float2(no_maximum(), 0.0f);
     }
@@ -121,7 +122,7 @@ struct Mixer {
       if (any) join(all, {state[row].x, state[row].y, {}});
       joined[row] = make_float2(all.maximum, all.sum);
       const int64_t at = place_of(row);
-      if (at >= 0) slot_sums[at * PLACES + place_of_slot(slot)] = joined[row];
+      if (at >= 0) slot_sums[at * Config::kPlaces + place_of_slot(slot)] = joined[row];
     }
     mix_sync();
   }
@@ -138,7 +139,8 @@ struct Mixer {
         const int row = 16 * m + 8 * j + g;
         const int64_t at_row = place_of(row);
         if (at_row < 0) continue;
-        float2* to = reinterpret_cast<float2*>(values + (at_row * PLACES + place) * VALUE + 2 * t);
+        float2* to = reinterpret_cast<float2*>(
+            values + (at_row * Config::kPlaces + place) * Config::kValue + 2 * t);
         if (!kWholeGroups || joined[row].x == no_maximum()) {
 #pragma unroll
           for (int i = 0; i < 2 * kWarpParts; ++i) {

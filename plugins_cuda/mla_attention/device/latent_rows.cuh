@@ -1,6 +1,6 @@
 // What rows of latent attention see, by position, and how a tile of latents lies in shared memory.
 //
-// Constants of the kernel: ENTRY (values of a token in the cache), TILE (positions of a tile, 32 or
+// Config: ENTRY (values of a token in the cache), TILE (positions of a tile, 32 or
 // 64), WORDS, WINDOW, ROWS (of the CTA or, where it has several, of a mixer: 1 or 2), LISTED (a
 // row's list of slots stands for the context: DSA).
 //
@@ -15,15 +15,18 @@
 
 #include "../../_device/attention_rows.cuh"
 #include "../../_device/ptx_attention.cuh"
+#include "config.cuh"
 
-constexpr int kTile = TILE;
-constexpr int kEntryUnits = ENTRY / 8;  // of 16 bytes
-constexpr int kEntryPanels = ceil_div(ENTRY, 64);
+constexpr int kTile = Config::kTile;
+constexpr int kEntryUnits = Config::kEntry / 8;  // of 16 bytes
+constexpr int kEntryPanels = ceil_div(Config::kEntry, 64);
 constexpr int kPanelUnits = kTile * 8;
 constexpr int kStageUnits = kEntryPanels * kPanelUnits;
 constexpr int kNowhere = 1 << 30;
-static_assert(ENTRY % 16 == 0 && (TILE == 32 || TILE == 64), "wgmma takes 16 values at once");
-static_assert(!LISTED || (ROWS == 1 && WINDOW == 0), "what a row sees is in a list of its own");
+static_assert(Config::kEntry % 16 == 0 && (Config::kTile == 32 || Config::kTile == 64),
+              "wgmma takes 16 values at once");
+static_assert(!Config::kListed || (Config::kRows == 1 && Config::kWindow == 0),
+              "what a row sees is in a list of its own");
 
 // threadIdx.x, read anew: what is made of it is not kept in registers from one tile to the next, of
 // which there are too few.
@@ -60,11 +63,11 @@ struct RowInputs {
   const int* ancestor_bits;
 
   __device__ __forceinline__ const int* bits(int row) const {
-    return ancestor_bits + static_cast<int64_t>(row) * WORDS;
+    return ancestor_bits + static_cast<int64_t>(row) * Config::kWords;
   }
 
   __device__ __forceinline__ RowView view(int sequence, int row) const {
-    return view_of<WORDS, WINDOW>(row_slot[row], tree_start[sequence], bits(row));
+    return view_of<Config::kWords, Config::kWindow>(row_slot[row], tree_start[sequence], bits(row));
   }
 };
 
@@ -75,10 +78,10 @@ __device__ __forceinline__ int shared_last_of(const RowView& view) {
 
 // A CTA's rows of a sequence; those past the last see nothing.
 struct LatentRows {
-  static constexpr int kOwners = ROWS == 1 ? 1 : 1 + ROWS;
-  RowView view[ROWS];
-  int shared_last[ROWS];  // the last position that each sees in tiles of all rows
-  const int* bits[ROWS];  // of its ancestors
+  static constexpr int kOwners = Config::kRows == 1 ? 1 : 1 + Config::kRows;
+  RowView view[Config::kRows];
+  int shared_last[Config::kRows];  // the last position that each sees in tiles of all rows
+  const int* bits[Config::kRows];  // of its ancestors
   int count, tree_start;
   int first, shared_end;  // positions of the tiles of all rows
   const int* list;        // of the only row, LISTED; `own` is its slot
@@ -91,12 +94,12 @@ struct LatentRows {
     first = kNowhere;
     shared_end = -1;
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < Config::kRows; ++r) {
       const int row = first_row + min(r, rows - 1);
       bits[r] = in.bits(row);
-      view[r] = view_of<WORDS, WINDOW>(in.row_slot[row], tree_start, bits[r]);
+      view[r] = view_of<Config::kWords, Config::kWindow>(in.row_slot[row], tree_start, bits[r]);
       if (r >= rows) view[r] = {kNowhere, -1, tree_start, -1};
-      shared_last[r] = ROWS > 1 ? shared_last_of(view[r]) : view[r].end();
+      shared_last[r] = Config::kRows > 1 ? shared_last_of(view[r]) : view[r].end();
       first = min(first, view[r].first);
       shared_end = max(shared_end, shared_last[r]);
     }
@@ -120,16 +123,16 @@ struct LatentRows {
     const int slot = entry <= shared_end ? list[entry] : -1;
     if (slot < tree_start) return slot <= own ? slot : -1;
     const int node = slot - tree_start;
-    if (node >= 32 * WORDS) return -1;
+    if (node >= 32 * Config::kWords) return -1;
     return static_cast<uint32_t>(bits[0][node / 32]) >> (node % 32) & 1u ? slot : -1;
   }
 
   // Where the token stands that has a place in a tile.
   __device__ __forceinline__ int position_of(int place) const {
-    if (!LISTED) return place;
+    if (!Config::kListed) return place;
     const int slot = listed_slot(place);
     if (slot < tree_start) return max(slot, 0);
-    return tree_start + bits_below<WORDS>(bits[0], slot - tree_start);
+    return tree_start + bits_below<Config::kWords>(bits[0], slot - tree_start);
   }
 
   // What row r sees of a tile of all rows (owner 0) or of row owner − 1.
@@ -142,15 +145,15 @@ struct LatentRows {
   // What some row sees of it.
   __device__ __forceinline__ Span any_span(int owner) const {
     if (owner == 0) return {first, shared_end};
-    return ROWS > 1 && owner == 2 ? span(ROWS - 1, 2) : span(0, 1);
+    return Config::kRows > 1 && owner == 2 ? span(Config::kRows - 1, 2) : span(0, 1);
   }
 
   // The view slot of a position.
   __device__ __forceinline__ int slot_of(int position, int owner) const {
-    const bool second = ROWS > 1 && owner == 2;
-    const bool lineage = ROWS == 1 ? view[0].last >= 0 : owner > 0;
+    const bool second = Config::kRows > 1 && owner == 2;
+    const bool lineage = Config::kRows == 1 ? view[0].last >= 0 : owner > 0;
     if (!lineage || position < tree_start) return position;
-    const int* ancestors = second ? bits[ROWS - 1] : bits[0];
-    return tree_start + set_bit<WORDS>(ancestors, position - tree_start);
+    const int* ancestors = second ? bits[Config::kRows - 1] : bits[0];
+    return tree_start + set_bit<Config::kWords>(ancestors, position - tree_start);
   }
 };

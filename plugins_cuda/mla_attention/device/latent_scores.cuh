@@ -1,20 +1,22 @@
 // Scores of rebuilt keys and their softmax, by the warpgroup that attends.
 //
-// Constants of the kernel: those of latent_keys.cuh and latent_mix.cuh, GROUP, SCALE.
+// Config: those of latent_keys.cuh and latent_mix.cuh, GROUP, SCALE.
 #pragma once
 
+#include "config.cuh"
 #include "latent_keys.cuh"
 #include "latent_mix.cuh"
 
 constexpr int kHeads = 8;  // of a KV head, GROUP of them real
-constexpr int kMTiles = ROWS * kCtaHeads * kHeads / 16;
+constexpr int kMTiles = Config::kRows * kCtaHeads * kHeads / 16;
 constexpr int kStates = 16 * kMTiles;
 constexpr int kBlocks = kTile / 32;  // of 8 tokens, of a warp
 constexpr int kWarpStates = kCtaHeads * 2 * kHeads;
 // Whether queries stay in registers from one tile to the next.
-constexpr bool kHoldsQueries = VALUE <= 512;
-constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
-static_assert(GROUP <= kHeads && SCALE > 0, "one mma holds two rows of a KV head's heads");
+constexpr bool kHoldsQueries = Config::kValue <= 512;
+constexpr float kScale = static_cast<float>(Config::kScale) * kLog2E;
+static_assert(Config::kGroup <= kHeads && Config::kScale > 0,
+              "one mma holds two rows of a KV head's heads");
 
 // One arrival of a warp, when all of its lanes are here.
 __device__ __forceinline__ void arrive(Mbarrier* barrier) {
@@ -26,9 +28,9 @@ __device__ __forceinline__ void arrive(Mbarrier* barrier) {
 struct Softmax {
   const uint32_t* queries;
   int first_row, rows_held;
-  uint32_t query[kCtaHeads][kHeadTiles][2 * ROWS];
+  uint32_t query[kCtaHeads][kHeadTiles][2 * Config::kRows];
   float score[kCtaHeads][kBlocks][4];
-  RowState state[kCtaHeads][ROWS];
+  RowState state[kCtaHeads][Config::kRows];
 
   __device__ __forceinline__ static int warp() {
     return mix_thread() / 32;
@@ -50,22 +52,26 @@ struct Softmax {
   __device__ __forceinline__ void load() {
     const int g = thread_index() % 32 / 4, t = thread_index() % 4;
 #pragma unroll
-    for (int i = 0; i < kCtaHeads * ROWS; ++i) {
-      const int head = i / ROWS, j = i % ROWS, kv_head = blockIdx.y * kCtaHeads + head;
-      const bool real = g < GROUP && kv_head < KV_HEADS;
+    for (int i = 0; i < kCtaHeads * Config::kRows; ++i) {
+      const int head = i / Config::kRows, j = i % Config::kRows,
+                kv_head = blockIdx.y * kCtaHeads + head;
+      const bool real = g < Config::kGroup && kv_head < Config::kKvHeads;
       const int64_t row = first_row + min(j, rows_held - 1);
-      const uint32_t* from = queries + ((row * KV_HEADS + kv_head) * GROUP + g) * (WIDTH / 2) + t;
+      const uint32_t* from =
+          queries +
+          ((row * Config::kKvHeads + kv_head) * Config::kGroup + g) * (Config::kWidth / 2) + t;
 #pragma unroll
       for (int tile = 0; tile < kHeadTiles; ++tile) {
         query[head][tile][j] = real ? from[4 * tile] : 0u;
-        query[head][tile][j + ROWS] = real ? from[4 * tile + WIDTH / 4] : 0u;
+        query[head][tile][j + Config::kRows] = real ? from[4 * tile + Config::kWidth / 4] : 0u;
       }
     }
   }
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int i = 0; i < kCtaHeads * ROWS; ++i) state[i / ROWS][i % ROWS].clear();
+    for (int i = 0; i < kCtaHeads * Config::kRows; ++i)
+      state[i / Config::kRows][i % Config::kRows].clear();
   }
 
   // S = Q·Kᵀ of a tile's keys, what is not seen left out; and each row's greatest to ``maxima``.
@@ -78,7 +84,7 @@ struct Softmax {
     if (!kHoldsQueries) load();
     bool listed[2 * kBlocks];
 #pragma unroll
-    for (int i = 0; i < 2 * kBlocks && LISTED; ++i) {
+    for (int i = 0; i < 2 * kBlocks && Config::kListed; ++i) {
       listed[i] = rows.listed_slot(at.tile * kTile + (block + i / 2) * 8 + 2 * t + i % 2) >= 0;
     }
     const uint2* const of_tile = keys();
@@ -93,8 +99,9 @@ struct Softmax {
         for (int tile = 0; tile < kHeadTiles; ++tile) {
           const uint2 pair = of_head[((block + n) * kHeadTiles + tile) * 32 + lane];
           const uint32_t b[2] = {pair.x, pair.y};
-          const uint32_t (&q)[2 * ROWS] = query[head][tile];
-          const uint32_t a[4] = {q[0], ROWS > 1 ? q[1] : 0u, q[ROWS], ROWS > 1 ? q[ROWS + 1] : 0u};
+          const uint32_t (&q)[2 * Config::kRows] = query[head][tile];
+          const uint32_t a[4] = {q[0], Config::kRows > 1 ? q[1] : 0u, q[Config::kRows],
+                                 Config::kRows > 1 ? q[Config::kRows + 1] : 0u};
           mma_bf16(own, a, b);
         }
       }
@@ -103,14 +110,14 @@ struct Softmax {
 #pragma unroll
     for (int head = 0; head < kCtaHeads; ++head) {
 #pragma unroll
-      for (int j = 0; j < ROWS; ++j) {
+      for (int j = 0; j < Config::kRows; ++j) {
         const Span span = rows.span(j, at.owner);
         float top = no_maximum();
 #pragma unroll
         for (int i = 0; i < 2 * kBlocks; ++i) {
           float& mine = score[head][i / 2][2 * j + i % 2];
           const int place = at.tile * kTile + (block + i / 2) * 8 + 2 * t + i % 2;
-          if (LISTED ? !listed[i] : !span.holds(place)) mine = no_maximum();
+          if (Config::kListed ? !listed[i] : !span.holds(place)) mine = no_maximum();
           top = fmaxf(top, mine);
         }
         top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
@@ -127,7 +134,7 @@ struct Softmax {
 #pragma unroll
     for (int head = 0; head < kCtaHeads; ++head) {
 #pragma unroll
-      for (int j = 0; j < ROWS; ++j) {
+      for (int j = 0; j < Config::kRows; ++j) {
         RowState& own = state[head][j];
         float top = own.maximum;
 #pragma unroll
@@ -157,22 +164,24 @@ struct Softmax {
   __device__ __forceinline__ void publish(float2* slot_state, float* maxima) const {
     const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int i = 0; i < kCtaHeads * ROWS; ++i) {
-      float sum = state[i / ROWS][i % ROWS].sum;
+    for (int i = 0; i < kCtaHeads * Config::kRows; ++i) {
+      float sum = state[i / Config::kRows][i % Config::kRows].sum;
       sum += __shfl_xor_sync(kAllLanes, sum, 1);
       sum += __shfl_xor_sync(kAllLanes, sum, 2);
-      if (t == 0) maxima[warp() * kWarpStates + (i / ROWS * 2 + i % ROWS) * kHeads + g] = sum;
+      if (t == 0)
+        maxima[warp() * kWarpStates + (i / Config::kRows * 2 + i % Config::kRows) * kHeads + g] =
+            sum;
     }
     mix_sync();
     if (warp() == 0 && t == 0) {
 #pragma unroll
-      for (int i = 0; i < kCtaHeads * ROWS; ++i) {
-        const float* from = maxima + (i / ROWS * 2 + i % ROWS) * kHeads + g;
+      for (int i = 0; i < kCtaHeads * Config::kRows; ++i) {
+        const float* from = maxima + (i / Config::kRows * 2 + i % Config::kRows) * kHeads + g;
         float sum = 0.0f;
 #pragma unroll
         for (int other = 0; other < kMixWarps; ++other) sum += from[other * kWarpStates];
-        slot_state[row_of(i / ROWS, i % ROWS)] =
-            make_float2(__fmul_rn(state[i / ROWS][i % ROWS].maximum, kScale), sum);
+        slot_state[row_of(i / Config::kRows, i % Config::kRows)] = make_float2(
+            __fmul_rn(state[i / Config::kRows][i % Config::kRows].maximum, kScale), sum);
       }
     }
     mix_sync();

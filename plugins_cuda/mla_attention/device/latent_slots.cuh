@@ -1,6 +1,6 @@
 // Slots of contiguous tiles that a row's context is cut into, and which of them a CTA takes.
 //
-// Constants of the kernel: those of latent_rows.cuh with ROWS 1, BATCH, SHORT_CONTEXT, SHORT_SLOT,
+// Config: those of latent_rows.cuh with ROWS 1, BATCH, SHORT_CONTEXT, SHORT_SLOT,
 // LONG_SLOT, MOST_SLOTS.
 //
 // How long a row's slots are depends on the tiles that the row sees and on nothing else: sums go
@@ -10,10 +10,11 @@
 // different lengths.
 #pragma once
 
-#include "latent_rows.cuh"
 #include "../../_device/ptx_attention.cuh"
+#include "config.cuh"
+#include "latent_rows.cuh"
 
-static_assert(ROWS == 1, "an item is a slot of one row");
+static_assert(Config::kRows == 1, "an item is a slot of one row");
 
 // The tiles that a row sees.
 struct Extent {
@@ -23,7 +24,9 @@ struct Extent {
       : first(view.first / kTile), tiles(view.end() / kTile - view.first / kTile + 1) {}
 
   __device__ __forceinline__ int slot_tiles() const {
-    return tiles <= SHORT_CONTEXT ? SHORT_SLOT : max(LONG_SLOT, ceil_div(tiles, MOST_SLOTS));
+    return tiles <= Config::kShortContext
+               ? Config::kShortSlot
+               : max(Config::kLongSlot, ceil_div(tiles, Config::kMostSlots));
   }
   __device__ __forceinline__ int slots() const {
     return ceil_div(tiles, slot_tiles());
@@ -34,7 +37,7 @@ struct Extent {
 // shared memory.
 __device__ __forceinline__ void count_items(const RowInputs& in, int* starts, int threads) {
   const int lane = threadIdx.x % 32, warps = threads / 32;
-  for (int sequence = threadIdx.x / 32; sequence < BATCH; sequence += warps) {
+  for (int sequence = threadIdx.x / 32; sequence < Config::kBatch; sequence += warps) {
     const int begin = in.row_start[sequence], stop = in.row_start[sequence + 1];
     int most = 0;
     for (int row = begin + lane; row < stop; row += 32) {
@@ -50,7 +53,7 @@ __device__ __forceinline__ void count_items(const RowInputs& in, int* starts, in
   if (threadIdx.x == 0) {
     int total = 0;
     starts[0] = 0;
-    for (int sequence = 1; sequence <= BATCH; ++sequence) {
+    for (int sequence = 1; sequence <= Config::kBatch; ++sequence) {
       total += starts[sequence];
       starts[sequence] = total;
     }
@@ -62,7 +65,7 @@ __device__ __forceinline__ void count_items(const RowInputs& in, int* starts, in
 __device__ __forceinline__ void leave_counts(const RowInputs& in, int thread, int threads,
                                              int* slot_counts) {
   if (blockIdx.x + blockIdx.y > 0) return;
-  for (int sequence = 0; sequence < BATCH; ++sequence) {
+  for (int sequence = 0; sequence < Config::kBatch; ++sequence) {
     const int stop = in.row_start[sequence + 1];
     for (int row = in.row_start[sequence] + thread; row < stop; row += threads) {
       slot_counts[row] = Extent(in.view(sequence, row)).slots();
@@ -85,7 +88,7 @@ struct Items {
 
   // Goes to the next item that has tiles; false where there is none.
   __device__ __forceinline__ bool advance() {
-    while (next_item < starts[BATCH]) {
+    while (next_item < starts[Config::kBatch]) {
       while (next_item >= starts[sequence + 1]) ++sequence;
       const int begin = in->row_start[sequence], count = in->row_start[sequence + 1] - begin;
       const int at = next_item - starts[sequence];

@@ -1,6 +1,6 @@
 // The state of a slot, row and head of absorbed attention in the workspaces.
 //
-// Constant of the kernel: VALUE. Columns are summed by two warpgroups, each of which has half of
+// Config: VALUE. Columns are summed by two warpgroups, each of which has half of
 // their panels of 64. A half's sums are fp16 times a power of two that sets their greatest between
 // 2^14 and 2^15: rounding is 2^-11 of a sum, of small ones 2^-40 of the greatest (the weights' own
 // is 2^-9 of each). The pair of floats of a half is that power, behind the sum of the weights (half
@@ -8,10 +8,11 @@
 // greatest. 16 bytes are the four pairs of columns that a thread of a wgmma's sums has of 32.
 #pragma once
 
+#include "config.cuh"
 #include "f16.cuh"
 
-constexpr int kValuePanels = ceil_div(VALUE, 64), kOwnPanels = ceil_div(kValuePanels, 2);
-constexpr int kStateUnits = 4 * ceil_div(VALUE, 32);  // of 16 bytes
+constexpr int kValuePanels = ceil_div(Config::kValue, 64), kOwnPanels = ceil_div(kValuePanels, 2);
+constexpr int kStateUnits = 4 * ceil_div(Config::kValue, 32);  // of 16 bytes
 
 // The first column of pair ``i`` of unit ``u``.
 __device__ __forceinline__ constexpr int state_column(int u, int i) {

@@ -1,6 +1,6 @@
 // Which tiles of positions a CTA of latent attention walks over, and where their entries lie.
 //
-// Constants of the kernel: those of latent_rows.cuh, PAGE_SIZE, TABLE, VIEWED (a sequence's pages
+// Config: those of latent_rows.cuh, PAGE_SIZE, TABLE, VIEWED (a sequence's pages
 // are some of its own: SpecPV), SPLIT, GROUPS, CONTEXT_CTAS.
 //
 // A tile (latent_rows.cuh) belongs to slot c mod SPLIT, which is one of group slot mod GROUPS. A
@@ -8,26 +8,30 @@
 // they are few whole groups, of which they leave one state.
 #pragma once
 
+#include "config.cuh"
 #include "latent_rows.cuh"
 
 constexpr int kLatentThreads = 256;
-constexpr int kNoTile = kNowhere / TILE;
-constexpr bool kWholeGroups = CONTEXT_CTAS <= GROUPS && GROUPS < SPLIT;
-static_assert((SPLIT & (SPLIT - 1)) == 0 && ROWS <= 2, "slots are found by masks");
-static_assert(SPLIT % GROUPS == 0, "groups have as many slots each");
-static_assert(!LISTED || (ROWS == 1 && WINDOW == 0), "what a row sees is in a list of its own");
+constexpr int kNoTile = kNowhere / Config::kTile;
+constexpr bool kWholeGroups =
+    Config::kContextCtas <= Config::kGroups && Config::kGroups < Config::kSplit;
+static_assert((Config::kSplit & (Config::kSplit - 1)) == 0 && Config::kRows <= 2,
+              "slots are found by masks");
+static_assert(Config::kSplit % Config::kGroups == 0, "groups have as many slots each");
+static_assert(!Config::kListed || (Config::kRows == 1 && Config::kWindow == 0),
+              "what a row sees is in a list of its own");
 
 // The slot after one of a CTA's, or SPLIT.
 __device__ __forceinline__ int next_slot(int slot) {
-  if (!kWholeGroups) return min(slot + CONTEXT_CTAS, SPLIT);
-  if (slot + GROUPS < SPLIT) return slot + GROUPS;
-  const int group = slot % GROUPS + CONTEXT_CTAS;
-  return group < GROUPS ? group : SPLIT;
+  if (!kWholeGroups) return min(slot + Config::kContextCtas, Config::kSplit);
+  if (slot + Config::kGroups < Config::kSplit) return slot + Config::kGroups;
+  const int group = slot % Config::kGroups + Config::kContextCtas;
+  return group < Config::kGroups ? group : Config::kSplit;
 }
 
 // Where a slot's state stands in the workspaces.
 __device__ __forceinline__ int place_of_slot(int slot) {
-  return kWholeGroups ? slot % GROUPS : slot;
+  return kWholeGroups ? slot % Config::kGroups : slot;
 }
 
 // A place in a CTA's list of tiles: those of all rows, then of each row alone, slot by slot.
@@ -39,7 +43,7 @@ struct TileCursor {
     return tile == kNoTile;
   }
   __device__ __forceinline__ int slot() const {
-    return ended() ? SPLIT : tile & (SPLIT - 1);
+    return ended() ? Config::kSplit : tile & (Config::kSplit - 1);
   }
 };
 
@@ -59,7 +63,7 @@ struct WalkOf {
 
   __device__ __forceinline__ void advance(TileCursor& at) const {
     const int slot = at.slot();
-    at.tile += SPLIT;
+    at.tile += Config::kSplit;
     settle(at, slot);
   }
 
@@ -67,22 +71,23 @@ struct WalkOf {
   __device__ __forceinline__ int entry_at(int position, const TileCursor& at) const {
     if (at.ended() || !rows.any_span(at.owner).holds(position)) return -1;
     int slot;
-    if constexpr (LISTED) {
+    if constexpr (Config::kListed) {
       slot = rows.listed_slot(position);
       if (slot < 0) return -1;
     } else {
       slot = rows.slot_of(position, at.owner);
     }
-    return table[slot / PAGE_SIZE] * PAGE_SIZE + slot % PAGE_SIZE;
+    return table[slot / Config::kPageSize] * Config::kPageSize + slot % Config::kPageSize;
   }
 
   // Where in the sequence the token stands that has a place in a tile: in a view, whose pages do
   // not adjoin, behind the first slot of its page, or in the tree behind where that begins.
   __device__ __forceinline__ int position_of(int place) const {
     const int position = rows.position_of(place);
-    if (!VIEWED) return position;
+    if (!Config::kViewed) return position;
     const int from = min(position, rows.tree_start);
-    return begins[min(from / PAGE_SIZE, TABLE - 1)] + from % PAGE_SIZE + position - from;
+    return begins[min(from / Config::kPageSize, Config::kTable - 1)] + from % Config::kPageSize +
+           position - from;
   }
 
   // The pool's entries of this lane's two tokens of a tile; −1 where nobody sees them.
@@ -116,7 +121,7 @@ struct WalkOf {
 
   __device__ __forceinline__ int first_tile(int slot, int owner) const {
     const int from = own_tiles(owner).first / kTile;
-    return from + ((slot - from) & (SPLIT - 1));
+    return from + ((slot - from) & (Config::kSplit - 1));
   }
 
   // From behind an owner's last tile of a slot to the next tile that there is.
@@ -125,7 +130,7 @@ struct WalkOf {
       if (++at.owner == Rows::kOwners) {
         at.owner = 0;
         slot = next_slot(slot);
-        if (slot >= SPLIT) {
+        if (slot >= Config::kSplit) {
           at.tile = kNoTile;
           return;
         }

@@ -2,6 +2,7 @@
 // latent_scores.cuh.
 #pragma once
 
+#include "config.cuh"
 #include "latent_scores.cuh"
 
 namespace {
@@ -10,17 +11,18 @@ namespace {
 __device__ __forceinline__ int64_t place_of(int row, int first, int count) {
   const int g = row % kHeads, head = row / kHeads % kCtaHeads, j = row / kHeads / kCtaHeads;
   const int kv_head = static_cast<int>(blockIdx.y) * kCtaHeads + head;
-  if (g >= GROUP || kv_head >= KV_HEADS || j >= count) return -1;
-  return (static_cast<int64_t>(first + j) * KV_HEADS + kv_head) * GROUP + g;
+  if (g >= Config::kGroup || kv_head >= Config::kKvHeads || j >= count) return -1;
+  return (static_cast<int64_t>(first + j) * Config::kKvHeads + kv_head) * Config::kGroup + g;
 }
 
 // What a CTA without a tile leaves.
 __device__ __forceinline__ void leave_empty(int first, int count, float2* slot_sums) {
-  for (int slot = blockIdx.x; slot < SPLIT; slot = next_slot(slot)) {
-    if (slot >= SLOTS_IN_USE) continue;
+  for (int slot = blockIdx.x; slot < Config::kSplit; slot = next_slot(slot)) {
+    if (slot >= Config::kSlotsInUse) continue;
     for (int row = mix_thread(); row < kStates; row += kMixThreads) {
       const int64_t at = place_of(row, first, count);
-      if (at >= 0) slot_sums[at * PLACES + place_of_slot(slot)] = make_float2(no_maximum(), 0.0f);
+      if (at >= 0)
+        slot_sums[at * Config::kPlaces + place_of_slot(slot)] = make_float2(no_maximum(), 0.0f);
     }
   }
 }

@@ -1,6 +1,6 @@
 // Keys that are rebuilt once for all rows of a sequence: which tiles there are, where they stand.
 //
-// Constants of the kernel: those of latent_walk.cuh, KV_HEADS, WIDTH, BATCH, TILES (of a sequence's
+// Config: those of latent_walk.cuh, KV_HEADS, WIDTH, BATCH, TILES (of a sequence's
 // capacity), OWN_TILES (of a row with ancestors in a tree, at most).
 //
 // A sequence's tiles of all rows stand at their number, behind them those that a row has to itself
@@ -8,6 +8,7 @@
 // 16][lanes], the B operands of latent_scores.cuh.
 #pragma once
 
+#include "config.cuh"
 #include "latent_keys.cuh"
 
 namespace {
@@ -33,7 +34,8 @@ struct StoredRows {
 
   __device__ __forceinline__ int slot_of(int position, int owner) const {
     if (owner == 0 || position < tree_start) return position;
-    return tree_start + set_bit<WORDS>(bits + (owner - 1) * WORDS, position - tree_start);
+    return tree_start +
+           set_bit<Config::kWords>(bits + (owner - 1) * Config::kWords, position - tree_start);
   }
 
   __device__ __forceinline__ int position_of(int place) const {
@@ -45,8 +47,9 @@ struct StoredRows {
 // owns it.
 __device__ __forceinline__ int64_t stored_tile(int sequence, int row, const TileCursor& at,
                                                int tree_start, int group) {
-  const int place = at.owner == 0 ? sequence * TILES + at.tile
-                                  : BATCH * TILES + row * OWN_TILES + at.tile - tree_start / kTile;
+  const int place = at.owner == 0 ? sequence * Config::kTiles + at.tile
+                                  : Config::kBatch * Config::kTiles + row * Config::kOwnTiles +
+                                        at.tile - tree_start / kTile;
   return (static_cast<int64_t>(place) * kFeatureGroups + group) * kKeyUnits;
 }
 

@@ -111,21 +111,24 @@ __device__ __forceinline__ void choose_experts(const float* logits, int* chosen,
 // Items and entries in a CTA's shared memory. Every CTA of the expert kernels lists them itself
 // from the logits: that is sooner than to wait for a CTA that lists them for all. clear() first,
 // ask() where the logits are final, then read().
-template <int rows, int top_k, int experts, int pass_rows, int warps>
+//
+// C: kRows of the launch, kTopK, kExperts, kPassRows, kWarps of the CTA.
+template <class C>
 struct RoutedRows {
-  static constexpr int kEntries = rows * top_k;
-  static constexpr int kItems = (experts < kEntries ? experts : kEntries) + kEntries / pass_rows;
+  static constexpr int kEntries = C::kRows * C::kTopK;
+  static constexpr int kItems =
+      (C::kExperts < kEntries ? C::kExperts : kEntries) + kEntries / C::kPassRows;
   // An expert stands at lane expert % 32 of set expert / 32.
-  static constexpr int kSets = ceil_div(experts, 32), kColumns = 32 * kSets;
-  static constexpr int kWords = ceil_div(rows, 32);
+  static constexpr int kSets = ceil_div(C::kExperts, 32), kColumns = 32 * kSets;
+  static constexpr int kWords = ceil_div(C::kRows, 32);
   // Whether one item may cost more than another.
-  static constexpr bool kUneven = pass_rows > 8 && rows > 8;
+  static constexpr bool kUneven = C::kPassRows > 8 && C::kRows > 8;
   // A warp holds the logits of so many rows at once: up to 16 registers.
   static constexpr int kMostHeld = kSets < 16 ? 16 / kSets : 1;
   static constexpr int kHeld =
-      ceil_div(rows, warps) < kMostHeld ? ceil_div(rows, warps) : kMostHeld;
+      ceil_div(C::kRows, C::kWarps) < kMostHeld ? ceil_div(C::kRows, C::kWarps) : kMostHeld;
   // Rows that a warp lists one after the other, all of one word.
-  static constexpr int kRun = rows < 4 ? rows : 4;
+  static constexpr int kRun = C::kRows < 4 ? C::kRows : 4;
 
   RoutedItem items[kItems];
   int entries[kEntries];
@@ -136,15 +139,15 @@ struct RoutedRows {
 
   // What is on its way to this thread while it does something else: rows warp, warp + warps, ….
   struct Asked {
-    RowKeys<experts> held[kHeld];
+    RowKeys<C::kExperts> held[kHeld];
     int live;
   };
 
   // Ends with a __syncthreads(), but for one row: nothing is to be cleared there.
   __device__ __forceinline__ void clear() {
-    if constexpr (rows == 1) return;
+    if constexpr (C::kRows == 1) return;
 #pragma unroll
-    for (int first = 0; first < kWords * kColumns; first += 32 * warps) {
+    for (int first = 0; first < kWords * kColumns; first += 32 * C::kWarps) {
       const int i = first + threadIdx.x;
       if (i < kWords * kColumns) takers[i] = 0u;
     }
@@ -163,14 +166,14 @@ struct RoutedRows {
   // ``shares`` [rows, top_k] in shared memory.
   __device__ __forceinline__ void read(Asked& asked, const float* logits, float* shares) {
     const int warp = threadIdx.x / 32;
-    if constexpr (rows == 1) {
+    if constexpr (C::kRows == 1) {
       if (warp == 0) list_only_row(asked, shares);
       __syncthreads();
       return;
     }
     choose(asked, warp, shares);
 #pragma unroll 1
-    for (int first = kHeld * warps; first < rows; first += kHeld * warps) {
+    for (int first = kHeld * C::kWarps; first < C::kRows; first += kHeld * C::kWarps) {
       ask_rows(asked, logits, first + warp);
       choose(asked, first + warp, shares);
     }
@@ -203,28 +206,28 @@ struct RoutedRows {
   static __device__ __forceinline__ void ask_rows(Asked& asked, const float* logits, int first) {
 #pragma unroll
     for (int r = 0; r < kHeld; ++r) {
-      const int row = first + r * warps;
-      if (row < rows) asked.held[r] = row_keys<experts>(logits + row * experts);
+      const int row = first + r * C::kWarps;
+      if (row < C::kRows) asked.held[r] = row_keys<C::kExperts>(logits + row * C::kExperts);
     }
   }
 
   // One warp, all of it in registers: the experts of the only row.
   __device__ __forceinline__ void list_only_row(Asked& asked, float* shares) {
     const int lane = threadIdx.x % 32;
-    uint32_t best[1][top_k];
-    best_keys<experts, top_k>(asked.held, best);
+    uint32_t best[1][C::kTopK];
+    best_keys<C::kExperts, C::kTopK>(asked.held, best);
     int own = 0, place = 0;
 #pragma unroll
-    for (int k = 0; k < top_k; ++k) own = lane == k ? key_expert(best[0][k]) : own;
+    for (int k = 0; k < C::kTopK; ++k) own = lane == k ? key_expert(best[0][k]) : own;
 #pragma unroll
-    for (int k = 0; k < top_k; ++k) place += key_expert(best[0][k]) < own;
-    if (lane < top_k) {
+    for (int k = 0; k < C::kTopK; ++k) place += key_expert(best[0][k]) < own;
+    if (lane < C::kTopK) {
       items[place] = {own, place, 1, 0};
       entries[place] = place;
     }
     if (lane == 0) {
-      item_count = asked.live > 0 ? top_k : 0;
-      if (shares != nullptr) store_choice<top_k>(best[0], nullptr, shares);
+      item_count = asked.live > 0 ? C::kTopK : 0;
+      if (shares != nullptr) store_choice<C::kTopK>(best[0], nullptr, shares);
     }
   }
 
@@ -232,14 +235,14 @@ struct RoutedRows {
   __device__ __forceinline__ void choose(Asked& asked, int first, float* shares) {
     const int lane = threadIdx.x % 32;
     if (first >= asked.live) return;
-    uint32_t best[kHeld][top_k];
-    best_keys<experts, top_k>(asked.held, best);
+    uint32_t best[kHeld][C::kTopK];
+    best_keys<C::kExperts, C::kTopK>(asked.held, best);
 #pragma unroll
     for (int r = 0; r < kHeld; ++r) {
-      const int row = first + r * warps;
+      const int row = first + r * C::kWarps;
 #pragma unroll
       for (int i = 0; i < kSets; ++i) {
-        const bool taken = row < asked.live && lane + 32 * i < experts;
+        const bool taken = row < asked.live && lane + 32 * i < C::kExperts;
         if (taken && asked.held[r].keys[i] == 0u) {
           atomicOr(&takers[row / 32 * kColumns + lane + 32 * i], 1u << row % 32);
         }
@@ -247,14 +250,15 @@ struct RoutedRows {
     }
     if (shares == nullptr) return;
     // A lane a row.
-    uint32_t own[top_k] = {};
+    uint32_t own[C::kTopK] = {};
 #pragma unroll
     for (int r = 0; r < kHeld; ++r) {
 #pragma unroll
-      for (int k = 0; k < top_k; ++k) own[k] = lane == r ? best[r][k] : own[k];
+      for (int k = 0; k < C::kTopK; ++k) own[k] = lane == r ? best[r][k] : own[k];
     }
-    const int row = first + lane * warps;
-    if (lane < kHeld && row < asked.live) store_choice<top_k>(own, nullptr, shares + row * top_k);
+    const int row = first + lane * C::kWarps;
+    if (lane < kHeld && row < asked.live)
+      store_choice<C::kTopK>(own, nullptr, shares + row * C::kTopK);
   }
 
   // A lane an expert of each set. All warps count what lies before an expert, one lists the items,
@@ -268,7 +272,7 @@ struct RoutedRows {
 #pragma unroll
       for (int w = 0; w < kWords; ++w) counts[i] += __popc(takers[w * kColumns + lane + 32 * i]);
       // Entries in the low half of a number, items in the high one.
-      through[i] = warp_prefix_sum(counts[i] | (ceil_div(counts[i], pass_rows) << 16));
+      through[i] = warp_prefix_sum(counts[i] | (ceil_div(counts[i], C::kPassRows) << 16));
     }
     int before = 0, costs = 0;
 #pragma unroll
@@ -277,25 +281,25 @@ struct RoutedRows {
       through[i] += before;
       before += all;
     }
-    if (warp == warps - 1) {
+    if (warp == C::kWarps - 1) {
 #pragma unroll
       for (int i = 0; i < kSets; ++i) {
         int cost_before = costs;
         if constexpr (kUneven) {
-          const int whole = counts[i] / pass_rows * item_cost(pass_rows);
-          const int own = whole + item_cost(counts[i] % pass_rows);
+          const int whole = counts[i] / C::kPassRows * item_cost(C::kPassRows);
+          const int own = whole + item_cost(counts[i] % C::kPassRows);
           const int cost_through = costs + warp_prefix_sum(own);
           cost_before = cost_through - own;
           costs = __shfl_sync(~0u, cost_through, 31);
         }
-        const int passes = ceil_div(counts[i], pass_rows);
+        const int passes = ceil_div(counts[i], C::kPassRows);
         const int entry = (through[i] & 0xFFFF) - counts[i], item = (through[i] >> 16) - passes;
 #pragma unroll 1
         for (int pass = 0; pass < passes; ++pass) {
-          const int left = counts[i] - pass * pass_rows;
-          items[item + pass] = {lane + 32 * i, entry + pass * pass_rows,
-                                left < pass_rows ? left : pass_rows,
-                                cost_before + pass * item_cost(pass_rows)};
+          const int left = counts[i] - pass * C::kPassRows;
+          items[item + pass] = {lane + 32 * i, entry + pass * C::kPassRows,
+                                left < C::kPassRows ? left : C::kPassRows,
+                                cost_before + pass * item_cost(C::kPassRows)};
         }
       }
       if (lane == 0) {
@@ -304,7 +308,7 @@ struct RoutedRows {
       }
     }
 #pragma unroll 1
-    for (int first = kRun * warp; first < rows; first += kRun * warps) {
+    for (int first = kRun * warp; first < C::kRows; first += kRun * C::kWarps) {
       list_rows(first, counts, through);
     }
   }
@@ -332,7 +336,7 @@ struct RoutedRows {
         const bool takes = taken[i] >> ((first + r) % 32) & 1u;
         const uint32_t all = __ballot_sync(~0u, takes);
         if (takes) {
-          entries[next[i]++] = (first + r) * top_k + place + __popc(all & ((1u << lane) - 1u));
+          entries[next[i]++] = (first + r) * C::kTopK + place + __popc(all & ((1u << lane) - 1u));
         }
         place += __popc(all);
       }

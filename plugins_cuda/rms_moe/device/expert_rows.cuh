@@ -2,9 +2,9 @@
 // they fit, else those of one routed item after the other.
 #pragma once
 
-#include "expert_routing.cuh"
 #include "../../_device/ptx.cuh"
 #include "../../_device/types.cuh"
+#include "expert_routing.cuh"
 
 // Bytes from one row of ``columns`` bf16 to the next: 64 of padding let two neighbouring rows be
 // read at once without bank conflicts.
@@ -24,29 +24,31 @@ __device__ __forceinline__ void copy_rows(unsigned char* shared, int count, Sour
 }
 
 // The units ``first`` … ``end`` − 1 of a CTA, which are items of ``tiles`` units each: warp w runs
-// first + w, first + w + warps, … by ``run(unit, place of entry 0)``. Where ``resident`` all rows
-// are there. Else ``gather(entry, count)`` copies those of as many of the next items as ``places``
+// first + w, first + w + warps, … by ``run(unit, place of entry 0)``. Where kRowsResident all rows
+// are there. Else ``gather(entry, count)`` copies those of as many of the next items as kPlaces
 // hold, before their units run: items that a CTA shares with others are short.
-template <bool resident, int tiles, int warps, int places, class Gather, class Run>
+//
+// C: kRowsResident, kWarps, kPlaces.
+template <class C, int tiles, class Gather, class Run>
 __device__ __forceinline__ void run_units(const RoutedItem* items, int first, int end,
                                           Gather&& gather, Run&& run) {
   int unit = first + static_cast<int>(threadIdx.x) / 32;
-  if constexpr (resident) {
-    for (; unit < end; unit += warps) run(unit, 0);
+  if constexpr (C::kRowsResident) {
+    for (; unit < end; unit += C::kWarps) run(unit, 0);
   } else {
     for (int item = first / tiles; item * tiles < end;) {
       const int entry = items[item].first_entry;
       int count = 0;
       do {
         count += items[item++].entries;
-      } while (item * tiles < end && count + items[item].entries <= places);
+      } while (item * tiles < end && count + items[item].entries <= C::kPlaces);
       // The rows of the items before are no longer read.
       __syncthreads();
       gather(entry, count);
       cp_async_wait<0>();
       __syncthreads();
       const int stop = end < item * tiles ? end : item * tiles;
-      for (; unit < stop; unit += warps) run(unit, -entry);
+      for (; unit < stop; unit += C::kWarps) run(unit, -entry);
     }
   }
 }

@@ -23,31 +23,33 @@ struct TileCut {
 };
 
 // The groups ``first``, ``first + stride``, … below ``end`` of one warp, in order; a group is
-// ``tiles`` tiles that are neighbours in memory and advance together, so that what the warp reads
+// kTiles tiles that are neighbours in memory and advance together, so that what the warp reads
 // of the activations serves all of them. ``TileOf`` maps a group to its first tile's address;
 // copies run ahead over the end of a group into the next.
 //
-// The ring holds ``ring_stages`` stages of each tile. A stage comes in ``pieces`` pieces, each of
+// The ring holds kRingStages stages of each tile. A stage comes in kPieces pieces, each of
 // which makes room for the same piece of a later stage: the more of them, the less of the ring
 // stands empty or waits to be read, so that a ring of one stage keeps most of it under way.
 //
 // Shared memory of the warp: ``ring`` of kRingBytes aligned to 128, and the barriers. init() first,
 // then a __syncthreads(), then start().
 //
-// Constants of the kernel: ROWS and PASS_ROWS. Where one pass takes all rows, no weight is read
-// twice: L2 keeps what stands in it (caches, activations, sums of slots) rather than weights.
-template <int steps, int ring_stages, int pieces, int tiles, class TileOf>
+// C: kRingStages, kPieces, kTiles, and kRows and kPassRows. Where one pass takes all rows, no
+// weight is read twice: L2 keeps what stands in it (caches, activations, sums of slots) rather than
+// weights.
+template <class C, int steps, class TileOf>
 class TileStream {
  public:
   using Cut = TileCut<steps>;
-  static constexpr int kSlotBytes = tiles * kStageBytes;
-  static constexpr int kRingBytes = ring_stages * kSlotBytes;
-  static constexpr int kPieceSteps = kStageSteps / pieces;
-  static constexpr bool kReadOnce = ROWS <= PASS_ROWS;
-  static_assert(kStageSteps % pieces == 0 && ring_stages * pieces <= 32, "parities are one word");
+  static constexpr int kSlotBytes = C::kTiles * kStageBytes;
+  static constexpr int kRingBytes = C::kRingStages * kSlotBytes;
+  static constexpr int kPieceSteps = kStageSteps / C::kPieces;
+  static constexpr bool kReadOnce = C::kRows <= C::kPassRows;
+  static_assert(kStageSteps % C::kPieces == 0 && C::kRingStages * C::kPieces <= 32,
+                "parities are one word");
 
   struct Barriers {
-    Mbarrier full[ring_stages][pieces];
+    Mbarrier full[C::kRingStages][C::kPieces];
   };
 
   __device__ __forceinline__ TileStream(unsigned char* ring, Barriers& barriers, TileOf tile_of)
@@ -55,7 +57,8 @@ class TileStream {
 
   __device__ __forceinline__ void init() {
     if (lane_ == 0) {
-      for (int i = 0; i < ring_stages * pieces; ++i) mbarrier_init(&barriers_.full[0][0] + i, 1);
+      for (int i = 0; i < C::kRingStages * C::kPieces; ++i)
+        mbarrier_init(&barriers_.full[0][0] + i, 1);
       mbarrier_init_fence();
     }
   }
@@ -66,7 +69,7 @@ class TileStream {
     stride_ = stride;
     source_ = next_ < end_ ? tile_of_(next_) : nullptr;
 #pragma unroll 1
-    for (int slot = 0; slot < ring_stages; ++slot) {
+    for (int slot = 0; slot < C::kRingStages; ++slot) {
       request_from(0, slot);
       advance();
     }
@@ -95,9 +98,9 @@ class TileStream {
     const int end = kStepBytes * (1 + piece * kPieceSteps + min(steps_left, kPieceSteps));
     const uint32_t bytes = end - begin;
     Mbarrier* const full = &barriers_.full[slot][piece];
-    mbarrier_expect_bytes(full, tiles * bytes);
+    mbarrier_expect_bytes(full, C::kTiles * bytes);
 #pragma unroll
-    for (int tile = 0; tile < tiles; ++tile) {
+    for (int tile = 0; tile < C::kTiles; ++tile) {
       void* const to = ring_ + slot * kSlotBytes + tile * kStageBytes + begin;
       const unsigned char* const from = source_ + tile * Cut::kTileBytes + begin;
       if constexpr (kReadOnce) {
@@ -109,7 +112,7 @@ class TileStream {
   }
   __device__ __forceinline__ void request_from(int piece, int slot) {
 #pragma unroll
-    for (; piece < pieces; ++piece) request(piece, slot);
+    for (; piece < C::kPieces; ++piece) request(piece, slot);
   }
   // To the stage behind the one at ``source_``.
   __device__ __forceinline__ void advance() {
@@ -122,7 +125,7 @@ class TileStream {
   }
 
   __device__ __forceinline__ void wait(int piece) {
-    const int bit = slot_ * pieces + piece;
+    const int bit = slot_ * C::kPieces + piece;
     mbarrier_wait(&barriers_.full[slot_][piece], parities_ >> bit & 1u);
     parities_ ^= 1u << bit;
   }
@@ -132,22 +135,22 @@ class TileStream {
   template <int count, class Step>
   __device__ __forceinline__ void consume(int first_step, Step&& step) {
     const unsigned char* const slot = ring_ + slot_ * kSlotBytes;
-    uint4 upper_scales[tiles], lower_scales[tiles];
-    uint32_t upper_pairs[tiles][2], lower_pairs[tiles][2];
+    uint4 upper_scales[C::kTiles], lower_scales[C::kTiles];
+    uint32_t upper_pairs[C::kTiles][2], lower_pairs[C::kTiles][2];
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       if (i % kPieceSteps == 0) wait(i / kPieceSteps);
       if (i == 0) {
 #pragma unroll
-        for (int tile = 0; tile < tiles; ++tile) {
+        for (int tile = 0; tile < C::kTiles; ++tile) {
           const unsigned char* scales = slot + tile * kStageBytes + lane_ / 4 * 16;
           upper_scales[tile] = *reinterpret_cast<const uint4*>(scales);
           lower_scales[tile] = *reinterpret_cast<const uint4*>(scales + 128);
         }
       }
-      StepOperands operands[tiles];
+      StepOperands operands[C::kTiles];
 #pragma unroll
-      for (int tile = 0; tile < tiles; ++tile) {
+      for (int tile = 0; tile < C::kTiles; ++tile) {
         uint32_t& upper = upper_pairs[tile][i % 2];
         uint32_t& lower = lower_pairs[tile][i % 2];
         if (i % 4 < 2) {
@@ -175,7 +178,7 @@ class TileStream {
     }
     request_from(ceil_div(count, kPieceSteps), slot_);
     advance();
-    if (++slot_ == ring_stages) slot_ = 0;
+    if (++slot_ == C::kRingStages) slot_ = 0;
   }
 
   static __device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {

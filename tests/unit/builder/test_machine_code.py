@@ -19,7 +19,10 @@ extern "C" __global__ void __launch_bounds__(64) go(int* out, int i) {
   __syncthreads();
   out[threadIdx.x] = held[threadIdx.x / 2];
 }
-extern "C" __global__ void other(int* out) { out[threadIdx.x] = 2; }
+extern "C" __global__ void other(int* out) {
+  __syncthreads();
+  out[threadIdx.x] = 2;
+}
 """
 
 
@@ -67,7 +70,7 @@ def test_every_entry_has_code_of_its_own(plain: dict[str, MachineCode]) -> None:
         ("// A comment.", "// Another.\n\n", "go"),
         ("table", "renamed", "go"),
         ("held", "kept", "go"),
-        ('extern "C" __global__ void other(int* out) { out[threadIdx.x] = 2; }', "", "go"),
+        ("other(int* out) {", "third(int* out) {\n  out[1] = 3;", "go"),
         # What lies beside a table moves it: that counts for the kernel that loads it.
         ("int kUnused = 7;", "int kA = 1, kB = 2; constexpr float kX = 3;", "other"),
         ("4, 1, 5", "4, 2, 5", "other"),

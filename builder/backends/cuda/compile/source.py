@@ -21,11 +21,15 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 @dataclass(frozen=True)
 class KernelSource:
-    """A file that is compiled with one set of constants; its entries share a cubin."""
+    """A file that is compiled with one set of constants; its entries share a cubin.
+
+    ``config``: the constants are members of a struct.
+    """
 
     folder: str
     file: str
     constants: tuple[tuple[str, int | float | str], ...]
+    config: bool = False
 
     @property
     def path(self) -> Path:
@@ -39,6 +43,12 @@ class KernelSource:
 
     def definitions(self) -> tuple[str, ...]:
         """The constants as the compiler takes them; a float is a float literal."""
+        if self.config:
+            members = (
+                f"static constexpr {_type(value)} {_member(name)} = {_literal(value)};"
+                for name, value in self.constants
+            )
+            return (f"-DCONFIG=struct Config {{ {' '.join(members)} }};",)
         return tuple(f"-D{name}={_literal(value)}" for name, value in self.constants)
 
     def digest(self, compiler: Iterable[str]) -> str:
@@ -53,7 +63,7 @@ class KernelSource:
 
 def source_of(kernel: Kernel) -> KernelSource:
     """What a kernel is compiled from."""
-    return KernelSource(kernel.folder, kernel.file, kernel.constants)
+    return KernelSource(kernel.folder, kernel.file, kernel.constants, kernel.config)
 
 
 def source_digest(name: str) -> str | None:
@@ -92,6 +102,15 @@ def _read(path: Path) -> bytes:
         raise SpecbuildError(
             f"the kernel source {path} cannot be read ({error.strerror}); install specbuild again"
         ) from error
+
+
+def _type(value: int | float | str) -> str:
+    return "float" if isinstance(value, float) else "int" if isinstance(value, int) else "auto"
+
+
+def _member(name: str) -> str:
+    """``kRingStages`` of ``RING_STAGES``."""
+    return "k" + "".join(part.capitalize() for part in name.split("_"))
 
 
 def _literal(value: int | float | str) -> str:
