@@ -35,6 +35,7 @@ _COMMANDS = {
     "doctor": "specbuild.cli.commands.doctor",
     "verify": "specbuild.cli.commands.verify",
     "bench": "specbuild.cli.bench.command",
+    "compare": "specbuild.cli.commands.compare",
     "tune": "specbuild.cli.commands.tune",
     "synth": "specbuild.cli.commands.synth",
     "sign": "specbuild.cli.commands.sign",

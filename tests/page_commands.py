@@ -35,14 +35,16 @@ LEFT = (
     Left(r"--backend tensorrt( |$)", "needs TensorRT's libraries", 2),
     Left(r"^specbuild synth --geometry gpt-oss", "writes gigabytes", 3),
     Left(r"--model \S+\.gguf", "needs weights that nobody keeps here", 2),
+    Left(r"^specbuild compare bf16 fp8", "needs engines that nobody keeps here", 1),
     Left(r"--resume", "goes on from a run that was stopped", 1),
 )
 # Left out of `make test` for their time; `make test-slow` runs them.
-LONG = r"^make demo|^specbuild build |^specbuild bench "
+LONG = r"^make demo|^specbuild build |^specbuild (bench|compare) "
 # What tests add to a command: their models are small, and two cores are slow. Of two equal options
 # the last counts.
 ADDED = (
     (r"^specbuild bench (?!--server)", "--max-new-tokens 16 --rounds 1"),
+    (r"^specbuild compare ", "--tokens 300 --length 300 --context 200 --max-new-tokens 8"),
     (r"^specbuild bench --server", "--max-new-tokens 16 --requests 8"),
     (r"^specbuild train ", "--steps 2 --batch-size 2 --sequence-length 64"),
     (r"^specbuild train .* --joint-steps ", "--joint-steps 1"),

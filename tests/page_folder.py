@@ -85,6 +85,8 @@ STAND_INS: dict[str, Callable[[Path], object]] = {
     "deepseek-eagle3": _deepseek_draft,
     "corpus": _corpus,
     "a.txt": _copy(ROOT / "LICENSE"),
+    "book.txt": _copy(ROOT / "LICENSE"),
+    **dict.fromkeys(("engine-dsa", "engine-specpv"), _engine),
     "svd.safetensors": _latents,
     "keys.txt": lambda path: path.write_text("a-key\n", encoding="utf-8"),
     **dict.fromkeys(("prompts.jsonl", "long.jsonl", "code.jsonl", "prose.jsonl"), _prompts),

@@ -165,16 +165,19 @@ def _measure_set(engine: Engine, prompt_set: PromptSet, plan: BenchPlan) -> SetR
 
 def _measure_pair(engine: Engine, prompt: Prompt, plan: BenchPlan, *, draft_first: bool) -> Pair:
     if plan.speculation is None:
-        return _pair(_decode(engine, prompt, plan, None), None)
+        return _pair(decoded(engine, prompt, plan.params, None), None)
     if draft_first:
-        drafted = _decode(engine, prompt, plan, plan.speculation)
-        return _pair(_decode(engine, prompt, plan, None), drafted)
-    plain = _decode(engine, prompt, plan, None)
-    return _pair(plain, _decode(engine, prompt, plan, plan.speculation))
+        drafted = decoded(engine, prompt, plan.params, plan.speculation)
+        return _pair(decoded(engine, prompt, plan.params, None), drafted)
+    plain = decoded(engine, prompt, plan.params, None)
+    return _pair(plain, decoded(engine, prompt, plan.params, plan.speculation))
 
 
-def _decode(engine: Engine, prompt: Prompt, plan: BenchPlan, speculation: Speculation) -> RunRecord:
-    for event in engine.generate([prompt], plan.params, speculation=speculation):
+def decoded(
+    engine: Engine, prompt: Prompt, params: GenerateParams, speculation: Speculation
+) -> RunRecord:
+    """The record of one prompt, alone on the engine."""
+    for event in engine.generate([prompt], params, speculation=speculation):
         if isinstance(event, FinishEvent):
             return event.record
     raise RuntimeError("the engine ended a request without its record")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -14,6 +14,7 @@ from specbuild.runtime.cache.prefix import PrefixCache
 from specbuild.runtime.decode.emission import Emission, TextStreams
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import DEFAULT_TURNS, Scheduler, Turns
+from specbuild.runtime.decode.scoring import ScoredRows
 from specbuild.runtime.decode.stepper import Stepper
 from specbuild.runtime.draft.choice import PolicyByKind, asked_for
 from specbuild.runtime.draft.eagle3 import Drafter
@@ -116,6 +117,33 @@ class Decoder(ABC):
 
         ``turns`` stand for the decoder's own.
         """
+
+    def score(self, ids: Sequence[int], *, prompt_tokens: int | None = None) -> Iterator[ScoredRows]:
+        """The target's logits behind every token of a sequence, by what decodes.
+
+        The first ``prompt_tokens`` are read as a prompt, those behind as steps without a draft see
+        them; None reads all as a prompt. Requests wait until all is read. Raises RequestError
+        where the sequence does not fit, the engine cannot score so, or requests are being served.
+        """
+        limit = self._manifest.limits.max_seq_len
+        if not 1 <= len(ids) <= limit:
+            raise RequestError(f"{len(ids)} tokens to score, the engine takes 1 to {limit}")
+        read = len(ids) if prompt_tokens is None else prompt_tokens
+        if not 1 <= read <= len(ids):
+            raise RequestError(f"prompt_tokens is {read}, must be 1 to {len(ids)}")
+        return self._locked(self._scored(ids, read))
+
+    def _locked(self, rows: Iterator[ScoredRows]) -> Iterator[ScoredRows]:
+        if not self.machine.acquire(blocking=False):
+            raise RequestError("the engine is serving requests; score when they are done")
+        try:
+            yield from rows
+        finally:
+            self.machine.release()
+
+    @abstractmethod
+    def _scored(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
+        """Rows in order; whoever asks for them holds :attr:`machine`."""
 
     @abstractmethod
     def _default_policy(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:

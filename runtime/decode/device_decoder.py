@@ -93,24 +93,12 @@ class DeviceDecoder(Decoder):
         )
         return self._loop(stepper, scheduler, policy, text_stream)
 
-    def score(self, ids: Sequence[int]) -> Iterator[ScoredRows]:
-        """The target's logits behind every token of a sequence, with the kernels that decode.
-
-        Requests wait until all is read. Raises RequestError where the sequence does not fit, the
-        engine has no such program, or requests are being served.
-        """
-        limit = self._manifest.limits.max_seq_len
-        if not 1 <= len(ids) <= limit:
-            raise RequestError(f"{len(ids)} tokens to score, the engine takes 1 to {limit}")
-        return self._scored(ids)
-
-    def _scored(self, ids: Sequence[int]) -> Iterator[ScoredRows]:
-        if not self.machine.acquire(blocking=False):
-            raise RequestError("the engine is serving requests; score when they are done")
-        try:
-            yield from scored(ids, self._executor, self._manifest, self._kv)
-        finally:
-            self.machine.release()
+    def _scored(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
+        if prompt_tokens < len(ids):
+            raise RequestError(
+                "this engine scores tokens as a prompt reads them: leave prompt_tokens out"
+            )
+        return scored(ids, self._executor, self._manifest, self._kv)
 
     def _default_policy(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:
         if self._step_costs is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -13,9 +13,11 @@ from specbuild.runtime.decode.cost_file import load_or_measure
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting
 from specbuild.runtime.decode.emission import TextStreams
 from specbuild.runtime.decode.host_costs import CannotMeasureError, CostMeasurement
+from specbuild.runtime.decode.host_scoring import host_scored
 from specbuild.runtime.decode.host_stepper import HostStepper
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import Scheduler, Turns
+from specbuild.runtime.decode.scoring import ScoredRows
 from specbuild.runtime.draft.choice import require_shape
 from specbuild.runtime.draft.costs import ChainCosts
 from specbuild.runtime.draft.eagle3 import Drafter, Eagle3Drafter
@@ -96,6 +98,17 @@ class HostDecoder(Decoder):
         ):
             scheduler.prefixes = PrefixLookup(self.prefixes, drafted)
         return self._loop(stepper, scheduler, policy, text_stream)
+
+    def _scored(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
+        self._executor.prepare(DECODING_ROLES)
+        return host_scored(
+            ids,
+            self._executor,
+            self._manifest,
+            self._kv,
+            self._counter,
+            prompt_tokens=prompt_tokens,
+        )
 
     def _default_policy(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:
         if self._manifest.draft is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +24,8 @@ from specbuild.runtime.statistics import RunCounters
 class ScoredRows:
     """What the target says behind tokens ``first …`` of a sequence.
 
-    ``logits`` fp32 [n, V]; ``aux_hidden`` [n, C], the features that a draft reads, as bf16 bit
-    patterns, None in an engine without a draft.
+    ``logits`` fp32 [n, V]; ``aux_hidden`` [n, C], the features that a draft reads, as the engine
+    holds them (bf16 bit patterns on a device), None in an engine without a draft.
     """
 
     first: int
@@ -47,6 +48,23 @@ def scored(
     groups = [group.name for group in manifest.cache_groups]
     device_rows = DeviceRows(executor, groups)
     device_rows.clear(manifest.target.eos_token_ids)
+    with scored_sequence(ids, kv) as sequence:
+        device_rows.admit(sequence)
+        capacity = min(entry.rows, logits.shape[0])
+        for start in range(0, len(ids), capacity):
+            rows = PromptRows(0, sequence, start, min(capacity, len(ids) - start))
+            entry = programs.score(rows=rows.count)
+            assert entry is not None
+            arrays = launched_rows([rows], entry, groups, drafted=device_rows.drafted)
+            yield _scored(executor, entry, rows, arrays)
+
+
+@contextmanager
+def scored_sequence(ids: Sequence[int], kv: KvPools) -> Iterator[SequenceState]:
+    """A sequence of known tokens, with all the pages that it needs.
+
+    Raises RequestError where pages are not free.
+    """
     wanted = kv.pages_wanted(len(ids))
     if not kv.can_admit(wanted):
         raise RequestError(f"{len(ids)} tokens to score: no free cache pages")
@@ -60,14 +78,7 @@ def scored(
         known=len(ids),
     )
     try:
-        device_rows.admit(sequence)
-        capacity = min(entry.rows, logits.shape[0])
-        for start in range(0, len(ids), capacity):
-            rows = PromptRows(0, sequence, start, min(capacity, len(ids) - start))
-            entry = programs.score(rows=rows.count)
-            assert entry is not None
-            arrays = launched_rows([rows], entry, groups, drafted=device_rows.drafted)
-            yield _scored(executor, entry, rows, arrays)
+        yield sequence
     finally:
         kv.release(sequence.pages)
 

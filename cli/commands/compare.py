@@ -1,0 +1,152 @@
+"""``specbuild compare``: what a lossy option costs and gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbuild.cli.options.shared import Debug, Json, Threads
+from specbuild.cli.terminal.plot_file import require_plot_place
+
+if TYPE_CHECKING:
+    from specbuild.runtime.engine import Engine
+    from specbuild.runtime.request import Prompt
+
+_TEXT = "Text"
+_SPEED = "Speed"
+
+
+def compare(
+    reference: Annotated[
+        Path, typer.Argument(metavar="REFERENCE", help="Engine that the other is held against.")
+    ],
+    other: Annotated[Path, typer.Argument(metavar="OTHER", help="Engine of the same model.")],
+    *,
+    text: Annotated[
+        list[Path],
+        typer.Option(
+            "--text",
+            metavar="FILE",
+            help="UTF-8 text, or token ids as .npy; repeatable.",
+            rich_help_panel=_TEXT,
+        ),
+    ],
+    tokens: Annotated[
+        int,
+        typer.Option(
+            "--tokens", metavar="N", min=2, help="Tokens to read.", rich_help_panel=_TEXT
+        ),
+    ] = 4096,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            "--length",
+            metavar="N",
+            min=2,
+            help="Longest piece that is read whole.",
+            show_default="2048, or the engines'",
+            rich_help_panel=_TEXT,
+        ),
+    ] = None,
+    context: Annotated[
+        int,
+        typer.Option(
+            "--context",
+            metavar="N",
+            min=0,
+            help="Tokens at the start of each piece that are not judged.",
+            rich_help_panel=_TEXT,
+        ),
+    ] = 0,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts",
+            metavar="FILE.jsonl",
+            help="Prompts to decode for speed.",
+            show_default="the text's beginnings",
+            rich_help_panel=_SPEED,
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int,
+        typer.Option(
+            "--max-new-tokens",
+            metavar="N",
+            min=0,
+            help="Tokens of each output; 0 measures no speed.",
+            rich_help_panel=_SPEED,
+        ),
+    ] = 128,
+    rounds: Annotated[
+        int,
+        typer.Option(
+            "--rounds",
+            metavar="N",
+            min=1,
+            help="Pairs measured for each prompt.",
+            rich_help_panel=_SPEED,
+        ),
+    ] = 3,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE.svg", help="Draw the divergence by position too."),
+    ] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+    _debug: Debug = False,
+) -> None:
+    """Hold an engine against another of the same model: quality, speed and size.
+
+    Both read the same text: perplexity, divergence of their distributions, and how
+    often both find the same token likeliest. Then both decode the same prompts
+    greedily in turn, each with its own draft. Both are loaded at once.
+
+    Behind [b]--context[/b] an engine with SpecPV or DSA reads a token at a time, as its
+    steps do: give one above its threshold, and longer pieces.
+
+    \b
+    Examples:
+    specbuild compare engine engine-dsa --text book.txt
+    specbuild compare engine engine-specpv --text book.txt --length 8192 \\
+      --context 4096
+    specbuild compare bf16 fp8 --text ids.npy --max-new-tokens 0 --json
+    """
+    from specbuild.cli.compare import measurement, texts
+    from specbuild.cli.terminal import console
+    from specbuild.cli.terminal.engine_loading import load_engine
+    from specbuild.cli.terminal.progress_bar import ProgressBar
+
+    require_plot_place(plot)
+    loaded = measurement.Engines(
+        load_engine(reference, threads=threads),
+        load_engine(other, threads=threads),
+        (str(reference), str(other)),
+    )
+    texts.require_same_tokens(loaded.reference, loaded.other)
+    longest = texts.longest_piece(loaded.both, length)
+    pieces = texts.pieces(text, loaded.reference, length=longest, tokens=tokens)
+    plan = measurement.ComparePlan(context, max_new_tokens, rounds)
+    with ProgressBar() as progress:
+        found = measurement.compare(
+            loaded, pieces, _prompts(loaded.reference, prompts), plan, progress
+        )
+    if as_json:
+        print(console.json_line(found))
+    else:
+        from specbuild.cli.tables.comparison_table import comparison_tables
+
+        console.output().print(comparison_tables(found))
+    if plot is not None:
+        from specbuild.cli.compare.plot import plot as draw
+
+        draw(found, plot)
+
+
+def _prompts(engine: Engine, file: Path | None) -> list[Prompt]:
+    from specbuild.cli.terminal.prompt_file import read_prompt_file, tokenised
+    from specbuild.runtime.request import GenerateParams
+
+    return [] if file is None else tokenised(engine, read_prompt_file(file), GenerateParams())

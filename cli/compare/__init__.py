@@ -1,0 +1,1 @@
+"""What two engines cost and give, measured against each other."""

@@ -1,0 +1,197 @@
+"""Reads a text with two engines, and decodes prompts with both in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from specbuild.builder.progress import Progress
+from specbuild.cli.bench.pairs import decoded
+from specbuild.cli.compare.report import Comparison, EngineSide, PositionBin
+from specbuild.cli.tables.predicted_memory import predict_memory
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.measure.fidelity import FidelityRows
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import GenerateParams, Prompt
+
+_WARM_UP_TOKENS = 8
+_BINS = 16
+# The start of a piece that is decoded where no prompts are given.
+_PROMPT_TOKENS = 64
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Two engines of one model, loaded, and where they are."""
+
+    reference: Engine
+    other: Engine
+    paths: tuple[str, str]
+
+    @property
+    def both(self) -> tuple[Engine, Engine]:
+        """The reference first."""
+        return self.reference, self.other
+
+
+@dataclass(frozen=True)
+class ComparePlan:
+    """``context`` tokens of each piece are read as a prompt and not judged.
+
+    ``new_tokens`` are decoded of each prompt, 0 for no speeds, ``rounds`` times with each engine.
+    """
+
+    context: int
+    new_tokens: int
+    rounds: int
+
+
+def compare(
+    engines: Engines,
+    texts: Sequence[Ids],
+    prompts: Sequence[Prompt],
+    plan: ComparePlan,
+    progress: Progress,
+) -> Comparison:
+    """Raises SpecbuildError where an engine cannot give the logits behind a text's tokens."""
+    rows, positions = FidelityRows(), []
+    judged = [max(0, len(text) - 1 - plan.context) for text in texts]
+    progress.start("text", sum(judged), "tokens")
+    for text in texts:
+        for at, reference, other in _aligned(engines, text, plan.context):
+            keep = (at >= plan.context) & (at < len(text) - 1)
+            if keep.any():
+                at = at[keep]
+                rows.add(reference[keep], other[keep], np.array(text)[at + 1])
+                positions.append(at)
+                progress.advance(len(at))
+    pairs = _speeds(engines, prompts or _beginnings(texts), plan, progress)
+    ratios = [theirs.stats.output_tokens_per_s / ours.stats.output_tokens_per_s
+              for ours, theirs in pairs]
+    sides = [
+        _side(engine, path, [pair[i] for pair in pairs])
+        for i, (engine, path) in enumerate(zip(engines.both, engines.paths, strict=True))
+    ]
+    return Comparison(
+        *sides,
+        fidelity=rows.result(),
+        by_position=_by_position(np.concatenate(positions), rows.divergence),
+        judged_from=plan.context,
+        speed_ratio=median(ratios) if ratios else None,
+    )
+
+
+def _aligned(
+    engines: Engines, text: Ids, context: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Positions [n] and the logits [n, V] of both, whatever rows either gives at once."""
+    streams = [_logits(engine, text, context) for engine in engines.both]
+    held = [next(stream) for stream in streams]
+    first = 0
+    while first < len(text) - 1:
+        ends = [start + len(logits) for start, logits in held]
+        end = min(ends)
+        parts = [logits[first - start : end - start] for start, logits in held]
+        yield np.arange(first, end), *parts
+        first = end
+        if first < len(text) - 1:
+            held = [
+                next(stream) if end == first else rows
+                for stream, rows, end in zip(streams, held, ends, strict=True)
+            ]
+    for stream in streams:
+        stream.close()
+
+
+def _logits(
+    engine: Engine, text: Ids, context: int
+) -> Generator[tuple[int, np.ndarray], None, None]:
+    """The first position of each part, and its logits.
+
+    Behind the context an engine whose steps see less than a prompt's rows do takes steps.
+    """
+    stepped = engine.manifest.specpv is not None or engine.manifest.dsa is not None
+    for rows in engine.decoder.score(text, prompt_tokens=max(1, context) if stepped else None):
+        yield rows.first, rows.logits
+
+
+def _beginnings(texts: Sequence[Ids]) -> list[Prompt]:
+    return [
+        Prompt(id=f"text {i}", prompt_ids=text[: min(_PROMPT_TOKENS, len(text))])
+        for i, text in enumerate(texts, start=1)
+    ]
+
+
+def _speeds(
+    engines: Engines, prompts: Sequence[Prompt], plan: ComparePlan, progress: Progress
+) -> list[tuple[RunRecord, RunRecord]]:
+    """Each prompt with one engine right after the other; which goes first alternates."""
+    if plan.new_tokens == 0:
+        return []
+    params = GenerateParams(max_new_tokens=plan.new_tokens, ignore_eos=True)
+    warm_up = GenerateParams(max_new_tokens=_WARM_UP_TOKENS, ignore_eos=True)
+    for engine in engines.both:
+        decoded(engine, prompts[0], warm_up, "default")
+    progress.start("speed", plan.rounds * len(prompts), "prompts")
+    pairs = []
+    for turn in range(plan.rounds):
+        for i, prompt in enumerate(prompts):
+            order = engines.both if (turn + i) % 2 == 0 else engines.both[::-1]
+            found = [decoded(engine, prompt, params, "default") for engine in order]
+            first, second = found if order == engines.both else found[::-1]
+            pairs.append((first, second))
+            progress.advance(1)
+    return pairs
+
+
+def _side(engine: Engine, path: str, records: Sequence[RunRecord]) -> EngineSide:
+    manifest, stats = engine.manifest, [record.stats for record in records]
+    memory = predict_memory(manifest)
+    return EngineSide(
+        path=path,
+        backend=manifest.backend,
+        lossy=lossy_names(manifest),
+        weights_bytes=memory.weights_bytes,
+        cache_bytes_per_token=_bytes_per_token(manifest, memory.kv_bytes),
+        draft="none" if manifest.draft is None else manifest.draft.architecture,
+        tokens_per_s=median(s.output_tokens_per_s for s in stats) if stats else None,
+        ttft_s=median(s.ttft_s for s in stats) if stats else None,
+        tokens_a_step=median(s.mean_acceptance_length for s in stats) if stats else None,
+    )
+
+
+def lossy_names(manifest: Manifest) -> tuple[str, ...]:
+    """What of an engine may give other tokens than its checkpoint does."""
+    target = manifest.target
+    modes = {
+        "SpecPV": manifest.specpv is not None,
+        "DSA": manifest.dsa is not None,
+        # Those that the model was made with change nothing.
+        "latents": bool(target.latent_dims) and target.mla is None,
+    }
+    return tuple(name for name, held in modes.items() if held)
+
+
+def _bytes_per_token(manifest: Manifest, kv_bytes: dict[str, int]) -> float:
+    """Of the groups that keep every token; a window's share does not grow with the length."""
+    whole = [group for group in manifest.cache_groups if not group.window]
+    return sum(kv_bytes[g.name] / (g.pages * g.page_size) for g in whole)
+
+
+def _by_position(positions: np.ndarray, divergence: np.ndarray) -> tuple[PositionBin, ...]:
+    """Bins of equal width over the positions that were judged."""
+    first, last = int(positions.min()), int(positions.max())
+    edges = np.unique(np.linspace(first, last + 1, _BINS + 1).astype(int))
+    bins = []
+    for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        inside = (positions >= start) & (positions < end)
+        if inside.any():
+            mean = float(divergence[inside].mean())
+            bins.append(PositionBin(start, end - 1, int(inside.sum()), mean))
+    return tuple(bins)

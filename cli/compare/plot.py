@@ -1,0 +1,28 @@
+"""A comparison as a picture: divergence by position."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specbuild.builder.svg import save_svg
+from specbuild.cli.compare.report import Comparison
+
+
+def plot(found: Comparison, file: Path) -> None:
+    """Write an SVG; the same comparison gives the same bytes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.5, 3.6), layout="constrained")
+    axes = figure.subplots()
+    middle = [(entry.first + entry.last) / 2 for entry in found.by_position]
+    axes.plot(middle, [e.divergence for e in found.by_position], marker="o", color="#0e7c86")
+    axes.set_xlabel("position in the text (tokens)")
+    axes.set_ylabel("divergence (nats a token)")
+    axes.set_ylim(bottom=0)
+    fidelity = found.fidelity
+    axes.set_title(
+        f"perplexity ×{fidelity.perplexity_ratio:.4f}, "
+        f"{100 * fidelity.agreement:.2f} % same likeliest token",
+        fontsize=10,
+    )
+    save_svg(figure, file)

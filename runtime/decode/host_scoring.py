@@ -1,0 +1,70 @@
+"""The target's logits behind every token of a sequence, by passes that the host runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter
+from specbuild.runtime.decode.scoring import ScoredRows, scored_sequence
+from specbuild.runtime.decode.target_passes import TargetPasses
+from specbuild.runtime.draft.tree import chain_trees
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.executors.executor import Executor
+from specbuild.runtime.request import SequenceState
+
+# Logits of one pass at most: a large vocabulary takes fewer rows at a time.
+_LOGITS_BYTES = 1 << 26
+
+
+def host_scored(
+    ids: Sequence[int],
+    executor: Executor,
+    manifest: Manifest,
+    kv: KvPools,
+    counter: SlotCounter,
+    *,
+    prompt_tokens: int,
+) -> Iterator[ScoredRows]:
+    """Rows in order: the first ``prompt_tokens`` (1 at least) in passes as a prompt's.
+
+    Those behind come one by one, as steps without a draft see them, lossy modes included.
+    """
+    passes = TargetPasses(executor, manifest, counter)
+    most = max(1, min(manifest.limits.max_rows, _LOGITS_BYTES // (4 * manifest.target.vocab)))
+    with scored_sequence(ids, kv) as sequence:
+        passes.admit(sequence)
+        try:
+            for start in range(0, prompt_tokens, most):
+                yield _read(passes, sequence, start, min(most, prompt_tokens - start), counter)
+            for position in range(prompt_tokens, len(ids)):
+                yield _stepped(passes, sequence, position)
+        finally:
+            passes.release(sequence)
+
+
+def _read(
+    passes: TargetPasses, sequence: SequenceState, start: int, count: int, counter: SlotCounter
+) -> ScoredRows:
+    plan = RowPlan([start], [count], [start + count])
+    outputs = passes.prompts([sequence], plan, counter.range(0, count).tolist())
+    passes.advance(sequence, count)
+    return _rows(start, outputs["logits"], outputs.get("captured"))
+
+
+def _stepped(passes: TargetPasses, sequence: SequenceState, position: int) -> ScoredRows:
+    sequence.known = position + 1
+    verified = passes.verify([sequence], chain_trees([sequence.root]))
+    passes.advance(sequence, 1)
+    row = slice(int(verified.root_row[0]), int(verified.root_row[0]) + 1)
+    captured = verified.outputs.get("captured")
+    return _rows(
+        position, verified.outputs["logits"][row], None if captured is None else captured[row]
+    )
+
+
+def _rows(first: int, logits: np.ndarray, captured: np.ndarray | None) -> ScoredRows:
+    """Copies: outputs are valid until the graph runs again."""
+    return ScoredRows(first, logits.copy(), None if captured is None else captured.copy())
